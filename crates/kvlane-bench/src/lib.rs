@@ -1,0 +1,12 @@
+//! Open-loop replay of a trace against any OpenAI-compatible address.
+//!
+//! A closed-loop client waits for answers before it sends more, so a slow server is offered less load and looks
+//! better than it is. This client sends every request at its timestamp whatever is still in flight, and says how
+//! late it was itself. Traces carry block ids instead of text: [`prompt`] turns ids into text so that equal ids are
+//! equal text, and [`replay`](fn@replay) sends it, reads the streamed answer and writes one
+//! [`kvlane_trace::record::Record`] per request.
+
+pub mod prompt;
+pub mod replay;
+
+pub use replay::{ErrorClass, ReplayConfig, ReplayError, ReplayReport, replay};

@@ -1,0 +1,103 @@
+//! Block hashes: a prompt cut into blocks of equal size, each block's hash chained to the one before it.
+//!
+//! Two prompts share their first n blocks exactly when their first n hashes are equal (up to a 64-bit collision).
+//! What else decides whether an engine may reuse a block, that is model, LoRA adapter and `cache_salt`, is the chain's
+//! seed, so different tenants never match each other, at any position.
+//!
+//! The hash is XXH3-64, the de-facto choice for router-side block hashes (Dynamo's `dynamo-kv-hashing`, SMG's
+//! `event_tree.rs`). It is our own and never compared with an engine's.
+
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
+
+/// Chained hash of one full block of a prompt: it stands for the block and everything before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct BlockHash(pub u64);
+
+/// The start of a chain: everything but the tokens that decides whether a block can be reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChainSeed(u64);
+
+impl ChainSeed {
+    /// The seed for prompts of `model`, with this adapter and this cache salt if any.
+    pub fn new(model: &str, lora: Option<&str>, cache_salt: Option<&str>) -> Self {
+        let field = |seed, value: Option<&str>| match value {
+            Some(text) => xxh3_64_with_seed(text.as_bytes(), mix(seed, 1)),
+            None => mix(seed, 2),
+        };
+        Self(field(field(xxh3_64(model.as_bytes()), lora), cache_salt))
+    }
+
+    /// Appends the hashes of the full blocks of `bytes` to `out`; a last partial block has none.
+    pub fn chain(self, bytes: &[u8], block_bytes: usize, out: &mut Vec<BlockHash>) {
+        let mut parent = self.0;
+        out.reserve(bytes.len() / block_bytes.max(1));
+        out.extend(bytes.chunks_exact(block_bytes.max(1)).map(|block| {
+            parent = xxh3_64_with_seed(block, parent);
+            BlockHash(parent)
+        }));
+    }
+
+    /// The hash of one block that follows `parent`, or begins the chain.
+    pub fn next(self, parent: Option<BlockHash>, block: &[u8]) -> BlockHash {
+        BlockHash(xxh3_64_with_seed(block, parent.map_or(self.0, |hash| hash.0)))
+    }
+}
+
+/// One round of SplitMix64's finaliser, to keep the cases of a seed apart.
+fn mix(seed: u64, case: u64) -> u64 {
+    let z = seed.wrapping_add(case.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+    let z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z ^ (z >> 27)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chain(seed: ChainSeed, text: &[u8]) -> Vec<BlockHash> {
+        let mut out = Vec::new();
+        seed.chain(text, 4, &mut out);
+        out
+    }
+
+    #[test]
+    fn a_shared_prefix_shares_exactly_its_full_blocks() {
+        let seed = ChainSeed::new("m", None, None);
+        let (a, b) = (chain(seed, b"aaaabbbbcccc"), chain(seed, b"aaaabbbbdddde"));
+        assert_eq!((a.len(), b.len()), (3, 3), "the partial block has no hash");
+        assert_eq!(a[..2], b[..2]);
+        assert_ne!(a[2], b[2]);
+    }
+
+    #[test]
+    fn a_block_after_a_different_prefix_is_a_different_block() {
+        let seed = ChainSeed::new("m", None, None);
+        assert_ne!(chain(seed, b"aaaacccc")[1], chain(seed, b"bbbbcccc")[1]);
+    }
+
+    #[test]
+    fn model_adapter_and_salt_each_separate_the_chains() {
+        let seeds = [
+            ChainSeed::new("m", None, None),
+            ChainSeed::new("n", None, None),
+            ChainSeed::new("m", Some("x"), None),
+            ChainSeed::new("m", None, Some("x")),
+            ChainSeed::new("m", Some(""), None),
+            ChainSeed::new("m", None, Some("")),
+        ];
+        for (i, a) in seeds.iter().enumerate() {
+            for b in &seeds[..i] {
+                assert_ne!(chain(*a, b"aaaa"), chain(*b, b"aaaa"));
+            }
+        }
+    }
+
+    #[test]
+    fn chaining_one_block_at_a_time_gives_the_same_hashes() {
+        let seed = ChainSeed::new("m", None, Some("t"));
+        let first = seed.next(None, b"aaaa");
+        assert_eq!(chain(seed, b"aaaabbbb"), [first, seed.next(Some(first), b"bbbb")]);
+    }
+}

@@ -1,0 +1,136 @@
+//! What was decided, and the rows that explain it.
+
+use std::collections::VecDeque;
+
+use serde::{Deserialize, Serialize};
+
+use crate::endpoint::EndpointId;
+use crate::policy::{Candidate, Reason};
+use crate::request::{RequestId, SchedulingRequest};
+use crate::time::Nanos;
+
+/// Where a request goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Placement {
+    /// The endpoint.
+    pub endpoint: EndpointId,
+    /// Leading prompt tokens it is expected to hold.
+    pub overlap_tokens: u32,
+    /// Why it was picked.
+    pub reason: Reason,
+}
+
+/// Why a request goes nowhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Rejection {
+    /// No endpoint is healthy and stays, or all such have already failed this request.
+    NoEndpoint,
+    /// The pool's requests in flight and its queue are both at their limit.
+    QueueFull,
+    /// It waited in the queue for as long as it may.
+    QueueTimeout,
+}
+
+/// One decision as it can be shown to a person: all that the policy saw.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Receipt {
+    /// When.
+    pub at: Nanos,
+    /// Which request.
+    pub request: RequestId,
+    /// How often it had been placed before.
+    pub attempt: u32,
+    /// Its prompt length.
+    pub prompt_tokens: u32,
+    /// What was decided.
+    pub placement: Placement,
+    /// The rows the policy saw, at most [`ROWS_MAX`], the picked one always among them.
+    pub rows: Vec<ReceiptRow>,
+    /// How many more rows there were.
+    pub rows_left_out: u32,
+}
+
+/// One row of a receipt.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ReceiptRow {
+    /// The endpoint.
+    pub endpoint: EndpointId,
+    /// Leading prompt tokens it was expected to hold.
+    pub overlap_tokens: u32,
+    /// Requests in flight there before this one.
+    pub requests: u32,
+    /// Uncached prompt tokens in flight there before this one.
+    pub prefill_tokens: u64,
+    /// Tokens in flight there before this one.
+    pub context_tokens: u64,
+    /// The policy's own cost, in its own unit; NaN where the policy gave none.
+    pub cost: f64,
+}
+
+/// The most rows a receipt keeps.
+pub const ROWS_MAX: usize = 64;
+
+/// The last decisions, oldest first. Bounded; memory is reused.
+#[derive(Debug, Default)]
+pub struct Receipts {
+    ring: VecDeque<Receipt>,
+    kept_max: usize,
+}
+
+// === impl Receipts ===
+
+impl Receipts {
+    /// Keeps the last `kept_max` decisions, or none.
+    pub fn new(kept_max: usize) -> Self {
+        Self { ring: VecDeque::new(), kept_max }
+    }
+
+    /// Whether decisions are kept at all.
+    pub fn is_on(&self) -> bool {
+        self.kept_max > 0
+    }
+
+    /// The last decisions, oldest first.
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = &Receipt> + ExactSizeIterator {
+        self.ring.iter()
+    }
+
+    pub(crate) fn push(
+        &mut self,
+        at: Nanos,
+        request: &SchedulingRequest,
+        placement: Placement,
+        candidates: &[Candidate],
+        costs: &[f64],
+    ) {
+        let oldest = if self.ring.len() >= self.kept_max { self.ring.pop_front() } else { None };
+        let mut rows = oldest.map(|receipt| receipt.rows).unwrap_or_default();
+        rows.clear();
+        let mut left_out = 0;
+        for (candidate, &cost) in candidates.iter().zip(costs) {
+            if rows.len() >= ROWS_MAX - 1 && candidate.endpoint != placement.endpoint {
+                left_out += 1;
+                continue;
+            }
+            let load = candidate.load.in_flight;
+            rows.push(ReceiptRow {
+                endpoint: candidate.endpoint,
+                overlap_tokens: candidate.overlap_tokens,
+                requests: load.requests,
+                prefill_tokens: load.prefill_tokens,
+                context_tokens: load.context_tokens,
+                cost,
+            });
+        }
+        self.ring.push_back(Receipt {
+            at,
+            request: request.id,
+            attempt: request.attempt,
+            prompt_tokens: request.prompt_tokens,
+            placement,
+            rows,
+            rows_left_out: left_out,
+        });
+    }
+}

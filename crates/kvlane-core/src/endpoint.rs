@@ -1,0 +1,168 @@
+//! One routable engine and the pool of those that serve one model.
+//!
+//! A [`Pool`] is the only owner of the fleet's state and of our in-flight ledger per endpoint: whoever asks how loaded
+//! an endpoint is, asks here.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::load::{InFlight, Load, Reported};
+use crate::time::Nanos;
+
+/// Names an endpoint within its pool, for ever: a slot and how often the slot has been reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct EndpointId(u32);
+
+impl EndpointId {
+    /// The `generation`-th endpoint in `slot`.
+    pub const fn new(slot: u16, generation: u16) -> Self {
+        Self(((generation as u32) << 16) | slot as u32)
+    }
+
+    /// Position in the pool, dense and small: tables by endpoint are indexed by it.
+    pub const fn slot(self) -> usize {
+        (self.0 & 0xFFFF) as usize
+    }
+}
+
+/// One routable engine.
+#[derive(Clone, Debug)]
+pub struct Endpoint {
+    /// Its id.
+    pub id: EndpointId,
+    /// What people call it: its address.
+    pub name: Arc<str>,
+    /// Whether requests may be placed there.
+    pub healthy: bool,
+    /// It takes no new request and leaves when the last one is over.
+    pub draining: bool,
+    /// Its load.
+    pub load: Load,
+}
+
+/// The endpoints that serve one model. At most 65,535.
+#[derive(Debug, Default)]
+pub struct Pool {
+    slots: Vec<Slot>,
+}
+
+#[derive(Debug, Default)]
+struct Slot {
+    generation: u16,
+    endpoint: Option<Endpoint>,
+}
+
+// === impl Pool ===
+
+impl Pool {
+    /// The id the next [`Pool::join`] must use; none when the pool is full.
+    pub fn next_id(&self) -> Option<EndpointId> {
+        let free = self.slots.iter().position(|slot| slot.endpoint.is_none());
+        let slot = free.unwrap_or(self.slots.len());
+        let generation = free.map_or(0, |slot| self.slots[slot].generation);
+        Some(EndpointId::new(u16::try_from(slot).ok()?, generation))
+    }
+
+    /// Adds a healthy, idle endpoint. An id other than [`Pool::next_id`] is ignored: it comes from a recording that
+    /// does not belong to this pool.
+    pub fn join(&mut self, id: EndpointId, name: Arc<str>) {
+        if self.next_id() != Some(id) {
+            return;
+        }
+        let endpoint = Endpoint { id, name, healthy: true, draining: false, load: Load::default() };
+        if id.slot() == self.slots.len() {
+            self.slots.push(Slot::default());
+        }
+        self.slots[id.slot()].endpoint = Some(endpoint);
+    }
+
+    /// Removes an endpoint; its id will not come back.
+    pub fn leave(&mut self, id: EndpointId) {
+        if self.get(id).is_some() {
+            let slot = &mut self.slots[id.slot()];
+            slot.endpoint = None;
+            slot.generation = slot.generation.wrapping_add(1);
+        }
+    }
+
+    /// The endpoint, if it is still here.
+    pub fn get(&self, id: EndpointId) -> Option<&Endpoint> {
+        self.slots.get(id.slot())?.endpoint.as_ref().filter(|endpoint| endpoint.id == id)
+    }
+
+    fn get_mut(&mut self, id: EndpointId) -> Option<&mut Endpoint> {
+        self.slots.get_mut(id.slot())?.endpoint.as_mut().filter(|endpoint| endpoint.id == id)
+    }
+
+    /// All endpoints in slot order.
+    pub fn endpoints(&self) -> impl Iterator<Item = &Endpoint> {
+        self.slots.iter().filter_map(|slot| slot.endpoint.as_ref())
+    }
+
+    /// Those a new request may go to, in slot order.
+    pub fn eligible(&self) -> impl Iterator<Item = &Endpoint> {
+        self.endpoints().filter(|endpoint| endpoint.healthy && !endpoint.draining)
+    }
+
+    /// Marks an endpoint fit or unfit for new requests.
+    pub fn set_health(&mut self, id: EndpointId, healthy: bool) {
+        if let Some(endpoint) = self.get_mut(id) {
+            endpoint.healthy = healthy;
+        }
+    }
+
+    /// Stops (or resumes) placing new requests there.
+    pub fn set_draining(&mut self, id: EndpointId, draining: bool) {
+        if let Some(endpoint) = self.get_mut(id) {
+            endpoint.draining = draining;
+        }
+    }
+
+    /// Stores what an engine says of itself.
+    pub fn report(&mut self, id: EndpointId, now: Nanos, reported: Reported) {
+        if let Some(endpoint) = self.get_mut(id) {
+            endpoint.load.reported = Some((reported, now));
+        }
+    }
+
+    /// The ledger of an endpoint that is still here.
+    pub(crate) fn in_flight_mut(&mut self, id: EndpointId) -> Option<&mut InFlight> {
+        self.get_mut(id).map(|endpoint| &mut endpoint.load.in_flight)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn join(pool: &mut Pool, name: &str) -> EndpointId {
+        let id = pool.next_id().expect("room");
+        pool.join(id, name.into());
+        id
+    }
+
+    #[test]
+    fn a_reused_slot_has_a_new_id() {
+        let mut pool = Pool::default();
+        let (a, b) = (join(&mut pool, "a"), join(&mut pool, "b"));
+        pool.leave(a);
+        let c = join(&mut pool, "c");
+        assert_eq!(c.slot(), a.slot());
+        assert_ne!(c, a);
+        assert!(pool.get(a).is_none(), "the old id names nobody");
+        assert_eq!(pool.endpoints().map(|e| e.id).collect::<Vec<_>>(), [c, b]);
+    }
+
+    #[test]
+    fn only_healthy_endpoints_that_stay_are_eligible() {
+        let mut pool = Pool::default();
+        let (a, b, c) = (join(&mut pool, "a"), join(&mut pool, "b"), join(&mut pool, "c"));
+        pool.set_health(a, false);
+        pool.set_draining(b, true);
+        assert_eq!(pool.eligible().map(|e| e.id).collect::<Vec<_>>(), [c]);
+        pool.set_health(a, true);
+        assert_eq!(pool.eligible().count(), 2);
+    }
+}

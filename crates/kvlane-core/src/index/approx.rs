@@ -1,0 +1,608 @@
+//! The prefix index for engines that do not tell what they cache, fed by our own dispatches.
+//!
+//! One radix tree over all endpoints. A node is a *run* of consecutive blocks that nobody has been seen to branch
+//! inside of; each run lists the endpoints that hold it and how far into it they hold. Because block hashes are
+//! chained, one comparison at the end of a run settles the whole run, so a lookup costs per branch, not per block.
+//!
+//! Memory is bounded: every run and hold is counted, and the least recently used holds go first. A touched path is
+//! renewed leaf first and root last, so an endpoint's hold on a run is never newer than its hold on the run before
+//! it; evicting the oldest therefore takes leaves before their ancestors, and what an endpoint holds is always a set
+//! of whole prefixes.
+
+use foldhash::fast::FixedState;
+use hashbrown::HashTable;
+use std::hash::BuildHasher;
+
+use super::Overlap;
+use crate::block::BlockHash;
+use crate::endpoint::EndpointId;
+use crate::time::Nanos;
+
+/// Limits of the index.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Config {
+    /// Bytes it may use; beyond that the least recently used entries go.
+    pub memory_bytes_max: usize,
+    /// An entry not used for this long counts as evicted by its engine.
+    pub ttl: Nanos,
+}
+
+/// Which endpoint probably holds which prefix. See the module.
+pub struct ApproxIndex {
+    config: Config,
+    runs: Vec<Run>,
+    holds: Vec<Hold>,
+    /// Runs by the hash of their first block, which is unique: it stands for the whole prefix up to there.
+    heads: HashTable<u32>,
+    hasher: FixedState,
+    free_run: u32,
+    free_hold: u32,
+    oldest: u32,
+    newest: u32,
+    bytes: usize,
+    blocks_held: u64,
+    path: Vec<u32>,
+}
+
+/// Consecutive blocks without a branch.
+struct Run {
+    /// Never empty while in use.
+    hashes: Vec<BlockHash>,
+    parent: u32,
+    /// Runs that follow this one.
+    children: u32,
+    /// First hold of the list; also the next free run.
+    first_hold: u32,
+}
+
+/// One endpoint holds the first `depth` blocks of one run.
+struct Hold {
+    touched: Nanos,
+    run: u32,
+    endpoint: EndpointId,
+    depth: u32,
+    /// Next hold of the same run; also the next free hold.
+    next: u32,
+    older: u32,
+    newer: u32,
+}
+
+const NIL: u32 = u32::MAX;
+
+/// What one run costs beside its hashes: the record, its slot in `heads` at the table's lowest load, and the
+/// allocator's rounding of the hash vector.
+const RUN_BYTES: usize = size_of::<Run>() + 12 + 16;
+const HOLD_BYTES: usize = size_of::<Hold>();
+const BLOCK_BYTES: usize = size_of::<BlockHash>();
+
+// === impl ApproxIndex ===
+
+impl ApproxIndex {
+    /// An empty index.
+    pub fn new(config: Config) -> Self {
+        Self {
+            config,
+            runs: Vec::new(),
+            holds: Vec::new(),
+            heads: HashTable::new(),
+            hasher: FixedState::with_seed(0),
+            free_run: NIL,
+            free_hold: NIL,
+            oldest: NIL,
+            newest: NIL,
+            bytes: 0,
+            blocks_held: 0,
+            path: Vec::new(),
+        }
+    }
+
+    /// Bytes in use, as counted against [`Config::memory_bytes_max`].
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Blocks held, each counted once per holder.
+    pub fn blocks_held(&self) -> u64 {
+        self.blocks_held
+    }
+
+    /// Finds, for every endpoint, how many leading blocks of `chain` it holds at `now`.
+    pub fn lookup(&self, now: Nanos, chain: &[BlockHash], overlap: &mut Overlap) {
+        overlap.clear();
+        let mut done = 0;
+        while let Some(run) = chain.get(done).and_then(|&hash| self.run_at(hash)) {
+            let run = &self.runs[run as usize];
+            let matched = common_len(&run.hashes, &chain[done..]);
+            let mut at = run.first_hold;
+            while at != NIL {
+                let hold = &self.holds[at as usize];
+                if now - hold.touched <= self.config.ttl {
+                    overlap.set(hold.endpoint, (done as u32) + hold.depth.min(matched as u32));
+                }
+                at = hold.next;
+            }
+            done += matched;
+            if matched < run.hashes.len() {
+                break;
+            }
+        }
+    }
+
+    /// `endpoint` has been given a prompt with these blocks: from now on it holds them all.
+    pub fn insert(&mut self, now: Nanos, chain: &[BlockHash], endpoint: EndpointId) {
+        let mut path = std::mem::take(&mut self.path);
+        let mut done = 0;
+        let mut parent = NIL;
+        while done < chain.len() {
+            let rest = &chain[done..];
+            let Some(mut run) = self.run_at(rest[0]) else {
+                match path.last() {
+                    Some(&hold) if self.extends(parent, hold) => self.extend(hold, rest),
+                    _ => {
+                        let run = self.add_run(rest.to_vec(), parent);
+                        path.push(self.add_hold(run, endpoint, rest.len() as u32, now));
+                    }
+                }
+                break;
+            };
+            let matched = common_len(&self.runs[run as usize].hashes, rest);
+            if matched < self.runs[run as usize].hashes.len() && matched < rest.len() {
+                run = self.split(run, matched);
+            }
+            let hold = match self.hold_of(run, endpoint) {
+                Some(hold) => hold,
+                None => self.add_hold(run, endpoint, 0, now),
+            };
+            self.deepen(hold, matched as u32);
+            path.push(hold);
+            done += matched;
+            parent = run;
+        }
+        for &hold in path.iter().rev() {
+            self.unlink(hold);
+            self.holds[hold as usize].touched = now;
+            self.link_newest(hold);
+        }
+        path.clear();
+        self.path = path;
+        self.evict(now);
+    }
+
+    /// Forgets all that `endpoint` held. Visits every entry.
+    pub fn remove_endpoint(&mut self, endpoint: EndpointId) {
+        let held: Vec<u32> = (0..self.holds.len() as u32)
+            .filter(|&at| self.holds[at as usize].run != NIL && self.holds[at as usize].endpoint == endpoint)
+            .collect();
+        let mut falls: Vec<u32> = held.iter().map(|&at| self.holds[at as usize].run).collect();
+        for hold in held {
+            self.remove_hold(hold);
+        }
+        // Parents may come before their children here, so first find all that fall, then let them fall.
+        falls.retain(|&run| self.runs[run as usize].first_hold == NIL);
+        for &run in &falls {
+            let parent = self.runs[run as usize].parent;
+            if parent != NIL && self.runs[parent as usize].first_hold != NIL {
+                self.runs[parent as usize].children -= 1;
+            }
+        }
+        for run in falls {
+            self.free_run(run);
+        }
+    }
+
+    fn hash(&self, block: BlockHash) -> u64 {
+        self.hasher.hash_one(block.0)
+    }
+
+    fn run_at(&self, first: BlockHash) -> Option<u32> {
+        self.heads.find(self.hash(first), |&run| self.runs[run as usize].hashes[0] == first).copied()
+    }
+
+    fn hold_of(&self, run: u32, endpoint: EndpointId) -> Option<u32> {
+        let mut at = self.runs[run as usize].first_hold;
+        while at != NIL && self.holds[at as usize].endpoint != endpoint {
+            at = self.holds[at as usize].next;
+        }
+        (at != NIL).then_some(at)
+    }
+
+    /// Whether the run can simply grow: it is a leaf and `hold` is its only one, to its end.
+    fn extends(&self, run: u32, hold: u32) -> bool {
+        let (run, hold) = (&self.runs[run as usize], &self.holds[hold as usize]);
+        run.children == 0 && hold.next == NIL && self.holds[run.first_hold as usize].next == NIL
+    }
+
+    fn extend(&mut self, hold: u32, rest: &[BlockHash]) {
+        let run = &mut self.runs[self.holds[hold as usize].run as usize];
+        run.hashes.reserve_exact(rest.len());
+        run.hashes.extend_from_slice(rest);
+        let len = run.hashes.len() as u32;
+        self.bytes += rest.len() * BLOCK_BYTES;
+        self.deepen(hold, len);
+    }
+
+    fn deepen(&mut self, hold: u32, depth: u32) {
+        let hold = &mut self.holds[hold as usize];
+        if depth > hold.depth {
+            self.blocks_held += u64::from(depth - hold.depth);
+            hold.depth = depth;
+        }
+    }
+
+    fn add_run(&mut self, hashes: Vec<BlockHash>, parent: u32) -> u32 {
+        self.bytes += RUN_BYTES + hashes.len() * BLOCK_BYTES;
+        let run = Run { hashes, parent, children: 0, first_hold: NIL };
+        let at = if self.free_run == NIL {
+            self.runs.push(run);
+            (self.runs.len() - 1) as u32
+        } else {
+            let at = self.free_run;
+            self.free_run = self.runs[at as usize].first_hold;
+            self.runs[at as usize] = run;
+            at
+        };
+        if parent != NIL {
+            self.runs[parent as usize].children += 1;
+        }
+        self.index_head(at);
+        at
+    }
+
+    fn free_run(&mut self, run: u32) {
+        let hashes = std::mem::take(&mut self.runs[run as usize].hashes);
+        self.bytes -= RUN_BYTES + hashes.len() * BLOCK_BYTES;
+        if let Ok(entry) = self.heads.find_entry(self.hash(hashes[0]), |&at| at == run) {
+            entry.remove();
+        }
+        self.runs[run as usize].first_hold = self.free_run;
+        self.free_run = run;
+    }
+
+    /// Cuts a run in two before block `at` and returns the first part, which is a new run: the second keeps the
+    /// old index, so that the runs which follow still name their parent.
+    fn split(&mut self, run: u32, at: usize) -> u32 {
+        let mut hashes = std::mem::take(&mut self.runs[run as usize].hashes);
+        let tail = hashes.split_off(at);
+        hashes.shrink_to_fit();
+        if let Ok(entry) = self.heads.find_entry(self.hash(hashes[0]), |&at| at == run) {
+            entry.remove();
+        }
+        self.bytes -= hashes.len() * BLOCK_BYTES;
+        let parent = self.runs[run as usize].parent;
+        let head = self.add_run(hashes, parent);
+        if parent != NIL {
+            self.runs[parent as usize].children -= 1;
+        }
+        self.runs[head as usize].children = 1;
+        self.runs[run as usize].hashes = tail;
+        self.runs[run as usize].parent = head;
+        self.index_head(run);
+
+        let mut at_hold = std::mem::replace(&mut self.runs[run as usize].first_hold, NIL);
+        while at_hold != NIL {
+            let Hold { depth, endpoint, touched, next, .. } = self.holds[at_hold as usize];
+            let at = at as u32;
+            if depth > at {
+                self.holds[at_hold as usize].depth = depth - at;
+                self.blocks_held -= u64::from(at);
+                self.list(at_hold, run);
+                // As old as the hold it was cut from, and to be evicted just after it.
+                let first = self.add_hold(head, endpoint, at, touched);
+                self.unlink(first);
+                self.link_newer_than(first, at_hold);
+            } else {
+                self.list(at_hold, head);
+            }
+            at_hold = next;
+        }
+        if self.runs[run as usize].first_hold == NIL {
+            // Whoever held the second part has left since.
+            self.runs[head as usize].children = 0;
+            self.free_run(run);
+        }
+        head
+    }
+
+    /// Puts a hold on a run's list.
+    fn list(&mut self, hold: u32, run: u32) {
+        self.holds[hold as usize].run = run;
+        self.holds[hold as usize].next = std::mem::replace(&mut self.runs[run as usize].first_hold, hold);
+    }
+
+    fn index_head(&mut self, run: u32) {
+        let (runs, hasher) = (&self.runs, &self.hasher);
+        let rehash = |&run: &u32| hasher.hash_one(runs[run as usize].hashes[0].0);
+        self.heads.insert_unique(rehash(&run), run, rehash);
+    }
+
+    /// A new hold, linked as the newest.
+    fn add_hold(&mut self, run: u32, endpoint: EndpointId, depth: u32, touched: Nanos) -> u32 {
+        let hold = Hold { touched, run, endpoint, depth, next: NIL, older: NIL, newer: NIL };
+        let at = if self.free_hold == NIL {
+            self.holds.push(hold);
+            (self.holds.len() - 1) as u32
+        } else {
+            let at = self.free_hold;
+            self.free_hold = self.holds[at as usize].next;
+            self.holds[at as usize] = hold;
+            at
+        };
+        self.list(at, run);
+        self.bytes += HOLD_BYTES;
+        self.blocks_held += u64::from(depth);
+        self.link_newest(at);
+        at
+    }
+
+    /// Takes a hold out of its run and of the order of use; its run may be left without holds.
+    fn remove_hold(&mut self, at: u32) {
+        self.unlink(at);
+        let Hold { run, next, depth, .. } = self.holds[at as usize];
+        let mut before = self.runs[run as usize].first_hold;
+        if before == at {
+            self.runs[run as usize].first_hold = next;
+        } else {
+            while self.holds[before as usize].next != at {
+                before = self.holds[before as usize].next;
+            }
+            self.holds[before as usize].next = next;
+        }
+        self.bytes -= HOLD_BYTES;
+        self.blocks_held -= u64::from(depth);
+        self.holds[at as usize].run = NIL;
+        self.holds[at as usize].next = self.free_hold;
+        self.free_hold = at;
+    }
+
+    fn evict(&mut self, now: Nanos) {
+        while self.oldest != NIL {
+            let hold = &self.holds[self.oldest as usize];
+            if self.bytes <= self.config.memory_bytes_max && now - hold.touched <= self.config.ttl {
+                break;
+            }
+            let run = hold.run;
+            self.remove_hold(self.oldest);
+            if self.runs[run as usize].first_hold == NIL {
+                let parent = self.runs[run as usize].parent;
+                if parent != NIL {
+                    self.runs[parent as usize].children -= 1;
+                }
+                self.free_run(run);
+            }
+        }
+    }
+
+    fn link_newest(&mut self, at: u32) {
+        self.holds[at as usize].older = self.newest;
+        self.holds[at as usize].newer = NIL;
+        match self.newest {
+            NIL => self.oldest = at,
+            newest => self.holds[newest as usize].newer = at,
+        }
+        self.newest = at;
+    }
+
+    fn link_newer_than(&mut self, at: u32, than: u32) {
+        let newer = std::mem::replace(&mut self.holds[than as usize].newer, at);
+        self.holds[at as usize].newer = newer;
+        self.holds[at as usize].older = than;
+        match newer {
+            NIL => self.newest = at,
+            newer => self.holds[newer as usize].older = at,
+        }
+    }
+
+    fn unlink(&mut self, at: u32) {
+        let Hold { older, newer, .. } = self.holds[at as usize];
+        match older {
+            NIL => self.oldest = newer,
+            older => self.holds[older as usize].newer = newer,
+        }
+        match newer {
+            NIL => self.newest = older,
+            newer => self.holds[newer as usize].older = older,
+        }
+    }
+}
+
+/// How many leading hashes are equal. Chained hashes are equal up to some point and different after it, so the end
+/// is looked at first and the point is then found by halving.
+fn common_len(a: &[BlockHash], b: &[BlockHash]) -> usize {
+    let len = a.len().min(b.len());
+    if len == 0 || a[len - 1] == b[len - 1] {
+        return len;
+    }
+    let (mut same, mut different) = (0, len - 1);
+    while same < different {
+        let middle = same + (different - same) / 2;
+        if a[middle] == b[middle] { same = middle + 1 } else { different = middle }
+    }
+    same
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use proptest::prelude::*;
+
+    use super::super::oracle::OracleIndex;
+    use super::*;
+    use crate::block::ChainSeed;
+
+    const ROOMY: Config = Config { memory_bytes_max: usize::MAX, ttl: Nanos::MAX };
+
+    fn chain(text: &[u8]) -> Vec<BlockHash> {
+        let mut out = Vec::new();
+        ChainSeed::new("m", None, None).chain(text, 1, &mut out);
+        out
+    }
+
+    fn endpoint(n: u16) -> EndpointId {
+        EndpointId::new(n, 0)
+    }
+
+    fn lookup(index: &ApproxIndex, now: u64, text: &[u8]) -> BTreeMap<EndpointId, u32> {
+        let mut overlap = Overlap::default();
+        index.lookup(Nanos(now), &chain(text), &mut overlap);
+        overlap.iter().collect()
+    }
+
+    /// Everything that must hold between any two calls.
+    fn check(index: &ApproxIndex) {
+        let live: Vec<u32> =
+            (0..index.runs.len() as u32).filter(|&r| !index.runs[r as usize].hashes.is_empty()).collect();
+        assert_eq!(index.heads.len(), live.len());
+        let (mut bytes, mut blocks, mut held) = (0, 0, BTreeSet::new());
+        for &at in &live {
+            let run = &index.runs[at as usize];
+            bytes += RUN_BYTES + run.hashes.len() * BLOCK_BYTES;
+            assert_ne!(run.first_hold, NIL, "a run without holds is gone");
+            assert_eq!(
+                run.children as usize,
+                live.iter().filter(|&&c| index.runs[c as usize].parent == at).count()
+            );
+            let mut hold = run.first_hold;
+            while hold != NIL {
+                let Hold { endpoint, depth, run: owner, touched, .. } = index.holds[hold as usize];
+                assert_eq!(owner, at);
+                assert!(depth >= 1 && depth as usize <= run.hashes.len());
+                bytes += HOLD_BYTES;
+                blocks += u64::from(depth);
+                held.insert(hold);
+                if run.parent != NIL {
+                    let before =
+                        index.hold_of(run.parent, endpoint).expect("whoever holds a run holds its parent");
+                    assert_eq!(
+                        index.holds[before as usize].depth as usize,
+                        index.runs[run.parent as usize].hashes.len()
+                    );
+                    assert!(index.holds[before as usize].touched >= touched);
+                }
+                hold = index.holds[hold as usize].next;
+            }
+        }
+        assert_eq!((index.bytes, index.blocks_held), (bytes, blocks));
+        let (mut at, mut last) = (index.oldest, Nanos::ZERO);
+        while at != NIL {
+            assert!(index.holds[at as usize].touched >= last, "the order of use is the order of time");
+            last = index.holds[at as usize].touched;
+            assert!(held.remove(&at));
+            at = index.holds[at as usize].newer;
+        }
+        assert!(held.is_empty(), "every hold is in the order of use");
+    }
+
+    #[test]
+    fn a_prompt_matches_up_to_where_it_branches() {
+        let mut index = ApproxIndex::new(ROOMY);
+        index.insert(Nanos(1), &chain(b"aaaabbbb"), endpoint(0));
+        index.insert(Nanos(2), &chain(b"aaaacc"), endpoint(1));
+        check(&index);
+        assert_eq!(lookup(&index, 3, b"aaaabbxx"), [(endpoint(0), 6), (endpoint(1), 4)].into());
+        assert_eq!(lookup(&index, 3, b"xaaa"), [].into());
+        assert_eq!(lookup(&index, 3, b""), [].into());
+    }
+
+    #[test]
+    fn a_growing_conversation_stays_one_run() {
+        let mut index = ApproxIndex::new(ROOMY);
+        for turn in 1..20 {
+            index.insert(Nanos(turn), &chain(&vec![b'a'; turn as usize * 7]), endpoint(3));
+        }
+        check(&index);
+        assert_eq!(index.heads.len(), 1);
+        assert_eq!(lookup(&index, 20, &[b'a'; 200]), [(endpoint(3), 133)].into());
+    }
+
+    #[test]
+    fn an_entry_expires_after_its_ttl_unless_it_is_used() {
+        let mut index = ApproxIndex::new(Config { ttl: Nanos(10), ..ROOMY });
+        index.insert(Nanos(0), &chain(b"aaaa"), endpoint(0));
+        index.insert(Nanos(8), &chain(b"aa"), endpoint(0));
+        index.insert(Nanos(8), &chain(b"bbbb"), endpoint(0));
+        assert_eq!(lookup(&index, 18, b"bbbb").len(), 1);
+        assert_eq!(lookup(&index, 19, b"bbbb").len(), 0, "expired, though still stored");
+        index.insert(Nanos(30), &chain(b"c"), endpoint(0));
+        check(&index);
+        assert_eq!(index.blocks_held(), 1);
+    }
+
+    #[test]
+    fn the_least_recently_used_prefix_goes_first_and_memory_stays_bounded() {
+        let one = {
+            let mut index = ApproxIndex::new(ROOMY);
+            index.insert(Nanos(1), &chain(b"aaaa"), endpoint(0));
+            index.bytes()
+        };
+        let mut index = ApproxIndex::new(Config { memory_bytes_max: one * 2, ..ROOMY });
+        index.insert(Nanos(1), &chain(b"aaaa"), endpoint(0));
+        index.insert(Nanos(2), &chain(b"bbbb"), endpoint(0));
+        index.insert(Nanos(3), &chain(b"aaaa"), endpoint(0));
+        index.insert(Nanos(4), &chain(b"cccc"), endpoint(0));
+        check(&index);
+        assert_eq!(lookup(&index, 5, b"bbbb"), [].into());
+        assert_eq!(lookup(&index, 5, b"aaaa").len() + lookup(&index, 5, b"cccc").len(), 2);
+    }
+
+    #[test]
+    fn a_prompt_larger_than_the_whole_index_is_not_kept() {
+        let mut index = ApproxIndex::new(Config { memory_bytes_max: 100, ..ROOMY });
+        index.insert(Nanos(1), &chain(&[7; 1000]), endpoint(0));
+        check(&index);
+        assert_eq!(index.bytes(), 0);
+    }
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        Insert(Vec<u8>, u16),
+        Leave(u16),
+    }
+
+    fn ops() -> impl Strategy<Value = Vec<Op>> {
+        let text = prop::collection::vec(0u8..3, 1..12);
+        let op = prop_oneof![
+            12 => (text, 0u16..4).prop_map(|(text, e)| Op::Insert(text, e)),
+            1 => (0u16..4).prop_map(Op::Leave),
+        ];
+        prop::collection::vec(op, 1..60)
+    }
+
+    proptest! {
+        #[test]
+        fn with_room_it_equals_the_naive_index(ops in ops(), probe in prop::collection::vec(0u8..3, 0..14)) {
+            let (mut index, mut oracle) = (ApproxIndex::new(ROOMY), OracleIndex::default());
+            for (now, op) in ops.into_iter().enumerate() {
+                match op {
+                    Op::Insert(text, e) => {
+                        index.insert(Nanos(now as u64), &chain(&text), endpoint(e));
+                        oracle.insert(&chain(&text), endpoint(e));
+                    }
+                    Op::Leave(e) => {
+                        index.remove_endpoint(endpoint(e));
+                        oracle.remove_endpoint(endpoint(e));
+                    }
+                }
+                check(&index);
+                prop_assert_eq!(lookup(&index, now as u64, &probe), oracle.lookup(&chain(&probe)));
+            }
+        }
+
+        #[test]
+        fn when_short_of_room_it_forgets_but_never_invents(ops in ops(), bytes in 0usize..1500, ttl in 1u64..40) {
+            let mut index = ApproxIndex::new(Config { memory_bytes_max: bytes, ttl: Nanos(ttl) });
+            let mut oracle = OracleIndex::default();
+            for (now, op) in ops.into_iter().enumerate() {
+                let Op::Insert(text, e) = op else { continue };
+                index.insert(Nanos(now as u64), &chain(&text), endpoint(e));
+                oracle.insert(&chain(&text), endpoint(e));
+                check(&index);
+                prop_assert!(index.bytes() <= bytes);
+                let all = oracle.lookup(&chain(&text));
+                for (id, blocks) in lookup(&index, now as u64, &text) {
+                    prop_assert!(blocks <= all[&id]);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,18 @@
+//! The decision core of kvlane: a pure function of time, inputs and a seed.
+//!
+//! Nothing here waits, reads a clock, opens a socket or logs. The HTTP gateway and the simulator drive the same
+//! [`router::Router`]; what it was told can be recorded and lived through again.
+
+pub mod block;
+pub mod decision;
+pub mod endpoint;
+pub mod index;
+pub mod load;
+pub mod policy;
+mod queue;
+pub mod request;
+pub mod rng;
+pub mod router;
+pub mod scheduler;
+pub mod time;
+pub mod timing;

@@ -1,0 +1,40 @@
+//! `least_load`: the fewest requests in flight, counted by us, ties drawn at random.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Candidate, PickContext, Policy, Reason};
+
+/// It has no parameters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {}
+
+/// The policy.
+pub struct LeastLoad;
+
+impl LeastLoad {
+    /// The policy with these parameters.
+    pub fn new(_: Config) -> Self {
+        Self
+    }
+}
+
+impl Policy for LeastLoad {
+    fn pick(&mut self, cx: &mut PickContext<'_>, candidates: &[Candidate]) -> usize {
+        cx.reason = Reason::LeastLoaded;
+        cx.cheapest(candidates, |row| f64::from(row.load.in_flight.requests))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::picks;
+    use super::*;
+
+    #[test]
+    fn fewest_requests_win_and_ties_are_drawn() {
+        let rows = [(0, 2, 0, 0), (0, 1, 900, 900), (0, 1, 0, 0), (0, 3, 0, 0)];
+        let all = picks(r#"{"name":"least_load"}"#, 10, &rows);
+        assert_eq!(all, [(1, Reason::LeastLoaded), (2, Reason::LeastLoaded)]);
+    }
+}

@@ -1,0 +1,56 @@
+//! `lmetric`: `argmin (P + u) * (B + 1)` (LMetric, arXiv 2603.15202; blitz-serving/blitz-router).
+//!
+//! `P` is the uncached prompt tokens queued at the endpoint, `u` those of this request there, `B` the requests in
+//! flight there. The first factor is the wait for the first token, the second what everybody in the batch pays for
+//! it. No parameters. Known limits: a fully cached prompt makes any queue of cached prompts look free, and past KV
+//! saturation the product spreads groups and their misses.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Candidate, PickContext, Policy, Reason};
+
+/// It has no parameters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {}
+
+/// The policy.
+pub struct LMetric;
+
+impl LMetric {
+    /// The policy with these parameters.
+    pub fn new(_: Config) -> Self {
+        Self
+    }
+}
+
+impl Policy for LMetric {
+    fn pick(&mut self, cx: &mut PickContext<'_>, candidates: &[Candidate]) -> usize {
+        cx.reason = Reason::LowestCost;
+        let request = cx.request;
+        cx.cheapest(candidates, |row| {
+            let tokens = row.load.in_flight.prefill_tokens + u64::from(row.uncached_tokens(request));
+            tokens as f64 * f64::from(row.load.in_flight.requests + 1)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::picks;
+    use super::*;
+
+    const LMETRIC: &str = r#"{"name":"lmetric"}"#;
+
+    #[test]
+    fn a_hit_is_worth_its_tokens_times_the_batch() {
+        // 20 tokens at a batch of 4 cost 80 and 100 tokens at a batch of 1 cost 100; with one more request, 100.
+        assert_eq!(picks(LMETRIC, 100, &[(80, 3, 0, 0), (0, 0, 0, 0)]), [(0, Reason::LowestCost)]);
+        assert_eq!(picks(LMETRIC, 100, &[(80, 5, 0, 0), (0, 0, 0, 0)]), [(1, Reason::LowestCost)]);
+    }
+
+    #[test]
+    fn queued_prefill_counts_as_much_as_an_own_miss() {
+        assert_eq!(picks(LMETRIC, 100, &[(100, 0, 150, 0), (0, 0, 0, 0)]), [(1, Reason::LowestCost)]);
+    }
+}

@@ -1,0 +1,275 @@
+//! Placement policies: each picks one row of a table of eligible endpoints.
+//!
+//! A policy sees facts (tokens, load, overlap) and nothing else: no headers, no clock, no sockets, no metrics. To add
+//! one: a file with a `Config`, a struct and its `impl Policy`, and one line in [`policies!`] below.
+
+use serde::{Deserialize, Serialize};
+
+use crate::endpoint::EndpointId;
+use crate::load::Load;
+use crate::request::SchedulingRequest;
+use crate::rng::Rng;
+use crate::time::Nanos;
+
+/// One eligible endpoint as a row.
+#[derive(Clone, Copy, Debug)]
+pub struct Candidate {
+    /// Whom the row describes.
+    pub endpoint: EndpointId,
+    /// Leading prompt tokens it is expected to hold in cache.
+    pub overlap_tokens: u32,
+    /// Its load before this request.
+    pub load: Load,
+}
+
+// === impl Candidate ===
+
+impl Candidate {
+    /// Prompt tokens it would have to compute for `request`.
+    pub fn uncached_tokens(&self, request: &SchedulingRequest) -> u32 {
+        request.prompt_tokens.saturating_sub(self.overlap_tokens)
+    }
+}
+
+/// Why a policy picked the row it picked. A closed set, so that it can label a metric.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reason {
+    /// Drawn at random.
+    Random,
+    /// Its turn.
+    Turn,
+    /// The fewest requests or tokens in flight.
+    #[default]
+    LeastLoaded,
+    /// It holds the longest prefix of this prompt.
+    PrefixHit,
+    /// Nobody holds enough of this prompt, so load decided.
+    PrefixMiss,
+    /// The fleet is out of balance, so load decided.
+    Imbalance,
+    /// Whoever holds the longest prefix has too much in flight.
+    Saturated,
+    /// The lowest cost.
+    LowestCost,
+}
+
+impl Reason {
+    /// All reasons.
+    pub const ALL: [Self; 8] = [
+        Self::Random,
+        Self::Turn,
+        Self::LeastLoaded,
+        Self::PrefixHit,
+        Self::PrefixMiss,
+        Self::Imbalance,
+        Self::Saturated,
+        Self::LowestCost,
+    ];
+
+    /// The name in headers, metrics and receipts.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Random => "random",
+            Self::Turn => "turn",
+            Self::LeastLoaded => "least_loaded",
+            Self::PrefixHit => "prefix_hit",
+            Self::PrefixMiss => "prefix_miss",
+            Self::Imbalance => "imbalance",
+            Self::Saturated => "saturated",
+            Self::LowestCost => "lowest_cost",
+        }
+    }
+}
+
+/// What a policy is told beside the rows, and where it says why.
+pub struct PickContext<'a> {
+    /// The request to place.
+    pub request: &'a SchedulingRequest,
+    /// The time of the decision.
+    pub now: Nanos,
+    /// The scheduler's randomness.
+    pub rng: &'a mut Rng,
+    /// Why the pick was made; set by the policy.
+    pub reason: Reason,
+    /// One cost per row if somebody asked to explain, else nothing.
+    pub costs: Option<&'a mut [f64]>,
+}
+
+// === impl PickContext ===
+
+impl PickContext<'_> {
+    /// Notes what a row costs in the policy's own unit. Free unless someone asked to explain.
+    pub fn note(&mut self, row: usize, cost: f64) {
+        if let Some(costs) = &mut self.costs {
+            costs[row] = cost;
+        }
+    }
+
+    /// The row with the lowest cost, ties drawn at random. Costs are noted.
+    pub fn cheapest(&mut self, candidates: &[Candidate], cost: impl Fn(&Candidate) -> f64) -> usize {
+        let (mut best, mut best_cost, mut ties) = (0, f64::INFINITY, 0);
+        for (row, candidate) in candidates.iter().enumerate() {
+            let cost = cost(candidate);
+            self.note(row, cost);
+            if cost < best_cost {
+                (best, best_cost, ties) = (row, cost, 1);
+            } else if cost == best_cost {
+                ties += 1;
+                if self.rng.below(ties) == 0 {
+                    best = row;
+                }
+            }
+        }
+        best
+    }
+}
+
+/// A way to choose among endpoints.
+pub trait Policy: Send {
+    /// Picks a row of a non-empty table.
+    fn pick(&mut self, cx: &mut PickContext<'_>, candidates: &[Candidate]) -> usize;
+}
+
+macro_rules! policies {
+    ($( $(#[doc = $doc:literal])* $module:ident :: $Type:ident = $name:literal $(| $alias:literal)* ),+ $(,)?) => {
+        $( pub mod $module; )+
+
+        /// A policy by name, with its parameters.
+        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+        #[serde(tag = "name")]
+        pub enum PolicyConfig {
+            $( $(#[doc = $doc])* #[serde(rename = $name $(, alias = $alias)*)] $Type($module::Config), )+
+        }
+
+        impl PolicyConfig {
+            /// Every policy's name, in the order of this file.
+            pub const NAMES: &'static [&'static str] = &[$($name),+];
+
+            /// The policy called `name` (or an alias of it) with its default parameters.
+            pub fn by_name(name: &str) -> Option<Self> {
+                match name {
+                    $( $name $(| $alias)* => Some(Self::$Type($module::Config::default())), )+
+                    _ => None,
+                }
+            }
+
+            /// Its name.
+            pub fn name(&self) -> &'static str {
+                match self {
+                    $( Self::$Type(_) => $name, )+
+                }
+            }
+
+            /// The policy itself, in its first state.
+            pub fn build(&self) -> Box<dyn Policy> {
+                match self {
+                    $( Self::$Type(config) => Box::new($module::$Type::new(*config)), )+
+                }
+            }
+        }
+    };
+}
+
+policies! {
+    /// A uniform draw.
+    random::Random = "random",
+    /// Each in turn.
+    round_robin::RoundRobin = "round_robin" | "roundrobin",
+    /// The less loaded of two drawn at random.
+    power_of_two::PowerOfTwo = "power_of_two",
+    /// The fewest requests in flight.
+    least_load::LeastLoad = "least_load" | "leastloaded" | "least_loaded",
+    /// The fewest tokens in flight.
+    least_tokens::LeastTokens = "least_tokens",
+    /// Longest prefix while the fleet is balanced, else least load.
+    cache_aware::CacheAware = "cache_aware",
+    /// Longest prefix with a saturation valve.
+    prefix_aware::PrefixAware = "prefix_aware" | "prefixaware",
+    /// Uncached tokens to compute times batch size.
+    lmetric::LMetric = "lmetric",
+}
+
+#[cfg(test)]
+pub(crate) mod testing {
+    //! A table in one line, for the policies' tests.
+
+    use super::*;
+    use crate::load::InFlight;
+    use crate::request::RequestId;
+
+    /// A row of `(overlap tokens, requests, prefill tokens, context tokens)`.
+    pub(crate) type Row = (u32, u32, u64, u64);
+
+    /// Which rows a policy picks, and why, for a prompt of `prompt_tokens`, over many seeds.
+    pub(crate) fn picks(config: &str, prompt_tokens: u32, rows: &[Row]) -> Vec<(usize, Reason)> {
+        let candidates: Vec<Candidate> = rows
+            .iter()
+            .enumerate()
+            .map(|(slot, &(overlap_tokens, requests, prefill_tokens, context_tokens))| Candidate {
+                endpoint: EndpointId::new(slot as u16, 0),
+                overlap_tokens,
+                load: Load {
+                    in_flight: InFlight { requests, prefill_tokens, context_tokens },
+                    reported: None,
+                },
+            })
+            .collect();
+        let config: PolicyConfig = serde_json::from_str(config).expect("a policy");
+        let request = SchedulingRequest::new(RequestId(1), prompt_tokens);
+        let mut picks: Vec<_> = (0..64)
+            .map(|seed| {
+                let mut cx = PickContext {
+                    request: &request,
+                    now: Nanos::ZERO,
+                    rng: &mut Rng::new(seed),
+                    reason: Reason::default(),
+                    costs: None,
+                };
+                let row = config.build().pick(&mut cx, &candidates);
+                (row, cx.reason)
+            })
+            .collect();
+        picks.sort_unstable();
+        picks.dedup();
+        picks
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_the_seeds_aliases_find_their_policy() {
+        for &name in PolicyConfig::NAMES {
+            assert_eq!(PolicyConfig::by_name(name).expect("a policy").name(), name);
+        }
+        for (alias, name) in
+            [("roundrobin", "round_robin"), ("leastloaded", "least_load"), ("prefixaware", "prefix_aware")]
+        {
+            assert_eq!(PolicyConfig::by_name(alias).expect("a policy").name(), name);
+        }
+        assert_eq!(PolicyConfig::by_name("fastest"), None);
+    }
+
+    #[test]
+    fn a_parameter_that_does_not_exist_is_refused() {
+        let parse = serde_json::from_str::<PolicyConfig>;
+        assert!(parse(r#"{"name":"cache_aware","cache_threshold":0.5}"#).is_ok());
+        assert!(parse(r#"{"name":"cache_aware","cache_treshold":0.5}"#).is_err());
+        assert!(parse(r#"{"name":"lmetric","x":1}"#).is_err());
+    }
+
+    #[test]
+    fn every_policy_picks_an_existing_row() {
+        for name in PolicyConfig::NAMES {
+            let config = format!(r#"{{"name":"{name}"}}"#);
+            for rows in [&[(0, 0, 0, 0)][..], &[(64, 100, 5, 9), (0, 0, 0, 0), (999, 1, 1, 1)]] {
+                for (row, _) in testing::picks(&config, 100, rows) {
+                    assert!(row < rows.len(), "{name}");
+                }
+            }
+        }
+    }
+}

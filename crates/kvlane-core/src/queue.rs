@@ -1,0 +1,67 @@
+//! Admission queue of one pool. Bounded, first come first served, with a deadline each.
+//!
+//! A request leaves in exactly one of three ways: dispatched, expired, cancelled.
+
+use std::collections::VecDeque;
+
+use crate::endpoint::EndpointId;
+use crate::request::{RequestId, SchedulingRequest};
+use crate::time::Nanos;
+
+/// A request that waits, with what was known of its prefix when it came.
+#[derive(Debug)]
+pub(crate) struct Waiting {
+    pub(crate) request: SchedulingRequest,
+    pub(crate) overlap: Vec<(EndpointId, u32)>,
+    pub(crate) deadline: Nanos,
+}
+
+/// The queue. All deadlines are the same span after arrival, so the front always expires first.
+#[derive(Debug)]
+pub(crate) struct Queue {
+    waiting: VecDeque<Waiting>,
+    len_max: usize,
+}
+
+// === impl Queue ===
+
+impl Queue {
+    pub(crate) fn new(len_max: usize) -> Self {
+        Self { waiting: VecDeque::new(), len_max }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// Takes a request in, or gives it back when the queue is full.
+    pub(crate) fn push(&mut self, waiting: Waiting) -> Result<(), Waiting> {
+        if self.waiting.len() >= self.len_max {
+            return Err(waiting);
+        }
+        self.waiting.push_back(waiting);
+        Ok(())
+    }
+
+    pub(crate) fn pop(&mut self) -> Option<Waiting> {
+        self.waiting.pop_front()
+    }
+
+    /// Takes out the front if its deadline has come.
+    pub(crate) fn pop_expired(&mut self, now: Nanos) -> Option<Waiting> {
+        if self.waiting.front()?.deadline > now {
+            return None;
+        }
+        self.waiting.pop_front()
+    }
+
+    /// Takes out a request whose client has gone.
+    pub(crate) fn remove(&mut self, id: RequestId) -> Option<Waiting> {
+        let at = self.waiting.iter().position(|waiting| waiting.request.id == id)?;
+        self.waiting.remove(at)
+    }
+
+    pub(crate) fn next_deadline(&self) -> Option<Nanos> {
+        self.waiting.front().map(|waiting| waiting.deadline)
+    }
+}

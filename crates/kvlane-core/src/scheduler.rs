@@ -1,0 +1,669 @@
+//! Queue, selection and in-flight ledger of one pool as one state machine: [`Input`] in, [`Output`] out.
+//!
+//! Selection and reservation are one step, so two requests never both see an endpoint as idle. Every request that is
+//! dispatched is settled by exactly one [`Input::Finished`], whatever happened to it; then its tokens have all been
+//! given back. Everything that can change the state is an [`Input`], and inputs can be written down: the same inputs
+//! in the same order give the same outputs.
+
+use std::hash::BuildHasher;
+use std::sync::Arc;
+
+use foldhash::fast::FixedState;
+use hashbrown::HashTable;
+use serde::{Deserialize, Serialize};
+
+use crate::decision::{Placement, Receipts, Rejection};
+use crate::endpoint::{EndpointId, Pool};
+use crate::load::Reported;
+use crate::policy::{Candidate, PickContext, Policy, PolicyConfig, Reason};
+use crate::queue::{Queue, Waiting};
+use crate::request::{RequestId, SchedulingRequest};
+use crate::rng::Rng;
+use crate::time::Nanos;
+
+/// How one pool schedules.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Config {
+    /// The placement policy.
+    pub policy: PolicyConfig,
+    /// Requests in flight in the whole pool beyond which others wait; 0 is no limit.
+    pub in_flight_max: u32,
+    /// Requests that may wait; beyond that they are shed.
+    pub queue_len_max: u32,
+    /// How long a request may wait.
+    pub queue_timeout: Nanos,
+    /// Decisions kept for people to read.
+    pub receipts_max: u32,
+    /// Seed of all randomness.
+    pub seed: u64,
+}
+
+/// Everything that can happen to a pool.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Input {
+    /// An endpoint comes, healthy and idle. Its id is [`Pool::next_id`].
+    Joined {
+        /// Its id.
+        endpoint: EndpointId,
+        /// What people call it.
+        name: Arc<str>,
+    },
+    /// An endpoint stops (or again starts) taking new requests.
+    Draining {
+        /// Which.
+        endpoint: EndpointId,
+        /// Stops, or starts.
+        draining: bool,
+    },
+    /// An endpoint is gone. Its requests are settled as usual, its ledger is not needed any more.
+    Left {
+        /// Which.
+        endpoint: EndpointId,
+    },
+    /// An endpoint was found fit or unfit.
+    Health {
+        /// Which.
+        endpoint: EndpointId,
+        /// Fit.
+        healthy: bool,
+    },
+    /// An endpoint said how loaded it is.
+    Reported {
+        /// Which.
+        endpoint: EndpointId,
+        /// What it said.
+        reported: Reported,
+    },
+    /// A request wants a place, for the first time or again.
+    Arrived {
+        /// The request.
+        request: SchedulingRequest,
+        /// Leading prompt tokens per endpoint that holds any.
+        overlap: Vec<(EndpointId, u32)>,
+    },
+    /// The first token of the answer came.
+    FirstToken {
+        /// Whose.
+        request: RequestId,
+    },
+    /// More tokens of the answer came.
+    Tokens {
+        /// Whose.
+        request: RequestId,
+        /// How many.
+        count: u32,
+    },
+    /// A request is over, in whatever way, or its client has stopped waiting for a place.
+    Finished {
+        /// Which.
+        request: RequestId,
+    },
+    /// Nothing but time has passed.
+    Tick,
+}
+
+/// What follows from an input.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Output {
+    /// Send the request there now. Its load is already reserved.
+    Dispatch {
+        /// The request.
+        request: RequestId,
+        /// Where and why.
+        placement: Placement,
+    },
+    /// Refuse the request.
+    Reject {
+        /// The request.
+        request: RequestId,
+        /// Why.
+        why: Rejection,
+    },
+    /// A draining endpoint has no request left.
+    Drained {
+        /// Which.
+        endpoint: EndpointId,
+    },
+}
+
+/// The scheduler of one pool. See the module.
+pub struct Scheduler {
+    config: Config,
+    pool: Pool,
+    flights: Flights,
+    queue: Queue,
+    policy: Box<dyn Policy>,
+    rng: Rng,
+    receipts: Receipts,
+    rows: Vec<Candidate>,
+    costs: Vec<f64>,
+    overlap_by_slot: Vec<(EndpointId, u32)>,
+}
+
+/// A request in flight: what it has reserved, to be given back.
+#[derive(Clone, Copy, Debug)]
+struct Flight {
+    request: RequestId,
+    endpoint: EndpointId,
+    prefill_tokens: u32,
+    context_tokens: u64,
+}
+
+// === impl Scheduler ===
+
+impl Scheduler {
+    /// A scheduler without endpoints.
+    pub fn new(config: Config) -> Self {
+        Self {
+            pool: Pool::default(),
+            flights: Flights::default(),
+            queue: Queue::new(config.queue_len_max as usize),
+            policy: config.policy.build(),
+            rng: Rng::new(config.seed),
+            receipts: Receipts::new(config.receipts_max as usize),
+            rows: Vec::new(),
+            costs: Vec::new(),
+            overlap_by_slot: Vec::new(),
+            config,
+        }
+    }
+
+    /// Takes one input at `now` and appends what follows from it. Threads that race for the scheduler may bring
+    /// times that are out of order by as much as they race.
+    pub fn step(&mut self, now: Nanos, input: Input, out: &mut Vec<Output>) {
+        match input {
+            Input::Joined { endpoint, name } => self.pool.join(endpoint, name),
+            Input::Draining { endpoint, draining } => {
+                self.pool.set_draining(endpoint, draining);
+                self.tell_drained(endpoint, out);
+            }
+            Input::Left { endpoint } => self.pool.leave(endpoint),
+            Input::Health { endpoint, healthy } => self.pool.set_health(endpoint, healthy),
+            Input::Reported { endpoint, reported } => self.pool.report(endpoint, now, reported),
+            Input::Arrived { request, overlap } => self.arrive(now, request, overlap, out),
+            Input::FirstToken { request } => self.first_token(request),
+            Input::Tokens { request, count } => self.tokens(request, count),
+            Input::Finished { request } => self.settle(request, out),
+            Input::Tick => {}
+        }
+        self.drain_queue(now, out);
+    }
+
+    /// When to step with [`Input::Tick`] if nothing happens before.
+    pub fn next_deadline(&self) -> Option<Nanos> {
+        self.queue.next_deadline()
+    }
+
+    /// The endpoints and their loads.
+    pub fn pool(&self) -> &Pool {
+        &self.pool
+    }
+
+    /// How this pool schedules.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The last decisions.
+    pub fn receipts(&self) -> &Receipts {
+        &self.receipts
+    }
+
+    /// Requests dispatched and not yet settled.
+    pub fn in_flight(&self) -> usize {
+        self.flights.len()
+    }
+
+    /// Requests that wait for a place.
+    pub fn queued(&self) -> usize {
+        self.queue.len()
+    }
+
+    fn arrive(
+        &mut self,
+        now: Nanos,
+        request: SchedulingRequest,
+        overlap: Vec<(EndpointId, u32)>,
+        out: &mut Vec<Output>,
+    ) {
+        let id = request.id;
+        debug_assert!(self.flights.get(id).is_none(), "a request in flight arrives again");
+        let waits = request.attempt == 0 && (self.is_full() || self.queue.len() > 0);
+        if !waits {
+            return self.place(now, &request, &overlap, out);
+        }
+        let deadline = now + self.config.queue_timeout;
+        if self.queue.push(Waiting { request, overlap, deadline }).is_err() {
+            out.push(Output::Reject { request: id, why: Rejection::QueueFull });
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        self.config.in_flight_max > 0 && self.flights.len() >= self.config.in_flight_max as usize
+    }
+
+    /// Lets go of those who have waited too long, then places whom there is room for.
+    fn drain_queue(&mut self, now: Nanos, out: &mut Vec<Output>) {
+        while let Some(waiting) = self.queue.pop_expired(now) {
+            out.push(Output::Reject { request: waiting.request.id, why: Rejection::QueueTimeout });
+        }
+        while !self.is_full() {
+            let Some(waiting) = self.queue.pop() else { break };
+            self.place(now, &waiting.request, &waiting.overlap, out);
+        }
+    }
+
+    /// Selects and reserves.
+    fn place(
+        &mut self,
+        now: Nanos,
+        request: &SchedulingRequest,
+        overlap: &[(EndpointId, u32)],
+        out: &mut Vec<Output>,
+    ) {
+        self.fill_rows(request, overlap);
+        if self.rows.is_empty() {
+            return out.push(Output::Reject { request: request.id, why: Rejection::NoEndpoint });
+        }
+        let explain = self.receipts.is_on();
+        if explain {
+            self.costs.clear();
+            self.costs.resize(self.rows.len(), f64::NAN);
+        }
+        let mut cx = PickContext {
+            request,
+            now,
+            rng: &mut self.rng,
+            reason: Reason::default(),
+            costs: explain.then_some(&mut self.costs[..]),
+        };
+        let row = self.policy.pick(&mut cx, &self.rows);
+        let Candidate { endpoint, overlap_tokens, .. } = self.rows[row];
+        let placement = Placement { endpoint, overlap_tokens, reason: cx.reason };
+        if explain {
+            self.receipts.push(now, request, placement, &self.rows, &self.costs);
+        }
+        let flight = Flight {
+            request: request.id,
+            endpoint,
+            prefill_tokens: self.rows[row].uncached_tokens(request),
+            context_tokens: u64::from(request.prompt_tokens),
+        };
+        if let Some(ledger) = self.pool.in_flight_mut(endpoint) {
+            ledger.requests += 1;
+            ledger.prefill_tokens += u64::from(flight.prefill_tokens);
+            ledger.context_tokens += flight.context_tokens;
+        }
+        self.flights.insert(flight);
+        out.push(Output::Dispatch { request: request.id, placement });
+    }
+
+    /// One row per eligible endpoint that has not failed this request.
+    fn fill_rows(&mut self, request: &SchedulingRequest, overlap: &[(EndpointId, u32)]) {
+        for &(endpoint, tokens) in overlap {
+            if endpoint.slot() >= self.overlap_by_slot.len() {
+                self.overlap_by_slot.resize(endpoint.slot() + 1, (EndpointId::new(0, 0), 0));
+            }
+            self.overlap_by_slot[endpoint.slot()] = (endpoint, tokens.min(request.prompt_tokens));
+        }
+        let overlap_tokens = |id: EndpointId| match self.overlap_by_slot.get(id.slot()) {
+            Some(&(holder, tokens)) if holder == id => tokens,
+            _ => 0,
+        };
+        self.rows.clear();
+        self.rows.extend(
+            self.pool.eligible().filter(|endpoint| !request.excluded.contains(&endpoint.id)).map(
+                |endpoint| Candidate {
+                    endpoint: endpoint.id,
+                    overlap_tokens: overlap_tokens(endpoint.id),
+                    load: endpoint.load,
+                },
+            ),
+        );
+        for &(endpoint, _) in overlap {
+            self.overlap_by_slot[endpoint.slot()].1 = 0;
+        }
+    }
+
+    fn first_token(&mut self, request: RequestId) {
+        let Some(flight) = self.flights.get_mut(request) else { return };
+        let prefill_tokens = u64::from(std::mem::take(&mut flight.prefill_tokens));
+        if let Some(ledger) = self.pool.in_flight_mut(flight.endpoint) {
+            ledger.prefill_tokens -= prefill_tokens;
+        }
+    }
+
+    fn tokens(&mut self, request: RequestId, count: u32) {
+        let Some(flight) = self.flights.get_mut(request) else { return };
+        flight.context_tokens += u64::from(count);
+        if let Some(ledger) = self.pool.in_flight_mut(flight.endpoint) {
+            ledger.context_tokens += u64::from(count);
+        }
+    }
+
+    /// Gives back all that a request has reserved, or takes it out of the queue.
+    fn settle(&mut self, request: RequestId, out: &mut Vec<Output>) {
+        let Some(flight) = self.flights.remove(request) else {
+            self.queue.remove(request);
+            return;
+        };
+        if let Some(ledger) = self.pool.in_flight_mut(flight.endpoint) {
+            ledger.requests -= 1;
+            ledger.prefill_tokens -= u64::from(flight.prefill_tokens);
+            ledger.context_tokens -= flight.context_tokens;
+            self.tell_drained(flight.endpoint, out);
+        }
+    }
+
+    fn tell_drained(&self, id: EndpointId, out: &mut Vec<Output>) {
+        let drained = self
+            .pool
+            .get(id)
+            .is_some_and(|endpoint| endpoint.draining && endpoint.load.in_flight.requests == 0);
+        if drained {
+            out.push(Output::Drained { endpoint: id });
+        }
+    }
+}
+
+/// Flights by request.
+#[derive(Default)]
+struct Flights {
+    table: HashTable<Flight>,
+    hasher: FixedState,
+}
+
+// === impl Flights ===
+
+impl Flights {
+    fn len(&self) -> usize {
+        self.table.len()
+    }
+
+    fn hash(&self, id: RequestId) -> u64 {
+        self.hasher.hash_one(id.0)
+    }
+
+    fn get(&self, id: RequestId) -> Option<&Flight> {
+        self.table.find(self.hash(id), |flight| flight.request == id)
+    }
+
+    fn get_mut(&mut self, id: RequestId) -> Option<&mut Flight> {
+        self.table.find_mut(self.hasher.hash_one(id.0), |flight| flight.request == id)
+    }
+
+    fn insert(&mut self, flight: Flight) {
+        let hasher = &self.hasher;
+        let hash = self.hash(flight.request);
+        self.table.insert_unique(hash, flight, |flight| hasher.hash_one(flight.request.0));
+    }
+
+    fn remove(&mut self, id: RequestId) -> Option<Flight> {
+        let entry = self.table.find_entry(self.hash(id), |flight| flight.request == id).ok()?;
+        Some(entry.remove().0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::load::InFlight;
+
+    fn config(policy: &str) -> Config {
+        Config {
+            policy: PolicyConfig::by_name(policy).expect("a policy"),
+            in_flight_max: 0,
+            queue_len_max: 2,
+            queue_timeout: Nanos(10),
+            receipts_max: 4,
+            seed: 1,
+        }
+    }
+
+    struct World {
+        scheduler: Scheduler,
+        now: Nanos,
+    }
+
+    impl World {
+        fn new(config: Config, endpoints: usize) -> Self {
+            let mut world = Self { scheduler: Scheduler::new(config), now: Nanos::ZERO };
+            for n in 0..endpoints {
+                let endpoint = world.scheduler.pool.next_id().expect("room");
+                world.step(Input::Joined { endpoint, name: format!("e{n}").into() });
+            }
+            world
+        }
+
+        fn step(&mut self, input: Input) -> Vec<Output> {
+            let mut out = Vec::new();
+            self.now += Nanos(1);
+            self.scheduler.step(self.now, input, &mut out);
+            out
+        }
+
+        fn arrive(&mut self, id: u64, prompt_tokens: u32, overlap: &[(EndpointId, u32)]) -> Vec<Output> {
+            let request = SchedulingRequest::new(RequestId(id), prompt_tokens);
+            self.step(Input::Arrived { request, overlap: overlap.to_vec() })
+        }
+
+        fn ledger(&self, slot: u16) -> InFlight {
+            self.scheduler.pool.get(endpoint(slot)).expect("here").load.in_flight
+        }
+    }
+
+    fn endpoint(slot: u16) -> EndpointId {
+        EndpointId::new(slot, 0)
+    }
+
+    fn placed(out: &[Output]) -> Option<EndpointId> {
+        out.iter().find_map(|output| match output {
+            Output::Dispatch { placement, .. } => Some(placement.endpoint),
+            _ => None,
+        })
+    }
+
+    #[test]
+    fn load_is_reserved_at_the_decision_and_released_step_by_step() {
+        let mut world = World::new(config("least_load"), 1);
+        world.arrive(1, 100, &[(endpoint(0), 64)]);
+        assert_eq!(world.ledger(0), InFlight { requests: 1, prefill_tokens: 36, context_tokens: 100 });
+        world.step(Input::FirstToken { request: RequestId(1) });
+        world.step(Input::Tokens { request: RequestId(1), count: 5 });
+        assert_eq!(world.ledger(0), InFlight { requests: 1, prefill_tokens: 0, context_tokens: 105 });
+        world.step(Input::Finished { request: RequestId(1) });
+        assert_eq!(world.ledger(0), InFlight::default());
+    }
+
+    #[test]
+    fn a_cancelled_request_frees_its_prefill_tokens() {
+        let mut world = World::new(config("least_load"), 1);
+        world.arrive(1, 100, &[]);
+        world.step(Input::Finished { request: RequestId(1) });
+        assert_eq!(world.ledger(0), InFlight::default());
+    }
+
+    #[test]
+    fn two_requests_in_a_row_never_see_the_same_idle_endpoint() {
+        let mut world = World::new(config("least_load"), 2);
+        let (a, b) = (placed(&world.arrive(1, 10, &[])), placed(&world.arrive(2, 10, &[])));
+        assert!(a.is_some() && b.is_some() && a != b);
+    }
+
+    #[test]
+    fn a_retry_goes_elsewhere_and_past_the_queue() {
+        let mut world = World::new(Config { in_flight_max: 1, ..config("round_robin") }, 2);
+        let first = placed(&world.arrive(1, 10, &[])).expect("placed");
+        assert_eq!(placed(&world.arrive(2, 10, &[])), None, "waits");
+        let out = world.step(Input::Finished { request: RequestId(1) });
+        assert!(placed(&out).is_some(), "the waiting one takes the place");
+        let mut request = SchedulingRequest::new(RequestId(1), 10);
+        (request.attempt, request.excluded) = (1, vec![first]);
+        let out = world.step(Input::Arrived { request, overlap: Vec::new() });
+        assert!(placed(&out).is_some_and(|second| second != first));
+    }
+
+    #[test]
+    fn without_a_fit_endpoint_a_request_is_refused() {
+        let mut world = World::new(config("cache_aware"), 1);
+        world.step(Input::Health { endpoint: endpoint(0), healthy: false });
+        let refused = [Output::Reject { request: RequestId(1), why: Rejection::NoEndpoint }];
+        assert_eq!(world.arrive(1, 10, &[]), refused);
+        world.step(Input::Health { endpoint: endpoint(0), healthy: true });
+        assert_eq!(placed(&world.arrive(2, 10, &[])), Some(endpoint(0)));
+    }
+
+    #[test]
+    fn beyond_the_limits_requests_wait_then_are_shed_then_expire() {
+        let mut world = World::new(Config { in_flight_max: 1, ..config("random") }, 1);
+        world.arrive(1, 10, &[]);
+        assert_eq!((world.arrive(2, 10, &[]), world.arrive(3, 10, &[])), (vec![], vec![]));
+        let shed = [Output::Reject { request: RequestId(4), why: Rejection::QueueFull }];
+        assert_eq!(world.arrive(4, 10, &[]), shed);
+        let deadline = world.scheduler.next_deadline().expect("somebody waits");
+        world.now = deadline - Nanos(1);
+        let expired = [Output::Reject { request: RequestId(2), why: Rejection::QueueTimeout }];
+        assert_eq!(world.step(Input::Tick), expired);
+        let out = world.step(Input::Finished { request: RequestId(1) });
+        assert!(matches!(out[..], [Output::Reject { request: RequestId(3), .. }]), "late by now: {out:?}");
+        assert_eq!((world.scheduler.queued(), world.scheduler.in_flight()), (0, 0));
+    }
+
+    #[test]
+    fn a_draining_endpoint_takes_nothing_new_and_tells_when_it_is_empty() {
+        let mut world = World::new(config("round_robin"), 2);
+        assert_eq!(placed(&world.arrive(1, 10, &[])), Some(endpoint(0)));
+        assert_eq!(world.step(Input::Draining { endpoint: endpoint(0), draining: true }), []);
+        assert_eq!(placed(&world.arrive(2, 10, &[])), Some(endpoint(1)));
+        assert_eq!(placed(&world.arrive(3, 10, &[])), Some(endpoint(1)));
+        let out = world.step(Input::Finished { request: RequestId(1) });
+        assert_eq!(out, [Output::Drained { endpoint: endpoint(0) }]);
+    }
+
+    #[test]
+    fn settling_after_the_endpoint_left_touches_no_successor_in_its_slot() {
+        let mut world = World::new(config("round_robin"), 1);
+        world.arrive(1, 10, &[]);
+        world.step(Input::Left { endpoint: endpoint(0) });
+        let successor = world.scheduler.pool.next_id().expect("room");
+        world.step(Input::Joined { endpoint: successor, name: "e1".into() });
+        world.arrive(2, 10, &[(endpoint(0), 10)]);
+        world.step(Input::Finished { request: RequestId(1) });
+        let ledger = world.scheduler.pool.get(successor).expect("here").load.in_flight;
+        assert_eq!(ledger, InFlight { requests: 1, prefill_tokens: 10, context_tokens: 10 });
+    }
+
+    #[test]
+    fn receipts_keep_the_last_decisions_with_their_rows() {
+        let mut world = World::new(config("lmetric"), 2);
+        for id in 0..6 {
+            world.arrive(id, 100, &[(endpoint(1), 60)]);
+        }
+        let receipts: Vec<_> = world.scheduler.receipts().iter().collect();
+        assert_eq!(receipts.iter().map(|r| r.request.0).collect::<Vec<_>>(), [2, 3, 4, 5]);
+        for receipt in receipts {
+            assert_eq!(receipt.rows.len(), 2);
+            assert_eq!(receipt.rows[1].overlap_tokens, 60);
+            let least = receipt.rows.iter().map(|row| row.cost).fold(f64::INFINITY, f64::min);
+            let picked = receipt.rows.iter().find(|row| row.endpoint == receipt.placement.endpoint);
+            assert_eq!(picked.expect("among the rows").cost, least);
+        }
+    }
+
+    #[derive(Clone, Debug)]
+    enum Act {
+        Arrive { tokens: u32, overlap: u32, retry: bool },
+        FirstToken(usize),
+        Tokens(usize, u32),
+        Finish(usize),
+        Health(u16, bool),
+        Drain(u16, bool),
+        Churn(u16),
+        Wait(u64),
+    }
+
+    fn act() -> impl Strategy<Value = Act> {
+        let any_request = || 0usize..40;
+        prop_oneof![
+            6 => (0u32..5000, 0u32..6000, any::<bool>())
+                .prop_map(|(tokens, overlap, retry)| Act::Arrive { tokens, overlap, retry }),
+            4 => any_request().prop_map(Act::FirstToken),
+            4 => (any_request(), 0u32..100).prop_map(|(r, n)| Act::Tokens(r, n)),
+            5 => any_request().prop_map(Act::Finish),
+            1 => (0u16..3, any::<bool>()).prop_map(|(e, up)| Act::Health(e, up)),
+            1 => (0u16..3, any::<bool>()).prop_map(|(e, on)| Act::Drain(e, on)),
+            1 => (0u16..3).prop_map(Act::Churn),
+            2 => (0u64..20).prop_map(Act::Wait),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_happens_the_ledger_returns_to_zero_and_nobody_is_lost_or_answered_twice(
+            acts in prop::collection::vec(act(), 1..200),
+            policy in 0..PolicyConfig::NAMES.len(),
+            in_flight_max in 0u32..6,
+        ) {
+            let config = Config { in_flight_max, ..config(PolicyConfig::NAMES[policy]) };
+            let mut world = World::new(config, 3);
+            let (mut asked, mut answered, mut given_up) = (Vec::new(), Vec::new(), Vec::new());
+            for act in acts {
+                let out = match act {
+                    Act::Arrive { tokens, overlap, retry } => {
+                        let mut request = SchedulingRequest::new(RequestId(asked.len() as u64), tokens);
+                        request.attempt = u32::from(retry);
+                        asked.push(request.id);
+                        let id = world.scheduler.pool.endpoints().next().expect("never empty").id;
+                        world.step(Input::Arrived { request, overlap: vec![(id, overlap)] })
+                    }
+                    Act::FirstToken(r) => world.step(Input::FirstToken { request: RequestId(r as u64) }),
+                    Act::Tokens(r, count) => world.step(Input::Tokens { request: RequestId(r as u64), count }),
+                    Act::Finish(r) => {
+                        let request = RequestId(r as u64);
+                        if r < asked.len() && !answered.contains(&request) {
+                            given_up.push(request);
+                        }
+                        world.step(Input::Finished { request })
+                    }
+                    Act::Health(slot, healthy) => world.step(Input::Health { endpoint: endpoint(slot), healthy }),
+                    Act::Drain(slot, draining) => world.step(Input::Draining { endpoint: endpoint(slot), draining }),
+                    Act::Churn(slot) => {
+                        let id = world.scheduler.pool.endpoints().nth(slot.into()).expect("three").id;
+                        let mut out = world.step(Input::Left { endpoint: id });
+                        let endpoint = world.scheduler.pool.next_id().expect("room");
+                        out.extend(world.step(Input::Joined { endpoint, name: "again".into() }));
+                        out
+                    }
+                    Act::Wait(span) => {
+                        world.now += Nanos(span);
+                        world.step(Input::Tick)
+                    }
+                };
+                for output in out {
+                    if let Output::Dispatch { request, .. } | Output::Reject { request, .. } = output {
+                        prop_assert!(!answered.contains(&request) && !given_up.contains(&request), "{request:?}");
+                        answered.push(request);
+                    }
+                }
+                if in_flight_max > 0 && world.scheduler.queued() > 0 {
+                    prop_assert!(world.scheduler.is_full(), "nobody waits while there is room");
+                }
+            }
+            let waiting = asked.len() - answered.len() - given_up.len();
+            prop_assert_eq!(world.scheduler.queued(), waiting, "asked = answered + given up + waiting");
+            for _ in 0..2 {
+                for &request in &asked {
+                    world.step(Input::Finished { request });
+                }
+            }
+            prop_assert_eq!((world.scheduler.in_flight(), world.scheduler.queued()), (0, 0));
+            for endpoint in world.scheduler.pool.endpoints() {
+                prop_assert_eq!(endpoint.load.in_flight, InFlight::default());
+            }
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! Eight threads race for one router; what it was told, replayed alone, gives the decisions that they got.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Barrier, Mutex};
+
+use kvlane_core::block::{BlockHash, ChainSeed};
+use kvlane_core::decision::Placement;
+use kvlane_core::index::{Overlap, approx};
+use kvlane_core::policy::PolicyConfig;
+use kvlane_core::request::{RequestId, SchedulingRequest};
+use kvlane_core::rng::Rng;
+use kvlane_core::router::{self, Recording, Router};
+use kvlane_core::scheduler::{self, Input, Output};
+use kvlane_core::time::Nanos;
+
+const THREADS: u64 = 8;
+const REQUESTS_PER_THREAD: u64 = 400;
+
+fn dispatches(outputs: impl IntoIterator<Item = Output>) -> impl Iterator<Item = (RequestId, Placement)> {
+    outputs.into_iter().filter_map(|output| match output {
+        Output::Dispatch { request, placement } => Some((request, placement)),
+        _ => None,
+    })
+}
+
+fn race(policy: &str) -> (BTreeMap<RequestId, Placement>, Recording) {
+    let router = Router::new(router::Config {
+        scheduler: scheduler::Config {
+            policy: PolicyConfig::by_name(policy).expect("a policy"),
+            in_flight_max: 40,
+            queue_len_max: 16,
+            queue_timeout: Nanos(300),
+            receipts_max: 8,
+            seed: 11,
+        },
+        index: approx::Config { memory_bytes_max: 1 << 20, ttl: Nanos(5_000) },
+        block_tokens: 16,
+    });
+    router.record();
+    for n in 0..5 {
+        router.join(Nanos::ZERO, format!("e{n}").into(), &mut Vec::new()).expect("room");
+    }
+    let (clock, seen, start) =
+        (AtomicU64::new(1), Mutex::new(BTreeMap::new()), Barrier::new(THREADS as usize));
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let (router, clock, seen, start) = (&router, &clock, &seen, &start);
+            scope.spawn(move || {
+                let mut rng = Rng::new(thread);
+                let (mut out, mut overlap, mut mine) = (Vec::new(), Overlap::default(), Vec::new());
+                start.wait();
+                for n in 0..REQUESTS_PER_THREAD {
+                    let now = Nanos(clock.fetch_add(1, Ordering::Relaxed));
+                    let id = RequestId(thread * REQUESTS_PER_THREAD + n);
+                    let mut chain: Vec<BlockHash> = Vec::new();
+                    let prompt = vec![rng.below(6) as u8; 16 * (1 + rng.below(40))];
+                    ChainSeed::new("m", None, None).chain(&prompt, 16, &mut chain);
+                    let request = SchedulingRequest::new(id, prompt.len() as u32);
+                    router.arrive(now, request, &chain, &mut overlap, &mut out);
+                    mine.push(id);
+                    router.progress(now, id, n % 2 == 0, 3, &mut out);
+                    if mine.len() > 4 {
+                        let request = mine.swap_remove(rng.below(mine.len()));
+                        router.step(now, Input::Finished { request }, &mut out);
+                    }
+                }
+                seen.lock().expect("no panic").extend(dispatches(out));
+            });
+        }
+    });
+    (seen.into_inner().expect("no panic"), router.recording())
+}
+
+#[test]
+fn a_recording_of_eight_racing_threads_replays_to_identical_decisions() {
+    for &policy in PolicyConfig::NAMES {
+        let (seen, recording) = race(policy);
+        assert!(seen.len() as u64 > REQUESTS_PER_THREAD, "{policy}: most requests found a place");
+        let written = serde_json::to_string(&recording).expect("recordings can be written");
+        let read: Recording = serde_json::from_str(&written).expect("and read");
+        let replayed: BTreeMap<_, _> = dispatches(read.replay().into_iter().flatten()).collect();
+        assert_eq!(replayed, seen, "{policy}");
+    }
+}

@@ -1,0 +1,206 @@
+//! What a mock engine is told. Names follow vLLM and llm-d-inference-sim where they have the same thing.
+
+use kvlane_core::timing::{PresetError, TimingModel};
+use kvlane_sim::EngineConfig;
+use serde::{Deserialize, Serialize};
+
+/// Context length where neither the configuration nor the KV cache says less: that of current models with extended
+/// rotary embeddings, and enough for every request of the Mooncake traces.
+const MODEL_LEN_DEFAULT: u32 = 131_072;
+
+/// Configuration of one mock engine.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
+pub struct MockConfig {
+    /// `--model`: the base model's name.
+    pub model: String,
+    /// `--served-model-name`: names it answers to instead of `model`. The first is the one it reports.
+    pub served_model_name: Vec<String>,
+    /// `--lora-modules`: adapters on top of the model, by name. Their blocks are never shared with the base model's.
+    pub lora_modules: Vec<String>,
+    /// `--preset`: model and machine of the timing model, such as `qwen2.5-7b@a100` or `qwen3-32b@h100x2`.
+    pub preset: String,
+    /// `--speed`: engine seconds per wall-clock second.
+    pub speed: f64,
+    /// `--block-size`: tokens in a KV block.
+    pub block_size: u32,
+    /// `--kv-cache-size`: KV blocks; by default what the preset's memory holds.
+    pub kv_cache_size: Option<u32>,
+    /// `--gpu-memory-utilization`: share of the preset's memory that weights, activations and KV cache may use.
+    pub gpu_memory_utilization: f64,
+    /// `--max-num-seqs`: most sequences in a batch. The default is vLLM's for GPUs below 70 GiB and for A100.
+    pub max_num_seqs: u32,
+    /// `--max-num-batched-tokens`: most tokens in a step. The default is vLLM's API server's on the same GPUs.
+    pub max_num_batched_tokens: u32,
+    /// `--max-model-len`: most tokens of prompt and answer together; by default 131,072 or what the KV cache holds.
+    pub max_model_len: Option<u32>,
+    /// `--max-waiting-queue-length`: requests in the engine's queue beyond which it answers 429.
+    pub max_waiting_queue_length: u32,
+    /// `--seed`: another seed draws other answers.
+    pub seed: u64,
+}
+
+impl Default for MockConfig {
+    fn default() -> Self {
+        Self {
+            model: "mock".into(),
+            served_model_name: Vec::new(),
+            lora_modules: Vec::new(),
+            preset: "qwen2.5-7b@a100".into(),
+            speed: 1.0,
+            block_size: 16,
+            kv_cache_size: None,
+            gpu_memory_utilization: 0.90,
+            max_num_seqs: 256,
+            max_num_batched_tokens: 2048,
+            max_model_len: None,
+            max_waiting_queue_length: 10_000,
+            seed: 0,
+        }
+    }
+}
+
+/// Why a mock engine does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// No such timing preset.
+    #[error(transparent)]
+    Preset(#[from] PresetError),
+    /// A value that makes no sense.
+    #[error("{flag} is {value}; it must be {must_be}")]
+    Value {
+        /// The flag as typed.
+        flag: &'static str,
+        /// What it was given.
+        value: String,
+        /// What would do.
+        must_be: &'static str,
+    },
+    /// The longest request would not fit into the KV cache.
+    #[error(
+        "--max-model-len {max_model_len} needs more KV cache than there is ({kv_tokens} tokens): lower it, or raise \
+         --kv-cache-size or --gpu-memory-utilization"
+    )]
+    CacheTooSmall {
+        /// Tokens of the longest request.
+        max_model_len: u32,
+        /// Tokens the cache holds.
+        kv_tokens: u64,
+    },
+    /// The listener's address cannot be read.
+    #[error("cannot read the listening address: {0}")]
+    Listener(#[from] std::io::Error),
+}
+
+/// A configuration that was checked, with every default filled in.
+#[derive(Clone, Debug)]
+pub(crate) struct Settled {
+    pub(crate) engine: EngineConfig,
+    /// Base model names it answers to, at least one.
+    pub(crate) names: Vec<String>,
+    pub(crate) loras: Vec<String>,
+    pub(crate) model: String,
+    pub(crate) max_model_len: u32,
+    pub(crate) max_waiting: u32,
+    pub(crate) speed: f64,
+    pub(crate) seed: u64,
+}
+
+impl MockConfig {
+    /// Checks every value and fills in what depends on others.
+    pub(crate) fn settle(self) -> Result<Settled, ConfigError> {
+        let timing = TimingModel::preset(&self.preset)?;
+        require("--speed", self.speed, (1e-3..=1e6).contains(&self.speed), "between 0.001 and 1000000")?;
+        let share = self.gpu_memory_utilization;
+        require("--gpu-memory-utilization", share, share > 0.0 && share <= 1.0, "above 0 and at most 1")?;
+        require("--block-size", self.block_size, (1..=65_536).contains(&self.block_size), "between 1 and 65536")?;
+        require("--max-num-seqs", self.max_num_seqs, self.max_num_seqs > 0, "at least 1")?;
+        let batched = self.max_num_batched_tokens;
+        require("--max-num-batched-tokens", batched, batched > 0, "at least 1")?;
+        let names = if self.served_model_name.is_empty() { vec![self.model.clone()] } else { self.served_model_name };
+        for name in names.iter().chain(&self.lora_modules) {
+            let plain = !name.is_empty() && name.len() <= 256 && !name.contains(char::is_control);
+            require("--model, --served-model-name or --lora-modules", format!("{name:?}"), plain, "a name of 1 to 256 bytes")?;
+        }
+        let blocks = self.kv_cache_size.unwrap_or_else(|| {
+            u32::try_from(timing.kv_capacity_tokens(share) / u64::from(self.block_size)).unwrap_or(u32::MAX)
+        });
+        require("--kv-cache-size", blocks, blocks > 0, "at least 1 block, with room for the weights beside it")?;
+        let kv_tokens = u64::from(blocks) * u64::from(self.block_size);
+        let fitting = u32::try_from(kv_tokens).unwrap_or(u32::MAX);
+        let max_model_len = self.max_model_len.unwrap_or(MODEL_LEN_DEFAULT.min(fitting));
+        require("--max-model-len", max_model_len, max_model_len > 1, "at least 2, one token each for prompt and answer")?;
+        if u64::from(max_model_len) > kv_tokens {
+            return Err(ConfigError::CacheTooSmall { max_model_len, kv_tokens });
+        }
+        let engine = EngineConfig {
+            timing,
+            block_tokens: self.block_size,
+            blocks,
+            max_num_seqs: self.max_num_seqs,
+            max_num_batched_tokens: batched,
+        };
+        Ok(Settled {
+            engine,
+            names,
+            loras: self.lora_modules,
+            model: self.model,
+            max_model_len,
+            max_waiting: self.max_waiting_queue_length,
+            speed: self.speed,
+            seed: self.seed,
+        })
+    }
+}
+
+fn require(
+    flag: &'static str,
+    value: impl ToString,
+    holds: bool,
+    must_be: &'static str,
+) -> Result<(), ConfigError> {
+    if holds { Ok(()) } else { Err(ConfigError::Value { flag, value: value.to_string(), must_be }) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_is_a_7b_model_on_an_a100_with_its_own_cache_size() {
+        let settled = MockConfig::default().settle().expect("the default works");
+        assert_eq!(settled.names, ["mock"]);
+        assert_eq!(settled.max_model_len, MODEL_LEN_DEFAULT);
+        let tokens = u64::from(settled.engine.blocks) * 16;
+        assert!((900_000..1_100_000).contains(&tokens), "{tokens}");
+    }
+
+    #[test]
+    fn a_small_cache_bounds_the_context_unless_the_context_was_asked_for() {
+        let small = MockConfig { kv_cache_size: Some(64), ..Default::default() };
+        assert_eq!(small.clone().settle().expect("fits").max_model_len, 1024);
+        let asked = MockConfig { max_model_len: Some(1025), ..small };
+        assert!(matches!(asked.settle(), Err(ConfigError::CacheTooSmall { kv_tokens: 1024, .. })));
+    }
+
+    #[test]
+    fn values_that_make_no_sense_are_refused_by_their_flag() {
+        let refuse = |config: MockConfig, flag: &str| {
+            let error = config.settle().expect_err(flag).to_string();
+            assert!(error.contains(flag), "{error}");
+        };
+        let good = MockConfig::default;
+        refuse(MockConfig { preset: "gpt@tpu".into(), ..good() }, "gpt@tpu");
+        refuse(MockConfig { speed: f64::NAN, ..good() }, "--speed");
+        refuse(MockConfig { speed: 0.0, ..good() }, "--speed");
+        refuse(MockConfig { block_size: 0, ..good() }, "--block-size");
+        refuse(MockConfig { kv_cache_size: Some(0), ..good() }, "--kv-cache-size");
+        refuse(MockConfig { gpu_memory_utilization: 0.01, ..good() }, "--kv-cache-size");
+        refuse(MockConfig { gpu_memory_utilization: f64::NAN, ..good() }, "--gpu-memory-utilization");
+        refuse(MockConfig { max_num_seqs: 0, ..good() }, "--max-num-seqs");
+        refuse(MockConfig { max_num_batched_tokens: 0, ..good() }, "--max-num-batched-tokens");
+        refuse(MockConfig { max_model_len: Some(1), ..good() }, "--max-model-len");
+        refuse(MockConfig { model: String::new(), ..good() }, "--model");
+        refuse(MockConfig { lora_modules: vec!["a\n".into()], ..good() }, "--lora-modules");
+    }
+}

@@ -1,0 +1,344 @@
+//! The engine in real time.
+//!
+//! The engine model lives in virtual time, which is the wall clock since the start times the speed. One task sleeps
+//! until the step in progress ends, runs the engine up to now and goes back to sleep; requests come and go in between,
+//! under the same lock. The runtime's timers have millisecond granularity, so what a client sees is up to a millisecond
+//! of wall clock late, but lateness never adds up, since steps follow each other in virtual time.
+//!
+//! What reaches a request is not a queue of events but its [`Progress`]: tokens so far and how it ended. A slow reader
+//! therefore costs no memory, and one that was away reads everything in one go.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use kvlane_core::time::Nanos;
+use kvlane_sim::{Engine, EngineConfig, EngineEvent, EngineRequest, EngineStats};
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use crate::metrics::Histogram;
+use crate::tokens::Prompt;
+
+/// How a request left the engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    Finished,
+    Rejected(&'static str),
+}
+
+/// What a request has come to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Progress {
+    /// Output tokens.
+    pub(crate) produced: u32,
+    /// Prompt tokens that came from the cache.
+    pub(crate) cached: u32,
+    pub(crate) end: Option<End>,
+}
+
+/// The engine's queue is full.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct QueueFull;
+
+/// What `/metrics` tells beyond the engine's own counters. Times are the engine's, in seconds.
+#[derive(Clone, Debug)]
+pub(crate) struct Served {
+    pub(crate) finished: u64,
+    pub(crate) ttft: Histogram,
+    pub(crate) e2e: Histogram,
+}
+
+/// One engine and the requests in it.
+pub(crate) struct Driver {
+    inner: Mutex<Inner>,
+    /// The engine has a deadline it did not have when the task went to sleep.
+    changed: Notify,
+    start: Instant,
+    speed: f64,
+    max_waiting: u32,
+}
+
+struct Inner {
+    engine: Engine,
+    slots: HashMap<u64, Slot>,
+    next_id: u64,
+    served: Served,
+    /// Kept between calls for its memory.
+    events: Vec<(Nanos, EngineEvent)>,
+}
+
+struct Slot {
+    arrived: Nanos,
+    cell: Arc<Mutex<Cell>>,
+}
+
+#[derive(Default)]
+struct Cell {
+    progress: Progress,
+    waker: Option<Waker>,
+}
+
+/// A request's place in the engine. Dropping it before its end cancels the request.
+pub(crate) struct Ticket {
+    driver: Arc<Driver>,
+    id: u64,
+    cell: Arc<Mutex<Cell>>,
+}
+
+/// Locks, and goes on with what is there if a holder panicked: every update is complete before its lock is released.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+// === impl Driver ===
+
+impl Driver {
+    pub(crate) fn new(config: EngineConfig, speed: f64, max_waiting: u32) -> Arc<Self> {
+        let served = Served { finished: 0, ttft: Histogram::ttft(), e2e: Histogram::e2e() };
+        let inner = Inner {
+            engine: Engine::new(config),
+            slots: HashMap::new(),
+            next_id: 0,
+            served,
+            events: Vec::new(),
+        };
+        Arc::new(Self { inner: Mutex::new(inner), changed: Notify::new(), start: Instant::now(), speed, max_waiting })
+    }
+
+    /// Runs the engine for as long as someone polls this.
+    pub(crate) async fn run(&self) {
+        loop {
+            let deadline = {
+                let mut inner = lock(&self.inner);
+                inner.catch_up(self.now());
+                inner.engine.next_deadline()
+            };
+            match deadline {
+                // A step does not change once begun, so whatever arrives meanwhile can wait for its end.
+                Some(deadline) => tokio::time::sleep_until(self.wall(deadline)).await,
+                None => self.changed.notified().await,
+            }
+        }
+    }
+
+    /// Queues a request.
+    pub(crate) fn submit(self: &Arc<Self>, prompt: Prompt, output_tokens: u32) -> Result<Ticket, QueueFull> {
+        let mut inner = lock(&self.inner);
+        let now = self.now();
+        inner.catch_up(now);
+        if inner.engine.stats().waiting >= self.max_waiting {
+            return Err(QueueFull);
+        }
+        let id = inner.next_id;
+        inner.next_id += 1;
+        let cell = Arc::<Mutex<Cell>>::default();
+        inner.slots.insert(id, Slot { arrived: now, cell: cell.clone() });
+        let idle = inner.engine.next_deadline().is_none();
+        inner.engine.enqueue(
+            now,
+            EngineRequest {
+                id,
+                prompt_blocks: prompt.blocks,
+                prompt_tokens: prompt.tokens,
+                output_tokens,
+                output_seed: prompt.key,
+            },
+        );
+        drop(inner);
+        if idle {
+            self.changed.notify_one();
+        }
+        Ok(Ticket { driver: self.clone(), id, cell })
+    }
+
+    /// The engine's counters and ours.
+    pub(crate) fn stats(&self) -> (EngineStats, Served) {
+        let inner = lock(&self.inner);
+        (inner.engine.stats(), inner.served.clone())
+    }
+
+    /// Forgets cached blocks that no request uses.
+    pub(crate) fn reset_prefix_cache(&self) {
+        lock(&self.inner).engine.reset_prefix_cache();
+    }
+
+    fn cancel(&self, id: u64) {
+        let mut inner = lock(&self.inner);
+        let now = self.now();
+        inner.catch_up(now);
+        if inner.slots.remove(&id).is_some() {
+            inner.engine.cancel(now, id);
+        }
+    }
+
+    /// Virtual time now.
+    fn now(&self) -> Nanos {
+        Nanos::from_secs_f64(self.start.elapsed().as_secs_f64() * self.speed)
+    }
+
+    /// When the wall clock reaches a virtual time.
+    fn wall(&self, at: Nanos) -> Instant {
+        // A year is as good as never, and an `Instant` can hold it.
+        self.start + Duration::from_secs_f64((at.as_secs_f64() / self.speed).min(3.2e7))
+    }
+}
+
+// === impl Inner ===
+
+impl Inner {
+    /// Runs every step that has ended and tells the requests.
+    fn catch_up(&mut self, now: Nanos) {
+        let mut events = std::mem::take(&mut self.events);
+        self.engine.advance(now, &mut events);
+        for (at, event) in events.drain(..) {
+            self.apply(at, event);
+        }
+        self.events = events;
+    }
+
+    fn apply(&mut self, at: Nanos, event: EngineEvent) {
+        let (EngineEvent::FirstToken { id, .. }
+        | EngineEvent::Tokens { id, .. }
+        | EngineEvent::Finished { id }
+        | EngineEvent::Rejected { id, .. }) = event;
+        let Some(slot) = self.slots.get(&id) else {
+            return;
+        };
+        let waker = {
+            let mut cell = lock(&slot.cell);
+            match event {
+                EngineEvent::FirstToken { cached_tokens, .. } => {
+                    cell.progress.cached = cached_tokens;
+                    cell.progress.produced = 1;
+                    self.served.ttft.observe((at - slot.arrived).as_secs_f64());
+                }
+                EngineEvent::Tokens { count, .. } => cell.progress.produced += count,
+                EngineEvent::Finished { .. } => {
+                    cell.progress.end = Some(End::Finished);
+                    self.served.finished += 1;
+                    self.served.e2e.observe((at - slot.arrived).as_secs_f64());
+                }
+                EngineEvent::Rejected { why, .. } => cell.progress.end = Some(End::Rejected(why)),
+            }
+            let over = cell.progress.end.is_some();
+            let waker = cell.waker.take();
+            drop(cell);
+            if over {
+                self.slots.remove(&id);
+            }
+            waker
+        };
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+// === impl Ticket ===
+
+impl Ticket {
+    /// Ready once there are more than `seen` tokens or the request is over.
+    pub(crate) fn poll_progress(&self, cx: &Context<'_>, seen: u32) -> Poll<Progress> {
+        let mut cell = lock(&self.cell);
+        if cell.progress.produced > seen || cell.progress.end.is_some() {
+            return Poll::Ready(cell.progress);
+        }
+        match &mut cell.waker {
+            Some(waker) => waker.clone_from(cx.waker()),
+            none => *none = Some(cx.waker().clone()),
+        }
+        Poll::Pending
+    }
+
+    /// Waits for the end.
+    pub(crate) async fn ended(&self) -> Progress {
+        std::future::poll_fn(|cx| self.poll_progress(cx, u32::MAX)).await
+    }
+
+    /// Unique in this engine's life.
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        let over = lock(&self.cell).progress.end.is_some();
+        if !over {
+            self.driver.cancel(self.id);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvlane_core::block::ChainSeed;
+
+    use super::*;
+    use crate::config::MockConfig;
+
+    /// A driver under paused time: the clock jumps to the next timer whenever every task waits.
+    fn driver(config: MockConfig) -> (Arc<Driver>, tokio::task::JoinHandle<()>) {
+        let settled = config.settle().expect("a good configuration");
+        let driver = Driver::new(settled.engine, settled.speed, settled.max_waiting);
+        let task = tokio::spawn({
+            let driver = driver.clone();
+            async move { driver.run().await }
+        });
+        (driver, task)
+    }
+
+    fn prompt(text: &str) -> Prompt {
+        Prompt::new(ChainSeed::new("m", None, None), text.as_bytes(), 16).expect("short")
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_gets_its_tokens_and_the_next_one_its_prefix() {
+        let (driver, _task) = driver(MockConfig::default());
+        let text = "x".repeat(64 * 64);
+        let first = driver.submit(prompt(&text), 5).expect("room").ended().await;
+        assert_eq!(first, Progress { produced: 5, cached: 0, end: Some(End::Finished) });
+        let second = driver.submit(prompt(&text), 5).expect("room").ended().await;
+        assert_eq!(second, Progress { cached: 63 * 16, ..first });
+        let (stats, served) = driver.stats();
+        assert_eq!((stats.running, stats.waiting, stats.generation_tokens, served.finished), (0, 0, 10, 2));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn time_runs_at_the_speed_it_was_given() {
+        let took = async |speed| {
+            let (driver, _task) = driver(MockConfig { speed, ..Default::default() });
+            let start = Instant::now();
+            driver.submit(prompt(&"x".repeat(8192 * 4)), 100).expect("room").ended().await;
+            start.elapsed().as_secs_f64()
+        };
+        let (slow, fast) = (took(1.0).await, took(10.0).await);
+        // The paused clock still ticks in milliseconds.
+        assert!((slow / 10.0 - fast).abs() <= 0.002, "{slow} s against {fast} s");
+        assert!((1.0..3.0).contains(&slow), "8,192 tokens of prompt and 100 of answer on an A100 took {slow} s");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_dropped_ticket_leaves_the_engine_empty() {
+        let (driver, _task) = driver(MockConfig::default());
+        let ticket = driver.submit(prompt("some words"), 1000).expect("room");
+        std::future::poll_fn(|cx| ticket.poll_progress(cx, 3)).await;
+        assert_eq!(driver.stats().0.running, 1);
+        drop(ticket);
+        let (stats, served) = driver.stats();
+        assert_eq!((stats.running, stats.kv_blocks_used, served.finished), (0, 0, 0));
+        assert!(lock(&driver.inner).slots.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_full_queue_refuses() {
+        let config = MockConfig { max_num_seqs: 1, max_waiting_queue_length: 1, ..Default::default() };
+        let (driver, _task) = driver(config);
+        let running = driver.submit(prompt("one"), 1000).expect("room");
+        std::future::poll_fn(|cx| running.poll_progress(cx, 0)).await;
+        let _waiting = driver.submit(prompt("two"), 1).expect("room in the queue");
+        assert!(driver.submit(prompt("three"), 1).is_err());
+    }
+}

@@ -1,0 +1,143 @@
+//! `/metrics` under vLLM's names, as its 0.32 writes them: the ones that routers and dashboards read.
+
+use std::fmt::Write;
+
+use crate::api::Shared;
+
+/// Counts of observations by upper bound, as Prometheus wants them.
+#[derive(Clone, Debug)]
+pub(crate) struct Histogram {
+    bounds: &'static [f64],
+    /// One more than bounds: the last is for everything above.
+    counts: Vec<u64>,
+    sum: f64,
+}
+
+/// vLLM's buckets of `time_to_first_token_seconds`.
+const TTFT_BOUNDS: &[f64] = &[
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+    160.0, 640.0, 2560.0,
+];
+
+/// vLLM's buckets of `e2e_request_latency_seconds`.
+const E2E_BOUNDS: &[f64] = &[
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
+    1920.0, 7680.0,
+];
+
+impl Histogram {
+    pub(crate) fn ttft() -> Self {
+        Self::new(TTFT_BOUNDS)
+    }
+
+    pub(crate) fn e2e() -> Self {
+        Self::new(E2E_BOUNDS)
+    }
+
+    fn new(bounds: &'static [f64]) -> Self {
+        Self { bounds, counts: vec![0; bounds.len() + 1], sum: 0.0 }
+    }
+
+    pub(crate) fn observe(&mut self, value: f64) {
+        self.counts[self.bounds.partition_point(|&bound| bound < value)] += 1;
+        self.sum += value;
+    }
+}
+
+/// The whole page.
+pub(crate) fn render(shared: &Shared) -> String {
+    let (stats, served) = shared.driver.stats();
+    let config = &shared.config;
+    let kv_usage = f64::from(stats.kv_blocks_used) / f64::from(stats.kv_blocks.max(1));
+    let mut page = Page { out: String::with_capacity(8192), labels: labels(&config.names[0]) };
+    page.row("num_requests_running", "gauge", "Requests in the batch.", stats.running);
+    page.row("num_requests_waiting", "gauge", "Requests in the queue.", stats.waiting);
+    page.row("kv_cache_usage_perc", "gauge", "Share of KV blocks in use, 0 to 1.", kv_usage);
+    page.row(
+        "prefix_cache_queries_total",
+        "counter",
+        "Prompt tokens looked up in the cache.",
+        stats.prefix_queried_tokens,
+    );
+    page.row("prefix_cache_hits_total", "counter", "Prompt tokens found in the cache.", stats.prefix_hit_tokens);
+    page.row("prompt_tokens_total", "counter", "Prompt tokens, cached ones included.", stats.prompt_tokens);
+    page.row("generation_tokens_total", "counter", "Output tokens.", stats.generation_tokens);
+    page.row("num_preemptions_total", "counter", "Sequences preempted.", stats.preemptions);
+    page.row("request_success_total", "counter", "Requests answered in full.", served.finished);
+    page.histogram(
+        "time_to_first_token_seconds",
+        "Engine seconds from arrival to first token, without the network.",
+        &served.ttft,
+    );
+    page.histogram("e2e_request_latency_seconds", "Engine seconds from arrival to end.", &served.e2e);
+    page.cache_config(config.engine.block_tokens, config.engine.blocks);
+    page.out
+}
+
+/// Label pairs of every line, a model's name escaped as the text format wants it.
+fn labels(model: &str) -> String {
+    let model = model.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+    format!("engine=\"0\",model_name=\"{model}\"")
+}
+
+/// A page in the making. Writing to a `String` cannot fail, so results of `write!` are dropped here and nowhere else.
+struct Page {
+    out: String,
+    labels: String,
+}
+
+impl Page {
+    fn head(&mut self, name: &str, kind: &str, help: &str) {
+        let _ = writeln!(self.out, "# HELP vllm:{name} {help}\n# TYPE vllm:{name} {kind}");
+    }
+
+    fn row(&mut self, name: &str, kind: &str, help: &str, value: impl std::fmt::Display) {
+        self.head(name, kind, help);
+        let _ = writeln!(self.out, "vllm:{name}{{{}}} {value}", self.labels);
+    }
+
+    fn histogram(&mut self, name: &str, help: &str, histogram: &Histogram) {
+        self.head(name, "histogram", help);
+        let mut below = 0;
+        let labels = &self.labels;
+        for (index, count) in histogram.counts.iter().enumerate() {
+            below += count;
+            let bound = histogram.bounds.get(index).map_or("+Inf".into(), f64::to_string);
+            let _ = writeln!(self.out, "vllm:{name}_bucket{{{labels},le=\"{bound}\"}} {below}");
+        }
+        let _ = writeln!(self.out, "vllm:{name}_sum{{{labels}}} {}", histogram.sum);
+        let _ = writeln!(self.out, "vllm:{name}_count{{{labels}}} {below}");
+    }
+
+    fn cache_config(&mut self, block_tokens: u32, blocks: u32) {
+        self.head("cache_config_info", "gauge", "Size of the KV cache.");
+        let tokens = u64::from(block_tokens) * u64::from(blocks);
+        let _ = writeln!(
+            self.out,
+            "vllm:cache_config_info{{block_size=\"{block_tokens}\",enable_prefix_caching=\"True\",engine=\"0\",\
+             kv_cache_size_tokens=\"{tokens}\",num_gpu_blocks=\"{blocks}\"}} 1"
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_histogram_counts_a_bound_as_below_it() {
+        let mut histogram = Histogram::new(&[1.0, 2.0]);
+        [0.5, 1.0, 1.5, 9.0].into_iter().for_each(|value| histogram.observe(value));
+        let mut page = Page { out: String::new(), labels: "a=\"b\"".into() };
+        page.histogram("h", "help", &histogram);
+        let expected = "# HELP vllm:h help\n# TYPE vllm:h histogram\nvllm:h_bucket{a=\"b\",le=\"1\"} 2\n\
+            vllm:h_bucket{a=\"b\",le=\"2\"} 3\nvllm:h_bucket{a=\"b\",le=\"+Inf\"} 4\nvllm:h_sum{a=\"b\"} 12\n\
+            vllm:h_count{a=\"b\"} 4\n";
+        assert_eq!(page.out, expected);
+    }
+
+    #[test]
+    fn a_models_name_cannot_break_the_format() {
+        assert_eq!(labels("a\"b\\c"), r#"engine="0",model_name="a\"b\\c""#);
+    }
+}

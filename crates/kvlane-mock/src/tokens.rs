@@ -1,0 +1,100 @@
+//! The mock tokenizer: four bytes of the rendered prompt are one token, and the token's id is those bytes.
+//!
+//! Four bytes are about what a token of English is in current vocabularies. The id is the little-endian number of the
+//! four bytes, so a prompt given as the ids that `/tokenize` returned is the same prompt, and hits the same blocks, as
+//! its text. A last piece shorter than four bytes is padded with zeros in its id.
+
+use kvlane_core::block::{BlockHash, ChainSeed};
+
+/// Bytes of prompt per token.
+pub(crate) const TOKEN_BYTES: usize = 4;
+
+/// Words of answers: each is one token.
+const WORDS: &[u8; 64 * TOKEN_BYTES] = b" and any are ask bad big bit box but buy can car cut day dry ear eat end far \
+few fit fly for get got had has her him his hot how ice its key law let lot low man map may mix new not now odd off old \
+one our out own put red run say sea see six sky sun the two";
+
+/// A prompt as the engine sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Prompt {
+    pub(crate) tokens: u32,
+    /// Chained hashes of its full blocks.
+    pub(crate) blocks: Vec<BlockHash>,
+    /// A hash of all of it, the partial block included: what its answer is drawn from.
+    pub(crate) key: u64,
+}
+
+impl Prompt {
+    /// Cuts a rendered prompt into blocks of `block_tokens`. `None` if it has more tokens than can be counted.
+    pub(crate) fn new(seed: ChainSeed, rendered: &[u8], block_tokens: u32) -> Option<Self> {
+        let tokens = u32::try_from(rendered.len().div_ceil(TOKEN_BYTES)).ok()?;
+        let block_bytes = block_tokens as usize * TOKEN_BYTES;
+        let mut blocks = Vec::new();
+        seed.chain(rendered, block_bytes, &mut blocks);
+        let rest = &rendered[blocks.len() * block_bytes..];
+        let key = seed.next(blocks.last().copied(), rest).0;
+        Some(Self { tokens, blocks, key })
+    }
+}
+
+/// Token ids of a rendered prompt.
+pub(crate) fn ids(rendered: &[u8]) -> impl Iterator<Item = u32> {
+    rendered.chunks(TOKEN_BYTES).map(|piece| {
+        let mut bytes = [0; TOKEN_BYTES];
+        bytes[..piece.len()].copy_from_slice(piece);
+        u32::from_le_bytes(bytes)
+    })
+}
+
+/// The text of token ids, without the last one's padding. Ids that are no text become replacement characters.
+pub(crate) fn text(mut rendered: &[u8]) -> String {
+    for _ in 1..TOKEN_BYTES {
+        rendered = rendered.strip_suffix(b"\0").unwrap_or(rendered);
+    }
+    String::from_utf8_lossy(rendered).into_owned()
+}
+
+/// The token at `index` of the answer to the prompt with this key. It needs no JSON escaping.
+pub(crate) fn answer_word(key: u64, index: u32) -> &'static [u8] {
+    let draw = (key ^ u64::from(index)).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 58;
+    let at = draw as usize * TOKEN_BYTES;
+    &WORDS[at..at + TOKEN_BYTES]
+}
+
+/// The first `tokens` tokens of an answer.
+pub(crate) fn answer(key: u64, tokens: u32) -> String {
+    (0..tokens).flat_map(|index| answer_word(key, index)).map(|&byte| char::from(byte)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn prompt(text: &str) -> Prompt {
+        Prompt::new(ChainSeed::new("m", None, None), text.as_bytes(), 2).expect("short")
+    }
+
+    #[test]
+    fn four_bytes_are_a_token_and_a_rest_counts_as_one() {
+        assert_eq!(prompt("abcdefgh").tokens, 2);
+        assert_eq!(prompt("abcdefghi").tokens, 3);
+        assert_eq!(prompt("abcdefghi").blocks, prompt("abcdefgh").blocks);
+        assert_ne!(prompt("abcdefghi").key, prompt("abcdefghj").key);
+    }
+
+    #[test]
+    fn ids_are_the_text_itself() {
+        let bytes: Vec<u8> = ids(b"hello").flat_map(u32::to_le_bytes).collect();
+        assert_eq!(bytes, b"hello\0\0\0");
+        assert_eq!(text(&bytes), "hello");
+        assert_eq!(text(b"\xff\xfe"), "\u{fffd}\u{fffd}");
+    }
+
+    #[test]
+    fn an_answer_is_a_word_per_token_and_depends_on_the_prompt() {
+        assert_eq!(answer(1, 50).len(), 50 * TOKEN_BYTES);
+        assert_eq!(answer(1, 50), answer(1, 50));
+        assert_ne!(answer(1, 50), answer(2, 50));
+        assert!(answer(1, 500).bytes().all(|byte| byte == b' ' || byte.is_ascii_lowercase()));
+    }
+}

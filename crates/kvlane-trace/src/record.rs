@@ -1,0 +1,175 @@
+//! What one request of a replay experienced, and the JSONL form in which a run is kept.
+//!
+//! Times are seconds since the start of the replay on the client's clock. Latencies count from `scheduled_s`, the
+//! time the trace wanted the request sent, so a client that falls behind shows up as latency rather than hiding it.
+
+use std::io::{self, BufRead, Write};
+
+use serde::{Deserialize, Serialize};
+
+/// One request of a replay.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Record {
+    /// The request's position in the replayed trace.
+    pub id: u64,
+    /// When it should have been sent, in seconds since the start of the replay.
+    pub scheduled_s: f64,
+    /// When it was sent.
+    pub sent_s: f64,
+    /// When its first token arrived, if one did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first_token_s: Option<f64>,
+    /// When it was over, well or not.
+    pub end_s: f64,
+    /// Prompt tokens, as the engine counted them where it said so.
+    pub prompt_tokens: u32,
+    /// Prompt tokens the engine took from its cache, if it said so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cached_tokens: Option<u32>,
+    /// Answer tokens received.
+    pub output_tokens: u32,
+    /// The endpoint that served it, if the router said so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub endpoint: Option<String>,
+    /// HTTP status, 0 if there was no answer.
+    pub status: u16,
+    /// Why it failed, as a short class such as `connect`, `status`, `reset`, `timeout` or `truncated`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+// === impl Record ===
+
+impl Record {
+    /// Whether it was answered in full.
+    pub fn is_ok(&self) -> bool {
+        self.error.is_none() && (200..300).contains(&self.status)
+    }
+
+    /// Seconds from when it was due to its first token.
+    pub fn ttft_s(&self) -> Option<f64> {
+        self.first_token_s.map(|first| first - self.scheduled_s)
+    }
+
+    /// Seconds from when it was due to its end.
+    pub fn e2e_s(&self) -> f64 {
+        self.end_s - self.scheduled_s
+    }
+
+    /// Mean seconds between two output tokens; needs at least two.
+    pub fn tpot_s(&self) -> Option<f64> {
+        let gaps = self.output_tokens.checked_sub(1).filter(|&gaps| gaps > 0)?;
+        self.first_token_s.map(|first| (self.end_s - first) / f64::from(gaps))
+    }
+
+    /// Seconds by which the client sent it late.
+    pub fn lag_s(&self) -> f64 {
+        self.sent_s - self.scheduled_s
+    }
+}
+
+/// Longest line [`read`] accepts, in bytes.
+const LINE_BYTES_MAX: u64 = 64 * 1024;
+
+/// Writes records as JSON, one on a line.
+pub fn write(records: &[Record], mut out: impl Write) -> io::Result<()> {
+    for record in records {
+        serde_json::to_writer(&mut out, record)?;
+        out.write_all(b"\n")?;
+    }
+    out.flush()
+}
+
+/// Reads what [`write`] wrote. Blank lines are skipped; any other line that is no record is an error that names it.
+pub fn read(mut input: impl BufRead) -> io::Result<Vec<Record>> {
+    let mut records = Vec::new();
+    let mut line = Vec::new();
+    for number in 1u64.. {
+        line.clear();
+        if io::Read::take(&mut input, LINE_BYTES_MAX).read_until(b'\n', &mut line)? == 0 {
+            break;
+        }
+        if line.trim_ascii().is_empty() {
+            continue;
+        }
+        let record = serde_json::from_slice(&line).map_err(|why| {
+            io::Error::new(io::ErrorKind::InvalidData, format!("records line {number}: {why}"))
+        })?;
+        records.push(record);
+    }
+    Ok(records)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record() -> Record {
+        Record {
+            id: 3,
+            scheduled_s: 1.0,
+            sent_s: 1.25,
+            first_token_s: Some(2.0),
+            end_s: 4.0,
+            prompt_tokens: 100,
+            cached_tokens: Some(64),
+            output_tokens: 5,
+            endpoint: Some("a".into()),
+            status: 200,
+            error: None,
+        }
+    }
+
+    #[test]
+    fn latencies_count_from_the_scheduled_time() {
+        let record = record();
+        assert_eq!(record.ttft_s(), Some(1.0));
+        assert_eq!(record.e2e_s(), 3.0);
+        assert_eq!(record.tpot_s(), Some(0.5));
+        assert_eq!(record.lag_s(), 0.25);
+    }
+
+    #[test]
+    fn a_single_token_has_no_time_between_tokens() {
+        assert_eq!(Record { output_tokens: 1, ..record() }.tpot_s(), None);
+        assert_eq!(Record { output_tokens: 0, ..record() }.tpot_s(), None);
+    }
+
+    #[test]
+    fn an_answer_that_broke_off_is_not_ok_whatever_its_status() {
+        assert!(record().is_ok());
+        assert!(!Record { error: Some("truncated".into()), ..record() }.is_ok());
+        assert!(!Record { status: 503, ..record() }.is_ok());
+        assert!(!Record { status: 0, ..record() }.is_ok());
+    }
+
+    #[test]
+    fn records_survive_being_written_and_read() {
+        let failed = Record {
+            first_token_s: None,
+            cached_tokens: None,
+            endpoint: None,
+            error: Some("reset".into()),
+            ..record()
+        };
+        let records = [record(), failed];
+        let mut bytes = Vec::new();
+        write(&records, &mut bytes).unwrap();
+        bytes.extend_from_slice(b"\n");
+        assert_eq!(read(&bytes[..]).unwrap(), records);
+    }
+
+    #[test]
+    fn a_broken_line_is_named() {
+        let mut bytes = Vec::new();
+        write(&[record()], &mut bytes).unwrap();
+        bytes.extend_from_slice(b"{\"id\":");
+        assert!(read(&bytes[..]).unwrap_err().to_string().contains("line 2"));
+    }
+
+    #[test]
+    fn a_line_without_end_is_refused_instead_of_filling_memory() {
+        let bytes = vec![b'1'; 2 * LINE_BYTES_MAX as usize];
+        assert!(read(&bytes[..]).is_err());
+    }
+}
