@@ -1,11 +1,13 @@
 //! The open-loop client.
 //!
-//! One loop owns the clock: it prepares the next request's body ahead of time, sleeps until its timestamp and spawns
-//! it. There is no cap on requests in flight, since a cap would turn the loop into a closed one; what bounds them is
-//! the trace's length and `request_timeout`. Timestamps are met to the runtime's timer granularity of a millisecond,
-//! and the report says how late requests really left.
+//! A thread of its own owns the clock: it prepares the next request's body ahead of time, waits for its timestamp and
+//! hands it to the runtime, whose timers have only millisecond granularity: a trace sped up sixty-fold would see that
+//! as 0.1 s. There is no cap on requests in flight, since a cap would turn the loop into a closed one; what bounds
+//! them is the trace's length and `request_timeout`. The report says how late requests really left.
 
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderValue};
@@ -18,8 +20,8 @@ use kvlane_trace::record::Record;
 use kvlane_trace::request::TraceRequest;
 use kvlane_trace::summary::Percentiles;
 use kvlane_wire::sse::SseScanner;
+use tokio::sync::mpsc::UnboundedSender;
 use tokio::task::JoinSet;
-use tokio::time::Instant;
 
 use crate::prompt;
 
@@ -91,6 +93,9 @@ pub enum ReplayError {
         /// As configured.
         speed: f64,
     },
+    /// The clock's thread cannot be started.
+    #[error("cannot start the replay's clock thread: {0}")]
+    Thread(std::io::Error),
     /// The API key cannot be a header's value.
     #[error("the API key contains characters that a header cannot carry")]
     ApiKey,
@@ -166,25 +171,26 @@ pub async fn replay(
     config: ReplayConfig,
     mut progress: impl FnMut(usize, usize),
 ) -> Result<ReplayReport, ReplayError> {
-    let target = Target::new(&config)?;
+    let target = Arc::new(Target::new(&config)?);
     let order = schedule(&config)?;
-    let total = order.len();
-    let mut upcoming = order.into_iter();
-    let mut next = upcoming.next().map(|index| Departure::prepare(&config, &target, index));
+    let (total, timeout) = (order.len(), config.request_timeout);
+    let start = Instant::now();
+    // Departures wait here only for the runtime to wake up. Dropping `_stop` ends the thread, wherever it is.
+    let (departures, mut departing) = tokio::sync::mpsc::unbounded_channel();
+    let (_stop, stopped) = std::sync::mpsc::channel();
+    let thread_target = target.clone();
+    std::thread::Builder::new()
+        .name("replay-clock".into())
+        .spawn(move || depart(&config, &thread_target, &order, start, &stopped, &departures))
+        .map_err(ReplayError::Thread)?;
     let mut in_flight = JoinSet::new();
     let mut records = Vec::with_capacity(total);
     let mut first_errors = Vec::new();
-    let start = Instant::now();
     loop {
-        let due =
-            next.as_ref().map(|departure| start + Duration::from_secs_f64(departure.record.scheduled_s));
         tokio::select! {
             biased;
-            () = async { tokio::time::sleep_until(due.unwrap_or(start)).await }, if due.is_some() => {
-                if let Some(departure) = next.take() {
-                    in_flight.spawn(travel(target.client.clone(), departure, start, config.request_timeout));
-                }
-                next = upcoming.next().map(|index| Departure::prepare(&config, &target, index));
+            Some(departure) = departing.recv() => {
+                in_flight.spawn(travel(target.client.clone(), departure, start, timeout));
             }
             Some(ended) = in_flight.join_next() => {
                 // Tasks are never aborted, so an error here is a panic of ours: let it surface.
@@ -221,6 +227,27 @@ fn schedule(config: &ReplayConfig) -> Result<Vec<usize>, ReplayError> {
     let mut order: Vec<usize> = (0..config.requests.len()).collect();
     order.sort_by(|&a, &b| config.requests[a].arrival_s.total_cmp(&config.requests[b].arrival_s));
     Ok(order)
+}
+
+/// Sends each request on its way at its time, in `order`. Runs on a thread of its own.
+fn depart(
+    config: &ReplayConfig,
+    target: &Target,
+    order: &[usize],
+    start: Instant,
+    stopped: &Receiver<()>,
+    departures: &UnboundedSender<Departure>,
+) {
+    for &index in order {
+        let departure = Departure::prepare(config, target, index);
+        let due = start + Duration::from_secs_f64(departure.record.scheduled_s);
+        if stopped.recv_timeout(due.saturating_duration_since(Instant::now()))
+            != Err(RecvTimeoutError::Timeout)
+            || departures.send(departure).is_err()
+        {
+            return;
+        }
+    }
 }
 
 // === impl Target ===
@@ -363,6 +390,7 @@ async fn exchange(
         }
         record.output_tokens = u32::try_from(scanner.tokens()).unwrap_or(u32::MAX);
     }
+    scanner.finish();
     if let Some(usage) = scanner.usage() {
         record.prompt_tokens = usage.prompt_tokens;
         record.output_tokens = usage.completion_tokens;
@@ -562,11 +590,43 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn an_engine_finds_the_blocks_that_a_trace_repeats_and_no_others() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let engine = kvlane_mock::MockConfig { speed: 1000.0, ..Default::default() };
+        let engine = kvlane_mock::MockEngine::start(engine, listener).expect("a good configuration");
+        // One request at a time: what the second finds is what the first left.
+        let cached = async |seed, blocks: &[u64]| {
+            let request = TraceRequest {
+                arrival_s: 0.0,
+                input_tokens: 1400,
+                output_tokens: 9,
+                blocks: blocks.to_vec(),
+            };
+            let config = ReplayConfig {
+                base_url: format!("http://{}", engine.addr()),
+                requests: vec![request],
+                seed,
+                ..Default::default()
+            };
+            let report = replay(config, |_, _| {}).await.expect("a good configuration");
+            let record = &report.records[0];
+            assert!(record.is_ok(), "{:?}", report.first_errors);
+            assert_eq!(record.output_tokens, 9);
+            assert!((1400..1410).contains(&record.prompt_tokens), "the trace's tokens and a template's few");
+            record.cached_tokens
+        };
+        assert_eq!(cached(0, &[1, 2, 3]).await, Some(0));
+        assert_eq!(cached(0, &[1, 2, 4]).await, Some(1024), "two blocks of 512");
+        assert_eq!(cached(0, &[5, 2, 3]).await, Some(0), "equal text after another prefix is another block");
+        assert_eq!(cached(1, &[1, 2, 3]).await, Some(0), "another seed is other text");
+    }
+
+    #[tokio::test]
     async fn requests_leave_while_earlier_ones_are_unanswered() {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let addr = listener.local_addr().expect("bound");
         // Nobody gets an answer before all three have asked: a client that waits for answers would time out.
-        let all_asked = std::sync::Arc::new(tokio::sync::Barrier::new(3));
+        let all_asked = Arc::new(tokio::sync::Barrier::new(3));
         tokio::spawn(async move {
             while let Ok((mut stream, _)) = listener.accept().await {
                 let all_asked = all_asked.clone();

@@ -128,6 +128,18 @@ pub enum Output {
     },
 }
 
+// === impl Output ===
+
+impl Output {
+    /// The request it concerns, if it concerns one.
+    pub fn request(&self) -> Option<RequestId> {
+        match *self {
+            Self::Dispatch { request, .. } | Self::Reject { request, .. } => Some(request),
+            Self::Drained { .. } => None,
+        }
+    }
+}
+
 /// The scheduler of one pool. See the module.
 pub struct Scheduler {
     config: Config,

@@ -1,1 +1,16 @@
-//! .
+//! The router under tokio: `kvlane serve`.
+//!
+//! [`serve::Serving`] starts it; [`gateway`] joins the core's router with workers and waiting requests; [`front`] is
+//! where requests come in; [`upstream`] is how they reach workers; [`fleet`] watches who is there.
+
+pub mod admin;
+pub mod clock;
+pub mod config;
+pub mod fleet;
+pub mod front;
+pub mod gateway;
+pub mod lease;
+pub mod metrics;
+pub mod serve;
+pub mod upstream;
+pub mod worker;

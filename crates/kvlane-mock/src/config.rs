@@ -113,23 +113,44 @@ impl MockConfig {
         require("--speed", self.speed, (1e-3..=1e6).contains(&self.speed), "between 0.001 and 1000000")?;
         let share = self.gpu_memory_utilization;
         require("--gpu-memory-utilization", share, share > 0.0 && share <= 1.0, "above 0 and at most 1")?;
-        require("--block-size", self.block_size, (1..=65_536).contains(&self.block_size), "between 1 and 65536")?;
+        require(
+            "--block-size",
+            self.block_size,
+            (1..=65_536).contains(&self.block_size),
+            "between 1 and 65536",
+        )?;
         require("--max-num-seqs", self.max_num_seqs, self.max_num_seqs > 0, "at least 1")?;
         let batched = self.max_num_batched_tokens;
         require("--max-num-batched-tokens", batched, batched > 0, "at least 1")?;
-        let names = if self.served_model_name.is_empty() { vec![self.model.clone()] } else { self.served_model_name };
+        let names =
+            if self.served_model_name.is_empty() { vec![self.model.clone()] } else { self.served_model_name };
         for name in names.iter().chain(&self.lora_modules) {
             let plain = !name.is_empty() && name.len() <= 256 && !name.contains(char::is_control);
-            require("--model, --served-model-name or --lora-modules", format!("{name:?}"), plain, "a name of 1 to 256 bytes")?;
+            require(
+                "--model, --served-model-name or --lora-modules",
+                format!("{name:?}"),
+                plain,
+                "a name of 1 to 256 bytes",
+            )?;
         }
         let blocks = self.kv_cache_size.unwrap_or_else(|| {
             u32::try_from(timing.kv_capacity_tokens(share) / u64::from(self.block_size)).unwrap_or(u32::MAX)
         });
-        require("--kv-cache-size", blocks, blocks > 0, "at least 1 block, with room for the weights beside it")?;
+        require(
+            "--kv-cache-size",
+            blocks,
+            blocks > 0,
+            "at least 1 block, with room for the weights beside it",
+        )?;
         let kv_tokens = u64::from(blocks) * u64::from(self.block_size);
         let fitting = u32::try_from(kv_tokens).unwrap_or(u32::MAX);
         let max_model_len = self.max_model_len.unwrap_or(MODEL_LEN_DEFAULT.min(fitting));
-        require("--max-model-len", max_model_len, max_model_len > 1, "at least 2, one token each for prompt and answer")?;
+        require(
+            "--max-model-len",
+            max_model_len,
+            max_model_len > 1,
+            "at least 2, one token each for prompt and answer",
+        )?;
         if u64::from(max_model_len) > kv_tokens {
             return Err(ConfigError::CacheTooSmall { max_model_len, kv_tokens });
         }

@@ -67,6 +67,8 @@ struct Inner {
     served: Served,
     /// Kept between calls for its memory.
     events: Vec<(Nanos, EngineEvent)>,
+    /// Whom to wake once the lock is released: waking under it could run someone's drop, which wants it too.
+    wakers: Vec<Waker>,
 }
 
 struct Slot {
@@ -103,18 +105,21 @@ impl Driver {
             next_id: 0,
             served,
             events: Vec::new(),
+            wakers: Vec::new(),
         };
-        Arc::new(Self { inner: Mutex::new(inner), changed: Notify::new(), start: Instant::now(), speed, max_waiting })
+        Arc::new(Self {
+            inner: Mutex::new(inner),
+            changed: Notify::new(),
+            start: Instant::now(),
+            speed,
+            max_waiting,
+        })
     }
 
     /// Runs the engine for as long as someone polls this.
     pub(crate) async fn run(&self) {
         loop {
-            let deadline = {
-                let mut inner = lock(&self.inner);
-                inner.catch_up(self.now());
-                inner.engine.next_deadline()
-            };
+            let deadline = self.up_to_date(|inner, _| inner.engine.next_deadline());
             match deadline {
                 // A step does not change once begun, so whatever arrives meanwhile can wait for its end.
                 Some(deadline) => tokio::time::sleep_until(self.wall(deadline)).await,
@@ -125,29 +130,28 @@ impl Driver {
 
     /// Queues a request.
     pub(crate) fn submit(self: &Arc<Self>, prompt: Prompt, output_tokens: u32) -> Result<Ticket, QueueFull> {
-        let mut inner = lock(&self.inner);
-        let now = self.now();
-        inner.catch_up(now);
-        if inner.engine.stats().waiting >= self.max_waiting {
-            return Err(QueueFull);
-        }
-        let id = inner.next_id;
-        inner.next_id += 1;
         let cell = Arc::<Mutex<Cell>>::default();
-        inner.slots.insert(id, Slot { arrived: now, cell: cell.clone() });
-        let idle = inner.engine.next_deadline().is_none();
-        inner.engine.enqueue(
-            now,
-            EngineRequest {
-                id,
-                prompt_blocks: prompt.blocks,
-                prompt_tokens: prompt.tokens,
-                output_tokens,
-                output_seed: prompt.key,
-            },
-        );
-        drop(inner);
-        if idle {
+        let (id, was_idle) = self.up_to_date(|inner, now| {
+            if inner.engine.stats().waiting >= self.max_waiting {
+                return Err(QueueFull);
+            }
+            let id = inner.next_id;
+            inner.next_id += 1;
+            inner.slots.insert(id, Slot { arrived: now, cell: cell.clone() });
+            let was_idle = inner.engine.next_deadline().is_none();
+            inner.engine.enqueue(
+                now,
+                EngineRequest {
+                    id,
+                    prompt_blocks: prompt.blocks,
+                    prompt_tokens: prompt.tokens,
+                    output_tokens,
+                    output_seed: prompt.key,
+                },
+            );
+            Ok((id, was_idle))
+        })?;
+        if was_idle {
             self.changed.notify_one();
         }
         Ok(Ticket { driver: self.clone(), id, cell })
@@ -159,18 +163,35 @@ impl Driver {
         (inner.engine.stats(), inner.served.clone())
     }
 
-    /// Forgets cached blocks that no request uses.
-    pub(crate) fn reset_prefix_cache(&self) {
-        lock(&self.inner).engine.reset_prefix_cache();
+    /// Empties the prefix cache, unless requests are in the engine.
+    pub(crate) fn reset_prefix_cache(&self) -> bool {
+        self.up_to_date(|inner, _| {
+            let idle = inner.slots.is_empty();
+            if idle {
+                inner.engine.reset_prefix_cache();
+            }
+            idle
+        })
     }
 
     fn cancel(&self, id: u64) {
-        let mut inner = lock(&self.inner);
-        let now = self.now();
-        inner.catch_up(now);
-        if inner.slots.remove(&id).is_some() {
-            inner.engine.cancel(now, id);
-        }
+        self.up_to_date(|inner, now| {
+            if inner.slots.remove(&id).is_some() {
+                inner.engine.cancel(now, id);
+            }
+        });
+    }
+
+    /// Runs the engine up to now, then `act`, then wakes whoever has news.
+    fn up_to_date<T>(&self, act: impl FnOnce(&mut Inner, Nanos) -> T) -> T {
+        let (result, wakers) = {
+            let mut inner = lock(&self.inner);
+            let now = self.now();
+            inner.catch_up(now);
+            (act(&mut inner, now), std::mem::take(&mut inner.wakers))
+        };
+        wakers.into_iter().for_each(Waker::wake);
+        result
     }
 
     /// Virtual time now.
@@ -206,32 +227,26 @@ impl Inner {
         let Some(slot) = self.slots.get(&id) else {
             return;
         };
-        let waker = {
-            let mut cell = lock(&slot.cell);
-            match event {
-                EngineEvent::FirstToken { cached_tokens, .. } => {
-                    cell.progress.cached = cached_tokens;
-                    cell.progress.produced = 1;
-                    self.served.ttft.observe((at - slot.arrived).as_secs_f64());
-                }
-                EngineEvent::Tokens { count, .. } => cell.progress.produced += count,
-                EngineEvent::Finished { .. } => {
-                    cell.progress.end = Some(End::Finished);
-                    self.served.finished += 1;
-                    self.served.e2e.observe((at - slot.arrived).as_secs_f64());
-                }
-                EngineEvent::Rejected { why, .. } => cell.progress.end = Some(End::Rejected(why)),
+        let mut cell = lock(&slot.cell);
+        match event {
+            EngineEvent::FirstToken { cached_tokens, .. } => {
+                cell.progress.cached = cached_tokens;
+                cell.progress.produced = 1;
+                self.served.ttft.observe((at - slot.arrived).as_secs_f64());
             }
-            let over = cell.progress.end.is_some();
-            let waker = cell.waker.take();
-            drop(cell);
-            if over {
-                self.slots.remove(&id);
+            EngineEvent::Tokens { count, .. } => cell.progress.produced += count,
+            EngineEvent::Finished { .. } => {
+                cell.progress.end = Some(End::Finished);
+                self.served.finished += 1;
+                self.served.e2e.observe((at - slot.arrived).as_secs_f64());
             }
-            waker
-        };
-        if let Some(waker) = waker {
-            waker.wake();
+            EngineEvent::Rejected { why, .. } => cell.progress.end = Some(End::Rejected(why)),
+        }
+        self.wakers.extend(cell.waker.take());
+        let over = cell.progress.end.is_some();
+        drop(cell);
+        if over {
+            self.slots.remove(&id);
         }
     }
 }
@@ -257,8 +272,8 @@ impl Ticket {
         std::future::poll_fn(|cx| self.poll_progress(cx, u32::MAX)).await
     }
 
-    /// Unique in this engine's life.
-    pub(crate) fn id(&self) -> u64 {
+    /// The request's number, unique in this engine's life.
+    pub(crate) fn number(&self) -> u64 {
         self.id
     }
 }
@@ -317,7 +332,10 @@ mod tests {
         let (slow, fast) = (took(1.0).await, took(10.0).await);
         // The paused clock still ticks in milliseconds.
         assert!((slow / 10.0 - fast).abs() <= 0.002, "{slow} s against {fast} s");
-        assert!((1.0..3.0).contains(&slow), "8,192 tokens of prompt and 100 of answer on an A100 took {slow} s");
+        assert!(
+            (1.0..3.0).contains(&slow),
+            "8,192 tokens of prompt and 100 of answer on an A100 took {slow} s"
+        );
     }
 
     #[tokio::test(start_paused = true)]

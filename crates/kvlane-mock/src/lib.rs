@@ -5,12 +5,13 @@
 //! with an earlier one gets its first token sooner, a full batch makes everyone wait, and `usage` and `/metrics` say
 //! what the cache did, all without a GPU.
 //!
-//! The way of a request: [`api`] checks it, [`tokens`] cuts its prompt into tokens and blocks, [`driver`] runs the
-//! engine and keeps each request's progress, [`stream`] turns progress into an answer.
+//! The way of a request: `api.rs` checks it, `tokens.rs` cuts its prompt into tokens and blocks, `driver.rs` runs the
+//! engine and keeps each request's progress, `answer.rs` and `stream.rs` turn progress into bytes.
 //!
 //! What it does not model: the engine's text. Answers are words drawn from a hash of the prompt, and a client that
 //! sends them back in a later turn finds its own prompt cached but not the answer's part.
 
+mod answer;
 mod api;
 mod config;
 mod driver;

@@ -15,14 +15,14 @@ pub(crate) struct Histogram {
 
 /// vLLM's buckets of `time_to_first_token_seconds`.
 const TTFT_BOUNDS: &[f64] = &[
-    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
-    160.0, 640.0, 2560.0,
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,
+    80.0, 160.0, 640.0, 2560.0,
 ];
 
 /// vLLM's buckets of `e2e_request_latency_seconds`.
 const E2E_BOUNDS: &[f64] = &[
-    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
-    1920.0, 7680.0,
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0,
+    960.0, 1920.0, 7680.0,
 ];
 
 impl Histogram {
@@ -59,7 +59,12 @@ pub(crate) fn render(shared: &Shared) -> String {
         "Prompt tokens looked up in the cache.",
         stats.prefix_queried_tokens,
     );
-    page.row("prefix_cache_hits_total", "counter", "Prompt tokens found in the cache.", stats.prefix_hit_tokens);
+    page.row(
+        "prefix_cache_hits_total",
+        "counter",
+        "Prompt tokens found in the cache.",
+        stats.prefix_hit_tokens,
+    );
     page.row("prompt_tokens_total", "counter", "Prompt tokens, cached ones included.", stats.prompt_tokens);
     page.row("generation_tokens_total", "counter", "Output tokens.", stats.generation_tokens);
     page.row("num_preemptions_total", "counter", "Sequences preempted.", stats.preemptions);

@@ -80,7 +80,7 @@ pub fn write(records: &[Record], mut out: impl Write) -> io::Result<()> {
     out.flush()
 }
 
-/// Reads what [`write`] wrote. Blank lines are skipped; any other line that is no record is an error that names it.
+/// Reads what [`write()`] wrote. Blank lines are skipped; any other line that is no record is an error that names it.
 pub fn read(mut input: impl BufRead) -> io::Result<Vec<Record>> {
     let mut records = Vec::new();
     let mut line = Vec::new();

@@ -1,9 +1,14 @@
 //! Other people's formats: bytes in, core types out.
 //!
-//! Nothing here waits, allocates without a bound or panics on bad input. A request body becomes a
+//! Nothing here waits, grows without a bound or panics on bad input. A request body becomes an
 //! [`openai::ParsedRequest`] and a rendered prompt, a stream of server-sent events becomes token counts
-//! ([`sse`]), a metrics page becomes a load report ([`engine`]).
+//! ([`sse`]), a metrics page becomes a load report ([`engine`]), a model list its entries ([`models`]).
 
 pub mod api;
+pub mod engine;
 pub mod json;
+pub mod models;
 pub mod openai;
+pub mod prometheus;
+pub mod sse;
+mod usage;

@@ -152,9 +152,7 @@ const fn prompt_fields(api: Api) -> &'static [(&'static str, Field)] {
         Api::Responses => {
             &[("input", Field::Messages), ("instructions", Field::System), ("tools", Field::Tools)]
         }
-        Api::Messages => {
-            &[("messages", Field::Messages), ("system", Field::System), ("tools", Field::Tools)]
-        }
+        Api::Messages => &[("messages", Field::Messages), ("system", Field::System), ("tools", Field::Tools)],
         Api::Rerank => &[("query", Field::Prompts), ("documents", Field::Documents)],
         Api::Score => &[
             ("text_1", Field::Prompts),
@@ -188,6 +186,8 @@ pub fn parse<'a>(api: Api, body: &'a [u8], prompt: &mut Vec<u8>) -> Result<Parse
     if text.trim_ascii_start().is_empty() {
         return Err(ParseError::Empty);
     }
+    // Renderings are rarely longer than their bodies.
+    reader.out.reserve(body.len());
 
     let own = prompt_fields(api);
     let mut request = ParsedRequest { prompts: 1, ..ParsedRequest::default() };
@@ -559,7 +559,8 @@ impl<'a> Reader<'a, '_> {
     }
 
     fn token_id(&mut self, field: &'static str) -> Result<(), ParseError> {
-        let wrong = ParseError::WrongType { field, expected: "token ids, whole numbers from 0 to 4294967295" };
+        let wrong =
+            ParseError::WrongType { field, expected: "token ids, whole numbers from 0 to 4294967295" };
         if self.scanner.peek()? != Kind::Number {
             return Err(wrong);
         }
@@ -571,3 +572,452 @@ impl<'a> Reader<'a, '_> {
 
 /// Rank of a message's content among its sections.
 const CONTENT: u8 = 4;
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn render(api: Api, body: &[u8]) -> Vec<u8> {
+        let mut prompt = b"left over".to_vec();
+        parse(api, body, &mut prompt)
+            .unwrap_or_else(|error| panic!("{}: {error}", String::from_utf8_lossy(body)));
+        prompt
+    }
+
+    fn chat(body: &str) -> Vec<u8> {
+        render(Api::ChatCompletions, body.as_bytes())
+    }
+
+    fn read(api: Api, body: &str) -> ParsedRequest<'_> {
+        parse(api, body.as_bytes(), &mut Vec::new()).unwrap_or_else(|error| panic!("{body}: {error}"))
+    }
+
+    fn refuse(api: Api, body: &[u8]) -> ParseError {
+        parse(api, body, &mut Vec::new()).expect_err("a body that cannot be placed")
+    }
+
+    /// A body of each endpoint with its prompt in every usual form.
+    const BODIES: [(Api, &str); 22] = [
+        (
+            Api::ChatCompletions,
+            r#"{"model":"m","messages":[{"role":"user","content":"hé\"llo"}],"stream":true}"#,
+        ),
+        (
+            Api::ChatCompletions,
+            r#"{"messages":[{"role":"user","content":[{"type":"text","text":"a"},{"type":"image_url","image_url":{"url":"data:x"}}]},
+               {"role":"assistant","content":null,"tool_calls":[{"id":"1","function":{"name":"f","arguments":"{}"}}]},
+               {"role":"tool","tool_call_id":"1","content":"done"}],"tools":[{"type":"function"}],"temperature":0.5}"#,
+        ),
+        (Api::Completions, r#"{"prompt":"once upon","max_tokens":7}"#),
+        (Api::Completions, r#"{"prompt":["a","b"]}"#),
+        (Api::Completions, r#"{"prompt":[1,2,3]}"#),
+        (Api::Completions, r#"{"prompt":[[1,2],[3]]}"#),
+        (Api::Embeddings, r#"{"input":["a","b"],"encoding_format":"float"}"#),
+        (Api::Embeddings, r#"{"messages":[{"role":"user","content":"a"}]}"#),
+        (Api::Responses, r#"{"input":"hi","instructions":"be kind","max_output_tokens":5}"#),
+        (
+            Api::Responses,
+            r#"{"input":[{"role":"user","content":[{"type":"input_text","text":"hi"}]},{"type":"function_call","call_id":"1","name":"f","arguments":"{}"}]}"#,
+        ),
+        (
+            Api::Messages,
+            r#"{"system":[{"type":"text","text":"s"}],"messages":[{"role":"user","content":"hi"}],"max_tokens":9,"metadata":{"user_id":"u"}}"#,
+        ),
+        (Api::Rerank, r#"{"query":"q","documents":["a",{"text":"b"}]}"#),
+        (Api::Score, r#"{"text_1":"q","text_2":["a","b"]}"#),
+        (Api::Tokenize, r#"{"prompt":"a"}"#),
+        (Api::Tokenize, r#"{"messages":[{"role":"user","content":"a"}]}"#),
+        (Api::Tokenize, r#"{"content":"a"}"#),
+        (Api::Detokenize, r#"{"tokens":[1,2]}"#),
+        (
+            Api::Generate,
+            r#"{"text":"a","sampling_params":{"max_new_tokens":3,"stop":["x"]},"lora_path":"l"}"#,
+        ),
+        (
+            Api::Generate,
+            r#"{"text":["a","b"],"sampling_params":[{"max_new_tokens":3},{"max_new_tokens":4}],"lora_path":["l",null]}"#,
+        ),
+        (Api::Generate, r#"{"input_ids":[1,2],"text":null,"session_params":{"id":"s"}}"#),
+        (Api::Generate, r#"{"input_ids":[[1,2],[3]]}"#),
+        (Api::ChatCompletions, r#"{"messages":[]}"#),
+    ];
+
+    #[test]
+    fn a_request_is_read_whatever_else_it_holds() {
+        let body = r#"{"model":"m\u0031","messages":[{"role":"user","content":"hi"}],"stream":true,"max_tokens":64,
+            "cache_salt":"tenant-a","user":"u","logit_bias":{"1":[{}]},"seed":null}"#;
+        assert_eq!(
+            read(Api::ChatCompletions, body),
+            ParsedRequest {
+                model: Some("m1".into()),
+                stream: true,
+                output_tokens_max: Some(64),
+                cache_salt: Some("tenant-a".into()),
+                lora: None,
+                session: Some("u".into()),
+                prompts: 1,
+                token_ids: false,
+            }
+        );
+    }
+
+    #[test]
+    fn a_body_without_a_model_is_the_callers_to_judge() {
+        assert_eq!(read(Api::Completions, r#"{"prompt":"a"}"#).model, None);
+        assert_eq!(read(Api::Completions, r#"{"prompt":"a","model":null}"#).model, None);
+    }
+
+    #[test]
+    fn the_limit_on_output_is_found_under_each_of_its_names() {
+        for (api, body, limit) in [
+            (Api::Completions, r#"{"prompt":"","max_tokens":5}"#, Some(5)),
+            (Api::ChatCompletions, r#"{"messages":[],"max_completion_tokens":6,"max_tokens":5}"#, Some(6)),
+            (Api::ChatCompletions, r#"{"messages":[],"max_tokens":5,"max_completion_tokens":6}"#, Some(6)),
+            (Api::ChatCompletions, r#"{"messages":[],"max_tokens":5,"max_completion_tokens":null}"#, Some(5)),
+            (Api::Responses, r#"{"input":"","max_output_tokens":7.0}"#, Some(7)),
+            (Api::Generate, r#"{"text":"","sampling_params":{"top_k":1,"max_new_tokens":8}}"#, Some(8)),
+            (
+                Api::Generate,
+                r#"{"text":[],"sampling_params":[{"max_new_tokens":8},{"max_new_tokens":9},null]}"#,
+                Some(9),
+            ),
+            (Api::Completions, r#"{"prompt":"","max_tokens":-1}"#, None),
+            (Api::Completions, r#"{"prompt":"","max_tokens":1e99}"#, Some(u32::MAX)),
+        ] {
+            assert_eq!(read(api, body).output_tokens_max, limit, "{body}");
+        }
+    }
+
+    #[test]
+    fn the_session_is_the_most_telling_name_that_is_short_enough() {
+        let long = "x".repeat(SESSION_BYTES_MAX + 1);
+        for (api, body, session) in [
+            (
+                Api::Completions,
+                r#"{"user":"u","session_id":"s","prompt_cache_key":"k","prompt":""}"#.to_owned(),
+                Some("s"),
+            ),
+            (Api::Responses, r#"{"prompt_cache_key":"k","user":"u","input":""}"#.to_owned(), Some("k")),
+            (Api::Messages, r#"{"messages":[],"metadata":{"user_id":"u"}}"#.to_owned(), Some("u")),
+            (Api::Generate, r#"{"text":"","session_params":{"id":"s","rid":"r"}}"#.to_owned(), Some("s")),
+            (Api::Completions, format!(r#"{{"session_id":"{long}","user":"u","prompt":""}}"#), Some("u")),
+            (Api::Completions, format!(r#"{{"session_id":"{}","prompt":""}}"#, &long[1..]), Some(&long[1..])),
+            (Api::Completions, r#"{"session_id":7,"user":"","prompt":""}"#.to_owned(), None),
+        ] {
+            assert_eq!(read(api, &body).session.as_deref(), session, "{body}");
+        }
+    }
+
+    #[test]
+    fn an_adapter_list_is_a_key_too() {
+        assert_eq!(read(Api::Generate, r#"{"text":"","lora_path":"l"}"#).lora.as_deref(), Some("l"));
+        assert_eq!(
+            read(Api::Generate, r#"{"text":[],"lora_path":["l",null]}"#).lora.as_deref(),
+            Some(r#"["l",null]"#)
+        );
+        assert_eq!(read(Api::Generate, r#"{"text":"","lora_path":null}"#).lora, None);
+    }
+
+    #[test]
+    fn prompts_are_counted_and_token_ids_told_apart_from_text() {
+        for (api, body, prompts, token_ids) in [
+            (Api::Completions, r#"{"prompt":"a"}"#, 1, false),
+            (Api::Completions, r#"{"prompt":["a","b","c"]}"#, 3, false),
+            (Api::Completions, r#"{"prompt":[1,2,3]}"#, 1, true),
+            (Api::Completions, r#"{"prompt":[[1,2],[3]]}"#, 2, true),
+            (Api::Completions, r#"{"prompt":[]}"#, 1, false),
+            (Api::Rerank, r#"{"query":"q","documents":["a","b","c"]}"#, 3, false),
+            (Api::Generate, r#"{"input_ids":[[1],[2]],"text":null}"#, 2, true),
+        ] {
+            let request = read(api, body);
+            assert_eq!((request.prompts, request.token_ids), (prompts, token_ids), "{body}");
+        }
+    }
+
+    #[test]
+    fn token_ids_become_four_bytes_each() {
+        assert_eq!(
+            render(Api::Completions, br#"{"prompt":[1,256,4294967295]}"#),
+            [1, 0, 0, 0, 0, 1, 0, 0, 255, 255, 255, 255]
+        );
+        assert_eq!(render(Api::Detokenize, br#"{"tokens":[7]}"#), 7_u32.to_le_bytes());
+        assert_eq!(render(Api::Completions, br#"{"prompt":[[1],[2]]}"#), [1, 0, 0, 0, NEXT, 2, 0, 0, 0]);
+    }
+
+    #[test]
+    fn a_text_prompt_is_rendered_as_it_is() {
+        assert_eq!(render(Api::Completions, r#"{"prompt":"a\n\u00e9"}"#.as_bytes()), "a\né".as_bytes());
+        assert_eq!(render(Api::Generate, br#"{"text":"ab"}"#), b"ab");
+        let batch = render(Api::Completions, br#"{"prompt":["a","b"]}"#);
+        assert!(batch.starts_with(b"a") && batch.len() == 3, "the first prompt comes first");
+    }
+
+    #[test]
+    fn spelling_and_the_order_of_keys_do_not_show() {
+        let plain = chat(
+            r#"{"tools":[{"a":"é"}],"messages":[{"role":"user","name":"n","content":"hé"},{"role":"assistant","content":"x"}]}"#,
+        );
+        for body in [
+            r#"{"messages":[{"role":"user","name":"n","content":"hé"},{"role":"assistant","content":"x"}],"tools":[{"a":"é"}]}"#,
+            r#"{"messages":[{"content":"h\u00e9","name":"n","role":"user"},{"content":"x","role":"assistant"}],"model":"m","tools":[ {"a" : "\u00e9"} ]}"#,
+            r#"{ "messages" : [ {"name":"n", "content":"h\u00E9","\u0072ole":"user" } , {"role":"assistant","content":"x","audio":null} ], "tools":[{"a":"é"}] }"#,
+        ] {
+            assert_eq!(chat(body), plain, "{body}");
+        }
+    }
+
+    #[test]
+    fn a_text_part_reads_like_a_string() {
+        let plain = chat(r#"{"messages":[{"role":"user","content":"hi"}]}"#);
+        for content in [
+            r#"[{"type":"text","text":"hi"}]"#,
+            r#"[{"text":"hi","type":"text"}]"#,
+            r#"["hi"]"#,
+            r#"[{"type":"input_text","text":"hi","cache_control":{"type":"ephemeral"}}]"#,
+        ] {
+            assert_eq!(
+                chat(&format!(r#"{{"messages":[{{"role":"user","content":{content}}}]}}"#)),
+                plain,
+                "{content}"
+            );
+        }
+        let instructed = render(Api::Responses, br#"{"input":"hi","instructions":"s"}"#);
+        assert_eq!(
+            instructed,
+            render(Api::Messages, br#"{"messages":[{"role":"user","content":"hi"}],"system":"s"}"#)
+        );
+        assert_eq!(
+            instructed,
+            chat(r#"{"messages":[{"role":"system","content":"s"},{"role":"user","content":"hi"}]}"#),
+            "the same conversation over three APIs"
+        );
+    }
+
+    #[test]
+    fn what_is_said_differently_renders_differently() {
+        let bodies = [
+            r#"[{"role":"user","content":"ab"}]"#,
+            r#"[{"role":"user","content":"a"},{"role":"user","content":"b"}]"#,
+            r#"[{"role":"user","content":[{"type":"text","text":"a"},{"type":"text","text":"b"}]}]"#,
+            r#"[{"role":"assistant","content":"ab"}]"#,
+            r#"[{"role":"user","content":"ab","name":"n"}]"#,
+            r#"[{"role":"assistant","content":"ab","tool_calls":[{"id":"1"}]}]"#,
+            r#"[{"role":"assistant","content":"ab","tool_calls":[{"id":"2"}]}]"#,
+            r#"[{"role":"user","content":[{"type":"image_url","image_url":{"url":"ab"}}]}]"#,
+            r#"[{"role":"user","content":[{"type":"image_url","image_url":{"url":"ac"}}]}]"#,
+            r#"[{"role":"user","content":null}]"#,
+        ];
+        let mut renderings: Vec<Vec<u8>> =
+            bodies.iter().map(|messages| chat(&format!(r#"{{"messages":{messages}}}"#))).collect();
+        renderings.sort();
+        renderings.dedup();
+        assert_eq!(renderings.len(), bodies.len());
+    }
+
+    #[test]
+    fn an_empty_tool_list_is_no_tool_list() {
+        let without = chat(r#"{"messages":[{"role":"user","content":"a"}]}"#);
+        assert_eq!(chat(r#"{"messages":[{"role":"user","content":"a"}],"tools":[]}"#), without);
+        assert_eq!(chat(r#"{"tools":null,"messages":[{"role":"user","content":"a"}]}"#), without);
+    }
+
+    #[test]
+    fn an_attribution_block_that_changes_with_every_request_does_not_show() {
+        let body = |block: &str| {
+            format!(
+                r#"{{"system":[{block}{{"type":"text","text":"s"}}],"messages":[{{"role":"user","content":"hi"}}]}}"#
+            )
+        };
+        let block = r#"{"type":"text","text":"x-anthropic-billing-header: cc_version=1; cch=5f"},"#;
+        assert_eq!(render(Api::Messages, body(block).as_bytes()), render(Api::Messages, body("").as_bytes()));
+    }
+
+    #[test]
+    fn a_moving_cache_breakpoint_keeps_the_prefix() {
+        let marked = r#"{"role":"user","content":[{"type":"tool_result","tool_use_id":"1","content":"x","cache_control":{"type":"ephemeral"}}]}"#;
+        let unmarked =
+            r#"{"role":"user","content":[{"type":"tool_result","tool_use_id":"1","content":"x"}]}"#;
+        let first = render(Api::Messages, format!(r#"{{"messages":[{marked}]}}"#).as_bytes());
+        let second = render(
+            Api::Messages,
+            format!(r#"{{"messages":[{unmarked},{{"role":"user","content":"y"}}]}}"#).as_bytes(),
+        );
+        assert!(second.starts_with(&first) && second.len() > first.len());
+    }
+
+    #[test]
+    fn a_key_that_decides_the_placement_may_be_there_once() {
+        for (key, body) in [
+            ("model", r#"{"model":"a","prompt":"","model":"b"}"#),
+            ("prompt", r#"{"prompt":"a","prompt":"b"}"#),
+            ("cache_salt", r#"{"cache_salt":null,"prompt":"b","cache_salt":"x"}"#),
+            ("model", r#"{"model":"a","prompt":"","\u006dodel":"b"}"#),
+        ] {
+            let error = refuse(Api::Completions, body.as_bytes());
+            assert!(
+                matches!(error, ParseError::DuplicateKey { key: found, .. } if found == key),
+                "{body}: {error}"
+            );
+        }
+        read(Api::Completions, r#"{"prompt":"a","seed":1,"seed":2}"#);
+    }
+
+    #[test]
+    fn errors_say_what_and_where_and_what_to_do() {
+        for (body, message) in [
+            (&b""[..], "the request body is empty; send a JSON object"),
+            (b" \n", "the request body is empty; send a JSON object"),
+            (b"[]", "the request body is not valid JSON at byte 0: expected an object, '{'"),
+            (
+                b"{\"prompt\":\"a\xFF\"}",
+                "the request body is not UTF-8 at byte 12; send JSON encoded as UTF-8",
+            ),
+            (
+                b"{\"prompt\":\"a\"",
+                "the request body is not valid JSON at byte 13: expected ',' or '}' after an object's member",
+            ),
+            (
+                b"{\"prompt\":\"a\"}x",
+                "the request body is not valid JSON at byte 14: expected the end of the body",
+            ),
+            (b"{\"model\":\"a\"}", "the request body has no \"prompt\"; add it"),
+            (b"{\"prompt\":null}", "the request body has no \"prompt\"; add it"),
+            (
+                b"{\"prompt\":true}",
+                "the request body's \"prompt\" has the wrong type; send a string, an array of strings or token ids",
+            ),
+            (
+                b"{\"prompt\":\"\",\"model\":5}",
+                "the request body's \"model\" has the wrong type; send a string",
+            ),
+            (
+                b"{\"prompt\":\"\",\"stream\":\"yes\"}",
+                "the request body's \"stream\" has the wrong type; send true or false",
+            ),
+            (
+                b"{\"prompt\":[1,-1]}",
+                "the request body's \"prompt\" has the wrong type; send token ids, whole numbers from 0 to 4294967295",
+            ),
+            (
+                b"{\"prompt\":\"\",\"prompt\":\"\"}",
+                "the request body has the key \"prompt\" again before byte 22; send it once",
+            ),
+        ] {
+            assert_eq!(refuse(Api::Completions, body).to_string(), message);
+        }
+        let deep = [b"{\"x\":".as_slice(), &b"[".repeat(200)].concat();
+        assert_eq!(
+            refuse(Api::Completions, &deep).to_string(),
+            "the request body nests deeper than 128 levels at byte 132; flatten it"
+        );
+        assert_eq!(
+            refuse(Api::ChatCompletions, br#"{"messages":["hi"]}"#).to_string(),
+            "the request body's \"messages\" has the wrong type; send an array of objects"
+        );
+    }
+
+    #[test]
+    fn every_truncation_of_a_body_is_refused() {
+        for (api, body) in BODIES {
+            render(api, body.as_bytes());
+            for length in 0..body.len() {
+                refuse(api, &body.as_bytes()[..length]);
+            }
+        }
+    }
+
+    #[test]
+    fn deep_nesting_is_refused_wherever_it_is() {
+        for field in ["messages", "tools", "x", "sampling_params", "metadata"] {
+            for bracket in ["[", "{\"a\":", "[{\"content\":"] {
+                let body = format!("{{\"{field}\":{}", bracket.repeat(1 << 16));
+                let error = refuse(Api::ChatCompletions, body.as_bytes());
+                assert!(!matches!(error, ParseError::Missing { .. }), "{field}: {error}");
+            }
+        }
+    }
+
+    /// A message as a client may write it.
+    fn message() -> impl Strategy<Value = Value> {
+        let content = prop_oneof![
+            any::<String>().prop_map(Value::from),
+            Just(Value::Null),
+            prop::collection::vec(
+                prop_oneof![
+                    any::<String>().prop_map(|text| json!({"type": "text", "text": text})),
+                    "[a-z]{0,8}".prop_map(|url| json!({"type": "image_url", "image_url": {"url": url}})),
+                ],
+                0..3
+            )
+            .prop_map(Value::from),
+        ];
+        (prop::sample::select(vec!["system", "user", "assistant", "tool"]), content, any::<Option<String>>())
+            .prop_map(|(role, content, call)| {
+                let mut message = json!({"role": role, "content": content});
+                if let Some(arguments) = call {
+                    message["tool_calls"] = json!([{"id": "1", "function": {"arguments": arguments}}]);
+                }
+                message
+            })
+    }
+
+    proptest! {
+        #[test]
+        fn the_next_turn_begins_with_the_bytes_of_this_one(
+            messages in prop::collection::vec(message(), 1..6), turn in any::<prop::sample::Index>(), tools: bool
+        ) {
+            let turn = turn.index(messages.len());
+            let body = |messages: &[Value]| {
+                let mut body = json!({"model": "m", "messages": messages});
+                if tools {
+                    body["tools"] = json!([{"type": "function", "function": {"name": "f"}}]);
+                }
+                chat(&body.to_string())
+            };
+            let (now, next) = (body(&messages[..turn]), body(&messages));
+            prop_assert!(next.starts_with(&now) && next.len() > now.len());
+        }
+
+        #[test]
+        fn layout_and_escaping_do_not_show(messages in prop::collection::vec(message(), 0..4)) {
+            let body = json!({"messages": messages, "tools": [{"name": "é\n"}]});
+            let dense = body.to_string();
+            let pretty = serde_json::to_string_pretty(&body).expect("serde writes its own values");
+            // Everything beyond ASCII as escapes, as Python's json module writes it.
+            let escaped: String = dense
+                .chars()
+                .map(|c| if c.is_ascii() { c.to_string() } else {
+                    c.encode_utf16(&mut [0; 2]).iter().map(|unit| format!("\\u{unit:04x}")).collect()
+                })
+                .collect();
+            prop_assert_eq!(chat(&pretty), chat(&dense));
+            prop_assert_eq!(chat(&escaped), chat(&dense));
+        }
+
+        #[test]
+        fn any_bytes_are_parsed_or_refused_without_a_panic(
+            api in prop::sample::select(Api::ALL.to_vec()), body: Vec<u8>
+        ) {
+            let mut prompt = Vec::new();
+            prop_assert!(parse(api, &body, &mut prompt).is_err(), "no random bytes are an object with a prompt");
+        }
+
+        #[test]
+        fn a_damaged_body_is_accepted_only_when_serde_accepts_it(
+            (api, body) in prop::sample::select(BODIES.to_vec()), at in any::<prop::sample::Index>(), byte: u8
+        ) {
+            let mut body = body.as_bytes().to_vec();
+            let at = at.index(body.len());
+            body[at] = byte;
+            let mut prompt = Vec::new();
+            if parse(api, &body, &mut prompt).is_ok() {
+                let again = serde_json::from_slice::<serde::de::IgnoredAny>(&body);
+                prop_assert!(again.is_ok(), "{:?}", String::from_utf8_lossy(&body));
+                prop_assert!(prompt.len() <= 4 * body.len());
+            }
+        }
+    }
+}

@@ -1,2 +1,56 @@
-//! .
-fn main() {}
+//! `kvlane`: one address in front of a fleet of OpenAI-compatible LLM servers.
+
+mod commands;
+mod config;
+
+use clap::{Parser, Subcommand};
+
+/// Requests allocate and free on one relay thread; this allocator is made for that.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// One address in front of a fleet of OpenAI-compatible LLM servers. Each request goes where it costs the fleet
+/// least: where its prefix is already in the KV cache, weighed against the work that is queued there.
+#[derive(Parser)]
+#[command(name = "kvlane", version, max_term_width = 110)]
+struct Cli {
+    /// What is logged to stderr: error, warn, info, debug, trace, or a filter like `kvlane_live=debug`.
+    #[arg(long, global = true, default_value = "info", env = "KVLANE_LOG")]
+    log_level: String,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run the gateway.
+    Serve(config::ConfigArgs),
+    /// See the gateway work: a trace through four mock engines, under three policies.
+    Demo(commands::demo::DemoArgs),
+    /// Run a vLLM-shaped server that computes nothing but takes its time, as a GPU would.
+    MockEngine(commands::mock_engine::MockEngineArgs),
+    /// Check the configuration that `serve` would run with, and print it.
+    Check(config::ConfigArgs),
+    /// Print a configuration file with every key, its default and what it means.
+    Config,
+}
+
+fn main() -> std::process::ExitCode {
+    let cli = Cli::parse();
+    let filter = tracing_subscriber::EnvFilter::try_new(&cli.log_level).unwrap_or_else(|_| "info".into());
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
+    let done = match cli.command {
+        Command::Serve(args) => commands::serve::run(&args),
+        Command::Demo(args) => commands::demo::run(&args),
+        Command::MockEngine(args) => commands::mock_engine::run(&args),
+        Command::Check(args) => commands::check::run(&args),
+        Command::Config => commands::check::print_example(),
+    };
+    match done {
+        Ok(code) => code,
+        Err(error) => {
+            tracing::error!("{error:#}");
+            std::process::ExitCode::FAILURE
+        }
+    }
+}

@@ -333,6 +333,8 @@ mod tests {
             assert!((tick_s..tick_s + 3.0).contains(&request.arrival_s), "{i}: {}", request.arrival_s);
         }
         assert!(trace.requests.is_sorted_by(|a, b| a.arrival_s < b.arrival_s));
+        let next_tick_s = trace.requests[4].arrival_s - 3.0;
+        assert!((next_tick_s - trace.requests[0].arrival_s).abs() > 1e-3, "each tick has offsets of its own");
         assert!(trace.notes[0].contains("multiples of 3 s"), "{:?}", trace.notes);
         let again = read(coarse(3000).as_bytes(), &Options { seed: 5, ..Options::default() }).unwrap();
         assert_eq!(again, trace);
@@ -342,9 +344,14 @@ mod tests {
 
     #[test]
     fn a_clock_that_is_fine_or_known_to_be_wanted_is_left_alone() {
-        for (text, options) in [(coarse(99), Options::default()), (coarse(3000), OFF)] {
+        let regular: String = (0..200).map(|i| line(i * 500, 100, &[i])).collect();
+        for (text, options, fifth_s) in [
+            (coarse(99), Options::default(), 0.099),
+            (coarse(3000), OFF, 3.0),
+            (regular, Options::default(), 2.0),
+        ] {
             let trace = read(text.as_bytes(), &options).unwrap();
-            assert_eq!(trace.requests[4].arrival_s, trace.requests[7].arrival_s);
+            assert_eq!(trace.requests[4].arrival_s, fifth_s);
             assert_eq!(trace.notes, [""; 0]);
         }
     }

@@ -1,0 +1,290 @@
+//! The operators' API: who serves, how it goes, why requests went where they went.
+
+use std::sync::Arc;
+
+use http::request::Parts;
+use http::{HeaderValue, Method, Response, StatusCode, header};
+use hyper::body::Incoming;
+use kvlane_core::decision::ROWS_MAX;
+use serde_json::{Value, json};
+
+use crate::config::WorkerSpec;
+use crate::fleet::AddError;
+use crate::front::http::error::ApiError;
+use crate::front::http::{Body, Door, Front, json_response, read_body, text_response};
+use crate::gateway::{Gateway, ModelPool};
+use crate::worker::Worker;
+
+/// Decisions returned when the query does not say how many.
+const DECISIONS_DEFAULT: usize = 50;
+
+/// Answers what is addressed to operators, and what anybody may know; nothing if the path is somebody else's.
+pub(crate) async fn answer(
+    front: &Front,
+    parts: &Parts,
+    body: &mut Incoming,
+) -> Result<Option<Response<Body>>, ApiError> {
+    let path = parts.uri.path();
+    let get = parts.method == Method::GET || parts.method == Method::HEAD;
+    let gateway = &front.gateway;
+    let open = match path {
+        "/liveness" | "/health" if get => text_response(StatusCode::OK, "text/plain", "ok\n".into()),
+        "/readiness" if get => readiness(gateway),
+        "/v1/models" if get => json_response(StatusCode::OK, &models(gateway)),
+        _ if get && path.starts_with("/v1/models/") => model(gateway, &path["/v1/models/".len()..])?,
+        _ => return operate(front, parts, body).await,
+    };
+    Ok(Some(open))
+}
+
+async fn operate(front: &Front, parts: &Parts, body: &mut Incoming) -> Result<Option<Response<Body>>, ApiError> {
+    let (path, method) = (parts.uri.path(), parts.method.as_str());
+    let worker_name = path.strip_prefix("/workers/");
+    let known = worker_name.is_some()
+        || matches!(path, "/workers" | "/add_worker" | "/remove_worker" | "/list_workers" | "/decisions")
+        || (path == "/metrics" && front.door == Door::Operators);
+    if !known {
+        return Ok(None);
+    }
+    if front.door == (Door::Clients { admin: false }) {
+        return Err(refused(
+            StatusCode::FORBIDDEN,
+            "the admin API is open on the clients' port only while that listens on loopback: use the metrics port",
+        ));
+    }
+    let gateway = &front.gateway;
+    let answer = match (method, path, worker_name) {
+        ("GET", "/metrics", _) => {
+            let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+            text_response(StatusCode::OK, kind, gateway.metrics.render(gateway))
+        }
+        ("GET", "/decisions", _) => json_response(StatusCode::OK, &decisions(gateway, parts)),
+        ("GET", "/workers", _) => {
+            let workers: Vec<Value> = front.fleet.workers().iter().map(|worker| describe(worker)).collect();
+            json_response(StatusCode::OK, &json!({"workers": workers, "total": workers.len()}))
+        }
+        ("POST", "/workers", _) => {
+            let body = read_body(front, &parts.headers, body).await?;
+            let spec = serde_json::from_slice(&body).map_err(|error| {
+                let what = format!(r#"the body is not {{"url": "http://host:port", "model": "name or absent"}}: {error}"#);
+                refused(StatusCode::BAD_REQUEST, &what)
+            })?;
+            let worker = add(front, &spec)?;
+            let mut response = json_response(StatusCode::ACCEPTED, &describe(&worker));
+            if let Ok(location) = HeaderValue::try_from(format!("/workers/{}", worker.id.0)) {
+                response.headers_mut().insert(header::LOCATION, location);
+            }
+            response
+        }
+        ("GET", _, Some(name)) => json_response(StatusCode::OK, &describe(&*find(front, name)?)),
+        ("PUT" | "PATCH", _, Some(name)) => {
+            let worker = find(front, name)?;
+            let body = read_body(front, &parts.headers, body).await?;
+            let change: Change = serde_json::from_slice(&body).map_err(|error| {
+                refused(StatusCode::BAD_REQUEST, &format!(r#"the body is not {{"draining": true or false}}: {error}"#))
+            })?;
+            front.fleet.set_draining(&worker, change.draining);
+            json_response(StatusCode::OK, &describe(&worker))
+        }
+        ("DELETE", _, Some(name)) => {
+            let worker = find(front, name)?;
+            front.fleet.remove(&worker);
+            json_response(StatusCode::ACCEPTED, &describe(&worker))
+        }
+        ("POST", "/add_worker", _) => {
+            let worker = add(front, &WorkerSpec { url: url_in_query(parts)?, model: None })?;
+            text_response(StatusCode::OK, "text/plain", format!("Successfully added worker: {}\n", worker.url))
+        }
+        ("POST", "/remove_worker", _) => {
+            let worker = find(front, &url_in_query(parts)?)?;
+            front.fleet.remove(&worker);
+            text_response(StatusCode::OK, "text/plain", format!("Successfully removed worker: {}\n", worker.url))
+        }
+        ("GET", "/list_workers", _) => {
+            let urls: Vec<String> = front.fleet.workers().iter().map(|worker| worker.url.to_string()).collect();
+            json_response(StatusCode::OK, &json!({"urls": urls}))
+        }
+        _ => return Err(ApiError::WrongMethod { method: method.into(), path: path.into() }),
+    };
+    Ok(Some(answer))
+}
+
+/// The body of `PUT /workers/{id}`.
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Change {
+    draining: bool,
+}
+
+fn refused(status: StatusCode, message: &str) -> ApiError {
+    ApiError::Admin { status, message: message.into() }
+}
+
+fn add(front: &Front, spec: &WorkerSpec) -> Result<Arc<Worker>, ApiError> {
+    front.fleet.add(spec).map_err(|error| {
+        let status = match error {
+            AddError::BadUrl(_) => StatusCode::BAD_REQUEST,
+            AddError::Duplicate(_) => StatusCode::CONFLICT,
+            AddError::TooMany => StatusCode::INSUFFICIENT_STORAGE,
+        };
+        refused(status, &error.to_string())
+    })
+}
+
+fn find(front: &Front, name: &str) -> Result<Arc<Worker>, ApiError> {
+    let name = percent_decoded(name);
+    front.fleet.find(&name).ok_or_else(|| {
+        refused(StatusCode::NOT_FOUND, &format!("there is no worker '{name}': GET /workers lists them"))
+    })
+}
+
+fn url_in_query(parts: &Parts) -> Result<String, ApiError> {
+    query(parts, "url").ok_or_else(|| refused(StatusCode::BAD_REQUEST, "the query has no url: write ?url=http://host:port"))
+}
+
+fn query(parts: &Parts, key: &str) -> Option<String> {
+    let pairs = parts.uri.query()?.split('&').filter_map(|pair| pair.split_once('='));
+    pairs.filter(|(name, _)| *name == key).map(|(_, value)| percent_decoded(value)).next()
+}
+
+/// Undoes percent encoding; what is not valid stays as it is.
+fn percent_decoded(text: &str) -> String {
+    let mut out = Vec::with_capacity(text.len());
+    let mut bytes = text.bytes();
+    while let Some(byte) = bytes.next() {
+        let mut ahead = bytes.clone();
+        let digits = (ahead.next(), ahead.next());
+        let digit = |byte: Option<u8>| (byte? as char).to_digit(16);
+        match (byte, digit(digits.0), digit(digits.1)) {
+            (b'%', Some(high), Some(low)) => {
+                out.push((high * 16 + low) as u8);
+                bytes = ahead;
+            }
+            _ => out.push(byte),
+        }
+    }
+    String::from_utf8_lossy(&out).into_owned()
+}
+
+fn describe(worker: &Worker) -> Value {
+    let state = worker.state().clone();
+    let seats: Vec<Value> = state
+        .seats
+        .iter()
+        .map(|seat| {
+            let load = seat.pool.router.read(|scheduler| scheduler.pool().get(seat.endpoint).map(|e| e.load));
+            let load = load.unwrap_or_default();
+            let reported = load.reported.map(|(reported, at)| {
+                json!({
+                    "running": reported.running, "waiting": reported.waiting,
+                    "kv_usage_ratio": reported.kv_usage_ratio,
+                    "kv_capacity_tokens": reported.kv_capacity_tokens, "at_s": at.as_secs_f64(),
+                })
+            });
+            json!({
+                "model": seat.pool.model,
+                "requests": load.in_flight.requests,
+                "prefill_tokens": load.in_flight.prefill_tokens,
+                "context_tokens": load.in_flight.context_tokens,
+                "reported": reported,
+            })
+        })
+        .collect();
+    json!({
+        "id": worker.id.0.to_string(), "url": *worker.url, "healthy": state.healthy, "draining": state.draining,
+        "leaving": state.leaving, "problem": state.problem, "pools": seats,
+    })
+}
+
+fn readiness(gateway: &Gateway) -> Response<Body> {
+    let mut ready = false;
+    let pools: Vec<Value> = gateway
+        .pools()
+        .iter()
+        .map(|pool| {
+            let (all, eligible) = pool.router.read(|scheduler| {
+                (scheduler.pool().endpoints().count(), scheduler.pool().eligible().count())
+            });
+            ready |= eligible > 0;
+            json!({"model": pool.model, "endpoints": all, "ready": eligible, "prefix_knowledge": "approximate"})
+        })
+        .collect();
+    let down: Vec<Value> = gateway
+        .workers()
+        .values()
+        .filter(|worker| !worker.state().healthy)
+        .map(|worker| json!({"url": *worker.url, "problem": worker.state().problem}))
+        .collect();
+    let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    json_response(status, &json!({"ready": ready, "pools": pools, "down": down}))
+}
+
+fn models(gateway: &Gateway) -> Value {
+    let table = gateway.table();
+    let cards: Vec<&Value> = table.cards.values().collect();
+    json!({"object": "list", "data": cards})
+}
+
+fn model(gateway: &Gateway, name: &str) -> Result<Response<Body>, ApiError> {
+    let name = percent_decoded(name);
+    match gateway.table().cards.get(&name) {
+        Some(card) => Ok(json_response(StatusCode::OK, card)),
+        None => Err(ApiError::UnknownModel(name)),
+    }
+}
+
+/// The last decisions of every pool, newest first.
+fn decisions(gateway: &Gateway, parts: &Parts) -> Value {
+    let limit = query(parts, "limit").and_then(|limit| limit.parse().ok()).unwrap_or(DECISIONS_DEFAULT);
+    let wanted = query(parts, "model");
+    let pools = gateway.pools();
+    let chosen = pools.iter().filter(|pool| wanted.as_ref().is_none_or(|model| *model == pool.model));
+    let pools: Vec<Value> = chosen.map(|pool| pool_decisions(pool, limit)).collect();
+    json!({"schema": "kvlane.decisions/1", "now_s": gateway.clock.now().as_secs_f64(), "rows_max": ROWS_MAX, "pools": pools})
+}
+
+fn pool_decisions(pool: &ModelPool, limit: usize) -> Value {
+    let receipts: Vec<_> = pool.router.read(|scheduler| scheduler.receipts().iter().rev().take(limit).cloned().collect());
+    let name = |endpoint| pool.occupant(endpoint).map(|occupant| occupant.worker.url.to_string());
+    let decisions: Vec<Value> = receipts
+        .iter()
+        .map(|receipt| {
+            let rows: Vec<Value> = receipt
+                .rows
+                .iter()
+                .map(|row| {
+                    json!({
+                        "worker": name(row.endpoint), "overlap_tokens": row.overlap_tokens, "requests": row.requests,
+                        "prefill_tokens": row.prefill_tokens, "context_tokens": row.context_tokens, "cost": row.cost,
+                    })
+                })
+                .collect();
+            json!({
+                "at_s": receipt.at.as_secs_f64(), "request": receipt.request.0, "attempt": receipt.attempt,
+                "prompt_tokens": receipt.prompt_tokens, "worker": name(receipt.placement.endpoint),
+                "overlap_tokens": receipt.placement.overlap_tokens, "reason": receipt.placement.reason.name(),
+                "candidates": rows, "candidates_left_out": receipt.rows_left_out,
+            })
+        })
+        .collect();
+    json!({"model": pool.model, "policy": pool.policy, "decisions": decisions})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::percent_decoded;
+
+    #[test]
+    fn percent_encoding_is_undone_where_it_is_valid() {
+        for (text, expect) in [
+            ("http%3A%2F%2Fh:1", "http://h:1"),
+            ("a%2", "a%2"),
+            ("%zz%41", "%zzA"),
+            ("%", "%"),
+            ("%%41", "%A"),
+            ("%+1", "%+1"),
+        ] {
+            assert_eq!(percent_decoded(text), expect);
+        }
+    }
+}

@@ -1,0 +1,24 @@
+//! The only place that reads the time.
+
+use kvlane_core::time::Nanos;
+use tokio::time::Instant;
+
+/// Monotonic time since the gateway's start, as the core counts it.
+#[derive(Clone, Copy, Debug)]
+pub struct Clock {
+    origin: Instant,
+}
+
+// === impl Clock ===
+
+impl Clock {
+    /// A clock that reads zero now.
+    pub fn start() -> Self {
+        Self { origin: Instant::now() }
+    }
+
+    /// Time since the start.
+    pub fn now(&self) -> Nanos {
+        Nanos(u64::try_from(self.origin.elapsed().as_nanos()).unwrap_or(u64::MAX))
+    }
+}

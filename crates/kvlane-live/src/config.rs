@@ -1,0 +1,307 @@
+//! The gateway's configuration: plain values with their defaults, each defined once.
+//!
+//! The same structs are the YAML file's sections; `kvlane config` prints them.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
+
+use kvlane_core::index::approx;
+use kvlane_core::policy::PolicyConfig;
+use kvlane_core::time::Nanos;
+use kvlane_core::{router, scheduler};
+use serde::{Deserialize, Serialize};
+
+/// Prompt bytes taken for one token where no tokenizer counts them. About right for English text in current
+/// vocabularies, and exact for prompts that are token ids (32-bit integers).
+pub const BYTES_PER_TOKEN: usize = 4;
+
+/// Everything `kvlane serve` can be told.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// The address clients talk to.
+    pub server: Server,
+    /// The address Prometheus and operators talk to.
+    pub metrics: Metrics,
+    /// The engines known from the start; others can join while running.
+    pub workers: Vec<WorkerSpec>,
+    /// How requests are placed.
+    pub routing: Routing,
+    /// How failing workers are found.
+    pub health: Health,
+    /// How failed attempts are repeated.
+    pub retry: Retry,
+    /// Connections to workers.
+    pub upstream: Upstream,
+}
+
+/// The address clients talk to, and what is accepted there.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Server {
+    /// Address to listen on.
+    pub host: IpAddr,
+    /// Port to listen on; 0 takes a free one.
+    pub port: u16,
+    /// Threads that relay requests; 0 is one per core.
+    pub relay_threads: usize,
+    /// Largest request body in bytes; beyond it 413.
+    pub max_payload_size: usize,
+    /// Time a client has for a request's head, also on an idle connection.
+    #[serde(with = "humantime_serde")]
+    pub header_timeout: Duration,
+    /// Time a client has for a request's body.
+    #[serde(with = "humantime_serde")]
+    pub body_timeout: Duration,
+    /// Time a whole request may take, queue included.
+    #[serde(with = "humantime_serde")]
+    pub request_timeout: Duration,
+    /// Silence between two pieces of an answer after which it counts as broken.
+    #[serde(with = "humantime_serde")]
+    pub stream_idle_timeout: Duration,
+    /// Time that requests in flight have to end after SIGTERM.
+    #[serde(with = "humantime_serde")]
+    pub shutdown_grace: Duration,
+    /// Request headers that may carry a request id, in order of preference.
+    pub request_id_headers: Vec<String>,
+}
+
+impl Default for Server {
+    fn default() -> Self {
+        Self {
+            host: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            port: 30_000,
+            relay_threads: 0,
+            max_payload_size: 64 << 20,
+            header_timeout: Duration::from_secs(60),
+            body_timeout: Duration::from_secs(60),
+            request_timeout: Duration::from_secs(1800),
+            stream_idle_timeout: Duration::from_secs(300),
+            shutdown_grace: Duration::from_secs(180),
+            request_id_headers: vec!["x-request-id".into(), "x-correlation-id".into()],
+        }
+    }
+}
+
+/// The address for `/metrics` and the admin API.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Metrics {
+    /// Address to listen on.
+    pub host: IpAddr,
+    /// Port to listen on; 0 takes a free one.
+    pub port: u16,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self { host: IpAddr::V4(Ipv4Addr::LOCALHOST), port: 29_000 }
+    }
+}
+
+/// One engine.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WorkerSpec {
+    /// `http://host:port`, with a path prefix if need be.
+    pub url: String,
+    /// The model it serves; asked of its `/v1/models` when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none", alias = "model_id")]
+    pub model: Option<String>,
+}
+
+/// How requests are placed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Routing {
+    /// The policy of every pool that `pools` does not name.
+    pub policy: PolicyConfig,
+    /// What differs for the pool of one model.
+    pub pools: BTreeMap<String, PoolOverride>,
+    /// Requests in flight per pool beyond which others wait; 0 is no limit.
+    pub max_concurrent_requests: u32,
+    /// Requests that may wait per pool; beyond it they are shed with 429.
+    pub queue_size: u32,
+    /// Time a request may wait for its place.
+    #[serde(with = "humantime_serde")]
+    pub queue_timeout: Duration,
+    /// Prompt bytes per block of the prefix index.
+    pub block_bytes: u32,
+    /// Bytes the prefix index of one pool may use.
+    pub index_memory: usize,
+    /// Time after which an unused prefix counts as evicted.
+    #[serde(with = "humantime_serde")]
+    pub index_ttl: Duration,
+    /// Decisions kept per pool for `GET /decisions`.
+    pub receipts: u32,
+    /// Seed of random choices.
+    pub seed: u64,
+}
+
+impl Default for Routing {
+    fn default() -> Self {
+        Self {
+            policy: PolicyConfig::CacheAware(Default::default()),
+            pools: BTreeMap::new(),
+            max_concurrent_requests: 0,
+            queue_size: 100,
+            queue_timeout: Duration::from_secs(60),
+            block_bytes: 256,
+            index_memory: 256 << 20,
+            index_ttl: Duration::from_secs(1800),
+            receipts: 1024,
+            seed: 0,
+        }
+    }
+}
+
+/// What differs for one pool.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PoolOverride {
+    /// Its policy.
+    pub policy: PolicyConfig,
+}
+
+/// How failing workers are found.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Health {
+    /// Path of the probe.
+    pub path: String,
+    /// Time between two probes of one worker. A worker that is down is probed as often.
+    #[serde(with = "humantime_serde")]
+    pub interval: Duration,
+    /// Time a probe may take.
+    #[serde(with = "humantime_serde")]
+    pub timeout: Duration,
+    /// Failures in a row, of probes or requests, that make a worker unhealthy.
+    pub failure_threshold: u32,
+    /// Good probes in a row that make it healthy again.
+    pub success_threshold: u32,
+}
+
+impl Default for Health {
+    fn default() -> Self {
+        Self {
+            path: "/health".into(),
+            interval: Duration::from_secs(2),
+            timeout: Duration::from_secs(5),
+            failure_threshold: 3,
+            success_threshold: 2,
+        }
+    }
+}
+
+/// How failed attempts are repeated. Only before the first byte of an answer has gone to the client.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Retry {
+    /// Attempts of one request on one worker before it is sent to another.
+    pub max_worker_retries: u32,
+    /// Attempts of one request beside the first.
+    pub max_total_retries: u32,
+}
+
+impl Default for Retry {
+    fn default() -> Self {
+        Self { max_worker_retries: 1, max_total_retries: 5 }
+    }
+}
+
+/// Connections to workers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Upstream {
+    /// Time to connect.
+    #[serde(with = "humantime_serde")]
+    pub connect_timeout: Duration,
+    /// Time after which an idle connection is not used again. Below the 5 s after which uvicorn, and so vLLM and
+    /// SGLang, close it.
+    #[serde(with = "humantime_serde")]
+    pub idle_timeout: Duration,
+    /// Idle connections kept per worker and relay thread.
+    pub idle_max: usize,
+}
+
+impl Default for Upstream {
+    fn default() -> Self {
+        Self { connect_timeout: Duration::from_secs(5), idle_timeout: Duration::from_secs(4), idle_max: 256 }
+    }
+}
+
+/// What is wrong with a configuration, where, and what to write instead.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: {problem}")]
+pub struct ConfigError {
+    /// The field, as `section.key`.
+    pub field: String,
+    /// What is wrong and what would be right.
+    pub problem: String,
+}
+
+// === impl Config ===
+
+impl Config {
+    /// Checks what types cannot: ranges and addresses.
+    ///
+    /// # Errors
+    /// The first field that is out of range.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        let wrong = |field: &str, problem: String| Err(ConfigError { field: field.into(), problem });
+        for (i, worker) in self.workers.iter().enumerate() {
+            if let Err(problem) = crate::worker::Address::parse(&worker.url) {
+                return wrong(&format!("workers[{i}].url"), problem);
+            }
+        }
+        if self.routing.block_bytes < 16 {
+            return wrong("routing.block_bytes", format!("{} is too small: take 16 or more", self.routing.block_bytes));
+        }
+        for (field, value) in [
+            ("health.failure_threshold", self.health.failure_threshold),
+            ("health.success_threshold", self.health.success_threshold),
+            ("retry.max_worker_retries", self.retry.max_worker_retries),
+        ] {
+            if value == 0 {
+                return wrong(field, "0 would never happen: take 1 or more".into());
+            }
+        }
+        for (field, value) in [
+            ("server.header_timeout", self.server.header_timeout),
+            ("server.body_timeout", self.server.body_timeout),
+            ("server.request_timeout", self.server.request_timeout),
+            ("server.stream_idle_timeout", self.server.stream_idle_timeout),
+            ("health.interval", self.health.interval),
+            ("health.timeout", self.health.timeout),
+            ("upstream.connect_timeout", self.upstream.connect_timeout),
+        ] {
+            if value.is_zero() {
+                return wrong(field, "0 leaves no time at all: take 1ms or more".into());
+            }
+        }
+        if !self.health.path.starts_with('/') {
+            return wrong("health.path", format!("'{}' must begin with '/'", self.health.path));
+        }
+        Ok(())
+    }
+
+    /// How the pool of `model` is routed.
+    pub(crate) fn router(&self, model: &str) -> router::Config {
+        let routing = &self.routing;
+        let policy = routing.pools.get(model).map_or(&routing.policy, |differs| &differs.policy);
+        let nanos = |span: Duration| Nanos(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX));
+        router::Config {
+            scheduler: scheduler::Config {
+                policy: policy.clone(),
+                in_flight_max: routing.max_concurrent_requests,
+                queue_len_max: routing.queue_size,
+                queue_timeout: nanos(routing.queue_timeout),
+                receipts_max: routing.receipts,
+                seed: routing.seed,
+            },
+            index: approx::Config { memory_bytes_max: routing.index_memory, ttl: nanos(routing.index_ttl) },
+            block_tokens: routing.block_bytes / BYTES_PER_TOKEN as u32,
+        }
+    }
+}

@@ -1,0 +1,470 @@
+//! Workers come, are probed, drain and leave.
+//!
+//! A worker takes a seat in a pool when it has first answered a probe and its models are known. From then on probes
+//! and failed requests decide together whether requests are placed there, and its `/metrics` say how full it is. All
+//! changes of who sits where take turns here; relay threads only read the result.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::{Bytes, BytesMut};
+use http::{Method, StatusCode};
+use kvlane_core::scheduler::Input;
+use tokio::runtime::Handle;
+use tokio::sync::mpsc;
+use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::config::WorkerSpec;
+use crate::gateway::{Gateway, ModelPool, Table};
+use crate::metrics::WorkerLabel;
+use crate::upstream::Upstreams;
+use crate::worker::{Seat, Worker, WorkerId};
+
+/// The largest answer to a probe that is read.
+const PROBE_BYTES_MAX: usize = 8 << 20;
+/// Probes between two looks at a healthy worker's model list: adapters come and go.
+const PROBES_PER_MODEL_LIST: u32 = 15;
+/// Most workers a gateway takes.
+pub const WORKERS_MAX: usize = 4096;
+
+/// Who serves, and the tasks that watch them.
+pub struct Fleet {
+    gateway: Arc<Gateway>,
+    upstreams: Arc<Upstreams>,
+    /// Held by whoever changes seats or the table.
+    changes: Mutex<()>,
+    runtime: Handle,
+    tasks: TaskTracker,
+    stop: CancellationToken,
+}
+
+/// Why a worker was not added.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AddError {
+    /// The URL is none.
+    #[error("{0}")]
+    BadUrl(String),
+    /// It is there already.
+    #[error("worker {0} is already there")]
+    Duplicate(String),
+    /// There are too many.
+    #[error("there are already {WORKERS_MAX} workers, which is the most")]
+    TooMany,
+}
+
+/// One name that a worker serves a model under.
+#[derive(Clone, Debug, PartialEq)]
+struct ServedName {
+    name: String,
+    /// The base model whose pool it belongs to.
+    base: String,
+    card: serde_json::Value,
+}
+
+// === impl Fleet ===
+
+impl Fleet {
+    /// A fleet whose tasks run on `runtime` until `stop`.
+    pub(crate) fn new(
+        gateway: Arc<Gateway>,
+        drained: mpsc::UnboundedReceiver<Arc<Worker>>,
+        runtime: Handle,
+        stop: CancellationToken,
+    ) -> Arc<Self> {
+        let upstreams = gateway.new_upstreams();
+        let fleet =
+            Arc::new(Self { gateway, upstreams, changes: Mutex::default(), runtime, tasks: TaskTracker::new(), stop });
+        fleet.spawn("drained workers", Arc::clone(&fleet).let_go(drained));
+        fleet
+    }
+
+    /// Adds a worker. Requests are placed there once it has answered a probe.
+    ///
+    /// # Errors
+    /// Why it cannot be added.
+    pub fn add(self: &Arc<Self>, spec: &WorkerSpec) -> Result<Arc<Worker>, AddError> {
+        let id = self.gateway.next_worker_id();
+        let worker = Arc::new(Worker::new(id, &spec.url, spec.model.clone()).map_err(AddError::BadUrl)?);
+        let mut workers = self.gateway.workers();
+        if workers.values().any(|other| other.url == worker.url) {
+            return Err(AddError::Duplicate(worker.url.to_string()));
+        }
+        if workers.len() >= WORKERS_MAX {
+            return Err(AddError::TooMany);
+        }
+        workers.insert(id, Arc::clone(&worker));
+        drop(workers);
+        self.gateway.metrics.health.get_or_create(&WorkerLabel { worker: worker.url.to_string() }).set(0);
+        self.spawn(&format!("probes of {}", worker.url), Arc::clone(self).watch(Arc::clone(&worker)));
+        tracing::info!(worker = %worker.url, "worker added");
+        Ok(worker)
+    }
+
+    /// The worker called by this id or URL.
+    pub fn find(&self, name: &str) -> Option<Arc<Worker>> {
+        let workers = self.gateway.workers();
+        let by_id = name.parse().ok().and_then(|id| workers.get(&WorkerId(id)));
+        by_id.or_else(|| workers.values().find(|worker| *worker.url == *name.trim_end_matches('/'))).cloned()
+    }
+
+    /// All workers.
+    pub fn workers(&self) -> Vec<Arc<Worker>> {
+        self.gateway.workers().values().cloned().collect()
+    }
+
+    /// Stops or resumes placing requests at a worker.
+    pub fn set_draining(&self, worker: &Worker, draining: bool) {
+        let seats = {
+            let mut state = worker.state();
+            if state.leaving {
+                return;
+            }
+            state.draining = draining;
+            state.seats.clone()
+        };
+        for seat in seats {
+            self.gateway.step(&seat.pool, Input::Draining { endpoint: seat.endpoint, draining });
+        }
+        tracing::info!(worker = %worker.url, draining, "worker draining");
+    }
+
+    /// Lets a worker leave once its last request is over.
+    pub fn remove(&self, worker: &Arc<Worker>) {
+        self.set_draining(worker, true);
+        worker.state().leaving = true;
+        self.leave_if_empty(worker);
+    }
+
+    /// Takes note of a failed request.
+    pub(crate) fn note_failure(gateway: &Gateway, worker: &Worker, problem: &str) {
+        if worker.note_failure() >= gateway.config.health.failure_threshold {
+            set_health(gateway, worker, Some(problem.to_owned()));
+        }
+    }
+
+    async fn let_go(self: Arc<Self>, mut drained: mpsc::UnboundedReceiver<Arc<Worker>>) {
+        while let Some(worker) = tokio::select! {
+            worker = drained.recv() => worker,
+            () = self.stop.cancelled() => None,
+        } {
+            self.leave_if_empty(&worker);
+        }
+    }
+
+    fn leave_if_empty(&self, worker: &Arc<Worker>) {
+        let turn = self.turn();
+        {
+            let mut state = worker.state();
+            let busy = state.seats.iter().any(|seat| {
+                let in_flight = |scheduler: &kvlane_core::scheduler::Scheduler| {
+                    scheduler.pool().get(seat.endpoint).map_or(0, |endpoint| endpoint.load.in_flight.requests)
+                };
+                seat.pool.router.read(in_flight) > 0
+            });
+            if !state.leaving || busy {
+                return;
+            }
+            state.healthy = false;
+        }
+        if self.gateway.workers().remove(&worker.id).is_none() {
+            return;
+        }
+        self.seat(worker, &[], &turn);
+        let models: Vec<String> = self.gateway.pools().iter().map(|pool| pool.model.clone()).collect();
+        let policies: Vec<_> = self.gateway.pools().iter().map(|pool| pool.policy).collect();
+        self.gateway.metrics.forget_worker(&worker.url, &models, &policies);
+        for upstreams in self.gateway.upstreams().iter() {
+            upstreams.forget(worker.id);
+        }
+        tracing::info!(worker = %worker.url, "worker left");
+    }
+
+    fn turn(&self) -> MutexGuard<'_, ()> {
+        self.changes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Seats the worker in the pools of the base models among `names`, and nowhere else, and lets clients reach
+    /// those pools under the names.
+    fn seat(&self, worker: &Arc<Worker>, names: &[ServedName], _turn: &MutexGuard<'_, ()>) {
+        let mut bases: Vec<&str> = names.iter().map(|served| served.base.as_str()).collect();
+        bases.sort_unstable();
+        bases.dedup();
+        let before = std::mem::take(&mut worker.state().seats);
+        let (kept, given_up): (Vec<Seat>, Vec<Seat>) =
+            before.into_iter().partition(|seat| bases.contains(&seat.pool.model.as_str()));
+        let mut seats = kept;
+        for base in bases {
+            if seats.iter().any(|seat| seat.pool.model == base) {
+                continue;
+            }
+            let pool = self.pool(base);
+            match pool.seat(&self.gateway, worker) {
+                Some(endpoint) => seats.push(Seat { pool, endpoint }),
+                None => tracing::error!(worker = %worker.url, model = base, "the pool has no room for another endpoint"),
+            }
+        }
+        worker.state().seats = seats;
+        for seat in given_up {
+            seat.pool.unseat(&self.gateway, seat.endpoint);
+        }
+        self.gateway.change_table(|table| {
+            for served in names {
+                if let Some(pool) = table.pools.iter().find(|pool| pool.model == served.base).cloned() {
+                    table.by_name.insert(served.name.clone(), pool);
+                    table.cards.entry(served.name.clone()).or_insert_with(|| served.card.clone());
+                }
+            }
+            drop_empty_pools(table);
+        });
+    }
+
+    /// The pool of a base model, made if need be.
+    fn pool(&self, base: &str) -> Arc<ModelPool> {
+        if let Some(pool) = self.gateway.table().pools.iter().find(|pool| pool.model == base) {
+            return Arc::clone(pool);
+        }
+        let pool = Arc::new(ModelPool::new(&self.gateway, base));
+        tracing::info!(model = base, policy = pool.policy, "pool opened");
+        self.gateway.change_table(|table| table.pools.push(Arc::clone(&pool)));
+        pool
+    }
+
+    /// Probes one worker until it leaves or the gateway stops.
+    async fn watch(self: Arc<Self>, worker: Arc<Worker>) {
+        let health = &self.gateway.config.health;
+        let mut ticks = interval(health.interval);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut probes = 0u32;
+        loop {
+            tokio::select! {
+                _ = ticks.tick() => {}
+                () = self.stop.cancelled() => return,
+            }
+            if !self.gateway.workers().contains_key(&worker.id) {
+                return;
+            }
+            let probed = self.probe(&worker, probes).await;
+            probes = match &probed {
+                Ok(()) => probes.wrapping_add(1),
+                Err(_) => 0,
+            };
+            self.judge(&worker, probed);
+            self.upstreams.sweep();
+            for upstreams in self.gateway.upstreams().iter() {
+                upstreams.sweep();
+            }
+        }
+    }
+
+    /// Health, then models if they are not known or due, then load.
+    async fn probe(&self, worker: &Arc<Worker>, probes: u32) -> Result<(), String> {
+        let path = &self.gateway.config.health.path;
+        match self.get(worker, path).await? {
+            (status, _) if status.is_success() => {}
+            (status, _) => return Err(format!("GET {path} answered {}", status.as_u16())),
+        }
+        if worker.state().seats.is_empty() || probes.is_multiple_of(PROBES_PER_MODEL_LIST) {
+            let names = self.names(worker).await?;
+            let turn = self.turn();
+            if !worker.state().leaving {
+                self.seat(worker, &names, &turn);
+            }
+        }
+        if let Ok((StatusCode::OK, text)) = self.get(worker, "/metrics").await
+            && let Ok(text) = std::str::from_utf8(&text)
+            && let Some((_, reported)) = kvlane_wire::engine::load_report(text)
+        {
+            let seats = worker.state().seats.clone();
+            for seat in seats {
+                self.gateway.step(&seat.pool, Input::Reported { endpoint: seat.endpoint, reported });
+            }
+        }
+        Ok(())
+    }
+
+    /// What a probe means for whether requests are placed there.
+    fn judge(&self, worker: &Worker, probed: Result<(), String>) {
+        match probed {
+            Ok(()) => {
+                worker.note_success();
+                let healthy_now = {
+                    let mut state = worker.state();
+                    state.successes = state.successes.saturating_add(1);
+                    let first = state.problem.is_none();
+                    !state.healthy && (first || state.successes >= self.gateway.config.health.success_threshold)
+                };
+                if healthy_now {
+                    set_health(&self.gateway, worker, None);
+                }
+            }
+            Err(problem) => {
+                worker.state().successes = 0;
+                let failures = worker.note_failure();
+                if !worker.state().healthy {
+                    worker.state().problem = Some(problem);
+                } else if failures >= self.gateway.config.health.failure_threshold {
+                    set_health(&self.gateway, worker, Some(problem));
+                }
+            }
+        }
+    }
+
+    /// The names under which a worker serves models.
+    async fn names(&self, worker: &Worker) -> Result<Vec<ServedName>, String> {
+        let listed = match self.get(worker, "/v1/models").await {
+            Ok((StatusCode::OK, body)) => served_names(&body),
+            Ok((status, _)) => Err(format!("GET /v1/models answered {}", status.as_u16())),
+            Err(problem) => Err(problem),
+        };
+        match (listed, &worker.model) {
+            (Ok(names), None) => Ok(names),
+            (Err(problem), None) => Err(format!("{problem}: give this worker's model")),
+            (listed, Some(model)) => {
+                let card = listed.ok().and_then(|names| names.into_iter().find(|served| served.name == *model));
+                let made = serde_json::json!({"id": model, "object": "model", "owned_by": "kvlane"});
+                let card = card.map_or(made, |served| served.card);
+                Ok(vec![ServedName { name: model.clone(), base: model.clone(), card }])
+            }
+        }
+    }
+
+    async fn get(&self, worker: &Worker, path: &str) -> Result<(StatusCode, Bytes), String> {
+        let address = &worker.address;
+        let head = format!(
+            "GET {}{path} HTTP/1.1\r\nhost: {}\r\nuser-agent: kvlane\r\naccept: */*\r\n\r\n",
+            address.base_path, address.authority
+        );
+        let exchange = async {
+            let answer = self.upstreams.send(worker, &Method::GET, head.as_bytes(), &Bytes::new()).await;
+            let mut answer = answer.map_err(|error| format!("GET {path}: {error}"))?;
+            let mut body = BytesMut::new();
+            while let Some(piece) = std::future::poll_fn(|cx| answer.body.poll_piece(cx)).await {
+                body.extend_from_slice(&piece.map_err(|error| format!("GET {path}: {error}"))?);
+                if body.len() > PROBE_BYTES_MAX {
+                    return Err(format!("GET {path} answered more than {PROBE_BYTES_MAX} bytes"));
+                }
+            }
+            Ok((answer.status, body.freeze()))
+        };
+        let limit = self.gateway.config.health.timeout;
+        timeout(limit, exchange).await.unwrap_or_else(|_| Err(format!("GET {path}: no answer within {limit:?}")))
+    }
+
+    /// Runs a task under its name; says so when it ends in any way but its own.
+    fn spawn(&self, name: &str, task: impl Future<Output = ()> + Send + 'static) {
+        let name = name.to_owned();
+        let task = self.tasks.spawn_on(task, &self.runtime);
+        self.runtime.spawn(async move {
+            if let Err(error) = task.await
+                && error.is_panic()
+            {
+                tracing::error!(task = name, %error, "a task broke");
+            }
+        });
+    }
+}
+
+/// Marks a worker fit (`None`) or unfit for requests, in every pool.
+fn set_health(gateway: &Gateway, worker: &Worker, problem: Option<String>) {
+    let healthy = problem.is_none();
+    let seats = {
+        let mut state = worker.state();
+        if state.healthy == healthy || state.leaving {
+            return;
+        }
+        state.healthy = healthy;
+        state.successes = 0;
+        state.problem.clone_from(&problem);
+        state.seats.clone()
+    };
+    for seat in seats {
+        gateway.step(&seat.pool, Input::Health { endpoint: seat.endpoint, healthy });
+    }
+    gateway.metrics.health.get_or_create(&WorkerLabel { worker: worker.url.to_string() }).set(healthy.into());
+    match problem {
+        None => tracing::info!(worker = %worker.url, "worker healthy"),
+        Some(problem) => tracing::warn!(worker = %worker.url, problem, "worker unhealthy"),
+    }
+}
+
+/// Forgets pools without endpoints and the names that led to them.
+fn drop_empty_pools(table: &mut Table) {
+    let empty = |pool: &ModelPool| pool.router.read(|scheduler| scheduler.pool().endpoints().next().is_none());
+    table.pools.retain(|pool| !empty(pool));
+    table.by_name.retain(|_, pool| !empty(pool));
+    let by_name = &table.by_name;
+    table.cards.retain(|name, _| by_name.contains_key(name));
+}
+
+/// Reads `/v1/models`. A name with a `parent` is an adapter of it; names with the same `root` are one model.
+fn served_names(body: &[u8]) -> Result<Vec<ServedName>, String> {
+    let value: serde_json::Value =
+        serde_json::from_slice(body).map_err(|error| format!("GET /v1/models answered no JSON ({error})"))?;
+    let cards = value["data"].as_array().cloned().unwrap_or_default();
+    let text = |card: &serde_json::Value, key: &str| card[key].as_str().map(str::to_owned);
+    let mut bases: Vec<(Option<String>, String)> = Vec::new();
+    for card in cards.iter().filter(|card| text(card, "parent").is_none()) {
+        let (Some(name), root) = (text(card, "id"), text(card, "root")) else { continue };
+        if root.is_none() || !bases.iter().any(|(other, _)| *other == root) {
+            bases.push((root, name));
+        }
+    }
+    let Some((_, first)) = bases.first() else { return Err("GET /v1/models lists no model".into()) };
+    let base_of = |card: &serde_json::Value, name: &str| {
+        let root = text(card, "root");
+        let parent = text(card, "parent");
+        let named = |wanted: &str| bases.iter().find(|(_, base)| base == wanted);
+        let same_root = || root.as_ref().and_then(|_| bases.iter().find(|(other, _)| *other == root));
+        match parent {
+            Some(parent) => named(&parent).map_or(first, |(_, base)| base).clone(),
+            None => same_root().map_or(name.to_owned(), |(_, base)| base.clone()),
+        }
+    };
+    Ok(cards
+        .iter()
+        .filter_map(|card| {
+            let name = text(card, "id")?;
+            Some(ServedName { base: base_of(card, &name), name, card: card.clone() })
+        })
+        .collect())
+}
+
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bases(body: &str) -> Vec<(String, String)> {
+        let names = served_names(body.as_bytes()).expect("a list");
+        names.into_iter().map(|served| (served.name, served.base)).collect()
+    }
+
+    fn pair(name: &str, base: &str) -> (String, String) {
+        (name.into(), base.into())
+    }
+
+    #[test]
+    fn adapters_and_aliases_share_the_pool_of_their_model() {
+        let body = r#"{"data":[
+            {"id":"llama","root":"/models/llama","parent":null},
+            {"id":"llama-alias","root":"/models/llama","parent":null},
+            {"id":"sql","root":"/adapters/sql","parent":"llama"},
+            {"id":"lost","root":"/adapters/lost","parent":"unknown"}]}"#;
+        let expect = [pair("llama", "llama"), pair("llama-alias", "llama"), pair("sql", "llama"), pair("lost", "llama")];
+        assert_eq!(bases(body), expect);
+    }
+
+    #[test]
+    fn models_without_a_common_root_have_pools_of_their_own() {
+        let body = r#"{"data":[{"id":"a"},{"id":"b"},{"no":"id"}]}"#;
+        assert_eq!(bases(body), [pair("a", "a"), pair("b", "b")]);
+    }
+
+    #[test]
+    fn a_list_without_models_says_so() {
+        for body in ["", "[]", "{}", r#"{"data":[]}"#, r#"{"data":[{"id":7}]}"#] {
+            assert!(served_names(body.as_bytes()).is_err(), "{body}");
+        }
+    }
+}

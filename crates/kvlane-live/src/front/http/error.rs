@@ -1,0 +1,154 @@
+//! The one place where errors become HTTP: status, OpenAI's envelope, retry advice.
+
+use http::{HeaderValue, StatusCode, header};
+use kvlane_core::decision::Rejection;
+use kvlane_wire::openai::ParseError;
+
+use super::Body;
+use crate::upstream::UpstreamError;
+
+/// Why a client gets no answer from an engine.
+#[derive(Debug, thiserror::Error)]
+pub enum ApiError {
+    /// The body is not what the API takes.
+    #[error("{0}")]
+    BadRequest(#[from] ParseError),
+    /// The body could not be read to its end.
+    #[error("the request body broke off: {0}")]
+    BodyBroken(String),
+    /// A field that the gateway needs is missing.
+    #[error("{0}")]
+    MissingField(String),
+    /// The body did not come in time.
+    #[error("the request body did not arrive within {0:?}")]
+    BodyTimeout(std::time::Duration),
+    /// The body is too large.
+    #[error("the request body is larger than {limit} bytes: shorten it, or raise --max-payload-size")]
+    TooLarge {
+        /// The limit.
+        limit: usize,
+    },
+    /// No pool serves this model.
+    #[error("the model `{0}` does not exist here: GET /v1/models lists those that do")]
+    UnknownModel(String),
+    /// Nothing is found at this path.
+    #[error("no such path: {0}")]
+    UnknownPath(String),
+    /// The path takes other methods.
+    #[error("{method} is not for {path}")]
+    WrongMethod {
+        /// The method.
+        method: String,
+        /// The path.
+        path: String,
+    },
+    /// The scheduler refused.
+    #[error("{}", rejection_text(*why))]
+    Rejected {
+        /// Why.
+        why: Rejection,
+        /// When to come again, in seconds.
+        retry_after_s: u64,
+    },
+    /// No worker gave an answer.
+    #[error("worker {worker}: {error} ({attempts} attempts)")]
+    Upstream {
+        /// The last one tried.
+        worker: String,
+        /// What it did.
+        error: UpstreamError,
+        /// How many attempts there were.
+        attempts: u32,
+    },
+    /// The worker did not begin to answer in time.
+    #[error("worker {worker} did not begin to answer within {limit:?}")]
+    UpstreamTimeout {
+        /// Which.
+        worker: String,
+        /// The limit.
+        limit: std::time::Duration,
+    },
+    /// An operator's request that cannot be carried out.
+    #[error("{message}")]
+    Admin {
+        /// The status.
+        status: StatusCode,
+        /// What is wrong.
+        message: String,
+    },
+}
+
+fn rejection_text(why: Rejection) -> &'static str {
+    match why {
+        Rejection::NoEndpoint => "no endpoint is ready for this model: GET /readiness tells which are down and why",
+        Rejection::QueueFull => "too many requests are waiting for this model: come again later",
+        Rejection::QueueTimeout => "the request waited too long for its turn: come again later",
+    }
+}
+
+// === impl ApiError ===
+
+impl ApiError {
+    /// Its HTTP status.
+    pub fn status(&self) -> StatusCode {
+        match self {
+            Self::BadRequest(_) | Self::MissingField(_) | Self::BodyBroken(_) => StatusCode::BAD_REQUEST,
+            Self::BodyTimeout(_) => StatusCode::REQUEST_TIMEOUT,
+            Self::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::UnknownModel(_) | Self::UnknownPath(_) => StatusCode::NOT_FOUND,
+            Self::WrongMethod { .. } => StatusCode::METHOD_NOT_ALLOWED,
+            Self::Rejected { why: Rejection::NoEndpoint, .. } => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Rejected { .. } => StatusCode::TOO_MANY_REQUESTS,
+            Self::Upstream { error: UpstreamError::ConnectTimeout(_), .. } | Self::UpstreamTimeout { .. } => {
+                StatusCode::GATEWAY_TIMEOUT
+            }
+            Self::Upstream { .. } => StatusCode::BAD_GATEWAY,
+            Self::Admin { status, .. } => *status,
+        }
+    }
+
+    /// OpenAI's `type`.
+    fn kind(&self) -> &'static str {
+        match self.status().as_u16() {
+            429 => "rate_limit_error",
+            503 => "service_unavailable",
+            500.. => "api_error",
+            _ => "invalid_request_error",
+        }
+    }
+
+    /// OpenAI's `code`.
+    fn code(&self) -> &'static str {
+        match self {
+            Self::BadRequest(_) | Self::BodyBroken(_) => "invalid_body",
+            Self::MissingField(_) => "missing_field",
+            Self::BodyTimeout(_) => "body_timeout",
+            Self::TooLarge { .. } => "body_too_large",
+            Self::UnknownModel(_) => "model_not_found",
+            Self::UnknownPath(_) => "not_found",
+            Self::WrongMethod { .. } => "method_not_allowed",
+            Self::Rejected { why: Rejection::NoEndpoint, .. } => "no_endpoint_ready",
+            Self::Rejected { why: Rejection::QueueFull, .. } => "queue_full",
+            Self::Rejected { why: Rejection::QueueTimeout, .. } => "queue_timeout",
+            Self::Upstream { .. } => "upstream_error",
+            Self::UpstreamTimeout { .. } => "upstream_timeout",
+            Self::Admin { .. } => "admin",
+        }
+    }
+
+    /// The whole answer.
+    pub(crate) fn into_response(self) -> http::Response<Body> {
+        let status = self.status();
+        let envelope = serde_json::json!({"error": {
+            "message": self.to_string(), "type": self.kind(), "param": null, "code": self.code(),
+        }});
+        let mut response = super::json_response(status, &envelope);
+        if let Self::Rejected { retry_after_s, .. } = self {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(retry_after_s));
+        }
+        if matches!(self, Self::BodyBroken(_) | Self::BodyTimeout(_) | Self::TooLarge { .. }) {
+            response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+        response
+    }
+}

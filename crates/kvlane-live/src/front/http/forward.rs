@@ -1,0 +1,246 @@
+//! From a request to an answer that has begun: parse, place, send, and again elsewhere if that failed.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::request::Parts;
+use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
+use kvlane_core::block::ChainSeed;
+use kvlane_core::decision::Rejection;
+use kvlane_wire::api::Api;
+use kvlane_wire::openai;
+use tokio::time::{Instant, timeout_at};
+
+use super::error::ApiError;
+use super::relay::Relay;
+use super::{Account, Body, REQUEST_ID};
+use crate::config::BYTES_PER_TOKEN;
+use crate::fleet::Fleet;
+use crate::gateway::{Gateway, ModelPool, Routed};
+use crate::lease::Lease;
+use crate::metrics::FailureKind;
+use crate::upstream::{Answer, UpstreamError, Upstreams, is_hop_by_hop};
+
+/// Scratch memory for rendered prompts above which it is given back after use.
+const SCRATCH_BYTES_MAX: usize = 4 << 20;
+
+thread_local! {
+    static PROMPT: std::cell::RefCell<Vec<u8>> = const { std::cell::RefCell::new(Vec::new()) };
+}
+
+/// Answers a client request from the fleet.
+pub(super) async fn forward(
+    gateway: &Arc<Gateway>,
+    upstreams: &Arc<Upstreams>,
+    api: Option<Api>,
+    parts: &Parts,
+    body: Bytes,
+    account: &Arc<Account>,
+) -> Result<Response<Body>, ApiError> {
+    let routed = route(gateway, api, parts, &body, account)?;
+    account.set_model(&routed.pool.model);
+    let retry = &gateway.config.retry;
+    let (mut excluded, mut tried) = (Vec::new(), Vec::new());
+    for attempt in 0.. {
+        let lease = match gateway.place(&routed, attempt, &excluded).await {
+            Ok(lease) => lease,
+            Err(why) => return Err(rejected(gateway, &routed.pool, why)),
+        };
+        if attempt > 0 {
+            routed.pool.metrics.retries.inc();
+        }
+        let head = request_head(parts, &lease, body.len(), account);
+        let sent = upstreams.send(&lease.worker, &parts.method, &head, &body);
+        let Ok(answered) = timeout_at(routed.deadline, sent).await else {
+            gateway.metrics.note_failure(&lease.worker.url, FailureKind::timeout);
+            let limit = gateway.config.server.request_timeout;
+            return Err(ApiError::UpstreamTimeout { worker: lease.worker.url.to_string(), limit });
+        };
+        let last = attempt >= retry.max_total_retries;
+        match answered {
+            Ok(answer) if last || !is_worker_fault(answer.status) => {
+                return Ok(relay(answer, lease, account, routed.deadline));
+            }
+            Ok(answer) => {
+                gateway.metrics.note_failure(&lease.worker.url, FailureKind::status);
+                Fleet::note_failure(gateway, &lease.worker, &format!("a request was answered {}", answer.status));
+                if gateway_has_no_other(&routed, &lease, &excluded) {
+                    return Ok(relay(answer, lease, account, routed.deadline));
+                }
+            }
+            Err(error) => {
+                gateway.metrics.note_failure(&lease.worker.url, failure_kind(&error));
+                Fleet::note_failure(gateway, &lease.worker, &error.to_string());
+                if last || gateway_has_no_other(&routed, &lease, &excluded) {
+                    let worker = lease.worker.url.to_string();
+                    return Err(ApiError::Upstream { worker, error, attempts: attempt + 1 });
+                }
+                tracing::debug!(worker = %lease.worker.url, %error, attempt, "trying again");
+            }
+        }
+        tried.push(lease.placement.endpoint);
+        let times = tried.iter().filter(|&&endpoint| endpoint == lease.placement.endpoint).count();
+        if times >= retry.max_worker_retries as usize {
+            excluded.push(lease.placement.endpoint);
+        }
+    }
+    Err(rejected(gateway, &routed.pool, Rejection::NoEndpoint))
+}
+
+/// Whether nobody is left to try once this worker is passed over.
+fn gateway_has_no_other(routed: &Routed, lease: &Lease, excluded: &[kvlane_core::endpoint::EndpointId]) -> bool {
+    routed.pool.router.read(|scheduler| {
+        !scheduler.pool().eligible().any(|other| other.id != lease.placement.endpoint && !excluded.contains(&other.id))
+    })
+}
+
+/// 502, 503 and 504 are about the worker; any other status is its answer.
+fn is_worker_fault(status: StatusCode) -> bool {
+    matches!(status, StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT)
+}
+
+fn failure_kind(error: &UpstreamError) -> FailureKind {
+    match error {
+        UpstreamError::Connect(_) => FailureKind::connect,
+        UpstreamError::ConnectTimeout(_) => FailureKind::connect_timeout,
+        UpstreamError::Broken(_) => FailureKind::broken,
+        UpstreamError::Garbage(_) => FailureKind::garbage,
+    }
+}
+
+fn rejected(gateway: &Gateway, pool: &ModelPool, why: Rejection) -> ApiError {
+    let retry_after_s = match why {
+        Rejection::NoEndpoint => gateway.config.health.interval.as_secs().max(1),
+        Rejection::QueueFull | Rejection::QueueTimeout => {
+            pool.metrics.shed.inc();
+            1
+        }
+    };
+    ApiError::Rejected { why, retry_after_s }
+}
+
+/// Finds the pool and the prompt's blocks.
+fn route(
+    gateway: &Gateway,
+    api: Option<Api>,
+    parts: &Parts,
+    body: &Bytes,
+    account: &Account,
+) -> Result<Routed, ApiError> {
+    let deadline = Instant::now() + gateway.config.server.request_timeout;
+    let received = account.received;
+    let Some(api) = api else {
+        let pool = unparsed_pool(gateway, parts, body)?;
+        return Ok(Routed { pool, chain: Vec::new(), prompt_tokens: 0, received, deadline });
+    };
+    PROMPT.with_borrow_mut(|prompt| {
+        let parsed = openai::parse(api, body, prompt)?;
+        let pool = match &parsed.model {
+            Some(model) => named_pool(gateway, model)?,
+            None => only_pool(gateway, api)?,
+        };
+        let model = parsed.model.as_deref().unwrap_or(&pool.model);
+        let seed = ChainSeed::new(model, parsed.lora.as_deref(), parsed.cache_salt.as_deref());
+        let mut chain = Vec::new();
+        seed.chain(prompt, gateway.config.routing.block_bytes as usize, &mut chain);
+        let prompt_tokens = u32::try_from(prompt.len() / BYTES_PER_TOKEN).unwrap_or(u32::MAX).max(1);
+        if prompt.capacity() > SCRATCH_BYTES_MAX {
+            *prompt = Vec::new();
+        }
+        Ok(Routed { pool, chain, prompt_tokens, received, deadline })
+    })
+}
+
+fn named_pool(gateway: &Gateway, model: &str) -> Result<Arc<ModelPool>, ApiError> {
+    let table = gateway.table();
+    if let Some(pool) = table.by_name.get(model) {
+        return Ok(Arc::clone(pool));
+    }
+    if table.pools.is_empty() {
+        return Err(no_endpoint(gateway));
+    }
+    Err(ApiError::UnknownModel(model.chars().take(200).collect()))
+}
+
+fn no_endpoint(gateway: &Gateway) -> ApiError {
+    let retry_after_s = gateway.config.health.interval.as_secs().max(1);
+    ApiError::Rejected { why: Rejection::NoEndpoint, retry_after_s }
+}
+
+/// Engines' own APIs name no model; with one pool there is no doubt.
+fn only_pool(gateway: &Gateway, api: Api) -> Result<Arc<ModelPool>, ApiError> {
+    let engine_api = matches!(api, Api::Generate | Api::Tokenize | Api::Detokenize | Api::Rerank | Api::Score);
+    match &gateway.table().pools[..] {
+        [] => Err(no_endpoint(gateway)),
+        [pool] if engine_api => Ok(Arc::clone(pool)),
+        _ => Err(ApiError::MissingField("`model` is missing: name one of those that GET /v1/models lists".into())),
+    }
+}
+
+/// For a path we do not know: the model of a JSON body if it has one that we serve, else the only pool.
+fn unparsed_pool(gateway: &Gateway, parts: &Parts, body: &Bytes) -> Result<Arc<ModelPool>, ApiError> {
+    #[derive(serde::Deserialize)]
+    struct Named {
+        model: Option<String>,
+    }
+    let named = serde_json::from_slice::<Named>(body).ok().and_then(|named| named.model);
+    if let Some(model) = named {
+        return named_pool(gateway, &model);
+    }
+    match &gateway.table().pools[..] {
+        [] => Err(no_endpoint(gateway)),
+        [pool] => Ok(Arc::clone(pool)),
+        _ => Err(ApiError::MissingField(format!(
+            "{}: several models are served here, and the body names none",
+            parts.uri.path()
+        ))),
+    }
+}
+
+/// The head of the request to the worker.
+fn request_head(parts: &Parts, lease: &Lease, body_len: usize, account: &Account) -> Vec<u8> {
+    let address = &lease.worker.address;
+    let path = parts.uri.path_and_query().map_or("/", |path| path.as_str());
+    let mut head = Vec::with_capacity(1024);
+    let mut put = |pieces: &[&[u8]]| pieces.iter().for_each(|piece| head.extend_from_slice(piece));
+    put(&[parts.method.as_str().as_bytes(), b" ", address.base_path.as_bytes(), path.as_bytes(), b" HTTP/1.1\r\nhost: "]);
+    put(&[address.authority.as_bytes(), b"\r\nx-request-id: ", account.request_id.as_bytes(), b"\r\n"]);
+    for (name, value) in &parts.headers {
+        let ours = name == header::HOST || name == header::CONTENT_LENGTH || name == header::EXPECT || name == REQUEST_ID;
+        // An answer that is compressed could not be watched.
+        if !ours && name != header::ACCEPT_ENCODING && !is_hop_by_hop(name) && !named_in_connection(parts, name) {
+            put(&[name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"]);
+        }
+    }
+    if body_len > 0 || parts.method == http::Method::POST || parts.method == http::Method::PUT {
+        put(&[b"content-length: ", body_len.to_string().as_bytes(), b"\r\n"]);
+    }
+    put(&[b"\r\n"]);
+    head
+}
+
+/// Whether the client's `Connection` header names this field as meant for us alone.
+fn named_in_connection(parts: &Parts, name: &header::HeaderName) -> bool {
+    parts.headers.get_all(header::CONNECTION).iter().any(|list| {
+        list.to_str().is_ok_and(|list| list.split(',').any(|item| item.trim().eq_ignore_ascii_case(name.as_str())))
+    })
+}
+
+fn relay(answer: Answer, lease: Lease, account: &Arc<Account>, deadline: Instant) -> Response<Body> {
+    let Answer { status, mut headers, body } = answer;
+    mark(&mut headers, &lease);
+    account.set_status(status);
+    let relay = Relay::new(&headers, body, lease, Arc::clone(account), deadline);
+    let mut response = Response::new(Body::Relay(Box::new(relay)));
+    *response.status_mut() = status;
+    *response.headers_mut() = headers;
+    response
+}
+
+/// Says who answers and why.
+fn mark(headers: &mut HeaderMap, lease: &Lease) {
+    if let Ok(backend) = HeaderValue::from_str(&lease.worker.url) {
+        headers.insert("x-router-backend", backend);
+    }
+    headers.insert("x-router-reason", HeaderValue::from_static(lease.placement.reason.name()));
+}

@@ -1,0 +1,250 @@
+//! The HTTP front door: HTTP/1.1 and h2c in, one connection one task, one relay thread per connection.
+//!
+//! Parsing heads, framing and upgrades are hyper's. What is ours is the way of one request: [`read`] its body,
+//! [`forward`] it, [`relay`] the answer; [`error`] is where errors become HTTP.
+
+mod account;
+pub mod error;
+mod forward;
+mod read;
+mod relay;
+
+use std::convert::Infallible;
+use std::io;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{self, HeaderName};
+use http::{HeaderValue, Method, Request, Response, StatusCode};
+use http_body::{Frame, SizeHint};
+use hyper::body::Incoming;
+use hyper::server::conn::{http1, http2};
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use kvlane_wire::api::Api;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+pub(crate) use self::account::Account;
+use self::error::ApiError;
+use self::relay::Relay;
+use crate::admin;
+use crate::fleet::Fleet;
+use crate::gateway::Gateway;
+use crate::upstream::Upstreams;
+
+/// The header under which a request id travels on.
+pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// The largest head a request may have.
+const HEAD_BYTES_MAX: usize = 64 << 10;
+/// Streams at a time on one h2c connection.
+const H2_STREAMS_MAX: u32 = 1024;
+
+/// The body of an answer: our own words, or a worker's.
+pub enum Body {
+    /// All of it.
+    Whole(Option<Bytes>),
+    /// A worker's, as it comes.
+    Relay(Box<Relay>),
+}
+
+/// Whom a port serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Door {
+    /// Clients; operators too if `admin`.
+    Clients { admin: bool },
+    /// Operators and Prometheus.
+    Operators,
+}
+
+/// What all connections of one relay thread share.
+pub(crate) struct Front {
+    pub(crate) gateway: Arc<Gateway>,
+    pub(crate) fleet: Arc<Fleet>,
+    pub(crate) upstreams: Arc<Upstreams>,
+    pub(crate) door: Door,
+    /// Stops reading new requests.
+    pub(crate) stop: CancellationToken,
+    pub(crate) connections: TaskTracker,
+}
+
+// === impl Front ===
+
+impl Front {
+    /// Accepts connections until told to stop, and hands each to `spread`.
+    pub(crate) async fn accept(listener: TcpListener, stop: CancellationToken, mut spread: impl FnMut(TcpStream)) {
+        loop {
+            let accepted = tokio::select! {
+                accepted = listener.accept() => accepted,
+                () = stop.cancelled() => return,
+            };
+            match accepted {
+                Ok((stream, _)) => spread(stream),
+                Err(error) => {
+                    // Out of descriptors, most likely: pause instead of spinning.
+                    tracing::warn!(%error, "cannot accept a connection");
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+            }
+        }
+    }
+
+    /// Serves one connection in a task of its own.
+    pub(crate) fn spawn(self: &Arc<Self>, stream: TcpStream) -> tokio::task::JoinHandle<()> {
+        let front = Arc::clone(self);
+        self.connections.spawn(async move {
+            if let Err(error) = front.serve(stream).await {
+                tracing::debug!(%error, "a connection ended");
+            }
+        })
+    }
+
+    async fn serve(self: Arc<Self>, stream: TcpStream) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        stream.set_nodelay(true)?;
+        let header_timeout = self.gateway.config.server.header_timeout;
+        let first = tokio::select! {
+            first = timeout(header_timeout, speaks_h2(&stream)) => first,
+            () = self.stop.cancelled() => return Ok(()),
+        };
+        let Ok(h2) = first else { return Ok(()) };
+        let h2 = h2?;
+        let stop = self.stop.clone();
+        let io = TokioIo::new(stream);
+        let service = service_fn(move |request| {
+            let front = Arc::clone(&self);
+            async move { Ok::<_, Infallible>(front.answer(request).await) }
+        });
+        if h2 {
+            let mut builder = http2::Builder::new(TokioExecutor::new());
+            builder.timer(TokioTimer::new()).max_concurrent_streams(H2_STREAMS_MAX).max_header_list_size(HEAD_BYTES_MAX as u32);
+            builder.keep_alive_interval(Some(header_timeout));
+            let mut connection = pin!(builder.serve_connection(io, service));
+            tokio::select! {
+                ended = connection.as_mut() => return Ok(ended?),
+                () = stop.cancelled() => connection.as_mut().graceful_shutdown(),
+            }
+            connection.await?;
+        } else {
+            let mut builder = http1::Builder::new();
+            builder.timer(TokioTimer::new()).header_read_timeout(header_timeout).max_buf_size(HEAD_BYTES_MAX);
+            let mut connection = pin!(builder.serve_connection(io, service));
+            tokio::select! {
+                ended = connection.as_mut() => return Ok(ended?),
+                () = stop.cancelled() => connection.as_mut().graceful_shutdown(),
+            }
+            connection.await?;
+        }
+        Ok(())
+    }
+
+    async fn answer(&self, request: Request<Incoming>) -> Response<Body> {
+        let api = Api::from_path(request.uri().path());
+        let account = Account::open(&self.gateway, api, request.headers());
+        let mut response = match self.dispatch(request, api, &account).await {
+            Ok(response) => response,
+            Err(error) => {
+                account.set_status(error.status());
+                error.into_response()
+            }
+        };
+        if !matches!(response.body(), Body::Relay(_)) {
+            account.set_status(response.status());
+            account.settle();
+        }
+        response.headers_mut().insert(REQUEST_ID, account.request_id.clone());
+        response
+    }
+
+    async fn dispatch(
+        &self,
+        request: Request<Incoming>,
+        api: Option<Api>,
+        account: &Arc<Account>,
+    ) -> Result<Response<Body>, ApiError> {
+        let (parts, mut body) = request.into_parts();
+        let path = parts.uri.path();
+        let clients = matches!(self.door, Door::Clients { .. });
+        if api.is_some() && clients {
+            if parts.method != Method::POST {
+                let method = parts.method.to_string();
+                return Err(ApiError::WrongMethod { method, path: path.into() });
+            }
+            let body = read::body(&self.gateway.config.server, &parts.headers, &mut body).await?;
+            return forward::forward(&self.gateway, &self.upstreams, api, &parts, body, account).await;
+        }
+        if let Some(response) = admin::answer(self, &parts, &mut body).await? {
+            return Ok(response);
+        }
+        if clients && path.starts_with("/v1/") {
+            let body = read::body(&self.gateway.config.server, &parts.headers, &mut body).await?;
+            return forward::forward(&self.gateway, &self.upstreams, None, &parts, body, account).await;
+        }
+        Err(ApiError::UnknownPath(path.chars().take(200).collect()))
+    }
+}
+
+/// Whether a connection begins with HTTP/2's preface. Looks without taking.
+async fn speaks_h2(stream: &TcpStream) -> io::Result<bool> {
+    const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+    let mut first = [0; PREFACE.len()];
+    loop {
+        let seen = stream.peek(&mut first).await?;
+        if seen == 0 || first[..seen] != PREFACE[..seen] {
+            return Ok(false);
+        }
+        if seen == PREFACE.len() {
+            return Ok(true);
+        }
+        // A preface in pieces. What was seen stays readable, so ask again later rather than at once.
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+/// A whole answer in JSON.
+pub(crate) fn json_response(status: StatusCode, value: &serde_json::Value) -> Response<Body> {
+    text_response(status, "application/json", value.to_string())
+}
+
+/// A whole answer.
+pub(crate) fn text_response(status: StatusCode, content_type: &'static str, text: String) -> Response<Body> {
+    let mut response = Response::new(Body::Whole(Some(text.into())));
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    response
+}
+
+/// Reads a small body, for the admin API.
+pub(crate) async fn read_body(front: &Front, headers: &http::HeaderMap, body: &mut Incoming) -> Result<Bytes, ApiError> {
+    read::body(&front.gateway.config.server, headers, body).await
+}
+
+impl http_body::Body for Body {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+        match &mut *self {
+            Self::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
+            Self::Relay(relay) => Pin::new(relay).poll_frame(cx),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Whole(bytes) => bytes.as_ref().is_none_or(Bytes::is_empty),
+            Self::Relay(relay) => relay.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Whole(bytes) => SizeHint::with_exact(bytes.as_ref().map_or(0, |bytes| bytes.len() as u64)),
+            Self::Relay(relay) => relay.size_hint(),
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! Relays an answer: bytes pass through untouched, a watcher looks at them as they pass.
+
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderMap, header};
+use http_body::{Frame, SizeHint};
+use kvlane_wire::sse::SseScanner;
+use kvlane_wire::sse::{Usage, usage_in_json};
+use tokio::time::{Instant, Sleep, sleep_until};
+
+use crate::fleet::Fleet;
+use crate::lease::Lease;
+use crate::metrics::FailureKind;
+use crate::upstream::AnswerBody;
+
+use super::Account;
+
+/// How much of a JSON answer's end is kept to find its usage in.
+const TAIL_BYTES: usize = 4096;
+
+/// An answer on its way. Dropping it before its end cancels the request at the worker.
+pub struct Relay {
+    body: AnswerBody,
+    watch: Watch,
+    lease: Option<Lease>,
+    account: Arc<Account>,
+    idle_timeout: Duration,
+    last_piece: Instant,
+    deadline: Instant,
+    /// Re-armed only when it fires.
+    alarm: Pin<Box<Sleep>>,
+}
+
+/// What is looked for in the passing bytes.
+enum Watch {
+    Events(Box<SseScanner>),
+    Json { tail: Vec<u8>, begun: bool },
+    Opaque { begun: bool },
+}
+
+// === impl Relay ===
+
+impl Relay {
+    pub(super) fn new(headers: &HeaderMap, body: AnswerBody, lease: Lease, account: Arc<Account>, deadline: Instant) -> Self {
+        let now = Instant::now();
+        let idle_timeout = lease.gateway().config.server.stream_idle_timeout;
+        let alarm = Box::pin(sleep_until(deadline.min(now + idle_timeout)));
+        Self { body, watch: Watch::new(headers), lease: Some(lease), account, idle_timeout, last_piece: now, deadline, alarm }
+    }
+
+    fn complete(&mut self) {
+        if let Some(mut lease) = self.lease.take() {
+            if let Watch::Events(scanner) = &mut self.watch {
+                lease.progress(scanner.finish());
+            }
+            let usage = self.watch.usage();
+            if let (Watch::Json { .. }, Some(usage)) = (&self.watch, usage) {
+                // The first token was counted when the answer began.
+                lease.progress(usage.completion_tokens.saturating_sub(1));
+            }
+            lease.complete(usage);
+            lease.worker.note_success();
+        }
+        self.account.settle();
+    }
+
+    fn fail(&mut self, kind: FailureKind, error: &io::Error) {
+        if let Some(lease) = self.lease.take() {
+            let (gateway, worker) = (lease.gateway(), &lease.worker);
+            gateway.metrics.note_failure(&worker.url, kind);
+            Fleet::note_failure(gateway, worker, &format!("a stream broke: {error}"));
+            tracing::warn!(worker = %worker.url, %error, "an answer broke after it had begun");
+        }
+        self.account.settle();
+    }
+
+    /// Whether the answer has been silent for too long, or takes too long as a whole.
+    fn poll_late(&mut self, cx: &mut Context<'_>) -> Poll<&'static str> {
+        while self.alarm.as_mut().poll(cx).is_ready() {
+            let (now, silent_until) = (Instant::now(), self.last_piece + self.idle_timeout);
+            if now >= self.deadline {
+                return Poll::Ready("the request took too long");
+            }
+            if now >= silent_until {
+                return Poll::Ready("the worker was silent for too long");
+            }
+            self.alarm.as_mut().reset(silent_until.min(self.deadline));
+        }
+        Poll::Pending
+    }
+}
+
+impl http_body::Body for Relay {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+        let this = &mut *self;
+        match this.body.poll_piece(cx) {
+            Poll::Ready(Some(Ok(piece))) => {
+                this.last_piece = Instant::now();
+                let tokens = this.watch.see(&piece);
+                if let Some(lease) = &mut this.lease {
+                    lease.progress(tokens);
+                }
+                if this.body.is_done() {
+                    this.complete();
+                }
+                Poll::Ready(Some(Ok(Frame::data(piece))))
+            }
+            Poll::Ready(Some(Err(error))) => {
+                this.fail(FailureKind::mid_stream, &error);
+                Poll::Ready(Some(Err(error)))
+            }
+            Poll::Ready(None) => {
+                this.complete();
+                Poll::Ready(None)
+            }
+            Poll::Pending => match this.poll_late(cx) {
+                Poll::Ready(why) => {
+                    let error = io::Error::new(io::ErrorKind::TimedOut, why);
+                    this.fail(FailureKind::timeout, &error);
+                    Poll::Ready(Some(Err(error)))
+                }
+                Poll::Pending => Poll::Pending,
+            },
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_done() && self.lease.is_none()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.len().map_or_else(SizeHint::default, SizeHint::with_exact)
+    }
+}
+
+// === impl Watch ===
+
+impl Watch {
+    fn new(headers: &HeaderMap) -> Self {
+        let is = |kind: &str| {
+            let value = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+            value.get(..kind.len()).is_some_and(|start| start.eq_ignore_ascii_case(kind))
+        };
+        if is("text/event-stream") {
+            Self::Events(Box::new(SseScanner::new()))
+        } else if is("application/json") {
+            Self::Json { tail: Vec::new(), begun: false }
+        } else {
+            Self::Opaque { begun: false }
+        }
+    }
+
+    /// Looks at a piece: how many tokens it shows. Where none can be seen, the beginning of the answer counts as the
+    /// first.
+    fn see(&mut self, piece: &[u8]) -> u32 {
+        match self {
+            Self::Events(scanner) => scanner.push(piece),
+            Self::Json { tail, begun } => {
+                let keep = TAIL_BYTES.saturating_sub(piece.len()).min(tail.len());
+                tail.drain(..tail.len() - keep);
+                tail.extend_from_slice(&piece[piece.len().saturating_sub(TAIL_BYTES)..]);
+                u32::from(!std::mem::replace(begun, true))
+            }
+            Self::Opaque { begun } => u32::from(!std::mem::replace(begun, true)),
+        }
+    }
+
+    fn usage(&self) -> Option<Usage> {
+        match self {
+            Self::Events(scanner) => scanner.usage(),
+            Self::Json { tail, .. } => usage_in_json(tail),
+            Self::Opaque { .. } => None,
+        }
+    }
+}

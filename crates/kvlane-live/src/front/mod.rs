@@ -1,0 +1,3 @@
+//! Where requests come in.
+
+pub mod http;

@@ -1,0 +1,340 @@
+//! From a request to a lease: which pool, which endpoint, and who waits.
+//!
+//! The [`Gateway`] is what all relay threads share. It holds the pools by model name, and each [`ModelPool`] joins the
+//! core's [`Router`] with the workers behind its endpoint ids and with the requests that wait for a place.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use kvlane_core::block::BlockHash;
+use kvlane_core::decision::{Placement, Rejection};
+use kvlane_core::endpoint::EndpointId;
+use kvlane_core::index::Overlap;
+use kvlane_core::request::{RequestId, SchedulingRequest};
+use kvlane_core::router::Router;
+use kvlane_core::scheduler::{Input, Output};
+use kvlane_core::time::Nanos;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
+
+use crate::clock::Clock;
+use crate::config::Config;
+use crate::lease::Lease;
+use crate::metrics::{Metrics, PoolMetrics, SelectionMetrics};
+use crate::upstream::Upstreams;
+use crate::worker::{Worker, WorkerId};
+
+/// What all threads of a gateway share.
+pub struct Gateway {
+    /// How it was set up.
+    pub config: Config,
+    /// Its time.
+    pub clock: Clock,
+    /// Its metrics.
+    pub metrics: Metrics,
+    table: ArcSwap<Table>,
+    pub(crate) workers: Mutex<BTreeMap<WorkerId, Arc<Worker>>>,
+    pub(crate) upstreams: Mutex<Vec<Arc<Upstreams>>>,
+    next_request: AtomicU64,
+    next_worker: AtomicU64,
+    /// Tells the fleet that a draining endpoint has no request left.
+    pub(crate) drained: mpsc::UnboundedSender<Arc<Worker>>,
+}
+
+/// Pools, and by which model names they are reached. Replaced whole when the fleet changes.
+#[derive(Clone, Default)]
+pub(crate) struct Table {
+    pub(crate) pools: Vec<Arc<ModelPool>>,
+    pub(crate) by_name: HashMap<String, Arc<ModelPool>>,
+    /// What `GET /v1/models` tells of each name, as the engine told it.
+    pub(crate) cards: BTreeMap<String, serde_json::Value>,
+}
+
+/// The endpoints that serve one model and its adapters.
+pub struct ModelPool {
+    /// The base model.
+    pub model: String,
+    /// Its policy's name.
+    pub policy: &'static str,
+    /// Where its requests are placed.
+    pub router: Router,
+    pub(crate) metrics: PoolMetrics,
+    seats: ArcSwap<Vec<Option<Arc<Occupant>>>>,
+    /// Whether a request can have to wait at all.
+    queues: bool,
+    waiters: Mutex<HashMap<RequestId, oneshot::Sender<Output>>>,
+}
+
+/// The worker behind one endpoint id.
+pub(crate) struct Occupant {
+    pub(crate) endpoint: EndpointId,
+    pub(crate) worker: Arc<Worker>,
+    selections: SelectionMetrics,
+}
+
+/// A request that knows its pool and is to be placed, perhaps several times.
+pub(crate) struct Routed {
+    pub(crate) pool: Arc<ModelPool>,
+    pub(crate) chain: Vec<BlockHash>,
+    pub(crate) prompt_tokens: u32,
+    pub(crate) received: Nanos,
+    pub(crate) deadline: Instant,
+}
+
+// === impl Gateway ===
+
+impl Gateway {
+    /// A gateway without workers. Endpoints whose last request ends while they drain are told to `drained`.
+    pub(crate) fn new(config: Config, drained: mpsc::UnboundedSender<Arc<Worker>>) -> Self {
+        Self {
+            config,
+            clock: Clock::start(),
+            metrics: Metrics::new(),
+            table: ArcSwap::default(),
+            workers: Mutex::default(),
+            upstreams: Mutex::default(),
+            next_request: AtomicU64::new(1),
+            next_worker: AtomicU64::new(1),
+            drained,
+        }
+    }
+
+    /// All pools.
+    pub fn pools(&self) -> Arc<Vec<Arc<ModelPool>>> {
+        Arc::new(self.table.load().pools.clone())
+    }
+
+    pub(crate) fn table(&self) -> arc_swap::Guard<Arc<Table>> {
+        self.table.load()
+    }
+
+    /// Replaces the table by what `change` makes of it. Callers take turns: the fleet's lock.
+    pub(crate) fn change_table(&self, change: impl FnOnce(&mut Table)) {
+        let mut table = Table::clone(&self.table.load());
+        change(&mut table);
+        self.table.store(Arc::new(table));
+    }
+
+    pub(crate) fn workers(&self) -> MutexGuard<'_, BTreeMap<WorkerId, Arc<Worker>>> {
+        self.workers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn next_worker_id(&self) -> WorkerId {
+        WorkerId(self.next_worker.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// The idle connections of a new relay thread.
+    pub(crate) fn new_upstreams(&self) -> Arc<Upstreams> {
+        let upstreams = Upstreams::new(self.config.upstream.clone());
+        self.upstreams().push(Arc::clone(&upstreams));
+        upstreams
+    }
+
+    pub(crate) fn upstreams(&self) -> MutexGuard<'_, Vec<Arc<Upstreams>>> {
+        self.upstreams.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Finds an endpoint for the request and reserves its load there; waits for its turn if the pool is full.
+    ///
+    /// # Errors
+    /// Why it goes nowhere.
+    pub(crate) async fn place(
+        self: &Arc<Self>,
+        routed: &Routed,
+        attempt: u32,
+        excluded: &[EndpointId],
+    ) -> Result<Lease, Rejection> {
+        let pool = &routed.pool;
+        let id = RequestId(self.next_request.fetch_add(1, Ordering::Relaxed));
+        let request =
+            SchedulingRequest { id, prompt_tokens: routed.prompt_tokens, excluded: excluded.to_vec(), attempt };
+        let now = self.clock.now();
+        let mut waiting = (pool.queues && attempt == 0).then(|| Waiting::new(self, pool, id));
+        let answer = SCRATCH.with_borrow_mut(|(overlap, outputs)| {
+            outputs.clear();
+            pool.router.arrive(now, request, &routed.chain, overlap, outputs);
+            let mine = outputs.iter().position(|output| output.request() == Some(id));
+            let mine = mine.map(|at| outputs.swap_remove(at));
+            self.deliver(pool, outputs);
+            mine
+        });
+        let output = match (answer, &mut waiting) {
+            (Some(output), _) => output,
+            (None, Some(waiting)) => {
+                let output = waiting.wait(routed.deadline).await.ok_or(Rejection::QueueTimeout)?;
+                if let Output::Dispatch { placement, .. } = output {
+                    pool.router.learn(self.clock.now(), &routed.chain, placement.endpoint);
+                }
+                output
+            }
+            (None, None) => return Err(Rejection::NoEndpoint),
+        };
+        if let Some(mut waiting) = waiting {
+            waiting.answered = true;
+        }
+        match output {
+            Output::Dispatch { placement, .. } => self.lease(routed, id, placement),
+            Output::Reject { why, .. } => Err(why),
+            Output::Drained { .. } => Err(Rejection::NoEndpoint),
+        }
+    }
+
+    fn lease(self: &Arc<Self>, routed: &Routed, id: RequestId, placement: Placement) -> Result<Lease, Rejection> {
+        let seats = routed.pool.seats.load();
+        let occupant = seats
+            .get(placement.endpoint.slot())
+            .and_then(Option::as_ref)
+            .filter(|occupant| occupant.endpoint == placement.endpoint);
+        let Some(occupant) = occupant else {
+            // It left between the decision and here.
+            self.step(&routed.pool, Input::Finished { request: id });
+            return Err(Rejection::NoEndpoint);
+        };
+        occupant.selections.inc(placement.reason);
+        let worker = Arc::clone(&occupant.worker);
+        Ok(Lease::new(Arc::clone(self), Arc::clone(&routed.pool), worker, id, placement, routed.received))
+    }
+
+    /// One input to a pool's scheduler, and its consequences to whom they concern.
+    pub(crate) fn step(&self, pool: &ModelPool, input: Input) {
+        let now = self.clock.now();
+        SCRATCH.with_borrow_mut(|(_, outputs)| {
+            outputs.clear();
+            pool.router.step(now, input, outputs);
+            self.deliver(pool, outputs);
+        });
+    }
+
+    /// Tokens of an answer have come.
+    pub(crate) fn progress(&self, pool: &ModelPool, request: RequestId, first: bool, tokens: u32) {
+        let now = self.clock.now();
+        SCRATCH.with_borrow_mut(|(_, outputs)| {
+            outputs.clear();
+            pool.router.progress(now, request, first, tokens, outputs);
+            self.deliver(pool, outputs);
+        });
+    }
+
+    /// Tells those who wait, and the fleet, what came of somebody else's input.
+    pub(crate) fn deliver(&self, pool: &ModelPool, outputs: &mut Vec<Output>) {
+        for output in outputs.drain(..) {
+            match output {
+                Output::Dispatch { request, .. } | Output::Reject { request, .. } => {
+                    let waiter = pool.waiters().remove(&request);
+                    let told = waiter.is_some_and(|waiter| waiter.send(output).is_ok());
+                    debug_assert!(told || pool.queues, "an answer for nobody");
+                }
+                Output::Drained { endpoint } => {
+                    if let Some(occupant) = pool.occupant(endpoint) {
+                        // The fleet's task ends with the gateway; then nobody needs to know.
+                        let _ = self.drained.send(Arc::clone(&occupant.worker));
+                    }
+                }
+            }
+        }
+    }
+}
+
+thread_local! {
+    static SCRATCH: std::cell::RefCell<(Overlap, Vec<Output>)> = Default::default();
+}
+
+// === impl ModelPool ===
+
+impl ModelPool {
+    pub(crate) fn new(gateway: &Gateway, model: &str) -> Self {
+        let config = gateway.config.router(model);
+        Self {
+            model: model.into(),
+            policy: config.scheduler.policy.name(),
+            queues: config.scheduler.in_flight_max > 0,
+            router: Router::new(config),
+            metrics: gateway.metrics.pool(model),
+            seats: ArcSwap::default(),
+            waiters: Mutex::default(),
+        }
+    }
+
+    /// Gives a worker a place. Callers take turns: the fleet's lock.
+    pub(crate) fn seat(&self, gateway: &Gateway, worker: &Arc<Worker>) -> Option<EndpointId> {
+        let endpoint = self.router.join(gateway.clock.now(), Arc::clone(&worker.url), &mut Vec::new())?;
+        let selections = gateway.metrics.selection(&worker.url, self.policy);
+        let mut seats = Vec::clone(&self.seats.load());
+        if seats.len() <= endpoint.slot() {
+            seats.resize(endpoint.slot() + 1, None);
+        }
+        seats[endpoint.slot()] = Some(Arc::new(Occupant { endpoint, worker: Arc::clone(worker), selections }));
+        self.seats.store(Arc::new(seats));
+        Some(endpoint)
+    }
+
+    /// Takes a worker's place away. Callers take turns: the fleet's lock.
+    pub(crate) fn unseat(&self, gateway: &Gateway, endpoint: EndpointId) {
+        let mut outputs = Vec::new();
+        self.router.leave(gateway.clock.now(), endpoint, &mut outputs);
+        let mut seats = Vec::clone(&self.seats.load());
+        seats[endpoint.slot()] = None;
+        self.seats.store(Arc::new(seats));
+        gateway.deliver(self, &mut outputs);
+    }
+
+    pub(crate) fn occupant(&self, endpoint: EndpointId) -> Option<Arc<Occupant>> {
+        self.seats.load().get(endpoint.slot())?.as_ref().filter(|seat| seat.endpoint == endpoint).cloned()
+    }
+
+    fn waiters(&self) -> MutexGuard<'_, HashMap<RequestId, oneshot::Sender<Output>>> {
+        self.waiters.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A request that may have to wait. Dropped before its answer, it leaves the queue.
+struct Waiting<'a> {
+    gateway: &'a Arc<Gateway>,
+    pool: &'a ModelPool,
+    id: RequestId,
+    answer: oneshot::Receiver<Output>,
+    answered: bool,
+}
+
+// === impl Waiting ===
+
+impl<'a> Waiting<'a> {
+    fn new(gateway: &'a Arc<Gateway>, pool: &'a ModelPool, id: RequestId) -> Self {
+        let (tell, answer) = oneshot::channel();
+        pool.waiters().insert(id, tell);
+        Self { gateway, pool, id, answer, answered: false }
+    }
+
+    /// Waits for the answer, or for `deadline`. The scheduler expires queued requests only when it is stepped, so
+    /// whoever waits sees to it that it is.
+    async fn wait(&mut self, deadline: Instant) -> Option<Output> {
+        let mut tick = Instant::now() + self.gateway.config.routing.queue_timeout;
+        loop {
+            tokio::select! {
+                answer = &mut self.answer => return answer.ok(),
+                () = tokio::time::sleep_until(tick.min(deadline)) => {
+                    if Instant::now() >= deadline {
+                        return None;
+                    }
+                    self.gateway.step(self.pool, Input::Tick);
+                    tick = Instant::now() + EXPIRY_TICK;
+                }
+            }
+        }
+    }
+}
+
+/// How soon the scheduler is stepped again when a request that should have expired has not.
+const EXPIRY_TICK: Duration = Duration::from_millis(10);
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.pool.waiters().remove(&self.id);
+        if !self.answered {
+            self.gateway.step(self.pool, Input::Finished { request: self.id });
+        }
+    }
+}

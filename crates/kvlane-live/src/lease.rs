@@ -1,0 +1,91 @@
+//! The live shadow of a placement: dropping it tells the scheduler that the request is over, however it ended.
+
+use std::sync::Arc;
+
+use kvlane_core::decision::Placement;
+use kvlane_core::request::RequestId;
+use kvlane_core::scheduler::Input;
+use kvlane_core::time::Nanos;
+use kvlane_wire::sse::Usage;
+
+use crate::gateway::{Gateway, ModelPool};
+use crate::worker::Worker;
+
+/// A request in flight at one worker.
+pub struct Lease {
+    gateway: Arc<Gateway>,
+    pool: Arc<ModelPool>,
+    /// Where it is in flight.
+    pub worker: Arc<Worker>,
+    request: RequestId,
+    /// Where and why.
+    pub placement: Placement,
+    received: Nanos,
+    first_token: Option<Nanos>,
+    tokens: u64,
+}
+
+// === impl Lease ===
+
+impl Lease {
+    pub(crate) fn new(
+        gateway: Arc<Gateway>,
+        pool: Arc<ModelPool>,
+        worker: Arc<Worker>,
+        request: RequestId,
+        placement: Placement,
+        received: Nanos,
+    ) -> Self {
+        Self { gateway, pool, worker, request, placement, received, first_token: None, tokens: 0 }
+    }
+
+    /// The gateway that placed it.
+    pub fn gateway(&self) -> &Arc<Gateway> {
+        &self.gateway
+    }
+
+    /// The pool it was placed in.
+    pub fn pool(&self) -> &Arc<ModelPool> {
+        &self.pool
+    }
+
+    /// `tokens` more have come from the worker. With the first, its prefill is over.
+    pub fn progress(&mut self, tokens: u32) {
+        if tokens == 0 {
+            return;
+        }
+        let first = self.first_token.is_none();
+        if first {
+            let now = self.gateway.clock.now();
+            self.first_token = Some(now);
+            self.pool.metrics.ttft.observe((now - self.received).as_secs_f64());
+        }
+        self.tokens += u64::from(tokens);
+        self.gateway.progress(&self.pool, self.request, first, tokens);
+    }
+
+    /// The answer has come to its end: measures it. `usage` is what the engine counted, where it tells.
+    pub fn complete(&mut self, usage: Option<Usage>) {
+        let now = self.gateway.clock.now();
+        let metrics = &self.pool.metrics;
+        metrics.duration.observe((now - self.received).as_secs_f64());
+        let output_tokens = usage.map_or(self.tokens, |usage| u64::from(usage.completion_tokens));
+        metrics.output_tokens.inc_by(output_tokens);
+        metrics.predicted_tokens.inc_by(self.placement.overlap_tokens.into());
+        if let Some(usage) = usage {
+            metrics.input_tokens.inc_by(usage.prompt_tokens.into());
+            metrics.cached_tokens.inc_by(usage.cached_tokens.unwrap_or(0).into());
+        }
+        if let Some(first) = self.first_token
+            && self.tokens > 1
+        {
+            metrics.tpot.observe((now - first).as_secs_f64() / (self.tokens - 1) as f64);
+        }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.gateway.step(&self.pool, Input::Finished { request: self.request });
+    }
+}

@@ -1,0 +1,287 @@
+//! Every metric's name, help and labels, one row each, and the handles that the relay threads touch.
+//!
+//! Labels are bounded: models and workers are those of the fleet, everything else is a closed set.
+
+use std::fmt::Write as _;
+use std::sync::Mutex;
+use std::sync::atomic::AtomicU64;
+
+use kvlane_core::policy::Reason;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::{Registry, Unit};
+
+use crate::gateway::Gateway;
+
+/// Upper bounds in seconds for times to first token and whole requests.
+const LATENCY_BUCKETS: [f64; 18] =
+    [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 25.0, 50.0, 100.0, 300.0, 1000.0];
+/// Upper bounds in seconds for the time per output token.
+const TPOT_BUCKETS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0];
+
+/// The model a request was for.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct ModelLabel {
+    /// A model of the fleet.
+    pub model: String,
+}
+
+/// How a request ended.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct RequestLabels {
+    /// A model of the fleet, or empty if it got no pool.
+    pub model: String,
+    /// The API, or `other`.
+    pub api: &'static str,
+    /// HTTP status; 499 when the client left.
+    pub code: u16,
+}
+
+/// Why a worker was picked.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct SelectionLabels {
+    /// The worker's URL.
+    pub worker: String,
+    /// The pool's policy.
+    pub policy: &'static str,
+    /// The policy's reason.
+    pub reason: &'static str,
+}
+
+/// One worker in one pool.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct WorkerLabels {
+    /// The worker's URL.
+    pub worker: String,
+    /// The pool's model.
+    pub model: String,
+}
+
+/// One worker.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct WorkerLabel {
+    /// The worker's URL.
+    pub worker: String,
+}
+
+/// Why an attempt on a worker failed.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct FailureLabels {
+    /// The worker's URL.
+    pub worker: String,
+    /// What happened.
+    pub kind: FailureKind,
+}
+
+/// Ways in which an attempt fails.
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq, EncodeLabelValue)]
+#[allow(non_camel_case_types, missing_docs, reason = "the variants are the label values, word for word")]
+pub enum FailureKind {
+    connect,
+    connect_timeout,
+    broken,
+    garbage,
+    status,
+    mid_stream,
+    timeout,
+}
+
+type HistogramFamily<L> = Family<L, Histogram, fn() -> Histogram>;
+
+/// All metrics.
+pub struct Metrics {
+    registry: Mutex<Registry>,
+    pub(crate) requests: Family<RequestLabels, Counter>,
+    pub(crate) duration: HistogramFamily<ModelLabel>,
+    pub(crate) ttft: HistogramFamily<ModelLabel>,
+    pub(crate) tpot: HistogramFamily<ModelLabel>,
+    pub(crate) input_tokens: Family<ModelLabel, Counter>,
+    pub(crate) output_tokens: Family<ModelLabel, Counter>,
+    pub(crate) cached_tokens: Family<ModelLabel, Counter>,
+    pub(crate) predicted_tokens: Family<ModelLabel, Counter>,
+    pub(crate) retries: Family<ModelLabel, Counter>,
+    pub(crate) shed: Family<ModelLabel, Counter>,
+    pub(crate) failures: Family<FailureLabels, Counter>,
+    pub(crate) selections: Family<SelectionLabels, Counter>,
+    pub(crate) health: Family<WorkerLabel, Gauge>,
+    worker_requests: Family<WorkerLabels, Gauge>,
+    worker_prefill_tokens: Family<WorkerLabels, Gauge>,
+    worker_context_tokens: Family<WorkerLabels, Gauge>,
+    worker_kv_usage: Family<WorkerLabels, Gauge<f64, AtomicU64>>,
+    queue: Family<ModelLabel, Gauge>,
+    index_bytes: Family<ModelLabel, Gauge>,
+    index_blocks: Family<ModelLabel, Gauge>,
+}
+
+/// One pool's handles, looked up once.
+pub struct PoolMetrics {
+    pub(crate) duration: Histogram,
+    pub(crate) ttft: Histogram,
+    pub(crate) tpot: Histogram,
+    pub(crate) input_tokens: Counter,
+    pub(crate) output_tokens: Counter,
+    pub(crate) cached_tokens: Counter,
+    pub(crate) predicted_tokens: Counter,
+    pub(crate) retries: Counter,
+    pub(crate) shed: Counter,
+}
+
+/// One endpoint's counters by reason, looked up once.
+pub struct SelectionMetrics([Counter; Reason::ALL.len()]);
+
+// === impl SelectionMetrics ===
+
+impl SelectionMetrics {
+    pub(crate) fn inc(&self, reason: Reason) {
+        self.0[reason as usize].inc();
+    }
+}
+
+// === impl Metrics ===
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Metrics {
+    /// All metrics at zero.
+    pub fn new() -> Self {
+        let latency: fn() -> Histogram = || Histogram::new(LATENCY_BUCKETS);
+        let tpot: fn() -> Histogram = || Histogram::new(TPOT_BUCKETS);
+        let metrics = Self {
+            registry: Mutex::new(Registry::with_prefix("kvlane")),
+            requests: Family::default(),
+            duration: Family::new_with_constructor(latency),
+            ttft: Family::new_with_constructor(latency),
+            tpot: Family::new_with_constructor(tpot),
+            input_tokens: Family::default(),
+            output_tokens: Family::default(),
+            cached_tokens: Family::default(),
+            predicted_tokens: Family::default(),
+            retries: Family::default(),
+            shed: Family::default(),
+            failures: Family::default(),
+            selections: Family::default(),
+            health: Family::default(),
+            worker_requests: Family::default(),
+            worker_prefill_tokens: Family::default(),
+            worker_context_tokens: Family::default(),
+            worker_kv_usage: Family::default(),
+            queue: Family::default(),
+            index_bytes: Family::default(),
+            index_blocks: Family::default(),
+        };
+        metrics.register();
+        metrics
+    }
+
+    fn register(&self) {
+        let Ok(mut r) = self.registry.lock() else { return };
+        let s = || Unit::Seconds;
+        r.register("requests", "Requests answered, by model, API and status", self.requests.clone());
+        r.register_with_unit("request_duration", "Request received to last byte", s(), self.duration.clone());
+        r.register_with_unit("ttft", "Request received to first token", s(), self.ttft.clone());
+        r.register_with_unit("tpot", "Mean time per output token after the first", s(), self.tpot.clone());
+        r.register("input_tokens", "Prompt tokens, as engines count them where they tell", self.input_tokens.clone());
+        r.register("output_tokens", "Output tokens", self.output_tokens.clone());
+        r.register("cached_tokens", "Prompt tokens that engines say they found in cache", self.cached_tokens.clone());
+        r.register("predicted_cached_tokens", "Prompt tokens predicted to be in cache", self.predicted_tokens.clone());
+        r.register("retries", "Attempts after the first", self.retries.clone());
+        r.register("shed", "Requests refused with 429", self.shed.clone());
+        r.register("worker_failures", "Failed attempts", self.failures.clone());
+        r.register("worker_selection", "Placements by policy and reason", self.selections.clone());
+        r.register("worker_health", "1 if requests are placed there", self.health.clone());
+        r.register("worker_requests_active", "Requests in flight", self.worker_requests.clone());
+        r.register("worker_prefill_tokens", "Uncached prompt tokens in flight", self.worker_prefill_tokens.clone());
+        r.register("worker_context_tokens", "Prompt and output tokens in flight", self.worker_context_tokens.clone());
+        r.register("worker_kv_usage_ratio", "KV cache use as the engine reports it", self.worker_kv_usage.clone());
+        r.register("queue_requests", "Requests waiting for a place", self.queue.clone());
+        r.register("index_bytes", "Memory counted by the prefix index", self.index_bytes.clone());
+        r.register("index_blocks", "Blocks in the prefix index, once per holder", self.index_blocks.clone());
+    }
+
+    /// The handles of one pool.
+    pub fn pool(&self, model: &str) -> PoolMetrics {
+        let label = ModelLabel { model: model.into() };
+        PoolMetrics {
+            duration: self.duration.get_or_create(&label).clone(),
+            ttft: self.ttft.get_or_create(&label).clone(),
+            tpot: self.tpot.get_or_create(&label).clone(),
+            input_tokens: self.input_tokens.get_or_create(&label).clone(),
+            output_tokens: self.output_tokens.get_or_create(&label).clone(),
+            cached_tokens: self.cached_tokens.get_or_create(&label).clone(),
+            predicted_tokens: self.predicted_tokens.get_or_create(&label).clone(),
+            retries: self.retries.get_or_create(&label).clone(),
+            shed: self.shed.get_or_create(&label).clone(),
+        }
+    }
+
+    /// The selection counters of one worker in pools of `policy`.
+    pub fn selection(&self, worker: &str, policy: &'static str) -> SelectionMetrics {
+        SelectionMetrics(Reason::ALL.map(|reason| {
+            let labels = SelectionLabels { worker: worker.into(), policy, reason: reason.name() };
+            self.selections.get_or_create(&labels).clone()
+        }))
+    }
+
+    /// Forgets a worker that has left, so that churn does not grow the exposition.
+    pub(crate) fn forget_worker(&self, worker: &str, models: &[String], policies: &[&'static str]) {
+        self.health.remove(&WorkerLabel { worker: worker.into() });
+        for model in models {
+            let labels = WorkerLabels { worker: worker.into(), model: model.clone() };
+            self.worker_requests.remove(&labels);
+            self.worker_prefill_tokens.remove(&labels);
+            self.worker_context_tokens.remove(&labels);
+            self.worker_kv_usage.remove(&labels);
+        }
+        for policy in policies {
+            for reason in Reason::ALL {
+                let labels = SelectionLabels { worker: worker.into(), policy, reason: reason.name() };
+                self.selections.remove(&labels);
+            }
+        }
+        use FailureKind::{broken, connect, connect_timeout, garbage, mid_stream, status, timeout};
+        for kind in [connect, connect_timeout, broken, garbage, status, mid_stream, timeout] {
+            self.failures.remove(&FailureLabels { worker: worker.into(), kind });
+        }
+    }
+
+    pub(crate) fn note_failure(&self, worker: &str, kind: FailureKind) {
+        self.failures.get_or_create(&FailureLabels { worker: worker.into(), kind }).inc();
+    }
+
+    /// The text exposition, with the gauges read now.
+    pub fn render(&self, gateway: &Gateway) -> String {
+        for pool in gateway.pools().iter() {
+            let model = ModelLabel { model: pool.model.clone() };
+            let (bytes, blocks) = pool.router.index_size();
+            self.index_bytes.get_or_create(&model).set(bytes as i64);
+            self.index_blocks.get_or_create(&model).set(blocks as i64);
+            pool.router.read(|scheduler| {
+                self.queue.get_or_create(&model).set(scheduler.queued() as i64);
+                for endpoint in scheduler.pool().endpoints() {
+                    let labels = WorkerLabels { worker: endpoint.name.to_string(), model: pool.model.clone() };
+                    let load = endpoint.load.in_flight;
+                    self.worker_requests.get_or_create(&labels).set(load.requests.into());
+                    self.worker_prefill_tokens.get_or_create(&labels).set(load.prefill_tokens as i64);
+                    self.worker_context_tokens.get_or_create(&labels).set(load.context_tokens as i64);
+                    if let Some((reported, _)) = endpoint.load.reported {
+                        self.worker_kv_usage.get_or_create(&labels).set(reported.kv_usage_ratio.into());
+                    }
+                }
+            });
+        }
+        let mut text = String::new();
+        let encoded = self.registry.lock().map(|registry| encode(&mut text, &registry));
+        if !matches!(encoded, Ok(Ok(()))) {
+            let _ = write!(text, "# the metrics could not be written\n# EOF\n");
+        }
+        text
+    }
+}

@@ -1,0 +1,197 @@
+//! Starts and stops a gateway: one admin thread for probes and operators, and relay threads for clients.
+//!
+//! Each relay thread has a runtime of its own and keeps the connections it is given, with their upstream connections:
+//! a request never changes threads. That spares the wake-ups and the stealing of a shared runtime, which cost more
+//! than relaying a small request does. What the threads share is the router.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+
+use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::config::Config;
+use crate::fleet::Fleet;
+use crate::front::http::{Door, Front};
+use crate::gateway::Gateway;
+
+/// Connections handed to a relay thread that it has not taken yet.
+const HANDOVER_MAX: usize = 1024;
+
+/// A gateway at work. Dropping it without [`Serving::shut_down`] cuts all connections.
+pub struct Serving {
+    /// Where clients are served.
+    pub address: SocketAddr,
+    /// Where operators are served.
+    pub metrics_address: SocketAddr,
+    /// What it shares.
+    pub gateway: Arc<Gateway>,
+    /// Who serves behind it.
+    pub fleet: Arc<Fleet>,
+    stop: CancellationToken,
+    kill: CancellationToken,
+    connections: TaskTracker,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// One relay thread, from the acceptor's side.
+struct Lane {
+    handover: mpsc::Sender<std::net::TcpStream>,
+    open: Arc<AtomicUsize>,
+}
+
+// === impl Serving ===
+
+impl Serving {
+    /// Binds both ports, starts the threads, adds the configured workers.
+    ///
+    /// # Errors
+    /// A port that cannot be bound, a thread that cannot be started, or a worker that cannot be added.
+    pub fn start(config: Config) -> io::Result<Self> {
+        let server = bind(SocketAddr::new(config.server.host, config.server.port), "server.port")?;
+        let metrics = bind(SocketAddr::new(config.metrics.host, config.metrics.port), "metrics.port")?;
+        let (address, metrics_address) = (server.local_addr()?, metrics.local_addr()?);
+        let relay_threads = match config.server.relay_threads {
+            0 => std::thread::available_parallelism().map_or(1, usize::from),
+            threads => threads,
+        };
+        let (stop, kill, connections) = (CancellationToken::new(), CancellationToken::new(), TaskTracker::new());
+        let workers = config.workers.clone();
+        let (drained, drained_workers) = mpsc::unbounded_channel();
+        let gateway = Arc::new(Gateway::new(config, drained));
+        let mut threads = Vec::new();
+
+        let admin = runtime()?;
+        let fleet = Fleet::new(Arc::clone(&gateway), drained_workers, admin.handle().clone(), kill.clone());
+        let door = Door::Clients { admin: address.ip().is_loopback() };
+        let mut lanes = Vec::new();
+        for n in 0..relay_threads {
+            let (handover, connections_in) = mpsc::channel(HANDOVER_MAX);
+            let open = Arc::new(AtomicUsize::new(0));
+            let front = Arc::new(Front {
+                gateway: Arc::clone(&gateway),
+                fleet: Arc::clone(&fleet),
+                upstreams: gateway.new_upstreams(),
+                door,
+                // A token of its own: its connections look at it often, and threads should not meet there.
+                stop: stop.child_token(),
+                connections: connections.clone(),
+            });
+            lanes.push(Lane { handover, open: Arc::clone(&open) });
+            threads.push(thread(&format!("relay-{n}"), runtime()?, kill.clone(), relay(front, connections_in, open))?);
+        }
+        let operators = Arc::new(Front {
+            gateway: Arc::clone(&gateway),
+            fleet: Arc::clone(&fleet),
+            upstreams: gateway.new_upstreams(),
+            door: Door::Operators,
+            stop: kill.child_token(),
+            connections: TaskTracker::new(),
+        });
+        let stop_accepting = stop.clone();
+        let stop_operators = kill.clone();
+        let work = async move {
+            let server = TcpListener::from_std(server);
+            let metrics = TcpListener::from_std(metrics);
+            let (Ok(server), Ok(metrics)) = (server, metrics) else { return };
+            tokio::join!(
+                Front::accept(server, stop_accepting, |stream| spread(&lanes, stream)),
+                Front::accept(metrics, stop_operators, |stream| drop(operators.spawn(stream))),
+            );
+        };
+        threads.push(thread("admin", admin, kill.clone(), work)?);
+        for spec in &workers {
+            fleet.add(spec).map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
+        }
+        Ok(Self { address, metrics_address, gateway, fleet, stop, kill, connections, threads })
+    }
+
+    /// Stops accepting, lets requests in flight end within the grace, then ends. Whether all of them did.
+    pub async fn shut_down(self) -> bool {
+        self.stop.cancel();
+        self.connections.close();
+        let drained = timeout(self.gateway.config.server.shutdown_grace, self.connections.wait()).await.is_ok();
+        self.kill.cancel();
+        let (done, joined) = oneshot::channel();
+        std::thread::spawn(move || {
+            for thread in self.threads {
+                let _ = thread.join();
+            }
+            let _ = done.send(());
+        });
+        let _ = joined.await;
+        drained
+    }
+}
+
+fn bind(address: SocketAddr, field: &str) -> io::Result<std::net::TcpListener> {
+    let explain = |error: io::Error| io::Error::new(error.kind(), format!("cannot listen on {address} ({field}): {error}"));
+    let listener = std::net::TcpListener::bind(address).map_err(explain)?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
+fn runtime() -> io::Result<Runtime> {
+    Builder::new_current_thread().enable_all().build()
+}
+
+/// A named thread that runs one runtime until its work is done or it is told to end.
+fn thread(
+    name: &str,
+    runtime: Runtime,
+    kill: CancellationToken,
+    work: impl Future<Output = ()> + Send + 'static,
+) -> io::Result<JoinHandle<()>> {
+    std::thread::Builder::new().name(name.into()).spawn(move || {
+        runtime.block_on(async {
+            tokio::select! {
+                () = async { work.await; kill.cancelled().await } => {}
+                () = kill.cancelled() => {}
+            }
+        });
+        runtime.shutdown_background();
+    })
+}
+
+/// Takes connections over and serves them, all on this thread.
+async fn relay(front: Arc<Front>, mut connections: mpsc::Receiver<std::net::TcpStream>, open: Arc<AtomicUsize>) {
+    let runtime = Handle::current();
+    while let Some(stream) = connections.recv().await {
+        match TcpStream::from_std(stream) {
+            Ok(stream) => {
+                let served = front.spawn(stream);
+                let open = Arc::clone(&open);
+                runtime.spawn(async move {
+                    let _ = served.await;
+                    open.fetch_sub(1, Ordering::Relaxed);
+                });
+            }
+            Err(error) => {
+                open.fetch_sub(1, Ordering::Relaxed);
+                tracing::warn!(%error, "cannot take a connection over");
+            }
+        }
+    }
+}
+
+/// Gives a connection to the thread with the fewest.
+fn spread(lanes: &[Lane], stream: TcpStream) {
+    let Some(lane) = lanes.iter().min_by_key(|lane| lane.open.load(Ordering::Relaxed)) else { return };
+    match stream.into_std() {
+        Ok(stream) => {
+            lane.open.fetch_add(1, Ordering::Relaxed);
+            if lane.handover.try_send(stream).is_err() {
+                lane.open.fetch_sub(1, Ordering::Relaxed);
+                tracing::warn!("a connection was dropped: its relay thread does not keep up");
+            }
+        }
+        Err(error) => tracing::warn!(%error, "cannot hand a connection over"),
+    }
+}

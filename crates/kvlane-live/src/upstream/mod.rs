@@ -1,0 +1,443 @@
+//! HTTP/1.1 to the workers: pooled connections, one request at a time on each, bodies as bytes.
+//!
+//! A library client hands over an answer chunk by chunk, as the engine framed it; a stream of 32 events costs 32
+//! frames on the way in and 32 on the way out. Here what one read brings is one piece, whatever its framing.
+//!
+//! A connection belongs to one relay thread. It goes back to the idle ones only when an answer has been read to its
+//! exact end, and an idle one that has become readable is not used again: the worker has closed it.
+
+mod chunked;
+
+use std::collections::HashMap;
+use std::io::{self, IoSlice};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
+
+use bytes::{Bytes, BytesMut};
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use http::{Method, StatusCode};
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use tokio::time::{Instant, timeout};
+
+use self::chunked::Chunked;
+use crate::config;
+use crate::worker::{Worker, WorkerId};
+
+/// Room for one read. An engine's event is some 200 bytes, an answer some kilobytes.
+const READ_BYTES: usize = 16 << 10;
+/// The largest head an answer may have.
+const HEAD_BYTES_MAX: usize = 64 << 10;
+/// The most header fields an answer may have.
+const HEADERS_MAX: usize = 96;
+
+/// Why a worker gave no answer. Always before the first byte of the body.
+#[derive(Debug, thiserror::Error)]
+pub enum UpstreamError {
+    /// No connection.
+    #[error("cannot connect: {0}")]
+    Connect(io::Error),
+    /// No connection within the time for it.
+    #[error("no connection within {0:?}")]
+    ConnectTimeout(std::time::Duration),
+    /// The connection broke before a whole head had come.
+    #[error("the connection broke before an answer: {0}")]
+    Broken(io::Error),
+    /// What came is no HTTP.
+    #[error("the answer is not HTTP/1.1: {0}")]
+    Garbage(String),
+}
+
+/// The idle connections of one relay thread.
+pub(crate) struct Upstreams {
+    config: config::Upstream,
+    idle: Mutex<HashMap<WorkerId, Vec<Idle>>>,
+}
+
+struct Idle {
+    stream: TcpStream,
+    since: Instant,
+}
+
+/// An answer whose head has come.
+pub(crate) struct Answer {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: AnswerBody,
+}
+
+/// The body of an answer, as it comes.
+pub(crate) struct AnswerBody {
+    /// None once the connection has gone back to the idle ones.
+    stream: Option<TcpStream>,
+    buffer: BytesMut,
+    framing: Framing,
+    reusable: bool,
+    home: Arc<Upstreams>,
+    worker: WorkerId,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Framing {
+    Length { left: u64 },
+    Chunked(Chunked),
+    UntilClose,
+    Done,
+}
+
+// === impl Upstreams ===
+
+impl Upstreams {
+    pub(crate) fn new(config: config::Upstream) -> Arc<Self> {
+        Arc::new(Self { config, idle: Mutex::default() })
+    }
+
+    /// Sends a request and waits for the head of its answer. A connection that was idle and turns out to be closed
+    /// is replaced once by a fresh one.
+    pub(crate) async fn send(
+        self: &Arc<Self>,
+        worker: &Worker,
+        method: &Method,
+        head: &[u8],
+        body: &Bytes,
+    ) -> Result<Answer, UpstreamError> {
+        if let Some(stream) = self.take_idle(worker.id) {
+            match self.exchange(stream, worker.id, method, head, body).await {
+                Err(UpstreamError::Broken(_)) => {}
+                answered => return answered,
+            }
+        }
+        let connect = TcpStream::connect((worker.address.host.as_str(), worker.address.port));
+        let stream = match timeout(self.config.connect_timeout, connect).await {
+            Ok(Ok(stream)) => stream,
+            Ok(Err(error)) => return Err(UpstreamError::Connect(error)),
+            Err(_) => return Err(UpstreamError::ConnectTimeout(self.config.connect_timeout)),
+        };
+        stream.set_nodelay(true).map_err(UpstreamError::Connect)?;
+        self.exchange(stream, worker.id, method, head, body).await
+    }
+
+    async fn exchange(
+        self: &Arc<Self>,
+        mut stream: TcpStream,
+        worker: WorkerId,
+        method: &Method,
+        head: &[u8],
+        body: &Bytes,
+    ) -> Result<Answer, UpstreamError> {
+        let written = write_all(&mut stream, head, body).await;
+        // A worker may refuse a large body before it has read it: then its answer counts, not the failed write.
+        let mut buffer = BytesMut::with_capacity(READ_BYTES);
+        let parsed = read_head(&mut stream, &mut buffer, method).await;
+        let head = match (parsed, written) {
+            (Ok(head), _) => head,
+            (Err(_), Err(error)) => return Err(UpstreamError::Broken(error)),
+            (Err(error), Ok(())) => return Err(error),
+        };
+        let body = AnswerBody {
+            stream: Some(stream),
+            buffer,
+            framing: head.framing,
+            reusable: head.reusable,
+            home: Arc::clone(self),
+            worker,
+        };
+        Ok(Answer { status: head.status, headers: head.headers, body })
+    }
+
+    fn take_idle(&self, worker: WorkerId) -> Option<TcpStream> {
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let connections = idle.get_mut(&worker)?;
+        while let Some(Idle { stream, since }) = connections.pop() {
+            if since.elapsed() > self.config.idle_timeout {
+                // The last one used is too old, so all are.
+                connections.clear();
+                return None;
+            }
+            let silent = matches!(stream.try_read(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock);
+            if silent {
+                return Some(stream);
+            }
+        }
+        None
+    }
+
+    /// Closes what is idle for this worker, which has left.
+    pub(crate) fn forget(&self, worker: WorkerId) {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).remove(&worker);
+    }
+
+    /// Closes what has been idle for too long.
+    pub(crate) fn sweep(&self) {
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        for connections in idle.values_mut() {
+            connections.retain(|connection| connection.since.elapsed() <= self.config.idle_timeout);
+        }
+    }
+
+    fn put_idle(&self, worker: WorkerId, stream: TcpStream) {
+        let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let connections = idle.entry(worker).or_default();
+        if connections.len() < self.config.idle_max {
+            connections.push(Idle { stream, since: Instant::now() });
+        }
+    }
+}
+
+// === impl AnswerBody ===
+
+impl AnswerBody {
+    /// Whether no byte is to come any more.
+    pub(crate) fn is_done(&self) -> bool {
+        self.framing == Framing::Done
+    }
+
+    /// How many bytes are to come, where that is known.
+    pub(crate) fn len(&self) -> Option<u64> {
+        match self.framing {
+            Framing::Length { left } => Some(left),
+            Framing::Done => Some(0),
+            Framing::Chunked(_) | Framing::UntilClose => None,
+        }
+    }
+
+    /// The next piece of the body, or nothing at its end.
+    pub(crate) fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
+        loop {
+            if !self.buffer.is_empty()
+                && let Some(piece) = self.take_piece().transpose()
+            {
+                return Poll::Ready(Some(piece));
+            }
+            if self.is_done() {
+                self.give_back();
+                return Poll::Ready(None);
+            }
+            match ready!(self.poll_read(cx)) {
+                Ok(0) if self.framing == Framing::UntilClose => self.framing = Framing::Done,
+                Ok(0) => {
+                    let cut = io::Error::new(io::ErrorKind::UnexpectedEof, "the worker closed the stream before its end");
+                    return Poll::Ready(Some(Err(cut)));
+                }
+                Ok(_) => {}
+                Err(error) => return Poll::Ready(Some(Err(error))),
+            }
+        }
+    }
+
+    fn poll_read(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        let Some(stream) = &mut self.stream else { return Poll::Ready(Ok(0)) };
+        self.buffer.reserve(READ_BYTES);
+        tokio_util::io::poll_read_buf(std::pin::Pin::new(stream), cx, &mut self.buffer)
+    }
+
+    /// What of the body stands in the buffer.
+    fn take_piece(&mut self) -> io::Result<Option<Bytes>> {
+        let piece = match &mut self.framing {
+            Framing::Length { left } => {
+                let take = usize::try_from(*left).unwrap_or(usize::MAX).min(self.buffer.len());
+                *left -= take as u64;
+                if *left == 0 {
+                    self.framing = Framing::Done;
+                }
+                self.buffer.split_to(take)
+            }
+            Framing::Chunked(chunked) => {
+                let (read, data) = chunked.decode(&mut self.buffer).map_err(io::Error::other)?;
+                if chunked.is_done() {
+                    self.framing = Framing::Done;
+                }
+                let mut piece = self.buffer.split_to(read);
+                piece.truncate(data);
+                piece
+            }
+            Framing::UntilClose => self.buffer.split(),
+            Framing::Done => {
+                // More than was announced: nobody knows what it is, so this connection is not used again.
+                self.reusable = false;
+                self.buffer.clear();
+                return Ok(None);
+            }
+        };
+        Ok((!piece.is_empty()).then(|| piece.freeze()))
+    }
+
+    fn give_back(&mut self) {
+        if let Some(stream) = self.stream.take()
+            && self.reusable
+        {
+            self.home.put_idle(self.worker, stream);
+        }
+    }
+}
+
+/// Writes head and body with as few calls as the socket takes.
+async fn write_all(stream: &mut TcpStream, head: &[u8], body: &[u8]) -> io::Result<()> {
+    let mut written = 0;
+    while written < head.len() {
+        let slices = [IoSlice::new(&head[written..]), IoSlice::new(body)];
+        match stream.write_vectored(&slices).await? {
+            0 => return Err(io::ErrorKind::WriteZero.into()),
+            n => written += n,
+        }
+    }
+    stream.write_all(&body[written - head.len()..]).await
+}
+
+struct Head {
+    status: StatusCode,
+    headers: HeaderMap,
+    framing: Framing,
+    reusable: bool,
+}
+
+/// Reads one final head; what follows it stays in the buffer.
+async fn read_head(stream: &mut TcpStream, buffer: &mut BytesMut, method: &Method) -> Result<Head, UpstreamError> {
+    loop {
+        if !buffer.is_empty()
+            && let Some((len, head)) = parse_head(buffer, method)?
+        {
+            drop(buffer.split_to(len));
+            match head {
+                Some(head) => return Ok(head),
+                None => continue,
+            }
+        }
+        if buffer.len() > HEAD_BYTES_MAX {
+            return Err(UpstreamError::Garbage(format!("its head is longer than {HEAD_BYTES_MAX} bytes")));
+        }
+        buffer.reserve(READ_BYTES / 4);
+        let read = tokio::io::AsyncReadExt::read_buf(stream, buffer).await.map_err(UpstreamError::Broken)?;
+        if read == 0 && buffer.is_empty() {
+            let closed = io::Error::new(io::ErrorKind::UnexpectedEof, "closed without an answer");
+            return Err(UpstreamError::Broken(closed));
+        }
+        if read == 0 {
+            return Err(UpstreamError::Garbage("it ends within its head".into()));
+        }
+    }
+}
+
+/// A whole head at the start of `bytes`: its length, and the head unless it is an interim one (1xx).
+fn parse_head(bytes: &[u8], method: &Method) -> Result<Option<(usize, Option<Head>)>, UpstreamError> {
+    let garbage = |what: &str| UpstreamError::Garbage(what.into());
+    let mut fields = [httparse::EMPTY_HEADER; HEADERS_MAX];
+    let mut parsed = httparse::Response::new(&mut fields);
+    let len = match parsed.parse(bytes) {
+        Ok(httparse::Status::Complete(len)) => len,
+        Ok(httparse::Status::Partial) => return Ok(None),
+        Err(error) => return Err(garbage(&error.to_string())),
+    };
+    let status = parsed.code.and_then(|code| StatusCode::from_u16(code).ok()).ok_or_else(|| garbage("no status"))?;
+    if status.is_informational() {
+        if status == StatusCode::SWITCHING_PROTOCOLS {
+            return Err(garbage("it switches protocols"));
+        }
+        return Ok(Some((len, None)));
+    }
+    let mut headers = HeaderMap::with_capacity(parsed.headers.len() + 4);
+    let (mut length, mut codings, mut chunked) = (None, 0, false);
+    let mut reusable = parsed.version == Some(1);
+    for field in parsed.headers.iter() {
+        let name = HeaderName::from_bytes(field.name.as_bytes()).map_err(|_| garbage("a header name"))?;
+        if name == header::TRANSFER_ENCODING {
+            codings += 1;
+            chunked = field.value.eq_ignore_ascii_case(b"chunked");
+        } else if name == header::CONNECTION {
+            reusable &= !contains_token(field.value, b"close");
+        } else if name == header::CONTENT_LENGTH {
+            let value = std::str::from_utf8(field.value).ok().and_then(|value| value.trim().parse::<u64>().ok());
+            let value = value.ok_or_else(|| garbage("its content-length is no number"))?;
+            if length.replace(value).is_some_and(|before| before != value) {
+                return Err(garbage("two different content-lengths"));
+            }
+        } else if !is_hop_by_hop(&name) {
+            let value = HeaderValue::from_bytes(field.value).map_err(|_| garbage("a header value"))?;
+            headers.append(name, value);
+        }
+    }
+    let bodiless = method == Method::HEAD || status == StatusCode::NO_CONTENT || status == StatusCode::NOT_MODIFIED;
+    let framing = match (bodiless, codings, length) {
+        (true, ..) => Framing::Done,
+        (_, 1, None) if chunked => Framing::Chunked(Chunked::new()),
+        (_, 0, Some(0)) => Framing::Done,
+        (_, 0, Some(left)) => Framing::Length { left },
+        (_, 0, None) => Framing::UntilClose,
+        _ => return Err(garbage("its length is ambiguous")),
+    };
+    reusable &= framing != Framing::UntilClose;
+    Ok(Some((len, Some(Head { status, headers, framing, reusable }))))
+}
+
+fn contains_token(list: &[u8], token: &[u8]) -> bool {
+    list.split(|&byte| byte == b',').any(|item| item.trim_ascii().eq_ignore_ascii_case(token))
+}
+
+/// Headers that are about one connection and never relayed (RFC 9110, section 7.6.1).
+pub(crate) fn is_hop_by_hop(name: &HeaderName) -> bool {
+    matches!(
+        name.as_str(),
+        "connection"
+            | "keep-alive"
+            | "proxy-authenticate"
+            | "proxy-authorization"
+            | "proxy-connection"
+            | "te"
+            | "trailer"
+            | "transfer-encoding"
+            | "upgrade"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn head(text: &str) -> Result<Option<(usize, Option<Head>)>, UpstreamError> {
+        parse_head(text.as_bytes(), &Method::POST)
+    }
+
+    fn framing(text: &str) -> (Framing, bool) {
+        let head = head(text).expect("well formed").expect("whole").1.expect("final");
+        (head.framing, head.reusable)
+    }
+
+    #[test]
+    fn the_length_of_a_body_is_read_from_the_head() {
+        let check = |fields: &str, expect| assert_eq!(framing(&format!("HTTP/1.1 200 OK\r\n{fields}\r\n")), expect);
+        check("content-length: 5\r\n", (Framing::Length { left: 5 }, true));
+        check("content-length: 0\r\n", (Framing::Done, true));
+        check("transfer-encoding: chunked\r\n", (Framing::Chunked(Chunked::new()), true));
+        check("", (Framing::UntilClose, false));
+        check("connection: Keep-Alive, Close\r\ncontent-length: 5\r\n", (Framing::Length { left: 5 }, false));
+        assert_eq!(framing("HTTP/1.0 200 OK\r\ncontent-length: 5\r\n\r\n"), (Framing::Length { left: 5 }, false));
+        assert_eq!(framing("HTTP/1.1 204 No Content\r\ncontent-length: 5\r\n\r\n"), (Framing::Done, true));
+    }
+
+    #[test]
+    fn an_ambiguous_length_is_refused() {
+        for fields in [
+            "content-length: 5\r\ncontent-length: 6\r\n",
+            "content-length: -5\r\n",
+            "content-length: 5\r\ntransfer-encoding: chunked\r\n",
+            "transfer-encoding: gzip, chunked\r\n",
+            "transfer-encoding: chunked\r\ntransfer-encoding: chunked\r\n",
+        ] {
+            assert!(head(&format!("HTTP/1.1 200 OK\r\n{fields}\r\n")).is_err(), "{fields:?}");
+        }
+    }
+
+    #[test]
+    fn interim_heads_are_passed_over_and_connection_headers_are_not_relayed() {
+        assert!(matches!(head("HTTP/1.1 100 Continue\r\n\r\nHTTP"), Ok(Some((25, None)))));
+        let relayed = head("HTTP/1.1 200 OK\r\nkeep-alive: 5\r\nx-a: 1\r\ncontent-length: 0\r\n\r\n");
+        let headers = relayed.expect("well formed").expect("whole").1.expect("final").headers;
+        assert_eq!(headers.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["x-a"]);
+    }
+
+    #[test]
+    fn what_is_no_http_is_garbage_and_what_is_not_whole_is_waited_for() {
+        assert!(matches!(head("SSH-2.0-OpenSSH\r\n"), Err(UpstreamError::Garbage(_))));
+        assert!(matches!(head("HTTP/1.1 200 OK\r\nx: "), Ok(None)));
+    }
+}

@@ -1,0 +1,289 @@
+//! vLLM's HTTP interface, as far as clients and routers use it.
+
+use std::sync::Arc;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use axum::body::Body;
+use axum::extract::rejection::BytesRejection;
+use axum::extract::{DefaultBodyLimit, State};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use bytes::Bytes;
+use http::header::{CONTENT_TYPE, HeaderValue};
+use http::{StatusCode, Uri};
+use kvlane_core::block::ChainSeed;
+use kvlane_wire::api::Api;
+use kvlane_wire::openai;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::answer::{Answer, Shape};
+use crate::config::Settled;
+use crate::driver::{Driver, End, QueueFull, Ticket};
+use crate::error::ApiError;
+use crate::metrics;
+use crate::stream::{Stream, rejected};
+use crate::tokens::{self, Prompt};
+
+/// Largest request body, in bytes: 64 Mi tokens of prompt, far beyond any context length.
+const BODY_BYTES_MAX: usize = 256 << 20;
+
+/// Answer length where the client names none: OpenAI's and vLLM's default for completions.
+const OUTPUT_TOKENS_DEFAULT: u32 = 16;
+
+/// Dimensions of an embedding. Its numbers mean nothing.
+const EMBEDDING_DIMENSIONS: u64 = 16;
+
+/// What every handler sees.
+pub(crate) struct Shared {
+    pub(crate) config: Settled,
+    pub(crate) driver: Arc<Driver>,
+    /// Seconds since 1970 at the start.
+    created: u64,
+    started: Instant,
+}
+
+impl Shared {
+    pub(crate) fn new(config: Settled, driver: Arc<Driver>) -> Self {
+        let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        Self { config, driver, created, started: Instant::now() }
+    }
+
+    /// Seconds since 1970, from one reading of the calendar and a clock that never jumps.
+    fn unix_secs(&self) -> u64 {
+        self.created + self.started.elapsed().as_secs()
+    }
+}
+
+type Extracted = (State<Arc<Shared>>, Result<Bytes, BytesRejection>);
+
+/// Every route.
+pub(crate) fn router(shared: Arc<Shared>) -> Router {
+    let answer = |shape| post(move |(State(shared), body): Extracted| generate(shared, shape, body));
+    Router::new()
+        .route("/health", get(StatusCode::OK))
+        .route(
+            "/version",
+            get(async || Json(json!({"version": concat!(env!("CARGO_PKG_VERSION"), "+kvlane-mock")}))),
+        )
+        .route("/v1/models", get(models))
+        .route("/v1/chat/completions", answer(Shape::Chat))
+        .route("/v1/completions", answer(Shape::Completion))
+        .route("/v1/messages", answer(Shape::Messages))
+        .route("/v1/responses", answer(Shape::Responses))
+        .route("/v1/embeddings", post(embeddings))
+        .route("/tokenize", post(tokenize))
+        .route("/detokenize", post(detokenize))
+        .route("/metrics", get(metrics_page))
+        .route("/reset_prefix_cache", post(reset_prefix_cache))
+        .fallback(async |uri: Uri| ApiError {
+            status: StatusCode::NOT_FOUND,
+            message: format!("there is nothing at {}", uri.path()),
+        })
+        .method_not_allowed_fallback(async |uri: Uri| ApiError {
+            status: StatusCode::METHOD_NOT_ALLOWED,
+            message: format!("{} does not take this method", uri.path()),
+        })
+        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+        .with_state(shared)
+}
+
+/// A request that may be given to the engine.
+struct Order {
+    prompt: Prompt,
+    /// As the client named it.
+    model: String,
+    stream: bool,
+    /// Prompts that were concatenated into one.
+    prompts: u32,
+    output_tokens_max: Option<u32>,
+}
+
+/// Fields that matter to an engine but not to a router.
+#[derive(Default, Deserialize)]
+struct EngineOptions {
+    stream_options: Option<StreamOptions>,
+    n: Option<u32>,
+}
+
+#[derive(Default, Deserialize)]
+struct StreamOptions {
+    #[serde(default)]
+    include_usage: bool,
+}
+
+impl Shared {
+    /// Checks a body and cuts its prompt into blocks.
+    fn read(&self, api: Api, body: &[u8]) -> Result<Order, ApiError> {
+        let mut rendered = Vec::with_capacity(body.len());
+        let parsed = openai::parse(api, body, &mut rendered).map_err(ApiError::bad_request)?;
+        let config = &self.config;
+        let model = parsed.model.map_or_else(|| config.names[0].clone(), |model| model.into_owned());
+        let adapter = config.loras.contains(&model).then_some(model.as_str());
+        if adapter.is_none() && !config.names.contains(&model) {
+            let message =
+                format!("The model `{model}` does not exist; this engine serves {}", config.names.join(", "));
+            return Err(ApiError { status: StatusCode::NOT_FOUND, message });
+        }
+        let seed =
+            ChainSeed::new(&config.model, adapter.or(parsed.lora.as_deref()), parsed.cache_salt.as_deref());
+        let mut prompt = Prompt::new(seed, &rendered, config.engine.block_tokens)
+            .filter(|prompt| prompt.tokens > 0)
+            .ok_or_else(|| ApiError::bad_request("the prompt is empty or beyond counting"))?;
+        prompt.key ^= config.seed;
+        let (stream, prompts, output_tokens_max) = (parsed.stream, parsed.prompts, parsed.output_tokens_max);
+        Ok(Order { prompt, model, stream, prompts, output_tokens_max })
+    }
+
+    /// The answer's length, if prompt and answer fit the context.
+    fn output_tokens(&self, prompt_tokens: u32, asked: Option<u32>) -> Result<u32, ApiError> {
+        let max = self.config.max_model_len;
+        let room = max.saturating_sub(prompt_tokens);
+        let wanted = asked.unwrap_or(OUTPUT_TOKENS_DEFAULT.min(room.max(1)));
+        if wanted == 0 {
+            return Err(ApiError::bad_request("max_tokens must be at least 1"));
+        }
+        if wanted > room {
+            return Err(ApiError::bad_request(format!(
+                "This model's maximum context length is {max} tokens, but the prompt has {prompt_tokens} and {wanted} \
+                 were asked for; shorten one of them"
+            )));
+        }
+        Ok(wanted)
+    }
+
+    fn submit(&self, prompt: Prompt, output_tokens: u32) -> Result<Ticket, ApiError> {
+        self.driver.submit(prompt, output_tokens).map_err(|QueueFull| ApiError {
+            status: StatusCode::TOO_MANY_REQUESTS,
+            message: format!("{} requests are waiting already; try again later", self.config.max_waiting),
+        })
+    }
+}
+
+/// The body, or what the client did wrong in sending it.
+fn received(body: Result<Bytes, BytesRejection>) -> Result<Bytes, ApiError> {
+    body.map_err(|rejection| ApiError { status: rejection.status(), message: rejection.body_text() })
+}
+
+async fn generate(
+    shared: Arc<Shared>,
+    shape: Shape,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Response, ApiError> {
+    let body = received(body)?;
+    let api = match shape {
+        Shape::Chat => Api::ChatCompletions,
+        Shape::Completion => Api::Completions,
+        Shape::Messages => Api::Messages,
+        Shape::Responses => Api::Responses,
+    };
+    let order = shared.read(api, &body)?;
+    let options: EngineOptions = serde_json::from_slice(&body).map_err(ApiError::bad_request)?;
+    drop(body);
+    if order.prompts > 1 || options.n.is_some_and(|n| n != 1) {
+        return Err(ApiError::bad_request(
+            "this mock answers one prompt with one choice; send several requests",
+        ));
+    }
+    let prompt_tokens = order.prompt.tokens;
+    let output_tokens = shared.output_tokens(prompt_tokens, order.output_tokens_max)?;
+    let key = order.prompt.key;
+    let ticket = shared.submit(order.prompt, output_tokens)?;
+    let answer = Answer {
+        shape,
+        number: ticket.number(),
+        model: order.model,
+        created: shared.unix_secs(),
+        prompt_tokens,
+        output_tokens,
+        key,
+        include_usage: options.stream_options.unwrap_or_default().include_usage,
+    };
+    if order.stream {
+        let mut response = Response::new(Body::new(Stream::new(ticket, answer)));
+        let event_stream = HeaderValue::from_static("text/event-stream; charset=utf-8");
+        response.headers_mut().insert(CONTENT_TYPE, event_stream);
+        return Ok(response);
+    }
+    let progress = ticket.ended().await;
+    if let Some(End::Rejected(why)) = progress.end {
+        return Err(rejected(why));
+    }
+    Ok(Json(answer.whole(progress)).into_response())
+}
+
+async fn embeddings((State(shared), body): Extracted) -> Result<Json<Value>, ApiError> {
+    let order = shared.read(Api::Embeddings, &received(body)?)?;
+    let Prompt { tokens, key, .. } = order.prompt;
+    if tokens > shared.config.max_model_len {
+        return Err(ApiError::bad_request(format!(
+            "the input has {tokens} tokens, more than the model's {}",
+            shared.config.max_model_len
+        )));
+    }
+    let ticket = shared.submit(order.prompt, 0)?;
+    if let Some(End::Rejected(why)) = ticket.ended().await.end {
+        return Err(rejected(why));
+    }
+    let vector = |index: u32| -> Vec<f64> {
+        let mut rng = kvlane_core::rng::Rng::new(key.wrapping_add(u64::from(index)));
+        (0..EMBEDDING_DIMENSIONS).map(|_| rng.unit() * 2.0 - 1.0).collect()
+    };
+    let data: Vec<Value> = (0..order.prompts)
+        .map(|index| json!({"object": "embedding", "index": index, "embedding": vector(index)}))
+        .collect();
+    Ok(Json(json!({
+        "id": format!("embd-{key:016x}{:x}", ticket.number()),
+        "object": "list",
+        "created": shared.unix_secs(),
+        "model": order.model,
+        "data": data,
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0},
+    })))
+}
+
+async fn tokenize((State(shared), body): Extracted) -> Result<Json<Value>, ApiError> {
+    let body = received(body)?;
+    let mut rendered = Vec::new();
+    openai::parse(Api::Tokenize, &body, &mut rendered).map_err(ApiError::bad_request)?;
+    let ids: Vec<u32> = tokens::ids(&rendered).collect();
+    let max_model_len = shared.config.max_model_len;
+    Ok(Json(json!({"count": ids.len(), "max_model_len": max_model_len, "tokens": ids, "token_strs": null})))
+}
+
+async fn detokenize((State(_), body): Extracted) -> Result<Json<Value>, ApiError> {
+    let body = received(body)?;
+    let mut rendered = Vec::new();
+    openai::parse(Api::Detokenize, &body, &mut rendered).map_err(ApiError::bad_request)?;
+    Ok(Json(json!({"prompt": tokens::text(&rendered)})))
+}
+
+async fn models(State(shared): State<Arc<Shared>>) -> Json<Value> {
+    let config = &shared.config;
+    let model = |name: &String, parent: Option<&String>| {
+        json!({
+            "id": name,
+            "object": "model",
+            "created": shared.created,
+            "owned_by": "kvlane",
+            "root": if parent.is_some() { name } else { &config.model },
+            "parent": parent,
+            "max_model_len": parent.is_none().then_some(config.max_model_len),
+        })
+    };
+    let bases = config.names.iter().map(|name| model(name, None));
+    let adapters = config.loras.iter().map(|name| model(name, Some(&config.names[0])));
+    Json(json!({"object": "list", "data": bases.chain(adapters).collect::<Vec<_>>()}))
+}
+
+async fn metrics_page(State(shared): State<Arc<Shared>>) -> Response {
+    let exposition = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+    ([(CONTENT_TYPE, exposition)], metrics::render(&shared)).into_response()
+}
+
+/// Like vLLM's: refused, in the body, while requests run.
+async fn reset_prefix_cache(State(shared): State<Arc<Shared>>) -> Json<Value> {
+    let success = shared.driver.reset_prefix_cache();
+    Json(json!({"success": success}))
+}

@@ -1,0 +1,104 @@
+//! A request's progress as server-sent events.
+//!
+//! Everything of an event but its token is rendered once per request, so a token costs three copies. All tokens that
+//! are there when the connection has room leave in one write.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use axum::body::HttpBody;
+use bytes::{Bytes, BytesMut};
+use http::StatusCode;
+use hyper::body::Frame;
+
+use crate::answer::{Answer, NUMBERED_END, TokenEvent};
+use crate::driver::{End, Progress, Ticket};
+use crate::error::ApiError;
+use crate::tokens;
+
+/// Most events in one write, which bounds the memory a slow reader can make us fill at once.
+const EVENTS_PER_WRITE_MAX: u32 = 256;
+
+/// A streamed answer. Dropping it, as the server does when its client is gone, cancels the request.
+pub(crate) struct Stream {
+    ticket: Ticket,
+    answer: Answer,
+    event: TokenEvent,
+    sent: u32,
+    done: bool,
+    buffer: BytesMut,
+}
+
+// === impl Stream ===
+
+impl Stream {
+    pub(crate) fn new(ticket: Ticket, answer: Answer) -> Self {
+        let event = answer.token_event();
+        Self { ticket, answer, event, sent: 0, done: false, buffer: BytesMut::new() }
+    }
+
+    /// Renders tokens up to `until`.
+    fn render(&mut self, until: u32) {
+        let (event, buffer) = (&self.event, &mut self.buffer);
+        for index in self.sent..until {
+            let tail = if index + 1 == self.answer.output_tokens { event.last_tail } else { event.tail };
+            buffer.extend_from_slice(event.head.as_bytes());
+            buffer.extend_from_slice(tokens::answer_word(self.answer.key, index));
+            buffer.extend_from_slice(tail.as_bytes());
+            if let Some(first) = event.first_number {
+                buffer.extend_from_slice(first.saturating_add(index).to_string().as_bytes());
+                buffer.extend_from_slice(NUMBERED_END.as_bytes());
+            }
+        }
+        self.sent = until;
+    }
+
+    /// Renders what there is to say at `progress`.
+    fn advance(&mut self, progress: Progress) {
+        if self.sent == 0 && progress.produced > 0 {
+            self.buffer.extend_from_slice(self.answer.opening(progress).as_bytes());
+        }
+        self.render(progress.produced.min(self.sent.saturating_add(EVENTS_PER_WRITE_MAX)));
+        let Some(end) = progress.end else { return };
+        if self.sent < progress.produced {
+            return;
+        }
+        let last = match end {
+            End::Finished => self.answer.closing(progress),
+            End::Rejected(why) => self.answer.broken(&rejected(why)),
+        };
+        self.buffer.extend_from_slice(last.as_bytes());
+        self.done = true;
+    }
+}
+
+impl HttpBody for Stream {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let this = self.get_mut();
+        if this.done {
+            return Poll::Ready(None);
+        }
+        let progress = ready!(this.ticket.poll_progress(cx, this.sent));
+        this.advance(progress);
+        Poll::Ready(Some(Ok(Frame::data(this.buffer.split().freeze()))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.done
+    }
+}
+
+/// What the engine's refusal is to the client.
+pub(crate) fn rejected(why: &str) -> ApiError {
+    ApiError {
+        status: StatusCode::BAD_REQUEST,
+        message: format!("the engine cannot run this request: {why}"),
+    }
+}

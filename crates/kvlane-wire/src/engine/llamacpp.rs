@@ -1,0 +1,27 @@
+//! llama.cpp's `llama-server` (`tools/server`), which serves metrics only when started with `--metrics`.
+
+use super::{Dialect, Names};
+
+pub(super) const NAMES: Names = Names {
+    dialect: Dialect::LlamaCpp,
+    running: "llamacpp:requests_processing",
+    waiting: "llamacpp:requests_deferred",
+    // Versions of 2025 and later do not tell: their caches belong to slots.
+    kv_usage: &["llamacpp:kv_cache_usage_ratio"],
+    kv_capacity: None,
+};
+
+#[cfg(test)]
+mod tests {
+    use super::super::load_report;
+    use super::*;
+
+    #[test]
+    fn a_page_is_read_by_its_names() {
+        let page = "llamacpp:requests_processing 4\nllamacpp:requests_deferred 46\n";
+        let (dialect, reported) = load_report(page).expect("a llama.cpp page");
+        assert_eq!(dialect, Dialect::LlamaCpp);
+        assert_eq!((reported.running, reported.waiting), (4, 46));
+        assert_eq!((reported.kv_usage_ratio, reported.kv_capacity_tokens), (0.0, None));
+    }
+}

@@ -1,0 +1,134 @@
+//! Inference engines: what each one calls the things we read from its metrics page. One file per engine.
+//!
+//! A page is recognised by the names on it, so an endpoint's engine need not be configured.
+
+mod llamacpp;
+mod sglang;
+mod vllm;
+
+use kvlane_core::load::Reported;
+
+use crate::prometheus::{Sample, samples};
+
+/// An engine, by the names it uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Dialect {
+    /// vLLM, and servers that copy its metrics.
+    Vllm,
+    /// SGLang.
+    Sglang,
+    /// llama.cpp's `llama-server`.
+    LlamaCpp,
+}
+
+/// An engine's names for what a [`Reported`] holds. Where an engine has renamed a gauge, the newest name comes first
+/// and the first one present counts.
+struct Names {
+    dialect: Dialect,
+    /// Gauge of sequences in the batch. A page that has it is this engine's.
+    running: &'static str,
+    /// Gauge of requests in the queue.
+    waiting: &'static str,
+    /// Gauges of the share of KV blocks in use, 0 to 1.
+    kv_usage: &'static [&'static str],
+    /// Where the size of the KV cache is told, if anywhere.
+    kv_capacity: Option<Capacity>,
+}
+
+/// A sample that tells the size of a KV cache.
+#[derive(Clone, Copy)]
+struct Capacity {
+    name: &'static str,
+    /// Reads the tokens it holds.
+    tokens: fn(&Sample<'_>) -> Option<f64>,
+}
+
+const DIALECTS: [&Names; 3] = [&vllm::NAMES, &sglang::NAMES, &llamacpp::NAMES];
+
+impl Dialect {
+    /// The engine's name as a metric label.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Dialect::Vllm => "vllm",
+            Dialect::Sglang => "sglang",
+            Dialect::LlamaCpp => "llamacpp",
+        }
+    }
+}
+
+/// What an engine's metrics page says of its load, and whose page it is. Counts are summed over the ranks behind one
+/// page, ratios averaged over them; a gauge that is missing counts as zero, as engines leave out what is idle.
+pub fn load_report(page: &str) -> Option<(Dialect, Reported)> {
+    let samples: Vec<Sample<'_>> =
+        samples(page).filter(|sample| DIALECTS.iter().any(|names| names.mentions(sample))).collect();
+    let names = DIALECTS.iter().find(|names| samples.iter().any(|sample| sample.name == names.running))?;
+    let values = |name: &'static str| {
+        samples.iter().filter(move |sample| sample.name == name).map(|sample| sample.value)
+    };
+    let total = |name: &'static str| values(name).filter(|value| value.is_finite()).sum::<f64>();
+    let usage = names.kv_usage.iter().find_map(|name| mean(values(name))).unwrap_or(0.0);
+    let capacity = names.kv_capacity.map(|capacity| {
+        samples.iter().filter(|sample| sample.name == capacity.name).filter_map(capacity.tokens).sum::<f64>()
+    });
+    let reported = Reported {
+        // Casts from floats saturate.
+        running: total(names.running) as u32,
+        waiting: total(names.waiting) as u32,
+        kv_usage_ratio: usage.clamp(0.0, 1.0) as f32,
+        kv_capacity_tokens: capacity
+            .filter(|tokens| *tokens >= 1.0 && tokens.is_finite())
+            .map(|tokens| tokens as u64),
+    };
+    Some((names.dialect, reported))
+}
+
+impl Names {
+    fn mentions(&self, sample: &Sample<'_>) -> bool {
+        sample.name == self.running
+            || sample.name == self.waiting
+            || self.kv_usage.contains(&sample.name)
+            || self.kv_capacity.is_some_and(|capacity| sample.name == capacity.name)
+    }
+}
+
+/// Mean of the finite values, if there are any.
+fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
+    let (count, total) = values
+        .filter(|value| value.is_finite())
+        .fold((0_u32, 0.0), |(count, total), value| (count + 1, total + value));
+    (count > 0).then(|| total / f64::from(count))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_page_of_something_else_is_no_report() {
+        assert_eq!(load_report(""), None);
+        assert_eq!(load_report("process_cpu_seconds_total 12\nrouter_requests_total 5\n"), None);
+    }
+
+    #[test]
+    fn a_value_out_of_range_is_brought_into_it() {
+        let page =
+            "vllm:num_requests_running -1\nvllm:num_requests_waiting 1e300\nvllm:kv_cache_usage_perc 7\n";
+        let (_, reported) = load_report(page).expect("a vLLM page");
+        assert_eq!((reported.running, reported.waiting, reported.kv_usage_ratio), (0, u32::MAX, 1.0));
+    }
+
+    proptest! {
+        #[test]
+        fn any_values_give_a_ratio_between_zero_and_one(values in prop::collection::vec(any::<f64>(), 5)) {
+            let page = format!(
+                "vllm:num_requests_running {}\nvllm:num_requests_waiting {}\nvllm:kv_cache_usage_perc {}\n\
+                 vllm:cache_config_info{{block_size=\"{}\",num_gpu_blocks=\"{}\"}} 1\n",
+                values[0], values[1], values[2], values[3], values[4]
+            );
+            let (_, reported) = load_report(&page).expect("a vLLM page");
+            prop_assert!((0.0..=1.0).contains(&reported.kv_usage_ratio));
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! vLLM (`vllm/v1/metrics/loggers.py`). One line per data-parallel rank, told apart by the label `engine`.
+
+use super::{Capacity, Dialect, Names};
+use crate::prometheus::Sample;
+
+pub(super) const NAMES: Names = Names {
+    dialect: Dialect::Vllm,
+    running: "vllm:num_requests_running",
+    waiting: "vllm:num_requests_waiting",
+    // Renamed from `gpu_` when caches on other devices came.
+    kv_usage: &["vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"],
+    kv_capacity: Some(Capacity { name: "vllm:cache_config_info", tokens: capacity_tokens }),
+};
+
+/// The tokens a rank's cache holds: told directly where it is (caches with several groups of layers hold less than
+/// their blocks suggest), otherwise blocks times their size.
+fn capacity_tokens(info: &Sample<'_>) -> Option<f64> {
+    let number = |label| info.label(label)?.parse::<f64>().ok();
+    number("kv_cache_size_tokens").or_else(|| Some(number("block_size")? * number("num_gpu_blocks")?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::load_report;
+    use super::*;
+
+    #[test]
+    fn a_page_is_summed_over_ranks_and_its_usage_averaged() {
+        let page = concat!(
+            "# HELP vllm:num_requests_running Number of requests in model execution batches.\n",
+            "# TYPE vllm:num_requests_running gauge\n",
+            "vllm:num_requests_running{engine=\"0\",model_name=\"tiny\"} 3.0\n",
+            "vllm:num_requests_running{engine=\"1\",model_name=\"tiny\"} 4.0\n",
+            "vllm:num_requests_waiting{engine=\"0\",model_name=\"tiny\"} 1.0\n",
+            "vllm:num_requests_waiting_by_reason{engine=\"0\",reason=\"capacity\"} 9.0\n",
+            "vllm:kv_cache_usage_perc{engine=\"0\",model_name=\"tiny\"} 0.25\n",
+            "vllm:kv_cache_usage_perc{engine=\"1\",model_name=\"tiny\"} 0.75\n",
+            "vllm:cache_config_info{block_size=\"32\",engine=\"0\",num_gpu_blocks=\"4096\"} 1.0\n",
+            "vllm:cache_config_info{block_size=\"32\",engine=\"1\",num_gpu_blocks=\"4096\"} 1.0\n",
+        );
+        let (dialect, reported) = load_report(page).expect("a vLLM page");
+        assert_eq!(dialect, Dialect::Vllm);
+        assert_eq!((reported.running, reported.waiting, reported.kv_usage_ratio), (7, 1, 0.5));
+        assert_eq!(reported.kv_capacity_tokens, Some(2 * 32 * 4096));
+    }
+
+    #[test]
+    fn the_capacity_it_tells_counts_more_than_its_blocks() {
+        let page = concat!(
+            "vllm:num_requests_running 0\n",
+            "vllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"100\",kv_cache_size_tokens=\"900\"} 1\n",
+        );
+        assert_eq!(load_report(page).expect("a vLLM page").1.kv_capacity_tokens, Some(900));
+    }
+
+    #[test]
+    fn an_unknown_capacity_is_none() {
+        let page = "vllm:num_requests_running 0\nvllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"None\"} 1\n";
+        assert_eq!(load_report(page).expect("a vLLM page").1.kv_capacity_tokens, None);
+    }
+
+    #[test]
+    fn the_old_name_of_the_usage_gauge_is_read() {
+        let page = "vllm:num_requests_running 0\nvllm:gpu_cache_usage_perc 0.5\n";
+        assert_eq!(load_report(page).expect("a vLLM page").1.kv_usage_ratio, 0.5);
+    }
+}

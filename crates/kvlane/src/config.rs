@@ -1,0 +1,283 @@
+//! From the command line to one [`Config`]: defaults, then the file, then `--set`, then flags.
+//!
+//! A flag is nothing but another way to write a key: each has one row in [`ConfigArgs::flags`].
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, anyhow, bail};
+use clap::Args;
+use kvlane_core::policy::PolicyConfig;
+use kvlane_live::config::{BYTES_PER_TOKEN, Config};
+use serde_json::{Value, json};
+
+/// Everything about the configuration that can be said on the command line.
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct ConfigArgs {
+    /// Configuration file (YAML; `kvlane config` prints one with every key).
+    #[arg(long)]
+    config: Option<PathBuf>,
+    /// Set one key of the configuration, as in `--set routing.queue_size=50`. May be repeated.
+    #[arg(long, value_name = "SECTION.KEY=VALUE")]
+    set: Vec<String>,
+    /// Address to serve clients on.
+    #[arg(long)]
+    host: Option<IpAddr>,
+    /// Port to serve clients on [default: 30000].
+    #[arg(long)]
+    port: Option<u16>,
+    /// The workers: `http://host:port`, separated by spaces.
+    #[arg(long, num_args = 1.., value_name = "URL")]
+    worker_urls: Vec<String>,
+    /// Placement policy [default: cache_aware].
+    #[arg(long)]
+    policy: Option<String>,
+    /// Policy of one model's pool, as in `--pool-policy llama=lmetric`. May be repeated.
+    #[arg(long, value_name = "MODEL=POLICY")]
+    pool_policy: Vec<String>,
+    /// cache_aware: share of the prompt that must match for the cache to decide [default: 0.3].
+    #[arg(long)]
+    cache_threshold: Option<f64>,
+    /// cache_aware: difference of requests in flight that counts as out of balance [default: 64].
+    #[arg(long)]
+    balance_abs_threshold: Option<u32>,
+    /// cache_aware: ratio of requests in flight that counts as out of balance [default: 1.5].
+    #[arg(long)]
+    balance_rel_threshold: Option<f64>,
+    /// prefix_aware: requests in flight at which an endpoint is passed over [default: 8].
+    #[arg(long)]
+    saturation_inflight: Option<u32>,
+    /// Tokens per block of the prefix index [default: 64].
+    #[arg(long)]
+    block_size: Option<u32>,
+    /// Largest request body in bytes.
+    #[arg(long)]
+    max_payload_size: Option<usize>,
+    /// Requests in flight per pool beyond which others wait; 0 is no limit.
+    #[arg(long)]
+    max_concurrent_requests: Option<u32>,
+    /// Requests that may wait per pool [default: 100].
+    #[arg(long)]
+    queue_size: Option<u32>,
+    /// Seconds a request may wait [default: 60].
+    #[arg(long)]
+    queue_timeout_secs: Option<u64>,
+    /// Seconds a whole request may take [default: 1800].
+    #[arg(long)]
+    request_timeout_secs: Option<u64>,
+    /// Address for metrics and the admin API.
+    #[arg(long)]
+    prometheus_host: Option<IpAddr>,
+    /// Port for metrics and the admin API [default: 29000].
+    #[arg(long)]
+    prometheus_port: Option<u16>,
+    /// Path of the health probe [default: /health].
+    #[arg(long)]
+    health_check_endpoint: Option<String>,
+    /// Seconds between two probes of a worker [default: 2].
+    #[arg(long)]
+    health_check_interval_secs: Option<u64>,
+    /// Seconds a probe may take [default: 5].
+    #[arg(long)]
+    health_check_timeout_secs: Option<u64>,
+    /// Failures in a row that make a worker unhealthy [default: 3].
+    #[arg(long)]
+    health_failure_threshold: Option<u32>,
+    /// Good probes in a row that make it healthy again [default: 2].
+    #[arg(long)]
+    health_success_threshold: Option<u32>,
+    /// Attempts of one request on one worker before another is tried [default: 1].
+    #[arg(long)]
+    max_worker_retries: Option<u32>,
+    /// Attempts of one request beside the first [default: 5].
+    #[arg(long, visible_alias = "retry-max-retries")]
+    max_total_retries: Option<u32>,
+    /// Never try a failed request again.
+    #[arg(long, conflicts_with = "max_total_retries")]
+    disable_retries: bool,
+    /// Threads that relay requests; 0 is one per core.
+    #[arg(long)]
+    relay_threads: Option<usize>,
+}
+
+// === impl ConfigArgs ===
+
+impl ConfigArgs {
+    /// The configuration, validated.
+    pub(crate) fn load(&self) -> Result<Config> {
+        let mut config = Config::default();
+        if let Some(path) = &self.config {
+            let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+            config = from_yaml(&text).with_context(|| format!("in {}", path.display()))?;
+        }
+        let mut settings = Vec::new();
+        for set in &self.set {
+            let (key, value) = set.split_once('=').with_context(|| format!("--set {set}: write section.key=value"))?;
+            settings.push((format!("--set {set}"), key.to_owned(), scalar(value)));
+        }
+        settings.extend(self.flags()?);
+        for (said, key, value) in settings {
+            config = with(&config, &key, value).with_context(|| said)?;
+        }
+        config.validate()?;
+        Ok(config)
+    }
+
+    /// What the flags set: how it was said, the key, the value.
+    fn flags(&self) -> Result<Vec<(String, String, Value)>> {
+        let mut set = Vec::new();
+        let mut flag = |name: &str, key: &str, value: Option<Value>| {
+            if let Some(value) = value {
+                set.push((format!("--{name}"), key.to_owned(), value));
+            }
+        };
+        let secs = |secs: Option<u64>| secs.map(|secs| json!(format!("{secs}s")));
+        flag("policy", "routing.policy", self.policy.as_deref().map(policy).transpose()?);
+        flag("cache-threshold", "routing.policy.cache_threshold", self.cache_threshold.map(Value::from));
+        let abs = self.balance_abs_threshold.map(Value::from);
+        flag("balance-abs-threshold", "routing.policy.balance_abs_threshold", abs);
+        let rel = self.balance_rel_threshold.map(Value::from);
+        flag("balance-rel-threshold", "routing.policy.balance_rel_threshold", rel);
+        let valve = self.saturation_inflight.map(Value::from);
+        flag("saturation-inflight", "routing.policy.saturation_inflight", valve);
+        for pool in &self.pool_policy {
+            let (model, name) =
+                pool.rsplit_once('=').with_context(|| format!("--pool-policy {pool}: write MODEL=POLICY"))?;
+            let mut pools = json!({});
+            pools[model] = json!({"policy": policy(name)?});
+            flag("pool-policy", "routing.pools+", Some(pools));
+        }
+        flag("host", "server.host", self.host.map(|host| json!(host)));
+        flag("port", "server.port", self.port.map(Value::from));
+        let workers: Vec<Value> = self.worker_urls.iter().map(|url| json!({"url": url})).collect();
+        flag("worker-urls", "workers", (!workers.is_empty()).then_some(Value::Array(workers)));
+        let block_bytes = self.block_size.map(|tokens| json!(u64::from(tokens) * BYTES_PER_TOKEN as u64));
+        flag("block-size", "routing.block_bytes", block_bytes);
+        flag("max-payload-size", "server.max_payload_size", self.max_payload_size.map(Value::from));
+        let limit = self.max_concurrent_requests.map(Value::from);
+        flag("max-concurrent-requests", "routing.max_concurrent_requests", limit);
+        flag("queue-size", "routing.queue_size", self.queue_size.map(Value::from));
+        flag("queue-timeout-secs", "routing.queue_timeout", secs(self.queue_timeout_secs));
+        flag("request-timeout-secs", "server.request_timeout", secs(self.request_timeout_secs));
+        flag("prometheus-host", "metrics.host", self.prometheus_host.map(|host| json!(host)));
+        flag("prometheus-port", "metrics.port", self.prometheus_port.map(Value::from));
+        flag("health-check-endpoint", "health.path", self.health_check_endpoint.clone().map(Value::from));
+        flag("health-check-interval-secs", "health.interval", secs(self.health_check_interval_secs));
+        flag("health-check-timeout-secs", "health.timeout", secs(self.health_check_timeout_secs));
+        flag("health-failure-threshold", "health.failure_threshold", self.health_failure_threshold.map(Value::from));
+        flag("health-success-threshold", "health.success_threshold", self.health_success_threshold.map(Value::from));
+        flag("max-worker-retries", "retry.max_worker_retries", self.max_worker_retries.map(Value::from));
+        flag("max-total-retries", "retry.max_total_retries", self.max_total_retries.map(Value::from));
+        flag("disable-retries", "retry.max_total_retries", self.disable_retries.then(|| json!(0)));
+        flag("relay-threads", "server.relay_threads", self.relay_threads.map(Value::from));
+        Ok(set)
+    }
+}
+
+/// Reads a configuration file.
+pub(crate) fn from_yaml(text: &str) -> Result<Config> {
+    serde_saphyr::from_str(text).map_err(|error| anyhow!("{error}"))
+}
+
+fn policy(name: &str) -> Result<Value> {
+    match PolicyConfig::by_name(name) {
+        Some(policy) => Ok(serde_json::to_value(policy)?),
+        None => bail!("there is no policy '{name}': take one of {}", PolicyConfig::NAMES.join(", ")),
+    }
+}
+
+/// A value as it stands behind `=`: JSON if it is, else text.
+fn scalar(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.to_owned()))
+}
+
+/// The configuration with one key set. `a.b+` adds entries to the map `a.b`.
+fn with(config: &Config, key: &str, value: Value) -> Result<Config> {
+    let mut tree = serde_json::to_value(config)?;
+    let (path, adds) = key.strip_suffix('+').map_or((key, false), |path| (path, true));
+    let mut at = &mut tree;
+    for name in path.split('.') {
+        let Value::Object(section) = at else { bail!("{key}: '{name}' is inside a value, not a section") };
+        at = section.entry(name).or_insert_with(|| json!({}));
+    }
+    match (adds, at, value) {
+        (true, Value::Object(at), Value::Object(more)) => at.extend(more),
+        (_, at, value) => *at = value,
+    }
+    serde_json::from_value(tree).map_err(|error| anyhow!("{key}: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::commands::check::EXAMPLE;
+
+    fn load(args: ConfigArgs) -> Result<Config> {
+        args.load()
+    }
+
+    #[test]
+    fn the_example_file_shows_every_key_at_its_default() {
+        let example = from_yaml(EXAMPLE).expect("the example is right");
+        let expect = Config { workers: example.workers.clone(), ..Config::default() };
+        assert_eq!(example, expect);
+        let written: Value = serde_saphyr::from_str(EXAMPLE).expect("YAML");
+        let whole = serde_json::to_value(Config::default()).expect("JSON");
+        for (section, keys) in whole.as_object().expect("sections") {
+            for (key, _) in keys.as_object().into_iter().flatten() {
+                assert!(written[section].get(key).is_some(), "{section}.{key} is missing in the example");
+            }
+        }
+    }
+
+    #[test]
+    fn flags_win_over_set_and_set_over_the_file() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        std::fs::write(&file, "server: {port: 1}\nrouting: {queue_size: 1, receipts: 1}\n").expect("written");
+        let args = ConfigArgs {
+            config: Some(file.path().into()),
+            set: vec!["server.port=2".into(), "routing.queue_size=2".into()],
+            port: Some(3),
+            ..ConfigArgs::default()
+        };
+        let config = load(args).expect("right");
+        assert_eq!((config.server.port, config.routing.queue_size, config.routing.receipts), (3, 2, 1));
+    }
+
+    #[test]
+    fn a_pool_can_have_a_policy_of_its_own() {
+        let pool_policy = vec!["org/llama=lmetric".into(), "b=roundrobin".into()];
+        let config = load(ConfigArgs { pool_policy, ..ConfigArgs::default() }).expect("right");
+        assert_eq!(config.routing.pools["org/llama"].policy.name(), "lmetric");
+        assert_eq!(config.routing.pools["b"].policy.name(), "round_robin");
+        assert_eq!(config.routing.policy.name(), "cache_aware");
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_with_where_it_was_said() {
+        let check = |args: ConfigArgs, words: &[&str]| {
+            let error = format!("{:#}", load(args).expect_err("wrong"));
+            for word in words {
+                assert!(error.contains(word), "'{word}' is not in: {error}");
+            }
+        };
+        let set = |text: &str| ConfigArgs { set: vec![text.into()], ..ConfigArgs::default() };
+        check(set("routing.queue_sice=1"), &["--set routing.queue_sice=1", "unknown field `queue_sice`"]);
+        check(set("server.port.x=1"), &["server.port.x"]);
+        check(set("server.port"), &["write section.key=value"]);
+        check(set("server.port=high"), &["server.port", "invalid type"]);
+        check(set("server.body_timeout=soon"), &["server.body_timeout"]);
+        check(set("health.interval=0s"), &["health.interval"]);
+        check(ConfigArgs { policy: Some("best".into()), ..ConfigArgs::default() }, &["best", "cache_aware, prefix_aware"]);
+        check(ConfigArgs { worker_urls: vec!["gpu:1".into()], ..ConfigArgs::default() }, &["workers[0].url", "gpu:1"]);
+        let args = ConfigArgs { policy: Some("lmetric".into()), cache_threshold: Some(0.5), ..ConfigArgs::default() };
+        check(args, &["--cache-threshold", "unknown field"]);
+        check(ConfigArgs { config: Some("/nowhere.yaml".into()), ..ConfigArgs::default() }, &["/nowhere.yaml"]);
+    }
+
+    #[test]
+    fn a_mistake_in_the_file_is_shown_with_its_line() {
+        let error = from_yaml("server:\n  port: 1\n  prot: 2\n").expect_err("wrong").to_string();
+        assert!(error.contains("prot") && error.contains('3'), "{error}");
+    }
+}
