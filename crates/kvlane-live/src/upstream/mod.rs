@@ -207,6 +207,9 @@ impl AnswerBody {
             if !self.buffer.is_empty()
                 && let Some(piece) = self.take_piece().transpose()
             {
+                if self.is_done() {
+                    self.give_back();
+                }
                 return Poll::Ready(Some(piece));
             }
             if self.is_done() {
@@ -253,8 +256,6 @@ impl AnswerBody {
             }
             Framing::UntilClose => self.buffer.split(),
             Framing::Done => {
-                // More than was announced: nobody knows what it is, so this connection is not used again.
-                self.reusable = false;
                 self.buffer.clear();
                 return Ok(None);
             }
@@ -262,9 +263,11 @@ impl AnswerBody {
         Ok((!piece.is_empty()).then(|| piece.freeze()))
     }
 
+    /// The answer is whole. More bytes than were announced are nobody knows what: such a connection is not used again.
     fn give_back(&mut self) {
         if let Some(stream) = self.stream.take()
             && self.reusable
+            && self.buffer.is_empty()
         {
             self.home.put_idle(self.worker, stream);
         }
