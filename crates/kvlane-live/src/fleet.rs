@@ -3,11 +3,17 @@
 //! A worker takes a seat in a pool when it has first answered a probe and its models are known. From then on probes
 //! and failed requests decide together whether requests are placed there, and its `/metrics` say how full it is. All
 //! changes of who sits where take turns here; relay threads only read the result.
+//!
+//! Whether a worker is healthy and whether it drains is written down twice: in its [`State`], and in the scheduler of
+//! each pool it sits in. The state's lock is held until the schedulers have been told, so that two who change their
+//! minds at a time leave both sides with the same one.
 
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::{Bytes, BytesMut};
 use http::{Method, StatusCode};
+use kvlane_core::endpoint::EndpointId;
 use kvlane_core::scheduler::Input;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
@@ -16,10 +22,10 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::config::WorkerSpec;
-use crate::gateway::{Gateway, ModelPool, Table};
+use crate::gateway::{Gateway, ModelPool, Served, Table};
 use crate::metrics::WorkerLabel;
 use crate::upstream::Upstreams;
-use crate::worker::{Seat, Worker, WorkerId};
+use crate::worker::{Seat, ServedName, State, Worker, WorkerId};
 
 /// The largest answer to a probe that is read.
 const PROBE_BYTES_MAX: usize = 8 << 20;
@@ -51,15 +57,6 @@ pub enum AddError {
     /// There are too many.
     #[error("there are already {WORKERS_MAX} workers, which is the most")]
     TooMany,
-}
-
-/// One name that a worker serves a model under.
-#[derive(Clone, Debug, PartialEq)]
-struct ServedName {
-    name: String,
-    /// The base model whose pool it belongs to.
-    base: String,
-    card: serde_json::Value,
 }
 
 // === impl Fleet ===
@@ -115,25 +112,29 @@ impl Fleet {
 
     /// Stops or resumes placing requests at a worker.
     pub fn set_draining(&self, worker: &Worker, draining: bool) {
-        let seats = {
-            let mut state = worker.state();
-            if state.leaving {
-                return;
-            }
-            state.draining = draining;
-            state.seats.clone()
-        };
-        for seat in seats {
-            self.gateway.step(&seat.pool, Input::Draining { endpoint: seat.endpoint, draining });
+        let mut state = worker.state();
+        if !state.leaving {
+            self.drain(&mut state, draining);
+            tracing::info!(worker = %worker.url, draining, "worker draining");
         }
-        tracing::info!(worker = %worker.url, draining, "worker draining");
     }
 
     /// Lets a worker leave once its last request is over.
     pub fn remove(&self, worker: &Arc<Worker>) {
-        self.set_draining(worker, true);
-        worker.state().leaving = true;
+        {
+            let mut state = worker.state();
+            state.leaving = true;
+            self.drain(&mut state, true);
+        }
+        tracing::info!(worker = %worker.url, "worker leaving");
         self.leave_if_empty(worker);
+    }
+
+    fn drain(&self, state: &mut State, draining: bool) {
+        state.draining = draining;
+        for seat in &state.seats {
+            self.gateway.step(&seat.pool, Input::Draining { endpoint: seat.endpoint, draining });
+        }
     }
 
     /// Takes note of a failed request.
@@ -170,10 +171,8 @@ impl Fleet {
         if self.gateway.workers().remove(&worker.id).is_none() {
             return;
         }
-        self.seat(worker, &[], &turn);
-        let models: Vec<String> = self.gateway.pools().iter().map(|pool| pool.model.clone()).collect();
-        let policies: Vec<_> = self.gateway.pools().iter().map(|pool| pool.policy).collect();
-        self.gateway.metrics.forget_worker(&worker.url, &models, &policies);
+        self.seat(worker, Vec::new(), &turn);
+        self.gateway.metrics.forget_worker(&worker.url);
         for upstreams in self.gateway.upstreams().iter() {
             upstreams.forget(worker.id);
         }
@@ -186,14 +185,19 @@ impl Fleet {
 
     /// Seats the worker in the pools of the base models among `names`, and nowhere else, and lets clients reach
     /// those pools under the names.
-    fn seat(&self, worker: &Arc<Worker>, names: &[ServedName], _turn: &MutexGuard<'_, ()>) {
+    fn seat(&self, worker: &Arc<Worker>, names: Vec<ServedName>, _turn: &MutexGuard<'_, ()>) {
         let mut bases: Vec<&str> = names.iter().map(|served| served.base.as_str()).collect();
         bases.sort_unstable();
         bases.dedup();
-        let before = std::mem::take(&mut worker.state().seats);
-        let (kept, given_up): (Vec<Seat>, Vec<Seat>) =
+        let before = {
+            let state = worker.state();
+            if state.names == names && state.seats.len() == bases.len() {
+                return;
+            }
+            state.seats.clone()
+        };
+        let (mut seats, given_up): (Vec<Seat>, Vec<Seat>) =
             before.into_iter().partition(|seat| bases.contains(&seat.pool.model.as_str()));
-        let mut seats = kept;
         for base in bases {
             if seats.iter().any(|seat| seat.pool.model == base) {
                 continue;
@@ -204,19 +208,21 @@ impl Fleet {
                 None => tracing::error!(worker = %worker.url, model = base, "the pool has no room for another endpoint"),
             }
         }
-        worker.state().seats = seats;
+        {
+            let mut state = worker.state();
+            (state.seats, state.names) = (seats, names);
+            // Who sits down is fit and stays, as far as the scheduler knows.
+            for seat in &state.seats {
+                let (endpoint, healthy, draining) = (seat.endpoint, state.healthy, state.draining);
+                self.gateway.step(&seat.pool, Input::Health { endpoint, healthy });
+                self.gateway.step(&seat.pool, Input::Draining { endpoint, draining });
+            }
+        }
         for seat in given_up {
             seat.pool.unseat(&self.gateway, seat.endpoint);
         }
-        self.gateway.change_table(|table| {
-            for served in names {
-                if let Some(pool) = table.pools.iter().find(|pool| pool.model == served.base).cloned() {
-                    table.by_name.insert(served.name.clone(), pool);
-                    table.cards.entry(served.name.clone()).or_insert_with(|| served.card.clone());
-                }
-            }
-            drop_empty_pools(table);
-        });
+        let served: Vec<_> = self.workers().iter().map(|worker| worker.state().clone()).collect();
+        self.gateway.change_table(|table| list_names(table, &served));
     }
 
     /// The pool of a base model, made if need be.
@@ -242,7 +248,8 @@ impl Fleet {
                 () = self.stop.cancelled() => return,
             }
             if !self.gateway.workers().contains_key(&worker.id) {
-                return;
+                // The last probe may have put its connection back after the worker had left.
+                return self.upstreams.forget(worker.id);
             }
             let probed = self.probe(&worker, probes).await;
             probes = match &probed {
@@ -250,9 +257,8 @@ impl Fleet {
                 Err(_) => 0,
             };
             self.judge(&worker, probed);
-            self.upstreams.sweep();
             for upstreams in self.gateway.upstreams().iter() {
-                upstreams.sweep();
+                upstreams.sweep(worker.id);
             }
         }
     }
@@ -268,7 +274,7 @@ impl Fleet {
             let names = self.names(worker).await?;
             let turn = self.turn();
             if !worker.state().leaving {
-                self.seat(worker, &names, &turn);
+                self.seat(worker, names, &turn);
             }
         }
         if let Ok((StatusCode::OK, text)) = self.get(worker, "/metrics").await
@@ -285,25 +291,31 @@ impl Fleet {
 
     /// What a probe means for whether requests are placed there.
     fn judge(&self, worker: &Worker, probed: Result<(), String>) {
+        let health = &self.gateway.config.health;
         match probed {
             Ok(()) => {
-                worker.note_success();
                 let healthy_now = {
                     let mut state = worker.state();
+                    state.probe_failures = 0;
                     state.successes = state.successes.saturating_add(1);
                     let first = state.problem.is_none();
-                    !state.healthy && (first || state.successes >= self.gateway.config.health.success_threshold)
+                    !state.healthy && (first || state.successes >= health.success_threshold)
                 };
                 if healthy_now {
                     set_health(&self.gateway, worker, None);
                 }
             }
             Err(problem) => {
-                worker.state().successes = 0;
-                let failures = worker.note_failure();
-                if !worker.state().healthy {
-                    worker.state().problem = Some(problem);
-                } else if failures >= self.gateway.config.health.failure_threshold {
+                let unhealthy_now = {
+                    let mut state = worker.state();
+                    state.successes = 0;
+                    state.probe_failures = state.probe_failures.saturating_add(1);
+                    if !state.healthy {
+                        state.problem = Some(problem.clone());
+                    }
+                    state.healthy && state.probe_failures >= health.failure_threshold
+                };
+                if unhealthy_now {
                     set_health(&self.gateway, worker, Some(problem));
                 }
             }
@@ -368,33 +380,47 @@ impl Fleet {
 /// Marks a worker fit (`None`) or unfit for requests, in every pool.
 fn set_health(gateway: &Gateway, worker: &Worker, problem: Option<String>) {
     let healthy = problem.is_none();
-    let seats = {
-        let mut state = worker.state();
-        if state.healthy == healthy || state.leaving {
-            return;
-        }
-        state.healthy = healthy;
-        state.successes = 0;
-        state.problem.clone_from(&problem);
-        state.seats.clone()
-    };
-    for seat in seats {
+    let mut state = worker.state();
+    if state.healthy == healthy || state.leaving {
+        return;
+    }
+    state.healthy = healthy;
+    (state.successes, state.probe_failures) = (0, 0);
+    worker.note_success();
+    for seat in &state.seats {
         gateway.step(&seat.pool, Input::Health { endpoint: seat.endpoint, healthy });
     }
     gateway.metrics.health.get_or_create(&WorkerLabel { worker: worker.url.to_string() }).set(healthy.into());
-    match problem {
+    match &problem {
         None => tracing::info!(worker = %worker.url, "worker healthy"),
         Some(problem) => tracing::warn!(worker = %worker.url, problem, "worker unhealthy"),
     }
+    state.problem = problem;
 }
 
-/// Forgets pools without endpoints and the names that led to them.
-fn drop_empty_pools(table: &mut Table) {
-    let empty = |pool: &ModelPool| pool.router.read(|scheduler| scheduler.pool().endpoints().next().is_none());
-    table.pools.retain(|pool| !empty(pool));
-    table.by_name.retain(|_, pool| !empty(pool));
-    let by_name = &table.by_name;
-    table.cards.retain(|name, _| by_name.contains_key(name));
+/// Lists the names under which `workers` serve, and forgets pools without endpoints.
+fn list_names(table: &mut Table, workers: &[State]) {
+    table.pools.retain(|pool| pool.router.read(|scheduler| scheduler.pool().endpoints().next().is_some()));
+    table.by_name.clear();
+    table.cards.clear();
+    let mut holders: HashMap<&str, (&Arc<ModelPool>, HashSet<EndpointId>)> = HashMap::new();
+    for worker in workers {
+        for ServedName { name, base, card } in &worker.names {
+            let Some(seat) = worker.seats.iter().find(|seat| seat.pool.model == *base) else { continue };
+            let (pool, endpoints) = holders.entry(name).or_insert_with(|| (&seat.pool, HashSet::new()));
+            if Arc::ptr_eq(pool, &seat.pool) {
+                endpoints.insert(seat.endpoint);
+                table.cards.entry(name.clone()).or_insert_with(|| card.clone());
+            }
+        }
+    }
+    for (name, (pool, holders)) in holders {
+        let lacking = pool.router.read(|scheduler| {
+            let endpoints = scheduler.pool().endpoints().map(|endpoint| endpoint.id);
+            endpoints.filter(|endpoint| !holders.contains(endpoint)).collect()
+        });
+        table.by_name.insert(name.to_owned(), Served { pool: Arc::clone(pool), lacking });
+    }
 }
 
 /// Reads `/v1/models`. A name with a `parent` is an adapter of it; names with the same `root` are one model.

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -48,9 +48,17 @@ pub struct Gateway {
 #[derive(Clone, Default)]
 pub(crate) struct Table {
     pub(crate) pools: Vec<Arc<ModelPool>>,
-    pub(crate) by_name: HashMap<String, Arc<ModelPool>>,
+    pub(crate) by_name: HashMap<String, Served>,
     /// What `GET /v1/models` tells of each name, as the engine told it.
     pub(crate) cards: BTreeMap<String, serde_json::Value>,
+}
+
+/// Who serves a name.
+#[derive(Clone)]
+pub(crate) struct Served {
+    pub(crate) pool: Arc<ModelPool>,
+    /// Endpoints of the pool that do not serve this name: an adapter need not be loaded everywhere.
+    pub(crate) lacking: Arc<[EndpointId]>,
 }
 
 /// The endpoints that serve one model and its adapters.
@@ -77,11 +85,21 @@ pub(crate) struct Occupant {
 
 /// A request that knows its pool and is to be placed, perhaps several times.
 pub(crate) struct Routed {
-    pub(crate) pool: Arc<ModelPool>,
+    pub(crate) served: Served,
     pub(crate) chain: Vec<BlockHash>,
     pub(crate) prompt_tokens: u32,
     pub(crate) received: Nanos,
     pub(crate) deadline: Instant,
+}
+
+// === impl Served ===
+
+impl Served {
+    /// A pool, all of it.
+    pub(crate) fn by_all(pool: &Arc<ModelPool>) -> Self {
+        static NOBODY: LazyLock<Arc<[EndpointId]>> = LazyLock::new(|| Arc::from([]));
+        Self { pool: Arc::clone(pool), lacking: Arc::clone(&NOBODY) }
+    }
 }
 
 // === impl Gateway ===
@@ -147,7 +165,7 @@ impl Gateway {
         attempt: u32,
         excluded: &[EndpointId],
     ) -> Result<Lease, Rejection> {
-        let pool = &routed.pool;
+        let pool = &routed.served.pool;
         let id = RequestId(self.next_request.fetch_add(1, Ordering::Relaxed));
         let request =
             SchedulingRequest { id, prompt_tokens: routed.prompt_tokens, excluded: excluded.to_vec(), attempt };
@@ -183,19 +201,19 @@ impl Gateway {
     }
 
     fn lease(self: &Arc<Self>, routed: &Routed, id: RequestId, placement: Placement) -> Result<Lease, Rejection> {
-        let seats = routed.pool.seats.load();
+        let seats = routed.served.pool.seats.load();
         let occupant = seats
             .get(placement.endpoint.slot())
             .and_then(Option::as_ref)
             .filter(|occupant| occupant.endpoint == placement.endpoint);
         let Some(occupant) = occupant else {
             // It left between the decision and here.
-            self.step(&routed.pool, Input::Finished { request: id });
+            self.step(&routed.served.pool, Input::Finished { request: id });
             return Err(Rejection::NoEndpoint);
         };
         occupant.selections.inc(placement.reason);
         let worker = Arc::clone(&occupant.worker);
-        Ok(Lease::new(Arc::clone(self), Arc::clone(&routed.pool), worker, id, placement, routed.received))
+        Ok(Lease::new(Arc::clone(self), Arc::clone(&routed.served.pool), worker, id, placement, routed.received))
     }
 
     /// One input to a pool's scheduler, and its consequences to whom they concern.
@@ -260,7 +278,8 @@ impl ModelPool {
 
     /// Gives a worker a place. Callers take turns: the fleet's lock.
     pub(crate) fn seat(&self, gateway: &Gateway, worker: &Arc<Worker>) -> Option<EndpointId> {
-        let endpoint = self.router.join(gateway.clock.now(), Arc::clone(&worker.url), &mut Vec::new())?;
+        // Whoever is placed on an endpoint looks for its occupant: so that is there first.
+        let endpoint = self.router.read(|scheduler| scheduler.pool().next_id())?;
         let selections = gateway.metrics.selection(&worker.url, self.policy);
         let mut seats = Vec::clone(&self.seats.load());
         if seats.len() <= endpoint.slot() {
@@ -268,6 +287,10 @@ impl ModelPool {
         }
         seats[endpoint.slot()] = Some(Arc::new(Occupant { endpoint, worker: Arc::clone(worker), selections }));
         self.seats.store(Arc::new(seats));
+        let mut outputs = Vec::new();
+        let joined = self.router.join(gateway.clock.now(), Arc::clone(&worker.url), &mut outputs);
+        assert_eq!(joined, Some(endpoint), "joins and leaves take turns");
+        gateway.deliver(self, &mut outputs);
         Some(endpoint)
     }
 

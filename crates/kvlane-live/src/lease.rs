@@ -49,7 +49,13 @@ impl Lease {
         &self.pool
     }
 
-    /// `tokens` more have come from the worker. With the first, its prefill is over.
+    /// The answer has begun, and it is none whose tokens come one by one: its prefill is over, but when the first token
+    /// came, and how fast they came, nobody saw.
+    pub fn begin(&mut self) {
+        self.gateway.progress(&self.pool, self.request, true, 0);
+    }
+
+    /// `tokens` more have come from the worker in a stream. With the first, its prefill is over.
     pub fn progress(&mut self, tokens: u32) {
         if tokens == 0 {
             return;

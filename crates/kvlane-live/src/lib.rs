@@ -12,5 +12,7 @@ pub mod gateway;
 pub mod lease;
 pub mod metrics;
 pub mod serve;
+#[cfg(feature = "testing")]
+pub mod testing;
 pub mod upstream;
 pub mod worker;

@@ -3,10 +3,10 @@
 //! Labels are bounded: models and workers are those of the fleet, everything else is a closed set.
 
 use std::fmt::Write as _;
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 use std::sync::atomic::AtomicU64;
 
-use kvlane_core::policy::Reason;
+use kvlane_core::policy::{PolicyConfig, Reason};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
 use prometheus_client::metrics::counter::Counter;
@@ -231,16 +231,9 @@ impl Metrics {
     }
 
     /// Forgets a worker that has left, so that churn does not grow the exposition.
-    pub(crate) fn forget_worker(&self, worker: &str, models: &[String], policies: &[&'static str]) {
+    pub(crate) fn forget_worker(&self, worker: &str) {
         self.health.remove(&WorkerLabel { worker: worker.into() });
-        for model in models {
-            let labels = WorkerLabels { worker: worker.into(), model: model.clone() };
-            self.worker_requests.remove(&labels);
-            self.worker_prefill_tokens.remove(&labels);
-            self.worker_context_tokens.remove(&labels);
-            self.worker_kv_usage.remove(&labels);
-        }
-        for policy in policies {
+        for policy in PolicyConfig::NAMES {
             for reason in Reason::ALL {
                 let labels = SelectionLabels { worker: worker.into(), policy, reason: reason.name() };
                 self.selections.remove(&labels);
@@ -256,8 +249,16 @@ impl Metrics {
         self.failures.get_or_create(&FailureLabels { worker: worker.into(), kind }).inc();
     }
 
-    /// The text exposition, with the gauges read now.
+    /// The text exposition, with the gauges read now. Whoever has left since the last time is no longer among them.
     pub fn render(&self, gateway: &Gateway) -> String {
+        let registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
+        for gauges in [&self.worker_requests, &self.worker_prefill_tokens, &self.worker_context_tokens] {
+            gauges.clear();
+        }
+        self.worker_kv_usage.clear();
+        for gauges in [&self.queue, &self.index_bytes, &self.index_blocks] {
+            gauges.clear();
+        }
         for pool in gateway.pools().iter() {
             let model = ModelLabel { model: pool.model.clone() };
             let (bytes, blocks) = pool.router.index_size();
@@ -278,8 +279,7 @@ impl Metrics {
             });
         }
         let mut text = String::new();
-        let encoded = self.registry.lock().map(|registry| encode(&mut text, &registry));
-        if !matches!(encoded, Ok(Ok(()))) {
+        if encode(&mut text, &registry).is_err() {
             let _ = write!(text, "# the metrics could not be written\n# EOF\n");
         }
         text

@@ -35,7 +35,7 @@ pub struct Worker {
     pub address: Address,
     /// The model it was said to serve; otherwise it is asked.
     pub model: Option<String>,
-    /// Failures in a row.
+    /// Requests that failed in a row.
     failures: AtomicU32,
     state: Mutex<State>,
 }
@@ -51,8 +51,12 @@ pub struct State {
     pub draining: bool,
     /// It leaves when its last request is over.
     pub leaving: bool,
+    /// Probes that failed in a row.
+    pub probe_failures: u32,
     /// Its place in each pool.
     pub seats: Vec<Seat>,
+    /// The names under which it serves them.
+    pub names: Vec<ServedName>,
     /// What is wrong with it, if anything is.
     pub problem: Option<String>,
 }
@@ -64,6 +68,17 @@ pub struct Seat {
     pub pool: Arc<ModelPool>,
     /// Its id there.
     pub endpoint: EndpointId,
+}
+
+/// One name that a worker serves a model under.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ServedName {
+    /// The name.
+    pub name: String,
+    /// The base model whose pool it belongs to.
+    pub base: String,
+    /// What the engine tells of it.
+    pub card: serde_json::Value,
 }
 
 // === impl Address ===
@@ -119,14 +134,14 @@ impl Worker {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// It answered.
+    /// It answered a request.
     pub fn note_success(&self) {
         if self.failures.load(Ordering::Relaxed) > 0 {
             self.failures.store(0, Ordering::Relaxed);
         }
     }
 
-    /// It failed: how often in a row by now.
+    /// It failed a request: how many in a row by now.
     pub fn note_failure(&self) -> u32 {
         self.failures.fetch_add(1, Ordering::Relaxed).saturating_add(1)
     }

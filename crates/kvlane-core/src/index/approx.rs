@@ -31,48 +31,60 @@ pub struct Config {
 pub struct ApproxIndex {
     config: Config,
     runs: Vec<Run>,
-    holds: Vec<Hold>,
+    links: Vec<Link>,
     /// Runs by the hash of their first block, which is unique: it stands for the whole prefix up to there.
     heads: HashTable<u32>,
     hasher: FixedState,
     free_run: u32,
-    free_hold: u32,
+    free_link: u32,
     oldest: u32,
     newest: u32,
     bytes: usize,
     blocks_held: u64,
-    path: Vec<u32>,
+    /// Scratch: the runs of a prompt and the endpoint's position in each.
+    path: Vec<(u32, usize)>,
 }
 
 /// Consecutive blocks without a branch.
 struct Run {
     /// Never empty while in use.
     hashes: Vec<BlockHash>,
+    /// Who holds it. Side by side, since every lookup reads them all.
+    holds: Vec<Hold>,
+    /// The run before this one; also the next free run.
     parent: u32,
     /// Runs that follow this one.
     children: u32,
-    /// First hold of the list; also the next free run.
-    first_hold: u32,
 }
 
-/// One endpoint holds the first `depth` blocks of one run.
+/// One endpoint holds the first `depth` blocks of a run.
+#[derive(Clone, Copy)]
 struct Hold {
     touched: Nanos,
-    run: u32,
     endpoint: EndpointId,
     depth: u32,
-    /// Next hold of the same run; also the next free hold.
-    next: u32,
+    /// Its place in the order of use.
+    link: u32,
+}
+
+/// One hold's place in the order of use.
+#[derive(Clone, Copy)]
+struct Link {
+    /// Whose hold: of which run, by which endpoint. The run is `NIL` while the link is free.
+    run: u32,
+    endpoint: EndpointId,
+    /// Also the next free link.
     older: u32,
     newer: u32,
 }
 
 const NIL: u32 = u32::MAX;
 
-/// What one run costs beside its hashes: the record, its slot in `heads` at the table's lowest load, and the
-/// allocator's rounding of the hash vector.
+/// What one run costs beside its hashes and holds: the record, its slot in `heads` at the table's lowest load, and the
+/// allocator's rounding of two vectors.
 const RUN_BYTES: usize = size_of::<Run>() + 12 + 16;
-const HOLD_BYTES: usize = size_of::<Hold>();
+/// What one hold costs: its record and its link.
+const HOLD_BYTES: usize = size_of::<Hold>() + size_of::<Link>();
 const BLOCK_BYTES: usize = size_of::<BlockHash>();
 
 // === impl ApproxIndex ===
@@ -83,11 +95,11 @@ impl ApproxIndex {
         Self {
             config,
             runs: Vec::new(),
-            holds: Vec::new(),
+            links: Vec::new(),
             heads: HashTable::new(),
             hasher: FixedState::with_seed(0),
             free_run: NIL,
-            free_hold: NIL,
+            free_link: NIL,
             oldest: NIL,
             newest: NIL,
             bytes: 0,
@@ -113,13 +125,10 @@ impl ApproxIndex {
         while let Some(run) = chain.get(done).and_then(|&hash| self.run_at(hash)) {
             let run = &self.runs[run as usize];
             let matched = common_len(&run.hashes, &chain[done..]);
-            let mut at = run.first_hold;
-            while at != NIL {
-                let hold = &self.holds[at as usize];
+            for hold in &run.holds {
                 if now - hold.touched <= self.config.ttl {
                     overlap.set(hold.endpoint, (done as u32) + hold.depth.min(matched as u32));
                 }
-                at = hold.next;
             }
             done += matched;
             if matched < run.hashes.len() {
@@ -132,16 +141,15 @@ impl ApproxIndex {
     pub fn insert(&mut self, now: Nanos, chain: &[BlockHash], endpoint: EndpointId) {
         let mut path = std::mem::take(&mut self.path);
         let mut done = 0;
-        let mut parent = NIL;
         while done < chain.len() {
             let rest = &chain[done..];
+            let parent = path.last().map_or(NIL, |&(run, _)| run);
             let Some(mut run) = self.run_at(rest[0]) else {
-                match path.last() {
-                    Some(&hold) if self.extends(parent, hold) => self.extend(hold, rest),
-                    _ => {
-                        let run = self.add_run(rest.to_vec(), parent);
-                        path.push(self.add_hold(run, endpoint, rest.len() as u32, now));
-                    }
+                if self.can_grow(parent) {
+                    self.grow(parent, rest);
+                } else {
+                    let run = self.add_run(rest.to_vec(), parent);
+                    path.push((run, self.add_hold(run, endpoint, rest.len() as u32, now)));
                 }
                 break;
             };
@@ -149,19 +157,20 @@ impl ApproxIndex {
             if matched < self.runs[run as usize].hashes.len() && matched < rest.len() {
                 run = self.split(run, matched);
             }
-            let hold = match self.hold_of(run, endpoint) {
-                Some(hold) => hold,
+            let position = match self.position(run, endpoint) {
+                Some(position) => position,
                 None => self.add_hold(run, endpoint, 0, now),
             };
-            self.deepen(hold, matched as u32);
-            path.push(hold);
+            self.deepen(run, position, matched as u32);
+            path.push((run, position));
             done += matched;
-            parent = run;
         }
-        for &hold in path.iter().rev() {
-            self.unlink(hold);
-            self.holds[hold as usize].touched = now;
-            self.link_newest(hold);
+        for &(run, position) in path.iter().rev() {
+            let hold = &mut self.runs[run as usize].holds[position];
+            hold.touched = now;
+            let link = hold.link;
+            self.unlink(link);
+            self.link_newest(link);
         }
         path.clear();
         self.path = path;
@@ -170,22 +179,23 @@ impl ApproxIndex {
 
     /// Forgets all that `endpoint` held. Visits every entry.
     pub fn remove_endpoint(&mut self, endpoint: EndpointId) {
-        let held: Vec<u32> = (0..self.holds.len() as u32)
-            .filter(|&at| self.holds[at as usize].run != NIL && self.holds[at as usize].endpoint == endpoint)
-            .collect();
-        let mut falls: Vec<u32> = held.iter().map(|&at| self.holds[at as usize].run).collect();
-        for hold in held {
-            self.remove_hold(hold);
+        let mut touched_runs: Vec<u32> = Vec::new();
+        for at in 0..self.links.len() as u32 {
+            let link = self.links[at as usize];
+            if link.run != NIL && link.endpoint == endpoint {
+                self.remove_hold(at);
+                touched_runs.push(link.run);
+            }
         }
         // Parents may come before their children here, so first find all that fall, then let them fall.
-        falls.retain(|&run| self.runs[run as usize].first_hold == NIL);
-        for &run in &falls {
+        touched_runs.retain(|&run| self.runs[run as usize].holds.is_empty());
+        for &run in &touched_runs {
             let parent = self.runs[run as usize].parent;
-            if parent != NIL && self.runs[parent as usize].first_hold != NIL {
+            if parent != NIL && !self.runs[parent as usize].holds.is_empty() {
                 self.runs[parent as usize].children -= 1;
             }
         }
-        for run in falls {
+        for run in touched_runs {
             self.free_run(run);
         }
     }
@@ -198,31 +208,27 @@ impl ApproxIndex {
         self.heads.find(self.hash(first), |&run| self.runs[run as usize].hashes[0] == first).copied()
     }
 
-    fn hold_of(&self, run: u32, endpoint: EndpointId) -> Option<u32> {
-        let mut at = self.runs[run as usize].first_hold;
-        while at != NIL && self.holds[at as usize].endpoint != endpoint {
-            at = self.holds[at as usize].next;
-        }
-        (at != NIL).then_some(at)
+    fn position(&self, run: u32, endpoint: EndpointId) -> Option<usize> {
+        self.runs[run as usize].holds.iter().position(|hold| hold.endpoint == endpoint)
     }
 
-    /// Whether the run can simply grow: it is a leaf and `hold` is its only one, to its end.
-    fn extends(&self, run: u32, hold: u32) -> bool {
-        let (run, hold) = (&self.runs[run as usize], &self.holds[hold as usize]);
-        run.children == 0 && hold.next == NIL && self.holds[run.first_hold as usize].next == NIL
+    /// Whether a run that the endpoint holds to its end can simply become longer: nobody else holds it and nothing
+    /// follows it.
+    fn can_grow(&self, run: u32) -> bool {
+        run != NIL && self.runs[run as usize].children == 0 && self.runs[run as usize].holds.len() == 1
     }
 
-    fn extend(&mut self, hold: u32, rest: &[BlockHash]) {
-        let run = &mut self.runs[self.holds[hold as usize].run as usize];
-        run.hashes.reserve_exact(rest.len());
-        run.hashes.extend_from_slice(rest);
-        let len = run.hashes.len() as u32;
+    fn grow(&mut self, run: u32, rest: &[BlockHash]) {
+        let hashes = &mut self.runs[run as usize].hashes;
+        hashes.reserve_exact(rest.len());
+        hashes.extend_from_slice(rest);
+        let len = hashes.len() as u32;
         self.bytes += rest.len() * BLOCK_BYTES;
-        self.deepen(hold, len);
+        self.deepen(run, 0, len);
     }
 
-    fn deepen(&mut self, hold: u32, depth: u32) {
-        let hold = &mut self.holds[hold as usize];
+    fn deepen(&mut self, run: u32, position: usize, depth: u32) {
+        let hold = &mut self.runs[run as usize].holds[position];
         if depth > hold.depth {
             self.blocks_held += u64::from(depth - hold.depth);
             hold.depth = depth;
@@ -231,13 +237,13 @@ impl ApproxIndex {
 
     fn add_run(&mut self, hashes: Vec<BlockHash>, parent: u32) -> u32 {
         self.bytes += RUN_BYTES + hashes.len() * BLOCK_BYTES;
-        let run = Run { hashes, parent, children: 0, first_hold: NIL };
+        let run = Run { hashes, holds: Vec::new(), parent, children: 0 };
         let at = if self.free_run == NIL {
             self.runs.push(run);
             (self.runs.len() - 1) as u32
         } else {
             let at = self.free_run;
-            self.free_run = self.runs[at as usize].first_hold;
+            self.free_run = self.runs[at as usize].parent;
             self.runs[at as usize] = run;
             at
         };
@@ -248,13 +254,24 @@ impl ApproxIndex {
         at
     }
 
-    fn free_run(&mut self, run: u32) {
-        let hashes = std::mem::take(&mut self.runs[run as usize].hashes);
-        self.bytes -= RUN_BYTES + hashes.len() * BLOCK_BYTES;
-        if let Ok(entry) = self.heads.find_entry(self.hash(hashes[0]), |&at| at == run) {
+    fn index_head(&mut self, run: u32) {
+        let (runs, hasher) = (&self.runs, &self.hasher);
+        let rehash = |&run: &u32| hasher.hash_one(runs[run as usize].hashes[0].0);
+        self.heads.insert_unique(rehash(&run), run, rehash);
+    }
+
+    fn unindex_head(&mut self, run: u32, first: BlockHash) {
+        if let Ok(entry) = self.heads.find_entry(self.hash(first), |&at| at == run) {
             entry.remove();
         }
-        self.runs[run as usize].first_hold = self.free_run;
+    }
+
+    fn free_run(&mut self, run: u32) {
+        let hashes = std::mem::take(&mut self.runs[run as usize].hashes);
+        self.runs[run as usize].holds = Vec::new();
+        self.bytes -= RUN_BYTES + hashes.len() * BLOCK_BYTES;
+        self.unindex_head(run, hashes[0]);
+        self.runs[run as usize].parent = self.free_run;
         self.free_run = run;
     }
 
@@ -264,9 +281,7 @@ impl ApproxIndex {
         let mut hashes = std::mem::take(&mut self.runs[run as usize].hashes);
         let tail = hashes.split_off(at);
         hashes.shrink_to_fit();
-        if let Ok(entry) = self.heads.find_entry(self.hash(hashes[0]), |&at| at == run) {
-            entry.remove();
-        }
+        self.unindex_head(run, hashes[0]);
         self.bytes -= hashes.len() * BLOCK_BYTES;
         let parent = self.runs[run as usize].parent;
         let head = self.add_run(hashes, parent);
@@ -278,24 +293,22 @@ impl ApproxIndex {
         self.runs[run as usize].parent = head;
         self.index_head(run);
 
-        let mut at_hold = std::mem::replace(&mut self.runs[run as usize].first_hold, NIL);
-        while at_hold != NIL {
-            let Hold { depth, endpoint, touched, next, .. } = self.holds[at_hold as usize];
-            let at = at as u32;
-            if depth > at {
-                self.holds[at_hold as usize].depth = depth - at;
+        let at = at as u32;
+        for hold in std::mem::take(&mut self.runs[run as usize].holds) {
+            if hold.depth > at {
+                self.runs[run as usize].holds.push(Hold { depth: hold.depth - at, ..hold });
                 self.blocks_held -= u64::from(at);
-                self.list(at_hold, run);
                 // As old as the hold it was cut from, and to be evicted just after it.
-                let first = self.add_hold(head, endpoint, at, touched);
-                self.unlink(first);
-                self.link_newer_than(first, at_hold);
+                let position = self.add_hold(head, hold.endpoint, at, hold.touched);
+                let link = self.runs[head as usize].holds[position].link;
+                self.unlink(link);
+                self.link_newer_than(link, hold.link);
             } else {
-                self.list(at_hold, head);
+                self.links[hold.link as usize].run = head;
+                self.runs[head as usize].holds.push(hold);
             }
-            at_hold = next;
         }
-        if self.runs[run as usize].first_hold == NIL {
+        if self.runs[run as usize].holds.is_empty() {
             // Whoever held the second part has left since.
             self.runs[head as usize].children = 0;
             self.free_run(run);
@@ -303,66 +316,56 @@ impl ApproxIndex {
         head
     }
 
-    /// Puts a hold on a run's list.
-    fn list(&mut self, hold: u32, run: u32) {
-        self.holds[hold as usize].run = run;
-        self.holds[hold as usize].next = std::mem::replace(&mut self.runs[run as usize].first_hold, hold);
-    }
-
-    fn index_head(&mut self, run: u32) {
-        let (runs, hasher) = (&self.runs, &self.hasher);
-        let rehash = |&run: &u32| hasher.hash_one(runs[run as usize].hashes[0].0);
-        self.heads.insert_unique(rehash(&run), run, rehash);
-    }
-
-    /// A new hold, linked as the newest.
-    fn add_hold(&mut self, run: u32, endpoint: EndpointId, depth: u32, touched: Nanos) -> u32 {
-        let hold = Hold { touched, run, endpoint, depth, next: NIL, older: NIL, newer: NIL };
-        let at = if self.free_hold == NIL {
-            self.holds.push(hold);
-            (self.holds.len() - 1) as u32
+    /// A new hold, the newest in the order of use: its position in the run.
+    fn add_hold(&mut self, run: u32, endpoint: EndpointId, depth: u32, touched: Nanos) -> usize {
+        let new = Link { run, endpoint, older: NIL, newer: NIL };
+        let link = if self.free_link == NIL {
+            self.links.push(new);
+            (self.links.len() - 1) as u32
         } else {
-            let at = self.free_hold;
-            self.free_hold = self.holds[at as usize].next;
-            self.holds[at as usize] = hold;
-            at
+            let link = self.free_link;
+            self.free_link = self.links[link as usize].older;
+            self.links[link as usize] = new;
+            link
         };
-        self.list(at, run);
+        self.link_newest(link);
         self.bytes += HOLD_BYTES;
         self.blocks_held += u64::from(depth);
-        self.link_newest(at);
-        at
+        let holds = &mut self.runs[run as usize].holds;
+        if holds.is_empty() {
+            // Most runs have one holder for ever.
+            holds.reserve_exact(1);
+        }
+        holds.push(Hold { touched, endpoint, depth, link });
+        holds.len() - 1
     }
 
     /// Takes a hold out of its run and of the order of use; its run may be left without holds.
     fn remove_hold(&mut self, at: u32) {
-        self.unlink(at);
-        let Hold { run, next, depth, .. } = self.holds[at as usize];
-        let mut before = self.runs[run as usize].first_hold;
-        if before == at {
-            self.runs[run as usize].first_hold = next;
-        } else {
-            while self.holds[before as usize].next != at {
-                before = self.holds[before as usize].next;
-            }
-            self.holds[before as usize].next = next;
+        let Link { run, endpoint, .. } = self.links[at as usize];
+        if let Some(position) = self.position(run, endpoint) {
+            let hold = self.runs[run as usize].holds.swap_remove(position);
+            self.blocks_held -= u64::from(hold.depth);
         }
         self.bytes -= HOLD_BYTES;
-        self.blocks_held -= u64::from(depth);
-        self.holds[at as usize].run = NIL;
-        self.holds[at as usize].next = self.free_hold;
-        self.free_hold = at;
+        self.unlink(at);
+        self.links[at as usize].run = NIL;
+        self.links[at as usize].older = self.free_link;
+        self.free_link = at;
     }
 
     fn evict(&mut self, now: Nanos) {
         while self.oldest != NIL {
-            let hold = &self.holds[self.oldest as usize];
-            if self.bytes <= self.config.memory_bytes_max && now - hold.touched <= self.config.ttl {
+            let Link { run, endpoint, .. } = self.links[self.oldest as usize];
+            let expired = || {
+                let position = self.position(run, endpoint);
+                position.is_some_and(|at| now - self.runs[run as usize].holds[at].touched > self.config.ttl)
+            };
+            if self.bytes <= self.config.memory_bytes_max && !expired() {
                 break;
             }
-            let run = hold.run;
             self.remove_hold(self.oldest);
-            if self.runs[run as usize].first_hold == NIL {
+            if self.runs[run as usize].holds.is_empty() {
                 let parent = self.runs[run as usize].parent;
                 if parent != NIL {
                     self.runs[parent as usize].children -= 1;
@@ -373,34 +376,34 @@ impl ApproxIndex {
     }
 
     fn link_newest(&mut self, at: u32) {
-        self.holds[at as usize].older = self.newest;
-        self.holds[at as usize].newer = NIL;
+        self.links[at as usize].older = self.newest;
+        self.links[at as usize].newer = NIL;
         match self.newest {
             NIL => self.oldest = at,
-            newest => self.holds[newest as usize].newer = at,
+            newest => self.links[newest as usize].newer = at,
         }
         self.newest = at;
     }
 
     fn link_newer_than(&mut self, at: u32, than: u32) {
-        let newer = std::mem::replace(&mut self.holds[than as usize].newer, at);
-        self.holds[at as usize].newer = newer;
-        self.holds[at as usize].older = than;
+        let newer = std::mem::replace(&mut self.links[than as usize].newer, at);
+        self.links[at as usize].newer = newer;
+        self.links[at as usize].older = than;
         match newer {
             NIL => self.newest = at,
-            newer => self.holds[newer as usize].older = at,
+            newer => self.links[newer as usize].older = at,
         }
     }
 
     fn unlink(&mut self, at: u32) {
-        let Hold { older, newer, .. } = self.holds[at as usize];
+        let Link { older, newer, .. } = self.links[at as usize];
         match older {
             NIL => self.oldest = newer,
-            older => self.holds[older as usize].newer = newer,
+            older => self.links[older as usize].newer = newer,
         }
         match newer {
             NIL => self.newest = older,
-            newer => self.holds[newer as usize].older = older,
+            newer => self.links[newer as usize].older = older,
         }
     }
 }
@@ -422,7 +425,7 @@ fn common_len(a: &[BlockHash], b: &[BlockHash]) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::{BTreeMap, BTreeSet};
+    use std::collections::BTreeMap;
 
     use proptest::prelude::*;
 
@@ -453,42 +456,38 @@ mod tests {
         let live: Vec<u32> =
             (0..index.runs.len() as u32).filter(|&r| !index.runs[r as usize].hashes.is_empty()).collect();
         assert_eq!(index.heads.len(), live.len());
-        let (mut bytes, mut blocks, mut held) = (0, 0, BTreeSet::new());
+        let (mut bytes, mut blocks, mut held) = (0, 0, BTreeMap::new());
         for &at in &live {
             let run = &index.runs[at as usize];
             bytes += RUN_BYTES + run.hashes.len() * BLOCK_BYTES;
-            assert_ne!(run.first_hold, NIL, "a run without holds is gone");
+            assert!(!run.holds.is_empty(), "a run without holds is gone");
             assert_eq!(
                 run.children as usize,
                 live.iter().filter(|&&c| index.runs[c as usize].parent == at).count()
             );
-            let mut hold = run.first_hold;
-            while hold != NIL {
-                let Hold { endpoint, depth, run: owner, touched, .. } = index.holds[hold as usize];
-                assert_eq!(owner, at);
+            for &Hold { endpoint, depth, link, touched } in &run.holds {
+                let back = index.links[link as usize];
+                assert_eq!((back.run, back.endpoint), (at, endpoint));
                 assert!(depth >= 1 && depth as usize <= run.hashes.len());
                 bytes += HOLD_BYTES;
                 blocks += u64::from(depth);
-                held.insert(hold);
+                assert!(held.insert(link, touched).is_none());
                 if run.parent != NIL {
+                    let parent = &index.runs[run.parent as usize];
                     let before =
-                        index.hold_of(run.parent, endpoint).expect("whoever holds a run holds its parent");
-                    assert_eq!(
-                        index.holds[before as usize].depth as usize,
-                        index.runs[run.parent as usize].hashes.len()
-                    );
-                    assert!(index.holds[before as usize].touched >= touched);
+                        index.position(run.parent, endpoint).expect("whoever holds a run holds its parent");
+                    assert_eq!(parent.holds[before].depth as usize, parent.hashes.len());
+                    assert!(parent.holds[before].touched >= touched);
                 }
-                hold = index.holds[hold as usize].next;
             }
         }
         assert_eq!((index.bytes, index.blocks_held), (bytes, blocks));
         let (mut at, mut last) = (index.oldest, Nanos::ZERO);
         while at != NIL {
-            assert!(index.holds[at as usize].touched >= last, "the order of use is the order of time");
-            last = index.holds[at as usize].touched;
-            assert!(held.remove(&at));
-            at = index.holds[at as usize].newer;
+            let touched = held.remove(&at).expect("each once");
+            assert!(touched >= last, "the order of use is the order of time");
+            last = touched;
+            at = index.links[at as usize].newer;
         }
         assert!(held.is_empty(), "every hold is in the order of use");
     }

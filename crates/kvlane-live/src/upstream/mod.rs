@@ -18,9 +18,10 @@ use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::{Method, StatusCode};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
+use tokio::net::tcp::{ReadHalf, WriteHalf};
 use tokio::time::{Instant, timeout};
 
-use self::chunked::Chunked;
+pub(crate) use self::chunked::Chunked;
 use crate::config;
 use crate::worker::{Worker, WorkerId};
 
@@ -46,6 +47,9 @@ pub enum UpstreamError {
     /// What came is no HTTP.
     #[error("the answer is not HTTP/1.1: {0}")]
     Garbage(String),
+    /// An answer that says that the worker cannot answer.
+    #[error("it answered {0}")]
+    Status(StatusCode),
 }
 
 /// The idle connections of one relay thread.
@@ -125,20 +129,34 @@ impl Upstreams {
         head: &[u8],
         body: &Bytes,
     ) -> Result<Answer, UpstreamError> {
-        let written = write_all(&mut stream, head, body).await;
-        // A worker may refuse a large body before it has read it: then its answer counts, not the failed write.
         let mut buffer = BytesMut::with_capacity(READ_BYTES);
-        let parsed = read_head(&mut stream, &mut buffer, method).await;
+        let (mut reader, mut writer) = stream.split();
+        // A worker may refuse a large body before it has read it, and then read no further: so while the socket takes
+        // no more, its answer is looked for. Mostly it takes all at once.
+        let sent = {
+            let mut writing = std::pin::pin!(write_all(&mut writer, head, body));
+            tokio::select! {
+                biased;
+                written = writing.as_mut() => Sent::Ended(written),
+                parsed = read_head(&mut reader, &mut buffer, method) => Sent::Answered(parsed),
+            }
+        };
+        let (parsed, written) = match sent {
+            Sent::Ended(written) => (read_head(&mut reader, &mut buffer, method).await, written),
+            Sent::Answered(parsed) => (parsed, Err(io::Error::other("it answered before it had the whole request"))),
+        };
+        let whole = written.is_ok();
         let head = match (parsed, written) {
             (Ok(head), _) => head,
-            (Err(_), Err(error)) => return Err(UpstreamError::Broken(error)),
-            (Err(error), Ok(())) => return Err(error),
+            // An answer that came in spite of a failed write is told as what it is; nothing at all is the write's fault.
+            (Err(UpstreamError::Broken(_)), Err(error)) => return Err(UpstreamError::Broken(error)),
+            (Err(error), _) => return Err(error),
         };
         let body = AnswerBody {
             stream: Some(stream),
             buffer,
             framing: head.framing,
-            reusable: head.reusable,
+            reusable: head.reusable && whole,
             home: Arc::clone(self),
             worker,
         };
@@ -167,10 +185,10 @@ impl Upstreams {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner).remove(&worker);
     }
 
-    /// Closes what has been idle for too long.
-    pub(crate) fn sweep(&self) {
+    /// Closes what has been idle for this worker for too long.
+    pub(crate) fn sweep(&self, worker: WorkerId) {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        for connections in idle.values_mut() {
+        if let Some(connections) = idle.get_mut(&worker) {
             connections.retain(|connection| connection.since.elapsed() <= self.config.idle_timeout);
         }
     }
@@ -190,6 +208,14 @@ impl AnswerBody {
     /// Whether no byte is to come any more.
     pub(crate) fn is_done(&self) -> bool {
         self.framing == Framing::Done
+    }
+
+    /// Whether the answer was over with its head. Then its connection is free, and nobody will ask for a piece.
+    pub(crate) fn is_over(&mut self) -> bool {
+        if self.is_done() {
+            self.give_back();
+        }
+        self.is_done()
     }
 
     /// How many bytes are to come, where that is known.
@@ -274,8 +300,14 @@ impl AnswerBody {
     }
 }
 
+/// What came first: the end of writing a request, or an answer.
+enum Sent {
+    Ended(io::Result<()>),
+    Answered(Result<Head, UpstreamError>),
+}
+
 /// Writes head and body with as few calls as the socket takes.
-async fn write_all(stream: &mut TcpStream, head: &[u8], body: &[u8]) -> io::Result<()> {
+async fn write_all(stream: &mut WriteHalf<'_>, head: &[u8], body: &[u8]) -> io::Result<()> {
     let mut written = 0;
     while written < head.len() {
         let slices = [IoSlice::new(&head[written..]), IoSlice::new(body)];
@@ -295,7 +327,7 @@ struct Head {
 }
 
 /// Reads one final head; what follows it stays in the buffer.
-async fn read_head(stream: &mut TcpStream, buffer: &mut BytesMut, method: &Method) -> Result<Head, UpstreamError> {
+async fn read_head(stream: &mut ReadHalf<'_>, buffer: &mut BytesMut, method: &Method) -> Result<Head, UpstreamError> {
     loop {
         if !buffer.is_empty()
             && let Some((len, head)) = parse_head(buffer, method)?
@@ -340,7 +372,7 @@ fn parse_head(bytes: &[u8], method: &Method) -> Result<Option<(usize, Option<Hea
     }
     let mut headers = HeaderMap::with_capacity(parsed.headers.len() + 4);
     let (mut length, mut codings, mut chunked) = (None, 0, false);
-    let mut reusable = parsed.version == Some(1);
+    let (mut reusable, mut options) = (parsed.version == Some(1), false);
     for field in parsed.headers.iter() {
         let name = HeaderName::from_bytes(field.name.as_bytes()).map_err(|_| garbage("a header name"))?;
         if name == header::TRANSFER_ENCODING {
@@ -348,9 +380,9 @@ fn parse_head(bytes: &[u8], method: &Method) -> Result<Option<(usize, Option<Hea
             chunked = field.value.eq_ignore_ascii_case(b"chunked");
         } else if name == header::CONNECTION {
             reusable &= !contains_token(field.value, b"close");
+            options |= !field.value.eq_ignore_ascii_case(b"keep-alive") && !field.value.eq_ignore_ascii_case(b"close");
         } else if name == header::CONTENT_LENGTH {
-            let value = std::str::from_utf8(field.value).ok().and_then(|value| value.trim().parse::<u64>().ok());
-            let value = value.ok_or_else(|| garbage("its content-length is no number"))?;
+            let value = content_length(field.value).ok_or_else(|| garbage("its content-length is no number"))?;
             if length.replace(value).is_some_and(|before| before != value) {
                 return Err(garbage("two different content-lengths"));
             }
@@ -358,6 +390,18 @@ fn parse_head(bytes: &[u8], method: &Method) -> Result<Option<(usize, Option<Hea
             let value = HeaderValue::from_bytes(field.value).map_err(|_| garbage("a header value"))?;
             headers.append(name, value);
         }
+    }
+    if options {
+        for field in parsed.headers.iter().filter(|field| field.name.eq_ignore_ascii_case("connection")) {
+            for name in field.value.split(|&byte| byte == b',').filter_map(|item| std::str::from_utf8(item).ok()) {
+                headers.remove(name.trim());
+            }
+        }
+    }
+    if method == Method::HEAD
+        && let Some(length) = length
+    {
+        headers.insert(header::CONTENT_LENGTH, length.into());
     }
     let bodiless = method == Method::HEAD || status == StatusCode::NO_CONTENT || status == StatusCode::NOT_MODIFIED;
     let framing = match (bodiless, codings, length) {
@@ -370,6 +414,13 @@ fn parse_head(bytes: &[u8], method: &Method) -> Result<Option<(usize, Option<Hea
     };
     reusable &= framing != Framing::UntilClose;
     Ok(Some((len, Some(Head { status, headers, framing, reusable }))))
+}
+
+/// Digits and nothing else: what one reader takes for a number another must not take for a different one.
+fn content_length(value: &[u8]) -> Option<u64> {
+    let value = value.trim_ascii();
+    let digits = !value.is_empty() && value.iter().all(u8::is_ascii_digit);
+    digits.then(|| std::str::from_utf8(value).ok()?.parse().ok())?
 }
 
 fn contains_token(list: &[u8], token: &[u8]) -> bool {
@@ -422,6 +473,10 @@ mod tests {
         for fields in [
             "content-length: 5\r\ncontent-length: 6\r\n",
             "content-length: -5\r\n",
+            "content-length: +5\r\n",
+            "content-length: 5, 5\r\n",
+            "content-length: \r\n",
+            "content-length: 99999999999999999999\r\n",
             "content-length: 5\r\ntransfer-encoding: chunked\r\n",
             "transfer-encoding: gzip, chunked\r\n",
             "transfer-encoding: chunked\r\ntransfer-encoding: chunked\r\n",

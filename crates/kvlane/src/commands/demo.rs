@@ -1,5 +1,333 @@
-//! `kvlane demo`.
+//! `kvlane demo`: a slice of a real trace through the gateway onto four mock engines, once per policy.
+//!
+//! Every run starts with empty caches: new engines, a new gateway. Trace and engines are sped up by one and the same
+//! factor, so that the later turns of a conversation fall inside the run; all times are printed in trace seconds.
+
+use std::fmt::Write as _;
+use std::io::{IsTerminal, Write as _};
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-#[derive(Args)]
-pub(crate) struct DemoArgs {}
-pub(crate) fn run(_: &DemoArgs) -> anyhow::Result<std::process::ExitCode> { anyhow::bail!("soon") }
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use kvlane_bench::{ReplayConfig, ReplayReport, replay};
+use kvlane_core::policy::PolicyConfig;
+use kvlane_live::config::{Config, WorkerSpec};
+use kvlane_live::serve::Serving;
+use kvlane_mock::{MockConfig, MockEngine};
+use kvlane_trace::format::mooncake::{self, Options};
+use kvlane_trace::request::Trace;
+use kvlane_trace::summary::{Percentiles, Summary};
+use serde::Serialize;
+use tokio::net::TcpListener;
+
+/// 600 s of the conversation trace published with Mooncake (FAST'25), Apache-2.0; see its README beside it.
+const SLICE: &[u8] = include_bytes!("../../assets/mooncake-conversation-slice.jsonl.gz");
+/// The model's name in the demo.
+const MODEL: &str = "demo";
+/// How long engines and gateway may take to find each other.
+const READY_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// What the demo can be told.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct DemoArgs {
+    /// Policies to run, one after the other.
+    #[arg(long, num_args = 1.., default_values = ["round_robin", "cache_aware", "lmetric"])]
+    policies: Vec<String>,
+    /// Factor by which trace and engines are sped up.
+    #[arg(long, default_value_t = 40.0)]
+    speed: f64,
+    /// Another trace (Mooncake JSONL, plain or gzip).
+    #[arg(long)]
+    trace: Option<PathBuf>,
+    /// How many engines.
+    #[arg(long, default_value_t = 4)]
+    engines: usize,
+    /// Model and machine that the engines imitate.
+    #[arg(long, default_value = "llama-3.3-70b@a100x4")]
+    preset: String,
+    /// Write the figures as JSON (schema kvlane.demo/1) to a file, `-` for stdout.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Afterwards leave a fleet up, in real time, to play with.
+    #[arg(long)]
+    keep: bool,
+}
+
+/// The figures, schema `kvlane.demo/1`.
+#[derive(Debug, Serialize)]
+struct Report {
+    schema: &'static str,
+    trace: TraceFacts,
+    engines: usize,
+    preset: String,
+    speed: f64,
+    /// One entry per policy, in the order of the runs. Times in trace seconds.
+    runs: Vec<Run>,
+}
+
+#[derive(Debug, Serialize)]
+struct TraceFacts {
+    source: String,
+    requests: usize,
+    span_s: f64,
+    input_tokens: u64,
+    output_tokens: u64,
+}
+
+#[derive(Debug, Serialize)]
+struct Run {
+    policy: String,
+    wall_s: f64,
+    /// 99th percentile of how late the client sent a request.
+    client_lag_p99_s: Option<f64>,
+    summary: Summary,
+}
+
+/// Engines and the gateway in front of them, all in this process.
+struct Stage {
+    engines: Vec<MockEngine>,
+    serving: Serving,
+}
+
+/// Runs it.
+pub(crate) fn run(args: &DemoArgs) -> Result<ExitCode> {
+    ensure!(args.speed.is_finite() && args.speed > 0.0, "--speed {}: take a number above 0", args.speed);
+    ensure!(args.engines > 0, "--engines 0: take 1 or more");
+    let policies: Vec<PolicyConfig> = args.policies.iter().map(|name| policy(name)).collect::<Result<_>>()?;
+    let trace = match &args.trace {
+        Some(path) => Trace::open(path, &Options::default())?,
+        None => mooncake::read(std::io::BufReader::new(flate2::read::GzDecoder::new(SLICE)), &Options::default())?,
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let mut report = Report::new(args, &trace);
+        args.tell(&report.opening())?;
+        for policy in policies {
+            report.runs.push(one(args, &trace, policy).await?);
+        }
+        args.tell(&report.table())?;
+        if let Some(path) = &args.json {
+            write_json(path, &report)?;
+        }
+        let failed = report.runs.iter().any(|run| run.summary.errors > 0 || run.summary.requests == 0);
+        if args.keep {
+            keep(args).await?;
+        }
+        Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    })
+}
+
+fn policy(name: &str) -> Result<PolicyConfig> {
+    match PolicyConfig::by_name(name) {
+        Some(policy) => Ok(policy),
+        None => bail!("there is no policy '{name}': take some of {}", PolicyConfig::NAMES.join(", ")),
+    }
+}
+
+// === impl DemoArgs ===
+
+impl DemoArgs {
+    /// Prints for people: to stdout unless that is where the JSON goes.
+    fn tell(&self, text: &str) -> Result<()> {
+        if self.json.as_ref().is_some_and(|path| path.as_os_str() == "-") {
+            writeln!(std::io::stderr(), "{text}")?;
+            return Ok(());
+        }
+        say(text)
+    }
+}
+
+fn say(text: &str) -> Result<()> {
+    writeln!(std::io::stdout(), "{text}")?;
+    Ok(())
+}
+
+fn write_json(path: &PathBuf, report: &Report) -> Result<()> {
+    let text = serde_json::to_string_pretty(report)?;
+    if path.as_os_str() == "-" {
+        return say(&text);
+    }
+    std::fs::write(path, text + "\n").with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// One policy, from empty caches to the last answer.
+async fn one(args: &DemoArgs, trace: &Trace, policy: PolicyConfig) -> Result<Run> {
+    let name = policy.name();
+    let stage = Stage::set(args, args.speed, policy, 0).await?;
+    let bar = ProgressBar::with_draw_target(Some(trace.requests.len() as u64), ProgressDrawTarget::stderr());
+    bar.set_style(ProgressStyle::with_template("{prefix:14} {bar:48} {pos}/{len} answered  {elapsed}")?);
+    bar.set_prefix(name);
+    let replayed = replay(
+        ReplayConfig {
+            base_url: format!("http://{}", stage.serving.address),
+            model: MODEL.into(),
+            requests: trace.requests.clone(),
+            block_tokens: trace.block_tokens,
+            speed: args.speed,
+            ..ReplayConfig::default()
+        },
+        |done, _| bar.set_position(done as u64),
+    );
+    let ReplayReport { records, wall_s, client_lag_s, first_errors } = replayed.await?;
+    bar.finish();
+    if !std::io::stderr().is_terminal() {
+        tracing::info!(policy = name, requests = records.len(), "replayed");
+    }
+    for error in first_errors {
+        tracing::error!(policy = name, "{error}");
+    }
+    let names = stage.engine_names();
+    stage.strike().await;
+    let mut summary = Summary::of(&records, args.speed);
+    // Ports differ from run to run; what matters is which engine of the fleet it was.
+    let counts = names.iter().map(|(url, name)| {
+        (name.clone(), summary.per_endpoint.get(url).copied().unwrap_or_default())
+    });
+    summary.per_endpoint = counts.collect();
+    Ok(Run { policy: name.into(), wall_s, client_lag_p99_s: client_lag_s.map(|lag| lag.p99), summary })
+}
+
+/// Leaves a fleet in real time up until SIGINT.
+async fn keep(args: &DemoArgs) -> Result<()> {
+    let stage = Stage::set(args, 1.0, PolicyConfig::CacheAware(Default::default()), 30_000).await?;
+    let (clients, metrics) = (stage.serving.address, stage.serving.metrics_address);
+    say(&format!(
+        "The fleet is up, in real time, under cache_aware. Ctrl-C ends it. Try:\n\n\
+         curl -N http://{clients}/v1/chat/completions -H 'content-type: application/json' \\\n  \
+         -d '{{\"model\": \"{MODEL}\", \"stream\": true, \"max_tokens\": 16, \
+         \"messages\": [{{\"role\": \"user\", \"content\": \"hello\"}}]}}'\n\
+         curl http://{clients}/v1/models\n\
+         curl http://{metrics}/workers\n\
+         curl 'http://{metrics}/decisions?limit=3'\n\
+         curl http://{metrics}/metrics\n"
+    ))?;
+    tokio::signal::ctrl_c().await?;
+    stage.strike().await;
+    Ok(())
+}
+
+// === impl Stage ===
+
+impl Stage {
+    /// Starts everything and waits until every engine takes requests. Port 0 takes a free one; any other is taken if
+    /// it is free.
+    async fn set(args: &DemoArgs, speed: f64, policy: PolicyConfig, port: u16) -> Result<Self> {
+        let mut engines = Vec::new();
+        for n in 0..args.engines {
+            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+            let config = MockConfig {
+                model: MODEL.into(),
+                preset: args.preset.clone(),
+                speed,
+                seed: n as u64,
+                ..MockConfig::default()
+            };
+            engines.push(MockEngine::start(config, listener)?);
+        }
+        let spec = |engine: &MockEngine| WorkerSpec { url: format!("http://{}", engine.addr()), model: None };
+        let mut config = Config { workers: engines.iter().map(spec).collect(), ..Config::default() };
+        config.routing.policy = policy;
+        config.health.interval = Duration::from_millis(500);
+        (config.server.port, config.metrics.port) = (port, 0);
+        if port != 0 && std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_err() {
+            config.server.port = 0;
+        }
+        let stage = Self { serving: Serving::start(config).context("the gateway cannot start")?, engines };
+        tokio::time::timeout(READY_TIMEOUT, stage.ready())
+            .await
+            .with_context(|| format!("the engines were not ready within {READY_TIMEOUT:?}"))?;
+        Ok(stage)
+    }
+
+    async fn ready(&self) {
+        let eligible = |stage: &Self| -> usize {
+            let pools = stage.serving.gateway.pools();
+            pools.iter().map(|pool| pool.router.read(|scheduler| scheduler.pool().eligible().count())).sum()
+        };
+        while eligible(self) < self.engines.len() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// The engines' addresses, and what they are called in the tables.
+    fn engine_names(&self) -> Vec<(String, String)> {
+        let named = |(n, engine): (usize, &MockEngine)| (format!("http://{}", engine.addr()), format!("engine-{n}"));
+        self.engines.iter().enumerate().map(named).collect()
+    }
+
+    async fn strike(self) {
+        self.serving.shut_down().await;
+        drop(self.engines);
+    }
+}
+
+// === impl Report ===
+
+impl Report {
+    fn new(args: &DemoArgs, trace: &Trace) -> Self {
+        let source = args.trace.as_ref().map_or_else(
+            || "Mooncake conversation trace (FAST'25), 30 % of its sessions, seconds 2400 to 3000".to_owned(),
+            |path| path.display().to_string(),
+        );
+        let facts = TraceFacts {
+            source,
+            requests: trace.requests.len(),
+            span_s: trace.span_s(),
+            input_tokens: trace.input_tokens(),
+            output_tokens: trace.output_tokens(),
+        };
+        Self {
+            schema: "kvlane.demo/1",
+            trace: facts,
+            engines: args.engines,
+            preset: args.preset.clone(),
+            speed: args.speed,
+            runs: Vec::new(),
+        }
+    }
+
+    fn opening(&self) -> String {
+        let TraceFacts { source, requests, span_s, input_tokens, output_tokens } = &self.trace;
+        format!(
+            "Replaying {source}\n{requests} requests in {span_s:.0} s, {:.1} M prompt and {:.2} M output tokens, open loop \
+             at their timestamps,\nonto {} mock engines timed like {}. Trace and engines run {} times as fast as real; \
+             times below are the trace's.\n",
+            *input_tokens as f64 / 1e6,
+            *output_tokens as f64 / 1e6,
+            self.engines,
+            self.preset,
+            self.speed
+        )
+    }
+
+    fn table(&self) -> String {
+        let mut text = format!(
+            "\n{:14} {:>30}   {:>15}   {:>7}   {:>6}   requests per engine\n{:14} {:>9}{:>7}{:>7}{:>7}   {:>8}{:>7}\n",
+            "policy", "TTFT s", "E2E s", "cached", "errors", "", "mean", "p50", "p90", "p99", "mean", "p99"
+        );
+        let cell = |percentiles: &Option<Percentiles>, pick: fn(&Percentiles) -> f64| {
+            percentiles.as_ref().map_or("-".to_owned(), |all| format!("{:.2}", pick(all)))
+        };
+        for Run { policy, summary, .. } in &self.runs {
+            let Summary { ttft_s, e2e_s, cached_share, errors, per_endpoint, .. } = summary;
+            let counts: Vec<String> = per_endpoint.values().map(u64::to_string).collect();
+            let _ = writeln!(
+                text,
+                "{policy:14} {:>9}{:>7}{:>7}{:>7}   {:>8}{:>7}   {:>7}   {errors:>6}   {}",
+                cell(ttft_s, |all| all.mean),
+                cell(ttft_s, |all| all.p50),
+                cell(ttft_s, |all| all.p90),
+                cell(ttft_s, |all| all.p99),
+                cell(e2e_s, |all| all.mean),
+                cell(e2e_s, |all| all.p99),
+                cached_share.map_or("-".to_owned(), |share| format!("{:.1} %", share * 100.0)),
+                counts.join(" ")
+            );
+        }
+        text
+    }
+}

@@ -1,5 +1,98 @@
-//! `kvlane mock_engine`.
+//! `kvlane mock-engine`: one mock engine until SIGINT or SIGTERM.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
 use clap::Args;
-#[derive(Args)]
-pub(crate) struct MockEngineArgs {}
-pub(crate) fn run(_: &MockEngineArgs) -> anyhow::Result<std::process::ExitCode> { anyhow::bail!("soon") }
+use kvlane_mock::{MockConfig, MockEngine};
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// Flags as in llm-d-inference-sim and vLLM where the same thing exists there.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct MockEngineArgs {
+    /// Address to listen on.
+    #[arg(long, default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
+    host: IpAddr,
+    /// Port to listen on; 0 takes a free one.
+    #[arg(long, default_value_t = 8000)]
+    port: u16,
+    /// The model's name.
+    #[arg(long, default_value = "mock")]
+    model: String,
+    /// Names it answers to instead of the model's.
+    #[arg(long, num_args = 1..)]
+    served_model_name: Vec<String>,
+    /// Adapters on top of the model, by name.
+    #[arg(long, num_args = 1..)]
+    lora_modules: Vec<String>,
+    /// Model and machine whose timing and memory are imitated, as `model@gpu` or `model@gpuxN`.
+    #[arg(long, default_value = "qwen2.5-7b@a100")]
+    preset: String,
+    /// Engine seconds per second.
+    #[arg(long, default_value_t = 1.0)]
+    speed: f64,
+    /// Tokens in a KV block.
+    #[arg(long, default_value_t = 16)]
+    block_size: u32,
+    /// KV blocks; by default what the preset's memory holds.
+    #[arg(long)]
+    kv_cache_size: Option<u32>,
+    /// Share of the preset's memory that weights, activations and KV cache may use.
+    #[arg(long, default_value_t = 0.90)]
+    gpu_memory_utilization: f64,
+    /// Most sequences in a batch.
+    #[arg(long, default_value_t = 256)]
+    max_num_seqs: u32,
+    /// Most tokens in a step.
+    #[arg(long, default_value_t = 2048)]
+    max_num_batched_tokens: u32,
+    /// Most tokens of prompt and answer together.
+    #[arg(long)]
+    max_model_len: Option<u32>,
+    /// Requests in the engine's queue beyond which it answers 429.
+    #[arg(long, default_value_t = 10_000)]
+    max_waiting_queue_length: u32,
+    /// Another seed draws other answers.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+}
+
+/// Runs it.
+pub(crate) fn run(args: &MockEngineArgs) -> Result<ExitCode> {
+    let config = MockConfig {
+        model: args.model.clone(),
+        served_model_name: args.served_model_name.clone(),
+        lora_modules: args.lora_modules.clone(),
+        preset: args.preset.clone(),
+        speed: args.speed,
+        block_size: args.block_size,
+        kv_cache_size: args.kv_cache_size,
+        gpu_memory_utilization: args.gpu_memory_utilization,
+        max_num_seqs: args.max_num_seqs,
+        max_num_batched_tokens: args.max_num_batched_tokens,
+        max_model_len: args.max_model_len,
+        max_waiting_queue_length: args.max_waiting_queue_length,
+        seed: args.seed,
+    };
+    let address = SocketAddr::new(args.host, args.port);
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let listener = TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?;
+        let engine = MockEngine::start(config, listener)?;
+        tracing::info!(address = %engine.addr(), model = args.model, preset = args.preset, speed = args.speed, "serving");
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        tokio::select! {
+            () = engine.shutdown() => {}
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        Ok(ExitCode::SUCCESS)
+    })
+}

@@ -7,6 +7,7 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use kvlane_core::block::ChainSeed;
 use kvlane_core::decision::Rejection;
+use kvlane_core::endpoint::EndpointId;
 use kvlane_wire::api::Api;
 use kvlane_wire::openai;
 use tokio::time::{Instant, timeout_at};
@@ -16,7 +17,7 @@ use super::relay::Relay;
 use super::{Account, Body, REQUEST_ID};
 use crate::config::BYTES_PER_TOKEN;
 use crate::fleet::Fleet;
-use crate::gateway::{Gateway, ModelPool, Routed};
+use crate::gateway::{Gateway, ModelPool, Routed, Served};
 use crate::lease::Lease;
 use crate::metrics::FailureKind;
 use crate::upstream::{Answer, UpstreamError, Upstreams, is_hop_by_hop};
@@ -38,16 +39,19 @@ pub(super) async fn forward(
     account: &Arc<Account>,
 ) -> Result<Response<Body>, ApiError> {
     let routed = route(gateway, api, parts, &body, account)?;
-    account.set_model(&routed.pool.model);
+    account.set_model(&routed.served.pool.model);
     let retry = &gateway.config.retry;
-    let (mut excluded, mut tried) = (Vec::new(), Vec::new());
+    let (mut excluded, mut tried) = (routed.served.lacking.to_vec(), Vec::new());
+    let mut failed = None;
     for attempt in 0.. {
-        let lease = match gateway.place(&routed, attempt, &excluded).await {
-            Ok(lease) => lease,
-            Err(why) => return Err(rejected(gateway, &routed.pool, why)),
+        let lease = match (gateway.place(&routed, attempt, &excluded).await, failed) {
+            (Ok(lease), _) => lease,
+            // Nobody is left to try: what the last one did says more.
+            (Err(Rejection::NoEndpoint), Some(error)) => return Err(error),
+            (Err(why), _) => return Err(rejected(gateway, &routed.served.pool, why)),
         };
         if attempt > 0 {
-            routed.pool.metrics.retries.inc();
+            routed.served.pool.metrics.retries.inc();
         }
         let head = request_head(parts, &lease, body.len(), account);
         let sent = upstreams.send(&lease.worker, &parts.method, &head, &body);
@@ -56,42 +60,43 @@ pub(super) async fn forward(
             let limit = gateway.config.server.request_timeout;
             return Err(ApiError::UpstreamTimeout { worker: lease.worker.url.to_string(), limit });
         };
-        let last = attempt >= retry.max_total_retries;
-        match answered {
-            Ok(answer) if last || !is_worker_fault(answer.status) => {
-                return Ok(relay(answer, lease, account, routed.deadline));
-            }
-            Ok(answer) => {
-                gateway.metrics.note_failure(&lease.worker.url, FailureKind::status);
-                Fleet::note_failure(gateway, &lease.worker, &format!("a request was answered {}", answer.status));
-                if gateway_has_no_other(&routed, &lease, &excluded) {
-                    return Ok(relay(answer, lease, account, routed.deadline));
-                }
-            }
-            Err(error) => {
-                gateway.metrics.note_failure(&lease.worker.url, failure_kind(&error));
-                Fleet::note_failure(gateway, &lease.worker, &error.to_string());
-                if last || gateway_has_no_other(&routed, &lease, &excluded) {
-                    let worker = lease.worker.url.to_string();
-                    return Err(ApiError::Upstream { worker, error, attempts: attempt + 1 });
-                }
-                tracing::debug!(worker = %lease.worker.url, %error, attempt, "trying again");
+        let (kind, problem) = match &answered {
+            Ok(answer) if !is_worker_fault(answer.status) => (None, String::new()),
+            Ok(answer) => (Some(FailureKind::status), format!("a request was answered {}", answer.status)),
+            Err(error) => (Some(failure_kind(error)), error.to_string()),
+        };
+        if let Some(kind) = kind {
+            gateway.metrics.note_failure(&lease.worker.url, kind);
+            Fleet::note_failure(gateway, &lease.worker, &problem);
+            tried.push(lease.placement.endpoint);
+            let times = tried.iter().filter(|&&endpoint| endpoint == lease.placement.endpoint).count();
+            if times >= retry.max_worker_retries as usize {
+                excluded.push(lease.placement.endpoint);
             }
         }
-        tried.push(lease.placement.endpoint);
-        let times = tried.iter().filter(|&&endpoint| endpoint == lease.placement.endpoint).count();
-        if times >= retry.max_worker_retries as usize {
-            excluded.push(lease.placement.endpoint);
+        let goes_on = kind.is_some() && attempt < retry.max_total_retries && somebody_is_left(&routed, &excluded);
+        match answered {
+            Err(error) => {
+                let error = ApiError::Upstream { worker: lease.worker.url.to_string(), error, attempts: attempt + 1 };
+                if !goes_on {
+                    return Err(error);
+                }
+                tracing::debug!(%error, "trying again");
+                failed = Some(error);
+            }
+            Ok(answer) if !goes_on => return Ok(relay(answer, lease, account, routed.deadline)),
+            Ok(answer) => {
+                let (worker, attempts) = (lease.worker.url.to_string(), attempt + 1);
+                failed = Some(ApiError::Upstream { worker, error: UpstreamError::Status(answer.status), attempts });
+            }
         }
     }
-    Err(rejected(gateway, &routed.pool, Rejection::NoEndpoint))
+    Err(rejected(gateway, &routed.served.pool, Rejection::NoEndpoint))
 }
 
-/// Whether nobody is left to try once this worker is passed over.
-fn gateway_has_no_other(routed: &Routed, lease: &Lease, excluded: &[kvlane_core::endpoint::EndpointId]) -> bool {
-    routed.pool.router.read(|scheduler| {
-        !scheduler.pool().eligible().any(|other| other.id != lease.placement.endpoint && !excluded.contains(&other.id))
-    })
+/// Whether anybody is left to try.
+fn somebody_is_left(routed: &Routed, excluded: &[EndpointId]) -> bool {
+    routed.served.pool.router.read(|scheduler| scheduler.pool().eligible().any(|other| !excluded.contains(&other.id)))
 }
 
 /// 502, 503 and 504 are about the worker; any other status is its answer.
@@ -105,6 +110,7 @@ fn failure_kind(error: &UpstreamError) -> FailureKind {
         UpstreamError::ConnectTimeout(_) => FailureKind::connect_timeout,
         UpstreamError::Broken(_) => FailureKind::broken,
         UpstreamError::Garbage(_) => FailureKind::garbage,
+        UpstreamError::Status(_) => FailureKind::status,
     }
 }
 
@@ -130,16 +136,16 @@ fn route(
     let deadline = Instant::now() + gateway.config.server.request_timeout;
     let received = account.received;
     let Some(api) = api else {
-        let pool = unparsed_pool(gateway, parts, body)?;
-        return Ok(Routed { pool, chain: Vec::new(), prompt_tokens: 0, received, deadline });
+        let served = unparsed_pool(gateway, parts, body)?;
+        return Ok(Routed { served, chain: Vec::new(), prompt_tokens: 0, received, deadline });
     };
     PROMPT.with_borrow_mut(|prompt| {
         let parsed = openai::parse(api, body, prompt)?;
-        let pool = match &parsed.model {
+        let served = match &parsed.model {
             Some(model) => named_pool(gateway, model)?,
             None => only_pool(gateway, api)?,
         };
-        let model = parsed.model.as_deref().unwrap_or(&pool.model);
+        let model = parsed.model.as_deref().unwrap_or(&served.pool.model);
         let seed = ChainSeed::new(model, parsed.lora.as_deref(), parsed.cache_salt.as_deref());
         let mut chain = Vec::new();
         seed.chain(prompt, gateway.config.routing.block_bytes as usize, &mut chain);
@@ -147,14 +153,14 @@ fn route(
         if prompt.capacity() > SCRATCH_BYTES_MAX {
             *prompt = Vec::new();
         }
-        Ok(Routed { pool, chain, prompt_tokens, received, deadline })
+        Ok(Routed { served, chain, prompt_tokens, received, deadline })
     })
 }
 
-fn named_pool(gateway: &Gateway, model: &str) -> Result<Arc<ModelPool>, ApiError> {
+fn named_pool(gateway: &Gateway, model: &str) -> Result<Served, ApiError> {
     let table = gateway.table();
-    if let Some(pool) = table.by_name.get(model) {
-        return Ok(Arc::clone(pool));
+    if let Some(served) = table.by_name.get(model) {
+        return Ok(served.clone());
     }
     if table.pools.is_empty() {
         return Err(no_endpoint(gateway));
@@ -168,17 +174,17 @@ fn no_endpoint(gateway: &Gateway) -> ApiError {
 }
 
 /// Engines' own APIs name no model; with one pool there is no doubt.
-fn only_pool(gateway: &Gateway, api: Api) -> Result<Arc<ModelPool>, ApiError> {
+fn only_pool(gateway: &Gateway, api: Api) -> Result<Served, ApiError> {
     let engine_api = matches!(api, Api::Generate | Api::Tokenize | Api::Detokenize | Api::Rerank | Api::Score);
     match &gateway.table().pools[..] {
         [] => Err(no_endpoint(gateway)),
-        [pool] if engine_api => Ok(Arc::clone(pool)),
+        [pool] if engine_api => Ok(Served::by_all(pool)),
         _ => Err(ApiError::MissingField("`model` is missing: name one of those that GET /v1/models lists".into())),
     }
 }
 
 /// For a path we do not know: the model of a JSON body if it has one that we serve, else the only pool.
-fn unparsed_pool(gateway: &Gateway, parts: &Parts, body: &Bytes) -> Result<Arc<ModelPool>, ApiError> {
+fn unparsed_pool(gateway: &Gateway, parts: &Parts, body: &Bytes) -> Result<Served, ApiError> {
     #[derive(serde::Deserialize)]
     struct Named {
         model: Option<String>,
@@ -189,7 +195,7 @@ fn unparsed_pool(gateway: &Gateway, parts: &Parts, body: &Bytes) -> Result<Arc<M
     }
     match &gateway.table().pools[..] {
         [] => Err(no_endpoint(gateway)),
-        [pool] => Ok(Arc::clone(pool)),
+        [pool] => Ok(Served::by_all(pool)),
         _ => Err(ApiError::MissingField(format!(
             "{}: several models are served here, and the body names none",
             parts.uri.path()
@@ -230,7 +236,7 @@ fn relay(answer: Answer, lease: Lease, account: &Arc<Account>, deadline: Instant
     let Answer { status, mut headers, body } = answer;
     mark(&mut headers, &lease);
     account.set_status(status);
-    let relay = Relay::new(&headers, body, lease, Arc::clone(account), deadline);
+    let relay = Relay::new(&headers, body, lease, Arc::clone(account), deadline, !is_worker_fault(status));
     let mut response = Response::new(Body::Relay(Box::new(relay)));
     *response.status_mut() = status;
     *response.headers_mut() = headers;

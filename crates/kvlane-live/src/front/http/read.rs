@@ -15,17 +15,22 @@ const REFUSED_BYTES_MAX: u64 = 256 << 20;
 
 /// The body, in one piece.
 pub(super) async fn body(config: &config::Server, headers: &HeaderMap, body: &mut Incoming) -> Result<Bytes, ApiError> {
-    match timeout(config.body_timeout, collect(config.max_payload_size, headers, body)).await {
-        Ok(read) => read,
-        Err(_) => Err(ApiError::BodyTimeout(config.body_timeout)),
+    let read = timeout(config.body_timeout, collect(config.max_payload_size, body)).await;
+    let read = read.unwrap_or(Err(ApiError::BodyTimeout(config.body_timeout)));
+    let waits = headers.contains_key(header::EXPECT) && body.size_hint().exact().is_some();
+    if matches!(read, Err(ApiError::TooLarge { .. })) && !waits {
+        // A client that is still sending would not read an answer, and would lose it when the connection closes. One
+        // that announced too much and waits for a go-ahead has sent nothing.
+        let _ = timeout(config.body_timeout, throw_away(body)).await;
     }
+    read
 }
 
-async fn collect(limit: usize, headers: &HeaderMap, body: &mut Incoming) -> Result<Bytes, ApiError> {
+async fn collect(limit: usize, body: &mut Incoming) -> Result<Bytes, ApiError> {
     let broken = |error: hyper::Error| ApiError::BodyBroken(error.to_string());
-    let announced = body.size_hint().exact().or_else(|| headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok());
+    let announced = body.size_hint().exact();
     if announced.is_some_and(|len| len > limit as u64) {
-        return Err(refuse(limit, body).await);
+        return Err(ApiError::TooLarge { limit });
     }
     let mut first = Bytes::new();
     while first.is_empty() {
@@ -34,24 +39,24 @@ async fn collect(limit: usize, headers: &HeaderMap, body: &mut Incoming) -> Resu
             Some(frame) => first = frame.map_err(broken)?.into_data().unwrap_or_default(),
         }
     }
-    if body.is_end_stream() || announced == Some(first.len() as u64) {
+    if first.len() <= limit && (body.is_end_stream() || announced == Some(first.len() as u64)) {
         return Ok(first);
     }
     let mut whole = BytesMut::with_capacity(announced.map_or(first.len() * 2, |len| len as usize).min(limit));
-    whole.extend_from_slice(&first);
-    drop(first);
-    while let Some(frame) = body.frame().await {
-        let Ok(data) = frame.map_err(broken)?.into_data() else { continue };
-        if whole.len() + data.len() > limit {
-            return Err(refuse(limit, body).await);
+    let mut next = first;
+    loop {
+        if whole.len() + next.len() > limit {
+            return Err(ApiError::TooLarge { limit });
         }
-        whole.extend_from_slice(&data);
+        whole.extend_from_slice(&next);
+        next = match body.frame().await {
+            None => return Ok(whole.freeze()),
+            Some(frame) => frame.map_err(broken)?.into_data().unwrap_or_default(),
+        };
     }
-    Ok(whole.freeze())
 }
 
-/// A client that is still sending would not read an answer, and would lose it when the connection closes.
-async fn refuse(limit: usize, body: &mut Incoming) -> ApiError {
+async fn throw_away(body: &mut Incoming) {
     let mut thrown_away = 0;
     while let Some(Ok(frame)) = body.frame().await {
         thrown_away += frame.data_ref().map_or(0, |data| data.len() as u64);
@@ -59,5 +64,4 @@ async fn refuse(limit: usize, body: &mut Incoming) -> ApiError {
             break;
         }
     }
-    ApiError::TooLarge { limit }
 }

@@ -30,6 +30,7 @@ pub struct Relay {
     watch: Watch,
     lease: Option<Lease>,
     account: Arc<Account>,
+    sound: bool,
     idle_timeout: Duration,
     last_piece: Instant,
     deadline: Instant,
@@ -44,14 +45,37 @@ enum Watch {
     Opaque { begun: bool },
 }
 
+/// What a piece shows.
+enum Seen {
+    /// So many tokens of a stream.
+    Tokens(u32),
+    /// The beginning of an answer that comes all at once: its tokens are there already.
+    Beginning,
+    /// No more than that it goes on.
+    Nothing,
+}
+
 // === impl Relay ===
 
 impl Relay {
-    pub(super) fn new(headers: &HeaderMap, body: AnswerBody, lease: Lease, account: Arc<Account>, deadline: Instant) -> Self {
-        let now = Instant::now();
+    /// `sound` is whether an answer like this one shows that the worker is well.
+    pub(super) fn new(
+        headers: &HeaderMap,
+        body: AnswerBody,
+        lease: Lease,
+        account: Arc<Account>,
+        deadline: Instant,
+        sound: bool,
+    ) -> Self {
+        let last_piece = Instant::now();
         let idle_timeout = lease.gateway().config.server.stream_idle_timeout;
-        let alarm = Box::pin(sleep_until(deadline.min(now + idle_timeout)));
-        Self { body, watch: Watch::new(headers), lease: Some(lease), account, idle_timeout, last_piece: now, deadline, alarm }
+        let alarm = Box::pin(sleep_until(deadline.min(last_piece + idle_timeout)));
+        let (watch, lease) = (Watch::new(headers), Some(lease));
+        let mut relay = Self { body, watch, lease, account, sound, idle_timeout, last_piece, deadline, alarm };
+        if relay.body.is_over() {
+            relay.complete();
+        }
+        relay
     }
 
     fn complete(&mut self) {
@@ -59,13 +83,10 @@ impl Relay {
             if let Watch::Events(scanner) = &mut self.watch {
                 lease.progress(scanner.finish());
             }
-            let usage = self.watch.usage();
-            if let (Watch::Json { .. }, Some(usage)) = (&self.watch, usage) {
-                // The first token was counted when the answer began.
-                lease.progress(usage.completion_tokens.saturating_sub(1));
+            lease.complete(self.watch.usage());
+            if self.sound {
+                lease.worker.note_success();
             }
-            lease.complete(usage);
-            lease.worker.note_success();
         }
         self.account.settle();
     }
@@ -105,9 +126,12 @@ impl http_body::Body for Relay {
         match this.body.poll_piece(cx) {
             Poll::Ready(Some(Ok(piece))) => {
                 this.last_piece = Instant::now();
-                let tokens = this.watch.see(&piece);
                 if let Some(lease) = &mut this.lease {
-                    lease.progress(tokens);
+                    match this.watch.see(&piece) {
+                        Seen::Tokens(tokens) => lease.progress(tokens),
+                        Seen::Beginning => lease.begin(),
+                        Seen::Nothing => {}
+                    }
                 }
                 if this.body.is_done() {
                     this.complete();
@@ -159,18 +183,18 @@ impl Watch {
         }
     }
 
-    /// Looks at a piece: how many tokens it shows. Where none can be seen, the beginning of the answer counts as the
-    /// first.
-    fn see(&mut self, piece: &[u8]) -> u32 {
+    /// Looks at a piece.
+    fn see(&mut self, piece: &[u8]) -> Seen {
+        let beginning = |begun: &mut bool| if std::mem::replace(begun, true) { Seen::Nothing } else { Seen::Beginning };
         match self {
-            Self::Events(scanner) => scanner.push(piece),
+            Self::Events(scanner) => Seen::Tokens(scanner.push(piece)),
             Self::Json { tail, begun } => {
                 let keep = TAIL_BYTES.saturating_sub(piece.len()).min(tail.len());
                 tail.drain(..tail.len() - keep);
                 tail.extend_from_slice(&piece[piece.len().saturating_sub(TAIL_BYTES)..]);
-                u32::from(!std::mem::replace(begun, true))
+                beginning(begun)
             }
-            Self::Opaque { begun } => u32::from(!std::mem::replace(begun, true)),
+            Self::Opaque { begun } => beginning(begun),
         }
     }
 

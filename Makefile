@@ -1,0 +1,29 @@
+# Everything here needs the Rust toolchain (1.89 or later, https://rustup.rs) and nothing else.
+
+.PHONY: demo test lint bench ci cargo
+
+# A trace through the gateway onto four mock engines, under three policies.
+demo: cargo
+	cargo run --release --locked -p kvlane -- demo
+
+# All tests of all crates.
+test: cargo
+	cargo test --workspace --locked
+
+# Formatting and clippy, warnings are errors. Adds the two components if rustup can.
+lint: cargo
+	cargo fmt --version && cargo clippy --version || rustup component add rustfmt clippy
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+
+# All benches; figures are printed, never asserted.
+bench: cargo
+	cargo bench --workspace --locked --bench '*'
+
+# Exactly what CI runs.
+ci:
+	./.ci/run
+
+cargo:
+	@command -v cargo >/dev/null || { \
+	  echo 'cargo is missing: install Rust 1.89 or later from https://rustup.rs' >&2; exit 1; }

@@ -1,0 +1,131 @@
+//! What a decision costs at 256 endpoints and a prompt of 128 blocks, and what the index needs per block.
+//!
+//! `cargo bench -p kvlane-core --bench decision`
+
+use std::hint::black_box;
+use std::io::Write as _;
+
+use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
+use kvlane_core::block::{BlockHash, ChainSeed};
+use kvlane_core::endpoint::EndpointId;
+use kvlane_core::index::Overlap;
+use kvlane_core::index::approx::{self, ApproxIndex};
+use kvlane_core::policy::PolicyConfig;
+use kvlane_core::request::{RequestId, SchedulingRequest};
+use kvlane_core::rng::Rng;
+use kvlane_core::router::{self, Router};
+use kvlane_core::scheduler::{self, Input};
+use kvlane_core::time::Nanos;
+
+const ENDPOINTS: usize = 256;
+const BLOCKS: usize = 128;
+const BLOCK_BYTES: usize = 256;
+const PROMPT_TOKENS: u32 = (BLOCKS * 64) as u32;
+/// Blocks that all prompts begin with.
+const SYSTEM_BLOCKS: usize = 24;
+
+/// A prompt with the common beginning and an end of its own.
+fn prompt(n: u64) -> Vec<u8> {
+    let mut text = vec![b's'; SYSTEM_BLOCKS * BLOCK_BYTES];
+    let mut rng = Rng::new(n);
+    while text.len() < BLOCKS * BLOCK_BYTES {
+        text.extend_from_slice(&rng.next_u64().to_le_bytes());
+    }
+    text
+}
+
+fn chain(text: &[u8]) -> Vec<BlockHash> {
+    let mut chain = Vec::new();
+    ChainSeed::new("m", None, None).chain(text, BLOCK_BYTES, &mut chain);
+    chain
+}
+
+/// 256 endpoints which all know the common beginning and eight prompts each, with some load.
+fn world(policy: &str) -> (Router, Vec<Vec<BlockHash>>) {
+    let router = Router::new(router::Config {
+        scheduler: scheduler::Config {
+            policy: PolicyConfig::by_name(policy).expect("a policy"),
+            in_flight_max: 0,
+            queue_len_max: 0,
+            queue_timeout: Nanos::ZERO,
+            receipts_max: 1024,
+            seed: 1,
+        },
+        index: approx::Config { memory_bytes_max: 1 << 30, ttl: Nanos::MAX },
+        block_tokens: 64,
+    });
+    let mut out = Vec::new();
+    let endpoints: Vec<EndpointId> = (0..ENDPOINTS)
+        .map(|n| router.join(Nanos(1), format!("http://e{n}").into(), &mut out).expect("room"))
+        .collect();
+    let chains: Vec<Vec<BlockHash>> = (0..ENDPOINTS as u64 * 8).map(|n| chain(&prompt(n))).collect();
+    for (n, chain) in chains.iter().enumerate() {
+        router.learn(Nanos(2), chain, endpoints[n % ENDPOINTS]);
+        let request = SchedulingRequest::new(RequestId(n as u64), PROMPT_TOKENS);
+        router.arrive(Nanos(3), request, chain, &mut Overlap::default(), &mut out);
+    }
+    (router, chains)
+}
+
+fn decide(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("decision, 256 endpoints, 128 blocks");
+    for policy in ["cache_aware", "lmetric", "prefix_aware", "least_tokens"] {
+        let (router, chains) = world(policy);
+        let (mut n, mut overlap, mut out) = (1_000_000, Overlap::default(), Vec::new());
+        group.bench_function(
+            format!("{policy}: look up, pick, reserve, learn, explain, settle"),
+            |bencher| {
+                bencher.iter(|| {
+                    n += 1;
+                    out.clear();
+                    let request = SchedulingRequest::new(RequestId(n), PROMPT_TOKENS);
+                    let chain = &chains[(n % chains.len() as u64) as usize];
+                    router.arrive(Nanos(n), request, chain, &mut overlap, &mut out);
+                    router.step(Nanos(n), Input::Finished { request: RequestId(n) }, &mut out);
+                    black_box(&out);
+                });
+            },
+        );
+    }
+    group.finish();
+    let text = prompt(7);
+    criterion.bench_function("hash a prompt of 128 blocks of 256 bytes", |bencher| {
+        bencher.iter_batched_ref(
+            || Vec::with_capacity(BLOCKS),
+            |out| ChainSeed::new("m", None, None).chain(black_box(&text), BLOCK_BYTES, out),
+            BatchSize::SmallInput,
+        );
+    });
+}
+
+/// Memory per block and holder, as the index counts it, for shapes from kind to cruel.
+fn memory(_: &mut Criterion) {
+    let say = |what: &str, index: &ApproxIndex| {
+        let per_block = index.bytes() as f64 / index.blocks_held() as f64;
+        let _ =
+            writeln!(std::io::stdout(), "index memory, {what}: {per_block:.1} bytes per block and holder");
+    };
+    let roomy = approx::Config { memory_bytes_max: usize::MAX, ttl: Nanos::MAX };
+    let endpoint = |n: u64| EndpointId::new((n % 8) as u16, 0);
+    let mut index = ApproxIndex::new(roomy);
+    (0..2000).for_each(|n| index.insert(Nanos(n), &chain(&prompt(n)), endpoint(n)));
+    say("128-block prompts with a common beginning", &index);
+    let mut index = ApproxIndex::new(roomy);
+    (0..2000).for_each(|n| {
+        index.insert(Nanos(n), &chain(&prompt(n)[SYSTEM_BLOCKS * BLOCK_BYTES..][..6144]), endpoint(n))
+    });
+    say("6 KB prompts with nothing in common", &index);
+    let mut index = ApproxIndex::new(roomy);
+    for n in 0..2000 {
+        (1..17).for_each(|turn| {
+            index.insert(Nanos(n), &chain(&prompt(n)[..turn * 8 * BLOCK_BYTES]), endpoint(n))
+        });
+    }
+    say("conversations of 16 turns, 8 blocks a turn", &index);
+    let mut index = ApproxIndex::new(roomy);
+    (0..2000).for_each(|n| index.insert(Nanos(n), &chain(&n.to_le_bytes().repeat(32)), endpoint(n)));
+    say("prompts of a single block", &index);
+}
+
+criterion_group!(benches, decide, memory);
+criterion_main!(benches);

@@ -1,0 +1,346 @@
+//! An engine whose answers the test writes, byte by byte if need be.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::BytesMut;
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
+
+use super::{PATIENCE, soon};
+
+/// An engine on a free port. Dropping it closes all its sockets.
+pub struct FakeEngine {
+    url: String,
+    calls: tokio::sync::Mutex<mpsc::UnboundedReceiver<Call>>,
+    shared: Arc<Shared>,
+    /// Ends everything.
+    stop: CancellationToken,
+    /// Ends listening, and closes the connections that wait for their next request.
+    refuse: CancellationToken,
+    /// Ends accepting, while connections still queue in the kernel.
+    deafen: CancellationToken,
+}
+
+struct Shared {
+    /// What `/v1/models` lists.
+    models: Mutex<Value>,
+    /// What `/metrics` says.
+    metrics: Mutex<String>,
+    healthy: AtomicBool,
+    /// Hands calls over when their head has come, the body unread.
+    heads_only: AtomicBool,
+    connections: AtomicUsize,
+    probes: AtomicUsize,
+    calls: mpsc::UnboundedSender<Call>,
+}
+
+/// One request that has reached the engine. The test answers it; dropped, its connection closes.
+pub struct Call {
+    /// Request line and header fields, as they came.
+    pub head: String,
+    /// The body, as it came.
+    pub body: Vec<u8>,
+    /// Which connection it came on, counted from 1.
+    pub connection: usize,
+    stream: TcpStream,
+    back: oneshot::Sender<TcpStream>,
+}
+
+// === impl FakeEngine ===
+
+impl FakeEngine {
+    /// An engine that serves one model.
+    pub async fn start(model: &str) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        Self::on(listener, json!([{"id": model, "object": "model", "root": model, "parent": null}]))
+    }
+
+    /// An engine on this listener with this list of models.
+    ///
+    /// # Panics
+    /// When the listener has no address.
+    pub fn on(listener: TcpListener, models: Value) -> Self {
+        let url = format!("http://{}", listener.local_addr().expect("an address"));
+        let (sender, calls) = mpsc::unbounded_channel();
+        let shared = Arc::new(Shared {
+            models: Mutex::new(models),
+            metrics: Mutex::default(),
+            healthy: AtomicBool::new(true),
+            heads_only: AtomicBool::new(false),
+            connections: AtomicUsize::new(0),
+            probes: AtomicUsize::new(0),
+            calls: sender,
+        });
+        let stop = CancellationToken::new();
+        let (refuse, deafen) = (stop.child_token(), stop.child_token());
+        let engine = Self {
+            url,
+            calls: tokio::sync::Mutex::new(calls),
+            shared: Arc::clone(&shared),
+            stop: stop.clone(),
+            refuse: refuse.clone(),
+            deafen: deafen.clone(),
+        };
+        tokio::spawn(async move {
+            loop {
+                let stream = tokio::select! {
+                    accepted = listener.accept() => accepted.expect("an engine accepts").0,
+                    () = refuse.cancelled() => return,
+                    () = deafen.cancelled() => { refuse.cancelled().await; return }
+                };
+                let (shared, stop, refuse) = (Arc::clone(&shared), stop.clone(), refuse.clone());
+                tokio::spawn(async move {
+                    tokio::select! {
+                        () = shared.serve(stream, refuse) => {}
+                        () = stop.cancelled() => {}
+                    }
+                });
+            }
+        });
+        engine
+    }
+
+    /// Its address, as the gateway is told.
+    pub fn url(&self) -> String {
+        self.url.clone()
+    }
+
+    /// `host:port`.
+    pub fn authority(&self) -> &str {
+        &self.url["http://".len()..]
+    }
+
+    /// Changes what `/v1/models` lists.
+    pub fn set_models(&self, models: Value) {
+        *self.shared.models.lock().unwrap_or_else(PoisonError::into_inner) = models;
+    }
+
+    /// Changes what `/metrics` says.
+    pub fn set_metrics(&self, text: &str) {
+        *self.shared.metrics.lock().unwrap_or_else(PoisonError::into_inner) = text.into();
+    }
+
+    /// Whether `/health` answers 200 or 503.
+    pub fn set_healthy(&self, healthy: bool) {
+        self.shared.healthy.store(healthy, Ordering::Relaxed);
+    }
+
+    /// From now on hands a request over when its head has come, and leaves its body unread.
+    pub fn read_heads_only(&self) {
+        self.shared.heads_only.store(true, Ordering::Relaxed);
+    }
+
+    /// From now on refuses connections. Those that are idle close.
+    pub fn refuse(&self) {
+        self.refuse.cancel();
+    }
+
+    /// From now on leaves new connections in the kernel's queue.
+    pub fn stop_accepting(&self) {
+        self.deafen.cancel();
+    }
+
+    /// Connections accepted so far.
+    pub fn connections(&self) -> usize {
+        self.shared.connections.load(Ordering::Relaxed)
+    }
+
+    /// Probes of its health answered so far.
+    pub fn probes(&self) -> usize {
+        self.shared.probes.load(Ordering::Relaxed)
+    }
+
+    /// The next request that is not a probe.
+    ///
+    /// # Panics
+    /// When none comes.
+    pub async fn call(&self) -> Call {
+        soon("a request at the engine", async { self.calls.lock().await.recv().await }).await.expect("an engine")
+    }
+
+    /// Whether no request that is not a probe has come beside those taken.
+    pub async fn is_quiet(&self) -> bool {
+        self.calls.lock().await.is_empty()
+    }
+
+    /// Answers the next request with 200 and this JSON, and returns it.
+    pub async fn answer(&self, body: &str) -> (String, Vec<u8>) {
+        let call = self.call().await;
+        let request = (call.head.clone(), call.body.clone());
+        call.answer(200, body).await;
+        request
+    }
+}
+
+impl Drop for FakeEngine {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+// === impl Shared ===
+
+impl Shared {
+    /// Serves one connection until either side closes it.
+    async fn serve(&self, mut stream: TcpStream, refuse: CancellationToken) {
+        stream.set_nodelay(true).expect("a socket option");
+        let connection = self.connections.fetch_add(1, Ordering::Relaxed) + 1;
+        let mut buffer = BytesMut::new();
+        loop {
+            let read = tokio::select! {
+                read = self.read(&mut stream, &mut buffer) => read,
+                () = refuse.cancelled() => return,
+            };
+            let Some((head, body)) = read else { return };
+            if let Some((status, kind, text)) = self.probe_answer(&head) {
+                let answer = answer_bytes(status, kind, &text);
+                if stream.write_all(answer.as_bytes()).await.is_err() {
+                    return;
+                }
+                continue;
+            }
+            let (back, returned) = oneshot::channel();
+            if self.calls.send(Call { head, body, connection, stream, back }).is_err() {
+                return;
+            }
+            match returned.await {
+                Ok(given) => stream = given,
+                Err(_) => return,
+            }
+        }
+    }
+
+    async fn read(&self, stream: &mut TcpStream, buffer: &mut BytesMut) -> Option<(String, Vec<u8>)> {
+        let end = loop {
+            if let Some(at) = memchr::memmem::find(buffer, b"\r\n\r\n") {
+                break at + 4;
+            }
+            if stream.read_buf(buffer).await.unwrap_or(0) == 0 {
+                assert!(buffer.is_empty(), "the gateway cut a head: {buffer:?}");
+                return None;
+            }
+        };
+        let head = String::from_utf8(buffer.split_to(end).to_vec()).expect("a head in ASCII");
+        let length = field(&head, "content-length").map_or(0, |length| length.parse().expect("a length"));
+        assert_eq!(field(&head, "transfer-encoding"), None, "the gateway sends bodies whole");
+        if self.heads_only.load(Ordering::Relaxed) {
+            return Some((head, Vec::new()));
+        }
+        while buffer.len() < length {
+            if stream.read_buf(buffer).await.unwrap_or(0) == 0 {
+                return None;
+            }
+        }
+        Some((head, buffer.split_to(length).to_vec()))
+    }
+
+    fn probe_answer(&self, head: &str) -> Option<(u16, &'static str, String)> {
+        let text = |text: &Mutex<String>| text.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        match head.split("\r\n").next()? {
+            "GET /health HTTP/1.1" => {
+                self.probes.fetch_add(1, Ordering::Relaxed);
+                let status = if self.healthy.load(Ordering::Relaxed) { 200 } else { 503 };
+                Some((status, "text/plain", String::new()))
+            }
+            "GET /v1/models HTTP/1.1" => {
+                let models = self.models.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                Some((200, "application/json", json!({"object": "list", "data": models}).to_string()))
+            }
+            "GET /metrics HTTP/1.1" => Some((200, "text/plain", text(&self.metrics))),
+            _ => None,
+        }
+    }
+}
+
+// === impl Call ===
+
+impl Call {
+    /// `METHOD target` of the request line.
+    pub fn target(&self) -> &str {
+        self.head.split(" HTTP/1.1\r\n").next().unwrap_or_default()
+    }
+
+    /// The value of a request header field.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        field(&self.head, name)
+    }
+
+    /// Sends these bytes as they are.
+    ///
+    /// # Panics
+    /// When the connection is broken.
+    pub async fn send(&mut self, bytes: impl AsRef<[u8]>) {
+        soon("room to write", self.stream.write_all(bytes.as_ref())).await.expect("the gateway reads");
+    }
+
+    /// Sends these bytes for as long as the other side takes them; whether it took them all.
+    pub async fn try_send(&mut self, bytes: &[u8]) -> bool {
+        soon("room to write", self.stream.write_all(bytes)).await.is_ok()
+    }
+
+    /// Answers in JSON; the connection stays open for more.
+    pub async fn answer(mut self, status: u16, body: &str) {
+        self.send(answer_bytes(status, "application/json", body)).await;
+        self.keep();
+    }
+
+    /// Begins a chunked event stream.
+    pub async fn begin_stream(&mut self) {
+        let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n";
+        self.send(head).await;
+    }
+
+    /// Sends one chunk.
+    pub async fn chunk(&mut self, text: &str) {
+        self.send(format!("{:x}\r\n{text}\r\n", text.len())).await;
+    }
+
+    /// Ends a chunked body; the connection stays open for more.
+    pub async fn end_stream(mut self) {
+        self.send("0\r\n\r\n").await;
+        self.keep();
+    }
+
+    /// The answer is whole: waits for the next request on this connection.
+    pub fn keep(self) {
+        // The engine may have been dropped, and its connections with it.
+        let _ = self.back.send(self.stream);
+    }
+
+    /// Closes the connection with a reset instead of an end.
+    ///
+    /// # Panics
+    /// When the socket cannot be told so.
+    pub fn reset(self) {
+        self.stream.set_zero_linger().expect("a socket option");
+    }
+
+    /// Waits until the gateway has closed the connection.
+    ///
+    /// # Panics
+    /// When it does not, or sends more.
+    pub async fn gateway_gone(&mut self) {
+        let mut byte = [0];
+        let read = tokio::time::timeout(PATIENCE, self.stream.read(&mut byte)).await;
+        assert!(matches!(read.expect("the gateway closes"), Ok(0) | Err(_)), "the gateway sent more");
+    }
+
+    /// Waits until the gateway has closed the connection, whatever it sends before.
+    pub async fn drained(&mut self) {
+        let mut bytes = vec![0; 64 << 10];
+        while soon("the gateway closes", self.stream.read(&mut bytes)).await.is_ok_and(|read| read > 0) {}
+    }
+}
+
+fn field<'a>(head: &'a str, name: &str) -> Option<&'a str> {
+    let fields = head.split("\r\n").skip(1).filter_map(|line| line.split_once(':'));
+    fields.filter(|(other, _)| other.eq_ignore_ascii_case(name)).map(|(_, value)| value.trim()).next()
+}
+
+fn answer_bytes(status: u16, kind: &str, body: &str) -> String {
+    format!("HTTP/1.1 {status} Scripted\r\ncontent-type: {kind}\r\ncontent-length: {}\r\n\r\n{body}", body.len())
+}

@@ -1,0 +1,192 @@
+//! A gateway, engines and clients for tests, all on loopback and free ports.
+//!
+//! [`TestGateway`] is the gateway as `kvlane serve` runs it. A [`FakeEngine`] answers probes by itself and hands every
+//! other request to the test as a [`Call`], on which the test writes whatever bytes it wants, when it wants. A
+//! [`Client`] is a socket with just enough HTTP to read answers. Nothing here sleeps: tests wait for bytes, for calls,
+//! or with [`eventually`] for a condition.
+
+mod client;
+mod engine;
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvlane_core::load::InFlight;
+use serde_json::Value;
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+
+pub use self::client::{Client, Reply};
+pub use self::engine::{Call, FakeEngine};
+use crate::config::{Config, WorkerSpec};
+use crate::gateway::{Gateway, ModelPool};
+use crate::serve::Serving;
+
+/// How long a test waits for what must come before it counts as failed. Nothing is measured with it.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Waits until `condition` holds.
+///
+/// # Panics
+/// When it has not come to hold within [`PATIENCE`].
+pub async fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let give_up = Instant::now() + PATIENCE;
+    let mut ticks = interval(Duration::from_millis(1));
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    while !condition() {
+        assert!(Instant::now() < give_up, "it never came to hold: {what}");
+        ticks.tick().await;
+    }
+}
+
+/// Waits for `future`.
+///
+/// # Panics
+/// When it has not ended within [`PATIENCE`].
+pub async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
+    timeout(PATIENCE, future).await.unwrap_or_else(|_| panic!("it never came: {what}"))
+}
+
+/// A configuration for tests: free ports, two relay threads, every prompt byte of four blocks counts, and probes so
+/// rare that after the first of each worker none disturbs a test.
+pub fn config() -> Config {
+    let mut config = Config::default();
+    config.server.host = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    config.server.port = 0;
+    config.server.relay_threads = 2;
+    config.metrics.port = 0;
+    config.routing.block_bytes = 16;
+    config.health.interval = Duration::from_secs(3600);
+    config
+}
+
+/// A running gateway. End it with [`TestGateway::end`], which checks that nothing is left in flight.
+pub struct TestGateway {
+    serving: Serving,
+}
+
+// === impl TestGateway ===
+
+impl TestGateway {
+    /// Starts a gateway in front of `engines` and waits until requests are placed on all of them.
+    ///
+    /// # Panics
+    /// When it does not start.
+    pub async fn start(mut config: Config, engines: &[&FakeEngine]) -> Self {
+        config.workers.extend(engines.iter().map(|engine| WorkerSpec { url: engine.url(), model: None }));
+        let gateway = Self { serving: Serving::start(config).expect("the gateway starts") };
+        eventually("all workers are healthy", || gateway.all_healthy()).await;
+        gateway
+    }
+
+    /// Where clients go.
+    pub fn address(&self) -> SocketAddr {
+        self.serving.address
+    }
+
+    /// Where operators go.
+    pub fn metrics_address(&self) -> SocketAddr {
+        self.serving.metrics_address
+    }
+
+    /// What runs.
+    pub fn serving(&self) -> &Serving {
+        &self.serving
+    }
+
+    /// Its shared state.
+    pub fn gateway(&self) -> &Arc<Gateway> {
+        &self.serving.gateway
+    }
+
+    /// The pool of a model.
+    ///
+    /// # Panics
+    /// When there is none.
+    pub fn pool(&self, model: &str) -> Arc<ModelPool> {
+        let pools = self.gateway().pools();
+        Arc::clone(pools.iter().find(|pool| pool.model == model).expect("a pool of that model"))
+    }
+
+    /// A connection as a client.
+    pub async fn client(&self) -> Client {
+        Client::connect(self.address()).await
+    }
+
+    /// Sends one request on a connection of its own and reads the answer.
+    pub async fn ask(&self, method: &str, path: &str, body: impl AsRef<str>) -> Reply {
+        let mut client = self.client().await;
+        client.request(method, path, body.as_ref()).await;
+        client.reply().await
+    }
+
+    /// Sends one request to the operators' port and reads the answer.
+    pub async fn operate(&self, method: &str, path: &str, body: impl AsRef<str>) -> Reply {
+        let mut client = Client::connect(self.metrics_address()).await;
+        client.request(method, path, body.as_ref()).await;
+        client.reply().await
+    }
+
+    /// The value of one sample of the exposition, written as `name{labels}` in full.
+    pub async fn metric(&self, sample: &str) -> Option<f64> {
+        let text = self.operate("GET", "/metrics", "").await.text();
+        text.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' ')?.parse().ok())
+    }
+
+    /// Decisions of the only pool, newest first.
+    pub async fn decisions(&self) -> Vec<Value> {
+        let answer = self.operate("GET", "/decisions", "").await.json();
+        answer["pools"][0]["decisions"].as_array().cloned().unwrap_or_default()
+    }
+
+    /// Waits until nothing is in flight and nobody waits, in any pool.
+    pub async fn ledger_is_zero(&self) {
+        eventually("the ledger is zero", || self.gateway().pools().iter().all(|pool| is_zero(pool))).await;
+    }
+
+    /// Checks that nothing is left in flight, then shuts the gateway down.
+    ///
+    /// # Panics
+    /// When something stays in flight, or a connection does not end.
+    pub async fn end(self) {
+        self.ledger_is_zero().await;
+        assert!(soon("the gateway ends", self.serving.shut_down()).await, "connections were cut at shutdown");
+    }
+
+    /// Shuts the gateway down: whether all requests ended by themselves.
+    pub async fn shut_down(self) -> bool {
+        soon("the gateway ends", self.serving.shut_down()).await
+    }
+
+    fn all_healthy(&self) -> bool {
+        let seated = |worker: &crate::worker::Worker| {
+            let state = worker.state();
+            state.healthy && !state.seats.is_empty()
+        };
+        self.serving.fleet.workers().iter().all(|worker| seated(worker))
+    }
+}
+
+/// Whether a pool's ledger says that nothing is going on.
+pub fn is_zero(pool: &ModelPool) -> bool {
+    pool.router.read(|scheduler| {
+        let idle = scheduler.pool().endpoints().all(|endpoint| endpoint.load.in_flight == InFlight::default());
+        idle && scheduler.in_flight() == 0 && scheduler.queued() == 0
+    })
+}
+
+/// A chat body for `model` whose user message is `text`.
+pub fn chat(model: &str, text: &str) -> String {
+    serde_json::json!({"model": model, "messages": [{"role": "user", "content": text}]}).to_string()
+}
+
+/// A chat body that asks for a stream.
+pub fn chat_stream(model: &str, text: &str) -> String {
+    serde_json::json!({"model": model, "stream": true, "messages": [{"role": "user", "content": text}]}).to_string()
+}
+
+/// One SSE event with one token of a chat completion.
+pub fn event(text: &str) -> String {
+    let chunk = serde_json::json!({"object": "chat.completion.chunk", "choices": [{"index": 0, "delta": {"content": text}}]});
+    format!("data: {chunk}\n\n")
+}

