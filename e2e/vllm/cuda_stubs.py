@@ -16,7 +16,7 @@ from collections import defaultdict
 from pathlib import Path
 
 # Unversioned symbols can belong to anybody: these are CUDA's.
-CUDA_NAME = re.compile(r"_*(cu[A-Z]|cuda|cublas|cudnn|cufft|cufile|cupti|curand|cusolver|cusparse|nccl|nvrtc|nvshmem|nvtx)")
+CUDA_NAME = re.compile(r"_*(cu([A-Z]|blas|da|dnn|fft|file|pti|rand|solver|sparse)|n(ccl|vrtc|vshmem|vtx))")
 # Libraries of the C and C++ runtimes, which every machine has.
 SYSTEM = re.compile(r"(ld-linux.*|lib(c|m|dl|rt|pthread|gcc_s|stdc\+\+|gomp))\.so")
 # What is called while torch is imported, and what must come back.

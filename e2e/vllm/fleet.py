@@ -3,6 +3,7 @@
 Everything listens on loopback. Nothing here sleeps for a guessed time: `until` waits for a condition, up to a limit.
 """
 
+import atexit
 import http.client
 import json
 import os
@@ -93,7 +94,9 @@ def free_port():
 
 
 class Process:
-    """A program in a session of its own, its output in a log file."""
+    """A program in a session of its own, its output in a log file. Ends with this one at the latest."""
+
+    started: list["Process"] = []
 
     def __init__(self, name, command, environment=None):
         WORK.mkdir(parents=True, exist_ok=True)
@@ -103,6 +106,7 @@ class Process:
                 command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
                 env=os.environ | (environment or {}),
             )
+        self.started.append(self)
 
     def end_of_log(self):
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
@@ -126,6 +130,16 @@ class Process:
         except subprocess.TimeoutExpired:
             pass
         self.kill()
+
+
+@atexit.register
+def kill_all():
+    for process in Process.started:
+        process.kill()
+
+
+# Otherwise SIGTERM would end Python without its exit handlers, and leave the servers behind.
+signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 class Vllm(Process):

@@ -18,6 +18,8 @@ TOKEN_IDS = range(300, 4000)
 class Sessions:
     """One run of the load."""
 
+    HEADINGS = f"{'cached':>7} {'ttft p50':>9} {'p90':>9} {'p99':>9} {'req/s':>6}"
+
     def __init__(self, seed):
         self.random = random.Random(seed)
         self.ttft_s, self.failures, self.servers = [], [], Counter()

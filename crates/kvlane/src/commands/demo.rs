@@ -4,7 +4,7 @@
 //! factor, so that the later turns of a conversation fall inside the run; all times are printed in trace seconds.
 
 use std::fmt::Write as _;
-use std::io::{IsTerminal, Write as _};
+use std::io::{IsTerminal as _, Write as _};
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -110,6 +110,7 @@ pub(crate) fn run(args: &DemoArgs) -> Result<ExitCode> {
             report.runs.push(one(args, &trace, policy).await?);
         }
         args.tell(&report.table())?;
+        args.tell(&report.conclusion())?;
         if let Some(path) = &args.json {
             write_json(path, &report)?;
         }
@@ -138,6 +139,12 @@ impl DemoArgs {
             return Ok(());
         }
         say(text)
+    }
+
+    /// Prints what is no result, to stderr.
+    fn note(&self, text: &str) -> Result<()> {
+        writeln!(std::io::stderr(), "{text}")?;
+        Ok(())
     }
 }
 
@@ -175,10 +182,10 @@ async fn one(args: &DemoArgs, trace: &Trace, policy: PolicyConfig) -> Result<Run
     let ReplayReport { records, wall_s, client_lag_s, first_errors } = replayed.await?;
     bar.finish();
     if !std::io::stderr().is_terminal() {
-        tracing::info!(policy = name, requests = records.len(), "replayed");
+        args.note(&format!("{name}: {} requests answered in {wall_s:.1} s", records.len()))?;
     }
     for error in first_errors {
-        tracing::error!(policy = name, "{error}");
+        args.note(&format!("{name}: {error}"))?;
     }
     let names = stage.engine_names();
     stage.strike().await;
@@ -326,6 +333,27 @@ impl Report {
                 cell(e2e_s, |all| all.p99),
                 cached_share.map_or("-".to_owned(), |share| format!("{:.1} %", share * 100.0)),
                 counts.join(" ")
+            );
+        }
+        text
+    }
+
+    /// Each run against the first, in a sentence.
+    fn conclusion(&self) -> String {
+        let Some((first, others)) = self.runs.split_first() else { return String::new() };
+        let ttft = |run: &Run| run.summary.ttft_s.as_ref().map(|all| all.mean);
+        let mut text = String::new();
+        for run in others {
+            let (Some(before), Some(after)) = (ttft(first), ttft(run)) else { continue };
+            let cached = |run: &Run| run.summary.cached_share.unwrap_or(0.0) * 100.0;
+            let _ = writeln!(
+                text,
+                "{} against {}: mean time to first token {:+.0} %, prompt tokens found in cache {:.1} % instead of {:.1} %",
+                run.policy,
+                first.policy,
+                (after / before - 1.0) * 100.0,
+                cached(run),
+                cached(first)
             );
         }
         text
