@@ -37,7 +37,11 @@ pub(crate) async fn answer(
     Ok(Some(open))
 }
 
-async fn operate(front: &Front, parts: &Parts, body: &mut Incoming) -> Result<Option<Response<Body>>, ApiError> {
+async fn operate(
+    front: &Front,
+    parts: &Parts,
+    body: &mut Incoming,
+) -> Result<Option<Response<Body>>, ApiError> {
     let (path, method) = (parts.uri.path(), parts.method.as_str());
     let worker_name = path.strip_prefix("/workers/");
     let known = worker_name.is_some()
@@ -66,7 +70,9 @@ async fn operate(front: &Front, parts: &Parts, body: &mut Incoming) -> Result<Op
         ("POST", "/workers", _) => {
             let body = read_body(front, &parts.headers, body).await?;
             let spec = serde_json::from_slice(&body).map_err(|error| {
-                let what = format!(r#"the body is not {{"url": "http://host:port", "model": "name or absent"}}: {error}"#);
+                let what = format!(
+                    r#"the body is not {{"url": "http://host:port", "model": "name or absent"}}: {error}"#
+                );
                 refused(StatusCode::BAD_REQUEST, &what)
             })?;
             let worker = add(front, &spec)?;
@@ -81,7 +87,10 @@ async fn operate(front: &Front, parts: &Parts, body: &mut Incoming) -> Result<Op
             let worker = find(front, name)?;
             let body = read_body(front, &parts.headers, body).await?;
             let change: Change = serde_json::from_slice(&body).map_err(|error| {
-                refused(StatusCode::BAD_REQUEST, &format!(r#"the body is not {{"draining": true or false}}: {error}"#))
+                refused(
+                    StatusCode::BAD_REQUEST,
+                    &format!(r#"the body is not {{"draining": true or false}}: {error}"#),
+                )
             })?;
             front.fleet.set_draining(&worker, change.draining);
             json_response(StatusCode::OK, &describe(&worker))
@@ -93,15 +102,24 @@ async fn operate(front: &Front, parts: &Parts, body: &mut Incoming) -> Result<Op
         }
         ("POST", "/add_worker", _) => {
             let worker = add(front, &WorkerSpec { url: url_in_query(parts)?, model: None })?;
-            text_response(StatusCode::OK, "text/plain", format!("Successfully added worker: {}\n", worker.url))
+            text_response(
+                StatusCode::OK,
+                "text/plain",
+                format!("Successfully added worker: {}\n", worker.url),
+            )
         }
         ("POST", "/remove_worker", _) => {
             let worker = find(front, &url_in_query(parts)?)?;
             front.fleet.remove(&worker);
-            text_response(StatusCode::OK, "text/plain", format!("Successfully removed worker: {}\n", worker.url))
+            text_response(
+                StatusCode::OK,
+                "text/plain",
+                format!("Successfully removed worker: {}\n", worker.url),
+            )
         }
         ("GET", "/list_workers", _) => {
-            let urls: Vec<String> = front.fleet.workers().iter().map(|worker| worker.url.to_string()).collect();
+            let urls: Vec<String> =
+                front.fleet.workers().iter().map(|worker| worker.url.to_string()).collect();
             json_response(StatusCode::OK, &json!({"urls": urls}))
         }
         _ => return Err(ApiError::WrongMethod { method: method.into(), path: path.into() }),
@@ -139,7 +157,8 @@ fn find(front: &Front, name: &str) -> Result<Arc<Worker>, ApiError> {
 }
 
 fn url_in_query(parts: &Parts) -> Result<String, ApiError> {
-    query(parts, "url").ok_or_else(|| refused(StatusCode::BAD_REQUEST, "the query has no url: write ?url=http://host:port"))
+    query(parts, "url")
+        .ok_or_else(|| refused(StatusCode::BAD_REQUEST, "the query has no url: write ?url=http://host:port"))
 }
 
 fn query(parts: &Parts, key: &str) -> Option<String> {
@@ -244,7 +263,8 @@ fn decisions(gateway: &Gateway, parts: &Parts) -> Value {
 }
 
 fn pool_decisions(pool: &ModelPool, limit: usize) -> Value {
-    let receipts: Vec<_> = pool.router.read(|scheduler| scheduler.receipts().iter().rev().take(limit).cloned().collect());
+    let receipts: Vec<_> =
+        pool.router.read(|scheduler| scheduler.receipts().iter().rev().take(limit).cloned().collect());
     let name = |endpoint| pool.occupant(endpoint).map(|occupant| occupant.worker.url.to_string());
     let decisions: Vec<Value> = receipts
         .iter()

@@ -57,7 +57,8 @@ pub struct Server {
     /// Time a whole request may take, queue included.
     #[serde(with = "humantime_serde")]
     pub request_timeout: Duration,
-    /// Silence between two pieces of an answer after which it counts as broken.
+    /// Silence between two pieces of an answer after which it counts as broken; also how long a client may leave it
+    /// unread.
     #[serde(with = "humantime_serde")]
     pub stream_idle_timeout: Duration,
     /// Time that requests in flight have to end after SIGTERM.
@@ -176,7 +177,7 @@ pub struct Health {
     /// Time a probe may take.
     #[serde(with = "humantime_serde")]
     pub timeout: Duration,
-    /// Failures in a row, of probes or requests, that make a worker unhealthy.
+    /// Failures in a row, of probes or of requests, that make a worker unhealthy.
     pub failure_threshold: u32,
     /// Good probes in a row that make it healthy again.
     pub success_threshold: u32,
@@ -256,7 +257,10 @@ impl Config {
             }
         }
         if self.routing.block_bytes < 16 {
-            return wrong("routing.block_bytes", format!("{} is too small: take 16 or more", self.routing.block_bytes));
+            return wrong(
+                "routing.block_bytes",
+                format!("{} is too small: take 16 or more", self.routing.block_bytes),
+            );
         }
         for (field, value) in [
             ("health.failure_threshold", self.health.failure_threshold),

@@ -70,8 +70,14 @@ impl Fleet {
         stop: CancellationToken,
     ) -> Arc<Self> {
         let upstreams = gateway.new_upstreams();
-        let fleet =
-            Arc::new(Self { gateway, upstreams, changes: Mutex::default(), runtime, tasks: TaskTracker::new(), stop });
+        let fleet = Arc::new(Self {
+            gateway,
+            upstreams,
+            changes: Mutex::default(),
+            runtime,
+            tasks: TaskTracker::new(),
+            stop,
+        });
         fleet.spawn("drained workers", Arc::clone(&fleet).let_go(drained));
         fleet
     }
@@ -205,7 +211,9 @@ impl Fleet {
             let pool = self.pool(base);
             match pool.seat(&self.gateway, worker) {
                 Some(endpoint) => seats.push(Seat { pool, endpoint }),
-                None => tracing::error!(worker = %worker.url, model = base, "the pool has no room for another endpoint"),
+                None => {
+                    tracing::error!(worker = %worker.url, model = base, "the pool has no room for another endpoint")
+                }
             }
         }
         {
@@ -333,7 +341,8 @@ impl Fleet {
             (Ok(names), None) => Ok(names),
             (Err(problem), None) => Err(format!("{problem}: give this worker's model")),
             (listed, Some(model)) => {
-                let card = listed.ok().and_then(|names| names.into_iter().find(|served| served.name == *model));
+                let card =
+                    listed.ok().and_then(|names| names.into_iter().find(|served| served.name == *model));
                 let made = serde_json::json!({"id": model, "object": "model", "owned_by": "kvlane"});
                 let card = card.map_or(made, |served| served.card);
                 Ok(vec![ServedName { name: model.clone(), base: model.clone(), card }])
@@ -360,7 +369,9 @@ impl Fleet {
             Ok((answer.status, body.freeze()))
         };
         let limit = self.gateway.config.health.timeout;
-        timeout(limit, exchange).await.unwrap_or_else(|_| Err(format!("GET {path}: no answer within {limit:?}")))
+        timeout(limit, exchange)
+            .await
+            .unwrap_or_else(|_| Err(format!("GET {path}: no answer within {limit:?}")))
     }
 
     /// Runs a task under its name; says so when it ends in any way but its own.
@@ -419,7 +430,7 @@ fn list_names(table: &mut Table, workers: &[State]) {
             let endpoints = scheduler.pool().endpoints().map(|endpoint| endpoint.id);
             endpoints.filter(|endpoint| !holders.contains(endpoint)).collect()
         });
-        table.by_name.insert(name.to_owned(), Served { pool: Arc::clone(pool), lacking });
+        table.by_name.insert(name.to_owned(), Arc::new(Served { pool: Arc::clone(pool), lacking }));
     }
 }
 
@@ -456,7 +467,6 @@ fn served_names(body: &[u8]) -> Result<Vec<ServedName>, String> {
         .collect())
 }
 
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -477,7 +487,12 @@ mod tests {
             {"id":"llama-alias","root":"/models/llama","parent":null},
             {"id":"sql","root":"/adapters/sql","parent":"llama"},
             {"id":"lost","root":"/adapters/lost","parent":"unknown"}]}"#;
-        let expect = [pair("llama", "llama"), pair("llama-alias", "llama"), pair("sql", "llama"), pair("lost", "llama")];
+        let expect = [
+            pair("llama", "llama"),
+            pair("llama-alias", "llama"),
+            pair("sql", "llama"),
+            pair("lost", "llama"),
+        ];
         assert_eq!(bases(body), expect);
     }
 

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
@@ -48,17 +48,16 @@ pub struct Gateway {
 #[derive(Clone, Default)]
 pub(crate) struct Table {
     pub(crate) pools: Vec<Arc<ModelPool>>,
-    pub(crate) by_name: HashMap<String, Served>,
+    pub(crate) by_name: HashMap<String, Arc<Served>>,
     /// What `GET /v1/models` tells of each name, as the engine told it.
     pub(crate) cards: BTreeMap<String, serde_json::Value>,
 }
 
 /// Who serves a name.
-#[derive(Clone)]
 pub(crate) struct Served {
     pub(crate) pool: Arc<ModelPool>,
     /// Endpoints of the pool that do not serve this name: an adapter need not be loaded everywhere.
-    pub(crate) lacking: Arc<[EndpointId]>,
+    pub(crate) lacking: Vec<EndpointId>,
 }
 
 /// The endpoints that serve one model and its adapters.
@@ -85,21 +84,11 @@ pub(crate) struct Occupant {
 
 /// A request that knows its pool and is to be placed, perhaps several times.
 pub(crate) struct Routed {
-    pub(crate) served: Served,
+    pub(crate) served: Arc<Served>,
     pub(crate) chain: Vec<BlockHash>,
     pub(crate) prompt_tokens: u32,
     pub(crate) received: Nanos,
     pub(crate) deadline: Instant,
-}
-
-// === impl Served ===
-
-impl Served {
-    /// A pool, all of it.
-    pub(crate) fn by_all(pool: &Arc<ModelPool>) -> Self {
-        static NOBODY: LazyLock<Arc<[EndpointId]>> = LazyLock::new(|| Arc::from([]));
-        Self { pool: Arc::clone(pool), lacking: Arc::clone(&NOBODY) }
-    }
 }
 
 // === impl Gateway ===
@@ -167,8 +156,12 @@ impl Gateway {
     ) -> Result<Lease, Rejection> {
         let pool = &routed.served.pool;
         let id = RequestId(self.next_request.fetch_add(1, Ordering::Relaxed));
-        let request =
-            SchedulingRequest { id, prompt_tokens: routed.prompt_tokens, excluded: excluded.to_vec(), attempt };
+        let request = SchedulingRequest {
+            id,
+            prompt_tokens: routed.prompt_tokens,
+            excluded: excluded.to_vec(),
+            attempt,
+        };
         let now = self.clock.now();
         let mut waiting = (pool.queues && attempt == 0).then(|| Waiting::new(self, pool, id));
         let answer = SCRATCH.with_borrow_mut(|(overlap, outputs)| {
@@ -200,7 +193,12 @@ impl Gateway {
         }
     }
 
-    fn lease(self: &Arc<Self>, routed: &Routed, id: RequestId, placement: Placement) -> Result<Lease, Rejection> {
+    fn lease(
+        self: &Arc<Self>,
+        routed: &Routed,
+        id: RequestId,
+        placement: Placement,
+    ) -> Result<Lease, Rejection> {
         let seats = routed.served.pool.seats.load();
         let occupant = seats
             .get(placement.endpoint.slot())
@@ -213,7 +211,14 @@ impl Gateway {
         };
         occupant.selections.inc(placement.reason);
         let worker = Arc::clone(&occupant.worker);
-        Ok(Lease::new(Arc::clone(self), Arc::clone(&routed.served.pool), worker, id, placement, routed.received))
+        Ok(Lease::new(
+            Arc::clone(self),
+            Arc::clone(&routed.served.pool),
+            worker,
+            id,
+            placement,
+            routed.received,
+        ))
     }
 
     /// One input to a pool's scheduler, and its consequences to whom they concern.
@@ -285,7 +290,8 @@ impl ModelPool {
         if seats.len() <= endpoint.slot() {
             seats.resize(endpoint.slot() + 1, None);
         }
-        seats[endpoint.slot()] = Some(Arc::new(Occupant { endpoint, worker: Arc::clone(worker), selections }));
+        seats[endpoint.slot()] =
+            Some(Arc::new(Occupant { endpoint, worker: Arc::clone(worker), selections }));
         self.seats.store(Arc::new(seats));
         let mut outputs = Vec::new();
         let joined = self.router.join(gateway.clock.now(), Arc::clone(&worker.url), &mut outputs);

@@ -3,8 +3,8 @@
 //! Labels are bounded: models and workers are those of the fleet, everything else is a closed set.
 
 use std::fmt::Write as _;
-use std::sync::{Mutex, PoisonError};
 use std::sync::atomic::AtomicU64;
+use std::sync::{Mutex, PoisonError};
 
 use kvlane_core::policy::{PolicyConfig, Reason};
 use prometheus_client::encoding::text::encode;
@@ -18,8 +18,10 @@ use prometheus_client::registry::{Registry, Unit};
 use crate::gateway::Gateway;
 
 /// Upper bounds in seconds for times to first token and whole requests.
-const LATENCY_BUCKETS: [f64; 18] =
-    [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 25.0, 50.0, 100.0, 300.0, 1000.0];
+const LATENCY_BUCKETS: [f64; 18] = [
+    0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 25.0, 50.0, 100.0, 300.0,
+    1000.0,
+];
 /// Upper bounds in seconds for the time per output token.
 const TPOT_BUCKETS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0];
 
@@ -188,19 +190,43 @@ impl Metrics {
         r.register_with_unit("request_duration", "Request received to last byte", s(), self.duration.clone());
         r.register_with_unit("ttft", "Request received to first token", s(), self.ttft.clone());
         r.register_with_unit("tpot", "Mean time per output token after the first", s(), self.tpot.clone());
-        r.register("input_tokens", "Prompt tokens, as engines count them where they tell", self.input_tokens.clone());
+        r.register(
+            "input_tokens",
+            "Prompt tokens, as engines count them where they tell",
+            self.input_tokens.clone(),
+        );
         r.register("output_tokens", "Output tokens", self.output_tokens.clone());
-        r.register("cached_tokens", "Prompt tokens that engines say they found in cache", self.cached_tokens.clone());
-        r.register("predicted_cached_tokens", "Prompt tokens predicted to be in cache", self.predicted_tokens.clone());
+        r.register(
+            "cached_tokens",
+            "Prompt tokens that engines say they found in cache",
+            self.cached_tokens.clone(),
+        );
+        r.register(
+            "predicted_cached_tokens",
+            "Prompt tokens predicted to be in cache",
+            self.predicted_tokens.clone(),
+        );
         r.register("retries", "Attempts after the first", self.retries.clone());
         r.register("shed", "Requests refused with 429", self.shed.clone());
         r.register("worker_failures", "Failed attempts", self.failures.clone());
         r.register("worker_selection", "Placements by policy and reason", self.selections.clone());
         r.register("worker_health", "1 if requests are placed there", self.health.clone());
         r.register("worker_requests_active", "Requests in flight", self.worker_requests.clone());
-        r.register("worker_prefill_tokens", "Uncached prompt tokens in flight", self.worker_prefill_tokens.clone());
-        r.register("worker_context_tokens", "Prompt and output tokens in flight", self.worker_context_tokens.clone());
-        r.register("worker_kv_usage_ratio", "KV cache use as the engine reports it", self.worker_kv_usage.clone());
+        r.register(
+            "worker_prefill_tokens",
+            "Uncached prompt tokens in flight",
+            self.worker_prefill_tokens.clone(),
+        );
+        r.register(
+            "worker_context_tokens",
+            "Prompt and output tokens in flight",
+            self.worker_context_tokens.clone(),
+        );
+        r.register(
+            "worker_kv_usage_ratio",
+            "KV cache use as the engine reports it",
+            self.worker_kv_usage.clone(),
+        );
         r.register("queue_requests", "Requests waiting for a place", self.queue.clone());
         r.register("index_bytes", "Memory counted by the prefix index", self.index_bytes.clone());
         r.register("index_blocks", "Blocks in the prefix index, once per holder", self.index_blocks.clone());
@@ -267,7 +293,8 @@ impl Metrics {
             pool.router.read(|scheduler| {
                 self.queue.get_or_create(&model).set(scheduler.queued() as i64);
                 for endpoint in scheduler.pool().endpoints() {
-                    let labels = WorkerLabels { worker: endpoint.name.to_string(), model: pool.model.clone() };
+                    let labels =
+                        WorkerLabels { worker: endpoint.name.to_string(), model: pool.model.clone() };
                     let load = endpoint.load.in_flight;
                     self.worker_requests.get_or_create(&labels).set(load.requests.into());
                     self.worker_prefill_tokens.get_or_create(&labels).set(load.prefill_tokens as i64);

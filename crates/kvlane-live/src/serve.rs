@@ -14,7 +14,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
 use crate::config::Config;
@@ -36,7 +36,8 @@ pub struct Serving {
     /// Who serves behind it.
     pub fleet: Arc<Fleet>,
     stop: CancellationToken,
-    kill: CancellationToken,
+    /// Ends all threads, when dropped at the latest.
+    kill: DropGuard,
     connections: TaskTracker,
     threads: Vec<JoinHandle<()>>,
 }
@@ -62,7 +63,9 @@ impl Serving {
             0 => std::thread::available_parallelism().map_or(1, usize::from),
             threads => threads,
         };
-        let (stop, kill, connections) = (CancellationToken::new(), CancellationToken::new(), TaskTracker::new());
+        let (stop, kill, connections) =
+            (CancellationToken::new(), CancellationToken::new(), TaskTracker::new());
+        let end = kill.clone().drop_guard();
         let workers = config.workers.clone();
         let (drained, drained_workers) = mpsc::unbounded_channel();
         let gateway = Arc::new(Gateway::new(config, drained));
@@ -85,7 +88,12 @@ impl Serving {
                 connections: connections.clone(),
             });
             lanes.push(Lane { handover, open: Arc::clone(&open) });
-            threads.push(thread(&format!("relay-{n}"), runtime()?, kill.clone(), relay(front, connections_in, open))?);
+            threads.push(thread(
+                &format!("relay-{n}"),
+                runtime()?,
+                kill.clone(),
+                relay(front, connections_in, open),
+            )?);
         }
         let operators = Arc::new(Front {
             gateway: Arc::clone(&gateway),
@@ -110,15 +118,16 @@ impl Serving {
         for spec in &workers {
             fleet.add(spec).map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
         }
-        Ok(Self { address, metrics_address, gateway, fleet, stop, kill, connections, threads })
+        Ok(Self { address, metrics_address, gateway, fleet, stop, kill: end, connections, threads })
     }
 
     /// Stops accepting, lets requests in flight end within the grace, then ends. Whether all of them did.
     pub async fn shut_down(self) -> bool {
         self.stop.cancel();
         self.connections.close();
-        let drained = timeout(self.gateway.config.server.shutdown_grace, self.connections.wait()).await.is_ok();
-        self.kill.cancel();
+        let drained =
+            timeout(self.gateway.config.server.shutdown_grace, self.connections.wait()).await.is_ok();
+        drop(self.kill);
         let (done, joined) = oneshot::channel();
         std::thread::spawn(move || {
             for thread in self.threads {
@@ -132,7 +141,9 @@ impl Serving {
 }
 
 fn bind(address: SocketAddr, field: &str) -> io::Result<std::net::TcpListener> {
-    let explain = |error: io::Error| io::Error::new(error.kind(), format!("cannot listen on {address} ({field}): {error}"));
+    let explain = |error: io::Error| {
+        io::Error::new(error.kind(), format!("cannot listen on {address} ({field}): {error}"))
+    };
     let listener = std::net::TcpListener::bind(address).map_err(explain)?;
     listener.set_nonblocking(true)?;
     Ok(listener)
@@ -161,7 +172,11 @@ fn thread(
 }
 
 /// Takes connections over and serves them, all on this thread.
-async fn relay(front: Arc<Front>, mut connections: mpsc::Receiver<std::net::TcpStream>, open: Arc<AtomicUsize>) {
+async fn relay(
+    front: Arc<Front>,
+    mut connections: mpsc::Receiver<std::net::TcpStream>,
+    open: Arc<AtomicUsize>,
+) {
     let runtime = Handle::current();
     while let Some(stream) = connections.recv().await {
         match TcpStream::from_std(stream) {

@@ -92,19 +92,26 @@ impl Address {
         let uri: http::Uri = url.parse().map_err(|error| format!("'{url}' is no URL ({error})"))?;
         match uri.scheme_str() {
             Some("http") => {}
-            Some(scheme) => return Err(format!("'{url}': {scheme} is not spoken to workers, write http://host:port")),
+            Some(scheme) => {
+                return Err(format!("'{url}': {scheme} is not spoken to workers, write http://host:port"));
+            }
             None => return Err(format!("'{url}' has no scheme, write http://host:port")),
         }
-        let authority = uri.authority().ok_or_else(|| format!("'{url}' has no host, write http://host:port"))?;
+        let authority =
+            uri.authority().ok_or_else(|| format!("'{url}' has no host, write http://host:port"))?;
         if authority.as_str().contains('@') || authority.host().is_empty() {
             return Err(format!("'{url}' must name a host and no user, write http://host:port"));
+        }
+        let port = authority.port_u16();
+        if port.is_none() && authority.as_str() != authority.host() {
+            return Err(format!("'{url}': its port is no number up to 65535, write http://host:port"));
         }
         if uri.query().is_some() {
             return Err(format!("'{url}' has a query, write http://host:port"));
         }
         Ok(Self {
             host: authority.host().trim_matches(['[', ']']).into(),
-            port: authority.port_u16().unwrap_or(80),
+            port: port.unwrap_or(80),
             authority: authority.as_str().into(),
             base_path: uri.path().trim_end_matches('/').into(),
         })
@@ -175,7 +182,19 @@ mod tests {
 
     #[test]
     fn any_other_address_is_refused_with_what_to_write() {
-        for url in ["", "gpu-1:8000", "https://gpu-1", "ftp://x", "http://", "http://u@h:1", "http://h:1?x=1", "http://h:x"] {
+        for url in [
+            "",
+            "gpu-1:8000",
+            "https://gpu-1",
+            "ftp://x",
+            "http://",
+            "http://u@h:1",
+            "http://h:1?x=1",
+            "http://h:x",
+            "http://h:",
+            "http://[::1]:x",
+            "http://h:80000",
+        ] {
             let problem = Address::parse(url).expect_err(url);
             assert!(problem.contains(url), "{problem}");
         }

@@ -74,7 +74,10 @@ impl Client {
 
     /// The bytes of a request.
     pub fn request_bytes(method: &str, path: &str, fields: &str, body: &str) -> String {
-        format!("{method} {path} HTTP/1.1\r\nhost: kvlane\r\n{fields}content-length: {}\r\n\r\n{body}", body.len())
+        format!(
+            "{method} {path} HTTP/1.1\r\nhost: kvlane\r\n{fields}content-length: {}\r\n\r\n{body}",
+            body.len()
+        )
     }
 
     /// Reads one whole answer, framed as to a request that is not HEAD.
@@ -104,10 +107,13 @@ impl Client {
         let head = self.buffer.split_to(end);
         let head = std::str::from_utf8(&head).expect("a head in ASCII");
         let mut lines = head.split("\r\n");
-        let status = lines.next().and_then(|line| line.split(' ').nth(1)?.parse().ok()).expect("a status line");
+        let status =
+            lines.next().and_then(|line| line.split(' ').nth(1)?.parse().ok()).expect("a status line");
         let fields = lines.filter_map(|line| line.split_once(':'));
-        let headers: Vec<_> = fields.map(|(name, value)| (name.to_lowercase(), value.trim().to_owned())).collect();
-        let find = |name: &str| headers.iter().find(|(other, _)| other == name).map(|(_, value)| value.as_str());
+        let headers: Vec<_> =
+            fields.map(|(name, value)| (name.to_lowercase(), value.trim().to_owned())).collect();
+        let find =
+            |name: &str| headers.iter().find(|(other, _)| other == name).map(|(_, value)| value.as_str());
         let bodiless = status == 204 || status == 304 || status < 200;
         self.framing = match (find("transfer-encoding"), find("content-length")) {
             _ if bodiless => Framing::Length(0),
@@ -145,7 +151,9 @@ impl Client {
                         return Ok(None);
                     }
                 }
-                Framing::UntilClose if !self.buffer.is_empty() => return Ok(Some(self.buffer.split().to_vec())),
+                Framing::UntilClose if !self.buffer.is_empty() => {
+                    return Ok(Some(self.buffer.split().to_vec()));
+                }
                 Framing::Length(_) | Framing::UntilClose => {}
             }
             if !self.fill().await? {

@@ -159,7 +159,9 @@ impl FakeEngine {
     /// # Panics
     /// When none comes.
     pub async fn call(&self) -> Call {
-        soon("a request at the engine", async { self.calls.lock().await.recv().await }).await.expect("an engine")
+        soon("a request at the engine", async { self.calls.lock().await.recv().await })
+            .await
+            .expect("an engine")
     }
 
     /// Whether no request that is not a probe has come beside those taken.
@@ -342,5 +344,8 @@ fn field<'a>(head: &'a str, name: &str) -> Option<&'a str> {
 }
 
 fn answer_bytes(status: u16, kind: &str, body: &str) -> String {
-    format!("HTTP/1.1 {status} Scripted\r\ncontent-type: {kind}\r\ncontent-length: {}\r\n\r\n{body}", body.len())
+    format!(
+        "HTTP/1.1 {status} Scripted\r\ncontent-type: {kind}\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    )
 }

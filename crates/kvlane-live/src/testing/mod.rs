@@ -170,7 +170,8 @@ impl TestGateway {
 /// Whether a pool's ledger says that nothing is going on.
 pub fn is_zero(pool: &ModelPool) -> bool {
     pool.router.read(|scheduler| {
-        let idle = scheduler.pool().endpoints().all(|endpoint| endpoint.load.in_flight == InFlight::default());
+        let idle =
+            scheduler.pool().endpoints().all(|endpoint| endpoint.load.in_flight == InFlight::default());
         idle && scheduler.in_flight() == 0 && scheduler.queued() == 0
     })
 }
@@ -182,7 +183,8 @@ pub fn chat(model: &str, text: &str) -> String {
 
 /// A chat body that asks for a stream.
 pub fn chat_stream(model: &str, text: &str) -> String {
-    serde_json::json!({"model": model, "stream": true, "messages": [{"role": "user", "content": text}]}).to_string()
+    serde_json::json!({"model": model, "stream": true, "messages": [{"role": "user", "content": text}]})
+        .to_string()
 }
 
 /// One SSE event with one token of a chat completion.

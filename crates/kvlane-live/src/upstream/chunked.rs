@@ -12,18 +12,31 @@ pub(crate) struct Chunked {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     /// In a chunk's size; how many digits it has so far.
-    Size { size: u64, digits: u8 },
+    Size {
+        size: u64,
+        digits: u8,
+    },
     /// After the size, in extensions, until the line ends; how long they are so far.
-    Extension { size: u64, len: u16 },
+    Extension {
+        size: u64,
+        len: u16,
+    },
     /// The size line's CR was seen.
-    SizeLf { size: u64 },
+    SizeLf {
+        size: u64,
+    },
     /// In a chunk's data.
-    Data { left: u64 },
+    Data {
+        left: u64,
+    },
     /// After a chunk's data.
     DataCr,
     DataLf,
     /// In the trailer section; length of the current line and of all.
-    Trailer { line: u16, all: u16 },
+    Trailer {
+        line: u16,
+        all: u16,
+    },
     /// After the last byte.
     Done,
 }
@@ -86,7 +99,9 @@ impl State {
             (Self::Size { .. }, _) => return Err(ChunkedError("a chunk size in at most 15 hex digits")),
             (Self::Extension { size, .. }, b'\r') => Self::SizeLf { size },
             (Self::Extension { .. }, b'\n') => return Err(ChunkedError("CR LF after a chunk size")),
-            (Self::Extension { size, len }, _) if len < EXTRA_BYTES_MAX => Self::Extension { size, len: len + 1 },
+            (Self::Extension { size, len }, _) if len < EXTRA_BYTES_MAX => {
+                Self::Extension { size, len: len + 1 }
+            }
             (Self::Extension { .. }, _) => return Err(ChunkedError("shorter chunk extensions")),
             (Self::SizeLf { size: 0 }, b'\n') => Self::Trailer { line: 0, all: 0 },
             (Self::SizeLf { size }, b'\n') => Self::Data { left: size },
@@ -96,7 +111,9 @@ impl State {
             (Self::Trailer { line: 0, .. }, b'\n') => Self::Done,
             (Self::Trailer { line, all }, b'\r') => Self::Trailer { line, all },
             (Self::Trailer { all, .. }, b'\n') => Self::Trailer { line: 0, all },
-            (Self::Trailer { line, all }, _) if all < EXTRA_BYTES_MAX => Self::Trailer { line: line + 1, all: all + 1 },
+            (Self::Trailer { line, all }, _) if all < EXTRA_BYTES_MAX => {
+                Self::Trailer { line: line + 1, all: all + 1 }
+            }
             (Self::Trailer { .. }, _) => return Err(ChunkedError("shorter trailers")),
             (Self::Data { .. } | Self::Done, _) => self,
         })
@@ -138,9 +155,16 @@ mod tests {
 
     #[test]
     fn broken_framing_is_an_error() {
-        for body in
-            ["x\r\n", "\r\n", "5\nhello", "5\r\nhelloworld", "5\r\nhello\n", "fffffffffffffffff\r\n", "-1\r\n", "5;x\n"]
-        {
+        for body in [
+            "x\r\n",
+            "\r\n",
+            "5\nhello",
+            "5\r\nhelloworld",
+            "5\r\nhello\n",
+            "fffffffffffffffff\r\n",
+            "-1\r\n",
+            "5;x\n",
+        ] {
             assert!(decode(body.as_bytes(), 2).is_err(), "{body:?}");
         }
         assert!(decode(&[b"1;".as_slice(), &[b'x'; 9000]].concat(), 100).is_err());

@@ -141,16 +141,14 @@ impl Upstreams {
                 parsed = read_head(&mut reader, &mut buffer, method) => Sent::Answered(parsed),
             }
         };
-        let (parsed, written) = match sent {
-            Sent::Ended(written) => (read_head(&mut reader, &mut buffer, method).await, written),
-            Sent::Answered(parsed) => (parsed, Err(io::Error::other("it answered before it had the whole request"))),
-        };
-        let whole = written.is_ok();
-        let head = match (parsed, written) {
-            (Ok(head), _) => head,
-            // An answer that came in spite of a failed write is told as what it is; nothing at all is the write's fault.
-            (Err(UpstreamError::Broken(_)), Err(error)) => return Err(UpstreamError::Broken(error)),
-            (Err(error), _) => return Err(error),
+        let (head, whole) = match sent {
+            Sent::Ended(Ok(())) => (read_head(&mut reader, &mut buffer, method).await?, true),
+            // It may have refused the request and closed: then its answer counts, not the failed write.
+            Sent::Ended(Err(error)) => match read_head(&mut reader, &mut buffer, method).await {
+                Err(UpstreamError::Broken(_)) => return Err(UpstreamError::Broken(error)),
+                answered => (answered?, false),
+            },
+            Sent::Answered(answered) => (answered?, false),
         };
         let body = AnswerBody {
             stream: Some(stream),
@@ -172,7 +170,8 @@ impl Upstreams {
                 connections.clear();
                 return None;
             }
-            let silent = matches!(stream.try_read(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock);
+            let silent =
+                matches!(stream.try_read(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock);
             if silent {
                 return Some(stream);
             }
@@ -245,7 +244,10 @@ impl AnswerBody {
             match ready!(self.poll_read(cx)) {
                 Ok(0) if self.framing == Framing::UntilClose => self.framing = Framing::Done,
                 Ok(0) => {
-                    let cut = io::Error::new(io::ErrorKind::UnexpectedEof, "the worker closed the stream before its end");
+                    let cut = io::Error::new(
+                        io::ErrorKind::UnexpectedEof,
+                        "the worker closed the stream before its end",
+                    );
                     return Poll::Ready(Some(Err(cut)));
                 }
                 Ok(_) => {}
@@ -327,7 +329,11 @@ struct Head {
 }
 
 /// Reads one final head; what follows it stays in the buffer.
-async fn read_head(stream: &mut ReadHalf<'_>, buffer: &mut BytesMut, method: &Method) -> Result<Head, UpstreamError> {
+async fn read_head(
+    stream: &mut ReadHalf<'_>,
+    buffer: &mut BytesMut,
+    method: &Method,
+) -> Result<Head, UpstreamError> {
     loop {
         if !buffer.is_empty()
             && let Some((len, head)) = parse_head(buffer, method)?
@@ -363,7 +369,8 @@ fn parse_head(bytes: &[u8], method: &Method) -> Result<Option<(usize, Option<Hea
         Ok(httparse::Status::Partial) => return Ok(None),
         Err(error) => return Err(garbage(&error.to_string())),
     };
-    let status = parsed.code.and_then(|code| StatusCode::from_u16(code).ok()).ok_or_else(|| garbage("no status"))?;
+    let status =
+        parsed.code.and_then(|code| StatusCode::from_u16(code).ok()).ok_or_else(|| garbage("no status"))?;
     if status.is_informational() {
         if status == StatusCode::SWITCHING_PROTOCOLS {
             return Err(garbage("it switches protocols"));
@@ -380,9 +387,11 @@ fn parse_head(bytes: &[u8], method: &Method) -> Result<Option<(usize, Option<Hea
             chunked = field.value.eq_ignore_ascii_case(b"chunked");
         } else if name == header::CONNECTION {
             reusable &= !contains_token(field.value, b"close");
-            options |= !field.value.eq_ignore_ascii_case(b"keep-alive") && !field.value.eq_ignore_ascii_case(b"close");
+            options |= !field.value.eq_ignore_ascii_case(b"keep-alive")
+                && !field.value.eq_ignore_ascii_case(b"close");
         } else if name == header::CONTENT_LENGTH {
-            let value = content_length(field.value).ok_or_else(|| garbage("its content-length is no number"))?;
+            let value =
+                content_length(field.value).ok_or_else(|| garbage("its content-length is no number"))?;
             if length.replace(value).is_some_and(|before| before != value) {
                 return Err(garbage("two different content-lengths"));
             }
@@ -393,7 +402,9 @@ fn parse_head(bytes: &[u8], method: &Method) -> Result<Option<(usize, Option<Hea
     }
     if options {
         for field in parsed.headers.iter().filter(|field| field.name.eq_ignore_ascii_case("connection")) {
-            for name in field.value.split(|&byte| byte == b',').filter_map(|item| std::str::from_utf8(item).ok()) {
+            for name in
+                field.value.split(|&byte| byte == b',').filter_map(|item| std::str::from_utf8(item).ok())
+            {
                 headers.remove(name.trim());
             }
         }
@@ -403,7 +414,8 @@ fn parse_head(bytes: &[u8], method: &Method) -> Result<Option<(usize, Option<Hea
     {
         headers.insert(header::CONTENT_LENGTH, length.into());
     }
-    let bodiless = method == Method::HEAD || status == StatusCode::NO_CONTENT || status == StatusCode::NOT_MODIFIED;
+    let bodiless =
+        method == Method::HEAD || status == StatusCode::NO_CONTENT || status == StatusCode::NOT_MODIFIED;
     let framing = match (bodiless, codings, length) {
         (true, ..) => Framing::Done,
         (_, 1, None) if chunked => Framing::Chunked(Chunked::new()),
@@ -458,13 +470,17 @@ mod tests {
 
     #[test]
     fn the_length_of_a_body_is_read_from_the_head() {
-        let check = |fields: &str, expect| assert_eq!(framing(&format!("HTTP/1.1 200 OK\r\n{fields}\r\n")), expect);
+        let check =
+            |fields: &str, expect| assert_eq!(framing(&format!("HTTP/1.1 200 OK\r\n{fields}\r\n")), expect);
         check("content-length: 5\r\n", (Framing::Length { left: 5 }, true));
         check("content-length: 0\r\n", (Framing::Done, true));
         check("transfer-encoding: chunked\r\n", (Framing::Chunked(Chunked::new()), true));
         check("", (Framing::UntilClose, false));
         check("connection: Keep-Alive, Close\r\ncontent-length: 5\r\n", (Framing::Length { left: 5 }, false));
-        assert_eq!(framing("HTTP/1.0 200 OK\r\ncontent-length: 5\r\n\r\n"), (Framing::Length { left: 5 }, false));
+        assert_eq!(
+            framing("HTTP/1.0 200 OK\r\ncontent-length: 5\r\n\r\n"),
+            (Framing::Length { left: 5 }, false)
+        );
         assert_eq!(framing("HTTP/1.1 204 No Content\r\ncontent-length: 5\r\n\r\n"), (Framing::Done, true));
     }
 

@@ -80,7 +80,9 @@ pub enum ApiError {
 
 fn rejection_text(why: Rejection) -> &'static str {
     match why {
-        Rejection::NoEndpoint => "no endpoint is ready for this model: GET /readiness tells which are down and why",
+        Rejection::NoEndpoint => {
+            "no endpoint is ready for this model: GET /readiness tells which are down and why"
+        }
         Rejection::QueueFull => "too many requests are waiting for this model: come again later",
         Rejection::QueueTimeout => "the request waited too long for its turn: come again later",
     }

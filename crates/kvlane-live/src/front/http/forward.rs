@@ -41,7 +41,7 @@ pub(super) async fn forward(
     let routed = route(gateway, api, parts, &body, account)?;
     account.set_model(&routed.served.pool.model);
     let retry = &gateway.config.retry;
-    let (mut excluded, mut tried) = (routed.served.lacking.to_vec(), Vec::new());
+    let (mut excluded, mut tried) = (routed.served.lacking.clone(), Vec::new());
     let mut failed = None;
     for attempt in 0.. {
         let lease = match (gateway.place(&routed, attempt, &excluded).await, failed) {
@@ -74,10 +74,12 @@ pub(super) async fn forward(
                 excluded.push(lease.placement.endpoint);
             }
         }
-        let goes_on = kind.is_some() && attempt < retry.max_total_retries && somebody_is_left(&routed, &excluded);
+        let goes_on =
+            kind.is_some() && attempt < retry.max_total_retries && somebody_is_left(&routed, &excluded);
         match answered {
             Err(error) => {
-                let error = ApiError::Upstream { worker: lease.worker.url.to_string(), error, attempts: attempt + 1 };
+                let error =
+                    ApiError::Upstream { worker: lease.worker.url.to_string(), error, attempts: attempt + 1 };
                 if !goes_on {
                     return Err(error);
                 }
@@ -87,7 +89,11 @@ pub(super) async fn forward(
             Ok(answer) if !goes_on => return Ok(relay(answer, lease, account, routed.deadline)),
             Ok(answer) => {
                 let (worker, attempts) = (lease.worker.url.to_string(), attempt + 1);
-                failed = Some(ApiError::Upstream { worker, error: UpstreamError::Status(answer.status), attempts });
+                failed = Some(ApiError::Upstream {
+                    worker,
+                    error: UpstreamError::Status(answer.status),
+                    attempts,
+                });
             }
         }
     }
@@ -96,7 +102,11 @@ pub(super) async fn forward(
 
 /// Whether anybody is left to try.
 fn somebody_is_left(routed: &Routed, excluded: &[EndpointId]) -> bool {
-    routed.served.pool.router.read(|scheduler| scheduler.pool().eligible().any(|other| !excluded.contains(&other.id)))
+    routed
+        .served
+        .pool
+        .router
+        .read(|scheduler| scheduler.pool().eligible().any(|other| !excluded.contains(&other.id)))
 }
 
 /// 502, 503 and 504 are about the worker; any other status is its answer.
@@ -157,10 +167,10 @@ fn route(
     })
 }
 
-fn named_pool(gateway: &Gateway, model: &str) -> Result<Served, ApiError> {
+fn named_pool(gateway: &Gateway, model: &str) -> Result<Arc<Served>, ApiError> {
     let table = gateway.table();
     if let Some(served) = table.by_name.get(model) {
-        return Ok(served.clone());
+        return Ok(Arc::clone(served));
     }
     if table.pools.is_empty() {
         return Err(no_endpoint(gateway));
@@ -174,17 +184,20 @@ fn no_endpoint(gateway: &Gateway) -> ApiError {
 }
 
 /// Engines' own APIs name no model; with one pool there is no doubt.
-fn only_pool(gateway: &Gateway, api: Api) -> Result<Served, ApiError> {
-    let engine_api = matches!(api, Api::Generate | Api::Tokenize | Api::Detokenize | Api::Rerank | Api::Score);
+fn only_pool(gateway: &Gateway, api: Api) -> Result<Arc<Served>, ApiError> {
+    let engine_api =
+        matches!(api, Api::Generate | Api::Tokenize | Api::Detokenize | Api::Rerank | Api::Score);
     match &gateway.table().pools[..] {
         [] => Err(no_endpoint(gateway)),
-        [pool] if engine_api => Ok(Served::by_all(pool)),
-        _ => Err(ApiError::MissingField("`model` is missing: name one of those that GET /v1/models lists".into())),
+        [pool] if engine_api => named_pool(gateway, &pool.model),
+        _ => Err(ApiError::MissingField(
+            "`model` is missing: name one of those that GET /v1/models lists".into(),
+        )),
     }
 }
 
 /// For a path we do not know: the model of a JSON body if it has one that we serve, else the only pool.
-fn unparsed_pool(gateway: &Gateway, parts: &Parts, body: &Bytes) -> Result<Served, ApiError> {
+fn unparsed_pool(gateway: &Gateway, parts: &Parts, body: &Bytes) -> Result<Arc<Served>, ApiError> {
     #[derive(serde::Deserialize)]
     struct Named {
         model: Option<String>,
@@ -195,7 +208,7 @@ fn unparsed_pool(gateway: &Gateway, parts: &Parts, body: &Bytes) -> Result<Serve
     }
     match &gateway.table().pools[..] {
         [] => Err(no_endpoint(gateway)),
-        [pool] => Ok(Served::by_all(pool)),
+        [pool] => named_pool(gateway, &pool.model),
         _ => Err(ApiError::MissingField(format!(
             "{}: several models are served here, and the body names none",
             parts.uri.path()
@@ -209,12 +222,25 @@ fn request_head(parts: &Parts, lease: &Lease, body_len: usize, account: &Account
     let path = parts.uri.path_and_query().map_or("/", |path| path.as_str());
     let mut head = Vec::with_capacity(1024);
     let mut put = |pieces: &[&[u8]]| pieces.iter().for_each(|piece| head.extend_from_slice(piece));
-    put(&[parts.method.as_str().as_bytes(), b" ", address.base_path.as_bytes(), path.as_bytes(), b" HTTP/1.1\r\nhost: "]);
+    put(&[
+        parts.method.as_str().as_bytes(),
+        b" ",
+        address.base_path.as_bytes(),
+        path.as_bytes(),
+        b" HTTP/1.1\r\nhost: ",
+    ]);
     put(&[address.authority.as_bytes(), b"\r\nx-request-id: ", account.request_id.as_bytes(), b"\r\n"]);
     for (name, value) in &parts.headers {
-        let ours = name == header::HOST || name == header::CONTENT_LENGTH || name == header::EXPECT || name == REQUEST_ID;
+        let ours = name == header::HOST
+            || name == header::CONTENT_LENGTH
+            || name == header::EXPECT
+            || name == REQUEST_ID;
         // An answer that is compressed could not be watched.
-        if !ours && name != header::ACCEPT_ENCODING && !is_hop_by_hop(name) && !named_in_connection(parts, name) {
+        if !ours
+            && name != header::ACCEPT_ENCODING
+            && !is_hop_by_hop(name)
+            && !named_in_connection(parts, name)
+        {
             put(&[name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"]);
         }
     }
@@ -228,7 +254,8 @@ fn request_head(parts: &Parts, lease: &Lease, body_len: usize, account: &Account
 /// Whether the client's `Connection` header names this field as meant for us alone.
 fn named_in_connection(parts: &Parts, name: &header::HeaderName) -> bool {
     parts.headers.get_all(header::CONNECTION).iter().any(|list| {
-        list.to_str().is_ok_and(|list| list.split(',').any(|item| item.trim().eq_ignore_ascii_case(name.as_str())))
+        list.to_str()
+            .is_ok_and(|list| list.split(',').any(|item| item.trim().eq_ignore_ascii_case(name.as_str())))
     })
 }
 

@@ -1,11 +1,12 @@
 //! The HTTP front door: HTTP/1.1 and h2c in, one connection one task, one relay thread per connection.
 //!
-//! Parsing heads, framing and upgrades are hyper's. What is ours is the way of one request: [`read`] its body,
-//! [`forward`] it, [`relay`] the answer; [`error`] is where errors become HTTP.
+//! Parsing heads, framing and upgrades are hyper's. What is ours is the way of one request: `read` its body,
+//! `forward` it, `relay` the answer; [`error`] is where errors become HTTP.
 
 mod account;
 pub mod error;
 mod forward;
+mod patient;
 mod read;
 mod relay;
 
@@ -21,9 +22,10 @@ use http::header::{self, HeaderName};
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use http_body::{Frame, SizeHint};
 use hyper::body::Incoming;
+use hyper::rt::Executor;
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use kvlane_wire::api::Api;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
@@ -32,6 +34,7 @@ use tokio_util::task::TaskTracker;
 
 pub(crate) use self::account::Account;
 use self::error::ApiError;
+use self::patient::Patient;
 use self::relay::Relay;
 use crate::admin;
 use crate::fleet::Fleet;
@@ -42,6 +45,8 @@ use crate::upstream::Upstreams;
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// The largest head a request may have.
 const HEAD_BYTES_MAX: usize = 64 << 10;
+/// Longest pause between two looks at a preface that comes in pieces.
+const PREFACE_PAUSE_MAX: Duration = Duration::from_millis(250);
 /// Streams at a time on one h2c connection.
 const H2_STREAMS_MAX: u32 = 1024;
 
@@ -77,7 +82,11 @@ pub(crate) struct Front {
 
 impl Front {
     /// Accepts connections until told to stop, and hands each to `spread`.
-    pub(crate) async fn accept(listener: TcpListener, stop: CancellationToken, mut spread: impl FnMut(TcpStream)) {
+    pub(crate) async fn accept(
+        listener: TcpListener,
+        stop: CancellationToken,
+        mut spread: impl FnMut(TcpStream),
+    ) {
         loop {
             let accepted = tokio::select! {
                 accepted = listener.accept() => accepted,
@@ -104,7 +113,10 @@ impl Front {
         })
     }
 
-    async fn serve(self: Arc<Self>, stream: TcpStream) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    async fn serve(
+        self: Arc<Self>,
+        stream: TcpStream,
+    ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         stream.set_nodelay(true)?;
         let header_timeout = self.gateway.config.server.header_timeout;
         let first = tokio::select! {
@@ -114,14 +126,19 @@ impl Front {
         let Ok(h2) = first else { return Ok(()) };
         let h2 = h2?;
         let stop = self.stop.clone();
-        let io = TokioIo::new(stream);
+        let config = &self.gateway.config.server;
+        let stream_max = config.body_timeout.saturating_add(config.request_timeout);
+        let io = TokioIo::new(Patient::new(stream, config.stream_idle_timeout));
         let service = service_fn(move |request| {
             let front = Arc::clone(&self);
             async move { Ok::<_, Infallible>(front.answer(request).await) }
         });
         if h2 {
-            let mut builder = http2::Builder::new(TokioExecutor::new());
-            builder.timer(TokioTimer::new()).max_concurrent_streams(H2_STREAMS_MAX).max_header_list_size(HEAD_BYTES_MAX as u32);
+            let mut builder = http2::Builder::new(Streams { stream_max });
+            builder
+                .timer(TokioTimer::new())
+                .max_concurrent_streams(H2_STREAMS_MAX)
+                .max_header_list_size(HEAD_BYTES_MAX as u32);
             builder.keep_alive_interval(Some(header_timeout));
             let mut connection = pin!(builder.serve_connection(io, service));
             tokio::select! {
@@ -188,10 +205,24 @@ impl Front {
     }
 }
 
+/// Runs the streams of an h2c connection, each for so long at most. A client that grants a stream no room would
+/// otherwise keep it for ever: nobody asks for more of an answer that cannot be sent, so nobody looks at its deadline.
+#[derive(Clone)]
+struct Streams {
+    stream_max: Duration,
+}
+
+impl<F: Future<Output: Send> + Send + 'static> Executor<F> for Streams {
+    fn execute(&self, stream: F) {
+        tokio::spawn(timeout(self.stream_max, stream));
+    }
+}
+
 /// Whether a connection begins with HTTP/2's preface. Looks without taking.
 async fn speaks_h2(stream: &TcpStream) -> io::Result<bool> {
     const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
     let mut first = [0; PREFACE.len()];
+    let mut pause = Duration::from_millis(1);
     loop {
         let seen = stream.peek(&mut first).await?;
         if seen == 0 || first[..seen] != PREFACE[..seen] {
@@ -201,7 +232,8 @@ async fn speaks_h2(stream: &TcpStream) -> io::Result<bool> {
             return Ok(true);
         }
         // A preface in pieces. What was seen stays readable, so ask again later rather than at once.
-        tokio::time::sleep(Duration::from_millis(1)).await;
+        tokio::time::sleep(pause).await;
+        pause = (2 * pause).min(PREFACE_PAUSE_MAX);
     }
 }
 
@@ -219,7 +251,11 @@ pub(crate) fn text_response(status: StatusCode, content_type: &'static str, text
 }
 
 /// Reads a small body, for the admin API.
-pub(crate) async fn read_body(front: &Front, headers: &http::HeaderMap, body: &mut Incoming) -> Result<Bytes, ApiError> {
+pub(crate) async fn read_body(
+    front: &Front,
+    headers: &http::HeaderMap,
+    body: &mut Incoming,
+) -> Result<Bytes, ApiError> {
     read::body(&front.gateway.config.server, headers, body).await
 }
 
@@ -227,7 +263,10 @@ impl http_body::Body for Body {
     type Data = Bytes;
     type Error = io::Error;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
         match &mut *self {
             Self::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
             Self::Relay(relay) => Pin::new(relay).poll_frame(cx),

@@ -14,7 +14,11 @@ use crate::config;
 const REFUSED_BYTES_MAX: u64 = 256 << 20;
 
 /// The body, in one piece.
-pub(super) async fn body(config: &config::Server, headers: &HeaderMap, body: &mut Incoming) -> Result<Bytes, ApiError> {
+pub(super) async fn body(
+    config: &config::Server,
+    headers: &HeaderMap,
+    body: &mut Incoming,
+) -> Result<Bytes, ApiError> {
     let read = timeout(config.body_timeout, collect(config.max_payload_size, body)).await;
     let read = read.unwrap_or(Err(ApiError::BodyTimeout(config.body_timeout)));
     let waits = headers.contains_key(header::EXPECT) && body.size_hint().exact().is_some();

@@ -71,7 +71,8 @@ impl Relay {
         let idle_timeout = lease.gateway().config.server.stream_idle_timeout;
         let alarm = Box::pin(sleep_until(deadline.min(last_piece + idle_timeout)));
         let (watch, lease) = (Watch::new(headers), Some(lease));
-        let mut relay = Self { body, watch, lease, account, sound, idle_timeout, last_piece, deadline, alarm };
+        let mut relay =
+            Self { body, watch, lease, account, sound, idle_timeout, last_piece, deadline, alarm };
         if relay.body.is_over() {
             relay.complete();
         }
@@ -121,7 +122,10 @@ impl http_body::Body for Relay {
     type Data = Bytes;
     type Error = io::Error;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
         let this = &mut *self;
         match this.body.poll_piece(cx) {
             Poll::Ready(Some(Ok(piece))) => {
@@ -171,7 +175,8 @@ impl http_body::Body for Relay {
 impl Watch {
     fn new(headers: &HeaderMap) -> Self {
         let is = |kind: &str| {
-            let value = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+            let value =
+                headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
             value.get(..kind.len()).is_some_and(|start| start.eq_ignore_ascii_case(kind))
         };
         if is("text/event-stream") {
@@ -185,7 +190,8 @@ impl Watch {
 
     /// Looks at a piece.
     fn see(&mut self, piece: &[u8]) -> Seen {
-        let beginning = |begun: &mut bool| if std::mem::replace(begun, true) { Seen::Nothing } else { Seen::Beginning };
+        let beginning =
+            |begun: &mut bool| if std::mem::replace(begun, true) { Seen::Nothing } else { Seen::Beginning };
         match self {
             Self::Events(scanner) => Seen::Tokens(scanner.push(piece)),
             Self::Json { tail, begun } => {
