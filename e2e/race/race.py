@@ -327,7 +327,8 @@ def load(url, cell, connections, seconds):
     """wrk's account of `seconds` of load."""
     command = [
         *TETHER, "wrk", "--threads", "1", "--connections", str(connections), "--duration", f"{seconds}s",
-        "--timeout", "10s", "--script", str(HERE / "chat.lua"), url, "--", str(cell.system_bytes), "stream" if cell.stream else "whole",
+        "--timeout", "10s", "--script", str(HERE / "chat.lua"), url,
+        "--", str(cell.system_bytes), "stream" if cell.stream else "whole",
     ]
     try:
         ran = subprocess.run(command, capture_output=True, text=True, timeout=seconds + WRK_S_MAX, env=environment())

@@ -56,7 +56,7 @@ fn world(policy: &str) -> (Router, Vec<Vec<BlockHash>>) {
     });
     let mut out = Vec::new();
     let endpoints: Vec<EndpointId> = (0..ENDPOINTS)
-        .map(|n| router.join(Nanos(1), format!("http://e{n}").into(), &mut out).expect("room"))
+        .map(|n| router.join(Nanos(1), format!("http://e{n}").into(), true, false, &mut out).expect("room"))
         .collect();
     let chains: Vec<Vec<BlockHash>> = (0..ENDPOINTS as u64 * 8).map(|n| chain(&prompt(n))).collect();
     for (n, chain) in chains.iter().enumerate() {

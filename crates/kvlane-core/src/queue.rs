@@ -43,6 +43,10 @@ impl Queue {
         Ok(())
     }
 
+    pub(crate) fn contains(&self, id: RequestId) -> bool {
+        self.waiting.iter().any(|waiting| waiting.request.id == id)
+    }
+
     pub(crate) fn pop(&mut self) -> Option<Waiting> {
         self.waiting.pop_front()
     }

@@ -1,5 +1,7 @@
 //! What may influence a placement, and nothing else: no headers, no JSON, no sockets.
 
+use std::sync::{Arc, LazyLock};
+
 use serde::{Deserialize, Serialize};
 
 use crate::endpoint::EndpointId;
@@ -16,9 +18,10 @@ pub struct SchedulingRequest {
     pub id: RequestId,
     /// Prompt length in tokens: counted, or estimated from bytes.
     pub prompt_tokens: u32,
-    /// Endpoints that already failed it.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub excluded: Vec<EndpointId>,
+    /// Endpoints it must not go to: they have failed it, or lack its adapter. Shared, since the latter are the same
+    /// for all requests.
+    #[serde(default = "nobody")]
+    pub excluded: Arc<[EndpointId]>,
     /// How often it has been placed before. A retry waits in no queue.
     #[serde(default)]
     pub attempt: u32,
@@ -27,6 +30,12 @@ pub struct SchedulingRequest {
 impl SchedulingRequest {
     /// A request that has not been tried yet.
     pub fn new(id: RequestId, prompt_tokens: u32) -> Self {
-        Self { id, prompt_tokens, excluded: Vec::new(), attempt: 0 }
+        Self { id, prompt_tokens, excluded: nobody(), attempt: 0 }
     }
+}
+
+/// The empty list, which costs nothing after the first time.
+pub fn nobody() -> Arc<[EndpointId]> {
+    static NOBODY: LazyLock<Arc<[EndpointId]>> = LazyLock::new(|| Arc::new([]));
+    Arc::clone(&NOBODY)
 }

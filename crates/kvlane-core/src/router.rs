@@ -53,19 +53,24 @@ pub struct Recording {
 impl Router {
     /// A router without endpoints.
     pub fn new(config: Config) -> Self {
+        Self::with(config, None)
+    }
+
+    /// A router without endpoints that writes down all that its scheduler is told. Unbounded: for tests and short
+    /// captures.
+    pub fn recorded(config: Config) -> Self {
+        Self::with(config, Some(Vec::new()))
+    }
+
+    fn with(config: Config, recording: Option<Vec<(Nanos, Input)>>) -> Self {
         Self {
             block_tokens: config.block_tokens,
             index: RwLock::new(ApproxIndex::new(config.index)),
-            state: Mutex::new(State { scheduler: Scheduler::new(config.scheduler), recording: None }),
+            state: Mutex::new(State { scheduler: Scheduler::new(config.scheduler), recording }),
         }
     }
 
-    /// From now on writes down all inputs. Unbounded: for tests and short captures.
-    pub fn record(&self) {
-        self.state().recording.get_or_insert_default();
-    }
-
-    /// What was written down since [`Router::record`].
+    /// What a [`Router::recorded`] one was told; nothing from any other.
     pub fn recording(&self) -> Recording {
         let state = self.state();
         let inputs = state.recording.clone().unwrap_or_default();
@@ -73,17 +78,33 @@ impl Router {
     }
 
     /// Adds an endpoint and returns its id; none when the pool is full.
-    pub fn join(&self, now: Nanos, name: Arc<str>, out: &mut Vec<Output>) -> Option<EndpointId> {
+    pub fn join(
+        &self,
+        now: Nanos,
+        name: Arc<str>,
+        healthy: bool,
+        draining: bool,
+        out: &mut Vec<Output>,
+    ) -> Option<EndpointId> {
         let mut state = self.state();
         let endpoint = state.scheduler.pool().next_id()?;
-        state.step(now, Input::Joined { endpoint, name }, out);
+        state.step(now, Input::Joined { endpoint, name, healthy, draining }, out);
         Some(endpoint)
+    }
+
+    /// Forgets all that an endpoint was expected to hold: it has started again, with empty caches.
+    pub fn forget(&self, endpoint: EndpointId) {
+        // In slices, so that requests come in between.
+        let mut from = 0;
+        while let Some(next) = self.index_mut().remove_endpoint(endpoint, from) {
+            from = next;
+        }
     }
 
     /// Removes an endpoint and all that it was expected to hold.
     pub fn leave(&self, now: Nanos, endpoint: EndpointId, out: &mut Vec<Output>) {
         self.step(now, Input::Left { endpoint }, out);
-        self.index_mut().remove_endpoint(endpoint);
+        self.forget(endpoint);
     }
 
     /// Places a request whose prompt has these blocks, or queues or refuses it: what happened is in `out`, and

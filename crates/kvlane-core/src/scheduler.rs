@@ -42,12 +42,16 @@ pub struct Config {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Input {
-    /// An endpoint comes, healthy and idle. Its id is [`Pool::next_id`].
+    /// An endpoint comes, idle. Its id is [`Pool::next_id`].
     Joined {
         /// Its id.
         endpoint: EndpointId,
         /// What people call it.
         name: Arc<str>,
+        /// Whether requests may be placed there at once.
+        healthy: bool,
+        /// Whether it takes no new requests.
+        draining: bool,
     },
     /// An endpoint stops (or again starts) taking new requests.
     Draining {
@@ -152,6 +156,7 @@ pub struct Scheduler {
     rows: Vec<Candidate>,
     costs: Vec<f64>,
     overlap_by_slot: Vec<(EndpointId, u32)>,
+    excluded_by_slot: Vec<Option<EndpointId>>,
 }
 
 /// A request in flight: what it has reserved, to be given back.
@@ -178,6 +183,7 @@ impl Scheduler {
             rows: Vec::new(),
             costs: Vec::new(),
             overlap_by_slot: Vec::new(),
+            excluded_by_slot: Vec::new(),
             config,
         }
     }
@@ -186,7 +192,11 @@ impl Scheduler {
     /// times that are out of order by as much as they race.
     pub fn step(&mut self, now: Nanos, input: Input, out: &mut Vec<Output>) {
         match input {
-            Input::Joined { endpoint, name } => self.pool.join(endpoint, name),
+            Input::Joined { endpoint, name, healthy, draining } => {
+                self.pool.join(endpoint, name);
+                self.pool.set_health(endpoint, healthy);
+                self.pool.set_draining(endpoint, draining);
+            }
             Input::Draining { endpoint, draining } => {
                 self.pool.set_draining(endpoint, draining);
                 self.tell_drained(endpoint, out);
@@ -241,7 +251,10 @@ impl Scheduler {
         out: &mut Vec<Output>,
     ) {
         let id = request.id;
-        debug_assert!(self.flights.get(id).is_none(), "a request in flight arrives again");
+        if self.flights.contains(id) || self.queue.contains(id) {
+            // It has its place already, or waits for it: an answer to one of two would be lost.
+            return;
+        }
         let waits = request.attempt == 0 && (self.is_full() || self.queue.len() > 0);
         if !waits {
             return self.place(now, &request, &overlap, out);
@@ -320,22 +333,30 @@ impl Scheduler {
             }
             self.overlap_by_slot[endpoint.slot()] = (endpoint, tokens.min(request.prompt_tokens));
         }
+        for &endpoint in &*request.excluded {
+            if endpoint.slot() >= self.excluded_by_slot.len() {
+                self.excluded_by_slot.resize(endpoint.slot() + 1, None);
+            }
+            self.excluded_by_slot[endpoint.slot()] = Some(endpoint);
+        }
+        let excluded = |id: EndpointId| self.excluded_by_slot.get(id.slot()) == Some(&Some(id));
         let overlap_tokens = |id: EndpointId| match self.overlap_by_slot.get(id.slot()) {
             Some(&(holder, tokens)) if holder == id => tokens,
             _ => 0,
         };
         self.rows.clear();
-        self.rows.extend(
-            self.pool.eligible().filter(|endpoint| !request.excluded.contains(&endpoint.id)).map(
-                |endpoint| Candidate {
-                    endpoint: endpoint.id,
-                    overlap_tokens: overlap_tokens(endpoint.id),
-                    load: endpoint.load,
-                },
-            ),
-        );
+        self.rows.extend(self.pool.eligible().filter(|endpoint| !excluded(endpoint.id)).map(|endpoint| {
+            Candidate {
+                endpoint: endpoint.id,
+                overlap_tokens: overlap_tokens(endpoint.id),
+                load: endpoint.load,
+            }
+        }));
         for &(endpoint, _) in overlap {
             self.overlap_by_slot[endpoint.slot()].1 = 0;
+        }
+        for &endpoint in &*request.excluded {
+            self.excluded_by_slot[endpoint.slot()] = None;
         }
     }
 
@@ -398,8 +419,8 @@ impl Flights {
         self.hasher.hash_one(id.0)
     }
 
-    fn get(&self, id: RequestId) -> Option<&Flight> {
-        self.table.find(self.hash(id), |flight| flight.request == id)
+    fn contains(&self, id: RequestId) -> bool {
+        self.table.find(self.hash(id), |flight| flight.request == id).is_some()
     }
 
     fn get_mut(&mut self, id: RequestId) -> Option<&mut Flight> {
@@ -446,7 +467,7 @@ mod tests {
             let mut world = Self { scheduler: Scheduler::new(config), now: Nanos::ZERO };
             for n in 0..endpoints {
                 let endpoint = world.scheduler.pool.next_id().expect("room");
-                world.step(Input::Joined { endpoint, name: format!("e{n}").into() });
+                world.step(joined(endpoint, &format!("e{n}")));
             }
             world
         }
@@ -463,9 +484,18 @@ mod tests {
             self.step(Input::Arrived { request, overlap: overlap.to_vec() })
         }
 
+        /// Whoever sits in a slot now.
+        fn seated(&self, slot: u16) -> EndpointId {
+            self.scheduler.pool.endpoints().nth(slot.into()).expect("three endpoints").id
+        }
+
         fn ledger(&self, slot: u16) -> InFlight {
             self.scheduler.pool.get(endpoint(slot)).expect("here").load.in_flight
         }
+    }
+
+    fn joined(endpoint: EndpointId, name: &str) -> Input {
+        Input::Joined { endpoint, name: name.into(), healthy: true, draining: false }
     }
 
     fn endpoint(slot: u16) -> EndpointId {
@@ -514,7 +544,7 @@ mod tests {
         let out = world.step(Input::Finished { request: RequestId(1) });
         assert!(placed(&out).is_some(), "the waiting one takes the place");
         let mut request = SchedulingRequest::new(RequestId(1), 10);
-        (request.attempt, request.excluded) = (1, vec![first]);
+        (request.attempt, request.excluded) = (1, [first].into());
         let out = world.step(Input::Arrived { request, overlap: Vec::new() });
         assert!(placed(&out).is_some_and(|second| second != first));
     }
@@ -546,6 +576,30 @@ mod tests {
     }
 
     #[test]
+    fn a_request_that_arrives_twice_has_one_place() {
+        let mut world = World::new(Config { in_flight_max: 1, ..config("round_robin") }, 1);
+        assert!(placed(&world.arrive(1, 10, &[])).is_some());
+        assert_eq!(world.arrive(1, 10, &[]), [], "in flight");
+        assert_eq!((world.arrive(2, 10, &[]), world.arrive(2, 10, &[])), (vec![], vec![]), "waiting");
+        assert_eq!(world.scheduler.queued(), 1);
+        assert!(placed(&world.step(Input::Finished { request: RequestId(1) })).is_some());
+        world.step(Input::Finished { request: RequestId(2) });
+        assert_eq!((world.scheduler.in_flight(), world.scheduler.queued()), (0, 0));
+    }
+
+    #[test]
+    fn whoever_joins_unfit_or_draining_gets_nothing() {
+        let mut world = World::new(config("round_robin"), 1);
+        for (healthy, draining) in [(false, false), (true, true)] {
+            let endpoint = world.scheduler.pool.next_id().expect("room");
+            world.step(Input::Joined { endpoint, name: "e".into(), healthy, draining });
+        }
+        for id in 0..3 {
+            assert_eq!(placed(&world.arrive(id, 10, &[])), Some(endpoint(0)));
+        }
+    }
+
+    #[test]
     fn a_draining_endpoint_takes_nothing_new_and_tells_when_it_is_empty() {
         let mut world = World::new(config("round_robin"), 2);
         assert_eq!(placed(&world.arrive(1, 10, &[])), Some(endpoint(0)));
@@ -562,7 +616,7 @@ mod tests {
         world.arrive(1, 10, &[]);
         world.step(Input::Left { endpoint: endpoint(0) });
         let successor = world.scheduler.pool.next_id().expect("room");
-        world.step(Input::Joined { endpoint: successor, name: "e1".into() });
+        world.step(joined(successor, "e1"));
         world.arrive(2, 10, &[(endpoint(0), 10)]);
         world.step(Input::Finished { request: RequestId(1) });
         let ledger = world.scheduler.pool.get(successor).expect("here").load.in_flight;
@@ -641,13 +695,21 @@ mod tests {
                         }
                         world.step(Input::Finished { request })
                     }
-                    Act::Health(slot, healthy) => world.step(Input::Health { endpoint: endpoint(slot), healthy }),
-                    Act::Drain(slot, draining) => world.step(Input::Draining { endpoint: endpoint(slot), draining }),
+                    Act::Health(slot, healthy) => {
+                        let endpoint = world.seated(slot);
+                        world.step(Input::Health { endpoint, healthy })
+                    }
+
+                    Act::Drain(slot, draining) => {
+                        let endpoint = world.seated(slot);
+                        world.step(Input::Draining { endpoint, draining })
+                    }
+
                     Act::Churn(slot) => {
-                        let id = world.scheduler.pool.endpoints().nth(slot.into()).expect("three").id;
-                        let mut out = world.step(Input::Left { endpoint: id });
+                        let endpoint = world.seated(slot);
+                        let mut out = world.step(Input::Left { endpoint });
                         let endpoint = world.scheduler.pool.next_id().expect("room");
-                        out.extend(world.step(Input::Joined { endpoint, name: "again".into() }));
+                        out.extend(world.step(joined(endpoint, "again")));
                         out
                     }
                     Act::Wait(span) => {

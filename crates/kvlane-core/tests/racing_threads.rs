@@ -6,6 +6,7 @@ use std::sync::{Barrier, Mutex};
 
 use kvlane_core::block::{BlockHash, ChainSeed};
 use kvlane_core::decision::Placement;
+use kvlane_core::endpoint::EndpointId;
 use kvlane_core::index::{Overlap, approx};
 use kvlane_core::policy::PolicyConfig;
 use kvlane_core::request::{RequestId, SchedulingRequest};
@@ -25,7 +26,7 @@ fn dispatches(outputs: impl IntoIterator<Item = Output>) -> impl Iterator<Item =
 }
 
 fn race(policy: &str) -> (BTreeMap<RequestId, Placement>, Recording) {
-    let router = Router::new(router::Config {
+    let router = Router::recorded(router::Config {
         scheduler: scheduler::Config {
             policy: PolicyConfig::by_name(policy).expect("a policy"),
             in_flight_max: 40,
@@ -37,9 +38,8 @@ fn race(policy: &str) -> (BTreeMap<RequestId, Placement>, Recording) {
         index: approx::Config { memory_bytes_max: 1 << 20, ttl: Nanos(5_000) },
         block_tokens: 16,
     });
-    router.record();
     for n in 0..5 {
-        router.join(Nanos::ZERO, format!("e{n}").into(), &mut Vec::new()).expect("room");
+        router.join(Nanos::ZERO, format!("e{n}").into(), true, false, &mut Vec::new()).expect("room");
     }
     let (clock, seen, start) =
         (AtomicU64::new(1), Mutex::new(BTreeMap::new()), Barrier::new(THREADS as usize));
@@ -60,6 +60,12 @@ fn race(policy: &str) -> (BTreeMap<RequestId, Placement>, Recording) {
                     router.arrive(now, request, &chain, &mut overlap, &mut out);
                     mine.push(id);
                     router.progress(now, id, n % 2 == 0, 3, &mut out);
+                    if n % 50 == 7 {
+                        let endpoint = EndpointId::new(rng.below(5) as u16, 0);
+                        let healthy = rng.below(2) == 0;
+                        router.step(now, Input::Health { endpoint, healthy }, &mut out);
+                        router.step(now, Input::Draining { endpoint, draining: rng.below(4) == 0 }, &mut out);
+                    }
                     if mine.len() > 4 {
                         let request = mine.swap_remove(rng.below(mine.len()));
                         router.step(now, Input::Finished { request }, &mut out);

@@ -1,6 +1,7 @@
 //! The operators' API: who serves, how it goes, why requests went where they went.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use http::request::Parts;
 use http::{HeaderValue, Method, Response, StatusCode, header};
@@ -216,7 +217,8 @@ fn describe(worker: &Worker) -> Value {
 }
 
 fn readiness(gateway: &Gateway) -> Response<Body> {
-    let mut ready = false;
+    let stopping = gateway.stopping.load(Ordering::Relaxed);
+    let mut any = false;
     let pools: Vec<Value> = gateway
         .pools()
         .iter()
@@ -224,7 +226,7 @@ fn readiness(gateway: &Gateway) -> Response<Body> {
             let (all, eligible) = pool.router.read(|scheduler| {
                 (scheduler.pool().endpoints().count(), scheduler.pool().eligible().count())
             });
-            ready |= eligible > 0;
+            any |= eligible > 0;
             json!({"model": pool.model, "endpoints": all, "ready": eligible, "prefix_knowledge": "approximate"})
         })
         .collect();
@@ -234,8 +236,9 @@ fn readiness(gateway: &Gateway) -> Response<Body> {
         .filter(|worker| !worker.state().healthy)
         .map(|worker| json!({"url": *worker.url, "problem": worker.state().problem}))
         .collect();
+    let ready = any && !stopping;
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    json_response(status, &json!({"ready": ready, "pools": pools, "down": down}))
+    json_response(status, &json!({"ready": ready, "stopping": stopping, "pools": pools, "down": down}))
 }
 
 fn models(gateway: &Gateway) -> Value {

@@ -15,6 +15,7 @@ use bytes::{Bytes, BytesMut};
 use http::{Method, StatusCode};
 use kvlane_core::endpoint::EndpointId;
 use kvlane_core::scheduler::Input;
+use kvlane_wire::models::{self, Model};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval, timeout};
@@ -219,7 +220,7 @@ impl Fleet {
         {
             let mut state = worker.state();
             (state.seats, state.names) = (seats, names);
-            // Who sits down is fit and stays, as far as the scheduler knows.
+            // Either may have changed while seats were taken.
             for seat in &state.seats {
                 let (endpoint, healthy, draining) = (seat.endpoint, state.healthy, state.draining);
                 self.gateway.step(&seat.pool, Input::Health { endpoint, healthy });
@@ -302,8 +303,12 @@ impl Fleet {
         let health = &self.gateway.config.health;
         match probed {
             Ok(()) => {
+                let restarted = worker.take_gone();
                 let healthy_now = {
                     let mut state = worker.state();
+                    if restarted {
+                        state.seats.iter().for_each(|seat| seat.pool.router.forget(seat.endpoint));
+                    }
                     state.probe_failures = 0;
                     state.successes = state.successes.saturating_add(1);
                     let first = state.problem.is_none();
@@ -333,7 +338,9 @@ impl Fleet {
     /// The names under which a worker serves models.
     async fn names(&self, worker: &Worker) -> Result<Vec<ServedName>, String> {
         let listed = match self.get(worker, "/v1/models").await {
-            Ok((StatusCode::OK, body)) => served_names(&body),
+            Ok((StatusCode::OK, body)) => {
+                models::parse(&body).map_err(|error| error.to_string()).and_then(served_names)
+            }
             Ok((status, _)) => Err(format!("GET /v1/models answered {}", status.as_u16())),
             Err(problem) => Err(problem),
         };
@@ -434,37 +441,25 @@ fn list_names(table: &mut Table, workers: &[State]) {
     }
 }
 
-/// Reads `/v1/models`. A name with a `parent` is an adapter of it; names with the same `root` are one model.
-fn served_names(body: &[u8]) -> Result<Vec<ServedName>, String> {
-    let value: serde_json::Value =
-        serde_json::from_slice(body).map_err(|error| format!("GET /v1/models answered no JSON ({error})"))?;
-    let cards = value["data"].as_array().cloned().unwrap_or_default();
-    let text = |card: &serde_json::Value, key: &str| card[key].as_str().map(str::to_owned);
+/// Under which names which base models are served. A model with a `parent` is an adapter of it; models with the same
+/// `root` are one model under several names, the first of which names its pool.
+fn served_names(models: Vec<Model>) -> Result<Vec<ServedName>, String> {
     let mut bases: Vec<(Option<String>, String)> = Vec::new();
-    for card in cards.iter().filter(|card| text(card, "parent").is_none()) {
-        let (Some(name), root) = (text(card, "id"), text(card, "root")) else { continue };
-        if root.is_none() || !bases.iter().any(|(other, _)| *other == root) {
-            bases.push((root, name));
+    for Model { id, root, .. } in models.iter().filter(|model| model.parent.is_none()) {
+        if root.is_none() || !bases.iter().any(|(other, _)| other == root) {
+            bases.push((root.clone(), id.clone()));
         }
     }
     let Some((_, first)) = bases.first() else { return Err("GET /v1/models lists no model".into()) };
-    let base_of = |card: &serde_json::Value, name: &str| {
-        let root = text(card, "root");
-        let parent = text(card, "parent");
-        let named = |wanted: &str| bases.iter().find(|(_, base)| base == wanted);
-        let same_root = || root.as_ref().and_then(|_| bases.iter().find(|(other, _)| *other == root));
-        match parent {
-            Some(parent) => named(&parent).map_or(first, |(_, base)| base).clone(),
-            None => same_root().map_or(name.to_owned(), |(_, base)| base.clone()),
+    let base_of = |model: &Model| match &model.parent {
+        Some(parent) => bases.iter().find(|(_, base)| base == parent).map_or(first, |(_, base)| base).clone(),
+        None => {
+            let same_root = bases.iter().find(|(root, _)| root.is_some() && *root == model.root);
+            same_root.map_or_else(|| model.id.clone(), |(_, base)| base.clone())
         }
     };
-    Ok(cards
-        .iter()
-        .filter_map(|card| {
-            let name = text(card, "id")?;
-            Some(ServedName { base: base_of(card, &name), name, card: card.clone() })
-        })
-        .collect())
+    let served = |model: Model| ServedName { base: base_of(&model), name: model.id, card: model.card };
+    Ok(models.into_iter().map(served).collect())
 }
 
 #[cfg(test)]
@@ -472,7 +467,7 @@ mod tests {
     use super::*;
 
     fn bases(body: &str) -> Vec<(String, String)> {
-        let names = served_names(body.as_bytes()).expect("a list");
+        let names = served_names(models::parse(body.as_bytes()).expect("a list")).expect("models");
         names.into_iter().map(|served| (served.name, served.base)).collect()
     }
 
@@ -504,8 +499,9 @@ mod tests {
 
     #[test]
     fn a_list_without_models_says_so() {
-        for body in ["", "[]", "{}", r#"{"data":[]}"#, r#"{"data":[{"id":7}]}"#] {
-            assert!(served_names(body.as_bytes()).is_err(), "{body}");
+        for body in [r#"{"data":[]}"#, r#"{"data":[{"id":7}]}"#, r#"{"data":[{"id":"a","parent":"b"}]}"#] {
+            let models = models::parse(body.as_bytes()).expect("a list");
+            assert!(served_names(models).is_err(), "{body}");
         }
     }
 }

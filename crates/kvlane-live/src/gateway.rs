@@ -4,7 +4,7 @@
 //! core's [`Router`] with the workers behind its endpoint ids and with the requests that wait for a place.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -38,6 +38,8 @@ pub struct Gateway {
     table: ArcSwap<Table>,
     pub(crate) workers: Mutex<BTreeMap<WorkerId, Arc<Worker>>>,
     pub(crate) upstreams: Mutex<Vec<Arc<Upstreams>>>,
+    /// It takes no new connections and ends soon.
+    pub(crate) stopping: AtomicBool,
     next_request: AtomicU64,
     next_worker: AtomicU64,
     /// Tells the fleet that a draining endpoint has no request left.
@@ -57,7 +59,7 @@ pub(crate) struct Table {
 pub(crate) struct Served {
     pub(crate) pool: Arc<ModelPool>,
     /// Endpoints of the pool that do not serve this name: an adapter need not be loaded everywhere.
-    pub(crate) lacking: Vec<EndpointId>,
+    pub(crate) lacking: Arc<[EndpointId]>,
 }
 
 /// The endpoints that serve one model and its adapters.
@@ -103,6 +105,7 @@ impl Gateway {
             table: ArcSwap::default(),
             workers: Mutex::default(),
             upstreams: Mutex::default(),
+            stopping: AtomicBool::new(false),
             next_request: AtomicU64::new(1),
             next_worker: AtomicU64::new(1),
             drained,
@@ -152,14 +155,28 @@ impl Gateway {
         self: &Arc<Self>,
         routed: &Routed,
         attempt: u32,
-        excluded: &[EndpointId],
+        excluded: &Arc<[EndpointId]>,
     ) -> Result<Lease, Rejection> {
+        loop {
+            // An endpoint that left between the decision and here is not among the next one's candidates.
+            if let Some(lease) = self.place_once(routed, attempt, excluded).await? {
+                return Ok(lease);
+            }
+        }
+    }
+
+    async fn place_once(
+        self: &Arc<Self>,
+        routed: &Routed,
+        attempt: u32,
+        excluded: &Arc<[EndpointId]>,
+    ) -> Result<Option<Lease>, Rejection> {
         let pool = &routed.served.pool;
         let id = RequestId(self.next_request.fetch_add(1, Ordering::Relaxed));
         let request = SchedulingRequest {
             id,
             prompt_tokens: routed.prompt_tokens,
-            excluded: excluded.to_vec(),
+            excluded: Arc::clone(excluded),
             attempt,
         };
         let now = self.clock.now();
@@ -187,31 +204,25 @@ impl Gateway {
             waiting.answered = true;
         }
         match output {
-            Output::Dispatch { placement, .. } => self.lease(routed, id, placement),
+            Output::Dispatch { placement, .. } => Ok(self.lease(routed, id, placement)),
             Output::Reject { why, .. } => Err(why),
             Output::Drained { .. } => Err(Rejection::NoEndpoint),
         }
     }
 
-    fn lease(
-        self: &Arc<Self>,
-        routed: &Routed,
-        id: RequestId,
-        placement: Placement,
-    ) -> Result<Lease, Rejection> {
+    fn lease(self: &Arc<Self>, routed: &Routed, id: RequestId, placement: Placement) -> Option<Lease> {
         let seats = routed.served.pool.seats.load();
         let occupant = seats
             .get(placement.endpoint.slot())
             .and_then(Option::as_ref)
             .filter(|occupant| occupant.endpoint == placement.endpoint);
         let Some(occupant) = occupant else {
-            // It left between the decision and here.
             self.step(&routed.served.pool, Input::Finished { request: id });
-            return Err(Rejection::NoEndpoint);
+            return None;
         };
         occupant.selections.inc(placement.reason);
         let worker = Arc::clone(&occupant.worker);
-        Ok(Lease::new(
+        Some(Lease::new(
             Arc::clone(self),
             Arc::clone(&routed.served.pool),
             worker,
@@ -294,7 +305,12 @@ impl ModelPool {
             Some(Arc::new(Occupant { endpoint, worker: Arc::clone(worker), selections }));
         self.seats.store(Arc::new(seats));
         let mut outputs = Vec::new();
-        let joined = self.router.join(gateway.clock.now(), Arc::clone(&worker.url), &mut outputs);
+        let (now, name) = (gateway.clock.now(), Arc::clone(&worker.url));
+        let (healthy, draining) = {
+            let state = worker.state();
+            (state.healthy, state.draining)
+        };
+        let joined = self.router.join(now, name, healthy, draining, &mut outputs);
         assert_eq!(joined, Some(endpoint), "joins and leaves take turns");
         gateway.deliver(self, &mut outputs);
         Some(endpoint)

@@ -123,6 +123,7 @@ impl Serving {
 
     /// Stops accepting, lets requests in flight end within the grace, then ends. Whether all of them did.
     pub async fn shut_down(self) -> bool {
+        self.gateway.stopping.store(true, Ordering::Relaxed);
         self.stop.cancel();
         self.connections.close();
         let drained =

@@ -1,7 +1,7 @@
 //! One engine as the gateway knows it: its address, what it serves, how it fares.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kvlane_core::endpoint::EndpointId;
@@ -37,6 +37,8 @@ pub struct Worker {
     pub model: Option<String>,
     /// Requests that failed in a row.
     failures: AtomicU32,
+    /// A connection was refused since it was last asked: nobody listened there.
+    gone: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -132,6 +134,7 @@ impl Worker {
             address: Address::parse(url)?,
             model,
             failures: AtomicU32::new(0),
+            gone: AtomicBool::new(false),
             state: Mutex::default(),
         })
     }
@@ -139,6 +142,16 @@ impl Worker {
     /// What changes, under its lock: keep it short.
     pub fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// It refused a connection: whatever answers there next has started since, and its caches are empty.
+    pub fn note_gone(&self) {
+        self.gone.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it was gone since this was last asked.
+    pub fn take_gone(&self) -> bool {
+        self.gone.swap(false, Ordering::Relaxed)
     }
 
     /// It answered a request.

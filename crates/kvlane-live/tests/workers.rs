@@ -359,3 +359,51 @@ async fn two_who_change_their_minds_at_a_time_leave_the_worker_and_the_scheduler
     }
     gateway.end().await;
 }
+
+#[tokio::test]
+async fn an_engine_that_started_again_is_expected_to_hold_nothing() {
+    let engine = FakeEngine::start("m").await;
+    let mut config = config();
+    config.health.interval = Duration::from_millis(5);
+    config.health.failure_threshold = 1;
+    config.health.success_threshold = 1;
+    let gateway = TestGateway::start(config, &[&engine]).await;
+    let prompt = "a long prompt ".repeat(100);
+    let (reply, _) =
+        tokio::join!(gateway.ask("POST", "/v1/chat/completions", chat("m", &prompt)), engine.answer("{}"));
+    assert_eq!(reply.status, 200);
+    let pool = gateway.pool("m");
+    assert!(pool.router.index_size().1 > 0);
+    let address = engine.authority().to_owned();
+    drop(engine);
+    eventually("it is out", || eligible(&gateway) == 0).await;
+    let mut listener = None;
+    eventually("its port is free", || {
+        listener = std::net::TcpListener::bind(&address).ok();
+        listener.is_some()
+    })
+    .await;
+    let listener = listener.expect("a listener");
+    listener.set_nonblocking(true).expect("a socket");
+    let listener = tokio::net::TcpListener::from_std(listener).expect("a socket");
+    let again = FakeEngine::on(listener, json!([{"id": "m"}]));
+    eventually("it is back", || eligible(&gateway) == 1).await;
+    assert_eq!(pool.router.index_size().1, 0);
+    drop(again);
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn a_model_whose_only_worker_has_not_come_up_is_not_ready_rather_than_unknown() {
+    let engine = FakeEngine::start("m").await;
+    let mut config = config();
+    let nobody =
+        std::net::TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("an address");
+    config.workers.push(WorkerSpec { url: format!("http://{nobody}"), model: Some("n".into()) });
+    let gateway = TestGateway::start(config, &[&engine]).await;
+    for (model, status) in [("n", 503), ("o", 404)] {
+        let reply = gateway.ask("POST", "/v1/chat/completions", chat(model, "hi")).await;
+        assert_eq!(reply.status, status, "{model}");
+    }
+    gateway.end().await;
+}

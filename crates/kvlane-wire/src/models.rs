@@ -1,49 +1,58 @@
 //! `/v1/models` answers: what an endpoint serves. Read at discovery, never on a request's path.
 
-use serde::Deserialize;
+use serde_json::Value;
 use thiserror::Error;
 
 /// Models that one answer may list; what is beyond is an error, not a silent cut.
 pub const MODELS_MAX: usize = 4096;
 
 /// One entry of the list.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Model {
     /// The name requests use.
     pub id: String,
     /// The base model, if this is a LoRA adapter (vLLM).
-    #[serde(default)]
     pub parent: Option<String>,
-    /// Tokens of prompt and output together that the engine accepts, where it tells (vLLM, SGLang).
-    #[serde(default)]
-    pub max_model_len: Option<u64>,
+    /// Where the weights are: entries with the same root are one model under several names (vLLM).
+    pub root: Option<String>,
+    /// The whole entry, as the engine wrote it.
+    pub card: Value,
 }
 
 /// Why an answer is not a list of models.
 #[derive(Debug, Error)]
 pub enum ModelsError {
-    /// Not JSON, or without a `data` array of objects that have an `id`.
-    #[error("the answer to /v1/models is not a list of models: {0}; is this an OpenAI-compatible server?")]
+    /// Not JSON.
+    #[error("the answer to GET /v1/models is no JSON ({0}); is this an OpenAI-compatible server?")]
     Malformed(#[from] serde_json::Error),
+    /// Without a `data` array.
+    #[error("the answer to GET /v1/models has no list `data`; is this an OpenAI-compatible server?")]
+    NoList,
     /// More entries than anyone serves.
-    #[error("the answer to /v1/models lists {count} models; at most {MODELS_MAX} are read")]
+    #[error("the answer to GET /v1/models lists {count} models; at most {MODELS_MAX} are read")]
     TooMany {
         /// Entries in the answer.
         count: usize,
     },
 }
 
-/// The models an answer lists, in its order.
+/// The models an answer lists, in its order. An entry without an `id` is none.
+///
+/// # Errors
+/// Why the answer is not a list of models.
 pub fn parse(body: &[u8]) -> Result<Vec<Model>, ModelsError> {
-    #[derive(Deserialize)]
-    struct List {
-        data: Vec<Model>,
+    let mut answer: Value = serde_json::from_slice(body)?;
+    let Some(Value::Array(cards)) = answer.get_mut("data").map(Value::take) else {
+        return Err(ModelsError::NoList);
+    };
+    if cards.len() > MODELS_MAX {
+        return Err(ModelsError::TooMany { count: cards.len() });
     }
-    let List { data } = serde_json::from_slice(body)?;
-    if data.len() > MODELS_MAX {
-        return Err(ModelsError::TooMany { count: data.len() });
-    }
-    Ok(data)
+    let model = |card: Value| {
+        let text = |key| card.get(key).and_then(Value::as_str).map(str::to_owned);
+        Some(Model { id: text("id")?, parent: text("parent"), root: text("root"), card })
+    };
+    Ok(cards.into_iter().filter_map(model).collect())
 }
 
 #[cfg(test)]
@@ -53,16 +62,18 @@ mod tests {
     #[test]
     fn a_base_model_and_its_adapter_are_told_apart() {
         let body = br#"{"object":"list","data":[
-            {"id":"tiny","object":"model","created":1,"owned_by":"vllm","root":"tiny","parent":null,"max_model_len":16384},
-            {"id":"lora1","object":"model","parent":"tiny","max_model_len":null}]}"#;
+            {"id":"tiny","object":"model","created":1,"owned_by":"vllm","root":"/m/tiny","parent":null},
+            {"id":"lora1","object":"model","parent":"tiny","max_model_len":null},{"object":"model"}]}"#;
         let models = parse(body).expect("a list");
-        assert_eq!(models[0], Model { id: "tiny".into(), parent: None, max_model_len: Some(16384) });
-        assert_eq!(models[1], Model { id: "lora1".into(), parent: Some("tiny".into()), max_model_len: None });
+        let told: Vec<_> =
+            models.iter().map(|m| (m.id.as_str(), m.parent.as_deref(), m.root.as_deref())).collect();
+        assert_eq!(told, [("tiny", None, Some("/m/tiny")), ("lora1", Some("tiny"), None)]);
+        assert_eq!(models[0].card["owned_by"], "vllm");
     }
 
     #[test]
     fn an_answer_that_is_no_list_says_so() {
-        for body in [&b"<html>"[..], b"", b"{}", br#"{"data":[{"name":"x"}]}"#, br#"{"data":{}}"#] {
+        for body in [&b"<html>"[..], b"", b"{}", b"[]", br#"{"data":{}}"#] {
             let message = parse(body).expect_err("no list").to_string();
             assert!(message.contains("/v1/models"), "{message}");
         }

@@ -107,12 +107,14 @@ impl ConfigArgs {
     pub(crate) fn load(&self) -> Result<Config> {
         let mut config = Config::default();
         if let Some(path) = &self.config {
-            let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+            let text =
+                std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
             config = from_yaml(&text).with_context(|| format!("in {}", path.display()))?;
         }
         let mut settings = Vec::new();
         for set in &self.set {
-            let (key, value) = set.split_once('=').with_context(|| format!("--set {set}: write section.key=value"))?;
+            let (key, value) =
+                set.split_once('=').with_context(|| format!("--set {set}: write section.key=value"))?;
             settings.push((format!("--set {set}"), key.to_owned(), scalar(value)));
         }
         settings.extend(self.flags()?);
@@ -164,8 +166,16 @@ impl ConfigArgs {
         flag("health-check-endpoint", "health.path", self.health_check_endpoint.clone().map(Value::from));
         flag("health-check-interval-secs", "health.interval", secs(self.health_check_interval_secs));
         flag("health-check-timeout-secs", "health.timeout", secs(self.health_check_timeout_secs));
-        flag("health-failure-threshold", "health.failure_threshold", self.health_failure_threshold.map(Value::from));
-        flag("health-success-threshold", "health.success_threshold", self.health_success_threshold.map(Value::from));
+        flag(
+            "health-failure-threshold",
+            "health.failure_threshold",
+            self.health_failure_threshold.map(Value::from),
+        );
+        flag(
+            "health-success-threshold",
+            "health.success_threshold",
+            self.health_success_threshold.map(Value::from),
+        );
         flag("max-worker-retries", "retry.max_worker_retries", self.max_worker_retries.map(Value::from));
         flag("max-total-retries", "retry.max_total_retries", self.max_total_retries.map(Value::from));
         flag("disable-retries", "retry.max_total_retries", self.disable_retries.then(|| json!(0)));
@@ -268,11 +278,24 @@ mod tests {
         check(set("server.port=high"), &["server.port", "invalid type"]);
         check(set("server.body_timeout=soon"), &["server.body_timeout"]);
         check(set("health.interval=0s"), &["health.interval"]);
-        check(ConfigArgs { policy: Some("best".into()), ..ConfigArgs::default() }, &["best", "cache_aware, prefix_aware"]);
-        check(ConfigArgs { worker_urls: vec!["gpu:1".into()], ..ConfigArgs::default() }, &["workers[0].url", "gpu:1"]);
-        let args = ConfigArgs { policy: Some("lmetric".into()), cache_threshold: Some(0.5), ..ConfigArgs::default() };
+        check(
+            ConfigArgs { policy: Some("best".into()), ..ConfigArgs::default() },
+            &["best", "cache_aware, prefix_aware"],
+        );
+        check(
+            ConfigArgs { worker_urls: vec!["gpu:1".into()], ..ConfigArgs::default() },
+            &["workers[0].url", "gpu:1"],
+        );
+        let args = ConfigArgs {
+            policy: Some("lmetric".into()),
+            cache_threshold: Some(0.5),
+            ..ConfigArgs::default()
+        };
         check(args, &["--cache-threshold", "unknown field"]);
-        check(ConfigArgs { config: Some("/nowhere.yaml".into()), ..ConfigArgs::default() }, &["/nowhere.yaml"]);
+        check(
+            ConfigArgs { config: Some("/nowhere.yaml".into()), ..ConfigArgs::default() },
+            &["/nowhere.yaml"],
+        );
     }
 
     #[test]

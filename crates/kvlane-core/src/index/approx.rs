@@ -80,12 +80,18 @@ struct Link {
 
 const NIL: u32 = u32::MAX;
 
-/// What one run costs beside its hashes and holds: the record, its slot in `heads` at the table's lowest load, and the
-/// allocator's rounding of two vectors.
-const RUN_BYTES: usize = size_of::<Run>() + 12 + 16;
-/// What one hold costs: its record and its link.
-const HOLD_BYTES: usize = size_of::<Hold>() + size_of::<Link>();
+/// What one run costs beside its hashes and holds: the record and its share of the slab's spare room, its slot in
+/// `heads` at the table's lowest load, and the allocator's rounding of two vectors.
+const RUN_BYTES: usize = size_of::<Run>() * 9 / 8 + 12 + 16;
+/// What one link costs, with its share of the slab's spare room.
+const LINK_BYTES: usize = size_of::<Link>() * 9 / 8;
+const HOLD_BYTES: usize = size_of::<Hold>();
 const BLOCK_BYTES: usize = size_of::<BlockHash>();
+
+/// Expired entries that one insert removes: they count for nothing already, and nobody should wait for a sweep.
+const EXPIRED_PER_INSERT: usize = 64;
+/// Entries that one call of [`ApproxIndex::remove_endpoint`] looks at.
+const REMOVED_PER_CALL: usize = 4096;
 
 // === impl ApproxIndex ===
 
@@ -154,7 +160,12 @@ impl ApproxIndex {
                 break;
             };
             let matched = common_len(&self.runs[run as usize].hashes, rest);
-            if matched < self.runs[run as usize].hashes.len() && matched < rest.len() {
+            // Blocks behind the prompt's end are not used by it, so they must not become newer with it.
+            let held = |run: &Run| {
+                run.holds.iter().find(|hold| hold.endpoint == endpoint).map_or(0, |hold| hold.depth)
+            };
+            let branches = matched < rest.len() || held(&self.runs[run as usize]) > matched as u32;
+            if matched < self.runs[run as usize].hashes.len() && branches {
                 run = self.split(run, matched);
             }
             let position = match self.position(run, endpoint) {
@@ -177,27 +188,17 @@ impl ApproxIndex {
         self.evict(now);
     }
 
-    /// Forgets all that `endpoint` held. Visits every entry.
-    pub fn remove_endpoint(&mut self, endpoint: EndpointId) {
-        let mut touched_runs: Vec<u32> = Vec::new();
-        for at in 0..self.links.len() as u32 {
-            let link = self.links[at as usize];
+    /// Forgets what `endpoint` held, as far as it stands in one slice of all entries: the slice that begins at `from`,
+    /// 0 at first. Where the next one begins, if there is one.
+    pub fn remove_endpoint(&mut self, endpoint: EndpointId, from: usize) -> Option<usize> {
+        let to = self.links.len().min(from + REMOVED_PER_CALL);
+        for at in from..to {
+            let link = self.links[at];
             if link.run != NIL && link.endpoint == endpoint {
-                self.remove_hold(at);
-                touched_runs.push(link.run);
+                self.remove_hold(at as u32);
             }
         }
-        // Parents may come before their children here, so first find all that fall, then let them fall.
-        touched_runs.retain(|&run| self.runs[run as usize].holds.is_empty());
-        for &run in &touched_runs {
-            let parent = self.runs[run as usize].parent;
-            if parent != NIL && !self.runs[parent as usize].holds.is_empty() {
-                self.runs[parent as usize].children -= 1;
-            }
-        }
-        for run in touched_runs {
-            self.free_run(run);
-        }
+        (to < self.links.len()).then_some(to)
     }
 
     fn hash(&self, block: BlockHash) -> u64 {
@@ -239,6 +240,7 @@ impl ApproxIndex {
         self.bytes += RUN_BYTES + hashes.len() * BLOCK_BYTES;
         let run = Run { hashes, holds: Vec::new(), parent, children: 0 };
         let at = if self.free_run == NIL {
+            grow_by_an_eighth(&mut self.runs);
             self.runs.push(run);
             (self.runs.len() - 1) as u32
         } else {
@@ -266,13 +268,22 @@ impl ApproxIndex {
         }
     }
 
-    fn free_run(&mut self, run: u32) {
-        let hashes = std::mem::take(&mut self.runs[run as usize].hashes);
-        self.runs[run as usize].holds = Vec::new();
-        self.bytes -= RUN_BYTES + hashes.len() * BLOCK_BYTES;
-        self.unindex_head(run, hashes[0]);
-        self.runs[run as usize].parent = self.free_run;
-        self.free_run = run;
+    /// Lets a run go that nobody holds and nothing follows, and then perhaps the one before it.
+    fn release(&mut self, mut run: u32) {
+        while run != NIL && self.runs[run as usize].holds.is_empty() && self.runs[run as usize].children == 0
+        {
+            let Run { hashes, holds, parent, .. } = &mut self.runs[run as usize];
+            let hashes = std::mem::take(hashes);
+            self.bytes -=
+                RUN_BYTES + hashes.len() * BLOCK_BYTES + std::mem::take(holds).capacity() * HOLD_BYTES;
+            let parent = std::mem::replace(parent, self.free_run);
+            self.unindex_head(run, hashes[0]);
+            self.free_run = run;
+            if parent != NIL {
+                self.runs[parent as usize].children -= 1;
+            }
+            run = parent;
+        }
     }
 
     /// Cuts a run in two before block `at` and returns the first part, which is a new run: the second keeps the
@@ -294,9 +305,11 @@ impl ApproxIndex {
         self.index_head(run);
 
         let at = at as u32;
-        for hold in std::mem::take(&mut self.runs[run as usize].holds) {
+        let holds = std::mem::take(&mut self.runs[run as usize].holds);
+        self.bytes -= holds.capacity() * HOLD_BYTES;
+        for hold in holds {
             if hold.depth > at {
-                self.runs[run as usize].holds.push(Hold { depth: hold.depth - at, ..hold });
+                self.push_hold(run, Hold { depth: hold.depth - at, ..hold });
                 self.blocks_held -= u64::from(at);
                 // As old as the hold it was cut from, and to be evicted just after it.
                 let position = self.add_hold(head, hold.endpoint, at, hold.touched);
@@ -305,14 +318,11 @@ impl ApproxIndex {
                 self.link_newer_than(link, hold.link);
             } else {
                 self.links[hold.link as usize].run = head;
-                self.runs[head as usize].holds.push(hold);
+                self.push_hold(head, hold);
             }
         }
-        if self.runs[run as usize].holds.is_empty() {
-            // Whoever held the second part has left since.
-            self.runs[head as usize].children = 0;
-            self.free_run(run);
-        }
+        // Whoever held the second part may have left since.
+        self.release(run);
         head
     }
 
@@ -320,6 +330,7 @@ impl ApproxIndex {
     fn add_hold(&mut self, run: u32, endpoint: EndpointId, depth: u32, touched: Nanos) -> usize {
         let new = Link { run, endpoint, older: NIL, newer: NIL };
         let link = if self.free_link == NIL {
+            grow_by_an_eighth(&mut self.links);
             self.links.push(new);
             (self.links.len() - 1) as u32
         } else {
@@ -329,49 +340,54 @@ impl ApproxIndex {
             link
         };
         self.link_newest(link);
-        self.bytes += HOLD_BYTES;
+        self.bytes += LINK_BYTES;
         self.blocks_held += u64::from(depth);
+        self.push_hold(run, Hold { touched, endpoint, depth, link })
+    }
+
+    /// Most runs have one holder for ever, a few have the whole fleet: room grows by a quarter.
+    fn push_hold(&mut self, run: u32, hold: Hold) -> usize {
         let holds = &mut self.runs[run as usize].holds;
-        if holds.is_empty() {
-            // Most runs have one holder for ever.
-            holds.reserve_exact(1);
+        let before = holds.capacity();
+        if holds.len() == before {
+            holds.reserve_exact(before / 4 + 1);
         }
-        holds.push(Hold { touched, endpoint, depth, link });
+        holds.push(hold);
+        self.bytes += (holds.capacity() - before) * HOLD_BYTES;
         holds.len() - 1
     }
 
-    /// Takes a hold out of its run and of the order of use; its run may be left without holds.
+    /// Takes a hold out of its run and of the order of use, and lets the run go if that was the last.
     fn remove_hold(&mut self, at: u32) {
         let Link { run, endpoint, .. } = self.links[at as usize];
         if let Some(position) = self.position(run, endpoint) {
-            let hold = self.runs[run as usize].holds.swap_remove(position);
+            let holds = &mut self.runs[run as usize].holds;
+            let (hold, before) = (holds.swap_remove(position), holds.capacity());
+            if holds.len() < before / 4 {
+                holds.shrink_to(holds.len() * 2);
+            }
+            self.bytes -= (before - holds.capacity()) * HOLD_BYTES;
             self.blocks_held -= u64::from(hold.depth);
         }
-        self.bytes -= HOLD_BYTES;
+        self.bytes -= LINK_BYTES;
         self.unlink(at);
         self.links[at as usize].run = NIL;
         self.links[at as usize].older = self.free_link;
         self.free_link = at;
+        self.release(run);
     }
 
     fn evict(&mut self, now: Nanos) {
-        while self.oldest != NIL {
-            let Link { run, endpoint, .. } = self.links[self.oldest as usize];
-            let expired = || {
-                let position = self.position(run, endpoint);
-                position.is_some_and(|at| now - self.runs[run as usize].holds[at].touched > self.config.ttl)
-            };
-            if self.bytes <= self.config.memory_bytes_max && !expired() {
+        while self.oldest != NIL && self.bytes > self.config.memory_bytes_max {
+            self.remove_hold(self.oldest);
+        }
+        for _ in 0..EXPIRED_PER_INSERT {
+            let Some(&Link { run, endpoint, .. }) = self.links.get(self.oldest as usize) else { break };
+            let touched = self.position(run, endpoint).map(|at| self.runs[run as usize].holds[at].touched);
+            if touched.is_none_or(|touched| now - touched <= self.config.ttl) {
                 break;
             }
             self.remove_hold(self.oldest);
-            if self.runs[run as usize].holds.is_empty() {
-                let parent = self.runs[run as usize].parent;
-                if parent != NIL {
-                    self.runs[parent as usize].children -= 1;
-                }
-                self.free_run(run);
-            }
         }
     }
 
@@ -405,6 +421,13 @@ impl ApproxIndex {
             NIL => self.newest = older,
             newer => self.links[newer as usize].older = older,
         }
+    }
+}
+
+/// Doubling would leave up to half of a large slab unused.
+fn grow_by_an_eighth<T>(slab: &mut Vec<T>) {
+    if slab.len() == slab.capacity() {
+        slab.reserve_exact(slab.len() / 8 + 16);
     }
 }
 
@@ -459,7 +482,7 @@ mod tests {
         let (mut bytes, mut blocks, mut held) = (0, 0, BTreeMap::new());
         for &at in &live {
             let run = &index.runs[at as usize];
-            bytes += RUN_BYTES + run.hashes.len() * BLOCK_BYTES;
+            bytes += RUN_BYTES + run.hashes.len() * BLOCK_BYTES + run.holds.capacity() * HOLD_BYTES;
             assert!(!run.holds.is_empty(), "a run without holds is gone");
             assert_eq!(
                 run.children as usize,
@@ -469,7 +492,7 @@ mod tests {
                 let back = index.links[link as usize];
                 assert_eq!((back.run, back.endpoint), (at, endpoint));
                 assert!(depth >= 1 && depth as usize <= run.hashes.len());
-                bytes += HOLD_BYTES;
+                bytes += LINK_BYTES;
                 blocks += u64::from(depth);
                 assert!(held.insert(link, touched).is_none());
                 if run.parent != NIL {
@@ -528,6 +551,46 @@ mod tests {
     }
 
     #[test]
+    fn a_prompt_does_not_renew_what_lies_behind_its_end() {
+        let mut index = ApproxIndex::new(Config { ttl: Nanos(10), ..ROOMY });
+        index.insert(Nanos(0), &chain(b"aaaaaaaa"), endpoint(0));
+        index.insert(Nanos(9), &chain(b"aa"), endpoint(0));
+        check(&index);
+        assert_eq!(lookup(&index, 12, b"aaaaaaaa"), [(endpoint(0), 2)].into());
+    }
+
+    #[test]
+    fn after_a_lull_one_insert_removes_few_and_many_remove_all() {
+        let mut index = ApproxIndex::new(Config { ttl: Nanos(10), ..ROOMY });
+        let prompts = EXPIRED_PER_INSERT as u64 * 3;
+        (0..prompts).for_each(|n| index.insert(Nanos(0), &chain(&n.to_le_bytes()), endpoint(0)));
+        let before = index.links.len() as u64;
+        index.insert(Nanos(99), &chain(b"z"), endpoint(0));
+        let live = |index: &ApproxIndex| index.links.iter().filter(|link| link.run != NIL).count() as u64;
+        assert_eq!(live(&index), before + 1 - EXPIRED_PER_INSERT as u64);
+        (0..8).for_each(|_| index.insert(Nanos(99), &chain(b"z"), endpoint(0)));
+        check(&index);
+        assert_eq!(live(&index), 1);
+    }
+
+    #[test]
+    fn an_endpoint_is_removed_in_slices_while_others_come_in_between() {
+        let mut index = ApproxIndex::new(ROOMY);
+        for n in 0..REMOVED_PER_CALL as u64 {
+            index.insert(Nanos(n), &chain(&n.to_le_bytes()), endpoint((n % 3) as u16));
+        }
+        let (mut from, mut calls) = (Some(0), 0);
+        while let Some(at) = from {
+            from = index.remove_endpoint(endpoint(1), at);
+            calls += 1;
+            index.insert(Nanos(9999), &chain(&[calls; 9]), endpoint(2));
+        }
+        assert!(calls > 1);
+        check(&index);
+        assert!(index.links.iter().all(|link| link.run == NIL || link.endpoint != endpoint(1)));
+    }
+
+    #[test]
     fn the_least_recently_used_prefix_goes_first_and_memory_stays_bounded() {
         let one = {
             let mut index = ApproxIndex::new(ROOMY);
@@ -578,12 +641,34 @@ mod tests {
                         oracle.insert(&chain(&text), endpoint(e));
                     }
                     Op::Leave(e) => {
-                        index.remove_endpoint(endpoint(e));
+                        assert_eq!(index.remove_endpoint(endpoint(e), 0), None);
                         oracle.remove_endpoint(endpoint(e));
                     }
                 }
                 check(&index);
                 prop_assert_eq!(lookup(&index, now as u64, &probe), oracle.lookup(&chain(&probe)));
+            }
+        }
+
+        #[test]
+        fn with_room_exactly_what_was_used_lately_is_held(
+            ops in ops(),
+            ttl in 1u64..30,
+            probe in prop::collection::vec(0u8..3, 0..14),
+        ) {
+            let mut index = ApproxIndex::new(Config { ttl: Nanos(ttl), ..ROOMY });
+            let mut used: BTreeMap<(EndpointId, BlockHash), u64> = BTreeMap::new();
+            for (now, op) in ops.into_iter().enumerate() {
+                let now = now as u64;
+                let Op::Insert(text, e) = op else { continue };
+                index.insert(Nanos(now), &chain(&text), endpoint(e));
+                used.extend(chain(&text).into_iter().map(|block| ((endpoint(e), block), now)));
+                check(&index);
+                let fresh = |e, block| used.get(&(e, block)).is_some_and(|used| now - used <= ttl);
+                let leading = |e| chain(&probe).into_iter().take_while(|&block| fresh(e, block)).count() as u32;
+                let expect: BTreeMap<_, _> =
+                    (0..4).map(endpoint).map(|e| (e, leading(e))).filter(|&(_, blocks)| blocks > 0).collect();
+                prop_assert_eq!(lookup(&index, now, &probe), expect);
             }
         }
 

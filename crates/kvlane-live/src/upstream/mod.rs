@@ -114,7 +114,10 @@ impl Upstreams {
         let connect = TcpStream::connect((worker.address.host.as_str(), worker.address.port));
         let stream = match timeout(self.config.connect_timeout, connect).await {
             Ok(Ok(stream)) => stream,
-            Ok(Err(error)) => return Err(UpstreamError::Connect(error)),
+            Ok(Err(error)) => {
+                worker.note_gone();
+                return Err(UpstreamError::Connect(error));
+            }
             Err(_) => return Err(UpstreamError::ConnectTimeout(self.config.connect_timeout)),
         };
         stream.set_nodelay(true).map_err(UpstreamError::Connect)?;

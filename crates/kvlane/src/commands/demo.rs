@@ -100,7 +100,9 @@ pub(crate) fn run(args: &DemoArgs) -> Result<ExitCode> {
     let policies: Vec<PolicyConfig> = args.policies.iter().map(|name| policy(name)).collect::<Result<_>>()?;
     let trace = match &args.trace {
         Some(path) => Trace::open(path, &Options::default())?,
-        None => mooncake::read(std::io::BufReader::new(flate2::read::GzDecoder::new(SLICE)), &Options::default())?,
+        None => {
+            mooncake::read(std::io::BufReader::new(flate2::read::GzDecoder::new(SLICE)), &Options::default())?
+        }
     };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
@@ -191,9 +193,9 @@ async fn one(args: &DemoArgs, trace: &Trace, policy: PolicyConfig) -> Result<Run
     stage.strike().await;
     let mut summary = Summary::of(&records, args.speed);
     // Ports differ from run to run; what matters is which engine of the fleet it was.
-    let counts = names.iter().map(|(url, name)| {
-        (name.clone(), summary.per_endpoint.get(url).copied().unwrap_or_default())
-    });
+    let counts = names
+        .iter()
+        .map(|(url, name)| (name.clone(), summary.per_endpoint.get(url).copied().unwrap_or_default()));
     summary.per_endpoint = counts.collect();
     Ok(Run { policy: name.into(), wall_s, client_lag_p99_s: client_lag_s.map(|lag| lag.p99), summary })
 }
@@ -262,7 +264,8 @@ impl Stage {
 
     /// The engines' addresses, and what they are called in the tables.
     fn engine_names(&self) -> Vec<(String, String)> {
-        let named = |(n, engine): (usize, &MockEngine)| (format!("http://{}", engine.addr()), format!("engine-{n}"));
+        let named =
+            |(n, engine): (usize, &MockEngine)| (format!("http://{}", engine.addr()), format!("engine-{n}"));
         self.engines.iter().enumerate().map(named).collect()
     }
 

@@ -22,7 +22,9 @@ pub(crate) fn run(args: &ConfigArgs) -> Result<ExitCode> {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
         }
-        tracing::info!("stopping: no new connections, requests in flight may end (a second signal ends them)");
+        tracing::info!(
+            "stopping: no new connections, requests in flight may end (a second signal ends them)"
+        );
         let ended = tokio::select! {
             ended = serving.shut_down() => ended,
             _ = terminate.recv() => false,

@@ -19,6 +19,8 @@ const REQUEST_ID_LEN_MAX: usize = 128;
 pub(crate) struct Account {
     gateway: Arc<Gateway>,
     api: Option<Api>,
+    /// Whether it is a client's; scrapes and operators' calls are not counted.
+    counted: bool,
     /// When it arrived.
     pub(crate) received: Nanos,
     /// Its id: the client's, or one made here.
@@ -36,12 +38,18 @@ struct State {
 // === impl Account ===
 
 impl Account {
-    pub(crate) fn open(gateway: &Arc<Gateway>, api: Option<Api>, headers: &HeaderMap) -> Arc<Self> {
+    pub(crate) fn open(
+        gateway: &Arc<Gateway>,
+        api: Option<Api>,
+        headers: &HeaderMap,
+        counted: bool,
+    ) -> Arc<Self> {
         let names = &gateway.config.server.request_id_headers;
         let given = names.iter().find_map(|name| headers.get(name.as_str()).filter(|id| is_usable(id)));
         Arc::new(Self {
             gateway: Arc::clone(gateway),
             api,
+            counted,
             received: gateway.clock.now(),
             request_id: given.cloned().unwrap_or_else(made_id),
             state: Mutex::default(),
@@ -68,6 +76,9 @@ impl Account {
 
 impl Drop for Account {
     fn drop(&mut self) {
+        if !self.counted {
+            return;
+        }
         let State { model, status, settled } = std::mem::take(&mut *self.state());
         let code = if settled { status } else { CLIENT_CLOSED_REQUEST };
         let api = self.api.map_or("other", Api::name);

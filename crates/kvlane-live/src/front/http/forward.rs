@@ -41,7 +41,7 @@ pub(super) async fn forward(
     let routed = route(gateway, api, parts, &body, account)?;
     account.set_model(&routed.served.pool.model);
     let retry = &gateway.config.retry;
-    let (mut excluded, mut tried) = (routed.served.lacking.clone(), Vec::new());
+    let (mut excluded, mut tried) = (Arc::clone(&routed.served.lacking), Vec::new());
     let mut failed = None;
     for attempt in 0.. {
         let lease = match (gateway.place(&routed, attempt, &excluded).await, failed) {
@@ -56,8 +56,9 @@ pub(super) async fn forward(
         let head = request_head(parts, &lease, body.len(), account);
         let sent = upstreams.send(&lease.worker, &parts.method, &head, &body);
         let Ok(answered) = timeout_at(routed.deadline, sent).await else {
-            gateway.metrics.note_failure(&lease.worker.url, FailureKind::timeout);
             let limit = gateway.config.server.request_timeout;
+            gateway.metrics.note_failure(&lease.worker.url, FailureKind::timeout);
+            Fleet::note_failure(gateway, &lease.worker, &format!("a request had no answer within {limit:?}"));
             return Err(ApiError::UpstreamTimeout { worker: lease.worker.url.to_string(), limit });
         };
         let (kind, problem) = match &answered {
@@ -71,7 +72,7 @@ pub(super) async fn forward(
             tried.push(lease.placement.endpoint);
             let times = tried.iter().filter(|&&endpoint| endpoint == lease.placement.endpoint).count();
             if times >= retry.max_worker_retries as usize {
-                excluded.push(lease.placement.endpoint);
+                excluded = excluded.iter().copied().chain([lease.placement.endpoint]).collect();
             }
         }
         let goes_on =
@@ -172,7 +173,8 @@ fn named_pool(gateway: &Gateway, model: &str) -> Result<Arc<Served>, ApiError> {
     if let Some(served) = table.by_name.get(model) {
         return Ok(Arc::clone(served));
     }
-    if table.pools.is_empty() {
+    let expected = || gateway.workers().values().any(|worker| worker.model.as_deref() == Some(model));
+    if table.pools.is_empty() || expected() {
         return Err(no_endpoint(gateway));
     }
     Err(ApiError::UnknownModel(model.chars().take(200).collect()))

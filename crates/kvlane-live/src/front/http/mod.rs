@@ -161,7 +161,8 @@ impl Front {
 
     async fn answer(&self, request: Request<Incoming>) -> Response<Body> {
         let api = Api::from_path(request.uri().path());
-        let account = Account::open(&self.gateway, api, request.headers());
+        let counted = self.door != Door::Operators;
+        let account = Account::open(&self.gateway, api, request.headers(), counted);
         let mut response = match self.dispatch(request, api, &account).await {
             Ok(response) => response,
             Err(error) => {
