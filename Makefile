@@ -1,4 +1,5 @@
-# Everything here needs the Rust toolchain (1.89 or later, https://rustup.rs) and nothing else.
+# demo, test, lint, bench and ci need the Rust toolchain (1.89 or later, https://rustup.rs) and nothing else; each is one
+# line of cargo that can be typed by hand.
 
 .PHONY: demo test lint bench e2e-vllm race ci cargo
 
@@ -25,6 +26,13 @@ e2e-vllm: cargo
 	cargo build --release --locked -p kvlane
 	e2e/vllm/setup.sh
 	e2e/.work/venv/bin/python e2e/vllm/test_vllm.py -v
+
+# What a request costs beside nginx, HAProxy, sglang-router and vllm-router. Linux; installs with apt-get and pip.
+race: cargo
+	e2e/race/setup.sh
+	cargo build --release --locked -p kvlane --bin kvlane
+	cargo build --release --locked -p kvlane-mock --example fixed_upstream
+	python3 e2e/race/race.py
 
 # Exactly what CI runs.
 ci:

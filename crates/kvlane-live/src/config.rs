@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use kvlane_core::index::approx;
-use kvlane_core::policy::PolicyConfig;
+use kvlane_core::policy::{PolicyConfig, name_or_config};
 use kvlane_core::time::Nanos;
 use kvlane_core::{router, scheduler};
 use serde::{Deserialize, Serialize};
@@ -117,6 +117,7 @@ pub struct WorkerSpec {
 #[serde(deny_unknown_fields, default)]
 pub struct Routing {
     /// The policy of every pool that `pools` does not name.
+    #[serde(deserialize_with = "name_or_config")]
     pub policy: PolicyConfig,
     /// What differs for the pool of one model.
     pub pools: BTreeMap<String, PoolOverride>,
@@ -162,6 +163,7 @@ impl Default for Routing {
 #[serde(deny_unknown_fields)]
 pub struct PoolOverride {
     /// Its policy.
+    #[serde(deserialize_with = "name_or_config")]
     pub policy: PolicyConfig,
 }
 
@@ -242,6 +244,39 @@ pub struct ConfigError {
     pub problem: String,
 }
 
+/// The shortest and the longest time that makes sense anywhere.
+const LEAST_TIME: Duration = Duration::from_millis(1);
+const MOST_TIME: Duration = Duration::from_secs(365 * 24 * 3600);
+
+fn wrong(field: &str, problem: String) -> Result<(), ConfigError> {
+    Err(ConfigError { field: field.into(), problem })
+}
+
+fn within<T: PartialOrd + std::fmt::Display>(
+    field: &str,
+    value: T,
+    least: T,
+    most: T,
+) -> Result<(), ConfigError> {
+    if value < least || value > most {
+        return wrong(field, format!("{value} is out of range: take {least} to {most}"));
+    }
+    Ok(())
+}
+
+fn validate_policy(field: &str, policy: &PolicyConfig) -> Result<(), ConfigError> {
+    match policy {
+        PolicyConfig::CacheAware(config) => {
+            within(&format!("{field}.cache_threshold"), config.cache_threshold, 0.0, 1.0)?;
+            within(&format!("{field}.balance_rel_threshold"), config.balance_rel_threshold, 1.0, f64::MAX)
+        }
+        PolicyConfig::PrefixAware(config) => {
+            within(&format!("{field}.saturation_inflight"), config.saturation_inflight, 1, u32::MAX)
+        }
+        _ => Ok(()),
+    }
+}
+
 // === impl Config ===
 
 impl Config {
@@ -250,42 +285,62 @@ impl Config {
     /// # Errors
     /// The first field that is out of range.
     pub fn validate(&self) -> Result<(), ConfigError> {
-        let wrong = |field: &str, problem: String| Err(ConfigError { field: field.into(), problem });
+        self.validate_workers()?;
+        self.validate_times()?;
+        let Self { routing, health, retry, server, .. } = self;
+        within("routing.block_bytes", routing.block_bytes, 16, 1 << 20)?;
+        within("routing.receipts", routing.receipts, 0, 100_000)?;
+        within("routing.queue_size", routing.queue_size, 0, 1_000_000)?;
+        within("health.failure_threshold", health.failure_threshold, 1, u32::MAX)?;
+        within("health.success_threshold", health.success_threshold, 1, u32::MAX)?;
+        within("retry.max_worker_retries", retry.max_worker_retries, 1, u32::MAX)?;
+        within("server.relay_threads", server.relay_threads, 0, 1024)?;
+        if !health.path.starts_with('/') {
+            return wrong("health.path", format!("'{}' must begin with '/'", health.path));
+        }
+        validate_policy("routing.policy", &routing.policy)?;
+        for (model, pool) in &routing.pools {
+            if model.is_empty() {
+                return wrong("routing.pools", "a model's name is empty: write MODEL=POLICY".into());
+            }
+            validate_policy(&format!("routing.pools.{model}.policy"), &pool.policy)?;
+        }
+        Ok(())
+    }
+
+    fn validate_workers(&self) -> Result<(), ConfigError> {
         for (i, worker) in self.workers.iter().enumerate() {
+            let field = format!("workers[{i}].url");
             if let Err(problem) = crate::worker::Address::parse(&worker.url) {
-                return wrong(&format!("workers[{i}].url"), problem);
+                return wrong(&field, problem);
+            }
+            let same =
+                |other: &WorkerSpec| other.url.trim_end_matches('/') == worker.url.trim_end_matches('/');
+            if self.workers[..i].iter().any(same) {
+                return wrong(&field, format!("'{}' is there twice", worker.url));
             }
         }
-        if self.routing.block_bytes < 16 {
-            return wrong(
-                "routing.block_bytes",
-                format!("{} is too small: take 16 or more", self.routing.block_bytes),
-            );
-        }
-        for (field, value) in [
-            ("health.failure_threshold", self.health.failure_threshold),
-            ("health.success_threshold", self.health.success_threshold),
-            ("retry.max_worker_retries", self.retry.max_worker_retries),
+        Ok(())
+    }
+
+    fn validate_times(&self) -> Result<(), ConfigError> {
+        let Self { server, routing, health, upstream, .. } = self;
+        for (field, value, least) in [
+            ("server.header_timeout", server.header_timeout, LEAST_TIME),
+            ("server.body_timeout", server.body_timeout, LEAST_TIME),
+            ("server.request_timeout", server.request_timeout, LEAST_TIME),
+            ("server.stream_idle_timeout", server.stream_idle_timeout, LEAST_TIME),
+            ("server.shutdown_grace", server.shutdown_grace, Duration::ZERO),
+            ("routing.queue_timeout", routing.queue_timeout, LEAST_TIME),
+            ("routing.index_ttl", routing.index_ttl, LEAST_TIME),
+            ("health.interval", health.interval, LEAST_TIME),
+            ("health.timeout", health.timeout, LEAST_TIME),
+            ("upstream.connect_timeout", upstream.connect_timeout, LEAST_TIME),
+            ("upstream.idle_timeout", upstream.idle_timeout, Duration::ZERO),
         ] {
-            if value == 0 {
-                return wrong(field, "0 would never happen: take 1 or more".into());
+            if value < least || value > MOST_TIME {
+                return wrong(field, format!("{value:?} is out of range: take {least:?} to a year"));
             }
-        }
-        for (field, value) in [
-            ("server.header_timeout", self.server.header_timeout),
-            ("server.body_timeout", self.server.body_timeout),
-            ("server.request_timeout", self.server.request_timeout),
-            ("server.stream_idle_timeout", self.server.stream_idle_timeout),
-            ("health.interval", self.health.interval),
-            ("health.timeout", self.health.timeout),
-            ("upstream.connect_timeout", self.upstream.connect_timeout),
-        ] {
-            if value.is_zero() {
-                return wrong(field, "0 leaves no time at all: take 1ms or more".into());
-            }
-        }
-        if !self.health.path.starts_with('/') {
-            return wrong("health.path", format!("'{}' must begin with '/'", self.health.path));
         }
         Ok(())
     }

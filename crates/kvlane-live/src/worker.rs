@@ -108,6 +108,9 @@ impl Address {
         if port.is_none() && authority.as_str() != authority.host() {
             return Err(format!("'{url}': its port is no number up to 65535, write http://host:port"));
         }
+        if port == Some(0) {
+            return Err(format!("'{url}': nobody listens on port 0, write http://host:port"));
+        }
         if uri.query().is_some() {
             return Err(format!("'{url}' has a query, write http://host:port"));
         }

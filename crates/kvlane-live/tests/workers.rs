@@ -396,11 +396,11 @@ async fn an_engine_that_started_again_is_expected_to_hold_nothing() {
 #[tokio::test]
 async fn a_model_whose_only_worker_has_not_come_up_is_not_ready_rather_than_unknown() {
     let engine = FakeEngine::start("m").await;
-    let mut config = config();
+    let gateway = TestGateway::start(config(), &[&engine]).await;
     let nobody =
         std::net::TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("an address");
-    config.workers.push(WorkerSpec { url: format!("http://{nobody}"), model: Some("n".into()) });
-    let gateway = TestGateway::start(config, &[&engine]).await;
+    let spec = WorkerSpec { url: format!("http://{nobody}"), model: Some("n".into()) };
+    gateway.serving().fleet.add(&spec).expect("a worker");
     for (model, status) in [("n", 503), ("o", 404)] {
         let reply = gateway.ask("POST", "/v1/chat/completions", chat(model, "hi")).await;
         assert_eq!(reply.status, status, "{model}");

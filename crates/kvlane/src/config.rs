@@ -205,6 +205,8 @@ fn scalar(text: &str) -> Value {
 fn with(config: &Config, key: &str, value: Value) -> Result<Config> {
     let mut tree = serde_json::to_value(config)?;
     let (path, adds) = key.strip_suffix('+').map_or((key, false), |path| (path, true));
+    // Another policy begins with its own parameters, not with those of the one before it.
+    let path = path.strip_suffix("policy.name").map_or(path.to_owned(), |section| format!("{section}policy"));
     let mut at = &mut tree;
     for name in path.split('.') {
         let Value::Object(section) = at else { bail!("{key}: '{name}' is inside a value, not a section") };
@@ -255,6 +257,19 @@ mod tests {
     }
 
     #[test]
+    fn a_policy_can_be_written_as_its_name_alone() {
+        let by_file =
+            from_yaml("routing: {policy: lmetric, pools: {a: {policy: roundrobin}}}").expect("right");
+        assert_eq!(by_file.routing.policy.name(), "lmetric");
+        assert_eq!(by_file.routing.pools["a"].policy.name(), "round_robin");
+        for key in ["routing.policy", "routing.policy.name"] {
+            let set = vec![format!("{key}=prefix_aware")];
+            let config = load(ConfigArgs { set, ..ConfigArgs::default() }).expect("right");
+            assert_eq!(config.routing.policy, PolicyConfig::by_name("prefix_aware").expect("a policy"));
+        }
+    }
+
+    #[test]
     fn a_pool_can_have_a_policy_of_its_own() {
         let pool_policy = vec!["org/llama=lmetric".into(), "b=roundrobin".into()];
         let config = load(ConfigArgs { pool_policy, ..ConfigArgs::default() }).expect("right");
@@ -275,6 +290,10 @@ mod tests {
         check(set("routing.queue_sice=1"), &["--set routing.queue_sice=1", "unknown field `queue_sice`"]);
         check(set("server.port.x=1"), &["server.port.x"]);
         check(set("server.port"), &["write section.key=value"]);
+        check(set("routing.policy=best"), &["--set routing.policy=best", "no policy 'best'"]);
+        check(set("server.request_timeout=1000y"), &["server.request_timeout", "a year"]);
+        check(set("routing.policy.cache_threshold=7"), &["routing.policy.cache_threshold", "0 to 1"]);
+        check(set("server.relay_threads=100000"), &["server.relay_threads", "1024"]);
         check(set("server.port=high"), &["server.port", "invalid type"]);
         check(set("server.body_timeout=soon"), &["server.body_timeout"]);
         check(set("health.interval=0s"), &["health.interval"]);
@@ -286,6 +305,8 @@ mod tests {
             ConfigArgs { worker_urls: vec!["gpu:1".into()], ..ConfigArgs::default() },
             &["workers[0].url", "gpu:1"],
         );
+        let twice = vec!["http://a".into(), "http://a/".into()];
+        check(ConfigArgs { worker_urls: twice, ..ConfigArgs::default() }, &["workers[1].url", "twice"]);
         let args = ConfigArgs {
             policy: Some("lmetric".into()),
             cache_threshold: Some(0.5),

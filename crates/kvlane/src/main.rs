@@ -6,6 +6,8 @@ mod config;
 use std::io::{IsTerminal as _, Write as _};
 
 use clap::{Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 
 /// Requests allocate and free on one relay thread; this allocator is made for that.
 #[global_allocator]
@@ -42,7 +44,13 @@ fn main() -> std::process::ExitCode {
     let cli = Cli::parse();
     let quiet = matches!(cli.command, Command::Demo(_));
     let log_level = cli.log_level.as_deref().unwrap_or(if quiet { "warn" } else { "info" });
-    let filter = match tracing_subscriber::EnvFilter::try_new(log_level) {
+    // A single word is a level; the filter would take any other word for the name of a module.
+    if !log_level.contains(['=', ',']) && log_level.parse::<LevelFilter>().is_err() {
+        return fail(&anyhow::anyhow!(
+            "--log-level {log_level}: take error, warn, info, debug, trace, or module=level"
+        ));
+    }
+    let filter = match EnvFilter::try_new(log_level) {
         Ok(filter) => filter,
         Err(error) => return fail(&anyhow::anyhow!("--log-level {log_level}: {error}")),
     };

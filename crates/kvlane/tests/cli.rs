@@ -190,7 +190,7 @@ fn a_configuration_that_cannot_be_ends_with_1_and_says_what_to_write() {
         fails(&[command, "--set", "server.port"], FAILURE, &["--set server.port", "write section.key=value"]);
         fails(&[command, "--set", "server.prot=1"], FAILURE, &["server.prot", "unknown field"]);
         fails(&[command, "--pool-policy", "llama"], FAILURE, &["--pool-policy llama", "write MODEL=POLICY"]);
-        fails(&[command, "--health-check-interval-secs", "0"], FAILURE, &["health.interval", "1ms or more"]);
+        fails(&[command, "--health-check-interval-secs", "0"], FAILURE, &["health.interval", "1ms to a year"]);
         fails(&[command, "--config", "/nowhere/kvlane.yaml"], FAILURE, &["cannot read /nowhere/kvlane.yaml"]);
     }
     fails(&["mock-engine", "--port", "0", "--preset", "gpt@tpu"], FAILURE, &["gpt@tpu", "known are"]);
@@ -220,7 +220,7 @@ fn a_port_that_is_taken_is_named_with_its_key() {
 fn a_worker_given_twice_is_refused_at_the_start() {
     let twice =
         ["serve", "--port", "0", "--prometheus-port", "0", "--worker-urls", "http://h:1", "http://h:1/"];
-    fails(&twice, FAILURE, &["http://h:1", "already there"]);
+    fails(&twice, FAILURE, &["http://h:1", "there twice"]);
 }
 
 #[test]
@@ -234,7 +234,8 @@ fn serve_and_mock_engine_end_well_when_told_to() {
             line.clear();
             assert!(log.read_line(&mut line).expect("a log") > 0, "{args:?} ended before it served");
         }
-        let told = Command::new("kill").arg(child.id().to_string()).status().expect("kill runs");
+        let told =
+            Command::new("sh").args(["-c", &format!("kill {}", child.id())]).status().expect("kill runs");
         assert!(told.success());
         let mut rest = String::new();
         log.read_to_string(&mut rest).expect("a log");

@@ -3,7 +3,11 @@
 //! A policy sees facts (tokens, load, overlap) and nothing else: no headers, no clock, no sockets, no metrics. To add
 //! one: a file with a `Config`, a struct and its `impl Policy`, and one line in [`policies!`] below.
 
-use serde::{Deserialize, Serialize};
+use std::fmt;
+
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{self, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::endpoint::EndpointId;
 use crate::load::Load;
@@ -188,6 +192,38 @@ policies! {
     prefix_aware::PrefixAware = "prefix_aware" | "prefixaware",
     /// Uncached tokens to compute times batch size.
     lmetric::LMetric = "lmetric",
+}
+
+/// Reads a policy as people write it: `lmetric`, or `{name: lmetric, ...}` with parameters. For serde's
+/// `deserialize_with`.
+///
+/// # Errors
+/// What the format says, or which names there are.
+pub fn name_or_config<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PolicyConfig, D::Error> {
+    struct Either;
+
+    impl<'de> Visitor<'de> for Either {
+        type Value = PolicyConfig;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a policy's name, or its name and parameters")
+        }
+
+        fn visit_str<E: de::Error>(self, name: &str) -> Result<PolicyConfig, E> {
+            PolicyConfig::by_name(name).ok_or_else(|| {
+                E::custom(format!(
+                    "there is no policy '{name}': take one of {}",
+                    PolicyConfig::NAMES.join(", ")
+                ))
+            })
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<PolicyConfig, A::Error> {
+            PolicyConfig::deserialize(MapAccessDeserializer::new(map))
+        }
+    }
+
+    deserializer.deserialize_any(Either)
 }
 
 #[cfg(test)]

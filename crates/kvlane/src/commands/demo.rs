@@ -4,6 +4,7 @@
 //! factor, so that the later turns of a conversation fall inside the run; all times are printed in trace seconds.
 
 use std::fmt::Write as _;
+use std::fs::File;
 use std::io::{IsTerminal as _, Write as _};
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
@@ -15,6 +16,7 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use kvlane_bench::{ReplayConfig, ReplayReport, replay};
 use kvlane_core::policy::PolicyConfig;
+use kvlane_core::timing::TimingModel;
 use kvlane_live::config::{Config, WorkerSpec};
 use kvlane_live::serve::Serving;
 use kvlane_mock::{MockConfig, MockEngine};
@@ -23,11 +25,16 @@ use kvlane_trace::request::Trace;
 use kvlane_trace::summary::{Percentiles, Summary};
 use serde::Serialize;
 use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
 
 /// 600 s of the conversation trace published with Mooncake (FAST'25), Apache-2.0; see its README beside it.
 const SLICE: &[u8] = include_bytes!("../../assets/mooncake-conversation-slice.jsonl.gz");
 /// The model's name in the demo.
 const MODEL: &str = "demo";
+/// Beyond this the engines' timers, of a millisecond, say nothing any more.
+const SPEED_MAX: f64 = 1000.0;
+/// Engines that one process runs without falling behind.
+const ENGINES_MAX: usize = 64;
 /// How long engines and gateway may take to find each other.
 const READY_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -95,15 +102,24 @@ struct Stage {
 
 /// Runs it.
 pub(crate) fn run(args: &DemoArgs) -> Result<ExitCode> {
-    ensure!(args.speed.is_finite() && args.speed > 0.0, "--speed {}: take a number above 0", args.speed);
-    ensure!(args.engines > 0, "--engines 0: take 1 or more");
+    ensure!(
+        args.speed > 0.0 && args.speed <= SPEED_MAX,
+        "--speed {}: take more than 0, up to {SPEED_MAX}",
+        args.speed
+    );
+    ensure!((1..=ENGINES_MAX).contains(&args.engines), "--engines {}: take 1 to {ENGINES_MAX}", args.engines);
+    TimingModel::preset(&args.preset).context("--preset")?;
     let policies: Vec<PolicyConfig> = args.policies.iter().map(|name| policy(name)).collect::<Result<_>>()?;
     let trace = match &args.trace {
-        Some(path) => Trace::open(path, &Options::default())?,
+        Some(path) => {
+            Trace::open(path, &Options::default()).with_context(|| format!("--trace {}", path.display()))?
+        }
         None => {
             mooncake::read(std::io::BufReader::new(flate2::read::GzDecoder::new(SLICE)), &Options::default())?
         }
     };
+    // A file that cannot be written is better known before the run than after it.
+    let mut json = args.json.as_ref().filter(|path| path.as_os_str() != "-").map(create).transpose()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
         let mut report = Report::new(args, &trace);
@@ -113,8 +129,11 @@ pub(crate) fn run(args: &DemoArgs) -> Result<ExitCode> {
         }
         args.tell(&report.table())?;
         args.tell(&report.conclusion())?;
-        if let Some(path) = &args.json {
-            write_json(path, &report)?;
+        let figures = serde_json::to_string_pretty(&report)?;
+        match &mut json {
+            Some(file) => writeln!(file, "{figures}")?,
+            None if args.json.is_some() => say(&figures)?,
+            None => {}
         }
         let failed = report.runs.iter().any(|run| run.summary.errors > 0 || run.summary.requests == 0);
         if args.keep {
@@ -150,17 +169,14 @@ impl DemoArgs {
     }
 }
 
+/// Prints to stdout.
 fn say(text: &str) -> Result<()> {
     writeln!(std::io::stdout(), "{text}")?;
     Ok(())
 }
 
-fn write_json(path: &PathBuf, report: &Report) -> Result<()> {
-    let text = serde_json::to_string_pretty(report)?;
-    if path.as_os_str() == "-" {
-        return say(&text);
-    }
-    std::fs::write(path, text + "\n").with_context(|| format!("cannot write {}", path.display()))
+fn create(path: &PathBuf) -> Result<File> {
+    File::create(path).with_context(|| format!("--json {}", path.display()))
 }
 
 /// One policy, from empty caches to the last answer.
@@ -200,11 +216,11 @@ async fn one(args: &DemoArgs, trace: &Trace, policy: PolicyConfig) -> Result<Run
     Ok(Run { policy: name.into(), wall_s, client_lag_p99_s: client_lag_s.map(|lag| lag.p99), summary })
 }
 
-/// Leaves a fleet in real time up until SIGINT.
+/// Leaves a fleet in real time up until SIGINT or SIGTERM.
 async fn keep(args: &DemoArgs) -> Result<()> {
     let stage = Stage::set(args, 1.0, PolicyConfig::CacheAware(Default::default()), 30_000).await?;
     let (clients, metrics) = (stage.serving.address, stage.serving.metrics_address);
-    say(&format!(
+    args.tell(&format!(
         "The fleet is up, in real time, under cache_aware. Ctrl-C ends it. Try:\n\n\
          curl -N http://{clients}/v1/chat/completions -H 'content-type: application/json' \\\n  \
          -d '{{\"model\": \"{MODEL}\", \"stream\": true, \"max_tokens\": 16, \
@@ -214,7 +230,11 @@ async fn keep(args: &DemoArgs) -> Result<()> {
          curl 'http://{metrics}/decisions?limit=3'\n\
          curl http://{metrics}/metrics\n"
     ))?;
-    tokio::signal::ctrl_c().await?;
+    let mut terminate = signal(SignalKind::terminate())?;
+    tokio::select! {
+        interrupted = tokio::signal::ctrl_c() => interrupted?,
+        _ = terminate.recv() => {}
+    }
     stage.strike().await;
     Ok(())
 }
