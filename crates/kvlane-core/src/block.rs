@@ -34,15 +34,21 @@ impl ChainSeed {
         let mut parent = self.0;
         out.reserve(bytes.len() / block_bytes.max(1));
         out.extend(bytes.chunks_exact(block_bytes.max(1)).map(|block| {
-            parent = xxh3_64_with_seed(block, parent);
+            parent = link(parent, block);
             BlockHash(parent)
         }));
     }
 
     /// The hash of one block that follows `parent`, or begins the chain.
     pub fn next(self, parent: Option<BlockHash>, block: &[u8]) -> BlockHash {
-        BlockHash(xxh3_64_with_seed(block, parent.map_or(self.0, |hash| hash.0)))
+        BlockHash(link(parent.map_or(self.0, |hash| hash.0), block))
     }
+}
+
+/// The hash of a block after `parent`. The block is hashed without a seed, since for blocks above 240 bytes XXH3 would
+/// first derive a secret from it, each time.
+fn link(parent: u64, block: &[u8]) -> u64 {
+    xxh3_64_with_seed(&xxh3_64(block).to_le_bytes(), parent)
 }
 
 /// One round of SplitMix64's finaliser, to keep the cases of a seed apart.

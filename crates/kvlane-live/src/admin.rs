@@ -16,6 +16,8 @@ use crate::front::http::{Body, Door, Front, json_response, read_body, text_respo
 use crate::gateway::{Gateway, ModelPool};
 use crate::worker::Worker;
 
+/// Decisions returned at most: they are copied under the lock of the scheduler.
+const DECISIONS_MAX: usize = 200;
 /// Decisions returned when the query does not say how many.
 const DECISIONS_DEFAULT: usize = 50;
 
@@ -63,7 +65,7 @@ async fn operate(
             let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
             text_response(StatusCode::OK, kind, gateway.metrics.render(gateway))
         }
-        ("GET", "/decisions", _) => json_response(StatusCode::OK, &decisions(gateway, parts)),
+        ("GET", "/decisions", _) => json_response(StatusCode::OK, &decisions(gateway, parts)?),
         ("GET", "/workers", _) => {
             let workers: Vec<Value> = front.fleet.workers().iter().map(|worker| describe(worker)).collect();
             json_response(StatusCode::OK, &json!({"workers": workers, "total": workers.len()}))
@@ -256,13 +258,27 @@ fn model(gateway: &Gateway, name: &str) -> Result<Response<Body>, ApiError> {
 }
 
 /// The last decisions of every pool, newest first.
-fn decisions(gateway: &Gateway, parts: &Parts) -> Value {
-    let limit = query(parts, "limit").and_then(|limit| limit.parse().ok()).unwrap_or(DECISIONS_DEFAULT);
+fn decisions(gateway: &Gateway, parts: &Parts) -> Result<Value, ApiError> {
+    let limit = match query(parts, "limit") {
+        None => DECISIONS_DEFAULT,
+        Some(text) => {
+            text.parse().ok().filter(|limit| (1..=DECISIONS_MAX).contains(limit)).ok_or_else(|| {
+                refused(StatusCode::BAD_REQUEST, &format!("limit={text}: take 1 to {DECISIONS_MAX}"))
+            })?
+        }
+    };
     let wanted = query(parts, "model");
     let pools = gateway.pools();
+    if let Some(model) = &wanted
+        && !pools.iter().any(|pool| pool.model == *model)
+    {
+        return Err(ApiError::UnknownModel(model.chars().take(200).collect()));
+    }
     let chosen = pools.iter().filter(|pool| wanted.as_ref().is_none_or(|model| *model == pool.model));
     let pools: Vec<Value> = chosen.map(|pool| pool_decisions(pool, limit)).collect();
-    json!({"schema": "kvlane.decisions/1", "now_s": gateway.clock.now().as_secs_f64(), "rows_max": ROWS_MAX, "pools": pools})
+    Ok(
+        json!({"schema": "kvlane.decisions/1", "now_s": gateway.clock.now().as_secs_f64(), "rows_max": ROWS_MAX, "pools": pools}),
+    )
 }
 
 fn pool_decisions(pool: &ModelPool, limit: usize) -> Value {

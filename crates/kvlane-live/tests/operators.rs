@@ -53,7 +53,10 @@ async fn decisions_tell_what_the_policy_saw() {
     assert_eq!(decisions[1]["overlap_tokens"], 0);
     let one = gateway.operate("GET", "/decisions?limit=1&model=m", "").await.json();
     assert_eq!(one["pools"][0]["decisions"].as_array().map(Vec::len), Some(1));
-    assert_eq!(gateway.operate("GET", "/decisions?model=other", "").await.json()["pools"], json!([]));
+    for (query, status) in [("model=other", 404), ("limit=0", 400), ("limit=many", 400), ("limit=201", 400)] {
+        let reply = gateway.operate("GET", &format!("/decisions?{query}"), "").await;
+        assert_eq!(reply.status, status, "{query}");
+    }
     gateway.end().await;
 }
 

@@ -190,7 +190,11 @@ fn a_configuration_that_cannot_be_ends_with_1_and_says_what_to_write() {
         fails(&[command, "--set", "server.port"], FAILURE, &["--set server.port", "write section.key=value"]);
         fails(&[command, "--set", "server.prot=1"], FAILURE, &["server.prot", "unknown field"]);
         fails(&[command, "--pool-policy", "llama"], FAILURE, &["--pool-policy llama", "write MODEL=POLICY"]);
-        fails(&[command, "--health-check-interval-secs", "0"], FAILURE, &["health.interval", "1ms to a year"]);
+        fails(
+            &[command, "--health-check-interval-secs", "0"],
+            FAILURE,
+            &["health.interval", "1ms to a year"],
+        );
         fails(&[command, "--config", "/nowhere/kvlane.yaml"], FAILURE, &["cannot read /nowhere/kvlane.yaml"]);
     }
     fails(&["mock-engine", "--port", "0", "--preset", "gpt@tpu"], FAILURE, &["gpt@tpu", "known are"]);
