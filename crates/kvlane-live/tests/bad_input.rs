@@ -216,7 +216,7 @@ async fn a_client_that_leaves_while_sending_its_body_leaves_nothing_behind() {
 async fn heads_that_are_too_large_are_refused() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
-    for fields in ["x: y\r\n".repeat(2000), format!("x: {}\r\n", "y".repeat(40 << 10)).repeat(8)] {
+    for fields in ["x: y\r\n".repeat(2000), format!("x: {}\r\n", "y".repeat(40 << 10)).repeat(16)] {
         let mut client = gateway.client().await;
         client
             .try_send(format!("POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n{fields}\r\n").as_bytes())

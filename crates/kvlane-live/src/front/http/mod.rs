@@ -43,8 +43,8 @@ use crate::upstream::Upstreams;
 
 /// The header under which a request id travels on.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-/// The largest head a request may have, and the most that one read takes. A body that fits is taken as it is; a larger
-/// one is put together from pieces.
+/// The most that one read takes, and what may stand unread before a head counts as too large: between this and twice
+/// this. A body that fits is taken as it is; a larger one is put together from pieces.
 const HEAD_BYTES_MAX: usize = 256 << 10;
 /// Longest pause between two looks at a preface that comes in pieces.
 const PREFACE_PAUSE_MAX: Duration = Duration::from_millis(250);
