@@ -31,8 +31,10 @@ use tokio::signal::unix::{SignalKind, signal};
 const SLICE: &[u8] = include_bytes!("../../assets/mooncake-conversation-slice.jsonl.gz");
 /// The model's name in the demo.
 const MODEL: &str = "demo";
-/// Beyond this the engines' timers, of a millisecond, say nothing any more.
-const SPEED_MAX: f64 = 1000.0;
+/// The engines' timers have a millisecond: a tenth of a trace second at this speed. Beyond it they would decide.
+const SPEED_MAX: f64 = 100.0;
+/// How late, in trace seconds, the client may send before its figures are in doubt.
+const LAG_MAX_S: f64 = 0.5;
 /// Engines that one process runs without falling behind.
 const ENGINES_MAX: usize = 64;
 /// How long engines and gateway may take to find each other.
@@ -202,6 +204,13 @@ async fn one(args: &DemoArgs, trace: &Trace, policy: PolicyConfig) -> Result<Run
     if !std::io::stderr().is_terminal() {
         args.note(&format!("{name}: {} requests answered in {wall_s:.1} s", records.len()))?;
     }
+    let client_lag_p99_s = client_lag_s.map(|lag| lag.p99);
+    if let Some(lag) = client_lag_p99_s.map(|lag| lag * args.speed).filter(|&lag| lag > LAG_MAX_S) {
+        args.note(&format!(
+            "{name}: the client sent late, by {lag:.1} trace seconds at the 99th percentile: do not trust these figures, \
+             lower --speed"
+        ))?;
+    }
     for error in first_errors {
         args.note(&format!("{name}: {error}"))?;
     }
@@ -213,7 +222,7 @@ async fn one(args: &DemoArgs, trace: &Trace, policy: PolicyConfig) -> Result<Run
         .iter()
         .map(|(url, name)| (name.clone(), summary.per_endpoint.get(url).copied().unwrap_or_default()));
     summary.per_endpoint = counts.collect();
-    Ok(Run { policy: name.into(), wall_s, client_lag_p99_s: client_lag_s.map(|lag| lag.p99), summary })
+    Ok(Run { policy: name.into(), wall_s, client_lag_p99_s, summary })
 }
 
 /// Leaves a fleet in real time up until SIGINT or SIGTERM.

@@ -97,7 +97,7 @@ impl Relay {
             let (gateway, worker) = (lease.gateway(), &lease.worker);
             gateway.metrics.note_failure(&worker.url, kind);
             Fleet::note_failure(gateway, worker, &format!("a stream broke: {error}"));
-            tracing::warn!(worker = %worker.url, %error, "an answer broke after it had begun");
+            tracing::debug!(worker = %worker.url, %error, "an answer broke after it had begun");
         }
         self.account.settle();
     }
