@@ -311,7 +311,7 @@ impl Config {
     fn validate_workers(&self) -> Result<(), ConfigError> {
         for (i, worker) in self.workers.iter().enumerate() {
             let field = format!("workers[{i}].url");
-            if let Err(problem) = crate::worker::Address::parse(&worker.url) {
+            if let Err(problem) = crate::address::Address::parse(&worker.url) {
                 return wrong(&field, problem);
             }
             let same =

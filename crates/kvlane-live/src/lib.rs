@@ -3,6 +3,7 @@
 //! [`serve::Serving`] starts it; [`gateway`] joins the core's router with workers and waiting requests; [`front`] is
 //! where requests come in; [`upstream`] is how they reach workers; [`fleet`] watches who is there.
 
+pub mod address;
 pub mod admin;
 pub mod clock;
 pub mod config;
