@@ -14,7 +14,7 @@
 use std::sync::LazyLock;
 
 use memchr::memchr;
-use memchr::memmem::Finder;
+use memchr::memmem::{self, Finder};
 
 use crate::usage::Counts;
 pub use crate::usage::{Usage, usage_in_json};
@@ -151,7 +151,10 @@ impl SseScanner {
         }
         match if name.is_empty() { leading_type(data) } else { name } {
             b"" => {
-                self.tokens += u64::from(!data.starts_with(b"{\"error\"") && !self.without_choices(data));
+                let silent = data.starts_with(b"{\"error\"")
+                    || self.without_choices(data)
+                    || (self.tokens == 0 && only_names_the_role(data));
+                self.tokens += u64::from(!silent);
                 self.counts.read_answer(tail);
             }
             b"content_block_delta" => self.tokens += 1,
@@ -178,6 +181,13 @@ impl SseScanner {
         let items = list.and_then(|list| list.strip_prefix(b"["));
         items.is_some_and(|items| items.trim_ascii_start().first() == Some(&b']'))
     }
+}
+
+/// Whether a chat chunk says who speaks and nothing yet, as vLLM's and llama.cpp's first one does.
+fn only_names_the_role(data: &[u8]) -> bool {
+    let has = |needle: &[u8]| memmem::find(data, needle).is_some();
+    let empty = [&b"\"content\":\"\""[..], b"\"content\": \"\"", b"\"content\":null", b"\"content\": null"];
+    has(b"\"role\"") && empty.into_iter().any(has) && !has(b"\"function\"")
 }
 
 /// Where the event that `bytes` continue ends, its blank line included.
@@ -299,12 +309,27 @@ mod tests {
 
     #[test]
     fn a_chat_stream_counts_chunks_with_choices_and_reads_usage() {
-        assert_eq!(scan(CHAT), (3, usage(100, 3, Some(96)), true));
+        assert_eq!(scan(CHAT), (2, usage(100, 3, Some(96)), true));
+    }
+
+    #[test]
+    fn a_first_chunk_that_only_names_the_role_is_no_token() {
+        let first = |delta: &str| scan(&format!("data: {{\"choices\":[{{\"delta\":{delta}}}]}}\n\n")).0;
+        for delta in [r#"{"role":"assistant","content":""}"#, r#"{"role": "assistant", "content": null}"#] {
+            assert_eq!(first(delta), 0, "{delta}");
+        }
+        for delta in [
+            r#"{"role":"assistant","content":"a"}"#,
+            r#"{"content":""}"#,
+            r#"{"role":"assistant","content":null,"tool_calls":[{"function":{"name":"f"}}]}"#,
+        ] {
+            assert_eq!(first(delta), 1, "{delta}");
+        }
     }
 
     #[test]
     fn lines_may_end_with_a_carriage_return_too() {
-        assert_eq!(scan(&CHAT.replace('\n', "\r\n")), (3, usage(100, 3, Some(96)), true));
+        assert_eq!(scan(&CHAT.replace('\n', "\r\n")), (2, usage(100, 3, Some(96)), true));
         assert_eq!(scan(&MESSAGES.replace('\n', "\r\n")), (2, usage(100, 15, Some(64)), true));
     }
 
