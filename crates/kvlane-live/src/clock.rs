@@ -1,4 +1,4 @@
-//! The only place that reads the time.
+//! What gives the core its time. Deadlines of sockets and queues are the runtime's own timers.
 
 use kvlane_core::time::Nanos;
 use tokio::time::Instant;

@@ -113,8 +113,8 @@ impl Gateway {
     }
 
     /// All pools.
-    pub fn pools(&self) -> Arc<Vec<Arc<ModelPool>>> {
-        Arc::new(self.table.load().pools.clone())
+    pub fn pools(&self) -> Vec<Arc<ModelPool>> {
+        self.table.load().pools.clone()
     }
 
     pub(crate) fn table(&self) -> arc_swap::Guard<Arc<Table>> {

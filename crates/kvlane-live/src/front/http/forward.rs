@@ -126,14 +126,13 @@ fn failure_kind(error: &UpstreamError) -> FailureKind {
 }
 
 fn rejected(gateway: &Gateway, pool: &ModelPool, why: Rejection) -> ApiError {
-    let retry_after_s = match why {
-        Rejection::NoEndpoint => gateway.config.health.interval.as_secs().max(1),
+    match why {
+        Rejection::NoEndpoint => no_endpoint(gateway),
         Rejection::QueueFull | Rejection::QueueTimeout => {
             pool.metrics.shed.inc();
-            1
+            ApiError::Rejected { why, retry_after_s: 1 }
         }
-    };
-    ApiError::Rejected { why, retry_after_s }
+    }
 }
 
 /// Finds the pool and the prompt's blocks.
