@@ -4,6 +4,9 @@
 
 use std::collections::VecDeque;
 
+use foldhash::fast::FixedState;
+use hashbrown::HashSet;
+
 use crate::endpoint::EndpointId;
 use crate::request::{RequestId, SchedulingRequest};
 use crate::time::Nanos;
@@ -20,6 +23,8 @@ pub(crate) struct Waiting {
 #[derive(Debug)]
 pub(crate) struct Queue {
     waiting: VecDeque<Waiting>,
+    /// Who waits, to be asked on every arrival.
+    ids: HashSet<RequestId, FixedState>,
     len_max: usize,
 }
 
@@ -27,7 +32,7 @@ pub(crate) struct Queue {
 
 impl Queue {
     pub(crate) fn new(len_max: usize) -> Self {
-        Self { waiting: VecDeque::new(), len_max }
+        Self { waiting: VecDeque::new(), ids: HashSet::default(), len_max }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -39,16 +44,19 @@ impl Queue {
         if self.waiting.len() >= self.len_max {
             return Err(waiting);
         }
+        self.ids.insert(waiting.request.id);
         self.waiting.push_back(waiting);
         Ok(())
     }
 
     pub(crate) fn contains(&self, id: RequestId) -> bool {
-        self.waiting.iter().any(|waiting| waiting.request.id == id)
+        self.ids.contains(&id)
     }
 
     pub(crate) fn pop(&mut self) -> Option<Waiting> {
-        self.waiting.pop_front()
+        let front = self.waiting.pop_front()?;
+        self.ids.remove(&front.request.id);
+        Some(front)
     }
 
     /// Takes out the front if its deadline has come.
@@ -56,11 +64,14 @@ impl Queue {
         if self.waiting.front()?.deadline > now {
             return None;
         }
-        self.waiting.pop_front()
+        self.pop()
     }
 
     /// Takes out a request whose client has gone.
     pub(crate) fn remove(&mut self, id: RequestId) -> Option<Waiting> {
+        if !self.ids.remove(&id) {
+            return None;
+        }
         let at = self.waiting.iter().position(|waiting| waiting.request.id == id)?;
         self.waiting.remove(at)
     }
