@@ -9,6 +9,7 @@ pub mod record;
 pub mod request;
 pub mod sample;
 pub mod summary;
+pub mod trace;
 
 pub use format::TraceError;
 pub use record::Record;
