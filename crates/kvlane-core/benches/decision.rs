@@ -52,6 +52,7 @@ fn world(policy: &str) -> (Router, Vec<Vec<BlockHash>>) {
             seed: 1,
         },
         index: approx::Config { memory_bytes_max: 1 << 30, ttl: Nanos::MAX },
+        exact: false,
         block_tokens: 64,
     });
     let mut out = Vec::new();

@@ -10,8 +10,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::block::BlockHash;
 use crate::endpoint::EndpointId;
+use crate::event::KvEvent;
 use crate::index::Overlap;
 use crate::index::approx::{self, ApproxIndex};
+use crate::index::exact::ExactIndex;
 use crate::request::{RequestId, SchedulingRequest};
 use crate::scheduler::{self, Input, Output, Scheduler};
 use crate::time::Nanos;
@@ -21,8 +23,11 @@ use crate::time::Nanos;
 pub struct Config {
     /// Queue, policy and ledger.
     pub scheduler: scheduler::Config,
-    /// Limits of the prefix index.
+    /// Limits of the index of our own dispatches.
     pub index: approx::Config,
+    /// Whether the endpoints tell what they hold ([`Router::apply`]). Then that is what counts, and our own dispatches
+    /// fill in for as long as `index.ttl` says: until the engine's events about them have come.
+    pub exact: bool,
     /// Prompt tokens that one block stands for.
     pub block_tokens: u32,
 }
@@ -31,6 +36,7 @@ pub struct Config {
 pub struct Router {
     block_tokens: u32,
     index: RwLock<ApproxIndex>,
+    exact: Option<RwLock<ExactIndex>>,
     state: Mutex<State>,
 }
 
@@ -66,6 +72,7 @@ impl Router {
         Self {
             block_tokens: config.block_tokens,
             index: RwLock::new(ApproxIndex::new(config.index)),
+            exact: config.exact.then(RwLock::default),
             state: Mutex::new(State { scheduler: Scheduler::new(config.scheduler), recording }),
         }
     }
@@ -99,6 +106,17 @@ impl Router {
         while let Some(next) = self.index_mut().remove_endpoint(endpoint, from) {
             from = next;
         }
+        if let Some(exact) = &self.exact {
+            exact.write().unwrap_or_else(PoisonError::into_inner).remove_endpoint(endpoint);
+        }
+    }
+
+    /// Notes what `endpoint` says of its cache, in the order in which it says so. Without effect unless the router is
+    /// [`Config::exact`].
+    pub fn apply(&self, endpoint: EndpointId, event: &KvEvent) {
+        if let Some(exact) = &self.exact {
+            exact.write().unwrap_or_else(PoisonError::into_inner).apply(endpoint, event);
+        }
     }
 
     /// Removes an endpoint and all that it was expected to hold.
@@ -117,7 +135,7 @@ impl Router {
         overlap: &mut Overlap,
         out: &mut Vec<Output>,
     ) {
-        self.index().lookup(now, chain, overlap);
+        self.look_up(now, chain, overlap);
         let overlap =
             overlap.iter().map(|(id, blocks)| (id, blocks.saturating_mul(self.block_tokens))).collect();
         let id = request.id;
@@ -129,6 +147,16 @@ impl Router {
         });
         if let Some(endpoint) = placed {
             self.learn(now, chain, endpoint);
+        }
+    }
+
+    /// What each endpoint is expected to hold of a prompt.
+    fn look_up(&self, now: Nanos, chain: &[BlockHash], overlap: &mut Overlap) {
+        self.index().lookup(now, chain, overlap);
+        if let Some(exact) = &self.exact {
+            let dispatched: Vec<_> = overlap.iter().collect();
+            exact.read().unwrap_or_else(PoisonError::into_inner).lookup(chain, overlap);
+            dispatched.into_iter().for_each(|(id, blocks)| overlap.raise(id, blocks));
         }
     }
 

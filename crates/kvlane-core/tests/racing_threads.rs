@@ -36,6 +36,7 @@ fn race(policy: &str) -> (BTreeMap<RequestId, Placement>, Recording) {
             seed: 11,
         },
         index: approx::Config { memory_bytes_max: 1 << 20, ttl: Nanos(5_000) },
+        exact: false,
         block_tokens: 16,
     });
     for n in 0..5 {

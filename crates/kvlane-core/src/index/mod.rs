@@ -1,9 +1,10 @@
 //! Which endpoint holds which prefix.
 //!
-//! [`approx`] is fed by our own dispatches, for engines that do not tell what they cache. [`oracle`] is the naive
-//! reference that the property tests compare with.
+//! [`approx`] is fed by our own dispatches, for engines that do not tell what they cache; [`exact`] by the events of
+//! those that do. [`oracle`] is the naive reference that the property tests of the former compare with.
 
 pub mod approx;
+pub mod exact;
 #[cfg(test)]
 pub(crate) mod oracle;
 
@@ -41,6 +42,15 @@ impl Overlap {
             self.holders.push(slot as u16);
         }
         self.by_slot[slot] = (id, blocks);
+    }
+
+    /// Endpoint `id` holds at least the first `blocks` blocks.
+    pub(crate) fn raise(&mut self, id: EndpointId, blocks: u32) {
+        let known =
+            self.by_slot.get(id.slot()).filter(|(holder, _)| *holder == id).map_or(0, |(_, held)| *held);
+        if blocks > known {
+            self.set(id, blocks);
+        }
     }
 
     /// The endpoints that hold at least one block, with how many leading blocks each holds.

@@ -192,6 +192,8 @@ policies! {
     prefix_aware::PrefixAware = "prefix_aware" | "prefixaware",
     /// Uncached tokens to compute times batch size.
     lmetric::LMetric = "lmetric",
+    /// A weighted sum of scores: queue, KV cache, prefix, cold prompts in turn.
+    weighted::Weighted = "weighted",
 }
 
 /// Reads a policy as people write it: `lmetric`, or `{name: lmetric, ...}` with parameters. For serde's
