@@ -143,7 +143,7 @@ impl Driver {
                 now,
                 EngineRequest {
                     id,
-                    prompt_blocks: prompt.blocks,
+                    prompt_blocks: prompt.blocks.into(),
                     prompt_tokens: prompt.tokens,
                     output_tokens,
                     output_seed: prompt.key,

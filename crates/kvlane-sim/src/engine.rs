@@ -9,11 +9,11 @@
 //! A request leaves in exactly one of three ways: finished, rejected, cancelled.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use foldhash::fast::FixedState;
 use hashbrown::HashSet;
 use kvlane_core::block::BlockHash;
-use kvlane_core::rng::Rng;
 use kvlane_core::time::Nanos;
 use kvlane_core::timing::{StepShape, TimingModel};
 
@@ -42,14 +42,15 @@ pub struct EngineConfig {
 pub struct EngineRequest {
     /// Chosen by the driver, unique among the requests in flight.
     pub id: u64,
-    /// Chained hashes of the prompt's full blocks. Blocks beyond those given are computed and never reused.
-    pub prompt_blocks: Vec<BlockHash>,
+    /// Chained hashes of the prompt's full blocks. Blocks beyond those given are its own, see [`own_block`]; a prompt
+    /// that shares nothing needs none.
+    pub prompt_blocks: Arc<[BlockHash]>,
     /// Prompt length in tokens.
     pub prompt_tokens: u32,
     /// Answer length in tokens; 0 computes the prompt and ends, like an embedding.
     pub output_tokens: u32,
-    /// Stands for the answer's text and the prompt's last, partial block: requests that agree in it and in their
-    /// prompt's full blocks have the same answer and find each other's.
+    /// Stands for all text beyond `prompt_blocks`: requests that agree in it and in those blocks are the same text,
+    /// answer included, and find each other's.
     pub output_seed: u64,
 }
 
@@ -170,16 +171,28 @@ impl EngineConfig {
 // === impl EngineRequest ===
 
 impl EngineRequest {
-    /// The hash of block `index` of prompt and answer together; `None` for a prompt block without one.
-    pub fn block(&self, index: u32, block_tokens: u32) -> Option<BlockHash> {
-        if index < self.prompt_tokens / block_tokens.max(1) {
-            return self.prompt_blocks.get(index as usize).copied();
+    /// The hash of block `index` of prompt and answer together.
+    pub fn block(&self, index: u32) -> BlockHash {
+        match self.prompt_blocks.get(index as usize) {
+            Some(hash) => *hash,
+            None => own_block(self.output_seed, index),
         }
-        let parent = self.prompt_blocks.last().map_or(0, |hash| hash.0);
-        let parts = [parent, u64::from(self.prompt_tokens), u64::from(index)];
-        let hash = parts.into_iter().fold(self.output_seed, |hash, part| Rng::new(hash ^ part).next_u64());
-        Some(BlockHash(hash))
     }
+}
+
+/// The hash of block `index` of a sequence, counted from the beginning of its prompt, if the block is its own: not among
+/// the prompt blocks that were given. A later turn whose prompt continues this sequence names its blocks by this
+/// function, the answer's too.
+pub fn own_block(output_seed: u64, index: u32) -> BlockHash {
+    BlockHash(mix(mix(output_seed) ^ u64::from(index)))
+}
+
+/// SplitMix64's finaliser (Steele, Lea and Flood, 2014): a bijection whose output bits all depend on all input bits.
+fn mix(x: u64) -> u64 {
+    let x = x.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    x ^ (x >> 31)
 }
 
 // === impl Sequence ===
@@ -194,7 +207,7 @@ impl Sequence {
     /// wanted.
     fn reusable(&self, block_tokens: u32) -> impl Iterator<Item = BlockHash> {
         let blocks = (self.target() - 1) / block_tokens;
-        (0..blocks).map_while(move |index| self.request.block(index, block_tokens))
+        (0..blocks).map(|index| self.request.block(index))
     }
 
     /// Blocks it lacks for `tokens` tokens.
@@ -314,8 +327,7 @@ impl Engine {
     /// Prompt tokens of `request` that the cache holds.
     pub fn cached_tokens(&self, request: &EngineRequest) -> u32 {
         let blocks = request.prompt_tokens.saturating_sub(1) / self.config.block_tokens;
-        let prompt = request.prompt_blocks.iter().copied().take(blocks as usize);
-        self.pool.lookup(prompt).blocks * self.config.block_tokens
+        self.pool.lookup((0..blocks).map(|index| request.block(index))).blocks * self.config.block_tokens
     }
 
     /// Makes the engine forget what it has cached; blocks in use stay in use.
@@ -422,9 +434,7 @@ impl Engine {
             step.finished_prefills += u32::from(to == sequence.target());
         }
         for block in from / block_tokens..to / block_tokens {
-            if let Some(hash) = sequence.request.block(block, block_tokens) {
-                self.pool.publish(sequence.blocks[block as usize], hash);
-            }
+            self.pool.publish(sequence.blocks[block as usize], sequence.request.block(block));
         }
         self.counters.computed_tokens += u64::from(chunk);
         self.counters.recomputed_tokens += u64::from(sequence.computed_max.min(to).saturating_sub(from));
@@ -579,10 +589,26 @@ mod tests {
         let turn = request(1, 7, 40, 30);
         serve(&mut engine, [turn.clone()]);
         let mut next = request(2, 7, 80, 1);
-        next.prompt_blocks = (0..5).filter_map(|index| turn.block(index, 16)).collect();
+        next.prompt_blocks = (0..5).map(|index| turn.block(index)).collect();
         let events = serve(&mut engine, [next]);
         // 69 tokens have keys and values: 4 full blocks.
         assert_eq!(events, [first(2, 64), finished(2)]);
+    }
+
+    #[test]
+    fn a_prompt_without_hashes_is_its_own_and_found_by_who_continues_it() {
+        let mut engine = Engine::new(config(100));
+        let own = |id, output_seed| EngineRequest {
+            prompt_blocks: Arc::new([]),
+            output_seed,
+            ..request(id, 0, 80, 1)
+        };
+        serve(&mut engine, [own(1, 5)]);
+        let mut next = request(2, 7, 100, 1);
+        next.prompt_blocks = (0..5).map(|index| own_block(5, index)).collect();
+        assert_eq!(serve(&mut engine, [next, own(3, 6), own(4, 5)])[0], first(2, 80));
+        assert_eq!(engine.cached_tokens(&own(5, 5)), 64);
+        assert_eq!(engine.stats().prefix_hit_tokens, 80 + 64, "none for another seed");
     }
 
     #[test]

@@ -7,4 +7,4 @@
 pub mod engine;
 pub mod pool;
 
-pub use engine::{Engine, EngineConfig, EngineEvent, EngineRequest, EngineStats};
+pub use engine::{Engine, EngineConfig, EngineEvent, EngineRequest, EngineStats, own_block};
