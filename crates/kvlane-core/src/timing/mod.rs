@@ -17,7 +17,15 @@
 //! Dense decoders with grouped-query attention in 16 bit only: mixtures of experts, latent attention and
 //! quantisation need terms that are not here.
 
+mod file;
+mod hardware;
+mod shape;
+
 use serde::{Deserialize, Serialize};
+
+pub use file::{Residual, TimingFile, TimingFileError};
+pub use hardware::{Efficiency, Hardware, Host};
+pub use shape::ModelShape;
 
 const GIB: f64 = 1_073_741_824.0;
 
@@ -30,65 +38,6 @@ const ACTIVATION_BYTES: f64 = 3.67 * GIB;
 
 /// Element-wise work in seconds for each token, layer and hidden unit: 6 microseconds a token for Qwen3-32B.
 const ELEMENTWISE_SECS: f64 = 1.8e-11;
-
-/// Host time of a step in seconds, with asynchronous scheduling (vLLM V1).
-const STEP_SECS: f64 = 1e-3;
-
-/// Host time in seconds for each decoding sequence.
-const SEQUENCE_SECS: f64 = 6e-6;
-
-/// What a GPU can do, from its data sheet, and how much of it engines get.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Hardware {
-    /// Short name, as in a preset: `a100`.
-    pub name: String,
-    /// Dense bf16 peak in FLOP/s.
-    pub peak_flops: f64,
-    /// Memory bandwidth in bytes/s.
-    pub memory_bytes_per_s: f64,
-    /// Memory an engine sees, in bytes.
-    pub memory_bytes: f64,
-    /// Latency of one all-reduce in seconds.
-    pub all_reduce_secs: f64,
-    /// Bandwidth of an all-reduce in bytes/s.
-    pub all_reduce_bytes_per_s: f64,
-    /// Shares of the peaks that are reached.
-    pub efficiency: Efficiency,
-}
-
-/// Shares of a data sheet's peaks that kernels reach, each in (0, 1].
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Efficiency {
-    /// Arithmetic of large matrix multiplications.
-    pub compute: f64,
-    /// Reading weights.
-    pub weights: f64,
-    /// Reading keys and values while decoding.
-    pub kv: f64,
-    /// Arithmetic of prompt attention.
-    pub attention: f64,
-}
-
-/// The dimensions of a dense decoder, as in its Hugging Face `config.json`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct ModelShape {
-    /// Short name, as in a preset: `qwen2.5-7b`.
-    pub name: String,
-    /// `num_hidden_layers`.
-    pub layers: u32,
-    /// `hidden_size`.
-    pub hidden: u32,
-    /// `num_attention_heads`.
-    pub heads: u32,
-    /// `num_key_value_heads`.
-    pub kv_heads: u32,
-    /// `head_dim`.
-    pub head_dim: u32,
-    /// `intermediate_size`.
-    pub ffn: u32,
-    /// `vocab_size`.
-    pub vocab: u32,
-}
 
 /// What one step computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -112,6 +61,9 @@ pub struct TimingModel {
     pub model: ModelShape,
     /// The kind of GPU.
     pub hardware: Hardware,
+    /// What the host adds.
+    #[serde(default)]
+    pub host: Host,
     /// GPUs the model is spread over (tensor parallelism), at least 1.
     pub gpus: u32,
 }
@@ -165,36 +117,6 @@ impl StepShape {
     }
 }
 
-// === impl ModelShape ===
-
-impl ModelShape {
-    /// Weights of all layers' matrices.
-    pub fn linear_parameters(&self) -> f64 {
-        let [hidden, heads, kv_heads, head_dim, ffn] =
-            [self.hidden, self.heads, self.kv_heads, self.head_dim, self.ffn].map(f64::from);
-        let attention = 2.0 * hidden * heads * head_dim + 2.0 * hidden * kv_heads * head_dim;
-        f64::from(self.layers) * (attention + 3.0 * hidden * ffn)
-    }
-
-    /// Weights of the output matrix; the embedding has as many.
-    pub fn head_parameters(&self) -> f64 {
-        f64::from(self.hidden) * f64::from(self.vocab)
-    }
-
-    /// Bytes of all weights.
-    pub fn weight_bytes(&self) -> f64 {
-        ELEMENT_BYTES * (self.linear_parameters() + 2.0 * self.head_parameters())
-    }
-
-    /// Bytes of keys and values of one token, over all GPUs.
-    pub fn kv_bytes_per_token(&self) -> u64 {
-        2 * u64::from(self.layers)
-            * u64::from(self.kv_heads)
-            * u64::from(self.head_dim)
-            * ELEMENT_BYTES as u64
-    }
-}
-
 // === impl TimingModel ===
 
 impl TimingModel {
@@ -233,6 +155,7 @@ impl TimingModel {
                 all_reduce_bytes_per_s: peaks[4] * 1e9,
                 efficiency: Efficiency { compute, weights, kv, attention },
             },
+            host: Host::default(),
             gpus,
         };
         if timing.kv_capacity_tokens(0.90) == 0 {
@@ -279,8 +202,8 @@ impl TimingModel {
             + decode_attention
             + all_reduce
             + elementwise
-            + STEP_SECS
-            + decode_seqs * SEQUENCE_SECS
+            + self.host.step_secs
+            + decode_seqs * self.host.sequence_secs
     }
 
     /// Seconds to compute `tokens` prompt tokens after `cached` ones on an idle engine, in chunks of `chunk_tokens`.
@@ -386,7 +309,12 @@ mod tests {
         let timing = TimingModel::preset("llama-3.1-8b@a100").unwrap();
         for (tokens, expected) in [(1, 9.7), (1024, 75.0), (2048, 142.0), (4096, 273.0), (8192, 543.0)] {
             let step = StepShape { prefill_tokens: tokens, ..StepShape::default() };
-            check(&format!("{tokens} tokens"), (timing.step_secs(&step) - STEP_SECS) * 1e3, expected, 12.0);
+            check(
+                &format!("{tokens} tokens"),
+                (timing.step_secs(&step) - timing.host.step_secs) * 1e3,
+                expected,
+                12.0,
+            );
         }
     }
 
