@@ -6,6 +6,7 @@
 
 pub mod format;
 pub mod record;
+pub mod report;
 pub mod request;
 pub mod sample;
 pub mod summary;

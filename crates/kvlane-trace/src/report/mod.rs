@@ -1,0 +1,223 @@
+//! What a command has found, for people: tables and charts, as a page to open in a browser or as text.
+//!
+//! A [`Page`] becomes one HTML file that needs nothing else: styles and charts (SVG) are in it, it follows the
+//! reader's choice of light or dark, and it can be read without scripts. The same [`Table`] is aligned text in a
+//! terminal. The same page is the same bytes, so reports can be compared.
+
+mod chart;
+mod html;
+
+/// A report.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Page {
+    /// What it is about.
+    pub title: String,
+    /// What was measured, on what, and how. Blank lines part paragraphs.
+    pub intro: String,
+    /// The parts under their headings.
+    pub sections: Vec<Section>,
+}
+
+/// A heading and what is under it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Section {
+    /// The heading.
+    pub heading: String,
+    /// Text, tables and charts in order. Charts that follow one another stand side by side where there is room.
+    pub parts: Vec<Part>,
+}
+
+/// A piece of a section.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Part {
+    /// Plain text. Blank lines part paragraphs.
+    Text(String),
+    /// A table.
+    Table(Table),
+    /// A chart.
+    Chart(Chart),
+}
+
+/// Rows of cells. The first column names the row and is aligned left, the others right.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Table {
+    /// The head of each column.
+    pub columns: Vec<String>,
+    /// The cells; a row may be shorter than the head.
+    pub rows: Vec<Vec<String>>,
+}
+
+/// Series over a common pair of axes.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Chart {
+    /// What it shows.
+    pub title: String,
+    /// The horizontal axis.
+    pub x: Axis,
+    /// The vertical axis.
+    pub y: Axis,
+    /// What is drawn, in the order of the legend.
+    pub series: Vec<Series>,
+}
+
+/// An axis; its range and ticks follow from the points.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Axis {
+    /// Quantity and unit, as in `TTFT (s)`.
+    pub label: String,
+    /// Logarithmic. Points at or below zero are then left out.
+    pub log: bool,
+}
+
+/// One thing over another.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Series {
+    /// Its name in the legend.
+    pub name: String,
+    /// `(x, y)`, by x. A point that is no finite number leaves a gap.
+    pub points: Vec<(f64, f64)>,
+    /// The lower and upper end of what each point may be (its confidence interval); empty if unknown.
+    pub band: Vec<(f64, f64)>,
+    /// How it is drawn.
+    pub mark: Mark,
+}
+
+/// How a series is drawn.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mark {
+    /// A line from point to point, with dots on it where there are few.
+    #[default]
+    Line,
+    /// Dots alone.
+    Dots,
+    /// Bars from the bottom; those of several series at the same x stand side by side.
+    Bars,
+    /// A line that keeps a point's height until the next point, as a distribution function does.
+    Steps,
+}
+
+// === impl Page ===
+
+impl Page {
+    /// The page as one HTML file.
+    pub fn to_html(&self) -> String {
+        html::page(self)
+    }
+}
+
+// === impl Table ===
+
+impl Table {
+    /// The table as text: columns aligned, two spaces apart, a line of the head and one per row.
+    pub fn to_text(&self) -> String {
+        let width = |text: &String| text.chars().count();
+        let lines = || std::iter::once(&self.columns).chain(&self.rows);
+        let columns = lines().map(Vec::len).max().unwrap_or(0);
+        let widths: Vec<usize> = (0..columns)
+            .map(|column| lines().filter_map(|line| line.get(column)).map(width).max().unwrap_or(0))
+            .collect();
+        let mut out = String::new();
+        for line in lines() {
+            let mut text = String::new();
+            for (column, (cell, &wide)) in line.iter().zip(&widths).enumerate() {
+                let pad = " ".repeat(wide - width(cell));
+                match column {
+                    0 => text.extend([cell.as_str(), &pad]),
+                    _ => text.extend(["  ", &pad, cell]),
+                }
+            }
+            out.push_str(text.trim_end());
+            out.push('\n');
+        }
+        out
+    }
+}
+
+/// A figure as a cell of a table: three significant digits, all digits of a number from 100 on, commas between
+/// thousands. `-` for what is no number.
+pub fn number(value: f64) -> String {
+    if !value.is_finite() {
+        return "-".into();
+    }
+    if value == 0.0 {
+        return "0".into();
+    }
+    let magnitude = value.abs().log10().floor() as i32;
+    let decimals = if value.fract() == 0.0 { 0 } else { (2 - magnitude).clamp(0, 9) as usize };
+    let text = format!("{value:.decimals$}");
+    let (whole, rest) = text.split_once('.').map_or((text.as_str(), ""), |(whole, rest)| (whole, rest));
+    let (sign, digits) = whole.strip_prefix('-').map_or(("", whole), |digits| ("-", digits));
+    let mut out = String::from(sign);
+    for (place, digit) in digits.chars().enumerate() {
+        if place > 0 && (digits.len() - place).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    if !rest.is_empty() {
+        out.extend([".", rest]);
+    }
+    out
+}
+
+/// A share between 0 and 1 as a cell of a table, in percent. `-` for what is no number.
+pub fn percent(share: f64) -> String {
+    if share.is_finite() { format!("{:.1} %", share * 100.0) } else { "-".into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn table(columns: &[&str], rows: &[&[&str]]) -> Table {
+        let texts = |cells: &[&str]| cells.iter().map(ToString::to_string).collect::<Vec<_>>();
+        Table { columns: texts(columns), rows: rows.iter().map(|row| texts(row)).collect() }
+    }
+
+    #[test]
+    fn text_names_its_rows_on_the_left_and_aligns_figures_on_the_right() {
+        let table = table(&["policy", "TTFT"], &[&["lmetric", "1.25 s"], &["größe", "13.5 s"], &["short"]]);
+        assert_eq!(table.to_text(), "policy     TTFT\nlmetric  1.25 s\ngröße    13.5 s\nshort\n");
+        assert_eq!(Table::default().to_text(), "\n");
+    }
+
+    #[test]
+    fn figures_keep_three_digits_and_their_thousands_apart() {
+        let expect = [
+            (0.0, "0"),
+            (1234567.0, "1,234,567"),
+            (1234.56, "1,235"),
+            (-1234.5, "-1,234"),
+            (123.4, "123"),
+            (12.34, "12.3"),
+            (1.0, "1"),
+            (0.012345, "0.0123"),
+            (f64::NAN, "-"),
+        ];
+        for (value, text) in expect {
+            assert_eq!(number(value), text);
+        }
+        assert_eq!((percent(0.3659), percent(f64::NAN)), ("36.6 %".into(), "-".into()));
+    }
+
+    proptest! {
+        #[test]
+        fn any_chart_has_only_finite_coordinates(
+            points in prop::collection::vec((prop::num::f64::ANY, prop::num::f64::ANY), 0..40),
+            mark in prop::sample::select(vec![Mark::Line, Mark::Dots, Mark::Bars, Mark::Steps]),
+            (x_log, y_log, banded) in any::<(bool, bool, bool)>(),
+        ) {
+            let band = if banded { points.iter().map(|&(x, y)| (y.min(x), y.max(x))).collect() } else { vec![] };
+            let axis = |log| Axis { label: "x".into(), log };
+            let series = vec![Series { name: "a".into(), points, band, mark }; 2];
+            let chart = Chart { title: "t".into(), x: axis(x_log), y: axis(y_log), series };
+            let part = Part::Chart(chart);
+            let page = Page { sections: vec![Section { heading: "h".into(), parts: vec![part] }], ..Page::default() };
+            let html = page.to_html();
+            let svg = &html[html.find("<svg").unwrap()..html.find("</svg>").unwrap()];
+            let drawn: String = svg.split("<title>").map(|s| s.split_once("</title>").map_or(s, |(_, s)| s)).collect();
+            prop_assert!(!drawn.contains("NaN") && !drawn.contains("inf"), "{drawn}");
+        }
+    }
+}
