@@ -17,12 +17,14 @@
 //! Dense decoders with grouped-query attention in 16 bit only: mixtures of experts, latent attention and
 //! quantisation need terms that are not here.
 
+mod cost;
 mod file;
 mod hardware;
 mod shape;
 
 use serde::{Deserialize, Serialize};
 
+pub use cost::StepCost;
 pub use file::{Residual, TimingFile, TimingFileError};
 pub use hardware::{Efficiency, Hardware, Host};
 pub use shape::ModelShape;
@@ -35,9 +37,6 @@ const ELEMENT_BYTES: f64 = 2.0;
 /// Activation memory vLLM sets aside when it sizes its KV cache, in bytes per GPU. It gives the 302 K tokens that
 /// Qwen3-32B has on two H100 at a memory share of 0.90.
 const ACTIVATION_BYTES: f64 = 3.67 * GIB;
-
-/// Element-wise work in seconds for each token, layer and hidden unit: 6 microseconds a token for Qwen3-32B.
-const ELEMENTWISE_SECS: f64 = 1.8e-11;
 
 /// What one step computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -170,44 +169,19 @@ impl TimingModel {
         if self.gpus == 1 { base } else { format!("{base}x{}", self.gpus) }
     }
 
+    /// The model as coefficients, for who asks often.
+    pub fn compile(&self) -> StepCost {
+        StepCost::new(self)
+    }
+
     /// Seconds for one step.
     pub fn step_secs(&self, step: &StepShape) -> f64 {
-        let (model, hardware, share) = (&self.model, &self.hardware, &self.hardware.efficiency);
-        let gpus = f64::from(self.gpus.max(1));
-        let layers = f64::from(model.layers);
-        let hidden = f64::from(model.hidden);
-        let decode_seqs = f64::from(step.decode_seqs);
-        let tokens = step.prefill_tokens as f64 + decode_seqs;
-        let rows = decode_seqs + f64::from(step.finished_prefills);
-        let (linear, head) = (model.linear_parameters(), model.head_parameters());
-
-        let compute = 2.0 * (linear * tokens + head * rows) / gpus / (hardware.peak_flops * share.compute);
-        let weights = ELEMENT_BYTES * (linear + head) / gpus / (hardware.memory_bytes_per_s * share.weights);
-        let matrices = compute.powi(4) + weights.powi(4);
-        let pair_flops = 4.0 * f64::from(model.heads) * f64::from(model.head_dim) * layers / gpus;
-        let prompt_attention =
-            pair_flops * step.prefill_pairs as f64 / (hardware.peak_flops * share.attention);
-        let decode_attention = step.decode_context_tokens as f64 * self.kv_bytes_per_gpu()
-            / (hardware.memory_bytes_per_s * share.kv);
-        let all_reduce = if self.gpus > 1 {
-            let bytes = tokens * hidden * ELEMENT_BYTES;
-            2.0 * layers * (hardware.all_reduce_secs + bytes / hardware.all_reduce_bytes_per_s)
-        } else {
-            0.0
-        };
-        let elementwise = tokens * layers * hidden * ELEMENTWISE_SECS;
-        // Two square roots, which IEEE 754 rounds alike everywhere; `powf(0.25)` differs between platforms.
-        matrices.sqrt().sqrt()
-            + prompt_attention
-            + decode_attention
-            + all_reduce
-            + elementwise
-            + self.host.step_secs
-            + decode_seqs * self.host.sequence_secs
+        self.compile().secs(step)
     }
 
     /// Seconds to compute `tokens` prompt tokens after `cached` ones on an idle engine, in chunks of `chunk_tokens`.
     pub fn prefill_secs(&self, cached: u32, tokens: u32, chunk_tokens: u32) -> f64 {
+        let cost = self.compile();
         let mut secs = 0.0;
         let mut done = 0;
         while done < tokens {
@@ -216,9 +190,14 @@ impl TimingModel {
             step.add_prefill(cached.saturating_add(done), chunk);
             done += chunk;
             step.finished_prefills = u32::from(done == tokens);
-            secs += self.step_secs(&step);
+            secs += cost.secs(&step);
         }
         secs
+    }
+
+    /// Bytes of keys and values of one token, over all GPUs: what moves when a cache moves.
+    pub fn kv_bytes_per_token(&self) -> u64 {
+        self.model.kv_bytes_per_token()
     }
 
     /// Bytes of keys and values of one token on one GPU. Key-value heads are split until each GPU has one.
