@@ -4,6 +4,7 @@
 //! A [`Trace`] is what arrived: times, lengths and block ids, never text. A [`Record`] is what one request of a
 //! replay experienced. A [`Summary`] is what to say about many of them.
 
+pub mod ci;
 pub mod format;
 pub mod record;
 pub mod report;

@@ -10,7 +10,7 @@ use std::process::Command;
 const MAY_REACH: [(&str, &[&str]); 8] = [
     ("kvlane-core", &[]),
     ("kvlane-wire", &["kvlane-core"]),
-    ("kvlane-trace", &[]),
+    ("kvlane-trace", &["kvlane-core"]),
     ("kvlane-sim", &["kvlane-core"]),
     ("kvlane-mock", &["kvlane-core", "kvlane-sim", "kvlane-wire"]),
     ("kvlane-live", &["kvlane-core", "kvlane-wire"]),
