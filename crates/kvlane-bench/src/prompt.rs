@@ -6,7 +6,7 @@
 //! more tokens apart.
 
 use kvlane_core::rng::Rng;
-use kvlane_trace::request::TraceRequest;
+use kvlane_trace::trace::Trace;
 
 /// Bytes of text per token of the trace.
 pub const BYTES_PER_TOKEN: usize = 4;
@@ -23,37 +23,23 @@ beg bin bio bug bun cab cam cod con cop cue den dim dip dot dug dye ego elf era 
 god got gum gym ham hay hen hid hip hop hug hut icy jam jar jaw jet jog lap mid mob nap oat opt orb owe owl pad pal \
 paw pea peg per pit pod pro";
 
-/// What text is drawn from: a block many requests may share, or the part of one request that no block id describes.
-#[derive(Clone, Copy)]
-enum Source {
-    Block(u64),
-    Unshared(u64),
-}
-
 /// Appends the prompt of the request at `index` to `out`: exactly `input_tokens * BYTES_PER_TOKEN` bytes of text that
-/// needs no JSON escaping.
-///
-/// A last block that reaches beyond `input_tokens` is cut. Where the ids cover less than `input_tokens`, as in traces
-/// without hashes, the rest is text of this request alone.
-pub fn append(out: &mut Vec<u8>, seed: u64, index: u64, request: &TraceRequest, block_tokens: u32) {
-    let mut left = request.input_tokens;
+/// needs no JSON escaping. A last block that reaches beyond `input_tokens` is cut.
+pub fn append(out: &mut Vec<u8>, seed: u64, trace: &Trace, index: u32) {
+    let mut left = trace.requests[index as usize].input_tokens;
     out.reserve(left as usize * BYTES_PER_TOKEN);
-    for &block in &request.blocks {
-        let tokens = block_tokens.min(left);
-        words(out, seed, Source::Block(block), tokens);
+    let mut blocks = Vec::new();
+    trace.blocks(index, &mut blocks);
+    for block in blocks {
+        let tokens = trace.block_tokens.min(left);
+        words(out, seed, block, tokens);
         left -= tokens;
     }
-    words(out, seed, Source::Unshared(index), left);
 }
 
-/// Appends `tokens` words drawn from `source`. A shorter draw is a prefix of a longer one.
-fn words(out: &mut Vec<u8>, seed: u64, source: Source, tokens: u32) {
-    // Indices are small, so their complements stay clear of the ids of any trace that counts its blocks.
-    let id = match source {
-        Source::Block(id) => id,
-        Source::Unshared(index) => !index,
-    };
-    let mut rng = Rng::new(seed.rotate_left(17) ^ id.wrapping_mul(0x9E37_79B9_7F4A_7C15));
+/// Appends `tokens` words of a block. A shorter draw is a prefix of a longer one.
+fn words(out: &mut Vec<u8>, seed: u64, block: u64, tokens: u32) {
+    let mut rng = Rng::new(seed.rotate_left(17) ^ block.wrapping_mul(0x9E37_79B9_7F4A_7C15));
     for first in (0..tokens).step_by(8) {
         let draw = rng.next_u64().to_le_bytes();
         for &word in &draw[..(tokens - first).min(8) as usize] {
@@ -65,14 +51,23 @@ fn words(out: &mut Vec<u8>, seed: u64, source: Source, tokens: u32) {
 
 #[cfg(test)]
 mod tests {
+    use kvlane_trace::trace::{Builder, TraceRequest};
+
     use super::*;
 
-    fn text(seed: u64, index: u64, input_tokens: u32, blocks: &[u64]) -> String {
-        let request =
-            TraceRequest { arrival_s: 0.0, input_tokens, output_tokens: 1, blocks: blocks.to_vec() };
-        let mut out = Vec::new();
-        append(&mut out, seed, index, &request, 16);
-        String::from_utf8(out).expect("words are ASCII")
+    /// The prompts of a trace in blocks of 16 tokens.
+    fn texts(seed: u64, prompts: &[(u32, &[u64])]) -> Vec<String> {
+        let mut builder = Builder::new(16);
+        for &(input_tokens, ids) in prompts {
+            builder.push(TraceRequest { input_tokens, ..TraceRequest::default() }, ids);
+        }
+        let trace = builder.finish();
+        let text = |index| {
+            let mut out = Vec::new();
+            append(&mut out, seed, &trace, index);
+            String::from_utf8(out).expect("words are ASCII")
+        };
+        (0..prompts.len() as u32).map(text).collect()
     }
 
     #[test]
@@ -85,36 +80,54 @@ mod tests {
     }
 
     #[test]
-    fn equal_block_ids_give_equal_text_wherever_they_stand() {
-        let (a, b) = (text(1, 0, 48, &[7, 8, 9]), text(1, 1, 48, &[5, 8, 9]));
-        assert_eq!(a.len(), 48 * BYTES_PER_TOKEN);
-        assert_ne!(a[..64], b[..64]);
-        assert_eq!(a[64..], b[64..]);
+    fn prompts_are_equal_as_far_as_their_blocks_are() {
+        let texts = texts(1, &[(48, &[7, 8, 9]), (48, &[7, 8, 10]), (48, &[5, 8, 9])]);
+        assert_eq!(texts[0].len(), 48 * BYTES_PER_TOKEN);
+        assert_eq!(texts[0][..128], texts[1][..128]);
+        assert_ne!(texts[0][128..], texts[1][128..]);
+        assert_ne!(texts[0][..64], texts[2][..64]);
+        assert_ne!(texts[0][64..128], texts[2][64..128], "an id tells of all before it");
     }
 
     #[test]
     fn the_last_block_is_cut_to_the_prompts_length() {
-        let (long, short) = (text(1, 0, 32, &[7, 8]), text(1, 0, 21, &[7, 8]));
-        assert_eq!(short.len(), 21 * BYTES_PER_TOKEN);
-        assert!(long.starts_with(&short));
-        assert_eq!(text(1, 0, 16, &[7, 8, 9]).len(), 64, "ids beyond the prompt add nothing");
+        let texts = texts(1, &[(32, &[7, 8]), (21, &[7, 8])]);
+        assert_eq!(texts[1].len(), 21 * BYTES_PER_TOKEN);
+        assert!(texts[0].starts_with(&texts[1]));
     }
 
     #[test]
     fn tokens_without_ids_are_text_of_one_request_alone() {
-        let (a, b) = (text(1, 0, 40, &[7]), text(1, 1, 40, &[7]));
-        assert_eq!((a.len(), b.len()), (160, 160));
-        assert_eq!(a[..64], b[..64]);
-        assert_ne!(a[64..], b[64..]);
+        let texts = texts(1, &[(40, &[7]), (40, &[7])]);
+        assert_eq!([texts[0].len(), texts[1].len()], [160; 2]);
+        assert_eq!(texts[0][..64], texts[1][..64]);
+        assert_ne!(texts[0][64..], texts[1][64..]);
     }
 
     #[test]
-    fn ids_and_seeds_do_not_collide() {
-        let mut all: Vec<String> = (0..1000).map(|id| text(1, 0, 8, &[id])).collect();
-        all.extend((0..1000).map(|index| text(1, index, 8, &[])));
-        all.extend((0..1000).map(|id| text(2, 0, 8, &[id])));
+    fn a_prompt_that_begins_with_an_answer_has_text_for_it_that_others_share() {
+        let mut builder = Builder::new(16);
+        builder.push(TraceRequest { input_tokens: 20, output_tokens: 40, ..TraceRequest::default() }, &[]);
+        for input_tokens in [64, 80] {
+            let turn =
+                TraceRequest { input_tokens, base: Some(0), shared_blocks: 3, ..TraceRequest::default() };
+            builder.branch(turn);
+        }
+        let trace = builder.finish();
+        let [mut first, mut a, mut b] = [const { Vec::new() }; 3];
+        append(&mut first, 1, &trace, 0);
+        append(&mut a, 1, &trace, 1);
+        append(&mut b, 1, &trace, 2);
+        assert!(a.starts_with(&first) && b.starts_with(&a[..192]));
+        assert_ne!(a[192..], b[192..256]);
+    }
+
+    #[test]
+    fn blocks_and_seeds_do_not_collide() {
+        let prompts: Vec<(u32, &[u64])> = vec![(8, &[]); 1000];
+        let mut all = [texts(1, &prompts), texts(2, &prompts)].concat();
         all.sort_unstable();
         all.dedup();
-        assert_eq!(all.len(), 3000);
+        assert_eq!(all.len(), 2000);
     }
 }

@@ -17,8 +17,8 @@ use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use kvlane_trace::record::Record;
-use kvlane_trace::request::TraceRequest;
 use kvlane_trace::summary::Percentiles;
+use kvlane_trace::trace::Trace;
 use kvlane_wire::sse::SseScanner;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::task::JoinSet;
@@ -44,10 +44,8 @@ pub struct ReplayConfig {
     pub base_url: String,
     /// The `model` of every request.
     pub model: String,
-    /// The trace. Arrivals are seconds after the replay's start.
-    pub requests: Vec<TraceRequest>,
-    /// Tokens a block id of the trace stands for.
-    pub block_tokens: u32,
+    /// The trace. Arrivals are seconds after the replay's start; who is a turn after whom makes no difference.
+    pub trace: Arc<Trace>,
     /// Arrivals are divided by this. 1 is the trace's own pace.
     pub speed: f64,
     /// Another seed gives other text for the same block ids, which no cache has seen.
@@ -65,8 +63,7 @@ impl Default for ReplayConfig {
         Self {
             base_url: "http://127.0.0.1:30000".into(),
             model: "mock".into(),
-            requests: Vec::new(),
-            block_tokens: 512,
+            trace: Arc::default(),
             speed: 1.0,
             seed: 0,
             request_timeout: Duration::from_secs(1800),
@@ -211,11 +208,11 @@ pub async fn replay(
 }
 
 /// The order of departure, once every request has been checked. Requests with one timestamp keep the trace's order.
-fn schedule(config: &ReplayConfig) -> Result<Vec<usize>, ReplayError> {
+fn schedule(config: &ReplayConfig) -> Result<Vec<u32>, ReplayError> {
     if !(config.speed.is_finite() && config.speed > 0.0) {
         return Err(ReplayError::Speed { speed: config.speed });
     }
-    for (index, request) in config.requests.iter().enumerate() {
+    for (index, request) in config.trace.requests.iter().enumerate() {
         // A year of real time is more than any replay; the bound also keeps the duration representable.
         if !(0.0..=3.2e7).contains(&(request.arrival_s / config.speed)) {
             return Err(ReplayError::Arrival { index, arrival_s: request.arrival_s });
@@ -224,8 +221,9 @@ fn schedule(config: &ReplayConfig) -> Result<Vec<usize>, ReplayError> {
             return Err(ReplayError::TooLong { index, tokens: request.input_tokens });
         }
     }
-    let mut order: Vec<usize> = (0..config.requests.len()).collect();
-    order.sort_by(|&a, &b| config.requests[a].arrival_s.total_cmp(&config.requests[b].arrival_s));
+    let arrival_s = |index: u32| config.trace.requests[index as usize].arrival_s;
+    let mut order: Vec<u32> = (0..config.trace.requests.len() as u32).collect();
+    order.sort_by(|&a, &b| arrival_s(a).total_cmp(&arrival_s(b)));
     Ok(order)
 }
 
@@ -233,7 +231,7 @@ fn schedule(config: &ReplayConfig) -> Result<Vec<usize>, ReplayError> {
 fn depart(
     config: &ReplayConfig,
     target: &Target,
-    order: &[usize],
+    order: &[u32],
     start: Instant,
     stopped: &Receiver<()>,
     departures: &UnboundedSender<Departure>,
@@ -298,10 +296,10 @@ struct Departure {
 }
 
 impl Departure {
-    fn prepare(config: &ReplayConfig, target: &Target, index: usize) -> Self {
-        let asked = &config.requests[index];
+    fn prepare(config: &ReplayConfig, target: &Target, index: u32) -> Self {
+        let asked = &config.trace.requests[index as usize];
         let mut body = target.head.clone().into_bytes();
-        prompt::append(&mut body, config.seed, index as u64, asked, config.block_tokens);
+        prompt::append(&mut body, config.seed, &config.trace, index);
         body.extend_from_slice(format!(r#""}}],"max_tokens":{}}}"#, asked.output_tokens.max(1)).as_bytes());
         let mut request = Request::new(Full::new(Bytes::from(body)));
         *request.method_mut() = Method::POST;
@@ -313,7 +311,7 @@ impl Departure {
             headers.insert(AUTHORIZATION, value.clone());
         }
         let record = Record {
-            id: index as u64,
+            id: u64::from(index),
             scheduled_s: asked.arrival_s / config.speed,
             sent_s: 0.0,
             first_token_s: None,
@@ -419,6 +417,7 @@ fn describe(error: &dyn std::error::Error) -> String {
 mod tests {
     use std::net::SocketAddr;
 
+    use kvlane_trace::trace::{Builder, TraceRequest};
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::{TcpListener, TcpStream};
 
@@ -490,26 +489,24 @@ mod tests {
         addr
     }
 
-    fn requests(n: u64) -> Vec<TraceRequest> {
-        (0..n)
-            .map(|i| TraceRequest {
-                arrival_s: i as f64,
-                input_tokens: 20,
-                output_tokens: 2,
-                blocks: vec![1, i + 2],
-            })
-            .collect()
+    fn trace(requests: impl IntoIterator<Item = (TraceRequest, Vec<u64>)>, block_tokens: u32) -> Arc<Trace> {
+        let mut builder = Builder::new(block_tokens);
+        for (request, ids) in requests {
+            builder.push(request, &ids);
+        }
+        Arc::new(builder.finish())
+    }
+
+    fn request(i: u64) -> (TraceRequest, Vec<u64>) {
+        let arrival_s = i as f64;
+        let request =
+            TraceRequest { arrival_s, input_tokens: 20, output_tokens: 2, ..TraceRequest::default() };
+        (request, vec![1, i + 2])
     }
 
     fn config(addr: SocketAddr, n: u64) -> ReplayConfig {
-        let requests = requests(n);
-        ReplayConfig {
-            base_url: format!("http://{addr}"),
-            requests,
-            block_tokens: 16,
-            speed: 1e4,
-            ..Default::default()
-        }
+        let trace = trace((0..n).map(request), 16);
+        ReplayConfig { base_url: format!("http://{addr}"), trace, speed: 1e4, ..Default::default() }
     }
 
     async fn check(behaviour: Behaviour, class: Option<ErrorClass>) -> Record {
@@ -572,8 +569,9 @@ mod tests {
     #[tokio::test]
     async fn every_request_ends_in_one_record_in_the_traces_order() {
         let mut config = config(server(Behaviour::Answer).await, 20);
-        config.requests.reverse();
-        let arrivals: Vec<f64> = config.requests.iter().map(|request| request.arrival_s / 1e4).collect();
+        config.trace = trace((0..20).rev().map(request), 16);
+        let arrivals: Vec<f64> =
+            config.trace.requests.iter().map(|request| request.arrival_s / 1e4).collect();
         let mut calls = Vec::new();
         let report =
             replay(config, |done, total| calls.push((done, total))).await.expect("a good configuration");
@@ -594,31 +592,31 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let engine = kvlane_mock::MockConfig { speed: 1000.0, ..Default::default() };
         let engine = kvlane_mock::MockEngine::start(engine, listener).expect("a good configuration");
-        // One request at a time: what the second finds is what the first left.
-        let cached = async |seed, blocks: &[u64]| {
-            let request = TraceRequest {
-                arrival_s: 0.0,
-                input_tokens: 1400,
-                output_tokens: 9,
-                blocks: blocks.to_vec(),
-            };
+        let prompts: [&[u64]; 3] = [&[1, 2, 3], &[1, 2, 4], &[5, 2, 3]];
+        let request = TraceRequest { input_tokens: 1400, output_tokens: 9, ..TraceRequest::default() };
+        // Whoever is last finds what earlier replays left; the others repeat themselves.
+        let cached = async |seed, requests: usize| {
             let config = ReplayConfig {
                 base_url: format!("http://{}", engine.addr()),
-                requests: vec![request],
+                trace: trace(prompts[..requests].iter().map(|ids| (request, ids.to_vec())), 512),
                 seed,
                 ..Default::default()
             };
             let report = replay(config, |_, _| {}).await.expect("a good configuration");
-            let record = &report.records[0];
-            assert!(record.is_ok(), "{:?}", report.first_errors);
-            assert_eq!(record.output_tokens, 9);
-            assert!((1400..1410).contains(&record.prompt_tokens), "the trace's tokens and a template's few");
-            record.cached_tokens
+            for record in &report.records {
+                assert!(record.is_ok(), "{:?}", report.first_errors);
+                assert_eq!(record.output_tokens, 9);
+                assert!(
+                    (1400..1410).contains(&record.prompt_tokens),
+                    "the trace's tokens and a template's few"
+                );
+            }
+            report.records[requests - 1].cached_tokens
         };
-        assert_eq!(cached(0, &[1, 2, 3]).await, Some(0));
-        assert_eq!(cached(0, &[1, 2, 4]).await, Some(1024), "two blocks of 512");
-        assert_eq!(cached(0, &[5, 2, 3]).await, Some(0), "equal text after another prefix is another block");
-        assert_eq!(cached(1, &[1, 2, 3]).await, Some(0), "another seed is other text");
+        assert_eq!(cached(0, 1).await, Some(0));
+        assert_eq!(cached(0, 2).await, Some(1024), "two blocks of 512");
+        assert_eq!(cached(0, 3).await, Some(0), "another first block is another prompt");
+        assert_eq!(cached(1, 1).await, Some(0), "another seed is other text");
     }
 
     #[tokio::test]
@@ -645,7 +643,7 @@ mod tests {
 
     #[tokio::test]
     async fn configurations_that_make_no_sense_are_refused_before_anything_is_sent() {
-        let good = ReplayConfig { requests: requests(1), ..Default::default() };
+        let good = ReplayConfig { trace: trace([request(0)], 16), ..Default::default() };
         let refuse =
             async |config: ReplayConfig| replay(config, |_, _| {}).await.expect_err("refused").to_string();
         let base = |url: &str| ReplayConfig { base_url: url.into(), ..good.clone() };
@@ -657,10 +655,10 @@ mod tests {
             refuse(ReplayConfig { api_key: Some("a\nb".into()), ..good.clone() }).await.contains("API key")
         );
         let mut late = good.clone();
-        late.requests[0].arrival_s = f64::INFINITY;
+        Arc::make_mut(&mut late.trace).requests[0].arrival_s = f64::INFINITY;
         assert!(refuse(late).await.contains("request 0"));
         let mut long = good.clone();
-        long.requests[0].input_tokens = u32::MAX;
+        Arc::make_mut(&mut long.trace).requests[0].input_tokens = u32::MAX;
         assert!(refuse(long).await.contains("input tokens"));
     }
 }

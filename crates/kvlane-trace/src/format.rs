@@ -1,9 +1,110 @@
-//! Readers and writers, one file for each format, and the one error they share.
+//! Readers, one file for each format; what they have in common is here.
+//!
+//! A file's format is known by how it begins, and gzip by its first bytes. A reader turns lines into requests in the
+//! order of the file; here they become a [`Trace`]: in the order of arrival, a coarse clock spread out, sessions
+//! inferred where the file has none. Whatever is changed on the way is in the trace's notes.
 
-use std::io;
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Cursor, Read};
+use std::path::{Path, PathBuf};
 
+use crate::session;
+use crate::trace::{Builder, Trace, TraceRequest};
+
+mod clock;
+mod lines;
 pub mod mooncake;
+
+use lines::{Fault, Lines};
+
+/// Declares the formats: the module, the variant of [`Format`], the name.
+macro_rules! formats {
+    ($($module:ident $variant:ident $name:literal $doc:literal;)*) => {
+        /// A format in which traces come.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Format {
+            $(#[doc = $doc] $variant,)*
+        }
+
+        impl Format {
+            /// All of them, in the order in which they are tried.
+            pub const ALL: &[Self] = &[$(Self::$variant),*];
+
+            /// Its name.
+            pub fn name(self) -> &'static str {
+                match self {
+                    $(Self::$variant => $name,)*
+                }
+            }
+
+            /// The format of a file that begins like this: with its first line, or a good part of it.
+            pub fn detect(head: &[u8]) -> Option<Self> {
+                let head = String::from_utf8_lossy(head);
+                let head = head.trim_start_matches('\u{feff}').trim_start();
+                $(if $module::begins(head) {
+                    return Some(Self::$variant);
+                })*
+                None
+            }
+
+            fn read<R: BufRead>(self, lines: &mut Lines<R>, options: &Options) -> Result<Draft, TraceError> {
+                match self {
+                    $(Self::$variant => $module::read(lines, options),)*
+                }
+            }
+        }
+    };
+}
+
+formats! {
+    mooncake Mooncake "mooncake" "Mooncake JSONL, with the further fields of AIPerf and Dynamo.";
+}
+
+/// Most requests that are read of a file.
+pub const REQUESTS_MAX: usize = 64_000_000;
+
+/// Bytes by which a format is known.
+const HEAD_BYTES: u64 = 64 * 1024;
+
+/// Whether to spread arrivals that a coarse clock has lumped together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Jitter {
+    /// If all times are multiples of 100 ms or more and some are equal.
+    #[default]
+    Auto,
+    /// Never: the file's times as they are.
+    Off,
+}
+
+/// How to read a trace.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Options {
+    /// The file's format; `None` looks how it begins.
+    pub format: Option<Format>,
+    /// Tokens of a block, where the file does not say. `None` takes what the format's public traces have.
+    pub block_tokens: Option<u32>,
+    /// What to do about a coarse clock.
+    pub jitter: Jitter,
+    /// Seed of all that is drawn: jitter, and arrivals where the file has none.
+    pub seed: u64,
+    /// Leave out lines that are no request, and note how many, instead of failing at the first.
+    pub skip_bad: bool,
+    /// Forget which turn comes after which: every request is sent at its arrival.
+    pub open_loop: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            format: None,
+            block_tokens: None,
+            jitter: Jitter::Auto,
+            seed: 0,
+            skip_bad: false,
+            open_loop: false,
+        }
+    }
+}
 
 /// Why a trace could not be read.
 #[derive(Debug, thiserror::Error)]
@@ -16,13 +117,19 @@ pub enum TraceError {
         /// What the system said.
         source: io::Error,
     },
-    /// Reading failed, or a gzip stream is damaged.
+    /// Reading failed, or a gzip stream is damaged or cut short.
     #[error("cannot read trace after line {line}: {source}")]
     Read {
         /// The last line that was read whole.
         line: u64,
         /// What the system said.
         source: io::Error,
+    },
+    /// The file begins like no known format.
+    #[error("no known trace format begins like this: {head:?}; name the format, one of {}", names())]
+    Unknown {
+        /// How it begins.
+        head: String,
     },
     /// A line is not a request.
     #[error("trace line {line}, {field}: {why}")]
@@ -43,4 +150,118 @@ pub enum TraceError {
     /// There is no request in it.
     #[error("trace holds no request")]
     Empty,
+}
+
+/// What a reader has read, in the order of the file.
+struct Draft {
+    builder: Builder,
+    /// Whether times are the file's and have to be looked at.
+    timed: bool,
+    /// Whether the file says nothing of sessions, but its blocks do.
+    infer_sessions: bool,
+}
+
+/// Reads a file, plain or gzip; which of the two, its first bytes tell.
+pub fn open(path: &Path, options: &Options) -> Result<Trace, TraceError> {
+    let failed = |source| TraceError::Open { path: path.to_owned(), source };
+    read(BufReader::new(File::open(path).map_err(failed)?), options)
+}
+
+/// Reads a trace, plain or gzip. Blank lines are skipped.
+pub fn read(mut input: impl BufRead, options: &Options) -> Result<Trace, TraceError> {
+    let failed = |source| TraceError::Read { line: 0, source };
+    if input.fill_buf().map_err(failed)?.starts_with(&[0x1f, 0x8b]) {
+        let whole = |source: io::Error| match source.kind() {
+            io::ErrorKind::UnexpectedEof => io::Error::new(source.kind(), "the gzip stream is cut short"),
+            kind => io::Error::new(kind, format!("the gzip stream is damaged: {source}")),
+        };
+        read_plain(BufReader::new(flate2::bufread::MultiGzDecoder::new(input)), options).map_err(|error| {
+            match error {
+                TraceError::Read { line, source } => TraceError::Read { line, source: whole(source) },
+                error => error,
+            }
+        })
+    } else {
+        read_plain(input, options)
+    }
+}
+
+fn read_plain(mut input: impl BufRead, options: &Options) -> Result<Trace, TraceError> {
+    let mut head = Vec::new();
+    let begun = input.by_ref().take(HEAD_BYTES).read_to_end(&mut head);
+    let format = match options.format.or_else(|| Format::detect(&head)) {
+        Some(format) => format,
+        None => {
+            begun.map_err(|source| TraceError::Read { line: 0, source })?;
+            if head.trim_ascii().is_empty() {
+                return Err(TraceError::Empty);
+            }
+            let line = head.trim_ascii_start().split(|&byte| byte == b'\n').next().unwrap_or_default();
+            return Err(TraceError::Unknown {
+                head: String::from_utf8_lossy(line).chars().take(60).collect(),
+            });
+        }
+    };
+    // What was wrong with the beginning is said again by the rest, after the lines that were whole.
+    let mut lines = Lines::new(Cursor::new(head).chain(input), options.skip_bad);
+    let draft = format.read(&mut lines, options)?;
+    finish(draft, lines.skipped(), options)
+}
+
+fn finish(draft: Draft, skipped: Option<String>, options: &Options) -> Result<Trace, TraceError> {
+    let Draft { builder, timed, infer_sessions } = draft;
+    let mut trace = builder.finish();
+    trace.notes.extend(skipped);
+    if trace.requests.is_empty() {
+        return Err(TraceError::Empty);
+    }
+    let in_order = |requests: &[TraceRequest]| requests.is_sorted_by(|a, b| a.arrival_s <= b.arrival_s);
+    if !in_order(&trace.requests) {
+        let mut order: Vec<u32> = (0..trace.requests.len() as u32).collect();
+        let arrival_s = |index: u32| trace.requests[index as usize].arrival_s;
+        order.sort_by(|&a, &b| arrival_s(a).total_cmp(&arrival_s(b)));
+        trace = trace.select(order);
+        if timed {
+            trace.notes.push("requests were out of order and are sorted by time".to_owned());
+        }
+    }
+    if timed {
+        clock::settle(&mut trace, options);
+    }
+    if infer_sessions {
+        session::infer(&mut trace);
+    }
+    if options.open_loop {
+        trace.requests.iter_mut().for_each(|request| (request.after, request.think_s) = (None, None));
+    }
+    Ok(trace)
+}
+
+fn names() -> String {
+    Format::ALL.iter().map(|format| format.name()).collect::<Vec<_>>().join(", ")
+}
+
+// === impl Format ===
+
+impl Format {
+    /// The format of this name.
+    pub fn by_name(name: &str) -> Option<Self> {
+        Self::ALL.iter().copied().find(|format| format.name() == name)
+    }
+}
+
+// === impl Draft ===
+
+impl Draft {
+    fn new(options: &Options, block_tokens: u32) -> Self {
+        let builder = Builder::new(options.block_tokens.unwrap_or(block_tokens));
+        Self { builder, timed: true, infer_sessions: false }
+    }
+
+    fn push(&mut self, request: TraceRequest, ids: &[u64]) -> Result<u32, Fault> {
+        if self.builder.len() >= REQUESTS_MAX {
+            return Err(Fault::TooLong);
+        }
+        self.builder.push(request, ids).ok_or(Fault::TooLong)
+    }
 }

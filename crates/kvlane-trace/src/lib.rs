@@ -8,12 +8,12 @@ pub mod ci;
 pub mod format;
 pub mod record;
 pub mod report;
-pub mod request;
 pub mod sample;
+pub mod session;
 pub mod summary;
 pub mod trace;
 
-pub use format::TraceError;
+pub use format::{Format, Options, TraceError};
 pub use record::Record;
-pub use request::{Trace, TraceRequest};
 pub use summary::{Percentiles, Summary};
+pub use trace::{Trace, TraceRequest};

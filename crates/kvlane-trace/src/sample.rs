@@ -1,37 +1,12 @@
 //! Cutting a trace down without breaking its conversations apart.
 //!
-//! A trace says nothing of sessions, its blocks do: a later turn's prompt begins with the earlier turn's. So a request
-//! continues the session of the latest request whose last or last but one block it contains; the last one is often
-//! partial and different once it is filled. A prompt's first block is no sign of a session: in the Mooncake traces it
-//! is the system prompt that all share. By this rule the conversation trace has 8,028 sessions, and a third of its
-//! requests are later turns. Keeping whole sessions keeps the share of prompts that a cache can serve,
-//! where thinning single requests destroys it (36.6 % of the Mooncake conversation trace's blocks at full size, 35 %
-//! in a sixteenth of its sessions, 8.5 % in a sixteenth of its requests).
+//! Keeping whole sessions keeps the share of prompts that a cache can serve, where thinning single requests destroys
+//! it (36.6 % of the Mooncake conversation trace's blocks at full size, 35 % in a sixteenth of its sessions, 8.5 % in a
+//! sixteenth of its requests).
 
-use std::collections::HashMap;
 use std::ops::Range;
 
-use crate::request::Trace;
-
-/// The session of each request, as a number that counts sessions in the order of their first request.
-pub fn sessions(trace: &Trace) -> Vec<u32> {
-    let mut tails: HashMap<u64, u32> = HashMap::new();
-    let mut count = 0;
-    let mut out = Vec::with_capacity(trace.requests.len());
-    for request in &trace.requests {
-        let blocks = &request.blocks;
-        let known = blocks.iter().skip(1).rev().find_map(|block| tails.get(block).copied());
-        let session = known.unwrap_or_else(|| {
-            count += 1;
-            count - 1
-        });
-        for tail in blocks.iter().skip(1).rev().take(2) {
-            tails.insert(*tail, session);
-        }
-        out.push(session);
-    }
-    out
-}
+use crate::trace::Trace;
 
 // === impl Trace ===
 
@@ -39,28 +14,21 @@ impl Trace {
     /// The requests that arrive in `window` (seconds; its start becomes 0), of about `share` of the sessions. Whether a
     /// session stays depends on `seed` and the session alone, so a larger share keeps all that a smaller one keeps.
     pub fn slice(&self, window: Range<f64>, share: f64, seed: u64) -> Self {
-        let requests: Vec<_> = sessions(self)
-            .into_iter()
-            .zip(&self.requests)
-            .filter(|(session, request)| {
-                window.contains(&request.arrival_s) && unit(seed, u64::from(*session)) < share
-            })
-            .map(|(_, request)| {
-                let mut request = request.clone();
-                request.arrival_s -= window.start;
-                request
-            })
-            .collect();
-        let mut notes = self.notes.clone();
-        notes.push(format!(
+        let kept = |request: &u32| {
+            let request = &self.requests[*request as usize];
+            window.contains(&request.arrival_s) && unit(seed, u64::from(request.session)) < share
+        };
+        let mut slice = self.select((0..self.requests.len() as u32).filter(kept));
+        slice.requests.iter_mut().for_each(|request| request.arrival_s -= window.start);
+        slice.notes.push(format!(
             "kept {} of {} requests: those from {} s to {} s of {:.1} % of the sessions (seed {seed})",
-            requests.len(),
+            slice.requests.len(),
             self.requests.len(),
             window.start,
             window.end,
             share * 100.0
         ));
-        Self { block_tokens: self.block_tokens, requests, notes }
+        slice
     }
 }
 
@@ -78,40 +46,24 @@ pub(crate) fn unit(seed: u64, index: u64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::request::TraceRequest;
+    use crate::session;
+    use crate::trace::{Builder, TraceRequest};
     use proptest::prelude::*;
 
-    fn trace(rows: &[(f64, &[u64])]) -> Trace {
-        let request = |&(arrival_s, blocks): &(f64, &[u64])| TraceRequest {
-            arrival_s,
-            input_tokens: blocks.len() as u32 * 512,
-            output_tokens: 1,
-            blocks: blocks.to_vec(),
-        };
-        Trace { block_tokens: 512, requests: rows.iter().map(request).collect(), notes: Vec::new() }
-    }
-
-    #[test]
-    fn a_prompt_that_begins_with_an_earlier_one_continues_its_session() {
-        let rows: [(f64, &[u64]); 6] = [
-            (0.0, &[0, 1, 2]),
-            (1.0, &[0, 5, 6]),
-            (2.0, &[0, 1, 2, 3]),
-            (3.0, &[0, 5, 7, 8]), // block 6 was partial and became 7
-            (4.0, &[0, 1, 2, 3, 9, 10]),
-            (5.0, &[0, 11]),
-        ];
-        assert_eq!(sessions(&trace(&rows)), [0, 1, 0, 1, 0, 2]);
-    }
-
-    #[test]
-    fn a_common_first_block_joins_nobody() {
-        assert_eq!(sessions(&trace(&[(0.0, &[0]), (0.0, &[0, 1]), (0.0, &[0]), (0.0, &[])])), [0, 1, 2, 3]);
+    fn trace(rows: impl IntoIterator<Item = (f64, Vec<u64>)>) -> Trace {
+        let mut builder = Builder::new(512);
+        for (arrival_s, ids) in rows {
+            let input_tokens = ids.len() as u32 * 512;
+            builder.push(TraceRequest { arrival_s, input_tokens, ..TraceRequest::default() }, &ids);
+        }
+        let mut trace = builder.finish();
+        session::infer(&mut trace);
+        trace
     }
 
     #[test]
     fn a_slice_starts_at_zero_and_leaves_the_window_s_end_out() {
-        let whole = trace(&[(0.0, &[0, 1]), (10.0, &[0, 2]), (15.0, &[0, 3]), (20.0, &[0, 4])]);
+        let whole = trace([(0.0, vec![0, 1]), (10.0, vec![0, 2]), (15.0, vec![0, 3]), (20.0, vec![0, 4])]);
         let slice = whole.slice(10.0..20.0, 1.0, 1);
         let arrivals: Vec<f64> = slice.requests.iter().map(|request| request.arrival_s).collect();
         assert_eq!(arrivals, [0.0, 5.0]);
@@ -120,29 +72,22 @@ mod tests {
 
     /// `sessions` conversations of three turns each, interleaved.
     fn conversations(sessions: u64) -> Trace {
-        let mut whole = trace(&[]);
-        for turn in 0..3 {
-            for session in 0..sessions {
-                let blocks =
-                    std::iter::once(0).chain((0..=turn).map(|block| 1 + session * 8 + block)).collect();
-                whole.requests.push(TraceRequest {
-                    arrival_s: (turn * sessions + session) as f64,
-                    input_tokens: 1024,
-                    output_tokens: 1,
-                    blocks,
-                });
-            }
-        }
-        whole
+        let turn = |turn: u64, session: u64| {
+            let ids = std::iter::once(0).chain((0..=turn).map(|block| 1 + session * 8 + block)).collect();
+            ((turn * sessions + session) as f64, ids)
+        };
+        trace((0..3).flat_map(|n| (0..sessions).map(move |session| turn(n, session))))
     }
 
     proptest! {
         #[test]
         fn sessions_are_kept_or_left_out_whole(share in 0.0..1.0, seed: u64) {
             let slice = conversations(200).slice(0.0..1e9, share, seed);
-            let ids = sessions(&slice);
-            let count = ids.iter().max().map_or(0, |max| max + 1);
-            prop_assert_eq!(ids.len() as u32, 3 * count);
+            let count = slice.requests.iter().map(|request| request.session + 1).max().unwrap_or(0);
+            prop_assert_eq!(slice.requests.len() as u32, 3 * count);
+            let mut inferred = slice.clone();
+            session::infer(&mut inferred);
+            prop_assert_eq!(&slice, &inferred);
             prop_assert!((f64::from(count) - 200.0 * share).abs() < 50.0, "{} of 200 at {}", count, share);
         }
 
@@ -150,7 +95,9 @@ mod tests {
         fn a_larger_share_keeps_all_that_a_smaller_one_keeps(low in 0.0..1.0, more in 0.0..1.0, seed: u64) {
             let whole = conversations(50);
             let (few, many) = (whole.slice(0.0..1e9, low, seed), whole.slice(0.0..1e9, low + more, seed));
-            prop_assert!(few.requests.iter().all(|request| many.requests.contains(request)));
+            let arrivals = |trace: &Trace| trace.requests.iter().map(|request| request.arrival_s).collect::<Vec<_>>();
+            let many = arrivals(&many);
+            prop_assert!(arrivals(&few).iter().all(|arrival| many.contains(arrival)));
             prop_assert_eq!(whole.slice(0.0..1e9, 1.0, seed).requests.len(), 150);
         }
     }

@@ -47,25 +47,58 @@ pub fn block_id(request: u32, position: u32) -> u64 {
     u64::from(request) << 32 | u64::from(position)
 }
 
-/// Makes a [`Trace`] out of prompts that are lists of ids. Equal ids mean equal prompts up to the end of that block.
-#[derive(Debug)]
+/// Makes a [`Trace`]: of prompts that are lists of ids, or of prompts that are said to begin like another.
+///
+/// Equal ids mean equal prompts up to the end of that block.
+#[derive(Debug, Default)]
 pub struct Builder {
     trace: Trace,
-    owners: Owners,
-    /// Requests the trace may have.
-    requests_max: usize,
+    tree: Tree,
 }
 
-/// Which request brought a block, by the id that a trace gave it. Public traces count their blocks, so most ids are
-/// indices of a table; others are looked up.
+/// Most requests a trace may have: their indices have 32 bits.
+const REQUESTS_MAX: usize = u32::MAX as usize;
+
+/// The ids of all prompts, each shared prefix once. A request holds the ids that nobody had before it, in one row of
+/// four bytes each; what branches off is found by where it does and its first id.
 #[derive(Debug, Default)]
-struct Owners {
-    dense: Vec<u32>,
-    sparse: HashMap<u64, u32>,
+struct Tree {
+    /// Fingerprints of ids, row after row.
+    ids: Chunks,
+    /// Where each request's row begins. It ends where the next one's begins.
+    rows: Vec<u64>,
+    /// Requests by the request they branch off (none for the root), the position and the id there.
+    branches: HashMap<(Option<u32>, u32, u64), u32>,
 }
 
-/// Nobody has brought this block.
-const NOBODY: u32 = u32::MAX;
+/// A vector that grows without ever being copied, so that it needs no room for two of itself.
+#[derive(Debug, Default)]
+struct Chunks {
+    chunks: Vec<Vec<u32>>,
+    len: u64,
+}
+
+/// Entries of a chunk.
+const CHUNK: u64 = 1 << 20;
+
+/// What [`Trace::select`] has kept of the prompts it has seen: for each request of the whole trace, which requests of
+/// the selection have its blocks up to which position, as a list of those that reached further than all before.
+#[derive(Debug)]
+struct Reach {
+    /// The last entry of each request's list.
+    last: Vec<u32>,
+    entries: Vec<ReachEntry>,
+}
+
+#[derive(Debug)]
+struct ReachEntry {
+    to: u32,
+    kept: u32,
+    before: u32,
+}
+
+/// No entry.
+const NONE: u32 = u32::MAX;
 
 // === impl Trace ===
 
@@ -124,22 +157,70 @@ impl Trace {
     }
 
     /// The trace made of the requests at `order`, in that order, which must be one of arrival. Prompts share what they
-    /// shared. A request whose `after` is left out waits for nobody.
+    /// shared, sessions are counted anew. A request whose `after` is left out or comes later waits for nobody.
     pub fn select(&self, order: impl IntoIterator<Item = u32>) -> Self {
-        let mut builder = Builder::new(self.block_tokens);
-        let mut places: HashMap<u32, u32> = HashMap::new();
-        let mut ids = Vec::new();
+        let mut places = vec![NONE; self.requests.len()];
+        let mut sessions: HashMap<u32, u32> = HashMap::new();
+        let mut reach = Reach { last: vec![NONE; self.requests.len()], entries: Vec::new() };
+        let mut requests = Vec::new();
         for index in order {
             let mut request = self.requests[index as usize];
-            self.blocks(index, &mut ids);
-            request.after = request.after.and_then(|after| places.get(&after).copied());
+            let place = requests.len() as u32;
+            let known = |after: &u32| places[*after as usize] != NONE;
+            request.after = request.after.filter(known).map(|after| places[after as usize]);
             request.think_s = request.think_s.filter(|_| request.after.is_some());
-            places.insert(index, builder.trace.requests.len() as u32);
-            builder.push(request, &ids);
+            let next = sessions.len() as u32;
+            request.session = *sessions.entry(request.session).or_insert(next);
+            (request.base, request.shared_blocks) = reach.keep(self, index, place);
+            places[index as usize] = place;
+            requests.push(request);
         }
-        let mut trace = builder.finish();
-        trace.notes.clone_from(&self.notes);
-        trace
+        Self { block_tokens: self.block_tokens, requests, notes: self.notes.clone() }
+    }
+}
+
+// === impl Reach ===
+
+impl Reach {
+    /// Adds a request of the whole trace as the one at `place` of the selection; returns the request of the selection
+    /// whose prompt it begins with, and how many blocks of it.
+    fn keep(&mut self, whole: &Trace, index: u32, place: u32) -> (Option<u32>, u32) {
+        let mut found = (None, 0);
+        for (owner, from, to) in whole.runs(index) {
+            found = self
+                .find(owner, to)
+                .filter(|(_, shared)| *shared > from)
+                .map_or(found, |(kept, shared)| (Some(kept), shared));
+            self.extend(owner, to, place);
+            if found.0.is_some() {
+                break;
+            }
+        }
+        // A request that is kept brings its answer too, which others may begin with.
+        self.extend(index, NONE, place);
+        found
+    }
+
+    /// Who has most of the blocks of `owner` before `to`, and up to where. Of those who have as many, the first.
+    fn find(&self, owner: u32, to: u32) -> Option<(u32, u32)> {
+        let mut entry = self.entry(self.last[owner as usize])?;
+        let shared = entry.to.min(to);
+        while let Some(before) = self.entry(entry.before).filter(|before| before.to >= shared) {
+            entry = before;
+        }
+        Some((entry.kept, shared))
+    }
+
+    fn extend(&mut self, owner: u32, to: u32, kept: u32) {
+        let before = self.last[owner as usize];
+        if self.entry(before).is_none_or(|entry| entry.to < to) {
+            self.last[owner as usize] = self.entries.len() as u32;
+            self.entries.push(ReachEntry { to, kept, before });
+        }
+    }
+
+    fn entry(&self, index: u32) -> Option<&ReachEntry> {
+        self.entries.get(index as usize)
     }
 }
 
@@ -149,7 +230,7 @@ impl Builder {
     /// An empty trace with blocks of this many tokens, at least one.
     pub fn new(block_tokens: u32) -> Self {
         let trace = Trace { block_tokens: block_tokens.max(1), ..Trace::default() };
-        Self { trace, owners: Owners::default(), requests_max: NOBODY as usize - 1 }
+        Self { trace, tree: Tree::default() }
     }
 
     /// Requests so far.
@@ -162,25 +243,44 @@ impl Builder {
         self.trace.requests.is_empty()
     }
 
+    /// The requests so far.
+    pub fn requests(&self) -> &[TraceRequest] {
+        &self.trace.requests
+    }
+
     /// Adds a request whose prompt's started blocks have these ids. Fewer ids than blocks leave the rest to this
     /// request alone; `base` and `shared_blocks` are found here, whatever `request` says of them. Returns its index;
     /// `None` beyond four thousand million requests.
     pub fn push(&mut self, request: TraceRequest, ids: &[u64]) -> Option<u32> {
-        if self.trace.requests.len() >= self.requests_max {
-            return None;
-        }
-        let index = self.trace.requests.len() as u32;
+        let index = self.next()?;
         let ids = &ids[..ids.len().min(request.input_tokens.div_ceil(self.trace.block_tokens) as usize)];
-        let (mut base, mut shared_blocks) = (None, 0);
-        for &id in ids {
-            let Some(owner) = self.owners.get(id) else { break };
-            (base, shared_blocks) = (Some(owner), shared_blocks + 1);
-        }
-        for &id in &ids[shared_blocks as usize..] {
-            self.owners.insert(id, index);
-        }
+        let (base, shared_blocks) = self.tree.insert(index, ids);
         self.trace.requests.push(TraceRequest { base, shared_blocks, ..request });
         Some(index)
+    }
+
+    /// Adds a request whose prompt begins with `shared_blocks` blocks of the prompt and answer of its `base`, an
+    /// earlier request, as far as its own prompt has so many; the rest is its own. Returns its index; `None` beyond
+    /// four thousand million requests.
+    pub fn branch(&mut self, request: TraceRequest) -> Option<u32> {
+        let index = self.next()?;
+        let blocks = request.input_tokens.div_ceil(self.trace.block_tokens);
+        let shared_blocks = request.shared_blocks.min(blocks);
+        let mut base = request.base.filter(|&base| base < index && shared_blocks > 0);
+        while let Some(TraceRequest { base: before @ Some(_), shared_blocks: inherited, .. }) =
+            base.map(|base| self.trace.requests[base as usize])
+            && shared_blocks <= inherited
+        {
+            base = before;
+        }
+        let shared_blocks = if base.is_some() { shared_blocks } else { 0 };
+        self.tree.rows.push(self.tree.ids.len);
+        self.trace.requests.push(TraceRequest { base, shared_blocks, ..request });
+        Some(index)
+    }
+
+    fn next(&self) -> Option<u32> {
+        Some(self.len()).filter(|&len| len < REQUESTS_MAX).map(|len| len as u32)
     }
 
     /// Adds a note.
@@ -194,26 +294,52 @@ impl Builder {
     }
 }
 
-// === impl Owners ===
+// === impl Tree ===
 
-impl Owners {
-    fn get(&self, id: u64) -> Option<u32> {
-        match usize::try_from(id).ok().and_then(|id| self.dense.get(id)) {
-            Some(&owner) if owner != NOBODY => Some(owner),
-            _ => self.sparse.get(&id).copied(),
+impl Tree {
+    /// Adds the next request; returns the one whose blocks it begins with, and how many.
+    fn insert(&mut self, index: u32, ids: &[u64]) -> (Option<u32>, u32) {
+        let (mut owner, mut shared) = (None, 0);
+        // Where the row of `owner` goes on, and where it ends.
+        let (mut at, mut end) = (0, 0);
+        while let Some(&id) = ids.get(shared as usize) {
+            if at < end && self.ids.get(at) == fingerprint(id) {
+                at += 1;
+            } else if let Some(&branch) = self.branches.get(&(owner, shared, id)) {
+                owner = Some(branch);
+                at = self.rows[branch as usize] + 1;
+                end = self.rows.get(branch as usize + 1).copied().unwrap_or(self.ids.len);
+            } else {
+                self.branches.insert((owner, shared, id), index);
+                break;
+            }
+            shared += 1;
         }
+        self.rows.push(self.ids.len);
+        ids[shared as usize..].iter().for_each(|&id| self.ids.push(fingerprint(id)));
+        (owner, shared)
+    }
+}
+
+/// Four bytes of an id. Ids that count, and those of [`block_id`] at one position, differ in them; of others, one in
+/// four thousand million pairs does not.
+fn fingerprint(id: u64) -> u32 {
+    id as u32 ^ ((id >> 32) as u32).wrapping_mul(0x9E37_79B1)
+}
+
+// === impl Chunks ===
+
+impl Chunks {
+    fn get(&self, index: u64) -> u32 {
+        self.chunks[(index / CHUNK) as usize][(index % CHUNK) as usize]
     }
 
-    /// The table grows by at most as much as it holds, so ids that are no counters do not fill memory.
-    fn insert(&mut self, id: u64, owner: u32) {
-        let index = usize::try_from(id).unwrap_or(usize::MAX);
-        if index >= self.dense.len() && index < 2 * self.dense.len() + 4096 {
-            self.dense.resize(index + 1, NOBODY);
+    fn push(&mut self, value: u32) {
+        match self.chunks.last_mut().filter(|chunk| (chunk.len() as u64) < CHUNK) {
+            Some(chunk) => chunk.push(value),
+            None => self.chunks.push(vec![value]),
         }
-        match self.dense.get_mut(index) {
-            Some(place) => *place = owner,
-            None => _ = self.sparse.insert(id, owner),
-        }
+        self.len += 1;
     }
 }
 
@@ -263,9 +389,40 @@ mod tests {
     }
 
     #[test]
-    fn ids_that_count_nothing_cost_no_more_than_others() {
-        let trace = build(&[vec![u64::MAX, 1 << 60], vec![u64::MAX, 1 << 60, 7], vec![7]]);
+    fn ids_that_count_nothing_are_as_good_as_others() {
+        let trace = build(&[vec![u64::MAX, 1 << 60], vec![u64::MAX, 1 << 60, 7], vec![u64::MAX, 7]]);
         assert_eq!(trace.requests.iter().map(|r| r.shared_blocks).collect::<Vec<_>>(), [0, 2, 1]);
+    }
+
+    #[test]
+    fn who_begins_like_an_earlier_one_has_the_one_that_brought_it_as_base() {
+        let mut builder = Builder::new(1);
+        builder.push(request(3), &[]);
+        builder.branch(TraceRequest { base: Some(0), shared_blocks: 5, ..request(7) });
+        builder.branch(TraceRequest { base: Some(1), shared_blocks: 5, ..request(9) });
+        builder.branch(TraceRequest { base: Some(1), shared_blocks: 6, ..request(9) });
+        builder.branch(TraceRequest { base: Some(3), shared_blocks: 20, ..request(2) });
+        builder.branch(TraceRequest { base: Some(5), shared_blocks: 1, ..request(2) });
+        let trace = builder.finish();
+        let branches: Vec<_> = trace.requests.iter().map(|r| (r.base, r.shared_blocks)).collect();
+        assert_eq!(branches, [(None, 0), (Some(0), 5), (Some(0), 5), (Some(1), 6), (Some(0), 2), (None, 0)]);
+    }
+
+    #[test]
+    fn answers_that_prompts_begin_with_stay_shared_in_a_selection() {
+        let mut builder = Builder::new(1);
+        builder.push(request(2), &[]);
+        builder.branch(TraceRequest { base: Some(0), shared_blocks: 2, ..request(2) });
+        for input_tokens in [6, 8] {
+            builder.branch(TraceRequest { base: Some(1), shared_blocks: 4, ..request(input_tokens) });
+            builder.branch(TraceRequest { base: Some(0), shared_blocks: 3, ..request(input_tokens) });
+        }
+        let whole = builder.finish();
+        let bases = |order: &[u32]| -> Vec<_> {
+            whole.select(order.iter().copied()).requests.iter().map(|r| (r.base, r.shared_blocks)).collect()
+        };
+        assert_eq!(bases(&[1, 4]), [(None, 0), (Some(0), 4)]);
+        assert_eq!(bases(&[2, 3, 4, 5]), [(None, 0), (Some(0), 2), (Some(0), 4), (Some(1), 3)]);
     }
 
     #[test]
@@ -293,9 +450,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn prompts_share_in_the_tree_what_their_ids_share(prompts in prompts(), keep in prop::collection::vec(any::<bool>(), 30)) {
+        fn prompts_share_in_the_tree_what_their_ids_share(prompts in prompts(), places in prop::collection::vec(0u32..40, 30)) {
             let whole = build(&prompts);
-            let order: Vec<u32> = (0..prompts.len() as u32).filter(|&i| keep[i as usize]).collect();
+            let mut order: Vec<u32> = (0..prompts.len() as u32).filter(|&i| places[i as usize] < 25).collect();
+            order.sort_by_key(|&i| places[i as usize]);
             let kept = whole.select(order.iter().copied());
             let common = |a: &[u64], b: &[u64]| a.iter().zip(b).take_while(|(a, b)| a == b).count();
             let (mut a, mut b) = (Vec::new(), Vec::new());

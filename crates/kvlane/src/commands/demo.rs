@@ -9,6 +9,7 @@ use std::io::{IsTerminal as _, Write as _};
 use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -20,9 +21,9 @@ use kvlane_core::timing::TimingModel;
 use kvlane_live::config::{Config, WorkerSpec};
 use kvlane_live::serve::Serving;
 use kvlane_mock::{MockConfig, MockEngine};
-use kvlane_trace::format::mooncake::{self, Options};
-use kvlane_trace::request::Trace;
+use kvlane_trace::format::{self, Options};
 use kvlane_trace::summary::{Percentiles, Summary};
+use kvlane_trace::trace::Trace;
 use serde::Serialize;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -49,7 +50,7 @@ pub(crate) struct DemoArgs {
     /// Factor by which trace and engines are sped up.
     #[arg(long, default_value_t = 40.0)]
     speed: f64,
-    /// Another trace (Mooncake JSONL, plain or gzip).
+    /// Another trace, of any format that `kvlane trace import` reads.
     #[arg(long)]
     trace: Option<PathBuf>,
     /// How many engines.
@@ -114,12 +115,11 @@ pub(crate) fn run(args: &DemoArgs) -> Result<ExitCode> {
     let policies: Vec<PolicyConfig> = args.policies.iter().map(|name| policy(name)).collect::<Result<_>>()?;
     let trace = match &args.trace {
         Some(path) => {
-            Trace::open(path, &Options::default()).with_context(|| format!("--trace {}", path.display()))?
+            format::open(path, &Options::default()).with_context(|| format!("--trace {}", path.display()))?
         }
-        None => {
-            mooncake::read(std::io::BufReader::new(flate2::read::GzDecoder::new(SLICE)), &Options::default())?
-        }
+        None => format::read(SLICE, &Options::default())?,
     };
+    let trace = Arc::new(trace);
     // A file that cannot be written is better known before the run than after it.
     let mut json = args.json.as_ref().filter(|path| path.as_os_str() != "-").map(create).transpose()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
@@ -182,7 +182,7 @@ fn create(path: &PathBuf) -> Result<File> {
 }
 
 /// One policy, from empty caches to the last answer.
-async fn one(args: &DemoArgs, trace: &Trace, policy: PolicyConfig) -> Result<Run> {
+async fn one(args: &DemoArgs, trace: &Arc<Trace>, policy: PolicyConfig) -> Result<Run> {
     let name = policy.name();
     let stage = Stage::set(args, args.speed, policy, 0).await?;
     let bar = ProgressBar::with_draw_target(Some(trace.requests.len() as u64), ProgressDrawTarget::stderr());
@@ -192,8 +192,7 @@ async fn one(args: &DemoArgs, trace: &Trace, policy: PolicyConfig) -> Result<Run
         ReplayConfig {
             base_url: format!("http://{}", stage.serving.address),
             model: MODEL.into(),
-            requests: trace.requests.clone(),
-            block_tokens: trace.block_tokens,
+            trace: trace.clone(),
             speed: args.speed,
             ..ReplayConfig::default()
         },
