@@ -6,6 +6,7 @@
 
 pub mod ci;
 pub mod format;
+pub mod generate;
 pub mod record;
 pub mod report;
 pub mod sample;

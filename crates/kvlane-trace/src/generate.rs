@@ -1,0 +1,217 @@
+//! Workloads that are made, not recorded: one file for each kind.
+//!
+//! What is asked and when it is asked are apart. A kind of workload says what: lengths, who shares what with whom, who
+//! waits for whom. [`Arrivals`] say when, and how many. The same seed gives the same requests whatever the arrivals
+//! are, and the first hundred of a thousand are those of a hundred, so a load can be turned up without turning it into
+//! another one. Whoever drives a workload in a closed loop ignores the arrivals.
+
+use kvlane_core::rng::Rng;
+use serde::{Deserialize, Serialize};
+
+use crate::trace::{Builder, Trace};
+
+mod arrivals;
+pub mod shared_prefix;
+mod spread;
+pub mod unshared;
+
+pub use arrivals::{Arrivals, Stage};
+pub use spread::Spread;
+
+/// Declares the kinds: the module, the variant of [`Workload`], the kind's name in files.
+macro_rules! workloads {
+    ($($module:ident $variant:ident $name:literal $doc:literal;)*) => {
+        /// A workload: its kind with all its settings. In files the kind is the key `kind`.
+        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+        #[serde(tag = "kind")]
+        pub enum Workload {
+            $(#[doc = $doc] #[serde(rename = $name)] $variant($module::Config),)*
+        }
+
+        impl Workload {
+            /// The names of all kinds.
+            pub const KINDS: &[&str] = &[$($name),*];
+
+            /// A kind with its default settings.
+            pub fn by_kind(kind: &str) -> Option<Self> {
+                match kind {
+                    $($name => Some(Self::$variant(Default::default())),)*
+                    _ => None,
+                }
+            }
+
+            /// Its kind's name.
+            pub fn kind(&self) -> &'static str {
+                match self {
+                    $(Self::$variant(_) => $name,)*
+                }
+            }
+
+            /// When and how many.
+            pub fn arrivals(&self) -> &Arrivals {
+                match self {
+                    $(Self::$variant(config) => &config.arrivals,)*
+                }
+            }
+
+            /// The same requests at other times.
+            pub fn set_arrivals(&mut self, arrivals: Arrivals) {
+                match self {
+                    $(Self::$variant(config) => config.arrivals = arrivals,)*
+                }
+            }
+
+            /// Tokens of a block of the trace.
+            pub fn block_tokens(&self) -> u32 {
+                match self {
+                    $(Self::$variant(config) => config.block_tokens,)*
+                }
+            }
+
+            /// Whether its settings make sense; otherwise what is wrong.
+            fn check(&self) -> Result<(), String> {
+                match self {
+                    $(Self::$variant(config) => config.check(),)*
+                }
+            }
+
+            fn fill(&self, draft: &mut Draft) {
+                match self {
+                    $(Self::$variant(config) => config.fill(draft),)*
+                }
+            }
+        }
+    };
+}
+
+workloads! {
+    shared_prefix SharedPrefix "shared-prefix" "Groups of prompts that begin with the group's system prompt.";
+    unshared Unshared "unshared" "Prompts that have nothing in common.";
+}
+
+/// A workload whose settings make no sense.
+#[derive(Debug, thiserror::Error)]
+#[error("workload {kind}: {why}")]
+pub struct WorkloadError {
+    /// Its kind.
+    pub kind: &'static str,
+    /// The setting, what is wrong with it, what would be right.
+    pub why: String,
+}
+
+/// A trace that is being made.
+struct Draft {
+    builder: Builder,
+    rng: Rng,
+    /// When each request, or each session, starts.
+    starts: Vec<f64>,
+}
+
+/// Tokens per second at which answers come when later turns are given a time to arrive. It matters only to whoever
+/// sends turns by the clock instead of after the answer before; 50 is what a loaded 70B model gives one reader.
+pub const ANSWER_TOKENS_PER_S: f64 = 50.0;
+
+/// Tokens of a block where a workload does not say: vLLM's.
+const BLOCK_TOKENS: u32 = 16;
+
+/// Most tokens of a prompt or an answer.
+const TOKENS_MAX: f64 = 1e8;
+
+/// Makes the workload's trace.
+///
+/// # Errors
+///
+/// Settings that make no sense.
+pub fn generate(workload: &Workload, seed: u64) -> Result<Trace, WorkloadError> {
+    let error = |why| WorkloadError { kind: workload.kind(), why };
+    if workload.block_tokens() == 0 {
+        return Err(error("block_tokens is 0: take at least 1, usual is 16".to_owned()));
+    }
+    workload.arrivals().check().and_then(|()| workload.check()).map_err(error)?;
+    // Two streams, so that times change nothing else.
+    let starts = workload.arrivals().starts(&mut Rng::new(!seed));
+    let mut draft = Draft { builder: Builder::new(workload.block_tokens()), rng: Rng::new(seed), starts };
+    workload.fill(&mut draft);
+    let trace = draft.builder.finish();
+    let arrival_s = |index: u32| trace.requests[index as usize].arrival_s;
+    let mut order: Vec<u32> = (0..trace.requests.len() as u32).collect();
+    if order.is_sorted_by(|&a, &b| arrival_s(a) <= arrival_s(b)) {
+        return Ok(trace);
+    }
+    order.sort_by(|&a, &b| arrival_s(a).total_cmp(&arrival_s(b)));
+    Ok(trace.select(order))
+}
+
+/// Fails unless `value` is at least 1.
+fn at_least_one(setting: &str, value: u32) -> Result<(), String> {
+    if value > 0 { Ok(()) } else { Err(format!("{setting} is 0: take at least 1")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trace::TraceRequest;
+    use proptest::prelude::*;
+
+    fn of_kind(kind: &str, arrivals: Arrivals) -> Workload {
+        let mut workload = Workload::by_kind(kind).expect("a kind");
+        workload.set_arrivals(arrivals);
+        workload
+    }
+
+    #[test]
+    fn a_workload_survives_being_written_and_what_it_does_not_know_is_refused() {
+        for kind in Workload::KINDS {
+            let workload = of_kind(kind, Arrivals::default());
+            let text = serde_json::to_string(&workload).unwrap();
+            assert_eq!(serde_json::from_str::<Workload>(&text).unwrap(), workload);
+            let short = format!(r#"{{"kind": "{kind}"}}"#);
+            assert_eq!(serde_json::from_str::<Workload>(&short).unwrap(), workload);
+            let wrong = format!(r#"{{"kind": "{kind}", "colour": 1}}"#);
+            let why = serde_json::from_str::<Workload>(&wrong).unwrap_err().to_string();
+            assert!(why.contains("colour"), "{why}");
+        }
+        assert_eq!(Workload::by_kind("best"), None);
+    }
+
+    #[test]
+    fn settings_that_make_no_sense_are_named_with_their_kind() {
+        let text = r#"{"kind": "unshared", "input_tokens": {"min": 0, "max": 5}}"#;
+        let why = generate(&serde_json::from_str(text).unwrap(), 0).unwrap_err().to_string();
+        assert!(why.starts_with("workload unshared: input_tokens: take"), "{why}");
+        let text = r#"{"kind": "shared-prefix", "block_tokens": 0}"#;
+        let why = generate(&serde_json::from_str(text).unwrap(), 0).unwrap_err().to_string();
+        assert!(why.starts_with("workload shared-prefix: block_tokens is 0"), "{why}");
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(20))]
+
+        #[test]
+        fn a_seed_gives_one_trace_and_arrivals_change_only_arrivals(seed: u64, count in 1u32..60) {
+            for kind in Workload::KINDS {
+                let closed = of_kind(kind, Arrivals::Closed { count });
+                let trace = generate(&closed, seed).unwrap();
+                prop_assert_eq!(&trace, &generate(&closed, seed).unwrap());
+                prop_assert!(trace.requests.is_sorted_by(|a, b| a.arrival_s <= b.arrival_s));
+                let sessions = trace.requests.iter().map(|request| request.session).max().unwrap_or(0) + 1;
+                prop_assert_eq!(sessions, count, "{}", kind);
+                // Times reorder requests, but what is asked in all stays.
+                let poisson = Arrivals::Poisson { rate: 2.0, count: Some(count), seconds: None };
+                let timed = generate(&of_kind(kind, poisson), seed).unwrap();
+                let lengths = |trace: &Trace| {
+                    let length = |r: &TraceRequest| (r.input_tokens, r.output_tokens);
+                    let mut all: Vec<_> = trace.requests.iter().map(length).collect();
+                    all.sort_unstable();
+                    all
+                };
+                prop_assert_eq!(lengths(&trace), lengths(&timed));
+                for (index, request) in (0..).zip(&timed.requests) {
+                    prop_assert!(request.after.is_none_or(|after| after < index));
+                    prop_assert!(request.base.is_none_or(|base| base < index && request.shared_blocks > 0));
+                    prop_assert!(request.shared_blocks <= timed.prompt_blocks(index));
+                }
+            }
+        }
+    }
+}

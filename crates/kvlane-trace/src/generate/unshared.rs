@@ -1,0 +1,56 @@
+//! Prompts that have nothing in common: what a cache cannot help with.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Arrivals, BLOCK_TOKENS, Draft, Spread, TOKENS_MAX};
+use crate::trace::TraceRequest;
+
+/// Settings of the unshared workload.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// Tokens of a prompt.
+    pub input_tokens: Spread,
+    /// Tokens of an answer.
+    pub output_tokens: Spread,
+    /// Tokens of a block of the trace.
+    pub block_tokens: u32,
+    /// When the requests come.
+    pub arrivals: Arrivals,
+}
+
+impl Default for Config {
+    /// A thousand tokens in, a hundred out.
+    fn default() -> Self {
+        Self {
+            input_tokens: Spread::fixed(1000),
+            output_tokens: Spread::fixed(100),
+            block_tokens: BLOCK_TOKENS,
+            arrivals: Arrivals::default(),
+        }
+    }
+}
+
+// === impl Config ===
+
+impl Config {
+    pub(super) fn check(&self) -> Result<(), String> {
+        self.input_tokens.check("input_tokens", 1.0, TOKENS_MAX)?;
+        self.output_tokens.check("output_tokens", 1.0, TOKENS_MAX)
+    }
+
+    pub(super) fn fill(&self, draft: &mut Draft) {
+        let Draft { builder, rng, starts } = draft;
+        for (session, &arrival_s) in (0..).zip(starts.iter()) {
+            let input_tokens = self.input_tokens.tokens(rng, 1);
+            let output_tokens = self.output_tokens.tokens(rng, 1);
+            builder.branch(TraceRequest {
+                arrival_s,
+                input_tokens,
+                output_tokens,
+                session,
+                ..TraceRequest::default()
+            });
+        }
+    }
+}
