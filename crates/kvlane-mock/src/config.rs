@@ -155,11 +155,10 @@ impl MockConfig {
             return Err(ConfigError::CacheTooSmall { max_model_len, kv_tokens });
         }
         let engine = EngineConfig {
-            timing,
-            block_tokens: self.block_size,
             blocks,
             max_num_seqs: self.max_num_seqs,
             max_num_batched_tokens: batched,
+            ..EngineConfig::vllm(timing, self.block_size, share)
         };
         Ok(Settled {
             engine,

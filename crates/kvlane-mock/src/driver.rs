@@ -147,6 +147,7 @@ impl Driver {
                     prompt_tokens: prompt.tokens,
                     output_tokens,
                     output_seed: prompt.key,
+                    remote: None,
                 },
             );
             Ok((id, was_idle))
@@ -220,7 +221,8 @@ impl Inner {
     }
 
     fn apply(&mut self, at: Nanos, event: EngineEvent) {
-        let (EngineEvent::FirstToken { id, .. }
+        let (EngineEvent::Allocated { id, .. }
+        | EngineEvent::FirstToken { id, .. }
         | EngineEvent::Tokens { id, .. }
         | EngineEvent::Finished { id }
         | EngineEvent::Rejected { id, .. }) = event;
@@ -229,6 +231,7 @@ impl Inner {
         };
         let mut cell = lock(&slot.cell);
         match event {
+            EngineEvent::Allocated { .. } => return,
             EngineEvent::FirstToken { cached_tokens, .. } => {
                 cell.progress.cached = cached_tokens;
                 cell.progress.produced = 1;

@@ -6,5 +6,12 @@
 
 pub mod engine;
 pub mod pool;
+pub mod tier;
+pub mod transfer;
 
-pub use engine::{Engine, EngineConfig, EngineEvent, EngineRequest, EngineStats, own_block};
+pub use engine::{
+    Batching, Engine, EngineConfig, EngineEvent, EngineRequest, EngineStats, Remote, own_block,
+};
+pub use pool::Eviction;
+pub use tier::CpuTier;
+pub use transfer::{Transfer, TransferConfig};

@@ -65,13 +65,15 @@ fn prompt(index: usize, id: u64) -> EngineRequest {
         prompt_tokens: PROMPT_TOKENS,
         output_tokens: OUTPUT_TOKENS,
         output_seed: id,
+        remote: None,
     }
 }
 
 /// Climbs the ladder once, after a warm-up rung, with random placement.
 fn climb(seed: u64) -> Vec<Outcome> {
     let timing = TimingModel::preset("qwen3-32b@h100x2").unwrap();
-    let mut engines = vec![Engine::new(EngineConfig::vllm(timing, BLOCK_TOKENS, 0.95)); REPLICAS];
+    let config = EngineConfig { token_every: 0, ..EngineConfig::vllm(timing, BLOCK_TOKENS, 0.95) };
+    let mut engines = vec![Engine::new(config); REPLICAS];
     let mut rng = Rng::new(seed);
     let mut order: Vec<usize> = (0..PROMPTS).collect();
     for i in (1..PROMPTS).rev() {

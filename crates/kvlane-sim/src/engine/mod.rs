@@ -1,244 +1,150 @@
 //! Continuous batching, one step at a time, after vLLM V1's scheduler (`vllm/v1/core/sched/scheduler.py`).
 //!
 //! A step gives tokens of its budget to the running sequences in the order of their admission, one to each that
-//! decodes and a chunk to each whose prompt is still being computed, then admits waiting requests first come, first
+//! decodes and a chunk to the one whose prompt is still being computed, then admits waiting requests first come, first
 //! served, until budget, seats or blocks run out; the head of the queue blocks the rest. When a running sequence
 //! finds no block, the last admitted one is preempted: it gives up all its blocks, returns to the head of the queue
 //! and later recomputes what the cache no longer holds. The step's shape gives its length through the timing model.
 //!
 //! A request leaves in exactly one of three ways: finished, rejected, cancelled.
+//!
+//! # What a step costs
+//!
+//! Most steps only decode. All decoding sequences then advance by one token, so nobody has to be touched but those
+//! that take or fill a block, report or end; a timing wheel knows who. How far the others are follows from the step
+//! number, and the sum of their contexts from the sum before. `oracle.rs` is the same scheduler written plainly, for
+//! tests to compare with.
+//!
+//! # What is modelled and what is not
+//!
+//! - A request is admitted when there are blocks for all that is known of it, as vLLM does with
+//!   `scheduler_reserve_full_isl`, but takes only those of its chunk. No blocks are set aside beyond that.
+//! - Recomputation is the only preemption, as in vLLM V1. Swapping is not modelled.
+//! - Steps follow each other without a gap: the host's part of a step is in the timing model, which assumes asynchronous
+//!   scheduling. A token that ends a request ends it in its own step, not one later.
+//! - Batches are not padded to the sizes of captured CUDA graphs. Speculative decoding, encoder budgets and
+//!   `long_prefill_token_threshold` are not modelled.
+//! - [`Batching::PrefillFirst`] is SGLang's order of work in vLLM's memory: blocks in place of a radix tree of tokens, and
+//!   no share of the memory set aside for the answers of those who are admitted.
+
+mod config;
+mod gate;
+#[cfg(test)]
+mod oracle;
+mod request;
+mod sequence;
+mod step;
+mod wheel;
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 
-use foldhash::fast::FixedState;
-use hashbrown::HashSet;
 use kvlane_core::block::BlockHash;
+use kvlane_core::event::{KvEvent, Tier};
 use kvlane_core::time::Nanos;
-use kvlane_core::timing::{StepShape, TimingModel};
 
-use crate::pool::{BlockId, BlockPool};
+pub use self::config::{Batching, EngineConfig};
+use self::gate::Gate;
+pub use self::request::{EngineEvent, EngineRequest, EngineStats, Remote, own_block};
+use self::sequence::Sequence;
+use self::wheel::{Seat, Wheel};
+use crate::pool::{BlockId, BlockPool, Eviction, Map};
+use crate::tier::HostTier;
 
 /// Longest queue; requests beyond it are rejected.
 const WAITING_MAX: usize = 100_000;
-
-/// Size and speed of one engine. Zero counts are taken as one.
-#[derive(Clone, Debug, PartialEq)]
-pub struct EngineConfig {
-    /// How long a step takes.
-    pub timing: TimingModel,
-    /// Tokens in a KV block; vLLM's default is 16.
-    pub block_tokens: u32,
-    /// KV blocks in the cache.
-    pub blocks: u32,
-    /// Most sequences in one step.
-    pub max_num_seqs: u32,
-    /// Most tokens in one step.
-    pub max_num_batched_tokens: u32,
-}
-
-/// One request as an engine sees it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct EngineRequest {
-    /// Chosen by the driver, unique among the requests in flight.
-    pub id: u64,
-    /// Chained hashes of the prompt's full blocks. Blocks beyond those given are its own, see [`own_block`]; a prompt
-    /// that shares nothing needs none.
-    pub prompt_blocks: Arc<[BlockHash]>,
-    /// Prompt length in tokens.
-    pub prompt_tokens: u32,
-    /// Answer length in tokens; 0 computes the prompt and ends, like an embedding.
-    pub output_tokens: u32,
-    /// Stands for all text beyond `prompt_blocks`: requests that agree in it and in those blocks are the same text,
-    /// answer included, and find each other's.
-    pub output_seed: u64,
-}
-
-/// What happened to a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EngineEvent {
-    /// Its prompt is computed and its first token is out.
-    FirstToken {
-        /// The request.
-        id: u64,
-        /// Prompt tokens found in the cache when it was first admitted.
-        cached_tokens: u32,
-    },
-    /// Further tokens are out; the first is not among them.
-    Tokens {
-        /// The request.
-        id: u64,
-        /// How many.
-        count: u32,
-    },
-    /// It is over; its blocks are free.
-    Finished {
-        /// The request.
-        id: u64,
-    },
-    /// It was never admitted.
-    Rejected {
-        /// The request.
-        id: u64,
-        /// Why not.
-        why: &'static str,
-    },
-}
-
-/// Counters and gauges of an engine. Counters run from its start.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct EngineStats {
-    /// Sequences admitted and not over.
-    pub running: u32,
-    /// Requests in the queue.
-    pub waiting: u32,
-    /// Blocks that a sequence holds.
-    pub kv_blocks_used: u32,
-    /// All blocks.
-    pub kv_blocks: u32,
-    /// Prompt tokens looked up in the cache, once for each request.
-    pub prefix_queried_tokens: u64,
-    /// Those that were found.
-    pub prefix_hit_tokens: u64,
-    /// Times a sequence was preempted.
-    pub preemptions: u64,
-    /// Prompt tokens of requests whose prompt is computed, cached ones included.
-    pub prompt_tokens: u64,
-    /// Output tokens.
-    pub generation_tokens: u64,
-    /// Tokens that went through the model.
-    pub computed_tokens: u64,
-    /// Those that had gone through it before, for the same request, and were lost to preemption.
-    pub recomputed_tokens: u64,
-    /// Tokens that preempted sequences, once readmitted, found in the cache without having computed them before.
-    pub late_hit_tokens: u64,
-    /// Steps ended.
-    pub steps: u64,
-    /// Time spent in steps.
-    pub busy: Nanos,
-}
 
 /// One engine.
 #[derive(Clone, Debug)]
 pub struct Engine {
     config: EngineConfig,
     pool: BlockPool,
-    /// In the order of admission.
-    running: Vec<Sequence>,
-    waiting: VecDeque<Sequence>,
-    in_flight: HashSet<u64, FixedState>,
+    /// Requests in flight, each at one place for as long as it is.
+    sequences: Vec<Sequence>,
+    /// Places without a request.
+    vacant: Vec<u32>,
+    in_flight: Map<u64, u32>,
+    /// In the order of admission. All but the last decode.
+    running: Vec<Seat>,
+    waiting: VecDeque<u32>,
+    /// Why the head of the queue waits.
+    gate: Gate,
+    /// Who has blocks and waits for their content, in the order in which they began to.
+    loading: Vec<u32>,
+    /// When the bus to the host's memory has done all loads.
+    bus_free_at: Nanos,
+    /// Decode steps ended.
+    tick: u64,
+    /// Sequences that decode.
+    decoding: u32,
+    /// Sum of their contexts before step `tick`.
+    context: u64,
+    wheel: Wheel,
+    /// Admissions so far.
+    order: u64,
+    /// Whether the step in progress decodes.
+    decodes: bool,
+    /// Who decodes in it and has something to tell at its end, in the order of admission.
+    due: Vec<Seat>,
+    /// Whose prompts are in it, in the order of admission.
+    prompts: Vec<Seat>,
     /// End of the step in progress.
     step_end: Option<Nanos>,
     /// The latest time at which something happened.
     now: Nanos,
     /// What happened since the driver last asked.
     events: Vec<(Nanos, EngineEvent)>,
+    kv_events: Vec<(Nanos, KvEvent)>,
     counters: EngineStats,
+    /// Kept for their memory.
+    woken: Vec<Seat>,
+    found: Vec<BlockId>,
 }
 
-/// A request on its way through the engine.
-#[derive(Clone, Debug)]
-struct Sequence {
-    request: EngineRequest,
-    /// Output tokens so far.
-    generated: u32,
-    /// Tokens, of prompt and answer, whose keys and values are in `blocks`.
-    computed: u32,
-    /// The most `computed` has been.
-    computed_max: u32,
-    /// Tokens of the step in progress.
-    chunk: u32,
-    /// Prompt tokens found at the first admission, once there was one.
-    cached_tokens: Option<u32>,
-    blocks: Vec<BlockId>,
-}
-
-// === impl EngineConfig ===
-
-impl EngineConfig {
-    /// What vLLM would choose for this model and machine: all memory up to `memory_share` for the cache, and the
-    /// batch limits of `get_batch_defaults` (`vllm/engine/arg_utils.py`) for the API server.
-    pub fn vllm(timing: TimingModel, block_tokens: u32, memory_share: f64) -> Self {
-        let block_tokens = block_tokens.max(1);
-        let blocks = timing.kv_capacity_tokens(memory_share) / u64::from(block_tokens);
-        let large = timing.hardware.name != "a100" && timing.hardware.memory_bytes >= 70.0 * 1_073_741_824.0;
-        let (max_num_seqs, max_num_batched_tokens) = if large { (1024, 8192) } else { (256, 2048) };
-        let blocks = u32::try_from(blocks).unwrap_or(u32::MAX);
-        Self { timing, block_tokens, blocks, max_num_seqs, max_num_batched_tokens }
-    }
-}
-
-// === impl EngineRequest ===
-
-impl EngineRequest {
-    /// The hash of block `index` of prompt and answer together.
-    pub fn block(&self, index: u32) -> BlockHash {
-        match self.prompt_blocks.get(index as usize) {
-            Some(hash) => *hash,
-            None => own_block(self.output_seed, index),
-        }
-    }
-}
-
-/// The hash of block `index` of a sequence, counted from the beginning of its prompt, if the block is its own: not among
-/// the prompt blocks that were given. A later turn whose prompt continues this sequence names its blocks by this
-/// function, the answer's too.
-pub fn own_block(output_seed: u64, index: u32) -> BlockHash {
-    BlockHash(mix(mix(output_seed) ^ u64::from(index)))
-}
-
-/// SplitMix64's finaliser (Steele, Lea and Flood, 2014): a bijection whose output bits all depend on all input bits.
-fn mix(x: u64) -> u64 {
-    let x = x.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    let x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    x ^ (x >> 31)
-}
-
-// === impl Sequence ===
-
-impl Sequence {
-    /// Tokens to compute until the next output token is known.
-    fn target(&self) -> u32 {
-        self.request.prompt_tokens + self.generated
-    }
-
-    /// Hashes of the blocks it may take from a cache: full ones, and never all tokens, for the last one's output is
-    /// wanted.
-    fn reusable(&self, block_tokens: u32) -> impl Iterator<Item = BlockHash> {
-        let blocks = (self.target() - 1) / block_tokens;
-        (0..blocks).map(|index| self.request.block(index))
-    }
-
-    /// Blocks it lacks for `tokens` tokens.
-    fn missing(&self, tokens: u32, block_tokens: u32) -> u32 {
-        tokens.div_ceil(block_tokens).saturating_sub(self.blocks.len() as u32)
-    }
+/// Makes a block findable.
+fn publish(pool: &mut BlockPool, gate: &mut Gate, block: BlockId, hash: BlockHash) {
+    pool.publish(block, hash);
+    gate.published(hash);
 }
 
 // === impl Engine ===
 
 impl Engine {
     /// An idle engine with an empty cache.
-    pub fn new(mut config: EngineConfig) -> Self {
-        for limit in [
-            &mut config.block_tokens,
-            &mut config.blocks,
-            &mut config.max_num_seqs,
-            &mut config.max_num_batched_tokens,
-        ] {
-            *limit = (*limit).max(1);
+    pub fn new(config: EngineConfig) -> Self {
+        let config = config.settled();
+        let mut pool = BlockPool::with_eviction(config.blocks, config.eviction);
+        if let Some(tier) = config.cpu_tier.filter(|_| config.eviction != Eviction::Infinite) {
+            pool.set_host(HostTier::new(tier.blocks));
+        }
+        if config.kv_events {
+            pool.set_log(Tier::Gpu);
         }
         Self {
-            pool: BlockPool::new(config.blocks),
             config,
+            pool,
+            sequences: Vec::new(),
+            vacant: Vec::new(),
+            in_flight: Map::default(),
             running: Vec::new(),
             waiting: VecDeque::new(),
-            in_flight: HashSet::default(),
+            gate: Gate::default(),
+            loading: Vec::new(),
+            bus_free_at: Nanos::ZERO,
+            tick: 0,
+            decoding: 0,
+            context: 0,
+            wheel: Wheel::new(),
+            order: 0,
+            decodes: false,
+            due: Vec::new(),
+            prompts: Vec::new(),
             step_end: None,
             now: Nanos::ZERO,
             events: Vec::new(),
+            kv_events: Vec::new(),
             counters: EngineStats::default(),
+            woken: Vec::new(),
+            found: Vec::new(),
         }
     }
 
@@ -261,7 +167,7 @@ impl Engine {
             Some("prompt and answer exceed the KV cache")
         } else if self.waiting.len() >= WAITING_MAX {
             Some("the queue is full")
-        } else if self.in_flight.contains(&id) {
+        } else if self.in_flight.contains_key(&id) {
             Some("a request with this id is in flight")
         } else {
             None
@@ -270,40 +176,76 @@ impl Engine {
             self.events.push((self.now, EngineEvent::Rejected { id, why }));
             return;
         }
-        self.in_flight.insert(id);
-        self.waiting.push_back(Sequence {
-            request,
-            generated: 0,
-            computed: 0,
-            computed_max: 0,
-            chunk: 0,
-            cached_tokens: None,
-            blocks: Vec::new(),
-        });
+        let at = match self.vacant.pop() {
+            Some(at) => {
+                let blocks = std::mem::take(&mut self.sequences[at as usize].blocks);
+                self.sequences[at as usize] = Sequence::new(request, blocks);
+                at
+            }
+            None => {
+                self.sequences.push(Sequence::new(request, Vec::new()));
+                self.sequences.len() as u32 - 1
+            }
+        };
+        self.in_flight.insert(id, at);
+        self.waiting.push_back(at);
         if self.step_end.is_none() {
             self.start_step(self.now);
         }
+    }
+
+    /// Says when the keys and values that come from another engine are there, in answer to
+    /// [`EngineEvent::Allocated`]. False if the request waits for none.
+    pub fn ready(&mut self, now: Nanos, id: u64, ready_at: Nanos) -> bool {
+        self.run(now);
+        self.now = self.now.max(now);
+        let Some(at) = self.in_flight.get(&id).filter(|at| self.loading.contains(at)) else { return false };
+        let sequence = &mut self.sequences[*at as usize];
+        sequence.ready_at = ready_at.max(sequence.loaded_at).max(self.now);
+        self.run(now);
+        true
     }
 
     /// Forgets a request and frees its blocks; nothing more is told of it. False if it is not in flight. The step in
     /// progress takes as long as it would have.
     pub fn cancel(&mut self, now: Nanos, id: u64) -> bool {
         self.run(now);
-        if !self.in_flight.remove(&id) {
-            return false;
+        let Some(&at) = self.in_flight.get(&id) else { return false };
+        let seat = self.sequences[at as usize].seat(at);
+        if let Ok(index) = self.running.binary_search(&seat) {
+            self.running.remove(index);
+            self.leave(at);
+        } else if let Some(index) = self.loading.iter().position(|waiter| *waiter == at) {
+            self.loading.remove(index);
+        } else if let Some(index) = self.waiting.iter().position(|waiter| *waiter == at) {
+            self.waiting.remove(index);
+            if index == 0 {
+                self.gate.open();
+            }
         }
-        if let Some(at) = self.running.iter().position(|sequence| sequence.request.id == id) {
-            let sequence = self.running.remove(at);
-            self.pool.release(&sequence.blocks);
-        } else {
-            self.waiting.retain(|sequence| sequence.request.id != id);
-        }
+        self.forget(at);
         true
+    }
+
+    /// Frees the blocks and the place of a request that is nowhere any more.
+    fn forget(&mut self, at: u32) {
+        let sequence = &mut self.sequences[at as usize];
+        self.in_flight.remove(&sequence.request.id);
+        sequence.request.prompt_blocks = Default::default();
+        self.pool.release(&sequence.blocks);
+        sequence.blocks.clear();
+        self.vacant.push(at);
     }
 
     /// When [`Engine::advance`] next has something to tell or to do; `None` while idle.
     pub fn next_deadline(&self) -> Option<Nanos> {
-        self.events.first().map(|(at, _)| *at).or(self.step_end)
+        self.events.first().map(|(at, _)| *at).or_else(|| self.next_step())
+    }
+
+    /// When the step in progress ends, or in its place when the next one can begin.
+    fn next_step(&self) -> Option<Nanos> {
+        let ready = || self.loading.iter().map(|at| self.sequences[*at as usize].ready_at).min();
+        self.step_end.or_else(ready).filter(|at| *at < Nanos::MAX)
     }
 
     /// Runs every step that ends by `now` and appends what happened, in order of time. [`Nanos::MAX`] runs the engine
@@ -313,175 +255,60 @@ impl Engine {
         out.append(&mut self.events);
     }
 
+    /// Appends what the cache holds and what no more, in order, each with the end of the step in which it changed, as
+    /// vLLM publishes it. Nothing unless [`EngineConfig::kv_events`] is set.
+    pub fn take_kv_events(&mut self, out: &mut Vec<(Nanos, KvEvent)>) {
+        out.append(&mut self.kv_events);
+    }
+
     /// Counters and gauges.
     pub fn stats(&self) -> EngineStats {
         EngineStats {
             running: self.running.len() as u32,
-            waiting: self.waiting.len() as u32,
+            waiting: (self.waiting.len() + self.loading.len()) as u32,
             kv_blocks_used: self.pool.used(),
             kv_blocks: self.pool.capacity(),
             ..self.counters
         }
     }
 
-    /// Prompt tokens of `request` that the cache holds.
+    /// Prompt tokens of `request` that the cache holds, the host's memory included.
     pub fn cached_tokens(&self, request: &EngineRequest) -> u32 {
         let blocks = request.prompt_tokens.saturating_sub(1) / self.config.block_tokens;
-        self.pool.lookup((0..blocks).map(|index| request.block(index))).blocks * self.config.block_tokens
+        let run = self.pool.lookup((0..blocks).map(|index| request.block(index)));
+        (run.blocks + run.host) * self.config.block_tokens
     }
 
-    /// Makes the engine forget what it has cached; blocks in use stay in use.
+    /// Makes the engine forget what it has cached, in every tier; blocks in use stay in use.
     pub fn reset_prefix_cache(&mut self) {
         self.pool.forget();
+        if self.config.kv_events {
+            self.kv_events.push((self.now, KvEvent::Cleared));
+        }
     }
 
     fn run(&mut self, now: Nanos) {
-        while let Some(end) = self.step_end.filter(|end| *end <= now) {
-            self.now = end;
-            self.end_step(end);
-            self.start_step(end);
+        while let Some(at) = self.next_step().filter(|at| *at <= now) {
+            self.now = self.now.max(at);
+            if self.step_end.is_some() {
+                self.end_step(at);
+            }
+            self.start_step(self.now);
         }
-    }
-
-    fn start_step(&mut self, now: Nanos) {
-        let mut step = StepShape::default();
-        let mut budget = self.config.max_num_batched_tokens;
-        self.continue_running(&mut step, &mut budget);
-        self.admit(&mut step, &mut budget);
-        let tokens = self.config.max_num_batched_tokens - budget;
-        self.step_end = (tokens > 0).then(|| {
-            let length = Nanos::from_secs_f64(self.config.timing.step_secs(&step)).max(Nanos(1));
-            self.counters.busy += length;
-            now + length
-        });
-    }
-
-    /// Gives tokens to the running sequences. One that has to be preempted is not admitted again in the same step: what
-    /// it gave up is no longer free for all of it.
-    fn continue_running(&mut self, step: &mut StepShape, budget: &mut u32) {
-        let mut index = 0;
-        while index < self.running.len() && *budget > 0 {
-            let sequence = &mut self.running[index];
-            let chunk = (sequence.target() - sequence.computed).min(*budget);
-            let missing = sequence.missing(sequence.computed + chunk, self.config.block_tokens);
-            if self.pool.take_free(missing, &mut sequence.blocks) {
-                self.compute(index, chunk, step);
-                *budget -= chunk;
-                index += 1;
-            } else {
-                self.preempt_last();
-            }
-        }
-    }
-
-    fn preempt_last(&mut self) {
-        let Some(mut sequence) = self.running.pop() else { return };
-        debug_assert_eq!(sequence.chunk, 0, "a sequence of the step in the making keeps its place");
-        self.pool.release(&sequence.blocks);
-        sequence.blocks.clear();
-        sequence.computed = 0;
-        self.waiting.push_front(sequence);
-        self.counters.preemptions += 1;
-    }
-
-    /// Admits waiting requests, first come, first served, while there are tokens, seats and blocks for the whole of
-    /// what is known of them.
-    fn admit(&mut self, step: &mut StepShape, budget: &mut u32) {
-        let block_tokens = self.config.block_tokens;
-        while *budget > 0 && self.running.len() < self.config.max_num_seqs as usize {
-            let Some(head) = self.waiting.front() else { return };
-            let run = self.pool.lookup(head.reusable(block_tokens));
-            let missing = head.target().div_ceil(block_tokens) - run.blocks;
-            // Alone it always fits; `enqueue` has seen to that.
-            if missing > self.pool.free().saturating_sub(run.idle) && !self.running.is_empty() {
-                return;
-            }
-            let Some(mut sequence) = self.waiting.pop_front() else { return };
-            let mut blocks = std::mem::take(&mut sequence.blocks);
-            self.pool.take_cached(sequence.reusable(block_tokens), &mut blocks);
-            sequence.blocks = blocks;
-            let found = run.blocks * block_tokens;
-            if sequence.cached_tokens.is_none() {
-                sequence.cached_tokens = Some(found);
-                self.counters.prefix_queried_tokens += u64::from(sequence.request.prompt_tokens);
-                self.counters.prefix_hit_tokens += u64::from(found);
-            } else {
-                self.counters.late_hit_tokens += u64::from(found.saturating_sub(sequence.computed_max));
-            }
-            sequence.computed = found;
-            sequence.computed_max = sequence.computed_max.max(found);
-            let chunk = (sequence.target() - found).min(*budget);
-            let missing = sequence.missing(found + chunk, block_tokens);
-            let fits = self.pool.take_free(missing, &mut sequence.blocks);
-            debug_assert!(fits, "admission has counted the blocks");
-            self.running.push(sequence);
-            self.compute(self.running.len() - 1, chunk, step);
-            *budget -= chunk;
-        }
-    }
-
-    /// Puts `chunk` tokens of a running sequence, whose blocks it has, into the step. Blocks they fill can be found
-    /// from now on: a request admitted to the same step reads them as they are written.
-    fn compute(&mut self, index: usize, chunk: u32, step: &mut StepShape) {
-        let block_tokens = self.config.block_tokens;
-        let sequence = &mut self.running[index];
-        let (from, to) = (sequence.computed, sequence.computed + chunk);
-        sequence.chunk = chunk;
-        if sequence.generated > 0 && chunk == 1 && to == sequence.target() {
-            step.add_decode(from);
-        } else {
-            step.add_prefill(from, chunk);
-            step.finished_prefills += u32::from(to == sequence.target());
-        }
-        for block in from / block_tokens..to / block_tokens {
-            self.pool.publish(sequence.blocks[block as usize], sequence.request.block(block));
-        }
-        self.counters.computed_tokens += u64::from(chunk);
-        self.counters.recomputed_tokens += u64::from(sequence.computed_max.min(to).saturating_sub(from));
-        sequence.computed_max = sequence.computed_max.max(to);
-    }
-
-    fn end_step(&mut self, end: Nanos) {
-        let Self { running, pool, in_flight, events, counters, .. } = self;
-        counters.steps += 1;
-        running.retain_mut(|sequence| {
-            sequence.computed += std::mem::take(&mut sequence.chunk);
-            if sequence.computed < sequence.target() {
-                return true;
-            }
-            let EngineRequest { id, prompt_tokens, output_tokens, .. } = sequence.request;
-            if sequence.generated == 0 {
-                counters.prompt_tokens += u64::from(prompt_tokens);
-            }
-            if output_tokens > 0 {
-                counters.generation_tokens += 1;
-                sequence.generated += 1;
-                events.push((
-                    end,
-                    match sequence.generated {
-                        1 => {
-                            EngineEvent::FirstToken { id, cached_tokens: sequence.cached_tokens.unwrap_or(0) }
-                        }
-                        _ => EngineEvent::Tokens { id, count: 1 },
-                    },
-                ));
-            }
-            let over = sequence.generated >= output_tokens;
-            if over {
-                events.push((end, EngineEvent::Finished { id }));
-                pool.release(&sequence.blocks);
-                in_flight.remove(&id);
-            }
-            !over
-        });
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::pool::Map;
+    use std::collections::BTreeSet;
+    use std::sync::Arc;
+
+    use kvlane_core::timing::{StepShape, TimingModel};
     use proptest::prelude::*;
+
+    use super::oracle::PlainEngine;
+    use super::*;
+    use crate::tier::CpuTier;
 
     fn config(blocks: u32) -> EngineConfig {
         EngineConfig {
@@ -490,6 +317,11 @@ mod tests {
             blocks,
             max_num_seqs: 8,
             max_num_batched_tokens: 64,
+            token_every: 1,
+            kv_events: false,
+            eviction: Eviction::Lru,
+            cpu_tier: None,
+            batching: Batching::Mixed,
         }
     }
 
@@ -497,7 +329,7 @@ mod tests {
     fn request(id: u64, text: u64, prompt_tokens: u32, output_tokens: u32) -> EngineRequest {
         let block = |index: u32| BlockHash(text << 32 | u64::from(index));
         let prompt_blocks = (0..prompt_tokens / 16).map(block).collect();
-        EngineRequest { id, prompt_blocks, prompt_tokens, output_tokens, output_seed: id }
+        EngineRequest { id, prompt_blocks, prompt_tokens, output_tokens, output_seed: id, remote: None }
     }
 
     fn drain(engine: &mut Engine) -> Vec<(Nanos, EngineEvent)> {
@@ -771,22 +603,79 @@ mod tests {
         prompt_tokens: u32,
         output_tokens: u32,
         cancel_after_ms: Option<u64>,
+        /// Tokens that come from elsewhere, and when.
+        remote: Option<(u32, u64)>,
+        /// Whether its answer is the same as that of others with its text.
+        same_answer: bool,
+    }
+
+    impl Arrival {
+        /// As a request in which everything that can happen may happen.
+        fn request(&self, id: u64) -> EngineRequest {
+            let mut request = request(id, self.text, self.prompt_tokens, self.output_tokens);
+            request.remote =
+                self.remote.map(|(tokens, ms)| Remote { tokens, ready_at: Nanos::from_millis(ms) });
+            if self.same_answer {
+                request.output_seed = self.text << 32 | u64::from(self.prompt_tokens);
+            }
+            request
+        }
+    }
+
+    fn any_config() -> impl Strategy<Value = EngineConfig> {
+        let tier = (0u32..40, 0.0..0.02, any::<bool>()).prop_map(|(blocks, latency_s, overlap)| CpuTier {
+            latency_s,
+            overlap,
+            ..CpuTier::new(blocks)
+        });
+        let eviction = prop_oneof![
+            4 => Just(Eviction::Lru),
+            1 => Just(Eviction::Lfu),
+            1 => Just(Eviction::SessionLru),
+            1 => Just(Eviction::Infinite),
+        ];
+        let tier = prop::option::weighted(0.3, tier);
+        let sizes = (4u32..60, prop_oneof![Just(16u32), 1u32..40], 1u32..12, 4u32..100);
+        (sizes, 0u32..5, eviction, tier, any::<bool>()).prop_map(
+            |(
+                (blocks, block_tokens, max_num_seqs, max_num_batched_tokens),
+                token_every,
+                eviction,
+                cpu_tier,
+                mixed,
+            )| {
+                EngineConfig {
+                    block_tokens,
+                    max_num_seqs,
+                    max_num_batched_tokens,
+                    token_every,
+                    eviction,
+                    cpu_tier,
+                    batching: if mixed { Batching::Mixed } else { Batching::PrefillFirst },
+                    ..config(blocks)
+                }
+            },
+        )
     }
 
     fn arrival() -> impl Strategy<Value = Arrival> {
-        (0u64..40, 0u64..4, 0u32..150, 0u32..60, prop::option::weighted(0.2, 0u64..400)).prop_map(
-            |(after_ms, text, prompt_tokens, output_tokens, cancel_after_ms)| Arrival {
+        let cancel = prop::option::weighted(0.2, 0u64..400);
+        let remote = prop::option::weighted(0.2, (0u32..200, 0u64..800));
+        (0u64..40, 0u64..4, 0u32..150, 0u32..60, cancel, remote, any::<bool>()).prop_map(
+            |(after_ms, text, prompt_tokens, output_tokens, cancel_after_ms, remote, same_answer)| Arrival {
                 after_ms,
                 text,
                 prompt_tokens,
                 output_tokens,
                 cancel_after_ms,
+                remote,
+                same_answer,
             },
         )
     }
 
-    /// Plays arrivals and cancellations in order of time, then runs dry. Checks the blocks at every point.
-    fn play(arrivals: &[Arrival], config: EngineConfig) -> (Vec<(Nanos, EngineEvent)>, Vec<u64>, Engine) {
+    /// Arrivals and cancellations in order of time: when, whose, and whether it is a cancellation.
+    fn script(arrivals: &[Arrival]) -> Vec<(Nanos, u64, bool)> {
         let mut script = Vec::new();
         let mut at = Nanos::ZERO;
         for (id, arrival) in (0u64..).zip(arrivals) {
@@ -797,9 +686,42 @@ mod tests {
             }
         }
         script.sort_by_key(|(at, ..)| *at);
+        script
+    }
+
+    /// Every computed token has its place, who waits holds nothing, and the sums over the batch are right.
+    #[track_caller]
+    fn check_blocks(engine: &Engine) {
+        let of = |at: &u32| &engine.sequences[*at as usize];
+        assert!(engine.waiting.iter().map(of).all(|waiter| waiter.blocks.is_empty() && waiter.computed == 0));
+        let (mut held, mut contexts) = (0, Vec::new());
+        for Seat { at, order } in &engine.running {
+            let sequence = of(at);
+            assert_eq!(sequence.order, *order);
+            let decoded = sequence.context(engine.tick);
+            contexts.extend(decoded);
+            let computed = match decoded {
+                Some(context) => context + u32::from(engine.decodes),
+                None => sequence.computed + sequence.chunk,
+            };
+            let needed = computed.div_ceil(engine.config.block_tokens) as usize;
+            if sequence.request.remote.is_none() && engine.config.cpu_tier.is_none() {
+                assert_eq!(sequence.blocks.len(), needed, "every computed token has its place");
+            }
+            assert!(sequence.blocks.len() >= needed);
+            held += sequence.blocks.len();
+        }
+        held += engine.loading.iter().map(|at| of(at).blocks.len()).sum::<usize>();
+        assert!(engine.pool.used() as usize <= held && engine.pool.used() <= engine.pool.capacity());
+        assert_eq!(engine.decoding as usize, contexts.len());
+        assert_eq!(engine.context, contexts.iter().map(|context| u64::from(*context)).sum::<u64>());
+    }
+
+    /// Plays arrivals and cancellations in order of time, then runs dry. Checks the blocks at every point.
+    fn play(arrivals: &[Arrival], config: EngineConfig) -> (Vec<(Nanos, EngineEvent)>, Vec<u64>, Engine) {
         let mut engine = Engine::new(config);
         let (mut out, mut cancelled) = (Vec::new(), Vec::new());
-        for (at, id, cancel) in script {
+        for (at, id, cancel) in script(arrivals) {
             engine.advance(at, &mut out);
             if !cancel {
                 let Arrival { text, prompt_tokens, output_tokens, .. } = arrivals[id as usize];
@@ -807,15 +729,7 @@ mod tests {
             } else if engine.cancel(at, id) {
                 cancelled.push(id);
             }
-            let held: usize = engine.running.iter().map(|sequence| sequence.blocks.len()).sum();
-            assert!(engine.pool.used() as usize <= held && engine.pool.used() <= engine.pool.capacity());
-            let empty =
-                |sequence: &Sequence| sequence.blocks.is_empty() && sequence.computed + sequence.chunk == 0;
-            assert!(engine.waiting.iter().all(empty), "who waits holds nothing");
-            for sequence in &engine.running {
-                let needed = (sequence.computed + sequence.chunk).div_ceil(16) as usize;
-                assert_eq!(sequence.blocks.len(), needed, "every computed token has its place");
-            }
+            check_blocks(&engine);
         }
         engine.advance(Nanos::MAX, &mut out);
         (out, cancelled, engine)
@@ -841,6 +755,7 @@ mod tests {
                     EngineEvent::Tokens { id, count } => {
                         *tokens.get_mut(id).expect("a first token comes first") += count;
                     }
+                    EngineEvent::Allocated { .. } => prop_assert!(false, "nothing comes from elsewhere"),
                 }
             }
             for id in 0..arrivals.len() as u64 {
@@ -864,6 +779,71 @@ mod tests {
                     needed + stats.recomputed_tokens
                 );
             }
+        }
+
+        #[test]
+        fn it_does_what_the_plain_scheduler_does(
+            arrivals in prop::collection::vec(arrival(), 1..60),
+            config in any_config(),
+        ) {
+            let script = script(&arrivals);
+            let (mut engine, mut plain) = (Engine::new(config.clone()), PlainEngine::new(config.clone()));
+            let (mut out, mut expected) = (Vec::new(), Vec::new());
+            for (at, id, cancel) in script {
+                let request = arrivals[id as usize].request(id);
+                if cancel {
+                    prop_assert_eq!(engine.cancel(at, id), plain.cancel(at, id));
+                } else if request.prompt_tokens > 0
+                    && request.prompt_tokens + request.output_tokens <= config.blocks * config.block_tokens
+                {
+                    engine.enqueue(at, request.clone());
+                    plain.enqueue(at, request);
+                }
+                engine.advance(at, &mut out);
+                plain.advance(at, &mut expected);
+                check_blocks(&engine);
+                prop_assert_eq!(engine.stats(), plain.stats());
+            }
+            engine.advance(Nanos::MAX, &mut out);
+            plain.advance(Nanos::MAX, &mut expected);
+            for (index, pair) in out.iter().zip(&expected).enumerate() {
+                prop_assert_eq!(pair.0, pair.1, "event {} of {}", index, expected.len());
+            }
+            prop_assert_eq!(out.len(), expected.len());
+            prop_assert_eq!(engine.stats(), plain.stats());
+        }
+
+        #[test]
+        fn events_of_the_cache_are_in_order_and_tell_exactly_what_it_holds(
+            arrivals in prop::collection::vec(arrival(), 1..40),
+            config in any_config(),
+        ) {
+            let mut engine = Engine::new(EngineConfig { kv_events: true, ..config });
+            let (mut out, mut told) = (Vec::new(), Vec::new());
+            for (at, id, cancel) in script(&arrivals) {
+                if cancel {
+                    engine.cancel(at, id);
+                } else {
+                    engine.enqueue(at, arrivals[id as usize].request(id));
+                }
+                if id % 16 == 7 {
+                    engine.reset_prefix_cache();
+                }
+            }
+            engine.advance(Nanos::MAX, &mut out);
+            engine.take_kv_events(&mut told);
+            prop_assert!(told.is_sorted_by_key(|(at, _)| *at));
+            let mut known = <[BTreeSet<BlockHash>; 2]>::default();
+            for (_, event) in told {
+                match event {
+                    KvEvent::Stored { blocks, tier } => known[tier as usize].extend(blocks),
+                    KvEvent::Removed { blocks, tier } => {
+                        blocks.iter().for_each(|hash| { known[tier as usize].remove(hash); });
+                    }
+                    KvEvent::Cleared => known = Default::default(),
+                }
+            }
+            prop_assert_eq!(known, engine.pool.findable());
         }
 
         #[test]

@@ -1,0 +1,139 @@
+//! What goes into an engine and what comes out.
+
+use std::sync::Arc;
+
+use kvlane_core::block::BlockHash;
+use kvlane_core::time::Nanos;
+
+/// One request as an engine sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EngineRequest {
+    /// Chosen by the driver, unique among the requests in flight.
+    pub id: u64,
+    /// Chained hashes of the prompt's full blocks. Blocks beyond those given are its own, see [`own_block`]; a prompt
+    /// that shares nothing needs none.
+    pub prompt_blocks: Arc<[BlockHash]>,
+    /// Prompt length in tokens.
+    pub prompt_tokens: u32,
+    /// Answer length in tokens; 0 computes the prompt and ends, like an embedding.
+    pub output_tokens: u32,
+    /// Stands for all text beyond `prompt_blocks`: requests that agree in it and in those blocks are the same text,
+    /// answer included, and find each other's.
+    pub output_seed: u64,
+    /// Where the beginning of its keys and values comes from, if not from here.
+    pub remote: Option<Remote>,
+}
+
+/// Keys and values that another engine has computed. The request holds blocks for its whole prompt while they come, and
+/// computes what they do not cover, at least the last token. If it loses them to preemption, it computes them itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Remote {
+    /// Prompt tokens that come.
+    pub tokens: u32,
+    /// When they are there. [`Nanos::MAX`] if the driver does not know yet: it is told by [`EngineEvent::Allocated`]
+    /// when there are blocks to send to, and answers with [`Engine::ready`](super::Engine::ready).
+    pub ready_at: Nanos,
+}
+
+/// What happened to a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EngineEvent {
+    /// It has blocks for the keys and values that come from another engine.
+    Allocated {
+        /// The request.
+        id: u64,
+        /// Tokens that have to come: those that the cache does not have.
+        tokens: u32,
+    },
+    /// Its prompt is computed and its first token is out.
+    FirstToken {
+        /// The request.
+        id: u64,
+        /// Prompt tokens found in the cache, the host's memory included, when it was first admitted.
+        cached_tokens: u32,
+    },
+    /// Further tokens are out; the first is not among them.
+    Tokens {
+        /// The request.
+        id: u64,
+        /// How many.
+        count: u32,
+    },
+    /// It is over; its blocks are free. Time to first token and the mean time between tokens follow from when it was
+    /// enqueued and when [`EngineEvent::FirstToken`] and this were.
+    Finished {
+        /// The request.
+        id: u64,
+    },
+    /// It was never admitted.
+    Rejected {
+        /// The request.
+        id: u64,
+        /// Why not.
+        why: &'static str,
+    },
+}
+
+/// Counters and gauges of an engine. Counters run from its start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EngineStats {
+    /// Sequences admitted and not over.
+    pub running: u32,
+    /// Requests in the queue, and those whose keys and values are on their way.
+    pub waiting: u32,
+    /// Blocks that a sequence holds.
+    pub kv_blocks_used: u32,
+    /// All blocks.
+    pub kv_blocks: u32,
+    /// Prompt tokens looked up in the cache, once for each request.
+    pub prefix_queried_tokens: u64,
+    /// Those that were found.
+    pub prefix_hit_tokens: u64,
+    /// Prompt tokens found in the host's memory instead, once for each request.
+    pub cpu_hit_tokens: u64,
+    /// Prompt tokens that came from another engine instead.
+    pub remote_tokens: u64,
+    /// Times a sequence was preempted.
+    pub preemptions: u64,
+    /// Prompt tokens of requests whose prompt is computed, cached ones included.
+    pub prompt_tokens: u64,
+    /// Output tokens.
+    pub generation_tokens: u64,
+    /// Tokens that went through the model.
+    pub computed_tokens: u64,
+    /// Those that the request had had before, computed or found, and lost to preemption.
+    pub recomputed_tokens: u64,
+    /// Tokens that preempted sequences, once readmitted, found in the cache without having had them before.
+    pub late_hit_tokens: u64,
+    /// Steps ended.
+    pub steps: u64,
+    /// Time spent in steps.
+    pub busy: Nanos,
+}
+
+// === impl EngineRequest ===
+
+impl EngineRequest {
+    /// The hash of block `index` of prompt and answer together.
+    pub fn block(&self, index: u32) -> BlockHash {
+        match self.prompt_blocks.get(index as usize) {
+            Some(hash) => *hash,
+            None => own_block(self.output_seed, index),
+        }
+    }
+}
+
+/// The hash of block `index` of a sequence, counted from the beginning of its prompt, if the block is its own: not among
+/// the prompt blocks that were given. A later turn whose prompt continues this sequence names its blocks by this
+/// function, the answer's too.
+pub fn own_block(output_seed: u64, index: u32) -> BlockHash {
+    BlockHash(mix(mix(output_seed) ^ u64::from(index)))
+}
+
+/// SplitMix64's finaliser (Steele, Lea and Flood, 2014): a bijection whose output bits all depend on all input bits.
+fn mix(x: u64) -> u64 {
+    let x = x.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    x ^ (x >> 31)
+}

@@ -1,0 +1,42 @@
+//! What a pool would tell of itself.
+
+use kvlane_core::block::BlockHash;
+use kvlane_core::event::{KvEvent, Tier};
+
+/// Changes since the last [`Log::drain`]. Neighbours of one kind are one event.
+#[derive(Clone, Debug)]
+pub(super) struct Log {
+    tier: Tier,
+    events: Vec<KvEvent>,
+}
+
+// === impl Log ===
+
+impl Log {
+    pub(super) fn new(tier: Tier) -> Self {
+        Self { tier, events: Vec::new() }
+    }
+
+    pub(super) fn stored(&mut self, hash: BlockHash) {
+        match self.events.last_mut() {
+            Some(KvEvent::Stored { blocks, .. }) => blocks.push(hash),
+            _ => self.events.push(KvEvent::Stored { blocks: vec![hash], tier: self.tier }),
+        }
+    }
+
+    pub(super) fn removed(&mut self, hash: BlockHash) {
+        match self.events.last_mut() {
+            Some(KvEvent::Removed { blocks, .. }) => blocks.push(hash),
+            _ => self.events.push(KvEvent::Removed { blocks: vec![hash], tier: self.tier }),
+        }
+    }
+
+    /// Drops what has not been told: who hears that all is gone needs nothing else.
+    pub(super) fn clear(&mut self) {
+        self.events.clear();
+    }
+
+    pub(super) fn drain(&mut self, each: impl FnMut(KvEvent)) {
+        self.events.drain(..).for_each(each);
+    }
+}

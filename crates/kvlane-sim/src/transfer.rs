@@ -1,0 +1,104 @@
+//! Moving keys and values between engines: a bounded number of transfers at a time, the rest in line.
+//!
+//! A prefill engine's network card sends to so many decode engines at once; a transfer that finds no slot waits for the
+//! one that ends first. That, not the wire time of one transfer, is what makes disaggregated serving slow under load:
+//! the decode engine holds the blocks while it waits.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use kvlane_core::time::Nanos;
+use serde::{Deserialize, Serialize};
+
+/// The speed of a link.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TransferConfig {
+    /// Seconds before the first byte of a transfer.
+    pub setup_s: f64,
+    /// Bytes per second of each transfer.
+    pub bytes_per_s: f64,
+    /// Transfers at a time; 0 counts as 1.
+    pub slots: u32,
+}
+
+/// A link and its line.
+#[derive(Clone, Debug)]
+pub struct Transfer {
+    config: TransferConfig,
+    /// When each busy slot is free again.
+    busy: BinaryHeap<Reverse<Nanos>>,
+}
+
+// === impl Transfer ===
+
+impl Transfer {
+    /// An idle link.
+    pub fn new(config: TransferConfig) -> Self {
+        Self { config: TransferConfig { slots: config.slots.max(1), ..config }, busy: BinaryHeap::new() }
+    }
+
+    /// Puts a transfer in line and tells when it is done. Calls are in order of time.
+    pub fn begin(&mut self, now: Nanos, bytes: u64) -> Nanos {
+        let start = if self.busy.len() < self.config.slots as usize {
+            now
+        } else {
+            self.busy.pop().map_or(now, |Reverse(free)| free.max(now))
+        };
+        let length = self.config.setup_s + bytes as f64 / self.config.bytes_per_s;
+        let done = start + Nanos::from_secs_f64(length);
+        self.busy.push(Reverse(done));
+        done
+    }
+
+    /// Transfers that are under way or in line at `now`.
+    pub fn pending(&self, now: Nanos) -> usize {
+        self.busy.iter().filter(|Reverse(done)| *done > now).count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn link(slots: u32) -> Transfer {
+        Transfer::new(TransferConfig { setup_s: 1.0, bytes_per_s: 10.0, slots })
+    }
+
+    #[test]
+    fn a_transfer_takes_its_setup_and_its_bytes() {
+        assert_eq!(link(1).begin(Nanos::from_secs(5), 20), Nanos::from_secs(8));
+    }
+
+    #[test]
+    fn who_finds_no_slot_waits_for_the_first_that_ends() {
+        let mut link = link(2);
+        let done = [40, 10, 10, 10].map(|bytes| link.begin(Nanos::ZERO, bytes));
+        assert_eq!(done, [5, 2, 4, 6].map(Nanos::from_secs));
+        assert_eq!(link.pending(Nanos::from_secs(4)), 2);
+        assert_eq!(link.begin(Nanos::from_secs(10), 0), Nanos::from_secs(11), "idle again");
+    }
+
+    proptest! {
+        #[test]
+        fn no_more_than_the_slots_are_under_way_and_nobody_waits_beside_a_free_one(
+            slots in 1u32..4,
+            steps in prop::collection::vec((0u64..3, 0u64..50), 1..40),
+        ) {
+            let mut link = link(slots);
+            let (mut now, mut spans) = (Nanos::ZERO, Vec::<(Nanos, Nanos)>::new());
+            for (after, bytes) in steps {
+                now += Nanos::from_secs(after);
+                let done = link.begin(now, bytes);
+                let start = done - Nanos::from_secs_f64(1.0 + bytes as f64 / 10.0);
+                let under_way = |at| spans.iter().filter(|(from, to)| *from <= at && at < *to).count();
+                prop_assert!(under_way(start) < slots as usize);
+                if start > now {
+                    prop_assert_eq!(under_way(Nanos(start.0 - 1)), slots as usize, "it waited for a slot");
+                }
+                spans.push((start, done));
+            }
+        }
+    }
+}
