@@ -1,17 +1,28 @@
-//! The engine model: a paged prefix cache and continuous batching in virtual time.
+//! A fleet in virtual time.
 //!
 //! [`engine::Engine`] behaves like one vLLM V1 instance as seen from outside: which tokens it finds in its cache, how
-//! long each step takes, who waits, who is preempted. It has no clock. A driver tells it the time, asks for its next
-//! deadline and collects what happened.
+//! long each step takes, who waits, who is preempted. It has no clock: a driver tells it the time, asks for its next
+//! deadline and collects what happened. [`world::World`] is such a driver: it plays a trace through many engines,
+//! placed by the [`kvlane_core::router::Router`] that runs in production.
 
+pub mod clock;
 pub mod engine;
+pub mod fault;
+pub mod figures;
+pub mod outcome;
 pub mod pool;
+pub mod scenario;
 pub mod tier;
 pub mod transfer;
+pub mod workload;
+pub mod world;
 
 pub use engine::{
     Batching, Engine, EngineConfig, EngineEvent, EngineRequest, EngineStats, Remote, own_block,
 };
+pub use outcome::{Failure, Outcome};
 pub use pool::Eviction;
 pub use tier::CpuTier;
 pub use transfer::{Transfer, TransferConfig};
+pub use workload::{Drive, Plan};
+pub use world::{ReportFeed, Run, Send, World, WorldConfig};

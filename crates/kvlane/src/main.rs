@@ -34,6 +34,8 @@ enum Command {
     Demo(commands::demo::DemoArgs),
     /// Run a vLLM-shaped server that computes nothing but takes its time, as a GPU would.
     MockEngine(commands::mock_engine::MockEngineArgs),
+    /// Ask what another policy, fleet or load would do, in virtual time.
+    Simulate(commands::simulate::SimulateArgs),
     /// Check the configuration that `serve` would run with, and print it.
     Check(config::ConfigArgs),
     /// Print a configuration file with every key, its default and what it means.
@@ -64,6 +66,7 @@ fn main() -> std::process::ExitCode {
         Command::Serve(args) => commands::serve::run(&args),
         Command::Demo(args) => commands::demo::run(&args),
         Command::MockEngine(args) => commands::mock_engine::run(&args),
+        Command::Simulate(args) => commands::simulate::run_command(&args),
         Command::Check(args) => commands::check::run(&args),
         Command::Config => commands::check::print_example(),
     };

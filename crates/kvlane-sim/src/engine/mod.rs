@@ -87,6 +87,8 @@ pub struct Engine {
     due: Vec<Seat>,
     /// Whose prompts are in it, in the order of admission.
     prompts: Vec<Seat>,
+    /// Factor on the length of a step.
+    slowdown: f64,
     /// End of the step in progress.
     step_end: Option<Nanos>,
     /// The latest time at which something happened.
@@ -138,6 +140,7 @@ impl Engine {
             decodes: false,
             due: Vec::new(),
             prompts: Vec::new(),
+            slowdown: 1.0,
             step_end: None,
             now: Nanos::ZERO,
             events: Vec::new(),
@@ -253,6 +256,11 @@ impl Engine {
     pub fn advance(&mut self, now: Nanos, out: &mut Vec<(Nanos, EngineEvent)>) {
         self.run(now);
         out.append(&mut self.events);
+    }
+
+    /// Makes steps longer by a factor, from the next one on: a throttled GPU, a noisy neighbour. 1 is the normal speed.
+    pub fn set_slowdown(&mut self, factor: f64) {
+        self.slowdown = if factor > 0.0 && factor.is_finite() { factor } else { 1.0 };
     }
 
     /// Appends what the cache holds and what no more, in order, each with the end of the step in which it changed, as

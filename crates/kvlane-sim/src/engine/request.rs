@@ -111,6 +111,29 @@ pub struct EngineStats {
     pub busy: Nanos,
 }
 
+// === impl EngineStats ===
+
+impl EngineStats {
+    /// The counters of an engine that died and of the one that took its place together, and the latter's gauges.
+    pub fn followed_by(self, next: Self) -> Self {
+        Self {
+            prefix_queried_tokens: self.prefix_queried_tokens + next.prefix_queried_tokens,
+            prefix_hit_tokens: self.prefix_hit_tokens + next.prefix_hit_tokens,
+            cpu_hit_tokens: self.cpu_hit_tokens + next.cpu_hit_tokens,
+            remote_tokens: self.remote_tokens + next.remote_tokens,
+            preemptions: self.preemptions + next.preemptions,
+            prompt_tokens: self.prompt_tokens + next.prompt_tokens,
+            generation_tokens: self.generation_tokens + next.generation_tokens,
+            computed_tokens: self.computed_tokens + next.computed_tokens,
+            recomputed_tokens: self.recomputed_tokens + next.recomputed_tokens,
+            late_hit_tokens: self.late_hit_tokens + next.late_hit_tokens,
+            steps: self.steps + next.steps,
+            busy: self.busy + next.busy,
+            ..next
+        }
+    }
+}
+
 // === impl EngineRequest ===
 
 impl EngineRequest {

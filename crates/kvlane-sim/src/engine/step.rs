@@ -44,7 +44,7 @@ impl Engine {
         }
         self.step_end = (draft.budget < budget).then(|| {
             let secs = self.config.timing.step_secs(&draft.shape) + draft.stall_s;
-            let length = Nanos::from_secs_f64(secs).max(Nanos(1));
+            let length = Nanos::from_secs_f64(secs * self.slowdown).max(Nanos(1));
             self.counters.busy += length;
             now + length
         });

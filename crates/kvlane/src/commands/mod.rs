@@ -4,3 +4,4 @@ pub(crate) mod check;
 pub(crate) mod demo;
 pub(crate) mod mock_engine;
 pub(crate) mod serve;
+pub(crate) mod simulate;

@@ -1,0 +1,235 @@
+//! What to say about a run: a few dozen named figures.
+//!
+//! Figures are a map from name to number, units last, so that what was published of a real fleet, what a model says,
+//! and the distance between the two are the same kind of thing.
+
+use std::collections::BTreeMap;
+
+use kvlane_trace::ci::{self, Figure, Interval};
+use kvlane_trace::summary::Percentiles;
+use serde::{Deserialize, Serialize};
+
+use crate::engine::EngineStats;
+use crate::outcome::{Failure, Outcome};
+use crate::world::Run;
+
+/// Figures by name.
+pub type Figures = BTreeMap<String, f64>;
+
+/// What counts as good, and where requests are divided by the work they bring.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Judgement {
+    /// Seconds to the first token within which an answer is good.
+    pub slo_ttft_s: f64,
+    /// Milliseconds between two tokens, in the mean of an answer, within which it is good.
+    pub slo_tpot_ms: f64,
+    /// Uncached prompt tokens from which a request is MEDIUM rather than WARM.
+    pub medium_from_tokens: u32,
+    /// Uncached prompt tokens from which it is HEAVY.
+    pub heavy_from_tokens: u32,
+}
+
+impl Default for Judgement {
+    fn default() -> Self {
+        Self { slo_ttft_s: 2.0, slo_tpot_ms: 50.0, medium_from_tokens: 5_000, heavy_from_tokens: 20_000 }
+    }
+}
+
+/// The names of the classes, by uncached tokens.
+pub const CLASSES: [&str; 3] = ["warm", "medium", "heavy"];
+
+/// The figures of a run. `before` and `after` are the engines' counters on either side of it.
+pub fn figures(run: &Run, judgement: &Judgement, before: &[EngineStats], after: &[EngineStats]) -> Figures {
+    let mut figures = Figures::new();
+    let outcomes = &run.outcomes;
+    let answered = || outcomes.iter().filter(|outcome| outcome.is_ok());
+    let count =
+        |what: &dyn Fn(&Outcome) -> bool| outcomes.iter().filter(|outcome| what(outcome)).count() as f64;
+    let sum = |what: &dyn Fn(&Outcome) -> f64| answered().map(what).sum::<f64>();
+    let span_s = (run.end - run.start).as_secs_f64().max(1e-9);
+    let requests = outcomes.len() as f64;
+    let ok = answered().count() as f64;
+    let mut put = |name: &str, value: f64| {
+        if value.is_finite() {
+            figures.insert(name.to_owned(), value);
+        }
+    };
+    put("requests", requests);
+    put("answered", ok);
+    put("shed_share", count(&|o| matches!(o.failure, Some(Failure::Rejected(_)))) / requests);
+    put("failed_share", count(&|o| o.failure.is_some()) / requests);
+    put("out_tok_s", sum(&|o| f64::from(o.output_tokens)) / span_s);
+    put("req_s", ok / span_s);
+    for (name, scale, unit, samples) in latencies(run) {
+        let mut samples = samples;
+        let Some(Percentiles { mean, p50, p90, p99, max }) = Percentiles::of(&mut samples) else { continue };
+        for (what, value) in [("mean", mean), ("p50", p50), ("p90", p90), ("p99", p99), ("max", max)] {
+            put(&format!("{name}_{what}_{unit}"), value * scale);
+        }
+    }
+    let gaps = sum(&|o| f64::from(o.output_tokens.saturating_sub(1)));
+    put(
+        "itl_mean_ms",
+        sum(&|o| o.first_token.map_or(0.0, |first| (o.end - first).as_secs_f64())) / gaps * 1e3,
+    );
+    let prompts = sum(&|o| f64::from(o.prompt_tokens));
+    put("cached_share", sum(&|o| f64::from(o.cached_tokens)) / prompts);
+    put("reusable_share", sum(&|o| f64::from(o.reusable_tokens)) / prompts);
+    let Judgement { slo_ttft_s, slo_tpot_ms, medium_from_tokens, heavy_from_tokens } = *judgement;
+    let good = count(&|o| {
+        o.is_ok()
+            && o.ttft_s().is_some_and(|s| s <= slo_ttft_s)
+            && o.tpot_s().is_none_or(|s| s * 1e3 <= slo_tpot_ms)
+    });
+    put("slo_share", good / requests);
+    put("goodput_req_s", good / span_s);
+    let class = |o: &Outcome| {
+        usize::from(o.uncached_tokens() >= medium_from_tokens)
+            + usize::from(o.uncached_tokens() >= heavy_from_tokens)
+    };
+    for (index, name) in CLASSES.into_iter().enumerate() {
+        let mut ttfts: Vec<f64> =
+            answered().filter(|o| class(o) == index).filter_map(Outcome::ttft_s).collect();
+        put(&format!("{name}_share"), ttfts.len() as f64 / ok);
+        if let Some(ttft) = Percentiles::of(&mut ttfts) {
+            for (what, value) in [("mean", ttft.mean), ("p50", ttft.p50), ("p90", ttft.p90)] {
+                put(&format!("{name}_ttft_{what}_s"), value);
+            }
+        }
+    }
+    let counters = |what: &dyn Fn(&EngineStats) -> f64| -> Vec<f64> {
+        after.iter().zip(before).map(|(after, before)| what(after) - what(before)).collect()
+    };
+    let busy = counters(&|stats| stats.busy.as_secs_f64());
+    put("busy_share", busy.iter().sum::<f64>() / busy.len() as f64 / span_s);
+    put("busy_imbalance", imbalance(&busy));
+    put("computed_imbalance", imbalance(&counters(&|stats| stats.computed_tokens as f64)));
+    put("preemptions", counters(&|stats| stats.preemptions as f64).iter().sum());
+    put("recomputed_tokens", counters(&|stats| stats.recomputed_tokens as f64).iter().sum());
+    figures
+}
+
+/// The latencies of the answered requests in seconds: name, factor to the unit, unit, samples.
+fn latencies(run: &Run) -> [(&'static str, f64, &'static str, Vec<f64>); 3] {
+    let samples = |latency: fn(&Outcome) -> Option<f64>| -> Vec<f64> {
+        run.outcomes.iter().filter(|outcome| outcome.is_ok()).filter_map(latency).collect()
+    };
+    [
+        ("ttft", 1.0, "s", samples(Outcome::ttft_s)),
+        ("tpot", 1e3, "ms", samples(Outcome::tpot_s)),
+        ("e2e", 1.0, "s", samples(|outcome| Some(outcome.e2e_s()))),
+    ]
+}
+
+/// The largest over the mean: 1 is even.
+fn imbalance(values: &[f64]) -> f64 {
+    let mean = values.iter().sum::<f64>() / values.len() as f64;
+    values.iter().fold(0.0, |most: f64, value| most.max(*value)) / mean
+}
+
+/// Confidence intervals of a single run's latencies, over its requests.
+pub fn request_intervals(run: &Run, seed: u64) -> BTreeMap<String, Interval> {
+    let mut intervals = BTreeMap::new();
+    for (name, scale, unit, samples) in latencies(run) {
+        for (what, figure) in [
+            ("mean", Figure::Mean),
+            ("p50", Figure::Percentile(50)),
+            ("p90", Figure::Percentile(90)),
+            ("p99", Figure::Percentile(99)),
+        ] {
+            if let Some(Interval { low, high }) = ci::of_requests(&samples, figure, seed) {
+                let interval = Interval { low: low * scale, high: high * scale };
+                intervals.insert(format!("{name}_{what}_{unit}"), interval);
+            }
+        }
+    }
+    intervals
+}
+
+/// The mean of each figure over several runs, of those that have it.
+pub fn mean(runs: &[Figures]) -> Figures {
+    let mut sums: BTreeMap<&String, (f64, f64)> = BTreeMap::new();
+    for (name, value) in runs.iter().flatten() {
+        let (sum, count) = sums.entry(name).or_default();
+        (*sum, *count) = (*sum + value, *count + 1.0);
+    }
+    sums.into_iter().map(|(name, (sum, count))| (name.clone(), sum / count)).collect()
+}
+
+/// Confidence intervals of each figure's mean over several runs under different seeds. Empty for one run.
+pub fn seed_intervals(runs: &[Figures], seed: u64) -> BTreeMap<String, Interval> {
+    let mut values: BTreeMap<&String, Vec<f64>> = BTreeMap::new();
+    for (name, value) in runs.iter().flatten() {
+        values.entry(name).or_default().push(*value);
+    }
+    values
+        .into_iter()
+        .filter_map(|(name, values)| Some((name.clone(), ci::of_seeds(&values, seed)?)))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use kvlane_core::decision::Rejection;
+    use kvlane_core::time::Nanos;
+
+    use super::*;
+
+    fn outcome(ttft_s: u64, cached_tokens: u32, failure: Option<Failure>) -> Outcome {
+        Outcome {
+            request: 0,
+            endpoint: Some(0),
+            attempts: 1,
+            due: Nanos::from_secs(1),
+            first_token: Some(Nanos::from_secs(1 + ttft_s)),
+            end: Nanos::from_secs(1 + ttft_s) + Nanos::from_millis(400),
+            prompt_tokens: 30_000,
+            cached_tokens,
+            reusable_tokens: 30_000,
+            output_tokens: 11,
+            failure,
+        }
+    }
+
+    fn run(outcomes: Vec<Outcome>) -> Figures {
+        let run = Run { start: Nanos::ZERO, end: Nanos::from_secs(11), outcomes };
+        let stats = |busy| EngineStats { busy: Nanos::from_secs(busy), ..EngineStats::default() };
+        figures(&run, &Judgement::default(), &[stats(0), stats(1)], &[stats(3), stats(2)])
+    }
+
+    #[test]
+    fn requests_are_divided_by_the_work_they_bring() {
+        let figures = run(vec![outcome(1, 29_000, None), outcome(3, 20_000, None), outcome(9, 0, None)]);
+        for (class, ttft_s) in CLASSES.into_iter().zip([1.0, 3.0, 9.0]) {
+            assert_eq!(figures[&format!("{class}_ttft_mean_s")], ttft_s);
+        }
+        assert!((figures["itl_mean_ms"] - 40.0).abs() < 1e-6);
+        assert!((figures["slo_share"] - 1.0 / 3.0).abs() < 1e-9, "one is in time");
+        assert_eq!(figures["out_tok_s"], 3.0);
+        assert_eq!(figures["busy_imbalance"], 1.5);
+    }
+
+    #[test]
+    fn who_was_refused_counts_as_shed_and_in_no_latency() {
+        let shed = Failure::Rejected(Rejection::QueueFull);
+        let figures = run(vec![outcome(1, 0, None), outcome(9, 0, Some(shed))]);
+        assert_eq!((figures["shed_share"], figures["answered"], figures["ttft_max_s"]), (0.5, 1.0, 1.0));
+    }
+
+    #[test]
+    fn a_figure_that_has_no_value_is_left_out() {
+        let figures = run(Vec::new());
+        assert!(!figures.contains_key("ttft_mean_s") && !figures.contains_key("cached_share"));
+        assert_eq!(figures["requests"], 0.0);
+    }
+
+    #[test]
+    fn the_mean_over_seeds_is_of_those_that_have_the_figure() {
+        let figures = |pairs: &[(&str, f64)]| pairs.iter().map(|(n, v)| ((*n).to_owned(), *v)).collect();
+        let runs: [Figures; 2] = [figures(&[("a", 1.0), ("b", 2.0)]), figures(&[("a", 3.0)])];
+        assert_eq!(mean(&runs), figures(&[("a", 2.0), ("b", 2.0)]));
+        let intervals = seed_intervals(&runs, 1);
+        assert!(intervals["a"].low >= 1.0 && intervals["a"].high <= 3.0 && !intervals.contains_key("b"));
+    }
+}

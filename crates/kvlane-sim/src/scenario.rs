@@ -1,0 +1,346 @@
+//! A simulation as a file: which fleet, which workload, which policies, and what was published of the real thing.
+//!
+//! `kvlane simulate` runs a [`Scenario`], whether it was read from a file or put together from flags.
+
+mod points;
+mod run;
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use kvlane_core::policy::{PolicyConfig, name_or_config};
+use kvlane_core::timing::{TimingFile, TimingModel};
+use kvlane_trace::generate::Workload;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{self, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
+
+pub use run::{Cell, Row, RunError, run};
+
+use crate::engine::EngineConfig;
+use crate::figures::{Figures, Judgement};
+
+/// A simulation.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Scenario {
+    /// What it is called.
+    pub scenario: String,
+    /// What it shows, and where its figures come from.
+    #[serde(default)]
+    pub about: String,
+    /// The engines.
+    pub fleet: Fleet,
+    /// The requests.
+    pub workload: WorkloadSpec,
+    /// The policies to compare, by name or as [`Arm`]s.
+    pub policies: Vec<Arm>,
+    /// How often each is run, under seeds that count from 1.
+    #[serde(default = "one")]
+    pub seeds: u32,
+    /// What counts as good.
+    #[serde(default)]
+    pub judgement: Judgement,
+    /// What was measured on a real fleet.
+    #[serde(default)]
+    pub published: Vec<Published>,
+}
+
+/// Engines, all alike.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Fleet {
+    /// How many.
+    pub engines: u32,
+    /// Model and machine, as in `qwen3-32b@h100x2`. Instead: `model`, `gpu` and `tp`, or `timing`.
+    pub preset: Option<String>,
+    /// A model of the tables.
+    pub model: Option<String>,
+    /// A GPU of the tables.
+    pub gpu: Option<String>,
+    /// GPUs the model is spread over.
+    pub tp: u32,
+    /// A timing file that `kvlane calibrate` wrote.
+    pub timing: Option<PathBuf>,
+    /// Type of keys and values (`--kv-cache-dtype`): `bf16` or `fp8`; else the model's.
+    pub kv_dtype: Option<String>,
+    /// Tokens in a KV block.
+    pub block_tokens: Option<u32>,
+    /// Share of GPU memory the engine may use (`--gpu-memory-utilization`).
+    pub memory_share: f64,
+    /// Tokens the KV cache holds; else they follow from the model, the machine and `memory_share`.
+    pub kv_capacity_tokens: Option<u64>,
+    /// Most sequences in a step; else vLLM's default for the machine.
+    pub max_num_seqs: Option<u32>,
+    /// Most tokens in a step; else vLLM's default for the machine.
+    pub max_num_batched_tokens: Option<u32>,
+}
+
+/// Requests and when they are sent. Exactly one of `trace` and `generate`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct WorkloadSpec {
+    /// A trace file.
+    pub trace: Option<PathBuf>,
+    /// A generated workload.
+    pub generate: Option<Workload>,
+    /// Factors on the rate at which conversations begin, each a run of its own. This is how a trace is sent, and a
+    /// generated workload where neither of the following is given.
+    pub load: Vec<f64>,
+    /// Conversations begin at a rate.
+    pub open_loop: Option<OpenLoop>,
+    /// A number of clients, each of which begins the next conversation when its last one is over.
+    pub closed_loop: Option<ClosedLoop>,
+}
+
+/// Conversations begin as a Poisson process.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OpenLoop {
+    /// Conversations per second and for how many seconds.
+    pub stages: Vec<Stage>,
+    /// Whether the stages are one run: a stage begins `pause_s` after the one before is answered, and finds its
+    /// caches. Otherwise each is a run of its own.
+    #[serde(default)]
+    pub back_to_back: bool,
+    /// Seconds between two stages.
+    #[serde(default)]
+    pub pause_s: f64,
+    /// A stage before the first that is not reported.
+    #[serde(default)]
+    pub warm_up: Option<Stage>,
+}
+
+/// A rate and how long it lasts: `rate * seconds` conversations.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Stage {
+    /// Conversations per second.
+    pub rate: f64,
+    /// How long.
+    pub seconds: f64,
+}
+
+/// Clients that wait for their answers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ClosedLoop {
+    /// How many clients, each a run of its own.
+    pub concurrency: Vec<u32>,
+    /// Conversations of a run.
+    pub conversations: Conversations,
+}
+
+/// How many conversations a closed loop has.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Conversations {
+    /// So many in all.
+    Total(u32),
+    /// So many for each client.
+    PerClient(u32),
+}
+
+/// A policy and what it is given to know.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Arm {
+    /// What it is called.
+    pub arm: String,
+    /// The policy.
+    pub policy: PolicyConfig,
+    /// Whether engines tell the router what they cache, or it goes by its own dispatches.
+    pub cache_knowledge: CacheKnowledge,
+    /// Seconds from the client to the engine: network, HTTP, tokenising, the decision.
+    pub routing_delay_s: f64,
+    /// Seconds between two load reports of an engine; none without.
+    pub report_interval_s: Option<f64>,
+    /// How old a report is when it arrives, in seconds.
+    pub report_age_s: f64,
+    /// Seconds from when a block is cached to when the router knows.
+    pub kv_event_delay_s: f64,
+}
+
+/// What the router goes by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CacheKnowledge {
+    /// Its own dispatches.
+    #[default]
+    Approximate,
+    /// The engines' KV events.
+    Exact,
+}
+
+/// Figures of a real fleet, for the arm and the load they were measured at.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Published {
+    /// The arm.
+    pub arm: String,
+    /// The stage's rate; without this and the next two, figures of the arm as a whole: means over its rows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rate: Option<f64>,
+    /// The number of clients.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub concurrency: Option<u32>,
+    /// The load factor.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub load: Option<f64>,
+    /// The figures, by the names that simulated ones have.
+    #[serde(flatten)]
+    pub figures: Figures,
+}
+
+fn one() -> u32 {
+    1
+}
+
+// === impl Fleet ===
+
+impl Default for Fleet {
+    fn default() -> Self {
+        Self {
+            engines: 1,
+            preset: None,
+            model: None,
+            gpu: None,
+            tp: 1,
+            timing: None,
+            kv_dtype: None,
+            block_tokens: None,
+            memory_share: 0.90,
+            kv_capacity_tokens: None,
+            max_num_seqs: None,
+            max_num_batched_tokens: None,
+        }
+    }
+}
+
+impl Fleet {
+    /// The engine they all are. Paths are relative to `directory`.
+    ///
+    /// # Errors
+    /// If the model or the machine is unknown, too much or too little is said, or a figure makes no sense.
+    pub fn engine(&self, directory: &Path) -> Result<EngineConfig, RunError> {
+        let bad = |why: &str| RunError::Fleet(why.to_owned());
+        let share = self.memory_share;
+        if !(share > 0.0 && share <= 1.0) {
+            return Err(bad("memory_share must be above 0 and at most 1"));
+        }
+        let (timing, file) = match (&self.timing, &self.preset, &self.model, &self.gpu) {
+            (Some(path), None, None, None) => {
+                let read =
+                    |why: &dyn fmt::Display| RunError::Fleet(format!("timing {}: {why}", path.display()));
+                let text = std::fs::read_to_string(directory.join(path)).map_err(|why| read(&why))?;
+                let file = TimingFile::from_json(&text).map_err(|why| read(&why))?;
+                (file.timing.clone(), Some(file))
+            }
+            (None, Some(preset), None, None) => (TimingModel::preset(preset)?, None),
+            (None, None, Some(model), Some(gpu)) => {
+                let machine = if self.tp == 1 { gpu.clone() } else { format!("{gpu}x{}", self.tp) };
+                (TimingModel::preset(&format!("{model}@{machine}"))?, None)
+            }
+            _ => {
+                return Err(bad(
+                    "name the engine by preset, by model and gpu, or by timing, and by one of them",
+                ));
+            }
+        };
+        let file = file.as_ref();
+        let block_tokens = self.block_tokens.or(file.and_then(|f| f.block_tokens)).unwrap_or(16);
+        if !(1..=65_536).contains(&block_tokens) {
+            return Err(bad("block_tokens must be between 1 and 65536"));
+        }
+        let mut engine = EngineConfig::vllm(timing, block_tokens, share);
+        if let Some(tokens) = self.kv_capacity_tokens.or(file.and_then(|f| f.kv_capacity_tokens)) {
+            engine.blocks = u32::try_from(tokens / u64::from(block_tokens)).unwrap_or(u32::MAX);
+        }
+        let or_file = |own: Option<u32>, from: fn(&TimingFile) -> Option<u32>| own.or(file.and_then(from));
+        if let Some(seqs) = or_file(self.max_num_seqs, |f| f.max_num_seqs) {
+            engine.max_num_seqs = seqs;
+        }
+        if let Some(tokens) = or_file(self.max_num_batched_tokens, |f| f.max_num_batched_tokens) {
+            engine.max_num_batched_tokens = tokens;
+        }
+        if engine.blocks == 0 {
+            return Err(bad("the KV cache holds no block: more GPUs, more memory_share or a smaller model"));
+        }
+        Ok(engine)
+    }
+}
+
+// === impl Arm ===
+
+impl Arm {
+    /// A policy with the rest at its defaults, called by the policy's name.
+    pub fn new(policy: PolicyConfig) -> Self {
+        Self {
+            arm: policy.name().to_owned(),
+            policy,
+            cache_knowledge: CacheKnowledge::Approximate,
+            routing_delay_s: 0.001,
+            report_interval_s: Some(1.0),
+            report_age_s: 0.0,
+            kv_event_delay_s: 0.005,
+        }
+    }
+
+    /// # Errors
+    /// If a delay makes no sense.
+    fn check(&self) -> Result<(), RunError> {
+        let span = |secs: f64| (0.0..1e6).contains(&secs);
+        let delays = [self.routing_delay_s, self.report_age_s, self.kv_event_delay_s];
+        if delays.into_iter().all(span) && self.report_interval_s.is_none_or(|secs| secs > 0.0 && span(secs))
+        {
+            return Ok(());
+        }
+        let why =
+            format!("`{}`: delays are seconds, zero or more; a report interval is more than zero", self.arm);
+        Err(RunError::Policies(why))
+    }
+}
+
+/// An arm as a map in a file.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ArmMap {
+    arm: Option<String>,
+    #[serde(deserialize_with = "name_or_config")]
+    policy: PolicyConfig,
+    cache_knowledge: Option<CacheKnowledge>,
+    routing_delay_s: Option<f64>,
+    report_interval_s: Option<f64>,
+    report_age_s: Option<f64>,
+    kv_event_delay_s: Option<f64>,
+}
+
+impl<'de> Deserialize<'de> for Arm {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct NameOrMap;
+        impl<'de> Visitor<'de> for NameOrMap {
+            type Value = Arm;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a policy's name, or a map with `policy` and, if you like, `arm`")
+            }
+            fn visit_str<E: de::Error>(self, name: &str) -> Result<Arm, E> {
+                let policy = PolicyConfig::by_name(name);
+                let known =
+                    || format!("there is no policy `{name}`: take one of {}", PolicyConfig::NAMES.join(", "));
+                policy.map(Arm::new).ok_or_else(|| E::custom(known()))
+            }
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Arm, A::Error> {
+                let map = ArmMap::deserialize(MapAccessDeserializer::new(map))?;
+                let plain = Arm::new(map.policy);
+                Ok(Arm {
+                    arm: map.arm.unwrap_or(plain.arm),
+                    policy: plain.policy,
+                    cache_knowledge: map.cache_knowledge.unwrap_or(plain.cache_knowledge),
+                    routing_delay_s: map.routing_delay_s.unwrap_or(plain.routing_delay_s),
+                    report_interval_s: map.report_interval_s.or(plain.report_interval_s),
+                    report_age_s: map.report_age_s.unwrap_or(plain.report_age_s),
+                    kv_event_delay_s: map.kv_event_delay_s.unwrap_or(plain.kv_event_delay_s),
+                })
+            }
+        }
+        deserializer.deserialize_any(NameOrMap)
+    }
+}

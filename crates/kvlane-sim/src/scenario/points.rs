@@ -1,0 +1,264 @@
+//! The loads of a scenario, checked, and the conversations each of them sends.
+
+use std::ops::Range;
+use std::path::Path;
+
+use kvlane_core::rng::Rng;
+use kvlane_trace::format;
+use kvlane_trace::generate::{Arrivals, Workload, generate};
+use kvlane_trace::trace::Trace;
+
+use super::{Cell, Conversations, OpenLoop, RunError, Stage, WorkloadSpec};
+use crate::workload::Plan;
+
+/// One run of a policy under a seed.
+#[derive(Clone, Debug)]
+pub(super) enum Point {
+    /// A trace as it is, at a load.
+    Load(f64),
+    /// One stage, from empty caches.
+    Stage(Stage),
+    /// All stages in one run.
+    Stages(OpenLoop),
+    /// So many clients, so many conversations.
+    Clients(u32, u32),
+}
+
+/// Where requests come from.
+#[derive(Debug)]
+pub(super) enum Source {
+    /// A trace that was read, the same for all seeds.
+    Trace(Box<(Trace, Plan)>),
+    /// A workload that every seed makes anew.
+    Generated(Workload),
+}
+
+/// The loads of a workload.
+pub(super) fn points(spec: &WorkloadSpec) -> Result<Vec<Point>, RunError> {
+    let bad = |why: &str| Err(RunError::Workload(why.to_owned()));
+    let positive = |value: f64| value > 0.0 && value.is_finite();
+    match (&spec.open_loop, &spec.closed_loop) {
+        (Some(_), Some(_)) => bad("open_loop and closed_loop exclude each other"),
+        (Some(_), _) | (_, Some(_)) if !spec.load.is_empty() => {
+            bad("load is for requests that come at their own times, without open_loop or closed_loop")
+        }
+        (Some(open), None) => {
+            let sound = |stage: &Stage| positive(stage.rate) && positive(stage.seconds) && stage.count() > 0;
+            if open.stages.is_empty() || !open.stages.iter().chain(&open.warm_up).all(sound) {
+                return bad(
+                    "open_loop.stages: each needs a rate and seconds that make at least one conversation",
+                );
+            }
+            if !(0.0..1e6).contains(&open.pause_s) {
+                return bad("open_loop.pause_s: take seconds, zero or more");
+            }
+            if open.back_to_back {
+                return Ok(vec![Point::Stages(open.clone())]);
+            }
+            if open.warm_up.is_some() {
+                return bad("open_loop.warm_up: only stages that are back_to_back find what it has left");
+            }
+            Ok(open.stages.iter().copied().map(Point::Stage).collect())
+        }
+        (None, Some(closed)) => {
+            let total = |clients: u32| match closed.conversations {
+                Conversations::Total(count) => count,
+                Conversations::PerClient(count) => count.saturating_mul(clients),
+            };
+            if closed.concurrency.is_empty() || closed.concurrency.iter().any(|&c| c == 0 || total(c) == 0) {
+                return bad("closed_loop: name numbers of clients and conversations, each at least 1");
+            }
+            Ok(closed.concurrency.iter().map(|&clients| Point::Clients(clients, total(clients))).collect())
+        }
+        (None, None) => {
+            let loads = if spec.load.is_empty() { &[1.0][..] } else { &spec.load };
+            if !loads.iter().all(|&load| positive(load)) {
+                return bad("load: factors must be above zero");
+            }
+            Ok(loads.iter().copied().map(Point::Load).collect())
+        }
+    }
+}
+
+// === impl Point ===
+
+impl Point {
+    /// The rows it makes.
+    pub(super) fn cells(&self) -> Vec<Cell> {
+        match self {
+            Self::Load(load) => vec![Cell::Load(*load)],
+            Self::Stage(stage) => vec![Cell::Rate(stage.rate)],
+            Self::Stages(open) => open.stages.iter().map(|stage| Cell::Rate(stage.rate)).collect(),
+            Self::Clients(clients, _) => vec![Cell::Concurrency(*clients)],
+        }
+    }
+
+    /// Conversations it sends; `None` for all there are.
+    pub(super) fn conversations(&self) -> Option<u32> {
+        match self {
+            Self::Load(_) => None,
+            Self::Stage(stage) => Some(stage.count()),
+            Self::Stages(open) => Some(open.warm_up.iter().chain(&open.stages).map(Stage::count).sum()),
+            Self::Clients(_, count) => Some(*count),
+        }
+    }
+}
+
+// === impl Source ===
+
+impl Source {
+    /// Reads the trace, or checks the workload to be made.
+    pub(super) fn new(spec: &WorkloadSpec, directory: &Path) -> Result<Self, RunError> {
+        match (&spec.trace, &spec.generate) {
+            (Some(path), None) => {
+                let path = directory.join(path);
+                let trace = format::open(&path, &format::Options::default())
+                    .map_err(|source| RunError::Trace { path: path.clone(), source })?;
+                let plan = Plan::new(&trace);
+                Ok(Self::Trace(Box::new((trace, plan))))
+            }
+            (None, Some(workload)) => {
+                let mut one = workload.clone();
+                one.set_arrivals(Arrivals::Closed { count: 1 });
+                generate(&one, 1)?;
+                Ok(Self::Generated(workload.clone()))
+            }
+            _ => {
+                Err(RunError::Workload("give a trace, or a workload to generate: one of the two".to_owned()))
+            }
+        }
+    }
+
+    /// All requests at their own times.
+    pub(super) fn all(&self, seed: u64) -> Result<(Trace, Plan), RunError> {
+        match self {
+            Self::Trace(read) => Ok((**read).clone()),
+            Self::Generated(workload) => {
+                let trace = generate(workload, seed)?;
+                let plan = Plan::new(&trace);
+                Ok((trace, plan))
+            }
+        }
+    }
+
+    /// The first so many conversations, one after the other, each in one piece.
+    pub(super) fn conversations(&self, count: u32, seed: u64) -> Result<(Trace, Plan), RunError> {
+        let (trace, plan) = match self {
+            Self::Trace(read) => (**read).clone(),
+            Self::Generated(workload) => {
+                let mut workload = workload.clone();
+                workload.set_arrivals(Arrivals::Closed { count });
+                let trace = generate(&workload, seed)?;
+                let plan = Plan::new(&trace);
+                (trace, plan)
+            }
+        };
+        if (plan.roots.len() as u64) < u64::from(count) {
+            let why = format!("{count} conversations are wanted, the trace has {}", plan.roots.len());
+            return Err(RunError::Workload(why));
+        }
+        let mut order: Vec<u32> = Vec::new();
+        for &root in &plan.roots[..count as usize] {
+            let from = order.len();
+            order.push(root);
+            let mut at = from;
+            while let Some(&request) = order.get(at) {
+                order.extend(plan.children(request));
+                at += 1;
+            }
+            order[from..].sort_unstable();
+        }
+        let trace = trace.select(order);
+        let plan = Plan::new(&trace);
+        Ok((trace, plan))
+    }
+}
+
+// === impl Stage ===
+
+impl Stage {
+    /// Conversations that begin in it.
+    pub fn count(&self) -> u32 {
+        (self.rate * self.seconds).round() as u32
+    }
+}
+
+/// Gives conversations, which lie one after the other, the times at which stages begin them: as a Poisson process has
+/// them that is known to bring so many. Times count from the stage's own start. Returns each stage's requests.
+pub(super) fn retime(trace: &mut Trace, plan: &Plan, stages: &[Stage], seed: u64) -> Vec<Range<u32>> {
+    let mut rng = Rng::new(!seed);
+    let count = trace.requests.len() as u32;
+    let mut roots = plan.roots.iter().copied().peekable();
+    let mut ranges = Vec::new();
+    for stage in stages {
+        let mut begins: Vec<f64> = (0..stage.count()).map(|_| rng.unit() * stage.seconds).collect();
+        begins.sort_unstable_by(f64::total_cmp);
+        let first = roots.peek().copied().unwrap_or(count);
+        for begin_s in begins {
+            let Some(root) = roots.next() else { break };
+            let end = roots.peek().copied().unwrap_or(count);
+            let shift_s = begin_s - trace.requests[root as usize].arrival_s;
+            for request in &mut trace.requests[root as usize..end as usize] {
+                request.arrival_s += shift_s;
+            }
+        }
+        ranges.push(first..roots.peek().copied().unwrap_or(count));
+    }
+    ranges
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(text: &str) -> WorkloadSpec {
+        serde_json::from_str(text).expect("a workload")
+    }
+
+    #[track_caller]
+    fn check_bad(text: &str, expect: &str) {
+        let why = points(&spec(text)).map(|_| ()).unwrap_err().to_string();
+        assert!(why.contains(expect), "{why}");
+    }
+
+    #[test]
+    fn loads_that_make_no_sense_are_refused() {
+        let stage = r#"{"rate": 1, "seconds": 5}"#;
+        let closed = r#""closed_loop": {"concurrency": [1], "conversations": {"total": 3}}"#;
+        check_bad(&format!(r#"{{"open_loop": {{"stages": [{stage}]}}, {closed}}}"#), "exclude");
+        check_bad(&format!(r#"{{"load": [1], {closed}}}"#), "load is for");
+        check_bad(r#"{"open_loop": {"stages": []}}"#, "stages");
+        check_bad(r#"{"open_loop": {"stages": [{"rate": 0.1, "seconds": 1}]}}"#, "at least one");
+        check_bad(
+            &format!(r#"{{"open_loop": {{"stages": [{stage}], "warm_up": {stage}}}}}"#),
+            "back_to_back",
+        );
+        check_bad(r#"{"closed_loop": {"concurrency": [0], "conversations": {"total": 3}}}"#, "at least 1");
+        check_bad(r#"{"load": [0]}"#, "above zero");
+    }
+
+    #[test]
+    fn a_load_says_how_many_conversations_it_sends() {
+        let closed = |text: &str| {
+            let text = format!(r#"{{"closed_loop": {{"concurrency": [4], "conversations": {text}}}}}"#);
+            points(&spec(&text)).unwrap()[0].conversations()
+        };
+        assert_eq!((closed(r#"{"total": 10}"#), closed(r#"{"per_client": 10}"#)), (Some(10), Some(40)));
+        assert_eq!(points(&spec("{}")).unwrap()[0].conversations(), None);
+    }
+
+    #[test]
+    fn a_stage_begins_its_share_of_the_conversations_within_its_seconds() {
+        let workload = r#"{"kind": "unshared", "arrivals": {"process": "closed", "count": 1}}"#;
+        let source = Source::Generated(serde_json::from_str(workload).expect("a workload"));
+        let stages = [Stage { rate: 2.0, seconds: 5.0 }, Stage { rate: 1.0, seconds: 3.0 }];
+        let (mut trace, plan) = source.conversations(13, 1).unwrap();
+        assert_eq!(retime(&mut trace, &plan, &stages, 1), [0..10, 10..13]);
+        let within = |range: Range<usize>, seconds: f64| {
+            let requests = &trace.requests[range];
+            requests.iter().all(|request| (0.0..seconds).contains(&request.arrival_s))
+                && requests.is_sorted_by(|a, b| a.arrival_s <= b.arrival_s)
+        };
+        assert!(within(0..10, 5.0) && within(10..13, 3.0));
+    }
+}

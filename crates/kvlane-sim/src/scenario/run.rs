@@ -1,0 +1,363 @@
+//! Running a scenario: every policy at every load under every seed, on as many threads as one likes.
+//!
+//! A job is one policy, one load (or all of them, where they follow each other in one run) and one seed. Jobs share
+//! nothing, and their results are put together in the order of the scenario, so the number of threads does not show.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use kvlane_core::index::approx;
+use kvlane_core::time::Nanos;
+use kvlane_core::timing::PresetError;
+use kvlane_core::{router, scheduler};
+use kvlane_trace::TraceError;
+use kvlane_trace::ci::Interval;
+use kvlane_trace::generate::WorkloadError;
+use kvlane_trace::trace::Trace;
+
+use super::points::{Point, Source, points, retime};
+use super::{Arm, CacheKnowledge, Published, Scenario, Stage};
+use crate::engine::EngineConfig;
+use crate::fault::EventFeed;
+use crate::figures::{Figures, figures, mean, request_intervals, seed_intervals};
+use crate::workload::{Drive, Plan};
+use crate::world::{Decisions, ReportFeed, Send, World, WorldConfig};
+
+/// Most engines of a fleet: what a pool's ids can name.
+const ENGINES_MAX: u32 = 65_535;
+/// Most jobs of a scenario.
+const JOBS_MAX: usize = 100_000;
+
+/// Memory of the router's index of its own dispatches, and how long an entry counts: the gateway's defaults.
+const INDEX: approx::Config = approx::Config { memory_bytes_max: 256 << 20, ttl: Nanos::from_secs(1800) };
+/// How long a dispatch counts as cached while the engine's own event about it is on its way (llm-d's
+/// `speculativeIndexing`: 2 s).
+const SPECULATIVE_TTL: Nanos = Nanos::from_secs(2);
+
+/// Why a scenario cannot be run.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// The fleet makes no sense.
+    #[error("fleet: {0}")]
+    Fleet(String),
+    /// There is no such model or machine.
+    #[error("fleet: {0}")]
+    Preset(#[from] PresetError),
+    /// The workload makes no sense.
+    #[error("workload: {0}")]
+    Workload(String),
+    /// The workload to be made makes no sense.
+    #[error(transparent)]
+    Generate(#[from] WorkloadError),
+    /// The trace cannot be read.
+    #[error("{path}: {source}", path = path.display())]
+    Trace {
+        /// Which.
+        path: PathBuf,
+        /// Why not.
+        source: TraceError,
+    },
+    /// The policies make no sense.
+    #[error("policies: {0}")]
+    Policies(String),
+    /// Too much is asked for.
+    #[error("{0} runs are asked for, at most {JOBS_MAX} are made: take fewer policies, loads or seeds")]
+    TooMany(usize),
+}
+
+/// Where a row stands on the axis of loads.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Cell {
+    /// Conversations per second.
+    Rate(f64),
+    /// Clients.
+    Concurrency(u32),
+    /// Factor on the trace's rate.
+    Load(f64),
+    /// The whole arm: means over its rows.
+    All,
+}
+
+/// One policy at one load.
+#[derive(Clone, Debug)]
+pub struct Row {
+    /// The arm.
+    pub arm: String,
+    /// The load.
+    pub cell: Cell,
+    /// What was measured of it, if that is known.
+    pub published: Figures,
+    /// What the model says: the mean over the seeds.
+    pub simulated: Figures,
+    /// 95 % confidence intervals: over the seeds, or over the requests if there was one seed.
+    pub intervals: BTreeMap<String, Interval>,
+    /// Decisions made and, if that was asked for, the wall-clock time they took, over all seeds.
+    pub decisions: Decisions,
+}
+
+/// What one job found of one row.
+struct Found {
+    figures: Figures,
+    intervals: BTreeMap<String, Interval>,
+    decisions: Decisions,
+}
+
+/// What all jobs share.
+struct Prepared<'a> {
+    scenario: &'a Scenario,
+    engine: EngineConfig,
+    source: Source,
+    points: Vec<Point>,
+    stopwatch: Option<fn() -> Nanos>,
+}
+
+/// Runs a scenario on `threads` threads. Paths are relative to `directory`. `progress` is told how many of how many
+/// requests are over, from any thread. Decisions are timed if there is a `stopwatch`.
+///
+/// # Errors
+/// If the scenario makes no sense or its trace cannot be read.
+pub fn run(
+    scenario: &Scenario,
+    directory: &Path,
+    threads: usize,
+    stopwatch: Option<fn() -> Nanos>,
+    progress: &(dyn Fn(usize, usize) + Sync),
+) -> Result<Vec<Row>, RunError> {
+    let prepared = Prepared::new(scenario, directory, stopwatch)?;
+    let seeds = scenario.seeds.max(1);
+    let (arms, loads) = (scenario.policies.len(), prepared.points.len());
+    let count = arms.saturating_mul(loads).saturating_mul(seeds as usize);
+    if count > JOBS_MAX {
+        return Err(RunError::TooMany(count));
+    }
+    // Job `n` is arm, point and seed, the seed running fastest.
+    let parts = |job: usize| {
+        let (run, seed) = (job / seeds as usize, job % seeds as usize);
+        (&scenario.policies[run / loads], &prepared.points[run % loads], 1 + seed as u32)
+    };
+    let total: usize =
+        prepared.points.iter().map(|point| prepared.requests(point)).sum::<usize>() * arms * seeds as usize;
+    let (next, over) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let found: Mutex<BTreeMap<usize, Result<Vec<Found>, RunError>>> = Mutex::default();
+    std::thread::scope(|scope| {
+        for _ in 0..threads.clamp(1, count) {
+            scope.spawn(|| {
+                loop {
+                    let job = next.fetch_add(1, Ordering::Relaxed);
+                    if job >= count {
+                        break;
+                    }
+                    let (arm, point, seed) = parts(job);
+                    let tell = || progress(over.fetch_add(1, Ordering::Relaxed) + 1, total);
+                    let result = prepared.job(arm, point, seed, &tell);
+                    found.lock().unwrap_or_else(PoisonError::into_inner).insert(job, result);
+                }
+            });
+        }
+    });
+    let found = found.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let found: Vec<Vec<Found>> = found.into_values().collect::<Result<_, _>>()?;
+    let mut rows: Vec<Row> = Vec::new();
+    for (arm, of_arm) in scenario.policies.iter().zip(found.chunks(loads * seeds as usize)) {
+        let first = rows.len();
+        for (point, of_point) in prepared.points.iter().zip(of_arm.chunks(seeds as usize)) {
+            for (place, cell) in point.cells().into_iter().enumerate() {
+                let seeds: Vec<&Found> = of_point.iter().filter_map(|found| found.get(place)).collect();
+                rows.push(row(scenario, arm, cell, &seeds));
+            }
+        }
+        let whole = whole_arm(scenario, arm, &rows[first..]);
+        rows.extend(whole);
+    }
+    Ok(rows)
+}
+
+/// One row out of what was found of it, seed by seed.
+fn row(scenario: &Scenario, arm: &Arm, cell: Cell, found: &[&Found]) -> Row {
+    let runs: Vec<Figures> = found.iter().map(|found| found.figures.clone()).collect();
+    let intervals = match found {
+        [one] => one.intervals.clone(),
+        _ => seed_intervals(&runs, 1),
+    };
+    let decisions = found.iter().fold(Decisions::default(), |sum, found| Decisions {
+        count: sum.count + found.decisions.count,
+        time: sum.time + found.decisions.time,
+    });
+    let published = published(scenario, arm, cell);
+    Row { arm: arm.arm.clone(), cell, published, simulated: mean(&runs), intervals, decisions }
+}
+
+/// The arm as a whole, if something was published of it: means over its rows.
+fn whole_arm(scenario: &Scenario, arm: &Arm, rows: &[Row]) -> Option<Row> {
+    let published = published(scenario, arm, Cell::All);
+    if published.is_empty() {
+        return None;
+    }
+    let simulated: Vec<Figures> = rows.iter().map(|row| row.simulated.clone()).collect();
+    Some(Row {
+        arm: arm.arm.clone(),
+        cell: Cell::All,
+        published,
+        simulated: mean(&simulated),
+        intervals: BTreeMap::new(),
+        decisions: Decisions::default(),
+    })
+}
+
+/// What was published of an arm at a load.
+fn published(scenario: &Scenario, arm: &Arm, cell: Cell) -> Figures {
+    let at = |published: &&Published| published.arm == arm.arm && published.cell() == cell;
+    scenario.published.iter().find(at).map(|published| published.figures.clone()).unwrap_or_default()
+}
+
+// === impl Published ===
+
+impl Published {
+    fn cell(&self) -> Cell {
+        match (self.rate, self.concurrency, self.load) {
+            (Some(rate), ..) => Cell::Rate(rate),
+            (_, Some(clients), _) => Cell::Concurrency(clients),
+            (.., Some(load)) => Cell::Load(load),
+            _ => Cell::All,
+        }
+    }
+}
+
+// === impl Prepared ===
+
+impl<'a> Prepared<'a> {
+    /// Checks all that can be checked before anything is run.
+    fn new(
+        scenario: &'a Scenario,
+        directory: &Path,
+        stopwatch: Option<fn() -> Nanos>,
+    ) -> Result<Self, RunError> {
+        if !(1..=ENGINES_MAX).contains(&scenario.fleet.engines) {
+            return Err(RunError::Fleet(format!("engines must be between 1 and {ENGINES_MAX}")));
+        }
+        if scenario.policies.is_empty() {
+            return Err(RunError::Policies("name at least one".to_owned()));
+        }
+        for (index, arm) in scenario.policies.iter().enumerate() {
+            arm.check()?;
+            if scenario.policies[..index].iter().any(|other| other.arm == arm.arm) {
+                let why = format!("two are called `{}`: give each an `arm` of its own", arm.arm);
+                return Err(RunError::Policies(why));
+            }
+        }
+        let known = |arm: &String| scenario.policies.iter().any(|other| other.arm == *arm);
+        if let Some(stray) = scenario.published.iter().find(|published| !known(&published.arm)) {
+            let why = format!("figures are published of `{}`, but no policy is called so", stray.arm);
+            return Err(RunError::Policies(why));
+        }
+        Ok(Self {
+            scenario,
+            engine: scenario.fleet.engine(directory)?,
+            points: points(&scenario.workload)?,
+            source: Source::new(&scenario.workload, directory)?,
+            stopwatch,
+        })
+    }
+
+    /// About how many requests a point has, for a progress bar.
+    fn requests(&self, point: &Point) -> usize {
+        match (&self.source, point.conversations()) {
+            (Source::Trace(read), None) => read.0.requests.len(),
+            (Source::Trace(read), Some(count)) => {
+                count as usize * read.0.requests.len() / read.1.roots.len().max(1)
+            }
+            (Source::Generated(_), None) => self.source.all(1).map_or(0, |(trace, _)| trace.requests.len()),
+            (Source::Generated(_), Some(count)) => {
+                self.source.conversations(count, 1).map_or(0, |(trace, _)| trace.requests.len())
+            }
+        }
+    }
+
+    fn world(&self, arm: &Arm, seed: u32) -> World {
+        let secs = Nanos::from_secs_f64;
+        let exact = arm.cache_knowledge == CacheKnowledge::Exact;
+        let index = if exact { approx::Config { ttl: SPECULATIVE_TTL, ..INDEX } } else { INDEX };
+        World::new(WorldConfig {
+            engines: vec![self.engine.clone(); self.scenario.fleet.engines as usize],
+            router: router::Config {
+                scheduler: scheduler::Config {
+                    policy: arm.policy.clone(),
+                    in_flight_max: 0,
+                    queue_len_max: 0,
+                    queue_timeout: Nanos::ZERO,
+                    receipts_max: 0,
+                    seed: seed.into(),
+                },
+                index,
+                exact,
+                block_tokens: self.engine.block_tokens,
+            },
+            routing_delay: secs(arm.routing_delay_s + self.engine.timing.host.request_secs),
+            reports: arm
+                .report_interval_s
+                .map(|interval_s| ReportFeed { interval: secs(interval_s), age: secs(arm.report_age_s) }),
+            events: EventFeed { delay: secs(arm.kv_event_delay_s), ..EventFeed::default() },
+            faults: Vec::new(),
+            health_delay: Nanos::ZERO,
+            attempts_max: 1,
+            client_timeout: None,
+            seed: seed.into(),
+            stopwatch: self.stopwatch,
+        })
+    }
+
+    /// One policy, one point, one seed: what was found of each of the point's cells.
+    fn job(&self, arm: &Arm, point: &Point, seed: u32, tell: &dyn Fn()) -> Result<Vec<Found>, RunError> {
+        let mut world = self.world(arm, seed);
+        let content_seed = u64::from(seed);
+        let (mut trace, plan) = match point.conversations() {
+            None => self.source.all(content_seed)?,
+            Some(count) => self.source.conversations(count, content_seed)?,
+        };
+        let all = 0..trace.requests.len() as u32;
+        match point {
+            Point::Load(load) => {
+                Ok(vec![self.play(&mut world, &trace, &plan, all, Drive::Open { load: *load }, tell)])
+            }
+            Point::Clients(clients, _) => {
+                Ok(vec![self.play(&mut world, &trace, &plan, all, Drive::Closed { clients: *clients }, tell)])
+            }
+            Point::Stage(stage) => {
+                retime(&mut trace, &plan, &[*stage], content_seed);
+                Ok(vec![self.play(&mut world, &trace, &plan, all, Drive::Open { load: 1.0 }, tell)])
+            }
+            Point::Stages(open) => {
+                let stages: Vec<Stage> = open.warm_up.iter().chain(&open.stages).copied().collect();
+                let mut found = Vec::new();
+                for range in retime(&mut trace, &plan, &stages, content_seed) {
+                    found.push(self.play(&mut world, &trace, &plan, range, Drive::Open { load: 1.0 }, tell));
+                    world.rest(Nanos::from_secs_f64(open.pause_s));
+                }
+                Ok(found.split_off(usize::from(open.warm_up.is_some())))
+            }
+        }
+    }
+
+    /// Plays a part of a trace, whose times count from its start, and sums it up.
+    fn play(
+        &self,
+        world: &mut World,
+        trace: &Trace,
+        plan: &Plan,
+        requests: Range<u32>,
+        drive: Drive,
+        tell: &dyn Fn(),
+    ) -> Found {
+        let (before, decided) = (world.engine_stats(), world.decisions());
+        let run = world.run(&Send { trace, plan, requests, origin_s: 0.0, drive }, |_| tell());
+        let decisions = Decisions {
+            count: world.decisions().count - decided.count,
+            time: world.decisions().time - decided.time,
+        };
+        let figures = figures(&run, &self.scenario.judgement, &before, &world.engine_stats());
+        Found { figures, intervals: request_intervals(&run, 1), decisions }
+    }
+}

@@ -1,0 +1,354 @@
+//! A fleet in virtual time: engine models around the router that runs in production.
+//!
+//! Requests of a trace are sent, routed, computed and answered as events of one [`Clock`]. The router is told what the
+//! gateway would tell it, when it would: arrivals, first tokens, tokens, ends, load reports with their age, KV events
+//! with their delay. Nothing else differs between the two, so what a policy does here it does there.
+
+mod play;
+
+use kvlane_core::endpoint::EndpointId;
+use kvlane_core::event::KvEvent;
+use kvlane_core::index::Overlap;
+use kvlane_core::load::Reported;
+use kvlane_core::rng::Rng;
+use kvlane_core::router::{self, Router};
+use kvlane_core::scheduler::{Input, Output};
+use kvlane_core::time::Nanos;
+
+pub use play::{Run, Send};
+
+use crate::clock::Clock;
+use crate::engine::{Engine, EngineConfig, EngineEvent, EngineStats};
+use crate::fault::{EventFeed, Fault};
+
+/// Tokens after which the router is told how far an answer has come. The gateway tells it what each read of the stream
+/// brought; this is as close, by a thousandth of a usual context, and far cheaper.
+const TOKEN_EVERY: u32 = 16;
+
+/// A fleet and what it is connected by.
+#[derive(Clone, Debug)]
+pub struct WorldConfig {
+    /// The engines, one each. At most 65,535.
+    pub engines: Vec<EngineConfig>,
+    /// How requests are routed. Its blocks are the engines' blocks: all must have the same size.
+    pub router: router::Config,
+    /// Time from when a request is sent to when it is routed and has reached its engine: network, HTTP, tokenising.
+    pub routing_delay: Nanos,
+    /// How engines' load reports reach the router, if they do.
+    pub reports: Option<ReportFeed>,
+    /// How engines' KV events reach a router that is exact.
+    pub events: EventFeed,
+    /// What goes wrong.
+    pub faults: Vec<Fault>,
+    /// Time from a death or a return to when the router knows.
+    pub health_delay: Nanos,
+    /// How often a request is placed at most, at least once; it is placed again only if its endpoint died before its
+    /// first token.
+    pub attempts_max: u8,
+    /// When clients give up.
+    pub client_timeout: Option<Nanos>,
+    /// Seed of the world's own randomness; the router has its own.
+    pub seed: u64,
+    /// A wall clock, if decisions are to be timed. Nothing in the world depends on it.
+    pub stopwatch: Option<fn() -> Nanos>,
+}
+
+/// How load reports reach the router.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ReportFeed {
+    /// Time between two reports.
+    pub interval: Nanos,
+    /// How old a report is when it arrives.
+    pub age: Nanos,
+}
+
+/// A fleet in virtual time. Caches, clock and router live on from run to run.
+pub struct World {
+    config: WorldConfig,
+    router: Router,
+    seats: Vec<Seat>,
+    clock: Clock<Event>,
+    rng: Rng,
+    /// Requests ever sent: ids are never used twice.
+    sent: u64,
+    /// Runs so far.
+    runs: u32,
+    reporting: bool,
+    tick_at: Option<Nanos>,
+    decisions: Decisions,
+    overlap: Overlap,
+    outputs: Vec<Output>,
+    engine_events: Vec<(Nanos, EngineEvent)>,
+}
+
+/// How many decisions were made, and what they took if they were timed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Decisions {
+    /// Calls of [`Router::arrive`].
+    pub count: u64,
+    /// Wall-clock time in them.
+    pub time: Nanos,
+}
+
+/// One place in the fleet.
+struct Seat {
+    engine: Engine,
+    id: EndpointId,
+    alive: bool,
+    /// Counts deaths: what an earlier engine had to say is void.
+    generation: u32,
+    /// When the engine's next step ends, if that is scheduled.
+    step_at: Option<Nanos>,
+    /// Counters of engines that died here.
+    buried: EngineStats,
+}
+
+/// What happens in a world.
+#[derive(Debug)]
+enum Event {
+    /// The next conversation begins.
+    Root { run: u32 },
+    /// A client sends a request.
+    Due { run: u32, request: u32 },
+    /// A request reaches the router.
+    Place { run: u32, request: u32 },
+    /// A client gives up.
+    Timeout { run: u32, request: u32 },
+    /// An engine's step ends.
+    Step { seat: u16 },
+    /// Engines say how loaded they are.
+    Report,
+    /// What they said arrives.
+    Reported { seat: u16, reported: Reported },
+    /// What an engine says of its cache arrives.
+    Kv { seat: u16, generation: u32, events: Vec<KvEvent> },
+    /// Something goes wrong.
+    Fault(usize),
+    /// A dead endpoint is back.
+    Return { seat: u16 },
+    /// A slow endpoint is as fast as it was.
+    Recover { seat: u16 },
+    /// The router learns who is fit.
+    Health { seat: u16 },
+    /// Somebody may have waited too long.
+    Tick,
+}
+
+// === impl World ===
+
+impl World {
+    /// A fleet with empty caches, at time zero.
+    pub fn new(mut config: WorldConfig) -> Self {
+        config.engines.truncate(usize::from(u16::MAX));
+        for engine in &mut config.engines {
+            engine.kv_events = config.router.exact;
+            engine.token_every = TOKEN_EVERY;
+        }
+        let router = Router::new(config.router.clone());
+        let mut clock = Clock::default();
+        for (index, fault) in config.faults.iter().enumerate() {
+            let (Fault::Death { at, .. } | Fault::Slow { at, .. }) = fault;
+            clock.schedule(*at, Event::Fault(index));
+        }
+        let mut outputs = Vec::new();
+        let seats = config.engines.iter().enumerate().filter_map(|(n, engine)| {
+            let name = format!("engine-{n}").into();
+            let id = router.join(Nanos::ZERO, name, true, false, &mut outputs)?;
+            Some(Seat {
+                engine: Engine::new(engine.clone()),
+                id,
+                alive: true,
+                generation: 0,
+                step_at: None,
+                buried: EngineStats::default(),
+            })
+        });
+        Self {
+            seats: seats.collect(),
+            rng: Rng::new(config.seed),
+            config,
+            router,
+            clock,
+            sent: 0,
+            runs: 0,
+            reporting: false,
+            tick_at: None,
+            decisions: Decisions::default(),
+            overlap: Overlap::default(),
+            outputs,
+            engine_events: Vec::new(),
+        }
+    }
+
+    /// The time.
+    pub fn now(&self) -> Nanos {
+        self.clock.now()
+    }
+
+    /// The router.
+    pub fn router(&self) -> &Router {
+        &self.router
+    }
+
+    /// Decisions so far.
+    pub fn decisions(&self) -> Decisions {
+        self.decisions
+    }
+
+    /// Counters and gauges of each place in the fleet. Counters go on over a death.
+    pub fn engine_stats(&self) -> Vec<EngineStats> {
+        self.seats.iter().map(|seat| seat.buried.followed_by(seat.engine.stats())).collect()
+    }
+
+    /// Lets `span` pass in which no request is sent.
+    pub fn rest(&mut self, span: Nanos) {
+        let until = self.now() + span;
+        while self.clock.next_at().is_some_and(|at| at <= until) {
+            if let Some(event) = self.clock.next_event() {
+                self.happen(event);
+            }
+        }
+        self.clock.move_to(until);
+    }
+
+    /// What happens to the fleet while no request is in it.
+    fn happen(&mut self, event: Event) {
+        let now = self.now();
+        match event {
+            Event::Report => self.report(false),
+            Event::Reported { seat, reported } => {
+                let endpoint = self.seats[usize::from(seat)].id;
+                self.router.step(now, Input::Reported { endpoint, reported }, &mut self.outputs);
+            }
+            Event::Kv { seat, generation, events } => {
+                let Seat { id, generation: current, .. } = self.seats[usize::from(seat)];
+                if generation == current {
+                    events.iter().for_each(|event| self.router.apply(id, event));
+                }
+            }
+            Event::Fault(index) => match self.config.faults[index] {
+                Fault::Death { endpoint, back_at, .. } => self.bury(endpoint, back_at),
+                Fault::Slow { endpoint, factor, until, .. } => self.slow(endpoint, factor, until),
+            },
+            Event::Recover { seat } => self.slow(seat.into(), 1.0, None),
+            Event::Return { seat } => self.revive(seat),
+            Event::Health { seat } => {
+                let Seat { id: endpoint, alive: healthy, .. } = self.seats[usize::from(seat)];
+                if healthy {
+                    // It has started again: nothing of what it was expected to hold is there.
+                    self.router.forget(endpoint);
+                }
+                self.router.step(now, Input::Health { endpoint, healthy }, &mut self.outputs);
+            }
+            Event::Tick => {
+                self.tick_at = None;
+                self.router.step(now, Input::Tick, &mut self.outputs);
+            }
+            Event::Step { seat } => self.seats[usize::from(seat)].step_at = None,
+            Event::Root { .. } | Event::Due { .. } | Event::Place { .. } | Event::Timeout { .. } => {}
+        }
+    }
+
+    /// Sends every living engine's load on its way, and schedules the next report if there is a reason for one.
+    fn report(&mut self, again: bool) {
+        let Some(feed) = self.config.reports else { return };
+        let now = self.now();
+        for (n, seat) in self.seats.iter().enumerate().filter(|(_, seat)| seat.alive) {
+            let stats = seat.engine.stats();
+            let reported = Reported {
+                running: stats.running,
+                waiting: stats.waiting,
+                kv_usage_ratio: stats.kv_blocks_used as f32 / stats.kv_blocks.max(1) as f32,
+                kv_capacity_tokens: Some(
+                    u64::from(stats.kv_blocks) * u64::from(seat.engine.config().block_tokens),
+                ),
+            };
+            self.clock.schedule(now + feed.age, Event::Reported { seat: n as u16, reported });
+        }
+        self.reporting = again;
+        if again {
+            self.clock.schedule(now + feed.interval.max(Nanos(1)), Event::Report);
+        }
+    }
+
+    /// Schedules what the engine at `seat` does next.
+    fn watch(&mut self, seat: usize) {
+        let Seat { engine, step_at, .. } = &mut self.seats[seat];
+        let next = engine.next_deadline();
+        if next != *step_at {
+            *step_at = next;
+            if let Some(at) = next {
+                self.clock.schedule(at, Event::Step { seat: seat as u16 });
+            }
+        }
+    }
+
+    /// Passes on what the engine at `seat` says of its cache.
+    fn tell_kv_events(&mut self, seat: usize) {
+        if !self.config.router.exact {
+            return;
+        }
+        let Seat { engine, generation, id, .. } = &mut self.seats[seat];
+        let mut events = Vec::new();
+        engine.take_kv_events(&mut events);
+        if events.is_empty() {
+            return;
+        }
+        let events: Vec<KvEvent> = events.into_iter().map(|(_, event)| event).collect();
+        let EventFeed { delay, jitter, lost, duplicated } = self.config.events;
+        if delay == Nanos::ZERO && jitter == Nanos::ZERO && lost == 0.0 && duplicated == 0.0 {
+            return events.iter().for_each(|event| self.router.apply(*id, event));
+        }
+        let copies = if self.rng.unit() < lost {
+            0
+        } else if self.rng.unit() < duplicated {
+            2
+        } else {
+            1
+        };
+        for _ in 0..copies {
+            let late = Nanos((jitter.0 as f64 * self.rng.unit()) as u64);
+            let event = Event::Kv { seat: seat as u16, generation: *generation, events: events.clone() };
+            self.clock.schedule(self.clock.now() + delay + late, event);
+        }
+    }
+
+    /// Replaces a dead engine by an empty one, which takes nothing until it is revived.
+    fn bury(&mut self, endpoint: usize, back_at: Option<Nanos>) {
+        let now = self.now();
+        let Some(seat) = self.seats.get_mut(endpoint).filter(|seat| seat.alive) else { return };
+        seat.buried = seat.buried.followed_by(seat.engine.stats());
+        seat.engine = Engine::new(self.config.engines[endpoint].clone());
+        (seat.alive, seat.step_at) = (false, None);
+        seat.generation += 1;
+        self.clock.schedule(now + self.config.health_delay, Event::Health { seat: endpoint as u16 });
+        if let Some(at) = back_at {
+            self.clock.schedule(at, Event::Return { seat: endpoint as u16 });
+        }
+    }
+
+    fn revive(&mut self, seat: u16) {
+        self.seats[usize::from(seat)].alive = true;
+        self.clock.schedule(self.clock.now() + self.config.health_delay, Event::Health { seat });
+    }
+
+    fn slow(&mut self, endpoint: usize, factor: f64, until: Option<Nanos>) {
+        let Some(seat) = self.seats.get_mut(endpoint) else { return };
+        seat.engine.set_slowdown(factor);
+        if let Some(at) = until {
+            self.clock.schedule(at, Event::Recover { seat: endpoint as u16 });
+        }
+    }
+
+    /// Makes sure that time is told to the router when its queue's next deadline passes.
+    fn watch_queue(&mut self) {
+        if self.config.router.scheduler.in_flight_max == 0 {
+            return;
+        }
+        let Some(at) = self.router.read(|scheduler| scheduler.next_deadline()) else { return };
+        if self.tick_at.is_none_or(|tick_at| at < tick_at) {
+            self.tick_at = Some(at);
+            self.clock.schedule(at, Event::Tick);
+        }
+    }
+}

@@ -1,0 +1,415 @@
+//! One run of a trace, or of a part of it, through a world.
+//!
+//! Every request that is sent leaves in exactly one way: answered in full, or with a [`Failure`]. A run is over when
+//! the last one has left.
+
+use std::ops::Range;
+
+use foldhash::fast::FixedState;
+use hashbrown::HashMap;
+use kvlane_core::block::BlockHash;
+use kvlane_core::endpoint::EndpointId;
+use kvlane_core::request::{RequestId, SchedulingRequest};
+use kvlane_core::scheduler::{Input, Output};
+use kvlane_core::time::Nanos;
+use kvlane_trace::trace::{Trace, TraceRequest};
+
+use super::{Event, World};
+use crate::engine::{EngineEvent, EngineRequest};
+use crate::fault::Fault;
+use crate::outcome::{Failure, Outcome};
+use crate::workload::{Drive, Plan, prompt_blocks, text_seed};
+
+/// What to send.
+#[derive(Clone, Debug)]
+pub struct Send<'a> {
+    /// The trace.
+    pub trace: &'a Trace,
+    /// Its plan.
+    pub plan: &'a Plan,
+    /// The part of it, whole conversations.
+    pub requests: Range<u32>,
+    /// The trace's time, in seconds, at which the run starts.
+    pub origin_s: f64,
+    /// When conversations begin.
+    pub drive: Drive,
+}
+
+/// What became of it.
+#[derive(Clone, Debug)]
+pub struct Run {
+    /// When it began.
+    pub start: Nanos,
+    /// When the last request was over.
+    pub end: Nanos,
+    /// One for each request, in the order of the trace.
+    pub outcomes: Vec<Outcome>,
+}
+
+/// A run in progress.
+struct Play<'a, 'w> {
+    world: &'w mut World,
+    send: &'a Send<'a>,
+    run: u32,
+    start: Nanos,
+    /// Id of the first request of the trace.
+    first_id: u64,
+    outcomes: Vec<Outcome>,
+    /// Those sent and not over.
+    flights: HashMap<u32, Flight, FixedState>,
+    /// Requests of a conversation that are not over, by its root's place in the run.
+    left_of: Vec<u32>,
+    /// When a conversation began, likewise.
+    began: Vec<Nanos>,
+    /// Roots of the run that have not begun.
+    roots: std::slice::Iter<'a, u32>,
+    /// Requests that are not over.
+    left: usize,
+}
+
+/// A request between being sent and being over.
+#[derive(Default)]
+struct Flight {
+    /// Its prompt's blocks, until an engine has them.
+    blocks: Option<Vec<BlockHash>>,
+    seat: Option<usize>,
+    failed: Vec<EndpointId>,
+}
+
+// === impl World ===
+
+impl World {
+    /// Sends a trace, or a part of it, from now on, and ends when the last request is over. `progress` is told after
+    /// each request how many are over.
+    pub fn run(&mut self, send: &Send<'_>, mut progress: impl FnMut(usize)) -> Run {
+        self.runs += 1;
+        let Range { start: first, end } = send.requests;
+        let roots = &send.plan.roots;
+        let roots =
+            &roots[roots.partition_point(|&root| root < first)..roots.partition_point(|&root| root < end)];
+        let count = (end - first) as usize;
+        let mut play = Play {
+            run: self.runs,
+            start: self.now(),
+            first_id: self.sent,
+            outcomes: Vec::with_capacity(count),
+            flights: HashMap::default(),
+            left_of: send.plan.size[first as usize..end as usize].to_vec(),
+            began: vec![Nanos::ZERO; count],
+            roots: roots.iter(),
+            left: count,
+            send,
+            world: self,
+        };
+        play.world.sent += send.trace.requests.len() as u64;
+        play.begin();
+        while play.left > 0 {
+            let Some(event) = play.world.clock.next_event() else { break };
+            let left = play.left;
+            play.happen(event);
+            if play.left < left {
+                progress(count - play.left);
+            }
+        }
+        let Play { start, outcomes, left, .. } = play;
+        assert_eq!(left, 0, "every request that is sent is over some time");
+        let end = outcomes.iter().map(|outcome| outcome.end).max().unwrap_or(start);
+        Run { start, end, outcomes }
+    }
+}
+
+// === impl Play ===
+
+impl Play<'_, '_> {
+    fn begin(&mut self) {
+        let Send { trace, requests, .. } = self.send;
+        for (index, request) in
+            (requests.start..).zip(&trace.requests[requests.start as usize..requests.end as usize])
+        {
+            self.outcomes.push(Outcome {
+                request: index,
+                endpoint: None,
+                attempts: 0,
+                due: Nanos::ZERO,
+                first_token: None,
+                end: Nanos::ZERO,
+                prompt_tokens: request.input_tokens,
+                cached_tokens: 0,
+                reusable_tokens: trace.reusable_blocks(index) * trace.block_tokens,
+                output_tokens: 0,
+                failure: None,
+            });
+        }
+        if self.world.config.reports.is_some() && !self.world.reporting {
+            self.world.report(true);
+        }
+        match self.send.drive {
+            Drive::Open { .. } => self.schedule_root(),
+            Drive::Closed { clients } => (0..clients.max(1)).for_each(|_| self.start_root()),
+        }
+    }
+
+    /// Open loop: schedules the next conversation.
+    fn schedule_root(&mut self) {
+        let (Drive::Open { load }, Some(&root)) = (self.send.drive, self.roots.as_slice().first()) else {
+            return;
+        };
+        let arrival_s = self.request(root).arrival_s - self.send.origin_s;
+        let at = self.start + Nanos::from_secs_f64(arrival_s / load);
+        self.world.clock.schedule(at, Event::Root { run: self.run });
+    }
+
+    /// Begins the next conversation, if there is one.
+    fn start_root(&mut self) {
+        let Some(&root) = self.roots.next() else { return };
+        let place = self.place_of(root);
+        self.began[place] = self.now();
+        self.due(root);
+    }
+
+    fn now(&self) -> Nanos {
+        self.world.clock.now()
+    }
+
+    fn request(&self, request: u32) -> &TraceRequest {
+        &self.send.trace.requests[request as usize]
+    }
+
+    fn place_of(&self, request: u32) -> usize {
+        (request - self.send.requests.start) as usize
+    }
+
+    fn outcome(&mut self, request: u32) -> &mut Outcome {
+        let place = self.place_of(request);
+        &mut self.outcomes[place]
+    }
+
+    fn id(&self, request: u32) -> RequestId {
+        RequestId(self.first_id + u64::from(request))
+    }
+
+    fn happen(&mut self, event: Event) {
+        match event {
+            Event::Root { run } if run == self.run => {
+                self.start_root();
+                self.schedule_root();
+            }
+            Event::Due { run, request } if run == self.run => self.due(request),
+            Event::Place { run, request } if run == self.run => self.place(request),
+            Event::Timeout { run, request } if run == self.run => self.give_up(request),
+            Event::Step { seat } => self.step(seat.into()),
+            Event::Report => self.world.report(true),
+            Event::Fault(index) => {
+                let fault = self.world.config.faults[index];
+                self.world.happen(event);
+                if let Fault::Death { endpoint, .. } = fault {
+                    self.break_off(endpoint);
+                }
+            }
+            other => {
+                self.world.happen(other);
+                self.follow(None);
+                self.world.watch_queue();
+            }
+        }
+    }
+
+    /// A client sends a request.
+    fn due(&mut self, request: u32) {
+        let now = self.now();
+        self.outcome(request).due = now;
+        self.flights.insert(request, Flight::default());
+        let run = self.run;
+        self.world.clock.schedule(now + self.world.config.routing_delay, Event::Place { run, request });
+        if let Some(timeout) = self.world.config.client_timeout {
+            self.world.clock.schedule(now + timeout, Event::Timeout { run, request });
+        }
+    }
+
+    /// A request wants a place, for the first time or again.
+    fn place(&mut self, request: u32) {
+        let block_tokens = self.world.config.router.block_tokens;
+        let (now, id) = (self.now(), self.id(request));
+        let Some(flight) = self.flights.get_mut(&request) else { return };
+        let blocks = prompt_blocks(self.send.trace, request, block_tokens);
+        let attempts = &mut self.outcomes[(request - self.send.requests.start) as usize].attempts;
+        let wanted = SchedulingRequest {
+            excluded: flight.failed.as_slice().into(),
+            attempt: u32::from(*attempts),
+            ..SchedulingRequest::new(id, self.send.trace.requests[request as usize].input_tokens)
+        };
+        *attempts += 1;
+        let World { router, config, overlap, outputs, decisions, .. } = &mut *self.world;
+        let started = config.stopwatch.map(|read| read());
+        router.arrive(now, wanted, &blocks, overlap, outputs);
+        if let (Some(read), Some(started)) = (config.stopwatch, started) {
+            decisions.time += read() - started;
+        }
+        decisions.count += 1;
+        flight.blocks = Some(blocks);
+        self.follow(Some(request));
+        self.world.watch_queue();
+    }
+
+    /// Does what the router has said. The router has learnt by itself of `arrived`, which did not wait.
+    fn follow(&mut self, arrived: Option<u32>) {
+        while !self.world.outputs.is_empty() {
+            for output in std::mem::take(&mut self.world.outputs) {
+                match output {
+                    Output::Dispatch { request, placement } => {
+                        let request = (request.0 - self.first_id) as u32;
+                        self.dispatch(request, placement.endpoint, arrived == Some(request));
+                    }
+                    Output::Reject { request, why } => {
+                        self.over((request.0 - self.first_id) as u32, Some(Failure::Rejected(why)));
+                    }
+                    Output::Drained { .. } => {}
+                }
+            }
+        }
+    }
+
+    fn dispatch(&mut self, request: u32, endpoint: EndpointId, learnt: bool) {
+        let (now, seat) = (self.now(), endpoint.slot());
+        let TraceRequest { input_tokens, output_tokens, .. } = *self.request(request);
+        let Some(flight) = self.flights.get_mut(&request) else { return };
+        let Some(blocks) = flight.blocks.take() else { return };
+        flight.seat = Some(seat);
+        if !learnt {
+            self.world.router.learn(now, &blocks, endpoint);
+        }
+        self.outcome(request).endpoint = Some(seat as u16);
+        if !self.world.seats[seat].alive {
+            return self.attempt_failed(request);
+        }
+        self.world.seats[seat].engine.enqueue(
+            now,
+            EngineRequest {
+                id: u64::from(request),
+                prompt_blocks: blocks.into(),
+                prompt_tokens: input_tokens,
+                output_tokens,
+                output_seed: text_seed(request),
+                remote: None,
+            },
+        );
+        self.world.watch(seat);
+    }
+
+    /// An engine's step ends.
+    fn step(&mut self, seat: usize) {
+        let now = self.now();
+        let World { seats, engine_events, .. } = &mut *self.world;
+        if seats[seat].step_at != Some(now) {
+            return;
+        }
+        seats[seat].step_at = None;
+        seats[seat].engine.advance(now, engine_events);
+        let mut events = std::mem::take(engine_events);
+        for (_, event) in events.drain(..) {
+            self.engine_event(event);
+        }
+        self.world.engine_events = events;
+        self.world.tell_kv_events(seat);
+        self.world.watch(seat);
+    }
+
+    fn engine_event(&mut self, event: EngineEvent) {
+        let now = self.now();
+        match event {
+            EngineEvent::FirstToken { id, cached_tokens } => {
+                let outcome = self.outcome(id as u32);
+                (outcome.first_token, outcome.cached_tokens) = (Some(now), cached_tokens);
+                outcome.output_tokens = 1;
+                let id = self.id(id as u32);
+                self.world.router.progress(now, id, true, 0, &mut self.world.outputs);
+            }
+            EngineEvent::Tokens { id, count } => {
+                self.outcome(id as u32).output_tokens += count;
+                let id = self.id(id as u32);
+                self.world.router.progress(now, id, false, count, &mut self.world.outputs);
+            }
+            // Nobody sends keys and values from elsewhere.
+            EngineEvent::Allocated { .. } => {}
+            EngineEvent::Finished { id } => self.settle(id as u32, None),
+            EngineEvent::Rejected { id, why } => self.settle(id as u32, Some(Failure::Refused(why))),
+        }
+    }
+
+    /// Tells the router that a request it has placed is over, and does what follows.
+    fn settle(&mut self, request: u32, failure: Option<Failure>) {
+        let (now, id) = (self.now(), self.id(request));
+        self.world.router.step(now, Input::Finished { request: id }, &mut self.world.outputs);
+        self.over(request, failure);
+        self.follow(None);
+    }
+
+    /// A request is over: whoever waits for it may go on.
+    fn over(&mut self, request: u32, failure: Option<Failure>) {
+        if self.flights.remove(&request).is_none() {
+            return;
+        }
+        let now = self.now();
+        let outcome = self.outcome(request);
+        (outcome.end, outcome.failure) = (now, failure);
+        self.left -= 1;
+        let root = self.send.plan.root[request as usize];
+        let place = self.place_of(root);
+        let run = self.run;
+        for child in self.send.plan.children(request) {
+            let TraceRequest { arrival_s, think_s, .. } = *self.request(child);
+            let at = match think_s {
+                Some(think_s) => now + Nanos::from_secs_f64(f64::from(think_s)),
+                None => {
+                    let after_root_s = arrival_s - self.request(root).arrival_s;
+                    now.max(self.began[place] + Nanos::from_secs_f64(after_root_s))
+                }
+            };
+            self.world.clock.schedule(at, Event::Due { run, request: child });
+        }
+        self.left_of[place] -= 1;
+        if self.left_of[place] == 0 && matches!(self.send.drive, Drive::Closed { .. }) {
+            self.start_root();
+        }
+    }
+
+    /// What an endpoint was doing breaks off.
+    fn break_off(&mut self, endpoint: usize) {
+        let mut broken: Vec<u32> = self
+            .flights
+            .iter()
+            .filter(|(_, flight)| flight.seat == Some(endpoint))
+            .map(|(&r, _)| r)
+            .collect();
+        broken.sort_unstable();
+        broken.into_iter().for_each(|request| self.attempt_failed(request));
+    }
+
+    /// The endpoint did not answer, or no more.
+    fn attempt_failed(&mut self, request: u32) {
+        let attempts_max = self.world.config.attempts_max;
+        let Outcome { first_token, attempts, endpoint, .. } = *self.outcome(request);
+        if first_token.is_some() || attempts >= attempts_max {
+            return self.settle(request, Some(Failure::Broken));
+        }
+        let (now, id) = (self.now(), self.id(request));
+        self.world.router.step(now, Input::Finished { request: id }, &mut self.world.outputs);
+        if let (Some(flight), Some(endpoint)) = (self.flights.get_mut(&request), endpoint) {
+            flight.seat = None;
+            flight.failed.push(self.world.seats[usize::from(endpoint)].id);
+        }
+        self.follow(None);
+        self.place(request);
+    }
+
+    /// A client has waited long enough.
+    fn give_up(&mut self, request: u32) {
+        let Some(flight) = self.flights.get(&request) else { return };
+        let now = self.now();
+        if let Some(seat) = flight.seat {
+            self.world.seats[seat].engine.cancel(now, u64::from(request));
+            self.world.watch(seat);
+        }
+        self.settle(request, Some(Failure::TimedOut));
+    }
+}

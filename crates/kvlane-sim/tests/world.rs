@@ -1,0 +1,280 @@
+//! The world as a whole: nobody is lost, nothing depends on anything but inputs and seed, faults are survived.
+
+use kvlane_core::index::approx;
+use kvlane_core::policy::PolicyConfig;
+use kvlane_core::rng::Rng;
+use kvlane_core::time::Nanos;
+use kvlane_core::timing::TimingModel;
+use kvlane_core::{router, scheduler};
+use kvlane_sim::fault::{EventFeed, Fault};
+use kvlane_sim::{Drive, EngineConfig, Failure, Outcome, Plan, ReportFeed, Run, Send, World, WorldConfig};
+use kvlane_trace::trace::{Builder, Trace, TraceRequest};
+use proptest::prelude::*;
+
+const BLOCK_TOKENS: u32 = 16;
+
+fn config(policy: &str, engines: usize, seed: u64) -> WorldConfig {
+    let timing = TimingModel::preset("qwen2.5-7b@a100").expect("in the tables");
+    let engine =
+        EngineConfig { blocks: 400, max_num_seqs: 16, ..EngineConfig::vllm(timing, BLOCK_TOKENS, 0.9) };
+    WorldConfig {
+        engines: vec![engine; engines],
+        router: router::Config {
+            scheduler: scheduler::Config {
+                policy: PolicyConfig::by_name(policy).expect("a policy"),
+                in_flight_max: 0,
+                queue_len_max: 0,
+                queue_timeout: Nanos::ZERO,
+                receipts_max: 0,
+                seed,
+            },
+            index: approx::Config { memory_bytes_max: 1 << 24, ttl: Nanos::MAX },
+            exact: false,
+            block_tokens: BLOCK_TOKENS,
+        },
+        routing_delay: Nanos::from_millis(1),
+        reports: Some(ReportFeed { interval: Nanos::from_millis(100), age: Nanos::from_millis(20) }),
+        events: EventFeed::default(),
+        faults: Vec::new(),
+        health_delay: Nanos::from_millis(5),
+        attempts_max: 3,
+        client_timeout: None,
+        seed,
+        stopwatch: None,
+    }
+}
+
+/// `sessions` conversations of up to four turns; each turn begins with the one before, its answer included.
+fn conversations(sessions: u32, seed: u64) -> Trace {
+    let mut rng = Rng::new(seed);
+    let mut builder = Builder::new(BLOCK_TOKENS);
+    let mut arrival_s = 0.0;
+    for session in 0..sessions {
+        arrival_s += rng.unit() * 0.4;
+        let mut before: Option<(u32, u32)> = None;
+        for turn in 0..1 + rng.below(4) {
+            let (base, length) = before.map_or((None, 0), |(index, length)| (Some(index), length));
+            let request = TraceRequest {
+                arrival_s: arrival_s + turn as f64,
+                input_tokens: length + 40 + rng.below(300) as u32,
+                output_tokens: 1 + rng.below(60) as u32,
+                session,
+                after: base,
+                think_s: base.map(|_| rng.unit() as f32),
+                base,
+                shared_blocks: length / BLOCK_TOKENS,
+            };
+            let index = builder.branch(request).expect("room");
+            before = Some((index, request.input_tokens + request.output_tokens));
+        }
+    }
+    builder.finish()
+}
+
+fn play(config: WorldConfig, trace: &Trace, drive: Drive) -> (Run, World) {
+    let plan = Plan::new(trace);
+    let mut world = World::new(config);
+    let requests = 0..trace.requests.len() as u32;
+    let run = world.run(&Send { trace, plan: &plan, requests, origin_s: 0.0, drive }, |_| {});
+    (run, world)
+}
+
+const OPEN: Drive = Drive::Open { load: 1.0 };
+
+/// What has to be true of every run, whatever went wrong in it.
+fn check(trace: &Trace, run: &Run, world: &World) {
+    assert_eq!(run.outcomes.len(), trace.requests.len());
+    for (request, outcome) in trace.requests.iter().zip(&run.outcomes) {
+        let Outcome { due, end, first_token, output_tokens, .. } = *outcome;
+        assert!(run.start <= due && due <= end && end <= run.end);
+        assert!(first_token.is_none_or(|first| due <= first && first <= end));
+        match outcome.failure {
+            None => assert_eq!(output_tokens, request.output_tokens),
+            Some(_) => assert!(output_tokens <= request.output_tokens),
+        }
+        if let Some(after) = request.after {
+            let before = run.outcomes[after as usize].end;
+            assert!(due >= before + Nanos::from_secs_f64(f64::from(request.think_s.unwrap_or(0.0))));
+        }
+    }
+    for stats in world.engine_stats() {
+        assert_eq!((stats.running, stats.waiting, stats.kv_blocks_used), (0, 0, 0));
+    }
+    assert_eq!(world.router().read(|scheduler| (scheduler.in_flight(), scheduler.queued())), (0, 0));
+    let pool: Vec<u32> =
+        world.router().read(|s| s.pool().endpoints().map(|e| e.load.in_flight.requests).collect());
+    assert!(pool.iter().all(|&requests| requests == 0), "{pool:?}");
+}
+
+#[test]
+fn the_same_seed_gives_the_same_run_and_another_one_another() {
+    let trace = conversations(60, 1);
+    let run = |seed| play(config("power_of_two", 3, seed), &trace, OPEN).0.outcomes;
+    assert_eq!(run(1), run(1));
+    assert_ne!(run(1), run(2));
+}
+
+#[test]
+fn hits_never_exceed_what_a_cache_that_never_forgets_would_have() {
+    let trace = conversations(80, 3);
+    for policy in PolicyConfig::NAMES {
+        let (run, world) = play(config(policy, 3, 1), &trace, OPEN);
+        check(&trace, &run, &world);
+        let excess = run.outcomes.iter().find(|outcome| outcome.cached_tokens > outcome.reusable_tokens);
+        assert_eq!(excess, None, "{policy}");
+    }
+}
+
+#[test]
+fn one_engine_finds_the_turn_before_with_its_answer() {
+    let trace = conversations(1, 9);
+    let mut config = config("round_robin", 1, 1);
+    config.engines[0].blocks = 10_000;
+    let (run, _) = play(config, &trace, OPEN);
+    assert!(trace.requests.len() > 1);
+    for outcome in &run.outcomes[1..] {
+        // The last token of an answer has no keys and values.
+        let last = run.outcomes[outcome.request as usize - 1];
+        let held = (last.prompt_tokens + last.output_tokens - 1) / BLOCK_TOKENS * BLOCK_TOKENS;
+        assert_eq!(outcome.cached_tokens, held.min(outcome.reusable_tokens));
+    }
+}
+
+#[test]
+fn exact_knowledge_without_delay_is_what_the_engines_have() {
+    let trace = conversations(60, 4);
+    let mut exact = config("prefix_aware", 3, 1);
+    exact.router.exact = true;
+    exact.router.index.ttl = Nanos::ZERO;
+    let (run, world) = play(exact, &trace, OPEN);
+    check(&trace, &run, &world);
+    let (approximate, _) = play(config("prefix_aware", 3, 1), &trace, OPEN);
+    let cached = |run: &Run| run.outcomes.iter().map(|o| u64::from(o.cached_tokens)).sum::<u64>();
+    assert!(cached(&run) > 0 && cached(&approximate) > 0);
+}
+
+#[test]
+fn a_closed_loop_keeps_its_clients_busy_and_no_more() {
+    let trace = conversations(40, 5);
+    let (run, world) = play(config("least_load", 2, 1), &trace, Drive::Closed { clients: 4 });
+    check(&trace, &run, &world);
+    // A conversation lasts from its first request to its last end: at any start no more than four are going on.
+    let plan = Plan::new(&trace);
+    let mut spans: std::collections::BTreeMap<u32, (Nanos, Nanos)> = Default::default();
+    for outcome in &run.outcomes {
+        let span = spans.entry(plan.root[outcome.request as usize]).or_insert((outcome.due, outcome.end));
+        *span = (span.0.min(outcome.due), span.1.max(outcome.end));
+    }
+    let at = |time: Nanos| spans.values().filter(|(start, end)| *start <= time && time < *end).count();
+    let most = spans.values().map(|(start, _)| at(*start)).max().unwrap_or(0);
+    assert_eq!(most, 4);
+}
+
+#[test]
+fn twice_the_load_begins_conversations_twice_as_fast_and_keeps_their_pace() {
+    let mut trace = conversations(30, 6);
+    trace.requests.iter_mut().for_each(|request| request.think_s = None);
+    let (run, _) = play(config("round_robin", 4, 1), &trace, Drive::Open { load: 2.0 });
+    for (request, outcome) in trace.requests.iter().zip(&run.outcomes) {
+        if request.after.is_none() {
+            assert_eq!(outcome.due, Nanos::from_secs_f64(request.arrival_s / 2.0));
+        }
+    }
+}
+
+#[test]
+fn an_endpoint_that_dies_loses_its_streams_and_its_other_requests_go_elsewhere() {
+    let trace = conversations(80, 7);
+    let mut config = config("round_robin", 3, 1);
+    config.faults = vec![
+        // Slow, so that it has streams to lose.
+        Fault::Slow { at: Nanos::ZERO, endpoint: 1, factor: 20.0, until: None },
+        Fault::Death { at: Nanos::from_secs(6), endpoint: 1, back_at: Some(Nanos::from_secs(12)) },
+    ];
+    let (run, world) = play(config, &trace, OPEN);
+    check(&trace, &run, &world);
+    let broken: Vec<&Outcome> = run.outcomes.iter().filter(|outcome| !outcome.is_ok()).collect();
+    assert!(!broken.is_empty());
+    for outcome in broken {
+        assert_eq!((outcome.failure, outcome.end), (Some(Failure::Broken), Nanos::from_secs(6)));
+        assert!(outcome.first_token.is_some(), "whoever had no token was tried elsewhere");
+    }
+    assert!(run.outcomes.iter().any(|outcome| outcome.is_ok() && outcome.attempts > 1));
+    let served = |from: u64, to: u64| {
+        let within = |at: Nanos| Nanos::from_secs(from) <= at && at < Nanos::from_secs(to);
+        run.outcomes.iter().filter(|o| o.endpoint == Some(1) && o.is_ok() && within(o.due)).count()
+    };
+    assert_eq!(served(7, 12), 0);
+    assert!(served(13, 100) > 0, "it is back");
+}
+
+#[test]
+fn a_slow_endpoint_gets_fewer_requests_where_load_counts() {
+    let trace = conversations(150, 8);
+    let mut config = config("least_load", 3, 1);
+    config.faults = vec![Fault::Slow { at: Nanos::ZERO, endpoint: 0, factor: 8.0, until: None }];
+    let (run, _) = play(config, &trace, OPEN);
+    let of = |endpoint| run.outcomes.iter().filter(|outcome| outcome.endpoint == Some(endpoint)).count();
+    assert!(of(0) < of(1) && of(0) < of(2), "{} {} {}", of(0), of(1), of(2));
+}
+
+#[test]
+fn clients_that_give_up_leave_nothing_behind() {
+    let trace = conversations(60, 10);
+    let mut config = config("random", 2, 1);
+    config.client_timeout = Some(Nanos::from_millis(400));
+    let (run, world) = play(config, &trace, OPEN);
+    check(&trace, &run, &world);
+    let gone = |outcome: &&Outcome| outcome.failure == Some(Failure::TimedOut);
+    assert!(run.outcomes.iter().filter(gone).count() > 0);
+    assert!(run.outcomes.iter().filter(gone).all(|o| o.end == o.due + Nanos::from_millis(400)));
+}
+
+#[test]
+fn a_full_pool_queues_and_sheds_as_the_gateway_does() {
+    let trace = conversations(80, 11);
+    let mut config = config("least_load", 2, 1);
+    config.router.scheduler.in_flight_max = 3;
+    config.router.scheduler.queue_len_max = 2;
+    config.router.scheduler.queue_timeout = Nanos::from_millis(300);
+    let (run, world) = play(config, &trace, OPEN);
+    check(&trace, &run, &world);
+    let shed = |o: &&Outcome| matches!(o.failure, Some(Failure::Rejected(_)));
+    assert!(run.outcomes.iter().filter(shed).count() > 0);
+    assert!(run.outcomes.iter().filter(shed).all(|o| o.end <= o.due + Nanos::from_millis(301)));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn whatever_goes_wrong_every_request_is_over_once_and_nothing_is_left(
+        seed in 0u64..1000,
+        engines in 1usize..4,
+        policy in prop::sample::select(PolicyConfig::NAMES.to_vec()),
+        deaths in prop::collection::vec((0u64..20_000, 0usize..4, prop::option::of(1u64..8000)), 0..4),
+        (lost, duplicated, jitter) in (0.0..0.5, 0.0..0.5, 0u64..500),
+        timeout in prop::option::of(300u64..5000),
+        exact: bool,
+        closed in prop::option::of(1u32..8),
+    ) {
+        let trace = conversations(25, seed);
+        let mut config = config(policy, engines, seed);
+        config.faults = deaths
+            .into_iter()
+            .map(|(at, endpoint, back)| Fault::Death {
+                at: Nanos::from_millis(at),
+                endpoint,
+                back_at: back.map(|back| Nanos::from_millis(at + back)),
+            })
+            .collect();
+        config.router.exact = exact;
+        config.events =
+            EventFeed { delay: Nanos::from_millis(5), jitter: Nanos::from_millis(jitter), lost, duplicated };
+        config.client_timeout = timeout.map(Nanos::from_millis);
+        let drive = closed.map_or(OPEN, |clients| Drive::Closed { clients });
+        let (run, world) = play(config.clone(), &trace, drive);
+        check(&trace, &run, &world);
+        prop_assert_eq!(run.outcomes, play(config, &trace, drive).0.outcomes);
+    }
+}

@@ -1,0 +1,169 @@
+//! The figures of a simulation for a terminal, and as the tables of its report.
+
+use kvlane_sim::figures::{CLASSES, Figures};
+use kvlane_sim::scenario::{Row, Scenario};
+use kvlane_trace::report::Table;
+
+use super::{errors, load_of};
+
+/// What is shown of every row: heading, figure, factor, digits.
+const COLUMNS: [(&str, &str, f64, usize); 15] = [
+    ("TTFT mean s", "ttft_mean_s", 1.0, 3),
+    ("p50", "ttft_p50_s", 1.0, 3),
+    ("p90", "ttft_p90_s", 1.0, 3),
+    ("p99", "ttft_p99_s", 1.0, 3),
+    ("TPOT mean ms", "tpot_mean_ms", 1.0, 1),
+    ("p90", "tpot_p90_ms", 1.0, 1),
+    ("E2E mean s", "e2e_mean_s", 1.0, 2),
+    ("p90", "e2e_p90_s", 1.0, 2),
+    ("tok/s out", "out_tok_s", 1.0, 0),
+    ("cached %", "cached_share", 100.0, 1),
+    ("of at most", "reusable_share", 100.0, 1),
+    ("good req/s", "goodput_req_s", 1.0, 2),
+    ("shed %", "shed_share", 100.0, 1),
+    ("imbalance", "busy_imbalance", 1.0, 2),
+    ("preempted", "preemptions", 1.0, 0),
+];
+
+/// What is compared with what was published, if it was: heading, figure, digits.
+const COMPARED: [(&str, &str, usize); 10] = [
+    ("tok/s out", "out_tok_s", 0),
+    ("TTFT mean s", "ttft_mean_s", 3),
+    ("TTFT p50 s", "ttft_p50_s", 3),
+    ("TTFT p90 s", "ttft_p90_s", 3),
+    ("ITL mean ms", "itl_mean_ms", 1),
+    ("TPOT mean ms", "tpot_mean_ms", 1),
+    ("E2E mean s", "e2e_mean_s", 2),
+    ("req/s", "req_s", 2),
+    ("cached", "cached_share", 3),
+    ("goodput req/s", "goodput_req_s", 2),
+];
+
+/// Everything, for a terminal.
+pub(super) fn text(scenario: &Scenario, rows: &[Row]) -> String {
+    let mut out = format!("{}\n\n{}", summary(scenario), figures(rows).to_text());
+    if rows.iter().any(|row| !row.published.is_empty()) {
+        out.push_str(&format!("\nPublished, simulated and the error:\n\n{}", comparison(rows).to_text()));
+    }
+    let classes = classes(rows);
+    out.push_str(&format!("\n{}\n\n{}", classes_intro(scenario), classes.to_text()));
+    out.push_str(&format!("\n{}\n", decisions(rows)));
+    out
+}
+
+/// What was simulated, in a sentence or two.
+pub(super) fn summary(scenario: &Scenario) -> String {
+    let fleet = &scenario.fleet;
+    let model = match (&fleet.preset, &fleet.model, &fleet.gpu, &fleet.timing) {
+        (Some(preset), ..) => preset.clone(),
+        (_, Some(model), Some(gpu), _) => format!("{model}@{gpu}x{}", fleet.tp),
+        (.., Some(path)) => path.display().to_string(),
+        _ => String::new(),
+    };
+    let about = scenario.about.trim();
+    let gap = if about.is_empty() { "" } else { "\n" };
+    format!(
+        "{}: {} engines, {model}; {} seed{}{gap}{about}",
+        scenario.scenario,
+        fleet.engines,
+        scenario.seeds.max(1),
+        if scenario.seeds > 1 { "s" } else { "" },
+    )
+}
+
+fn load(row: &Row) -> String {
+    match load_of(row.cell) {
+        Some((name, value)) => format!("{name} {value}"),
+        None => "all".to_owned(),
+    }
+}
+
+fn number(figures: &Figures, name: &str, factor: f64, digits: usize) -> String {
+    figures.get(name).map_or("-".to_owned(), |value| format!("{:.digits$}", value * factor))
+}
+
+/// One row per policy and load.
+pub(super) fn figures(rows: &[Row]) -> Table {
+    let columns = ["policy", "load"].into_iter().chain(COLUMNS.iter().map(|(heading, ..)| *heading));
+    let cells = |row: &Row| {
+        let mut cells = vec![row.arm.clone(), load(row)];
+        cells.extend(
+            COLUMNS.iter().map(|&(_, name, factor, digits)| number(&row.simulated, name, factor, digits)),
+        );
+        cells
+    };
+    Table { columns: columns.map(str::to_owned).collect(), rows: rows.iter().map(cells).collect() }
+}
+
+/// One row per policy and load of which something was published: each figure as published, simulated, error.
+pub(super) fn comparison(rows: &[Row]) -> Table {
+    let shown: Vec<_> = COMPARED
+        .iter()
+        .filter(|(_, name, _)| rows.iter().any(|row| row.published.contains_key(*name)))
+        .collect();
+    let mut columns = vec!["policy".to_owned(), "load".to_owned()];
+    columns.extend(
+        shown.iter().flat_map(|(heading, ..)| [(*heading).to_owned(), "sim".to_owned(), "error".to_owned()]),
+    );
+    let cells = |row: &Row| {
+        let errors = errors(row);
+        let mut cells = vec![row.arm.clone(), load(row)];
+        for &&(_, name, digits) in &shown {
+            cells.push(number(&row.published, name, 1.0, digits));
+            cells.push(number(&row.simulated, name, 1.0, digits));
+            cells.push(errors.get(name).map_or("-".to_owned(), |error| format!("{:+.1} %", error * 100.0)));
+        }
+        cells
+    };
+    let rows = rows.iter().filter(|row| !row.published.is_empty()).map(cells).collect();
+    Table { columns, rows }
+}
+
+/// What the classes are.
+pub(super) fn classes_intro(scenario: &Scenario) -> String {
+    let judgement = &scenario.judgement;
+    format!(
+        "By uncached prompt tokens: WARM below {}, MEDIUM below {}, HEAVY from there. Good: first token within {} s, then \
+         {} ms a token.",
+        judgement.medium_from_tokens,
+        judgement.heavy_from_tokens,
+        judgement.slo_ttft_s,
+        judgement.slo_tpot_ms
+    )
+}
+
+/// Share and time to first token of each class.
+pub(super) fn classes(rows: &[Row]) -> Table {
+    let mut columns = vec!["policy".to_owned(), "load".to_owned()];
+    for class in CLASSES {
+        columns.extend([format!("{} %", class.to_uppercase()), "TTFT p50 s".to_owned(), "p90".to_owned()]);
+    }
+    let cells = |row: &Row| {
+        let mut cells = vec![row.arm.clone(), load(row)];
+        for class in CLASSES {
+            cells.push(number(&row.simulated, &format!("{class}_share"), 100.0, 1));
+            cells.push(number(&row.simulated, &format!("{class}_ttft_p50_s"), 1.0, 3));
+            cells.push(number(&row.simulated, &format!("{class}_ttft_p90_s"), 1.0, 3));
+        }
+        cells
+    };
+    Table { columns, rows: rows.iter().map(cells).collect() }
+}
+
+/// What decisions took on this machine.
+pub(super) fn decisions(rows: &[Row]) -> String {
+    let mut arms: Vec<(&str, u64, f64)> = Vec::new();
+    for row in rows {
+        let (count, secs) = (row.decisions.count, row.decisions.time.as_secs_f64());
+        match arms.iter_mut().find(|(arm, ..)| *arm == row.arm) {
+            Some(arm) => (arm.1, arm.2) = (arm.1 + count, arm.2 + secs),
+            None => arms.push((&row.arm, count, secs)),
+        }
+    }
+    let each =
+        |(arm, count, secs): &(&str, u64, f64)| format!("{arm} {:.1}", secs / (*count).max(1) as f64 * 1e6);
+    format!(
+        "Microseconds of this machine for a decision: {}",
+        arms.iter().map(each).collect::<Vec<_>>().join(", ")
+    )
+}
