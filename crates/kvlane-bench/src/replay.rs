@@ -313,15 +313,11 @@ impl Departure {
         let record = Record {
             id: u64::from(index),
             scheduled_s: asked.arrival_s / config.speed,
-            sent_s: 0.0,
-            first_token_s: None,
-            end_s: 0.0,
             prompt_tokens: asked.input_tokens,
-            cached_tokens: None,
-            output_tokens: 0,
-            endpoint: None,
-            status: 0,
-            error: None,
+            session: Some(asked.session),
+            base: asked.base.map(u64::from),
+            shared_tokens: asked.base.map(|_| asked.shared_blocks.saturating_mul(config.trace.block_tokens)),
+            ..Record::default()
         };
         Self { request, record }
     }

@@ -11,9 +11,17 @@ use std::path::{Path, PathBuf};
 use crate::session;
 use crate::trace::{Builder, Trace, TraceRequest};
 
+mod azure;
+mod bailian;
+mod burstgpt;
 mod clock;
+mod csv;
+mod files;
 mod lines;
 pub mod mooncake;
+pub mod normal;
+mod recording;
+mod weka;
 
 use lines::{Fault, Lines};
 
@@ -57,7 +65,13 @@ macro_rules! formats {
 }
 
 formats! {
+    normal Normal "normal" "kvlane's own: what the others are imported into.";
+    weka Weka "weka" "Sessions of a coding agent from Weka's kv-cache-tester, as published or packed.";
+    bailian Bailian "bailian" "Qwen-Bailian JSONL.";
+    recording Recording "recording" "The records of a replay.";
     mooncake Mooncake "mooncake" "Mooncake JSONL, with the further fields of AIPerf and Dynamo.";
+    azure Azure "azure" "Azure's CSV of 2023 and 2024.";
+    burstgpt BurstGpt "burstgpt" "BurstGPT's CSV.";
 }
 
 /// Most requests that are read of a file.
@@ -91,6 +105,11 @@ pub struct Options {
     pub skip_bad: bool,
     /// Forget which turn comes after which: every request is sent at its arrival.
     pub open_loop: bool,
+    /// Sessions that start in a second, on average, where the file does not say when they start.
+    pub session_rate: f64,
+    /// Let sessions share their tools and system prompt where the file's ids are local to a session but these are as
+    /// long in both.
+    pub shared_head: bool,
 }
 
 impl Default for Options {
@@ -102,6 +121,8 @@ impl Default for Options {
             seed: 0,
             skip_bad: false,
             open_loop: false,
+            session_rate: 0.1,
+            shared_head: true,
         }
     }
 }
@@ -161,9 +182,12 @@ struct Draft {
     infer_sessions: bool,
 }
 
-/// Reads a file, plain or gzip; which of the two, its first bytes tell.
+/// Reads a file, plain or gzip; which of the two, its first bytes tell. Of a directory, its `.json` files, by name.
 pub fn open(path: &Path, options: &Options) -> Result<Trace, TraceError> {
     let failed = |source| TraceError::Open { path: path.to_owned(), source };
+    if path.is_dir() {
+        return read(BufReader::new(files::Files::of(path).map_err(failed)?), options);
+    }
     read(BufReader::new(File::open(path).map_err(failed)?), options)
 }
 
@@ -263,5 +287,12 @@ impl Draft {
             return Err(Fault::TooLong);
         }
         self.builder.push(request, ids).ok_or(Fault::TooLong)
+    }
+
+    fn branch(&mut self, request: TraceRequest) -> Result<u32, Fault> {
+        if self.builder.len() >= REQUESTS_MAX {
+            return Err(Fault::TooLong);
+        }
+        self.builder.branch(request).ok_or(Fault::TooLong)
     }
 }

@@ -15,6 +15,7 @@ pub mod shared_prefix;
 mod spread;
 pub mod unshared;
 
+pub(crate) use arrivals::exponential;
 pub use arrivals::{Arrivals, Stage};
 pub use spread::Spread;
 

@@ -8,7 +8,7 @@ use std::io::{self, BufRead, Write};
 use serde::{Deserialize, Serialize};
 
 /// One request of a replay.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Record {
     /// The request's position in the replayed trace.
     pub id: u64,
@@ -33,6 +33,15 @@ pub struct Record {
     pub endpoint: Option<String>,
     /// HTTP status, 0 if there was no answer.
     pub status: u16,
+    /// The conversation it was a turn of, in the replayed trace.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub session: Option<u32>,
+    /// The earlier request whose prompt (or prompt and answer) its prompt began with, by its `id`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<u64>,
+    /// How many tokens of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shared_tokens: Option<u32>,
     /// Why it failed, as a short class such as `connect`, `status`, `reset`, `timeout` or `truncated`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
@@ -116,6 +125,9 @@ mod tests {
             output_tokens: 5,
             endpoint: Some("a".into()),
             status: 200,
+            session: Some(1),
+            base: Some(2),
+            shared_tokens: Some(64),
             error: None,
         }
     }

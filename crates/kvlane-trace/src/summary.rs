@@ -129,7 +129,7 @@ mod tests {
             output_tokens: 11,
             endpoint: Some(format!("e{}", id % 2)),
             status: 200,
-            error: None,
+            ..Record::default()
         }
     }
 

@@ -243,6 +243,11 @@ impl Builder {
         self.trace.requests.is_empty()
     }
 
+    /// Tokens of a full block.
+    pub fn block_tokens(&self) -> u32 {
+        self.trace.block_tokens
+    }
+
     /// The requests so far.
     pub fn requests(&self) -> &[TraceRequest] {
         &self.trace.requests

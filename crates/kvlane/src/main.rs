@@ -36,6 +36,8 @@ enum Command {
     MockEngine(commands::mock_engine::MockEngineArgs),
     /// Ask what another policy, fleet or load would do, in virtual time.
     Simulate(commands::simulate::SimulateArgs),
+    /// Import or make traces.
+    Trace(commands::trace::TraceArgs),
     /// Check the configuration that `serve` would run with, and print it.
     Check(config::ConfigArgs),
     /// Print a configuration file with every key, its default and what it means.
@@ -67,6 +69,7 @@ fn main() -> std::process::ExitCode {
         Command::Demo(args) => commands::demo::run(&args),
         Command::MockEngine(args) => commands::mock_engine::run(&args),
         Command::Simulate(args) => commands::simulate::run_command(&args),
+        Command::Trace(args) => commands::trace::run(&args),
         Command::Check(args) => commands::check::run(&args),
         Command::Config => commands::check::print_example(),
     };

@@ -1,8 +1,8 @@
 //! A file's clock: where it starts, and how coarsely it ticks.
 //!
-//! The Mooncake conversation trace's clock ticks every 3 s, so ten requests arrive at once, then none for 3 s. Replayed
-//! like that a trace measures its own clock. Such a clock is noticed and the arrivals of a tick are spread evenly over
-//! it, in the order of the file.
+//! The Mooncake conversation trace's clock ticks every 3 s, some ticks a millisecond early, so ten requests arrive at
+//! once, then none for 3 s. Replayed like that a trace measures its own clock. Such a clock is noticed and the arrivals
+//! of a tick are spread evenly over it, in the order of the file.
 
 use super::{Jitter, Options};
 use crate::sample::unit;
@@ -13,6 +13,12 @@ const QUANTUM_US_MIN: u64 = 100_000;
 
 /// Fewer distinct times than this say nothing about the clock.
 const DISTINCT_TIMES_MIN: usize = 32;
+
+/// How far, in microseconds, a time may be off a tick.
+const TICK_US: u64 = 1000;
+
+/// One in so many times may be further off.
+const OFF_TICK_SHARE: usize = 100;
 
 /// Times beyond this many seconds count from 1970, not from the trace's start: it is September 2001.
 const UNIX_S_MIN: f64 = 1e9;
@@ -31,15 +37,17 @@ pub(super) fn settle(trace: &mut Trace, options: &Options) {
         return;
     }
     let Some(quantum_s) = quantum_s(requests) else { return };
+    let tick = |request: &TraceRequest| (request.arrival_s / quantum_s).round();
     let mut offsets = Vec::new();
     let mut index = 0;
-    for lump in requests.chunk_by_mut(|a, b| a.arrival_s == b.arrival_s) {
+    for lump in requests.chunk_by_mut(|a, b| tick(a) == tick(b)) {
+        let start_s = tick(&lump[0]) * quantum_s;
         offsets.clear();
         offsets.extend((index..).take(lump.len()).map(|i| unit(options.seed, i) * quantum_s));
         offsets.sort_unstable_by(f64::total_cmp);
         index += lump.len() as u64;
         for (request, offset) in lump.iter_mut().zip(&offsets) {
-            request.arrival_s += offset;
+            request.arrival_s = start_s + offset;
         }
     }
     notes.push(format!(
@@ -48,20 +56,32 @@ pub(super) fn settle(trace: &mut Trace, options: &Options) {
     ));
 }
 
-/// The tick of the clock in seconds, if it is coarse: a common divisor of all times, some of them equal.
+/// The tick of the clock in seconds, if it is coarse: what all times are multiples of, or the most common gap if nearly
+/// all are, to the millisecond; and some of them equal.
 fn quantum_s(sorted: &[TraceRequest]) -> Option<f64> {
-    let mut quantum = 0;
-    let mut distinct = 0;
+    let micros = |request: &TraceRequest| request.arrival_s * 1e6;
+    let mut times: Vec<u64> = Vec::new();
+    let mut exact = true;
     for lump in sorted.chunk_by(|a, b| a.arrival_s == b.arrival_s) {
-        let micros = lump[0].arrival_s * 1e6;
-        if (micros - micros.round()).abs() > 0.01 {
-            return None;
-        }
-        quantum = gcd(quantum, micros.round() as u64);
-        distinct += 1;
+        exact &= (micros(&lump[0]) - micros(&lump[0]).round()).abs() <= 0.01;
+        times.push(micros(&lump[0]).round() as u64);
     }
-    let coarse = quantum >= QUANTUM_US_MIN && distinct >= DISTINCT_TIMES_MIN && distinct < sorted.len();
+    if times.len() < DISTINCT_TIMES_MIN || times.len() == sorted.len() {
+        return None;
+    }
+    let divisor = if exact { times.iter().copied().fold(0, gcd) } else { 0 };
+    let quantum = if divisor >= QUANTUM_US_MIN { divisor } else { common_gap(&times) };
+    let off = |time: &&u64| (**time % quantum).min(quantum - **time % quantum) > TICK_US;
+    let coarse =
+        quantum >= QUANTUM_US_MIN && times.iter().filter(off).count() <= times.len() / OFF_TICK_SHARE;
     coarse.then(|| quantum as f64 / 1e6)
+}
+
+/// The gap that most neighbours have, to the millisecond.
+fn common_gap(times: &[u64]) -> u64 {
+    let mut gaps: Vec<u64> = times.windows(2).map(|pair| (pair[1] - pair[0] + 500) / 1000 * 1000).collect();
+    gaps.sort_unstable();
+    gaps.chunk_by(|a, b| a == b).max_by_key(|equal| equal.len()).map_or(0, |equal| equal[0])
 }
 
 fn gcd(mut a: u64, mut b: u64) -> u64 {
@@ -69,4 +89,37 @@ fn gcd(mut a: u64, mut b: u64) -> u64 {
         (a, b) = (b, a % b);
     }
     a
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settled(times_ms: impl IntoIterator<Item = u64>) -> Trace {
+        let request =
+            |ms| TraceRequest { arrival_s: ms as f64 / 1e3, input_tokens: 1, ..TraceRequest::default() };
+        let requests = times_ms.into_iter().map(request).collect();
+        let mut trace = Trace { block_tokens: 16, requests, notes: Vec::new() };
+        settle(&mut trace, &Options::default());
+        trace
+    }
+
+    #[test]
+    fn a_tick_that_comes_a_millisecond_early_is_a_tick() {
+        let times = (0..400).map(|i| i / 4 * 3000 - u64::from(i / 4 % 25 == 2 && i % 4 < 2));
+        let trace = settled(times);
+        assert!(trace.notes[0].contains("multiples of 3 s"), "{:?}", trace.notes);
+        for (i, request) in trace.requests.iter().enumerate() {
+            let tick_s = (i / 4) as f64 * 3.0;
+            assert!((tick_s..tick_s + 3.0).contains(&request.arrival_s), "{i}: {}", request.arrival_s);
+        }
+        assert!(trace.requests.is_sorted_by(|a, b| a.arrival_s < b.arrival_s));
+    }
+
+    #[test]
+    fn times_of_which_many_are_between_the_ticks_are_left_alone() {
+        let trace = settled((0..400).map(|i| i / 4 * 3000 + u64::from(i / 4 % 10 == 2) * 701));
+        assert_eq!(trace.notes, [""; 0]);
+        assert_eq!(trace.requests[8].arrival_s, 6.701);
+    }
 }

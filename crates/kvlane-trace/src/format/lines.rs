@@ -50,7 +50,7 @@ impl<R: BufRead> Lines<R> {
                 return Err(TraceError::Line { line: self.line, field: "line", why });
             }
             if !self.bytes.trim_ascii().is_empty() {
-                return Ok(Some((self.line, self.bytes.trim_ascii())));
+                return Ok(Some((self.line, self.bytes.trim_ascii_end())));
             }
         }
     }
@@ -74,6 +74,11 @@ impl<R: BufRead> Lines<R> {
             }
         }
         Ok(())
+    }
+
+    /// The last line that was read.
+    pub(super) fn line(&self) -> u64 {
+        self.line
     }
 
     /// What to say about the lines that were left out.
@@ -103,6 +108,11 @@ pub(super) fn tokens(field: &'static str, value: Option<Number>, min: u32) -> Re
     let value = needed(field, value)?;
     let count = value.as_u64().and_then(|count| u32::try_from(count).ok());
     in_range(field, count, &value, min)
+}
+
+/// A number of tokens of a text file, at least `min`.
+pub(super) fn text_tokens(field: &'static str, value: &str, min: u32) -> Result<u32, Fault> {
+    in_range(field, value.parse().ok(), value, min)
 }
 
 fn in_range(

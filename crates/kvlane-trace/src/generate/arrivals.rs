@@ -121,7 +121,7 @@ impl Arrivals {
 }
 
 /// A draw from the exponential distribution of mean 1.
-pub(super) fn exponential(rng: &mut Rng) -> f64 {
+pub(crate) fn exponential(rng: &mut Rng) -> f64 {
     -(1.0 - rng.unit()).ln()
 }
 

@@ -5,3 +5,4 @@ pub(crate) mod demo;
 pub(crate) mod mock_engine;
 pub(crate) mod serve;
 pub(crate) mod simulate;
+pub(crate) mod trace;

@@ -1,0 +1,75 @@
+//! The records of a replay, one JSON object on a line: see [`Record`].
+//!
+//! A record tells when a request was due and how long prompt and answer were, and of its place in the replayed trace
+//! what [`Record::session`], [`Record::base`] and [`Record::shared_tokens`] say. What is lost: who waited for whom and
+//! for how long, the pace of a replay that was sped up (times are the replay's), and what failed answers would have
+//! become (they are as long as what was received). Prompts are as long as the engine counted them, its chat template
+//! included.
+
+use std::collections::HashMap;
+use std::io::BufRead;
+
+use super::lines::{Fault, Lines, json};
+use super::{Draft, Options, TraceError};
+use crate::record::Record;
+use crate::trace::TraceRequest;
+
+/// Tokens of a block where the options do not say: shared tokens are counted in these.
+const BLOCK_TOKENS: u32 = 16;
+
+pub(super) fn begins(head: &str) -> bool {
+    head.starts_with('{') && head.contains("\"scheduled_s\"")
+}
+
+pub(super) fn read<R: BufRead>(lines: &mut Lines<R>, options: &Options) -> Result<Draft, TraceError> {
+    let mut draft = Draft::new(options, BLOCK_TOKENS);
+    let block_tokens = draft.builder.block_tokens();
+    // Where the records of the replayed trace are here, and its sessions.
+    let mut places: HashMap<u64, u32> = HashMap::new();
+    let mut sessions: HashMap<u32, u32> = HashMap::new();
+    let (mut count, mut failed) = (0, 0u64);
+    lines.each(|_, bytes| {
+        let record: Record = json(bytes)?;
+        if !(0.0..1e15).contains(&record.scheduled_s) {
+            return Err(Fault::Field("scheduled_s", format!("{} is no time in seconds", record.scheduled_s)));
+        }
+        let fits = |tokens: u32| tokens <= super::lines::TOKENS_MAX;
+        if record.prompt_tokens == 0 || !fits(record.prompt_tokens) {
+            return Err(Fault::Field(
+                "prompt_tokens",
+                format!("{} is no length of a prompt", record.prompt_tokens),
+            ));
+        }
+        if !fits(record.output_tokens) {
+            return Err(Fault::Field(
+                "output_tokens",
+                format!("{} is no length of an answer", record.output_tokens),
+            ));
+        }
+        let session = match record.session {
+            Some(session) => *sessions.entry(session).or_insert(count),
+            None => count,
+        };
+        let request = TraceRequest {
+            arrival_s: record.scheduled_s,
+            input_tokens: record.prompt_tokens,
+            output_tokens: record.output_tokens,
+            session,
+            base: record.base.and_then(|base| places.get(&base)).copied(),
+            shared_blocks: record.shared_tokens.unwrap_or(0) / block_tokens,
+            ..TraceRequest::default()
+        };
+        let index = draft.branch(request)?;
+        count += u32::from(session == count);
+        failed += u64::from(!record.is_ok());
+        places.insert(record.id, index);
+        Ok(())
+    })?;
+    draft.timed = false;
+    if failed > 0 {
+        draft
+            .builder
+            .note(format!("{failed} requests had failed; their answers are as long as what was received"));
+    }
+    Ok(draft)
+}

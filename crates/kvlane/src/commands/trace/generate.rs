@@ -1,0 +1,105 @@
+//! `kvlane trace generate`: a workload becomes a trace.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use clap::Args;
+use kvlane_trace::generate::{Workload, generate};
+use serde_json::{Value, json};
+
+use super::save;
+
+/// What the generator can be told.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct GenerateArgs {
+    /// Kind of the workload, with its default settings: `kvlane trace generate --kinds` lists them.
+    #[arg(required_unless_present_any = ["config", "kinds"], conflicts_with = "config")]
+    kind: Option<String>,
+    /// A workload (YAML), with its kind under the key `kind`.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Set one setting of the workload, as in `--set question_tokens=500`. May be repeated.
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+    /// Requests per second, or sessions where the workload has them, with exponential gaps.
+    #[arg(long)]
+    rate: Option<f64>,
+    /// How many requests, or sessions.
+    #[arg(long)]
+    count: Option<u32>,
+    /// For how many seconds requests, or sessions, come.
+    #[arg(long, conflicts_with = "count")]
+    seconds: Option<f64>,
+    /// Another seed makes another trace.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Where to write it; with gzip if the name ends in `.gz`.
+    #[arg(long, value_name = "FILE", required_unless_present = "kinds")]
+    out: Option<PathBuf>,
+    /// Print every kind with its default settings, and make nothing.
+    #[arg(long)]
+    kinds: bool,
+}
+
+/// Runs it.
+pub(crate) fn run(args: &GenerateArgs) -> Result<ExitCode> {
+    if args.kinds {
+        use std::io::Write as _;
+        for workload in Workload::KINDS.iter().filter_map(|kind| Workload::by_kind(kind)) {
+            writeln!(std::io::stdout(), "{}", serde_json::to_string(&workload)?)?;
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let workload = args.workload()?;
+    let trace = generate(&workload, args.seed)?;
+    save(&trace, args.out.as_deref().context("--out is missing")?)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+// === impl GenerateArgs ===
+
+impl GenerateArgs {
+    fn workload(&self) -> Result<Workload> {
+        let mut tree = match (&self.config, &self.kind) {
+            (Some(path), _) => {
+                let text = std::fs::read_to_string(path)
+                    .with_context(|| format!("cannot read {}", path.display()))?;
+                let tree: Value = serde_saphyr::from_str(&text).map_err(|error| anyhow!("{error}"))?;
+                self.parse(&tree).with_context(|| format!("in {}", path.display()))?;
+                tree
+            }
+            (None, Some(kind)) => {
+                ensure!(
+                    Workload::KINDS.contains(&kind.as_str()),
+                    "there is no workload '{kind}': take one of {}",
+                    Workload::KINDS.join(", ")
+                );
+                json!({"kind": kind})
+            }
+            (None, None) => bail!("name a kind or a --config"),
+        };
+        for set in &self.set {
+            let (key, value) =
+                set.split_once('=').with_context(|| format!("--set {set}: write key=value"))?;
+            let mut at = &mut tree;
+            for name in key.split('.') {
+                let Value::Object(section) = at else { bail!("--set {set}: '{name}' is inside a value") };
+                at = section.entry(name).or_insert_with(|| json!({}));
+            }
+            *at = serde_json::from_str(value).unwrap_or_else(|_| Value::String(value.to_owned()));
+            self.parse(&tree).with_context(|| format!("--set {set}"))?;
+        }
+        if self.rate.is_some() || self.count.is_some() || self.seconds.is_some() {
+            let count = self.count.or((self.seconds.is_none()).then_some(1000));
+            tree["arrivals"] = json!({
+                "process": "poisson", "rate": self.rate.unwrap_or(1.0), "count": count, "seconds": self.seconds
+            });
+        }
+        self.parse(&tree)
+    }
+
+    fn parse(&self, tree: &Value) -> Result<Workload> {
+        Ok(serde_json::from_value(tree.clone())?)
+    }
+}

@@ -1,0 +1,31 @@
+//! `kvlane trace import`: any known format becomes kvlane's own.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Args;
+
+use super::{ReadArgs, save};
+
+/// What the import can be told.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct ImportArgs {
+    /// The trace, plain or gzip; or a directory of `.json` files, one for each session.
+    file: PathBuf,
+    /// Where to write it; with gzip if the name ends in `.gz`.
+    #[arg(long, value_name = "FILE")]
+    out: PathBuf,
+    /// Seed of all that is drawn: jitter, and the starts of sessions.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    #[command(flatten)]
+    read: ReadArgs,
+}
+
+/// Runs it.
+pub(crate) fn run(args: &ImportArgs) -> Result<ExitCode> {
+    let trace = args.read.open(&args.file, args.seed)?;
+    save(&trace, &args.out)?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,117 @@
+//! `kvlane trace`: traces from other people's files, or made to measure.
+
+use std::io::Write as _;
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, Subcommand};
+use kvlane_trace::format::{self, Format, Jitter, Options, normal};
+use kvlane_trace::trace::Trace;
+
+mod generate;
+mod import;
+
+/// One of the commands on traces.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct TraceArgs {
+    #[command(subcommand)]
+    command: TraceCommand,
+}
+
+#[derive(Subcommand, Clone, Debug)]
+enum TraceCommand {
+    /// Read a trace of any known format and write it in kvlane's own.
+    Import(import::ImportArgs),
+    /// Make a trace: chats, shared prefixes, agents and others.
+    Generate(generate::GenerateArgs),
+}
+
+/// How a trace is read: the same flags wherever a command takes a trace.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct ReadArgs {
+    /// The file's format; by default how it begins tells.
+    #[arg(long)]
+    format: Option<String>,
+    /// Tokens of a block, where neither the file nor its format says.
+    #[arg(long, value_name = "TOKENS")]
+    block_tokens: Option<u32>,
+    /// Spread arrivals that a coarse clock has lumped together: auto or off.
+    #[arg(long, default_value = "auto")]
+    jitter: String,
+    /// Leave out lines that are no request, and say how many, instead of failing at the first.
+    #[arg(long)]
+    skip_bad: bool,
+    /// Send every request at its time, whatever has become of the turn before it.
+    #[arg(long)]
+    open_loop: bool,
+    /// Sessions that start in a second, on average, where the file does not say when they start.
+    #[arg(long, default_value_t = Options::default().session_rate)]
+    session_rate: f64,
+    /// Where block ids are local to a session, do not let sessions share their tools and system prompt.
+    #[arg(long)]
+    no_shared_head: bool,
+}
+
+/// Runs it.
+pub(crate) fn run(args: &TraceArgs) -> Result<ExitCode> {
+    match &args.command {
+        TraceCommand::Import(args) => import::run(args),
+        TraceCommand::Generate(args) => generate::run(args),
+    }
+}
+
+// === impl ReadArgs ===
+
+impl ReadArgs {
+    /// Reads a trace; `seed` is that of all that is drawn.
+    pub(crate) fn open(&self, path: &Path, seed: u64) -> Result<Trace> {
+        let format = |name: &String| {
+            let names = || Format::ALL.iter().map(|format| format.name()).collect::<Vec<_>>().join(", ");
+            Format::by_name(name).with_context(|| format!("--format {name}: take one of {}", names()))
+        };
+        let jitter = match self.jitter.as_str() {
+            "auto" => Jitter::Auto,
+            "off" => Jitter::Off,
+            other => bail!("--jitter {other}: take auto or off"),
+        };
+        if self.block_tokens == Some(0) {
+            bail!("--block-tokens 0: take at least 1");
+        }
+        if !(self.session_rate.is_finite() && self.session_rate > 0.0) {
+            bail!("--session-rate {}: take more than 0", self.session_rate);
+        }
+        let options = Options {
+            format: self.format.as_ref().map(format).transpose()?,
+            block_tokens: self.block_tokens,
+            jitter,
+            seed,
+            skip_bad: self.skip_bad,
+            open_loop: self.open_loop,
+            session_rate: self.session_rate,
+            shared_head: !self.no_shared_head,
+        };
+        format::open(path, &options).with_context(|| path.display().to_string())
+    }
+}
+
+/// Writes a trace and tells people what is in it.
+fn save(trace: &Trace, path: &Path) -> Result<()> {
+    normal::save(trace, path).with_context(|| format!("--out {}", path.display()))?;
+    let sessions = trace.requests.iter().map(|request| request.session).max().map_or(0, |last| last + 1);
+    let mut out = std::io::stdout();
+    writeln!(
+        out,
+        "{}: {} requests of {sessions} sessions in {:.0} s; {} prompt and {} answer tokens, in blocks of {}",
+        path.display(),
+        trace.requests.len(),
+        trace.span_s(),
+        trace.input_tokens(),
+        trace.output_tokens(),
+        trace.block_tokens
+    )?;
+    for note in &trace.notes {
+        writeln!(out, "note: {note}")?;
+    }
+    Ok(())
+}
