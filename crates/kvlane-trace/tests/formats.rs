@@ -205,11 +205,7 @@ fn check_bad(format: Format, from: &str, to: &str, expect: &str) {
     let error = read(text.as_bytes(), &options).unwrap_err().to_string();
     assert!(error.contains(expect), "{error}");
     if let Ok(trace) = read(text.as_bytes(), &Options { skip_bad: true, ..options }) {
-        assert!(
-            trace.notes.iter().any(|note| note.contains("skipped 1 bad") && note.contains(expect)),
-            "{:?}",
-            trace.notes
-        );
+        assert!(trace.notes.iter().any(|note| note.contains(expect)), "{:?}", trace.notes);
     }
 }
 
@@ -222,7 +218,12 @@ fn a_bad_line_is_named_with_its_field() {
         "trace line 3, GeneratedTokens: 109x is no number of tokens from 0",
     );
     check_bad(Format::Azure, ",374,", ",0,", "trace line 2, ContextTokens: 0 is no number of tokens from 1");
-    check_bad(Format::Azure, ",374,44", ",374,44,5", "trace line 2, line: 4 values, the header has 3 columns");
+    check_bad(
+        Format::Azure,
+        ",374,44",
+        ",374,44,5",
+        "trace line 2, line: 4 values, the header has 3 columns",
+    );
     check_bad(Format::Azure, "2023-11-16 18", "2023-13-16 18", "trace line 2, TIMESTAMP: ");
     check_bad(Format::Azure, "ContextTokens", "Context", "trace line 1, ContextTokens: no such column");
     check_bad(Format::Bailian, "\"chat_id\": 159", "\"chat\": 1", "trace line 2, chat_id: missing");

@@ -76,16 +76,15 @@ pub(super) fn read<R: BufRead>(lines: &mut Lines<R>, options: &Options) -> Resul
         Ok(())
     })?;
     let read = draft.builder.len() as u64;
-    match header.requests.filter(|&expected| expected != read && !options.skip_bad) {
-        Some(expected) => {
-            let source = format!("the file has {read} requests, its header says {expected}");
-            Err(TraceError::Read {
-                line: lines.line(),
-                source: io::Error::new(io::ErrorKind::UnexpectedEof, source),
-            })
+    if let Some(expected) = header.requests.filter(|&expected| expected != read) {
+        let why = format!("the file has {read} requests, its header says {expected}");
+        if !options.skip_bad {
+            let source = io::Error::new(io::ErrorKind::UnexpectedEof, why);
+            return Err(TraceError::Read { line: lines.line(), source });
         }
-        None => Ok(draft),
+        draft.builder.note(why);
     }
+    Ok(draft)
 }
 
 /// One line's request, after those of `draft`, which have `sessions` sessions.
