@@ -8,11 +8,17 @@
 use kvlane_core::rng::Rng;
 use serde::{Deserialize, Serialize};
 
-use crate::trace::{Builder, Trace};
+use crate::format::REQUESTS_MAX;
+use crate::trace::{Builder, Trace, TraceRequest};
 
+pub mod agentic;
 mod arrivals;
+pub mod chat;
+pub mod mixed;
+pub mod rag;
 pub mod shared_prefix;
 mod spread;
+pub mod tree_of_thought;
 pub mod unshared;
 
 pub(crate) use arrivals::exponential;
@@ -86,7 +92,12 @@ macro_rules! workloads {
 }
 
 workloads! {
+    chat Chat "chat" "Conversations of several turns, with think times and shared system prompts.";
     shared_prefix SharedPrefix "shared-prefix" "Groups of prompts that begin with the group's system prompt.";
+    rag Rag "rag" "Questions about documents, a few of which are asked about often.";
+    agentic Agentic "agentic" "Coding agents with tool calls, sub-agents and long contexts that grow.";
+    mixed Mixed "mixed" "Short and long prompts without anything in common.";
+    tree_of_thought TreeOfThought "tree-of-thought" "Problems that are thought about in several directions at once.";
     unshared Unshared "unshared" "Prompts that have nothing in common.";
 }
 
@@ -106,6 +117,8 @@ struct Draft {
     rng: Rng,
     /// When each request, or each session, starts.
     starts: Vec<f64>,
+    /// Whether it has become longer than a trace may be.
+    full: bool,
 }
 
 /// Tokens per second at which answers come when later turns are given a time to arrive. It matters only to whoever
@@ -115,8 +128,17 @@ pub const ANSWER_TOKENS_PER_S: f64 = 50.0;
 /// Tokens of a block where a workload does not say: vLLM's.
 const BLOCK_TOKENS: u32 = 16;
 
-/// Most tokens of a prompt or an answer.
+/// Most tokens of a part of a prompt, or of an answer.
 const TOKENS_MAX: f64 = 1e8;
+
+/// Most tokens of a prompt and its answer, whatever its parts are: what grows without end stops here.
+const CONTEXT_TOKENS_MAX: u32 = 1 << 30;
+
+/// Longest pause in seconds: more than a year.
+const SECONDS_MAX: f64 = 1e8;
+
+/// Most turns of a session.
+const TURNS_MAX: f64 = 1e5;
 
 /// Makes the workload's trace.
 ///
@@ -131,9 +153,15 @@ pub fn generate(workload: &Workload, seed: u64) -> Result<Trace, WorkloadError> 
     workload.arrivals().check().and_then(|()| workload.check()).map_err(error)?;
     // Two streams, so that times change nothing else.
     let starts = workload.arrivals().starts(&mut Rng::new(!seed));
-    let mut draft = Draft { builder: Builder::new(workload.block_tokens()), rng: Rng::new(seed), starts };
+    let mut draft =
+        Draft { builder: Builder::new(workload.block_tokens()), rng: Rng::new(seed), starts, full: false };
     workload.fill(&mut draft);
-    let trace = draft.builder.finish();
+    if draft.full {
+        return Err(error(format!("more than {REQUESTS_MAX} requests: take fewer, or shorter sessions")));
+    }
+    let mut trace = draft.builder.finish();
+    let settings = serde_json::to_string(workload).unwrap_or_default();
+    trace.notes.push(format!("made with seed {seed} of {settings}"));
     let arrival_s = |index: u32| trace.requests[index as usize].arrival_s;
     let mut order: Vec<u32> = (0..trace.requests.len() as u32).collect();
     if order.is_sorted_by(|&a, &b| arrival_s(a) <= arrival_s(b)) {
@@ -148,10 +176,56 @@ fn at_least_one(setting: &str, value: u32) -> Result<(), String> {
     if value > 0 { Ok(()) } else { Err(format!("{setting} is 0: take at least 1")) }
 }
 
+/// Fails unless `value` is a share.
+fn a_share(setting: &str, value: f64) -> Result<(), String> {
+    if (0.0..=1.0).contains(&value) { Ok(()) } else { Err(format!("{setting} is {value}: take 0 to 1")) }
+}
+
+/// The turn after `before`, which is at `index`: its prompt, its answer, and `more_tokens` of its own.
+fn next_turn(
+    before: TraceRequest,
+    index: u32,
+    more_tokens: u32,
+    output_tokens: u32,
+    think_s: f64,
+    block_tokens: u32,
+) -> TraceRequest {
+    let history = before.input_tokens + before.output_tokens;
+    let mut next = TraceRequest {
+        input_tokens: (history + more_tokens).min(CONTEXT_TOKENS_MAX),
+        output_tokens,
+        session: before.session,
+        base: Some(index),
+        shared_blocks: history / block_tokens,
+        ..TraceRequest::default()
+    };
+    follow(&mut next, before, index, think_s);
+    next
+}
+
+/// Lets `request` be sent `think_s` after the answer to `before`, which is at `index`.
+fn follow(request: &mut TraceRequest, before: TraceRequest, index: u32, think_s: f64) {
+    let answered_s = before.arrival_s + f64::from(before.output_tokens) / ANSWER_TOKENS_PER_S;
+    request.arrival_s = answered_s + think_s;
+    request.after = Some(index);
+    request.think_s = Some(think_s as f32);
+}
+
+// === impl Draft ===
+
+impl Draft {
+    /// Adds a request; `None` if there is no room.
+    fn push(&mut self, request: TraceRequest) -> Option<u32> {
+        self.full = self.builder.len() >= REQUESTS_MAX;
+        if self.full { None } else { self.builder.branch(request) }
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
     use super::*;
-    use crate::trace::TraceRequest;
     use proptest::prelude::*;
 
     fn of_kind(kind: &str, arrivals: Arrivals) -> Workload {
@@ -185,6 +259,15 @@ mod tests {
         assert!(why.starts_with("workload shared-prefix: block_tokens is 0"), "{why}");
     }
 
+    /// How often each pair of lengths comes.
+    fn lengths(trace: &Trace) -> BTreeMap<(u32, u32), usize> {
+        let mut counts = BTreeMap::new();
+        for request in &trace.requests {
+            *counts.entry((request.input_tokens, request.output_tokens)).or_default() += 1;
+        }
+        counts
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(20))]
 
@@ -195,18 +278,17 @@ mod tests {
                 let trace = generate(&closed, seed).unwrap();
                 prop_assert_eq!(&trace, &generate(&closed, seed).unwrap());
                 prop_assert!(trace.requests.is_sorted_by(|a, b| a.arrival_s <= b.arrival_s));
-                let sessions = trace.requests.iter().map(|request| request.session).max().unwrap_or(0) + 1;
-                prop_assert_eq!(sessions, count, "{}", kind);
+                let first = |request: &&TraceRequest| request.after.is_none();
+                let starts: BTreeSet<u32> = trace.requests.iter().filter(first).map(|r| r.session).collect();
+                prop_assert_eq!(starts.len(), count as usize, "{}", kind);
                 // Times reorder requests, but what is asked in all stays.
                 let poisson = Arrivals::Poisson { rate: 2.0, count: Some(count), seconds: None };
                 let timed = generate(&of_kind(kind, poisson), seed).unwrap();
-                let lengths = |trace: &Trace| {
-                    let length = |r: &TraceRequest| (r.input_tokens, r.output_tokens);
-                    let mut all: Vec<_> = trace.requests.iter().map(length).collect();
-                    all.sort_unstable();
-                    all
-                };
                 prop_assert_eq!(lengths(&trace), lengths(&timed));
+                // A longer one has all that a shorter one has.
+                let longer = generate(&of_kind(kind, Arrivals::Closed { count: count + 7 }), seed).unwrap();
+                let longer = lengths(&longer);
+                prop_assert!(lengths(&trace).iter().all(|(length, n)| longer.get(length).is_some_and(|m| m >= n)));
                 for (index, request) in (0..).zip(&timed.requests) {
                     prop_assert!(request.after.is_none_or(|after| after < index));
                     prop_assert!(request.base.is_none_or(|base| base < index && request.shared_blocks > 0));

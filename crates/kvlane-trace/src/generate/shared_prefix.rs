@@ -77,7 +77,7 @@ impl Config {
     }
 
     pub(super) fn fill(&self, draft: &mut Draft) {
-        let Draft { builder, rng, starts } = draft;
+        let rng = &mut draft.rng;
         let mut groups: Vec<(u32, Option<u32>)> =
             (0..self.groups).map(|_| (self.system_prompt_tokens.tokens(rng, 0), None)).collect();
         let mut prompts = Vec::new();
@@ -90,7 +90,7 @@ impl Config {
         for last in (1..prompts.len()).rev() {
             prompts.swap(last, rng.below(last + 1));
         }
-        for (session, &arrival_s) in (0..).zip(starts.iter()) {
+        for (session, &arrival_s) in (0..).zip(&draft.starts.clone()) {
             let place = session as usize % prompts.len();
             let prompt = &mut prompts[place];
             let (system_tokens, group_first) = &mut groups[prompt.group as usize];
@@ -102,15 +102,15 @@ impl Config {
             let request = TraceRequest {
                 arrival_s,
                 input_tokens: prompt.tokens,
-                output_tokens: self.output_tokens.tokens(rng, 1),
+                output_tokens: self.output_tokens.tokens(&mut draft.rng, 1),
                 session,
                 base,
                 shared_blocks,
                 ..TraceRequest::default()
             };
-            let index = builder.branch(request);
-            prompt.first = prompt.first.or(index);
-            *group_first = group_first.or(index);
+            let Some(index) = draft.push(request) else { return };
+            prompt.first = prompt.first.or(Some(index));
+            *group_first = group_first.or(Some(index));
         }
     }
 }

@@ -40,17 +40,12 @@ impl Config {
     }
 
     pub(super) fn fill(&self, draft: &mut Draft) {
-        let Draft { builder, rng, starts } = draft;
-        for (session, &arrival_s) in (0..).zip(starts.iter()) {
-            let input_tokens = self.input_tokens.tokens(rng, 1);
-            let output_tokens = self.output_tokens.tokens(rng, 1);
-            builder.branch(TraceRequest {
-                arrival_s,
-                input_tokens,
-                output_tokens,
-                session,
-                ..TraceRequest::default()
-            });
+        for (session, arrival_s) in (0..).zip(draft.starts.clone()) {
+            let input_tokens = self.input_tokens.tokens(&mut draft.rng, 1);
+            let output_tokens = self.output_tokens.tokens(&mut draft.rng, 1);
+            let request =
+                TraceRequest { arrival_s, input_tokens, output_tokens, session, ..TraceRequest::default() };
+            let Some(_) = draft.push(request) else { return };
         }
     }
 }
