@@ -226,8 +226,12 @@ fn read_plain(mut input: impl BufRead, options: &Options) -> Result<Trace, Trace
             });
         }
     };
-    // What was wrong with the beginning is said again by the rest, after the lines that were whole.
-    let mut lines = Lines::new(Cursor::new(head).chain(input), options.skip_bad);
+    // What was wrong with the beginning is said after the lines that were whole.
+    let rest: Box<dyn BufRead + '_> = match begun {
+        Ok(_) => Box::new(input),
+        Err(source) => Box::new(BufReader::new(Failed(Some(source)))),
+    };
+    let mut lines = Lines::new(Cursor::new(head).chain(rest), options.skip_bad);
     let draft = format.read(&mut lines, options)?;
     finish(draft, lines.skipped(), options)
 }
@@ -263,6 +267,15 @@ fn finish(draft: Draft, skipped: Option<String>, options: &Options) -> Result<Tr
 
 fn names() -> String {
     Format::ALL.iter().map(|format| format.name()).collect::<Vec<_>>().join(", ")
+}
+
+/// Reads nothing but an error.
+struct Failed(Option<io::Error>);
+
+impl Read for Failed {
+    fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+        self.0.take().map_or(Ok(0), Err)
+    }
 }
 
 // === impl Format ===

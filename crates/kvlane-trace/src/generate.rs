@@ -269,7 +269,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(20))]
+        #![proptest_config(ProptestConfig::with_cases(10))]
 
         #[test]
         fn a_seed_gives_one_trace_and_arrivals_change_only_arrivals(seed: u64, count in 1u32..60) {

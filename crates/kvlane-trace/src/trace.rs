@@ -157,7 +157,7 @@ impl Trace {
     }
 
     /// The trace made of the requests at `order`, in that order, which must be one of arrival. Prompts share what they
-    /// shared, sessions are counted anew. A request whose `after` is left out or comes later waits for nobody.
+    /// shared, unless one comes before the request whose answer it begins with. Sessions are counted anew. A request whose `after` is left out or comes later waits for nobody.
     pub fn select(&self, order: impl IntoIterator<Item = u32>) -> Self {
         let mut places = vec![NONE; self.requests.len()];
         let mut sessions: HashMap<u32, u32> = HashMap::new();
@@ -454,6 +454,33 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn a_selection_of_branches_shares_what_the_whole_shares(
+            rows in prop::collection::vec((1u32..9, any::<prop::sample::Index>(), 0u32..12, any::<bool>()), 1..30),
+        ) {
+            let mut builder = Builder::new(1);
+            for (index, (input_tokens, base, shared_blocks, _)) in rows.iter().enumerate() {
+                let base = (index > 0).then(|| base.index(index) as u32);
+                builder.branch(TraceRequest { base, shared_blocks: *shared_blocks, ..request(*input_tokens) });
+            }
+            let whole = builder.finish();
+            let order: Vec<u32> = (0..rows.len() as u32).filter(|&i| rows[i as usize].3).collect();
+            let kept = whole.select(order.iter().copied());
+            let common = |trace: &Trace, a: u32, b: u32| {
+                let (mut x, mut y) = (Vec::new(), Vec::new());
+                trace.blocks(a, &mut x);
+                trace.blocks(b, &mut y);
+                x.iter().zip(&y).take_while(|(x, y)| x == y).count()
+            };
+            for (i, &x) in (0..).zip(&order) {
+                for (j, &y) in (0..).zip(&order) {
+                    prop_assert_eq!(common(&kept, i, j), common(&whole, x, y), "{} and {}", x, y);
+                }
+                let TraceRequest { base, shared_blocks, .. } = kept.requests[i as usize];
+                prop_assert!(base.is_none_or(|base| base < i && shared_blocks > 0));
+            }
+        }
+
         #[test]
         fn prompts_share_in_the_tree_what_their_ids_share(prompts in prompts(), places in prop::collection::vec(0u32..40, 30)) {
             let whole = build(&prompts);
