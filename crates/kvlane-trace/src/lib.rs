@@ -11,6 +11,7 @@ pub mod record;
 pub mod report;
 pub mod sample;
 pub mod session;
+pub mod stats;
 pub mod summary;
 pub mod trace;
 
