@@ -209,7 +209,7 @@ fn linear_ticks(low: f64, high: f64, step: f64) -> Vec<(f64, String)> {
 
 /// Powers of ten, with twice and five times them where there are few.
 fn log_ticks(low: f64, high: f64, spaces: f64) -> Vec<(f64, String)> {
-    let factors: &[f64] = if high - low < spaces / 2.0 { &[1.0, 2.0, 5.0] } else { &[1.0] };
+    let factors: &[f64] = if high - low < 2.5 { &[1.0, 2.0, 5.0] } else { &[1.0] };
     let stride = ((high - low) / spaces).ceil().max(1.0) as i32;
     let (first, last) = (low.floor() as i32, high.ceil() as i32);
     let powers = (first..=last).filter(|power| power.rem_euclid(stride) == 0);

@@ -104,17 +104,19 @@ fn paragraphs(text: &str, out: &mut String) {
 
 fn table(table: &Table, out: &mut String) {
     out.push_str("<div class=\"wide\"><table>\n<thead>");
-    cells(&table.columns, "th", out);
+    let wide = table.rows.iter().map(Vec::len).max().unwrap_or(0).max(table.columns.len());
+    cells(&table.columns, wide, "th", out);
     out.push_str("</thead>\n<tbody>\n");
     for line in &table.rows {
-        cells(line, "td", out);
+        cells(line, wide, "td", out);
     }
     out.push_str("</tbody>\n</table></div>\n");
 }
 
-fn cells(cells: &[String], tag: &str, out: &mut String) {
+/// A row; one that is too short ends in empty cells.
+fn cells(cells: &[String], wide: usize, tag: &str, out: &mut String) {
     out.push_str("<tr>");
-    for cell in cells {
+    for cell in cells.iter().map(String::as_str).chain(std::iter::repeat("")).take(wide) {
         out.extend(["<", tag, ">", &escape(cell), "</", tag, ">"]);
     }
     out.push_str("</tr>\n");
