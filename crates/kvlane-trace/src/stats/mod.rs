@@ -23,7 +23,7 @@ pub use spread::Spread;
 const RATE_BINS_MAX: usize = 400;
 /// The largest capacity of an LRU curve over its smallest.
 const LRU_RANGE: u64 = 2000;
-/// The bin in which [`Rate::met`] counts, in seconds.
+/// The bin in which [`Rate::met`] counts, in seconds, at most.
 const MET_BIN_S: f64 = 60.0;
 /// Foreign prefixes of a session that are remembered, so that a later turn finds which of them it continues. One or
 /// two are usual: a system prompt, a document.
@@ -174,14 +174,7 @@ impl TraceStats {
 
     /// The figures of a trace, the LRU curve at six capacities per power of ten up to the one that holds all.
     pub fn of(trace: &Trace) -> Self {
-        let all = distinct_blocks(trace).max(1) * u64::from(trace.block_tokens);
-        let mut capacities: Vec<u64> = (0..18)
-            .flat_map(|power| [10, 15, 20, 30, 50, 70].map(|mantissa| mantissa * 10u64.pow(power)))
-            .filter(|&tokens| tokens * LRU_RANGE >= all && tokens >= u64::from(trace.block_tokens))
-            .take_while(|&tokens| tokens < all)
-            .collect();
-        capacities.push(all);
-        Self::at(trace, &capacities)
+        Self::at(trace, &capacities_tokens(trace))
     }
 
     /// The figures of a trace, the LRU curve at these capacities, in tokens. A cache holds whole blocks.
@@ -262,6 +255,18 @@ impl TraceStats {
     }
 }
 
+/// Six capacities per power of ten, the last one that which holds all blocks of the trace.
+fn capacities_tokens(trace: &Trace) -> Vec<u64> {
+    let all = distinct_blocks(trace).max(1) * u64::from(trace.block_tokens);
+    let mut capacities: Vec<u64> = (0..18)
+        .flat_map(|power| [10, 15, 20, 30, 50, 70].map(|mantissa| mantissa * 10u64.pow(power)))
+        .filter(|&tokens| tokens.saturating_mul(LRU_RANGE) >= all && tokens >= u64::from(trace.block_tokens))
+        .take_while(|&tokens| tokens < all)
+        .collect();
+    capacities.push(all);
+    capacities
+}
+
 /// Different blocks that all requests leave in a cache.
 fn distinct_blocks(trace: &Trace) -> u64 {
     let kept = recency::kept_blocks(trace);
@@ -289,15 +294,18 @@ impl Rate {
         let mean_gap = span_s / (count.max(2) - 1) as f64;
         let variance =
             gaps().map(|gap| (gap - mean_gap) * (gap - mean_gap)).sum::<f64>() / (count.max(2) - 1) as f64;
-        let peak = |bin_s: f64| bins(trace, bin_s).max().unwrap_or(0) as f64 / bin_s;
-        // One request of a bin meets the others.
-        let meetings: f64 = bins(trace, MET_BIN_S).map(|n| n as f64 * n.saturating_sub(1) as f64).sum();
-        let met = meetings / count.max(1) as f64 / MET_BIN_S.min(span_s.max(1.0));
+        let peak = |bin_s: f64| bins(trace, bin_s, u64::MAX).max().unwrap_or(0) as f64 / bin_s;
+        // Bins of equal length, so that no last one is short. One request of a bin meets the others.
+        let met_bins = (span_s / MET_BIN_S).ceil().max(1.0);
+        let met_bin_s = span_s / met_bins;
+        let meetings =
+            bins(trace, met_bin_s, met_bins as u64 - 1).map(|n| n as f64 * n.saturating_sub(1) as f64);
+        let met = if span_s > 0.0 { meetings.sum::<f64>() / count as f64 / met_bin_s } else { 0.0 };
         let round = [1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0];
         let fits = |bin_s: &f64| span_s / bin_s <= RATE_BINS_MAX as f64;
         let bin_s =
             round.into_iter().find(fits).unwrap_or((span_s / RATE_BINS_MAX as f64 / 3600.0).ceil() * 3600.0);
-        let curve = bins(trace, bin_s).map(|count| count as f64 / bin_s).collect();
+        let curve = bins(trace, bin_s, u64::MAX).map(|count| count as f64 / bin_s).collect();
         Self {
             mean,
             met,
@@ -310,10 +318,11 @@ impl Rate {
     }
 }
 
-/// Requests in each bin from the first arrival on, empty bins between them too.
-fn bins(trace: &Trace, bin_s: f64) -> impl Iterator<Item = u64> + '_ {
+/// Requests in each bin from the first arrival on, empty bins between them too. What comes after the bin `last` counts
+/// into it.
+fn bins(trace: &Trace, bin_s: f64, last: u64) -> impl Iterator<Item = u64> + '_ {
     let start_s = trace.requests.first().map_or(0.0, |first| first.arrival_s);
-    let bin_of = move |request: &TraceRequest| ((request.arrival_s - start_s) / bin_s) as u64;
+    let bin_of = move |request: &TraceRequest| (((request.arrival_s - start_s) / bin_s) as u64).min(last);
     let mut requests = trace.requests.iter().map(bin_of).peekable();
     let mut bin = 0;
     std::iter::from_fn(move || {
