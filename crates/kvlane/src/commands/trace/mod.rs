@@ -11,6 +11,9 @@ use kvlane_trace::trace::Trace;
 
 mod generate;
 mod import;
+mod sample;
+mod show;
+mod stats;
 
 /// One of the commands on traces.
 #[derive(Args, Clone, Debug)]
@@ -25,6 +28,10 @@ enum TraceCommand {
     Import(import::ImportArgs),
     /// Make a trace: chats, shared prefixes, agents and others.
     Generate(generate::GenerateArgs),
+    /// Say what a trace is like: rates, lengths, sessions, and what a cache of any size finds.
+    Stats(stats::StatsArgs),
+    /// Cut a trace down for a smaller fleet, and say what the cut has changed.
+    Sample(sample::SampleArgs),
 }
 
 /// How a trace is read: the same flags wherever a command takes a trace.
@@ -58,6 +65,8 @@ pub(crate) fn run(args: &TraceArgs) -> Result<ExitCode> {
     match &args.command {
         TraceCommand::Import(args) => import::run(args),
         TraceCommand::Generate(args) => generate::run(args),
+        TraceCommand::Stats(args) => stats::run(args),
+        TraceCommand::Sample(args) => sample::run(args),
     }
 }
 

@@ -1,0 +1,85 @@
+//! Where the results of a command go: text to the terminal, JSON and a page to files.
+
+use std::fs::File;
+use std::io::{Stdout, Write as _};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use clap::Args;
+use kvlane_trace::report::Page;
+use serde::Serialize;
+
+/// The files that results may go to.
+#[derive(Args, Clone, Debug)]
+pub(super) struct Show {
+    /// Write the figures as JSON to a file, `-` for stdout.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write a page with tables and charts to a file.
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+}
+
+/// Those files, open.
+pub(super) struct Files {
+    json: Option<Json>,
+    html: Option<File>,
+}
+
+enum Json {
+    File(File),
+    Stdout(Stdout),
+}
+
+/// What a trace is called: its file's name.
+pub(super) fn name(path: &Path) -> String {
+    path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
+}
+
+// === impl Show ===
+
+impl Show {
+    /// Opens the files: one that cannot be written is better known before the work than after it.
+    pub(super) fn open(&self) -> Result<Files> {
+        let create = |flag: &'static str| {
+            move |path: &PathBuf| File::create(path).with_context(|| format!("{flag} {}", path.display()))
+        };
+        let json = match &self.json {
+            Some(path) if path.as_os_str() == "-" => Some(Json::Stdout(std::io::stdout())),
+            path => path.as_ref().map(create("--json")).transpose()?.map(Json::File),
+        };
+        Ok(Files { json, html: self.html.as_ref().map(create("--html")).transpose()? })
+    }
+}
+
+// === impl Files ===
+
+impl Files {
+    /// Prints for people: to stdout unless that is where the JSON goes.
+    pub(super) fn tell(&self, text: &str) -> Result<()> {
+        match self.json {
+            Some(Json::Stdout(_)) => writeln!(std::io::stderr(), "{text}")?,
+            _ => writeln!(std::io::stdout(), "{text}")?,
+        }
+        Ok(())
+    }
+
+    /// Writes the JSON, if anybody wants it.
+    pub(super) fn json(&mut self, figures: &impl Serialize) -> Result<()> {
+        let text = |figures| serde_json::to_string_pretty(figures);
+        match &mut self.json {
+            Some(Json::File(file)) => writeln!(file, "{}", text(figures)?)?,
+            Some(Json::Stdout(out)) => writeln!(out, "{}", text(figures)?)?,
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// Writes the page, if anybody wants it.
+    pub(super) fn html(&mut self, page: &Page) -> Result<()> {
+        if let Some(file) = &mut self.html {
+            file.write_all(page.to_html().as_bytes())?;
+        }
+        Ok(())
+    }
+}
