@@ -1,9 +1,20 @@
-//! The step's time as a handful of coefficients.
+//! A step's time as a handful of coefficients, and what the step computes and reads.
 
-use super::{ELEMENT_BYTES, StepShape, TimingModel};
+use serde::Serialize;
 
-/// Element-wise work in seconds for each token, layer and hidden unit: 6 microseconds a token for Qwen3-32B.
-const ELEMENTWISE_SECS: f64 = 1.8e-11;
+use super::shape::Dtype;
+use super::{StepShape, TimingModel};
+
+/// Traffic of element-wise work in bytes, for each token and layer, by what it grows with: norms and residuals with
+/// the hidden size, rotary embedding with the width of queries and keys, the activation with that of the feed-forward
+/// part. Read off Vidur's profiles (microsoft/vidur, MIT, commit 7d47513, `data/profiling/compute`): Llama-3-8B on
+/// A100 at 32,768 tokens gives 32.0, 9.4 and 12.0, Llama-2-70B on H100 at 4,096 gives 31.1, 8.9 and 10.3.
+const NORM_BYTES: f64 = 32.0;
+const ROTARY_BYTES: f64 = 9.0;
+const ACTIVATION_BYTES: f64 = 11.0;
+
+/// A share of experts that nobody notices missing.
+const NEGLIGIBLE: f64 = 1e-4;
 
 /// A [`TimingModel`] made ready: everything that does not depend on the step is computed.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -12,18 +23,84 @@ pub struct StepCost {
     matrix_secs: f64,
     /// Arithmetic of the output matrix, for each token that yields another.
     head_secs: f64,
-    /// Reading the weights.
-    weights_secs: f64,
-    /// Arithmetic of prompt attention, for each query-key pair.
+    /// Reading the weights that every token uses.
+    common_weights_secs: f64,
+    /// Reading all routed experts.
+    expert_weights_secs: f64,
+    /// The share of experts that one token does not go to.
+    missed: f64,
+    /// Tokens that leave hardly an expert untouched.
+    all_experts_tokens: u64,
+    /// Arithmetic of prompt attention, for each query-key pair, in layers that look back all the way.
     pair_secs: f64,
-    /// Reading keys and values, for each token of a decoding sequence's context.
+    /// The same in layers with a window.
+    window_pair_secs: f64,
+    /// Reading the keys and values before a chunk, for each token.
+    prefix_secs: f64,
+    /// Getting them back from latent vectors, for each token.
+    expand_secs: f64,
+    /// Decode attention, for each token of a context, in layers that look back all the way.
     context_secs: f64,
-    /// All-reduce and element-wise work, for each token.
-    token_secs: f64,
+    /// The same in layers with a window.
+    window_context_secs: f64,
+    /// Tokens a layer with a window looks back.
+    window_tokens: u64,
+    /// Element-wise work, for each token.
+    elementwise_secs: f64,
+    /// All-reduce, for each token.
+    reduce_token_secs: f64,
+    /// All-reduce of any size.
+    reduce_secs: f64,
     /// Host time for each decoding sequence.
     sequence_secs: f64,
-    /// Whatever every step costs.
+    /// Host time and start of kernels of any step.
     step_secs: f64,
+}
+
+/// Where a step's time goes, in seconds. Arithmetic and reading of the matrices overlap, so a step takes less than
+/// the sum.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct StepParts {
+    /// Arithmetic of matrices and attention.
+    pub compute_s: f64,
+    /// Reading weights, keys and values, and element-wise work.
+    pub memory_s: f64,
+    /// All-reduce between GPUs.
+    pub link_s: f64,
+    /// The host, and starting kernels.
+    pub host_s: f64,
+}
+
+/// What a step computes and moves, over all GPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct StepWork {
+    /// Floating-point operations of the matrices.
+    pub matrix_flops: f64,
+    /// Floating-point operations of attention.
+    pub attention_flops: f64,
+    /// Bytes of weights read.
+    pub weight_bytes: f64,
+    /// Bytes of keys and values read and written.
+    pub kv_bytes: f64,
+}
+
+// === impl StepWork ===
+
+impl StepWork {
+    /// All floating-point operations.
+    pub fn flops(&self) -> f64 {
+        self.matrix_flops + self.attention_flops
+    }
+
+    /// All bytes of weights, keys and values. Activations are left out: they can stay on the chip.
+    pub fn bytes(&self) -> f64 {
+        self.weight_bytes + self.kv_bytes
+    }
+
+    /// Operations for each byte.
+    pub fn intensity(&self) -> f64 {
+        self.flops() / self.bytes()
+    }
 }
 
 // === impl StepCost ===
@@ -33,42 +110,178 @@ impl StepCost {
         let (model, hardware, share) = (&timing.model, &timing.hardware, &timing.hardware.efficiency);
         let gpus = f64::from(timing.gpus.max(1));
         let (layers, hidden) = (f64::from(model.layers), f64::from(model.hidden));
-        let (linear, head) = (model.linear_parameters(), model.head_parameters());
-        let flops_per_s = gpus * hardware.peak_flops * share.compute;
-        let pair_flops = 4.0 * f64::from(model.heads) * f64::from(model.head_dim) * layers;
-        let (reduce_secs, reduce_token_secs) = if timing.gpus > 1 {
-            let bytes = hidden * ELEMENT_BYTES;
-            (2.0 * layers * hardware.all_reduce_secs, 2.0 * layers * bytes / hardware.all_reduce_bytes_per_s)
-        } else {
-            (0.0, 0.0)
-        };
+        let full_layers = f64::from(model.full_layers());
+        let window_layers = layers - full_layers;
+
+        let flops_per_s = |dtype: Dtype| gpus * hardware.peak_flops_of(dtype) * share.compute;
+        let active_experts = model.expert_share() * model.expert_parameters();
+        let matrix_secs = 2.0 * model.common_parameters() / flops_per_s(model.weights)
+            + 2.0 * active_experts / flops_per_s(model.main_dtype());
+        let weights_bytes_per_s = gpus * hardware.memory_bytes_per_s * share.weights;
+        let head_bytes = model.head_parameters() * Dtype::Bf16.bytes();
+        let common_bytes = model.common_parameters() * model.weights.bytes() + head_bytes;
+
+        // Attention is computed in 16 bits whatever the cache and the weights are stored as.
+        let attention_flops_per_s = gpus * hardware.peak_flops * share.attention;
+        let pair_secs = model.pair_flops() / attention_flops_per_s;
+        let token_bytes = model.kv_elements_per_layer() as f64 * timing.kv_dtype.bytes()
+            / f64::from(model.kv_split(timing.gpus));
+        let kv_read_secs = token_bytes / (hardware.memory_bytes_per_s * share.kv);
+        // One GPU has all of a token's latent vector but only its share of the heads: many heads make it arithmetic.
+        let context_secs = kv_read_secs.max(model.context_flops() / attention_flops_per_s);
+
+        let elementwise_bytes = NORM_BYTES * hidden
+            + (ROTARY_BYTES * model.rotary_width() + ACTIVATION_BYTES * model.active_ffn()) / gpus;
+        let reduces = if timing.gpus > 1 { 2.0 * layers } else { 0.0 };
+        let missed = 1.0 - model.expert_share();
         Self {
-            matrix_secs: 2.0 * linear / flops_per_s,
-            head_secs: 2.0 * head / flops_per_s,
-            weights_secs: ELEMENT_BYTES * (linear + head)
-                / gpus
-                / (hardware.memory_bytes_per_s * share.weights),
-            pair_secs: pair_flops / (gpus * hardware.peak_flops * share.attention),
-            context_secs: timing.kv_bytes_per_gpu() / (hardware.memory_bytes_per_s * share.kv),
-            token_secs: reduce_token_secs + layers * hidden * ELEMENTWISE_SECS,
+            matrix_secs,
+            head_secs: 2.0 * model.head_parameters() / flops_per_s(Dtype::Bf16),
+            common_weights_secs: common_bytes / weights_bytes_per_s,
+            expert_weights_secs: model.expert_bytes() / weights_bytes_per_s,
+            missed,
+            all_experts_tokens: tokens_for_all_experts(missed),
+            pair_secs: full_layers * pair_secs,
+            window_pair_secs: window_layers * pair_secs,
+            prefix_secs: full_layers * kv_read_secs,
+            expand_secs: layers * model.expand_flops() / flops_per_s(Dtype::Bf16),
+            context_secs: full_layers * context_secs,
+            window_context_secs: window_layers * context_secs,
+            window_tokens: model.window.map_or(0, |window| u64::from(window.tokens)),
+            elementwise_secs: layers * elementwise_bytes / hardware.memory_bytes_per_s,
+            reduce_token_secs: reduces * hidden * Dtype::Bf16.bytes() / hardware.all_reduce_bytes_per_s,
+            reduce_secs: reduces * hardware.all_reduce_secs,
             sequence_secs: timing.host.sequence_secs,
-            step_secs: timing.host.step_secs + reduce_secs,
+            step_secs: timing.host.step_secs
+                + layers * hardware.layer_secs
+                + model.moe_layers() * hardware.moe_layer_secs,
         }
     }
 
     /// Seconds for one step.
     pub fn secs(&self, step: &StepShape) -> f64 {
-        let decode_seqs = f64::from(step.decode_seqs);
-        let tokens = step.prefill_tokens as f64 + decode_seqs;
-        let rows = decode_seqs + f64::from(step.finished_prefills);
-        let compute = self.matrix_secs * tokens + self.head_secs * rows;
-        // Two square roots, which IEEE 754 rounds alike everywhere; `powf(0.25)` differs between platforms.
-        let matrices = (compute.powi(4) + self.weights_secs.powi(4)).sqrt().sqrt();
-        matrices
-            + self.pair_secs * step.prefill_pairs as f64
-            + self.context_secs * step.decode_context_tokens as f64
-            + self.token_secs * tokens
-            + self.sequence_secs * decode_seqs
+        let tokens = step.tokens() as f64;
+        fourth_norm(self.matrices_compute_secs(step), self.weights_secs(step.tokens()))
+            + self.prompt_attention_secs(step)
+            + self.decode_attention_secs(step)
+            + (self.elementwise_secs + self.reduce_token_secs) * tokens
+            + self.sequence_secs * f64::from(step.decode_seqs)
+            + self.reduce_secs
             + self.step_secs
     }
+
+    /// Where the time of a step goes.
+    pub fn parts(&self, step: &StepShape) -> StepParts {
+        let tokens = step.tokens() as f64;
+        StepParts {
+            compute_s: self.matrices_compute_secs(step) + self.prompt_attention_secs(step),
+            memory_s: self.weights_secs(step.tokens())
+                + self.decode_attention_secs(step)
+                + self.elementwise_secs * tokens,
+            link_s: self.reduce_token_secs * tokens + self.reduce_secs,
+            host_s: self.sequence_secs * f64::from(step.decode_seqs) + self.step_secs,
+        }
+    }
+
+    fn matrices_compute_secs(&self, step: &StepShape) -> f64 {
+        let rows = f64::from(step.decode_seqs) + f64::from(step.finished_prefills);
+        self.matrix_secs * step.tokens() as f64 + self.head_secs * rows
+    }
+
+    fn weights_secs(&self, tokens: u64) -> f64 {
+        self.common_weights_secs + self.expert_weights_secs * self.touched_experts(tokens)
+    }
+
+    /// The share of routed experts that some token goes to, if each token chooses at random.
+    fn touched_experts(&self, tokens: u64) -> f64 {
+        if tokens >= self.all_experts_tokens { 1.0 } else { 1.0 - power(self.missed, tokens) }
+    }
+
+    /// A chunk's queries are computed with all keys before them, or wait until those are read. In layers with a window
+    /// each query has at most that many keys; the sum over the step is capped, which is exact once every query is that
+    /// far into its prompt.
+    fn prompt_attention_secs(&self, step: &StepShape) -> f64 {
+        let pairs = step.prefill_pairs as f64;
+        let window_pairs = step.prefill_pairs.min(step.prefill_tokens * self.window_tokens) as f64;
+        let prefix = step.prefill_context_tokens as f64;
+        let compute = self.pair_secs * pairs + self.window_pair_secs * window_pairs;
+        compute.max(self.prefix_secs * prefix) + self.expand_secs * prefix
+    }
+
+    /// In layers with a window each sequence has at most that many keys; the sum over the sequences is capped, which
+    /// is exact if all contexts are on the same side of the window and too much otherwise.
+    fn decode_attention_secs(&self, step: &StepShape) -> f64 {
+        let context = step.decode_context_tokens;
+        let window_context = context.min(u64::from(step.decode_seqs) * self.window_tokens);
+        self.context_secs * context as f64 + self.window_context_secs * window_context as f64
+    }
+}
+
+// === impl TimingModel ===
+
+impl TimingModel {
+    /// What a step computes and moves.
+    pub fn work(&self, step: &StepShape) -> StepWork {
+        let (model, cost) = (&self.model, self.compile());
+        let tokens = step.tokens();
+        let rows = f64::from(step.decode_seqs) + f64::from(step.finished_prefills);
+        let head_bytes = model.head_parameters() * Dtype::Bf16.bytes();
+        let (full_layers, layers) = (f64::from(model.full_layers()), f64::from(model.layers));
+        let window_layers = layers - full_layers;
+        let window_pairs = step.prefill_pairs.min(step.prefill_tokens * cost.window_tokens) as f64;
+        let window_context =
+            step.decode_context_tokens.min(u64::from(step.decode_seqs) * cost.window_tokens) as f64;
+        let pairs = full_layers * step.prefill_pairs as f64 + window_layers * window_pairs;
+        let context = full_layers * step.decode_context_tokens as f64 + window_layers * window_context;
+        let prefix = step.prefill_context_tokens as f64;
+        // A latent vector is read by every GPU.
+        let copies = f64::from(self.gpus.max(1)) / f64::from(model.kv_split(self.gpus));
+        let copies = if model.latent.is_some() { copies } else { 1.0 };
+        let token_bytes = model.kv_elements_per_layer() as f64 * self.kv_dtype.bytes() * copies;
+        StepWork {
+            matrix_flops: 2.0 * model.active_parameters() * tokens as f64
+                + 2.0 * model.head_parameters() * rows,
+            attention_flops: model.pair_flops() * pairs
+                + model.context_flops() * context
+                + model.expand_flops() * layers * prefix,
+            weight_bytes: model.common_parameters() * model.weights.bytes()
+                + head_bytes
+                + model.expert_bytes() * cost.touched_experts(tokens),
+            kv_bytes: token_bytes * (full_layers * prefix + context + layers * tokens as f64),
+        }
+    }
+}
+
+/// A smooth maximum: the corner between being bound by arithmetic and by memory. Two square roots, which IEEE 754
+/// rounds alike everywhere; `powf(0.25)` differs between platforms.
+fn fourth_norm(a: f64, b: f64) -> f64 {
+    let (a2, b2) = (a * a, b * b);
+    (a2 * a2 + b2 * b2).sqrt().sqrt()
+}
+
+/// `base` to the power of `exponent`, by squaring.
+fn power(mut base: f64, mut exponent: u64) -> f64 {
+    let mut product = 1.0;
+    while exponent > 0 {
+        if exponent & 1 == 1 {
+            product *= base;
+        }
+        base *= base;
+        exponent >>= 1;
+    }
+    product
+}
+
+/// The tokens after which less than [`NEGLIGIBLE`] of the experts are untouched, within a factor of two.
+fn tokens_for_all_experts(missed: f64) -> u64 {
+    // A model without experts misses everything, always.
+    if missed >= 1.0 {
+        return 0;
+    }
+    let (mut tokens, mut untouched) = (1, missed);
+    while untouched > NEGLIGIBLE {
+        tokens *= 2;
+        untouched *= untouched;
+    }
+    tokens
 }

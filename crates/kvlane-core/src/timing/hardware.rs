@@ -1,14 +1,25 @@
 //! What a machine can do: a GPU's data sheet, the share of it that kernels reach, and the host beside it.
 
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
 use serde::{Deserialize, Serialize};
 
-/// What a GPU can do, from its data sheet, and how much of it engines get.
+use super::ModelShape;
+use super::shape::Dtype;
+
+const GIB: f64 = 1_073_741_824.0;
+
+/// What a GPU can do, from its data sheet, and how much of it engines get with one kind of model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Hardware {
     /// Short name, as in a preset: `a100`.
     pub name: String,
     /// Dense bf16 peak in FLOP/s.
     pub peak_flops: f64,
+    /// Peak in FLOP/s of multiplications with 8-bit weights, where the GPU has them.
+    #[serde(default)]
+    pub fp8_peak_flops: Option<f64>,
     /// Memory bandwidth in bytes/s.
     pub memory_bytes_per_s: f64,
     /// Memory an engine sees, in bytes.
@@ -17,6 +28,12 @@ pub struct Hardware {
     pub all_reduce_secs: f64,
     /// Bandwidth of an all-reduce in bytes/s.
     pub all_reduce_bytes_per_s: f64,
+    /// Seconds of each layer that depend on nothing: starting kernels and waiting for their ends.
+    #[serde(default)]
+    pub layer_secs: f64,
+    /// The same of a layer of experts, on top: routing and permuting.
+    #[serde(default)]
+    pub moe_layer_secs: f64,
     /// Shares of the peaks that are reached.
     pub efficiency: Efficiency,
 }
@@ -46,11 +63,94 @@ pub struct Host {
     pub request_secs: f64,
 }
 
+/// A row of `data/gpus.json`.
+#[derive(Deserialize)]
+struct Gpu {
+    bf16_tflops: f64,
+    fp8_tflops: Option<f64>,
+    memory_tb_per_s: f64,
+    memory_gib: f64,
+    all_reduce_us: f64,
+    all_reduce_gb_per_s: f64,
+    layer_us: f64,
+    moe_layer_us: f64,
+    /// Models whose weights are all used for each token, in 16 bit.
+    dense: Efficiency,
+    /// The same in 8 bit.
+    dense_fp8: Option<Efficiency>,
+    /// Models with experts, in 16 bit or with 4-bit experts that are multiplied in 16 bit.
+    moe: Efficiency,
+    /// The same in 8 bit.
+    moe_fp8: Option<Efficiency>,
+}
+
+static GPUS: LazyLock<BTreeMap<String, Gpu>> = LazyLock::new(|| {
+    serde_json::from_str(include_str!("../../data/gpus.json")).expect("a test reads the table")
+});
+
+// === impl Hardware ===
+
+impl Hardware {
+    /// The GPU of that name as it serves `model`: a GPU reaches less of its peaks with experts and with 8 bits.
+    pub fn of(name: &str, model: &ModelShape) -> Option<Self> {
+        let gpu = GPUS.get(name)?;
+        let eight_bits = model.main_dtype() == Dtype::Fp8;
+        let (plain, fp8) =
+            if model.experts.is_some() { (gpu.moe, gpu.moe_fp8) } else { (gpu.dense, gpu.dense_fp8) };
+        Some(Self {
+            name: name.to_owned(),
+            peak_flops: gpu.bf16_tflops * 1e12,
+            fp8_peak_flops: gpu.fp8_tflops.map(|tflops| tflops * 1e12),
+            memory_bytes_per_s: gpu.memory_tb_per_s * 1e12,
+            memory_bytes: gpu.memory_gib * GIB,
+            all_reduce_secs: gpu.all_reduce_us / 1e6,
+            all_reduce_bytes_per_s: gpu.all_reduce_gb_per_s * 1e9,
+            layer_secs: gpu.layer_us / 1e6,
+            moe_layer_secs: gpu.moe_layer_us / 1e6,
+            efficiency: if eight_bits { fp8.unwrap_or(plain) } else { plain },
+        })
+    }
+
+    /// The names that [`Hardware::of`] knows, in order.
+    pub fn names() -> Vec<&'static str> {
+        GPUS.keys().map(String::as_str).collect()
+    }
+
+    /// Peak in FLOP/s of multiplying with weights of that type. Weights of fewer bits than the GPU multiplies with
+    /// are widened first.
+    pub fn peak_flops_of(&self, dtype: Dtype) -> f64 {
+        match dtype {
+            Dtype::Fp8 => self.fp8_peak_flops.unwrap_or(self.peak_flops),
+            Dtype::Bf16 | Dtype::Mxfp4 => self.peak_flops,
+        }
+    }
+}
+
 // === impl Host ===
 
 impl Default for Host {
-    /// vLLM V1 with asynchronous scheduling, and requests that cost nothing outside of steps.
+    /// vLLM V1 with asynchronous scheduling, and requests that cost nothing outside of steps. The step is what
+    /// remains of decode steps measured with Qwen3-8B on one H100 (see docs/simulator.md).
     fn default() -> Self {
-        Self { step_secs: 1e-3, sequence_secs: 6e-6, request_secs: 0.0 }
+        Self { step_secs: 0.7e-3, sequence_secs: 6e-6, request_secs: 0.0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_gpu_has_shares_between_none_and_all() {
+        assert!(["a100", "h100", "h200"].iter().all(|name| GPUS.contains_key(*name)));
+        for (name, gpu) in GPUS.iter() {
+            let regimes = [Some(gpu.dense), gpu.dense_fp8, Some(gpu.moe), gpu.moe_fp8];
+            for share in regimes.into_iter().flatten() {
+                for value in [share.compute, share.weights, share.kv, share.attention] {
+                    assert!(value > 0.0 && value <= 1.0, "{name}: {share:?}");
+                }
+            }
+            assert_eq!(gpu.fp8_tflops.is_some(), gpu.dense_fp8.is_some() && gpu.moe_fp8.is_some(), "{name}");
+        }
     }
 }
