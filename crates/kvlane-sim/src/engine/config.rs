@@ -84,7 +84,7 @@ impl EngineConfig {
 
     /// Seconds to bring `blocks` blocks back from the host's memory.
     pub(super) fn load_secs(&self, blocks: u32) -> f64 {
-        let bytes = self.timing.model.kv_bytes_per_token() as f64 * f64::from(self.block_tokens);
+        let bytes = self.timing.kv_bytes_per_token() as f64 * f64::from(self.block_tokens);
         self.cpu_tier.map_or(0.0, |tier| tier.load_secs(bytes * f64::from(blocks)))
     }
 }
