@@ -38,6 +38,8 @@ enum Command {
     Simulate(commands::simulate::SimulateArgs),
     /// Import or make traces.
     Trace(commands::trace::TraceArgs),
+    /// Say what a model computes and reads on a machine, and what bounds prompts and decoding.
+    Roofline(commands::roofline::RooflineArgs),
     /// Check the configuration that `serve` would run with, and print it.
     Check(config::ConfigArgs),
     /// Print a configuration file with every key, its default and what it means.
@@ -70,6 +72,7 @@ fn main() -> std::process::ExitCode {
         Command::MockEngine(args) => commands::mock_engine::run(&args),
         Command::Simulate(args) => commands::simulate::run_command(&args),
         Command::Trace(args) => commands::trace::run(&args),
+        Command::Roofline(args) => commands::roofline::run(&args),
         Command::Check(args) => commands::check::run(&args),
         Command::Config => commands::check::print_example(),
     };

@@ -3,6 +3,7 @@
 pub(crate) mod check;
 pub(crate) mod demo;
 pub(crate) mod mock_engine;
+pub(crate) mod roofline;
 pub(crate) mod serve;
 pub(crate) mod simulate;
 pub(crate) mod trace;
