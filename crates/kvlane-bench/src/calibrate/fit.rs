@@ -1,0 +1,440 @@
+//! Least squares: the constants with which the timing model comes closest to what was measured.
+//!
+//! Levenberg's and Marquardt's method on the logarithms of the constants, so that none turns negative and all have one
+//! scale, with logarithms of measured over modelled as residuals: a percent off counts alike for a millisecond and for
+//! a minute. Measurements far from the rest weigh next to nothing (Cauchy's weights). Derivatives are numeric: the model is a
+//! formula that costs nothing.
+//!
+//! Not every set of measurements determines every constant: short contexts say nothing of the bandwidth at which keys
+//! and values are read. A constant that could as well be the prior's stays the prior's, and says so.
+
+use kvlane_core::timing::TimingModel;
+use serde::Serialize;
+
+use super::{Point, Work};
+
+/// Steps of the method before it stops, converged or not.
+const STEPS_MAX: usize = 300;
+
+/// Rounds of weighing down what is far off.
+const WEIGHINGS: usize = 10;
+
+/// A residual of this many times the usual one weighs half: the constant with which Cauchy's weights lose 5 % where
+/// errors are normal.
+const CAUCHY: f64 = 2.385;
+
+/// No measurement is taken to be better than this share.
+const NOISE_MIN: f64 = 0.002;
+
+/// Relative standard error from which a constant counts as badly determined.
+const LOOSE_ERROR: f64 = 0.25;
+
+/// How much worse a fit with a constant pinned may be, in squares of the noise, for the pin to hold: two standard
+/// deviations.
+const PIN_COST_MAX: f64 = 4.0;
+
+/// Step of a numeric derivative, in logarithms.
+const DERIVATIVE_STEP: f64 = 1e-5;
+
+/// One of the model's constants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Parameter {
+    /// Share of peak arithmetic that matrices reach.
+    Compute,
+    /// Share of memory bandwidth at which weights are read.
+    Weights,
+    /// Share of memory bandwidth at which keys and values are read.
+    Kv,
+    /// Share of peak arithmetic that prompt attention reaches.
+    Attention,
+    /// Host seconds of a step.
+    StepSecs,
+    /// Host seconds of a step for each decoding sequence.
+    SequenceSecs,
+    /// Seconds of a request outside of steps.
+    RequestSecs,
+}
+
+/// What the measurements say of a constant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Standing {
+    /// They determine it.
+    Fitted,
+    /// They rule the prior out and leave a wide range.
+    Loose,
+    /// They could be had with the prior as well: it stays.
+    Prior,
+}
+
+/// One constant after the fit.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Estimate {
+    /// Which.
+    pub parameter: Parameter,
+    /// Its value in the fitted model.
+    pub value: f64,
+    /// Its value before.
+    pub prior: f64,
+    /// Standard error as a share of the value; of what the measurements would have said where the prior stays.
+    pub relative_error: f64,
+    /// How it came about.
+    pub standing: Standing,
+}
+
+/// The model that comes closest.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Fit {
+    /// The prior with its constants replaced.
+    pub timing: TimingModel,
+    /// One for each constant.
+    pub estimates: Vec<Estimate>,
+    /// Root mean square of the residuals of what was fitted, as a share.
+    pub rms: f64,
+}
+
+/// Why there is nothing to fit.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FitError {
+    /// Too few measurements.
+    #[error(
+        "{0} usable measurements are too few to fit: at least three prompts or decode batches are needed"
+    )]
+    TooFew(usize),
+    /// A measurement that is no duration.
+    #[error("`{0}` took no positive time: this is no measurement")]
+    NoDuration(String),
+}
+
+// === impl Parameter ===
+
+impl Parameter {
+    /// All, in the order of reports.
+    pub const ALL: [Self; 7] = [
+        Self::Compute,
+        Self::Weights,
+        Self::Kv,
+        Self::Attention,
+        Self::StepSecs,
+        Self::SequenceSecs,
+        Self::RequestSecs,
+    ];
+
+    /// As it is written in a timing file.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Compute => "efficiency.compute",
+            Self::Weights => "efficiency.weights",
+            Self::Kv => "efficiency.kv",
+            Self::Attention => "efficiency.attention",
+            Self::StepSecs => "host.step_secs",
+            Self::SequenceSecs => "host.sequence_secs",
+            Self::RequestSecs => "host.request_secs",
+        }
+    }
+
+    /// Its value in a model.
+    pub fn get(self, timing: &TimingModel) -> f64 {
+        let (share, host) = (&timing.hardware.efficiency, &timing.host);
+        match self {
+            Self::Compute => share.compute,
+            Self::Weights => share.weights,
+            Self::Kv => share.kv,
+            Self::Attention => share.attention,
+            Self::StepSecs => host.step_secs,
+            Self::SequenceSecs => host.sequence_secs,
+            Self::RequestSecs => host.request_secs,
+        }
+    }
+
+    fn set(self, timing: &mut TimingModel, value: f64) {
+        let (share, host) = (&mut timing.hardware.efficiency, &mut timing.host);
+        *match self {
+            Self::Compute => &mut share.compute,
+            Self::Weights => &mut share.weights,
+            Self::Kv => &mut share.kv,
+            Self::Attention => &mut share.attention,
+            Self::StepSecs => &mut host.step_secs,
+            Self::SequenceSecs => &mut host.sequence_secs,
+            Self::RequestSecs => &mut host.request_secs,
+        } = value;
+    }
+
+    /// Where the search may go. Shares of a nominal peak may be above 1: only the product counts.
+    fn range(self) -> (f64, f64) {
+        match self {
+            Self::Compute | Self::Weights | Self::Kv | Self::Attention => (1e-5, 1e5),
+            Self::StepSecs | Self::RequestSecs => (1e-7, 100.0),
+            Self::SequenceSecs => (1e-9, 10.0),
+        }
+    }
+
+    /// Where the search begins if the prior is zero, which has no logarithm.
+    fn typical(self) -> f64 {
+        match self {
+            Self::SequenceSecs => 1e-5,
+            _ => 1e-3,
+        }
+    }
+}
+
+/// Fits the constants of `prior` to the points that are not held out. A step of the engine has at most `chunk_tokens`.
+///
+/// # Errors
+///
+/// If there is nothing to fit.
+pub fn fit(prior: &TimingModel, chunk_tokens: u32, points: &[Point]) -> Result<Fit, FitError> {
+    let fitted: Vec<&Point> = points.iter().filter(|point| !point.planned.held_out).collect();
+    if fitted.len() < 3 {
+        return Err(FitError::TooFew(fitted.len()));
+    }
+    if let Some(point) = fitted.iter().find(|point| !(point.secs.is_finite() && point.secs > 0.0)) {
+        return Err(FitError::NoDuration(point.work.name()));
+    }
+    let mut problem = Problem { points: &fitted, chunk_tokens, weights: vec![1.0; fitted.len()] };
+    let mut free: Vec<Parameter> = Parameter::ALL.to_vec();
+    // Two ways in: where the machine is known the prior is near, where it is not its peaks are only nominal.
+    let mut model = [prior.clone(), problem.guess(prior)]
+        .map(|start| problem.descend(start, &free))
+        .into_iter()
+        .min_by(|a, b| problem.cost(a).total_cmp(&problem.cost(b)))
+        .unwrap_or_else(|| prior.clone());
+    for _ in 0..WEIGHINGS {
+        problem.weigh(&model);
+        model = problem.descend(model, &free);
+    }
+    let mut noise = problem.noise(&model, free.len());
+    let mut loose: Vec<Parameter> = Vec::new();
+    let mut pinned: Vec<(Parameter, f64)> = Vec::new();
+    loop {
+        let errors = problem.errors(&model, &free, noise);
+        let worst = free
+            .iter()
+            .zip(&errors)
+            .filter(|(parameter, error)| **error > LOOSE_ERROR && !loose.contains(parameter))
+            .max_by(|(_, a), (_, b)| a.total_cmp(b));
+        let Some((&parameter, &error)) = worst else { break };
+        let others: Vec<Parameter> = free.iter().copied().filter(|other| *other != parameter).collect();
+        let mut start = model.clone();
+        parameter.set(&mut start, parameter.get(prior));
+        let without = problem.descend(start, &others);
+        if problem.cost(&without) - problem.cost(&model) <= PIN_COST_MAX * noise * noise {
+            pinned.push((parameter, error));
+            (free, model) = (others, without);
+            noise = problem.noise(&model, free.len());
+        } else {
+            loose.push(parameter);
+        }
+    }
+    let errors = problem.errors(&model, &free, noise);
+    let estimate = |parameter: Parameter| {
+        let at = free.iter().position(|other| *other == parameter);
+        let dropped = pinned.iter().find(|(other, _)| *other == parameter);
+        let standing = match at {
+            None => Standing::Prior,
+            Some(_) if loose.contains(&parameter) => Standing::Loose,
+            Some(_) => Standing::Fitted,
+        };
+        let relative_error = at.map(|at| errors[at]).or(dropped.map(|(_, error)| *error)).unwrap_or(f64::MAX);
+        Estimate {
+            parameter,
+            value: parameter.get(&model),
+            prior: parameter.get(prior),
+            relative_error,
+            standing,
+        }
+    };
+    let estimates = Parameter::ALL.map(estimate).to_vec();
+    let squares: f64 = problem.residuals(&model).iter().map(|residual| residual * residual).sum();
+    let rms = (squares / fitted.len() as f64).sqrt();
+    Ok(Fit { timing: model, estimates, rms })
+}
+
+/// What is to be explained.
+struct Problem<'a> {
+    points: &'a [&'a Point],
+    chunk_tokens: u32,
+    /// One for each point.
+    weights: Vec<f64>,
+}
+
+// === impl Problem ===
+
+impl Problem<'_> {
+    /// Logarithms of modelled over measured.
+    fn residuals(&self, timing: &TimingModel) -> Vec<f64> {
+        let residual = |point: &&Point| (point.work.secs(timing, self.chunk_tokens) / point.secs).ln();
+        self.points.iter().map(residual).collect()
+    }
+
+    /// Weighted sum of squares.
+    fn cost(&self, timing: &TimingModel) -> f64 {
+        self.residuals(timing)
+            .iter()
+            .zip(&self.weights)
+            .map(|(residual, weight)| weight * residual * residual)
+            .sum()
+    }
+
+    /// Weighs down what is further off than most.
+    fn weigh(&mut self, timing: &TimingModel) {
+        let residuals = self.residuals(timing);
+        let mut sizes: Vec<f64> = residuals.iter().map(|residual| residual.abs()).collect();
+        // 1.4826 times the median is the standard deviation where errors are normal.
+        let usual = (1.4826 * super::median(&mut sizes)).max(NOISE_MIN);
+        self.weights =
+            residuals.iter().map(|residual| 1.0 / (1.0 + (residual / (CAUCHY * usual)).powi(2))).collect();
+    }
+
+    /// Standard deviation of a measurement, as the residuals show it.
+    fn noise(&self, timing: &TimingModel, parameters: usize) -> f64 {
+        let spare = self.points.len().saturating_sub(parameters).max(1);
+        (self.cost(timing) / spare as f64).sqrt().max(NOISE_MIN)
+    }
+
+    /// A start for a machine of which nothing is known: each constant as if it alone explained part of what was measured.
+    fn guess(&self, prior: &TimingModel) -> TimingModel {
+        let mut guess = prior.clone();
+        let longest = self.points.iter().filter_map(|point| match point.work {
+            Work::Prefill { prompt_tokens } => Some((prompt_tokens, point.secs)),
+            Work::Decode { .. } => None,
+        });
+        if let Some((tokens, secs)) = longest.max_by_key(|(tokens, _)| *tokens) {
+            let share =
+                |flops: f64| flops / (prior.hardware.peak_flops * f64::from(prior.gpus.max(1)) * secs / 2.0);
+            let tokens = f64::from(tokens);
+            let (layers, width) =
+                (f64::from(prior.model.layers), f64::from(prior.model.heads * prior.model.head_dim));
+            Parameter::Compute.set(&mut guess, share(2.0 * prior.model.linear_parameters() * tokens));
+            Parameter::Attention.set(&mut guess, share(2.0 * width * layers * tokens * tokens));
+        }
+        let least = self.points.iter().map(|point| point.secs).fold(f64::INFINITY, f64::min);
+        let read = prior.model.weight_bytes() / f64::from(prior.gpus.max(1));
+        let share = read / (prior.hardware.memory_bytes_per_s * least / 2.0);
+        Parameter::Weights.set(&mut guess, share);
+        Parameter::Kv.set(&mut guess, share);
+        Parameter::StepSecs.set(&mut guess, least / 4.0);
+        Parameter::SequenceSecs.set(&mut guess, least / 100.0);
+        Parameter::RequestSecs.set(&mut guess, least / 4.0);
+        guess
+    }
+
+    /// The nearest valley of the cost over the `free` constants.
+    fn descend(&self, mut timing: TimingModel, free: &[Parameter]) -> TimingModel {
+        for parameter in free {
+            let (low, high) = parameter.range();
+            let value = parameter.get(&timing);
+            parameter
+                .set(&mut timing, if value > 0.0 { value.clamp(low, high) } else { parameter.typical() });
+        }
+        let (mut cost, mut damping) = (self.cost(&timing), 1e-3);
+        for _ in 0..STEPS_MAX {
+            let (jacobian, residuals) = (self.jacobian(&timing, free), self.residuals(&timing));
+            let mut normal = self.normal(&jacobian);
+            let gradient: Vec<f64> = (0..free.len())
+                .map(|column| {
+                    let rows = jacobian.iter().zip(&residuals).zip(&self.weights);
+                    rows.map(|((row, residual), weight)| weight * row[column] * residual).sum()
+                })
+                .collect();
+            for (index, row) in normal.iter_mut().enumerate() {
+                row[index] += damping * row[index].max(1e-6);
+            }
+            let moved = solve(normal, &gradient).map(|step| {
+                let mut moved = timing.clone();
+                for (parameter, step) in free.iter().zip(step) {
+                    let (low, high) = parameter.range();
+                    // A step of a factor of e at most: the model is far from linear in its constants.
+                    let value = parameter.get(&timing) * (-step).clamp(-1.0, 1.0).exp();
+                    parameter.set(&mut moved, value.clamp(low, high));
+                }
+                moved
+            });
+            let better = moved.map(|moved| (self.cost(&moved), moved)).filter(|(new, _)| *new < cost);
+            match better {
+                Some((new, moved)) => {
+                    let gain = cost - new;
+                    (timing, cost) = (moved, new);
+                    damping = (damping / 5.0).max(1e-12);
+                    if gain <= 1e-14 * (1.0 + cost) {
+                        break;
+                    }
+                }
+                None if damping > 1e9 => break,
+                None => damping *= 4.0,
+            }
+        }
+        timing
+    }
+
+    /// How each residual changes with the logarithm of each free constant.
+    fn jacobian(&self, timing: &TimingModel, free: &[Parameter]) -> Vec<Vec<f64>> {
+        let moved = |parameter: &Parameter, factor: f64| {
+            let mut moved = timing.clone();
+            parameter.set(&mut moved, parameter.get(timing) * factor);
+            self.residuals(&moved)
+        };
+        let (up, down) = (DERIVATIVE_STEP.exp(), (-DERIVATIVE_STEP).exp());
+        let columns: Vec<(Vec<f64>, Vec<f64>)> =
+            free.iter().map(|p| (moved(p, up), moved(p, down))).collect();
+        let row = |at: usize| {
+            columns.iter().map(|(up, down)| (up[at] - down[at]) / (2.0 * DERIVATIVE_STEP)).collect()
+        };
+        (0..self.points.len()).map(row).collect()
+    }
+
+    /// The weighted product of a Jacobian with itself.
+    fn normal(&self, jacobian: &[Vec<f64>]) -> Vec<Vec<f64>> {
+        let size = jacobian.first().map_or(0, Vec::len);
+        let mut normal = vec![vec![0.0; size]; size];
+        for (row, weight) in jacobian.iter().zip(&self.weights) {
+            for (a, line) in normal.iter_mut().enumerate() {
+                for (b, sum) in line.iter_mut().enumerate() {
+                    *sum += weight * row[a] * row[b];
+                }
+            }
+        }
+        normal
+    }
+
+    /// Standard error of each free constant as a share of it, huge where the points say nothing.
+    fn errors(&self, timing: &TimingModel, free: &[Parameter], noise: f64) -> Vec<f64> {
+        let mut normal = self.normal(&self.jacobian(timing, free));
+        for (index, row) in normal.iter_mut().enumerate() {
+            // Keeps what is not determined at all from being infinite.
+            row[index] += 1e-12;
+        }
+        let variance = |at: usize| {
+            let unit: Vec<f64> = (0..free.len()).map(|other| f64::from(u8::from(other == at))).collect();
+            solve(normal.clone(), &unit).map_or(f64::MAX, |column| column[at])
+        };
+        (0..free.len()).map(|at| noise * variance(at).max(0.0).sqrt()).collect()
+    }
+}
+
+/// Solves a symmetric positive definite system by Cholesky's method; `None` if it is not positive definite.
+fn solve(mut matrix: Vec<Vec<f64>>, right: &[f64]) -> Option<Vec<f64>> {
+    let size = right.len();
+    for column in 0..size {
+        for row in column..size {
+            let product: f64 = (0..column).map(|k| matrix[row][k] * matrix[column][k]).sum();
+            let rest = matrix[row][column] - product;
+            matrix[row][column] = match row == column {
+                true if rest > 0.0 => rest.sqrt(),
+                true => return None,
+                false => rest / matrix[column][column],
+            };
+        }
+    }
+    let mut solution = right.to_vec();
+    for row in 0..size {
+        let product: f64 = (0..row).map(|k| matrix[row][k] * solution[k]).sum();
+        solution[row] = (solution[row] - product) / matrix[row][row];
+    }
+    for row in (0..size).rev() {
+        let product: f64 = (row + 1..size).map(|k| matrix[k][row] * solution[k]).sum();
+        solution[row] = (solution[row] - product) / matrix[row][row];
+    }
+    Some(solution)
+}

@@ -1,0 +1,359 @@
+//! Calibration: a live server is measured and the engine timing model's constants are fitted to it.
+//!
+//! [`Plan`] says what to measure: cold prompts of growing length, and decoding at growing batch and context.
+//! [`measure`] carries it out over HTTP. Whoever carries it out, what comes back is a [`Timeline`] per request, and
+//! [`Probe::observe`] reduces those to a duration and to the [`Work`] the engine did in it. [`Work::secs`] is the
+//! model's word on the same work, step by step as a continuous-batching engine takes it, and [`fit`](fn@fit::fit)
+//! brings the two together.
+//!
+//! A prompt is measured with nothing else in the engine: its time to first token is the request's own cost and the
+//! steps of its chunks. Decoding is measured from the moment the last sequence of a batch has its first token until the
+//! first one ends: every step in between is one token of each.
+
+pub mod fit;
+pub mod measure;
+pub mod server;
+
+use kvlane_core::timing::{StepShape, TimingModel};
+use serde::Serialize;
+
+/// Lengths of the cold prompts, in tokens. The short ones show where reading the weights takes over from arithmetic.
+const PREFILL_TOKENS: [u32; 10] = [64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768];
+const PREFILL_TOKENS_QUICK: [u32; 5] = [64, 256, 1024, 4096, 8192];
+
+/// Lengths that are measured and not fitted: between those that are.
+const HELD_OUT_TOKENS: [u32; 3] = [768, 3000, 6000];
+
+/// Sequences that decode together.
+const DECODE_SEQS: [u32; 9] = [1, 2, 4, 8, 16, 32, 64, 128, 256];
+const DECODE_SEQS_QUICK: [u32; 4] = [1, 8, 32, 128];
+
+/// Sequences that decode together with long contexts, as far as the cache holds them.
+const DECODE_SEQS_LONG: [u32; 4] = [1, 4, 16, 64];
+const DECODE_SEQS_LONG_QUICK: [u32; 2] = [1, 8];
+
+/// Prompt length of a decode probe with short contexts.
+const DECODE_SHORT_TOKENS: u32 = 32;
+
+/// Prompt length of one with long contexts, unless the server takes less.
+const DECODE_LONG_TOKENS: u32 = 4096;
+
+/// Decode steps that are wanted with all sequences decoding.
+const WINDOW_STEPS: u32 = 64;
+
+/// Decode steps below which a window says nothing.
+const WINDOW_STEPS_MIN: u32 = 16;
+
+/// Share of the KV cache that a probe fills at most, so that nothing is preempted.
+const CAPACITY_SHARE_MAX: f64 = 0.9;
+
+/// KV cache assumed where a server does not tell its size.
+const CAPACITY_TOKENS_ASSUMED: u64 = 32_768;
+
+/// Context length assumed where a server does not tell it.
+const MODEL_LEN_ASSUMED: u32 = 8192;
+
+/// Share of a prompt that may come from a cache before it no longer counts as cold.
+const CACHED_SHARE_MAX: f64 = 0.02;
+
+/// What a server says of its sizes; `None` where it says nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Limits {
+    /// Most tokens of prompt and answer together.
+    pub max_model_len: Option<u32>,
+    /// Tokens in its KV cache.
+    pub kv_capacity_tokens: Option<u64>,
+    /// Tokens in a KV block.
+    pub block_tokens: Option<u32>,
+    /// Most sequences in a step.
+    pub max_num_seqs: Option<u32>,
+    /// Most tokens in a step, which is the longest chunk of a prompt.
+    pub max_num_batched_tokens: Option<u32>,
+}
+
+/// One thing to measure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Probe {
+    /// A cold prompt on an idle engine: its time to first token.
+    Prefill {
+        /// Its length.
+        prompt_tokens: u32,
+    },
+    /// Cold prompts at once, then decoding: the mean time of a step in which all decode.
+    Decode {
+        /// How many sequences.
+        seqs: u32,
+        /// Length of each prompt.
+        prompt_tokens: u32,
+        /// Length of each answer.
+        output_tokens: u32,
+    },
+}
+
+/// A probe and what its result is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Planned {
+    /// What is measured.
+    pub probe: Probe,
+    /// Measured to see how well the fit predicts it, not fitted.
+    pub held_out: bool,
+}
+
+/// What to measure, in what order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// Each is measured once in every round, in this order: a disturbance then touches one repeat of many probes
+    /// and not many repeats of one, and medians do not see it.
+    pub probes: Vec<Planned>,
+    /// Rounds.
+    pub repeats: u32,
+}
+
+/// What bounds a plan beside the server's own limits.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PlanOptions {
+    /// Longest prompt; by default 32,768.
+    pub prompt_tokens_max: Option<u32>,
+    /// Fewer probes and rounds.
+    pub quick: bool,
+    /// Rounds; by default 5, or 3 if quick.
+    pub repeats: Option<u32>,
+}
+
+/// When the tokens of one request came, on a clock that all requests of a probe share.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Timeline {
+    /// When it was sent, in seconds.
+    pub sent_s: f64,
+    /// Its prompt's length as the engine counted it.
+    pub prompt_tokens: u32,
+    /// Prompt tokens the engine took from its cache, if it says.
+    pub cached_tokens: Option<u32>,
+    /// Time in seconds and output tokens so far, at every arrival.
+    pub tokens: Vec<(f64, u32)>,
+}
+
+/// What an engine did while it was measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Work {
+    /// It computed a prompt and its first token.
+    Prefill {
+        /// The prompt's length.
+        prompt_tokens: u32,
+    },
+    /// It gave each of some sequences one token.
+    Decode {
+        /// How many.
+        seqs: u32,
+        /// Sum of their contexts, the mean over the steps measured.
+        context_tokens: u64,
+    },
+}
+
+/// One measurement: the median of its rounds.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Point {
+    /// What was asked for.
+    #[serde(flatten)]
+    pub planned: Planned,
+    /// What was done in the median round.
+    pub work: Work,
+    /// How long that took, in seconds.
+    pub secs: f64,
+    /// All rounds, ascending.
+    pub samples_s: Vec<f64>,
+}
+
+/// Why a round gave no figure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unusable {
+    /// A request yielded no token.
+    #[error("a request yielded no token")]
+    NoTokens,
+    /// Part of a prompt was cached.
+    #[error("{0} prompt tokens came from the cache; prompts must be ones that the server has never seen")]
+    NotCold(u32),
+    /// The first sequence ended before the last one decoded.
+    #[error("only {0} steps had all sequences decoding: the server does not run so many at once")]
+    NeverTogether(u32),
+}
+
+// === impl Plan ===
+
+impl Plan {
+    /// What tells a server's constants apart, within its limits.
+    pub fn new(limits: &Limits, options: &PlanOptions) -> Self {
+        let capacity = limits.kv_capacity_tokens.unwrap_or(CAPACITY_TOKENS_ASSUMED);
+        let fitting = (capacity as f64 * CAPACITY_SHARE_MAX) as u64;
+        let model_len = limits.max_model_len.unwrap_or(MODEL_LEN_ASSUMED);
+        let prompt_max = options.prompt_tokens_max.unwrap_or(PREFILL_TOKENS[PREFILL_TOKENS.len() - 1]);
+        let longest =
+            prompt_max.min(model_len.saturating_sub(1)).min(u32::try_from(fitting).unwrap_or(u32::MAX));
+        let steps: &[u32] = if options.quick { &PREFILL_TOKENS_QUICK } else { &PREFILL_TOKENS };
+        let mut lengths: Vec<u32> = steps.iter().copied().filter(|tokens| *tokens <= longest).collect();
+        // The far end of what the server takes is where the quadratic term shows.
+        if lengths.last().is_some_and(|last| !options.quick && u64::from(longest) * 4 > u64::from(*last) * 5)
+        {
+            lengths.push(longest);
+        }
+        let prefill = |prompt_tokens, held_out| Planned { probe: Probe::Prefill { prompt_tokens }, held_out };
+        let mut probes: Vec<Planned> = lengths.into_iter().map(|tokens| prefill(tokens, false)).collect();
+        probes.extend(
+            HELD_OUT_TOKENS.into_iter().filter(|t| *t <= longest).map(|tokens| prefill(tokens, true)),
+        );
+
+        let chunk = limits.chunk_tokens();
+        let seqs_max = limits.max_num_seqs.unwrap_or(u32::MAX);
+        let mut decode = |all: &[u32], prompt_tokens: u32| {
+            for seqs in all.iter().copied().filter(|seqs| *seqs <= seqs_max) {
+                let output_tokens = output_tokens(seqs, prompt_tokens, chunk);
+                let context = prompt_tokens.saturating_add(output_tokens);
+                if context <= model_len && u64::from(context) * u64::from(seqs) <= fitting {
+                    let probe = Probe::Decode { seqs, prompt_tokens, output_tokens };
+                    probes.push(Planned { probe, held_out: false });
+                }
+            }
+        };
+        let (short, long): (&[u32], &[u32]) = match options.quick {
+            true => (&DECODE_SEQS_QUICK, &DECODE_SEQS_LONG_QUICK),
+            false => (&DECODE_SEQS, &DECODE_SEQS_LONG),
+        };
+        decode(short, DECODE_SHORT_TOKENS);
+        decode(long, DECODE_LONG_TOKENS.min(longest / 2));
+        Self { probes, repeats: options.repeats.unwrap_or(if options.quick { 3 } else { 5 }).max(1) }
+    }
+}
+
+/// Tokens that each sequence of a decode probe must yield so that all decode together for [`WINDOW_STEPS`]: the first
+/// yields some while the others' prompts are computed, and some more while their requests arrive.
+fn output_tokens(seqs: u32, prompt_tokens: u32, chunk_tokens: u32) -> u32 {
+    let prompts = u64::from(seqs) * u64::from(prompt_tokens);
+    let room = chunk_tokens.saturating_sub(seqs).max(chunk_tokens / 4).max(1);
+    let prefill_steps = u32::try_from(prompts / u64::from(room)).unwrap_or(u32::MAX);
+    prefill_steps.saturating_add(seqs).saturating_add(WINDOW_STEPS)
+}
+
+// === impl Limits ===
+
+impl Limits {
+    /// Longest chunk of a prompt in one step. Where it is not known: vLLM's default for its API server on GPUs below
+    /// 70 GiB, on A100 and on CPU (`vllm/engine/arg_utils.py`, `get_batch_defaults`).
+    pub fn chunk_tokens(&self) -> u32 {
+        self.max_num_batched_tokens.unwrap_or(2048).max(1)
+    }
+}
+
+// === impl Probe ===
+
+impl Probe {
+    /// `prefill 8192`, `decode 32 x 4096`.
+    pub fn name(&self) -> String {
+        match *self {
+            Self::Prefill { prompt_tokens } => format!("prefill {prompt_tokens}"),
+            Self::Decode { seqs, prompt_tokens, .. } => format!("decode {seqs} x {prompt_tokens}"),
+        }
+    }
+
+    /// Requests, prompt tokens and output tokens of each.
+    pub fn requests(&self) -> (u32, u32, u32) {
+        match *self {
+            Self::Prefill { prompt_tokens } => (1, prompt_tokens, 1),
+            Self::Decode { seqs, prompt_tokens, output_tokens } => (seqs, prompt_tokens, output_tokens),
+        }
+    }
+
+    /// What the requests' timelines say: the work, and how long it took in seconds.
+    ///
+    /// # Errors
+    ///
+    /// Why they say nothing.
+    pub fn observe(&self, timelines: &[Timeline]) -> Result<(Work, f64), Unusable> {
+        for line in timelines {
+            let cached = line.cached_tokens.unwrap_or(0);
+            if f64::from(cached) > f64::from(line.prompt_tokens) * CACHED_SHARE_MAX {
+                return Err(Unusable::NotCold(cached));
+            }
+        }
+        match self {
+            Self::Prefill { .. } => {
+                let line = timelines.first().ok_or(Unusable::NoTokens)?;
+                let (at, _) = *line.tokens.first().ok_or(Unusable::NoTokens)?;
+                Ok((Work::Prefill { prompt_tokens: line.prompt_tokens }, at - line.sent_s))
+            }
+            Self::Decode { .. } => decoding(timelines),
+        }
+    }
+}
+
+/// The mean decode step from the last first token to the first last one.
+fn decoding(timelines: &[Timeline]) -> Result<(Work, f64), Unusable> {
+    let time = |arrival: Option<&(f64, u32)>| arrival.map(|(at, _)| *at).ok_or(Unusable::NoTokens);
+    let (mut begin, mut end) = (f64::NEG_INFINITY, f64::INFINITY);
+    for line in timelines {
+        begin = begin.max(time(line.tokens.first())?);
+        end = end.min(time(line.tokens.last())?);
+    }
+    let (mut steps_secs, mut context_tokens) = (Vec::new(), 0.0);
+    for line in timelines {
+        let inside = line.tokens.iter().filter(|(at, _)| (begin..=end).contains(at));
+        let (first, last) = (inside.clone().next(), inside.last());
+        let (Some(&(from_s, from)), Some(&(to_s, to))) = (first, last) else {
+            return Err(Unusable::NeverTogether(0));
+        };
+        if to - from < WINDOW_STEPS_MIN {
+            return Err(Unusable::NeverTogether(to - from));
+        }
+        steps_secs.push((to_s - from_s) / f64::from(to - from));
+        // Token n follows the prompt and n - 1 others, the last of which the step itself computes.
+        context_tokens += f64::from(line.prompt_tokens) + (f64::from(from) + f64::from(to) - 3.0) / 2.0;
+    }
+    let seqs = timelines.len() as u32;
+    Ok((Work::Decode { seqs, context_tokens: context_tokens.round() as u64 }, median(&mut steps_secs)))
+}
+
+/// The middle one, the lower of two; 0 for none. Leaves the values ascending.
+fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len().saturating_sub(1) / 2).copied().unwrap_or(0.0)
+}
+
+// === impl Point ===
+
+impl Point {
+    /// The median of some rounds; `None` without any.
+    pub fn new(planned: Planned, mut rounds: Vec<(Work, f64)>) -> Option<Self> {
+        rounds.sort_by(|(_, a), (_, b)| a.total_cmp(b));
+        let (work, secs) = *rounds.get(rounds.len().saturating_sub(1) / 2)?;
+        Some(Self { planned, work, secs, samples_s: rounds.into_iter().map(|(_, secs)| secs).collect() })
+    }
+}
+
+// === impl Work ===
+
+impl Work {
+    /// How long the model says it takes, in seconds, if a step has at most `chunk_tokens` tokens.
+    pub fn secs(&self, timing: &TimingModel, chunk_tokens: u32) -> f64 {
+        match *self {
+            Self::Prefill { prompt_tokens } => {
+                timing.host.request_secs + timing.prefill_secs(0, prompt_tokens, chunk_tokens)
+            }
+            Self::Decode { seqs, context_tokens } => timing.step_secs(&StepShape {
+                decode_seqs: seqs,
+                decode_context_tokens: context_tokens,
+                ..StepShape::default()
+            }),
+        }
+    }
+
+    /// `prefill 8192`, `decode 32 x 2048`: the latter's contexts are the mean over the sequences.
+    pub fn name(&self) -> String {
+        match *self {
+            Self::Prefill { prompt_tokens } => format!("prefill {prompt_tokens}"),
+            Self::Decode { seqs, context_tokens } => {
+                format!("decode {seqs} x {}", context_tokens / u64::from(seqs.max(1)))
+            }
+        }
+    }
+}

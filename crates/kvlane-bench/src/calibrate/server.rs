@@ -1,0 +1,453 @@
+//! The server under measurement: its address, what it says of itself, and one streamed completion at a time.
+
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue};
+use http::{Method, Request, StatusCode, Uri};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::client::conn::http1::{self, SendRequest};
+use hyper_util::rt::TokioIo;
+use kvlane_wire::engine::{Dialect, load_report};
+use kvlane_wire::{models, prometheus};
+use serde_json::Value;
+use tokio::net::TcpStream;
+
+use super::{Limits, Timeline};
+
+/// Time to open a connection.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Time for an answer about the server itself.
+const FACTS_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Bytes of an answer that are read; what is beyond is no answer to what was asked.
+const ANSWER_BYTES_MAX: usize = 64 << 20;
+
+/// Bytes of an error answer that are shown.
+const ERROR_DETAIL_BYTES_MAX: usize = 300;
+
+/// Depth to which a server's description of itself is searched.
+const SEARCH_DEPTH_MAX: usize = 8;
+
+/// Why a server could not be asked.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// The address cannot be used.
+    #[error("cannot calibrate `{url}`: {why}; give http://host:port")]
+    Url {
+        /// As given.
+        url: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The API key cannot be a header's value.
+    #[error("the API key contains characters that a header cannot carry")]
+    ApiKey,
+    /// No answer, or one that broke off.
+    #[error("{path} of {authority}: {why}")]
+    Broken {
+        /// Host and port.
+        authority: String,
+        /// What was asked.
+        path: String,
+        /// What happened.
+        why: String,
+    },
+    /// Another status than 200.
+    #[error("{path} of {authority} answered {status}: {detail}")]
+    Status {
+        /// Host and port.
+        authority: String,
+        /// What was asked.
+        path: String,
+        /// The status.
+        status: u16,
+        /// The beginning of what it said.
+        detail: String,
+    },
+    /// A probe was not over in time.
+    #[error("not over after {0:?}")]
+    Late(Duration),
+    /// Its list of models cannot be read.
+    #[error(transparent)]
+    Models(#[from] models::ModelsError),
+    /// It does not serve the model, or several and none was named.
+    #[error("the server has {}; name one with --model", match .0.as_slice() { [] => "no models".into(), all => format!("the models {}", all.join(", ")) })]
+    Model(Vec<String>),
+    /// It serves others at the moment.
+    #[error(
+        "the server is at work ({running} requests running, {waiting} waiting); it must be idle to be measured"
+    )]
+    Busy {
+        /// Requests in its batch.
+        running: u32,
+        /// Requests in its queue.
+        waiting: u32,
+    },
+}
+
+/// What a server says of itself.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Facts {
+    /// The model's name, as requests use it.
+    pub model: String,
+    /// The engine, if its metrics tell.
+    pub engine: Option<Dialect>,
+    /// Its sizes.
+    pub limits: Limits,
+}
+
+/// A server's address.
+#[derive(Clone, Debug)]
+pub struct Server {
+    authority: String,
+    /// Before `/v1`, without a slash at its end.
+    prefix: String,
+    authorization: Option<HeaderValue>,
+}
+
+// === impl Server ===
+
+impl Server {
+    /// A server at `http://host:port`, with or without `/v1` behind it.
+    ///
+    /// # Errors
+    ///
+    /// An address or a key that cannot be used.
+    pub fn new(url: &str, api_key: Option<&str>) -> Result<Self, ServerError> {
+        let wrong = |why: &str| ServerError::Url { url: url.into(), why: why.into() };
+        let uri: Uri = url.parse().map_err(|error: http::uri::InvalidUri| wrong(&error.to_string()))?;
+        match uri.scheme_str() {
+            Some("http") => {}
+            Some("https") => return Err(wrong("this client does not speak TLS")),
+            _ => return Err(wrong("there is no http:// in front")),
+        }
+        let host = uri.host().ok_or_else(|| wrong("there is no host"))?;
+        let path = uri.path().trim_end_matches('/');
+        Ok(Self {
+            authority: format!("{host}:{}", uri.port_u16().unwrap_or(80)),
+            prefix: path.strip_suffix("/v1").unwrap_or(path).to_owned(),
+            authorization: match api_key {
+                Some(key) => Some(format!("Bearer {key}").try_into().map_err(|_| ServerError::ApiKey)?),
+                None => None,
+            },
+        })
+    }
+
+    /// Asks the server what it is. What it does not tell is `None`; only its list of models must be there.
+    ///
+    /// # Errors
+    ///
+    /// A server that cannot be reached, that does not serve `model`, or that is at work.
+    pub async fn facts(&self, model: Option<&str>) -> Result<Facts, ServerError> {
+        let listed = models::parse(&self.get("/v1/models").await?)?;
+        let names = || ServerError::Model(listed.iter().map(|model| model.id.clone()).collect());
+        let found = match model {
+            Some(name) => listed.iter().find(|listed| listed.id == name),
+            None => listed.iter().find(|listed| listed.parent.is_none()).filter(|first| {
+                // Several names of one model are one model.
+                listed.iter().all(|other| {
+                    other.parent.is_some()
+                        || (other.root.is_some() && other.root == first.root)
+                        || other.id == first.id
+                })
+            }),
+        };
+        let found = found.ok_or_else(names)?;
+        let mut facts = Facts { model: found.id.clone(), engine: None, limits: Limits::default() };
+        facts.limits.max_model_len = number(&found.card, &["max_model_len", "n_ctx"]);
+        if let Ok(page) = self.get("/metrics").await {
+            let page = String::from_utf8_lossy(&page);
+            if let Some((engine, reported)) = load_report(&page) {
+                if reported.running + reported.waiting > 0 {
+                    return Err(ServerError::Busy { running: reported.running, waiting: reported.waiting });
+                }
+                facts.engine = Some(engine);
+                facts.limits.kv_capacity_tokens = reported.kv_capacity_tokens.filter(|tokens| *tokens > 0);
+            }
+            facts.limits.block_tokens = prometheus::samples(&page)
+                .find_map(|sample| sample.label("block_size")?.parse().ok())
+                .filter(|tokens| *tokens > 0);
+        }
+        // vLLM with VLLM_SERVER_DEV_MODE=1, SGLang, llama.cpp, each in words of its own.
+        for path in ["/server_info?config_format=json", "/get_server_info", "/props"] {
+            let Ok(body) = self.get(path).await else { continue };
+            let Ok(told) = serde_json::from_slice::<Value>(&body) else { continue };
+            facts.limits.complete(&told);
+            break;
+        }
+        Ok(facts)
+    }
+
+    async fn get(&self, path: &str) -> Result<Vec<u8>, ServerError> {
+        let asked = async {
+            let mut connection = self.connect(path).await?;
+            let request = self.request(Method::GET, path, Bytes::new());
+            let mut answer = self.begin(&mut connection, request, path).await?;
+            let mut bytes = Vec::new();
+            while let Some(data) = self.next(&mut answer, path).await? {
+                bytes.extend_from_slice(&data);
+                if bytes.len() > ANSWER_BYTES_MAX {
+                    return Err(self.broken(path, &"the answer has no end"));
+                }
+            }
+            Ok(bytes)
+        };
+        match tokio::time::timeout(FACTS_TIMEOUT, asked).await {
+            Ok(answer) => answer,
+            Err(_) => Err(self.broken(path, &format!("no answer within {FACTS_TIMEOUT:?}"))),
+        }
+    }
+
+    /// A connection of its own for one request: opened before the clock starts, and never one that the server has
+    /// closed in the meantime.
+    pub(super) async fn connect(&self, path: &str) -> Result<SendRequest<Full<Bytes>>, ServerError> {
+        let opened = tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(&self.authority)).await;
+        let stream = match opened {
+            Ok(stream) => stream.map_err(|error| self.broken(path, &error))?,
+            Err(_) => return Err(self.broken(path, &format!("no connection within {CONNECT_TIMEOUT:?}"))),
+        };
+        stream.set_nodelay(true).map_err(|error| self.broken(path, &error))?;
+        let (sender, connection) =
+            http1::handshake(TokioIo::new(stream)).await.map_err(|error| self.broken(path, &error))?;
+        // Its failure is the request's, which tells of it.
+        tokio::spawn(connection);
+        Ok(sender)
+    }
+
+    /// A completion in token events. `prompt` is JSON.
+    pub(super) fn completion(&self, model: &str, prompt: &str, output_tokens: u32) -> Request<Full<Bytes>> {
+        let model = Value::from(model);
+        let body = format!(
+            r#"{{"model":{model},"prompt":{prompt},"max_tokens":{output_tokens},"min_tokens":{output_tokens},"ignore_eos":true,"temperature":0,"stream":true,"stream_options":{{"include_usage":true,"continuous_usage_stats":true}}}}"#
+        );
+        self.request(Method::POST, COMPLETIONS, Bytes::from(body))
+    }
+
+    fn request(&self, method: Method, path: &str, body: Bytes) -> Request<Full<Bytes>> {
+        let mut request = Request::new(Full::new(body));
+        *request.method_mut() = method;
+        // The prefix came from a URI and the paths are ours.
+        *request.uri_mut() = format!("{}{path}", self.prefix).parse().unwrap_or_default();
+        let headers = request.headers_mut();
+        if let Ok(host) = HeaderValue::from_str(&self.authority) {
+            headers.insert(HOST, host);
+        }
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        headers.insert(ACCEPT, HeaderValue::from_static("*/*"));
+        if let Some(value) = &self.authorization {
+            headers.insert(AUTHORIZATION, value.clone());
+        }
+        request
+    }
+
+    /// Sends a completion and notes when each of its tokens came, in seconds of `clock`. Events are only stamped as
+    /// they come and read afterwards, so that reading one does not delay the stamp of the next.
+    pub(super) async fn complete(
+        &self,
+        mut connection: SendRequest<Full<Bytes>>,
+        request: Request<Full<Bytes>>,
+        clock: Instant,
+    ) -> Result<Timeline, ServerError> {
+        let sent_s = clock.elapsed().as_secs_f64();
+        let mut answer = self.begin(&mut connection, request, COMPLETIONS).await?;
+        let (mut pieces, mut bytes) = (Vec::new(), 0);
+        while let Some(data) = self.next(&mut answer, COMPLETIONS).await? {
+            bytes += data.len();
+            if bytes > ANSWER_BYTES_MAX {
+                return Err(self.broken(COMPLETIONS, &"the answer has no end"));
+            }
+            pieces.push((clock.elapsed().as_secs_f64(), data));
+        }
+        Ok(read(sent_s, &pieces))
+    }
+
+    async fn begin(
+        &self,
+        connection: &mut SendRequest<Full<Bytes>>,
+        request: Request<Full<Bytes>>,
+        path: &str,
+    ) -> Result<Incoming, ServerError> {
+        let answer = connection.send_request(request).await.map_err(|error| self.broken(path, &error))?;
+        let status = answer.status();
+        let mut body = answer.into_body();
+        if status == StatusCode::OK {
+            return Ok(body);
+        }
+        let mut detail = Vec::new();
+        while let Some(data) = self.next(&mut body, path).await? {
+            detail.extend_from_slice(&data);
+            if detail.len() > ERROR_DETAIL_BYTES_MAX {
+                break;
+            }
+        }
+        detail.truncate(ERROR_DETAIL_BYTES_MAX);
+        let detail = String::from_utf8_lossy(&detail).trim().to_owned();
+        let (authority, path) = (self.authority.clone(), path.to_owned());
+        Err(ServerError::Status { authority, path, status: status.as_u16(), detail })
+    }
+
+    async fn next(&self, body: &mut Incoming, path: &str) -> Result<Option<Bytes>, ServerError> {
+        while let Some(frame) = body.frame().await {
+            if let Ok(data) = frame.map_err(|error| self.broken(path, &error))?.into_data() {
+                return Ok(Some(data));
+            }
+        }
+        Ok(None)
+    }
+
+    fn broken(&self, path: &str, why: &dyn std::fmt::Display) -> ServerError {
+        ServerError::Broken { authority: self.authority.clone(), path: path.into(), why: why.to_string() }
+    }
+}
+
+const COMPLETIONS: &str = "/v1/completions";
+
+// === impl Limits ===
+
+impl Limits {
+    /// Fills in what a server's description of its configuration tells, under the names of vLLM, SGLang or llama.cpp.
+    fn complete(&mut self, told: &Value) {
+        let fill = |place: &mut Option<u32>, names: &[&str]| *place = place.or_else(|| number(told, names));
+        fill(&mut self.max_model_len, &["max_model_len", "context_length", "n_ctx"]);
+        fill(&mut self.block_tokens, &["block_size", "page_size"]);
+        fill(&mut self.max_num_seqs, &["max_num_seqs", "max_running_requests", "total_slots"]);
+        fill(
+            &mut self.max_num_batched_tokens,
+            &["max_num_batched_tokens", "chunked_prefill_size", "n_batch"],
+        );
+        let mut capacity = None;
+        fill(&mut capacity, &["kv_cache_size_tokens", "max_total_num_tokens"]);
+        self.kv_capacity_tokens = self.kv_capacity_tokens.or(capacity.map(u64::from));
+    }
+}
+
+/// The first positive number under one of `names`, wherever it stands; earlier names count more.
+fn number(value: &Value, names: &[&str]) -> Option<u32> {
+    fn search(value: &Value, name: &str, depth: usize) -> Option<u32> {
+        if depth == 0 {
+            return None;
+        }
+        match value {
+            Value::Object(fields) => {
+                let here =
+                    fields.get(name).and_then(Value::as_u64).and_then(|number| u32::try_from(number).ok());
+                here.filter(|number| *number > 0)
+                    .or_else(|| fields.values().find_map(|value| search(value, name, depth - 1)))
+            }
+            Value::Array(values) => values.iter().find_map(|value| search(value, name, depth - 1)),
+            _ => None,
+        }
+    }
+    names.iter().find_map(|name| search(value, name, SEARCH_DEPTH_MAX))
+}
+
+/// Reads a stream of events in stamped pieces. An event is as old as the piece that ends it. Where events say how many
+/// tokens there are so far (vLLM and SGLang do when asked), that counts: a server that has fallen behind sends several
+/// tokens in one. Otherwise each event is one token, and all are scaled to the total that the last one tells.
+fn read(sent_s: f64, pieces: &[(f64, Bytes)]) -> Timeline {
+    let mut line = Timeline { sent_s, ..Timeline::default() };
+    let (mut rest, mut counted, mut total) = (Vec::new(), false, None);
+    for (at, piece) in pieces {
+        rest.extend_from_slice(piece);
+        while let Some(end) = rest.iter().position(|byte| *byte == b'\n') {
+            let text: Vec<u8> = rest.drain(..=end).collect();
+            let Some(data) = text.strip_prefix(b"data:") else { continue };
+            let Ok(event) = serde_json::from_slice::<Value>(data) else { continue };
+            let usage = &event["usage"];
+            let said = usage["completion_tokens"].as_u64().and_then(|tokens| u32::try_from(tokens).ok());
+            if let Some(tokens) = number(usage, &["prompt_tokens"]) {
+                line.prompt_tokens = tokens;
+            }
+            if let Some(tokens) = usage["prompt_tokens_details"]["cached_tokens"].as_u64() {
+                line.cached_tokens = u32::try_from(tokens).ok();
+            }
+            if event["choices"].as_array().is_some_and(|choices| !choices.is_empty()) {
+                let so_far = line.tokens.last().map_or(0, |(_, tokens)| *tokens);
+                let tokens = said.unwrap_or(so_far + 1);
+                counted |= said.is_some() && so_far > 0;
+                if tokens > so_far {
+                    line.tokens.push((*at, tokens));
+                }
+            }
+            total = said.or(total);
+        }
+    }
+    let events = line.tokens.len() as u32;
+    if let Some(total) = total.filter(|total| !counted && events > 1 && *total != events) {
+        let scale = f64::from(total) / f64::from(events);
+        line.tokens.iter_mut().for_each(|(_, tokens)| *tokens = (f64::from(*tokens) * scale).round() as u32);
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pieces(texts: &[(f64, &str)]) -> Vec<(f64, Bytes)> {
+        texts.iter().map(|(at, text)| (*at, Bytes::copy_from_slice(text.as_bytes()))).collect()
+    }
+
+    const TOKEN: &str = "data: {\"choices\":[{\"index\":0,\"text\":\"\"}]}\n\n";
+
+    #[test]
+    fn a_token_without_text_is_a_token_and_as_old_as_the_piece_that_ends_it() {
+        let (half, other) = TOKEN.split_at(20);
+        let end = "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":9,\"completion_tokens\":2,\"prompt_tokens_details\":{\"cached_tokens\":0}}}\n\ndata: [DONE]\n\n";
+        let line = read(0.5, &pieces(&[(1.0, half), (2.0, other), (3.0, TOKEN), (4.0, end)]));
+        assert_eq!((line.sent_s, line.prompt_tokens, line.cached_tokens), (0.5, 9, Some(0)));
+        assert_eq!(line.tokens, [(2.0, 1), (3.0, 2)]);
+    }
+
+    #[test]
+    fn an_event_of_several_tokens_counts_as_many_as_it_says() {
+        let event = |tokens: u32| {
+            format!(
+                "data: {{\"choices\":[{{\"text\":\"a\"}}],\"usage\":{{\"prompt_tokens\":9,\"completion_tokens\":{tokens}}}}}\n\n"
+            )
+        };
+        let (one, four) = (event(1), event(4));
+        assert_eq!(read(0.0, &pieces(&[(1.0, &one), (2.0, &four)])).tokens, [(1.0, 1), (2.0, 4)]);
+    }
+
+    #[test]
+    fn events_that_do_not_count_are_scaled_to_the_total() {
+        let end = "data: {\"choices\":[],\"usage\":{\"completion_tokens\":4}}\n\n";
+        let line = read(0.0, &pieces(&[(1.0, TOKEN), (2.0, TOKEN), (3.0, end)]));
+        assert_eq!(line.tokens, [(1.0, 2), (2.0, 4)]);
+    }
+
+    #[test]
+    fn what_a_server_tells_of_itself_is_found_under_each_engines_names() {
+        let of = |text: &str| {
+            let mut limits = Limits::default();
+            limits.complete(&serde_json::from_str(text).expect("JSON"));
+            (
+                limits.max_num_seqs,
+                limits.max_num_batched_tokens,
+                limits.block_tokens,
+                limits.kv_capacity_tokens,
+            )
+        };
+        let vllm = r#"{"vllm_config":{"cache_config":{"block_size":32,"kv_cache_size_tokens":131072},
+            "scheduler_config":{"max_num_batched_tokens":2048,"max_num_seqs":128,"max_num_scheduled_tokens":null}}}"#;
+        assert_eq!(of(vllm), (Some(128), Some(2048), Some(32), Some(131_072)));
+        let sglang = r#"{"page_size":16,"chunked_prefill_size":8192,"max_total_num_tokens":4096,
+            "internal_states":[{"max_running_requests":64}]}"#;
+        assert_eq!(of(sglang), (Some(64), Some(8192), Some(16), Some(4096)));
+        assert_eq!(of(r#"{"total_slots":4,"chunked_prefill_size":-1}"#), (Some(4), None, None, None));
+    }
+
+    #[test]
+    fn an_address_that_cannot_be_used_says_what_to_give() {
+        for url in ["127.0.0.1:8000", "https://x", "http://", ""] {
+            let error = Server::new(url, None).expect_err(url).to_string();
+            assert!(error.contains("http://host:port"), "{error}");
+        }
+        let server = Server::new("http://h:1/some/v1/", None).expect("good");
+        assert_eq!((server.authority.as_str(), server.prefix.as_str()), ("h:1", "/some"));
+    }
+}
