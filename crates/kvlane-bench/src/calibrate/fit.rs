@@ -161,6 +161,11 @@ impl Parameter {
         } = value;
     }
 
+    /// Whether it is a share of a peak, so that more of it is less time.
+    fn is_share(self) -> bool {
+        matches!(self, Self::Compute | Self::Weights | Self::Kv | Self::Attention)
+    }
+
     /// Where the search may go. Shares of a nominal peak may be above 1: only the product counts.
     fn range(self) -> (f64, f64) {
         match self {
@@ -293,30 +298,28 @@ impl Problem<'_> {
         (self.cost(timing) / spare as f64).sqrt().max(NOISE_MIN)
     }
 
-    /// A start for a machine of which nothing is known: each constant as if it alone explained part of what was measured.
+    /// A start for a machine of which nothing is known: each constant as if it alone explained half of the measurement
+    /// that shows it best.
     fn guess(&self, prior: &TimingModel) -> TimingModel {
-        let mut guess = prior.clone();
-        let longest = self.points.iter().filter_map(|point| match point.work {
-            Work::Prefill { prompt_tokens } => Some((prompt_tokens, point.secs)),
-            Work::Decode { .. } => None,
-        });
-        if let Some((tokens, secs)) = longest.max_by_key(|(tokens, _)| *tokens) {
-            let share =
-                |flops: f64| flops / (prior.hardware.peak_flops * f64::from(prior.gpus.max(1)) * secs / 2.0);
-            let tokens = f64::from(tokens);
-            let (layers, width) =
-                (f64::from(prior.model.layers), f64::from(prior.model.heads * prior.model.head_dim));
-            Parameter::Compute.set(&mut guess, share(2.0 * prior.model.linear_parameters() * tokens));
-            Parameter::Attention.set(&mut guess, share(2.0 * width * layers * tokens * tokens));
+        let mut nothing = prior.clone();
+        for parameter in Parameter::ALL {
+            let (low, high) = parameter.range();
+            parameter.set(&mut nothing, if parameter.is_share() { high } else { low });
         }
-        let least = self.points.iter().map(|point| point.secs).fold(f64::INFINITY, f64::min);
-        let read = prior.model.weight_bytes() / f64::from(prior.gpus.max(1));
-        let share = read / (prior.hardware.memory_bytes_per_s * least / 2.0);
-        Parameter::Weights.set(&mut guess, share);
-        Parameter::Kv.set(&mut guess, share);
-        Parameter::StepSecs.set(&mut guess, least / 4.0);
-        Parameter::SequenceSecs.set(&mut guess, least / 100.0);
-        Parameter::RequestSecs.set(&mut guess, least / 4.0);
+        let alone = |parameter: Parameter, work: &Work| {
+            let mut timing = nothing.clone();
+            parameter.set(&mut timing, 1.0);
+            work.secs(&timing, self.chunk_tokens)
+        };
+        let mut guess = prior.clone();
+        for parameter in Parameter::ALL {
+            let shows = |point: &&&Point| alone(parameter, &point.work) / point.secs;
+            let Some(best) = self.points.iter().max_by(|a, b| shows(a).total_cmp(&shows(b))) else { continue };
+            let (low, high) = parameter.range();
+            let of_half = 2.0 * shows(&best);
+            let value = if parameter.is_share() { of_half } else { 0.1 / of_half };
+            parameter.set(&mut guess, value.clamp(low, high));
+        }
         guess
     }
 

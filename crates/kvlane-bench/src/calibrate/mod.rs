@@ -12,6 +12,7 @@
 
 pub mod fit;
 pub mod measure;
+pub mod report;
 pub mod server;
 
 use kvlane_core::timing::{StepShape, TimingModel};
