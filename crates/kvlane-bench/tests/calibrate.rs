@@ -41,8 +41,17 @@ fn run(config: &EngineConfig, probe: &Probe, apart: Nanos) -> Vec<Timeline> {
     for id in 0..u64::from(requests) {
         engine.advance(at, &mut events);
         let prompt_blocks = Vec::new();
-        engine
-            .enqueue(at, EngineRequest { id, prompt_blocks, prompt_tokens, output_tokens, output_seed: id });
+        engine.enqueue(
+            at,
+            EngineRequest {
+                id,
+                prompt_blocks: prompt_blocks.into(),
+                prompt_tokens,
+                output_tokens,
+                output_seed: id,
+                remote: None,
+            },
+        );
         lines[id as usize].sent_s = at.as_secs_f64();
         at += apart;
     }

@@ -314,7 +314,9 @@ impl Problem<'_> {
         let mut guess = prior.clone();
         for parameter in Parameter::ALL {
             let shows = |point: &&&Point| alone(parameter, &point.work) / point.secs;
-            let Some(best) = self.points.iter().max_by(|a, b| shows(a).total_cmp(&shows(b))) else { continue };
+            let Some(best) = self.points.iter().max_by(|a, b| shows(a).total_cmp(&shows(b))) else {
+                continue;
+            };
             let (low, high) = parameter.range();
             let of_half = 2.0 * shows(&best);
             let value = if parameter.is_share() { of_half } else { 0.1 / of_half };

@@ -60,7 +60,14 @@ impl Report {
     pub const SCHEMA: &str = "kvlane.calibrate/1";
 
     /// Brings together what was asked, measured and fitted.
-    pub fn new(url: &str, facts: &Facts, seed: u64, points: &[Point], fit: Fit, mut notes: Vec<String>) -> Self {
+    pub fn new(
+        url: &str,
+        facts: &Facts,
+        seed: u64,
+        points: &[Point],
+        fit: Fit,
+        mut notes: Vec<String>,
+    ) -> Self {
         let limits = facts.limits.clone();
         let chunk_tokens = limits.chunk_tokens();
         let row = |point: &Point| {
@@ -155,7 +162,10 @@ impl Report {
         let fitted = format!("The model is off by {} (rms) over what it was fitted to.", percent(self.rms));
         match self.held_out_error_max {
             Some(error) => {
-                format!("{fitted} It predicts the prompts that it was not fitted to within {}.", percent(error))
+                format!(
+                    "{fitted} It predicts the prompts that it was not fitted to within {}.",
+                    percent(error)
+                )
             }
             None => fitted,
         }
@@ -231,15 +241,18 @@ impl Report {
     fn chart(&self, title: &str, x: &str, y: &str, sets: &[(&str, &Pick<'_>)]) -> Chart {
         let mut series = Vec::new();
         for (name, pick) in sets {
-            let mut rows: Vec<(f64, &Row)> = self.points.iter().filter_map(|row| Some((pick(&row)?, row))).collect();
+            let mut rows: Vec<(f64, &Row)> =
+                self.points.iter().filter_map(|row| Some((pick(&row)?, row))).collect();
             rows.sort_by(|(a, _), (b, _)| a.total_cmp(b));
             let mut add = |what: &str, mark, of: &dyn Fn(&Row) -> Option<f64>| {
-                let points: Vec<(f64, f64)> = rows.iter().filter_map(|(x, row)| Some((*x, of(row)?))).collect();
+                let points: Vec<(f64, f64)> =
+                    rows.iter().filter_map(|(x, row)| Some((*x, of(row)?))).collect();
                 if !points.is_empty() {
                     series.push(Series { name: format!("{name}{what}"), points, band: Vec::new(), mark });
                 }
             };
-            let measured = |row: &Row, held_out| (row.point.planned.held_out == held_out).then_some(row.point.secs);
+            let measured =
+                |row: &Row, held_out| (row.point.planned.held_out == held_out).then_some(row.point.secs);
             add("modelled", Mark::Line, &|row| Some(row.modelled_s));
             add("measured", Mark::Dots, &|row| measured(row, false));
             add("measured, not fitted", Mark::Dots, &|row| measured(row, true));
