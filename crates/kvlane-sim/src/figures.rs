@@ -157,6 +157,28 @@ pub fn mean(runs: &[Figures]) -> Figures {
     sums.into_iter().map(|(name, (sum, count))| (name.clone(), sum / count)).collect()
 }
 
+/// The figures of several runs as one: what happens per second or per run is their mean, what belongs to requests (times,
+/// shares) is the mean weighted by the answered requests.
+pub fn whole(runs: &[Figures]) -> Figures {
+    let answered = |run: &Figures| run.get("answered").copied().unwrap_or_default();
+    let of_requests = |name: &str| {
+        name.ends_with("_s") && !name.ends_with("tok_s") && !name.ends_with("req_s")
+            || name.ends_with("_ms")
+            || name.ends_with("_share")
+    };
+    let mut whole = mean(runs);
+    for (name, value) in whole.iter_mut().filter(|(name, _)| of_requests(name)) {
+        let (sum, count) = runs
+            .iter()
+            .filter_map(|run| Some((run.get(name)?, answered(run))))
+            .fold((0.0, 0.0), |(sum, count), (value, answered)| (sum + value * answered, count + answered));
+        if count > 0.0 {
+            *value = sum / count;
+        }
+    }
+    whole
+}
+
 /// Confidence intervals of each figure's mean over several runs under different seeds. Empty for one run.
 pub fn seed_intervals(runs: &[Figures], seed: u64) -> BTreeMap<String, Interval> {
     let mut values: BTreeMap<&String, Vec<f64>> = BTreeMap::new();
@@ -222,6 +244,17 @@ mod tests {
         let figures = run(Vec::new());
         assert!(!figures.contains_key("ttft_mean_s") && !figures.contains_key("cached_share"));
         assert_eq!(figures["requests"], 0.0);
+    }
+
+    #[test]
+    fn of_a_whole_arm_times_are_means_over_requests_and_rates_over_runs() {
+        let figures = |answered: f64, ttft_s: f64, out_tok_s: f64| -> Figures {
+            [("answered", answered), ("ttft_mean_s", ttft_s), ("out_tok_s", out_tok_s)]
+                .map(|(n, v)| (n.to_owned(), v))
+                .into()
+        };
+        let whole = whole(&[figures(10.0, 1.0, 100.0), figures(30.0, 2.0, 300.0)]);
+        assert_eq!((whole["ttft_mean_s"], whole["out_tok_s"]), (1.75, 200.0));
     }
 
     #[test]

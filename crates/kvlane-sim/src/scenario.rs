@@ -176,7 +176,7 @@ pub enum CacheKnowledge {
 pub struct Published {
     /// The arm.
     pub arm: String,
-    /// The stage's rate; without this and the next two, figures of the arm as a whole: means over its rows.
+    /// The stage's rate; without this and the next two, figures of the arm as a whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rate: Option<f64>,
     /// The number of clients.

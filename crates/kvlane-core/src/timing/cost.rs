@@ -13,6 +13,12 @@ const NORM_BYTES: f64 = 32.0;
 const ROTARY_BYTES: f64 = 9.0;
 const ACTIVATION_BYTES: f64 = 11.0;
 
+/// Share of the reads of blocks that another sequence of the step reads too which the second-level cache serves.
+/// Sequences of one prefix group are spread over the batch, so only those whose kernels happen to run side by side meet
+/// there. The one constant taken from llm-d's precise-prefix ladder alone (llm-d/llm-d, commit d73b625), where a step
+/// reads up to four times as many tokens as its cache holds; with 0 its output rate comes out 6 % low, with this 1 %.
+const SHARED_READ_SAVED: f64 = 0.15;
+
 /// A share of experts that nobody notices missing.
 const NEGLIGIBLE: f64 = 1e-4;
 
@@ -209,11 +215,14 @@ impl StepCost {
     }
 
     /// In layers with a window each sequence has at most that many keys; the sum over the sequences is capped, which
-    /// is exact if all contexts are on the same side of the window and too much otherwise.
+    /// is exact if all contexts are on the same side of the window and too much otherwise. What several sequences read is
+    /// partly read once.
     fn decode_attention_secs(&self, step: &StepShape) -> f64 {
         let context = step.decode_context_tokens;
         let window_context = context.min(u64::from(step.decode_seqs) * self.window_tokens);
-        self.context_secs * context as f64 + self.window_context_secs * window_context as f64
+        let shared = step.decode_shared_tokens.min(context) as f64;
+        self.context_secs * (context as f64 - SHARED_READ_SAVED * shared)
+            + self.window_context_secs * window_context as f64
     }
 }
 

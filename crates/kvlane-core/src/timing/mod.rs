@@ -55,6 +55,9 @@ pub struct StepShape {
     pub decode_seqs: u32,
     /// Sum of their context lengths in tokens.
     pub decode_context_tokens: u64,
+    /// Those of them that another decoding sequence of the step reads too: all but one reading of each block.
+    #[serde(default)]
+    pub decode_shared_tokens: u64,
     /// Chunks that end a prompt and so yield a token.
     pub finished_prefills: u32,
 }

@@ -145,6 +145,8 @@ impl PlainEngine {
                 }
             }
         }
+        let held = u64::from(self.pool.used()) * u64::from(self.config.block_tokens);
+        step.decode_shared_tokens = step.decode_context_tokens.saturating_sub(held);
         self.step_end = (budget < self.config.max_num_batched_tokens).then(|| {
             let length = Nanos::from_secs_f64(self.config.timing.step_secs(&step) + stall_s).max(Nanos(1));
             self.counters.busy += length;

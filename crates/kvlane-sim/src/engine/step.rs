@@ -42,6 +42,9 @@ impl Engine {
                 }
             }
         }
+        // Blocks are held once however many sequences read them.
+        let held = u64::from(self.pool.used()) * u64::from(self.config.block_tokens);
+        draft.shape.decode_shared_tokens = draft.shape.decode_context_tokens.saturating_sub(held);
         self.step_end = (draft.budget < budget).then(|| {
             let secs = self.config.timing.step_secs(&draft.shape) + draft.stall_s;
             let length = Nanos::from_secs_f64(secs * self.slowdown).max(Nanos(1));

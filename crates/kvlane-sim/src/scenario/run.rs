@@ -22,7 +22,7 @@ use super::points::{Point, Source, points, retime};
 use super::{Arm, CacheKnowledge, Published, Scenario, Stage};
 use crate::engine::EngineConfig;
 use crate::fault::EventFeed;
-use crate::figures::{Figures, figures, mean, request_intervals, seed_intervals};
+use crate::figures::{Figures, figures, mean, request_intervals, seed_intervals, whole};
 use crate::workload::{Drive, Plan};
 use crate::world::{Decisions, ReportFeed, Send, World, WorldConfig};
 
@@ -77,7 +77,7 @@ pub enum Cell {
     Concurrency(u32),
     /// Factor on the trace's rate.
     Load(f64),
-    /// The whole arm: means over its rows.
+    /// The whole arm.
     All,
 }
 
@@ -190,7 +190,8 @@ fn row(scenario: &Scenario, arm: &Arm, cell: Cell, found: &[&Found]) -> Row {
     Row { arm: arm.arm.clone(), cell, published, simulated: mean(&runs), intervals, decisions }
 }
 
-/// The arm as a whole, if something was published of it: means over its rows.
+/// The arm as a whole, if something was published of it. Rates are means over its rows; whatever belongs to requests is
+/// a mean over the requests, as benchmarks sum themselves up.
 fn whole_arm(scenario: &Scenario, arm: &Arm, rows: &[Row]) -> Option<Row> {
     let published = published(scenario, arm, Cell::All);
     if published.is_empty() {
@@ -201,7 +202,7 @@ fn whole_arm(scenario: &Scenario, arm: &Arm, rows: &[Row]) -> Option<Row> {
         arm: arm.arm.clone(),
         cell: Cell::All,
         published,
-        simulated: mean(&simulated),
+        simulated: whole(&simulated),
         intervals: BTreeMap::new(),
         decisions: Decisions::default(),
     })
