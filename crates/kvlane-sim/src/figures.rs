@@ -75,6 +75,7 @@ pub fn figures(run: &Run, judgement: &Judgement, before: &[EngineStats], after: 
     );
     let prompts = sum(&|o| f64::from(o.prompt_tokens));
     put("cached_share", sum(&|o| f64::from(o.cached_tokens)) / prompts);
+    put("moved_share", sum(&|o| f64::from(o.moved_tokens)) / prompts);
     put("reusable_share", sum(&|o| f64::from(o.reusable_tokens)) / prompts);
     let Judgement { slo_ttft_s, slo_tpot_ms, medium_from_tokens, heavy_from_tokens } = *judgement;
     let good = count(&|o| {
@@ -208,6 +209,7 @@ mod tests {
             end: Nanos::from_secs(1 + ttft_s) + Nanos::from_millis(400),
             prompt_tokens: 30_000,
             cached_tokens,
+            moved_tokens: 0,
             reusable_tokens: 30_000,
             output_tokens: 11,
             failure,

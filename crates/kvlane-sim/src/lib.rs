@@ -25,4 +25,4 @@ pub use pool::Eviction;
 pub use tier::CpuTier;
 pub use transfer::{Transfer, TransferConfig};
 pub use workload::{Drive, Plan};
-pub use world::{ReportFeed, Run, Send, World, WorldConfig};
+pub use world::{PrefillPool, ReportFeed, Run, Send, World, WorldConfig};

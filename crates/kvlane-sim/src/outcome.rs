@@ -22,6 +22,8 @@ pub struct Outcome {
     pub prompt_tokens: u32,
     /// Prompt tokens the engine found in its cache.
     pub cached_tokens: u32,
+    /// Prompt tokens whose keys and values came from another engine.
+    pub moved_tokens: u32,
     /// Prompt tokens a cache that never forgets would have held.
     pub reusable_tokens: u32,
     /// Answer tokens received.

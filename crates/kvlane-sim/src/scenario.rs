@@ -9,6 +9,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use kvlane_core::policy::{PolicyConfig, name_or_config};
+use kvlane_core::time::Nanos;
 use kvlane_core::timing::{TimingFile, TimingModel};
 use kvlane_trace::generate::Workload;
 use serde::de::value::MapAccessDeserializer;
@@ -17,8 +18,12 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 pub use run::{Cell, Row, RunError, run};
 
-use crate::engine::EngineConfig;
+use crate::engine::{Batching, EngineConfig};
+use crate::fault::Fault;
 use crate::figures::{Figures, Judgement};
+use crate::pool::Eviction;
+use crate::tier::CpuTier;
+use crate::transfer::TransferConfig;
 
 /// A simulation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -35,6 +40,9 @@ pub struct Scenario {
     pub workload: WorkloadSpec,
     /// The policies to compare, by name or as [`Arm`]s.
     pub policies: Vec<Arm>,
+    /// What goes wrong, at times that count from the start of each run.
+    #[serde(default)]
+    pub faults: Vec<FaultSpec>,
     /// How often each is run, under seeds that count from 1.
     #[serde(default = "one")]
     pub seeds: u32,
@@ -70,10 +78,50 @@ pub struct Fleet {
     pub memory_share: f64,
     /// Tokens the KV cache holds; else they follow from the model, the machine and `memory_share`.
     pub kv_capacity_tokens: Option<u64>,
+    /// What a full cache loses first.
+    pub eviction: Eviction,
+    /// The host's memory as a second tier of the cache.
+    pub cpu_tier: Option<CpuTier>,
+    /// How prompts and answers share steps.
+    pub batching: Batching,
+    /// How many of the engines only compute prompts, for the others to answer; 0 for none.
+    pub prefill_engines: u32,
+    /// What keys and values move over, from engine to engine.
+    pub link: TransferConfig,
+    /// Tokens from which an engine fetches what another has cached rather than compute it; never without.
+    pub fetch_tokens_min: Option<u32>,
     /// Most sequences in a step; else vLLM's default for the machine.
     pub max_num_seqs: Option<u32>,
     /// Most tokens in a step; else vLLM's default for the machine.
     pub max_num_batched_tokens: Option<u32>,
+}
+
+/// Something that goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum FaultSpec {
+    /// An engine dies: what it was doing breaks off and its cache is lost.
+    Death {
+        /// When.
+        at_s: f64,
+        /// Which, counted from 0, those that only prefill last.
+        engine: usize,
+        /// When it is back, empty; never without.
+        #[serde(default)]
+        back_at_s: Option<f64>,
+    },
+    /// An engine's steps take longer.
+    Slow {
+        /// When.
+        at_s: f64,
+        /// Which.
+        engine: usize,
+        /// By which factor.
+        factor: f64,
+        /// Until when; for good without.
+        #[serde(default)]
+        until_s: Option<f64>,
+    },
 }
 
 /// Requests and when they are sent. Exactly one of `trace` and `generate`.
@@ -158,6 +206,12 @@ pub struct Arm {
     pub report_age_s: f64,
     /// Seconds from when a block is cached to when the router knows.
     pub kv_event_delay_s: f64,
+    /// Seconds it may take longer, drawn for each batch of events.
+    pub kv_event_jitter_s: f64,
+    /// Share of the batches that are lost.
+    pub kv_events_lost: f64,
+    /// Share of the batches that come twice.
+    pub kv_events_duplicated: f64,
 }
 
 /// What the router goes by.
@@ -209,6 +263,12 @@ impl Default for Fleet {
             block_tokens: None,
             memory_share: 0.90,
             kv_capacity_tokens: None,
+            eviction: Eviction::Lru,
+            cpu_tier: None,
+            batching: Batching::Mixed,
+            prefill_engines: 0,
+            link: TransferConfig::default(),
+            fetch_tokens_min: None,
             max_num_seqs: None,
             max_num_batched_tokens: None,
         }
@@ -261,10 +321,43 @@ impl Fleet {
         if let Some(tokens) = or_file(self.max_num_batched_tokens, |f| f.max_num_batched_tokens) {
             engine.max_num_batched_tokens = tokens;
         }
+        (engine.eviction, engine.cpu_tier, engine.batching) = (self.eviction, self.cpu_tier, self.batching);
         if engine.blocks == 0 {
             return Err(bad("the KV cache holds no block: more GPUs, more memory_share or a smaller model"));
         }
         Ok(engine)
+    }
+}
+
+// === impl FaultSpec ===
+
+impl FaultSpec {
+    /// As the world knows it.
+    ///
+    /// # Errors
+    /// If there is no such engine, or a time or a factor makes no sense.
+    fn fault(self, engines: u32) -> Result<Fault, RunError> {
+        let (at_s, endpoint, end_s, factor) = match self {
+            Self::Death { at_s, engine, back_at_s } => (at_s, engine, back_at_s, None),
+            Self::Slow { at_s, engine, factor, until_s } => (at_s, engine, until_s, Some(factor)),
+        };
+        let time = |secs: f64| secs >= 0.0 && secs.is_finite();
+        if endpoint >= engines as usize {
+            return Err(RunError::Fleet(format!("faults: there is no engine {endpoint}, they count from 0")));
+        }
+        if !time(at_s) || end_s.is_some_and(|end_s| !time(end_s) || end_s <= at_s) {
+            return Err(RunError::Fleet(
+                "faults: times are seconds, zero or more, and end after they begin".into(),
+            ));
+        }
+        if factor.is_some_and(|factor| !(factor > 0.0 && factor.is_finite())) {
+            return Err(RunError::Fleet("faults: a factor is above zero".into()));
+        }
+        let (at, end) = (Nanos::from_secs_f64(at_s), end_s.map(Nanos::from_secs_f64));
+        Ok(match factor {
+            None => Fault::Death { at, endpoint, back_at: end },
+            Some(factor) => Fault::Slow { at, endpoint, factor, until: end },
+        })
     }
 }
 
@@ -281,6 +374,9 @@ impl Arm {
             report_interval_s: Some(1.0),
             report_age_s: 0.0,
             kv_event_delay_s: 0.005,
+            kv_event_jitter_s: 0.0,
+            kv_events_lost: 0.0,
+            kv_events_duplicated: 0.0,
         }
     }
 
@@ -288,7 +384,14 @@ impl Arm {
     /// If a delay makes no sense.
     fn check(&self) -> Result<(), RunError> {
         let span = |secs: f64| (0.0..1e6).contains(&secs);
-        let delays = [self.routing_delay_s, self.report_age_s, self.kv_event_delay_s];
+        let delays = [self.routing_delay_s, self.report_age_s, self.kv_event_delay_s, self.kv_event_jitter_s];
+        let share = |share: f64| (0.0..=1.0).contains(&share);
+        if !share(self.kv_events_lost) || !share(self.kv_events_duplicated) {
+            return Err(RunError::Policies(format!(
+                "`{}`: shares of KV events are between 0 and 1",
+                self.arm
+            )));
+        }
         if delays.into_iter().all(span) && self.report_interval_s.is_none_or(|secs| secs > 0.0 && span(secs))
         {
             return Ok(());
@@ -311,6 +414,9 @@ struct ArmMap {
     report_interval_s: Option<f64>,
     report_age_s: Option<f64>,
     kv_event_delay_s: Option<f64>,
+    kv_event_jitter_s: Option<f64>,
+    kv_events_lost: Option<f64>,
+    kv_events_duplicated: Option<f64>,
 }
 
 impl<'de> Deserialize<'de> for Arm {
@@ -338,6 +444,9 @@ impl<'de> Deserialize<'de> for Arm {
                     report_interval_s: map.report_interval_s.or(plain.report_interval_s),
                     report_age_s: map.report_age_s.unwrap_or(plain.report_age_s),
                     kv_event_delay_s: map.kv_event_delay_s.unwrap_or(plain.kv_event_delay_s),
+                    kv_event_jitter_s: map.kv_event_jitter_s.unwrap_or(plain.kv_event_jitter_s),
+                    kv_events_lost: map.kv_events_lost.unwrap_or(plain.kv_events_lost),
+                    kv_events_duplicated: map.kv_events_duplicated.unwrap_or(plain.kv_events_duplicated),
                 })
             }
         }

@@ -20,6 +20,7 @@ pub use play::{Run, Send};
 use crate::clock::Clock;
 use crate::engine::{Engine, EngineConfig, EngineEvent, EngineStats};
 use crate::fault::{EventFeed, Fault};
+use crate::transfer::{Transfer, TransferConfig};
 
 /// Tokens after which the router is told how far an answer has come. The gateway tells it what each read of the stream
 /// brought; this is as close, by a thousandth of a usual context, and far cheaper.
@@ -30,8 +31,16 @@ const TOKEN_EVERY: u32 = 16;
 pub struct WorldConfig {
     /// The engines, one each. At most 65,535.
     pub engines: Vec<EngineConfig>,
-    /// How requests are routed. Its blocks are the engines' blocks: all must have the same size.
+    /// How requests are routed. Its blocks are the engines' blocks: all must have the same size. Only this pool may
+    /// have a queue.
     pub router: router::Config,
+    /// Engines that compute prompts for `engines`, which then only decode; without, every engine does both.
+    pub prefill: Option<PrefillPool>,
+    /// Whether an engine fetches what another one of its pool has cached and it has not, rather than compute it: from so
+    /// many tokens on.
+    pub fetch_tokens_min: Option<u32>,
+    /// What keys and values move over between engines: each engine sends over a link of its own.
+    pub link: TransferConfig,
     /// Time from when a request is sent to when it is routed and has reached its engine: network, HTTP, tokenising.
     pub routing_delay: Nanos,
     /// How engines' load reports reach the router, if they do.
@@ -53,6 +62,15 @@ pub struct WorldConfig {
     pub stopwatch: Option<fn() -> Nanos>,
 }
 
+/// Engines that compute prompts and send their keys and values on.
+#[derive(Clone, Debug)]
+pub struct PrefillPool {
+    /// The engines, one each.
+    pub engines: Vec<EngineConfig>,
+    /// How prompts are placed among them.
+    pub router: router::Config,
+}
+
 /// How load reports reach the router.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ReportFeed {
@@ -65,7 +83,9 @@ pub struct ReportFeed {
 /// A fleet in virtual time. Caches, clock and router live on from run to run.
 pub struct World {
     config: WorldConfig,
-    router: Router,
+    /// Of the decoding engines, and of the prefilling ones if they are others.
+    routers: Vec<Router>,
+    /// Of all pools, the decoding ones first.
     seats: Vec<Seat>,
     clock: Clock<Event>,
     rng: Rng,
@@ -93,7 +113,11 @@ pub struct Decisions {
 /// One place in the fleet.
 struct Seat {
     engine: Engine,
+    /// Which of the routers places requests here.
+    pool: usize,
     id: EndpointId,
+    /// What it sends keys and values over.
+    link: Transfer,
     alive: bool,
     /// Counts deaths: what an earlier engine had to say is void.
     generation: u32,
@@ -139,45 +163,59 @@ enum Event {
 impl World {
     /// A fleet with empty caches, at time zero.
     pub fn new(mut config: WorldConfig) -> Self {
-        config.engines.truncate(usize::from(u16::MAX));
-        for engine in &mut config.engines {
-            engine.kv_events = config.router.exact;
-            engine.token_every = TOKEN_EVERY;
-        }
-        let router = Router::new(config.router.clone());
-        let mut clock = Clock::default();
-        for (index, fault) in config.faults.iter().enumerate() {
-            let (Fault::Death { at, .. } | Fault::Slow { at, .. }) = fault;
-            clock.schedule(*at, Event::Fault(index));
-        }
-        let mut outputs = Vec::new();
-        let seats = config.engines.iter().enumerate().filter_map(|(n, engine)| {
-            let name = format!("engine-{n}").into();
-            let id = router.join(Nanos::ZERO, name, true, false, &mut outputs)?;
-            Some(Seat {
-                engine: Engine::new(engine.clone()),
-                id,
-                alive: true,
-                generation: 0,
-                step_at: None,
-                buried: EngineStats::default(),
-            })
-        });
-        Self {
-            seats: seats.collect(),
+        let pools = [
+            Some((std::mem::take(&mut config.engines), config.router.clone())),
+            config.prefill.take().map(|pool| (pool.engines, pool.router)),
+        ];
+        let mut world = Self {
             rng: Rng::new(config.seed),
-            config,
-            router,
-            clock,
+            routers: Vec::new(),
+            seats: Vec::new(),
+            clock: Clock::default(),
             sent: 0,
             runs: 0,
             reporting: false,
             tick_at: None,
             decisions: Decisions::default(),
             overlap: Overlap::default(),
-            outputs,
+            outputs: Vec::new(),
             engine_events: Vec::new(),
+            config,
+        };
+        for (pool, (engines, router)) in pools.into_iter().flatten().enumerate() {
+            world.add_pool(pool, engines, router);
         }
+        for (index, fault) in world.config.faults.iter().enumerate() {
+            let (Fault::Death { at, .. } | Fault::Slow { at, .. }) = fault;
+            world.clock.schedule(*at, Event::Fault(index));
+        }
+        world
+    }
+
+    fn add_pool(&mut self, pool: usize, engines: Vec<EngineConfig>, config: router::Config) {
+        let exact = config.exact;
+        let router = Router::new(config);
+        for (n, mut engine) in engines.into_iter().enumerate() {
+            (engine.kv_events, engine.token_every) = (exact, TOKEN_EVERY);
+            let name = format!("engine-{n}").into();
+            let Some(id) = router.join(Nanos::ZERO, name, true, false, &mut self.outputs) else { break };
+            self.seats.push(Seat {
+                engine: Engine::new(engine),
+                pool,
+                id,
+                link: Transfer::new(self.config.link),
+                alive: true,
+                generation: 0,
+                step_at: None,
+                buried: EngineStats::default(),
+            });
+        }
+        self.routers.push(router);
+    }
+
+    /// The first seat of a pool.
+    fn first_seat(&self, pool: usize) -> usize {
+        self.seats.partition_point(|seat| seat.pool < pool)
     }
 
     /// The time.
@@ -185,9 +223,9 @@ impl World {
         self.clock.now()
     }
 
-    /// The router.
+    /// The router of the engines that decode.
     pub fn router(&self) -> &Router {
-        &self.router
+        &self.routers[0]
     }
 
     /// Decisions so far.
@@ -195,7 +233,7 @@ impl World {
         self.decisions
     }
 
-    /// Counters and gauges of each place in the fleet. Counters go on over a death.
+    /// Counters and gauges of each place in the fleet, those that only prefill last. Counters go on over a death.
     pub fn engine_stats(&self) -> Vec<EngineStats> {
         self.seats.iter().map(|seat| seat.buried.followed_by(seat.engine.stats())).collect()
     }
@@ -217,13 +255,13 @@ impl World {
         match event {
             Event::Report => self.report(false),
             Event::Reported { seat, reported } => {
-                let endpoint = self.seats[usize::from(seat)].id;
-                self.router.step(now, Input::Reported { endpoint, reported }, &mut self.outputs);
+                let Seat { id: endpoint, pool, .. } = self.seats[usize::from(seat)];
+                self.routers[pool].step(now, Input::Reported { endpoint, reported }, &mut self.outputs);
             }
             Event::Kv { seat, generation, events } => {
-                let Seat { id, generation: current, .. } = self.seats[usize::from(seat)];
+                let Seat { id, pool, generation: current, .. } = self.seats[usize::from(seat)];
                 if generation == current {
-                    events.iter().for_each(|event| self.router.apply(id, event));
+                    events.iter().for_each(|event| self.routers[pool].apply(id, event));
                 }
             }
             Event::Fault(index) => match self.config.faults[index] {
@@ -233,16 +271,16 @@ impl World {
             Event::Recover { seat } => self.slow(seat.into(), 1.0, None),
             Event::Return { seat } => self.revive(seat),
             Event::Health { seat } => {
-                let Seat { id: endpoint, alive: healthy, .. } = self.seats[usize::from(seat)];
+                let Seat { id: endpoint, pool, alive: healthy, .. } = self.seats[usize::from(seat)];
                 if healthy {
                     // It has started again: nothing of what it was expected to hold is there.
-                    self.router.forget(endpoint);
+                    self.routers[pool].forget(endpoint);
                 }
-                self.router.step(now, Input::Health { endpoint, healthy }, &mut self.outputs);
+                self.routers[pool].step(now, Input::Health { endpoint, healthy }, &mut self.outputs);
             }
             Event::Tick => {
                 self.tick_at = None;
-                self.router.step(now, Input::Tick, &mut self.outputs);
+                self.routers[0].step(now, Input::Tick, &mut self.outputs);
             }
             Event::Step { seat } => self.seats[usize::from(seat)].step_at = None,
             Event::Root { .. } | Event::Due { .. } | Event::Place { .. } | Event::Timeout { .. } => {}
@@ -285,10 +323,8 @@ impl World {
 
     /// Passes on what the engine at `seat` says of its cache.
     fn tell_kv_events(&mut self, seat: usize) {
-        if !self.config.router.exact {
-            return;
-        }
-        let Seat { engine, generation, id, .. } = &mut self.seats[seat];
+        let Seat { engine, generation, pool, id, .. } = &mut self.seats[seat];
+        let router = &self.routers[*pool];
         let mut events = Vec::new();
         engine.take_kv_events(&mut events);
         if events.is_empty() {
@@ -297,7 +333,7 @@ impl World {
         let events: Vec<KvEvent> = events.into_iter().map(|(_, event)| event).collect();
         let EventFeed { delay, jitter, lost, duplicated } = self.config.events;
         if delay == Nanos::ZERO && jitter == Nanos::ZERO && lost == 0.0 && duplicated == 0.0 {
-            return events.iter().for_each(|event| self.router.apply(*id, event));
+            return events.iter().for_each(|event| router.apply(*id, event));
         }
         let copies = if self.rng.unit() < lost {
             0
@@ -318,7 +354,7 @@ impl World {
         let now = self.now();
         let Some(seat) = self.seats.get_mut(endpoint).filter(|seat| seat.alive) else { return };
         seat.buried = seat.buried.followed_by(seat.engine.stats());
-        seat.engine = Engine::new(self.config.engines[endpoint].clone());
+        seat.engine = Engine::new(seat.engine.config().clone());
         (seat.alive, seat.step_at) = (false, None);
         seat.generation += 1;
         self.clock.schedule(now + self.config.health_delay, Event::Health { seat: endpoint as u16 });
@@ -345,7 +381,7 @@ impl World {
         if self.config.router.scheduler.in_flight_max == 0 {
             return;
         }
-        let Some(at) = self.router.read(|scheduler| scheduler.next_deadline()) else { return };
+        let Some(at) = self.routers[0].read(|scheduler| scheduler.next_deadline()) else { return };
         if self.tick_at.is_none_or(|tick_at| at < tick_at) {
             self.tick_at = Some(at);
             self.clock.schedule(at, Event::Tick);

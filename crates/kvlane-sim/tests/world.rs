@@ -7,7 +7,10 @@ use kvlane_core::time::Nanos;
 use kvlane_core::timing::TimingModel;
 use kvlane_core::{router, scheduler};
 use kvlane_sim::fault::{EventFeed, Fault};
-use kvlane_sim::{Drive, EngineConfig, Failure, Outcome, Plan, ReportFeed, Run, Send, World, WorldConfig};
+use kvlane_sim::{
+    Drive, EngineConfig, Failure, Outcome, Plan, PrefillPool, ReportFeed, Run, Send, TransferConfig, World,
+    WorldConfig,
+};
 use kvlane_trace::trace::{Builder, Trace, TraceRequest};
 use proptest::prelude::*;
 
@@ -32,6 +35,9 @@ fn config(policy: &str, engines: usize, seed: u64) -> WorldConfig {
             exact: false,
             block_tokens: BLOCK_TOKENS,
         },
+        prefill: None,
+        fetch_tokens_min: None,
+        link: TransferConfig::default(),
         routing_delay: Nanos::from_millis(1),
         reports: Some(ReportFeed { interval: Nanos::from_millis(100), age: Nanos::from_millis(20) }),
         events: EventFeed::default(),
@@ -244,6 +250,56 @@ fn a_full_pool_queues_and_sheds_as_the_gateway_does() {
     assert!(run.outcomes.iter().filter(shed).all(|o| o.end <= o.due + Nanos::from_millis(301)));
 }
 
+/// The same fleet with `prefill` of its engines only prefilling.
+fn disaggregated(mut config: WorldConfig, prefill: usize) -> WorldConfig {
+    let engines = config.engines.split_off(config.engines.len() - prefill);
+    config.prefill = Some(PrefillPool { engines, router: config.router.clone() });
+    config
+}
+
+#[test]
+fn a_prompt_is_computed_by_one_engine_and_answered_by_another() {
+    let trace = conversations(40, 12);
+    let (run, world) = play(disaggregated(config("least_load", 3, 1), 1), &trace, OPEN);
+    check(&trace, &run, &world);
+    assert!(run.outcomes.iter().all(Outcome::is_ok));
+    let stats = world.engine_stats();
+    let output: u32 = trace.requests.iter().map(|request| request.output_tokens).sum();
+    assert_eq!(stats[0].generation_tokens + stats[1].generation_tokens, u64::from(output));
+    assert_eq!(stats[2].generation_tokens, trace.requests.len() as u64, "one token for each prompt");
+    let moved: u64 = run.outcomes.iter().map(|outcome| u64::from(outcome.moved_tokens)).sum();
+    assert_eq!(stats[0].remote_tokens + stats[1].remote_tokens, moved);
+    assert!(moved > 0);
+}
+
+#[test]
+fn a_narrow_link_makes_first_tokens_late() {
+    let trace = conversations(40, 12);
+    let ttft = |slots: u32, bytes_per_s: f64| {
+        let mut config = disaggregated(config("least_load", 3, 1), 1);
+        config.link = TransferConfig { setup_s: 0.01, bytes_per_s, slots };
+        let (run, _) = play(config, &trace, OPEN);
+        run.outcomes.iter().filter_map(Outcome::ttft_s).sum::<f64>()
+    };
+    assert!(ttft(4, 1e10) < ttft(1, 1e8), "{} {}", ttft(4, 1e10), ttft(1, 1e8));
+}
+
+#[test]
+fn what_another_engine_has_is_fetched_rather_than_computed() {
+    let trace = conversations(60, 13);
+    let run = |fetch| {
+        let mut config = config("round_robin", 3, 1);
+        config.fetch_tokens_min = fetch;
+        let (run, world) = play(config, &trace, OPEN);
+        check(&trace, &run, &world);
+        let computed = world.engine_stats().iter().map(|stats| stats.computed_tokens).sum::<u64>();
+        (computed, run.outcomes.iter().map(|outcome| u64::from(outcome.moved_tokens)).sum::<u64>())
+    };
+    let ((computed, moved), (less, fetched)) = (run(None), run(Some(64)));
+    assert_eq!(moved, 0);
+    assert!(fetched > 0 && less < computed, "{fetched} {less} {computed}");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
@@ -257,6 +313,7 @@ proptest! {
         timeout in prop::option::of(300u64..5000),
         exact: bool,
         closed in prop::option::of(1u32..8),
+        (prefill, fetch) in (0usize..3, prop::option::of(1u32..200)),
     ) {
         let trace = conversations(25, seed);
         let mut config = config(policy, engines, seed);
@@ -272,6 +329,10 @@ proptest! {
         config.events =
             EventFeed { delay: Nanos::from_millis(5), jitter: Nanos::from_millis(jitter), lost, duplicated };
         config.client_timeout = timeout.map(Nanos::from_millis);
+        config.fetch_tokens_min = fetch;
+        if prefill > 0 && prefill < engines {
+            config = disaggregated(config, prefill);
+        }
         let drive = closed.map_or(OPEN, |clients| Drive::Closed { clients });
         let (run, world) = play(config.clone(), &trace, drive);
         check(&trace, &run, &world);

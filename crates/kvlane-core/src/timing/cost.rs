@@ -47,7 +47,9 @@ pub struct StepCost {
     expand_secs: f64,
     /// Decode attention, for each token of a context, in layers that look back all the way.
     context_secs: f64,
-    /// The same in layers with a window.
+    /// What is saved of that for each token that another sequence reads too.
+    shared_secs: f64,
+    /// Decode attention in layers with a window.
     window_context_secs: f64,
     /// Tokens a layer with a window looks back.
     window_tokens: u64,
@@ -134,7 +136,10 @@ impl StepCost {
             / f64::from(model.kv_split(timing.gpus));
         let kv_read_secs = token_bytes / (hardware.memory_bytes_per_s * share.kv);
         // One GPU has all of a token's latent vector but only its share of the heads: many heads make it arithmetic.
-        let context_secs = kv_read_secs.max(model.context_flops() / attention_flops_per_s);
+        let context_flops_secs = model.context_flops() / attention_flops_per_s;
+        let context_secs = kv_read_secs.max(context_flops_secs);
+        // Only what is read can be read once for several.
+        let shared_secs = (SHARED_READ_SAVED * kv_read_secs).min(context_secs - context_flops_secs);
 
         let elementwise_bytes = NORM_BYTES * hidden
             + (ROTARY_BYTES * model.rotary_width() + ACTIVATION_BYTES * model.active_ffn()) / gpus;
@@ -152,6 +157,7 @@ impl StepCost {
             prefix_secs: full_layers * kv_read_secs,
             expand_secs: layers * model.expand_flops() / flops_per_s(Dtype::Bf16),
             context_secs: full_layers * context_secs,
+            shared_secs: full_layers * shared_secs,
             window_context_secs: window_layers * context_secs,
             window_tokens: model.window.map_or(0, |window| u64::from(window.tokens)),
             elementwise_secs: layers * elementwise_bytes / hardware.memory_bytes_per_s,
@@ -220,8 +226,8 @@ impl StepCost {
     fn decode_attention_secs(&self, step: &StepShape) -> f64 {
         let context = step.decode_context_tokens;
         let window_context = context.min(u64::from(step.decode_seqs) * self.window_tokens);
-        let shared = step.decode_shared_tokens.min(context) as f64;
-        self.context_secs * (context as f64 - SHARED_READ_SAVED * shared)
+        let shared = step.decode_shared_tokens.min(context);
+        self.context_secs * context as f64 - self.shared_secs * shared as f64
             + self.window_context_secs * window_context as f64
     }
 }

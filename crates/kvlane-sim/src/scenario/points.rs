@@ -30,7 +30,7 @@ pub(super) enum Source {
     /// A trace that was read, the same for all seeds.
     Trace(Box<(Trace, Plan)>),
     /// A workload that every seed makes anew.
-    Generated(Workload),
+    Generated(Box<Workload>),
 }
 
 /// The loads of a workload.
@@ -121,7 +121,7 @@ impl Source {
                 let mut one = workload.clone();
                 one.set_arrivals(Arrivals::Closed { count: 1 });
                 generate(&one, 1)?;
-                Ok(Self::Generated(workload.clone()))
+                Ok(Self::Generated(Box::new(workload.clone())))
             }
             _ => {
                 Err(RunError::Workload("give a trace, or a workload to generate: one of the two".to_owned()))
@@ -250,7 +250,7 @@ mod tests {
     #[test]
     fn a_stage_begins_its_share_of_the_conversations_within_its_seconds() {
         let workload = r#"{"kind": "unshared", "arrivals": {"process": "closed", "count": 1}}"#;
-        let source = Source::Generated(serde_json::from_str(workload).expect("a workload"));
+        let source = Source::Generated(Box::new(serde_json::from_str(workload).expect("a workload")));
         let stages = [Stage { rate: 2.0, seconds: 5.0 }, Stage { rate: 1.0, seconds: 3.0 }];
         let (mut trace, plan) = source.conversations(13, 1).unwrap();
         assert_eq!(retime(&mut trace, &plan, &stages, 1), [0..10, 10..13]);

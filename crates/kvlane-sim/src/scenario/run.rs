@@ -21,10 +21,10 @@ use kvlane_trace::trace::Trace;
 use super::points::{Point, Source, points, retime};
 use super::{Arm, CacheKnowledge, Published, Scenario, Stage};
 use crate::engine::EngineConfig;
-use crate::fault::EventFeed;
+use crate::fault::{EventFeed, Fault};
 use crate::figures::{Figures, figures, mean, request_intervals, seed_intervals, whole};
 use crate::workload::{Drive, Plan};
-use crate::world::{Decisions, ReportFeed, Send, World, WorldConfig};
+use crate::world::{Decisions, PrefillPool, ReportFeed, Send, World, WorldConfig};
 
 /// Most engines of a fleet: what a pool's ids can name.
 const ENGINES_MAX: u32 = 65_535;
@@ -33,6 +33,10 @@ const JOBS_MAX: usize = 100_000;
 
 /// Memory of the router's index of its own dispatches, and how long an entry counts: the gateway's defaults.
 const INDEX: approx::Config = approx::Config { memory_bytes_max: 256 << 20, ttl: Nanos::from_secs(1800) };
+/// Time from a death to when the router knows: the gateway takes the first failed request for a sign.
+const HEALTH_DELAY: Nanos = Nanos::from_millis(100);
+/// How often a request is placed at most: the gateway's default.
+const ATTEMPTS_MAX: u8 = 5;
 /// How long a dispatch counts as cached while the engine's own event about it is on its way (llm-d's
 /// `speculativeIndexing`: 2 s).
 const SPECULATIVE_TTL: Nanos = Nanos::from_secs(2);
@@ -111,6 +115,7 @@ struct Prepared<'a> {
     engine: EngineConfig,
     source: Source,
     points: Vec<Point>,
+    faults: Vec<Fault>,
     stopwatch: Option<fn() -> Nanos>,
 }
 
@@ -236,8 +241,12 @@ impl<'a> Prepared<'a> {
         directory: &Path,
         stopwatch: Option<fn() -> Nanos>,
     ) -> Result<Self, RunError> {
-        if !(1..=ENGINES_MAX).contains(&scenario.fleet.engines) {
+        let fleet = &scenario.fleet;
+        if !(1..=ENGINES_MAX).contains(&fleet.engines) {
             return Err(RunError::Fleet(format!("engines must be between 1 and {ENGINES_MAX}")));
+        }
+        if fleet.prefill_engines >= fleet.engines {
+            return Err(RunError::Fleet("prefill_engines: at least one engine has to answer".to_owned()));
         }
         if scenario.policies.is_empty() {
             return Err(RunError::Policies("name at least one".to_owned()));
@@ -258,6 +267,11 @@ impl<'a> Prepared<'a> {
             scenario,
             engine: scenario.fleet.engine(directory)?,
             points: points(&scenario.workload)?,
+            faults: scenario
+                .faults
+                .iter()
+                .map(|fault| fault.fault(fleet.engines))
+                .collect::<Result<_, _>>()?,
             source: Source::new(&scenario.workload, directory)?,
             stopwatch,
         })
@@ -281,29 +295,41 @@ impl<'a> Prepared<'a> {
         let secs = Nanos::from_secs_f64;
         let exact = arm.cache_knowledge == CacheKnowledge::Exact;
         let index = if exact { approx::Config { ttl: SPECULATIVE_TTL, ..INDEX } } else { INDEX };
-        World::new(WorldConfig {
-            engines: vec![self.engine.clone(); self.scenario.fleet.engines as usize],
-            router: router::Config {
-                scheduler: scheduler::Config {
-                    policy: arm.policy.clone(),
-                    in_flight_max: 0,
-                    queue_len_max: 0,
-                    queue_timeout: Nanos::ZERO,
-                    receipts_max: 0,
-                    seed: seed.into(),
-                },
-                index,
-                exact,
-                block_tokens: self.engine.block_tokens,
+        let router = router::Config {
+            scheduler: scheduler::Config {
+                policy: arm.policy.clone(),
+                in_flight_max: 0,
+                queue_len_max: 0,
+                queue_timeout: Nanos::ZERO,
+                receipts_max: 0,
+                seed: seed.into(),
             },
+            index,
+            exact,
+            block_tokens: self.engine.block_tokens,
+        };
+        let fleet = &self.scenario.fleet;
+        let engines = |count: u32| vec![self.engine.clone(); count as usize];
+        World::new(WorldConfig {
+            engines: engines(fleet.engines - fleet.prefill_engines),
+            prefill: (fleet.prefill_engines > 0)
+                .then(|| PrefillPool { engines: engines(fleet.prefill_engines), router: router.clone() }),
+            router,
+            fetch_tokens_min: fleet.fetch_tokens_min,
+            link: fleet.link,
             routing_delay: secs(arm.routing_delay_s + self.engine.timing.host.request_secs),
             reports: arm
                 .report_interval_s
                 .map(|interval_s| ReportFeed { interval: secs(interval_s), age: secs(arm.report_age_s) }),
-            events: EventFeed { delay: secs(arm.kv_event_delay_s), ..EventFeed::default() },
-            faults: Vec::new(),
-            health_delay: Nanos::ZERO,
-            attempts_max: 1,
+            events: EventFeed {
+                delay: secs(arm.kv_event_delay_s),
+                jitter: secs(arm.kv_event_jitter_s),
+                lost: arm.kv_events_lost,
+                duplicated: arm.kv_events_duplicated,
+            },
+            faults: self.faults.clone(),
+            health_delay: HEALTH_DELAY,
+            attempts_max: ATTEMPTS_MAX,
             client_timeout: None,
             seed: seed.into(),
             stopwatch: self.stopwatch,

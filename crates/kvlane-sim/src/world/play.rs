@@ -15,7 +15,7 @@ use kvlane_core::time::Nanos;
 use kvlane_trace::trace::{Trace, TraceRequest};
 
 use super::{Event, World};
-use crate::engine::{EngineEvent, EngineRequest};
+use crate::engine::{EngineEvent, EngineRequest, Remote};
 use crate::fault::Fault;
 use crate::outcome::{Failure, Outcome};
 use crate::workload::{Drive, Plan, prompt_blocks, text_seed};
@@ -72,9 +72,16 @@ struct Play<'a, 'w> {
 struct Flight {
     /// Its prompt's blocks, until an engine has them.
     blocks: Option<Vec<BlockHash>>,
+    /// The pool that works on it: first the one that prefills, if that is another, then the one that decodes.
+    pool: usize,
     seat: Option<usize>,
+    /// Where keys and values come from.
+    source: Option<usize>,
     failed: Vec<EndpointId>,
 }
+
+/// The pool that decodes.
+const DECODE: usize = 0;
 
 // === impl World ===
 
@@ -135,6 +142,7 @@ impl Play<'_, '_> {
                 end: Nanos::ZERO,
                 prompt_tokens: request.input_tokens,
                 cached_tokens: 0,
+                moved_tokens: 0,
                 reusable_tokens: trace.reusable_blocks(index) * trace.block_tokens,
                 output_tokens: 0,
                 failure: None,
@@ -218,7 +226,8 @@ impl Play<'_, '_> {
     fn due(&mut self, request: u32) {
         let now = self.now();
         self.outcome(request).due = now;
-        self.flights.insert(request, Flight::default());
+        let pool = self.world.routers.len() - 1;
+        self.flights.insert(request, Flight { pool, ..Flight::default() });
         let run = self.run;
         self.world.clock.schedule(now + self.world.config.routing_delay, Event::Place { run, request });
         if let Some(timeout) = self.world.config.client_timeout {
@@ -239,9 +248,9 @@ impl Play<'_, '_> {
             ..SchedulingRequest::new(id, self.send.trace.requests[request as usize].input_tokens)
         };
         *attempts += 1;
-        let World { router, config, overlap, outputs, decisions, .. } = &mut *self.world;
+        let World { routers, config, overlap, outputs, decisions, .. } = &mut *self.world;
         let started = config.stopwatch.map(|read| read());
-        router.arrive(now, wanted, &blocks, overlap, outputs);
+        routers[flight.pool].arrive(now, wanted, &blocks, overlap, outputs);
         if let (Some(read), Some(started)) = (config.stopwatch, started) {
             decisions.time += read() - started;
         }
@@ -270,30 +279,53 @@ impl Play<'_, '_> {
     }
 
     fn dispatch(&mut self, request: u32, endpoint: EndpointId, learnt: bool) {
-        let (now, seat) = (self.now(), endpoint.slot());
+        let now = self.now();
         let TraceRequest { input_tokens, output_tokens, .. } = *self.request(request);
         let Some(flight) = self.flights.get_mut(&request) else { return };
         let Some(blocks) = flight.blocks.take() else { return };
+        let (pool, sent_from) = (flight.pool, flight.source);
+        let seat = self.world.first_seat(pool) + endpoint.slot();
         flight.seat = Some(seat);
         if !learnt {
-            self.world.router.learn(now, &blocks, endpoint);
+            self.world.routers[pool].learn(now, &blocks, endpoint);
         }
         self.outcome(request).endpoint = Some(seat as u16);
         if !self.world.seats[seat].alive {
             return self.attempt_failed(request);
         }
-        self.world.seats[seat].engine.enqueue(
-            now,
-            EngineRequest {
-                id: u64::from(request),
-                prompt_blocks: blocks.into(),
-                prompt_tokens: input_tokens,
-                output_tokens,
-                output_seed: text_seed(request),
-                remote: None,
-            },
-        );
+        let mut wanted = EngineRequest {
+            id: u64::from(request),
+            prompt_blocks: blocks.into(),
+            prompt_tokens: input_tokens,
+            // Whoever only prefills yields one token, as engines are asked to.
+            output_tokens: if pool == DECODE { output_tokens } else { 1 },
+            output_seed: text_seed(request),
+            remote: None,
+        };
+        let remote = |tokens| Some(Remote { tokens, ready_at: Nanos::MAX });
+        if sent_from.is_some() {
+            wanted.remote = remote(input_tokens);
+        } else if let Some((holder, tokens)) = self.better_holder(seat, &wanted) {
+            wanted.remote = remote(tokens);
+            if let Some(flight) = self.flights.get_mut(&request) {
+                flight.source = Some(holder);
+            }
+        }
+        self.world.seats[seat].engine.enqueue(now, wanted);
         self.world.watch(seat);
+    }
+
+    /// Who in the pool of `seat` has so much more of a prompt cached that it is worth fetching, and how much.
+    fn better_holder(&self, seat: usize, request: &EngineRequest) -> Option<(usize, u32)> {
+        let tokens_min = self.world.config.fetch_tokens_min?;
+        let seats = &self.world.seats;
+        let cached = |seat: usize| seats[seat].engine.cached_tokens(request);
+        let fit =
+            |other: &usize| *other != seat && seats[*other].alive && seats[*other].pool == seats[seat].pool;
+        let holders = (0..seats.len()).filter(fit).map(|other| (other, cached(other)));
+        // Of several the first one: whoever reports last must not matter.
+        let (holder, tokens) = holders.reduce(|best, other| if other.1 > best.1 { other } else { best })?;
+        (tokens >= cached(seat).saturating_add(tokens_min)).then_some((holder, tokens))
     }
 
     /// An engine's step ends.
@@ -307,39 +339,74 @@ impl Play<'_, '_> {
         seats[seat].engine.advance(now, engine_events);
         let mut events = std::mem::take(engine_events);
         for (_, event) in events.drain(..) {
-            self.engine_event(event);
+            self.engine_event(seat, event);
         }
         self.world.engine_events = events;
         self.world.tell_kv_events(seat);
         self.world.watch(seat);
     }
 
-    fn engine_event(&mut self, event: EngineEvent) {
+    fn engine_event(&mut self, seat: usize, event: EngineEvent) {
         let now = self.now();
+        let pool = self.world.seats[seat].pool;
         match event {
+            EngineEvent::Allocated { id, tokens } => self.send_to(seat, id as u32, tokens),
             EngineEvent::FirstToken { id, cached_tokens } => {
-                let outcome = self.outcome(id as u32);
-                (outcome.first_token, outcome.cached_tokens) = (Some(now), cached_tokens);
-                outcome.output_tokens = 1;
-                let id = self.id(id as u32);
-                self.world.router.progress(now, id, true, 0, &mut self.world.outputs);
+                let request = id as u32;
+                let prefilled = self.world.routers.len() > 1 && pool == DECODE;
+                let outcome = self.outcome(request);
+                if !prefilled {
+                    outcome.cached_tokens = cached_tokens;
+                }
+                if pool == DECODE {
+                    (outcome.first_token, outcome.output_tokens) = (Some(now), 1);
+                }
+                let id = self.id(request);
+                self.world.routers[pool].progress(now, id, true, 0, &mut self.world.outputs);
             }
             EngineEvent::Tokens { id, count } => {
                 self.outcome(id as u32).output_tokens += count;
                 let id = self.id(id as u32);
-                self.world.router.progress(now, id, false, count, &mut self.world.outputs);
+                self.world.routers[pool].progress(now, id, false, count, &mut self.world.outputs);
             }
-            // Nobody sends keys and values from elsewhere.
-            EngineEvent::Allocated { .. } => {}
-            EngineEvent::Finished { id } => self.settle(id as u32, None),
+            EngineEvent::Finished { id } if pool == DECODE => self.settle(id as u32, None),
+            EngineEvent::Finished { id } => self.hand_over(seat, id as u32),
             EngineEvent::Rejected { id, why } => self.settle(id as u32, Some(Failure::Refused(why))),
         }
     }
 
+    /// A prompt is computed: whoever decodes gets it from here.
+    fn hand_over(&mut self, seat: usize, request: u32) {
+        self.release(request);
+        if let Some(flight) = self.flights.get_mut(&request) {
+            *flight = Flight { pool: DECODE, source: Some(seat), ..Flight::default() };
+            self.outcome(request).attempts = 0;
+            self.place(request);
+        }
+    }
+
+    /// The engine at `seat` has room for keys and values: they are sent.
+    fn send_to(&mut self, seat: usize, request: u32, tokens: u32) {
+        let now = self.now();
+        let Some(source) = self.flights.get(&request).and_then(|flight| flight.source) else { return };
+        let World { seats, .. } = &mut *self.world;
+        let bytes = seats[seat].engine.config().timing.kv_bytes_per_token() * u64::from(tokens);
+        let ready_at = seats[source].link.begin(now, bytes);
+        seats[seat].engine.ready(now, u64::from(request), ready_at);
+        self.outcome(request).moved_tokens += tokens;
+        self.world.watch(seat);
+    }
+
+    /// Tells the router that works on a request that it is over there.
+    fn release(&mut self, request: u32) {
+        let (now, id) = (self.now(), self.id(request));
+        let pool = self.flights.get(&request).map_or(DECODE, |flight| flight.pool);
+        self.world.routers[pool].step(now, Input::Finished { request: id }, &mut self.world.outputs);
+    }
+
     /// Tells the router that a request it has placed is over, and does what follows.
     fn settle(&mut self, request: u32, failure: Option<Failure>) {
-        let (now, id) = (self.now(), self.id(request));
-        self.world.router.step(now, Input::Finished { request: id }, &mut self.world.outputs);
+        self.release(request);
         self.over(request, failure);
         self.follow(None);
     }
@@ -392,11 +459,16 @@ impl Play<'_, '_> {
         if first_token.is_some() || attempts >= attempts_max {
             return self.settle(request, Some(Failure::Broken));
         }
-        let (now, id) = (self.now(), self.id(request));
-        self.world.router.step(now, Input::Finished { request: id }, &mut self.world.outputs);
+        self.release(request);
         if let (Some(flight), Some(endpoint)) = (self.flights.get_mut(&request), endpoint) {
-            flight.seat = None;
-            flight.failed.push(self.world.seats[usize::from(endpoint)].id);
+            let id = self.world.seats[usize::from(endpoint)].id;
+            if flight.pool == DECODE && self.world.routers.len() > 1 {
+                // The prompt is gone with whoever had it: it has to be computed again.
+                *flight = Flight { pool: self.world.routers.len() - 1, ..Flight::default() };
+            } else {
+                (flight.seat, flight.source) = (None, None);
+                flight.failed.push(id);
+            }
         }
         self.follow(None);
         self.place(request);
