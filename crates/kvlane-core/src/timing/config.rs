@@ -9,12 +9,11 @@ use serde_json::{Map, Value};
 use super::shape::{Dtype, Experts, Latent, ModelShape, Window};
 
 /// Architectures whose layers are what [`ModelShape`] describes.
-const ARCHITECTURES: [&str; 17] = [
+const ARCHITECTURES: [&str; 16] = [
     "DeepseekV2ForCausalLM",
     "DeepseekV3ForCausalLM",
     "Glm4MoeForCausalLM",
     "GptOssForCausalLM",
-    "KimiK2ForCausalLM",
     "LlamaForCausalLM",
     "Mistral3ForConditionalGeneration",
     "MistralForCausalLM",
