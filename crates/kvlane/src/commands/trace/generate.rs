@@ -14,7 +14,7 @@ use super::save;
 #[derive(Args, Clone, Debug)]
 pub(crate) struct GenerateArgs {
     /// Kind of the workload, with its default settings: `kvlane trace generate --kinds` lists them.
-    #[arg(required_unless_present_any = ["config", "kinds"], conflicts_with = "config")]
+    #[arg(conflicts_with = "config")]
     kind: Option<String>,
     /// A workload (YAML), with its kind under the key `kind`.
     #[arg(long, value_name = "FILE")]
@@ -77,7 +77,7 @@ impl GenerateArgs {
                 );
                 json!({"kind": kind})
             }
-            (None, None) => bail!("name a kind or a --config"),
+            (None, None) => bail!("name a kind, one of {}, or a --config", Workload::KINDS.join(", ")),
         };
         for set in &self.set {
             let (key, value) =
