@@ -245,6 +245,8 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
         #[test]
         fn sessions_are_kept_or_left_out_whole(share in 0.0..1.0, seed: u64) {
             let slice = conversations(200).slice(0.0..1e9, share, seed);
