@@ -91,6 +91,8 @@ pub struct Engine {
     slowdown: f64,
     /// End of the step in progress.
     step_end: Option<Nanos>,
+    /// No step that only decodes and has all who decode in this one is shorter.
+    step_length: Nanos,
     /// The latest time at which something happened.
     now: Nanos,
     /// What happened since the driver last asked.
@@ -142,6 +144,7 @@ impl Engine {
             prompts: Vec::new(),
             slowdown: 1.0,
             step_end: None,
+            step_length: Nanos::ZERO,
             now: Nanos::ZERO,
             events: Vec::new(),
             kv_events: Vec::new(),
@@ -218,6 +221,8 @@ impl Engine {
         if let Ok(index) = self.running.binary_search(&seat) {
             self.running.remove(index);
             self.leave(at);
+            // The next one is shorter.
+            self.step_length = Nanos::ZERO;
         } else if let Some(index) = self.loading.iter().position(|waiter| *waiter == at) {
             self.loading.remove(index);
         } else if let Some(index) = self.waiting.iter().position(|waiter| *waiter == at) {
@@ -243,6 +248,31 @@ impl Engine {
     /// When [`Engine::advance`] next has something to tell or to do; `None` while idle.
     pub fn next_deadline(&self) -> Option<Nanos> {
         self.events.first().map(|(at, _)| *at).or_else(|| self.next_step())
+    }
+
+    /// A time before which nothing will be told, if nothing is enqueued, made ready or cancelled until then; the end of
+    /// the step in progress or later, `None` while idle. A driver that has nothing to do at every step advances the
+    /// engine here, asks again, and so comes to each event's time in a few calls.
+    pub fn quiet_until(&self) -> Option<Nanos> {
+        let next = self.next_deadline()?;
+        let Some(end) = self.step_end.filter(|_| self.events.is_empty() && self.decoding > 0) else {
+            return Some(next);
+        };
+        let admits = self.running.len() < self.config.max_num_seqs as usize
+            && !(self.waiting.is_empty() && self.loading.is_empty());
+        let only_decodes = self.decodes && self.due.is_empty() && self.prompts.is_empty() && !admits;
+        // With a block for each in reserve, nobody is preempted until all of them have needed one.
+        let unhurt = u64::from(self.pool.free() / self.decoding) * u64::from(self.config.block_tokens);
+        if !only_decodes || unhurt == 0 {
+            return Some(end);
+        }
+        let left = |seat: &Seat| {
+            let sequence = &self.sequences[seat.at as usize];
+            sequence.context(self.tick).map(|context| sequence.due_at() - context)
+        };
+        let steps = self.running.iter().filter_map(left).min().unwrap_or(0);
+        // The batch stays and its contexts grow, so no step is shorter than this one.
+        Some(end + Nanos(self.step_length.0.saturating_mul(u64::from(steps).min(unhurt))))
     }
 
     /// When the step in progress ends, or in its place when the next one can begin.
@@ -852,6 +882,40 @@ mod tests {
                 }
             }
             prop_assert_eq!(known, engine.pool.findable());
+        }
+
+        #[test]
+        fn nothing_is_told_before_it_was_to_be_quiet(
+            arrivals in prop::collection::vec(arrival(), 1..40),
+            config in any_config(),
+        ) {
+            let mut script = script(&arrivals).into_iter().peekable();
+            let (mut engine, mut all) = (Engine::new(config.clone()), Engine::new(config));
+            let (mut out, mut expected) = (Vec::new(), Vec::new());
+            loop {
+                let (quiet, next) = (engine.quiet_until(), script.peek().map(|(at, ..)| *at));
+                match (quiet, next) {
+                    (Some(quiet), next) if next.is_none_or(|next| quiet <= next) => {
+                        let before = out.len();
+                        engine.advance(quiet, &mut out);
+                        prop_assert!(out[before..].iter().all(|(at, _)| *at == quiet));
+                    }
+                    (_, Some(_)) => {
+                        let (at, id, cancel) = script.next().expect("it was there");
+                        for engine in [&mut engine, &mut all] {
+                            if cancel {
+                                engine.cancel(at, id);
+                            } else {
+                                engine.enqueue(at, arrivals[id as usize].request(id));
+                            }
+                        }
+                    }
+                    (None, None) => break,
+                    (Some(_), None) => unreachable!("nothing is later than never"),
+                }
+            }
+            all.advance(Nanos::MAX, &mut expected);
+            prop_assert_eq!(out, expected);
         }
 
         #[test]

@@ -49,6 +49,7 @@ impl Engine {
             let secs = self.config.timing.step_secs(&draft.shape) + draft.stall_s;
             let length = Nanos::from_secs_f64(secs * self.slowdown).max(Nanos(1));
             self.counters.busy += length;
+            self.step_length = length;
             now + length
         });
     }
