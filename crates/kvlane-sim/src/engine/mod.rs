@@ -41,6 +41,7 @@ use std::collections::VecDeque;
 use kvlane_core::block::BlockHash;
 use kvlane_core::event::{KvEvent, Tier};
 use kvlane_core::time::Nanos;
+use kvlane_core::timing::StepCost;
 
 pub use self::config::{Batching, EngineConfig};
 use self::gate::Gate;
@@ -57,6 +58,7 @@ const WAITING_MAX: usize = 100_000;
 #[derive(Clone, Debug)]
 pub struct Engine {
     config: EngineConfig,
+    cost: StepCost,
     pool: BlockPool,
     /// Requests in flight, each at one place for as long as it is.
     sequences: Vec<Sequence>,
@@ -124,6 +126,7 @@ impl Engine {
             pool.set_log(Tier::Gpu);
         }
         Self {
+            cost: config.timing.compile(),
             config,
             pool,
             sequences: Vec::new(),
@@ -569,6 +572,88 @@ mod tests {
     }
 
     #[test]
+    fn what_was_evicted_comes_back_from_the_host_while_others_compute() {
+        let tier = CpuTier { latency_s: 0.1, ..CpuTier::new(100) };
+        let mut engine = Engine::new(EngineConfig { cpu_tier: Some(tier), ..config(8) });
+        serve(&mut engine, [request(1, 1, 96, 1)]);
+        serve(&mut engine, [request(2, 2, 96, 1)]);
+        let start = Nanos::from_secs(9);
+        engine.enqueue(start, request(3, 1, 96, 1));
+        assert_eq!(
+            (engine.stats().waiting, engine.stats().kv_blocks_used),
+            (1, 6),
+            "it waits with its blocks"
+        );
+        engine.enqueue(start, request(4, 4, 20, 1));
+        let events = drain(&mut engine);
+        let ids: Vec<EngineEvent> = events.iter().map(|(_, event)| *event).collect();
+        assert_eq!(ids, [first(4, 0), finished(4), first(3, 80), finished(3)]);
+        assert!(events[2].0 > start + Nanos::from_millis(100), "after its load");
+        assert_eq!((engine.stats().cpu_hit_tokens, engine.stats().prefix_hit_tokens), (48, 32));
+    }
+
+    #[test]
+    fn without_overlap_the_step_waits_for_the_host() {
+        let tier = CpuTier { latency_s: 0.1, overlap: false, ..CpuTier::new(100) };
+        let mut engine = Engine::new(EngineConfig { cpu_tier: Some(tier), ..config(7) });
+        serve(&mut engine, [request(1, 1, 96, 1)]);
+        serve(&mut engine, [request(2, 2, 96, 1)]);
+        let start = Nanos::from_secs(9);
+        engine.enqueue(start, request(3, 1, 96, 1));
+        assert!(engine.next_deadline().unwrap() > start + Nanos::from_millis(100));
+        assert_eq!(drain(&mut engine)[0].1, first(3, 80));
+    }
+
+    #[test]
+    fn keys_and_values_from_elsewhere_need_blocks_and_time_but_no_computation() {
+        let mut engine = Engine::new(config(100));
+        let remote = |id, ready_at| EngineRequest {
+            remote: Some(Remote { tokens: 200, ready_at }),
+            ..request(id, id, 100, 2)
+        };
+        engine.enqueue(Nanos::ZERO, remote(1, Nanos::from_secs(2)));
+        engine.enqueue(Nanos::ZERO, remote(2, Nanos::MAX));
+        assert_eq!(engine.stats().kv_blocks_used, 14);
+        let events = drain(&mut engine);
+        let allocated = |id| EngineEvent::Allocated { id, tokens: 99 };
+        assert_eq!(events[..2], [(Nanos::ZERO, allocated(1)), (Nanos::ZERO, allocated(2))]);
+        assert_eq!(events.len(), 5, "the second one waits for word");
+        assert!(events[2].0 > Nanos::from_secs(2));
+        assert!(!engine.ready(Nanos::from_secs(3), 1, Nanos::from_secs(3)), "it is over");
+        assert!(engine.ready(Nanos::from_secs(3), 2, Nanos::from_secs(4)));
+        assert_eq!(engine.next_deadline(), Some(Nanos::from_secs(4)));
+        assert_eq!(drain(&mut engine).len(), 3);
+        let stats = engine.stats();
+        assert_eq!((stats.computed_tokens, stats.remote_tokens, stats.kv_blocks_used), (4, 198, 0));
+    }
+
+    #[test]
+    fn prompts_first_means_that_answers_wait() {
+        let batching = Batching::PrefillFirst;
+        let mut engine = Engine::new(EngineConfig { batching, ..config(100) });
+        let events = serve(&mut engine, [request(1, 1, 10, 4), request(2, 2, 200, 2)]);
+        let expected =
+            [first(1, 0), first(2, 0), token(1), token(2), finished(2), token(1), token(1), finished(1)];
+        assert_eq!(events, expected);
+    }
+
+    #[test]
+    fn tokens_are_told_as_often_as_was_asked_and_the_rest_at_the_end() {
+        for (token_every, expected) in [(0, vec![]), (3, vec![3, 3, 1]), (7, vec![7]), (9, vec![7])] {
+            let mut engine = Engine::new(EngineConfig { token_every, ..config(100) });
+            let events = serve(&mut engine, [request(1, 1, 10, 8)]);
+            let told: Vec<u32> = events
+                .iter()
+                .filter_map(|event| match event {
+                    EngineEvent::Tokens { count, .. } => Some(*count),
+                    _ => None,
+                })
+                .collect();
+            assert_eq!(told, expected, "every {token_every}");
+        }
+    }
+
+    #[test]
     fn a_request_that_can_never_run_is_rejected_at_once() {
         let mut engine = Engine::new(config(4));
         let now = Nanos::from_secs(3);
@@ -916,6 +1001,37 @@ mod tests {
             }
             all.advance(Nanos::MAX, &mut expected);
             prop_assert_eq!(out, expected);
+        }
+
+        #[test]
+        fn tokens_are_computed_found_or_sent_and_nothing_is_found_that_nobody_had(
+            arrivals in prop::collection::vec(arrival(), 1..40),
+            config in any_config(),
+        ) {
+            let mut engine = Engine::new(config.clone());
+            let (mut seen, mut bound, mut needed) = (BTreeSet::new(), 0u64, 0u64);
+            let block_tokens = config.block_tokens;
+            let mut at = Nanos::ZERO;
+            for (id, arrival) in (0u64..).zip(&arrivals) {
+                at += Nanos::from_millis(arrival.after_ms);
+                let request = arrival.request(id);
+                let tokens = request.prompt_tokens + request.output_tokens;
+                if request.prompt_tokens > 0 && tokens <= config.blocks * block_tokens {
+                    let prompt = (0..(request.prompt_tokens - 1) / block_tokens).map(|index| request.block(index));
+                    bound += prompt.take_while(|hash| seen.contains(hash)).count() as u64;
+                    seen.extend((0..tokens.div_ceil(block_tokens)).map(|index| request.block(index)));
+                    needed += u64::from(tokens - u32::from(request.output_tokens > 0));
+                }
+                engine.enqueue(at, request);
+            }
+            engine.advance(Nanos::MAX, &mut Vec::new());
+            let stats = engine.stats();
+            let found = stats.prefix_hit_tokens + stats.cpu_hit_tokens;
+            prop_assert!(found <= bound * u64::from(block_tokens), "a cache without end finds {}", bound);
+            prop_assert_eq!(
+                stats.computed_tokens + found + stats.remote_tokens + stats.late_hit_tokens,
+                needed + stats.recomputed_tokens
+            );
         }
 
         #[test]

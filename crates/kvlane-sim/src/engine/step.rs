@@ -46,7 +46,7 @@ impl Engine {
         let held = u64::from(self.pool.used()) * u64::from(self.config.block_tokens);
         draft.shape.decode_shared_tokens = draft.shape.decode_context_tokens.saturating_sub(held);
         self.step_end = (draft.budget < budget).then(|| {
-            let secs = self.config.timing.step_secs(&draft.shape) + draft.stall_s;
+            let secs = self.cost.secs(&draft.shape) + draft.stall_s;
             let length = Nanos::from_secs_f64(secs * self.slowdown).max(Nanos(1));
             self.counters.busy += length;
             self.step_length = length;

@@ -7,20 +7,22 @@
 //!
 //! What a block loses it may leave to a tier below, see [`crate::tier`].
 //!
-//! A block takes 16 bytes and 5 more in the table that finds it by its hash. Every operation probes that table once for
+//! A block takes 16 bytes, and 32 to 64 in the table that finds it by its hash. Every operation probes that table once for
 //! each block.
 
 mod log;
 mod order;
+mod table;
 
 use foldhash::fast::FixedState;
-use hashbrown::{HashMap, HashSet, HashTable, hash_table::Entry};
+use hashbrown::{HashMap, HashSet};
 use kvlane_core::block::BlockHash;
 use kvlane_core::event::{KvEvent, Tier};
 
 use self::log::Log;
 pub use self::order::Eviction;
 use self::order::Order;
+use self::table::Table;
 use crate::tier::HostTier;
 
 /// A hash map whose order is the same in every run.
@@ -32,6 +34,9 @@ pub struct BlockId(u32);
 
 /// No block: the end of a list, or content that is found without a block.
 const NONE: u32 = u32::MAX;
+
+/// Most blocks of a pool.
+const BLOCKS_MAX: u32 = 1 << 29;
 
 /// In place of a link: the block is held.
 const HELD: u32 = u32::MAX - 1;
@@ -64,7 +69,7 @@ pub struct Run {
 pub struct BlockPool {
     blocks: Vec<Block>,
     /// Blocks with a hash.
-    named: HashTable<u32>,
+    named: Table,
     /// Free blocks, in the order in which they are taken.
     order: Order,
     free: u32,
@@ -82,13 +87,13 @@ impl BlockPool {
         Self::with_eviction(blocks, Eviction::Lru)
     }
 
-    /// A pool of `blocks` empty blocks.
+    /// A pool of `blocks` empty blocks, 2^29 at most.
     pub fn with_eviction(blocks: u32, eviction: Eviction) -> Self {
-        let blocks = blocks.min(HELD - 1);
+        let blocks = blocks.min(BLOCKS_MAX);
         let empty = Block { hash: UNNAMED, holders_or_older: NONE, newer: NONE };
         let mut pool = Self {
             blocks: vec![empty; blocks as usize],
-            named: HashTable::with_capacity(blocks as usize),
+            named: Table::new(blocks),
             order: Order::new(eviction, blocks),
             free: 0,
             ghosts: (eviction == Eviction::Infinite).then(HashSet::default),
@@ -139,7 +144,7 @@ impl BlockPool {
 
     /// Blocks that can be found by their hash.
     pub fn cached(&self) -> u32 {
-        self.named.len() as u32
+        self.named.len()
     }
 
     /// How much of the beginning of `prompt` is here. A prompt's hashes are chained, so none occurs twice.
@@ -156,7 +161,7 @@ impl BlockPool {
         let mut run = Run::default();
         for BlockHash(hash) in prompt {
             if run.host == 0 {
-                if let Some(block) = self.get(hash) {
+                if let Some(block) = self.named.get(&self.blocks, hash) {
                     run.blocks += 1;
                     run.held += u32::from(self.blocks[block as usize].newer == HELD);
                     each(BlockId(block));
@@ -236,9 +241,7 @@ impl BlockPool {
     }
 
     fn lose(&mut self, block: u32, hash: u64) {
-        if let Ok(entry) = self.named.find_entry(slot(hash), |&known| known == block) {
-            entry.remove();
-        }
+        self.named.remove(hash, block);
         if let Some(ghosts) = &mut self.ghosts {
             ghosts.insert(hash);
             return;
@@ -259,14 +262,9 @@ impl BlockPool {
         if self.blocks[block as usize].hash != UNNAMED || hash == UNNAMED {
             return;
         }
-        let blocks = &self.blocks;
-        let same = |&known: &u32| blocks[known as usize].hash == hash;
-        let Entry::Vacant(vacant) =
-            self.named.entry(slot(hash), same, |&known| slot(blocks[known as usize].hash))
-        else {
+        if !self.named.insert(&self.blocks, hash, block) {
             return;
-        };
-        vacant.insert(block);
+        }
         self.blocks[block as usize].hash = hash;
         let known = self.ghosts.as_ref().is_some_and(|ghosts| ghosts.contains(&hash));
         if let Some(log) = self.log.as_mut().filter(|_| !known) {
@@ -304,10 +302,6 @@ impl BlockPool {
         self.host.iter_mut().for_each(HostTier::forget);
     }
 
-    fn get(&self, hash: u64) -> Option<u32> {
-        self.named.find(slot(hash), |&block| self.blocks[block as usize].hash == hash).copied()
-    }
-
     fn put_newest(&mut self, block: u32) {
         self.order.push(&mut self.blocks, block);
         self.free += 1;
@@ -320,18 +314,11 @@ impl BlockPool {
     }
 }
 
-/// Where a hash goes in the table. The table reads the lowest and the highest bits, and not every driver's hashes are
-/// random in both.
-fn slot(hash: u64) -> u64 {
-    let product = u128::from(hash ^ 0x243F_6A88_85A3_08D3) * 0x9E37_79B9_7F4A_7C15;
-    product as u64 ^ (product >> 64) as u64
-}
-
 #[cfg(test)]
 impl BlockPool {
     /// All hashes that can be found, in this tier and in the one below.
     pub(crate) fn findable(&self) -> [std::collections::BTreeSet<BlockHash>; 2] {
-        let hash = |block: &u32| BlockHash(self.blocks[*block as usize].hash);
+        let hash = |block: u32| BlockHash(self.blocks[block as usize].hash);
         let ghosts = self.ghosts.iter().flatten().copied().map(BlockHash);
         let host = self.host.as_ref().map(|host| host.findable()).unwrap_or_default();
         [self.named.iter().map(hash).chain(ghosts).collect(), host]
