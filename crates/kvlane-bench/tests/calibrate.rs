@@ -40,18 +40,9 @@ fn run(config: &EngineConfig, probe: &Probe, apart: Nanos) -> Vec<Timeline> {
     let (mut at, mut events) = (Nanos::ZERO, Vec::new());
     for id in 0..u64::from(requests) {
         engine.advance(at, &mut events);
-        let prompt_blocks = Vec::new();
-        engine.enqueue(
-            at,
-            EngineRequest {
-                id,
-                prompt_blocks: prompt_blocks.into(),
-                prompt_tokens,
-                output_tokens,
-                output_seed: id,
-                remote: None,
-            },
-        );
+        let prompt_blocks = [].into();
+        engine
+            .enqueue(at, EngineRequest { id, prompt_blocks, prompt_tokens, output_tokens, output_seed: id });
         lines[id as usize].sent_s = at.as_secs_f64();
         at += apart;
     }

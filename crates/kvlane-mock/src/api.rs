@@ -1,7 +1,7 @@
 //! vLLM's HTTP interface, as far as clients and routers use it.
 
 use std::sync::Arc;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use axum::body::Body;
 use axum::extract::rejection::BytesRejection;
@@ -153,7 +153,13 @@ impl Shared {
         Ok(wanted)
     }
 
-    fn submit(&self, prompt: Prompt, output_tokens: u32) -> Result<Ticket, ApiError> {
+    /// Hands a request to the engine, once what requests cost outside of its steps has passed.
+    async fn submit(&self, prompt: Prompt, output_tokens: u32) -> Result<Ticket, ApiError> {
+        let outside_secs = self.config.engine.timing.host.request_secs / self.config.speed;
+        if outside_secs > 0.0 {
+            // A day is as good as never, and a `Duration` can hold it.
+            tokio::time::sleep(Duration::from_secs_f64(outside_secs.min(86_400.0))).await;
+        }
         self.driver.submit(prompt, output_tokens).map_err(|QueueFull| ApiError {
             status: StatusCode::TOO_MANY_REQUESTS,
             message: format!("{} requests are waiting already; try again later", self.config.max_waiting),
@@ -189,7 +195,7 @@ async fn generate(
     let prompt_tokens = order.prompt.tokens;
     let output_tokens = shared.output_tokens(prompt_tokens, order.output_tokens_max)?;
     let key = order.prompt.key;
-    let ticket = shared.submit(order.prompt, output_tokens)?;
+    let ticket = shared.submit(order.prompt, output_tokens).await?;
     let answer = Answer {
         shape,
         number: ticket.number(),
@@ -222,7 +228,7 @@ async fn embeddings((State(shared), body): Extracted) -> Result<Json<Value>, Api
             shared.config.max_model_len
         )));
     }
-    let ticket = shared.submit(order.prompt, 0)?;
+    let ticket = shared.submit(order.prompt, 0).await?;
     if let Some(End::Rejected(why)) = ticket.ended().await.end {
         return Err(rejected(why));
     }

@@ -1,6 +1,6 @@
 //! What a mock engine is told. Names follow vLLM and llm-d-inference-sim where they have the same thing.
 
-use kvlane_core::timing::{PresetError, TimingModel};
+use kvlane_core::timing::{PresetError, TimingFile, TimingModel};
 use kvlane_sim::EngineConfig;
 use serde::{Deserialize, Serialize};
 
@@ -20,6 +20,8 @@ pub struct MockConfig {
     pub lora_modules: Vec<String>,
     /// `--preset`: model and machine of the timing model, such as `qwen2.5-7b@a100` or `qwen3-32b@h100x2`.
     pub preset: String,
+    /// `--timing`: a timing model to use instead of a preset's; see [`MockConfig::imitate`].
+    pub timing: Option<TimingModel>,
     /// `--speed`: engine seconds per wall-clock second.
     pub speed: f64,
     /// `--block-size`: tokens in a KV block.
@@ -47,6 +49,7 @@ impl Default for MockConfig {
             served_model_name: Vec::new(),
             lora_modules: Vec::new(),
             preset: "qwen2.5-7b@a100".into(),
+            timing: None,
             speed: 1.0,
             block_size: 16,
             kv_cache_size: None,
@@ -107,9 +110,24 @@ pub(crate) struct Settled {
 }
 
 impl MockConfig {
+    /// Takes from a timing file how long steps take, and the sizes it tells; what it does not tell stays as it is.
+    pub fn imitate(&mut self, file: TimingFile) {
+        self.block_size = file.block_tokens.unwrap_or(self.block_size);
+        self.max_num_seqs = file.max_num_seqs.unwrap_or(self.max_num_seqs);
+        self.max_num_batched_tokens = file.max_num_batched_tokens.unwrap_or(self.max_num_batched_tokens);
+        if let Some(tokens) = file.kv_capacity_tokens {
+            let blocks = tokens / u64::from(self.block_size.max(1));
+            self.kv_cache_size = Some(u32::try_from(blocks).unwrap_or(u32::MAX));
+        }
+        self.timing = Some(file.timing);
+    }
+
     /// Checks every value and fills in what depends on others.
     pub(crate) fn settle(self) -> Result<Settled, ConfigError> {
-        let timing = TimingModel::preset(&self.preset)?;
+        let timing = match self.timing {
+            Some(timing) => timing,
+            None => TimingModel::preset(&self.preset)?,
+        };
         require("--speed", self.speed, (1e-3..=1e6).contains(&self.speed), "between 0.001 and 1000000")?;
         let share = self.gpu_memory_utilization;
         require("--gpu-memory-utilization", share, share > 0.0 && share <= 1.0, "above 0 and at most 1")?;
@@ -201,6 +219,21 @@ mod tests {
         assert_eq!(small.clone().settle().expect("fits").max_model_len, 1024);
         let asked = MockConfig { max_model_len: Some(1025), ..small };
         assert!(matches!(asked.settle(), Err(ConfigError::CacheTooSmall { kv_tokens: 1024, .. })));
+    }
+
+    #[test]
+    fn a_timing_file_gives_the_time_and_the_sizes_it_tells() {
+        let mut timing = TimingModel::preset("llama-3.1-8b@h100").expect("a preset");
+        timing.host.step_secs = 3e-3;
+        let mut file = TimingFile::new(timing.clone());
+        (file.block_tokens, file.kv_capacity_tokens, file.max_num_seqs) = (Some(32), Some(131_072), Some(99));
+        let mut config =
+            MockConfig { preset: "none".into(), max_num_batched_tokens: 777, ..Default::default() };
+        config.imitate(file);
+        let engine = config.settle().expect("the preset is not asked for").engine;
+        assert_eq!(engine.timing, timing);
+        assert_eq!((engine.block_tokens, engine.blocks, engine.max_num_seqs), (32, 4096, 99));
+        assert_eq!(engine.max_num_batched_tokens, 777, "the file does not tell");
     }
 
     #[test]

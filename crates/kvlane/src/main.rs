@@ -2,6 +2,7 @@
 
 mod commands;
 mod config;
+mod timing_file;
 
 use std::io::{IsTerminal as _, Write as _};
 
@@ -40,6 +41,8 @@ enum Command {
     Trace(commands::trace::TraceArgs),
     /// Say what a model computes and reads on a machine, and what bounds prompts and decoding.
     Roofline(commands::roofline::RooflineArgs),
+    /// Measure a live server and write the timing model that imitates it.
+    Calibrate(commands::calibrate::CalibrateArgs),
     /// Check the configuration that `serve` would run with, and print it.
     Check(config::ConfigArgs),
     /// Print a configuration file with every key, its default and what it means.
@@ -73,6 +76,7 @@ fn main() -> std::process::ExitCode {
         Command::Simulate(args) => commands::simulate::run_command(&args),
         Command::Trace(args) => commands::trace::run(&args),
         Command::Roofline(args) => commands::roofline::run(&args),
+        Command::Calibrate(args) => commands::calibrate::run(&args),
         Command::Check(args) => commands::check::run(&args),
         Command::Config => commands::check::print_example(),
     };

@@ -298,8 +298,8 @@ fn decoding(timelines: &[Timeline]) -> Result<(Work, f64), Unusable> {
     }
     let (mut steps_secs, mut context_tokens) = (Vec::new(), 0.0);
     for line in timelines {
-        let inside = line.tokens.iter().filter(|(at, _)| (begin..=end).contains(at));
-        let (first, last) = (inside.clone().next(), inside.last());
+        let mut inside = line.tokens.iter().filter(|(at, _)| (begin..=end).contains(at));
+        let (first, last) = (inside.clone().next(), inside.next_back());
         let (Some(&(from_s, from)), Some(&(to_s, to))) = (first, last) else {
             return Err(Unusable::NeverTogether(0));
         };

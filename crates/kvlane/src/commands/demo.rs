@@ -28,6 +28,8 @@ use serde::Serialize;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 
+use crate::timing_file;
+
 /// 600 s of the conversation trace published with Mooncake (FAST'25), Apache-2.0; see its README beside it.
 const SLICE: &[u8] = include_bytes!("../../assets/mooncake-conversation-slice.jsonl.gz");
 /// The model's name in the demo.
@@ -59,12 +61,18 @@ pub(crate) struct DemoArgs {
     /// Model and machine that the engines imitate.
     #[arg(long, default_value = "llama-3.3-70b@a100x4")]
     preset: String,
+    /// A timing file, as `calibrate` writes it, for the engines to imitate instead of a preset.
+    #[arg(long, value_name = "FILE", conflicts_with = "preset")]
+    timing: Option<PathBuf>,
     /// Write the figures as JSON (schema kvlane.demo/1) to a file, `-` for stdout.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Afterwards leave a fleet up, in real time, to play with.
     #[arg(long)]
     keep: bool,
+    /// What every engine is told, from the flags above.
+    #[arg(skip)]
+    engine: MockConfig,
 }
 
 /// The figures, schema `kvlane.demo/1`.
@@ -111,7 +119,7 @@ pub(crate) fn run(args: &DemoArgs) -> Result<ExitCode> {
         args.speed
     );
     ensure!((1..=ENGINES_MAX).contains(&args.engines), "--engines {}: take 1 to {ENGINES_MAX}", args.engines);
-    TimingModel::preset(&args.preset).context("--preset")?;
+    let args = &DemoArgs { engine: engine(args)?, ..args.clone() };
     let policies: Vec<PolicyConfig> = args.policies.iter().map(|name| policy(name)).collect::<Result<_>>()?;
     let trace = match &args.trace {
         Some(path) => {
@@ -143,6 +151,16 @@ pub(crate) fn run(args: &DemoArgs) -> Result<ExitCode> {
         }
         Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
     })
+}
+
+/// The engines, without what differs from one to the next.
+fn engine(args: &DemoArgs) -> Result<MockConfig> {
+    let mut config = MockConfig { model: MODEL.into(), preset: args.preset.clone(), ..MockConfig::default() };
+    match &args.timing {
+        Some(path) => config.imitate(timing_file::read(path)?),
+        None => config.timing = Some(TimingModel::preset(&args.preset).context("--preset")?),
+    }
+    Ok(config)
 }
 
 fn policy(name: &str) -> Result<PolicyConfig> {
@@ -256,13 +274,7 @@ impl Stage {
         let mut engines = Vec::new();
         for n in 0..args.engines {
             let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
-            let config = MockConfig {
-                model: MODEL.into(),
-                preset: args.preset.clone(),
-                speed,
-                seed: n as u64,
-                ..MockConfig::default()
-            };
+            let config = MockConfig { speed, seed: n as u64, ..args.engine.clone() };
             engines.push(MockEngine::start(config, listener)?);
         }
         let spec = |engine: &MockEngine| WorkerSpec { url: format!("http://{}", engine.addr()), model: None };
@@ -322,7 +334,7 @@ impl Report {
             schema: "kvlane.demo/1",
             trace: facts,
             engines: args.engines,
-            preset: args.preset.clone(),
+            preset: args.engine.timing.as_ref().map_or_else(|| args.preset.clone(), TimingModel::name),
             speed: args.speed,
             runs: Vec::new(),
         }

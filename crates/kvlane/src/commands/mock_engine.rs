@@ -1,13 +1,17 @@
 //! `kvlane mock-engine`: one mock engine until SIGINT or SIGTERM.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::Args;
+use kvlane_core::timing::TimingFile;
 use kvlane_mock::{MockConfig, MockEngine};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
+
+use crate::timing_file;
 
 /// Flags as in llm-d-inference-sim and vLLM where the same thing exists there.
 #[derive(Args, Clone, Debug)]
@@ -30,24 +34,27 @@ pub(crate) struct MockEngineArgs {
     /// Model and machine whose timing and memory are imitated, as `model@gpu` or `model@gpuxN`.
     #[arg(long, default_value = "qwen2.5-7b@a100")]
     preset: String,
+    /// A timing file, as `calibrate` writes it, instead of a preset; also the sizes below, as far as it tells them.
+    #[arg(long, value_name = "FILE", conflicts_with = "preset")]
+    timing: Option<PathBuf>,
     /// Engine seconds per second.
     #[arg(long, default_value_t = 1.0)]
     speed: f64,
-    /// Tokens in a KV block.
-    #[arg(long, default_value_t = 16)]
-    block_size: u32,
+    /// Tokens in a KV block [default: 16].
+    #[arg(long)]
+    block_size: Option<u32>,
     /// KV blocks; by default what the preset's memory holds.
     #[arg(long)]
     kv_cache_size: Option<u32>,
     /// Share of the preset's memory that weights, activations and KV cache may use.
     #[arg(long, default_value_t = 0.90)]
     gpu_memory_utilization: f64,
-    /// Most sequences in a batch.
-    #[arg(long, default_value_t = 256)]
-    max_num_seqs: u32,
-    /// Most tokens in a step.
-    #[arg(long, default_value_t = 2048)]
-    max_num_batched_tokens: u32,
+    /// Most sequences in a batch [default: 256].
+    #[arg(long)]
+    max_num_seqs: Option<u32>,
+    /// Most tokens in a step [default: 2048].
+    #[arg(long)]
+    max_num_batched_tokens: Option<u32>,
     /// Most tokens of prompt and answer together.
     #[arg(long)]
     max_model_len: Option<u32>,
@@ -61,21 +68,29 @@ pub(crate) struct MockEngineArgs {
 
 /// Runs it.
 pub(crate) fn run(args: &MockEngineArgs) -> Result<ExitCode> {
-    let config = MockConfig {
+    let mut config = MockConfig {
         model: args.model.clone(),
         served_model_name: args.served_model_name.clone(),
         lora_modules: args.lora_modules.clone(),
         preset: args.preset.clone(),
         speed: args.speed,
-        block_size: args.block_size,
-        kv_cache_size: args.kv_cache_size,
         gpu_memory_utilization: args.gpu_memory_utilization,
-        max_num_seqs: args.max_num_seqs,
-        max_num_batched_tokens: args.max_num_batched_tokens,
         max_model_len: args.max_model_len,
         max_waiting_queue_length: args.max_waiting_queue_length,
         seed: args.seed,
+        ..MockConfig::default()
     };
+    if let Some(path) = &args.timing {
+        let file = timing_file::read(path)?;
+        // The cache's size in tokens is what the file tells; how many blocks that is follows from theirs.
+        config.imitate(TimingFile { block_tokens: args.block_size.or(file.block_tokens), ..file });
+    }
+    // What is typed counts more than what a file says.
+    config.block_size = args.block_size.unwrap_or(config.block_size);
+    config.kv_cache_size = args.kv_cache_size.or(config.kv_cache_size);
+    config.max_num_seqs = args.max_num_seqs.unwrap_or(config.max_num_seqs);
+    config.max_num_batched_tokens = args.max_num_batched_tokens.unwrap_or(config.max_num_batched_tokens);
+    let timed_as = config.timing.as_ref().map_or_else(|| config.preset.clone(), |timing| timing.name());
     let address = SocketAddr::new(args.host, args.port);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
@@ -83,7 +98,7 @@ pub(crate) fn run(args: &MockEngineArgs) -> Result<ExitCode> {
         let mut interrupt = signal(SignalKind::interrupt())?;
         let listener = TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?;
         let engine = MockEngine::start(config, listener)?;
-        tracing::info!(address = %engine.addr(), model = args.model, preset = args.preset, speed = args.speed, "serving");
+        tracing::info!(address = %engine.addr(), model = args.model, timing = timed_as, speed = args.speed, "serving");
         tokio::select! {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}

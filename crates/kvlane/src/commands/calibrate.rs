@@ -1,0 +1,187 @@
+//! `kvlane calibrate`: measures a live server and writes the timing model that imitates it.
+
+use std::fs::File;
+use std::io::{IsTerminal as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use kvlane_bench::calibrate::fit::fit;
+use kvlane_bench::calibrate::measure::{MeasureConfig, Measured, measure};
+use kvlane_bench::calibrate::report::Report;
+use kvlane_bench::calibrate::server::Server;
+use kvlane_bench::calibrate::{Plan, PlanOptions};
+use kvlane_core::timing::{Efficiency, Hardware, Host, ModelShape, TimingModel};
+
+/// The machine of which nothing is known: round peaks, of which the fitted shares say what it really does.
+const GENERIC: &str = "generic";
+
+/// What a calibration can be told.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct CalibrateArgs {
+    /// The server, as http://host:port. It must have nothing else to do.
+    url: String,
+    /// Its model's name in requests; need not be said if it serves only one.
+    #[arg(long)]
+    model: Option<String>,
+    /// Sent as a bearer token.
+    #[arg(long)]
+    api_key: Option<String>,
+    /// Model and machine, as `model@gpu` or `model@gpuxN`: what the fit begins with.
+    #[arg(long, conflicts_with_all = ["config_json", "gpu", "tp"], required_unless_present = "config_json")]
+    preset: Option<String>,
+    /// The model's Hugging Face config.json, for models without a preset.
+    #[arg(long, value_name = "FILE")]
+    config_json: Option<PathBuf>,
+    /// With --config-json: the machine, one of the presets' or `generic` for any other.
+    #[arg(long, default_value = GENERIC)]
+    gpu: String,
+    /// With --config-json: GPUs the model is spread over.
+    #[arg(long, default_value_t = 1)]
+    tp: u32,
+    /// Most tokens of the server's steps, if it does not tell (vLLM does with VLLM_SERVER_DEV_MODE=1); 2048 otherwise.
+    #[arg(long)]
+    max_num_batched_tokens: Option<u32>,
+    /// Most sequences of the server's steps, if it does not tell.
+    #[arg(long)]
+    max_num_seqs: Option<u32>,
+    /// Longest prompt to send [default: 32768, or what the server takes].
+    #[arg(long)]
+    max_prompt_tokens: Option<u32>,
+    /// How often everything is measured; medians count [default: 5, or 3 with --quick].
+    #[arg(long)]
+    repeats: Option<u32>,
+    /// Fewer lengths and batches, for a first look.
+    #[arg(long)]
+    quick: bool,
+    /// Another seed draws other prompts; the server must not have seen those of this one [default: the time].
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Seconds after which a measurement that is not over is given up.
+    #[arg(long, default_value_t = 600)]
+    timeout_secs: u64,
+    /// Write the timing file (schema kvlane.timing/1) here.
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// Write the figures as JSON (schema kvlane.calibrate/1) to a file, `-` for stdout.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write a page with measured dots and modelled lines.
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+}
+
+/// Runs it.
+pub(crate) fn run(args: &CalibrateArgs) -> Result<ExitCode> {
+    let prior = prior(args)?;
+    for (flag, count) in [
+        ("--max-num-batched-tokens", args.max_num_batched_tokens),
+        ("--max-num-seqs", args.max_num_seqs),
+        ("--max-prompt-tokens", args.max_prompt_tokens),
+        ("--repeats", args.repeats),
+    ] {
+        ensure!(count != Some(0), "{flag} 0: take at least 1");
+    }
+    let server = Server::new(&args.url, args.api_key.as_deref())?;
+    // A file that cannot be written is better known before the run than after it.
+    let mut out = args.out.as_deref().map(create).transpose()?;
+    let mut json = args.json.as_deref().filter(|path| path.as_os_str() != "-").map(create).transpose()?;
+    let mut html = args.html.as_deref().map(create).transpose()?;
+    let seed = args.seed.unwrap_or_else(|| {
+        SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
+    });
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let (facts, measured) = runtime.block_on(async {
+        let mut facts = server.facts(args.model.as_deref()).await?;
+        let limits = &mut facts.limits;
+        limits.max_num_batched_tokens = args.max_num_batched_tokens.or(limits.max_num_batched_tokens);
+        limits.max_num_seqs = args.max_num_seqs.or(limits.max_num_seqs);
+        let options = PlanOptions {
+            prompt_tokens_max: args.max_prompt_tokens,
+            quick: args.quick,
+            repeats: args.repeats,
+        };
+        let plan = Plan::new(limits, &options);
+        let config = MeasureConfig {
+            model: facts.model.clone(),
+            vocab: prior.model.vocab,
+            seed,
+            timeout: Duration::from_secs(args.timeout_secs),
+        };
+        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+        bar.set_style(ProgressStyle::with_template("{bar:40} {pos}/{len}  {msg:24} {elapsed}")?);
+        let measured = measure(server, config, &plan, |done, total, probe| {
+            bar.set_length(total as u64);
+            bar.set_position(done as u64);
+            bar.set_message(probe.name());
+        });
+        let measured: Measured = measured.await?;
+        bar.finish_and_clear();
+        anyhow::Ok((facts, measured))
+    })?;
+    let Measured { points, notes } = measured;
+    let fit = fit(&prior, facts.limits.chunk_tokens(), &points).with_context(|| notes.join("; "))?;
+    let report = Report::new(&args.url, &facts, seed, &points, fit, notes);
+    let figures = serde_json::to_string_pretty(&report)?;
+    if args.json.is_some() && json.is_none() {
+        writeln!(std::io::stdout(), "{figures}")?;
+        writeln!(std::io::stderr(), "{}", report.to_text())?;
+    } else {
+        writeln!(std::io::stdout(), "{}", report.to_text())?;
+    }
+    if let Some(file) = &mut json {
+        writeln!(file, "{figures}")?;
+    }
+    if let Some(file) = &mut out {
+        file.write_all(report.timing.to_json().as_bytes())?;
+    }
+    if let Some(file) = &mut html {
+        file.write_all(report.to_page().to_html().as_bytes())?;
+    }
+    if let (Some(path), true) = (&args.out, std::io::stderr().is_terminal()) {
+        writeln!(std::io::stderr(), "try: kvlane mock-engine --timing {}", path.display())?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn create(path: &Path) -> Result<File> {
+    File::create(path).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// The model whose constants are fitted.
+fn prior(args: &CalibrateArgs) -> Result<TimingModel> {
+    if let Some(preset) = &args.preset {
+        return TimingModel::preset(preset).context("--preset");
+    }
+    let Some(path) = &args.config_json else { bail!("give --preset or --config-json") };
+    let read = || format!("--config-json {}", path.display());
+    let text = std::fs::read_to_string(path).with_context(read)?;
+    let name = path.parent().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
+    let name = name.unwrap_or_else(|| "model".into());
+    let model = ModelShape::from_config_json(&name, &text).with_context(read)?;
+    ensure!((1..=64).contains(&args.tp), "--tp {}: take 1 to 64", args.tp);
+    let hardware = match args.gpu.as_str() {
+        GENERIC => generic(),
+        gpu => match Hardware::of(gpu, &model) {
+            Some(hardware) => hardware,
+            None => bail!("--gpu {gpu}: take one of {}, or {GENERIC}", Hardware::names().join(", ")),
+        },
+    };
+    Ok(TimingModel { model, hardware, host: Host::default(), gpus: args.tp })
+}
+
+/// Nominal peaks, so that a share of 1 is 1 TFLOP/s and 100 GB/s.
+fn generic() -> Hardware {
+    Hardware {
+        name: GENERIC.into(),
+        peak_flops: 1e12,
+        memory_bytes_per_s: 1e11,
+        memory_bytes: 64.0 * 1_073_741_824.0,
+        all_reduce_secs: 1e-5,
+        all_reduce_bytes_per_s: 1e11,
+        efficiency: Efficiency { compute: 1.0, weights: 1.0, kv: 1.0, attention: 1.0 },
+    }
+}
