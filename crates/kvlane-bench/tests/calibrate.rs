@@ -2,7 +2,9 @@
 //! server, so that what is tested is the arithmetic of observing and fitting and not the machine the test runs on.
 
 use kvlane_bench::calibrate::fit::{Estimate, Fit, Parameter, Standing, fit};
-use kvlane_bench::calibrate::{Limits, Plan, PlanOptions, Planned, Point, Probe, Timeline, Unusable, Work};
+use kvlane_bench::calibrate::{
+    Limits, Pick, Plan, PlanOptions, Planned, Point, Probe, Timeline, Unusable, Work,
+};
 use kvlane_core::rng::Rng;
 use kvlane_core::time::Nanos;
 use kvlane_core::timing::TimingModel;
@@ -67,7 +69,7 @@ fn measure(config: &EngineConfig, plan: &Plan, noise: f64, seed: u64) -> Vec<Poi
             let unit = (rng.next_u64() >> 11) as f64 / (1_u64 << 53) as f64;
             (work, secs * (1.0 + noise * (2.0 * unit - 1.0)))
         });
-        Point::new(*planned, rounds.collect()).expect("three rounds")
+        Point::new(*planned, rounds.collect(), Pick::Median).expect("three rounds")
     };
     plan.probes.iter().map(&mut point).collect()
 }

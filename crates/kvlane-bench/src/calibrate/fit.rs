@@ -206,7 +206,7 @@ pub fn fit(prior: &TimingModel, chunk_tokens: u32, points: &[Point]) -> Result<F
         .min_by(|a, b| problem.cost(a).total_cmp(&problem.cost(b)))
         .unwrap_or_else(|| prior.clone());
     for _ in 0..WEIGHINGS {
-        problem.weigh(&model);
+        problem.weigh(&model, free.len());
         model = problem.descend(model, &free);
     }
     let mut noise = problem.noise(&model, free.len());
@@ -283,11 +283,13 @@ impl Problem<'_> {
     }
 
     /// Weighs down what is further off than most.
-    fn weigh(&mut self, timing: &TimingModel) {
+    fn weigh(&mut self, timing: &TimingModel, parameters: usize) {
         let residuals = self.residuals(timing);
         let mut sizes: Vec<f64> = residuals.iter().map(|residual| residual.abs()).collect();
-        // 1.4826 times the median is the standard deviation where errors are normal.
-        let usual = (1.4826 * super::median(&mut sizes)).max(NOISE_MIN);
+        // 1.4826 times the median is the standard deviation where errors are normal; a fit makes them look smaller.
+        let spare = sizes.len().saturating_sub(parameters).max(1);
+        let shrunk = (sizes.len() as f64 / spare as f64).sqrt();
+        let usual = (1.4826 * shrunk * super::median(&mut sizes)).max(NOISE_MIN);
         self.weights =
             residuals.iter().map(|residual| 1.0 / (1.0 + (residual / (CAUCHY * usual)).powi(2))).collect();
     }

@@ -6,7 +6,7 @@ use kvlane_core::rng::Rng;
 use tokio::task::JoinSet;
 
 use super::server::{Server, ServerError};
-use super::{Plan, Planned, Point, Probe, Timeline, Unusable, Work};
+use super::{Pick, Plan, Planned, Point, Probe, Timeline, Unusable, Work};
 
 /// Ids below this are often special tokens.
 const ID_FIRST: u32 = 256;
@@ -30,6 +30,8 @@ pub struct MeasureConfig {
     pub vocab: u32,
     /// Another seed draws other prompts. The server must not have seen those of this one.
     pub seed: u64,
+    /// Which round counts.
+    pub pick: Pick,
     /// A probe that is not over after this long is given up.
     pub timeout: Duration,
 }
@@ -98,7 +100,7 @@ pub async fn measure(
     }
     let mut measured = Measured::default();
     for ((planned, rounds), why) in plan.probes.iter().zip(rounds).zip(given_up) {
-        match Point::new(*planned, rounds) {
+        match Point::new(*planned, rounds, client.config.pick) {
             Some(point) => measured.points.push(point),
             None => {
                 let why = why.unwrap_or_else(|| "it gave no figure".into());

@@ -233,12 +233,12 @@ impl Report {
             Work::Prefill { .. } => None,
         };
         let (short, long) = (|row: &&Row| seqs(row, false), |row: &&Row| seqs(row, true));
-        let sets: [(&str, &Pick<'_>); 2] = [("short contexts, ", &short), ("long contexts, ", &long)];
+        let sets: [(&str, &Place<'_>); 2] = [("short contexts, ", &short), ("long contexts, ", &long)];
         self.chart("Step with all decoding", "sequences", "step (s)", &sets)
     }
 
     /// Measured dots and a modelled line for each set of rows; `pick` gives a row's place.
-    fn chart(&self, title: &str, x: &str, y: &str, sets: &[(&str, &Pick<'_>)]) -> Chart {
+    fn chart(&self, title: &str, x: &str, y: &str, sets: &[(&str, &Place<'_>)]) -> Chart {
         let mut series = Vec::new();
         for (name, pick) in sets {
             let mut rows: Vec<(f64, &Row)> =
@@ -266,7 +266,7 @@ impl Report {
 const LONG_CONTEXT_TOKENS: u64 = 1024;
 
 /// Where a row stands in a chart, if it is in it.
-type Pick<'a> = dyn Fn(&&Row) -> Option<f64> + 'a;
+type Place<'a> = dyn Fn(&&Row) -> Option<f64> + 'a;
 
 // === impl Row ===
 

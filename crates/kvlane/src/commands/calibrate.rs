@@ -13,7 +13,7 @@ use kvlane_bench::calibrate::fit::fit;
 use kvlane_bench::calibrate::measure::{MeasureConfig, Measured, measure};
 use kvlane_bench::calibrate::report::Report;
 use kvlane_bench::calibrate::server::Server;
-use kvlane_bench::calibrate::{Plan, PlanOptions};
+use kvlane_bench::calibrate::{Pick, Plan, PlanOptions};
 use kvlane_core::timing::{Efficiency, Hardware, Host, ModelShape, TimingModel};
 
 /// The machine of which nothing is known: round peaks, of which the fitted shares say what it really does.
@@ -51,9 +51,12 @@ pub(crate) struct CalibrateArgs {
     /// Longest prompt to send [default: 32768, or what the server takes].
     #[arg(long)]
     max_prompt_tokens: Option<u32>,
-    /// How often everything is measured; medians count [default: 5, or 3 with --quick].
+    /// How often everything is measured [default: 5, or 3 with --quick].
     #[arg(long)]
     repeats: Option<u32>,
+    /// Let the fastest round of each measurement count, not the median: for a machine that others use too.
+    #[arg(long)]
+    fastest: bool,
     /// Fewer lengths and batches, for a first look.
     #[arg(long)]
     quick: bool,
@@ -109,6 +112,7 @@ pub(crate) fn run(args: &CalibrateArgs) -> Result<ExitCode> {
             model: facts.model.clone(),
             vocab: prior.model.vocab,
             seed,
+            pick: if args.fastest { Pick::Fastest } else { Pick::Median },
             timeout: Duration::from_secs(args.timeout_secs),
         };
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
