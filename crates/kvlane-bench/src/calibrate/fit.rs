@@ -166,10 +166,10 @@ impl Parameter {
         matches!(self, Self::Compute | Self::Weights | Self::Kv | Self::Attention)
     }
 
-    /// Where the search may go. Shares of a nominal peak may be above 1: only the product counts.
+    /// Where the search may go. A share of a peak that is only nominal can be anything: the product counts.
     fn range(self) -> (f64, f64) {
         match self {
-            Self::Compute | Self::Weights | Self::Kv | Self::Attention => (1e-5, 1e5),
+            Self::Compute | Self::Weights | Self::Kv | Self::Attention => (1e-9, 1e5),
             Self::StepSecs | Self::RequestSecs => (1e-7, 100.0),
             Self::SequenceSecs => (1e-9, 10.0),
         }

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use kvlane_core::timing::{Residual, TimingFile};
-use kvlane_trace::report::{Axis, Chart, Mark, Page, Part, Section, Series, Table, percent};
+use kvlane_trace::report::{Axis, Chart, Mark, Page, Part, Section, Series, Table, number, percent};
 use serde::Serialize;
 
 use super::fit::{Estimate, Fit, Parameter, Standing};
@@ -188,12 +188,27 @@ impl Report {
                 value(estimate.value),
                 error,
                 value(estimate.prior),
+                self.rate(estimate),
                 standing.into(),
             ]
         };
         Table {
-            columns: ["constant", "value", "std. error", "before", ""].map(String::from).to_vec(),
+            columns: ["constant", "value", "std. error", "before", "that is", ""].map(String::from).to_vec(),
             rows: self.constants.iter().map(row).collect(),
+        }
+    }
+
+    /// What a share of a peak is in operations or bytes per second of one GPU.
+    fn rate(&self, estimate: &Estimate) -> String {
+        let hardware = &self.timing.timing.hardware;
+        match estimate.parameter {
+            Parameter::Compute | Parameter::Attention => {
+                format!("{} TFLOP/s", number(estimate.value * hardware.peak_flops / 1e12))
+            }
+            Parameter::Weights | Parameter::Kv => {
+                format!("{} GB/s", number(estimate.value * hardware.memory_bytes_per_s / 1e9))
+            }
+            _ => String::new(),
         }
     }
 
@@ -290,6 +305,6 @@ fn constant(parameter: Parameter, value: f64) -> String {
     match parameter {
         Parameter::StepSecs | Parameter::RequestSecs => format!("{:.3} ms", value * 1e3),
         Parameter::SequenceSecs => format!("{:.2} us", value * 1e6),
-        _ => format!("{value:.3}"),
+        _ => number(value),
     }
 }

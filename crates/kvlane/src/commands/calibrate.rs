@@ -14,9 +14,9 @@ use kvlane_bench::calibrate::measure::{MeasureConfig, Measured, measure};
 use kvlane_bench::calibrate::report::Report;
 use kvlane_bench::calibrate::server::Server;
 use kvlane_bench::calibrate::{Pick, Plan, PlanOptions};
-use kvlane_core::timing::{Efficiency, Hardware, Host, ModelShape, TimingModel};
+use kvlane_core::timing::{Dtype, Efficiency, Hardware, Host, ModelShape, TimingModel};
 
-/// The machine of which nothing is known: round peaks, of which the fitted shares say what it really does.
+/// The machine of which nothing is known.
 const GENERIC: &str = "generic";
 
 /// What a calibration can be told.
@@ -40,8 +40,11 @@ pub(crate) struct CalibrateArgs {
     #[arg(long, default_value = GENERIC)]
     gpu: String,
     /// With --config-json: GPUs the model is spread over.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     tp: u32,
+    /// Type of the server's keys and values: bf16 or fp8.
+    #[arg(long, default_value = "bf16")]
+    kv_dtype: Dtype,
     /// Most tokens of the server's steps, if it does not tell (vLLM does with VLLM_SERVER_DEV_MODE=1); 2048 otherwise.
     #[arg(long)]
     max_num_batched_tokens: Option<u32>,
@@ -158,7 +161,8 @@ fn create(path: &Path) -> Result<File> {
 /// The model whose constants are fitted.
 fn prior(args: &CalibrateArgs) -> Result<TimingModel> {
     if let Some(preset) = &args.preset {
-        return TimingModel::preset(preset).context("--preset");
+        let timing = TimingModel::preset(preset).context("--preset")?;
+        return Ok(TimingModel { kv_dtype: args.kv_dtype, ..timing });
     }
     let Some(path) = &args.config_json else { bail!("give --preset or --config-json") };
     let read = || format!("--config-json {}", path.display());
@@ -166,7 +170,6 @@ fn prior(args: &CalibrateArgs) -> Result<TimingModel> {
     let name = path.parent().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
     let name = name.unwrap_or_else(|| "model".into());
     let model = ModelShape::from_config_json(&name, &text).with_context(read)?;
-    ensure!((1..=64).contains(&args.tp), "--tp {}: take 1 to 64", args.tp);
     let hardware = match args.gpu.as_str() {
         GENERIC => generic(),
         gpu => match Hardware::of(gpu, &model) {
@@ -174,18 +177,22 @@ fn prior(args: &CalibrateArgs) -> Result<TimingModel> {
             None => bail!("--gpu {gpu}: take one of {}, or {GENERIC}", Hardware::names().join(", ")),
         },
     };
-    Ok(TimingModel { model, hardware, host: Host::default(), gpus: args.tp })
+    Ok(TimingModel { model, hardware, host: Host::default(), gpus: args.tp, kv_dtype: args.kv_dtype })
 }
 
-/// Nominal peaks, so that a share of 1 is 1 TFLOP/s and 100 GB/s.
+/// Peaks that no machine of today has, so that what the model does not fit (element-wise work, which follows from the
+/// bandwidth) is next to nothing and falls to what it does fit.
 fn generic() -> Hardware {
     Hardware {
         name: GENERIC.into(),
-        peak_flops: 1e12,
-        memory_bytes_per_s: 1e11,
+        peak_flops: 1e15,
+        fp8_peak_flops: None,
+        memory_bytes_per_s: 1e13,
         memory_bytes: 64.0 * 1_073_741_824.0,
         all_reduce_secs: 1e-5,
         all_reduce_bytes_per_s: 1e11,
-        efficiency: Efficiency { compute: 1.0, weights: 1.0, kv: 1.0, attention: 1.0 },
+        layer_secs: 0.0,
+        moe_layer_secs: 0.0,
+        efficiency: Efficiency { compute: 0.5, weights: 0.5, kv: 0.5, attention: 0.5 },
     }
 }
