@@ -139,7 +139,7 @@ fn a_machine_of_which_nothing_is_known_is_described_by_what_it_does() {
     assert!(off < 0.05, "{:.3e} FLOP/s", reached(&fit.timing));
     for point in &points {
         let off = (point.work.secs(&fit.timing, chunk) / point.secs - 1.0).abs();
-        assert!(off < 0.01, "{} is off by {:.1} %", point.work.name(), off * 100.0);
+        assert!(off < 0.03, "{} is off by {:.1} %", point.work.name(), off * 100.0);
     }
 }
 

@@ -6,7 +6,7 @@ use kvlane_core::rng::Rng;
 use tokio::task::JoinSet;
 
 use super::server::{Server, ServerError};
-use super::{Pick, Plan, Planned, Point, Probe, Timeline, Unusable, Work};
+use super::{Pick, Plan, Planned, Point, Probe, Timeline, Work};
 
 /// Ids below this are often special tokens.
 const ID_FIRST: u32 = 256;
@@ -20,6 +20,9 @@ const WARM_UP: [Probe; 3] = [
 
 /// Words of the text that shows how many tokens a word is.
 const SAMPLE_WORDS: u32 = 200;
+
+/// Rounds in which a probe may fail before it is left out.
+const FAILURES_MAX: usize = 2;
 
 /// How to measure.
 #[derive(Clone, Debug)]
@@ -76,37 +79,35 @@ pub async fn measure(
     let mut client = Client { server, config, prompts: Prompts::Ids, rng };
     client.warm_up().await?;
     let mut rounds: Vec<Vec<(Work, f64)>> = vec![Vec::new(); plan.probes.len()];
-    let mut given_up: Vec<Option<String>> = vec![None; plan.probes.len()];
+    let mut failures: Vec<Vec<String>> = vec![Vec::new(); plan.probes.len()];
     let total = plan.probes.len() * plan.repeats as usize;
     let mut done = 0;
     for _ in 0..plan.repeats {
         for (index, Planned { probe, .. }) in plan.probes.iter().enumerate() {
             progress(done, total, probe);
             done += 1;
-            // What failed in one round would fail in the next.
-            if given_up[index].is_some() {
+            // What has failed twice and never succeeded would not do so in the next round.
+            if rounds[index].is_empty() && failures[index].len() >= FAILURES_MAX {
                 continue;
             }
-            match client.run(probe).await {
-                Ok(timelines) => match probe.observe(&timelines) {
-                    Ok(observed) => rounds[index].push(observed),
-                    Err(why) if rounds[index].is_empty() => given_up[index] = Some(why.to_string()),
-                    Err(Unusable::NotCold(_) | Unusable::NeverTogether(_) | Unusable::NoTokens) => {}
-                },
+            let observed = match client.run(probe).await {
+                Ok(timelines) => probe.observe(&timelines).map_err(|why| why.to_string()),
                 Err(error @ ServerError::Broken { .. }) => return Err(error),
-                Err(error) => given_up[index] = Some(error.to_string()),
+                Err(error) => Err(error.to_string()),
+            };
+            match observed {
+                Ok(figure) => rounds[index].push(figure),
+                Err(why) => failures[index].push(why),
             }
         }
     }
     let mut measured = Measured::default();
-    for ((planned, rounds), why) in plan.probes.iter().zip(rounds).zip(given_up) {
-        match Point::new(*planned, rounds, client.config.pick) {
-            Some(point) => measured.points.push(point),
-            None => {
-                let why = why.unwrap_or_else(|| "it gave no figure".into());
-                measured.notes.push(format!("left out {}: {why}", planned.probe.name()));
-            }
-        }
+    for ((planned, rounds), failures) in plan.probes.iter().zip(rounds).zip(failures) {
+        let (name, times) = (planned.probe.name(), failures.len());
+        let left_out =
+            if rounds.is_empty() { "left out".into() } else { format!("{times} rounds without a figure") };
+        measured.points.extend(Point::new(*planned, rounds, client.config.pick));
+        measured.notes.extend(failures.last().map(|why| format!("{name}: {left_out}, {why}")));
     }
     Ok(measured)
 }

@@ -42,6 +42,9 @@ const DECODE_LONG_TOKENS: u32 = 4096;
 /// Decode steps that are wanted with all sequences decoding.
 const WINDOW_STEPS: u32 = 64;
 
+/// Decode steps that pass while requests reach a busy server.
+const ARRIVAL_STEPS: u32 = 32;
+
 /// Decode steps below which a window says nothing.
 const WINDOW_STEPS_MIN: u32 = 16;
 
@@ -188,7 +191,9 @@ pub enum Unusable {
     #[error("{0} prompt tokens came from the cache; prompts must be ones that the server has never seen")]
     NotCold(u32),
     /// The first sequence ended before the last one decoded.
-    #[error("only {0} steps had all sequences decoding: the server does not run so many at once")]
+    #[error(
+        "all sequences decoded together for only {0} steps: the server takes fewer at once, or was disturbed"
+    )]
     NeverTogether(u32),
 }
 
@@ -244,7 +249,7 @@ fn output_tokens(seqs: u32, prompt_tokens: u32, chunk_tokens: u32) -> u32 {
     let prompts = u64::from(seqs) * u64::from(prompt_tokens);
     let room = chunk_tokens.saturating_sub(seqs).max(chunk_tokens / 4).max(1);
     let prefill_steps = u32::try_from(prompts / u64::from(room)).unwrap_or(u32::MAX);
-    prefill_steps.saturating_add(seqs).saturating_add(WINDOW_STEPS)
+    prefill_steps.saturating_add(seqs).saturating_add(ARRIVAL_STEPS + WINDOW_STEPS)
 }
 
 // === impl Limits ===

@@ -92,10 +92,12 @@ pub(crate) fn run(args: &CalibrateArgs) -> Result<ExitCode> {
         ensure!(count != Some(0), "{flag} 0: take at least 1");
     }
     let server = Server::new(&args.url, args.api_key.as_deref())?;
-    // A file that cannot be written is better known before the run than after it.
-    let mut out = args.out.as_deref().map(create).transpose()?;
-    let mut json = args.json.as_deref().filter(|path| path.as_os_str() != "-").map(create).transpose()?;
-    let mut html = args.html.as_deref().map(create).transpose()?;
+    let json = args.json.as_deref().filter(|path| path.as_os_str() != "-");
+    let files = [args.out.as_deref(), json, args.html.as_deref()];
+    for path in files.into_iter().flatten() {
+        // A file that cannot be written is better known before the run than after it.
+        File::options().create(true).append(true).open(path).with_context(|| cannot_write(path))?;
+    }
     let seed = args.seed.unwrap_or_else(|| {
         SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as u64)
     });
@@ -139,23 +141,22 @@ pub(crate) fn run(args: &CalibrateArgs) -> Result<ExitCode> {
     } else {
         writeln!(std::io::stdout(), "{}", report.to_text())?;
     }
-    if let Some(file) = &mut json {
-        writeln!(file, "{figures}")?;
-    }
-    if let Some(file) = &mut out {
-        file.write_all(report.timing.to_json().as_bytes())?;
-    }
-    if let Some(file) = &mut html {
-        file.write_all(report.to_page().to_html().as_bytes())?;
-    }
+    let write = |path: Option<&Path>, text: &dyn Fn() -> String| match path {
+        Some(path) => std::fs::write(path, text()).with_context(|| cannot_write(path)),
+        None => Ok(()),
+    };
+    let [out, json, html] = files;
+    write(out, &|| report.timing.to_json())?;
+    write(json, &|| format!("{figures}\n"))?;
+    write(html, &|| report.to_page().to_html())?;
     if let (Some(path), true) = (&args.out, std::io::stderr().is_terminal()) {
         writeln!(std::io::stderr(), "try: kvlane mock-engine --timing {}", path.display())?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn create(path: &Path) -> Result<File> {
-    File::create(path).with_context(|| format!("cannot write {}", path.display()))
+fn cannot_write(path: &Path) -> String {
+    format!("cannot write {}", path.display())
 }
 
 /// The model whose constants are fitted.
