@@ -19,7 +19,7 @@ sys.dont_write_bytecode = True
 
 import anthropic
 import openai
-from fleet import BLOCK_TOKENS, MODEL, WORK, Gateway, Vllm, begin, metrics, request, until
+from fleet import BLOCK_TOKENS, KVLANE, MODEL, WORK, Gateway, Process, Vllm, begin, metrics, request, until
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from sessions import Sessions
 
@@ -509,6 +509,35 @@ class Placement(unittest.TestCase):
         for policy in ("cache_aware", "lmetric"):
             for share, without in zip(shares[policy], shares["round_robin"]):
                 self.assertGreater(share, without)
+
+
+class Calibration(unittest.TestCase):
+    """`kvlane calibrate` against the first server, while the others have nothing to do."""
+
+    def test_a_server_is_measured_and_imitated(self):
+        out, page = WORK / "timing.json", WORK / "timing.html"
+        command = [
+            KVLANE, "calibrate", servers[0].url, "--config-json", str(WORK / "model" / "config.json"), "--fastest",
+            "--repeats", os.environ.get("E2E_CALIBRATE_ROUNDS", "3"), "--out", str(out), "--html", str(page), "--json", "-",
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=3600)
+        print(f"\n{done.stderr}")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        report = json.loads(done.stdout)
+        told = {"max_model_len": 16384, "kv_capacity_tokens": 131072, "block_tokens": BLOCK_TOKENS}
+        self.assertEqual(report["limits"], report["limits"] | told)
+        self.assertEqual(report["chunk_tokens"], 2048, "vLLM's own default on CPU, read from /server_info")
+        by_length = {row["work"]["prefill"]["prompt_tokens"]: row for row in report["points"] if "prefill" in row["work"]}
+        # As many tokens as were sent, so the prompts were taken as ids.
+        self.assertEqual({length for length, row in by_length.items() if row["held_out"]}, {768, 3000, 6000})
+        self.assertTrue({512, 2048, 8192, 16383} <= set(by_length))
+        batches = [row["work"]["decode"]["seqs"] for row in report["points"] if "decode" in row["work"]]
+        self.assertGreaterEqual(max(batches), 32)
+        # How close the model comes is in the table above; docs/calibrate.md has the figures of an idle machine.
+        engine = Process("mock-engine", [KVLANE, "mock-engine", "--port", "0", "--timing", str(out)])
+        self.addCleanup(engine.stop)
+        until("the mock engine serves", lambda: (engine.check_alive(), "serving" in engine.log.read_text())[1])
+        self.assertIn("<svg", page.read_text())
 
 
 if __name__ == "__main__":
