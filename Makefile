@@ -1,7 +1,7 @@
 # demo, test, lint, bench and ci need the Rust toolchain (1.89 or later, https://rustup.rs) and nothing else; each is one
 # line of cargo that can be typed by hand.
 
-.PHONY: demo test lint bench e2e-vllm race ci cargo
+.PHONY: demo test lint bench scenarios e2e-vllm race ci cargo
 
 # A trace through the gateway onto four mock engines, under three policies.
 demo: cargo
@@ -16,6 +16,13 @@ lint: cargo
 	cargo fmt --version && cargo clippy --version || rustup component add rustfmt clippy
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
+
+# What was published of real fleets beside what the simulator says of them.
+scenarios: cargo
+	cargo build --release --locked -p kvlane
+	@for scenario in scenarios/*.yaml; do \
+	  target/release/kvlane simulate --scenario "$$scenario" || exit 1; echo; done
+	cargo run --release --locked -p kvlane-core --example kernels
 
 # All benches; figures are printed, never asserted.
 bench: cargo

@@ -16,7 +16,7 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
-pub use run::{Cell, Row, RunError, run};
+pub use run::{Cell, Open, Row, RunError, run};
 
 use crate::engine::{Batching, EngineConfig};
 use crate::fault::Fault;
@@ -84,12 +84,8 @@ pub struct Fleet {
     pub cpu_tier: Option<CpuTier>,
     /// How prompts and answers share steps.
     pub batching: Batching,
-    /// How many of the engines only compute prompts, for the others to answer; 0 for none.
-    pub prefill_engines: u32,
     /// What keys and values move over, from engine to engine.
     pub link: TransferConfig,
-    /// Tokens from which an engine fetches what another has cached rather than compute it; never without.
-    pub fetch_tokens_min: Option<u32>,
     /// Most sequences in a step; else vLLM's default for the machine.
     pub max_num_seqs: Option<u32>,
     /// Most tokens in a step; else vLLM's default for the machine.
@@ -128,7 +124,7 @@ pub enum FaultSpec {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct WorkloadSpec {
-    /// A trace file.
+    /// A trace file, or the name of one that comes with kvlane: `mooncake-conversation`.
     pub trace: Option<PathBuf>,
     /// A generated workload.
     pub generate: Option<Workload>,
@@ -212,6 +208,10 @@ pub struct Arm {
     pub kv_events_lost: f64,
     /// Share of the batches that come twice.
     pub kv_events_duplicated: f64,
+    /// How many of the engines only compute prompts, for the others to answer; 0 for none.
+    pub prefill_engines: u32,
+    /// Tokens from which an engine fetches what another has cached rather than compute it; never without.
+    pub fetch_tokens_min: Option<u32>,
 }
 
 /// What the router goes by.
@@ -266,9 +266,7 @@ impl Default for Fleet {
             eviction: Eviction::Lru,
             cpu_tier: None,
             batching: Batching::Mixed,
-            prefill_engines: 0,
             link: TransferConfig::default(),
-            fetch_tokens_min: None,
             max_num_seqs: None,
             max_num_batched_tokens: None,
         }
@@ -377,6 +375,8 @@ impl Arm {
             kv_event_jitter_s: 0.0,
             kv_events_lost: 0.0,
             kv_events_duplicated: 0.0,
+            prefill_engines: 0,
+            fetch_tokens_min: None,
         }
     }
 
@@ -417,6 +417,8 @@ struct ArmMap {
     kv_event_jitter_s: Option<f64>,
     kv_events_lost: Option<f64>,
     kv_events_duplicated: Option<f64>,
+    prefill_engines: Option<u32>,
+    fetch_tokens_min: Option<u32>,
 }
 
 impl<'de> Deserialize<'de> for Arm {
@@ -447,6 +449,8 @@ impl<'de> Deserialize<'de> for Arm {
                     kv_event_jitter_s: map.kv_event_jitter_s.unwrap_or(plain.kv_event_jitter_s),
                     kv_events_lost: map.kv_events_lost.unwrap_or(plain.kv_events_lost),
                     kv_events_duplicated: map.kv_events_duplicated.unwrap_or(plain.kv_events_duplicated),
+                    prefill_engines: map.prefill_engines.unwrap_or(plain.prefill_engines),
+                    fetch_tokens_min: map.fetch_tokens_min.or(plain.fetch_tokens_min),
                 })
             }
         }

@@ -11,8 +11,8 @@ const MAY_REACH: [(&str, &[&str]); 8] = [
     ("kvlane-core", &[]),
     ("kvlane-wire", &["kvlane-core"]),
     ("kvlane-trace", &["kvlane-core"]),
-    ("kvlane-sim", &["kvlane-core"]),
-    ("kvlane-mock", &["kvlane-core", "kvlane-sim", "kvlane-wire"]),
+    ("kvlane-sim", &["kvlane-core", "kvlane-trace"]),
+    ("kvlane-mock", &["kvlane-core", "kvlane-sim", "kvlane-trace", "kvlane-wire"]),
     ("kvlane-live", &["kvlane-core", "kvlane-wire"]),
     ("kvlane-bench", &["kvlane-core", "kvlane-trace", "kvlane-wire"]),
     (

@@ -192,6 +192,8 @@ policies! {
     prefix_aware::PrefixAware = "prefix_aware" | "prefixaware",
     /// Uncached tokens to compute times batch size.
     lmetric::LMetric = "lmetric",
+    /// The fewest uncached prompt tokens before the first token.
+    least_prefill::LeastPrefill = "least_prefill",
     /// A weighted sum of scores: queue, KV cache, prefix, cold prompts in turn.
     weighted::Weighted = "weighted",
 }

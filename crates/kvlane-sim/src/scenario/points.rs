@@ -1,14 +1,12 @@
 //! The loads of a scenario, checked, and the conversations each of them sends.
 
 use std::ops::Range;
-use std::path::Path;
 
 use kvlane_core::rng::Rng;
-use kvlane_trace::format;
 use kvlane_trace::generate::{Arrivals, Workload, generate};
 use kvlane_trace::trace::Trace;
 
-use super::{Cell, Conversations, OpenLoop, RunError, Stage, WorkloadSpec};
+use super::{Cell, Conversations, Open, OpenLoop, RunError, Stage, WorkloadSpec};
 use crate::workload::Plan;
 
 /// One run of a policy under a seed.
@@ -108,12 +106,10 @@ impl Point {
 
 impl Source {
     /// Reads the trace, or checks the workload to be made.
-    pub(super) fn new(spec: &WorkloadSpec, directory: &Path) -> Result<Self, RunError> {
+    pub(super) fn new(spec: &WorkloadSpec, open: &Open<'_>) -> Result<Self, RunError> {
         match (&spec.trace, &spec.generate) {
             (Some(path), None) => {
-                let path = directory.join(path);
-                let trace = format::open(&path, &format::Options::default())
-                    .map_err(|source| RunError::Trace { path: path.clone(), source })?;
+                let trace = open(path).map_err(|source| RunError::Trace { path: path.clone(), source })?;
                 let plan = Plan::new(&trace);
                 Ok(Self::Trace(Box::new((trace, plan))))
             }

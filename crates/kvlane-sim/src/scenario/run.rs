@@ -119,7 +119,11 @@ struct Prepared<'a> {
     stopwatch: Option<fn() -> Nanos>,
 }
 
-/// Runs a scenario on `threads` threads. Paths are relative to `directory`. `progress` is told how many of how many
+/// Opens the trace that a scenario names.
+pub type Open<'a> = dyn Fn(&Path) -> Result<Trace, TraceError> + 'a;
+
+/// Runs a scenario on `threads` threads. A timing file's path is relative to `directory`, traces are opened by `open`.
+/// `progress` is told how many of how many
 /// requests are over, from any thread. Decisions are timed if there is a `stopwatch`.
 ///
 /// # Errors
@@ -127,11 +131,12 @@ struct Prepared<'a> {
 pub fn run(
     scenario: &Scenario,
     directory: &Path,
+    open: &Open<'_>,
     threads: usize,
     stopwatch: Option<fn() -> Nanos>,
     progress: &(dyn Fn(usize, usize) + Sync),
 ) -> Result<Vec<Row>, RunError> {
-    let prepared = Prepared::new(scenario, directory, stopwatch)?;
+    let prepared = Prepared::new(scenario, directory, open, stopwatch)?;
     let seeds = scenario.seeds.max(1);
     let (arms, loads) = (scenario.policies.len(), prepared.points.len());
     let count = arms.saturating_mul(loads).saturating_mul(seeds as usize);
@@ -239,20 +244,22 @@ impl<'a> Prepared<'a> {
     fn new(
         scenario: &'a Scenario,
         directory: &Path,
+        open: &Open<'_>,
         stopwatch: Option<fn() -> Nanos>,
     ) -> Result<Self, RunError> {
         let fleet = &scenario.fleet;
         if !(1..=ENGINES_MAX).contains(&fleet.engines) {
             return Err(RunError::Fleet(format!("engines must be between 1 and {ENGINES_MAX}")));
         }
-        if fleet.prefill_engines >= fleet.engines {
-            return Err(RunError::Fleet("prefill_engines: at least one engine has to answer".to_owned()));
-        }
         if scenario.policies.is_empty() {
             return Err(RunError::Policies("name at least one".to_owned()));
         }
         for (index, arm) in scenario.policies.iter().enumerate() {
             arm.check()?;
+            if arm.prefill_engines >= fleet.engines {
+                let why = format!("`{}`: prefill_engines leaves no engine to answer", arm.arm);
+                return Err(RunError::Policies(why));
+            }
             if scenario.policies[..index].iter().any(|other| other.arm == arm.arm) {
                 let why = format!("two are called `{}`: give each an `arm` of its own", arm.arm);
                 return Err(RunError::Policies(why));
@@ -272,7 +279,7 @@ impl<'a> Prepared<'a> {
                 .iter()
                 .map(|fault| fault.fault(fleet.engines))
                 .collect::<Result<_, _>>()?,
-            source: Source::new(&scenario.workload, directory)?,
+            source: Source::new(&scenario.workload, open)?,
             stopwatch,
         })
     }
@@ -311,11 +318,11 @@ impl<'a> Prepared<'a> {
         let fleet = &self.scenario.fleet;
         let engines = |count: u32| vec![self.engine.clone(); count as usize];
         World::new(WorldConfig {
-            engines: engines(fleet.engines - fleet.prefill_engines),
-            prefill: (fleet.prefill_engines > 0)
-                .then(|| PrefillPool { engines: engines(fleet.prefill_engines), router: router.clone() }),
+            engines: engines(fleet.engines - arm.prefill_engines),
+            prefill: (arm.prefill_engines > 0)
+                .then(|| PrefillPool { engines: engines(arm.prefill_engines), router: router.clone() }),
             router,
-            fetch_tokens_min: fleet.fetch_tokens_min,
+            fetch_tokens_min: arm.fetch_tokens_min,
             link: fleet.link,
             routing_delay: secs(arm.routing_delay_s + self.engine.timing.host.request_secs),
             reports: arm

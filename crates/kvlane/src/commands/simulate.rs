@@ -35,7 +35,7 @@ pub(crate) struct SimulateArgs {
     /// List the scenarios that come with kvlane.
     #[arg(long)]
     list: bool,
-    /// A trace file, in any format that `kvlane trace` reads.
+    /// A trace file, in any format that `kvlane trace` reads, or `mooncake-conversation`, which comes with kvlane.
     #[arg(long, value_name = "FILE", conflicts_with = "workload")]
     trace: Option<PathBuf>,
     /// A generated workload by its kind (see `kvlane trace generate`), with its default settings.
@@ -133,7 +133,8 @@ pub(crate) fn run_command(args: &SimulateArgs) -> Result<ExitCode> {
             bar.set_position(over as u64);
         }
     };
-    let rows = run(&scenario, &directory, jobs, Some(wall_clock), &progress)?;
+    let open = |path: &Path| catalogue::open(path, &directory);
+    let rows = run(&scenario, &directory, &open, jobs, Some(wall_clock), &progress)?;
     bar.finish_and_clear();
 
     let figures = serde_json::to_string_pretty(&to_json(&scenario, &rows))?;

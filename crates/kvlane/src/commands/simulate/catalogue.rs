@@ -1,9 +1,36 @@
-//! The scenarios that come with kvlane.
+//! The scenarios and the trace that come with kvlane.
 
 use std::fmt::Write as _;
+use std::path::Path;
+
+use kvlane_trace::TraceError;
+use kvlane_trace::format::{self, Options};
+use kvlane_trace::trace::Trace;
 
 /// Name and text of each.
-const SCENARIOS: &[(&str, &str)] = &[("seed-001", include_str!("../../../scenarios/seed-001.yaml"))];
+const SCENARIOS: &[(&str, &str)] = &[
+    ("seed-000-7b", include_str!("../../../../../scenarios/seed-000-7b.yaml")),
+    ("seed-000-14b", include_str!("../../../../../scenarios/seed-000-14b.yaml")),
+    ("seed-001", include_str!("../../../../../scenarios/seed-001.yaml")),
+    ("seed-002", include_str!("../../../../../scenarios/seed-002.yaml")),
+    ("seed-004", include_str!("../../../../../scenarios/seed-004.yaml")),
+    ("mooncake-fig5", include_str!("../../../../../scenarios/mooncake-fig5.yaml")),
+    ("prefill-qwen3-32b", include_str!("../../../../../scenarios/prefill-qwen3-32b.yaml")),
+    ("prefill-gpt-oss-120b", include_str!("../../../../../scenarios/prefill-gpt-oss-120b.yaml")),
+];
+
+/// The conversation trace published with Mooncake (FAST'25), Apache-2.0; see the README beside it.
+const MOONCAKE: (&str, &[u8]) =
+    ("mooncake-conversation", include_bytes!("../../../assets/mooncake-conversation.trace.jsonl.gz"));
+
+/// Opens a trace: the one that comes with kvlane by its name, any other as a file relative to `directory`.
+pub(super) fn open(path: &Path, directory: &Path) -> Result<Trace, TraceError> {
+    let (name, bytes) = MOONCAKE;
+    if path == Path::new(name) {
+        return format::read(bytes, &Options::default());
+    }
+    format::open(&directory.join(path), &Options::default())
+}
 
 /// The text of the scenario called `name`.
 pub(super) fn text(name: &str) -> Option<&'static str> {
