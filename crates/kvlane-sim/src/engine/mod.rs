@@ -294,6 +294,8 @@ impl Engine {
     /// Makes steps longer by a factor, from the next one on: a throttled GPU, a noisy neighbour. 1 is the normal speed.
     pub fn set_slowdown(&mut self, factor: f64) {
         self.slowdown = if factor > 0.0 && factor.is_finite() { factor } else { 1.0 };
+        // The next step may be shorter than the one in progress.
+        self.step_length = Nanos::ZERO;
     }
 
     /// Appends what the cache holds and what no more, in order, each with the end of the step in which it changed, as
