@@ -224,8 +224,6 @@ impl Engine {
         if let Ok(index) = self.running.binary_search(&seat) {
             self.running.remove(index);
             self.leave(at);
-            // The next one is shorter.
-            self.step_length = Nanos::ZERO;
         } else if let Some(index) = self.loading.iter().position(|waiter| *waiter == at) {
             self.loading.remove(index);
         } else if let Some(index) = self.waiting.iter().position(|waiter| *waiter == at) {
@@ -235,6 +233,8 @@ impl Engine {
             }
         }
         self.forget(at);
+        // The next step may be shorter than the one in progress.
+        self.step_length = Nanos::ZERO;
         true
     }
 

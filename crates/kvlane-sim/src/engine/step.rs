@@ -52,6 +52,10 @@ impl Engine {
             self.step_length = length;
             now + length
         });
+        // Blocks may have been set aside for what comes from elsewhere without a step to tell of it.
+        if self.step_end.is_none() {
+            self.note_kv_events(now);
+        }
     }
 
     /// Goes on with the prompt that is partly computed, then admits who can be. What a preempted sequence gave up is not
@@ -304,8 +308,12 @@ impl Engine {
         let mut prompts = std::mem::take(&mut self.prompts);
         prompts.drain(..).for_each(|seat| self.end_chunk(seat, end));
         self.prompts = prompts;
+        self.note_kv_events(end);
+    }
+
+    fn note_kv_events(&mut self, at: Nanos) {
         if self.config.kv_events {
-            self.pool.drain_log(|event| self.kv_events.push((end, event)));
+            self.pool.drain_log(|event| self.kv_events.push((at, event)));
         }
     }
 
