@@ -71,26 +71,26 @@ fn a_server_is_measured_and_what_is_found_starts_another_like_it() {
     let (out, json, html) = (path("timing.json"), path("report.json"), path("report.html"));
     let preset = "llama-3.1-8b@h100";
     let sizes = ["--kv-cache-size", "4000", "--block-size", "32", "--max-num-seqs", "16"];
-    let engine = Engine::start(&[&["--preset", preset, "--speed", "50"], &sizes[..]].concat());
+    let engine = Engine::start(&[&["--preset", preset, "--speed", "2"], &sizes[..]].concat());
     let asked =
-        ["calibrate", &engine.url, "--preset", preset, "--quick", "--repeats", "1", "--max-num-seqs", "16"];
+        ["calibrate", &engine.url, "--preset", preset, "--quick", "--repeats", "2", "--max-num-seqs", "16"];
     let output =
         run(&[&asked[..], &["--out", &out, "--json", &json, "--html", &html, "--seed", "1"]].concat());
     assert!(output.status.success(), "{}", text(&output.stderr));
     let table = text(&output.stdout);
-    for word in ["efficiency.compute", "host.request_secs", "prefill 4096", "decode 8 x", "not fitted"] {
+    for word in ["efficiency.compute", "host.request_secs", "prefill 4096", "decode 1 x", "not fitted"] {
         assert!(table.contains(word), "'{word}' is not in: {table}");
     }
     let read = |path: &str| std::fs::read_to_string(path).expect(path);
     let report: Value = serde_json::from_str(&read(&json)).expect("JSON");
     assert_eq!(report["schema"], "kvlane.calibrate/1");
     assert_eq!(report["constants"].as_array().map(Vec::len), Some(7));
-    let seqs = report["points"]
-        .as_array()
-        .expect("a list")
-        .iter()
-        .filter_map(|row| row["work"]["decode"]["seqs"].as_u64());
-    assert_eq!(seqs.max(), Some(8), "no more than the server runs at once");
+    let rows = report["points"].as_array().expect("a list");
+    let seqs: Vec<u64> = rows.iter().filter_map(|row| row["work"]["decode"]["seqs"].as_u64()).collect();
+    assert!(
+        seqs.contains(&1) && seqs.iter().all(|seqs| *seqs <= 16),
+        "as many as the server runs at once: {seqs:?}"
+    );
     assert!(read(&html).contains("<svg"));
     let timing: Value = serde_json::from_str(&read(&out)).expect("JSON");
     assert_eq!(timing["schema"], "kvlane.timing/1");

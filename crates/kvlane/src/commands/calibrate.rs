@@ -31,7 +31,7 @@ pub(crate) struct CalibrateArgs {
     #[arg(long)]
     api_key: Option<String>,
     /// Model and machine, as `model@gpu` or `model@gpuxN`: what the fit begins with.
-    #[arg(long, conflicts_with_all = ["config_json", "gpu", "tp"], required_unless_present = "config_json")]
+    #[arg(long, conflicts_with_all = ["config_json", "gpu", "tp"])]
     preset: Option<String>,
     /// The model's Hugging Face config.json, for models without a preset.
     #[arg(long, value_name = "FILE")]
