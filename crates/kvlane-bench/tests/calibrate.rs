@@ -110,7 +110,7 @@ fn what_is_measured_is_what_the_engine_did() {
     for point in measure(&config, &plan, 0.0, 1) {
         let modelled = point.work.secs(&config.timing, config.max_num_batched_tokens);
         let off = (modelled / point.secs - 1.0).abs();
-        assert!(off < 1e-4, "{}: {} s measured, {modelled} s modelled", point.work.name(), point.secs);
+        assert!(off < 3e-4, "{}: {} s measured, {modelled} s modelled", point.work.name(), point.secs);
     }
 }
 
@@ -191,6 +191,28 @@ fn a_batch_that_never_decodes_together_is_no_measurement() {
     let probe = Probe::Decode { seqs: 8, prompt_tokens: 32, output_tokens: 100 };
     let observed = probe.observe(&run(&config, &probe, Nanos::ZERO));
     assert!(matches!(observed, Err(Unusable::NeverTogether(_))), "{observed:?}");
+}
+
+#[test]
+fn a_pause_in_reading_does_not_make_steps_short() {
+    let config = engine(&preset("qwen2.5-7b@a100"));
+    let probe = Probe::Decode { seqs: 1, prompt_tokens: 32, output_tokens: 100 };
+    let lines = run(&config, &probe, Nanos::ZERO);
+    let (_, secs) = probe.observe(&lines).expect("undisturbed");
+    // Everything up to some token comes only with that token.
+    let paused = |until: usize| {
+        let mut line = lines[0].clone();
+        let late = line.tokens[until].0;
+        line.tokens.iter_mut().for_each(|(at, _)| *at = at.max(late));
+        probe.observe(&[line])
+    };
+    let (_, after_a_pause) = paused(40).expect("the other sixty tell");
+    assert!((after_a_pause / secs - 1.0).abs() < 1e-2, "{after_a_pause} s instead of {secs} s");
+    assert!(matches!(paused(99), Err(Unusable::NeverTogether(0))), "{:?}", paused(99));
+    let mut middle = lines[0].clone();
+    let late = middle.tokens[70].0;
+    middle.tokens.iter_mut().skip(20).for_each(|(at, _)| *at = at.max(late));
+    assert_eq!(probe.observe(&[middle]), Err(Unusable::Burst(51)));
 }
 
 #[test]

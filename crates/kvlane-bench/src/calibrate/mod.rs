@@ -48,6 +48,12 @@ const ARRIVAL_STEPS: u32 = 32;
 /// Decode steps below which a window says nothing.
 const WINDOW_STEPS_MIN: u32 = 16;
 
+/// Arrivals closer together than this are one.
+const SAME_MOMENT_SECS: f64 = 2e-4;
+
+/// Share of a window's tokens that may come at one moment. More, and someone was asleep in between.
+const BURST_SHARE_MAX: f64 = 0.25;
+
 /// Share of the KV cache that a probe fills at most, so that nothing is preempted.
 const CAPACITY_SHARE_MAX: f64 = 0.9;
 
@@ -84,7 +90,7 @@ pub enum Probe {
         /// Its length.
         prompt_tokens: u32,
     },
-    /// Cold prompts at once, then decoding: the mean time of a step in which all decode.
+    /// Cold prompts at once, then decoding: the time of a step in which all decode.
     Decode {
         /// How many sequences.
         seqs: u32,
@@ -195,6 +201,9 @@ pub enum Unusable {
         "all sequences decoded together for only {0} steps: the server takes fewer at once, or was disturbed"
     )]
     NeverTogether(u32),
+    /// Tokens waited somewhere and came at once.
+    #[error("{0} tokens of one sequence came at once: the server or this client did not keep up")]
+    Burst(u32),
 }
 
 // === impl Plan ===
@@ -304,7 +313,7 @@ impl Probe {
     }
 }
 
-/// The mean decode step from the last first token to the first last one.
+/// The decode step from the last first token to the first last one.
 fn decoding(timelines: &[Timeline]) -> Result<(Work, f64), Unusable> {
     let time = |arrival: Option<&(f64, u32)>| arrival.map(|(at, _)| *at).ok_or(Unusable::NoTokens);
     let (mut begin, mut end) = (f64::NEG_INFINITY, f64::INFINITY);
@@ -314,20 +323,41 @@ fn decoding(timelines: &[Timeline]) -> Result<(Work, f64), Unusable> {
     }
     let (mut steps_secs, mut context_tokens) = (Vec::new(), 0.0);
     for line in timelines {
-        let mut inside = line.tokens.iter().filter(|(at, _)| (begin..=end).contains(at));
-        let (first, last) = (inside.clone().next(), inside.next_back());
-        let (Some(&(from_s, from)), Some(&(to_s, to))) = (first, last) else {
+        let moments = moments(line.tokens.iter().filter(|(at, _)| (begin..=end).contains(at)));
+        let (Some(&(_, from)), Some(&(_, to))) = (moments.first(), moments.last()) else {
             return Err(Unusable::NeverTogether(0));
         };
         if to - from < WINDOW_STEPS_MIN {
             return Err(Unusable::NeverTogether(to - from));
         }
-        steps_secs.push((to_s - from_s) / f64::from(to - from));
+        let at_once = moments.windows(2).map(|pair| pair[1].1 - pair[0].1).max().unwrap_or(0);
+        if f64::from(at_once) > f64::from(to - from) * BURST_SHARE_MAX {
+            return Err(Unusable::Burst(at_once));
+        }
+        // The median over stretches of half the window: a pause, and the tokens that come at once after it, touch few
+        // of them, and a timer's grain is small beside such a stretch.
+        let half = moments.len() / 2;
+        let stretches = moments.iter().zip(&moments[half..]);
+        let mut secs: Vec<f64> =
+            stretches.map(|((t0, n0), (t1, n1))| (t1 - t0) / f64::from(n1 - n0)).collect();
+        steps_secs.push(median(&mut secs));
         // Token n follows the prompt and n - 1 others, the last of which the step itself computes.
         context_tokens += f64::from(line.prompt_tokens) + (f64::from(from) + f64::from(to) - 3.0) / 2.0;
     }
     let seqs = timelines.len() as u32;
     Ok((Work::Decode { seqs, context_tokens: context_tokens.round() as u64 }, median(&mut steps_secs)))
+}
+
+/// Arrivals with those that came at the same moment as one: what waited somewhere comes in several pieces.
+fn moments<'a>(arrivals: impl Iterator<Item = &'a (f64, u32)>) -> Vec<(f64, u32)> {
+    let mut moments: Vec<(f64, u32)> = Vec::new();
+    for &(at, tokens) in arrivals {
+        match moments.last_mut() {
+            Some((before, so_far)) if at - *before < SAME_MOMENT_SECS => *so_far = tokens,
+            _ => moments.push((at, tokens)),
+        }
+    }
+    moments
 }
 
 /// The middle one, the lower of two; 0 for none. Leaves the values ascending.
