@@ -6,7 +6,8 @@ use std::sync::atomic::Ordering;
 use http::request::Parts;
 use http::{HeaderValue, Method, Response, StatusCode, header};
 use hyper::body::Incoming;
-use kvlane_core::decision::ROWS_MAX;
+use kvlane_core::decision::{ROWS_MAX, ReceiptRow};
+use kvlane_core::timing::TimingFile;
 use serde_json::{Value, json};
 
 use crate::config::WorkerSpec;
@@ -18,6 +19,8 @@ use crate::worker::Worker;
 
 /// Decisions returned at most: they are copied under the lock of the scheduler.
 const DECISIONS_MAX: usize = 200;
+/// Tokens of a step where a timing file does not tell: vLLM's default on a large GPU.
+const CHUNK_TOKENS: u32 = 8192;
 /// Decisions returned when the query does not say how many.
 const DECISIONS_DEFAULT: usize = 50;
 
@@ -275,13 +278,23 @@ fn decisions(gateway: &Gateway, parts: &Parts) -> Result<Value, ApiError> {
         return Err(ApiError::UnknownModel(model.chars().take(200).collect()));
     }
     let chosen = pools.iter().filter(|pool| wanted.as_ref().is_none_or(|model| *model == pool.model));
-    let pools: Vec<Value> = chosen.map(|pool| pool_decisions(pool, limit)).collect();
+    let pools: Vec<Value> =
+        chosen.map(|pool| pool_decisions(pool, gateway.timing.get(&pool.model), limit)).collect();
     Ok(
         json!({"schema": "kvlane.decisions/1", "now_s": gateway.clock.now().as_secs_f64(), "rows_max": ROWS_MAX, "pools": pools}),
     )
 }
 
-fn pool_decisions(pool: &ModelPool, limit: usize) -> Value {
+/// Decisions of one pool. Where it is known how long its engines take, each candidate's first token is predicted: what
+/// was queued there and what of this prompt was not cached, computed one after the other.
+fn pool_decisions(pool: &ModelPool, timing: Option<&TimingFile>, limit: usize) -> Value {
+    let first_token_s = |row: &ReceiptRow, prompt_tokens: u32| {
+        let TimingFile { timing, max_num_batched_tokens, .. } = timing?;
+        let queued = u32::try_from(row.prefill_tokens).unwrap_or(u32::MAX);
+        let uncached = queued.saturating_add(prompt_tokens.saturating_sub(row.overlap_tokens));
+        let chunk = max_num_batched_tokens.unwrap_or(CHUNK_TOKENS);
+        Some(timing.host.request_secs + timing.prefill_secs(row.overlap_tokens, uncached, chunk))
+    };
     let receipts: Vec<_> =
         pool.router.read(|scheduler| scheduler.receipts().iter().rev().take(limit).cloned().collect());
     let name = |endpoint| pool.occupant(endpoint).map(|occupant| occupant.worker.url.to_string());
@@ -292,10 +305,14 @@ fn pool_decisions(pool: &ModelPool, limit: usize) -> Value {
                 .rows
                 .iter()
                 .map(|row| {
-                    json!({
+                    let mut shown = json!({
                         "worker": name(row.endpoint), "overlap_tokens": row.overlap_tokens, "requests": row.requests,
                         "prefill_tokens": row.prefill_tokens, "context_tokens": row.context_tokens, "cost": row.cost,
-                    })
+                    });
+                    if let Some(secs) = first_token_s(row, receipt.prompt_tokens) {
+                        shown["predicted_ttft_s"] = json!(secs);
+                    }
+                    shown
                 })
                 .collect();
             json!({

@@ -4,11 +4,13 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use kvlane_core::index::approx;
 use kvlane_core::policy::{PolicyConfig, name_or_config};
 use kvlane_core::time::Nanos;
+use kvlane_core::timing::TimingFile;
 use kvlane_core::{router, scheduler};
 use serde::{Deserialize, Serialize};
 
@@ -121,6 +123,9 @@ pub struct Routing {
     pub policy: PolicyConfig,
     /// What differs for the pool of one model.
     pub pools: BTreeMap<String, PoolOverride>,
+    /// Timing files that `kvlane calibrate` wrote, by the model they are of. With one, `GET /decisions` tells when each
+    /// candidate's first token was to be expected.
+    pub timing: BTreeMap<String, PathBuf>,
     /// Requests in flight per pool beyond which others wait; 0 is no limit.
     pub max_concurrent_requests: u32,
     /// Requests that may wait per pool; beyond it they are shed with 429.
@@ -146,6 +151,7 @@ impl Default for Routing {
         Self {
             policy: PolicyConfig::CacheAware(Default::default()),
             pools: BTreeMap::new(),
+            timing: BTreeMap::new(),
             max_concurrent_requests: 0,
             queue_size: 100,
             queue_timeout: Duration::from_secs(60),
@@ -248,7 +254,7 @@ pub struct ConfigError {
 const LEAST_TIME: Duration = Duration::from_millis(1);
 const MOST_TIME: Duration = Duration::from_secs(365 * 24 * 3600);
 
-fn wrong(field: &str, problem: String) -> Result<(), ConfigError> {
+fn wrong<T>(field: &str, problem: String) -> Result<T, ConfigError> {
     Err(ConfigError { field: field.into(), problem })
 }
 
@@ -287,6 +293,7 @@ impl Config {
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.validate_workers()?;
         self.validate_times()?;
+        self.read_timing()?;
         let Self { routing, health, retry, server, .. } = self;
         within("routing.block_bytes", routing.block_bytes, 16, 1 << 20)?;
         within("routing.receipts", routing.receipts, 0, 100_000)?;
@@ -306,6 +313,22 @@ impl Config {
             validate_policy(&format!("routing.pools.{model}.policy"), &pool.policy)?;
         }
         Ok(())
+    }
+
+    /// Reads the timing files.
+    ///
+    /// # Errors
+    /// If one cannot be read or is none.
+    pub fn read_timing(&self) -> Result<BTreeMap<String, TimingFile>, ConfigError> {
+        let read = |(model, path): (&String, &PathBuf)| {
+            let text = std::fs::read_to_string(path).map_err(|why| why.to_string());
+            let file = text.and_then(|text| TimingFile::from_json(&text).map_err(|why| why.to_string()));
+            match file {
+                Ok(file) => Ok((model.clone(), file)),
+                Err(why) => wrong(&format!("routing.timing.{model}"), format!("{}: {why}", path.display())),
+            }
+        };
+        self.routing.timing.iter().map(read).collect()
     }
 
     fn validate_workers(&self) -> Result<(), ConfigError> {

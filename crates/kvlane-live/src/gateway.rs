@@ -17,6 +17,7 @@ use kvlane_core::request::{RequestId, SchedulingRequest};
 use kvlane_core::router::Router;
 use kvlane_core::scheduler::{Input, Output};
 use kvlane_core::time::Nanos;
+use kvlane_core::timing::TimingFile;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
@@ -31,6 +32,8 @@ use crate::worker::{Worker, WorkerId};
 pub struct Gateway {
     /// How it was set up.
     pub config: Config,
+    /// How long engines take, by the model they serve, where that is known.
+    pub(crate) timing: BTreeMap<String, TimingFile>,
     /// Its time.
     pub clock: Clock,
     /// Its metrics.
@@ -97,9 +100,14 @@ pub(crate) struct Routed {
 
 impl Gateway {
     /// A gateway without workers. Endpoints whose last request ends while they drain are told to `drained`.
-    pub(crate) fn new(config: Config, drained: mpsc::UnboundedSender<Arc<Worker>>) -> Self {
+    pub(crate) fn new(
+        config: Config,
+        timing: BTreeMap<String, TimingFile>,
+        drained: mpsc::UnboundedSender<Arc<Worker>>,
+    ) -> Self {
         Self {
             config,
+            timing,
             clock: Clock::start(),
             metrics: Metrics::new(),
             table: ArcSwap::default(),

@@ -67,8 +67,9 @@ impl Serving {
             (CancellationToken::new(), CancellationToken::new(), TaskTracker::new());
         let end = kill.clone().drop_guard();
         let workers = config.workers.clone();
+        let timing = config.read_timing().map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
         let (drained, drained_workers) = mpsc::unbounded_channel();
-        let gateway = Arc::new(Gateway::new(config, drained));
+        let gateway = Arc::new(Gateway::new(config, timing, drained));
         let mut threads = Vec::new();
 
         let admin = runtime()?;

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use kvlane_core::policy::PolicyConfig;
+use kvlane_core::timing::{TimingFile, TimingModel};
 use kvlane_live::config::PoolOverride;
 use kvlane_live::testing::{FakeEngine, TestGateway, chat, chat_stream, config, event};
 use serde_json::json;
@@ -20,6 +21,35 @@ async fn ask(gateway: &TestGateway, engines: &[&FakeEngine], body: &str) -> (Str
     gateway.ledger_is_zero().await;
     let header = |name: &str| reply.header(name).expect("a header").to_owned();
     (header("x-router-backend"), header("x-router-reason"))
+}
+
+#[tokio::test]
+async fn with_a_timing_file_decisions_predict_first_tokens() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("timing.json");
+    let mut config = config();
+    config.routing.timing = BTreeMap::from([("m".to_owned(), path.clone())]);
+    let why = config.validate().expect_err("there is no file").to_string();
+    assert!(why.contains("routing.timing.m") && why.contains("timing.json"), "{why}");
+    let timing = TimingModel::preset("llama-3.1-8b@a100").expect("in the tables");
+    std::fs::write(&path, TimingFile::new(timing.clone()).to_json()).expect("written");
+    config.validate().expect("there it is");
+
+    let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
+    let gateway = TestGateway::start(config, &[&a, &b]).await;
+    let prompt = chat("m", &"a long shared prompt ".repeat(400));
+    let (first, _) = ask(&gateway, &[&a, &b], &prompt).await;
+    ask(&gateway, &[&a, &b], &prompt).await;
+    let newest = &gateway.decisions().await[0];
+    let tokens = newest["prompt_tokens"].as_u64().expect("a number") as u32;
+    for row in newest["candidates"].as_array().expect("a list") {
+        let overlap = row["overlap_tokens"].as_u64().expect("a number") as u32;
+        let expected = timing.prefill_secs(overlap, tokens - overlap, 8192);
+        let predicted = row["predicted_ttft_s"].as_f64().expect("a number");
+        assert!((predicted - expected).abs() < 1e-9, "{row}");
+        assert_eq!(row["worker"] == first.as_str(), overlap > 0);
+    }
+    gateway.end().await;
 }
 
 #[tokio::test]
