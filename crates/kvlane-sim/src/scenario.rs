@@ -212,6 +212,8 @@ pub struct Arm {
     pub prefill_engines: u32,
     /// Tokens from which an engine fetches what another has cached rather than compute it; never without.
     pub fetch_tokens_min: Option<u32>,
+    /// What a full cache loses first, if not what the fleet's does.
+    pub eviction: Option<Eviction>,
 }
 
 /// What the router goes by.
@@ -377,6 +379,7 @@ impl Arm {
             kv_events_duplicated: 0.0,
             prefill_engines: 0,
             fetch_tokens_min: None,
+            eviction: None,
         }
     }
 
@@ -419,6 +422,7 @@ struct ArmMap {
     kv_events_duplicated: Option<f64>,
     prefill_engines: Option<u32>,
     fetch_tokens_min: Option<u32>,
+    eviction: Option<Eviction>,
 }
 
 impl<'de> Deserialize<'de> for Arm {
@@ -451,6 +455,7 @@ impl<'de> Deserialize<'de> for Arm {
                     kv_events_duplicated: map.kv_events_duplicated.unwrap_or(plain.kv_events_duplicated),
                     prefill_engines: map.prefill_engines.unwrap_or(plain.prefill_engines),
                     fetch_tokens_min: map.fetch_tokens_min.or(plain.fetch_tokens_min),
+                    eviction: map.eviction.or(plain.eviction),
                 })
             }
         }

@@ -316,7 +316,9 @@ impl<'a> Prepared<'a> {
             block_tokens: self.engine.block_tokens,
         };
         let fleet = &self.scenario.fleet;
-        let engines = |count: u32| vec![self.engine.clone(); count as usize];
+        let eviction = arm.eviction.unwrap_or(self.engine.eviction);
+        let engine = EngineConfig { eviction, ..self.engine.clone() };
+        let engines = |count: u32| vec![engine.clone(); count as usize];
         World::new(WorldConfig {
             engines: engines(fleet.engines - arm.prefill_engines),
             prefill: (arm.prefill_engines > 0)
