@@ -105,7 +105,7 @@ pub async fn measure(
     for ((planned, rounds), failures) in plan.probes.iter().zip(rounds).zip(failures) {
         let (name, times) = (planned.probe.name(), failures.len());
         let left_out =
-            if rounds.is_empty() { "left out".into() } else { format!("{times} rounds without a figure") };
+            if rounds.is_empty() { "left out".into() } else { format!("rounds without a figure {times}") };
         measured.points.extend(Point::new(*planned, rounds, client.config.pick));
         measured.notes.extend(failures.last().map(|why| format!("{name}: {left_out}, {why}")));
     }
