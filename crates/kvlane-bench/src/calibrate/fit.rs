@@ -24,7 +24,11 @@ const WEIGHINGS: usize = 10;
 const CAUCHY: f64 = 2.385;
 
 /// No measurement is taken to be better than this share.
-const NOISE_MIN: f64 = 0.002;
+const NOISE_MIN: f64 = 0.001;
+
+/// Half the distance between a measurement's rounds counts as its error, up to this share: beyond it the rounds say
+/// more of the machine's other work than of the one that was picked.
+const SPREAD_MAX: f64 = 0.05;
 
 /// Relative standard error from which a constant counts as badly determined.
 const LOOSE_ERROR: f64 = 0.25;
@@ -282,7 +286,8 @@ impl Problem<'_> {
             .sum()
     }
 
-    /// Weighs down what is further off than most.
+    /// Weighs each point by its error, which is how far its rounds are apart and how far the model usually is off, and
+    /// weighs down what is further off than that.
     fn weigh(&mut self, timing: &TimingModel, parameters: usize) {
         let residuals = self.residuals(timing);
         let mut sizes: Vec<f64> = residuals.iter().map(|residual| residual.abs()).collect();
@@ -290,14 +295,17 @@ impl Problem<'_> {
         let spare = sizes.len().saturating_sub(parameters).max(1);
         let shrunk = (sizes.len() as f64 / spare as f64).sqrt();
         let usual = (1.4826 * shrunk * super::median(&mut sizes)).max(NOISE_MIN);
-        self.weights =
-            residuals.iter().map(|residual| 1.0 / (1.0 + (residual / (CAUCHY * usual)).powi(2))).collect();
+        let weight = |(point, residual): (&&Point, f64)| {
+            let variance = usual.powi(2) + point.spread().min(SPREAD_MAX).powi(2);
+            1.0 / (variance + (residual / CAUCHY).powi(2))
+        };
+        self.weights = self.points.iter().zip(residuals).map(weight).collect();
     }
 
-    /// Standard deviation of a measurement, as the residuals show it.
+    /// How far off a point is in units of its error, as the residuals show it; not less than one.
     fn noise(&self, timing: &TimingModel, parameters: usize) -> f64 {
         let spare = self.points.len().saturating_sub(parameters).max(1);
-        (self.cost(timing) / spare as f64).sqrt().max(NOISE_MIN)
+        (self.cost(timing) / spare as f64).sqrt().max(1.0)
     }
 
     /// A start for a machine of which nothing is known: each constant as if it alone explained half of the measurement

@@ -379,6 +379,14 @@ impl Point {
         let (work, secs) = *rounds.get(at)?;
         Some(Self { planned, work, secs, samples_s: rounds.into_iter().map(|(_, secs)| secs).collect() })
     }
+
+    /// Half the distance between the fastest and the slowest round, as a share of what counts.
+    pub fn spread(&self) -> f64 {
+        match self.samples_s.as_slice() {
+            [least, .., most] => (most - least) / 2.0 / self.secs,
+            _ => 0.0,
+        }
+    }
 }
 
 // === impl Work ===
