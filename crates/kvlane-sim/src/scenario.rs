@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use kvlane_core::policy::{PolicyConfig, name_or_config};
 use kvlane_core::time::Nanos;
-use kvlane_core::timing::{TimingFile, TimingModel};
+use kvlane_core::timing::{Dtype, TimingFile, TimingModel};
 use kvlane_trace::generate::Workload;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, MapAccess, Visitor};
@@ -286,7 +286,15 @@ impl Fleet {
         if !(share > 0.0 && share <= 1.0) {
             return Err(bad("memory_share must be above 0 and at most 1"));
         }
-        let (timing, file) = match (&self.timing, &self.preset, &self.model, &self.gpu) {
+        let speed = |bytes_per_s: f64| bytes_per_s > 0.0 && bytes_per_s.is_finite();
+        let span = |secs: f64| (0.0..1e6).contains(&secs);
+        if !speed(self.link.bytes_per_s) || !span(self.link.setup_s) {
+            return Err(bad("link: bytes_per_s must be above 0, and setup_s seconds, zero or more"));
+        }
+        if self.cpu_tier.is_some_and(|tier| !speed(tier.bytes_per_s) || !span(tier.latency_s)) {
+            return Err(bad("cpu_tier: bytes_per_s must be above 0, and latency_s seconds, zero or more"));
+        }
+        let (mut timing, file) = match (&self.timing, &self.preset, &self.model, &self.gpu) {
             (Some(path), None, None, None) => {
                 let read =
                     |why: &dyn fmt::Display| RunError::Fleet(format!("timing {}: {why}", path.display()));
@@ -305,13 +313,23 @@ impl Fleet {
                 ));
             }
         };
+        let kv_dtype = match self.kv_dtype.as_deref() {
+            None => timing.kv_dtype,
+            Some("bf16") => Dtype::Bf16,
+            Some("fp8") => Dtype::Fp8,
+            Some(other) => return Err(bad(&format!("kv_dtype `{other}`: take bf16 or fp8"))),
+        };
+        // What a timing file says of the capacity is of the type it was measured with.
+        let measured_capacity =
+            file.as_ref().filter(|f| f.timing.kv_dtype == kv_dtype).and_then(|f| f.kv_capacity_tokens);
+        timing.kv_dtype = kv_dtype;
         let file = file.as_ref();
         let block_tokens = self.block_tokens.or(file.and_then(|f| f.block_tokens)).unwrap_or(16);
         if !(1..=65_536).contains(&block_tokens) {
             return Err(bad("block_tokens must be between 1 and 65536"));
         }
         let mut engine = EngineConfig::vllm(timing, block_tokens, share);
-        if let Some(tokens) = self.kv_capacity_tokens.or(file.and_then(|f| f.kv_capacity_tokens)) {
+        if let Some(tokens) = self.kv_capacity_tokens.or(measured_capacity) {
             engine.blocks = u32::try_from(tokens / u64::from(block_tokens)).unwrap_or(u32::MAX);
         }
         let or_file = |own: Option<u32>, from: fn(&TimingFile) -> Option<u32>| own.or(file.and_then(from));
@@ -414,7 +432,9 @@ struct ArmMap {
     policy: PolicyConfig,
     cache_knowledge: Option<CacheKnowledge>,
     routing_delay_s: Option<f64>,
-    report_interval_s: Option<f64>,
+    /// `null` is an interval too: there are no reports.
+    #[serde(default, deserialize_with = "given")]
+    report_interval_s: Option<Option<f64>>,
     report_age_s: Option<f64>,
     kv_event_delay_s: Option<f64>,
     kv_event_jitter_s: Option<f64>,
@@ -423,6 +443,11 @@ struct ArmMap {
     prefill_engines: Option<u32>,
     fetch_tokens_min: Option<u32>,
     eviction: Option<Eviction>,
+}
+
+/// Reads what is there, be it `null`.
+fn given<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Option<f64>>, D::Error> {
+    Option::deserialize(deserializer).map(Some)
 }
 
 impl<'de> Deserialize<'de> for Arm {
@@ -447,7 +472,7 @@ impl<'de> Deserialize<'de> for Arm {
                     policy: plain.policy,
                     cache_knowledge: map.cache_knowledge.unwrap_or(plain.cache_knowledge),
                     routing_delay_s: map.routing_delay_s.unwrap_or(plain.routing_delay_s),
-                    report_interval_s: map.report_interval_s.or(plain.report_interval_s),
+                    report_interval_s: map.report_interval_s.unwrap_or(plain.report_interval_s),
                     report_age_s: map.report_age_s.unwrap_or(plain.report_age_s),
                     kv_event_delay_s: map.kv_event_delay_s.unwrap_or(plain.kv_event_delay_s),
                     kv_event_jitter_s: map.kv_event_jitter_s.unwrap_or(plain.kv_event_jitter_s),

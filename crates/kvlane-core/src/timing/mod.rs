@@ -14,12 +14,13 @@
 //!
 //! Each bound is a data-sheet number times an efficiency. There is one set of efficiencies for each GPU and kind of
 //! model (dense or experts, 16 or 8 bits), in `data/gpus.json` with its sources; none for a model or a measurement.
-//! The tests in `validation` hold what the model gives beside what others measured.
+//! `measured` has what others measured beside what the model gives, and the tests in `validation` hold the two together.
 
 mod config;
 mod cost;
 mod file;
 mod hardware;
+pub mod measured;
 mod shape;
 #[cfg(test)]
 mod validation;

@@ -4,6 +4,7 @@
 //! nothing, and their results are put together in the order of the scenario, so the number of threads does not show.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -48,7 +49,7 @@ pub enum RunError {
     #[error("fleet: {0}")]
     Fleet(String),
     /// There is no such model or machine.
-    #[error("fleet: {0}")]
+    #[error("fleet")]
     Preset(#[from] PresetError),
     /// The workload makes no sense.
     #[error("workload: {0}")]
@@ -57,7 +58,7 @@ pub enum RunError {
     #[error(transparent)]
     Generate(#[from] WorkloadError),
     /// The trace cannot be read.
-    #[error("{path}: {source}", path = path.display())]
+    #[error("trace {path}", path = path.display())]
     Trace {
         /// Which.
         path: PathBuf,
@@ -224,6 +225,19 @@ fn published(scenario: &Scenario, arm: &Arm, cell: Cell) -> Figures {
     scenario.published.iter().find(at).map(|published| published.figures.clone()).unwrap_or_default()
 }
 
+// === impl Cell ===
+
+impl fmt::Display for Cell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Rate(rate) => write!(f, "rate {rate}"),
+            Self::Concurrency(clients) => write!(f, "concurrency {clients}"),
+            Self::Load(load) => write!(f, "load {load}"),
+            Self::All => f.write_str("all loads"),
+        }
+    }
+}
+
 // === impl Published ===
 
 impl Published {
@@ -270,10 +284,16 @@ impl<'a> Prepared<'a> {
             let why = format!("figures are published of `{}`, but no policy is called so", stray.arm);
             return Err(RunError::Policies(why));
         }
+        let points = points(&scenario.workload)?;
+        let cells: Vec<Cell> = points.iter().flat_map(Point::cells).chain([Cell::All]).collect();
+        if let Some(stray) = scenario.published.iter().find(|published| !cells.contains(&published.cell())) {
+            let why = format!("published: nothing of `{}` is simulated at {}", stray.arm, stray.cell());
+            return Err(RunError::Workload(why));
+        }
         Ok(Self {
             scenario,
             engine: scenario.fleet.engine(directory)?,
-            points: points(&scenario.workload)?,
+            points,
             faults: scenario
                 .faults
                 .iter()
