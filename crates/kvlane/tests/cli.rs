@@ -24,14 +24,18 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
+fn document(name: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs").join(name);
+    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
 fn guide() -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/guide.md");
-    std::fs::read_to_string(path).expect("docs/guide.md")
+    document("guide.md")
 }
 
 /// The flags that a command's help lists, each where it is explained.
-fn flags(command: &str) -> Vec<String> {
-    let help = run(&[command, "--help"]);
+fn flags(command: &[&str]) -> Vec<String> {
+    let help = run(&[command, &["--help"]].concat());
     assert_eq!(help.status.code(), Some(0));
     let help = text(&help.stdout);
     let flag = |line: &str| {
@@ -97,7 +101,7 @@ fn help_of_each_command_lists_its_flags() {
     for (command, expect) in
         [("serve", &serve[..]), ("check", &serve[..]), ("mock-engine", &mock_engine), ("demo", &demo)]
     {
-        let listed = flags(command);
+        let listed = flags(&[command]);
         for flag in expect {
             assert!(
                 listed.iter().any(|name| name == flag),
@@ -107,26 +111,59 @@ fn help_of_each_command_lists_its_flags() {
     }
 }
 
+/// What `kvlane ARGS --help` lists as commands.
+fn commands(args: &[&str]) -> Vec<String> {
+    let help = text(&run(&[args, &["--help"]].concat()).stdout);
+    let listed =
+        help.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
+    // Further lines of a description are indented more.
+    let names = listed.filter_map(|line| line.strip_prefix("  ")?.split(' ').next());
+    names.filter(|name| !["", "help"].contains(name)).map(str::to_owned).collect()
+}
+
+/// The guide, or the document it points to in the command's row.
+fn document_of(command: &str) -> (String, String) {
+    let guide = guide();
+    let begin = format!("| `kvlane {command}` |");
+    let row = guide.lines().find(|line| line.starts_with(&begin));
+    let row = row.unwrap_or_else(|| panic!("docs/guide.md has no row on {command}"));
+    match row.split_once("](").and_then(|(_, link)| link.split(['#', ')']).next()) {
+        Some(name) => (format!("docs/{name}"), document(name)),
+        None => ("docs/guide.md".to_owned(), guide),
+    }
+}
+
 #[test]
 fn every_flag_is_in_the_guide() {
-    let guide = guide();
-    for command in ["serve", "mock-engine", "demo"] {
-        let listed = flags(command);
-        assert!(listed.len() > 4, "{command}: {listed:?}");
-        for flag in listed.iter().filter(|flag| *flag != "--help") {
-            assert!(
-                guide.contains(&format!("`{flag}")),
-                "docs/guide.md does not explain {flag} of {command}"
-            );
+    let all = commands(&[]);
+    assert!(all.len() > 8, "{all:?}");
+    for command in &all {
+        let (name, text) = document_of(command);
+        let inner = commands(&[command]);
+        let paths: Vec<Vec<&str>> = match inner.is_empty() {
+            true => vec![vec![command]],
+            false => inner.iter().map(|inner| vec![command.as_str(), inner]).collect(),
+        };
+        for path in paths {
+            let listed = flags(&path);
+            assert!(listed.contains(&"--log-level".to_owned()), "{path:?}: {listed:?}");
+            // The one of all commands is in the guide, whatever document has the others.
+            for flag in listed.iter().filter(|flag| *flag != "--help" && *flag != "--log-level") {
+                let explained = [' ', '`', '='].iter().any(|end| text.contains(&format!("`{flag}{end}")));
+                assert!(explained, "{name} does not explain {flag} of {path:?}");
+            }
         }
     }
+    assert!(guide().contains("`--log-level`"));
 }
 
 #[test]
 fn help_and_version_are_no_failures() {
     let help = run(&["--help"]);
     assert_eq!(help.status.code(), Some(0));
-    for command in ["serve", "demo", "mock-engine", "check", "config"] {
+    for command in
+        ["serve", "demo", "mock-engine", "trace", "simulate", "roofline", "calibrate", "check", "config"]
+    {
         assert!(text(&help.stdout).contains(command), "{command}");
     }
     let version = run(&["--version"]);

@@ -233,6 +233,70 @@ fn every_reason_metric_and_error_code_is_in_the_guide() {
     codes.into_iter().for_each(listed);
 }
 
+/// The keys of `value`, whatever they are in, but for those of workloads, policies and figures.
+fn keys(value: &serde_json::Value, found: &mut BTreeSet<String>) {
+    match value {
+        serde_json::Value::Object(map) => {
+            for (key, inner) in map {
+                found.insert(key.clone());
+                if !["generate", "policy", "published"].contains(&key.as_str()) {
+                    keys(inner, found);
+                }
+            }
+        }
+        serde_json::Value::Array(list) => list.iter().for_each(|inner| keys(inner, found)),
+        _ => {}
+    }
+}
+
+#[test]
+fn every_key_of_a_scenario_is_explained() {
+    let simulator = document("docs/simulator.md");
+    let written = between(&simulator, "```yaml\n", "```");
+    assert_eq!(written.len(), 2, "one to copy, one with every key");
+    let shipped: Vec<String> = entries(&root().join("scenarios")).iter().map(|path| read(path)).collect();
+    assert!(shipped.len() > 5, "{}", shipped.len());
+    let mut found = BTreeSet::new();
+    for text in shipped.iter().map(String::as_str).chain(written.iter().copied()) {
+        let scenario: kvlane_sim::scenario::Scenario = serde_saphyr::from_str(text).expect("a scenario");
+        keys(&serde_json::to_value(&scenario).expect("JSON"), &mut found);
+    }
+    assert!(found.contains("kv_event_jitter_s") && found.contains("per_client"), "{found:?}");
+    for key in found {
+        assert!(written[1].contains(&format!("{key}:")), "docs/simulator.md does not explain {key}");
+    }
+}
+
+#[test]
+fn every_scenario_and_figure_is_explained() {
+    let simulator = document("docs/simulator.md");
+    let kvlane = |args: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_kvlane")).args(args).output().expect("it starts");
+        assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).expect("UTF-8")
+    };
+    let listed = kvlane(&["simulate", "--list"]);
+    for path in entries(&root().join("scenarios")) {
+        let name = name_of(&path).trim_end_matches(".yaml").to_owned();
+        assert!(listed.lines().any(|line| line.split(' ').next() == Some(&name)), "{name} is not in --list");
+        assert!(simulator.contains(&format!("`{name}`")), "docs/simulator.md does not explain {name}");
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("support-chats.yaml");
+    let example = between(&simulator, "```yaml\n", "```");
+    fs::write(&file, example.first().expect("a scenario to copy")).expect("written");
+    let report = kvlane(&["simulate", "--scenario", file.to_str().expect("UTF-8"), "--json", "-"]);
+    let report: serde_json::Value = serde_json::from_str(&report).expect("JSON");
+    let rows = report["rows"].as_array().expect("rows");
+    assert_eq!(rows.len(), 6, "three policies at two rates");
+    let known: BTreeSet<&String> =
+        rows.iter().flat_map(|row| row["simulated"].as_object().expect("figures").keys()).collect();
+    assert!(known.len() > 30, "{known:?}");
+    for figure in known {
+        assert!(simulator.contains(&format!("`{figure}`")), "docs/simulator.md does not explain {figure}");
+    }
+}
+
 #[test]
 fn every_invariant_names_tests_that_exist() {
     let architecture = document("ARCHITECTURE.md");
