@@ -12,7 +12,7 @@ use std::process::ExitCode;
 use std::sync::OnceLock;
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use kvlane_core::policy::PolicyConfig;
@@ -181,7 +181,8 @@ fn scenario(args: &SimulateArgs) -> Result<(Scenario, PathBuf)> {
 }
 
 fn parse(text: &str) -> Result<Scenario> {
-    Ok(serde_saphyr::from_str(text)?)
+    // It shows the line and what is behind it; its source says the same again.
+    serde_saphyr::from_str(text).map_err(|error| anyhow!("{error}"))
 }
 
 fn from_flags(args: &SimulateArgs) -> Result<Scenario> {

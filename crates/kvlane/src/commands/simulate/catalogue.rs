@@ -43,12 +43,12 @@ pub(super) fn names() -> Vec<&'static str> {
     SCENARIOS.iter().map(|(name, _)| *name).collect()
 }
 
-/// Each name with the first sentence of what it is about.
+/// Each name with what the comment on its first line says of it.
 pub(super) fn list() -> String {
     let mut out = String::new();
     for (name, text) in SCENARIOS {
-        let about = text.lines().find_map(|line| line.strip_prefix("about: ")).unwrap_or_default();
-        _ = writeln!(out, "{name:20} {}", about.trim_matches(['"', '>', '|', ' ']));
+        let about = text.lines().next().and_then(|line| line.strip_prefix("# ")).unwrap_or_default();
+        _ = writeln!(out, "{name:20} {about}");
     }
     out
 }

@@ -1,0 +1,217 @@
+//! The gateway and the simulator place the same requests on the same endpoints, for the same reasons.
+//!
+//! Both call one router. What is compared is all around it: how prompts become blocks and tokens, what the router is told
+//! and when. A trace goes through a live gateway and through a world; then what each decision saw (overlap, requests,
+//! tokens in flight, of every endpoint) and what it picked has to be the same, line by line.
+
+use std::net::{Ipv4Addr, TcpListener};
+
+use kvlane_bench::prompt;
+use kvlane_core::decision::Receipt;
+use kvlane_core::policy::PolicyConfig;
+use kvlane_core::scheduler::Scheduler;
+use kvlane_core::time::Nanos;
+use kvlane_core::timing::TimingModel;
+use kvlane_core::{index::approx, router, scheduler};
+use kvlane_live::config::{Config, WorkerSpec};
+use kvlane_live::testing::{Client, FakeEngine, TestGateway, config, eventually, soon};
+use kvlane_mock::{MockConfig, MockEngine};
+use kvlane_sim::{Drive, EngineConfig, Outcome, Plan, Send, World, WorldConfig};
+use kvlane_trace::generate::{Arrivals, Workload, generate};
+use kvlane_trace::trace::Trace;
+
+const ENGINES: usize = 3;
+const BLOCK_TOKENS: u32 = 16;
+const SEED: u64 = 7;
+const MODEL: &str = "m";
+const PRESET: &str = "qwen2.5-7b@a100";
+
+/// Conversations that begin alike, in the order in which one client has them.
+fn trace(conversations: u32) -> Trace {
+    let mut workload = Workload::by_kind("chat").expect("a kind");
+    workload.set_arrivals(Arrivals::Closed { count: conversations });
+    let trace = generate(&workload, SEED).expect("a workload");
+    let plan = Plan::new(&trace);
+    let conversation = |root: &u32| {
+        let root = *root;
+        let plan = &plan;
+        (0..trace.requests.len() as u32).filter(move |&request| plan.root[request as usize] == root)
+    };
+    trace.select(plan.roots.iter().flat_map(conversation).collect::<Vec<_>>())
+}
+
+fn policy(name: &str) -> PolicyConfig {
+    PolicyConfig::by_name(name).expect("a policy")
+}
+
+/// A gateway as `kvlane serve` has it, whose blocks are those of the world.
+fn gateway_config(name: &str, requests: usize) -> Config {
+    let mut config = config();
+    config.routing.policy = policy(name);
+    config.routing.block_bytes = BLOCK_TOKENS * prompt::BYTES_PER_TOKEN as u32;
+    config.routing.receipts = requests as u32;
+    config.routing.seed = SEED;
+    config
+}
+
+fn world(name: &str, requests: usize) -> World {
+    let defaults = Config::default().routing;
+    let timing = TimingModel::preset(PRESET).expect("in the tables");
+    World::new(WorldConfig {
+        engines: vec![EngineConfig::vllm(timing, BLOCK_TOKENS, 0.9); ENGINES],
+        router: router::Config {
+            scheduler: scheduler::Config {
+                policy: policy(name),
+                in_flight_max: defaults.max_concurrent_requests,
+                queue_len_max: defaults.queue_size,
+                queue_timeout: Nanos::ZERO,
+                receipts_max: requests as u32,
+                seed: SEED,
+            },
+            index: approx::Config { memory_bytes_max: defaults.index_memory, ttl: Nanos::MAX },
+            exact: false,
+            block_tokens: BLOCK_TOKENS,
+        },
+        prefill: None,
+        fetch_tokens_min: None,
+        link: Default::default(),
+        routing_delay: Nanos::from_millis(1),
+        reports: None,
+        events: Default::default(),
+        faults: Vec::new(),
+        health_delay: Nanos::ZERO,
+        attempts_max: 1,
+        client_timeout: None,
+        seed: SEED,
+        stopwatch: None,
+    })
+}
+
+/// What the world decides about a trace.
+fn simulated(name: &str, trace: &Trace, drive: Drive) -> Vec<String> {
+    let mut world = world(name, trace.requests.len());
+    let plan = Plan::new(trace);
+    let requests = 0..trace.requests.len() as u32;
+    let run = world.run(&Send { trace, plan: &plan, requests, origin_s: 0.0, drive }, |_| {});
+    assert!(run.outcomes.iter().all(Outcome::is_ok));
+    world.router().read(decisions)
+}
+
+/// One line for each decision, in order: all but when it was, and how the request is called.
+fn decisions(scheduler: &Scheduler) -> Vec<String> {
+    let line = |receipt: &Receipt| {
+        let Receipt { attempt, prompt_tokens, placement, rows, .. } = receipt;
+        let place = (placement.endpoint.slot(), placement.overlap_tokens, placement.reason);
+        let rows: Vec<_> = rows
+            .iter()
+            .map(|row| {
+                let load = (row.requests, row.prefill_tokens, row.context_tokens);
+                (row.endpoint.slot(), row.overlap_tokens, load, row.cost)
+            })
+            .collect();
+        format!("attempt {attempt}, {prompt_tokens} tokens: {place:?} of {rows:?}")
+    };
+    scheduler.receipts().iter().map(line).collect()
+}
+
+/// The decisions that a gateway has made.
+fn made(gateway: &TestGateway) -> Vec<String> {
+    gateway.gateway().pools()[0].router.read(decisions)
+}
+
+fn body(trace: &Trace, request: u32, stream: bool) -> String {
+    let mut text = Vec::new();
+    prompt::append(&mut text, SEED, trace, request);
+    let text = String::from_utf8(text).expect("words");
+    let max_tokens = trace.requests[request as usize].output_tokens;
+    serde_json::json!({"model": MODEL, "prompt": text, "max_tokens": max_tokens, "ignore_eos": true, "stream": stream})
+        .to_string()
+}
+
+#[track_caller]
+fn assert_same(what: &str, live: &[String], simulated: &[String]) {
+    for (n, (live, simulated)) in live.iter().zip(simulated).enumerate() {
+        assert_eq!(live, simulated, "{what}: decision {n}");
+    }
+    assert_eq!(live.len(), simulated.len(), "{what}");
+}
+
+/// Several endpoints were picked: a comparison of one with itself would say little.
+#[track_caller]
+fn assert_spread(what: &str, decisions: &[String]) {
+    let on = |slot: usize| decisions.iter().filter(|line| line.contains(&format!(": ({slot},"))).count();
+    let most = (0..ENGINES).map(on).max().unwrap_or(0);
+    assert!(0 < most && most < decisions.len(), "{what}: all of {} on one endpoint", decisions.len());
+}
+
+#[tokio::test]
+async fn one_after_the_other_requests_go_to_the_same_mock_engines_as_in_the_simulator() {
+    let trace = trace(6);
+    assert!(trace.requests.iter().any(|request| request.base.is_some()));
+    let mock = || {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
+        listener.set_nonblocking(true).expect("a socket option");
+        let config =
+            MockConfig { model: MODEL.into(), preset: PRESET.into(), speed: 1000.0, ..MockConfig::default() };
+        MockEngine::start(config, tokio::net::TcpListener::from_std(listener).expect("on a runtime"))
+            .expect("it starts")
+    };
+    let engines: Vec<MockEngine> = (0..ENGINES).map(|_| mock()).collect();
+    for name in PolicyConfig::NAMES.iter().copied() {
+        let mut config = gateway_config(name, trace.requests.len());
+        config.workers = engines
+            .iter()
+            .map(|engine| WorkerSpec { url: format!("http://{}", engine.addr()), model: None })
+            .collect();
+        let gateway = TestGateway::start(config, &[]).await;
+        let mut client = Client::connect(gateway.address()).await;
+        for request in 0..trace.requests.len() as u32 {
+            client.request("POST", "/v1/completions", &body(&trace, request, request % 2 == 0)).await;
+            let reply = client.reply().await;
+            assert_eq!(reply.status, 200, "{}", reply.text());
+            // The client may see the end before the scheduler does.
+            gateway.ledger_is_zero().await;
+        }
+        let live = made(&gateway);
+        assert_eq!(live.len(), trace.requests.len());
+        assert_spread(name, &live);
+        assert_same(name, &live, &simulated(name, &trace, Drive::Closed { clients: 1 }));
+        drop(client);
+        gateway.end().await;
+    }
+    for engine in engines {
+        soon("the engine ends", engine.shutdown()).await;
+    }
+}
+
+#[tokio::test]
+async fn a_burst_that_nobody_has_answered_yet_is_placed_as_in_the_simulator() {
+    let mut trace = trace(6);
+    for (n, request) in trace.requests.iter_mut().enumerate() {
+        (request.after, request.think_s) = (None, None);
+        // All within a millisecond: no engine has ended a step.
+        request.arrival_s = n as f64 * 1e-5;
+    }
+    assert!(trace.span_s() < 1e-3);
+    for name in PolicyConfig::NAMES.iter().copied() {
+        let mut engines = Vec::new();
+        for _ in 0..ENGINES {
+            engines.push(FakeEngine::start(MODEL).await);
+        }
+        let config = gateway_config(name, trace.requests.len());
+        let gateway = TestGateway::start(config, &engines.iter().collect::<Vec<_>>()).await;
+        let mut clients = Vec::new();
+        for request in 0..trace.requests.len() as u32 {
+            let mut client = Client::connect(gateway.address()).await;
+            client.request("POST", "/v1/completions", &body(&trace, request, false)).await;
+            clients.push(client);
+            eventually("it is placed", || made(&gateway).len() == clients.len()).await;
+        }
+        let live = made(&gateway);
+        assert_spread(name, &live);
+        assert_same(name, &live, &simulated(name, &trace, Drive::Open { load: 1.0 }));
+        // Clients that leave end their requests.
+        drop(clients);
+        gateway.end().await;
+    }
+}
