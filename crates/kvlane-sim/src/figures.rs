@@ -196,6 +196,7 @@ pub fn seed_intervals(runs: &[Figures], seed: u64) -> BTreeMap<String, Interval>
 mod tests {
     use kvlane_core::decision::Rejection;
     use kvlane_core::time::Nanos;
+    use proptest::prelude::*;
 
     use super::*;
 
@@ -266,5 +267,61 @@ mod tests {
         assert_eq!(mean(&runs), figures(&[("a", 2.0), ("b", 2.0)]));
         let intervals = seed_intervals(&runs, 1);
         assert!(intervals["a"].low >= 1.0 && intervals["a"].high <= 3.0 && !intervals.contains_key("b"));
+    }
+
+    fn failures() -> impl Strategy<Value = Option<Failure>> {
+        prop::sample::select(vec![
+            None,
+            Some(Failure::Rejected(Rejection::QueueFull)),
+            Some(Failure::Refused("too long")),
+            Some(Failure::Broken),
+            Some(Failure::TimedOut),
+        ])
+    }
+
+    proptest! {
+        /// Whatever became of the requests, a figure is a number or is not there, and shares are shares.
+        #[test]
+        fn a_figure_is_a_number(
+            requests in prop::collection::vec(
+                (0u64..5, prop::option::of(0u64..5), 0u64..5, 0u32..3, 0u32..40_000, failures()), 0..6),
+            engines in prop::collection::vec((0u64..3, 0u64..3), 0..3),
+            (end, judgement) in (0u64..20, (0.0..3.0, 0.0..60.0)),
+        ) {
+            let outcomes: Vec<Outcome> = requests
+                .into_iter()
+                .map(|(due, ttft, rest, output_tokens, cached_tokens, failure)| {
+                    let first = Nanos::from_secs(due + ttft.unwrap_or(0));
+                    Outcome {
+                        due: Nanos::from_secs(due),
+                        first_token: ttft.filter(|_| output_tokens > 0).map(|_| first),
+                        end: first + Nanos::from_secs(rest),
+                        output_tokens,
+                        cached_tokens: cached_tokens.min(30_000),
+                        ..outcome(0, 0, failure)
+                    }
+                })
+                .collect();
+            let stats = |busy, computed_tokens| EngineStats {
+                busy: Nanos::from_secs(busy), computed_tokens, ..EngineStats::default()
+            };
+            let before = vec![stats(0, 0); engines.len()];
+            let after: Vec<EngineStats> = engines.iter().map(|&(busy, tokens)| stats(busy, tokens)).collect();
+            let judgement = Judgement { slo_ttft_s: judgement.0, slo_tpot_ms: judgement.1, ..Judgement::default() };
+            let run = Run { start: Nanos::ZERO, end: Nanos::from_secs(end), outcomes };
+            let figures = figures(&run, &judgement, &before, &after);
+            let both = [figures.clone(), figures.clone()];
+            for figures in [&figures, &mean(&both), &whole(&both)] {
+                for (name, value) in figures {
+                    prop_assert!(value.is_finite() && *value >= 0.0, "{} {}", name, value);
+                    if name.ends_with("_share") && name != "busy_share" {
+                        prop_assert!(*value <= 1.0, "{} {}", name, value);
+                    }
+                }
+            }
+            for interval in request_intervals(&run, 1).values().chain(seed_intervals(&both, 1).values()) {
+                prop_assert!(interval.low <= interval.high && interval.high.is_finite());
+            }
+        }
     }
 }

@@ -129,6 +129,43 @@ mod tests {
     }
 
     proptest! {
+        /// Every request hangs on exactly one root, below the one it waits for.
+        #[test]
+        fn a_plan_divides_a_trace_into_its_conversations(
+            waits in prop::collection::vec(prop::option::of(0u32..60), 0..50),
+        ) {
+            let mut builder = Builder::new(1);
+            for &after in &waits {
+                builder.push(TraceRequest { after, ..request(1) }, &[]).expect("room");
+            }
+            let trace = builder.finish();
+            let plan = Plan::new(&trace);
+            let count = trace.requests.len() as u32;
+            let mut reached = vec![0; count as usize];
+            for &root in &plan.roots {
+                let (mut found, mut at) = (vec![root], 0);
+                while let Some(&request) = found.get(at) {
+                    prop_assert!(plan.children(request).is_sorted());
+                    found.extend(plan.children(request));
+                    at += 1;
+                }
+                prop_assert_eq!(plan.size[root as usize] as usize, found.len());
+                for request in found {
+                    reached[request as usize] += 1;
+                    prop_assert_eq!(plan.root[request as usize], root);
+                }
+            }
+            prop_assert!(reached.iter().all(|&times| times == 1));
+            prop_assert!(plan.roots.is_sorted());
+            prop_assert_eq!(plan.size.iter().sum::<u32>(), count);
+            for (index, &after) in (0..).zip(&waits) {
+                match after.filter(|&after| after < index) {
+                    Some(after) => prop_assert!(plan.children(after).any(|child| child == index)),
+                    None => prop_assert!(plan.roots.contains(&index)),
+                }
+            }
+        }
+
         /// Whatever the two block sizes are, prompts share exactly the engine blocks that lie wholly within what they
         /// share of the trace's.
         #[test]

@@ -8,13 +8,15 @@ use kvlane_core::timing::TimingModel;
 use kvlane_core::{router, scheduler};
 use kvlane_sim::fault::{EventFeed, Fault};
 use kvlane_sim::{
-    Drive, EngineConfig, Failure, Outcome, Plan, PrefillPool, ReportFeed, Run, Send, TransferConfig, World,
-    WorldConfig,
+    Batching, CpuTier, Drive, EngineConfig, Eviction, Failure, Outcome, Plan, PrefillPool, ReportFeed, Run,
+    Send, TransferConfig, World, WorldConfig,
 };
 use kvlane_trace::trace::{Builder, Trace, TraceRequest};
 use proptest::prelude::*;
 
 const BLOCK_TOKENS: u32 = 16;
+
+const EVICTIONS: [Eviction; 4] = [Eviction::Lru, Eviction::Lfu, Eviction::SessionLru, Eviction::Infinite];
 
 fn config(policy: &str, engines: usize, seed: u64) -> WorldConfig {
     let timing = TimingModel::preset("qwen2.5-7b@a100").expect("in the tables");
@@ -105,6 +107,8 @@ fn check(trace: &Trace, run: &Run, world: &World) {
     }
     for stats in world.engine_stats() {
         assert_eq!((stats.running, stats.waiting, stats.kv_blocks_used), (0, 0, 0));
+        assert!(stats.prefix_hit_tokens <= stats.prefix_queried_tokens);
+        assert!(stats.cpu_hit_tokens <= stats.prefix_hit_tokens);
     }
     assert_eq!(world.router().read(|scheduler| (scheduler.in_flight(), scheduler.queued())), (0, 0));
     let pool: Vec<u32> =
@@ -300,6 +304,38 @@ fn what_another_engine_has_is_fetched_rather_than_computed() {
     assert!(fetched > 0 && less < computed, "{fetched} {less} {computed}");
 }
 
+/// Prompt tokens found in the cache, and prompt tokens in all, of a run under a small cache.
+fn found(eviction: Eviction, tier: Option<CpuTier>, batching: Batching) -> (u64, u64) {
+    let trace = conversations(120, 14);
+    let mut config = config("prefix_aware", 3, 1);
+    for engine in &mut config.engines {
+        (engine.eviction, engine.cpu_tier, engine.batching) = (eviction, tier, batching);
+        // Little more than the longest prompt: what a conversation leaves is lost before its next turn.
+        engine.blocks = 120;
+    }
+    let (run, world) = play(config, &trace, OPEN);
+    check(&trace, &run, &world);
+    let sum = |what: fn(&Outcome) -> u32| run.outcomes.iter().map(|outcome| u64::from(what(outcome))).sum();
+    (sum(|outcome| outcome.cached_tokens), sum(|outcome| outcome.prompt_tokens))
+}
+
+#[test]
+fn a_cache_that_never_forgets_finds_most() {
+    let shares = EVICTIONS.map(|eviction| found(eviction, None, Batching::Mixed).0);
+    let most = shares[3];
+    assert!(shares[..3].iter().all(|&found| 0 < found && found < most), "{shares:?}");
+}
+
+#[test]
+fn what_the_accelerator_loses_is_found_in_the_hosts_memory() {
+    for batching in [Batching::Mixed, Batching::PrefillFirst] {
+        let of = |tier| found(Eviction::Lru, tier, batching).0;
+        let (without, with) = (of(None), of(Some(CpuTier::new(10_000))));
+        assert!(with > without, "{with} {without}");
+        assert_eq!(of(Some(CpuTier::new(0))), without, "a tier without blocks holds nothing");
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
@@ -314,9 +350,18 @@ proptest! {
         exact: bool,
         closed in prop::option::of(1u32..8),
         (prefill, fetch) in (0usize..3, prop::option::of(1u32..200)),
+        eviction in prop::sample::select(EVICTIONS.to_vec()),
+        tier in prop::option::of((0u32..900, any::<bool>())),
+        (prefill_first, blocks) in (any::<bool>(), 100u32..500),
     ) {
         let trace = conversations(25, seed);
         let mut config = config(policy, engines, seed);
+        for engine in &mut config.engines {
+            engine.eviction = eviction;
+            engine.blocks = blocks;
+            engine.cpu_tier = tier.map(|(blocks, overlap)| CpuTier { overlap, ..CpuTier::new(blocks) });
+            engine.batching = if prefill_first { Batching::PrefillFirst } else { Batching::Mixed };
+        }
         config.faults = deaths
             .into_iter()
             .map(|(at, endpoint, back)| Fault::Death {

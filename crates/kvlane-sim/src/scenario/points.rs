@@ -205,6 +205,9 @@ pub(super) fn retime(trace: &mut Trace, plan: &Plan, stages: &[Stage], seed: u64
 
 #[cfg(test)]
 mod tests {
+    use kvlane_trace::trace::TraceRequest;
+    use proptest::prelude::*;
+
     use super::*;
 
     fn spec(text: &str) -> WorkloadSpec {
@@ -256,5 +259,43 @@ mod tests {
                 && requests.is_sorted_by(|a, b| a.arrival_s <= b.arrival_s)
         };
         assert!(within(0..10, 5.0) && within(10..13, 3.0));
+    }
+
+    proptest! {
+        /// Every conversation keeps its pace and lies in one stage, and the stages have all requests between them.
+        #[test]
+        fn retiming_moves_conversations_as_a_whole(
+            kind in prop::sample::select(Workload::KINDS.to_vec()),
+            stages in prop::collection::vec((1u32..9, 1u32..9), 1..4),
+            seed in 0u64..99,
+        ) {
+            let source = Source::Generated(Box::new(Workload::by_kind(kind).expect("a kind")));
+            let stages: Vec<Stage> = stages
+                .into_iter()
+                .map(|(count, seconds)| Stage { rate: f64::from(count) / f64::from(seconds), seconds: seconds.into() })
+                .collect();
+            let count = stages.iter().map(Stage::count).sum();
+            let (trace, plan) = source.conversations(count, seed).expect("a workload");
+            let mut moved = trace.clone();
+            let ranges = retime(&mut moved, &plan, &stages, seed);
+            prop_assert_eq!(ranges.first().map(|range| range.start), Some(0));
+            prop_assert_eq!(ranges.last().map(|range| range.end), Some(trace.requests.len() as u32));
+            prop_assert!(ranges.windows(2).all(|pair| pair[0].end == pair[1].start));
+            for (range, stage) in ranges.iter().zip(&stages) {
+                let begins: Vec<f64> = range
+                    .clone()
+                    .filter(|&request| plan.root[request as usize] == request)
+                    .map(|root| moved.requests[root as usize].arrival_s)
+                    .collect();
+                prop_assert_eq!(begins.len() as u32, stage.count());
+                prop_assert!(begins.is_sorted() && begins.iter().all(|s| (0.0..stage.seconds).contains(s)));
+            }
+            for (index, (before, after)) in trace.requests.iter().zip(&moved.requests).enumerate() {
+                let root = plan.root[index] as usize;
+                let pace = |trace: &Trace| trace.requests[index].arrival_s - trace.requests[root].arrival_s;
+                prop_assert!((pace(&trace) - pace(&moved)).abs() < 1e-6);
+                prop_assert_eq!(before, &TraceRequest { arrival_s: before.arrival_s, ..*after });
+            }
+        }
     }
 }

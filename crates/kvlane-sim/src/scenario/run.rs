@@ -408,7 +408,12 @@ impl<'a> Prepared<'a> {
         tell: &dyn Fn(),
     ) -> Found {
         let (before, decided) = (world.engine_stats(), world.decisions());
-        let run = world.run(&Send { trace, plan, requests, origin_s: 0.0, drive }, |_| tell());
+        // One step may end several requests.
+        let mut told = 0;
+        let run = world.run(&Send { trace, plan, requests, origin_s: 0.0, drive }, |over| {
+            (told..over).for_each(|_| tell());
+            told = over;
+        });
         let decisions = Decisions {
             count: world.decisions().count - decided.count,
             time: world.decisions().time - decided.time,
