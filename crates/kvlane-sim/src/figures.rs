@@ -131,15 +131,20 @@ fn imbalance(values: &[f64]) -> f64 {
 
 /// Confidence intervals of a single run's latencies, over its requests.
 pub fn request_intervals(run: &Run, seed: u64) -> BTreeMap<String, Interval> {
+    const FIGURES: [(&str, Figure); 4] = [
+        ("mean", Figure::Mean),
+        ("p50", Figure::Percentile(50)),
+        ("p90", Figure::Percentile(90)),
+        ("p99", Figure::Percentile(99)),
+    ];
+    let latencies = latencies(run);
+    let names = latencies.each_ref().map(|(name, scale, unit, _)| (*name, *scale, *unit));
+    let samples = latencies.map(|(.., samples)| samples);
     let mut intervals = BTreeMap::new();
-    for (name, scale, unit, samples) in latencies(run) {
-        for (what, figure) in [
-            ("mean", Figure::Mean),
-            ("p50", Figure::Percentile(50)),
-            ("p90", Figure::Percentile(90)),
-            ("p99", Figure::Percentile(99)),
-        ] {
-            if let Some(Interval { low, high }) = ci::of_requests(&samples, figure, seed) {
+    let found = ci::of_all_requests(&samples, &FIGURES.map(|(_, figure)| figure), seed);
+    for ((name, scale, unit), of_latency) in names.into_iter().zip(found) {
+        for ((what, _), interval) in FIGURES.iter().zip(of_latency) {
+            if let Some(Interval { low, high }) = interval {
                 let interval = Interval { low: low * scale, high: high * scale };
                 intervals.insert(format!("{name}_{what}_{unit}"), interval);
             }

@@ -56,31 +56,87 @@ pub fn of_requests(samples: &[f64], figure: Figure, seed: u64) -> Option<Interva
     of(samples, figure, seed)
 }
 
-fn of(samples: &[f64], figure: Figure, seed: u64) -> Option<Interval> {
-    let count = samples.len();
-    if count < 2 {
-        return None;
-    }
-    let mut sorted = samples.to_vec();
-    sorted.sort_unstable_by(f64::total_cmp);
-    if count > SAMPLES_MAX {
-        return Some(limit(&sorted, figure));
-    }
-    let mut rng = Rng::new(seed);
-    let mut drawn = vec![0; count];
-    let mut figures: Vec<f64> = (0..DRAWS)
-        .map(|_| {
-            drawn.fill_with(|| rng.below(count));
-            match figure {
-                Figure::Mean => drawn.iter().map(|&place| sorted[place]).sum::<f64>() / count as f64,
-                // Places of sorted samples are in the samples' order.
-                Figure::Percentile(percent) => sorted[*drawn.select_nth_unstable(rank(count, percent)).1],
+/// The intervals of several figures of several sets of samples, each as [`of_requests`] has it: by set, then by figure.
+/// Sets of one size are drawn together, which makes all of them cost little more than one.
+pub fn of_all_requests(sets: &[Vec<f64>], figures: &[Figure], seed: u64) -> Vec<Vec<Option<Interval>>> {
+    let mut sorted = sets.to_vec();
+    sorted.iter_mut().for_each(|set| set.sort_unstable_by(f64::total_cmp));
+    let mut intervals = vec![vec![None; figures.len()]; sets.len()];
+    for (first, set) in sorted.iter().enumerate() {
+        let count = set.len();
+        if count > SAMPLES_MAX {
+            intervals[first] = figures.iter().map(|figure| Some(limit(set, *figure))).collect();
+        } else if count > 1 && intervals[first].contains(&None) {
+            let (places, alike): (Vec<usize>, Vec<&[f64]>) = sorted
+                .iter()
+                .enumerate()
+                .filter(|(_, set)| set.len() == count)
+                .map(|(n, set)| (n, &set[..]))
+                .unzip();
+            for (place, of_set) in places.into_iter().zip(draw(&alike, figures, seed)) {
+                intervals[place] = of_set.into_iter().map(Some).collect();
             }
+        }
+    }
+    intervals
+}
+
+fn of(samples: &[f64], figure: Figure, seed: u64) -> Option<Interval> {
+    of_all_requests(&[samples.to_vec()], &[figure], seed)[0][0]
+}
+
+/// Draws from sorted sets of one size. Which samples are drawn, by their places, is the same for all of them, and so is
+/// the place of each percentile.
+fn draw(sets: &[&[f64]], figures: &[Figure], seed: u64) -> Vec<Vec<Interval>> {
+    let count = sets[0].len();
+    let mut ranks: Vec<usize> = figures
+        .iter()
+        .filter_map(|figure| match figure {
+            Figure::Percentile(percent) => Some(rank(count, *percent)),
+            Figure::Mean => None,
         })
         .collect();
-    figures.sort_unstable_by(f64::total_cmp);
+    ranks.sort_unstable();
+    let mut rng = Rng::new(seed);
+    let (mut drawn, mut times) = (vec![0; count], vec![0; count]);
+    let mut means = vec![Vec::with_capacity(DRAWS); sets.len()];
+    let mut places = vec![Vec::with_capacity(DRAWS); ranks.len()];
+    for _ in 0..DRAWS {
+        drawn.fill_with(|| rng.below(count));
+        if ranks.len() < figures.len() {
+            for (set, means) in sets.iter().zip(&mut means) {
+                means.push(drawn.iter().map(|&place| set[place]).sum::<f64>() / count as f64);
+            }
+        }
+        // Sorted, the draw has each place as often as it was drawn.
+        times.fill(0);
+        drawn.iter().for_each(|&place| times[place] += 1);
+        let (mut place, mut through) = (0, times[0]);
+        for (rank, places) in ranks.iter().zip(&mut places) {
+            while through <= *rank {
+                place += 1;
+                through += times[place];
+            }
+            places.push(place);
+        }
+    }
+    means.iter_mut().for_each(|means| means.sort_unstable_by(f64::total_cmp));
+    places.iter_mut().for_each(|places| places.sort_unstable());
     let outside = (DRAWS as f64 * (1.0 - LEVEL) / 2.0) as usize;
-    Some(Interval { low: figures[outside], high: figures[DRAWS - 1 - outside] })
+    let interval =
+        |value: &dyn Fn(usize) -> f64| Interval { low: value(outside), high: value(DRAWS - 1 - outside) };
+    let of_set = |(set, means): (&&[f64], &Vec<f64>)| {
+        let of_figure = |figure: &Figure| match figure {
+            Figure::Mean => interval(&|n| means[n]),
+            Figure::Percentile(percent) => {
+                let of_rank = ranks.partition_point(|other| *other < rank(count, *percent));
+                // Places of sorted samples are in the samples' order.
+                interval(&|n| set[places[of_rank][n]])
+            }
+        };
+        figures.iter().map(of_figure).collect()
+    };
+    sets.iter().zip(&means).map(of_set).collect()
 }
 
 /// What the bootstrap comes to with many samples: a mean of draws is normal around the mean; the rank of a percentile
@@ -141,6 +197,17 @@ mod tests {
             let width = limit.high - limit.low;
             assert!((drawn.low - limit.low).abs() < width / 8.0, "{figure:?}: {drawn:?} {limit:?}");
             assert!((drawn.high - limit.high).abs() < width / 8.0, "{figure:?}: {drawn:?} {limit:?}");
+        }
+    }
+
+    #[test]
+    fn sets_drawn_together_have_the_intervals_they_have_alone() {
+        let sets = [uniform(300, 1), uniform(40, 2), uniform(300, 3), Vec::new()];
+        let figures = [Figure::Percentile(90), Figure::Mean, Figure::Percentile(50)];
+        for (set, together) in sets.iter().zip(of_all_requests(&sets, &figures, 7)) {
+            let alone = figures.map(|figure| of_requests(set, figure, 7));
+            assert_eq!(together, alone);
+            assert_eq!(alone[0].is_some(), !set.is_empty());
         }
     }
 
