@@ -10,9 +10,10 @@ use kvlane_core::endpoint::EndpointId;
 use kvlane_core::event::KvEvent;
 use kvlane_core::index::Overlap;
 use kvlane_core::load::Reported;
+use kvlane_core::policy::PolicyConfig;
 use kvlane_core::rng::Rng;
 use kvlane_core::router::{self, Router};
-use kvlane_core::scheduler::{Input, Output};
+use kvlane_core::scheduler::{self, Input, Output};
 use kvlane_core::time::Nanos;
 
 pub use play::{Run, Send};
@@ -25,6 +26,10 @@ use crate::transfer::{Transfer, TransferConfig};
 /// Tokens after which the router is told how far an answer has come. The gateway tells it what each read of the stream
 /// brought; this is as close, by a thousandth of a usual context, and far cheaper.
 const TOKEN_EVERY: u32 = 16;
+
+/// An engine that runs more sequences than this is watched step by step: to find out how long it will be quiet takes as
+/// long as they are many, and the more there are the sooner one ends.
+const QUIET_SEQUENCES_MAX: u32 = 64;
 
 /// A fleet and what it is connected by.
 #[derive(Clone, Debug)]
@@ -121,7 +126,8 @@ struct Seat {
     alive: bool,
     /// Counts deaths: what an earlier engine had to say is void.
     generation: u32,
-    /// When the engine's next step ends, if that is scheduled.
+    /// When to look at the engine next, if that is scheduled: not after it has something to tell. Until then it may be
+    /// some steps behind the clock.
     step_at: Option<Nanos>,
     /// Counters of engines that died here.
     buried: EngineStats,
@@ -156,6 +162,23 @@ enum Event {
     Health { seat: u16 },
     /// Somebody may have waited too long.
     Tick,
+}
+
+/// Whether decisions, or what is written down of them, depend on how far answers have come.
+fn hears_tokens(config: &scheduler::Config) -> bool {
+    config.receipts_max > 0
+        || match config.policy {
+            PolicyConfig::LeastTokens(_) => true,
+            PolicyConfig::Random(_)
+            | PolicyConfig::RoundRobin(_)
+            | PolicyConfig::PowerOfTwo(_)
+            | PolicyConfig::LeastLoad(_)
+            | PolicyConfig::CacheAware(_)
+            | PolicyConfig::PrefixAware(_)
+            | PolicyConfig::LMetric(_)
+            | PolicyConfig::LeastPrefill(_)
+            | PolicyConfig::Weighted(_) => false,
+        }
 }
 
 // === impl World ===
@@ -194,9 +217,10 @@ impl World {
 
     fn add_pool(&mut self, pool: usize, engines: Vec<EngineConfig>, config: router::Config) {
         let exact = config.exact;
+        let token_every = if hears_tokens(&config.scheduler) { TOKEN_EVERY } else { 0 };
         let router = Router::new(config);
         for (n, mut engine) in engines.into_iter().enumerate() {
-            (engine.kv_events, engine.token_every) = (exact, TOKEN_EVERY);
+            (engine.kv_events, engine.token_every) = (exact, token_every);
             let name = format!("engine-{n}").into();
             let Some(id) = router.join(Nanos::ZERO, name, true, false, &mut self.outputs) else { break };
             self.seats.push(Seat {
@@ -291,7 +315,8 @@ impl World {
     fn report(&mut self, again: bool) {
         let Some(feed) = self.config.reports else { return };
         let now = self.now();
-        for (n, seat) in self.seats.iter().enumerate().filter(|(_, seat)| seat.alive) {
+        for (n, seat) in self.seats.iter_mut().enumerate().filter(|(_, seat)| seat.alive) {
+            seat.engine.catch_up(now);
             let stats = seat.engine.stats();
             let reported = Reported {
                 running: stats.running,
@@ -309,10 +334,11 @@ impl World {
         }
     }
 
-    /// Schedules what the engine at `seat` does next.
+    /// Schedules when to look at the engine at `seat` next. What changes in its cache has to be passed on at once.
     fn watch(&mut self, seat: usize) {
         let Seat { engine, step_at, .. } = &mut self.seats[seat];
-        let next = engine.next_deadline();
+        let quiet = !engine.config().kv_events && engine.stats().running <= QUIET_SEQUENCES_MAX;
+        let next = if quiet { engine.quiet_until() } else { engine.next_deadline() };
         if next != *step_at {
             *step_at = next;
             if let Some(at) = next {
@@ -353,6 +379,7 @@ impl World {
     fn bury(&mut self, endpoint: usize, back_at: Option<Nanos>) {
         let now = self.now();
         let Some(seat) = self.seats.get_mut(endpoint).filter(|seat| seat.alive) else { return };
+        seat.engine.catch_up(now);
         seat.buried = seat.buried.followed_by(seat.engine.stats());
         seat.engine = Engine::new(seat.engine.config().clone());
         (seat.alive, seat.step_at) = (false, None);
@@ -369,8 +396,11 @@ impl World {
     }
 
     fn slow(&mut self, endpoint: usize, factor: f64, until: Option<Nanos>) {
+        let now = self.now();
         let Some(seat) = self.seats.get_mut(endpoint) else { return };
+        seat.engine.catch_up(now);
         seat.engine.set_slowdown(factor);
+        self.watch(endpoint);
         if let Some(at) = until {
             self.clock.schedule(at, Event::Recover { seat: endpoint as u16 });
         }

@@ -291,6 +291,18 @@ impl Engine {
         out.append(&mut self.events);
     }
 
+    /// Runs every step that ends by `now`, and keeps what happened for [`Engine::advance`]: for a driver that comes only
+    /// when something is told ([`Engine::quiet_until`]) and wants to know in between how the engine stands.
+    pub fn catch_up(&mut self, now: Nanos) {
+        self.run(now);
+    }
+
+    /// Output tokens of a request so far; `None` if it is not in flight.
+    pub fn generated_tokens(&self, id: u64) -> Option<u32> {
+        let sequence = &self.sequences[*self.in_flight.get(&id)? as usize];
+        Some(sequence.context(self.tick).map_or(sequence.generated, |context| sequence.generated_at(context)))
+    }
+
     /// Makes steps longer by a factor, from the next one on: a throttled GPU, a noisy neighbour. 1 is the normal speed.
     pub fn set_slowdown(&mut self, factor: f64) {
         self.slowdown = if factor > 0.0 && factor.is_finite() { factor } else { 1.0 };

@@ -14,7 +14,7 @@ use kvlane_core::scheduler::{Input, Output};
 use kvlane_core::time::Nanos;
 use kvlane_trace::trace::{Trace, TraceRequest};
 
-use super::{Event, World};
+use super::{Event, TOKEN_EVERY, World};
 use crate::engine::{EngineEvent, EngineRequest, Remote};
 use crate::fault::Fault;
 use crate::outcome::{Failure, Outcome};
@@ -209,6 +209,11 @@ impl Play<'_, '_> {
             Event::Report => self.world.report(true),
             Event::Fault(index) => {
                 let fault = self.world.config.faults[index];
+                if let Fault::Death { endpoint, .. } = fault {
+                    let of_engine = |(_, flight): &(&u32, &Flight)| flight.seat == Some(endpoint);
+                    let broken: Vec<u32> = self.flights.iter().filter(of_engine).map(|(&r, _)| r).collect();
+                    broken.into_iter().for_each(|request| self.count_tokens(request));
+                }
                 self.world.happen(event);
                 if let Fault::Death { endpoint, .. } = fault {
                     self.break_off(endpoint);
@@ -316,9 +321,11 @@ impl Play<'_, '_> {
     }
 
     /// Who in the pool of `seat` has so much more of a prompt cached that it is worth fetching, and how much.
-    fn better_holder(&self, seat: usize, request: &EngineRequest) -> Option<(usize, u32)> {
+    fn better_holder(&mut self, seat: usize, request: &EngineRequest) -> Option<(usize, u32)> {
         let tokens_min = self.world.config.fetch_tokens_min?;
-        let seats = &self.world.seats;
+        let now = self.now();
+        let seats = &mut self.world.seats;
+        seats.iter_mut().for_each(|seat| seat.engine.catch_up(now));
         let cached = |seat: usize| seats[seat].engine.cached_tokens(request);
         let fit =
             |other: &usize| *other != seat && seats[*other].alive && seats[*other].pool == seats[seat].pool;
@@ -365,11 +372,14 @@ impl Play<'_, '_> {
                 self.world.routers[pool].progress(now, id, true, 0, &mut self.world.outputs);
             }
             EngineEvent::Tokens { id, count } => {
-                self.outcome(id as u32).output_tokens += count;
                 let id = self.id(id as u32);
                 self.world.routers[pool].progress(now, id, false, count, &mut self.world.outputs);
             }
-            EngineEvent::Finished { id } if pool == DECODE => self.settle(id as u32, None),
+            EngineEvent::Finished { id } if pool == DECODE => {
+                let request = id as u32;
+                self.outcome(request).output_tokens = self.request(request).output_tokens;
+                self.settle(request, None);
+            }
             EngineEvent::Finished { id } => self.hand_over(seat, id as u32),
             EngineEvent::Rejected { id, why } => self.settle(id as u32, Some(Failure::Refused(why))),
         }
@@ -452,6 +462,19 @@ impl Play<'_, '_> {
         broken.into_iter().for_each(|request| self.attempt_failed(request));
     }
 
+    /// Counts what a client has received of an answer that is about to break off.
+    fn count_tokens(&mut self, request: u32) {
+        let now = self.now();
+        let Some(Flight { pool: DECODE, seat: Some(seat), .. }) = self.flights.get(&request) else { return };
+        let engine = &mut self.world.seats[*seat].engine;
+        engine.catch_up(now);
+        let generated = engine.generated_tokens(u64::from(request)).unwrap_or(0);
+        let outcome = self.outcome(request);
+        if outcome.first_token.is_some() && generated > 0 {
+            outcome.output_tokens = 1 + (generated - 1) / TOKEN_EVERY * TOKEN_EVERY;
+        }
+    }
+
     /// The endpoint did not answer, or no more.
     fn attempt_failed(&mut self, request: u32) {
         let attempts_max = self.world.config.attempts_max;
@@ -476,6 +499,7 @@ impl Play<'_, '_> {
 
     /// A client has waited long enough.
     fn give_up(&mut self, request: u32) {
+        self.count_tokens(request);
         let Some(flight) = self.flights.get(&request) else { return };
         let now = self.now();
         if let Some(seat) = flight.seat {
