@@ -196,7 +196,7 @@ pub struct Arm {
     pub cache_knowledge: CacheKnowledge,
     /// Seconds from the client to the engine: network, HTTP, tokenising, the decision.
     pub routing_delay_s: f64,
-    /// Seconds between two load reports of an engine; none without.
+    /// Seconds between two load reports of an engine; no reports if it is `null`.
     pub report_interval_s: Option<f64>,
     /// How old a report is when it arrives, in seconds.
     pub report_age_s: f64,
@@ -245,6 +245,15 @@ pub struct Published {
     #[serde(flatten)]
     pub figures: Figures,
 }
+
+/// Most KV blocks of a fleet, the hosts' included: their tables take up to 80 bytes for each.
+const BLOCKS_MAX: u64 = 1 << 27;
+/// Slowest link: a prompt has to arrive within the time of a run.
+const BYTES_PER_S_MIN: f64 = 1e6;
+/// Slowest engine: a step has to end within the time of a run.
+const SLOWDOWN_MAX: f64 = 1e4;
+/// Most frequent load reports.
+const REPORT_INTERVAL_MIN_S: f64 = 1e-3;
 
 fn one() -> u32 {
     1
@@ -332,6 +341,7 @@ impl Fleet {
         if let Some(tokens) = self.kv_capacity_tokens.or(measured_capacity) {
             engine.blocks = u32::try_from(tokens / u64::from(block_tokens)).unwrap_or(u32::MAX);
         }
+        self.check()?;
         let or_file = |own: Option<u32>, from: fn(&TimingFile) -> Option<u32>| own.or(file.and_then(from));
         if let Some(seqs) = or_file(self.max_num_seqs, |f| f.max_num_seqs) {
             engine.max_num_seqs = seqs;
@@ -343,7 +353,33 @@ impl Fleet {
         if engine.blocks == 0 {
             return Err(bad("the KV cache holds no block: more GPUs, more memory_share or a smaller model"));
         }
+        let in_all = u64::from(engine.blocks) + u64::from(self.cpu_tier.map_or(0, |tier| tier.blocks));
+        if in_all.saturating_mul(self.engines.into()) > BLOCKS_MAX {
+            let why = format!(
+                "{} engines of {in_all} blocks hold more than {BLOCKS_MAX} in all: take fewer or larger blocks, or fewer engines",
+                self.engines
+            );
+            return Err(bad(&why));
+        }
         Ok(engine)
+    }
+
+    /// # Errors
+    /// If a limit is zero or something moves so slowly that it would never arrive.
+    fn check(&self) -> Result<(), RunError> {
+        let bad = |why: &str| Err(RunError::Fleet(why.to_owned()));
+        let speed = |bytes_per_s: f64| (BYTES_PER_S_MIN..=1e18).contains(&bytes_per_s);
+        let span = |secs: f64| (0.0..1e3).contains(&secs);
+        if self.max_num_seqs == Some(0) || self.max_num_batched_tokens == Some(0) {
+            return bad("max_num_seqs and max_num_batched_tokens must be at least 1");
+        }
+        if !speed(self.link.bytes_per_s) || !span(self.link.setup_s) || self.link.slots == 0 {
+            return bad("link: take bytes_per_s from 1e6 on, setup_s from 0 to 1000 and at least one slot");
+        }
+        if self.cpu_tier.is_some_and(|tier| !speed(tier.bytes_per_s) || !span(tier.latency_s)) {
+            return bad("cpu_tier: take bytes_per_s from 1e6 on and latency_s from 0 to 1000");
+        }
+        Ok(())
     }
 }
 
@@ -368,8 +404,8 @@ impl FaultSpec {
                 "faults: times are seconds, zero or more, and end after they begin".into(),
             ));
         }
-        if factor.is_some_and(|factor| !(factor > 0.0 && factor.is_finite())) {
-            return Err(RunError::Fleet("faults: a factor is above zero".into()));
+        if factor.is_some_and(|factor| !(factor > 0.0 && factor <= SLOWDOWN_MAX)) {
+            return Err(RunError::Fleet("faults: a factor is above zero and at most 10000".into()));
         }
         let (at, end) = (Nanos::from_secs_f64(at_s), end_s.map(Nanos::from_secs_f64));
         Ok(match factor {
@@ -413,12 +449,12 @@ impl Arm {
                 self.arm
             )));
         }
-        if delays.into_iter().all(span) && self.report_interval_s.is_none_or(|secs| secs > 0.0 && span(secs))
-        {
+        let interval = |secs| (REPORT_INTERVAL_MIN_S..1e6).contains(&secs);
+        if delays.into_iter().all(span) && self.report_interval_s.is_none_or(interval) {
             return Ok(());
         }
         let why =
-            format!("`{}`: delays are seconds, zero or more; a report interval is more than zero", self.arm);
+            format!("`{}`: delays are seconds, zero or more; a report interval is 0.001 s or more", self.arm);
         Err(RunError::Policies(why))
     }
 }

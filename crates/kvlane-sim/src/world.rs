@@ -98,7 +98,10 @@ pub struct World {
     sent: u64,
     /// Runs so far.
     runs: u32,
+    /// Whether a report is scheduled.
     reporting: bool,
+    /// When engines last said how loaded they are.
+    reported_at: Nanos,
     tick_at: Option<Nanos>,
     decisions: Decisions,
     overlap: Overlap,
@@ -198,6 +201,7 @@ impl World {
             sent: 0,
             runs: 0,
             reporting: false,
+            reported_at: Nanos::ZERO,
             tick_at: None,
             decisions: Decisions::default(),
             overlap: Overlap::default(),
@@ -328,10 +332,21 @@ impl World {
             };
             self.clock.schedule(now + feed.age, Event::Reported { seat: n as u16, reported });
         }
-        self.reporting = again;
+        (self.reporting, self.reported_at) = (false, now);
         if again {
-            self.clock.schedule(now + feed.interval.max(Nanos(1)), Event::Report);
+            self.resume_reports();
         }
+    }
+
+    /// Schedules the next report, if there are any and none is: a whole number of intervals after the last one, so that
+    /// it does not show that nobody reported while there was nothing to say.
+    fn resume_reports(&mut self) {
+        let Some(feed) = self.config.reports.filter(|_| !self.reporting) else { return };
+        let interval = feed.interval.0.max(1);
+        let intervals = (self.now() - self.reported_at).0.div_ceil(interval).max(1);
+        let at = self.reported_at + Nanos(interval.saturating_mul(intervals));
+        self.clock.schedule(at, Event::Report);
+        self.reporting = true;
     }
 
     /// Schedules when to look at the engine at `seat` next. What changes in its cache has to be passed on at once.

@@ -96,7 +96,10 @@ impl Point {
         match self {
             Self::Load(_) => None,
             Self::Stage(stage) => Some(stage.count()),
-            Self::Stages(open) => Some(open.warm_up.iter().chain(&open.stages).map(Stage::count).sum()),
+            Self::Stages(open) => {
+                let counts = open.warm_up.iter().chain(&open.stages).map(Stage::count);
+                Some(counts.fold(0, u32::saturating_add))
+            }
             Self::Clients(_, count) => Some(*count),
         }
     }
@@ -244,6 +247,9 @@ mod tests {
         };
         assert_eq!((closed(r#"{"total": 10}"#), closed(r#"{"per_client": 10}"#)), (Some(10), Some(40)));
         assert_eq!(points(&spec("{}")).unwrap()[0].conversations(), None);
+        let stage = r#"{"rate": 1e9, "seconds": 4}"#;
+        let open = format!(r#"{{"open_loop": {{"back_to_back": true, "stages": [{stage}, {stage}]}}}}"#);
+        assert_eq!(points(&spec(&open)).unwrap()[0].conversations(), Some(u32::MAX), "more than can be");
     }
 
     #[test]

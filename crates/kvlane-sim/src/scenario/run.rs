@@ -23,7 +23,7 @@ use super::points::{Point, Source, points, retime};
 use super::{Arm, CacheKnowledge, Published, Scenario, Stage};
 use crate::engine::EngineConfig;
 use crate::fault::{EventFeed, Fault};
-use crate::figures::{Figures, figures, mean, request_intervals, seed_intervals, whole};
+use crate::figures::{Figures, Judgement, figures, mean, request_intervals, seed_intervals, whole};
 use crate::workload::{Drive, Plan};
 use crate::world::{Decisions, PrefillPool, ReportFeed, Send, World, WorldConfig};
 
@@ -68,6 +68,11 @@ pub enum RunError {
     /// The policies make no sense.
     #[error("policies: {0}")]
     Policies(String),
+    /// What counts as good makes no sense.
+    #[error(
+        "judgement: slo_ttft_s and slo_tpot_ms are zero or more, heavy_from_tokens is no less than medium_from_tokens"
+    )]
+    Judgement,
     /// Too much is asked for.
     #[error("{0} runs are asked for, at most {JOBS_MAX} are made: take fewer policies, loads or seeds")]
     TooMany(usize),
@@ -290,6 +295,10 @@ impl<'a> Prepared<'a> {
             let why = format!("published: nothing of `{}` is simulated at {}", stray.arm, stray.cell());
             return Err(RunError::Workload(why));
         }
+        let Judgement { slo_ttft_s, slo_tpot_ms, medium_from_tokens, heavy_from_tokens } = scenario.judgement;
+        if !(slo_ttft_s >= 0.0 && slo_tpot_ms >= 0.0 && medium_from_tokens <= heavy_from_tokens) {
+            return Err(RunError::Judgement);
+        }
         Ok(Self {
             scenario,
             engine: scenario.fleet.engine(directory)?,
@@ -376,20 +385,34 @@ impl<'a> Prepared<'a> {
         let all = 0..trace.requests.len() as u32;
         match point {
             Point::Load(load) => {
-                Ok(vec![self.play(&mut world, &trace, &plan, all, Drive::Open { load: *load }, tell)])
+                Ok(vec![self.play(&mut world, &trace, &plan, all, Drive::Open { load: *load }, true, tell)])
             }
-            Point::Clients(clients, _) => {
-                Ok(vec![self.play(&mut world, &trace, &plan, all, Drive::Closed { clients: *clients }, tell)])
-            }
+            Point::Clients(clients, _) => Ok(vec![self.play(
+                &mut world,
+                &trace,
+                &plan,
+                all,
+                Drive::Closed { clients: *clients },
+                true,
+                tell,
+            )]),
             Point::Stage(stage) => {
                 retime(&mut trace, &plan, &[*stage], content_seed);
-                Ok(vec![self.play(&mut world, &trace, &plan, all, Drive::Open { load: 1.0 }, tell)])
+                Ok(vec![self.play(&mut world, &trace, &plan, all, Drive::Open { load: 1.0 }, false, tell)])
             }
             Point::Stages(open) => {
                 let stages: Vec<Stage> = open.warm_up.iter().chain(&open.stages).copied().collect();
                 let mut found = Vec::new();
                 for range in retime(&mut trace, &plan, &stages, content_seed) {
-                    found.push(self.play(&mut world, &trace, &plan, range, Drive::Open { load: 1.0 }, tell));
+                    found.push(self.play(
+                        &mut world,
+                        &trace,
+                        &plan,
+                        range,
+                        Drive::Open { load: 1.0 },
+                        false,
+                        tell,
+                    ));
                     world.rest(Nanos::from_secs_f64(open.pause_s));
                 }
                 Ok(found.split_off(usize::from(open.warm_up.is_some())))
@@ -397,7 +420,7 @@ impl<'a> Prepared<'a> {
         }
     }
 
-    /// Plays a part of a trace, whose times count from its start, and sums it up.
+    /// Plays a part of a trace and sums it up. Its times count from its start, or from its first request.
     fn play(
         &self,
         world: &mut World,
@@ -405,12 +428,16 @@ impl<'a> Prepared<'a> {
         plan: &Plan,
         requests: Range<u32>,
         drive: Drive,
+        from_first: bool,
         tell: &dyn Fn(),
     ) -> Found {
         let (before, decided) = (world.engine_stats(), world.decisions());
+        // A trace may be a piece of another and begin late.
+        let first_s = trace.requests.get(requests.start as usize).map_or(0.0, |first| first.arrival_s);
+        let origin_s = if from_first { first_s } else { 0.0 };
         // One step may end several requests.
         let mut told = 0;
-        let run = world.run(&Send { trace, plan, requests, origin_s: 0.0, drive }, |over| {
+        let run = world.run(&Send { trace, plan, requests, origin_s, drive }, |over| {
             (told..over).for_each(|_| tell());
             told = over;
         });

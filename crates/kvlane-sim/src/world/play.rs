@@ -143,7 +143,7 @@ impl Play<'_, '_> {
                 prompt_tokens: request.input_tokens,
                 cached_tokens: 0,
                 moved_tokens: 0,
-                reusable_tokens: trace.reusable_blocks(index) * trace.block_tokens,
+                reusable_tokens: self.reusable_tokens(index),
                 output_tokens: 0,
                 failure: None,
             });
@@ -155,6 +155,16 @@ impl Play<'_, '_> {
             Drive::Open { .. } => self.schedule_root(),
             Drive::Closed { clients } => (0..clients.max(1)).for_each(|_| self.start_root()),
         }
+    }
+
+    /// What of a prompt an earlier one or its answer has, in whole blocks of the engines. The last token is never
+    /// found.
+    fn reusable_tokens(&self, request: u32) -> u32 {
+        let Send { trace, .. } = self.send;
+        let TraceRequest { input_tokens, shared_blocks, .. } = *self.request(request);
+        let shared = shared_blocks.saturating_mul(trace.block_tokens).min(input_tokens.saturating_sub(1));
+        let block_tokens = self.world.config.router.block_tokens.max(1);
+        shared / block_tokens * block_tokens
     }
 
     /// Open loop: schedules the next conversation.
@@ -206,7 +216,8 @@ impl Play<'_, '_> {
             Event::Place { run, request } if run == self.run => self.place(request),
             Event::Timeout { run, request } if run == self.run => self.give_up(request),
             Event::Step { seat } => self.step(seat.into()),
-            Event::Report => self.world.report(true),
+            // The last one says that all engines are idle; until a request comes there is no other.
+            Event::Report => self.world.report(!self.flights.is_empty()),
             Event::Fault(index) => {
                 let fault = self.world.config.faults[index];
                 if let Fault::Death { endpoint, .. } = fault {
@@ -233,6 +244,7 @@ impl Play<'_, '_> {
         self.outcome(request).due = now;
         let pool = self.world.routers.len() - 1;
         self.flights.insert(request, Flight { pool, ..Flight::default() });
+        self.world.resume_reports();
         let run = self.run;
         self.world.clock.schedule(now + self.world.config.routing_delay, Event::Place { run, request });
         if let Some(timeout) = self.world.config.client_timeout {

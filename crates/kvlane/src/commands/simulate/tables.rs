@@ -7,7 +7,7 @@ use kvlane_trace::report::Table;
 use super::{errors, load_of};
 
 /// What is shown of every row: heading, figure, factor, digits.
-const COLUMNS: [(&str, &str, f64, usize); 15] = [
+const COLUMNS: [(&str, &str, f64, usize); 16] = [
     ("TTFT mean s", "ttft_mean_s", 1.0, 3),
     ("p50", "ttft_p50_s", 1.0, 3),
     ("p90", "ttft_p90_s", 1.0, 3),
@@ -21,6 +21,7 @@ const COLUMNS: [(&str, &str, f64, usize); 15] = [
     ("of at most", "reusable_share", 100.0, 1),
     ("good req/s", "goodput_req_s", 1.0, 2),
     ("shed %", "shed_share", 100.0, 1),
+    ("failed %", "failed_share", 100.0, 1),
     ("imbalance", "busy_imbalance", 1.0, 2),
     ("preempted", "preemptions", 1.0, 0),
 ];
