@@ -5,7 +5,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -24,7 +23,7 @@ use super::{Arm, CacheKnowledge, Published, Scenario, Stage};
 use crate::engine::EngineConfig;
 use crate::fault::{EventFeed, Fault};
 use crate::figures::{Figures, Judgement, figures, mean, request_intervals, seed_intervals, whole};
-use crate::workload::{Drive, Plan};
+use crate::workload::Drive;
 use crate::world::{Decisions, PrefillPool, ReportFeed, Send, World, WorldConfig};
 
 /// Most engines of a fleet: what a pool's ids can name.
@@ -383,36 +382,46 @@ impl<'a> Prepared<'a> {
             Some(count) => self.source.conversations(count, content_seed)?,
         };
         let all = 0..trace.requests.len() as u32;
+        let stages: Vec<Stage> = match point {
+            Point::Load(_) | Point::Clients(..) => Vec::new(),
+            Point::Stage(stage) => vec![*stage],
+            Point::Stages(open) => open.warm_up.iter().chain(&open.stages).copied().collect(),
+        };
+        let ranges = retime(&mut trace, &plan, &stages, content_seed);
+        // A trace may be a piece of another and begin late.
+        let first_s = trace.requests.first().map_or(0.0, |first| first.arrival_s);
+        let (trace, plan) = (&trace, &plan);
         match point {
             Point::Load(load) => {
-                Ok(vec![self.play(&mut world, &trace, &plan, all, Drive::Open { load: *load }, true, tell)])
+                let drive = Drive::Open { load: *load };
+                Ok(vec![self.play(
+                    &mut world,
+                    &Send { trace, plan, requests: all, origin_s: first_s, drive },
+                    tell,
+                )])
             }
-            Point::Clients(clients, _) => Ok(vec![self.play(
-                &mut world,
-                &trace,
-                &plan,
-                all,
-                Drive::Closed { clients: *clients },
-                true,
-                tell,
-            )]),
-            Point::Stage(stage) => {
-                retime(&mut trace, &plan, &[*stage], content_seed);
-                Ok(vec![self.play(&mut world, &trace, &plan, all, Drive::Open { load: 1.0 }, false, tell)])
+            Point::Clients(clients, _) => {
+                let drive = Drive::Closed { clients: *clients };
+                Ok(vec![self.play(
+                    &mut world,
+                    &Send { trace, plan, requests: all, origin_s: first_s, drive },
+                    tell,
+                )])
+            }
+            Point::Stage(_) => {
+                let drive = Drive::Open { load: 1.0 };
+                Ok(vec![self.play(
+                    &mut world,
+                    &Send { trace, plan, requests: all, origin_s: 0.0, drive },
+                    tell,
+                )])
             }
             Point::Stages(open) => {
-                let stages: Vec<Stage> = open.warm_up.iter().chain(&open.stages).copied().collect();
                 let mut found = Vec::new();
-                for range in retime(&mut trace, &plan, &stages, content_seed) {
-                    found.push(self.play(
-                        &mut world,
-                        &trace,
-                        &plan,
-                        range,
-                        Drive::Open { load: 1.0 },
-                        false,
-                        tell,
-                    ));
+                for requests in ranges {
+                    let drive = Drive::Open { load: 1.0 };
+                    let send = Send { trace, plan, requests, origin_s: 0.0, drive };
+                    found.push(self.play(&mut world, &send, tell));
                     world.rest(Nanos::from_secs_f64(open.pause_s));
                 }
                 Ok(found.split_off(usize::from(open.warm_up.is_some())))
@@ -420,24 +429,12 @@ impl<'a> Prepared<'a> {
         }
     }
 
-    /// Plays a part of a trace and sums it up. Its times count from its start, or from its first request.
-    fn play(
-        &self,
-        world: &mut World,
-        trace: &Trace,
-        plan: &Plan,
-        requests: Range<u32>,
-        drive: Drive,
-        from_first: bool,
-        tell: &dyn Fn(),
-    ) -> Found {
+    /// Plays a part of a trace and sums it up.
+    fn play(&self, world: &mut World, send: &Send<'_>, tell: &dyn Fn()) -> Found {
         let (before, decided) = (world.engine_stats(), world.decisions());
-        // A trace may be a piece of another and begin late.
-        let first_s = trace.requests.get(requests.start as usize).map_or(0.0, |first| first.arrival_s);
-        let origin_s = if from_first { first_s } else { 0.0 };
         // One step may end several requests.
         let mut told = 0;
-        let run = world.run(&Send { trace, plan, requests, origin_s, drive }, |over| {
+        let run = world.run(send, |over| {
             (told..over).for_each(|_| tell());
             told = over;
         });
