@@ -111,8 +111,6 @@ impl Findings {
 #[test]
 fn llm_ds_ladder_of_rates_is_climbed_as_it_was() {
     /// Rates at which a transient at the start of a stage, of which each seed has more or less, makes the time to first
-    /// token; it is not held to anything here.
-    const TRANSIENT: [f64; 2] = [40.0, 43.0];
     let rows = simulate("seed-001", "rate");
     let mut findings = Findings::default();
     let rates: Vec<f64> = rows.iter().filter(|row| row.arm == "precise").filter_map(|row| row.load).collect();
@@ -123,8 +121,7 @@ fn llm_ds_ladder_of_rates_is_climbed_as_it_was() {
         findings.within(service, "out_tok_s", 0.20);
         let off_s = precise.simulated("ttft_mean_s") - precise.published("ttft_mean_s");
         let near = precise.error("ttft_mean_s").abs() <= 0.40 || off_s.abs() <= 0.1;
-        findings
-            .check(near || TRANSIENT.contains(&rate), format!("precise {rate} ttft_mean_s {off_s:+.3} s"));
+        findings.check(near, format!("precise {rate} ttft_mean_s {off_s:+.3} s"));
         let ratio = precise.simulated("out_tok_s") / service.simulated("out_tok_s");
         findings.check(rate < 30.0 || ratio >= 2.0, format!("at {rate} precise is {ratio:.2} times as fast"));
     }
@@ -132,8 +129,13 @@ fn llm_ds_ladder_of_rates_is_climbed_as_it_was() {
         |arm: &str| rows.iter().find(|row| row.arm == arm && row.load.is_none()).expect("it was published");
     findings.within(whole("precise"), "out_tok_s", 0.08);
     findings.within(whole("k8s_service"), "out_tok_s", 0.08);
-    // Published times of an arm are means over its requests: those to the first token are, by the published rows.
+    // Published times of an arm are means over its requests: those to the first token are, by the published rows. Read so
+    // the precise arm's 47.0 ms are missed by 8.8 %; as a mean over the rates they are met.
     findings.within(whole("precise"), "itl_mean_ms", 0.10);
+    let itl_ms: Vec<f64> =
+        rates.iter().map(|&rate| at(&rows, "precise", rate).simulated("itl_mean_ms")).collect();
+    let over_rates = itl_ms.iter().sum::<f64>() / 16.0 / 47.0 - 1.0;
+    findings.check(over_rates.abs() <= 0.08, format!("precise itl_mean_ms over the rates {over_rates:+.3}"));
     findings.within(whole("k8s_service"), "itl_mean_ms", 0.08);
     let knee = |figures: fn(&Row, &str) -> f64| {
         rates.iter().copied().find(|&rate| figures(at(&rows, "k8s_service", rate), "ttft_mean_s") > 5.0)
