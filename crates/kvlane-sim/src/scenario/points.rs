@@ -9,6 +9,11 @@ use kvlane_trace::trace::Trace;
 use super::{Cell, Conversations, Open, OpenLoop, RunError, Stage, WorkloadSpec};
 use crate::workload::Plan;
 
+/// Factors on a rate that leave the times of a trace within what the clock counts.
+const LOADS: std::ops::RangeInclusive<f64> = 1e-6..=1e9;
+/// Latest time of a trace in seconds at the lowest of its loads: 31 years, where the clock counts to 584.
+const SECS_MAX: f64 = 1e9;
+
 /// One run of a policy under a seed.
 #[derive(Clone, Debug)]
 pub(super) enum Point {
@@ -70,8 +75,8 @@ pub(super) fn points(spec: &WorkloadSpec) -> Result<Vec<Point>, RunError> {
         }
         (None, None) => {
             let loads = if spec.load.is_empty() { &[1.0][..] } else { &spec.load };
-            if !loads.iter().all(|&load| positive(load)) {
-                return bad("load: factors must be above zero");
+            if !loads.iter().all(|load| LOADS.contains(load)) {
+                return bad("load: factors must be above zero, from 0.000001 to 1000000000");
             }
             Ok(loads.iter().copied().map(Point::Load).collect())
         }
@@ -113,6 +118,16 @@ impl Source {
         match (&spec.trace, &spec.generate) {
             (Some(path), None) => {
                 let trace = open(path).map_err(|source| RunError::Trace { path: path.clone(), source })?;
+                let slowest = spec.load.iter().copied().fold(1.0, f64::min);
+                let late = |secs: f64| secs / slowest > SECS_MAX;
+                if trace
+                    .requests
+                    .iter()
+                    .any(|r| late(r.arrival_s) || r.think_s.is_some_and(|s| late(s.into())))
+                {
+                    let why = format!("{}: times beyond {SECS_MAX} s cannot be simulated", path.display());
+                    return Err(RunError::Workload(why));
+                }
                 let plan = Plan::new(&trace);
                 Ok(Self::Trace(Box::new((trace, plan))))
             }
@@ -237,6 +252,7 @@ mod tests {
         );
         check_bad(r#"{"closed_loop": {"concurrency": [0], "conversations": {"total": 3}}}"#, "at least 1");
         check_bad(r#"{"load": [0]}"#, "above zero");
+        check_bad(r#"{"load": [1e-300]}"#, "above zero");
     }
 
     #[test]
