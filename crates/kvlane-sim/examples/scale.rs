@@ -91,25 +91,26 @@ fn play(workload: &str, requests: usize, engines: usize, policy: &str, knows: Kn
     let timing = TimingModel::preset("llama-3.1-8b@h100")?;
     let engine = EngineConfig::vllm(timing, 16, 0.9);
     let policy = PolicyConfig::by_name(policy).ok_or("no such policy")?;
-    measure(workload, &trace, fleet(&engine, engines, policy, knows), make_s)
+    measure(workload, &trace, fleet(&engine, engines, policy, knows), Drive::Open { load: 1.0 }, make_s)
 }
 
 /// Plays a world of one engine that does nothing but decode.
 fn decode(block_tokens: u32, sequences: u32) -> Result<(), Failure> {
     let mut builder = Builder::new(block_tokens);
-    for session in 0..sequences {
+    for session in 0..sequences * 20 {
         builder.branch(TraceRequest {
-            input_tokens: 500 + session * 7,
-            output_tokens: 40_000,
+            input_tokens: 500 + session % 97 * 7,
+            output_tokens: 3000,
             session,
             ..TraceRequest::default()
         });
     }
     let timing = TimingModel::preset("qwen3-32b@h200x8")?;
     let engine =
-        EngineConfig { blocks: 16_000_000 / block_tokens, ..EngineConfig::vllm(timing, block_tokens, 0.9) };
+        EngineConfig { blocks: 1_048_576 / block_tokens, ..EngineConfig::vllm(timing, block_tokens, 0.9) };
     let policy = PolicyConfig::by_name("cache_aware").ok_or("no such policy")?;
-    measure("decode", &builder.finish(), fleet(&engine, 1, policy, Knows::Dispatches), 0.0)
+    let drive = Drive::Closed { clients: sequences };
+    measure("decode", &builder.finish(), fleet(&engine, 1, policy, Knows::Dispatches), drive, 0.0)
 }
 
 /// What the router goes by.
@@ -175,13 +176,19 @@ fn fleet(engine: &EngineConfig, engines: usize, policy: PolicyConfig, knows: Kno
 
 /// Plays a trace and prints the row.
 #[expect(clippy::disallowed_methods, reason = "this is what measures")]
-fn measure(workload: &str, trace: &Trace, config: WorldConfig, make_s: f64) -> Result<(), Failure> {
+fn measure(
+    workload: &str,
+    trace: &Trace,
+    config: WorldConfig,
+    drive: Drive,
+    make_s: f64,
+) -> Result<(), Failure> {
     let (engines, policy) = (config.engines.len(), config.router.scheduler.policy.name());
     let (before, start) = (cpu_s()?, Instant::now());
     let plan = Plan::new(trace);
     let mut world = World::new(config);
     let requests = 0..trace.requests.len() as u32;
-    let send = Send { trace, plan: &plan, requests, origin_s: 0.0, drive: Drive::Open { load: 1.0 } };
+    let send = Send { trace, plan: &plan, requests, origin_s: 0.0, drive };
     let run = world.run(&send, |_| ());
     let (cpu_s, wall_s) = (cpu_s()? - before, start.elapsed().as_secs_f64());
     let stats = world.engine_stats();
@@ -214,11 +221,9 @@ fn measure(workload: &str, trace: &Trace, config: WorldConfig, make_s: f64) -> R
 
 /// CPU seconds this process has used.
 fn cpu_s() -> Result<f64, Failure> {
-    let stat = std::fs::read_to_string("/proc/self/stat")?;
-    let after_name = stat.rsplit(") ").next().unwrap_or_default();
-    let ticks = |field: usize| after_name.split(' ').nth(field).and_then(|ticks| ticks.parse::<f64>().ok());
-    // User and system time, fields 14 and 15 of proc(5), in hundredths of a second.
-    Ok((ticks(11).ok_or("no utime")? + ticks(12).ok_or("no stime")?) / 100.0)
+    let schedstat = std::fs::read_to_string("/proc/self/schedstat")?;
+    let nanos = schedstat.split(' ').next().ok_or("no time in schedstat")?;
+    Ok(nanos.parse::<f64>()? / 1e9)
 }
 
 /// The most memory this process has had.
