@@ -77,9 +77,9 @@ fn ladder(file: &Path, arm: Option<&str>) -> Result<(), Failure> {
 fn play(workload: &str, requests: usize, engines: usize, policy: &str, knows: Knows) -> Result<(), Failure> {
     let before = cpu_s()?;
     let mut made = Workload::by_kind(workload).ok_or("no such workload")?;
-    // Conversations a second that keep an engine three quarters busy, and about how many requests each has.
+    // Conversations a second that an engine keeps up with, and about how many requests each has.
     let (rate, turns) = match made {
-        Workload::Chat(_) => (0.9, 5),
+        Workload::Chat(_) => (0.6, 5),
         Workload::Agentic(_) => (0.02, 60),
         _ => (2.0, 1),
     };
@@ -184,6 +184,7 @@ fn measure(
     make_s: f64,
 ) -> Result<(), Failure> {
     let (engines, policy) = (config.engines.len(), config.router.scheduler.policy.name());
+    let made_mib = memory_mib()?;
     let (before, start) = (cpu_s()?, Instant::now());
     let plan = Plan::new(trace);
     let mut world = World::new(config);
@@ -208,7 +209,7 @@ fn measure(
     )?;
     writeln!(
         out,
-        "# mean prompt {:.0}, cached {:.0}, answer {:.0} tokens; {span_s:.0} s simulated, engines busy {:.0} %; {:.1} sequences a step; router index {} MiB",
+        "# trace made in {made_mib} MiB; mean prompt {:.0}, cached {:.0}, answer {:.0} tokens; {span_s:.0} s simulated, engines busy {:.0} %; {:.1} sequences a step; router index {} MiB",
         mean(trace.input_tokens()),
         mean(cached),
         mean(trace.output_tokens()),

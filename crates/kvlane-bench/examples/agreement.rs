@@ -1,0 +1,155 @@
+//! One engine in real time beside the same engine in virtual time.
+//!
+//! `agreement TRACE [SPEED]...` replays a trace over HTTP onto one mock engine, at each speed in turn (1 if none is
+//! given), then plays it through a simulated world of one engine, and prints the times to first token of both, in the
+//! trace's seconds. What differs in between is what real time has and the model has not: HTTP, timers, a busy machine.
+//! Requests are sent by the clock in both, whoever they follow, and have the length that the mock engine has counted,
+//! its chat template included.
+
+use std::error::Error;
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+
+use kvlane_bench::replay::{ReplayConfig, replay};
+use kvlane_core::index::approx;
+use kvlane_core::policy::PolicyConfig;
+use kvlane_core::time::Nanos;
+use kvlane_core::timing::TimingModel;
+use kvlane_core::{router, scheduler};
+use kvlane_mock::{MockConfig, MockEngine};
+use kvlane_sim::fault::EventFeed;
+use kvlane_sim::{Drive, EngineConfig, Outcome, Plan, Send, TransferConfig, World, WorldConfig};
+use kvlane_trace::format::Options;
+use kvlane_trace::record::Record;
+use kvlane_trace::summary::Percentiles;
+use kvlane_trace::trace::Trace;
+
+type Failure = Box<dyn Error>;
+
+/// Fast enough for the traces that come with kvlane.
+const PRESET: &str = "qwen2.5-7b@h100";
+
+fn main() -> Result<(), Failure> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let [path, speeds @ ..] = &args[..] else { return Err("agreement TRACE [SPEED]...".into()) };
+    let mut trace = kvlane_trace::format::open(Path::new(path), &Options::default())?;
+    for request in &mut trace.requests {
+        (request.after, request.think_s) = (None, None);
+        request.output_tokens = request.output_tokens.max(1);
+    }
+    let trace = Arc::new(trace);
+    let speeds: Vec<f64> = speeds.iter().map(|speed| speed.parse()).collect::<Result<_, _>>()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let mut out = std::io::stdout();
+    writeln!(out, "{} requests over {:.0} s onto {PRESET}", trace.requests.len(), trace.span_s())?;
+    for speed in if speeds.is_empty() { vec![1.0] } else { speeds } {
+        let records = runtime.block_on(real(&trace, speed))?;
+        let outcomes = simulated(&trace, &records)?;
+        let mut lags: Vec<f64> = records.iter().map(|record| record.lag_s() * 1e3).collect();
+        let lag_ms = Percentiles::of(&mut lags).ok_or("no request")?;
+        let ttft_s = |record: &Record| record.ttft_s().map(|s| s * speed);
+        let both: Vec<(f64, f64)> = records
+            .iter()
+            .zip(&outcomes)
+            .filter_map(|(record, outcome)| Some((ttft_s(record)?, outcome.ttft_s()?)))
+            .collect();
+        let cached = |tokens: &mut dyn Iterator<Item = u32>| tokens.map(u64::from).sum::<u64>();
+        let found = cached(&mut records.iter().filter_map(|record| record.cached_tokens));
+        let expected = cached(&mut outcomes.iter().map(|outcome| outcome.cached_tokens));
+        writeln!(
+            out,
+            "\nspeed {speed}: {} answered by both; client late by {:.2} ms (p50), {:.2} ms (p99) of wall clock; \
+             cached tokens {found} and {expected}",
+            both.len(),
+            lag_ms.p50,
+            lag_ms.p99,
+        )?;
+        let (mut real, mut virtual_s): (Vec<f64>, Vec<f64>) = both.iter().copied().unzip();
+        let mut late_ms: Vec<f64> = both.iter().map(|(real, model)| (real - model) / speed * 1e3).collect();
+        let (Some(real), Some(model), Some(late)) =
+            (Percentiles::of(&mut real), Percentiles::of(&mut virtual_s), Percentiles::of(&mut late_ms))
+        else {
+            continue;
+        };
+        writeln!(out, "TTFT, s     real  virtual  difference")?;
+        for (name, real, model) in [
+            ("mean", real.mean, model.mean),
+            ("p50", real.p50, model.p50),
+            ("p90", real.p90, model.p90),
+            ("p99", real.p99, model.p99),
+        ] {
+            writeln!(out, "{name:5}   {real:8.4} {model:8.4}  {:+8.2} %", (real / model - 1.0) * 100.0)?;
+        }
+        writeln!(
+            out,
+            "a request is later by {:.2} ms (p50), {:.2} ms (p90) of wall clock",
+            late.p50, late.p90
+        )?;
+    }
+    Ok(())
+}
+
+/// Replays the trace onto a mock engine in this process.
+async fn real(trace: &Arc<Trace>, speed: f64) -> Result<Vec<Record>, Failure> {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
+    listener.set_nonblocking(true)?;
+    let listener = tokio::net::TcpListener::from_std(listener)?;
+    let engine =
+        MockEngine::start(MockConfig { preset: PRESET.into(), speed, ..MockConfig::default() }, listener)?;
+    let config = ReplayConfig {
+        base_url: format!("http://{}", engine.addr()),
+        trace: trace.clone(),
+        speed,
+        ..ReplayConfig::default()
+    };
+    let report = replay(config, |_, _| ()).await?;
+    engine.shutdown().await;
+    Ok(report.records)
+}
+
+/// Plays the trace through a world of one engine that is configured as a mock engine is by default.
+fn simulated(trace: &Trace, records: &[Record]) -> Result<Vec<Outcome>, Failure> {
+    let mock = MockConfig::default();
+    let engine = EngineConfig {
+        max_num_seqs: mock.max_num_seqs,
+        max_num_batched_tokens: mock.max_num_batched_tokens,
+        ..EngineConfig::vllm(TimingModel::preset(PRESET)?, mock.block_size, mock.gpu_memory_utilization)
+    };
+    let mut trace = trace.clone();
+    for (request, record) in trace.requests.iter_mut().zip(records) {
+        request.input_tokens = record.prompt_tokens.max(request.input_tokens);
+    }
+    let plan = Plan::new(&trace);
+    let requests = 0..trace.requests.len() as u32;
+    let mut world = World::new(WorldConfig {
+        router: router::Config {
+            scheduler: scheduler::Config {
+                policy: PolicyConfig::by_name("round_robin").ok_or("no such policy")?,
+                in_flight_max: 0,
+                queue_len_max: 0,
+                queue_timeout: Nanos::ZERO,
+                receipts_max: 0,
+                seed: 1,
+            },
+            index: approx::Config { memory_bytes_max: 1 << 20, ttl: Nanos::MAX },
+            exact: false,
+            block_tokens: engine.block_tokens,
+        },
+        engines: vec![engine],
+        prefill: None,
+        fetch_tokens_min: None,
+        link: TransferConfig::default(),
+        routing_delay: Nanos::ZERO,
+        reports: None,
+        events: EventFeed::default(),
+        faults: Vec::new(),
+        health_delay: Nanos::ZERO,
+        attempts_max: 1,
+        client_timeout: None,
+        seed: 1,
+        stopwatch: None,
+    });
+    let send = Send { trace: &trace, plan: &plan, requests, origin_s: 0.0, drive: Drive::Open { load: 1.0 } };
+    Ok(world.run(&send, |_| ()).outcomes)
+}
