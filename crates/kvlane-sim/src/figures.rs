@@ -163,21 +163,25 @@ pub fn mean(runs: &[Figures]) -> Figures {
     sums.into_iter().map(|(name, (sum, count))| (name.clone(), sum / count)).collect()
 }
 
-/// The figures of several runs as one: what happens per second or per run is their mean, what belongs to requests (times,
-/// shares) is the mean weighted by the answered requests.
+/// The figures of several runs as one: what happens per second or per run is their mean, what belongs to answered requests
+/// (times, shares of their tokens, classes) is the mean weighted by those, shares of all requests by all.
 pub fn whole(runs: &[Figures]) -> Figures {
-    let answered = |run: &Figures| run.get("answered").copied().unwrap_or_default();
+    let of_all = ["shed_share", "failed_share", "slo_share"];
+    let weight = |run: &Figures, name: &str| {
+        let count = if of_all.contains(&name) { "requests" } else { "answered" };
+        run.get(count).copied().unwrap_or_default()
+    };
     let of_requests = |name: &str| {
         name.ends_with("_s") && !name.ends_with("tok_s") && !name.ends_with("req_s")
             || name.ends_with("_ms")
-            || name.ends_with("_share")
+            || name.ends_with("_share") && name != "busy_share"
     };
     let mut whole = mean(runs);
     for (name, value) in whole.iter_mut().filter(|(name, _)| of_requests(name)) {
         let (sum, count) = runs
             .iter()
-            .filter_map(|run| Some((run.get(name)?, answered(run))))
-            .fold((0.0, 0.0), |(sum, count), (value, answered)| (sum + value * answered, count + answered));
+            .filter_map(|run| Some((run.get(name)?, weight(run, name))))
+            .fold((0.0, 0.0), |(sum, count), (value, weight)| (sum + value * weight, count + weight));
         if count > 0.0 {
             *value = sum / count;
         }

@@ -10,7 +10,7 @@ pub struct Outcome {
     pub request: u32,
     /// Where it was served last, as a place in the fleet; `None` if nowhere.
     pub endpoint: Option<u16>,
-    /// How often it was placed.
+    /// How often it was tried: once, and once more for each endpoint that failed it.
     pub attempts: u8,
     /// When it was sent.
     pub due: Nanos,

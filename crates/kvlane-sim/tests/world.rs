@@ -276,6 +276,24 @@ fn a_prompt_is_computed_by_one_engine_and_answered_by_another() {
 }
 
 #[test]
+fn what_a_dead_engine_was_sending_does_not_arrive_and_is_computed_again() {
+    let trace = conversations(20, 12);
+    let mut config = disaggregated(config("least_load", 4, 1), 2);
+    // So slow that every transfer outlasts the sender.
+    config.link = TransferConfig { setup_s: 5.0, bytes_per_s: 1e9, slots: 100 };
+    config.faults = vec![Fault::Death { at: Nanos::from_secs(4), endpoint: 2, back_at: None }];
+    let (run, world) = play(config, &trace, OPEN);
+    check(&trace, &run, &world);
+    assert!(run.outcomes.iter().all(Outcome::is_ok));
+    let again: Vec<&Outcome> = run.outcomes.iter().filter(|outcome| outcome.attempts > 1).collect();
+    assert!(!again.is_empty());
+    for outcome in again {
+        // Sent again, by the other engine, after the death.
+        assert!(outcome.first_token >= Some(Nanos::from_secs(4 + 5)), "{outcome:?}");
+    }
+}
+
+#[test]
 fn a_narrow_link_makes_first_tokens_late() {
     let trace = conversations(40, 12);
     let ttft = |slots: u32, bytes_per_s: f64| {

@@ -110,7 +110,6 @@ impl Findings {
 
 #[test]
 fn llm_ds_ladder_of_rates_is_climbed_as_it_was() {
-    /// Rates at which a transient at the start of a stage, of which each seed has more or less, makes the time to first
     let rows = simulate("seed-001", "rate");
     let mut findings = Findings::default();
     let rates: Vec<f64> = rows.iter().filter(|row| row.arm == "precise").filter_map(|row| row.load).collect();

@@ -4,6 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use super::TimingModel;
 
+/// Longest time of a host that is taken for one, in seconds: with more, a simulation of one request could last for years.
+const HOST_SECS_MAX: f64 = 60.0;
+
 /// A timing model with the limits of the engine it stands for. Written as JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TimingFile {
@@ -54,9 +57,9 @@ pub enum TimingFileError {
     /// A figure no machine has.
     #[error("`{0}` must be a positive finite number")]
     NotPositive(&'static str),
-    /// A figure that may be zero but not less.
-    #[error("`{0}` must be a finite number, zero or more")]
-    Negative(&'static str),
+    /// A time that no host takes.
+    #[error("`{0}` must be seconds between 0 and {HOST_SECS_MAX}")]
+    HostTime(&'static str),
 }
 
 // === impl TimingFile ===
@@ -118,8 +121,8 @@ impl TimingFile {
             ("timing.host.sequence_secs", host.sequence_secs),
             ("timing.host.request_secs", host.request_secs),
         ] {
-            if !(value.is_finite() && value >= 0.0) {
-                return Err(TimingFileError::Negative(name));
+            if !(0.0..=HOST_SECS_MAX).contains(&value) {
+                return Err(TimingFileError::HostTime(name));
             }
         }
         Ok(file)

@@ -77,6 +77,10 @@ struct Flight {
     seat: Option<usize>,
     /// Where keys and values come from.
     source: Option<usize>,
+    /// When they have come, once that is known.
+    sent_by: Option<Nanos>,
+    /// How often the pool has failed it.
+    attempt: u32,
     failed: Vec<EndpointId>,
 }
 
@@ -136,7 +140,7 @@ impl Play<'_, '_> {
             self.outcomes.push(Outcome {
                 request: index,
                 endpoint: None,
-                attempts: 0,
+                attempts: 1,
                 due: Nanos::ZERO,
                 first_token: None,
                 end: Nanos::ZERO,
@@ -258,13 +262,11 @@ impl Play<'_, '_> {
         let (now, id) = (self.now(), self.id(request));
         let Some(flight) = self.flights.get_mut(&request) else { return };
         let blocks = prompt_blocks(self.send.trace, request, block_tokens);
-        let attempts = &mut self.outcomes[(request - self.send.requests.start) as usize].attempts;
         let wanted = SchedulingRequest {
             excluded: flight.failed.as_slice().into(),
-            attempt: u32::from(*attempts),
+            attempt: flight.attempt,
             ..SchedulingRequest::new(id, self.send.trace.requests[request as usize].input_tokens)
         };
-        *attempts += 1;
         let World { routers, config, overlap, outputs, decisions, .. } = &mut *self.world;
         let started = config.stopwatch.map(|read| read());
         routers[flight.pool].arrive(now, wanted, &blocks, overlap, outputs);
@@ -308,7 +310,7 @@ impl Play<'_, '_> {
         }
         self.outcome(request).endpoint = Some(seat as u16);
         if !self.world.seats[seat].alive {
-            return self.attempt_failed(request);
+            return self.attempt_failed(request, seat);
         }
         let mut wanted = EngineRequest {
             id: u64::from(request),
@@ -402,7 +404,6 @@ impl Play<'_, '_> {
         self.release(request);
         if let Some(flight) = self.flights.get_mut(&request) {
             *flight = Flight { pool: DECODE, source: Some(seat), ..Flight::default() };
-            self.outcome(request).attempts = 0;
             self.place(request);
         }
     }
@@ -415,6 +416,9 @@ impl Play<'_, '_> {
         let bytes = seats[seat].engine.config().timing.kv_bytes_per_token() * u64::from(tokens);
         let ready_at = seats[source].link.begin(now, bytes);
         seats[seat].engine.ready(now, u64::from(request), ready_at);
+        if let Some(flight) = self.flights.get_mut(&request) {
+            flight.sent_by = Some(ready_at);
+        }
         self.outcome(request).moved_tokens += tokens;
         self.world.watch(seat);
     }
@@ -462,16 +466,26 @@ impl Play<'_, '_> {
         }
     }
 
-    /// What an endpoint was doing breaks off.
+    /// What an endpoint was doing breaks off, and what it was sending does not arrive.
     fn break_off(&mut self, endpoint: usize) {
-        let mut broken: Vec<u32> = self
-            .flights
-            .iter()
-            .filter(|(_, flight)| flight.seat == Some(endpoint))
-            .map(|(&r, _)| r)
-            .collect();
+        let now = self.now();
+        let hit = |flight: &Flight| {
+            let awaited = flight.source == Some(endpoint) && flight.sent_by.is_none_or(|at| at > now);
+            flight.seat == Some(endpoint) || awaited && flight.seat.is_some()
+        };
+        let mut broken: Vec<u32> =
+            self.flights.iter().filter(|(_, flight)| hit(flight)).map(|(&request, _)| request).collect();
         broken.sort_unstable();
-        broken.into_iter().for_each(|request| self.attempt_failed(request));
+        for request in broken {
+            // Whoever waited for what was sent has blocks for it.
+            if let Some(seat) =
+                self.flights.get(&request).and_then(|flight| flight.seat).filter(|&s| s != endpoint)
+            {
+                self.world.seats[seat].engine.cancel(now, u64::from(request));
+                self.world.watch(seat);
+            }
+            self.attempt_failed(request, endpoint);
+        }
     }
 
     /// Counts what a client has received of an answer that is about to break off.
@@ -488,21 +502,26 @@ impl Play<'_, '_> {
     }
 
     /// The endpoint did not answer, or no more.
-    fn attempt_failed(&mut self, request: u32) {
+    fn attempt_failed(&mut self, request: u32, endpoint: usize) {
         let attempts_max = self.world.config.attempts_max;
-        let Outcome { first_token, attempts, endpoint, .. } = *self.outcome(request);
+        let Outcome { first_token, attempts, .. } = *self.outcome(request);
         if first_token.is_some() || attempts >= attempts_max {
             return self.settle(request, Some(Failure::Broken));
         }
         self.release(request);
-        if let (Some(flight), Some(endpoint)) = (self.flights.get_mut(&request), endpoint) {
-            let id = self.world.seats[usize::from(endpoint)].id;
-            if flight.pool == DECODE && self.world.routers.len() > 1 {
+        self.outcome(request).attempts += 1;
+        let prefill = self.world.routers.len() - 1;
+        let failed = self.world.seats[endpoint].id;
+        if let Some(flight) = self.flights.get_mut(&request) {
+            if flight.pool == DECODE && prefill != DECODE {
                 // The prompt is gone with whoever had it: it has to be computed again.
-                *flight = Flight { pool: self.world.routers.len() - 1, ..Flight::default() };
+                *flight = Flight { pool: prefill, ..Flight::default() };
             } else {
-                (flight.seat, flight.source) = (None, None);
-                flight.failed.push(id);
+                if flight.seat == Some(endpoint) {
+                    flight.failed.push(failed);
+                }
+                (flight.seat, flight.source, flight.sent_by) = (None, None, None);
+                flight.attempt += 1;
             }
         }
         self.follow(None);
