@@ -1,5 +1,6 @@
 //! The loads of a scenario, checked, and the conversations each of them sends.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use kvlane_core::rng::Rng;
@@ -144,27 +145,29 @@ impl Source {
     }
 
     /// All requests at their own times.
-    pub(super) fn all(&self, seed: u64) -> Result<(Trace, Plan), RunError> {
+    pub(super) fn all(&self, seed: u64) -> Result<Cow<'_, (Trace, Plan)>, RunError> {
         match self {
-            Self::Trace(read) => Ok((**read).clone()),
+            Self::Trace(read) => Ok(Cow::Borrowed(read)),
             Self::Generated(workload) => {
                 let trace = generate(workload, seed)?;
                 let plan = Plan::new(&trace);
-                Ok((trace, plan))
+                Ok(Cow::Owned((trace, plan)))
             }
         }
     }
 
     /// The first so many conversations, one after the other, each in one piece.
     pub(super) fn conversations(&self, count: u32, seed: u64) -> Result<(Trace, Plan), RunError> {
+        let made;
         let (trace, plan) = match self {
-            Self::Trace(read) => (**read).clone(),
+            Self::Trace(read) => &**read,
             Self::Generated(workload) => {
                 let mut workload = workload.clone();
                 workload.set_arrivals(Arrivals::Closed { count });
                 let trace = generate(&workload, seed)?;
                 let plan = Plan::new(&trace);
-                (trace, plan)
+                made = (trace, plan);
+                &made
             }
         };
         if (plan.roots.len() as u64) < u64::from(count) {

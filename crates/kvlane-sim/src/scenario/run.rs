@@ -3,6 +3,7 @@
 //! A job is one policy, one load (or all of them, where they follow each other in one run) and one seed. Jobs share
 //! nothing, and their results are put together in the order of the scenario, so the number of threads does not show.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -319,7 +320,7 @@ impl<'a> Prepared<'a> {
             (Source::Trace(read), Some(count)) => {
                 count as usize * read.0.requests.len() / read.1.roots.len().max(1)
             }
-            (Source::Generated(_), None) => self.source.all(1).map_or(0, |(trace, _)| trace.requests.len()),
+            (Source::Generated(_), None) => self.source.all(1).map_or(0, |all| all.0.requests.len()),
             (Source::Generated(_), Some(count)) => {
                 self.source.conversations(count, 1).map_or(0, |(trace, _)| trace.requests.len())
             }
@@ -377,20 +378,24 @@ impl<'a> Prepared<'a> {
     fn job(&self, arm: &Arm, point: &Point, seed: u32, tell: &dyn Fn()) -> Result<Vec<Found>, RunError> {
         let mut world = self.world(arm, seed);
         let content_seed = u64::from(seed);
-        let (mut trace, plan) = match point.conversations() {
+        let mut content = match point.conversations() {
             None => self.source.all(content_seed)?,
-            Some(count) => self.source.conversations(count, content_seed)?,
+            Some(count) => Cow::Owned(self.source.conversations(count, content_seed)?),
         };
-        let all = 0..trace.requests.len() as u32;
         let stages: Vec<Stage> = match point {
             Point::Load(_) | Point::Clients(..) => Vec::new(),
             Point::Stage(stage) => vec![*stage],
             Point::Stages(open) => open.warm_up.iter().chain(&open.stages).copied().collect(),
         };
-        let ranges = retime(&mut trace, &plan, &stages, content_seed);
+        let mut ranges = Vec::new();
+        if !stages.is_empty() {
+            let (trace, plan) = content.to_mut();
+            ranges = retime(trace, plan, &stages, content_seed);
+        }
+        let (trace, plan) = &*content;
+        let all = 0..trace.requests.len() as u32;
         // A trace may be a piece of another and begin late.
         let first_s = trace.requests.first().map_or(0.0, |first| first.arrival_s);
-        let (trace, plan) = (&trace, &plan);
         match point {
             Point::Load(load) => {
                 let drive = Drive::Open { load: *load };

@@ -413,6 +413,11 @@ impl Play<'_, '_> {
         let now = self.now();
         let Some(source) = self.flights.get(&request).and_then(|flight| flight.source) else { return };
         let World { seats, .. } = &mut *self.world;
+        if !seats[source].alive {
+            seats[seat].engine.cancel(now, u64::from(request));
+            self.world.watch(seat);
+            return self.attempt_failed(request, source);
+        }
         let bytes = seats[seat].engine.config().timing.kv_bytes_per_token() * u64::from(tokens);
         let ready_at = seats[source].link.begin(now, bytes);
         seats[seat].engine.ready(now, u64::from(request), ready_at);
