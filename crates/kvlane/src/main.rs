@@ -89,6 +89,34 @@ fn main() -> std::process::ExitCode {
 /// Says why the program ends, whatever is logged.
 fn fail(error: &anyhow::Error) -> std::process::ExitCode {
     // Nobody is left to tell if stderr is gone.
-    let _ = writeln!(std::io::stderr(), "error: {error:#}");
+    let _ = writeln!(std::io::stderr(), "error: {}", told_once(error));
     std::process::ExitCode::FAILURE
+}
+
+/// An error with its causes. Some errors tell their cause themselves: it is not told again.
+fn told_once(error: &anyhow::Error) -> String {
+    let mut told = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if !told.contains(&cause) {
+            if !told.is_empty() {
+                told.push_str(": ");
+            }
+            told.push_str(&cause);
+        }
+    }
+    told
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::Context as _;
+
+    #[test]
+    fn a_cause_that_is_told_is_not_told_again() {
+        let cause = std::io::Error::other("no such file");
+        let error = anyhow::Error::new(cause).context("cannot open x: no such file");
+        assert_eq!(super::told_once(&error), "cannot open x: no such file");
+        let error = Err::<(), _>(std::io::Error::other("no such file")).context("x").unwrap_err();
+        assert_eq!(super::told_once(&error), "x: no such file");
+    }
 }
