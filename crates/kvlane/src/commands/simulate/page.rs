@@ -50,6 +50,11 @@ pub(super) fn page(scenario: &Scenario, rows: &[Row]) -> Page {
     }
 }
 
+/// What stands in brackets at the end of a title.
+fn unit_of(title: &str) -> String {
+    title.rsplit_once('(').map_or("", |(_, unit)| unit.trim_end_matches(')')).to_owned()
+}
+
 /// The arms in the order of the rows.
 fn arms(rows: &[Row]) -> Vec<&str> {
     let mut arms: Vec<&str> = Vec::new();
@@ -95,7 +100,7 @@ fn over_load(rows: &[Row]) -> Vec<Chart> {
         Chart {
             title: title.to_owned(),
             x: Axis { label: label.to_owned(), log: false },
-            y: Axis { label: title.to_owned(), log },
+            y: Axis { label: unit_of(title), log },
             series,
         }
     };
@@ -131,7 +136,7 @@ fn over_percentiles(rows: &[Row]) -> Vec<Chart> {
         Chart {
             title: title.to_owned(),
             x: Axis { label: "Percentile of the requests".to_owned(), log: false },
-            y: Axis { label: title.to_owned(), log: true },
+            y: Axis { label: unit_of(title), log: true },
             series: rows.iter().map(series).collect(),
         }
     };
