@@ -4,7 +4,7 @@
 //! given), then plays it through a simulated world of one engine, and prints the times to first token of both, in the
 //! trace's seconds. What differs in between is what real time has and the model has not: HTTP, timers, a busy machine.
 //! Requests are sent by the clock in both, whoever they follow, and have the length that the mock engine has counted,
-//! its chat template included.
+//! its chat template included. The third column is a world in which requests are sent when the client really sent them.
 
 use std::error::Error;
 use std::io::Write;
@@ -45,7 +45,8 @@ fn main() -> Result<(), Failure> {
     writeln!(out, "{} requests over {:.0} s onto {PRESET}", trace.requests.len(), trace.span_s())?;
     for speed in if speeds.is_empty() { vec![1.0] } else { speeds } {
         let records = runtime.block_on(real(&trace, speed))?;
-        let outcomes = simulated(&trace, &records)?;
+        let outcomes = simulated(&trace, &records, 0.0)?;
+        let as_sent = simulated(&trace, &records, speed)?;
         let mut lags: Vec<f64> = records.iter().map(|record| record.lag_s() * 1e3).collect();
         let lag_ms = Percentiles::of(&mut lags).ok_or("no request")?;
         let ttft_s = |record: &Record| record.ttft_s().map(|s| s * speed);
@@ -60,26 +61,38 @@ fn main() -> Result<(), Failure> {
         writeln!(
             out,
             "\nspeed {speed}: {} answered by both; client late by {:.2} ms (p50), {:.2} ms (p99) of wall clock; \
-             cached tokens {found} and {expected}",
+             cached tokens {found} and {expected}, answer tokens {} and {}, ends {:.1} and {:.1} s",
             both.len(),
             lag_ms.p50,
             lag_ms.p99,
+            cached(&mut records.iter().map(|record| record.output_tokens)),
+            cached(&mut outcomes.iter().map(|outcome| outcome.output_tokens)),
+            records.iter().map(|record| record.end_s * speed).fold(0.0, f64::max),
+            outcomes.iter().map(|outcome| outcome.end.as_secs_f64()).fold(0.0, f64::max),
         )?;
         let (mut real, mut virtual_s): (Vec<f64>, Vec<f64>) = both.iter().copied().unzip();
         let mut late_ms: Vec<f64> = both.iter().map(|(real, model)| (real - model) / speed * 1e3).collect();
-        let (Some(real), Some(model), Some(late)) =
-            (Percentiles::of(&mut real), Percentiles::of(&mut virtual_s), Percentiles::of(&mut late_ms))
-        else {
-            continue;
-        };
-        writeln!(out, "TTFT, s     real  virtual  difference")?;
-        for (name, real, model) in [
-            ("mean", real.mean, model.mean),
-            ("p50", real.p50, model.p50),
-            ("p90", real.p90, model.p90),
-            ("p99", real.p99, model.p99),
+        // Counted from the trace's time, as the others are.
+        let since_due =
+            |(outcome, record): (&Outcome, &Record)| Some(outcome.ttft_s()? + record.lag_s() * speed);
+        let mut as_sent: Vec<f64> = as_sent.iter().zip(&records).filter_map(since_due).collect();
+        let of = |samples: &mut Vec<f64>| Percentiles::of(samples).ok_or("nothing was answered");
+        let (real, model, sent, late) =
+            (of(&mut real)?, of(&mut virtual_s)?, of(&mut as_sent)?, of(&mut late_ms)?);
+        writeln!(out, "TTFT, s     real  virtual  difference  as sent  difference")?;
+        for (name, real, model, sent) in [
+            ("mean", real.mean, model.mean, sent.mean),
+            ("p50", real.p50, model.p50, sent.p50),
+            ("p90", real.p90, model.p90, sent.p90),
+            ("p99", real.p99, model.p99, sent.p99),
         ] {
-            writeln!(out, "{name:5}   {real:8.4} {model:8.4}  {:+8.2} %", (real / model - 1.0) * 100.0)?;
+            let off = |than: f64| (real / than - 1.0) * 100.0;
+            writeln!(
+                out,
+                "{name:5}   {real:8.4} {model:8.4}  {:+8.2} % {sent:8.4}  {:+8.2} %",
+                off(model),
+                off(sent)
+            )?;
         }
         writeln!(
             out,
@@ -108,8 +121,9 @@ async fn real(trace: &Arc<Trace>, speed: f64) -> Result<Vec<Record>, Failure> {
     Ok(report.records)
 }
 
-/// Plays the trace through a world of one engine that is configured as a mock engine is by default.
-fn simulated(trace: &Trace, records: &[Record]) -> Result<Vec<Outcome>, Failure> {
+/// Plays the trace through a world of one engine that is configured as a mock engine is by default. Requests are sent
+/// as late as the client sent them, times `lateness`.
+fn simulated(trace: &Trace, records: &[Record], lateness: f64) -> Result<Vec<Outcome>, Failure> {
     let mock = MockConfig::default();
     let engine = EngineConfig {
         max_num_seqs: mock.max_num_seqs,
@@ -119,6 +133,7 @@ fn simulated(trace: &Trace, records: &[Record]) -> Result<Vec<Outcome>, Failure>
     let mut trace = trace.clone();
     for (request, record) in trace.requests.iter_mut().zip(records) {
         request.input_tokens = record.prompt_tokens.max(request.input_tokens);
+        request.arrival_s += record.lag_s() * lateness;
     }
     let plan = Plan::new(&trace);
     let requests = 0..trace.requests.len() as u32;

@@ -3,12 +3,14 @@
 //! `scale ladder FILE [ARM]` runs each arm of a scenario once on one thread, seed 1. `scale chat|agentic|shared-prefix
 //! REQUESTS ENGINES POLICY [exact|faulty]` makes a trace and plays it through a fleet; with `exact` the engines tell
 //! what they cache, with `faulty` some of that is lost, engines die and are slow, and clients give up. `scale decode
-//! BLOCK_TOKENS SEQUENCES` plays a world of one engine in which that many sequences decode.
+//! BLOCK_TOKENS SEQUENCES` plays a world of one engine in which that many sequences decode. `scale plot ROWS` draws a
+//! file of rows as SVG: what the first row's fleet costs over requests, and its number of requests over engines.
 //!
 //! A row is CSV: workload, requests, engines, policy, CPU seconds to make the trace, CPU and wall-clock seconds to play
 //! it, engine steps, millions of them a CPU second, the most memory in MiB, and a digest of all outcomes: a change that
 //! is to change no result leaves it as it was. Linux only.
 
+use std::collections::BTreeSet;
 use std::error::Error;
 use std::fmt::Write as _;
 use std::io::Write;
@@ -25,6 +27,7 @@ use kvlane_sim::scenario::{self, Scenario};
 use kvlane_sim::{Drive, EngineConfig, Plan, ReportFeed, Send, TransferConfig, World, WorldConfig};
 use kvlane_trace::format::TraceError;
 use kvlane_trace::generate::{Arrivals, Workload, generate};
+use kvlane_trace::report::{Axis, Chart, Mark, Series};
 use kvlane_trace::trace::{Builder, Trace, TraceRequest};
 
 type Failure = Box<dyn Error>;
@@ -34,6 +37,7 @@ fn main() -> Result<(), Failure> {
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     match args[..] {
         ["ladder", file, ref arm @ ..] => ladder(Path::new(file), arm.first().copied()),
+        ["plot", rows] => plot(Path::new(rows)),
         ["decode", block_tokens, sequences] => decode(block_tokens.parse()?, sequences.parse()?),
         [workload, requests, engines, policy, ref knows @ ..] => {
             let knows = match knows {
@@ -43,7 +47,7 @@ fn main() -> Result<(), Failure> {
             };
             play(workload, requests.parse()?, engines.parse()?, policy, knows)
         }
-        _ => Err("scale ladder FILE [ARM] | decode BLOCK_TOKENS SEQUENCES | \
+        _ => Err("scale ladder FILE [ARM] | decode BLOCK_TOKENS SEQUENCES | plot ROWS | \
                   WORKLOAD REQUESTS ENGINES POLICY [exact|faulty]"
             .into()),
     }
@@ -111,6 +115,42 @@ fn decode(block_tokens: u32, sequences: u32) -> Result<(), Failure> {
     let policy = PolicyConfig::by_name("cache_aware").ok_or("no such policy")?;
     let drive = Drive::Closed { clients: sequences };
     measure("decode", &builder.finish(), fleet(&engine, 1, policy, Knows::Dispatches), drive, 0.0)
+}
+
+/// Draws CPU seconds over requests and over engines: a line for each number of engines or requests that has three rows.
+fn plot(rows: &Path) -> Result<(), Failure> {
+    let text = std::fs::read_to_string(rows)?;
+    let mut points = Vec::new();
+    for row in text.lines().filter(|row| !row.starts_with('#')) {
+        let field = |n| row.split(',').nth(n).unwrap_or_default().parse::<f64>();
+        points.push((field(1)?, field(2)?, field(5)?));
+    }
+    let series = |name: String, mut points: Vec<(f64, f64)>| {
+        points.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
+        Series { name, points, band: Vec::new(), mark: Mark::Line }
+    };
+    let mut lines: Vec<Series> = Vec::new();
+    let engines: BTreeSet<u64> = points.iter().map(|point| point.1 as u64).collect();
+    for count in engines {
+        let of_fleet = points.iter().filter(|point| point.1 as u64 == count);
+        let line: Vec<(f64, f64)> = of_fleet.map(|&(requests, _, cpu_s)| (requests, cpu_s)).collect();
+        if line.len() > 2 {
+            lines.push(series(format!("over requests, {count} engines"), line));
+        }
+    }
+    let requests: BTreeSet<u64> = points.iter().map(|point| point.0 as u64).collect();
+    for count in requests {
+        let of_trace = points.iter().filter(|point| point.0 as u64 == count);
+        let line: Vec<(f64, f64)> = of_trace.map(|&(_, engines, cpu_s)| (engines, cpu_s)).collect();
+        if line.len() > 2 {
+            lines.push(series(format!("over engines, {count} requests"), line));
+        }
+    }
+    let axis = |label: &str| Axis { label: label.to_owned(), log: true };
+    let title = "What a simulation costs".to_owned();
+    let chart = Chart { title, x: axis("requests, or engines"), y: axis("CPU seconds"), series: lines };
+    std::io::stdout().write_all(chart.to_svg().as_bytes())?;
+    Ok(())
 }
 
 /// What the router goes by.

@@ -62,6 +62,39 @@ pub(super) fn figure(chart: &Chart, out: &mut String) {
         out.push_str("</ul>\n");
     }
     let _ = writeln!(out, "<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{title}\">");
+    drawing(chart, out);
+    out.push_str("</svg>\n</figure>\n");
+}
+
+/// The chart as a file of its own: title and legend above the drawing, `style` inside.
+pub(super) fn file(chart: &Chart, style: &str) -> String {
+    let title = escape(&chart.title);
+    let (head, row) = (22.0, 16.0);
+    let above = head + row * chart.series.len() as f64;
+    let mut out = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {}\" role=\"img\" aria-label=\"{title}\" \
+         font-family=\"system-ui,sans-serif\">\n<style>{style}</style>\n\
+         <rect width=\"100%\" height=\"100%\" style=\"fill:var(--page)\"/>\n<text x=\"8\" y=\"16\">{title}</text>\n",
+        HEIGHT + above
+    );
+    for (place, series) in chart.series.iter().enumerate() {
+        let y = head + row * place as f64;
+        let _ = writeln!(
+            out,
+            "<g style=\"{}\"><rect class=\"dot\" x=\"8\" y=\"{}\" width=\"14\" height=\"3\"/><text x=\"28\" y=\"{}\">{}</text></g>",
+            colour(place),
+            y + 6.0,
+            y + 11.0,
+            escape(&series.name)
+        );
+    }
+    let _ = writeln!(out, "<g transform=\"translate(0 {above})\">");
+    drawing(chart, &mut out);
+    out.push_str("</g>\n</svg>\n");
+    out
+}
+
+fn drawing(chart: &Chart, out: &mut String) {
     let y = Scale::vertical(chart);
     let digits = y.ticks.iter().map(|(_, label)| label.chars().count()).max().unwrap_or(1);
     let x = Scale::horizontal(chart, digits as f64 * DIGIT + 10.0);
@@ -75,7 +108,6 @@ pub(super) fn figure(chart: &Chart, out: &mut String) {
         }
         out.push_str("</g>\n");
     }
-    out.push_str("</svg>\n</figure>\n");
 }
 
 fn colour(place: usize) -> String {

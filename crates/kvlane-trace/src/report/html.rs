@@ -1,7 +1,7 @@
 //! A page as one HTML file. Colours are CSS variables, so that charts turn dark with the page.
 
 use super::chart;
-use super::{Page, Part, Section, Table};
+use super::{Chart, Page, Part, Section, Table};
 
 /// Light colours first, dark ones where the reader asks for them. The series' colours keep apart for people who see
 /// red and green as one: they differ in lightness, too.
@@ -35,6 +35,11 @@ svg text{fill:var(--quiet);font-size:11.5px;font-variant-numeric:tabular-nums}
 footer{margin-top:48px;color:var(--quiet);font-size:12.5px}
 @media print{main{padding:0}figure,table{break-inside:avoid}}
 ";
+
+/// A chart as an SVG file.
+pub(super) fn svg(chart: &Chart) -> String {
+    chart::file(chart, STYLE)
+}
 
 /// The whole file.
 pub(super) fn page(page: &Page) -> String {

@@ -105,6 +105,15 @@ impl Page {
     }
 }
 
+// === impl Chart ===
+
+impl Chart {
+    /// The chart as one SVG file.
+    pub fn to_svg(&self) -> String {
+        html::svg(self)
+    }
+}
+
 // === impl Table ===
 
 impl Table {
@@ -212,6 +221,8 @@ mod tests {
             let axis = |log| Axis { label: "x".into(), log };
             let series = vec![Series { name: "a".into(), points, band, mark }; 2];
             let chart = Chart { title: "t".into(), x: axis(x_log), y: axis(y_log), series };
+            let file = chart.to_svg();
+            prop_assert!(file.starts_with("<svg xmlns") && file.ends_with("</svg>\n"));
             let part = Part::Chart(chart);
             let page = Page { sections: vec![Section { heading: "h".into(), parts: vec![part] }], ..Page::default() };
             let html = page.to_html();
