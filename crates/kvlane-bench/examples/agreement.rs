@@ -5,6 +5,9 @@
 //! trace's seconds. What differs in between is what real time has and the model has not: HTTP, timers, a busy machine.
 //! Requests are sent by the clock in both, whoever they follow, and have the length that the mock engine has counted,
 //! its chat template included. The third column is a world in which requests are sent when the client really sent them.
+//!
+//! Take a trace whose arrivals are spread. Of requests that arrive at the same instant the shortest is the first to be
+//! read, parsed and enqueued by a server, and overtakes the others; a world takes them in the trace's order.
 
 use std::error::Error;
 use std::io::Write;
@@ -27,13 +30,22 @@ use kvlane_trace::trace::Trace;
 
 type Failure = Box<dyn Error>;
 
-/// Fast enough for the traces that come with kvlane.
+/// How much of the trace is sent: its first seconds, one in so many of its sessions. That is what one engine keeps up
+/// with of the Mooncake conversations.
+const SECONDS: f64 = 600.0;
+const SESSIONS: u32 = 4;
+/// The engine.
 const PRESET: &str = "qwen2.5-7b@h100";
 
 fn main() -> Result<(), Failure> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let [path, speeds @ ..] = &args[..] else { return Err("agreement TRACE [SPEED]...".into()) };
-    let mut trace = kvlane_trace::format::open(Path::new(path), &Options::default())?;
+    let whole = kvlane_trace::format::open(Path::new(path), &Options::default())?;
+    let taken = |index: &u32| {
+        let request = &whole.requests[*index as usize];
+        request.arrival_s < SECONDS && request.session % SESSIONS == 0
+    };
+    let mut trace = whole.select((0..whole.requests.len() as u32).filter(taken));
     for request in &mut trace.requests {
         (request.after, request.think_s) = (None, None);
         request.output_tokens = request.output_tokens.max(1);

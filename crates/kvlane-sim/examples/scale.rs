@@ -83,7 +83,7 @@ fn play(workload: &str, requests: usize, engines: usize, policy: &str, knows: Kn
     let mut made = Workload::by_kind(workload).ok_or("no such workload")?;
     // Conversations a second that an engine keeps up with, and about how many requests each has.
     let (rate, turns) = match made {
-        Workload::Chat(_) => (0.6, 5),
+        Workload::Chat(_) => (0.15, 5),
         Workload::Agentic(_) => (0.02, 60),
         _ => (2.0, 1),
     };
@@ -260,11 +260,13 @@ fn measure(
     Ok(())
 }
 
-/// CPU seconds this process has used.
+/// CPU seconds all threads of this process have used.
 fn cpu_s() -> Result<f64, Failure> {
-    let schedstat = std::fs::read_to_string("/proc/self/schedstat")?;
-    let nanos = schedstat.split(' ').next().ok_or("no time in schedstat")?;
-    Ok(nanos.parse::<f64>()? / 1e9)
+    let stat = std::fs::read_to_string("/proc/self/stat")?;
+    let after_name = stat.rsplit(") ").next().unwrap_or_default();
+    let ticks = |field: usize| after_name.split(' ').nth(field).and_then(|ticks| ticks.parse::<f64>().ok());
+    // User and system time, fields 14 and 15 of proc(5), in hundredths of a second.
+    Ok((ticks(11).ok_or("no utime")? + ticks(12).ok_or("no stime")?) / 100.0)
 }
 
 /// The most memory this process has had.
