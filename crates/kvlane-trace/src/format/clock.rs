@@ -1,6 +1,6 @@
 //! A file's clock: where it starts, and how coarsely it ticks.
 //!
-//! The Mooncake conversation trace's clock ticks every 3 s, some ticks a millisecond early, so ten requests arrive at
+//! The Mooncake conversation trace's clock ticks every 3 s, some ticks a few milliseconds off, so ten requests arrive at
 //! once, then none for 3 s. Replayed like that a trace measures its own clock. Such a clock is noticed and the arrivals
 //! of a tick are spread evenly over it, in the order of the file.
 
@@ -14,8 +14,9 @@ const QUANTUM_US_MIN: u64 = 100_000;
 /// Fewer distinct times than this say nothing about the clock.
 const DISTINCT_TIMES_MIN: usize = 32;
 
-/// How far, in microseconds, a time may be off a tick.
+/// How far, in microseconds, a time may be off a tick, and which share of the tick if that is more.
 const TICK_US: u64 = 1000;
+const TICK_SHARE: u64 = 200;
 
 /// One in so many times may be further off.
 const OFF_TICK_SHARE: usize = 100;
@@ -71,7 +72,8 @@ fn quantum_s(sorted: &[TraceRequest]) -> Option<f64> {
     }
     let divisor = if exact { times.iter().copied().fold(0, gcd) } else { 0 };
     let quantum = if divisor >= QUANTUM_US_MIN { divisor } else { common_gap(&times) };
-    let off = |time: &&u64| (**time % quantum).min(quantum - **time % quantum) > TICK_US;
+    let off =
+        |time: &&u64| (**time % quantum).min(quantum - **time % quantum) > TICK_US.max(quantum / TICK_SHARE);
     let coarse =
         quantum >= QUANTUM_US_MIN && times.iter().filter(off).count() <= times.len() / OFF_TICK_SHARE;
     coarse.then(|| quantum as f64 / 1e6)
@@ -114,6 +116,12 @@ mod tests {
             assert!((tick_s..tick_s + 3.0).contains(&request.arrival_s), "{i}: {}", request.arrival_s);
         }
         assert!(trace.requests.is_sorted_by(|a, b| a.arrival_s < b.arrival_s));
+    }
+
+    #[test]
+    fn ticks_that_come_a_few_milliseconds_late_are_ticks() {
+        let trace = settled((0..400).map(|i| i / 4 * 3000 + if i / 4 % 8 == 2 { 3 } else { 0 }));
+        assert!(trace.notes[0].contains("multiples of 3 s"), "{:?}", trace.notes);
     }
 
     #[test]
