@@ -10,10 +10,9 @@ use kvlane_core::endpoint::EndpointId;
 use kvlane_core::event::KvEvent;
 use kvlane_core::index::Overlap;
 use kvlane_core::load::Reported;
-use kvlane_core::policy::PolicyConfig;
 use kvlane_core::rng::Rng;
 use kvlane_core::router::{self, Router};
-use kvlane_core::scheduler::{self, Input, Output};
+use kvlane_core::scheduler::{Input, Output};
 use kvlane_core::time::Nanos;
 
 pub use play::{Run, Send};
@@ -167,23 +166,6 @@ enum Event {
     Tick,
 }
 
-/// Whether decisions, or what is written down of them, depend on how far answers have come.
-fn hears_tokens(config: &scheduler::Config) -> bool {
-    config.receipts_max > 0
-        || match config.policy {
-            PolicyConfig::LeastTokens(_) => true,
-            PolicyConfig::Random(_)
-            | PolicyConfig::RoundRobin(_)
-            | PolicyConfig::PowerOfTwo(_)
-            | PolicyConfig::LeastLoad(_)
-            | PolicyConfig::CacheAware(_)
-            | PolicyConfig::PrefixAware(_)
-            | PolicyConfig::LMetric(_)
-            | PolicyConfig::LeastPrefill(_)
-            | PolicyConfig::Weighted(_) => false,
-        }
-}
-
 // === impl World ===
 
 impl World {
@@ -221,10 +203,9 @@ impl World {
 
     fn add_pool(&mut self, pool: usize, engines: Vec<EngineConfig>, config: router::Config) {
         let exact = config.exact;
-        let token_every = if hears_tokens(&config.scheduler) { TOKEN_EVERY } else { 0 };
         let router = Router::new(config);
         for (n, mut engine) in engines.into_iter().enumerate() {
-            (engine.kv_events, engine.token_every) = (exact, token_every);
+            (engine.kv_events, engine.token_every) = (exact, TOKEN_EVERY);
             let name = format!("engine-{n}").into();
             let Some(id) = router.join(Nanos::ZERO, name, true, false, &mut self.outputs) else { break };
             self.seats.push(Seat {
