@@ -15,6 +15,23 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 #[serde(transparent)]
 pub struct BlockHash(pub u64);
 
+/// Hash of what one block holds, whatever comes before it: its tokens, and whatever else is part of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ContentHash(pub u64);
+
+impl ContentHash {
+    /// The hash of a block's bytes: of tokens, each as four little-endian bytes.
+    pub fn of(block: &[u8]) -> Self {
+        Self(xxh3_64(block))
+    }
+
+    /// The hash of a block that also holds something that is no token, such as part of an image.
+    #[must_use]
+    pub fn with(self, key: &[u8]) -> Self {
+        Self(xxh3_64_with_seed(key, self.0))
+    }
+}
+
 /// The start of a chain: everything but the tokens that decides whether a block can be reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChainSeed(u64);
@@ -34,21 +51,34 @@ impl ChainSeed {
         let mut parent = self.0;
         out.reserve(bytes.len() / block_bytes.max(1));
         out.extend(bytes.chunks_exact(block_bytes.max(1)).map(|block| {
-            parent = link(parent, block);
+            parent = link(parent, ContentHash::of(block));
+            BlockHash(parent)
+        }));
+    }
+
+    /// As [`ChainSeed::chain`], for tokens.
+    pub fn chain_tokens(self, tokens: &[u32], block_tokens: usize, out: &mut Vec<BlockHash>) {
+        let mut parent = self.0;
+        let mut bytes = Vec::with_capacity(4 * block_tokens.min(tokens.len()));
+        out.reserve(tokens.len() / block_tokens.max(1));
+        out.extend(tokens.chunks_exact(block_tokens.max(1)).map(|block| {
+            bytes.clear();
+            bytes.extend(block.iter().flat_map(|token| token.to_le_bytes()));
+            parent = link(parent, ContentHash::of(&bytes));
             BlockHash(parent)
         }));
     }
 
     /// The hash of one block that follows `parent`, or begins the chain.
-    pub fn next(self, parent: Option<BlockHash>, block: &[u8]) -> BlockHash {
-        BlockHash(link(parent.map_or(self.0, |hash| hash.0), block))
+    pub fn next(self, parent: Option<BlockHash>, content: ContentHash) -> BlockHash {
+        BlockHash(link(parent.map_or(self.0, |hash| hash.0), content))
     }
 }
 
-/// The hash of a block after `parent`. The block is hashed without a seed, since for blocks above 240 bytes XXH3 would
+/// The hash of a block after `parent`. Its content is hashed without a seed, since for blocks above 240 bytes XXH3 would
 /// first derive a secret from it, each time.
-fn link(parent: u64, block: &[u8]) -> u64 {
-    xxh3_64_with_seed(&xxh3_64(block).to_le_bytes(), parent)
+fn link(parent: u64, ContentHash(content): ContentHash) -> u64 {
+    xxh3_64_with_seed(&content.to_le_bytes(), parent)
 }
 
 /// One round of SplitMix64's finaliser, to keep the cases of a seed apart.
@@ -103,7 +133,17 @@ mod tests {
     #[test]
     fn chaining_one_block_at_a_time_gives_the_same_hashes() {
         let seed = ChainSeed::new("m", None, Some("t"));
-        let first = seed.next(None, b"aaaa");
-        assert_eq!(chain(seed, b"aaaabbbb"), [first, seed.next(Some(first), b"bbbb")]);
+        let (a, b) = (ContentHash::of(b"aaaa"), ContentHash::of(b"bbbb"));
+        let first = seed.next(None, a);
+        assert_eq!(chain(seed, b"aaaabbbb"), [first, seed.next(Some(first), b)]);
+        assert_ne!(seed.next(None, a), seed.next(None, a.with(b"image")));
+    }
+
+    #[test]
+    fn tokens_are_hashed_as_their_little_endian_bytes() {
+        let seed = ChainSeed::new("m", None, None);
+        let mut out = Vec::new();
+        seed.chain_tokens(&[0x6161_6161, 0x6262_6262, 7], 1, &mut out);
+        assert_eq!(out[..2], chain(seed, b"aaaabbbb"));
     }
 }

@@ -10,10 +10,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::block::BlockHash;
 use crate::endpoint::EndpointId;
-use crate::event::KvEvent;
+use crate::event::{EngineHash, KvEvent};
 use crate::index::Overlap;
 use crate::index::approx::{self, ApproxIndex};
-use crate::index::exact::ExactIndex;
+use crate::index::exact::{self, Applied, ExactIndex};
 use crate::request::{RequestId, SchedulingRequest};
 use crate::scheduler::{self, Input, Output, Scheduler};
 use crate::time::Nanos;
@@ -36,7 +36,7 @@ pub struct Config {
 pub struct Router {
     block_tokens: u32,
     index: RwLock<ApproxIndex>,
-    exact: Option<RwLock<ExactIndex>>,
+    exact: Option<ExactIndex>,
     state: Mutex<State>,
 }
 
@@ -72,7 +72,7 @@ impl Router {
         Self {
             block_tokens: config.block_tokens,
             index: RwLock::new(ApproxIndex::new(config.index)),
-            exact: config.exact.then(RwLock::default),
+            exact: config.exact.then(|| ExactIndex::new(exact::Config { memory_bytes_max: usize::MAX })),
             state: Mutex::new(State { scheduler: Scheduler::new(config.scheduler), recording }),
         }
     }
@@ -107,16 +107,19 @@ impl Router {
             from = next;
         }
         if let Some(exact) = &self.exact {
-            exact.write().unwrap_or_else(PoisonError::into_inner).remove_endpoint(endpoint);
+            exact.remove_endpoint(endpoint);
         }
     }
 
     /// Notes what `endpoint` says of its cache, in the order in which it says so. Without effect unless the router is
     /// [`Config::exact`].
-    pub fn apply(&self, endpoint: EndpointId, event: &KvEvent) {
-        if let Some(exact) = &self.exact {
-            exact.write().unwrap_or_else(PoisonError::into_inner).apply(endpoint, event);
-        }
+    pub fn apply(&self, endpoint: EndpointId, event: &KvEvent) -> Applied {
+        self.exact.as_ref().map(|exact| exact.apply(endpoint, event)).unwrap_or_default()
+    }
+
+    /// Our hash of the block that `endpoint` calls `name`, if it is known to hold it.
+    pub fn hash_of(&self, endpoint: EndpointId, name: EngineHash) -> Option<BlockHash> {
+        self.exact.as_ref()?.hash_of(endpoint, name)
     }
 
     /// Removes an endpoint and all that it was expected to hold.
@@ -155,7 +158,7 @@ impl Router {
         self.index().lookup(now, chain, overlap);
         if let Some(exact) = &self.exact {
             let dispatched: Vec<_> = overlap.iter().collect();
-            exact.read().unwrap_or_else(PoisonError::into_inner).lookup(chain, overlap);
+            exact.lookup(chain, overlap);
             dispatched.into_iter().for_each(|(id, blocks)| overlap.raise(id, blocks));
         }
     }

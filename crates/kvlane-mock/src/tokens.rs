@@ -4,7 +4,7 @@
 //! four bytes, so a prompt given as the ids that `/tokenize` returned is the same prompt, and hits the same blocks, as
 //! its text. A last piece shorter than four bytes is padded with zeros in its id.
 
-use kvlane_core::block::{BlockHash, ChainSeed};
+use kvlane_core::block::{BlockHash, ChainSeed, ContentHash};
 
 /// Bytes of prompt per token.
 pub(crate) const TOKEN_BYTES: usize = 4;
@@ -32,7 +32,7 @@ impl Prompt {
         let mut blocks = Vec::new();
         seed.chain(rendered, block_bytes, &mut blocks);
         let rest = &rendered[blocks.len() * block_bytes..];
-        let key = seed.next(blocks.last().copied(), rest).0;
+        let key = seed.next(blocks.last().copied(), ContentHash::of(rest)).0;
         Some(Self { tokens, blocks, key })
     }
 }

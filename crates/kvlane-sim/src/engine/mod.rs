@@ -973,9 +973,12 @@ mod tests {
             let mut known = <[BTreeSet<BlockHash>; 2]>::default();
             for (_, event) in told {
                 match event {
-                    KvEvent::Stored { blocks, tier } => known[tier as usize].extend(blocks),
+                    KvEvent::Stored { blocks, tier, .. } => {
+                        known[tier as usize].extend(blocks.iter().map(|block| block.hash));
+                    }
+                    KvEvent::Copied { .. } => panic!("blocks of a tier below are told with their hashes"),
                     KvEvent::Removed { blocks, tier } => {
-                        blocks.iter().for_each(|hash| { known[tier as usize].remove(hash); });
+                        blocks.iter().for_each(|name| { known[tier as usize].remove(&BlockHash(name.0)); });
                     }
                     KvEvent::Cleared => known = Default::default(),
                 }

@@ -1,7 +1,7 @@
 //! What a pool would tell of itself.
 
 use kvlane_core::block::BlockHash;
-use kvlane_core::event::{KvEvent, Tier};
+use kvlane_core::event::{EngineHash, KvEvent, StoredBlock, Tier};
 
 /// Changes since the last [`Log::drain`]. Neighbours of one kind are one event.
 #[derive(Clone, Debug)]
@@ -18,16 +18,18 @@ impl Log {
     }
 
     pub(super) fn stored(&mut self, hash: BlockHash) {
+        let block = StoredBlock { name: EngineHash(hash.0), hash };
         match self.events.last_mut() {
-            Some(KvEvent::Stored { blocks, .. }) => blocks.push(hash),
-            _ => self.events.push(KvEvent::Stored { blocks: vec![hash], tier: self.tier }),
+            Some(KvEvent::Stored { blocks, .. }) => blocks.push(block),
+            _ => self.events.push(KvEvent::Stored { parent: None, blocks: vec![block], tier: self.tier }),
         }
     }
 
-    pub(super) fn removed(&mut self, hash: BlockHash) {
+    pub(super) fn removed(&mut self, BlockHash(hash): BlockHash) {
+        let name = EngineHash(hash);
         match self.events.last_mut() {
-            Some(KvEvent::Removed { blocks, .. }) => blocks.push(hash),
-            _ => self.events.push(KvEvent::Removed { blocks: vec![hash], tier: self.tier }),
+            Some(KvEvent::Removed { blocks, .. }) => blocks.push(name),
+            _ => self.events.push(KvEvent::Removed { blocks: vec![name], tier: self.tier }),
         }
     }
 

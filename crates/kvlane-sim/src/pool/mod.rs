@@ -331,6 +331,8 @@ mod tests {
 
     use proptest::prelude::*;
 
+    use kvlane_core::event::StoredBlock;
+
     use super::*;
 
     fn hashes(ids: &[u64]) -> Vec<BlockHash> {
@@ -540,14 +542,15 @@ mod tests {
         let mut known = <[BTreeSet<BlockHash>; 2]>::default();
         for event in events {
             match event {
-                KvEvent::Stored { blocks, tier } => {
-                    for hash in blocks {
+                KvEvent::Stored { blocks, tier, .. } => {
+                    for StoredBlock { hash, .. } in blocks {
                         assert!(known[*tier as usize].insert(*hash), "{hash:?} is stored once");
                     }
                 }
+                KvEvent::Copied { .. } => panic!("blocks of a tier below are told with their hashes"),
                 KvEvent::Removed { blocks, tier } => {
-                    for hash in blocks {
-                        assert!(known[*tier as usize].remove(hash), "{hash:?} was there");
+                    for name in blocks {
+                        assert!(known[*tier as usize].remove(&BlockHash(name.0)), "{name:?} was there");
                     }
                 }
                 KvEvent::Cleared => known = Default::default(),

@@ -270,7 +270,7 @@ impl World {
             Event::Kv { seat, generation, events } => {
                 let Seat { id, pool, generation: current, .. } = self.seats[usize::from(seat)];
                 if generation == current {
-                    events.iter().for_each(|event| self.routers[pool].apply(id, event));
+                    events.iter().for_each(|event| _ = self.routers[pool].apply(id, event));
                 }
             }
             Event::Fault(index) => match self.config.faults[index] {
@@ -355,7 +355,7 @@ impl World {
         let events: Vec<KvEvent> = events.into_iter().map(|(_, event)| event).collect();
         let EventFeed { delay, jitter, lost, duplicated } = self.config.events;
         if delay == Nanos::ZERO && jitter == Nanos::ZERO && lost == 0.0 && duplicated == 0.0 {
-            return events.iter().for_each(|event| router.apply(*id, event));
+            return events.iter().for_each(|event| _ = router.apply(*id, event));
         }
         let copies = if self.rng.unit() < lost {
             0
