@@ -7,19 +7,21 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The crates each crate may reach, whether directly or through another.
-const MAY_REACH: [(&str, &[&str]); 8] = [
+const MAY_REACH: [(&str, &[&str]); 9] = [
     ("kvlane-core", &[]),
     ("kvlane-wire", &["kvlane-core"]),
+    ("kvlane-tokens", &["kvlane-core", "kvlane-wire"]),
     ("kvlane-trace", &["kvlane-core"]),
     ("kvlane-sim", &["kvlane-core", "kvlane-trace"]),
     ("kvlane-mock", &["kvlane-core", "kvlane-sim", "kvlane-trace", "kvlane-wire"]),
-    ("kvlane-live", &["kvlane-core", "kvlane-wire"]),
+    ("kvlane-live", &["kvlane-core", "kvlane-wire", "kvlane-tokens"]),
     ("kvlane-bench", &["kvlane-core", "kvlane-trace", "kvlane-wire"]),
     (
         "kvlane",
         &[
             "kvlane-core",
             "kvlane-wire",
+            "kvlane-tokens",
             "kvlane-trace",
             "kvlane-sim",
             "kvlane-mock",
@@ -30,7 +32,7 @@ const MAY_REACH: [(&str, &[&str]); 8] = [
 ];
 
 /// Crates that do nothing but compute, and what they would need to do anything else.
-const PURE: [&str; 4] = ["kvlane-core", "kvlane-wire", "kvlane-trace", "kvlane-sim"];
+const PURE: [&str; 5] = ["kvlane-core", "kvlane-wire", "kvlane-tokens", "kvlane-trace", "kvlane-sim"];
 const IMPURE: [&str; 9] =
     ["tokio", "hyper", "http", "axum", "tonic", "kube", "mio", "tracing", "futures-util"];
 

@@ -1,0 +1,1 @@
+//! Byte-pair encoding of byte-level tokenizers.
