@@ -160,7 +160,7 @@ fn simulated(trace: &Trace, records: &[Record], lateness: f64) -> Result<Vec<Out
                 seed: 1,
             },
             index: approx::Config { memory_bytes_max: 1 << 20, ttl: Nanos::MAX },
-            exact: false,
+            exact: None,
             block_tokens: engine.block_tokens,
         },
         engines: vec![engine],

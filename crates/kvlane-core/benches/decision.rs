@@ -8,12 +8,11 @@ use std::io::Write as _;
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use kvlane_core::block::{BlockHash, ChainSeed};
 use kvlane_core::endpoint::EndpointId;
-use kvlane_core::index::Overlap;
 use kvlane_core::index::approx::{self, ApproxIndex};
 use kvlane_core::policy::PolicyConfig;
 use kvlane_core::request::{RequestId, SchedulingRequest};
 use kvlane_core::rng::Rng;
-use kvlane_core::router::{self, Router};
+use kvlane_core::router::{self, Router, Scratch};
 use kvlane_core::scheduler::{self, Input};
 use kvlane_core::time::Nanos;
 
@@ -52,7 +51,7 @@ fn world(policy: &str) -> (Router, Vec<Vec<BlockHash>>) {
             seed: 1,
         },
         index: approx::Config { memory_bytes_max: 1 << 30, ttl: Nanos::MAX },
-        exact: false,
+        exact: None,
         block_tokens: 64,
     });
     let mut out = Vec::new();
@@ -61,9 +60,9 @@ fn world(policy: &str) -> (Router, Vec<Vec<BlockHash>>) {
         .collect();
     let chains: Vec<Vec<BlockHash>> = (0..ENDPOINTS as u64 * 8).map(|n| chain(&prompt(n))).collect();
     for (n, chain) in chains.iter().enumerate() {
-        router.learn(Nanos(2), chain, endpoints[n % ENDPOINTS]);
+        router.learn(Nanos(2), RequestId(n as u64), chain, endpoints[n % ENDPOINTS]);
         let request = SchedulingRequest::new(RequestId(n as u64), PROMPT_TOKENS);
-        router.arrive(Nanos(3), request, chain, &mut Overlap::default(), &mut out);
+        router.arrive(Nanos(3), request, chain, &mut Scratch::default(), &mut out);
     }
     (router, chains)
 }
@@ -72,7 +71,7 @@ fn decide(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("decision, 256 endpoints, 128 blocks");
     for policy in ["cache_aware", "lmetric", "prefix_aware", "least_tokens"] {
         let (router, chains) = world(policy);
-        let (mut n, mut overlap, mut out) = (1_000_000, Overlap::default(), Vec::new());
+        let (mut n, mut scratch, mut out) = (1_000_000, Scratch::default(), Vec::new());
         group.bench_function(
             format!("{policy}: look up, pick, reserve, learn, explain, settle"),
             |bencher| {
@@ -81,7 +80,7 @@ fn decide(criterion: &mut Criterion) {
                     out.clear();
                     let request = SchedulingRequest::new(RequestId(n), PROMPT_TOKENS);
                     let chain = &chains[(n % chains.len() as u64) as usize];
-                    router.arrive(Nanos(n), request, chain, &mut overlap, &mut out);
+                    router.arrive(Nanos(n), request, chain, &mut scratch, &mut out);
                     router.step(Nanos(n), Input::Finished { request: RequestId(n) }, &mut out);
                     black_box(&out);
                 });

@@ -8,6 +8,7 @@ use crate::endpoint::EndpointId;
 use crate::policy::{Candidate, Reason};
 use crate::request::{RequestId, SchedulingRequest};
 use crate::time::Nanos;
+use crate::truth::{Feed, Knowledge, Prediction};
 
 /// Where a request goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,6 +19,10 @@ pub struct Placement {
     pub overlap_tokens: u32,
     /// Why it was picked.
     pub reason: Reason,
+    /// How the overlap is known.
+    pub knowledge: Knowledge,
+    /// The state of the endpoint's event feed.
+    pub feed: Feed,
 }
 
 /// Why a request goes nowhere.
@@ -58,6 +63,10 @@ pub struct ReceiptRow {
     pub endpoint: EndpointId,
     /// Leading prompt tokens it was expected to hold.
     pub overlap_tokens: u32,
+    /// How that was known.
+    pub knowledge: Knowledge,
+    /// What each source of knowledge said.
+    pub prediction: Prediction,
     /// Requests in flight there before this one.
     pub requests: u32,
     /// Uncached prompt tokens in flight there before this one.
@@ -117,6 +126,8 @@ impl Receipts {
             rows.push(ReceiptRow {
                 endpoint: candidate.endpoint,
                 overlap_tokens: candidate.overlap_tokens,
+                knowledge: candidate.knowledge,
+                prediction: candidate.prediction,
                 requests: load.requests,
                 prefill_tokens: load.prefill_tokens,
                 context_tokens: load.context_tokens,

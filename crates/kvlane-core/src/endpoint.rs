@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::load::{InFlight, Load, Reported};
 use crate::time::Nanos;
+use crate::truth::Truth;
 
 /// Names an endpoint within its pool, for ever: a slot and how often the slot has been reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -40,6 +41,8 @@ pub struct Endpoint {
     pub draining: bool,
     /// Its load.
     pub load: Load,
+    /// What we know of its cache, and how well that has held.
+    pub truth: Truth,
 }
 
 /// The endpoints that serve one model. At most 65,535.
@@ -71,7 +74,14 @@ impl Pool {
         if self.next_id() != Some(id) {
             return;
         }
-        let endpoint = Endpoint { id, name, healthy: true, draining: false, load: Load::default() };
+        let endpoint = Endpoint {
+            id,
+            name,
+            healthy: true,
+            draining: false,
+            load: Load::default(),
+            truth: Truth::default(),
+        };
         if id.slot() == self.slots.len() {
             self.slots.push(Slot::default());
         }
@@ -125,6 +135,11 @@ impl Pool {
         if let Some(endpoint) = self.get_mut(id) {
             endpoint.load.reported = Some((reported, now));
         }
+    }
+
+    /// What is known of the cache of an endpoint that is still here.
+    pub(crate) fn truth_mut(&mut self, id: EndpointId) -> Option<&mut Truth> {
+        self.get_mut(id).map(|endpoint| &mut endpoint.truth)
     }
 
     /// The ledger of an endpoint that is still here.

@@ -17,3 +17,4 @@ pub mod router;
 pub mod scheduler;
 pub mod time;
 pub mod timing;
+pub mod truth;

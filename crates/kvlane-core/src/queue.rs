@@ -10,12 +10,15 @@ use hashbrown::HashSet;
 use crate::endpoint::EndpointId;
 use crate::request::{RequestId, SchedulingRequest};
 use crate::time::Nanos;
+use crate::truth::Prediction;
 
 /// A request that waits, with what was known of its prefix when it came.
 #[derive(Debug)]
 pub(crate) struct Waiting {
     pub(crate) request: SchedulingRequest,
-    pub(crate) overlap: Vec<(EndpointId, u32)>,
+    pub(crate) overlap: Vec<(EndpointId, Prediction)>,
+    /// Prompt tokens that one block stands for.
+    pub(crate) block_tokens: u32,
     pub(crate) deadline: Nanos,
 }
 

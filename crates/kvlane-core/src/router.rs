@@ -4,6 +4,7 @@
 //! is called; the lookup takes a shared lock on the index only; selection and reservation hold the scheduler's lock
 //! for arithmetic, never longer. The gateway and the simulator call the same methods.
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use serde::{Deserialize, Serialize};
@@ -14,9 +15,11 @@ use crate::event::{EngineHash, KvEvent};
 use crate::index::Overlap;
 use crate::index::approx::{self, ApproxIndex};
 use crate::index::exact::{self, Applied, ExactIndex};
+use crate::index::speculation::Speculation;
 use crate::request::{RequestId, SchedulingRequest};
 use crate::scheduler::{self, Input, Output, Scheduler};
 use crate::time::Nanos;
+use crate::truth::{self, Feed, Prediction};
 
 /// How one pool is routed.
 #[derive(Clone, Debug, PartialEq)]
@@ -25,24 +28,38 @@ pub struct Config {
     pub scheduler: scheduler::Config,
     /// Limits of the index of our own dispatches.
     pub index: approx::Config,
-    /// Whether the endpoints tell what they hold ([`Router::apply`]). Then that is what counts, and our own dispatches
-    /// fill in for as long as `index.ttl` says: until the engine's events about them have come.
-    pub exact: bool,
-    /// Prompt tokens that one block stands for.
+    /// Limits of the index that the endpoints' events feed ([`Router::apply`]); none where nobody reads events.
+    pub exact: Option<exact::Config>,
+    /// Prompt tokens that one block stands for, until [`Router::set_block_tokens`] says otherwise.
     pub block_tokens: u32,
 }
 
 /// One pool's router. Shared by all threads that serve the pool.
 pub struct Router {
-    block_tokens: u32,
+    block_tokens: AtomicU32,
+    approximate: approx::Config,
     index: RwLock<ApproxIndex>,
-    exact: Option<ExactIndex>,
+    exact: Option<Exact>,
     state: Mutex<State>,
+}
+
+/// What the endpoints tell of their caches, and what they will tell.
+struct Exact {
+    index: ExactIndex,
+    speculation: RwLock<Speculation>,
 }
 
 struct State {
     scheduler: Scheduler,
     recording: Option<Vec<(Nanos, Input)>>,
+}
+
+/// Memory that looking up needs, to be used again.
+#[derive(Debug, Default)]
+pub struct Scratch {
+    approximate: Overlap,
+    exact: Overlap,
+    speculation: Overlap,
 }
 
 /// What a scheduler was told, in the order in which it was told: enough to live through it again.
@@ -70,9 +87,13 @@ impl Router {
 
     fn with(config: Config, recording: Option<Vec<(Nanos, Input)>>) -> Self {
         Self {
-            block_tokens: config.block_tokens,
+            block_tokens: AtomicU32::new(config.block_tokens),
+            approximate: config.index,
             index: RwLock::new(ApproxIndex::new(config.index)),
-            exact: config.exact.then(|| ExactIndex::new(exact::Config { memory_bytes_max: usize::MAX })),
+            exact: config.exact.map(|config| Exact {
+                index: ExactIndex::new(config),
+                speculation: RwLock::new(Speculation::new()),
+            }),
             state: Mutex::new(State { scheduler: Scheduler::new(config.scheduler), recording }),
         }
     }
@@ -99,78 +120,148 @@ impl Router {
         Some(endpoint)
     }
 
+    /// Prompt tokens that one block stands for.
+    pub fn block_tokens(&self) -> u32 {
+        self.block_tokens.load(Ordering::Relaxed)
+    }
+
+    /// Takes over the size of the engines' blocks. Chains of another size than before match nothing that is known, so
+    /// all of that goes; whether that was so.
+    pub fn set_block_tokens(&self, block_tokens: u32) -> bool {
+        if self.block_tokens.swap(block_tokens, Ordering::Relaxed) == block_tokens {
+            return false;
+        }
+        *self.index_mut() = ApproxIndex::new(self.approximate);
+        if let Some(Exact { index, speculation }) = &self.exact {
+            let endpoints: Vec<_> =
+                self.read(|scheduler| scheduler.pool().endpoints().map(|endpoint| endpoint.id).collect());
+            endpoints.into_iter().for_each(|id| _ = index.apply(id, &KvEvent::Cleared));
+            *write(speculation) = Speculation::new();
+        }
+        true
+    }
+
     /// Forgets all that an endpoint was expected to hold: it has started again, with empty caches.
-    pub fn forget(&self, endpoint: EndpointId) {
-        // In slices, so that requests come in between.
+    pub fn forget(&self, now: Nanos, endpoint: EndpointId, out: &mut Vec<Output>) {
+        self.step(now, Input::Forgot { endpoint }, out);
+        self.apply(endpoint, &KvEvent::Cleared);
+    }
+
+    /// Forgets what an endpoint was given and has not told of itself. In slices, so that requests come in between.
+    fn forget_dispatches(&self, endpoint: EndpointId) {
         let mut from = 0;
         while let Some(next) = self.index_mut().remove_endpoint(endpoint, from) {
             from = next;
         }
         if let Some(exact) = &self.exact {
-            exact.remove_endpoint(endpoint);
+            write(&exact.speculation).forget(endpoint);
         }
     }
 
-    /// Notes what `endpoint` says of its cache, in the order in which it says so. Without effect unless the router is
-    /// [`Config::exact`].
+    /// The state of an endpoint's event feed, which decides whether its events count.
+    pub fn set_feed(&self, now: Nanos, endpoint: EndpointId, feed: Feed, out: &mut Vec<Output>) {
+        self.step(now, Input::Fed { endpoint, feed }, out);
+    }
+
+    /// Notes what `endpoint` says of its cache, in the order in which it says so. Without effect unless the router
+    /// takes events, but for [`KvEvent::Cleared`].
     pub fn apply(&self, endpoint: EndpointId, event: &KvEvent) -> Applied {
-        self.exact.as_ref().map(|exact| exact.apply(endpoint, event)).unwrap_or_default()
+        if matches!(event, KvEvent::Cleared) {
+            self.forget_dispatches(endpoint);
+        }
+        self.exact.as_ref().map(|exact| exact.index.apply(endpoint, event)).unwrap_or_default()
     }
 
     /// Our hash of the block that `endpoint` calls `name`, if it is known to hold it.
     pub fn hash_of(&self, endpoint: EndpointId, name: EngineHash) -> Option<BlockHash> {
-        self.exact.as_ref()?.hash_of(endpoint, name)
+        self.exact.as_ref()?.index.hash_of(endpoint, name)
+    }
+
+    /// The index of the endpoints' events, where they are taken.
+    pub fn exact(&self) -> Option<&ExactIndex> {
+        self.exact.as_ref().map(|exact| &exact.index)
     }
 
     /// Removes an endpoint and all that it was expected to hold.
     pub fn leave(&self, now: Nanos, endpoint: EndpointId, out: &mut Vec<Output>) {
         self.step(now, Input::Left { endpoint }, out);
-        self.forget(endpoint);
+        self.forget_dispatches(endpoint);
+        if let Some(exact) = &self.exact {
+            exact.index.remove_endpoint(endpoint);
+        }
     }
 
     /// Places a request whose prompt has these blocks, or queues or refuses it: what happened is in `out`, and
-    /// nothing is in `out` for it while it waits. `overlap` is scratch memory.
+    /// nothing is in `out` for it while it waits.
     pub fn arrive(
         &self,
         now: Nanos,
         request: SchedulingRequest,
         chain: &[BlockHash],
-        overlap: &mut Overlap,
+        scratch: &mut Scratch,
         out: &mut Vec<Output>,
     ) {
-        self.look_up(now, chain, overlap);
-        let overlap =
-            overlap.iter().map(|(id, blocks)| (id, blocks.saturating_mul(self.block_tokens))).collect();
+        let block_tokens = self.block_tokens();
+        let overlap = self.look_up(now, &request, chain, block_tokens, scratch);
         let id = request.id;
         let first = out.len();
-        self.step(now, Input::Arrived { request, overlap }, out);
+        self.step(now, Input::Arrived { request, overlap, block_tokens }, out);
         let placed = out[first..].iter().find_map(|output| match output {
             Output::Dispatch { request, placement } if *request == id => Some(placement.endpoint),
             _ => None,
         });
         if let Some(endpoint) = placed {
-            self.learn(now, chain, endpoint);
+            self.learn(now, id, chain, endpoint);
         }
     }
 
-    /// What each endpoint is expected to hold of a prompt.
-    fn look_up(&self, now: Nanos, chain: &[BlockHash], overlap: &mut Overlap) {
-        self.index().lookup(now, chain, overlap);
-        if let Some(exact) = &self.exact {
-            let dispatched: Vec<_> = overlap.iter().collect();
-            exact.lookup(chain, overlap);
-            dispatched.into_iter().for_each(|(id, blocks)| overlap.raise(id, blocks));
-        }
+    /// What each endpoint is expected to reuse of a prompt. Never all of it: an engine computes at least the last
+    /// token, or it could not tell the next one, and it reuses whole blocks.
+    fn look_up(
+        &self,
+        now: Nanos,
+        request: &SchedulingRequest,
+        chain: &[BlockHash],
+        block_tokens: u32,
+        scratch: &mut Scratch,
+    ) -> Vec<(EndpointId, Prediction)> {
+        let blocks_max = request.prompt_tokens.saturating_sub(1) / block_tokens.max(1);
+        let chain = &chain[..chain.len().min(blocks_max as usize)];
+        let Scratch { approximate, exact, speculation } = scratch;
+        let tokens = |blocks: u32| blocks.saturating_mul(block_tokens);
+        self.index().lookup(now, chain, approximate);
+        let Some(Exact { index, speculation: sent }) = &self.exact else {
+            let only_ours = |(id, blocks)| (id, Prediction { exact: 0, approximate: tokens(blocks) });
+            return approximate.iter().map(only_ours).collect();
+        };
+        index.lookup(chain, exact);
+        read(sent).raise(now, chain, speculation, exact);
+        let both =
+            |(id, blocks)| (id, Prediction { exact: tokens(exact.blocks(id)), approximate: tokens(blocks) });
+        let theirs = exact.iter().filter(|(id, _)| approximate.blocks(*id) == 0);
+        let theirs = theirs.map(|(id, blocks)| (id, Prediction { exact: tokens(blocks), approximate: 0 }));
+        approximate.iter().map(both).chain(theirs).collect()
     }
 
     /// Notes that `endpoint` has been given a prompt with these blocks. [`Router::arrive`] does so by itself, except
     /// for a request that waited.
-    pub fn learn(&self, now: Nanos, chain: &[BlockHash], endpoint: EndpointId) {
+    pub fn learn(&self, now: Nanos, request: RequestId, chain: &[BlockHash], endpoint: EndpointId) {
         self.index_mut().insert(now, chain, endpoint);
+        if let Some(exact) = &self.exact {
+            write(&exact.speculation).sent(now, request, chain, endpoint);
+        }
+    }
+
+    /// The answer has said what it took: that is compared with what was predicted. Before [`Input::Finished`].
+    pub fn observe(&self, now: Nanos, request: RequestId, reported: truth::Reported, out: &mut Vec<Output>) {
+        self.step(now, Input::Answered { request, reported }, out);
     }
 
     /// The first token of a request came, and `tokens` more after it.
     pub fn progress(&self, now: Nanos, request: RequestId, first: bool, tokens: u32, out: &mut Vec<Output>) {
+        if first && let Some(exact) = &self.exact {
+            write(&exact.speculation).computed(now, request);
+        }
         let mut state = self.state();
         if first {
             state.step(now, Input::FirstToken { request }, out);
@@ -182,6 +273,9 @@ impl Router {
 
     /// Any other input.
     pub fn step(&self, now: Nanos, input: Input, out: &mut Vec<Output>) {
+        if let (Input::Finished { request }, Some(exact)) = (&input, &self.exact) {
+            write(&exact.speculation).ended(*request);
+        }
         self.state().step(now, input, out);
     }
 
@@ -190,7 +284,7 @@ impl Router {
         read(&self.state().scheduler)
     }
 
-    /// Bytes and held blocks of the index.
+    /// Bytes and held blocks of the index of our own dispatches.
     pub fn index_size(&self) -> (usize, u64) {
         let index = self.index();
         (index.bytes(), index.blocks_held())
@@ -201,12 +295,20 @@ impl Router {
     }
 
     fn index(&self) -> RwLockReadGuard<'_, ApproxIndex> {
-        self.index.read().unwrap_or_else(PoisonError::into_inner)
+        read(&self.index)
     }
 
     fn index_mut(&self) -> RwLockWriteGuard<'_, ApproxIndex> {
-        self.index.write().unwrap_or_else(PoisonError::into_inner)
+        write(&self.index)
     }
+}
+
+fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
+    lock.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
+    lock.write().unwrap_or_else(PoisonError::into_inner)
 }
 
 // === impl State ===

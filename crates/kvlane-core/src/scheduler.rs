@@ -20,6 +20,7 @@ use crate::queue::{Queue, Waiting};
 use crate::request::{RequestId, SchedulingRequest};
 use crate::rng::Rng;
 use crate::time::Nanos;
+use crate::truth::{self, Change, Feed, Prediction};
 
 /// How one pool schedules.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -83,8 +84,10 @@ pub enum Input {
     Arrived {
         /// The request.
         request: SchedulingRequest,
-        /// Leading prompt tokens per endpoint that holds any.
-        overlap: Vec<(EndpointId, u32)>,
+        /// Leading prompt tokens per endpoint that is thought to hold any.
+        overlap: Vec<(EndpointId, Prediction)>,
+        /// Prompt tokens that one block stands for.
+        block_tokens: u32,
     },
     /// The first token of the answer came.
     FirstToken {
@@ -97,6 +100,36 @@ pub enum Input {
         request: RequestId,
         /// How many.
         count: u32,
+    },
+    /// The answer said what it took, before it was over.
+    Answered {
+        /// Whose.
+        request: RequestId,
+        /// What it said.
+        reported: truth::Reported,
+    },
+    /// An endpoint's event feed is in another state.
+    Fed {
+        /// Whose.
+        endpoint: EndpointId,
+        /// Its state.
+        feed: Feed,
+    },
+    /// An endpoint has lost all that it held.
+    Forgot {
+        /// Which.
+        endpoint: EndpointId,
+    },
+    /// An endpoint's counters, since it started: prompt tokens looked for in its cache, and found there.
+    Counted {
+        /// Which.
+        endpoint: EndpointId,
+        /// Looked for.
+        queries: f64,
+        /// Found.
+        hits: f64,
+        /// Prompt tokens that one block stands for.
+        block_tokens: u32,
     },
     /// A request is over, in whatever way, or its client has stopped waiting for a place.
     Finished {
@@ -130,6 +163,13 @@ pub enum Output {
         /// Which.
         endpoint: EndpointId,
     },
+    /// What is known of an endpoint's cache is worth more, or less, than it was.
+    Knowledge {
+        /// Whose.
+        endpoint: EndpointId,
+        /// From what to what, and why.
+        change: Change,
+    },
 }
 
 // === impl Output ===
@@ -139,7 +179,7 @@ impl Output {
     pub fn request(&self) -> Option<RequestId> {
         match *self {
             Self::Dispatch { request, .. } | Self::Reject { request, .. } => Some(request),
-            Self::Drained { .. } => None,
+            Self::Drained { .. } | Self::Knowledge { .. } => None,
         }
     }
 }
@@ -155,7 +195,7 @@ pub struct Scheduler {
     receipts: Receipts,
     rows: Vec<Candidate>,
     costs: Vec<f64>,
-    overlap_by_slot: Vec<(EndpointId, u32)>,
+    overlap_by_slot: Vec<(EndpointId, Prediction)>,
     excluded_by_slot: Vec<Option<EndpointId>>,
 }
 
@@ -166,6 +206,13 @@ struct Flight {
     endpoint: EndpointId,
     prefill_tokens: u32,
     context_tokens: u64,
+    prompt_tokens: u32,
+    block_tokens: u32,
+    /// What was predicted of it, to be compared with what its answer says. Not of one that waited: its prediction was
+    /// as old as its wait.
+    prediction: Option<Prediction>,
+    /// Its first token came, so it counts among those that the engine's counters have to account for.
+    computed: bool,
 }
 
 // === impl Scheduler ===
@@ -204,9 +251,19 @@ impl Scheduler {
             Input::Left { endpoint } => self.pool.leave(endpoint),
             Input::Health { endpoint, healthy } => self.pool.set_health(endpoint, healthy),
             Input::Reported { endpoint, reported } => self.pool.report(endpoint, now, reported),
-            Input::Arrived { request, overlap } => self.arrive(now, request, overlap, out),
+            Input::Arrived { request, overlap, block_tokens } => {
+                let waiting =
+                    Waiting { request, overlap, block_tokens, deadline: now + self.config.queue_timeout };
+                self.arrive(now, waiting, out);
+            }
             Input::FirstToken { request } => self.first_token(request),
             Input::Tokens { request, count } => self.tokens(request, count),
+            Input::Answered { request, reported } => self.answered(request, reported, out),
+            Input::Fed { endpoint, feed } => self.learn(endpoint, out, |truth| truth.set_feed(feed)),
+            Input::Forgot { endpoint } => self.learn(endpoint, out, |truth| truth.forget()),
+            Input::Counted { endpoint, queries, hits, block_tokens } => {
+                self.learn(endpoint, out, |truth| truth.count(queries, hits, block_tokens));
+            }
             Input::Finished { request } => self.settle(request, out),
             Input::Tick => {}
         }
@@ -243,24 +300,17 @@ impl Scheduler {
         self.queue.len()
     }
 
-    fn arrive(
-        &mut self,
-        now: Nanos,
-        request: SchedulingRequest,
-        overlap: Vec<(EndpointId, u32)>,
-        out: &mut Vec<Output>,
-    ) {
-        let id = request.id;
+    fn arrive(&mut self, now: Nanos, waiting: Waiting, out: &mut Vec<Output>) {
+        let id = waiting.request.id;
         if self.flights.contains(id) || self.queue.contains(id) {
             // It has its place already, or waits for it: an answer to one of two would be lost.
             return;
         }
-        let waits = request.attempt == 0 && (self.is_full() || self.queue.len() > 0);
+        let waits = waiting.request.attempt == 0 && (self.is_full() || self.queue.len() > 0);
         if !waits {
-            return self.place(now, &request, &overlap, out);
+            return self.place(now, &waiting, true, out);
         }
-        let deadline = now + self.config.queue_timeout;
-        if self.queue.push(Waiting { request, overlap, deadline }).is_err() {
+        if self.queue.push(waiting).is_err() {
             out.push(Output::Reject { request: id, why: Rejection::QueueFull });
         }
     }
@@ -276,18 +326,13 @@ impl Scheduler {
         }
         while !self.is_full() {
             let Some(waiting) = self.queue.pop() else { break };
-            self.place(now, &waiting.request, &waiting.overlap, out);
+            self.place(now, &waiting, false, out);
         }
     }
 
-    /// Selects and reserves.
-    fn place(
-        &mut self,
-        now: Nanos,
-        request: &SchedulingRequest,
-        overlap: &[(EndpointId, u32)],
-        out: &mut Vec<Output>,
-    ) {
+    /// Selects and reserves. `fresh` is whether what is known of its prefix is as of now.
+    fn place(&mut self, now: Nanos, waiting: &Waiting, fresh: bool, out: &mut Vec<Output>) {
+        let Waiting { request, overlap, block_tokens, .. } = waiting;
         self.fill_rows(request, overlap);
         if self.rows.is_empty() {
             return out.push(Output::Reject { request: request.id, why: Rejection::NoEndpoint });
@@ -305,8 +350,9 @@ impl Scheduler {
             costs: explain.then_some(&mut self.costs[..]),
         };
         let row = self.policy.pick(&mut cx, &self.rows);
-        let Candidate { endpoint, overlap_tokens, .. } = self.rows[row];
-        let placement = Placement { endpoint, overlap_tokens, reason: cx.reason };
+        let Candidate { endpoint, overlap_tokens, knowledge, prediction, .. } = self.rows[row];
+        let feed = self.pool.get(endpoint).map_or(Feed::Absent, |endpoint| endpoint.truth.feed());
+        let placement = Placement { endpoint, overlap_tokens, reason: cx.reason, knowledge, feed };
         if explain {
             self.receipts.push(now, request, placement, &self.rows, &self.costs);
         }
@@ -315,6 +361,10 @@ impl Scheduler {
             endpoint,
             prefill_tokens: self.rows[row].uncached_tokens(request),
             context_tokens: u64::from(request.prompt_tokens),
+            prompt_tokens: request.prompt_tokens,
+            block_tokens: *block_tokens,
+            prediction: fresh.then_some(prediction),
+            computed: false,
         };
         if let Some(ledger) = self.pool.in_flight_mut(endpoint) {
             ledger.requests += 1;
@@ -326,12 +376,15 @@ impl Scheduler {
     }
 
     /// One row per eligible endpoint that has not failed this request.
-    fn fill_rows(&mut self, request: &SchedulingRequest, overlap: &[(EndpointId, u32)]) {
-        for &(endpoint, tokens) in overlap {
+    fn fill_rows(&mut self, request: &SchedulingRequest, overlap: &[(EndpointId, Prediction)]) {
+        let nothing = (EndpointId::new(0, 0), Prediction::default());
+        for &(endpoint, Prediction { exact, approximate }) in overlap {
             if endpoint.slot() >= self.overlap_by_slot.len() {
-                self.overlap_by_slot.resize(endpoint.slot() + 1, (EndpointId::new(0, 0), 0));
+                self.overlap_by_slot.resize(endpoint.slot() + 1, nothing);
             }
-            self.overlap_by_slot[endpoint.slot()] = (endpoint, tokens.min(request.prompt_tokens));
+            let within = |tokens: u32| tokens.min(request.prompt_tokens);
+            self.overlap_by_slot[endpoint.slot()] =
+                (endpoint, Prediction { exact: within(exact), approximate: within(approximate) });
         }
         for &endpoint in &*request.excluded {
             if endpoint.slot() >= self.excluded_by_slot.len() {
@@ -340,20 +393,23 @@ impl Scheduler {
             self.excluded_by_slot[endpoint.slot()] = Some(endpoint);
         }
         let excluded = |id: EndpointId| self.excluded_by_slot.get(id.slot()) == Some(&Some(id));
-        let overlap_tokens = |id: EndpointId| match self.overlap_by_slot.get(id.slot()) {
-            Some(&(holder, tokens)) if holder == id => tokens,
-            _ => 0,
+        let predicted = |id: EndpointId| match self.overlap_by_slot.get(id.slot()) {
+            Some(&(holder, prediction)) if holder == id => prediction,
+            _ => Prediction::default(),
         };
         self.rows.clear();
         self.rows.extend(self.pool.eligible().filter(|endpoint| !excluded(endpoint.id)).map(|endpoint| {
+            let prediction = predicted(endpoint.id);
             Candidate {
                 endpoint: endpoint.id,
-                overlap_tokens: overlap_tokens(endpoint.id),
+                overlap_tokens: endpoint.truth.counting(prediction),
+                knowledge: endpoint.truth.knowledge(),
+                prediction,
                 load: endpoint.load,
             }
         }));
         for &(endpoint, _) in overlap {
-            self.overlap_by_slot[endpoint.slot()].1 = 0;
+            self.overlap_by_slot[endpoint.slot()] = nothing;
         }
         for &endpoint in &*request.excluded {
             self.excluded_by_slot[endpoint.slot()] = None;
@@ -363,8 +419,38 @@ impl Scheduler {
     fn first_token(&mut self, request: RequestId) {
         let Some(flight) = self.flights.get_mut(request) else { return };
         let prefill_tokens = u64::from(std::mem::take(&mut flight.prefill_tokens));
-        if let Some(ledger) = self.pool.in_flight_mut(flight.endpoint) {
+        let first = !std::mem::replace(&mut flight.computed, true);
+        let Flight { endpoint, prediction, prompt_tokens, .. } = *flight;
+        if let Some(ledger) = self.pool.in_flight_mut(endpoint) {
             ledger.prefill_tokens -= prefill_tokens;
+        }
+        if first && let Some(truth) = self.pool.truth_mut(endpoint) {
+            truth.owe(prediction.unwrap_or_default(), prompt_tokens);
+        }
+    }
+
+    /// Compares what was predicted with what the answer says.
+    fn answered(&mut self, request: RequestId, reported: truth::Reported, out: &mut Vec<Output>) {
+        let Some(flight) = self.flights.get_mut(request) else { return };
+        let Some(prediction) = flight.prediction.take() else { return };
+        let Flight { endpoint, prompt_tokens, block_tokens, computed, .. } = *flight;
+        self.learn(endpoint, out, |truth| {
+            if computed {
+                truth.repay(prediction, prompt_tokens);
+            }
+            truth.observe(prediction, prompt_tokens, reported, block_tokens)
+        });
+    }
+
+    /// Changes what is known of an endpoint's cache, and tells if it is worth more or less then.
+    fn learn(
+        &mut self,
+        endpoint: EndpointId,
+        out: &mut Vec<Output>,
+        change: impl FnOnce(&mut truth::Truth) -> Option<Change>,
+    ) {
+        if let Some(change) = self.pool.truth_mut(endpoint).and_then(change) {
+            out.push(Output::Knowledge { endpoint, change });
         }
     }
 
@@ -481,7 +567,9 @@ mod tests {
 
         fn arrive(&mut self, id: u64, prompt_tokens: u32, overlap: &[(EndpointId, u32)]) -> Vec<Output> {
             let request = SchedulingRequest::new(RequestId(id), prompt_tokens);
-            self.step(Input::Arrived { request, overlap: overlap.to_vec() })
+            let prediction = |approximate| Prediction { exact: 0, approximate };
+            let overlap = overlap.iter().map(|&(id, tokens)| (id, prediction(tokens))).collect();
+            self.step(Input::Arrived { request, overlap, block_tokens: 16 })
         }
 
         /// Whoever sits in a slot now.
@@ -545,7 +633,7 @@ mod tests {
         assert!(placed(&out).is_some(), "the waiting one takes the place");
         let mut request = SchedulingRequest::new(RequestId(1), 10);
         (request.attempt, request.excluded) = (1, [first].into());
-        let out = world.step(Input::Arrived { request, overlap: Vec::new() });
+        let out = world.step(Input::Arrived { request, overlap: Vec::new(), block_tokens: 16 });
         assert!(placed(&out).is_some_and(|second| second != first));
     }
 
@@ -684,7 +772,8 @@ mod tests {
                         request.attempt = u32::from(retry);
                         asked.push(request.id);
                         let id = world.scheduler.pool.endpoints().next().expect("never empty").id;
-                        world.step(Input::Arrived { request, overlap: vec![(id, overlap)] })
+                        let prediction = Prediction { exact: overlap / 2, approximate: overlap };
+                        world.step(Input::Arrived { request, overlap: vec![(id, prediction)], block_tokens: 16 })
                     }
                     Act::FirstToken(r) => world.step(Input::FirstToken { request: RequestId(r as u64) }),
                     Act::Tokens(r, count) => world.step(Input::Tokens { request: RequestId(r as u64), count }),

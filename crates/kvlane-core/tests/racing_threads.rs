@@ -7,11 +7,11 @@ use std::sync::{Barrier, Mutex};
 use kvlane_core::block::{BlockHash, ChainSeed};
 use kvlane_core::decision::Placement;
 use kvlane_core::endpoint::EndpointId;
-use kvlane_core::index::{Overlap, approx};
+use kvlane_core::index::approx;
 use kvlane_core::policy::PolicyConfig;
 use kvlane_core::request::{RequestId, SchedulingRequest};
 use kvlane_core::rng::Rng;
-use kvlane_core::router::{self, Recording, Router};
+use kvlane_core::router::{self, Recording, Router, Scratch};
 use kvlane_core::scheduler::{self, Input, Output};
 use kvlane_core::time::Nanos;
 
@@ -36,7 +36,7 @@ fn race(policy: &str) -> (BTreeMap<RequestId, Placement>, Recording) {
             seed: 11,
         },
         index: approx::Config { memory_bytes_max: 1 << 20, ttl: Nanos(5_000) },
-        exact: false,
+        exact: None,
         block_tokens: 16,
     });
     for n in 0..5 {
@@ -49,7 +49,7 @@ fn race(policy: &str) -> (BTreeMap<RequestId, Placement>, Recording) {
             let (router, clock, seen, start) = (&router, &clock, &seen, &start);
             scope.spawn(move || {
                 let mut rng = Rng::new(thread);
-                let (mut out, mut overlap, mut mine) = (Vec::new(), Overlap::default(), Vec::new());
+                let (mut out, mut scratch, mut mine) = (Vec::new(), Scratch::default(), Vec::new());
                 start.wait();
                 for n in 0..REQUESTS_PER_THREAD {
                     let now = Nanos(clock.fetch_add(1, Ordering::Relaxed));
@@ -58,7 +58,7 @@ fn race(policy: &str) -> (BTreeMap<RequestId, Placement>, Recording) {
                     let prompt = vec![rng.below(6) as u8; 16 * (1 + rng.below(40))];
                     ChainSeed::new("m", None, None).chain(&prompt, 16, &mut chain);
                     let request = SchedulingRequest::new(id, prompt.len() as u32);
-                    router.arrive(now, request, &chain, &mut overlap, &mut out);
+                    router.arrive(now, request, &chain, &mut scratch, &mut out);
                     mine.push(id);
                     router.progress(now, id, n % 2 == 0, 3, &mut out);
                     if n % 50 == 7 {

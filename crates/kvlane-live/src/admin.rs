@@ -306,7 +306,9 @@ fn pool_decisions(pool: &ModelPool, timing: Option<&TimingFile>, limit: usize) -
                 .iter()
                 .map(|row| {
                     let mut shown = json!({
-                        "worker": name(row.endpoint), "overlap_tokens": row.overlap_tokens, "requests": row.requests,
+                        "worker": name(row.endpoint), "overlap_tokens": row.overlap_tokens, "knowledge": row.knowledge.name(),
+                        "predicted": {"exact": row.prediction.exact, "approximate": row.prediction.approximate},
+                        "requests": row.requests,
                         "prefill_tokens": row.prefill_tokens, "context_tokens": row.context_tokens, "cost": row.cost,
                     });
                     if let Some(secs) = first_token_s(row, receipt.prompt_tokens) {
@@ -319,6 +321,7 @@ fn pool_decisions(pool: &ModelPool, timing: Option<&TimingFile>, limit: usize) -
                 "at_s": receipt.at.as_secs_f64(), "request": receipt.request.0, "attempt": receipt.attempt,
                 "prompt_tokens": receipt.prompt_tokens, "worker": name(receipt.placement.endpoint),
                 "overlap_tokens": receipt.placement.overlap_tokens, "reason": receipt.placement.reason.name(),
+                "knowledge": receipt.placement.knowledge.name(), "feed": receipt.placement.feed.name(),
                 "candidates": rows, "candidates_left_out": receipt.rows_left_out,
             })
         })

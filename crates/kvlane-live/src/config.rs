@@ -383,7 +383,7 @@ impl Config {
                 seed: routing.seed,
             },
             index: approx::Config { memory_bytes_max: routing.index_memory, ttl: nanos(routing.index_ttl) },
-            exact: false,
+            exact: None,
             block_tokens: routing.block_bytes / BYTES_PER_TOKEN as u32,
         }
     }

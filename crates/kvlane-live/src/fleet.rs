@@ -307,7 +307,7 @@ impl Fleet {
                 let healthy_now = {
                     let mut state = worker.state();
                     if restarted {
-                        state.seats.iter().for_each(|seat| seat.pool.router.forget(seat.endpoint));
+                        state.seats.iter().for_each(|seat| self.gateway.forget(seat));
                     }
                     state.probe_failures = 0;
                     state.successes = state.successes.saturating_add(1);

@@ -12,12 +12,12 @@ use arc_swap::ArcSwap;
 use kvlane_core::block::BlockHash;
 use kvlane_core::decision::{Placement, Rejection};
 use kvlane_core::endpoint::EndpointId;
-use kvlane_core::index::Overlap;
 use kvlane_core::request::{RequestId, SchedulingRequest};
-use kvlane_core::router::Router;
+use kvlane_core::router::{Router, Scratch};
 use kvlane_core::scheduler::{Input, Output};
 use kvlane_core::time::Nanos;
 use kvlane_core::timing::TimingFile;
+use kvlane_core::truth::{Change, Reported};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
@@ -26,7 +26,7 @@ use crate::config::Config;
 use crate::lease::Lease;
 use crate::metrics::{Metrics, PoolMetrics, SelectionMetrics};
 use crate::upstream::Upstreams;
-use crate::worker::{Worker, WorkerId};
+use crate::worker::{Seat, Worker, WorkerId};
 
 /// What all threads of a gateway share.
 pub struct Gateway {
@@ -189,9 +189,9 @@ impl Gateway {
         };
         let now = self.clock.now();
         let mut waiting = (pool.queues && attempt == 0).then(|| Waiting::new(self, pool, id));
-        let answer = SCRATCH.with_borrow_mut(|(overlap, outputs)| {
+        let answer = SCRATCH.with_borrow_mut(|(scratch, outputs)| {
             outputs.clear();
-            pool.router.arrive(now, request, &routed.chain, overlap, outputs);
+            pool.router.arrive(now, request, &routed.chain, scratch, outputs);
             let mine = outputs.iter().position(|output| output.request() == Some(id));
             let mine = mine.map(|at| outputs.swap_remove(at));
             self.deliver(pool, outputs);
@@ -202,7 +202,7 @@ impl Gateway {
             (None, Some(waiting)) => {
                 let output = waiting.wait(routed.deadline).await.ok_or(Rejection::QueueTimeout)?;
                 if let Output::Dispatch { placement, .. } = output {
-                    pool.router.learn(self.clock.now(), &routed.chain, placement.endpoint);
+                    pool.router.learn(self.clock.now(), id, &routed.chain, placement.endpoint);
                 }
                 output
             }
@@ -214,7 +214,7 @@ impl Gateway {
         match output {
             Output::Dispatch { placement, .. } => Ok(self.lease(routed, id, placement)),
             Output::Reject { why, .. } => Err(why),
-            Output::Drained { .. } => Err(Rejection::NoEndpoint),
+            Output::Drained { .. } | Output::Knowledge { .. } => Err(Rejection::NoEndpoint),
         }
     }
 
@@ -260,6 +260,26 @@ impl Gateway {
         });
     }
 
+    /// An engine has started again, with an empty cache.
+    pub(crate) fn forget(&self, seat: &Seat) {
+        let now = self.clock.now();
+        SCRATCH.with_borrow_mut(|(_, outputs)| {
+            outputs.clear();
+            seat.pool.router.forget(now, seat.endpoint, outputs);
+            self.deliver(&seat.pool, outputs);
+        });
+    }
+
+    /// An answer has said what it took.
+    pub(crate) fn observe(&self, pool: &ModelPool, request: RequestId, reported: Reported) {
+        let now = self.clock.now();
+        SCRATCH.with_borrow_mut(|(_, outputs)| {
+            outputs.clear();
+            pool.router.observe(now, request, reported, outputs);
+            self.deliver(pool, outputs);
+        });
+    }
+
     /// Tells those who wait, and the fleet, what came of somebody else's input.
     pub(crate) fn deliver(&self, pool: &ModelPool, outputs: &mut Vec<Output>) {
         for output in outputs.drain(..) {
@@ -268,6 +288,19 @@ impl Gateway {
                     let waiter = pool.waiters().remove(&request);
                     let told = waiter.is_some_and(|waiter| waiter.send(output).is_ok());
                     debug_assert!(told || pool.queues, "an answer for nobody");
+                }
+                Output::Knowledge { endpoint, change: Change { from, to, cause } } => {
+                    let worker = pool.occupant(endpoint);
+                    let worker = worker.as_ref().map_or("one that left", |occupant| &*occupant.worker.url);
+                    let (from, to, cause) = (from.name(), to.name(), cause.name());
+                    tracing::info!(
+                        worker,
+                        model = pool.model,
+                        from,
+                        to,
+                        cause,
+                        "knowledge of its cache changed"
+                    );
                 }
                 Output::Drained { endpoint } => {
                     if let Some(occupant) = pool.occupant(endpoint) {
@@ -281,7 +314,7 @@ impl Gateway {
 }
 
 thread_local! {
-    static SCRATCH: std::cell::RefCell<(Overlap, Vec<Output>)> = Default::default();
+    static SCRATCH: std::cell::RefCell<(Scratch, Vec<Output>)> = Default::default();
 }
 
 // === impl ModelPool ===

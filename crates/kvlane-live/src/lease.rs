@@ -6,6 +6,7 @@ use kvlane_core::decision::Placement;
 use kvlane_core::request::RequestId;
 use kvlane_core::scheduler::Input;
 use kvlane_core::time::Nanos;
+use kvlane_core::truth::Reported;
 use kvlane_wire::sse::Usage;
 
 use crate::gateway::{Gateway, ModelPool};
@@ -81,6 +82,10 @@ impl Lease {
         if let Some(usage) = usage {
             metrics.input_tokens.inc_by(usage.prompt_tokens.into());
             metrics.cached_tokens.inc_by(usage.cached_tokens.unwrap_or(0).into());
+            if let Some(cached_tokens) = usage.cached_tokens {
+                let reported = Reported { prompt_tokens: usage.prompt_tokens, cached_tokens };
+                self.gateway.observe(&self.pool, self.request, reported);
+            }
         }
         if let Some(first) = self.first_token
             && self.tokens > 1

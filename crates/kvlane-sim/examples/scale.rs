@@ -17,7 +17,7 @@ use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
 
-use kvlane_core::index::approx;
+use kvlane_core::index::{approx, exact};
 use kvlane_core::policy::PolicyConfig;
 use kvlane_core::time::Nanos;
 use kvlane_core::timing::TimingModel;
@@ -192,7 +192,7 @@ fn fleet(engine: &EngineConfig, engines: usize, policy: PolicyConfig, knows: Kno
                 memory_bytes_max: 256 << 20,
                 ttl: secs(if knows == Knows::Dispatches { 1800 } else { 2 }),
             },
-            exact: knows != Knows::Dispatches,
+            exact: (knows != Knows::Dispatches).then_some(exact::Config { memory_bytes_max: usize::MAX }),
             block_tokens: engine.block_tokens,
         },
         prefill: None,

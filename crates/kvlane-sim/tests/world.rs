@@ -1,6 +1,6 @@
 //! The world as a whole: nobody is lost, nothing depends on anything but inputs and seed, faults are survived.
 
-use kvlane_core::index::approx;
+use kvlane_core::index::{approx, exact};
 use kvlane_core::policy::PolicyConfig;
 use kvlane_core::rng::Rng;
 use kvlane_core::time::Nanos;
@@ -34,7 +34,7 @@ fn config(policy: &str, engines: usize, seed: u64) -> WorldConfig {
                 seed,
             },
             index: approx::Config { memory_bytes_max: 1 << 24, ttl: Nanos::MAX },
-            exact: false,
+            exact: None,
             block_tokens: BLOCK_TOKENS,
         },
         prefill: None,
@@ -51,6 +51,9 @@ fn config(policy: &str, engines: usize, seed: u64) -> WorldConfig {
         stopwatch: None,
     }
 }
+
+/// A router that takes events.
+const EVENTS: Option<exact::Config> = Some(exact::Config { memory_bytes_max: 1 << 28 });
 
 /// `sessions` conversations of up to four turns; each turn begins with the one before, its answer included.
 fn conversations(sessions: u32, seed: u64) -> Trace {
@@ -153,8 +156,7 @@ fn one_engine_finds_the_turn_before_with_its_answer() {
 fn exact_knowledge_without_delay_is_what_the_engines_have() {
     let trace = conversations(60, 4);
     let mut exact = config("prefix_aware", 3, 1);
-    exact.router.exact = true;
-    exact.router.index.ttl = Nanos::ZERO;
+    exact.router.exact = EVENTS;
     let (run, world) = play(exact, &trace, OPEN);
     check(&trace, &run, &world);
     let (approximate, _) = play(config("prefix_aware", 3, 1), &trace, OPEN);
@@ -387,7 +389,7 @@ proptest! {
                 back_at: back.map(|back| Nanos::from_millis(at + back)),
             })
             .collect();
-        config.router.exact = exact;
+        config.router.exact = EVENTS.filter(|_| exact);
         config.events =
             EventFeed { delay: Nanos::from_millis(5), jitter: Nanos::from_millis(jitter), lost, duplicated };
         config.client_timeout = timeout.map(Nanos::from_millis);

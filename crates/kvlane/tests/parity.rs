@@ -69,7 +69,7 @@ fn world(name: &str, requests: usize) -> World {
                 seed: SEED,
             },
             index: approx::Config { memory_bytes_max: defaults.index_memory, ttl: Nanos::MAX },
-            exact: false,
+            exact: None,
             block_tokens: BLOCK_TOKENS,
         },
         prefill: None,

@@ -201,6 +201,26 @@ impl ApproxIndex {
         (to < self.links.len()).then_some(to)
     }
 
+    /// Forgets that `endpoint` was given a prompt with these blocks, as far as it was given none that goes on behind
+    /// them without a branch.
+    pub fn withdraw(&mut self, chain: &[BlockHash], endpoint: EndpointId) {
+        let (mut done, mut links) = (0, Vec::new());
+        while let Some(at) = chain.get(done).and_then(|&hash| self.run_at(hash)) {
+            let run = &self.runs[at as usize];
+            let matched = common_len(&run.hashes, &chain[done..]);
+            match run.holds.iter().find(|hold| hold.endpoint == endpoint) {
+                Some(hold) if hold.depth as usize > matched => links.clear(),
+                Some(hold) => links.push(hold.link),
+                None => {}
+            }
+            done += matched;
+            if matched < run.hashes.len() {
+                break;
+            }
+        }
+        links.into_iter().rev().for_each(|link| self.remove_hold(link));
+    }
+
     fn hash(&self, block: BlockHash) -> u64 {
         self.hasher.hash_one(block.0)
     }

@@ -1,12 +1,13 @@
 //! Which endpoint holds which prefix.
 //!
 //! [`approx`] is fed by our own dispatches, for engines that do not tell what they cache; [`exact`] by the events of
-//! those that do. [`oracle`] is the naive reference that the property tests of the former compare with.
+//! those that do; [`speculation`] bridges the time until those have come. [`oracle`] is the naive reference that the property tests of the former compare with.
 
 pub mod approx;
 pub mod exact;
 #[cfg(test)]
 pub(crate) mod oracle;
+pub(crate) mod speculation;
 
 use crate::endpoint::EndpointId;
 
@@ -46,11 +47,14 @@ impl Overlap {
 
     /// Endpoint `id` holds at least the first `blocks` blocks.
     pub(crate) fn raise(&mut self, id: EndpointId, blocks: u32) {
-        let known =
-            self.by_slot.get(id.slot()).filter(|(holder, _)| *holder == id).map_or(0, |(_, held)| *held);
-        if blocks > known {
+        if blocks > self.blocks(id) {
             self.set(id, blocks);
         }
+    }
+
+    /// How many leading blocks endpoint `id` holds.
+    pub fn blocks(&self, id: EndpointId) -> u32 {
+        self.by_slot.get(id.slot()).filter(|(holder, _)| *holder == id).map_or(0, |(_, held)| *held)
     }
 
     /// The endpoints that hold at least one block, with how many leading blocks each holds.

@@ -14,6 +14,7 @@ use crate::load::Load;
 use crate::request::SchedulingRequest;
 use crate::rng::Rng;
 use crate::time::Nanos;
+use crate::truth::{Knowledge, Prediction};
 
 /// One eligible endpoint as a row.
 #[derive(Clone, Copy, Debug)]
@@ -22,6 +23,10 @@ pub struct Candidate {
     pub endpoint: EndpointId,
     /// Leading prompt tokens it is expected to hold in cache.
     pub overlap_tokens: u32,
+    /// How that is known.
+    pub knowledge: Knowledge,
+    /// What each source of knowledge says, for receipts.
+    pub prediction: Prediction,
     /// Its load before this request.
     pub load: Load,
 }
@@ -29,6 +34,12 @@ pub struct Candidate {
 // === impl Candidate ===
 
 impl Candidate {
+    /// A row of which no more is known than what was sent there.
+    pub fn approximate(endpoint: EndpointId, overlap_tokens: u32, load: Load) -> Self {
+        let prediction = Prediction { exact: 0, approximate: overlap_tokens };
+        Self { endpoint, overlap_tokens, knowledge: Knowledge::Approximate, prediction, load }
+    }
+
     /// Prompt tokens it would have to compute for `request`.
     pub fn uncached_tokens(&self, request: &SchedulingRequest) -> u32 {
         request.prompt_tokens.saturating_sub(self.overlap_tokens)
@@ -246,13 +257,10 @@ pub(crate) mod testing {
         let candidates: Vec<Candidate> = rows
             .iter()
             .enumerate()
-            .map(|(slot, &(overlap_tokens, requests, prefill_tokens, context_tokens))| Candidate {
-                endpoint: EndpointId::new(slot as u16, 0),
-                overlap_tokens,
-                load: Load {
-                    in_flight: InFlight { requests, prefill_tokens, context_tokens },
-                    reported: None,
-                },
+            .map(|(slot, &(overlap_tokens, requests, prefill_tokens, context_tokens))| {
+                let in_flight = InFlight { requests, prefill_tokens, context_tokens };
+                let load = Load { in_flight, reported: None };
+                Candidate::approximate(EndpointId::new(slot as u16, 0), overlap_tokens, load)
             })
             .collect();
         let config: PolicyConfig = serde_json::from_str(config).expect("a policy");

@@ -42,7 +42,7 @@ mod tests {
 
     #[test]
     fn turns_go_on_when_an_endpoint_is_missing() {
-        let row = |slot| Candidate { endpoint: EndpointId::new(slot, 0), overlap_tokens: 0, load: Load::default() };
+        let row = |slot| Candidate::approximate(EndpointId::new(slot, 0), 0, Load::default());
         let mut policy = RoundRobin::new(Config {});
         let mut turn = |slots: &[u16]| {
             let request = SchedulingRequest::new(RequestId(1), 1);

@@ -109,7 +109,7 @@ mod tests {
     fn row(slot: u16, overlap_tokens: u32, waiting: u32, kv_usage_ratio: f32) -> Candidate {
         let reported = Reported { running: 0, waiting, kv_usage_ratio, kv_capacity_tokens: None };
         let load = Load { reported: Some((reported, Nanos::ZERO)), ..Load::default() };
-        Candidate { endpoint: EndpointId::new(slot, 0), overlap_tokens, load }
+        Candidate::approximate(EndpointId::new(slot, 0), overlap_tokens, load)
     }
 
     fn pick(policy: &mut dyn Policy, rows: &[Candidate]) -> usize {

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use kvlane_core::index::approx;
+use kvlane_core::index::{approx, exact};
 use kvlane_core::time::Nanos;
 use kvlane_core::timing::PresetError;
 use kvlane_core::{router, scheduler};
@@ -38,10 +38,6 @@ const INDEX: approx::Config = approx::Config { memory_bytes_max: 256 << 20, ttl:
 const HEALTH_DELAY: Nanos = Nanos::from_millis(100);
 /// How often a request is placed at most: the gateway's default.
 const ATTEMPTS_MAX: u8 = 5;
-/// How long a dispatch counts as cached while the engine's own event about it is on its way (llm-d's
-/// `speculativeIndexing`: 2 s).
-const SPECULATIVE_TTL: Nanos = Nanos::from_secs(2);
-
 /// Why a scenario cannot be run.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
@@ -330,7 +326,7 @@ impl<'a> Prepared<'a> {
     fn world(&self, arm: &Arm, seed: u32) -> World {
         let secs = Nanos::from_secs_f64;
         let exact = arm.cache_knowledge == CacheKnowledge::Exact;
-        let index = if exact { approx::Config { ttl: SPECULATIVE_TTL, ..INDEX } } else { INDEX };
+        let exact = exact.then_some(exact::Config { memory_bytes_max: usize::MAX });
         let router = router::Config {
             scheduler: scheduler::Config {
                 policy: arm.policy.clone(),
@@ -340,7 +336,7 @@ impl<'a> Prepared<'a> {
                 receipts_max: 0,
                 seed: seed.into(),
             },
-            index,
+            index: INDEX,
             exact,
             block_tokens: self.engine.block_tokens,
         };

@@ -8,12 +8,12 @@ mod play;
 
 use kvlane_core::endpoint::EndpointId;
 use kvlane_core::event::KvEvent;
-use kvlane_core::index::Overlap;
 use kvlane_core::load::Reported;
 use kvlane_core::rng::Rng;
-use kvlane_core::router::{self, Router};
+use kvlane_core::router::{self, Router, Scratch};
 use kvlane_core::scheduler::{Input, Output};
 use kvlane_core::time::Nanos;
+use kvlane_core::truth::Feed;
 
 pub use play::{Run, Send};
 
@@ -103,7 +103,7 @@ pub struct World {
     reported_at: Nanos,
     tick_at: Option<Nanos>,
     decisions: Decisions,
-    overlap: Overlap,
+    scratch: Scratch,
     outputs: Vec<Output>,
     engine_events: Vec<(Nanos, EngineEvent)>,
 }
@@ -186,7 +186,7 @@ impl World {
             reported_at: Nanos::ZERO,
             tick_at: None,
             decisions: Decisions::default(),
-            overlap: Overlap::default(),
+            scratch: Scratch::default(),
             outputs: Vec::new(),
             engine_events: Vec::new(),
             config,
@@ -202,12 +202,15 @@ impl World {
     }
 
     fn add_pool(&mut self, pool: usize, engines: Vec<EngineConfig>, config: router::Config) {
-        let exact = config.exact;
+        let exact = config.exact.is_some();
         let router = Router::new(config);
         for (n, mut engine) in engines.into_iter().enumerate() {
             (engine.kv_events, engine.token_every) = (exact, TOKEN_EVERY);
             let name = format!("engine-{n}").into();
             let Some(id) = router.join(Nanos::ZERO, name, true, false, &mut self.outputs) else { break };
+            if exact {
+                router.set_feed(Nanos::ZERO, id, Feed::Live, &mut self.outputs);
+            }
             self.seats.push(Seat {
                 engine: Engine::new(engine),
                 pool,
@@ -283,7 +286,7 @@ impl World {
                 let Seat { id: endpoint, pool, alive: healthy, .. } = self.seats[usize::from(seat)];
                 if healthy {
                     // It has started again: nothing of what it was expected to hold is there.
-                    self.routers[pool].forget(endpoint);
+                    self.routers[pool].forget(now, endpoint, &mut self.outputs);
                 }
                 self.routers[pool].step(now, Input::Health { endpoint, healthy }, &mut self.outputs);
             }

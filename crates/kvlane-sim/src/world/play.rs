@@ -12,6 +12,7 @@ use kvlane_core::endpoint::EndpointId;
 use kvlane_core::request::{RequestId, SchedulingRequest};
 use kvlane_core::scheduler::{Input, Output};
 use kvlane_core::time::Nanos;
+use kvlane_core::truth::Reported;
 use kvlane_trace::trace::{Trace, TraceRequest};
 
 use super::{Event, TOKEN_EVERY, World};
@@ -267,9 +268,9 @@ impl Play<'_, '_> {
             attempt: flight.attempt,
             ..SchedulingRequest::new(id, self.send.trace.requests[request as usize].input_tokens)
         };
-        let World { routers, config, overlap, outputs, decisions, .. } = &mut *self.world;
+        let World { routers, config, scratch, outputs, decisions, .. } = &mut *self.world;
         let started = config.stopwatch.map(|read| read());
-        routers[flight.pool].arrive(now, wanted, &blocks, overlap, outputs);
+        routers[flight.pool].arrive(now, wanted, &blocks, scratch, outputs);
         if let (Some(read), Some(started)) = (config.stopwatch, started) {
             decisions.time += read() - started;
         }
@@ -291,7 +292,7 @@ impl Play<'_, '_> {
                     Output::Reject { request, why } => {
                         self.over((request.0 - self.first_id) as u32, Some(Failure::Rejected(why)));
                     }
-                    Output::Drained { .. } => {}
+                    Output::Drained { .. } | Output::Knowledge { .. } => {}
                 }
             }
         }
@@ -306,7 +307,7 @@ impl Play<'_, '_> {
         let seat = self.world.first_seat(pool) + endpoint.slot();
         flight.seat = Some(seat);
         if !learnt {
-            self.world.routers[pool].learn(now, &blocks, endpoint);
+            self.world.routers[pool].learn(now, self.id(request), &blocks, endpoint);
         }
         self.outcome(request).endpoint = Some(seat as u16);
         if !self.world.seats[seat].alive {
@@ -401,6 +402,7 @@ impl Play<'_, '_> {
 
     /// A prompt is computed: whoever decodes gets it from here.
     fn hand_over(&mut self, seat: usize, request: u32) {
+        self.answered(request);
         self.release(request);
         if let Some(flight) = self.flights.get_mut(&request) {
             *flight = Flight { pool: DECODE, source: Some(seat), ..Flight::default() };
@@ -428,6 +430,18 @@ impl Play<'_, '_> {
         self.world.watch(seat);
     }
 
+    /// Tells the router what an answer says of the cache. What came from another engine was in no cache.
+    fn answered(&mut self, request: u32) {
+        let Some(&Flight { pool, source, .. }) = self.flights.get(&request) else { return };
+        let Outcome { cached_tokens, moved_tokens, .. } = *self.outcome(request);
+        if source.is_some() || moved_tokens > 0 {
+            return;
+        }
+        let (now, id) = (self.now(), self.id(request));
+        let reported = Reported { prompt_tokens: self.request(request).input_tokens, cached_tokens };
+        self.world.routers[pool].observe(now, id, reported, &mut self.world.outputs);
+    }
+
     /// Tells the router that works on a request that it is over there.
     fn release(&mut self, request: u32) {
         let (now, id) = (self.now(), self.id(request));
@@ -437,6 +451,9 @@ impl Play<'_, '_> {
 
     /// Tells the router that a request it has placed is over, and does what follows.
     fn settle(&mut self, request: u32, failure: Option<Failure>) {
+        if failure.is_none() {
+            self.answered(request);
+        }
         self.release(request);
         self.over(request, failure);
         self.follow(None);

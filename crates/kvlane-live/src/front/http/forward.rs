@@ -6,8 +6,9 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use kvlane_core::block::ChainSeed;
-use kvlane_core::decision::Rejection;
+use kvlane_core::decision::{Placement, Rejection};
 use kvlane_core::endpoint::EndpointId;
+use kvlane_core::truth::{Feed, Knowledge};
 use kvlane_wire::api::Api;
 use kvlane_wire::openai;
 use tokio::time::{Instant, timeout_at};
@@ -276,5 +277,13 @@ fn mark(headers: &mut HeaderMap, lease: &Lease) {
     if let Ok(backend) = HeaderValue::from_str(&lease.worker.url) {
         headers.insert("x-router-backend", backend);
     }
-    headers.insert("x-router-reason", HeaderValue::from_static(lease.placement.reason.name()));
+    let Placement { reason, knowledge, feed, .. } = lease.placement;
+    let reason = match (knowledge, feed) {
+        // Nothing else can be known of it, and nothing speaks against it.
+        (Knowledge::Approximate, Feed::Absent) => Ok(HeaderValue::from_static(reason.name())),
+        _ => HeaderValue::try_from(format!("{}; knowledge={}", reason.name(), knowledge.name())),
+    };
+    if let Ok(reason) = reason {
+        headers.insert("x-router-reason", reason);
+    }
 }
