@@ -289,7 +289,9 @@ impl Gateway {
                     let told = waiter.is_some_and(|waiter| waiter.send(output).is_ok());
                     debug_assert!(told || pool.queues, "an answer for nobody");
                 }
-                Output::Knowledge { endpoint, change: Change { from, to, cause } } => {
+                Output::Knowledge { endpoint, change } => {
+                    self.metrics.truth.note(&pool.model, change);
+                    let Change { from, to, cause } = change;
                     let worker = pool.occupant(endpoint);
                     let worker = worker.as_ref().map_or("one that left", |occupant| &*occupant.worker.url);
                     let (from, to, cause) = (from.name(), to.name(), cause.name());

@@ -2,6 +2,8 @@
 //!
 //! Labels are bounded: models and workers are those of the fleet, everything else is a closed set.
 
+mod truth;
+
 use std::fmt::Write as _;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, PoisonError};
@@ -15,6 +17,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
+pub(crate) use self::truth::TruthMetrics;
 use crate::gateway::Gateway;
 
 /// Upper bounds in seconds for times to first token and whole requests.
@@ -114,6 +117,7 @@ pub struct Metrics {
     worker_prefill_tokens: Family<WorkerLabels, Gauge>,
     worker_context_tokens: Family<WorkerLabels, Gauge>,
     worker_kv_usage: Family<WorkerLabels, Gauge<f64, AtomicU64>>,
+    pub(crate) truth: TruthMetrics,
     queue: Family<ModelLabel, Gauge>,
     index_bytes: Family<ModelLabel, Gauge>,
     index_blocks: Family<ModelLabel, Gauge>,
@@ -175,6 +179,7 @@ impl Metrics {
             worker_prefill_tokens: Family::default(),
             worker_context_tokens: Family::default(),
             worker_kv_usage: Family::default(),
+            truth: TruthMetrics::default(),
             queue: Family::default(),
             index_bytes: Family::default(),
             index_blocks: Family::default(),
@@ -227,6 +232,7 @@ impl Metrics {
             "KV cache use as the engine reports it",
             self.worker_kv_usage.clone(),
         );
+        self.truth.register(&mut r);
         r.register("queue_requests", "Requests waiting for a place", self.queue.clone());
         r.register("index_bytes", "Memory counted by the prefix index", self.index_bytes.clone());
         r.register("index_blocks", "Blocks in the prefix index, once per holder", self.index_blocks.clone());
@@ -282,6 +288,7 @@ impl Metrics {
             gauges.clear();
         }
         self.worker_kv_usage.clear();
+        self.truth.clear();
         for gauges in [&self.queue, &self.index_bytes, &self.index_blocks] {
             gauges.clear();
         }
@@ -295,6 +302,7 @@ impl Metrics {
                 for endpoint in scheduler.pool().endpoints() {
                     let labels =
                         WorkerLabels { worker: endpoint.name.to_string(), model: pool.model.clone() };
+                    self.truth.read(&labels, endpoint);
                     let load = endpoint.load.in_flight;
                     self.worker_requests.get_or_create(&labels).set(load.requests.into());
                     self.worker_prefill_tokens.get_or_create(&labels).set(load.prefill_tokens as i64);

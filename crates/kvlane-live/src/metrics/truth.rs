@@ -1,0 +1,96 @@
+//! How well predictions of what engines reuse have held.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use kvlane_core::endpoint::Endpoint;
+use kvlane_core::truth::{Change, Knowledge, Totals};
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+
+use super::WorkerLabels;
+
+/// One way of knowing a worker's cache.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct KnowledgeLabels {
+    worker: String,
+    model: String,
+    knowledge: &'static str,
+}
+
+/// A change of knowledge.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ChangeLabels {
+    model: String,
+    from: &'static str,
+    to: &'static str,
+}
+
+/// Counters and gauges of [`kvlane_core::truth`].
+#[derive(Debug, Default)]
+pub(crate) struct TruthMetrics {
+    knowledge: Family<KnowledgeLabels, Gauge>,
+    changes: Family<ChangeLabels, Counter>,
+    answers: Family<WorkerLabels, Counter>,
+    wrong: Family<WorkerLabels, Counter>,
+    predicted: Family<WorkerLabels, Counter>,
+    reported: Family<WorkerLabels, Counter>,
+    both: Family<WorkerLabels, Counter>,
+    precision: Family<WorkerLabels, Gauge<f64, AtomicU64>>,
+    recall: Family<WorkerLabels, Gauge<f64, AtomicU64>>,
+}
+
+// === impl TruthMetrics ===
+
+impl TruthMetrics {
+    pub(super) fn register(&self, r: &mut Registry) {
+        r.register("worker_knowledge", "1 for the way in which its cache is known", self.knowledge.clone());
+        r.register("knowledge_changes", "Changes of how a cache is known", self.changes.clone());
+        r.register("prediction_answers", "Answers that told what they reused", self.answers.clone());
+        r.register("prediction_wrong", "Those of them that were predicted wrongly", self.wrong.clone());
+        r.register("prediction_predicted_tokens", "Tokens predicted to be reused", self.predicted.clone());
+        r.register("prediction_reported_tokens", "Tokens reported as reused", self.reported.clone());
+        r.register("prediction_both_tokens", "Tokens predicted and reported", self.both.clone());
+        let precision = "Of the tokens predicted of late, the share that was reused";
+        r.register("prediction_precision_ratio", precision, self.precision.clone());
+        let recall = "Of the tokens reused of late, the share that was predicted";
+        r.register("prediction_recall_ratio", recall, self.recall.clone());
+    }
+
+    pub(crate) fn note(&self, model: &str, change: Change) {
+        let labels = ChangeLabels { model: model.into(), from: change.from.name(), to: change.to.name() };
+        self.changes.get_or_create(&labels).inc();
+    }
+
+    /// Before the endpoints are read: whoever has left is no longer among them.
+    pub(super) fn clear(&self) {
+        self.knowledge.clear();
+        for counters in [&self.answers, &self.wrong, &self.predicted, &self.reported, &self.both] {
+            counters.clear();
+        }
+        [&self.precision, &self.recall].into_iter().for_each(Family::clear);
+    }
+
+    pub(super) fn read(&self, labels: &WorkerLabels, endpoint: &Endpoint) {
+        let truth = &endpoint.truth;
+        for knowledge in Knowledge::ALL {
+            let WorkerLabels { worker, model } = labels.clone();
+            let labels = KnowledgeLabels { worker, model, knowledge: knowledge.name() };
+            self.knowledge.get_or_create(&labels).set((knowledge == truth.knowledge()).into());
+        }
+        let Totals { answers, wrong, predicted, reported, both } = truth.totals();
+        for (counters, total) in [
+            (&self.answers, answers),
+            (&self.wrong, wrong),
+            (&self.predicted, predicted),
+            (&self.reported, reported),
+            (&self.both, both),
+        ] {
+            counters.get_or_create(labels).inner().store(total, Ordering::Relaxed);
+        }
+        self.precision.get_or_create(labels).set(truth.precision().into());
+        self.recall.get_or_create(labels).set(truth.recall().into());
+    }
+}
