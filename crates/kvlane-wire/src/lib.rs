@@ -7,8 +7,10 @@
 pub mod api;
 pub mod engine;
 pub mod json;
+pub mod kv;
 pub mod models;
 pub mod openai;
 pub mod prometheus;
+pub mod sequence;
 pub mod sse;
 mod usage;

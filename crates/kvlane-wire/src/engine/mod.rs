@@ -2,9 +2,12 @@
 //!
 //! A page is recognised by the names on it, so an endpoint's engine need not be configured.
 
+mod feed;
 mod llamacpp;
 mod sglang;
 mod vllm;
+
+pub use feed::{FeedError, FeedSource, resolve};
 
 use kvlane_core::load::Reported;
 
@@ -19,6 +22,24 @@ pub enum Dialect {
     Sglang,
     /// llama.cpp's `llama-server`.
     LlamaCpp,
+}
+
+/// The feeds that vLLM's `GET /kv_event_sources` names, by rank; none if it publishes nothing.
+///
+/// # Errors
+///
+/// [`FeedError`] if the body is something else.
+pub fn vllm_feeds(body: &str) -> Result<Vec<FeedSource>, FeedError> {
+    vllm::feeds(body)
+}
+
+/// The feeds that SGLang's `GET /server_info` names, by rank; none if it publishes nothing.
+///
+/// # Errors
+///
+/// [`FeedError`] if the body is something else.
+pub fn sglang_feeds(body: &str) -> Result<Vec<FeedSource>, FeedError> {
+    sglang::feeds(body)
 }
 
 /// An engine's names for what a [`Reported`] holds. Where an engine has renamed a gauge, the newest name comes first

@@ -1,6 +1,6 @@
 //! SGLang (`sglang/srt/metrics/collector.py`), which serves metrics only when started with `--enable-metrics`.
 
-use super::{Capacity, Dialect, Names};
+use super::{Capacity, Dialect, FeedError, FeedSource, Names};
 
 pub(super) const NAMES: Names = Names {
     dialect: Dialect::Sglang,
@@ -10,6 +10,11 @@ pub(super) const NAMES: Names = Names {
     kv_usage: &["sglang:token_usage", "sglang:full_token_usage"],
     kv_capacity: Some(Capacity { name: "sglang:max_total_num_tokens", tokens: |sample| Some(sample.value) }),
 };
+
+/// The feeds of its own description.
+pub(super) fn feeds(body: &str) -> Result<Vec<FeedSource>, FeedError> {
+    Err(FeedError::Malformed(body.to_owned()))
+}
 
 #[cfg(test)]
 mod tests {

@@ -1,6 +1,6 @@
 //! vLLM (`vllm/v1/metrics/loggers.py`). One line per data-parallel rank, told apart by the label `engine`.
 
-use super::{Capacity, Dialect, Names};
+use super::{Capacity, Dialect, FeedError, FeedSource, Names};
 use crate::prometheus::Sample;
 
 pub(super) const NAMES: Names = Names {
@@ -17,6 +17,11 @@ pub(super) const NAMES: Names = Names {
 fn capacity_tokens(info: &Sample<'_>) -> Option<f64> {
     let number = |label| info.label(label)?.parse::<f64>().ok();
     number("kv_cache_size_tokens").or_else(|| Some(number("block_size")? * number("num_gpu_blocks")?))
+}
+
+/// The feeds of its own description.
+pub(super) fn feeds(body: &str) -> Result<Vec<FeedSource>, FeedError> {
+    Err(FeedError::Malformed(body.to_owned()))
 }
 
 #[cfg(test)]
