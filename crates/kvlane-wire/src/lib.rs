@@ -9,6 +9,7 @@ pub mod engine;
 pub mod json;
 pub mod kv;
 pub mod models;
+pub mod msgpack;
 pub mod openai;
 pub mod prometheus;
 pub mod sequence;

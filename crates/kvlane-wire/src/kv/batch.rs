@@ -6,7 +6,7 @@ use kvlane_core::block::{BlockHash, ChainSeed, ContentHash};
 use kvlane_core::event::{EngineHash, KvEvent, StoredBlock, Tier};
 
 /// What one message says, in flat memory that the next message uses again.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default)]
 pub struct Batch {
     /// When the engine made it: Unix time in seconds, by its own clock.
     pub ts: f64,
@@ -24,6 +24,8 @@ pub struct Batch {
     pub(super) groups_aside: u64,
     /// Names of adapters and salts, one after another.
     pub(super) text: String,
+    /// Memory for the tokens of one block.
+    pub(super) tokens: Vec<u8>,
 }
 
 /// A change that one message tells of. Ranges are of [`Batch::blocks`] or [`Batch::names`].

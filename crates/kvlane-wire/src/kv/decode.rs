@@ -1,24 +1,515 @@
 //! From a message's bytes to a [`Batch`].
+//!
+//! Fields may come in any order and any of them may be missing or nil; what is not known is passed over. Engines write
+//! the names of the blocks before their tokens, so tokens are hashed block by block as they are passed; in any other
+//! order they are passed twice.
 
-use super::Batch;
+use std::ops::Range;
+
+use kvlane_core::block::ContentHash;
+use kvlane_core::event::{EngineHash, Tier};
+
+use super::batch::{Batch, Event, Stored};
+use super::version::{REMOVED, STORED};
+use crate::msgpack::{Kind, MsgpackError, Scanner};
+
+/// Tokens that a block may have. Engines use 1 to 2,048.
+pub const BLOCK_TOKENS_MAX: u32 = 1 << 16;
+
+/// Events that one message may hold. An engine sends one message per step, which changes some thousand blocks at most.
+pub const EVENTS_MAX: usize = 1 << 17;
+
+/// Bytes of a message, far beyond what an engine sends: offsets into it fit 32 bits.
+pub const PAYLOAD_MAX: usize = 1 << 30;
 
 /// Why a message could not be read. The batch holds nothing then.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
-    /// It is no batch.
-    #[error("not a batch of KV events")]
-    NotABatch,
+    /// It is not the msgpack that a batch of events is written in.
+    #[error("not a batch of KV events: {0}")]
+    Msgpack(#[from] MsgpackError),
+    /// A field holds a value that it cannot have.
+    #[error("not a batch of KV events: byte {at}: {field} is out of range")]
+    Range {
+        /// Offset of the value's end.
+        at: usize,
+        /// Which field.
+        field: &'static str,
+    },
+    /// A field comes twice in one event.
+    #[error("an event has the field {0} twice")]
+    Twice(&'static str),
+    /// Something follows the batch.
+    #[error("a batch of KV events ends at byte {at} and the message does not")]
+    Trailing {
+        /// Where the batch ends.
+        at: usize,
+    },
+    /// More bytes than [`PAYLOAD_MAX`].
+    #[error("a message of {0} bytes, more than {PAYLOAD_MAX}")]
+    TooLong(usize),
+    /// More events than [`EVENTS_MAX`].
+    #[error("a batch of {0} KV events, more than the {EVENTS_MAX} that one step of an engine can make")]
+    TooManyEvents(u32),
+    /// A block size of 0 or more than [`BLOCK_TOKENS_MAX`].
+    #[error("a block of {0} tokens")]
+    BlockTokens(u64),
+    /// A store's tokens are not those of its blocks.
+    #[error("{tokens} tokens for {blocks} blocks of {block_tokens} tokens each")]
+    TokenCount {
+        /// Tokens told.
+        tokens: u32,
+        /// Blocks named.
+        blocks: u32,
+        /// The block size told, 0 if none was.
+        block_tokens: u32,
+    },
+    /// A store's extra keys are not those of its blocks.
+    #[error("extra keys for {keys} blocks, of a store of {blocks}")]
+    ExtraKeys {
+        /// Blocks that have extra keys told.
+        keys: u32,
+        /// Blocks named.
+        blocks: u32,
+    },
+    /// A block's name that is too short to be a hash.
+    #[error("a block hash of {0} bytes")]
+    HashLength(usize),
 }
+
+type Result<T> = std::result::Result<T, DecodeError>;
 
 /// Reads one message into `batch`, whose memory is used again.
 ///
 /// # Errors
 ///
 /// [`DecodeError`] if the message is no batch of events, or if one of them contradicts itself.
-pub fn decode(payload: &[u8], batch: &mut Batch) -> Result<(), DecodeError> {
+pub fn decode(payload: &[u8], batch: &mut Batch) -> Result<()> {
     batch.clear();
-    if payload.is_empty() {
-        return Err(DecodeError::NotABatch);
+    if payload.len() > PAYLOAD_MAX {
+        return Err(DecodeError::TooLong(payload.len()));
     }
-    Ok(())
+    let decoded = batch_of(&mut Scanner::new(payload), batch);
+    if decoded.is_err() {
+        batch.clear();
+    }
+    decoded
+}
+
+/// `[ts, [event, ...], rank, ...]`
+fn batch_of(scanner: &mut Scanner<'_>, batch: &mut Batch) -> Result<()> {
+    let at = scanner.at();
+    let fields = scanner.array()?;
+    if fields < 2 {
+        return Err(MsgpackError { at, expected: "an array of a time and events" }.into());
+    }
+    batch.ts = scanner.number()?;
+    let count = scanner.array()?;
+    if count as usize > EVENTS_MAX {
+        return Err(DecodeError::TooManyEvents(count));
+    }
+    for _ in 0..count {
+        event(scanner, batch)?;
+    }
+    if fields > 2 && !scanner.nil() {
+        batch.rank = Some(whole(scanner, "data_parallel_rank")?);
+    }
+    scanner.skip_values(u64::from(fields.saturating_sub(3)))?;
+    match scanner.remaining() {
+        0 => Ok(()),
+        _ => Err(DecodeError::Trailing { at: scanner.at() }),
+    }
+}
+
+/// An event as an array, `["BlockStored", field, ...]`, or as a map, `{"type": "BlockStored", name: field, ...}`.
+fn event(scanner: &mut Scanner<'_>, batch: &mut Batch) -> Result<()> {
+    match scanner.peek()? {
+        Kind::Map => {
+            let pairs = scanner.map()?;
+            let kind = type_of(scanner.clone(), pairs)?;
+            let mut reader = Reader::new(kind, batch);
+            for _ in 0..pairs {
+                let name = scanner.str()?;
+                reader.field(name, scanner)?;
+            }
+            reader.finish()
+        }
+        _ => {
+            let length = scanner.array()?;
+            if length == 0 {
+                batch.ignored.unknown_events += 1;
+                return Ok(());
+            }
+            let kind = Type::named(scanner.str()?);
+            let order = match kind {
+                Type::Stored => &STORED[..],
+                Type::Removed => &REMOVED[..],
+                Type::Cleared | Type::Unknown => &[],
+            };
+            let fields = (length - 1) as usize;
+            let mut reader = Reader::new(kind, batch);
+            for field in order.iter().take(fields) {
+                reader.field(field.name, scanner)?;
+            }
+            scanner.skip_values(fields.saturating_sub(order.len()) as u64)?;
+            reader.finish()
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Type {
+    Stored,
+    Removed,
+    Cleared,
+    Unknown,
+}
+
+impl Type {
+    fn named(name: &str) -> Self {
+        match name {
+            "BlockStored" => Self::Stored,
+            "BlockRemoved" => Self::Removed,
+            "AllBlocksCleared" => Self::Cleared,
+            _ => Self::Unknown,
+        }
+    }
+}
+
+/// The type of an event that is a map: the first of its fields wherever engines write it.
+fn type_of(mut scanner: Scanner<'_>, pairs: u32) -> Result<Type> {
+    for _ in 0..pairs {
+        if scanner.str()? == "type" {
+            return Ok(Type::named(scanner.str()?));
+        }
+        scanner.skip()?;
+    }
+    Ok(Type::Unknown)
+}
+
+/// The fields of one event as they come.
+struct Reader<'a, 'b> {
+    batch: &'b mut Batch,
+    kind: Type,
+    /// Where the batch's lists ended before this event, which falls back there if it is passed over.
+    blocks_start: usize,
+    names_start: usize,
+    /// How many blocks are named, once they are.
+    names: Option<u32>,
+    parent: Option<EngineHash>,
+    tokens: Tokens<'a>,
+    block_tokens: Option<u32>,
+    lora_name: Option<&'a str>,
+    lora_id: Option<LoraId<'a>>,
+    salt: Option<&'a str>,
+    medium: Option<&'a str>,
+    /// Stands before the list of keys.
+    extra_keys: Option<Scanner<'a>>,
+    group: Option<u32>,
+    /// Whether the group of layers is one whose blocks stand for a prefix.
+    prefix_group: bool,
+    lookahead: bool,
+}
+
+#[derive(Clone, Copy)]
+enum LoraId<'a> {
+    Number(i128),
+    Text(&'a str),
+}
+
+/// A store's tokens.
+enum Tokens<'a> {
+    /// Not seen yet, or nil.
+    Absent,
+    /// Seen before the names of the blocks: where they stand.
+    Waiting(Scanner<'a>),
+    /// Hashed, this many to a block.
+    Hashed { count: u32, per_block: u32 },
+    /// So many that they cannot be divided among the blocks.
+    Uneven { count: u32 },
+    /// No plain ids.
+    NotIds,
+}
+
+impl<'a, 'b> Reader<'a, 'b> {
+    fn new(kind: Type, batch: &'b mut Batch) -> Self {
+        Self {
+            kind,
+            blocks_start: batch.blocks.len(),
+            names_start: batch.names.len(),
+            batch,
+            names: None,
+            parent: None,
+            tokens: Tokens::Absent,
+            block_tokens: None,
+            lora_name: None,
+            lora_id: None,
+            salt: None,
+            medium: None,
+            extra_keys: None,
+            group: None,
+            prefix_group: true,
+            lookahead: false,
+        }
+    }
+
+    fn field(&mut self, name: &str, scanner: &mut Scanner<'a>) -> Result<()> {
+        if scanner.nil() {
+            return Ok(());
+        }
+        match (self.kind, name) {
+            (Type::Stored | Type::Removed, "block_hashes") => self.hashes(scanner)?,
+            (Type::Stored | Type::Removed, "medium") => self.medium = Some(scanner.str()?),
+            (Type::Stored | Type::Removed, "group_idx") => self.group = Some(whole(scanner, "group_idx")?),
+            (Type::Stored, "parent_block_hash") => self.parent = Some(hash(scanner)?),
+            (Type::Stored, "token_ids") => match self.tokens {
+                Tokens::Absent if self.names.is_some() => self.hash_tokens(scanner)?,
+                Tokens::Absent => {
+                    self.tokens = Tokens::Waiting(scanner.clone());
+                    scanner.skip()?;
+                }
+                _ => return Err(DecodeError::Twice("token_ids")),
+            },
+            (Type::Stored, "block_size") => self.block_tokens = Some(whole(scanner, "block_size")?),
+            (Type::Stored, "lora_id") => {
+                self.lora_id = Some(match scanner.peek()? {
+                    Kind::Str => LoraId::Text(scanner.str()?),
+                    _ => LoraId::Number(scanner.int()?),
+                });
+            }
+            (Type::Stored, "lora_name") => self.lora_name = Some(scanner.str()?),
+            (Type::Stored, "cache_salt") => self.salt = Some(scanner.str()?),
+            (Type::Stored, "extra_keys") => {
+                self.extra_keys = Some(scanner.clone());
+                scanner.skip()?;
+            }
+            (Type::Stored, "kv_cache_spec_kind") => self.prefix_group = is_prefix_group(scanner.str()?),
+            (Type::Stored, "lookahead_token_ids") => {
+                self.lookahead = scanner.peek()? != Kind::Array || scanner.clone().array()? > 0;
+                scanner.skip()?;
+            }
+            _ => scanner.skip()?,
+        }
+        Ok(())
+    }
+
+    fn hashes(&mut self, scanner: &mut Scanner<'a>) -> Result<()> {
+        if self.names.is_some() {
+            return Err(DecodeError::Twice("block_hashes"));
+        }
+        let count = scanner.array()?;
+        self.batch.names.reserve(scanner.remaining().min(count as usize));
+        for _ in 0..count {
+            self.batch.names.push(hash(scanner)?);
+        }
+        self.names = Some(count);
+        Ok(())
+    }
+
+    /// Takes the list of tokens and hashes those of each block.
+    fn hash_tokens(&mut self, scanner: &mut Scanner<'a>) -> Result<()> {
+        let start = scanner.clone();
+        let count = scanner.array()?;
+        let blocks = self.names.unwrap_or(0);
+        if count == 0 {
+            self.tokens = Tokens::Absent;
+            return Ok(());
+        }
+        if scanner.peek()? != Kind::Int {
+            self.tokens = Tokens::NotIds;
+            *scanner = start;
+            return Ok(scanner.skip()?);
+        }
+        if blocks == 0 || count % blocks != 0 {
+            self.tokens = Tokens::Uneven { count };
+            return Ok(scanner.skip_values(u64::from(count))?);
+        }
+        let per_block = count / blocks;
+        if per_block > BLOCK_TOKENS_MAX {
+            return Err(DecodeError::BlockTokens(u64::from(per_block)));
+        }
+        let Batch { blocks: out, names, tokens: buffer, .. } = &mut *self.batch;
+        buffer.resize(4 * per_block as usize, 0);
+        out.reserve(names.len() - self.names_start);
+        for &name in &names[self.names_start..] {
+            scanner.u32s(buffer)?;
+            out.push((name, ContentHash::of(buffer)));
+        }
+        self.tokens = Tokens::Hashed { count, per_block };
+        Ok(())
+    }
+
+    /// Appends the event to the batch, or counts it as passed over.
+    fn finish(mut self) -> Result<()> {
+        match self.kind {
+            Type::Stored => self.stored(),
+            Type::Removed => {
+                let (names, tier) = (self.named(), self.tier());
+                self.batch.events.push(Event::Removed { names, tier, group: self.group });
+                Ok(())
+            }
+            Type::Cleared => {
+                self.batch.events.push(Event::Cleared);
+                Ok(())
+            }
+            Type::Unknown => {
+                self.batch.ignored.unknown_events += 1;
+                Ok(())
+            }
+        }
+    }
+
+    fn stored(&mut self) -> Result<()> {
+        if let Tokens::Waiting(scanner) = &self.tokens {
+            let mut scanner = scanner.clone();
+            self.hash_tokens(&mut scanner)?;
+        }
+        if !self.prefix_group {
+            self.batch.ignored.other_groups += 1;
+            if let Some(group) = self.group.filter(|group| *group < u64::BITS) {
+                self.batch.groups_aside |= 1 << group;
+            }
+            self.pass_over();
+            return Ok(());
+        }
+        if self.lookahead {
+            self.batch.ignored.lookahead += 1;
+            self.pass_over();
+            return Ok(());
+        }
+        let names = self.names.unwrap_or(0);
+        let block_tokens = self.block_tokens.unwrap_or(0);
+        match self.tokens {
+            Tokens::NotIds => {
+                self.batch.ignored.not_ids += 1;
+                self.pass_over();
+            }
+            Tokens::Uneven { count } => {
+                return Err(DecodeError::TokenCount { tokens: count, blocks: names, block_tokens });
+            }
+            Tokens::Absent | Tokens::Waiting(_) => {
+                let (names, tier) = (self.named(), self.tier());
+                self.batch.events.push(Event::Copied { names, tier });
+            }
+            Tokens::Hashed { count, per_block } => {
+                if per_block == 0 || self.block_tokens.is_some_and(|told| told != per_block) {
+                    return Err(DecodeError::TokenCount { tokens: count, blocks: names, block_tokens });
+                }
+                self.extra_keys()?;
+                let lora = self.lora();
+                let salt = self.salt.map(|salt| append(&mut self.batch.text, &[salt]));
+                self.batch.names.truncate(self.names_start);
+                let blocks = range(self.blocks_start, self.batch.blocks.len());
+                let (parent, tier) = (self.parent, self.tier());
+                let stored = Stored { parent, blocks, block_tokens: per_block, tier, lora, salt };
+                self.batch.events.push(Event::Stored(stored));
+            }
+        }
+        Ok(())
+    }
+
+    /// What the hash of each block covers besides its tokens, by block: nil, or a list of the adapter's name, parts of
+    /// images, the cache's salt (on a prompt's first block), without saying which is which
+    /// (vLLM, `v1/core/kv_cache_utils.py`, `generate_block_hash_extra_keys`).
+    fn extra_keys(&mut self) -> Result<()> {
+        let Some(mut scanner) = self.extra_keys.take() else { return Ok(()) };
+        let (keys, blocks) = (scanner.array()?, self.names.unwrap_or(0));
+        if keys == 0 {
+            return Ok(());
+        }
+        if keys != blocks {
+            return Err(DecodeError::ExtraKeys { keys, blocks });
+        }
+        for block in self.blocks_start..self.batch.blocks.len() {
+            if scanner.nil() {
+                continue;
+            }
+            let begins = block == self.blocks_start && self.parent.is_none();
+            let (mut adapter, mut text) = (self.lora_name, None);
+            let (mut others, mut content) = (0, self.batch.blocks[block].1);
+            for _ in 0..scanner.array()? {
+                let start = scanner.at();
+                let item = match scanner.peek()? {
+                    Kind::Str => Some(scanner.str()?),
+                    _ => scanner.skip().map(|()| None)?,
+                };
+                if item.is_some() && item == adapter {
+                    adapter = None;
+                    continue;
+                }
+                others += 1;
+                text = item;
+                content = content.with(scanner.since(start));
+            }
+            match text {
+                Some(salt) if begins && others == 1 => self.salt = Some(salt),
+                _ => self.batch.blocks[block].1 = content,
+            }
+        }
+        Ok(())
+    }
+
+    fn lora(&mut self) -> Option<Range<u32>> {
+        // Before 0.14 vLLM tells the adapter's number only. It cannot be matched with a name, and must not match none:
+        // no adapter's name begins with this byte.
+        let text = &mut self.batch.text;
+        match (self.lora_name, self.lora_id) {
+            (Some(name), _) => Some(append(text, &[name])),
+            (None, Some(LoraId::Number(id))) => Some(append(text, &["\0lora_id ", &id.to_string()])),
+            (None, Some(LoraId::Text(id))) => Some(append(text, &["\0lora_id ", id])),
+            (None, None) => None,
+        }
+    }
+
+    /// The names of this event, which stay in the batch.
+    fn named(&self) -> Range<u32> {
+        range(self.names_start, self.batch.names.len())
+    }
+
+    fn tier(&self) -> Tier {
+        match self.medium {
+            None | Some("GPU") => Tier::Gpu,
+            Some(_) => Tier::Cpu,
+        }
+    }
+
+    fn pass_over(&mut self) {
+        self.batch.blocks.truncate(self.blocks_start);
+        self.batch.names.truncate(self.names_start);
+    }
+}
+
+/// Whether blocks of such layers stand for the whole prefix before them. The others keep a window or a state, so that a
+/// block says nothing of those before it (vLLM, `v1/kv_cache_interface.py`, `KVCacheSpecKind`).
+fn is_prefix_group(kind: &str) -> bool {
+    matches!(kind, "full_attention" | "mla_attention" | "sink_full_attention")
+}
+
+/// An engine's name of a block: a whole number of either sign, of 64 bits; or a digest, of which the last eight bytes
+/// are what the same engine sends as a number.
+#[inline]
+fn hash(scanner: &mut Scanner<'_>) -> Result<EngineHash> {
+    if scanner.peek()? == Kind::Bin {
+        let digest = scanner.bin()?;
+        let last = digest.last_chunk().ok_or(DecodeError::HashLength(digest.len()))?;
+        return Ok(EngineHash(u64::from_be_bytes(*last)));
+    }
+    // No number in msgpack has more than 64 bits.
+    Ok(EngineHash(scanner.int()? as u64))
+}
+
+fn whole(scanner: &mut Scanner<'_>, field: &'static str) -> Result<u32> {
+    let value = scanner.int()?;
+    u32::try_from(value).map_err(|_| DecodeError::Range { at: scanner.at(), field })
+}
+
+fn append(text: &mut String, parts: &[&str]) -> Range<u32> {
+    let start = text.len();
+    parts.iter().for_each(|part| text.push_str(part));
+    range(start, text.len())
+}
+
+/// A list that comes from one message is no longer than it, of which [`PAYLOAD_MAX`] makes sure.
+fn range(start: usize, end: usize) -> Range<u32> {
+    start as u32..end as u32
 }
