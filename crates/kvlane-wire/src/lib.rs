@@ -2,7 +2,8 @@
 //!
 //! Nothing here waits, grows without a bound or panics on bad input. A request body becomes an
 //! [`openai::ParsedRequest`] and a rendered prompt, a stream of server-sent events becomes token counts
-//! ([`sse`]), a metrics page becomes a load report ([`engine`]), a model list its entries ([`models`]).
+//! ([`sse`]), a metrics page becomes a load report ([`engine`]), a model list its entries ([`models`]), what a ZeroMQ peer
+//! sends its messages ([`zmtp`]).
 
 pub mod api;
 pub mod engine;
@@ -15,3 +16,4 @@ pub mod prometheus;
 pub mod sequence;
 pub mod sse;
 mod usage;
+pub mod zmtp;
