@@ -19,33 +19,56 @@ const QUOTED_BYTES: usize = 32;
 const SOCKET_TYPES: [&str; 11] =
     ["PUB", "XPUB", "SUB", "XSUB", "DEALER", "ROUTER", "REQ", "REP", "PUSH", "PULL", "PAIR"];
 
-/// Appends our greeting: signature, version 3.1, NULL, not a server (which NULL has no use for).
-pub(super) fn write(out: &mut BytesMut) {
+/// Our greeting: signature, version 3.1, NULL, not a server (which NULL has no use for).
+const GREETING: [u8; GREETING_BYTES] = {
     let mut greeting = [0; GREETING_BYTES];
-    greeting[0] = 0xFF;
-    greeting[9] = 0x7F;
-    greeting[MAJOR_AT..MAJOR_AT + 2].copy_from_slice(&[3, MINOR]);
-    greeting[12..16].copy_from_slice(b"NULL");
-    out.put_slice(&greeting);
+    (greeting[0], greeting[9]) = (0xFF, 0x7F);
+    (greeting[MAJOR_AT], greeting[MAJOR_AT + 1]) = (3, MINOR);
+    let null = b"NULL";
+    let mut at = 0;
+    while at < null.len() {
+        greeting[MECHANISM_AT.start + at] = null[at];
+        at += 1;
+    }
+    greeting
+};
+
+/// Appends signature and version. libzmq tells its mechanism only once it has these, and closes without a word if it has
+/// ours as well and they differ: so ours is told later, and who turns a NULL peer away can be told by its name.
+pub(super) fn write_head(out: &mut BytesMut) {
+    out.put_slice(&GREETING[..MECHANISM_AT.start]);
 }
 
-/// Takes the peer's greeting once it is whole, and tells its minor version. What is wrong with it is told as soon as it
-/// can be seen, since a peer that speaks something else may never send as many bytes.
-pub(super) fn read(input: &mut BytesMut) -> Result<Option<u8>, ZmtpError> {
-    let begins = &input[..input.len().min(GREETING_BYTES)];
+/// Appends the rest, once [`version_is_in`].
+pub(super) fn write_rest(out: &mut BytesMut) {
+    out.put_slice(&GREETING[MECHANISM_AT.start..]);
+}
+
+/// Whether the peer's version was received.
+pub(super) fn version_is_in(input: &[u8]) -> bool {
+    input.len() > MAJOR_AT
+}
+
+/// Finds fault with the beginning of a greeting, as soon as it can be seen: a peer that speaks something else may never
+/// send as many bytes.
+pub(super) fn check(input: &[u8]) -> Result<(), ZmtpError> {
     // The lowest bit of the tenth byte is what sets a greeting apart from a long frame of ZMTP 1.0.
-    let no_signature = begins.first().is_some_and(|&first| first != 0xFF);
-    if no_signature || begins.get(9).is_some_and(|&tenth| tenth & 1 == 0) {
-        let begins = printable(&begins[..begins.len().min(QUOTED_BYTES)]);
+    let no_signature = input.first().is_some_and(|&first| first != 0xFF);
+    if no_signature || input.get(9).is_some_and(|&tenth| tenth & 1 == 0) {
+        let begins = printable(&input[..input.len().min(QUOTED_BYTES)]);
         return Err(ZmtpError::NotZmtp { begins });
     }
-    match begins.get(MAJOR_AT) {
-        Some(&revision) if revision < 3 => return Err(ZmtpError::Version { revision }),
-        _ => {}
+    match input.get(MAJOR_AT) {
+        Some(&revision) if revision < 3 => Err(ZmtpError::Version { revision }),
+        _ => Ok(()),
     }
-    if begins.len() < GREETING_BYTES {
+}
+
+/// Takes the peer's greeting once it is whole, and tells its minor version.
+pub(super) fn read(input: &mut BytesMut) -> Result<Option<u8>, ZmtpError> {
+    let Some(begins) = input.get(..GREETING_BYTES) else {
         return Ok(None);
-    }
+    };
     let padded = &begins[MECHANISM_AT];
     let mechanism = &padded[..padded.iter().rposition(|&byte| byte != 0).map_or(0, |last| last + 1)];
     if mechanism != b"NULL" {

@@ -9,18 +9,28 @@
 //! ```
 //! use kvlane_wire::zmtp::{Connection, Event, Socket};
 //!
+//! /// Passes bytes both ways until there are none, and tells the last event at either end.
+//! fn talk(a: &mut Connection, b: &mut Connection) -> Result<[Option<Event>; 2], kvlane_wire::zmtp::ZmtpError> {
+//!     let mut last = [None, None];
+//!     while a.output_bytes() + b.output_bytes() > 0 {
+//!         a.receive(&b.take_output());
+//!         last[0] = a.poll()?.or(last[0].take());
+//!         b.receive(&a.take_output());
+//!         last[1] = b.poll()?.or(last[1].take());
+//!     }
+//!     Ok(last)
+//! }
+//!
 //! let (mut publisher, mut subscriber) = (Connection::new(Socket::Pub), Connection::new(Socket::Sub));
-//! publisher.receive(&subscriber.take_output());
-//! subscriber.receive(&publisher.take_output());
-//! assert!(matches!(publisher.poll()?, None));
-//! assert!(matches!(subscriber.poll()?, None), "greetings are over, the handshake is not");
-//! publisher.receive(&subscriber.take_output());
-//! subscriber.receive(&publisher.take_output());
-//! assert!(matches!(publisher.poll()?, Some(Event::Ready(_))));
-//! assert!(matches!(subscriber.poll()?, Some(Event::Ready(_))));
+//! let hello = talk(&mut publisher, &mut subscriber)?;
+//! assert!(matches!(hello, [Some(Event::Ready(_)), Some(Event::Ready(_))]));
 //! subscriber.subscribe(b"kv")?;
-//! publisher.receive(&subscriber.take_output());
-//! assert_eq!(publisher.poll()?, Some(Event::Subscribe("kv".into())));
+//! assert_eq!(talk(&mut publisher, &mut subscriber)?[0], Some(Event::Subscribe("kv".into())));
+//! publisher.send(&["kv@a", "and more"])?;
+//! assert_eq!(
+//!     talk(&mut publisher, &mut subscriber)?[1],
+//!     Some(Event::Message(vec!["kv@a".into(), "and more".into()]))
+//! );
 //! # Ok::<(), kvlane_wire::zmtp::ZmtpError>(())
 //! ```
 
@@ -181,7 +191,9 @@ pub struct Connection {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum State {
-    /// Waiting for the peer's greeting.
+    /// Waiting for the peer's version.
+    Signature,
+    /// Waiting for the rest of its greeting; ours is told.
     Greeting,
     /// Waiting for its READY; its greeting told the minor version.
     Handshake(u8),
@@ -225,15 +237,15 @@ impl Default for Limits {
 // === impl Connection ===
 
 impl Connection {
-    /// A connection on which nothing was received; its greeting lies ready to be written.
+    /// A connection on which nothing was received; what it says first lies ready to be written.
     pub fn new(socket: Socket) -> Self {
         let mut output = BytesMut::new();
-        greeting::write(&mut output);
+        greeting::write_head(&mut output);
         Self {
             socket,
             limits: Limits::default(),
             identity: Bytes::new(),
-            state: State::Greeting,
+            state: State::Signature,
             input: BytesMut::new(),
             output,
             frames: Frames::new(),
@@ -350,7 +362,9 @@ impl Connection {
         match &self.state {
             State::Open(minor) => Ok(*minor),
             State::Failed(error) => Err(error.clone()),
-            State::Greeting | State::Handshake(_) => Err(ZmtpError::Unsendable("the handshake is not over")),
+            State::Signature | State::Greeting | State::Handshake(_) => {
+                Err(ZmtpError::Unsendable("the handshake is not over"))
+            }
         }
     }
 
@@ -371,6 +385,14 @@ impl Connection {
         loop {
             match &self.state {
                 State::Failed(error) => return Err(error.clone()),
+                State::Signature => {
+                    greeting::check(&self.input)?;
+                    if !greeting::version_is_in(&self.input) {
+                        return Ok(None);
+                    }
+                    greeting::write_rest(&mut self.output);
+                    self.state = State::Greeting;
+                }
                 State::Greeting => {
                     let Some(minor) = greeting::read(&mut self.input)? else {
                         return Ok(None);
