@@ -182,8 +182,7 @@ impl<'a> Scanner<'a> {
             _ => return Err(self.expected("text")),
         };
         let bytes = self.take(length)?;
-        simdutf8::basic::from_utf8(bytes)
-            .map_err(|_| MsgpackError { at: start, expected: "text of UTF-8" })
+        simdutf8::basic::from_utf8(bytes).map_err(|_| MsgpackError { at: start, expected: "text of UTF-8" })
     }
 
     /// Takes the bytes that must begin here.
