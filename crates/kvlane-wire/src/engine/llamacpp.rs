@@ -9,6 +9,7 @@ pub(super) const NAMES: Names = Names {
     // Versions of 2025 and later do not tell: their caches belong to slots.
     kv_usage: &["llamacpp:kv_cache_usage_ratio"],
     kv_capacity: None,
+    rank_label: None,
 };
 
 #[cfg(test)]

@@ -7,6 +7,8 @@ mod llamacpp;
 mod sglang;
 mod vllm;
 
+use std::collections::BTreeMap;
+
 pub use feed::{FeedError, FeedSource, resolve};
 
 use kvlane_core::load::Reported;
@@ -54,6 +56,8 @@ struct Names {
     kv_usage: &'static [&'static str],
     /// Where the size of the KV cache is told, if anywhere.
     kv_capacity: Option<Capacity>,
+    /// The label that tells data-parallel ranks apart, where one page speaks for several.
+    rank_label: Option<&'static str>,
 }
 
 /// A sample that tells the size of a KV cache.
@@ -80,30 +84,65 @@ impl Dialect {
 /// What an engine's metrics page says of its load, and whose page it is. Counts are summed over the ranks behind one
 /// page, ratios averaged over them; a gauge that is missing counts as zero, as engines leave out what is idle.
 pub fn load_report(page: &str) -> Option<(Dialect, Reported)> {
+    let (names, samples) = recognised(page)?;
+    Some((names.dialect, names.reported(&samples)))
+}
+
+/// As [`load_report`], for each data-parallel rank by itself, in order of rank. A page that tells no ranks apart speaks
+/// for one rank, 0.
+pub fn load_reports(page: &str) -> Option<(Dialect, Vec<(u32, Reported)>)> {
+    let (names, samples) = recognised(page)?;
+    let mut by_rank: BTreeMap<u32, Vec<Sample<'_>>> = BTreeMap::new();
+    let mut common = Vec::new();
+    for sample in samples {
+        let rank = names.rank_label.and_then(|label| sample.label(label)?.parse().ok());
+        match rank {
+            Some(rank) if by_rank.contains_key(&rank) || by_rank.len() < RANKS_MAX => {
+                by_rank.entry(rank).or_default().push(sample);
+            }
+            _ => common.push(sample),
+        }
+    }
+    if by_rank.is_empty() {
+        return Some((names.dialect, vec![(0, names.reported(&common))]));
+    }
+    let reports = by_rank.into_iter().map(|(rank, samples)| (rank, names.reported(&samples)));
+    Some((names.dialect, reports.collect()))
+}
+
+/// Ranks of one page that are told apart; more are taken for a page gone wrong.
+pub const RANKS_MAX: usize = 256;
+
+/// Whose page it is, and those of its samples that are read.
+fn recognised(page: &str) -> Option<(&'static Names, Vec<Sample<'_>>)> {
     let samples: Vec<Sample<'_>> =
         samples(page).filter(|sample| DIALECTS.iter().any(|names| names.mentions(sample))).collect();
     let names = DIALECTS.iter().find(|names| samples.iter().any(|sample| sample.name == names.running))?;
-    let values = |name: &'static str| {
-        samples.iter().filter(move |sample| sample.name == name).map(|sample| sample.value)
-    };
-    let total = |name: &'static str| values(name).filter(|value| value.is_finite()).sum::<f64>();
-    let usage = names.kv_usage.iter().find_map(|name| mean(values(name))).unwrap_or(0.0);
-    let capacity = names.kv_capacity.map(|capacity| {
-        samples.iter().filter(|sample| sample.name == capacity.name).filter_map(capacity.tokens).sum::<f64>()
-    });
-    let reported = Reported {
-        // Casts from floats saturate.
-        running: total(names.running) as u32,
-        waiting: total(names.waiting) as u32,
-        kv_usage_ratio: usage.clamp(0.0, 1.0) as f32,
-        kv_capacity_tokens: capacity
-            .filter(|tokens| *tokens >= 1.0 && tokens.is_finite())
-            .map(|tokens| tokens as u64),
-    };
-    Some((names.dialect, reported))
+    Some((names, samples))
 }
 
 impl Names {
+    fn reported(&self, samples: &[Sample<'_>]) -> Reported {
+        let values = |name: &'static str| {
+            samples.iter().filter(move |sample| sample.name == name).map(|sample| sample.value)
+        };
+        let total = |name: &'static str| values(name).filter(|value| value.is_finite()).sum::<f64>();
+        let usage = self.kv_usage.iter().find_map(|name| mean(values(name))).unwrap_or(0.0);
+        let capacity = self.kv_capacity.map(|capacity| {
+            let told = samples.iter().filter(|sample| sample.name == capacity.name);
+            told.filter_map(capacity.tokens).sum::<f64>()
+        });
+        Reported {
+            // Casts from floats saturate.
+            running: total(self.running) as u32,
+            waiting: total(self.waiting) as u32,
+            kv_usage_ratio: usage.clamp(0.0, 1.0) as f32,
+            kv_capacity_tokens: capacity
+                .filter(|tokens| *tokens >= 1.0 && tokens.is_finite())
+                .map(|tokens| tokens as u64),
+        }
+    }
+
     fn mentions(&self, sample: &Sample<'_>) -> bool {
         sample.name == self.running
             || sample.name == self.waiting

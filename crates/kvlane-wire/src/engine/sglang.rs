@@ -9,6 +9,7 @@ pub(super) const NAMES: Names = Names {
     // `token_usage` is the fullest of its pools; older and newer versions both have it.
     kv_usage: &["sglang:token_usage", "sglang:full_token_usage"],
     kv_capacity: Some(Capacity { name: "sglang:max_total_num_tokens", tokens: |sample| Some(sample.value) }),
+    rank_label: Some("dp_rank"),
 };
 
 /// The feeds of its own description.

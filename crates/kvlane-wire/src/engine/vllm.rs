@@ -10,6 +10,7 @@ pub(super) const NAMES: Names = Names {
     // Renamed from `gpu_` when caches on other devices came.
     kv_usage: &["vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"],
     kv_capacity: Some(Capacity { name: "vllm:cache_config_info", tokens: capacity_tokens }),
+    rank_label: Some("engine"),
 };
 
 /// The tokens a rank's cache holds: told directly where it is (caches with several groups of layers hold less than
@@ -26,7 +27,7 @@ pub(super) fn feeds(body: &str) -> Result<Vec<FeedSource>, FeedError> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::load_report;
+    use super::super::{load_report, load_reports};
     use super::*;
 
     #[test]
@@ -47,6 +48,10 @@ mod tests {
         assert_eq!(dialect, Dialect::Vllm);
         assert_eq!((reported.running, reported.waiting, reported.kv_usage_ratio), (7, 1, 0.5));
         assert_eq!(reported.kv_capacity_tokens, Some(2 * 32 * 4096));
+        let (_, by_rank) = load_reports(page).expect("a vLLM page");
+        let of = |rank: usize| (by_rank[rank].0, by_rank[rank].1.running, by_rank[rank].1.waiting);
+        assert_eq!((by_rank.len(), of(0), of(1)), (2, (0, 3, 1), (1, 4, 0)));
+        assert_eq!((by_rank[1].1.kv_usage_ratio, by_rank[1].1.kv_capacity_tokens), (0.75, Some(32 * 4096)));
     }
 
     #[test]
