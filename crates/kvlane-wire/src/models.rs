@@ -55,6 +55,15 @@ pub fn parse(body: &[u8]) -> Result<Vec<Model>, ModelsError> {
     Ok(cards.into_iter().filter_map(model).collect())
 }
 
+// === impl Model ===
+
+impl Model {
+    /// The most tokens that a prompt and its answer may have together, if the engine says (vLLM, SGLang).
+    pub fn max_model_len(&self) -> Option<u32> {
+        self.card.get("max_model_len")?.as_u64()?.try_into().ok()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -62,13 +71,14 @@ mod tests {
     #[test]
     fn a_base_model_and_its_adapter_are_told_apart() {
         let body = br#"{"object":"list","data":[
-            {"id":"tiny","object":"model","created":1,"owned_by":"vllm","root":"/m/tiny","parent":null},
+            {"id":"tiny","object":"model","created":1,"owned_by":"vllm","root":"/m/tiny","parent":null,"max_model_len":16384},
             {"id":"lora1","object":"model","parent":"tiny","max_model_len":null},{"object":"model"}]}"#;
         let models = parse(body).expect("a list");
         let told: Vec<_> =
             models.iter().map(|m| (m.id.as_str(), m.parent.as_deref(), m.root.as_deref())).collect();
         assert_eq!(told, [("tiny", None, Some("/m/tiny")), ("lora1", Some("tiny"), None)]);
         assert_eq!(models[0].card["owned_by"], "vllm");
+        assert_eq!((models[0].max_model_len(), models[1].max_model_len()), (Some(16_384), None));
     }
 
     #[test]

@@ -1,6 +1,11 @@
 //! llama.cpp's `llama-server` (`tools/server`), which serves metrics only when started with `--metrics`.
 
+use super::cache::CacheNames;
 use super::{Dialect, Names};
+
+/// Every answer tells what was reused, so counters are not needed.
+pub(super) const CACHE: CacheNames =
+    CacheNames { block_tokens: None, queried_tokens: &[], hit_tokens: &[], rank_label: None };
 
 pub(super) const NAMES: Names = Names {
     dialect: Dialect::LlamaCpp,

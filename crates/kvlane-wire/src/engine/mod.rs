@@ -2,6 +2,7 @@
 //!
 //! A page is recognised by the names on it, so an endpoint's engine need not be configured.
 
+mod cache;
 mod feed;
 mod llamacpp;
 mod sglang;
@@ -9,7 +10,8 @@ mod vllm;
 
 use std::collections::BTreeMap;
 
-pub use feed::{FeedError, FeedSource, resolve};
+pub use cache::{PrefixCache, block_tokens, prefix_caches};
+pub use feed::{FeedError, FeedSource, resolve, sglang_feeds, vllm_feeds};
 
 use kvlane_core::load::Reported;
 
@@ -24,24 +26,6 @@ pub enum Dialect {
     Sglang,
     /// llama.cpp's `llama-server`.
     LlamaCpp,
-}
-
-/// The feeds that vLLM's `GET /kv_event_sources` names, by rank; none if it publishes nothing.
-///
-/// # Errors
-///
-/// [`FeedError`] if the body is something else.
-pub fn vllm_feeds(body: &str) -> Result<Vec<FeedSource>, FeedError> {
-    vllm::feeds(body)
-}
-
-/// The feeds that SGLang's `GET /server_info` names, by rank; none if it publishes nothing.
-///
-/// # Errors
-///
-/// [`FeedError`] if the body is something else.
-pub fn sglang_feeds(body: &str) -> Result<Vec<FeedSource>, FeedError> {
-    sglang::feeds(body)
 }
 
 /// An engine's names for what a [`Reported`] holds. Where an engine has renamed a gauge, the newest name comes first

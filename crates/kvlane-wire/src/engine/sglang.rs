@@ -1,6 +1,16 @@
 //! SGLang (`sglang/srt/metrics/collector.py`), which serves metrics only when started with `--enable-metrics`.
 
-use super::{Capacity, Dialect, FeedError, FeedSource, Names};
+use super::cache::CacheNames;
+use super::{Capacity, Dialect, Names};
+
+pub(super) const CACHE: CacheNames = CacheNames {
+    // Versions before 0.5.11; later ones tell it by `/server_info`.
+    block_tokens: Some(("sglang:cache_config_info", "page_size")),
+    queried_tokens: &["sglang:prompt_tokens_total"],
+    // By where they were found, which newer versions tell apart.
+    hit_tokens: &["sglang:cached_tokens_total"],
+    rank_label: Some("dp_rank"),
+};
 
 pub(super) const NAMES: Names = Names {
     dialect: Dialect::Sglang,
@@ -11,11 +21,6 @@ pub(super) const NAMES: Names = Names {
     kv_capacity: Some(Capacity { name: "sglang:max_total_num_tokens", tokens: |sample| Some(sample.value) }),
     rank_label: Some("dp_rank"),
 };
-
-/// The feeds of its own description.
-pub(super) fn feeds(body: &str) -> Result<Vec<FeedSource>, FeedError> {
-    Err(FeedError::Malformed(body.to_owned()))
-}
 
 #[cfg(test)]
 mod tests {

@@ -1,6 +1,15 @@
 //! vLLM (`vllm/v1/metrics/loggers.py`). One line per data-parallel rank, told apart by the label `engine`.
 
-use super::{Capacity, Dialect, FeedError, FeedSource, Names};
+use super::cache::CacheNames;
+use super::{Capacity, Dialect, Names};
+
+pub(super) const CACHE: CacheNames = CacheNames {
+    block_tokens: Some(("vllm:cache_config_info", "block_size")),
+    // In tokens. Renamed from `gpu_` when caches on other devices came.
+    queried_tokens: &["vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"],
+    hit_tokens: &["vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"],
+    rank_label: Some("engine"),
+};
 use crate::prometheus::Sample;
 
 pub(super) const NAMES: Names = Names {
@@ -18,11 +27,6 @@ pub(super) const NAMES: Names = Names {
 fn capacity_tokens(info: &Sample<'_>) -> Option<f64> {
     let number = |label| info.label(label)?.parse::<f64>().ok();
     number("kv_cache_size_tokens").or_else(|| Some(number("block_size")? * number("num_gpu_blocks")?))
-}
-
-/// The feeds of its own description.
-pub(super) fn feeds(body: &str) -> Result<Vec<FeedSource>, FeedError> {
-    Err(FeedError::Malformed(body.to_owned()))
 }
 
 #[cfg(test)]

@@ -1,0 +1,141 @@
+//! What a metrics page says of an engine's prefix cache: the size of its blocks, and how much it reuses.
+
+use std::collections::BTreeMap;
+
+use super::{RANKS_MAX, llamacpp, sglang, vllm};
+use crate::prometheus::{Sample, samples};
+
+/// An engine's names for what is read here. Where a counter has been renamed, the newest name comes first and the first
+/// one present counts.
+pub(super) struct CacheNames {
+    /// Where the size of a block is told: a sample and its label.
+    pub(super) block_tokens: Option<(&'static str, &'static str)>,
+    /// Counters of the tokens of prompts that were looked for in the cache.
+    pub(super) queried_tokens: &'static [&'static str],
+    /// Counters of those found.
+    pub(super) hit_tokens: &'static [&'static str],
+    /// The label that tells data-parallel ranks apart.
+    pub(super) rank_label: Option<&'static str>,
+}
+
+const ENGINES: [&CacheNames; 3] = [&vllm::CACHE, &sglang::CACHE, &llamacpp::CACHE];
+
+/// How much an engine has reused since it started, in tokens of prompts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PrefixCache {
+    /// Tokens looked for.
+    pub queried_tokens: u64,
+    /// Tokens found.
+    pub hit_tokens: u64,
+}
+
+/// The prefix caches of the ranks that a page speaks for, in order of rank; empty if it does not tell. A page that tells
+/// no ranks apart speaks for rank 0.
+pub fn prefix_caches(page: &str) -> Vec<(u32, PrefixCache)> {
+    let all: Vec<Sample<'_>> =
+        samples(page).filter(|sample| ENGINES.iter().any(|names| names.counts(sample))).collect();
+    for names in ENGINES {
+        let newest = |list: &[&'static str]| {
+            list.iter().find(|name| all.iter().any(|sample| sample.name == **name)).copied()
+        };
+        let (Some(queried), Some(hit)) = (newest(names.queried_tokens), newest(names.hit_tokens)) else {
+            continue;
+        };
+        let mut ranks: BTreeMap<u32, PrefixCache> = BTreeMap::new();
+        for sample in &all {
+            let rank = names.rank_label.and_then(|label| sample.label(label)?.parse().ok()).unwrap_or(0);
+            if ranks.len() >= RANKS_MAX && !ranks.contains_key(&rank) {
+                continue;
+            }
+            let cache = ranks.entry(rank).or_default();
+            // Casts from floats saturate.
+            if sample.name == queried {
+                cache.queried_tokens = cache.queried_tokens.saturating_add(sample.value as u64);
+            } else if sample.name == hit {
+                cache.hit_tokens = cache.hit_tokens.saturating_add(sample.value as u64);
+            }
+        }
+        return ranks.into_iter().collect();
+    }
+    Vec::new()
+}
+
+/// Tokens of a KV block, if the page tells and all its ranks agree.
+pub fn block_tokens(page: &str) -> Option<u32> {
+    let mut told = samples(page).filter_map(|sample| {
+        let label =
+            ENGINES.iter().find_map(|names| names.block_tokens.filter(|(name, _)| *name == sample.name))?.1;
+        sample.label(label)?.parse::<u32>().ok().filter(|tokens| *tokens > 0)
+    });
+    let first = told.next()?;
+    told.all(|other| other == first).then_some(first)
+}
+
+// === impl CacheNames ===
+
+impl CacheNames {
+    fn counts(&self, sample: &Sample<'_>) -> bool {
+        self.queried_tokens.contains(&sample.name) || self.hit_tokens.contains(&sample.name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn reuse_is_told_by_rank() {
+        let page = concat!(
+            "vllm:prefix_cache_queries_total{engine=\"1\",model_name=\"m\"} 100\n",
+            "vllm:prefix_cache_queries_created{engine=\"1\",model_name=\"m\"} 1.7e9\n",
+            "vllm:prefix_cache_hits_total{engine=\"1\",model_name=\"m\"} 40\n",
+            "vllm:prefix_cache_queries_total{engine=\"0\",model_name=\"m\"} 7\n",
+            "vllm:gpu_prefix_cache_queries_total{engine=\"0\",model_name=\"m\"} 9999\n",
+            "vllm:external_prefix_cache_hits_total{engine=\"0\",model_name=\"m\"} 5\n",
+        );
+        let cache = |queried_tokens, hit_tokens| PrefixCache { queried_tokens, hit_tokens };
+        assert_eq!(prefix_caches(page), [(0, cache(7, 0)), (1, cache(100, 40))]);
+    }
+
+    #[test]
+    fn older_names_are_read_and_sources_added_up() {
+        let old = "vllm:gpu_prefix_cache_queries_total 10\nvllm:gpu_prefix_cache_hits_total 4\n";
+        assert_eq!(prefix_caches(old), [(0, PrefixCache { queried_tokens: 10, hit_tokens: 4 })]);
+        let sglang = concat!(
+            "sglang:prompt_tokens_total{model_name=\"m\"} 90\n",
+            "sglang:cached_tokens_total{model_name=\"m\",cache_source=\"device\"} 30\n",
+            "sglang:cached_tokens_total{model_name=\"m\",cache_source=\"host\"} 3\n",
+        );
+        assert_eq!(prefix_caches(sglang), [(0, PrefixCache { queried_tokens: 90, hit_tokens: 33 })]);
+        assert_eq!(prefix_caches("vllm:prefix_cache_queries_total 10\n"), [], "hits are not told");
+        assert_eq!(prefix_caches(""), []);
+    }
+
+    #[test]
+    fn the_size_of_a_block_is_told_by_a_label() {
+        let vllm = "vllm:cache_config_info{block_size=\"32\",engine=\"0\",num_gpu_blocks=\"4096\"} 1.0\n";
+        assert_eq!(block_tokens(vllm), Some(32));
+        assert_eq!(
+            block_tokens("sglang:cache_config_info{num_pages=\"80\",page_size=\"16\"} 1.0\n"),
+            Some(16)
+        );
+        let other = "vllm:cache_config_info{block_size=\"16\",engine=\"1\"} 1.0\n";
+        assert_eq!(block_tokens(&[vllm, other].concat()), None, "ranks that disagree");
+        assert_eq!(block_tokens("vllm:cache_config_info{block_size=\"None\"} 1\n"), None);
+        assert_eq!(block_tokens("vllm:cache_config_info{block_size=\"0\"} 1\n"), None);
+    }
+
+    proptest! {
+        #[test]
+        fn any_page_is_read(values in prop::collection::vec((0..4_u32, any::<f64>()), 0..9)) {
+            let line = |(rank, value): &(u32, f64)| {
+                format!("vllm:prefix_cache_queries_total{{engine=\"{rank}\"}} {value}\n\
+                         vllm:prefix_cache_hits_total{{engine=\"{rank}\"}} {value}\n")
+            };
+            let caches = prefix_caches(&values.iter().map(line).collect::<String>());
+            prop_assert!(caches.iter().all(|(_, cache)| cache.queried_tokens == cache.hit_tokens));
+        }
+    }
+}
