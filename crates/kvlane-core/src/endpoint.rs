@@ -26,6 +26,18 @@ impl EndpointId {
     pub const fn slot(self) -> usize {
         (self.0 & 0xFFFF) as usize
     }
+
+    /// How often the slot had been reused.
+    #[cfg(test)]
+    pub(crate) const fn generation(self) -> u16 {
+        (self.0 >> 16) as u16
+    }
+
+    /// Whether `self` had the slot before `other`, which has the same. Counts of reuse start over at 65,536.
+    pub(crate) const fn is_before(self, other: Self) -> bool {
+        let later = ((other.0 >> 16) as u16).wrapping_sub((self.0 >> 16) as u16);
+        0 < later && later < 1 << 15
+    }
 }
 
 /// One routable engine.

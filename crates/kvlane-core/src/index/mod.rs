@@ -1,7 +1,8 @@
 //! Which endpoint holds which prefix.
 //!
 //! [`approx`] is fed by our own dispatches, for engines that do not tell what they cache; [`exact`] by the events of
-//! those that do; [`speculation`] bridges the time until those have come. [`oracle`] is the naive reference that the property tests of the former compare with.
+//! those that do; [`speculation`] bridges the time until those have come. [`oracle`] has the naive references that the
+//! property tests of both compare with.
 
 pub mod approx;
 pub mod exact;
@@ -16,6 +17,8 @@ use crate::endpoint::EndpointId;
 pub struct Overlap {
     by_slot: Vec<(EndpointId, u32)>,
     holders: Vec<u16>,
+    /// Memory for whoever fills it.
+    scratch: Vec<EndpointId>,
 }
 
 // === impl Overlap ===

@@ -1,9 +1,12 @@
-//! The naive index: every endpoint's set of block hashes. Slow, obviously right, for tests only.
+//! Naive indexes: every endpoint's set of block hashes, and every endpoint's copies by name. Slow, obviously right, for
+//! tests only.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::exact::Applied;
 use crate::block::BlockHash;
 use crate::endpoint::EndpointId;
+use crate::event::{EngineHash, KvEvent, StoredBlock, Tier};
 
 #[derive(Default)]
 pub(crate) struct OracleIndex {
@@ -22,6 +25,64 @@ impl OracleIndex {
     pub(crate) fn lookup(&self, chain: &[BlockHash]) -> BTreeMap<EndpointId, u32> {
         let leading =
             |held: &BTreeSet<BlockHash>| chain.iter().take_while(|hash| held.contains(hash)).count() as u32;
+        self.held.iter().map(|(&id, held)| (id, leading(held))).filter(|&(_, blocks)| blocks > 0).collect()
+    }
+}
+
+/// What the engines hold, if what they say is true.
+#[derive(Default)]
+pub(crate) struct ExactOracle {
+    pub(crate) held: BTreeMap<EndpointId, BTreeMap<EngineHash, (BlockHash, Vec<Tier>)>>,
+}
+
+impl ExactOracle {
+    pub(crate) fn apply(&mut self, endpoint: EndpointId, event: &KvEvent) -> Applied {
+        let held = self.held.entry(endpoint).or_default();
+        let mut applied = Applied::default();
+        match event {
+            KvEvent::Stored { blocks, tier, .. } => {
+                for &StoredBlock { name, hash } in blocks {
+                    held.entry(name).or_insert((hash, Vec::new())).1.push(*tier);
+                    applied.stored += 1;
+                }
+            }
+            KvEvent::Copied { blocks, tier } => {
+                for name in blocks {
+                    match held.get_mut(name) {
+                        Some((_, copies)) => {
+                            copies.push(*tier);
+                            applied.stored += 1;
+                        }
+                        None => applied.unknown += 1,
+                    }
+                }
+            }
+            KvEvent::Removed { blocks, tier } => {
+                for name in blocks {
+                    let copies = held.get_mut(name).map(|(_, copies)| copies);
+                    let copy = copies.as_ref().and_then(|copies| copies.iter().position(|copy| copy == tier));
+                    match (copies, copy) {
+                        (Some(copies), Some(copy)) => {
+                            copies.swap_remove(copy);
+                            if copies.is_empty() {
+                                held.remove(name);
+                            }
+                            applied.removed += 1;
+                        }
+                        _ => applied.unknown += 1,
+                    }
+                }
+            }
+            KvEvent::Cleared => held.clear(),
+        }
+        applied
+    }
+
+    pub(crate) fn lookup(&self, chain: &[BlockHash]) -> BTreeMap<EndpointId, u32> {
+        let leading = |held: &BTreeMap<EngineHash, (BlockHash, Vec<Tier>)>| {
+            let hashes: BTreeSet<BlockHash> = held.values().map(|(hash, _)| *hash).collect();
+            chain.iter().take_while(|hash| hashes.contains(hash)).count() as u32
+        };
         self.held.iter().map(|(&id, held)| (id, leading(held))).filter(|&(_, blocks)| blocks > 0).collect()
     }
 }

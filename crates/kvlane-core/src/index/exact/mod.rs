@@ -1,0 +1,592 @@
+//! What engines say they hold: every block with its holders, kept by the engines' own events.
+//!
+//! A block is held where an engine has stored it, in any tier, and has not removed every copy of it. Events of one
+//! endpoint have to be applied in order; how they get here in order is the driver's business.
+//!
+//! Two parts. Per endpoint, a table from the engine's names to the blocks' places ([`names`]). For all endpoints
+//! together, blocks in the order of their prompts, in runs of up to 64, with one bit for each block and holder ([`runs`]).
+//! A lookup goes from run to run and asks for 64 blocks at a time; within the last run it halves. Since there is a bit
+//! for every block, it is exact also where an engine has lost a block in the middle of a prompt: its prefix ends there,
+//! and goes on when the block is stored again.
+//!
+//! An endpoint's table is behind a lock of its own, the runs are in shards behind one lock each, and whoever holds
+//! several holds the table's and one shard's. A lookup takes shards' locks only, one at a time, to read.
+
+mod names;
+mod runs;
+mod search;
+mod snapshot;
+mod writer;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+
+use self::names::{Copies, Found, Key, Names};
+use self::runs::{Place, SHARDS, Shard, shard_of};
+use self::search::Search;
+use self::writer::Writer;
+use super::Overlap;
+use crate::block::{BlockHash, ChainSeed, ContentHash};
+use crate::endpoint::EndpointId;
+use crate::event::{EngineHash, KvEvent, StoredBlock, Tier};
+
+/// Limits of the index.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Config {
+    /// Bytes it may use; beyond that nothing more is taken in, and what is refused is counted.
+    pub memory_bytes_max: usize,
+}
+
+/// Blocks and who holds them. Shared by those who look up and those who apply. See the module.
+#[derive(Debug)]
+pub struct ExactIndex {
+    budget: Budget,
+    /// What each endpoint holds, by slot.
+    slots: Box<[OnceLock<Slots>]>,
+    shards: Box<[RwLock<Shard>]>,
+}
+
+type Slots = Box<[Mutex<Holder>]>;
+
+/// What an event said that the index could not follow. All zero when endpoint and index agree.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Applied {
+    /// Blocks taken in.
+    pub stored: u32,
+    /// Blocks let go.
+    pub removed: u32,
+    /// Names of blocks that are not known here.
+    pub unknown: u32,
+    /// Blocks that were refused for want of memory.
+    pub refused: u32,
+}
+
+/// Bytes in use and how many there may be.
+#[derive(Debug)]
+struct Budget {
+    used: AtomicUsize,
+    max: usize,
+}
+
+/// What one endpoint holds.
+#[derive(Debug, Default)]
+struct Holder {
+    id: Option<EndpointId>,
+    names: Names,
+    /// Blocks that came after one that the endpoint does not hold. They cannot be part of any prefix before that one
+    /// comes too; then they get their places.
+    orphans: BTreeMap<EngineHash, Orphan>,
+    /// Orphans by what they wait for.
+    waiting: BTreeSet<(EngineHash, EngineHash)>,
+    /// How many names more than one there are of a block.
+    more_names: BTreeMap<Place, u32>,
+    /// The block that was stored last: mostly the parent of the next.
+    last: Option<Last>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Orphan {
+    hash: BlockHash,
+    parent: EngineHash,
+    copies: Copies,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Last {
+    name: EngineHash,
+    place: Place,
+    hash: BlockHash,
+}
+
+/// What the next block of an event follows.
+#[derive(Clone, Copy, Debug)]
+enum After {
+    /// Nothing: it begins a prompt.
+    Start,
+    /// A block that the endpoint holds.
+    Held(Place),
+    /// One that it does not hold.
+    Missing(EngineHash),
+}
+
+/// Slots that get their memory together.
+const SLOTS: usize = 64;
+/// What one orphan costs in its two trees, of which nodes are half full at least.
+const ORPHAN_BYTES: usize = 2 * size_of::<(EngineHash, Orphan)>() + 2 * size_of::<(EngineHash, EngineHash)>();
+/// What a further name of a block costs.
+const NAME_BYTES: usize = 2 * size_of::<(Place, u32)>();
+
+// === impl ExactIndex ===
+
+impl ExactIndex {
+    /// An empty index.
+    pub fn new(config: Config) -> Self {
+        let slots: Box<[_]> = (0..=usize::from(u16::MAX) / SLOTS).map(|_| OnceLock::new()).collect();
+        let shards: Box<[_]> = (0..SHARDS).map(|_| RwLock::default()).collect();
+        let bytes = size_of_val(&*slots) + size_of_val(&*shards);
+        Self { budget: Budget { used: AtomicUsize::new(bytes), max: config.memory_bytes_max }, slots, shards }
+    }
+
+    /// Our hash of the block that `endpoint` calls `name`, if it holds it.
+    pub fn hash_of(&self, endpoint: EndpointId, name: EngineHash) -> Option<BlockHash> {
+        let holder = self.holder(endpoint)?;
+        if let Some(last) = holder.last.filter(|last| last.name == name) {
+            return Some(last.hash);
+        }
+        match holder.names.get(Key::of(name)) {
+            Some((place, _)) => self.writer(endpoint).hash(place),
+            None => holder.orphans.get(&name).map(|orphan| orphan.hash),
+        }
+    }
+
+    /// Applies what `endpoint` says has changed. What an endpoint says that has had its successor in its slot is ignored.
+    pub fn apply(&self, endpoint: EndpointId, event: &KvEvent) -> Applied {
+        match event {
+            KvEvent::Stored { parent, blocks, tier } => self.store(endpoint, *parent, blocks, *tier),
+            KvEvent::Copied { blocks, tier } => self.copy(endpoint, blocks, *tier),
+            KvEvent::Removed { blocks, tier } => self.remove(endpoint, blocks, *tier),
+            KvEvent::Cleared => {
+                if let Some(mut holder) = self.enter(endpoint) {
+                    self.clear(endpoint, &mut holder);
+                }
+                Applied::default()
+            }
+        }
+    }
+
+    /// Applies [`KvEvent::Stored`].
+    pub fn store(
+        &self,
+        endpoint: EndpointId,
+        parent: Option<EngineHash>,
+        blocks: &[StoredBlock],
+        tier: Tier,
+    ) -> Applied {
+        let Some(mut holder) = self.enter(endpoint) else { return Applied::default() };
+        let mut storing = Storing::new(self, endpoint, &mut holder, tier, parent);
+        storing.reserve(blocks.len());
+        for (at, &block) in blocks.iter().enumerate() {
+            storing.block(block, blocks.len() - at - 1);
+        }
+        storing.end()
+    }
+
+    /// As [`ExactIndex::store`], for blocks of which only the content is known: their hashes are chained here, to the
+    /// parent's. If `endpoint` does not hold the parent, nothing is stored, and all blocks are counted as unknown.
+    pub fn store_contents(
+        &self,
+        endpoint: EndpointId,
+        seed: ChainSeed,
+        parent: Option<EngineHash>,
+        blocks: &[(EngineHash, ContentHash)],
+        tier: Tier,
+    ) -> Applied {
+        let Some(mut holder) = self.enter(endpoint) else { return Applied::default() };
+        let mut storing = Storing::new(self, endpoint, &mut holder, tier, parent);
+        let mut before = storing.hash_before();
+        if before.is_none() && parent.is_some() {
+            return Applied { unknown: blocks.len() as u32, ..Applied::default() };
+        }
+        storing.reserve(blocks.len());
+        for (at, &(name, content)) in blocks.iter().enumerate() {
+            let hash = seed.next(before, content);
+            storing.block(StoredBlock { name, hash }, blocks.len() - at - 1);
+            before = Some(hash);
+        }
+        storing.end()
+    }
+
+    /// Applies [`KvEvent::Copied`].
+    fn copy(&self, endpoint: EndpointId, names: &[EngineHash], tier: Tier) -> Applied {
+        let mut applied = Applied::default();
+        let Some(mut holder) = self.enter(endpoint) else { return applied };
+        for &name in names {
+            let counted = match holder.names.find(Key::of(name)) {
+                Found::Here(at) => holder.names.add_copy(at, tier),
+                Found::Not(_) => match holder.orphans.get_mut(&name) {
+                    Some(orphan) => orphan.copies.add(tier),
+                    None => {
+                        applied.unknown += 1;
+                        continue;
+                    }
+                },
+            };
+            applied.stored += u32::from(counted);
+            applied.refused += u32::from(!counted);
+        }
+        applied
+    }
+
+    /// Applies [`KvEvent::Removed`].
+    pub fn remove(&self, endpoint: EndpointId, names: &[EngineHash], tier: Tier) -> Applied {
+        let mut applied = Applied::default();
+        let Some(mut holder) = self.enter(endpoint) else { return applied };
+        let holder = &mut *holder;
+        let mut writer = self.writer(endpoint);
+        holder.last = None;
+        for &name in names {
+            let known = match holder.names.find(Key::of(name)) {
+                Found::Here(at) => {
+                    let mut copies = holder.names.copies(at);
+                    let known = copies.take(tier);
+                    if copies.none() {
+                        let place = holder.names.place(at);
+                        holder.names.remove(at);
+                        if !holder.has_other_name(place, &self.budget) {
+                            writer.let_go(place.run, 1 << place.offset);
+                        }
+                    } else {
+                        holder.names.set_copies(at, copies);
+                    }
+                    known
+                }
+                Found::Not(_) => holder.remove_orphan(name, tier, &self.budget),
+            };
+            applied.removed += u32::from(known);
+            applied.unknown += u32::from(!known);
+        }
+        holder.names.shrink(&self.budget);
+        applied
+    }
+
+    /// How many leading blocks of `chain` each endpoint holds, in any tier.
+    pub fn lookup(&self, chain: &[BlockHash], overlap: &mut Overlap) {
+        overlap.clear();
+        let mut search = Search::new(chain, std::mem::take(&mut overlap.scratch));
+        let mut at = chain.first().map(|&first| shard_of(first));
+        while let Some(shard) = at {
+            let runs = self.shards[shard].read().unwrap_or_else(PoisonError::into_inner);
+            at = search.through(shard, &runs, overlap);
+        }
+        overlap.scratch = search.end(overlap);
+    }
+
+    /// Forgets all that an endpoint holds, and the endpoint: what is said of it later counts as a new one's.
+    pub fn remove_endpoint(&self, endpoint: EndpointId) {
+        if let Some(mut holder) = self.enter(endpoint) {
+            self.clear(endpoint, &mut holder);
+        }
+    }
+
+    /// Pairs of block and holder.
+    pub fn blocks_held(&self) -> u64 {
+        let holders = self.slots.iter().filter_map(OnceLock::get).flatten();
+        holders.map(|holder| lock(holder).len()).sum()
+    }
+
+    /// Blocks that one endpoint holds.
+    pub fn blocks_of(&self, endpoint: EndpointId) -> u64 {
+        self.holder(endpoint).map_or(0, |holder| holder.len())
+    }
+
+    /// Bytes in use, as counted against [`Config::memory_bytes_max`].
+    pub fn bytes(&self) -> usize {
+        self.budget.used.load(Ordering::Relaxed)
+    }
+
+    fn writer(&self, endpoint: EndpointId) -> Writer<'_> {
+        Writer::new(&self.shards, &self.budget, endpoint)
+    }
+
+    /// What `endpoint` holds, if it is the one that was heard of last in its slot.
+    fn holder(&self, endpoint: EndpointId) -> Option<MutexGuard<'_, Holder>> {
+        let slots = self.slots[endpoint.slot() / SLOTS].get()?;
+        let holder = lock(&slots[endpoint.slot() % SLOTS]);
+        (holder.id == Some(endpoint)).then_some(holder)
+    }
+
+    /// As [`ExactIndex::holder`], for an event: what an older endpoint in the slot left behind goes first.
+    fn enter(&self, endpoint: EndpointId) -> Option<MutexGuard<'_, Holder>> {
+        let slots = self.slots[endpoint.slot() / SLOTS].get_or_init(|| {
+            let slots: Slots = (0..SLOTS).map(|_| Mutex::default()).collect();
+            self.budget.used.fetch_add(size_of_val(&*slots), Ordering::Relaxed);
+            slots
+        });
+        let mut holder = lock(&slots[endpoint.slot() % SLOTS]);
+        match holder.id {
+            Some(id) if id == endpoint => {}
+            Some(id) if endpoint.is_before(id) => return None,
+            older => {
+                if let Some(older) = older {
+                    self.clear(older, &mut holder);
+                }
+                holder.id = Some(endpoint);
+            }
+        }
+        Some(holder)
+    }
+
+    /// Visits what the endpoint holds, and nothing else, run by run.
+    fn clear(&self, endpoint: EndpointId, holder: &mut Holder) {
+        let mut places: Vec<Place> = holder.names.iter().map(|(_, place, _)| place).collect();
+        places.sort_unstable();
+        let mut writer = self.writer(endpoint);
+        for blocks in places.chunk_by(|a, b| a.run == b.run) {
+            writer.let_go(blocks[0].run, blocks.iter().fold(0, |all, place| all | 1 << place.offset));
+        }
+        holder.names.clear(&self.budget);
+        self.budget
+            .give(holder.orphans.len() * ORPHAN_BYTES + holder.more_names.values().count() * NAME_BYTES);
+        *holder = Holder { id: holder.id, ..Holder::default() };
+    }
+}
+
+fn lock(holder: &Mutex<Holder>) -> MutexGuard<'_, Holder> {
+    holder.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+// === impl Budget ===
+
+impl Budget {
+    /// Takes so many bytes if there are as many.
+    #[must_use]
+    fn take(&self, bytes: usize) -> bool {
+        if bytes == 0 {
+            return true;
+        }
+        let before = self.used.fetch_add(bytes, Ordering::Relaxed);
+        let fits = before.checked_add(bytes).is_some_and(|used| used <= self.max);
+        if !fits {
+            self.give(bytes);
+        }
+        fits
+    }
+
+    fn give(&self, bytes: usize) {
+        if bytes > 0 {
+            self.used.fetch_sub(bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// `actual` bytes are used where `taken` were expected.
+    fn correct(&self, taken: usize, actual: usize) {
+        if actual >= taken {
+            self.used.fetch_add(actual - taken, Ordering::Relaxed);
+        } else {
+            self.give(taken - actual);
+        }
+    }
+}
+
+// === impl Holder ===
+
+impl Holder {
+    fn len(&self) -> u64 {
+        (self.names.len() + self.orphans.len()) as u64
+    }
+
+    /// Whether a block that has lost a name has another one.
+    fn has_other_name(&mut self, place: Place, budget: &Budget) -> bool {
+        if self.more_names.is_empty() {
+            return false;
+        }
+        let Some(more) = self.more_names.get_mut(&place) else { return false };
+        *more -= 1;
+        if *more == 0 {
+            self.more_names.remove(&place);
+            budget.give(NAME_BYTES);
+        }
+        true
+    }
+
+    fn add_orphan(&mut self, name: EngineHash, orphan: Orphan, budget: &Budget) -> bool {
+        let fits = budget.take(ORPHAN_BYTES);
+        if fits {
+            self.waiting.insert((orphan.parent, name));
+            self.orphans.insert(name, orphan);
+        }
+        fits
+    }
+
+    fn take_orphan(&mut self, name: EngineHash, budget: &Budget) -> Option<Orphan> {
+        let orphan = self.orphans.remove(&name)?;
+        self.waiting.remove(&(orphan.parent, name));
+        budget.give(ORPHAN_BYTES);
+        Some(orphan)
+    }
+
+    /// False if there is no such copy.
+    fn remove_orphan(&mut self, name: EngineHash, tier: Tier, budget: &Budget) -> bool {
+        let Some(orphan) = self.orphans.get_mut(&name) else { return false };
+        let known = orphan.copies.take(tier);
+        if orphan.copies.none() {
+            self.take_orphan(name, budget);
+        }
+        known
+    }
+
+    fn waiting_for(&self, parent: EngineHash) -> Option<EngineHash> {
+        let all = (parent, EngineHash(0))..=(parent, EngineHash(u64::MAX));
+        self.waiting.range(all).next().map(|&(_, name)| name)
+    }
+}
+
+/// A stored event, block by block.
+struct Storing<'a> {
+    budget: &'a Budget,
+    holder: &'a mut Holder,
+    writer: Writer<'a>,
+    tier: Tier,
+    after: After,
+    last: Option<Last>,
+    applied: Applied,
+    /// A block could not be taken in, so none that follows it can.
+    full: bool,
+}
+
+// === impl Storing ===
+
+impl<'a> Storing<'a> {
+    fn new(
+        index: &'a ExactIndex,
+        endpoint: EndpointId,
+        holder: &'a mut Holder,
+        tier: Tier,
+        parent: Option<EngineHash>,
+    ) -> Self {
+        let last = holder.last.filter(|last| Some(last.name) == parent);
+        let after = match (parent, last) {
+            (None, _) => After::Start,
+            (Some(_), Some(last)) => After::Held(last.place),
+            (Some(name), None) => match holder.names.get(Key::of(name)) {
+                Some((place, _)) => After::Held(place),
+                None => After::Missing(name),
+            },
+        };
+        let writer = index.writer(endpoint);
+        let (budget, applied) = (&index.budget, Applied::default());
+        Self { budget, holder, writer, tier, after, last, applied, full: false }
+    }
+
+    /// Our hash of what the first block follows.
+    fn hash_before(&mut self) -> Option<BlockHash> {
+        match (self.after, self.last) {
+            (_, Some(last)) => Some(last.hash),
+            (After::Held(place), None) => self.writer.hash(place),
+            (After::Missing(name), None) => self.holder.orphans.get(&name).map(|orphan| orphan.hash),
+            (After::Start, None) => None,
+        }
+    }
+
+    fn reserve(&mut self, blocks: usize) {
+        self.full |= !self.holder.names.reserve(blocks, self.budget);
+    }
+
+    /// One block; `more` are to come.
+    #[inline]
+    fn block(&mut self, StoredBlock { name, hash }: StoredBlock, more: usize) {
+        let key = Key::of(name);
+        match self.holder.names.find(key) {
+            Found::Here(at) => {
+                let place = self.holder.names.place(at);
+                let counted = self.holder.names.add_copy(at, self.tier);
+                self.count(counted);
+                self.after = After::Held(place);
+                self.last = Some(Last { name, place, hash });
+            }
+            Found::Not(at) => {
+                let taken = self.take_in(at, key, StoredBlock { name, hash }, more);
+                self.count(taken);
+            }
+        }
+    }
+
+    fn count(&mut self, taken: bool) {
+        self.applied.stored += u32::from(taken);
+        self.applied.refused += u32::from(!taken);
+    }
+
+    #[inline]
+    fn take_in(&mut self, at: usize, key: Key, block: StoredBlock, more: usize) -> bool {
+        let StoredBlock { name, hash } = block;
+        if self.full {
+            return false;
+        }
+        let mut copies = Copies::one(self.tier);
+        let after = match self.after {
+            After::Start => None,
+            After::Held(place) => Some(place),
+            After::Missing(parent) => {
+                self.after = After::Missing(name);
+                self.last = None;
+                return match self.holder.orphans.get_mut(&name) {
+                    Some(orphan) => orphan.copies.add(self.tier),
+                    None => self.holder.add_orphan(name, Orphan { hash, parent, copies }, self.budget),
+                };
+            }
+        };
+        if !self.holder.orphans.is_empty()
+            && let Some(orphan) = self.holder.take_orphan(name, self.budget)
+        {
+            copies = orphan.copies;
+            let _ = copies.add(self.tier);
+        }
+        let Some(place) = self.seat(at, key, after, hash, copies, more) else {
+            self.full = true;
+            return false;
+        };
+        self.after = After::Held(place);
+        self.last = Some(Last { name, place, hash });
+        if !self.holder.orphans.is_empty() {
+            self.adopt(name, place);
+        }
+        true
+    }
+
+    #[inline]
+    fn seat(
+        &mut self,
+        at: usize,
+        key: Key,
+        after: Option<Place>,
+        hash: BlockHash,
+        copies: Copies,
+        more: usize,
+    ) -> Option<Place> {
+        let seat = self.writer.seat(after, hash, more)?;
+        let place = seat.place;
+        if !self.holder.names.insert(at, key, place, copies, self.budget) {
+            if !seat.already {
+                self.writer.let_go(place.run, 1 << place.offset);
+            }
+            return None;
+        }
+        if seat.already {
+            // Taken without asking: the name is in the table, and must not let go of the other's block.
+            self.budget.correct(0, NAME_BYTES * usize::from(!self.holder.more_names.contains_key(&place)));
+            *self.holder.more_names.entry(place).or_default() += 1;
+        }
+        Some(place)
+    }
+
+    /// Gives those their places that have waited for `parent`, and those that have waited for them.
+    fn adopt(&mut self, parent: EngineHash, place: Place) {
+        let mut parents = vec![(parent, place)];
+        while let Some((parent, place)) = parents.pop() {
+            while let Some(name) = self.holder.waiting_for(parent) {
+                let Some(orphan) = self.holder.take_orphan(name, self.budget) else { break };
+                let key = Key::of(name);
+                let seat =
+                    match self.holder.names.reserve(1, self.budget).then(|| self.holder.names.find(key)) {
+                        Some(Found::Not(at)) => {
+                            self.seat(at, key, Some(place), orphan.hash, orphan.copies, 0)
+                        }
+                        _ => None,
+                    };
+                match seat {
+                    Some(place) => parents.push((name, place)),
+                    None => self.applied.refused += 1,
+                }
+            }
+        }
+    }
+
+    fn end(self) -> Applied {
+        self.holder.last = self.last;
+        self.applied
+    }
+}
+
+#[cfg(test)]
+mod tests;

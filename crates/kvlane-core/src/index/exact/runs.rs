@@ -1,0 +1,380 @@
+//! Blocks in the order of their prompts, each with its holders: the part of the index that all endpoints share.
+//!
+//! A *run* is up to 64 blocks that follow one another, the first of them at any position, the last at most at the end of
+//! a *span* of 64 positions. Where prompts part, the new way is a run of its own: runs are never cut, so a block keeps
+//! its place for as long as anybody holds it. Who holds which blocks of a run is one bit each, so an endpoint that has
+//! lost a block in the middle is told apart from one that has not.
+//!
+//! Runs are found by their first block. Since hashes are chained, the first block of a run stands for everything before
+//! it.
+
+use hashbrown::HashTable;
+
+use super::Budget;
+use crate::block::BlockHash;
+use crate::endpoint::EndpointId;
+
+/// Positions between places where a run has to end. One bit each in [`Hold::blocks`].
+pub(super) const SPAN: u32 = 64;
+/// Positions within which spans that begin where one ended are in the shard of that one, so that a lookup locks once for
+/// all of them.
+pub(super) const GROUP: u32 = 1024;
+pub(super) const SHARDS: usize = 1 << SHARD_BITS;
+const SHARD_BITS: u32 = 6;
+/// Most runs of a shard.
+const RUNS_MAX: usize = 1 << (u32::BITS - SHARD_BITS);
+/// Runs that get their memory together.
+const CHUNK: usize = 32;
+/// Room for hashes grows by this many at least.
+const HASHES_MIN: usize = 8;
+
+/// Bytes that a shard's first table of heads needs at most.
+const HEADS_MIN: usize = 256;
+
+/// Names a run, for as long as it has holders or successors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct RunId(u32);
+
+/// Where a block is. It does not change while the block has a holder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Place {
+    pub(super) run: RunId,
+    pub(super) offset: u32,
+}
+
+/// Who holds which of a run's blocks.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Hold {
+    /// Bit n: the n-th. Never zero while in use.
+    pub(super) blocks: u64,
+    pub(super) endpoint: EndpointId,
+}
+
+#[derive(Debug)]
+pub(super) struct Run {
+    /// Never empty while in use. Blocks that nobody holds any more keep their place.
+    hashes: Vec<BlockHash>,
+    /// Holders by endpoint, if they are no more than two; else none.
+    few: [Hold; 2],
+    /// Holders by endpoint, if they are more.
+    many: Vec<Hold>,
+    /// The run before; also the next free run.
+    parent: Option<RunId>,
+    /// Position of the first block.
+    pub(super) start: u32,
+    /// Runs that follow.
+    pub(super) children: u32,
+}
+
+/// Where a run begins.
+#[derive(Clone, Copy, Debug)]
+struct Head {
+    hash: BlockHash,
+    start: u32,
+    run: u32,
+}
+
+/// Runs behind one lock.
+#[derive(Debug, Default)]
+pub(super) struct Shard {
+    chunks: Vec<Vec<Run>>,
+    heads: HashTable<Head>,
+    free: Option<RunId>,
+}
+
+const NOBODY: Hold = Hold { blocks: 0, endpoint: EndpointId::new(0, 0) };
+
+/// Where the shard of a block's run is looked for, if the run does not continue one that ended with its span.
+pub(super) fn shard_of(hash: BlockHash) -> usize {
+    (spread(hash) >> (u64::BITS - SHARD_BITS)) as usize
+}
+
+/// Fibonacci hashing (Knuth, The Art of Computer Programming 6.4): our hashes are even already, tests' are not.
+fn spread(BlockHash(hash): BlockHash) -> u64 {
+    (hash ^ (hash >> 32)).wrapping_mul(0x9E37_79B9_7F4A_7C15)
+}
+
+/// The hash in a shard's table: the bits that chose the shard are the same for all in it.
+fn spread_in_shard(hash: BlockHash) -> u64 {
+    spread(hash).rotate_left(SHARD_BITS) >> 2
+}
+
+/// The shard of the run that begins at `position` with `hash`, after a run in shard `before`.
+pub(super) fn next_shard(before: usize, position: u32, hash: BlockHash) -> usize {
+    match position.is_multiple_of(SPAN) && !position.is_multiple_of(GROUP) {
+        true => before,
+        false => shard_of(hash),
+    }
+}
+
+// === impl RunId ===
+
+impl RunId {
+    fn new(shard: usize, index: u32) -> Self {
+        Self(index << SHARD_BITS | shard as u32)
+    }
+
+    pub(super) fn shard(self) -> usize {
+        self.0 as usize % SHARDS
+    }
+
+    fn index(self) -> u32 {
+        self.0 >> SHARD_BITS
+    }
+}
+
+// === impl Place ===
+
+impl Place {
+    /// 38 bits.
+    pub(super) fn bits(self) -> u64 {
+        u64::from(self.run.0) << 6 | u64::from(self.offset)
+    }
+
+    pub(super) fn from_bits(bits: u64) -> Self {
+        Self { run: RunId((bits >> 6) as u32), offset: bits as u32 % SPAN }
+    }
+}
+
+// === impl Run ===
+
+impl Run {
+    pub(super) fn hashes(&self) -> &[BlockHash] {
+        &self.hashes
+    }
+
+    pub(super) fn parent(&self) -> Option<RunId> {
+        self.parent
+    }
+
+    /// The position after its last block.
+    pub(super) fn end(&self) -> u32 {
+        self.start + self.hashes.len() as u32
+    }
+
+    /// All who hold something of it, by endpoint.
+    #[inline]
+    pub(super) fn holds(&self) -> &[Hold] {
+        if self.many.is_empty() {
+            let few = usize::from(self.few[0].blocks != 0) + usize::from(self.few[1].blocks != 0);
+            &self.few[..few]
+        } else {
+            &self.many
+        }
+    }
+
+    /// How many leading blocks of `chain` it has, given that it has the first.
+    #[inline]
+    pub(super) fn common(&self, chain: &[BlockHash]) -> usize {
+        let most = self.hashes.len().min(chain.len());
+        if self.hashes[most - 1] == chain[most - 1] {
+            return most;
+        }
+        // Chained hashes: where two are equal, all before them are.
+        let (mut equal, mut differs) = (1, most - 1);
+        while equal < differs {
+            let middle = equal + (differs - equal) / 2;
+            if self.hashes[middle] == chain[middle] {
+                equal = middle + 1;
+            } else {
+                differs = middle;
+            }
+        }
+        equal
+    }
+
+    /// `endpoint` holds these blocks as well: those of them that it held already. Nothing, if there is no memory.
+    #[inline]
+    pub(super) fn hold(&mut self, endpoint: EndpointId, blocks: u64, budget: &Budget) -> Option<u64> {
+        if self.many.is_empty() {
+            for hold in &mut self.few {
+                if hold.endpoint == endpoint && hold.blocks != 0 {
+                    let already = hold.blocks & blocks;
+                    hold.blocks |= blocks;
+                    return Some(already);
+                }
+            }
+            let new = Hold { blocks, endpoint };
+            if self.few[0].blocks == 0 {
+                self.few[0] = new;
+                return Some(0);
+            }
+            if self.few[1].blocks == 0 {
+                self.few[1] = new;
+                self.few.sort_unstable_by_key(|hold| hold.endpoint);
+                return Some(0);
+            }
+        }
+        match self.many.binary_search_by_key(&endpoint, |hold| hold.endpoint) {
+            Ok(at) => {
+                let already = self.many[at].blocks & blocks;
+                self.many[at].blocks |= blocks;
+                Some(already)
+            }
+            Err(_) => {
+                let from = if self.many.is_empty() { &self.few[..] } else { &[] };
+                let needed = self.many.len() + from.len() + 1;
+                if needed > self.many.capacity() {
+                    let capacity = needed + needed / 4;
+                    if !budget.take((capacity - self.many.capacity()) * size_of::<Hold>()) {
+                        return None;
+                    }
+                    self.many.reserve_exact(capacity - self.many.len());
+                }
+                self.many.extend_from_slice(from);
+                self.few = [NOBODY; 2];
+                let at = self.many.partition_point(|hold| hold.endpoint < endpoint);
+                self.many.insert(at, Hold { blocks, endpoint });
+                Some(0)
+            }
+        }
+    }
+
+    /// `endpoint` holds these blocks no more. Whether anybody holds any.
+    pub(super) fn let_go(&mut self, endpoint: EndpointId, blocks: u64, budget: &Budget) -> bool {
+        if self.many.is_empty() {
+            for hold in self.few.iter_mut().filter(|hold| hold.endpoint == endpoint) {
+                hold.blocks &= !blocks;
+            }
+            if self.few[0].blocks == 0 {
+                self.few.swap(0, 1);
+            }
+        } else if let Ok(at) = self.many.binary_search_by_key(&endpoint, |hold| hold.endpoint) {
+            self.many[at].blocks &= !blocks;
+            if self.many[at].blocks == 0 {
+                self.many.remove(at);
+                let before = self.many.capacity();
+                if let [first, second] = self.many[..] {
+                    self.few = [first, second];
+                    self.many = Vec::new();
+                } else if self.many.len() < before / 4 {
+                    self.many.shrink_to(before / 2);
+                }
+                budget.give((before - self.many.capacity()) * size_of::<Hold>());
+            }
+        }
+        !self.holds().is_empty()
+    }
+
+    /// Appends a block and says where, if the run's span has room for it. `more` are likely to follow. False if there is
+    /// no memory.
+    #[inline]
+    pub(super) fn push(&mut self, hash: BlockHash, more: usize, budget: &Budget) -> bool {
+        let len = self.hashes.len();
+        if len == self.hashes.capacity() {
+            let most = (SPAN - self.start % SPAN) as usize;
+            let capacity = (len + (1 + more).max(len / 2).max(HASHES_MIN)).min(most);
+            if !budget.take((capacity - len) * size_of::<BlockHash>()) {
+                return false;
+            }
+            self.hashes.reserve_exact(capacity - len);
+        }
+        self.hashes.push(hash);
+        true
+    }
+}
+
+// === impl Shard ===
+
+impl Shard {
+    #[inline]
+    pub(super) fn run(&self, run: RunId) -> &Run {
+        let index = run.index() as usize;
+        &self.chunks[index / CHUNK][index % CHUNK]
+    }
+
+    #[inline]
+    pub(super) fn run_mut(&mut self, run: RunId) -> &mut Run {
+        let index = run.index() as usize;
+        &mut self.chunks[index / CHUNK][index % CHUNK]
+    }
+
+    /// The run that begins at `start` with `hash`. This is shard `shard`.
+    #[inline]
+    pub(super) fn find(&self, shard: usize, hash: BlockHash, start: u32) -> Option<RunId> {
+        let is = |head: &Head| head.hash == hash && head.start == start;
+        self.heads.find(spread_in_shard(hash), is).map(|head| RunId::new(shard, head.run))
+    }
+
+    /// A run that begins at `start` with `hash`, held by nobody yet; none if there is no memory.
+    pub(super) fn add(
+        &mut self,
+        shard: usize,
+        hash: BlockHash,
+        start: u32,
+        parent: Option<RunId>,
+        more: usize,
+        budget: &Budget,
+    ) -> Option<RunId> {
+        let mut new =
+            Run { hashes: Vec::new(), few: [NOBODY; 2], many: Vec::new(), parent, start, children: 0 };
+        if self.free.is_none() && self.chunks.last().is_none_or(|chunk| chunk.len() == CHUNK) {
+            if self.chunks.len() == RUNS_MAX / CHUNK || !budget.take(CHUNK * size_of::<Run>()) {
+                return None;
+            }
+            self.chunks.push(Vec::with_capacity(CHUNK));
+        }
+        let before = self.heads.allocation_size();
+        // A table that is full doubles.
+        let growth = if self.heads.len() == self.heads.capacity() { (2 * before).max(HEADS_MIN) } else { 0 };
+        if !budget.take(growth) {
+            return None;
+        }
+        if !new.push(hash, more, budget) {
+            budget.give(growth);
+            return None;
+        }
+        let run = match self.free {
+            Some(run) => {
+                self.free = self.run(run).parent;
+                *self.run_mut(run) = new;
+                run
+            }
+            None => {
+                let chunk = self.chunks.len() - 1;
+                self.chunks[chunk].push(new);
+                RunId::new(shard, (chunk * CHUNK + self.chunks[chunk].len() - 1) as u32)
+            }
+        };
+        let head = Head { hash, start, run: run.index() };
+        self.heads.insert_unique(spread_in_shard(hash), head, |head| spread_in_shard(head.hash));
+        budget.correct(growth, self.heads.allocation_size() - before);
+        Some(run)
+    }
+
+    /// Lets a run go that has no holders and no successors: the run before it.
+    pub(super) fn free(&mut self, run: RunId, budget: &Budget) -> Option<RunId> {
+        let free = self.free;
+        let freed = self.run_mut(run);
+        debug_assert!(freed.holds().is_empty() && freed.children == 0);
+        let hashes = std::mem::take(&mut freed.hashes);
+        let parent = std::mem::replace(&mut freed.parent, free);
+        budget.give(hashes.capacity() * size_of::<BlockHash>());
+        if let Ok(head) = self.heads.find_entry(spread_in_shard(hashes[0]), |head| head.run == run.index()) {
+            head.remove();
+        }
+        self.free = Some(run);
+        parent
+    }
+}
+
+#[cfg(test)]
+impl Shard {
+    /// Runs in use, and the bytes of all that is here.
+    pub(super) fn audit(&self) -> (usize, usize) {
+        let runs = || self.chunks.iter().flatten();
+        let used = runs().filter(|run| !run.hashes.is_empty());
+        for run in used.clone() {
+            assert!(!run.holds().is_empty() || run.children > 0, "somebody needs it: {run:?}");
+            assert!(run.end() <= (run.start / SPAN + 1) * SPAN);
+            assert!(run.holds().is_sorted_by_key(|hold| hold.endpoint));
+            assert!(run.holds().iter().all(|hold| hold.blocks >> (run.hashes.len() - 1) <= 1));
+        }
+        assert_eq!(used.clone().count(), self.heads.len());
+        let lists = runs().map(|run| {
+            run.hashes.capacity() * size_of::<BlockHash>() + run.many.capacity() * size_of::<Hold>()
+        });
+        let chunks = self.chunks.len() * CHUNK * size_of::<Run>();
+        (used.count(), chunks + lists.sum::<usize>() + self.heads.allocation_size())
+    }
+}

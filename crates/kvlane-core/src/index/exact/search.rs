@@ -1,0 +1,107 @@
+//! A prompt's way through the runs.
+
+use super::runs::{GROUP, Hold, SPAN, Shard, next_shard};
+use crate::block::BlockHash;
+use crate::endpoint::EndpointId;
+use crate::index::Overlap;
+
+/// A prompt, and how far it has been found.
+pub(super) struct Search<'a> {
+    chain: &'a [BlockHash],
+    done: usize,
+    /// Who holds all blocks so far, by endpoint.
+    holders: Vec<EndpointId>,
+}
+
+/// Spans of one group.
+const AHEAD: usize = (GROUP / SPAN) as usize;
+
+// === impl Search ===
+
+impl<'a> Search<'a> {
+    /// Nothing has been found yet. The memory of `holders` is used.
+    pub(super) fn new(chain: &'a [BlockHash], mut holders: Vec<EndpointId>) -> Self {
+        holders.clear();
+        Self { chain, done: 0, holders }
+    }
+
+    /// Follows the prompt through a shard, and says in which other one it may go on.
+    pub(super) fn through(&mut self, shard: usize, runs: &Shard, overlap: &mut Overlap) -> Option<usize> {
+        loop {
+            // The beginnings of all spans ahead that are in this shard if they are anywhere: one does not depend on the
+            // other, so their memory is waited for together.
+            let mut ahead = [None; AHEAD];
+            let left = AHEAD - self.done / SPAN as usize % AHEAD;
+            let mut found = 0;
+            let mut position = self.done;
+            while found < left && position < self.chain.len() {
+                ahead[found] = runs.find(shard, self.chain[position], position as u32);
+                if ahead[found].is_none() {
+                    break;
+                }
+                found += 1;
+                position = (position / SPAN as usize + 1) * SPAN as usize;
+            }
+            for at in 0..found {
+                let Some(id) = ahead[at] else { break };
+                let run = runs.run(id);
+                let next = ahead.get(at + 1).copied().flatten().map(|next| runs.run(next));
+                let common = match next {
+                    // What follows all of it has all of it before.
+                    Some(next) if next.parent() == Some(id) && next.start == run.end() => run.hashes().len(),
+                    _ => run.common(&self.chain[self.done..]),
+                };
+                self.narrow(run.holds(), common as u32, overlap);
+                self.done += common;
+                let ends_span = (self.done as u32).is_multiple_of(SPAN);
+                if self.holders.is_empty() || self.done == self.chain.len() {
+                    return None;
+                }
+                if !ends_span || at + 1 == found {
+                    break;
+                }
+            }
+            if found == 0 {
+                return None;
+            }
+            let next = next_shard(shard, self.done as u32, self.chain[self.done]);
+            if next != shard {
+                return Some(next);
+            }
+        }
+    }
+
+    /// Of those who hold all so far, those stay who also hold the next `common` blocks. The others' overlap is known.
+    fn narrow(&mut self, holds: &[Hold], common: u32, overlap: &mut Overlap) {
+        let done = self.done as u32;
+        if done == 0 {
+            for hold in holds {
+                let leading = hold.blocks.trailing_ones().min(common);
+                if leading == common {
+                    self.holders.push(hold.endpoint);
+                } else {
+                    overlap.set(hold.endpoint, leading);
+                }
+            }
+            return;
+        }
+        let mut holds = holds.iter().peekable();
+        self.holders.retain(|&endpoint| {
+            while holds.next_if(|hold| hold.endpoint < endpoint).is_some() {}
+            let hold = holds.next_if(|hold| hold.endpoint == endpoint);
+            let leading = hold.map_or(0, |hold| hold.blocks.trailing_ones().min(common));
+            if leading < common {
+                overlap.set(endpoint, done + leading);
+            }
+            leading == common
+        });
+    }
+
+    /// What is known at the end: whoever is left holds all that was found.
+    pub(super) fn end(self, overlap: &mut Overlap) -> Vec<EndpointId> {
+        for &endpoint in &self.holders {
+            overlap.set(endpoint, self.done as u32);
+        }
+        self.holders
+    }
+}
