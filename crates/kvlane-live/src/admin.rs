@@ -297,7 +297,7 @@ fn pool_decisions(pool: &ModelPool, timing: Option<&TimingFile>, limit: usize) -
     };
     let receipts: Vec<_> =
         pool.router.read(|scheduler| scheduler.receipts().iter().rev().take(limit).cloned().collect());
-    let name = |endpoint| pool.occupant(endpoint).map(|occupant| occupant.worker.url.to_string());
+    let name = |endpoint| pool.occupant(endpoint).map(|occupant| occupant.name.to_string());
     let decisions: Vec<Value> = receipts
         .iter()
         .map(|receipt| {

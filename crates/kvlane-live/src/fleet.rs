@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use bytes::{Bytes, BytesMut};
 use http::{Method, StatusCode};
 use kvlane_core::endpoint::EndpointId;
+use kvlane_core::load::Reported;
 use kvlane_core::scheduler::Input;
 use kvlane_wire::models::{self, Model};
 use tokio::runtime::Handle;
@@ -26,7 +27,7 @@ use crate::config::WorkerSpec;
 use crate::gateway::{Gateway, ModelPool, Served, Table};
 use crate::metrics::WorkerLabel;
 use crate::upstream::Upstreams;
-use crate::worker::{Seat, ServedName, State, Worker, WorkerId};
+use crate::worker::{Rank, Seat, ServedName, State, Worker, WorkerId};
 
 /// The largest answer to a probe that is read.
 const PROBE_BYTES_MAX: usize = 8 << 20;
@@ -178,7 +179,7 @@ impl Fleet {
         if self.gateway.workers().remove(&worker.id).is_none() {
             return;
         }
-        self.seat(worker, Vec::new(), &turn);
+        self.seat(worker, Vec::new(), Vec::new(), &turn);
         self.gateway.metrics.forget_worker(&worker.url);
         for upstreams in self.gateway.upstreams().iter() {
             upstreams.forget(worker.id);
@@ -190,28 +191,41 @@ impl Fleet {
         self.changes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Seats the worker in the pools of the base models among `names`, and nowhere else, and lets clients reach
-    /// those pools under the names.
-    fn seat(&self, worker: &Arc<Worker>, names: Vec<ServedName>, _turn: &MutexGuard<'_, ()>) {
+    /// Seats each rank of the worker in the pools of the base models among `names`, and nowhere else, and lets clients
+    /// reach those pools under the names.
+    fn seat(
+        &self,
+        worker: &Arc<Worker>,
+        names: Vec<ServedName>,
+        ranks: Vec<Rank>,
+        _turn: &MutexGuard<'_, ()>,
+    ) {
         let mut bases: Vec<&str> = names.iter().map(|served| served.base.as_str()).collect();
         bases.sort_unstable();
         bases.dedup();
         let before = {
             let state = worker.state();
-            if state.names == names && state.seats.len() == bases.len() {
+            if state.names == names && state.ranks == ranks && state.seats.len() == bases.len() * ranks.len()
+            {
                 return;
             }
             state.seats.clone()
         };
-        let (mut seats, given_up): (Vec<Seat>, Vec<Seat>) =
-            before.into_iter().partition(|seat| bases.contains(&seat.pool.model.as_str()));
-        for base in bases {
-            if seats.iter().any(|seat| seat.pool.model == base) {
+        let several = ranks.len() > 1;
+        let wanted = |seat: &Seat| {
+            bases.contains(&seat.pool.model.as_str())
+                && ranks.contains(&seat.rank)
+                && seat.number.is_some() == several
+        };
+        let (mut seats, given_up): (Vec<Seat>, Vec<Seat>) = before.into_iter().partition(wanted);
+        for (base, rank) in bases.iter().flat_map(|base| ranks.iter().map(move |rank| (*base, rank))) {
+            if seats.iter().any(|seat| seat.pool.model == base && seat.rank == *rank) {
                 continue;
             }
             let pool = self.pool(base);
-            match pool.seat(&self.gateway, worker) {
-                Some(endpoint) => seats.push(Seat { pool, endpoint }),
+            let number = several.then_some(rank.number);
+            match pool.seat(&self.gateway, worker, number) {
+                Some(endpoint) => seats.push(Seat { pool, endpoint, rank: rank.clone(), number }),
                 None => {
                     tracing::error!(worker = %worker.url, model = base, "the pool has no room for another endpoint")
                 }
@@ -219,7 +233,7 @@ impl Fleet {
         }
         {
             let mut state = worker.state();
-            (state.seats, state.names) = (seats, names);
+            (state.seats, state.names, state.ranks) = (seats.clone(), names, ranks);
             // Either may have changed while seats were taken.
             for seat in &state.seats {
                 let (endpoint, healthy, draining) = (seat.endpoint, state.healthy, state.draining);
@@ -229,6 +243,9 @@ impl Fleet {
         }
         for seat in given_up {
             seat.pool.unseat(&self.gateway, seat.endpoint);
+            if !seats.iter().any(|kept| kept.number == seat.number) {
+                self.gateway.metrics.forget_seat(&worker.seat_name(seat.number));
+            }
         }
         let served: Vec<_> = self.workers().iter().map(|worker| worker.state().clone()).collect();
         self.gateway.change_table(|table| list_names(table, &served));
@@ -279,20 +296,29 @@ impl Fleet {
             (status, _) if status.is_success() => {}
             (status, _) => return Err(format!("GET {path} answered {}", status.as_u16())),
         }
+        let reports = match self.get(worker, "/metrics").await {
+            Ok((StatusCode::OK, page)) => {
+                std::str::from_utf8(&page).ok().and_then(kvlane_wire::engine::load_reports)
+            }
+            _ => None,
+        };
+        let reports = reports.map(|(_, by_rank)| by_rank).unwrap_or_default();
         if worker.state().seats.is_empty() || probes.is_multiple_of(PROBES_PER_MODEL_LIST) {
             let names = self.names(worker).await?;
+            let ranks = self.ranks(worker, &reports).await;
             let turn = self.turn();
             if !worker.state().leaving {
-                self.seat(worker, names, &turn);
+                self.seat(worker, names, ranks, &turn);
             }
         }
-        if let Ok((StatusCode::OK, text)) = self.get(worker, "/metrics").await
-            && let Ok(text) = std::str::from_utf8(&text)
-            && let Some((_, reported)) = kvlane_wire::engine::load_report(text)
-        {
-            let seats = worker.state().seats.clone();
-            for seat in seats {
-                self.gateway.step(&seat.pool, Input::Reported { endpoint: seat.endpoint, reported });
+        let seats = worker.state().seats.clone();
+        for Seat { pool, endpoint, number, .. } in seats {
+            // A page that tells no ranks apart says nothing of one of them.
+            let of_it = reports.iter().find(|(rank, _)| number.is_none_or(|number| number == *rank));
+            if let Some(&(_, reported)) = of_it
+                && (number.is_none() || reports.len() > 1)
+            {
+                self.gateway.step(&pool, Input::Reported { endpoint, reported });
             }
         }
         Ok(())
@@ -332,6 +358,16 @@ impl Fleet {
                     set_health(&self.gateway, worker, Some(problem));
                 }
             }
+        }
+    }
+
+    /// The data-parallel ranks of a worker.
+    async fn ranks(&self, worker: &Worker, reports: &[(u32, Reported)]) -> Vec<Rank> {
+        let known = worker.state().ranks.clone();
+        match reports {
+            [] if !known.is_empty() => known,
+            [] => vec![Rank { number: 0 }],
+            _ => reports.iter().map(|&(number, _)| Rank { number }).collect(),
         }
     }
 
@@ -424,11 +460,12 @@ fn list_names(table: &mut Table, workers: &[State]) {
     let mut holders: HashMap<&str, (&Arc<ModelPool>, HashSet<EndpointId>)> = HashMap::new();
     for worker in workers {
         for ServedName { name, base, card } in &worker.names {
-            let Some(seat) = worker.seats.iter().find(|seat| seat.pool.model == *base) else { continue };
-            let (pool, endpoints) = holders.entry(name).or_insert_with(|| (&seat.pool, HashSet::new()));
-            if Arc::ptr_eq(pool, &seat.pool) {
-                endpoints.insert(seat.endpoint);
-                table.cards.entry(name.clone()).or_insert_with(|| card.clone());
+            for seat in worker.seats.iter().filter(|seat| seat.pool.model == *base) {
+                let (pool, endpoints) = holders.entry(name).or_insert_with(|| (&seat.pool, HashSet::new()));
+                if Arc::ptr_eq(pool, &seat.pool) {
+                    endpoints.insert(seat.endpoint);
+                    table.cards.entry(name.clone()).or_insert_with(|| card.clone());
+                }
             }
         }
     }

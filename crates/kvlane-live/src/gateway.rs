@@ -84,6 +84,10 @@ pub struct ModelPool {
 pub(crate) struct Occupant {
     pub(crate) endpoint: EndpointId,
     pub(crate) worker: Arc<Worker>,
+    /// Its data-parallel rank, if the worker has several.
+    pub(crate) rank: Option<u32>,
+    /// What people call it: the worker's URL, with `#rank` where there are several.
+    pub(crate) name: Arc<str>,
     selections: SelectionMetrics,
 }
 
@@ -229,11 +233,10 @@ impl Gateway {
             return None;
         };
         occupant.selections.inc(placement.reason);
-        let worker = Arc::clone(&occupant.worker);
         Some(Lease::new(
             Arc::clone(self),
             Arc::clone(&routed.served.pool),
-            worker,
+            Arc::clone(occupant),
             id,
             placement,
             routed.received,
@@ -335,20 +338,27 @@ impl ModelPool {
         }
     }
 
-    /// Gives a worker a place. Callers take turns: the fleet's lock.
-    pub(crate) fn seat(&self, gateway: &Gateway, worker: &Arc<Worker>) -> Option<EndpointId> {
+    /// Gives a worker a place, or one of its ranks if it has several. Callers take turns: the fleet's lock.
+    pub(crate) fn seat(
+        &self,
+        gateway: &Gateway,
+        worker: &Arc<Worker>,
+        rank: Option<u32>,
+    ) -> Option<EndpointId> {
         // Whoever is placed on an endpoint looks for its occupant: so that is there first.
         let endpoint = self.router.read(|scheduler| scheduler.pool().next_id())?;
-        let selections = gateway.metrics.selection(&worker.url, self.policy);
+        let name = worker.seat_name(rank);
+        let selections = gateway.metrics.selection(&name, self.policy);
         let mut seats = Vec::clone(&self.seats.load());
         if seats.len() <= endpoint.slot() {
             seats.resize(endpoint.slot() + 1, None);
         }
+        let (worker_there, called) = (Arc::clone(worker), Arc::clone(&name));
         seats[endpoint.slot()] =
-            Some(Arc::new(Occupant { endpoint, worker: Arc::clone(worker), selections }));
+            Some(Arc::new(Occupant { endpoint, worker: worker_there, rank, name: called, selections }));
         self.seats.store(Arc::new(seats));
         let mut outputs = Vec::new();
-        let (now, name) = (gateway.clock.now(), Arc::clone(&worker.url));
+        let now = gateway.clock.now();
         let (healthy, draining) = {
             let state = worker.state();
             (state.healthy, state.draining)
@@ -367,6 +377,24 @@ impl ModelPool {
         seats[endpoint.slot()] = None;
         self.seats.store(Arc::new(seats));
         gateway.deliver(self, &mut outputs);
+    }
+
+    /// The endpoints of other ranks than this one, where any endpoint has it: whoever asks for a rank gets one of that
+    /// number.
+    pub(crate) fn of_other_ranks(&self, rank: u32) -> Vec<EndpointId> {
+        let seats = self.seats.load();
+        let occupants = || seats.iter().flatten();
+        if !occupants().any(|occupant| occupant.rank == Some(rank)) {
+            return Vec::new();
+        }
+        occupants().filter(|other| other.rank != Some(rank)).map(|other| other.endpoint).collect()
+    }
+
+    /// All endpoints that are this worker.
+    pub(crate) fn endpoints_of(&self, worker: &Worker) -> Vec<EndpointId> {
+        let seats = self.seats.load();
+        let same = seats.iter().flatten().filter(|occupant| occupant.worker.id == worker.id);
+        same.map(|occupant| occupant.endpoint).collect()
     }
 
     pub(crate) fn occupant(&self, endpoint: EndpointId) -> Option<Arc<Occupant>> {

@@ -9,7 +9,7 @@ use kvlane_core::time::Nanos;
 use kvlane_core::truth::Reported;
 use kvlane_wire::sse::Usage;
 
-use crate::gateway::{Gateway, ModelPool};
+use crate::gateway::{Gateway, ModelPool, Occupant};
 use crate::worker::Worker;
 
 /// A request in flight at one worker.
@@ -18,6 +18,8 @@ pub struct Lease {
     pool: Arc<ModelPool>,
     /// Where it is in flight.
     pub worker: Arc<Worker>,
+    /// Where exactly.
+    pub(crate) seat: Arc<Occupant>,
     request: RequestId,
     /// Where and why.
     pub placement: Placement,
@@ -32,12 +34,13 @@ impl Lease {
     pub(crate) fn new(
         gateway: Arc<Gateway>,
         pool: Arc<ModelPool>,
-        worker: Arc<Worker>,
+        seat: Arc<Occupant>,
         request: RequestId,
         placement: Placement,
         received: Nanos,
     ) -> Self {
-        Self { gateway, pool, worker, request, placement, received, first_token: None, tokens: 0 }
+        let worker = Arc::clone(&seat.worker);
+        Self { gateway, pool, worker, seat, request, placement, received, first_token: None, tokens: 0 }
     }
 
     /// The gateway that placed it.

@@ -43,21 +43,35 @@ pub struct State {
     pub leaving: bool,
     /// Probes that failed in a row.
     pub probe_failures: u32,
-    /// Its place in each pool.
+    /// Its places in pools: one in each for each of its ranks.
     pub seats: Vec<Seat>,
+    /// Its data-parallel ranks and where each publishes what its cache holds; empty before it was asked.
+    pub ranks: Vec<Rank>,
     /// The names under which it serves them.
     pub names: Vec<ServedName>,
     /// What is wrong with it, if anything is.
     pub problem: Option<String>,
 }
 
-/// A worker's place in one pool.
+/// The place of one rank of a worker in one pool.
 #[derive(Clone)]
 pub struct Seat {
     /// The pool.
     pub pool: Arc<ModelPool>,
     /// Its id there.
     pub endpoint: EndpointId,
+    /// Which rank.
+    pub rank: Rank,
+    /// Which of several ranks; none if the worker has but one.
+    pub number: Option<u32>,
+}
+
+/// One data-parallel rank of an engine: a scheduler and a cache of its own, behind an address that it may share with
+/// others.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rank {
+    /// Its number.
+    pub number: u32,
 }
 
 /// One name that a worker serves a model under.
@@ -88,6 +102,11 @@ impl Worker {
             gone: AtomicBool::new(false),
             state: Mutex::default(),
         })
+    }
+
+    /// What people call its place: its URL, with `#rank` where it has several.
+    pub(crate) fn seat_name(&self, rank: Option<u32>) -> Arc<str> {
+        rank.map_or_else(|| Arc::clone(&self.url), |rank| format!("{}#{rank}", self.url).into())
     }
 
     /// What changes, under its lock: keep it short.
@@ -126,6 +145,7 @@ impl fmt::Debug for Worker {
 
 impl fmt::Debug for Seat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Seat").field("model", &self.pool.model).field("endpoint", &self.endpoint).finish()
+        let (model, endpoint) = (&self.pool.model, &self.endpoint);
+        f.debug_struct("Seat").field("model", model).field("endpoint", endpoint).finish_non_exhaustive()
     }
 }

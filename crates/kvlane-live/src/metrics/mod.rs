@@ -262,15 +262,19 @@ impl Metrics {
         }))
     }
 
-    /// Forgets a worker that has left, so that churn does not grow the exposition.
-    pub(crate) fn forget_worker(&self, worker: &str) {
-        self.health.remove(&WorkerLabel { worker: worker.into() });
+    /// Forgets what was counted of a place that a worker has given up.
+    pub(crate) fn forget_seat(&self, worker: &str) {
         for policy in PolicyConfig::NAMES {
             for reason in Reason::ALL {
                 let labels = SelectionLabels { worker: worker.into(), policy, reason: reason.name() };
                 self.selections.remove(&labels);
             }
         }
+    }
+
+    /// Forgets a worker that has left, so that churn does not grow the exposition.
+    pub(crate) fn forget_worker(&self, worker: &str) {
+        self.health.remove(&WorkerLabel { worker: worker.into() });
         use FailureKind::{broken, connect, connect_timeout, garbage, mid_stream, status, timeout};
         for kind in [connect, connect_timeout, broken, garbage, status, mid_stream, timeout] {
             self.failures.remove(&FailureLabels { worker: worker.into(), kind });

@@ -23,6 +23,8 @@ use crate::lease::Lease;
 use crate::metrics::FailureKind;
 use crate::upstream::{Answer, UpstreamError, Upstreams, is_hop_by_hop};
 
+/// Names the data-parallel rank that shall serve a request, to engines that have several.
+const RANK: &str = "x-data-parallel-rank";
 /// Scratch memory for rendered prompts above which it is given back after use.
 const SCRATCH_BYTES_MAX: usize = 4 << 20;
 
@@ -42,7 +44,7 @@ pub(super) async fn forward(
     let routed = route(gateway, api, parts, &body, account)?;
     account.set_model(&routed.served.pool.model);
     let retry = &gateway.config.retry;
-    let (mut excluded, mut tried) = (Arc::clone(&routed.served.lacking), Vec::new());
+    let (mut excluded, mut tried) = (excluded_for(&routed, parts), Vec::new());
     let mut failed = None;
     for attempt in 0.. {
         let lease = match (gateway.place(&routed, attempt, &excluded).await, failed) {
@@ -70,10 +72,12 @@ pub(super) async fn forward(
         if let Some(kind) = kind {
             gateway.metrics.note_failure(&lease.worker.url, kind);
             Fleet::note_failure(gateway, &lease.worker, &problem);
-            tried.push(lease.placement.endpoint);
-            let times = tried.iter().filter(|&&endpoint| endpoint == lease.placement.endpoint).count();
+            tried.push(lease.worker.id);
+            let times = tried.iter().filter(|&&worker| worker == lease.worker.id).count();
             if times >= retry.max_worker_retries as usize {
-                excluded = excluded.iter().copied().chain([lease.placement.endpoint]).collect();
+                // What failed is the worker, so its other ranks are no better.
+                let failed = routed.served.pool.endpoints_of(&lease.worker);
+                excluded = excluded.iter().copied().chain(failed).collect();
             }
         }
         let goes_on =
@@ -100,6 +104,17 @@ pub(super) async fn forward(
         }
     }
     Err(rejected(gateway, &routed.served.pool, Rejection::NoEndpoint))
+}
+
+/// The endpoints that must not serve the request: those that lack its model, and those of other ranks if the client
+/// names one.
+fn excluded_for(routed: &Routed, parts: &Parts) -> Arc<[EndpointId]> {
+    let lacking = &routed.served.lacking;
+    let asked = parts.headers.get(RANK).and_then(|value| value.to_str().ok()?.trim().parse().ok());
+    match asked.map(|rank| routed.served.pool.of_other_ranks(rank)) {
+        Some(others) if !others.is_empty() => lacking.iter().copied().chain(others).collect(),
+        _ => Arc::clone(lacking),
+    }
 }
 
 /// Whether anybody is left to try.
@@ -236,7 +251,8 @@ fn request_head(parts: &Parts, lease: &Lease, body_len: usize, account: &Account
         let ours = name == header::HOST
             || name == header::CONTENT_LENGTH
             || name == header::EXPECT
-            || name == REQUEST_ID;
+            || name == REQUEST_ID
+            || (name == RANK && lease.seat.rank.is_some());
         // An answer that is compressed could not be watched.
         if !ours
             && name != header::ACCEPT_ENCODING
@@ -245,6 +261,9 @@ fn request_head(parts: &Parts, lease: &Lease, body_len: usize, account: &Account
         {
             put(&[name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"]);
         }
+    }
+    if let Some(rank) = lease.seat.rank {
+        put(&[RANK.as_bytes(), b": ", rank.to_string().as_bytes(), b"\r\n"]);
     }
     if body_len > 0 || parts.method == http::Method::POST || parts.method == http::Method::PUT {
         put(&[b"content-length: ", body_len.to_string().as_bytes(), b"\r\n"]);
@@ -274,7 +293,7 @@ fn relay(answer: Answer, lease: Lease, account: &Arc<Account>, deadline: Instant
 
 /// Says who answers and why.
 fn mark(headers: &mut HeaderMap, lease: &Lease) {
-    if let Ok(backend) = HeaderValue::from_str(&lease.worker.url) {
+    if let Ok(backend) = HeaderValue::from_str(&lease.seat.name) {
         headers.insert("x-router-backend", backend);
     }
     let Placement { reason, knowledge, feed, .. } = lease.placement;
