@@ -107,7 +107,7 @@ async fn operate(
             json_response(StatusCode::ACCEPTED, &describe(&worker))
         }
         ("POST", "/add_worker", _) => {
-            let worker = add(front, &WorkerSpec { url: url_in_query(parts)?, model: None })?;
+            let worker = add(front, &WorkerSpec::new(url_in_query(parts)?))?;
             text_response(
                 StatusCode::OK,
                 "text/plain",

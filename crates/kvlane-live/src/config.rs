@@ -3,6 +3,7 @@
 //! The same structs are the YAML file's sections; `kvlane config` prints them.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,7 +13,10 @@ use kvlane_core::policy::{PolicyConfig, name_or_config};
 use kvlane_core::time::Nanos;
 use kvlane_core::timing::TimingFile;
 use kvlane_core::{router, scheduler};
-use serde::{Deserialize, Serialize};
+use kvlane_wire::engine::resolve;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// Prompt bytes taken for one token where no tokenizer counts them. About right for English text in current
 /// vocabularies, and exact for prompts that are token ids (32-bit integers).
@@ -36,6 +40,8 @@ pub struct Config {
     pub retry: Retry,
     /// Connections to workers.
     pub upstream: Upstream,
+    /// What engines tell of their caches.
+    pub kv_events: KvEvents,
 }
 
 /// The address clients talk to, and what is accepted there.
@@ -112,6 +118,58 @@ pub struct WorkerSpec {
     /// The model it serves; asked of its `/v1/models` when absent.
     #[serde(default, skip_serializing_if = "Option::is_none", alias = "model_id")]
     pub model: Option<String>,
+    /// Where it publishes KV events: one feed, or one for each of its data-parallel ranks from 0 on. Asked of it when
+    /// absent.
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "one_or_several")]
+    pub kv_events: Vec<FeedSpec>,
+}
+
+// === impl WorkerSpec ===
+
+impl WorkerSpec {
+    /// A worker that is asked for everything else.
+    pub fn new(url: impl Into<String>) -> Self {
+        Self { url: url.into(), model: None, kv_events: Vec::new() }
+    }
+}
+
+/// Where one rank of an engine publishes KV events.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FeedSpec {
+    /// `tcp://host:port` of its PUB socket. A host of `*` is that of the worker.
+    pub endpoint: String,
+    /// `tcp://host:port` of its replay socket, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replay: Option<String>,
+    /// What its messages' topic begins with; empty for all.
+    #[serde(default)]
+    pub topic: String,
+}
+
+/// A list, or its only member.
+fn one_or_several<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<FeedSpec>, D::Error> {
+    struct Feeds;
+    impl<'de> Visitor<'de> for Feeds {
+        type Value = Vec<FeedSpec>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("{endpoint: tcp://host:port} or a list of those, one per rank")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut feeds: A) -> Result<Vec<FeedSpec>, A::Error> {
+            let mut all = Vec::new();
+            while let Some(feed) = feeds.next_element()? {
+                all.push(feed);
+            }
+            Ok(all)
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Vec<FeedSpec>, A::Error> {
+            Ok(vec![FeedSpec::deserialize(MapAccessDeserializer::new(map))?])
+        }
+    }
+    deserializer.deserialize_any(Feeds)
 }
 
 /// How requests are placed.
@@ -240,6 +298,54 @@ impl Default for Upstream {
     }
 }
 
+/// What engines tell of their caches.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct KvEvents {
+    /// Whether the events of engines that publish any are read.
+    pub enabled: bool,
+    /// Where an engine publishes that does not say so: port of rank 0, each further rank one higher; 0 for nowhere.
+    pub port: u16,
+    /// Its replay socket, likewise.
+    pub replay_port: u16,
+    /// Messages of one feed that may wait to be applied; beyond it some are dropped and asked for again.
+    pub queue_messages: usize,
+    /// Bytes of them.
+    pub queue_bytes: usize,
+    /// Silence after which a feed that should have said something counts as broken.
+    #[serde(with = "humantime_serde")]
+    pub silent_after: Duration,
+    /// Time between two signs of life asked of an engine's socket; without any for three times as long, the connection
+    /// is made anew.
+    #[serde(with = "humantime_serde")]
+    pub heartbeat: Duration,
+    /// Bytes that the index of one pool may use.
+    pub index_memory: usize,
+    /// File in which what engines hold is kept over a restart of the gateway.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub snapshot: Option<PathBuf>,
+    /// Time between two writings of it.
+    #[serde(with = "humantime_serde")]
+    pub snapshot_interval: Duration,
+}
+
+impl Default for KvEvents {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            port: 0,
+            replay_port: 0,
+            queue_messages: 50_000,
+            queue_bytes: 32 << 20,
+            silent_after: Duration::from_secs(10),
+            heartbeat: Duration::from_secs(5),
+            index_memory: 1 << 30,
+            snapshot: None,
+            snapshot_interval: Duration::from_secs(30),
+        }
+    }
+}
+
 /// What is wrong with a configuration, where, and what to write instead.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {problem}")]
@@ -258,7 +364,7 @@ fn wrong<T>(field: &str, problem: String) -> Result<T, ConfigError> {
     Err(ConfigError { field: field.into(), problem })
 }
 
-fn within<T: PartialOrd + std::fmt::Display>(
+fn within<T: PartialOrd + fmt::Display>(
     field: &str,
     value: T,
     least: T,
@@ -283,6 +389,31 @@ fn validate_policy(field: &str, policy: &PolicyConfig) -> Result<(), ConfigError
     }
 }
 
+// === impl FeedSpec ===
+
+impl FeedSpec {
+    /// A feed without a replay socket, of any topic.
+    pub fn new(endpoint: &str) -> Self {
+        Self { endpoint: endpoint.into(), replay: None, topic: String::new() }
+    }
+
+    /// Checks that both addresses are some.
+    ///
+    /// # Errors
+    /// What is wrong, with `field` as the name of this feed.
+    pub fn validate(&self, field: &str) -> Result<(), ConfigError> {
+        let named = [("endpoint", Some(&self.endpoint)), ("replay", self.replay.as_ref())];
+        for (key, address) in named.into_iter().filter_map(|(key, address)| Some((key, address?))) {
+            let resolved = resolve(address, "host");
+            if resolved.is_none_or(|address| address.starts_with(':') || address.ends_with(":0")) {
+                let problem = format!("'{address}' is no address of a ZeroMQ socket, write tcp://host:port");
+                return wrong(&format!("{field}.{key}"), problem);
+            }
+        }
+        Ok(())
+    }
+}
+
 // === impl Config ===
 
 impl Config {
@@ -294,7 +425,9 @@ impl Config {
         self.validate_workers()?;
         self.validate_times()?;
         self.read_timing()?;
-        let Self { routing, health, retry, server, .. } = self;
+        let Self { routing, health, retry, server, kv_events, .. } = self;
+        within("kv_events.queue_messages", kv_events.queue_messages, 1, 10_000_000)?;
+        within("kv_events.queue_bytes", kv_events.queue_bytes, 1 << 10, 1 << 40)?;
         within("routing.block_bytes", routing.block_bytes, 16, 1 << 20)?;
         within("routing.receipts", routing.receipts, 0, 100_000)?;
         within("routing.queue_size", routing.queue_size, 0, 1_000_000)?;
@@ -337,6 +470,9 @@ impl Config {
             if let Err(problem) = crate::address::Address::parse(&worker.url) {
                 return wrong(&field, problem);
             }
+            for (n, feed) in worker.kv_events.iter().enumerate() {
+                feed.validate(&format!("workers[{i}].kv_events[{n}]"))?;
+            }
             let same =
                 |other: &WorkerSpec| other.url.trim_end_matches('/') == worker.url.trim_end_matches('/');
             if self.workers[..i].iter().any(same) {
@@ -347,7 +483,7 @@ impl Config {
     }
 
     fn validate_times(&self) -> Result<(), ConfigError> {
-        let Self { server, routing, health, upstream, .. } = self;
+        let Self { server, routing, health, upstream, kv_events, .. } = self;
         for (field, value, least) in [
             ("server.header_timeout", server.header_timeout, LEAST_TIME),
             ("server.body_timeout", server.body_timeout, LEAST_TIME),
@@ -360,6 +496,9 @@ impl Config {
             ("health.timeout", health.timeout, LEAST_TIME),
             ("upstream.connect_timeout", upstream.connect_timeout, LEAST_TIME),
             ("upstream.idle_timeout", upstream.idle_timeout, Duration::ZERO),
+            ("kv_events.silent_after", kv_events.silent_after, LEAST_TIME),
+            ("kv_events.heartbeat", kv_events.heartbeat, LEAST_TIME),
+            ("kv_events.snapshot_interval", kv_events.snapshot_interval, LEAST_TIME),
         ] {
             if value < least || value > MOST_TIME {
                 return wrong(field, format!("{value:?} is out of range: take {least:?} to a year"));

@@ -256,7 +256,7 @@ async fn a_worker_that_never_answered_a_probe_gets_no_request() {
     let engine = FakeEngine::start("m").await;
     engine.set_healthy(false);
     let mut config = config();
-    config.workers = vec![WorkerSpec { url: engine.url(), model: Some("m".into()) }];
+    config.workers = vec![WorkerSpec { model: Some("m".into()), ..WorkerSpec::new(engine.url()) }];
     let serving = kvlane_live::serve::Serving::start(config).expect("it starts");
     eventually("it was probed", || engine.probes() > 0).await;
     let mut client = kvlane_live::testing::Client::connect(serving.address).await;

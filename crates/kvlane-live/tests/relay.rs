@@ -1,5 +1,6 @@
 //! What a client sends reaches an engine, and what the engine answers reaches the client, as it is and at once.
 
+use kvlane_live::config::WorkerSpec;
 use kvlane_live::testing::{FakeEngine, TestGateway, chat, chat_stream, config, event};
 use serde_json::json;
 use tokio::net::TcpListener;
@@ -62,7 +63,7 @@ async fn a_path_prefix_of_a_worker_is_put_before_every_path() {
     let mut config = config();
     let url = format!("{}/", engine.url());
     config.workers =
-        vec![kvlane_live::config::WorkerSpec { url: format!("{url}engines/a/"), model: Some("m".into()) }];
+        vec![WorkerSpec { model: Some("m".into()), ..WorkerSpec::new(format!("{url}engines/a/")) }];
     let serving = kvlane_live::serve::Serving::start(config).expect("it starts");
     let call = engine.call().await;
     assert_eq!(call.target(), "GET /engines/a/health");

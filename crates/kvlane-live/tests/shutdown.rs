@@ -104,7 +104,7 @@ async fn a_gateway_that_cannot_start_leaves_nothing_behind() {
     drop(taken);
     let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("an address");
     config.server.port = free.port();
-    let worker = kvlane_live::config::WorkerSpec { url: "http://127.0.0.1:9".into(), model: None };
+    let worker = kvlane_live::config::WorkerSpec::new("http://127.0.0.1:9");
     config.workers = vec![worker.clone(), worker];
     let error = Serving::start(config).err().expect("the same worker twice");
     assert!(error.to_string().contains("already there"), "{error}");

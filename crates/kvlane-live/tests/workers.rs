@@ -279,7 +279,7 @@ async fn an_engine_without_a_model_list_serves_the_model_it_was_given() {
     let engine = FakeEngine::start("m").await;
     engine.set_models(json!([]));
     let mut config = config();
-    config.workers = vec![WorkerSpec { url: engine.url(), model: Some("given".into()) }];
+    config.workers = vec![WorkerSpec { model: Some("given".into()), ..WorkerSpec::new(engine.url()) }];
     let gateway = TestGateway::start(config, &[]).await;
     let (reply, (_, body)) =
         tokio::join!(gateway.ask("POST", "/v1/chat/completions", chat("given", "hi")), engine.answer("{}"));
@@ -399,7 +399,7 @@ async fn a_model_whose_only_worker_has_not_come_up_is_not_ready_rather_than_unkn
     let gateway = TestGateway::start(config(), &[&engine]).await;
     let nobody =
         std::net::TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("an address");
-    let spec = WorkerSpec { url: format!("http://{nobody}"), model: Some("n".into()) };
+    let spec = WorkerSpec { model: Some("n".into()), ..WorkerSpec::new(format!("http://{nobody}")) };
     gateway.serving().fleet.add(&spec).expect("a worker");
     for (model, status) in [("n", 503), ("o", 404)] {
         let reply = gateway.ask("POST", "/v1/chat/completions", chat(model, "hi")).await;

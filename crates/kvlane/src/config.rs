@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use kvlane_core::policy::PolicyConfig;
-use kvlane_live::config::{BYTES_PER_TOKEN, Config};
+use kvlane_live::config::{BYTES_PER_TOKEN, Config, FeedSpec, WorkerSpec};
 use serde_json::{Value, json};
 
 /// Everything about the configuration that can be said on the command line.
@@ -98,6 +98,16 @@ pub(crate) struct ConfigArgs {
     /// Threads that relay requests; 0 is one per core.
     #[arg(long)]
     relay_threads: Option<usize>,
+    /// Where a worker publishes KV events: the n-th address is that of its data-parallel rank n. May be repeated; asked
+    /// of the worker when absent.
+    #[arg(long, num_args = 1.., value_name = "WORKER=ENDPOINT[,ENDPOINT...]")]
+    kv_event_source: Vec<String>,
+    /// Where a worker with a `--kv-event-source` answers requests for a replay, likewise.
+    #[arg(long, num_args = 1.., value_name = "WORKER=ENDPOINT[,ENDPOINT...]")]
+    kv_event_replay_source: Vec<String>,
+    /// Do not read the KV events of workers.
+    #[arg(long)]
+    no_kv_events: bool,
 }
 
 // === impl ConfigArgs ===
@@ -121,8 +131,29 @@ impl ConfigArgs {
         for (said, key, value) in settings {
             config = with(&config, &key, value).with_context(|| said)?;
         }
+        self.feeds(&mut config)?;
         config.validate()?;
         Ok(config)
+    }
+
+    /// What the flags say of workers' feeds, written to the workers they name.
+    fn feeds(&self, config: &mut Config) -> Result<()> {
+        for said in &self.kv_event_source {
+            let (worker, endpoints) = feeds_of(config, "--kv-event-source", said)?;
+            worker.kv_events = endpoints.map(FeedSpec::new).collect();
+        }
+        for said in &self.kv_event_replay_source {
+            let flag = "--kv-event-replay-source";
+            let (worker, endpoints) = feeds_of(config, flag, said)?;
+            let mut feeds = worker.kv_events.iter_mut();
+            for endpoint in endpoints {
+                let Some(feed) = feeds.next() else {
+                    bail!("{flag} {said}: more addresses than this worker has a --kv-event-source for");
+                };
+                feed.replay = Some(endpoint.to_owned());
+            }
+        }
+        Ok(())
     }
 
     /// What the flags set: how it was said, the key, the value.
@@ -180,8 +211,25 @@ impl ConfigArgs {
         flag("max-total-retries", "retry.max_total_retries", self.max_total_retries.map(Value::from));
         flag("disable-retries", "retry.max_total_retries", self.disable_retries.then(|| json!(0)));
         flag("relay-threads", "server.relay_threads", self.relay_threads.map(Value::from));
+        flag("no-kv-events", "kv_events.enabled", self.no_kv_events.then(|| json!(false)));
         Ok(set)
     }
+}
+
+/// The worker that `flag` names in `said`, and the addresses it gives.
+fn feeds_of<'a>(
+    config: &'a mut Config,
+    flag: &str,
+    said: &'a str,
+) -> Result<(&'a mut WorkerSpec, impl Iterator<Item = &'a str>)> {
+    let Some((url, endpoints)) = said.rsplit_once('=') else {
+        bail!("{flag} {said}: write WORKER=ENDPOINT, as in http://gpu-1:8000=tcp://gpu-1:5557");
+    };
+    let same = |worker: &&mut WorkerSpec| worker.url.trim_end_matches('/') == url.trim_end_matches('/');
+    let Some(worker) = config.workers.iter_mut().find(same) else {
+        bail!("{flag} {said}: '{url}' is none of the workers");
+    };
+    Ok((worker, endpoints.split(',').map(str::trim)))
 }
 
 /// Reads a configuration file.
@@ -276,6 +324,47 @@ mod tests {
         assert_eq!(config.routing.pools["org/llama"].policy.name(), "lmetric");
         assert_eq!(config.routing.pools["b"].policy.name(), "round_robin");
         assert_eq!(config.routing.policy.name(), "cache_aware");
+    }
+
+    #[test]
+    fn flags_say_where_a_workers_ranks_publish() {
+        let args = |sources: &[&str], replays: &[&str]| ConfigArgs {
+            worker_urls: vec!["http://a:1".into(), "http://b:1/".into()],
+            kv_event_source: sources.iter().map(|&text| text.into()).collect(),
+            kv_event_replay_source: replays.iter().map(|&text| text.into()).collect(),
+            ..ConfigArgs::default()
+        };
+        let config = load(args(&["http://b:1=tcp://b:5557,tcp://b:5558"], &["http://b:1=tcp://b:5657"]))
+            .expect("right");
+        assert_eq!(config.workers[0].kv_events, []);
+        let first = FeedSpec { replay: Some("tcp://b:5657".into()), ..FeedSpec::new("tcp://b:5557") };
+        assert_eq!(config.workers[1].kv_events, [first, FeedSpec::new("tcp://b:5558")]);
+        for (sources, replays, word) in [
+            (&["tcp://b:5557"][..], &[][..], "WORKER=ENDPOINT"),
+            (&["http://c:1=tcp://b:5557"], &[], "none of the workers"),
+            (&["http://b:1=b:5557"], &[], "workers[1].kv_events[0].endpoint"),
+            (&["http://b:1="], &[], "workers[1].kv_events[0].endpoint"),
+            (&[], &["http://b:1=tcp://b:5657"], "more addresses"),
+        ] {
+            let error = format!("{:#}", load(args(sources, replays)).expect_err(word));
+            assert!(error.contains(word), "'{word}' is not in: {error}");
+        }
+        let off = load(ConfigArgs { no_kv_events: true, ..ConfigArgs::default() }).expect("right");
+        assert!(!off.kv_events.enabled);
+    }
+
+    #[test]
+    fn a_worker_in_a_file_has_one_feed_or_several() {
+        let read = |text: &str| from_yaml(&format!("workers: [{{url: 'http://a', kv_events: {text}}}]"));
+        let feeds = |text: &str| read(text).expect("right").workers[0].kv_events.clone();
+        let one = FeedSpec::new("tcp://a:1");
+        assert_eq!(feeds("{endpoint: 'tcp://a:1'}"), [one.clone()]);
+        assert_eq!(
+            feeds("[{endpoint: 'tcp://a:1'}, {endpoint: 'tcp://a:2'}]"),
+            [one, FeedSpec::new("tcp://a:2")]
+        );
+        let error = format!("{:#}", read("{endpoints: 1}").expect_err("wrong"));
+        assert!(error.contains("unknown field"), "{error}");
     }
 
     #[test]

@@ -159,10 +159,8 @@ async fn one_after_the_other_requests_go_to_the_same_mock_engines_as_in_the_simu
     let engines: Vec<MockEngine> = (0..ENGINES).map(|_| mock()).collect();
     for name in PolicyConfig::NAMES.iter().copied() {
         let mut config = gateway_config(name, trace.requests.len());
-        config.workers = engines
-            .iter()
-            .map(|engine| WorkerSpec { url: format!("http://{}", engine.addr()), model: None })
-            .collect();
+        config.workers =
+            engines.iter().map(|engine| WorkerSpec::new(format!("http://{}", engine.addr()))).collect();
         let gateway = TestGateway::start(config, &[]).await;
         let mut client = Client::connect(gateway.address()).await;
         for request in 0..trace.requests.len() as u32 {

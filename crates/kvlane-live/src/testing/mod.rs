@@ -73,7 +73,7 @@ impl TestGateway {
     /// # Panics
     /// When it does not start.
     pub async fn start(mut config: Config, engines: &[&FakeEngine]) -> Self {
-        config.workers.extend(engines.iter().map(|engine| WorkerSpec { url: engine.url(), model: None }));
+        config.workers.extend(engines.iter().map(|engine| WorkerSpec::new(engine.url())));
         let gateway = Self { serving: Serving::start(config).expect("the gateway starts") };
         eventually("all workers are healthy", || gateway.all_healthy()).await;
         gateway

@@ -277,7 +277,7 @@ impl Stage {
             let config = MockConfig { speed, seed: n as u64, ..args.engine.clone() };
             engines.push(MockEngine::start(config, listener)?);
         }
-        let spec = |engine: &MockEngine| WorkerSpec { url: format!("http://{}", engine.addr()), model: None };
+        let spec = |engine: &MockEngine| WorkerSpec::new(format!("http://{}", engine.addr()));
         let mut config = Config { workers: engines.iter().map(spec).collect(), ..Config::default() };
         config.routing.policy = policy;
         config.health.interval = Duration::from_millis(500);
