@@ -7,7 +7,9 @@ use http::request::Parts;
 use http::{HeaderValue, Method, Response, StatusCode, header};
 use hyper::body::Incoming;
 use kvlane_core::decision::{ROWS_MAX, ReceiptRow};
+use kvlane_core::scheduler::Scheduler;
 use kvlane_core::timing::TimingFile;
+use kvlane_core::truth::{Feed, Knowledge};
 use serde_json::{Value, json};
 
 use crate::config::WorkerSpec;
@@ -15,7 +17,7 @@ use crate::fleet::AddError;
 use crate::front::http::error::ApiError;
 use crate::front::http::{Body, Door, Front, json_response, read_body, text_response};
 use crate::gateway::{Gateway, ModelPool};
-use crate::worker::Worker;
+use crate::worker::{Seat, Worker};
 
 /// Decisions returned at most: they are copied under the lock of the scheduler.
 const DECISIONS_MAX: usize = 200;
@@ -70,7 +72,8 @@ async fn operate(
         }
         ("GET", "/decisions", _) => json_response(StatusCode::OK, &decisions(gateway, parts)?),
         ("GET", "/workers", _) => {
-            let workers: Vec<Value> = front.fleet.workers().iter().map(|worker| describe(worker)).collect();
+            let workers: Vec<Value> =
+                front.fleet.workers().iter().map(|worker| describe(gateway, worker)).collect();
             json_response(StatusCode::OK, &json!({"workers": workers, "total": workers.len()}))
         }
         ("POST", "/workers", _) => {
@@ -82,13 +85,13 @@ async fn operate(
                 refused(StatusCode::BAD_REQUEST, &what)
             })?;
             let worker = add(front, &spec)?;
-            let mut response = json_response(StatusCode::ACCEPTED, &describe(&worker));
+            let mut response = json_response(StatusCode::ACCEPTED, &describe(gateway, &worker));
             if let Ok(location) = HeaderValue::try_from(format!("/workers/{}", worker.id.0)) {
                 response.headers_mut().insert(header::LOCATION, location);
             }
             response
         }
-        ("GET", _, Some(name)) => json_response(StatusCode::OK, &describe(&*find(front, name)?)),
+        ("GET", _, Some(name)) => json_response(StatusCode::OK, &describe(gateway, &*find(front, name)?)),
         ("PUT" | "PATCH", _, Some(name)) => {
             let worker = find(front, name)?;
             let body = read_body(front, &parts.headers, body).await?;
@@ -99,12 +102,12 @@ async fn operate(
                 )
             })?;
             front.fleet.set_draining(&worker, change.draining);
-            json_response(StatusCode::OK, &describe(&worker))
+            json_response(StatusCode::OK, &describe(gateway, &worker))
         }
         ("DELETE", _, Some(name)) => {
             let worker = find(front, name)?;
             front.fleet.remove(&worker);
-            json_response(StatusCode::ACCEPTED, &describe(&worker))
+            json_response(StatusCode::ACCEPTED, &describe(gateway, &worker))
         }
         ("POST", "/add_worker", _) => {
             let worker = add(front, &WorkerSpec::new(url_in_query(parts)?))?;
@@ -191,14 +194,20 @@ fn percent_decoded(text: &str) -> String {
     String::from_utf8_lossy(&out).into_owned()
 }
 
-fn describe(worker: &Worker) -> Value {
+fn describe(gateway: &Gateway, worker: &Worker) -> Value {
+    let now = gateway.clock.now();
     let state = worker.state().clone();
     let seats: Vec<Value> = state
         .seats
         .iter()
         .map(|seat| {
-            let load = seat.pool.router.read(|scheduler| scheduler.pool().get(seat.endpoint).map(|e| e.load));
-            let load = load.unwrap_or_default();
+            let of_it = |scheduler: &Scheduler| {
+                scheduler
+                    .pool()
+                    .get(seat.endpoint)
+                    .map(|endpoint| (endpoint.load, endpoint.truth.knowledge()))
+            };
+            let (load, knowledge) = seat.pool.router.read(of_it).unwrap_or_default();
             let reported = load.reported.map(|(reported, at)| {
                 json!({
                     "running": reported.running, "waiting": reported.waiting,
@@ -212,6 +221,10 @@ fn describe(worker: &Worker) -> Value {
                 "prefill_tokens": load.in_flight.prefill_tokens,
                 "context_tokens": load.in_flight.context_tokens,
                 "reported": reported,
+                "worker": *worker.seat_name(seat.number),
+                "rank": seat.number,
+                "knowledge": knowledge.name(),
+                "kv_events": seat.feed.as_ref().map(|feed| feed.describe(now, &seat.pool, seat.endpoint)),
             })
         })
         .collect();
@@ -228,11 +241,24 @@ fn readiness(gateway: &Gateway) -> Response<Body> {
         .pools()
         .iter()
         .map(|pool| {
-            let (all, eligible) = pool.router.read(|scheduler| {
-                (scheduler.pool().endpoints().count(), scheduler.pool().eligible().count())
+            let (all, eligible, knowledge) = pool.router.read(|scheduler| {
+                let endpoints = scheduler.pool().endpoints();
+                let knowledge: Vec<Knowledge> =
+                    endpoints.map(|endpoint| endpoint.truth.knowledge()).collect();
+                (knowledge.len(), scheduler.pool().eligible().count(), knowledge)
             });
             any |= eligible > 0;
-            json!({"model": pool.model, "endpoints": all, "ready": eligible, "prefix_knowledge": "approximate"})
+            let counts: Value = Knowledge::ALL
+                .iter()
+                .map(|of| {
+                    (of.name().to_owned(), Value::from(knowledge.iter().filter(|other| *other == of).count()))
+                })
+                .collect();
+            let worst = knowledge.iter().max().copied().unwrap_or_default();
+            json!({
+                "model": pool.model, "endpoints": all, "ready": eligible, "prefix_knowledge": worst.name(),
+                "knowledge": counts, "block_tokens": pool.router.block_tokens(),
+            })
         })
         .collect();
     let down: Vec<Value> = gateway
@@ -241,9 +267,24 @@ fn readiness(gateway: &Gateway) -> Response<Body> {
         .filter(|worker| !worker.state().healthy)
         .map(|worker| json!({"url": *worker.url, "problem": worker.state().problem}))
         .collect();
+    let workers = gateway.workers();
+    let seats: Vec<Seat> = workers.values().flat_map(|worker| worker.state().seats.clone()).collect();
+    drop(workers);
+    let feeds: Vec<Value> = seats
+        .iter()
+        .filter_map(|seat| seat.feed.as_ref())
+        .map(|feed| (feed, feed.seen()))
+        .filter(|(_, seen)| matches!(seen.state, Feed::Refused | Feed::Syncing))
+        .map(
+            |(feed, seen)| json!({"worker": *feed.name, "state": seen.state.name(), "problem": seen.problem}),
+        )
+        .collect();
     let ready = any && !stopping;
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    json_response(status, &json!({"ready": ready, "stopping": stopping, "pools": pools, "down": down}))
+    json_response(
+        status,
+        &json!({"ready": ready, "stopping": stopping, "pools": pools, "down": down, "kv_events": feeds}),
+    )
 }
 
 fn models(gateway: &Gateway) -> Value {

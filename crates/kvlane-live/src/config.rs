@@ -8,7 +8,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use kvlane_core::index::approx;
+use kvlane_core::index::{approx, exact};
 use kvlane_core::policy::{PolicyConfig, name_or_config};
 use kvlane_core::time::Nanos;
 use kvlane_core::timing::TimingFile;
@@ -364,12 +364,7 @@ fn wrong<T>(field: &str, problem: String) -> Result<T, ConfigError> {
     Err(ConfigError { field: field.into(), problem })
 }
 
-fn within<T: PartialOrd + fmt::Display>(
-    field: &str,
-    value: T,
-    least: T,
-    most: T,
-) -> Result<(), ConfigError> {
+fn within<T: PartialOrd + fmt::Display>(field: &str, value: T, least: T, most: T) -> Result<(), ConfigError> {
     if value < least || value > most {
         return wrong(field, format!("{value} is out of range: take {least} to {most}"));
     }
@@ -522,7 +517,10 @@ impl Config {
                 seed: routing.seed,
             },
             index: approx::Config { memory_bytes_max: routing.index_memory, ttl: nanos(routing.index_ttl) },
-            exact: None,
+            exact: self
+                .kv_events
+                .enabled
+                .then_some(exact::Config { memory_bytes_max: self.kv_events.index_memory }),
             block_tokens: routing.block_bytes / BYTES_PER_TOKEN as u32,
         }
     }

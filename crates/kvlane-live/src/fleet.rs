@@ -16,6 +16,7 @@ use http::{Method, StatusCode};
 use kvlane_core::endpoint::EndpointId;
 use kvlane_core::load::Reported;
 use kvlane_core::scheduler::Input;
+use kvlane_wire::engine::{FeedError, FeedSource, sglang_feeds, vllm_feeds};
 use kvlane_wire::models::{self, Model};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
@@ -25,6 +26,8 @@ use tokio_util::task::TaskTracker;
 
 use crate::config::WorkerSpec;
 use crate::gateway::{Gateway, ModelPool, Served, Table};
+use crate::ingest::Ingest;
+use crate::ingest::discover::{self, Told};
 use crate::metrics::WorkerLabel;
 use crate::upstream::Upstreams;
 use crate::worker::{Rank, Seat, ServedName, State, Worker, WorkerId};
@@ -42,6 +45,7 @@ pub struct Fleet {
     upstreams: Arc<Upstreams>,
     /// Held by whoever changes seats or the table.
     changes: Mutex<()>,
+    ingest: Ingest,
     runtime: Handle,
     tasks: TaskTracker,
     stop: CancellationToken,
@@ -67,6 +71,7 @@ impl Fleet {
     /// A fleet whose tasks run on `runtime` until `stop`.
     pub(crate) fn new(
         gateway: Arc<Gateway>,
+        ingest: Ingest,
         drained: mpsc::UnboundedReceiver<Arc<Worker>>,
         runtime: Handle,
         stop: CancellationToken,
@@ -76,6 +81,7 @@ impl Fleet {
             gateway,
             upstreams,
             changes: Mutex::default(),
+            ingest,
             runtime,
             tasks: TaskTracker::new(),
             stop,
@@ -90,7 +96,7 @@ impl Fleet {
     /// Why it cannot be added.
     pub fn add(self: &Arc<Self>, spec: &WorkerSpec) -> Result<Arc<Worker>, AddError> {
         let id = self.gateway.next_worker_id();
-        let worker = Arc::new(Worker::new(id, &spec.url, spec.model.clone()).map_err(AddError::BadUrl)?);
+        let worker = Arc::new(Worker::new(id, spec).map_err(AddError::BadUrl)?);
         let mut workers = self.gateway.workers();
         if workers.values().any(|other| other.url == worker.url) {
             return Err(AddError::Duplicate(worker.url.to_string()));
@@ -216,6 +222,7 @@ impl Fleet {
             bases.contains(&seat.pool.model.as_str())
                 && ranks.contains(&seat.rank)
                 && seat.number.is_some() == several
+                && seat.feed.is_some() == (seat.rank.source.is_some() && bases.len() == 1)
         };
         let (mut seats, given_up): (Vec<Seat>, Vec<Seat>) = before.into_iter().partition(wanted);
         for (base, rank) in bases.iter().flat_map(|base| ranks.iter().map(move |rank| (*base, rank))) {
@@ -224,8 +231,16 @@ impl Fleet {
             }
             let pool = self.pool(base);
             let number = several.then_some(rank.number);
-            match pool.seat(&self.gateway, worker, number) {
-                Some(endpoint) => seats.push(Seat { pool, endpoint, rank: rank.clone(), number }),
+            // Events do not say which of several base models they are of.
+            let source = rank.source.clone().filter(|_| bases.len() == 1);
+            let feed = source.map(|source| self.ingest.feed(worker, number, source));
+            match pool.seat(&self.gateway, worker, number, feed.clone()) {
+                Some(endpoint) => {
+                    if let Some(feed) = &feed {
+                        self.ingest.open(feed, &pool, endpoint);
+                    }
+                    seats.push(Seat { pool, endpoint, rank: rank.clone(), number, feed });
+                }
                 None => {
                     tracing::error!(worker = %worker.url, model = base, "the pool has no room for another endpoint")
                 }
@@ -242,6 +257,9 @@ impl Fleet {
             }
         }
         for seat in given_up {
+            if let Some(feed) = &seat.feed {
+                feed.close(&seat.pool, seat.endpoint);
+            }
             seat.pool.unseat(&self.gateway, seat.endpoint);
             if !seats.iter().any(|kept| kept.number == seat.number) {
                 self.gateway.metrics.forget_seat(&worker.seat_name(seat.number));
@@ -333,7 +351,10 @@ impl Fleet {
                 let healthy_now = {
                     let mut state = worker.state();
                     if restarted {
-                        state.seats.iter().for_each(|seat| self.gateway.forget(seat));
+                        state.seats.iter().for_each(|seat| match &seat.feed {
+                            Some(feed) => feed.start_over(),
+                            None => self.gateway.forget(&seat.pool, seat.endpoint),
+                        });
                     }
                     state.probe_failures = 0;
                     state.successes = state.successes.saturating_add(1);
@@ -342,6 +363,9 @@ impl Fleet {
                 };
                 if healthy_now {
                     set_health(&self.gateway, worker, None);
+                    // Whether it has been restarted meanwhile is to be seen from what it tells.
+                    let seats = worker.state().seats.clone();
+                    seats.iter().filter_map(|seat| seat.feed.as_ref()).for_each(|feed| feed.look_again());
                 }
             }
             Err(problem) => {
@@ -363,12 +387,35 @@ impl Fleet {
 
     /// The data-parallel ranks of a worker.
     async fn ranks(&self, worker: &Worker, reports: &[(u32, Reported)]) -> Vec<Rank> {
+        let config = &self.gateway.config.kv_events;
         let known = worker.state().ranks.clone();
-        match reports {
-            [] if !known.is_empty() => known,
-            [] => vec![Rank { number: 0 }],
-            _ => reports.iter().map(|&(number, _)| Rank { number }).collect(),
+        let told = if config.enabled { self.feeds(worker).await } else { Told::Feeds(Vec::new()) };
+        discover::ranks(config, &worker.address.host, &worker.kv_events, told, reports, &known)
+    }
+
+    /// Where a worker says it publishes KV events.
+    async fn feeds(&self, worker: &Worker) -> Told {
+        let ask = [
+            ("/kv_event_sources", vllm_feeds as fn(&str) -> Result<Vec<FeedSource>, FeedError>),
+            ("/server_info", sglang_feeds),
+        ];
+        for (path, feeds) in ask {
+            let Ok((status, body)) = self.get(worker, path).await else { return Told::Nothing };
+            if status.is_server_error() {
+                return Told::Nothing;
+            }
+            if status != StatusCode::OK {
+                continue;
+            }
+            match std::str::from_utf8(&body).map_err(|error| error.to_string()).map(feeds) {
+                Ok(Ok(feeds)) if !feeds.is_empty() => return Told::Feeds(feeds),
+                Ok(Ok(_)) => {}
+                // Somebody else's page under that name.
+                Ok(Err(error)) => tracing::debug!(worker = %worker.url, path, %error, "no KV event feeds"),
+                Err(error) => tracing::debug!(worker = %worker.url, path, error, "no KV event feeds"),
+            }
         }
+        Told::Feeds(Vec::new())
     }
 
     /// The names under which a worker serves models.

@@ -17,16 +17,17 @@ use kvlane_core::router::{Router, Scratch};
 use kvlane_core::scheduler::{Input, Output};
 use kvlane_core::time::Nanos;
 use kvlane_core::timing::TimingFile;
-use kvlane_core::truth::{Change, Reported};
+use kvlane_core::truth::{Change, Feed, Reported};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 use crate::clock::Clock;
 use crate::config::Config;
+use crate::ingest::EventFeed;
 use crate::lease::Lease;
 use crate::metrics::{Metrics, PoolMetrics, SelectionMetrics};
 use crate::upstream::Upstreams;
-use crate::worker::{Seat, Worker, WorkerId};
+use crate::worker::{Worker, WorkerId};
 
 /// What all threads of a gateway share.
 pub struct Gateway {
@@ -78,6 +79,8 @@ pub struct ModelPool {
     /// Whether a request can have to wait at all.
     queues: bool,
     waiters: Mutex<HashMap<RequestId, oneshot::Sender<Output>>>,
+    /// The block size of each endpoint that has told it.
+    block_sizes: Mutex<BTreeMap<EndpointId, u32>>,
 }
 
 /// The worker behind one endpoint id.
@@ -88,6 +91,8 @@ pub(crate) struct Occupant {
     pub(crate) rank: Option<u32>,
     /// What people call it: the worker's URL, with `#rank` where there are several.
     pub(crate) name: Arc<str>,
+    /// What it tells of its cache, if it tells.
+    pub(crate) feed: Option<Arc<EventFeed>>,
     selections: SelectionMetrics,
 }
 
@@ -264,12 +269,22 @@ impl Gateway {
     }
 
     /// An engine has started again, with an empty cache.
-    pub(crate) fn forget(&self, seat: &Seat) {
+    pub(crate) fn forget(&self, pool: &ModelPool, endpoint: EndpointId) {
         let now = self.clock.now();
         SCRATCH.with_borrow_mut(|(_, outputs)| {
             outputs.clear();
-            seat.pool.router.forget(now, seat.endpoint, outputs);
-            self.deliver(&seat.pool, outputs);
+            pool.router.forget(now, endpoint, outputs);
+            self.deliver(pool, outputs);
+        });
+    }
+
+    /// What an endpoint's event feed is worth has changed.
+    pub(crate) fn set_feed(&self, pool: &ModelPool, endpoint: EndpointId, feed: Feed) {
+        let now = self.clock.now();
+        SCRATCH.with_borrow_mut(|(_, outputs)| {
+            outputs.clear();
+            pool.router.set_feed(now, endpoint, feed, outputs);
+            self.deliver(pool, outputs);
         });
     }
 
@@ -296,7 +311,7 @@ impl Gateway {
                     self.metrics.truth.note(&pool.model, change);
                     let Change { from, to, cause } = change;
                     let worker = pool.occupant(endpoint);
-                    let worker = worker.as_ref().map_or("one that left", |occupant| &*occupant.worker.url);
+                    let worker = worker.as_ref().map_or("one that left", |occupant| &*occupant.name);
                     let (from, to, cause) = (from.name(), to.name(), cause.name());
                     tracing::info!(
                         worker,
@@ -335,7 +350,13 @@ impl ModelPool {
             metrics: gateway.metrics.pool(model),
             seats: ArcSwap::default(),
             waiters: Mutex::default(),
+            block_sizes: Mutex::default(),
         }
+    }
+
+    /// The block size of each endpoint that has told it. They are all the same.
+    pub(crate) fn block_sizes(&self) -> MutexGuard<'_, BTreeMap<EndpointId, u32>> {
+        self.block_sizes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Gives a worker a place, or one of its ranks if it has several. Callers take turns: the fleet's lock.
@@ -344,6 +365,7 @@ impl ModelPool {
         gateway: &Gateway,
         worker: &Arc<Worker>,
         rank: Option<u32>,
+        feed: Option<Arc<EventFeed>>,
     ) -> Option<EndpointId> {
         // Whoever is placed on an endpoint looks for its occupant: so that is there first.
         let endpoint = self.router.read(|scheduler| scheduler.pool().next_id())?;
@@ -354,8 +376,8 @@ impl ModelPool {
             seats.resize(endpoint.slot() + 1, None);
         }
         let (worker_there, called) = (Arc::clone(worker), Arc::clone(&name));
-        seats[endpoint.slot()] =
-            Some(Arc::new(Occupant { endpoint, worker: worker_there, rank, name: called, selections }));
+        let occupant = Occupant { endpoint, worker: worker_there, rank, name: called, feed, selections };
+        seats[endpoint.slot()] = Some(Arc::new(occupant));
         self.seats.store(Arc::new(seats));
         let mut outputs = Vec::new();
         let now = gateway.clock.now();

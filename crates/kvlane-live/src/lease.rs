@@ -85,6 +85,10 @@ impl Lease {
         if let Some(usage) = usage {
             metrics.input_tokens.inc_by(usage.prompt_tokens.into());
             metrics.cached_tokens.inc_by(usage.cached_tokens.unwrap_or(0).into());
+            if let Some(feed) = &self.seat.feed {
+                let computed_tokens = usage.prompt_tokens.saturating_sub(usage.cached_tokens.unwrap_or(0));
+                feed.note_answer(now, self.received, computed_tokens, &self.pool);
+            }
             if let Some(cached_tokens) = usage.cached_tokens {
                 let reported = Reported { prompt_tokens: usage.prompt_tokens, cached_tokens };
                 self.gateway.observe(&self.pool, self.request, reported);

@@ -10,6 +10,7 @@ pub mod config;
 pub mod fleet;
 pub mod front;
 pub mod gateway;
+pub mod ingest;
 pub mod lease;
 pub mod metrics;
 pub mod serve;

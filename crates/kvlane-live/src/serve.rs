@@ -1,4 +1,5 @@
-//! Starts and stops a gateway: one admin thread for probes and operators, and relay threads for clients.
+//! Starts and stops a gateway: one admin thread for probes and operators, two for KV events, and relay threads for
+//! clients.
 //!
 //! Each relay thread has a runtime of its own and keeps the connections it is given, with their upstream connections:
 //! a request never changes threads. That spares the wake-ups and the stealing of a shared runtime, which cost more
@@ -21,6 +22,7 @@ use crate::config::Config;
 use crate::fleet::Fleet;
 use crate::front::http::{Door, Front};
 use crate::gateway::Gateway;
+use crate::ingest::Ingest;
 
 /// Connections handed to a relay thread that it has not taken yet.
 const HANDOVER_MAX: usize = 1024;
@@ -73,7 +75,10 @@ impl Serving {
         let mut threads = Vec::new();
 
         let admin = runtime()?;
-        let fleet = Fleet::new(Arc::clone(&gateway), drained_workers, admin.handle().clone(), kill.clone());
+        let (sockets, appliers) = (runtime()?, runtime()?);
+        let ingest = Ingest::new(Arc::clone(&gateway), sockets.handle().clone(), appliers.handle().clone());
+        let fleet =
+            Fleet::new(Arc::clone(&gateway), ingest, drained_workers, admin.handle().clone(), kill.clone());
         let door = Door::Clients { admin: address.ip().is_loopback() };
         let mut lanes = Vec::new();
         for n in 0..relay_threads {
@@ -115,6 +120,8 @@ impl Serving {
                 Front::accept(metrics, stop_operators, |stream| drop(operators.spawn(stream))),
             );
         };
+        threads.push(thread("ingest", sockets, kill.clone(), std::future::ready(()))?);
+        threads.push(thread("apply", appliers, kill.clone(), std::future::ready(()))?);
         threads.push(thread("admin", admin, kill.clone(), work)?);
         for spec in &workers {
             fleet.add(spec).map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;

@@ -7,7 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use kvlane_core::endpoint::EndpointId;
 
 use crate::address::Address;
+use crate::config::{FeedSpec, WorkerSpec};
 use crate::gateway::ModelPool;
+use crate::ingest::{EventFeed, Source};
 
 /// Names a worker for as long as the gateway runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -23,6 +25,8 @@ pub struct Worker {
     pub address: Address,
     /// The model it was said to serve; otherwise it is asked.
     pub model: Option<String>,
+    /// Where it was said to publish KV events, by rank; otherwise it is asked.
+    pub kv_events: Vec<FeedSpec>,
     /// Requests that failed in a row.
     failures: AtomicU32,
     /// A connection was refused since it was last asked: nobody listened there.
@@ -64,6 +68,8 @@ pub struct Seat {
     pub rank: Rank,
     /// Which of several ranks; none if the worker has but one.
     pub number: Option<u32>,
+    /// What it tells of its cache, if it tells.
+    pub feed: Option<Arc<EventFeed>>,
 }
 
 /// One data-parallel rank of an engine: a scheduler and a cache of its own, behind an address that it may share with
@@ -72,6 +78,8 @@ pub struct Seat {
 pub struct Rank {
     /// Its number.
     pub number: u32,
+    /// Where it publishes what its cache holds, if it does.
+    pub source: Option<Source>,
 }
 
 /// One name that a worker serves a model under.
@@ -91,13 +99,17 @@ impl Worker {
     /// A worker nobody has spoken to yet.
     ///
     /// # Errors
-    /// What is wrong with the URL, for people.
-    pub fn new(id: WorkerId, url: &str, model: Option<String>) -> Result<Self, String> {
+    /// What is wrong with an address, for people.
+    pub fn new(id: WorkerId, spec: &WorkerSpec) -> Result<Self, String> {
+        for feed in &spec.kv_events {
+            feed.validate("kv_events").map_err(|error| error.to_string())?;
+        }
         Ok(Self {
             id,
-            url: url.trim_end_matches('/').into(),
-            address: Address::parse(url)?,
-            model,
+            url: spec.url.trim_end_matches('/').into(),
+            address: Address::parse(&spec.url)?,
+            model: spec.model.clone(),
+            kv_events: spec.kv_events.clone(),
             failures: AtomicU32::new(0),
             gone: AtomicBool::new(false),
             state: Mutex::default(),

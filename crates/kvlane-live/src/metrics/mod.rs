@@ -2,6 +2,7 @@
 //!
 //! Labels are bounded: models and workers are those of the fleet, everything else is a closed set.
 
+mod feeds;
 mod truth;
 
 use std::fmt::Write as _;
@@ -17,6 +18,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
+pub(crate) use self::feeds::FeedMetrics;
 pub(crate) use self::truth::TruthMetrics;
 use crate::gateway::Gateway;
 
@@ -118,6 +120,7 @@ pub struct Metrics {
     worker_context_tokens: Family<WorkerLabels, Gauge>,
     worker_kv_usage: Family<WorkerLabels, Gauge<f64, AtomicU64>>,
     pub(crate) truth: TruthMetrics,
+    feeds: FeedMetrics,
     queue: Family<ModelLabel, Gauge>,
     index_bytes: Family<ModelLabel, Gauge>,
     index_blocks: Family<ModelLabel, Gauge>,
@@ -180,6 +183,7 @@ impl Metrics {
             worker_context_tokens: Family::default(),
             worker_kv_usage: Family::default(),
             truth: TruthMetrics::default(),
+            feeds: FeedMetrics::default(),
             queue: Family::default(),
             index_bytes: Family::default(),
             index_blocks: Family::default(),
@@ -233,6 +237,7 @@ impl Metrics {
             self.worker_kv_usage.clone(),
         );
         self.truth.register(&mut r);
+        self.feeds.register(&mut r);
         r.register("queue_requests", "Requests waiting for a place", self.queue.clone());
         r.register("index_bytes", "Memory counted by the prefix index", self.index_bytes.clone());
         r.register("index_blocks", "Blocks in the prefix index, once per holder", self.index_blocks.clone());
@@ -293,6 +298,11 @@ impl Metrics {
         }
         self.worker_kv_usage.clear();
         self.truth.clear();
+        self.feeds.clear();
+        let now = gateway.clock.now();
+        for worker in gateway.workers().values() {
+            worker.state().seats.iter().for_each(|seat| self.feeds.read(now, seat));
+        }
         for gauges in [&self.queue, &self.index_bytes, &self.index_blocks] {
             gauges.clear();
         }

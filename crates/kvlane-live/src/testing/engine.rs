@@ -30,6 +30,8 @@ struct Shared {
     models: Mutex<Value>,
     /// What `/metrics` says.
     metrics: Mutex<String>,
+    /// What `/kv_event_sources` says; 404 while it is empty.
+    kv_event_sources: Mutex<String>,
     healthy: AtomicBool,
     /// Hands calls over when their head has come, the body unread.
     heads_only: AtomicBool,
@@ -69,6 +71,7 @@ impl FakeEngine {
         let shared = Arc::new(Shared {
             models: Mutex::new(models),
             metrics: Mutex::default(),
+            kv_event_sources: Mutex::default(),
             healthy: AtomicBool::new(true),
             heads_only: AtomicBool::new(false),
             connections: AtomicUsize::new(0),
@@ -122,6 +125,11 @@ impl FakeEngine {
     /// Changes what `/metrics` says.
     pub fn set_metrics(&self, text: &str) {
         *self.shared.metrics.lock().unwrap_or_else(PoisonError::into_inner) = text.into();
+    }
+
+    /// Changes what `/kv_event_sources` says, which is 404 at first.
+    pub fn set_kv_event_sources(&self, json: &str) {
+        *self.shared.kv_event_sources.lock().unwrap_or_else(PoisonError::into_inner) = json.into();
     }
 
     /// Whether `/health` answers 200 or 503.
@@ -252,6 +260,11 @@ impl Shared {
                 let models = self.models.lock().unwrap_or_else(PoisonError::into_inner).clone();
                 Some((200, "application/json", json!({"object": "list", "data": models}).to_string()))
             }
+            "GET /kv_event_sources HTTP/1.1" => match text(&self.kv_event_sources) {
+                sources if sources.is_empty() => Some((404, "text/plain", String::new())),
+                sources => Some((200, "application/json", sources)),
+            },
+            "GET /server_info HTTP/1.1" => Some((404, "text/plain", String::new())),
             "GET /metrics HTTP/1.1" => Some((200, "text/plain", text(&self.metrics))),
             _ => None,
         }

@@ -1,0 +1,108 @@
+//! What became of the KV events of each endpoint.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use kvlane_core::time::Nanos;
+use kvlane_core::truth::Feed;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::{Registry, Unit};
+
+use super::{WorkerLabel, WorkerLabels};
+use crate::ingest::EventFeed;
+use crate::worker::Seat;
+
+/// One kind of thing that a feed brought or went through.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct KindLabels {
+    worker: String,
+    kind: &'static str,
+}
+
+/// One state of a feed.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct StateLabels {
+    worker: String,
+    state: &'static str,
+}
+
+/// Counters and gauges of [`crate::ingest`].
+#[derive(Debug, Default)]
+pub(crate) struct FeedMetrics {
+    events: Family<KindLabels, Counter>,
+    messages: Family<KindLabels, Counter>,
+    incidents: Family<KindLabels, Counter>,
+    state: Family<StateLabels, Gauge>,
+    waiting: Family<WorkerLabel, Gauge>,
+    lag: Family<WorkerLabel, Gauge<f64, AtomicU64>>,
+    age: Family<WorkerLabel, Gauge<f64, AtomicU64>>,
+    blocks: Family<WorkerLabels, Gauge>,
+}
+
+const STATES: [Feed; 4] = [Feed::Absent, Feed::Refused, Feed::Syncing, Feed::Live];
+
+// === impl FeedMetrics ===
+
+impl FeedMetrics {
+    pub(super) fn register(&self, r: &mut Registry) {
+        r.register(
+            "kv_events",
+            "What KV events said, in blocks where they were of blocks",
+            self.events.clone(),
+        );
+        r.register("kv_messages", "Messages of KV events by what became of them", self.messages.clone());
+        r.register("kv_incidents", "What happened to KV event feeds", self.incidents.clone());
+        r.register("kv_feed_state", "1 for the state of the KV event feed", self.state.clone());
+        r.register(
+            "kv_queue_messages",
+            "Messages of KV events that wait to be applied",
+            self.waiting.clone(),
+        );
+        let lag = "From the engine's making of the last KV events to their application here";
+        r.register_with_unit("kv_event_lag", lag, Unit::Seconds, self.lag.clone());
+        let age = "Since KV events were last applied";
+        r.register_with_unit("kv_event_age", age, Unit::Seconds, self.age.clone());
+        r.register("kv_blocks", "Blocks that the engine holds, by its KV events", self.blocks.clone());
+    }
+
+    /// Before the seats are read: whoever has left is no longer among them.
+    pub(super) fn clear(&self) {
+        [&self.events, &self.messages, &self.incidents].into_iter().for_each(Family::clear);
+        self.state.clear();
+        self.waiting.clear();
+        [&self.lag, &self.age].into_iter().for_each(Family::clear);
+        self.blocks.clear();
+    }
+
+    pub(super) fn read(&self, now: Nanos, seat: &Seat) {
+        let Some(feed) = &seat.feed else { return };
+        let (feed, seen): (&EventFeed, _) = (feed, feed.seen());
+        let (waiting, dropped) = feed.waiting();
+        let worker = feed.name.to_string();
+        let label = WorkerLabel { worker: worker.clone() };
+        let count = |family: &Family<KindLabels, Counter>, counts: &[(&'static str, u64)]| {
+            for &(kind, total) in counts {
+                let labels = KindLabels { worker: worker.clone(), kind };
+                family.get_or_create(&labels).inner().store(total, Ordering::Relaxed);
+            }
+        };
+        count(&self.events, &seen.events.by_kind());
+        count(&self.messages, &seen.messages(dropped));
+        count(&self.incidents, &seen.incidents());
+        for state in STATES {
+            let labels = StateLabels { worker: worker.clone(), state: state.name() };
+            self.state.get_or_create(&labels).set((state == seen.state).into());
+        }
+        self.waiting.get_or_create(&label).set(waiting as i64);
+        if let Some(at) = seen.applied_at {
+            self.lag.get_or_create(&label).set(seen.lag_s);
+            self.age.get_or_create(&label).set((now - at).as_secs_f64());
+        }
+        if let Some(index) = seat.pool.router.exact() {
+            let labels = WorkerLabels { worker, model: seat.pool.model.clone() };
+            self.blocks.get_or_create(&labels).set(index.blocks_of(seat.endpoint) as i64);
+        }
+    }
+}
