@@ -156,7 +156,7 @@ impl EventFeed {
     }
 
     /// The engine has started again, and its cache is empty: nothing that waits is true any more.
-    pub(crate) fn start_over(&self) {
+    pub fn start_over(&self) {
         self.queue.start_over();
         self.reconnect.notify_one();
     }

@@ -1,12 +1,13 @@
 //! A gateway, engines and clients for tests, all on loopback and free ports.
 //!
 //! [`TestGateway`] is the gateway as `kvlane serve` runs it. A [`FakeEngine`] answers probes by itself and hands every
-//! other request to the test as a [`Call`], on which the test writes whatever bytes it wants, when it wants. A
-//! [`Client`] is a socket with just enough HTTP to read answers. Nothing here sleeps: tests wait for bytes, for calls,
+//! other request to the test as a [`Call`], on which the test writes whatever bytes it wants, when it wants. A [`FakeFeed`]
+//! publishes KV events. A [`Client`] is a socket with just enough HTTP to read answers. Nothing here sleeps: tests wait for bytes, for calls,
 //! or with [`eventually`] for a condition.
 
 mod client;
 mod engine;
+mod feed;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 pub use self::client::{Client, Reply};
 pub use self::engine::{Call, FakeEngine};
+pub use self::feed::{FakeFeed, Told, batch};
 use crate::config::{Config, WorkerSpec};
 use crate::gateway::{Gateway, ModelPool};
 use crate::serve::Serving;
