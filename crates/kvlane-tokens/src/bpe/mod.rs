@@ -1,41 +1,109 @@
-//! Byte-pair encoding of byte-level tokenizers.
+//! Byte-pair encoding of byte-level tokenizers: GPT-2, Llama 3, Qwen, gpt-oss, DeepSeek, Mistral and their like.
+//!
+//! A prompt of 100,000 tokens takes the `tokenizers` library a tenth of a second of processor time. Here the same ids
+//! come out many times sooner (`benches/bpe.rs`), because only what decides the ids is done: no offsets, no token
+//! strings, no characters standing for bytes. Whatever is not known to come out equal is refused when the tokenizer is
+//! loaded, and the caller uses the library.
+//!
+//! Text goes through four steps: form C where the tokenizer asks for it (`nfc`), words (`split`), words that are a
+//! token or were met lately (`words`), merges (`merge`).
 
 use std::borrow::Cow;
+use std::sync::Mutex;
+
+use self::merge::{Merges, Row};
+use self::split::Splitter;
+use self::words::{Cache, Words};
+
+mod classes;
+mod load;
+mod merge;
+mod nfc;
+mod split;
+mod words;
 
 /// A byte-level BPE encoder: the same ids as the `tokenizers` library gives, in a fraction of the time.
 #[derive(Debug)]
-pub struct Bpe {}
+pub struct Bpe {
+    words: Words,
+    merges: Merges,
+    splitter: Splitter,
+    nfc: bool,
+    prefix_space: bool,
+    /// Working memory, one for each caller at a time: at most as many as there have been callers at once.
+    scratch: Mutex<Vec<Scratch>>,
+}
+
+#[derive(Debug)]
+struct Scratch {
+    cache: Cache,
+    row: Row,
+}
 
 /// Why a tokenizer is not encoded here, in words for people; the caller uses the library instead.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Unsupported(pub String);
 
+// === impl Bpe ===
+
 impl Bpe {
     /// The encoder of a parsed `tokenizer.json`.
-    pub fn from_tokenizer(_tokenizer: &serde_json::Value) -> Result<Bpe, Unsupported> {
-        Err(Unsupported("no tokenizer is encoded here".into()))
+    ///
+    /// # Errors
+    ///
+    /// Where its model, normalizer or pre-tokenizer is none of those that are encoded here.
+    pub fn from_tokenizer(tokenizer: &serde_json::Value) -> Result<Bpe, Unsupported> {
+        load::from_tokenizer(tokenizer)
     }
 
     /// The encoder of tiktoken ranks and their split pattern.
+    ///
+    /// # Errors
+    ///
+    /// Where the pattern is not one that is split here, or a byte has no rank.
     pub fn from_ranks(
-        _ranks: impl Iterator<Item = (Vec<u8>, u32)>,
-        _pattern: &str,
+        ranks: impl Iterator<Item = (Vec<u8>, u32)>,
+        pattern: &str,
     ) -> Result<Bpe, Unsupported> {
-        Err(Unsupported("no tokenizer is encoded here".into()))
+        load::from_ranks(ranks, pattern)
+    }
+
+    fn new(words: Words, merges: Merges, splitter: Splitter, nfc: bool, prefix_space: bool) -> Bpe {
+        Bpe { words, merges, splitter, nfc, prefix_space, scratch: Mutex::default() }
     }
 
     /// `text` as the tokenizer's normalizer leaves it. [`Bpe::encode`] does this itself; it is for callers that
     /// look for added tokens in normalized text.
     pub fn normalize<'a>(&self, text: &'a str) -> Cow<'a, str> {
-        Cow::Borrowed(text)
+        if self.nfc { nfc::normalize(text) } else { Cow::Borrowed(text) }
     }
 
     /// Appends the ids of `text`, which holds no added token.
-    pub fn encode(&self, _text: &str, _out: &mut Vec<u32>) {}
+    pub fn encode(&self, text: &str, out: &mut Vec<u32>) {
+        let mut text = self.normalize(text);
+        if self.prefix_space && !text.is_empty() && !text.starts_with(' ') {
+            text.to_mut().insert(0, ' ');
+        }
+        let text = &*text;
+        let taken = self.scratch.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).pop();
+        let mut scratch = taken.unwrap_or_else(|| Scratch { cache: Cache::new(), row: Row::default() });
+        let Scratch { cache, row } = &mut scratch;
+        let bytes = text.as_bytes();
+        self.splitter.each(text, |from, to| match self.words.find(bytes, from, to) {
+            Some(id) => out.push(id),
+            None => {
+                cache.encode(bytes, (from, to), out, |out| self.merges.encode(&bytes[from..to], row, out))
+            }
+        });
+        scratch.row.shrink();
+        self.scratch.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push(scratch);
+    }
 
     /// Whether cutting `text` before byte `at` leaves the ids of both sides as they are: the ids of the whole are
     /// those of the left, then those of the right. `false` may be over-cautious, `true` never is.
+    ///
+    /// True before a space that follows no white space: every pattern starts a word there, and none looks past it.
     pub fn cuts_at(text: &str, at: usize) -> bool {
         let bytes = text.as_bytes();
         at > 0 && at < bytes.len() && bytes[at] == b' ' && !text[..at].ends_with(char::is_whitespace)
