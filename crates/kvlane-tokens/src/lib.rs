@@ -11,8 +11,12 @@
 //! [`Unknown`], with the reason, and the caller estimates.
 
 pub mod bpe;
+mod json;
 mod prompt;
+mod python;
+mod request;
 mod source;
+mod template;
 mod tokenizer;
 mod unknown;
 

@@ -1,0 +1,281 @@
+//! Text to token ids, in pieces that are remembered.
+//!
+//! A tokenizer encodes what lies between two added tokens without looking past them. So a text is cut there, and every
+//! piece is encoded once and then found by its content: a conversation's next turn costs its new message. A piece of
+//! plain text that is long is cut further, at spaces that the encoder is known to begin a word at, and there by its
+//! content, so that a prompt that grows, or whose beginning changes, is not encoded again as a whole either.
+//!
+//! Whether pieces give the same ids as the whole is tried on a set of texts when the tokenizer is loaded (`probe`).
+
+mod added;
+mod cache;
+mod probe;
+
+
+use crate::bpe::Bpe;
+use crate::tokenizer::{Cut, Stats};
+use crate::unknown::Unknown;
+
+pub(crate) use added::AddedToken;
+use added::{Added, Piece};
+use cache::{Cache, Key};
+
+/// Shorter pieces are encoded again rather than looked up where our own encoder does it.
+const REMEMBERED_BYTES_MIN: usize = 24;
+
+/// Where long plain text is cut: not before this many bytes, by content from there on, at any space from the third on.
+#[derive(Clone, Copy, Debug)]
+struct Chunks {
+    bytes_min: usize,
+    bytes_max: usize,
+    /// Of the spaces in between, one in this many is cut at.
+    one_in: u32,
+}
+
+const CHUNKS: Chunks = Chunks { bytes_min: 1 << 11, bytes_max: 1 << 14, one_in: 128 };
+
+/// Who turns a piece of plain text into ids.
+enum Backend {
+    /// Our own encoder.
+    Own(Box<Bpe>),
+    /// The `tokenizers` library.
+    Library(Box<tokenizers::Tokenizer>),
+}
+
+/// What a tokenizer's files come down to.
+pub(crate) struct Parts {
+    /// Our own encoder, where it knows this kind of tokenizer.
+    pub(crate) own: Option<Bpe>,
+    /// The library's, where there is one.
+    pub(crate) library: Option<tokenizers::Tokenizer>,
+    pub(crate) added: Vec<AddedToken>,
+    /// Ids that go before and behind a text, if special tokens are to be added.
+    pub(crate) before: Vec<u32>,
+    pub(crate) behind: Vec<u32>,
+    /// Whether a text's first piece is encoded in another way than the rest.
+    pub(crate) positional: bool,
+    pub(crate) cache_bytes_max: usize,
+}
+
+/// A tokenizer without its templates.
+pub(crate) struct Encoder {
+    backend: Backend,
+    /// Added tokens found in the text as it is.
+    raw: Added,
+    /// Added tokens found in the normalized text, where our own encoder has to do it.
+    normalized: Added,
+    pub(crate) before: Vec<u32>,
+    pub(crate) behind: Vec<u32>,
+    /// A token to put before a piece that is not the first: its content and id.
+    guard: Option<(String, u32)>,
+    positional: bool,
+    cut: Cut,
+    chunks: Chunks,
+    cache: Cache,
+}
+
+// === impl Encoder ===
+
+impl Encoder {
+    /// Joins the parts and tries whether texts may be cut. The error says what is wrong with the files.
+    pub(crate) fn new(parts: Parts) -> Result<Encoder, String> {
+        let Parts { mut own, mut library, added, before, behind, positional, cache_bytes_max } = parts;
+        // Our own encoder has to give the library's ids on every text tried, cut or not, else the library does it all.
+        let mut why = None;
+        loop {
+            let with_own = own.is_some();
+            let (normalized, raw): (Vec<AddedToken>, Vec<AddedToken>) =
+                added.iter().cloned().partition(|token| token.normalized);
+            let guard = guard(&added);
+            let backend = match (own.take(), &mut library) {
+                (Some(own), _) => Backend::Own(Box::new(own)),
+                (None, Some(_)) => Backend::Library(Box::new(library.take().ok_or("no encoder")?)),
+                (None, None) => return Err(why.unwrap_or_else(|| "no encoder".to_owned())),
+            };
+            let mut encoder = Encoder {
+                normalized: Added::new(if with_own { normalized_as(&backend, normalized) } else { Vec::new() })?,
+                raw: Added::new(raw)?,
+                backend,
+                before: before.clone(),
+                behind: behind.clone(),
+                guard: guard.clone(),
+                positional,
+                cut: Cut::AtSpecialTokens,
+                chunks: CHUNKS,
+                cache: Cache::new(cache_bytes_max),
+            };
+            match encoder.probe(library.as_ref(), &added) {
+                Ok(()) => return Ok(encoder),
+                Err(difference) if with_own && library.is_some() => why = Some(difference),
+                Err(difference) => {
+                    encoder.cut = Cut::Never(difference);
+                    return Ok(encoder);
+                }
+            }
+        }
+    }
+
+    pub(crate) fn cut(&self) -> &Cut {
+        &self.cut
+    }
+
+    pub(crate) fn stats(&self) -> Stats {
+        self.cache.stats()
+    }
+
+    /// Whether our own encoder is used.
+    pub(crate) fn is_own(&self) -> bool {
+        matches!(self.backend, Backend::Own(_))
+    }
+
+    /// Appends the ids of `text`; returns how many were remembered.
+    pub(crate) fn encode(&self, text: &str, add_special: bool, out: &mut Vec<u32>) -> Result<usize, Unknown> {
+        if add_special {
+            out.extend_from_slice(&self.before);
+        }
+        let mut reused = 0;
+        match self.cut {
+            Cut::AtSpecialTokens => self.raw.split(text, |piece| {
+                match piece {
+                    Piece::Token(id) => out.push(id),
+                    Piece::Text(text, at) => reused += self.piece(text, at == 0, out)?,
+                }
+                Ok(())
+            })?,
+            Cut::Never(_) => reused += self.remembered(text, true, out)?,
+        }
+        if add_special {
+            out.extend_from_slice(&self.behind);
+        }
+        Ok(reused)
+    }
+
+    /// Appends the ids of a piece without raw added tokens.
+    fn piece(&self, text: &str, first: bool, out: &mut Vec<u32>) -> Result<usize, Unknown> {
+        let Backend::Own(own) = &self.backend else { return self.remembered(text, first, out) };
+        if self.normalized.is_empty() {
+            return self.chunks(text, out);
+        }
+        let text = own.normalize(text);
+        let mut reused = 0;
+        self.normalized.split(&text, |piece| {
+            match piece {
+                Piece::Token(id) => out.push(id),
+                Piece::Text(text, _) => reused += self.chunks(text, out)?,
+            }
+            Ok::<(), Unknown>(())
+        })?;
+        Ok(reused)
+    }
+
+    /// Appends the ids of plain text, for our own encoder: cut where that is known to be safe.
+    fn chunks(&self, text: &str, out: &mut Vec<u32>) -> Result<usize, Unknown> {
+        let mut rest = text;
+        let mut reused = 0;
+        while let Some(at) = self.chunks.end(rest) {
+            let (chunk, behind) = rest.split_at(at);
+            reused += self.remembered(chunk, true, out)?;
+            rest = behind;
+        }
+        Ok(reused + self.remembered(rest, true, out)?)
+    }
+
+    /// Appends the ids of a text that is encoded on its own, out of the cache if it is there.
+    fn remembered(&self, text: &str, first: bool, out: &mut Vec<u32>) -> Result<usize, Unknown> {
+        if text.len() < REMEMBERED_BYTES_MIN && self.is_own() {
+            self.plain(text, first, out)?;
+            return Ok(0);
+        }
+        let first = first || !self.positional;
+        let key = Key::of(text, u64::from(!first));
+        if let Some(ids) = self.cache.get(key) {
+            out.extend_from_slice(&ids);
+            return Ok(ids.len());
+        }
+        let before = out.len();
+        self.plain(text, first, out)?;
+        self.cache.put(key, &out[before..]);
+        self.cache.count_encoded(out.len() - before);
+        Ok(0)
+    }
+
+    /// Appends the ids of a text that is encoded on its own.
+    fn plain(&self, text: &str, first: bool, out: &mut Vec<u32>) -> Result<(), Unknown> {
+        match &self.backend {
+            Backend::Own(own) => own.encode(text, out),
+            Backend::Library(library) if first || !self.positional => {
+                out.extend_from_slice(library_ids(library, text)?.get_ids());
+            }
+            Backend::Library(library) => {
+                let Some((guard, id)) = &self.guard else {
+                    return Err(Unknown::Tokenizer("no special token to put before a piece".into()));
+                };
+                let encoding = library_ids(library, &format!("{guard}{text}"))?;
+                match encoding.get_ids().split_first() {
+                    Some((first, ids)) if first == id => out.extend_from_slice(ids),
+                    _ => return Err(Unknown::Tokenizer("a special token was not found before a piece".into())),
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn library_ids(library: &tokenizers::Tokenizer, text: &str) -> Result<tokenizers::Encoding, Unknown> {
+    library.encode_fast(text, false).map_err(|error| Unknown::Tokenizer(error.to_string()))
+}
+
+/// An added token that can stand before any text without changing how it or the text is found.
+fn guard(added: &[AddedToken]) -> Option<(String, u32)> {
+    let plain = |token: &&AddedToken| {
+        !token.normalized && !token.lstrip && !token.rstrip && !token.single_word && !token.content.is_empty()
+    };
+    added
+        .iter()
+        .filter(plain)
+        .find(|token| {
+            added.iter().all(|other| other.id == token.id || !other.content.starts_with(&token.content))
+        })
+        .map(|token| (token.content.clone(), token.id))
+}
+
+/// Tokens with their contents as the encoder's normalizer leaves them.
+fn normalized_as(backend: &Backend, mut tokens: Vec<AddedToken>) -> Vec<AddedToken> {
+    if let Backend::Own(own) = backend {
+        for token in &mut tokens {
+            token.content = own.normalize(&token.content).into_owned();
+        }
+    }
+    tokens
+}
+
+// === impl Chunks ===
+
+impl Chunks {
+    /// Where the first chunk of `text` ends, if it is not all of it.
+    fn end(self, text: &str) -> Option<usize> {
+        if text.len() <= self.bytes_max {
+            return None;
+        }
+        let bytes = text.as_bytes();
+        let mut end = None;
+        for space in memchr::memchr_iter(b' ', &bytes[self.bytes_min..]) {
+            let at = self.bytes_min + space;
+            if (at >= self.bytes_max || self.is_end(bytes, at)) && Bpe::cuts_at(text, at) {
+                end = Some(at);
+                break;
+            }
+        }
+        end
+    }
+
+    /// Whether the bytes before `at` make it one of the places to cut at.
+    fn is_end(self, bytes: &[u8], at: usize) -> bool {
+        let Some(before) = at.checked_sub(8).and_then(|from| bytes[from..at].first_chunk::<8>()) else {
+            return false;
+        };
+        // Fibonacci hashing: the upper bits depend on all of the eight bytes.
+        let mixed = u64::from_le_bytes(*before).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
+        (mixed as u32).is_multiple_of(self.one_in)
+    }
+}

@@ -1,0 +1,293 @@
+//! Chat templates, rendered as transformers' `apply_chat_template` renders them (`utils/chat_template_utils.py`): blocks
+//! trimmed, `break` and `continue`, `raise_exception`, `strftime_now`, Python's methods on text and dicts, `tojson` as
+//! `json.dumps(ensure_ascii=False)`.
+//!
+//! A template is the operator's: it comes with the model or from a flag, never from a request. The conversation is the
+//! client's, so a rendering is bounded in what it prints, in the instructions it takes and in its depth.
+
+mod content;
+
+use std::io;
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::{Kwargs, ValueKind};
+use minijinja::{Environment, Error, ErrorKind, State, Value};
+
+use crate::prompt::UnixTime;
+use crate::python::{Dumps, is_space, strftime};
+use crate::source::{Config, ContentFormat};
+use crate::unknown::Unknown;
+
+/// The name of the one template in an environment.
+const NAME: &str = "chat";
+
+/// How deep macros, loops and conditions may nest.
+const RECURSION_MAX: usize = 300;
+
+/// A compiled chat template.
+pub(crate) struct Template {
+    env: Environment<'static>,
+    /// How contents are to be handed over.
+    pub(crate) content: ContentFormat,
+    /// Whether it knows the role `developer`; vLLM makes it `system` where it does not (`renderers/hf.py`).
+    pub(crate) developer: bool,
+    /// Whether it refuses a system message after the first; vLLM then merges Anthropic's into the first
+    /// (`entrypoints/anthropic/serving.py`).
+    pub(crate) system_first: bool,
+    text_bytes_max: usize,
+}
+
+/// What `raise_exception` leaves, to tell a refusal from a failure.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Raised(String);
+
+/// A sink that refuses to grow beyond its limit.
+struct Bounded {
+    bytes: Vec<u8>,
+    max: usize,
+}
+
+// === impl Template ===
+
+impl Template {
+    /// Compiles `source`. The error says where and what.
+    pub(crate) fn compile(source: &str, config: &Config) -> Result<Template, String> {
+        let mut env = Environment::new();
+        env.set_syntax(
+            SyntaxConfig::builder()
+                .trim_blocks(true)
+                .lstrip_blocks(true)
+                .build()
+                .map_err(|error| error.to_string())?,
+        );
+        env.set_debug(false);
+        env.set_recursion_limit(RECURSION_MAX);
+        env.set_fuel(Some(u64::from(config.template_fuel_k).saturating_mul(1000)));
+        env.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
+        env.set_unknown_method_callback(method);
+        env.add_filter("tojson", tojson);
+        env.add_filter("trim", trim);
+        env.add_test("sequence", |value: &Value| {
+            matches!(value.kind(), ValueKind::String | ValueKind::Seq | ValueKind::Map)
+        });
+        env.add_function("raise_exception", |message: String| -> Result<Value, Error> {
+            Err(Error::new(ErrorKind::InvalidOperation, "raise_exception").with_source(Raised(message)))
+        });
+        let source = without_generation_tags(source);
+        env.add_template_owned(NAME, source.clone()).map_err(|error| error.to_string())?;
+        let content = match config.content_format {
+            ContentFormat::Auto => content::format(&source),
+            given => given,
+        };
+        let mut template = Template {
+            env,
+            content,
+            developer: source.contains("\"developer\"") || source.contains("'developer'"),
+            system_first: false,
+            text_bytes_max: config.text_bytes_max,
+        };
+        template.system_first = template.refuses_a_later_system_message();
+        Ok(template)
+    }
+
+    /// Renders with `context`, which is a map.
+    pub(crate) fn render(&self, context: Value, out: &mut String) -> Result<(), Unknown> {
+        let template = self.env.get_template(NAME).map_err(|error| failed(&error))?;
+        let mut bytes = std::mem::take(out).into_bytes();
+        bytes.clear();
+        let mut sink = Bounded { bytes, max: self.text_bytes_max };
+        let rendered = template.render_captured_to(context, &mut sink);
+        match rendered {
+            Ok(_) => {
+                *out = String::from_utf8(sink.bytes).map_err(|error| Unknown::Template(error.to_string()))?;
+                Ok(())
+            }
+            Err(_) if sink.bytes.len() >= sink.max => {
+                Err(Unknown::Limit(format!("it prints more than {} bytes", sink.max).into()))
+            }
+            Err(error) => Err(failed(&error)),
+        }
+    }
+
+    /// Renders system, user, system, user, as vLLM does to find out.
+    fn refuses_a_later_system_message(&self) -> bool {
+        let message = |role: &str| Value::from_pairs([("role", role), ("content", "t")]);
+        let messages: Vec<Value> = ["system", "user", "system", "user"].map(message).into();
+        let context = Value::from_pairs([
+            ("messages", Value::from(messages)),
+            ("add_generation_prompt", Value::from(false)),
+            ("strftime_now", strftime_now(UnixTime::default())),
+        ]);
+        self.render(context, &mut String::new()).is_err()
+    }
+}
+
+/// The function `strftime_now` at `now`, for a context. Engines answer in their host's time zone; this is UTC.
+pub(crate) fn strftime_now(now: UnixTime) -> Value {
+    Value::from_function(move |format: String| {
+        strftime(&format, now)
+            .ok_or_else(|| Error::new(ErrorKind::InvalidOperation, format!("strftime_now cannot print {format:?}")))
+    })
+}
+
+fn failed(error: &Error) -> Unknown {
+    if error.kind() == ErrorKind::OutOfFuel {
+        return Unknown::Limit("it takes too many instructions".into());
+    }
+    let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(cause) = source {
+        if let Some(Raised(message)) = cause.downcast_ref::<Raised>() {
+            return Unknown::Refused(message.clone());
+        }
+        source = cause.source();
+    }
+    let mut why = error.to_string();
+    why.truncate(why.floor_char_boundary(400));
+    Unknown::Template(why)
+}
+
+/// Training code marks what an assistant wrote with `{% generation %}`; the marks print nothing. `with` keeps what they
+/// also do, which is to open a scope.
+fn without_generation_tags(source: &str) -> String {
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(at) = rest.find("{%") {
+        let (before, tag) = rest.split_at(at + 2);
+        out.push_str(before);
+        let inner = tag.trim_start_matches(['-', '+']);
+        let open = &tag[..tag.len() - inner.len()];
+        let name = inner.trim_start();
+        let space = &inner[..inner.len() - name.len()];
+        let word_bytes = name.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(name.len());
+        let replacement = match &name[..word_bytes] {
+            "generation" => "with",
+            "endgeneration" => "endwith",
+            word => word,
+        };
+        out.push_str(open);
+        out.push_str(space);
+        out.push_str(replacement);
+        rest = &name[word_bytes..];
+    }
+    out.push_str(rest);
+    out
+}
+
+/// `json.dumps(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False)`, with its arguments in its order.
+fn tojson(
+    value: &Value,
+    ensure_ascii: Option<Value>,
+    indent: Option<Value>,
+    separators: Option<Value>,
+    kwargs: Kwargs,
+) -> Result<Value, Error> {
+    let given = |positional: Option<Value>, name: &str| -> Result<Option<Value>, Error> {
+        let named: Option<Value> = kwargs.get(name)?;
+        Ok(positional.or(named).filter(|value| !value.is_none() && !value.is_undefined()))
+    };
+    let ensure_ascii = given(ensure_ascii, "ensure_ascii")?;
+    let indent = given(indent, "indent")?;
+    let separators = given(separators, "separators")?;
+    let sort_keys = given(None, "sort_keys")?;
+    kwargs.assert_all_used()?;
+    let mut dumps = Dumps {
+        ensure_ascii: ensure_ascii.is_some_and(|value| value.is_true()),
+        sort_keys: sort_keys.is_some_and(|value| value.is_true()),
+        ..Dumps::default()
+    };
+    if let Some(indent) = indent {
+        const INDENT_MAX: usize = 64;
+        dumps.indent = Some(match indent.as_str() {
+            Some(text) => text.chars().take(INDENT_MAX).collect(),
+            None => " ".repeat(indent.as_usize().unwrap_or(0).min(INDENT_MAX)),
+        });
+        dumps.item_separator = ",".into();
+    }
+    if let Some(separators) = separators {
+        dumps.item_separator = separators.get_item_by_index(0)?.to_string();
+        dumps.key_separator = separators.get_item_by_index(1)?.to_string();
+    }
+    let mut out = String::new();
+    dumps.write(value, &mut out)?;
+    Ok(Value::from(out))
+}
+
+/// Jinja's `trim`, which is `str.strip`.
+fn trim(value: &Value, characters: Option<&str>) -> Value {
+    match value.as_str() {
+        Some(text) => strip(text, characters, true, true, value),
+        None => {
+            let text = value.to_string();
+            strip(&text, characters, true, true, &Value::UNDEFINED)
+        }
+    }
+}
+
+/// `text` without what is to be stripped; `whole`, a cheap clone, if nothing is.
+fn strip(text: &str, characters: Option<&str>, start: bool, end: bool, whole: &Value) -> Value {
+    let strips = |c: char| characters.map_or_else(|| is_space(c), |characters| characters.contains(c));
+    let mut stripped = text;
+    if start {
+        stripped = stripped.trim_start_matches(strips);
+    }
+    if end {
+        stripped = stripped.trim_end_matches(strips);
+    }
+    if stripped.len() == text.len() && !whole.is_undefined() { whole.clone() } else { Value::from(stripped) }
+}
+
+/// Python's methods: those that differ from the ones of `pycompat` or are not there, then those.
+fn method(state: &mut State<'_, '_>, value: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
+    let Some(text) = value.as_str() else {
+        return minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args);
+    };
+    let first = args.first().and_then(Value::as_str);
+    match (name, first) {
+        ("strip", _) if args.is_empty() || first.is_some() => Ok(strip(text, first, true, true, value)),
+        ("lstrip", _) if args.is_empty() || first.is_some() => Ok(strip(text, first, true, false, value)),
+        ("rstrip", _) if args.is_empty() || first.is_some() => Ok(strip(text, first, false, true, value)),
+        ("removeprefix", Some(prefix)) => Ok(Value::from(text.strip_prefix(prefix).unwrap_or(text))),
+        ("removesuffix", Some(suffix)) => Ok(Value::from(text.strip_suffix(suffix).unwrap_or(text))),
+        ("partition", Some(separator)) if !separator.is_empty() => Ok(match text.split_once(separator) {
+            Some((head, tail)) => list([head, separator, tail]),
+            None => list([text, "", ""]),
+        }),
+        ("rpartition", Some(separator)) if !separator.is_empty() => Ok(match text.rsplit_once(separator) {
+            Some((head, tail)) => list([head, separator, tail]),
+            None => list(["", "", text]),
+        }),
+        ("split", None) if args.is_empty() => {
+            Ok(list(text.split(is_space).filter(|word| !word.is_empty())))
+        }
+        ("rsplit", Some(separator)) if !separator.is_empty() => {
+            let count = args.get(1).and_then(Value::as_usize).map_or(usize::MAX, |most| most.saturating_add(1));
+            let mut parts: Vec<&str> = text.rsplitn(count, separator).collect();
+            parts.reverse();
+            Ok(list(parts))
+        }
+        _ => minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args),
+    }
+}
+
+fn list<'a>(texts: impl IntoIterator<Item = &'a str>) -> Value {
+    Value::from(texts.into_iter().map(Value::from).collect::<Vec<_>>())
+}
+
+// === impl Bounded ===
+
+impl io::Write for Bounded {
+    fn write(&mut self, piece: &[u8]) -> io::Result<usize> {
+        if self.bytes.len() + piece.len() > self.max {
+            // Filled to the brim, which is how the caller tells this from the template's own errors.
+            self.bytes.resize(self.max, 0);
+            return Err(io::Error::other("the text is too long"));
+        }
+        self.bytes.extend_from_slice(piece);
+        Ok(piece.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
