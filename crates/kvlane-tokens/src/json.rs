@@ -152,7 +152,9 @@ impl<'a> Map<'a> {
     }
 
     pub(crate) fn into_value(self) -> Value {
-        Value::from_pairs(self.0.into_iter().map(|(key, value)| (Value::from(key.as_ref()), value.into_value())))
+        Value::from_pairs(
+            self.0.into_iter().map(|(key, value)| (Value::from(key.as_ref()), value.into_value())),
+        )
     }
 
     /// Of a repeated key the last value counts, at the place of the first.

@@ -11,12 +11,15 @@
 //! [`Unknown`], with the reason, and the caller estimates.
 
 pub mod bpe;
+mod encode;
 mod json;
+mod load;
 mod prompt;
 mod python;
 mod request;
 mod source;
 mod template;
+mod tiktoken;
 mod tokenizer;
 mod unknown;
 

@@ -341,7 +341,10 @@ mod tests {
     fn dates_print_as_strftime_prints_them() {
         let at = |seconds, format| strftime(format, UnixTime(seconds));
         assert_eq!(at(1_795_190_250, "%d %b %Y"), Some("20 Nov 2026".into()));
-        assert_eq!(at(1_795_190_250, "%A, %-d %B %Y %H:%M:%S %j %p %y%%"), Some("Friday, 20 November 2026 15:57:30 324 PM 26%".into()));
+        assert_eq!(
+            at(1_795_190_250, "%A, %-d %B %Y %H:%M:%S %j %p %y%%"),
+            Some("Friday, 20 November 2026 15:57:30 324 PM 26%".into())
+        );
         assert_eq!(at(0, "%Y-%m-%d %a"), Some("1970-01-01 Thu".into()));
         assert_eq!(at(951_782_400, "%F %T"), Some("2000-02-29 00:00:00".into()));
         assert_eq!(at(-1, "%Y-%m-%d"), Some("1969-12-31".into()));

@@ -43,6 +43,8 @@ pub struct Config {
     pub template_fuel_k: u32,
     /// How message contents are handed to the template.
     pub content_format: ContentFormat,
+    /// Whether tools are left out where `tool_choice` is `none`, vLLM's `--exclude-tools-when-tool-choice-none`.
+    pub exclude_tools_when_tool_choice_none: bool,
 }
 
 impl Default for Config {
@@ -52,6 +54,7 @@ impl Default for Config {
             text_bytes_max: 64 << 20,
             template_fuel_k: 20_000,
             content_format: ContentFormat::Auto,
+            exclude_tools_when_tool_choice_none: false,
         }
     }
 }

@@ -1,20 +1,39 @@
-//! A model's tokenizer and chat template, loaded.
+//! A model's tokenizer and chat templates, loaded.
+
+use std::fmt;
 
 use kvlane_wire::api::Api;
+use minijinja::Value;
 
+use crate::encode::Encoder;
+use crate::json::{Json, Map};
+use crate::load::{Loaded, load};
 use crate::prompt::{Prompt, UnixTime};
+use crate::python::is_space;
+use crate::request::{Chat, Reading, Request, Shape, Side, Truncate, Wants, conversation, read};
 use crate::source::{Config, LoadError, Source};
+use crate::template::{Template, strftime_now};
 use crate::unknown::Unknown;
 
-/// A model's tokenizer and chat template. Shared by all threads.
+/// What transformers puts behind a message that is to be continued, to find its end in the rendering
+/// (`utils/chat_template_utils.py`).
+const CONTINUE_TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
+
+/// A model's tokenizer and chat templates. Shared by all threads.
 pub struct Tokenizer {
-    inner: tokenizers::Tokenizer,
+    encoder: Encoder,
+    template: Option<Template>,
+    tool_template: Option<Template>,
+    specials: Vec<(&'static str, String)>,
+    vocab_size: usize,
+    engine_renders: Option<&'static str>,
+    reading: Reading,
 }
 
 /// Where a text may be cut before it is encoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cut {
-    /// At special tokens: pieces encoded apart are the whole encoded, proved on a set of texts when it was loaded.
+    /// At added tokens: pieces encoded apart are the whole encoded, tried on a set of texts when it was loaded.
     AtSpecialTokens,
     /// Nowhere, for this reason: every prompt is encoded as a whole.
     Never(String),
@@ -33,63 +52,258 @@ pub struct Stats {
     pub misses: u64,
     /// Tokens that came out of the cache.
     pub tokens_reused: u64,
-    /// Tokens that were encoded.
+    /// Tokens that were encoded and looked for before.
     pub tokens_encoded: u64,
+}
+
+/// Text, or ids, on the way to tokens.
+enum Text<'a> {
+    Ids(Vec<u32>, Option<Truncate>),
+    Plain(std::borrow::Cow<'a, str>, Shape),
+    Rendered(Shape),
 }
 
 // === impl Tokenizer ===
 
 impl Tokenizer {
-    /// Reads the files of `source` and proves where texts may be cut.
+    /// Reads the files of `source` and tries where texts may be cut. Takes about a second for a large vocabulary.
     pub fn load(source: &Source, config: &Config) -> Result<Tokenizer, LoadError> {
-        let _ = config;
-        let path = source.path.join("tokenizer.json");
-        let inner = tokenizers::Tokenizer::from_file(&path)
-            .map_err(|error| LoadError::Format { path, why: error.to_string() })?;
-        Ok(Tokenizer { inner })
+        let Loaded { encoder, template, tool_template, specials, vocab_size, engine_renders } =
+            load(source, config)?;
+        let reading = Reading {
+            exclude_tools_when_none: config.exclude_tools_when_tool_choice_none,
+            ..Reading::default()
+        };
+        let mut tokenizer =
+            Tokenizer { encoder, template, tool_template, specials, vocab_size, engine_renders, reading };
+        // Without a template at hand vLLM merges, to be safe.
+        let system_first = tokenizer.templates().any(|template| template.system_first);
+        tokenizer.reading.system_first = system_first;
+        tokenizer.reading.disabled_effort_low = tokenizer.cannot_disable_thinking();
+        Ok(tokenizer)
     }
 
     /// The tokens of a request to `api`. After [`Unknown`], `out` holds the tokens it is known to begin with.
+    ///
+    /// # Errors
+    ///
+    /// Where the engine's tokens cannot be known here, and why.
     pub fn prompt(&self, api: Api, body: &[u8], now: UnixTime, out: &mut Prompt) -> Result<(), Unknown> {
-        let _ = (body, now);
         out.clear();
-        Err(Unknown::Api(api.name()))
+        let Prompt { tokens, reused_tokens, text } = out;
+        let (shape, truncate) = match self.text_of(api, body, now, text)? {
+            Text::Ids(ids, truncate) => {
+                *tokens = ids;
+                *reused_tokens = tokens.len() as u32;
+                (Shape { add_special: false, truncate }, truncate)
+            }
+            Text::Plain(plain, shape) => {
+                *reused_tokens = self.encoder.encode(&plain, shape.add_special, tokens)? as u32;
+                (shape, shape.truncate)
+            }
+            Text::Rendered(shape) => {
+                *reused_tokens = self.encoder.encode(text, shape.add_special, tokens)? as u32;
+                (shape, shape.truncate)
+            }
+        };
+        if let Some(truncate) = truncate {
+            self.truncate(truncate, shape.add_special, tokens);
+            *reused_tokens = (*reused_tokens).min(tokens.len() as u32);
+        }
+        Ok(())
     }
 
-    /// The text the engine would encode for a request to `api`, where that is not ids.
+    /// The text the engine would encode for a request to `api`; empty if the prompt is given as ids.
+    ///
+    /// # Errors
+    ///
+    /// As [`Tokenizer::prompt`].
     pub fn render(&self, api: Api, body: &[u8], now: UnixTime, out: &mut String) -> Result<(), Unknown> {
-        let _ = (body, now);
         out.clear();
-        Err(Unknown::Api(api.name()))
+        if let Text::Plain(plain, _) = self.text_of(api, body, now, out)? {
+            out.push_str(&plain);
+        }
+        Ok(())
     }
 
     /// Appends the tokens of a text; `add_special` as the tokenizer's own beginning and end are wanted or not.
+    ///
+    /// # Errors
+    ///
+    /// Where the tokenizer fails on the text.
     pub fn text(&self, text: &str, add_special: bool, out: &mut Vec<u32>) -> Result<(), Unknown> {
-        let encoding = self
-            .inner
-            .encode_fast(text, add_special)
-            .map_err(|error| Unknown::Tokenizer(error.to_string()))?;
-        out.extend_from_slice(encoding.get_ids());
-        Ok(())
+        self.encoder.encode(text, add_special, out).map(|_| ())
     }
 
     /// Whether the model has a chat template.
     pub fn has_template(&self) -> bool {
-        false
+        self.templates().next().is_some()
     }
 
     /// Ids there are, added tokens included.
     pub fn vocab_size(&self) -> usize {
-        self.inner.get_vocab_size(true)
+        self.vocab_size
     }
 
     /// Where texts may be cut.
     pub fn cut(&self) -> Cut {
-        Cut::Never("not probed".into())
+        self.encoder.cut().clone()
+    }
+
+    /// Whether texts are encoded by our own encoder, rather than by the slower library.
+    pub fn is_fast(&self) -> bool {
+        self.encoder.is_own()
     }
 
     /// What the cache did.
     pub fn stats(&self) -> Stats {
-        Stats::default()
+        self.encoder.stats()
     }
+
+    fn templates(&self) -> impl Iterator<Item = &Template> {
+        self.template.iter().chain(&self.tool_template)
+    }
+
+    fn text_of<'a>(
+        &self,
+        api: Api,
+        body: &'a [u8],
+        now: UnixTime,
+        out: &mut String,
+    ) -> Result<Text<'a>, Unknown> {
+        Ok(match read(api, body, self.reading)? {
+            Request::Ids(ids, truncate) => Text::Ids(ids, truncate),
+            Request::Text(text, shape) => Text::Plain(text, shape),
+            Request::Chat(chat) => {
+                let shape = chat.shape;
+                self.chat(*chat, now, out)?;
+                Text::Rendered(shape)
+            }
+        })
+    }
+
+    /// Renders a conversation.
+    fn chat(&self, chat: Chat<'_>, now: UnixTime, out: &mut String) -> Result<(), Unknown> {
+        if let Some(renderer) = self.engine_renders {
+            return Err(Unknown::EngineRenders(renderer));
+        }
+        let template = match &self.tool_template {
+            Some(template) if chat.tools.is_some() => template,
+            _ => self.template.as_ref().ok_or(Unknown::NoTemplate)?,
+        };
+        let mut messages = conversation(chat.messages, Wants::new(template.content, template.developer))?;
+        let ending = if chat.continue_final_message {
+            if chat.add_generation_prompt {
+                return Err(Unknown::Refused("continue_final_message with add_generation_prompt".into()));
+            }
+            Some(mark_end(&mut messages)?)
+        } else {
+            None
+        };
+        let messages: Vec<Value> = messages.into_iter().map(Map::into_value).collect();
+        let mut context: Vec<(Value, Value)> = Vec::with_capacity(16);
+        let mut set = |name: &str, value| context.push((Value::from(name), value));
+        // Later ones win.
+        for (name, token) in &self.specials {
+            set(name, Value::from(token.as_str()));
+        }
+        set("strftime_now", strftime_now(now));
+        set("tools", chat.tools.map_or(Value::from(()), Json::into_value));
+        set("documents", Value::from(()));
+        for (name, value) in chat.kwargs.0 {
+            set(&name, value.into_value());
+        }
+        if let Some(documents) = chat.documents {
+            set("documents", documents.into_value());
+        }
+        set("messages", Value::from(messages));
+        set("add_generation_prompt", Value::from(chat.add_generation_prompt));
+        template.render(Value::from_pairs(context), out)?;
+        if let Some(ending) = ending {
+            end_at_mark(&ending, out)?;
+        }
+        Ok(())
+    }
+
+    /// Keeps as many tokens as are wanted. An end that is named is cut off all of them; else the tokenizer cuts, which
+    /// vLLM sets to cut at the left, between the tokens that it adds (`renderers/params.py`, `tokenizers/registry.py`).
+    fn truncate(&self, truncate: Truncate, add_special: bool, tokens: &mut Vec<u32>) {
+        let keep = truncate.tokens as usize;
+        if tokens.len() <= keep {
+            return;
+        }
+        let surplus = tokens.len() - keep;
+        let (before, behind) =
+            if add_special { (self.encoder.before.len(), self.encoder.behind.len()) } else { (0, 0) };
+        match truncate.side {
+            Some(Side::Right) => tokens.truncate(keep),
+            Some(Side::Left) => drop(tokens.drain(..surplus)),
+            None if before + behind <= keep => drop(tokens.drain(before..before + surplus)),
+            None => drop(tokens.drain(..surplus)),
+        }
+    }
+
+    /// Whether the template rejects or ignores the effort `none`, so that vLLM asks for `low` where Anthropic's
+    /// `thinking` is disabled (`entrypoints/anthropic/serving.py`, `_probe_disabled_thinking_effort`).
+    fn cannot_disable_thinking(&self) -> bool {
+        let rendered = |effort: &str| {
+            let body = serde_json::json!({
+                "messages": [{"role": "user", "content": "Hi"}],
+                "reasoning_effort": effort,
+            });
+            let mut out = String::new();
+            let body = body.to_string();
+            self.render(Api::ChatCompletions, body.as_bytes(), UnixTime::default(), &mut out)
+                .ok()
+                .map(|()| out)
+        };
+        let none = rendered("none");
+        none.is_none()
+            || ["low", "medium", "high", "xhigh", "max"].iter().any(|effort| rendered(effort) == none)
+    }
+}
+
+impl fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tokenizer")
+            .field("vocab_size", &self.vocab_size)
+            .field("template", &self.has_template())
+            .field("cut", self.encoder.cut())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Puts the tag behind the last text of the last message; returns the text.
+fn mark_end(messages: &mut [Map<'_>]) -> Result<String, Unknown> {
+    let nothing = || Unknown::Refused("no text to continue in the final message".into());
+    let content = messages.last_mut().and_then(|message| message.get_mut("content")).ok_or_else(nothing)?;
+    let text = match content {
+        text @ Json::Str(_) => text,
+        Json::List(parts) => parts
+            .iter_mut()
+            .rev()
+            .find_map(|part| match part {
+                Json::Map(part) => part.get_mut("text"),
+                _ => None,
+            })
+            .ok_or_else(nothing)?,
+        _ => return Err(nothing()),
+    };
+    let ending = text.as_str().ok_or_else(nothing)?.to_owned();
+    *text = Json::text(format!("{ending}{CONTINUE_TAG}"));
+    Ok(ending)
+}
+
+/// Ends the rendering where the tag is; without white space before it, if the template has trimmed the message.
+fn end_at_mark(ending: &str, out: &mut String) -> Result<(), Unknown> {
+    let tag = CONTINUE_TAG.trim_end();
+    let at = out.rfind(tag).filter(|_| out.contains(ending.trim_matches(is_space)));
+    let at =
+        at.ok_or_else(|| Unknown::Refused("the template does not print the final message as it is".into()))?;
+    let whole = out[at..].starts_with(CONTINUE_TAG);
+    out.truncate(at);
+    if !whole {
+        out.truncate(out.trim_end_matches(is_space).len());
+    }
+    Ok(())
 }

@@ -138,7 +138,11 @@ mod tests {
     #[test]
     fn the_leftmost_longest_token_counts() {
         let tokens = || vec![token(1, "<a>"), token(2, "<a><b>"), token(3, "<c>")];
-        check(tokens(), "x<a><b>y<c>", &[Piece::Text("x", 0), Piece::Token(2), Piece::Text("y", 7), Piece::Token(3)]);
+        check(
+            tokens(),
+            "x<a><b>y<c>",
+            &[Piece::Text("x", 0), Piece::Token(2), Piece::Text("y", 7), Piece::Token(3)],
+        );
         check(tokens(), "<a><c>", &[Piece::Token(1), Piece::Token(3)]);
         check(tokens(), "", &[]);
         check(Vec::new(), "plain", &[Piece::Text("plain", 0)]);
@@ -165,6 +169,10 @@ mod tests {
     #[test]
     fn a_token_of_single_words_needs_room() {
         let word = AddedToken { single_word: true, ..token(1, "ab") };
-        check(vec![word.clone()], "xab ab.ab", &[Piece::Text("xab ", 0), Piece::Token(1), Piece::Text(".", 6), Piece::Token(1)]);
+        check(
+            vec![word.clone()],
+            "xab ab.ab",
+            &[Piece::Text("xab ", 0), Piece::Token(1), Piece::Text(".", 6), Piece::Token(1)],
+        );
     }
 }

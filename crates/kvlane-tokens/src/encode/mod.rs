@@ -11,7 +11,6 @@ mod added;
 mod cache;
 mod probe;
 
-
 use crate::bpe::Bpe;
 use crate::tokenizer::{Cut, Stats};
 use crate::unknown::Unknown;
@@ -93,7 +92,11 @@ impl Encoder {
                 (None, None) => return Err(why.unwrap_or_else(|| "no encoder".to_owned())),
             };
             let mut encoder = Encoder {
-                normalized: Added::new(if with_own { normalized_as(&backend, normalized) } else { Vec::new() })?,
+                normalized: Added::new(if with_own {
+                    normalized_as(&backend, normalized)
+                } else {
+                    Vec::new()
+                })?,
                 raw: Added::new(raw)?,
                 backend,
                 before: before.clone(),
@@ -213,7 +216,11 @@ impl Encoder {
                 let encoding = library_ids(library, &format!("{guard}{text}"))?;
                 match encoding.get_ids().split_first() {
                     Some((first, ids)) if first == id => out.extend_from_slice(ids),
-                    _ => return Err(Unknown::Tokenizer("a special token was not found before a piece".into())),
+                    _ => {
+                        return Err(Unknown::Tokenizer(
+                            "a special token was not found before a piece".into(),
+                        ));
+                    }
                 }
             }
         }

@@ -57,7 +57,10 @@ impl Encoder {
         added: &[AddedToken],
     ) -> Result<(), String> {
         if self.positional && self.guard.is_none() {
-            return Err("the beginning of a text is encoded in another way, and no special token can stand for it".into());
+            return Err(
+                "the beginning of a text is encoded in another way, and no special token can stand for it"
+                    .into(),
+            );
         }
         let chunks = std::mem::replace(&mut self.chunks, SHORT);
         let result = self.compare(library, added);
@@ -86,7 +89,10 @@ impl Encoder {
         }
         for one in &tokens {
             for two in &tokens {
-                self.same(&format!("x{}{} {}\n{}y", one.content, two.content, one.content, two.content), library)?;
+                self.same(
+                    &format!("x{}{} {}\n{}y", one.content, two.content, one.content, two.content),
+                    library,
+                )?;
             }
         }
         Ok(())
@@ -98,7 +104,9 @@ impl Encoder {
         self.encode(text, false, &mut pieces).map_err(failed)?;
         let mut whole = Vec::new();
         match (library, &self.backend) {
-            (Some(library), _) => whole.extend_from_slice(super::library_ids(library, text).map_err(failed)?.get_ids()),
+            (Some(library), _) => {
+                whole.extend_from_slice(super::library_ids(library, text).map_err(failed)?.get_ids())
+            }
             (None, super::Backend::Library(library)) => {
                 whole.extend_from_slice(super::library_ids(library, text).map_err(failed)?.get_ids());
             }

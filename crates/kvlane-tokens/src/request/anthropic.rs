@@ -132,7 +132,11 @@ fn convert<'a>(mut given: Map<'a>, system_first: bool, out: &mut Vec<Json<'a>>) 
                 let text = match block.take("content") {
                     None => String::new(),
                     Some(Json::Str(text)) => text.into_owned(),
-                    Some(_) => return Err(Unknown::Body("a tool result that the assistant gives is no text".into())),
+                    Some(_) => {
+                        return Err(Unknown::Body(
+                            "a tool result that the assistant gives is no text".into(),
+                        ));
+                    }
                 };
                 parts.push(Json::text(format!("Tool result: {text}")));
             }
@@ -166,10 +170,8 @@ fn call(mut block: Map<'_>) -> Result<Json<'_>, Unknown> {
         Some(input @ Json::Map(_)) => input,
         _ => Json::Map(Map::default()),
     };
-    let function = Map(vec![
-        ("name".into(), block.take("name").unwrap_or(Json::text(""))),
-        ("arguments".into(), input),
-    ]);
+    let function =
+        Map(vec![("name".into(), block.take("name").unwrap_or(Json::text(""))), ("arguments".into(), input)]);
     Ok(Json::Map(Map(vec![
         ("id".into(), id),
         ("type".into(), Json::text("function")),
@@ -228,7 +230,10 @@ fn tools<'a>(list: Vec<Json<'a>>) -> Result<Json<'a>, Unknown> {
             schema.set("type", Json::text("object"));
         }
         tool.set("parameters", Json::Map(schema));
-        out.push(Json::Map(Map(vec![("type".into(), Json::text("function")), ("function".into(), definition(tool)?)])));
+        out.push(Json::Map(Map(vec![
+            ("type".into(), Json::text("function")),
+            ("function".into(), definition(tool)?),
+        ])));
     }
     Ok(Json::List(out))
 }

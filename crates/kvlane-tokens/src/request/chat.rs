@@ -116,7 +116,8 @@ fn tools<'a>(list: Vec<Json<'a>>) -> Result<Json<'a>, Unknown> {
         if let (Some(deferred), None) = (&deferred, function.some("defer_loading")) {
             function.set("defer_loading", deferred.clone());
         }
-        let mut entries = vec![("type".into(), Json::text("function")), ("function".into(), definition(function)?)];
+        let mut entries =
+            vec![("type".into(), Json::text("function")), ("function".into(), definition(function)?)];
         if let Some(deferred) = deferred {
             entries.push(("defer_loading".into(), deferred));
         }

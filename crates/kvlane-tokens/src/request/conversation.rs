@@ -56,7 +56,8 @@ fn one<'a>(mut message: Map<'a>, wants: Wants) -> Result<Map<'a>, Unknown> {
     let mut structured = false;
     for part in content {
         match part_of(part, wants.parts)? {
-            Some(Part::Text(text)) => match if role == "system" { without_billing(text) } else { Some(text) } {
+            Some(Part::Text(text)) => match if role == "system" { without_billing(text) } else { Some(text) }
+            {
                 Some(text) => parts.push(if wants.parts { text_part(text) } else { Json::Str(text) }),
                 None => continue,
             },
@@ -67,7 +68,8 @@ fn one<'a>(mut message: Map<'a>, wants: Wants) -> Result<Map<'a>, Unknown> {
             None => continue,
         }
     }
-    let content = if !wants.parts || (role == "tool" && !structured) { joined(parts) } else { Json::List(parts) };
+    let content =
+        if !wants.parts || (role == "tool" && !structured) { joined(parts) } else { Json::List(parts) };
     let mut out = Map(vec![("role".into(), Json::Str(role.clone())), ("content".into(), content)]);
     match role.as_ref() {
         "assistant" => {
@@ -122,13 +124,16 @@ fn part_of<'a>(part: Json<'a>, as_part: bool) -> Result<Option<Part<'a>>, Unknow
         Some("tool_reference") => {
             let Some(Json::Str(name)) = part.take("name") else { return Err(missing("tool_reference")) };
             return Ok(Some(if as_part {
-                let entries = vec![("type".into(), Json::text("tool_reference")), ("name".into(), Json::Str(name))];
+                let entries =
+                    vec![("type".into(), Json::text("tool_reference")), ("name".into(), Json::Str(name))];
                 Part::Other(Json::Map(Map(entries)))
             } else {
                 Part::Text(name)
             }));
         }
-        Some("image_url" | "input_image" | "image_pil" | "image_embeds") => return Err(Unknown::Media("images")),
+        Some("image_url" | "input_image" | "image_pil" | "image_embeds") => {
+            return Err(Unknown::Media("images"));
+        }
         Some("input_audio" | "audio_url" | "audio_embeds") => return Err(Unknown::Media("audio inputs")),
         Some("video_url" | "video_embeds") => return Err(Unknown::Media("videos")),
         Some("prompt_embeds") => return Err(Unknown::Media("prompt embeddings")),
@@ -251,7 +256,8 @@ fn developer_to_system(messages: Vec<Map<'_>>) -> Vec<Map<'_>> {
         return out;
     }
     out.retain(|message| message.str("role") != Some("system"));
-    let first = Map(vec![("role".into(), Json::text("system")), ("content".into(), Json::text(texts.join("\n\n")))]);
+    let first =
+        Map(vec![("role".into(), Json::text("system")), ("content".into(), Json::text(texts.join("\n\n")))]);
     out.insert(0, first);
     out
 }

@@ -130,7 +130,10 @@ fn plain<'a>(prompt: Json<'a>, shape: Shape, field: &'static str) -> Result<Requ
 }
 
 fn ids(items: &[Json<'_>]) -> Result<Vec<u32>, Unknown> {
-    items.iter().map(|id| id.as_u32().ok_or_else(|| Unknown::Body("a token id is no 32-bit number".into()))).collect()
+    items
+        .iter()
+        .map(|id| id.as_u32().ok_or_else(|| Unknown::Body("a token id is no 32-bit number".into())))
+        .collect()
 }
 
 fn missing(field: &'static str) -> Unknown {
@@ -168,13 +171,19 @@ mod tests {
     fn a_prompt_is_a_text_ids_or_the_first_of_a_list() {
         for (body, expect) in [
             (r#"{"prompt": "a b"}"#, "Text(\"a b\", Shape { add_special: true, truncate: None })"),
-            (r#"{"prompt": ["a", "b"], "add_special_tokens": false}"#, "Text(\"a\", Shape { add_special: false, truncate: None })"),
+            (
+                r#"{"prompt": ["a", "b"], "add_special_tokens": false}"#,
+                "Text(\"a\", Shape { add_special: false, truncate: None })",
+            ),
             (r#"{"prompt": [1, 2]}"#, "Ids([1, 2], None)"),
             (r#"{"prompt": [[3], [4]]}"#, "Ids([3], None)"),
         ] {
             assert_eq!(format!("{:?}", read_plain(Api::Completions, body).expect("a prompt")), expect);
         }
-        assert_eq!(format!("{:?}", read_plain(Api::Generate, r#"{"input_ids": [7]}"#).expect("ids")), "Ids([7], None)");
+        assert_eq!(
+            format!("{:?}", read_plain(Api::Generate, r#"{"input_ids": [7]}"#).expect("ids")),
+            "Ids([7], None)"
+        );
     }
 
     #[test]

@@ -105,7 +105,8 @@ fn add<'a>(mut item: Map<'a>, first: usize, messages: &mut Vec<Map<'a>>) -> Resu
                 content => first_text(content),
             };
             match text {
-                Some(text) => assistant(messages, first, |message| message.some("content").is_none()).set("content", text),
+                Some(text) => assistant(messages, first, |message| message.some("content").is_none())
+                    .set("content", text),
                 None => assistant(messages, first, |_| false).set("content", Json::Null),
             }
         }
@@ -150,7 +151,10 @@ fn tools<'a>(list: Vec<Json<'a>>) -> Result<Json<'a>, Unknown> {
         }
         // Here null is written out for what is absent, and dropped again for `strict` and `defer_loading`.
         tool.0.retain(|(key, value)| !value.is_null() || key != "strict");
-        out.push(Json::Map(Map(vec![("type".into(), Json::text("function")), ("function".into(), definition(tool)?)])));
+        out.push(Json::Map(Map(vec![
+            ("type".into(), Json::text("function")),
+            ("function".into(), definition(tool)?),
+        ])));
     }
     Ok(Json::List(out))
 }

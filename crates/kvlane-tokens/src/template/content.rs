@@ -39,7 +39,9 @@ fn reaches(expr: &Expr<'_>, name: &str, key: Option<&str>) -> bool {
         Expr::Test(test) => reaches(&test.expr, name, key),
         Expr::Slice(slice) => reaches(&slice.expr, name, key),
         Expr::Var(var) => key.is_none() && var.id == name,
-        Expr::GetAttr(attr) => key == Some(attr.name) && matches!(&attr.expr, Expr::Var(var) if var.id == name),
+        Expr::GetAttr(attr) => {
+            key == Some(attr.name) && matches!(&attr.expr, Expr::Var(var) if var.id == name)
+        }
         Expr::GetItem(item) => {
             key.is_some()
                 && matches!(&item.subscript_expr, Expr::Const(index) if index.value.as_str() == key)
@@ -75,7 +77,8 @@ impl<'a> Found<'a> {
             .filter(|(_, over, _)| lists.iter().any(|list| reaches(over, list, None)))
             .filter_map(|(target, _, _)| *target)
             .collect();
-        let is_content = |expr: &Expr<'_>| messages.iter().any(|message| reaches(expr, message, Some("content")));
+        let is_content =
+            |expr: &Expr<'_>| messages.iter().any(|message| reaches(expr, message, Some("content")));
 
         // Parameters of macros that are given a message's content somewhere.
         let takes_content = |name: &str, parameters: &[&str], parameter: &str| {
@@ -279,7 +282,10 @@ mod tests {
     #[test]
     fn a_macro_counts_only_if_it_is_given_a_content() {
         let show = "{% macro show(content) %}{% for p in content %}{{ p }}{% endfor %}{% endmacro %}";
-        check(&format!("{show}{{% for m in messages %}}{{{{ show(m.name) }}}}{{% endfor %}}"), ContentFormat::String);
+        check(
+            &format!("{show}{{% for m in messages %}}{{{{ show(m.name) }}}}{{% endfor %}}"),
+            ContentFormat::String,
+        );
         check(&format!("{show}{{{{ show(messages[0]['content']) }}}}"), ContentFormat::String);
     }
 }

@@ -126,8 +126,9 @@ impl Template {
 /// The function `strftime_now` at `now`, for a context. Engines answer in their host's time zone; this is UTC.
 pub(crate) fn strftime_now(now: UnixTime) -> Value {
     Value::from_function(move |format: String| {
-        strftime(&format, now)
-            .ok_or_else(|| Error::new(ErrorKind::InvalidOperation, format!("strftime_now cannot print {format:?}")))
+        strftime(&format, now).ok_or_else(|| {
+            Error::new(ErrorKind::InvalidOperation, format!("strftime_now cannot print {format:?}"))
+        })
     })
 }
 
@@ -257,11 +258,10 @@ fn method(state: &mut State<'_, '_>, value: &Value, name: &str, args: &[Value]) 
             Some((head, tail)) => list([head, separator, tail]),
             None => list(["", "", text]),
         }),
-        ("split", None) if args.is_empty() => {
-            Ok(list(text.split(is_space).filter(|word| !word.is_empty())))
-        }
+        ("split", None) if args.is_empty() => Ok(list(text.split(is_space).filter(|word| !word.is_empty()))),
         ("rsplit", Some(separator)) if !separator.is_empty() => {
-            let count = args.get(1).and_then(Value::as_usize).map_or(usize::MAX, |most| most.saturating_add(1));
+            let count =
+                args.get(1).and_then(Value::as_usize).map_or(usize::MAX, |most| most.saturating_add(1));
             let mut parts: Vec<&str> = text.rsplitn(count, separator).collect();
             parts.reverse();
             Ok(list(parts))
