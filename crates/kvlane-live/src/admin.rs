@@ -12,6 +12,7 @@ use kvlane_core::timing::TimingFile;
 use kvlane_core::truth::{Feed, Knowledge};
 use serde_json::{Value, json};
 
+use crate::canary::Parity;
 use crate::config::WorkerSpec;
 use crate::fleet::AddError;
 use crate::front::http::error::ApiError;
@@ -231,6 +232,7 @@ fn describe(gateway: &Gateway, worker: &Worker) -> Value {
     json!({
         "id": worker.id.0.to_string(), "url": *worker.url, "healthy": state.healthy, "draining": state.draining,
         "leaving": state.leaving, "problem": state.problem, "pools": seats,
+        "parity": {"state": state.parity.name(), "why": state.parity.why()},
     })
 }
 
@@ -258,6 +260,7 @@ fn readiness(gateway: &Gateway) -> Response<Body> {
             json!({
                 "model": pool.model, "endpoints": all, "ready": eligible, "prefix_knowledge": worst.name(),
                 "knowledge": counts, "block_tokens": pool.router.block_tokens(),
+                "tokens": pool.counting.describe(),
             })
         })
         .collect();
@@ -279,11 +282,22 @@ fn readiness(gateway: &Gateway) -> Response<Body> {
             |(feed, seen)| json!({"worker": *feed.name, "state": seen.state.name(), "problem": seen.problem}),
         )
         .collect();
+    let mismatched: Vec<Value> = gateway
+        .workers()
+        .values()
+        .filter_map(|worker| match worker.parity() {
+            Parity::Mismatch(why) => Some(json!({"url": *worker.url, "problem": why})),
+            _ => None,
+        })
+        .collect();
     let ready = any && !stopping;
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     json_response(
         status,
-        &json!({"ready": ready, "stopping": stopping, "pools": pools, "down": down, "kv_events": feeds}),
+        &json!({
+            "ready": ready, "stopping": stopping, "pools": pools, "down": down, "kv_events": feeds,
+            "mismatched": mismatched,
+        }),
     )
 }
 

@@ -1,6 +1,9 @@
 //! What gives the core its time. Deadlines of sockets and queues are the runtime's own timers.
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use kvlane_core::time::Nanos;
+use kvlane_tokens::UnixTime;
 use tokio::time::Instant;
 
 /// Monotonic time since the gateway's start, as the core counts it.
@@ -25,7 +28,11 @@ impl Clock {
 
 /// Seconds since 1970, by the machine's clock.
 pub fn unix_time() -> f64 {
-    std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)
-        .map_or(0.0, |since| since.as_secs_f64())
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+}
+
+/// The date, for chat templates that print it.
+pub(crate) fn date() -> UnixTime {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    UnixTime(i64::try_from(since).unwrap_or(i64::MAX))
 }

@@ -18,6 +18,8 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
+pub use crate::tokenize::{Content, TokenSource, Tokens};
+
 /// Prompt bytes taken for one token where no tokenizer counts them. About right for English text in current
 /// vocabularies, and exact for prompts that are token ids (32-bit integers).
 pub const BYTES_PER_TOKEN: usize = 4;
@@ -42,6 +44,8 @@ pub struct Config {
     pub upstream: Upstream,
     /// What engines tell of their caches.
     pub kv_events: KvEvents,
+    /// How the tokens of prompts are counted.
+    pub tokens: Tokens,
 }
 
 /// The address clients talk to, and what is accepted there.
@@ -223,12 +227,22 @@ impl Default for Routing {
 }
 
 /// What differs for one pool.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
 pub struct PoolOverride {
     /// Its policy.
-    #[serde(deserialize_with = "name_or_config")]
-    pub policy: PolicyConfig,
+    #[serde(deserialize_with = "some_policy", skip_serializing_if = "Option::is_none")]
+    pub policy: Option<PolicyConfig>,
+    /// Who counts its tokens: the path of a tokenizer, `auto`, `engine` or `estimate`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokenizer: Option<String>,
+    /// A file with its chat template.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub chat_template: Option<PathBuf>,
+}
+
+fn some_policy<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<PolicyConfig>, D::Error> {
+    name_or_config(deserializer).map(Some)
 }
 
 /// How failing workers are found.
@@ -360,11 +374,16 @@ pub struct ConfigError {
 const LEAST_TIME: Duration = Duration::from_millis(1);
 const MOST_TIME: Duration = Duration::from_secs(365 * 24 * 3600);
 
-fn wrong<T>(field: &str, problem: String) -> Result<T, ConfigError> {
+pub(crate) fn wrong<T>(field: &str, problem: String) -> Result<T, ConfigError> {
     Err(ConfigError { field: field.into(), problem })
 }
 
-fn within<T: PartialOrd + fmt::Display>(field: &str, value: T, least: T, most: T) -> Result<(), ConfigError> {
+pub(crate) fn within<T: PartialOrd + fmt::Display>(
+    field: &str,
+    value: T,
+    least: T,
+    most: T,
+) -> Result<(), ConfigError> {
     if value < least || value > most {
         return wrong(field, format!("{value} is out of range: take {least} to {most}"));
     }
@@ -438,8 +457,11 @@ impl Config {
             if model.is_empty() {
                 return wrong("routing.pools", "a model's name is empty: write MODEL=POLICY".into());
             }
-            validate_policy(&format!("routing.pools.{model}.policy"), &pool.policy)?;
+            if let Some(policy) = &pool.policy {
+                validate_policy(&format!("routing.pools.{model}.policy"), policy)?;
+            }
         }
+        self.tokens.validate()?;
         Ok(())
     }
 
@@ -478,7 +500,7 @@ impl Config {
     }
 
     fn validate_times(&self) -> Result<(), ConfigError> {
-        let Self { server, routing, health, upstream, kv_events, .. } = self;
+        let Self { server, routing, health, upstream, kv_events, tokens, .. } = self;
         for (field, value, least) in [
             ("server.header_timeout", server.header_timeout, LEAST_TIME),
             ("server.body_timeout", server.body_timeout, LEAST_TIME),
@@ -494,6 +516,7 @@ impl Config {
             ("kv_events.silent_after", kv_events.silent_after, LEAST_TIME),
             ("kv_events.heartbeat", kv_events.heartbeat, LEAST_TIME),
             ("kv_events.snapshot_interval", kv_events.snapshot_interval, LEAST_TIME),
+            ("tokens.engine_timeout", tokens.engine_timeout, LEAST_TIME),
         ] {
             if value < least || value > MOST_TIME {
                 return wrong(field, format!("{value:?} is out of range: take {least:?} to a year"));
@@ -505,7 +528,8 @@ impl Config {
     /// How the pool of `model` is routed.
     pub(crate) fn router(&self, model: &str) -> router::Config {
         let routing = &self.routing;
-        let policy = routing.pools.get(model).map_or(&routing.policy, |differs| &differs.policy);
+        let own = routing.pools.get(model).and_then(|differs| differs.policy.as_ref());
+        let policy = own.unwrap_or(&routing.policy);
         let nanos = |span: Duration| Nanos(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX));
         router::Config {
             scheduler: scheduler::Config {

@@ -11,7 +11,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::{Method, StatusCode};
 use kvlane_core::endpoint::EndpointId;
 use kvlane_core::load::Reported;
@@ -20,10 +20,12 @@ use kvlane_wire::engine::{FeedError, FeedSource, sglang_feeds, vllm_feeds};
 use kvlane_wire::models::{self, Model};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
-use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio::time::{MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::ask::ask;
+use crate::canary;
 use crate::config::WorkerSpec;
 use crate::gateway::{Gateway, ModelPool, Served, Table};
 use crate::ingest::Ingest;
@@ -324,6 +326,7 @@ impl Fleet {
         if worker.state().seats.is_empty() || probes.is_multiple_of(PROBES_PER_MODEL_LIST) {
             let names = self.names(worker).await?;
             let ranks = self.ranks(worker, &reports).await;
+            canary::check(&self.gateway, &self.upstreams, worker, &names).await;
             let turn = self.turn();
             if !worker.state().leaving {
                 self.seat(worker, names, ranks, &turn);
@@ -441,27 +444,8 @@ impl Fleet {
     }
 
     async fn get(&self, worker: &Worker, path: &str) -> Result<(StatusCode, Bytes), String> {
-        let address = &worker.address;
-        let head = format!(
-            "GET {}{path} HTTP/1.1\r\nhost: {}\r\nuser-agent: kvlane\r\naccept: */*\r\n\r\n",
-            address.base_path, address.authority
-        );
-        let exchange = async {
-            let answer = self.upstreams.send(worker, &Method::GET, head.as_bytes(), &Bytes::new()).await;
-            let mut answer = answer.map_err(|error| format!("GET {path}: {error}"))?;
-            let mut body = BytesMut::new();
-            while let Some(piece) = std::future::poll_fn(|cx| answer.body.poll_piece(cx)).await {
-                body.extend_from_slice(&piece.map_err(|error| format!("GET {path}: {error}"))?);
-                if body.len() > PROBE_BYTES_MAX {
-                    return Err(format!("GET {path} answered more than {PROBE_BYTES_MAX} bytes"));
-                }
-            }
-            Ok((answer.status, body.freeze()))
-        };
         let limit = self.gateway.config.health.timeout;
-        timeout(limit, exchange)
-            .await
-            .unwrap_or_else(|_| Err(format!("GET {path}: no answer within {limit:?}")))
+        ask(&self.upstreams, worker, &Method::GET, path, &Bytes::new(), limit, PROBE_BYTES_MAX).await
     }
 
     /// Runs a task under its name; says so when it ends in any way but its own.
@@ -505,12 +489,16 @@ fn list_names(table: &mut Table, workers: &[State]) {
     table.by_name.clear();
     table.cards.clear();
     let mut holders: HashMap<&str, (&Arc<ModelPool>, HashSet<EndpointId>)> = HashMap::new();
+    let mut adapters: HashSet<&str> = HashSet::new();
     for worker in workers {
         for ServedName { name, base, card } in &worker.names {
             for seat in worker.seats.iter().filter(|seat| seat.pool.model == *base) {
                 let (pool, endpoints) = holders.entry(name).or_insert_with(|| (&seat.pool, HashSet::new()));
                 if Arc::ptr_eq(pool, &seat.pool) {
                     endpoints.insert(seat.endpoint);
+                    if !card["parent"].is_null() {
+                        adapters.insert(name);
+                    }
                     table.cards.entry(name.clone()).or_insert_with(|| card.clone());
                 }
             }
@@ -521,7 +509,8 @@ fn list_names(table: &mut Table, workers: &[State]) {
             let endpoints = scheduler.pool().endpoints().map(|endpoint| endpoint.id);
             endpoints.filter(|endpoint| !holders.contains(endpoint)).collect()
         });
-        table.by_name.insert(name.to_owned(), Arc::new(Served { pool: Arc::clone(pool), lacking }));
+        let adapter = adapters.contains(name).then(|| name.into());
+        table.by_name.insert(name.to_owned(), Arc::new(Served { pool: Arc::clone(pool), lacking, adapter }));
     }
 }
 

@@ -26,6 +26,7 @@ use crate::config::Config;
 use crate::ingest::EventFeed;
 use crate::lease::Lease;
 use crate::metrics::{Metrics, PoolMetrics, SelectionMetrics};
+use crate::tokenize::{Counting, Tokenizers};
 use crate::upstream::Upstreams;
 use crate::worker::{Worker, WorkerId};
 
@@ -39,6 +40,8 @@ pub struct Gateway {
     pub clock: Clock,
     /// Its metrics.
     pub metrics: Metrics,
+    /// What it counts tokens with.
+    pub(crate) tokenizers: Tokenizers,
     table: ArcSwap<Table>,
     pub(crate) workers: Mutex<BTreeMap<WorkerId, Arc<Worker>>>,
     pub(crate) upstreams: Mutex<Vec<Arc<Upstreams>>>,
@@ -64,6 +67,8 @@ pub(crate) struct Served {
     pub(crate) pool: Arc<ModelPool>,
     /// Endpoints of the pool that do not serve this name: an adapter need not be loaded everywhere.
     pub(crate) lacking: Arc<[EndpointId]>,
+    /// The name, if it is an adapter's: its prompts share no blocks with those of the base model.
+    pub(crate) adapter: Option<Arc<str>>,
 }
 
 /// The endpoints that serve one model and its adapters.
@@ -74,6 +79,8 @@ pub struct ModelPool {
     pub policy: &'static str,
     /// Where its requests are placed.
     pub router: Router,
+    /// How its prompts are counted.
+    pub(crate) counting: Counting,
     pub(crate) metrics: PoolMetrics,
     seats: ArcSwap<Vec<Option<Arc<Occupant>>>>,
     /// Whether a request can have to wait at all.
@@ -112,6 +119,7 @@ impl Gateway {
     pub(crate) fn new(
         config: Config,
         timing: BTreeMap<String, TimingFile>,
+        tokenizers: Tokenizers,
         drained: mpsc::UnboundedSender<Arc<Worker>>,
     ) -> Self {
         Self {
@@ -119,6 +127,7 @@ impl Gateway {
             timing,
             clock: Clock::start(),
             metrics: Metrics::new(),
+            tokenizers,
             table: ArcSwap::default(),
             workers: Mutex::default(),
             upstreams: Mutex::default(),
@@ -151,6 +160,25 @@ impl Gateway {
 
     pub(crate) fn next_worker_id(&self) -> WorkerId {
         WorkerId(self.next_worker.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Settles how the pool of `model` counts tokens. A tokenizer is read on a thread where that takes nobody's time.
+    pub(crate) async fn settle_counting(self: &Arc<Self>, model: &str, root: Option<String>) {
+        if self.tokenizers.is_settled(model) {
+            return;
+        }
+        let (gateway, model) = (Arc::clone(self), model.to_owned());
+        let settled = tokio::task::spawn_blocking(move || {
+            gateway.tokenizers.settle(&gateway.config, &model, root.as_deref());
+        });
+        if settled.await.is_err() {
+            tracing::error!("reading a tokenizer broke: tokens are estimated");
+        }
+    }
+
+    /// A worker has turned out to count tokens in another way than it did, or than we do.
+    pub(crate) fn parity_changed(&self, worker: &Worker) {
+        let _ = worker;
     }
 
     /// The idle connections of a new relay thread.
@@ -347,6 +375,7 @@ impl ModelPool {
             policy: config.scheduler.policy.name(),
             queues: config.scheduler.in_flight_max > 0,
             router: Router::new(config),
+            counting: gateway.tokenizers.counting(model),
             metrics: gateway.metrics.pool(model),
             seats: ArcSwap::default(),
             waiters: Mutex::default(),

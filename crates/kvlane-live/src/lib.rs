@@ -5,6 +5,8 @@
 
 pub mod address;
 pub mod admin;
+mod ask;
+pub mod canary;
 pub mod clock;
 pub mod config;
 pub mod fleet;
@@ -16,5 +18,6 @@ pub mod metrics;
 pub mod serve;
 #[cfg(feature = "testing")]
 pub mod testing;
+pub mod tokenize;
 pub mod upstream;
 pub mod worker;

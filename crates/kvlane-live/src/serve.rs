@@ -23,6 +23,7 @@ use crate::fleet::Fleet;
 use crate::front::http::{Door, Front};
 use crate::gateway::Gateway;
 use crate::ingest::Ingest;
+use crate::tokenize::Tokenizers;
 
 /// Connections handed to a relay thread that it has not taken yet.
 const HANDOVER_MAX: usize = 1024;
@@ -71,7 +72,8 @@ impl Serving {
         let workers = config.workers.clone();
         let timing = config.read_timing().map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
         let (drained, drained_workers) = mpsc::unbounded_channel();
-        let gateway = Arc::new(Gateway::new(config, timing, drained));
+        let tokenizers = Tokenizers::start(&config)?;
+        let gateway = Arc::new(Gateway::new(config, timing, tokenizers, drained));
         let mut threads = Vec::new();
 
         let admin = runtime()?;

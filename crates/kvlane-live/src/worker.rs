@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use kvlane_core::endpoint::EndpointId;
 
 use crate::address::Address;
+use crate::canary::{Compared, Parity};
 use crate::config::{FeedSpec, WorkerSpec};
 use crate::gateway::ModelPool;
 use crate::ingest::{EventFeed, Source};
@@ -55,6 +56,10 @@ pub struct State {
     pub names: Vec<ServedName>,
     /// What is wrong with it, if anything is.
     pub problem: Option<String>,
+    /// How its count of tokens compares with ours.
+    pub parity: Parity,
+    /// What it said when that was last found out.
+    pub compared: Option<Compared>,
 }
 
 /// The place of one rank of a worker in one pool.
@@ -129,6 +134,16 @@ impl Worker {
     /// It refused a connection: whatever answers there next has started since, and its caches are empty.
     pub fn note_gone(&self) {
         self.gone.store(true, Ordering::Relaxed);
+    }
+
+    /// How its count of tokens compares with ours.
+    pub fn parity(&self) -> Parity {
+        self.state().parity.clone()
+    }
+
+    /// Whether it has been gone and nobody has taken note of it yet.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Relaxed)
     }
 
     /// Whether it was gone since this was last asked.

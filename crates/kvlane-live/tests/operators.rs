@@ -129,7 +129,8 @@ async fn a_pool_can_have_a_policy_of_its_own() {
     let (m, n) = (FakeEngine::start("m").await, FakeEngine::start("n").await);
     let mut config = config();
     let policy = PolicyConfig::by_name("round_robin").expect("a policy");
-    config.routing.pools = BTreeMap::from([("n".into(), PoolOverride { policy })]);
+    config.routing.pools =
+        BTreeMap::from([("n".into(), PoolOverride { policy: Some(policy), ..PoolOverride::default() })]);
     let gateway = TestGateway::start(config, &[&m, &n]).await;
     assert_eq!((gateway.pool("m").policy, gateway.pool("n").policy), ("cache_aware", "round_robin"));
     assert_eq!(ask(&gateway, &[&n], &chat("n", "hi")).await, (n.url(), "turn".into()));

@@ -499,5 +499,6 @@ fn added(a: Counters, b: Counters) -> Counters {
         restarts: a.restarts + b.restarts,
         replays: a.replays + b.replays,
         cleared: a.cleared + b.cleared,
+        given_up: a.given_up + b.given_up,
     }
 }

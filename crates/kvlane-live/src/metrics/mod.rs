@@ -6,7 +6,7 @@ mod feeds;
 mod truth;
 
 use std::fmt::Write as _;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use kvlane_core::policy::{PolicyConfig, Reason};
@@ -29,6 +29,10 @@ const LATENCY_BUCKETS: [f64; 18] = [
 ];
 /// Upper bounds in seconds for the time per output token.
 const TPOT_BUCKETS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0];
+
+/// Upper bounds in seconds for the time that counting a prompt takes.
+const TOKENIZE_BUCKETS: [f64; 12] =
+    [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0];
 
 /// The model a request was for.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -75,6 +79,22 @@ pub struct WorkerLabel {
     pub worker: String,
 }
 
+/// Why a prompt was estimated in a pool that counts.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct EstimateLabels {
+    /// A model of the fleet.
+    pub model: String,
+    /// Why its tokens were not counted.
+    pub why: &'static str,
+}
+
+/// Where tokens that a tokenizer counted came from.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct TokensLabel {
+    /// `cache`, or `text` that had to be encoded.
+    pub from: &'static str,
+}
+
 /// Why an attempt on a worker failed.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub struct FailureLabels {
@@ -115,6 +135,11 @@ pub struct Metrics {
     pub(crate) failures: Family<FailureLabels, Counter>,
     pub(crate) selections: Family<SelectionLabels, Counter>,
     pub(crate) health: Family<WorkerLabel, Gauge>,
+    tokenize: HistogramFamily<ModelLabel>,
+    prompts_estimated: Family<EstimateLabels, Counter>,
+    tokenizer_queue: Gauge,
+    tokenizer_cache_bytes: Gauge,
+    tokenizer_tokens: Family<TokensLabel, Counter>,
     worker_requests: Family<WorkerLabels, Gauge>,
     worker_prefill_tokens: Family<WorkerLabels, Gauge>,
     worker_context_tokens: Family<WorkerLabels, Gauge>,
@@ -135,6 +160,7 @@ pub struct PoolMetrics {
     pub(crate) output_tokens: Counter,
     pub(crate) cached_tokens: Counter,
     pub(crate) predicted_tokens: Counter,
+    pub(crate) tokenize: Histogram,
     pub(crate) retries: Counter,
     pub(crate) shed: Counter,
 }
@@ -178,6 +204,11 @@ impl Metrics {
             failures: Family::default(),
             selections: Family::default(),
             health: Family::default(),
+            tokenize: Family::new_with_constructor(|| Histogram::new(TOKENIZE_BUCKETS)),
+            prompts_estimated: Family::default(),
+            tokenizer_queue: Gauge::default(),
+            tokenizer_cache_bytes: Gauge::default(),
+            tokenizer_tokens: Family::default(),
             worker_requests: Family::default(),
             worker_prefill_tokens: Family::default(),
             worker_context_tokens: Family::default(),
@@ -239,6 +270,24 @@ impl Metrics {
         self.truth.register(&mut r);
         self.feeds.register(&mut r);
         r.register("queue_requests", "Requests waiting for a place", self.queue.clone());
+        r.register_with_unit(
+            "tokenize",
+            "Time until the tokens of a prompt were counted, waiting included",
+            s(),
+            self.tokenize.clone(),
+        );
+        r.register(
+            "prompts_estimated",
+            "Prompts whose tokens could not be counted, by reason",
+            self.prompts_estimated.clone(),
+        );
+        r.register("tokenizer_queue", "Prompts waiting to be counted", self.tokenizer_queue.clone());
+        r.register("tokenizer_cache_bytes", "Memory of cached encodings", self.tokenizer_cache_bytes.clone());
+        r.register(
+            "tokenizer_tokens",
+            "Tokens counted, by whether they came out of the cache or were encoded",
+            self.tokenizer_tokens.clone(),
+        );
         r.register("index_bytes", "Memory counted by the prefix index", self.index_bytes.clone());
         r.register("index_blocks", "Blocks in the prefix index, once per holder", self.index_blocks.clone());
     }
@@ -254,6 +303,7 @@ impl Metrics {
             output_tokens: self.output_tokens.get_or_create(&label).clone(),
             cached_tokens: self.cached_tokens.get_or_create(&label).clone(),
             predicted_tokens: self.predicted_tokens.get_or_create(&label).clone(),
+            tokenize: self.tokenize.get_or_create(&label).clone(),
             retries: self.retries.get_or_create(&label).clone(),
             shed: self.shed.get_or_create(&label).clone(),
         }
@@ -286,8 +336,28 @@ impl Metrics {
         }
     }
 
+    pub(crate) fn note_estimate(&self, model: &str, why: &'static str) {
+        self.prompts_estimated.get_or_create(&EstimateLabels { model: model.into(), why }).inc();
+    }
+
     pub(crate) fn note_failure(&self, worker: &str, kind: FailureKind) {
         self.failures.get_or_create(&FailureLabels { worker: worker.into(), kind }).inc();
+    }
+
+    fn render_tokenizers(&self, gateway: &Gateway) {
+        self.tokenizer_queue.set(gateway.tokenizers.waiting() as i64);
+        let (mut bytes, mut reused, mut encoded) = (0, 0, 0);
+        for local in gateway.tokenizers.loaded() {
+            let stats = local.tokenizer.stats();
+            bytes += stats.cache_bytes;
+            reused += stats.tokens_reused;
+            encoded += stats.tokens_encoded;
+        }
+        self.tokenizer_cache_bytes.set(bytes as i64);
+        for (from, tokens) in [("cache", reused), ("text", encoded)] {
+            let counter = self.tokenizer_tokens.get_or_create(&TokensLabel { from });
+            counter.inner().store(tokens, Ordering::Relaxed);
+        }
     }
 
     /// The text exposition, with the gauges read now. Whoever has left since the last time is no longer among them.
@@ -327,6 +397,7 @@ impl Metrics {
                 }
             });
         }
+        self.render_tokenizers(gateway);
         let mut text = String::new();
         if encode(&mut text, &registry).is_err() {
             let _ = write!(text, "# the metrics could not be written\n# EOF\n");

@@ -25,6 +25,8 @@ pub struct FakeEngine {
     deafen: CancellationToken,
 }
 
+type Tokenize = Box<dyn FnMut(&Value) -> Option<Vec<u32>> + Send>;
+
 struct Shared {
     /// What `/v1/models` lists.
     models: Mutex<Value>,
@@ -32,6 +34,8 @@ struct Shared {
     metrics: Mutex<String>,
     /// What `/kv_event_sources` says; 404 while it is empty.
     kv_event_sources: Mutex<String>,
+    /// What `/tokenize` answers the gateway, by the body.
+    tokenizer: Mutex<Option<Tokenize>>,
     healthy: AtomicBool,
     /// Hands calls over when their head has come, the body unread.
     heads_only: AtomicBool,
@@ -72,6 +76,7 @@ impl FakeEngine {
             models: Mutex::new(models),
             metrics: Mutex::default(),
             kv_event_sources: Mutex::default(),
+            tokenizer: Mutex::default(),
             healthy: AtomicBool::new(true),
             heads_only: AtomicBool::new(false),
             connections: AtomicUsize::new(0),
@@ -130,6 +135,12 @@ impl FakeEngine {
     /// Changes what `/kv_event_sources` says, which is 404 at first.
     pub fn set_kv_event_sources(&self, json: &str) {
         *self.shared.kv_event_sources.lock().unwrap_or_else(PoisonError::into_inner) = json.into();
+    }
+
+    /// From now on answers `/tokenize` when the gateway itself asks; otherwise that is a 404. Where `tokenize` gives
+    /// nothing, no answer comes.
+    pub fn set_tokenizer(&self, tokenize: impl FnMut(&Value) -> Option<Vec<u32>> + Send + 'static) {
+        *self.shared.tokenizer.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(tokenize));
     }
 
     /// Whether `/health` answers 200 or 503.
@@ -206,7 +217,10 @@ impl Shared {
                 () = refuse.cancelled() => return,
             };
             let Some((head, body)) = read else { return };
-            if let Some((status, kind, text)) = self.probe_answer(&head) {
+            if let Some((status, kind, text)) = self.probe_answer(&head, &body) {
+                if status == 0 {
+                    return refuse.cancelled().await;
+                }
                 let answer = answer_bytes(status, kind, &text);
                 if stream.write_all(answer.as_bytes()).await.is_err() {
                     return;
@@ -248,7 +262,7 @@ impl Shared {
         Some((head, buffer.split_to(length).to_vec()))
     }
 
-    fn probe_answer(&self, head: &str) -> Option<(u16, &'static str, String)> {
+    fn probe_answer(&self, head: &str, body: &[u8]) -> Option<(u16, &'static str, String)> {
         let text = |text: &Mutex<String>| text.lock().unwrap_or_else(PoisonError::into_inner).clone();
         match head.split("\r\n").next()? {
             "GET /health HTTP/1.1" => {
@@ -266,6 +280,16 @@ impl Shared {
             },
             "GET /server_info HTTP/1.1" => Some((404, "text/plain", String::new())),
             "GET /metrics HTTP/1.1" => Some((200, "text/plain", text(&self.metrics))),
+            "POST /tokenize HTTP/1.1" if field(head, "user-agent") == Some("kvlane") => {
+                let mut tokenizer = self.tokenizer.lock().unwrap_or_else(PoisonError::into_inner);
+                let Some(tokenize) = &mut *tokenizer else { return Some((404, "text/plain", String::new())) };
+                let question = serde_json::from_slice(body).expect("a question in JSON");
+                let Some(tokens) = tokenize(&question) else { return Some((0, "", String::new())) };
+                Some((200, "application/json", json!({"count": tokens.len(), "tokens": tokens}).to_string()))
+            }
+            line if line.starts_with("POST ") && field(head, "user-agent") == Some("kvlane") => {
+                Some((404, "text/plain", String::new()))
+            }
             _ => None,
         }
     }

@@ -10,17 +10,17 @@ use kvlane_core::decision::{Placement, Rejection};
 use kvlane_core::endpoint::EndpointId;
 use kvlane_core::truth::{Feed, Knowledge};
 use kvlane_wire::api::Api;
-use kvlane_wire::openai;
+use kvlane_wire::openai::{self, ParsedRequest};
 use tokio::time::{Instant, timeout_at};
 
 use super::error::ApiError;
 use super::relay::Relay;
 use super::{Account, Body, REQUEST_ID};
-use crate::config::BYTES_PER_TOKEN;
 use crate::fleet::Fleet;
 use crate::gateway::{Gateway, ModelPool, Routed, Served};
 use crate::lease::Lease;
 use crate::metrics::FailureKind;
+use crate::tokenize::{Counted, Counting, Question};
 use crate::upstream::{Answer, UpstreamError, Upstreams, is_hop_by_hop};
 
 /// Names the data-parallel rank that shall serve a request, to engines that have several.
@@ -41,7 +41,7 @@ pub(super) async fn forward(
     body: Bytes,
     account: &Arc<Account>,
 ) -> Result<Response<Body>, ApiError> {
-    let routed = route(gateway, api, parts, &body, account)?;
+    let routed = route(gateway, upstreams, api, parts, &body, account).await?;
     account.set_model(&routed.served.pool.model);
     let retry = &gateway.config.retry;
     let (mut excluded, mut tried) = (excluded_for(&routed, parts), Vec::new());
@@ -152,8 +152,9 @@ fn rejected(gateway: &Gateway, pool: &ModelPool, why: Rejection) -> ApiError {
 }
 
 /// Finds the pool and the prompt's blocks.
-fn route(
-    gateway: &Gateway,
+async fn route(
+    gateway: &Arc<Gateway>,
+    upstreams: &Arc<Upstreams>,
     api: Option<Api>,
     parts: &Parts,
     body: &Bytes,
@@ -165,21 +166,55 @@ fn route(
         let served = unparsed_pool(gateway, parts, body)?;
         return Ok(Routed { served, chain: Vec::new(), prompt_tokens: 0, received, deadline });
     };
-    PROMPT.with_borrow_mut(|prompt| {
-        let parsed = openai::parse(api, body, prompt)?;
+    let (served, seed, estimated) = rendered(api, body, |parsed, prompt| {
         let served = match &parsed.model {
             Some(model) => named_pool(gateway, model)?,
             None => only_pool(gateway, api)?,
         };
-        let model = parsed.model.as_deref().unwrap_or(&served.pool.model);
-        let seed = ChainSeed::new(model, parsed.lora.as_deref(), parsed.cache_salt.as_deref());
-        let mut chain = Vec::new();
-        seed.chain(prompt, gateway.config.routing.block_bytes as usize, &mut chain);
-        let prompt_tokens = u32::try_from(prompt.len() / BYTES_PER_TOKEN).unwrap_or(u32::MAX).max(1);
+        // An alias of a model shares its blocks, an adapter does not.
+        let adapter = served.adapter.as_deref().or(parsed.lora.as_deref());
+        let seed = ChainSeed::new(&served.pool.model, adapter, parsed.cache_salt.as_deref());
+        let estimates = matches!(served.pool.counting, Counting::Estimate);
+        let estimated = estimates.then(|| Counted::estimate(seed, prompt, served.pool.router.block_tokens()));
+        Ok((served, seed, estimated))
+    })?;
+    let pool = &served.pool;
+    let counted = match estimated {
+        Some(estimated) => estimated,
+        None => {
+            let question = Question { pool, api, body, seed, deadline };
+            let asked = gateway.clock.now();
+            match Box::pin(pool.counting.count(gateway, upstreams, &question)).await {
+                Ok(counted) => {
+                    pool.metrics.tokenize.observe((gateway.clock.now() - asked).as_secs_f64());
+                    counted
+                }
+                Err(why) => {
+                    gateway.metrics.note_estimate(&pool.model, why);
+                    rendered(api, body, |_, prompt| {
+                        Ok(Counted::estimate(seed, prompt, pool.router.block_tokens()))
+                    })?
+                }
+            }
+        }
+    };
+    let Counted { chain, tokens: prompt_tokens } = counted;
+    Ok(Routed { served, chain, prompt_tokens, received, deadline })
+}
+
+/// Parses a body and hands it with its rendered prompt to `read`.
+fn rendered<T>(
+    api: Api,
+    body: &[u8],
+    read: impl FnOnce(&ParsedRequest<'_>, &[u8]) -> Result<T, ApiError>,
+) -> Result<T, ApiError> {
+    PROMPT.with_borrow_mut(|prompt| {
+        let parsed = openai::parse(api, body, prompt)?;
+        let done = read(&parsed, prompt);
         if prompt.capacity() > SCRATCH_BYTES_MAX {
             *prompt = Vec::new();
         }
-        Ok(Routed { served, chain, prompt_tokens, received, deadline })
+        done
     })
 }
 

@@ -1,0 +1,270 @@
+//! Tokens as the engine counts them: by a tokenizer of our own, by asking the engine, or estimated.
+//!
+//! A pool counts in one way, settled when it opens ([`Counting`]). Whatever goes wrong with one prompt, a queue that is
+//! full, an image among the words, an engine that does not answer, that prompt is estimated and the request goes on: a
+//! count decides where a prompt is cheapest, never whether it is served.
+
+mod config;
+mod engine;
+mod threads;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use kvlane_core::block::{BlockHash, ChainSeed};
+use kvlane_tokens::{Source, Tokenizer};
+use kvlane_wire::api::Api;
+use serde_json::{Value, json};
+use tokio::sync::oneshot;
+use tokio::time::{Instant, timeout_at};
+
+pub use self::config::{Content, TokenSource, Tokens};
+pub(crate) use self::config::{Plan, plan};
+pub(crate) use self::engine::{Tokenized, tokenized};
+use self::threads::{Job, TokenThreads};
+use crate::config::{BYTES_PER_TOKEN, Config};
+use crate::gateway::{Gateway, ModelPool};
+use crate::upstream::Upstreams;
+
+/// How a pool counts the tokens of its prompts.
+#[derive(Clone)]
+pub(crate) enum Counting {
+    /// By this tokenizer.
+    Local(Arc<Local>),
+    /// By asking one of its workers.
+    Engine,
+    /// Four bytes of the rendered prompt are a token.
+    Estimate,
+}
+
+/// A tokenizer and where it came from.
+pub(crate) struct Local {
+    pub(crate) tokenizer: Arc<Tokenizer>,
+    pub(crate) path: PathBuf,
+}
+
+/// A prompt that was counted.
+pub(crate) struct Counted {
+    pub(crate) chain: Vec<BlockHash>,
+    pub(crate) tokens: u32,
+}
+
+/// A prompt that is to be counted, and of whom.
+pub(crate) struct Question<'a> {
+    pub(crate) pool: &'a ModelPool,
+    pub(crate) api: Api,
+    pub(crate) body: &'a Bytes,
+    pub(crate) seed: ChainSeed,
+    pub(crate) deadline: Instant,
+}
+
+/// Why a prompt was estimated, as a metric's label.
+pub(crate) type Why = &'static str;
+
+/// What all pools count with.
+pub(crate) struct Tokenizers {
+    /// Every tokenizer that was loaded, by where it came from: pools with the same one share its cache.
+    loaded: Mutex<BTreeMap<(PathBuf, Option<PathBuf>), Arc<Local>>>,
+    /// How the pools of models count, once that is settled.
+    settled: Mutex<BTreeMap<String, Counting>>,
+    threads: TokenThreads,
+    /// Whose turn it is to be asked.
+    turn: AtomicUsize,
+}
+
+// === impl Counting ===
+
+impl Counting {
+    /// Its name in metrics and in what operators see.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Local(_) => "local",
+            Self::Engine => "engine",
+            Self::Estimate => "estimate",
+        }
+    }
+
+    /// What operators are told.
+    pub(crate) fn describe(&self) -> Value {
+        match self {
+            Self::Local(local) => json!({"source": "local", "path": local.path.display().to_string()}),
+            other => json!({"source": other.name()}),
+        }
+    }
+
+    /// The chain and the number of tokens of a prompt.
+    ///
+    /// # Errors
+    /// Why they are to be estimated.
+    pub(crate) async fn count(
+        &self,
+        gateway: &Arc<Gateway>,
+        upstreams: &Arc<Upstreams>,
+        question: &Question<'_>,
+    ) -> Result<Counted, Why> {
+        match self {
+            Self::Local(local) => count_here(&gateway.tokenizers.threads, local, question).await,
+            Self::Engine => engine::count(gateway, upstreams, question).await,
+            Self::Estimate => Err("estimate"),
+        }
+    }
+}
+
+async fn count_here(threads: &TokenThreads, local: &Local, question: &Question<'_>) -> Result<Counted, Why> {
+    let (answer, answered) = oneshot::channel();
+    let job = Job {
+        tokenizer: Arc::clone(&local.tokenizer),
+        api: question.api,
+        body: Bytes::clone(question.body),
+        seed: question.seed,
+        block_tokens: question.pool.router.block_tokens(),
+        answer,
+    };
+    if !threads.submit(job) {
+        return Err("queue_full");
+    }
+    match timeout_at(question.deadline, answered).await {
+        Ok(Ok(Ok(counted))) => Ok(counted),
+        Ok(Ok(Err(unknown))) => {
+            tracing::debug!(model = question.pool.model, %unknown, "a prompt was estimated");
+            Err(unknown.name())
+        }
+        Ok(Err(_)) | Err(_) => Err("timeout"),
+    }
+}
+
+// === impl Counted ===
+
+impl Counted {
+    pub(crate) fn of(seed: ChainSeed, tokens: &[u32], block_tokens: u32) -> Self {
+        let mut chain = Vec::new();
+        seed.chain_tokens(tokens, block_tokens as usize, &mut chain);
+        Self { chain, tokens: u32::try_from(tokens.len()).unwrap_or(u32::MAX).max(1) }
+    }
+
+    /// The count of a rendered prompt, four bytes a token, which is what `kvlane mock-engine` counts.
+    pub(crate) fn estimate(seed: ChainSeed, rendered: &[u8], block_tokens: u32) -> Self {
+        let mut chain = Vec::new();
+        seed.chain(rendered, block_tokens as usize * BYTES_PER_TOKEN, &mut chain);
+        let tokens = rendered.len().div_ceil(BYTES_PER_TOKEN);
+        Self { chain, tokens: u32::try_from(tokens).unwrap_or(u32::MAX).max(1) }
+    }
+}
+
+// === impl Tokenizers ===
+
+impl Tokenizers {
+    /// Loads every tokenizer that the configuration names, and starts the threads.
+    ///
+    /// # Errors
+    /// The first tokenizer that is not there or not usable, and what to do; or a thread that cannot be started.
+    pub(crate) fn start(config: &Config) -> io::Result<Self> {
+        let Tokens { threads, queue_size, .. } = config.tokens;
+        let threads = TokenThreads::start(threads, queue_size)?;
+        let (loaded, settled) = (Mutex::default(), Mutex::default());
+        let this = Self { loaded, settled, threads, turn: AtomicUsize::new(0) };
+        let own = config
+            .routing
+            .pools
+            .keys()
+            .map(|model| (format!("routing.pools.{model}.tokenizer"), model.as_str()));
+        for (field, model) in own.chain([("tokens.path".to_owned(), "")]) {
+            if let Plan::Local(source) = plan(config, model)
+                && let Err(why) = this.load(&source, &config.tokens.limits())
+            {
+                return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{field}: {why}")));
+            }
+        }
+        Ok(this)
+    }
+
+    /// Prompts that wait for a thread.
+    pub(crate) fn waiting(&self) -> usize {
+        self.threads.waiting()
+    }
+
+    /// Tokenizers that are loaded.
+    pub(crate) fn loaded(&self) -> Vec<Arc<Local>> {
+        self.loaded.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+    }
+
+    /// The tokenizer of a source, from its files if it is not loaded yet. Takes seconds for a large vocabulary.
+    ///
+    /// # Errors
+    /// What is wrong there, for people.
+    pub(crate) fn load(&self, source: &Source, limits: &kvlane_tokens::Config) -> Result<Arc<Local>, String> {
+        let key = (source.path.clone(), source.chat_template.clone());
+        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(local) = loaded.get(&key) {
+            return Ok(Arc::clone(local));
+        }
+        let tokenizer = Tokenizer::load(source, limits).map_err(|error| error.to_string())?;
+        tracing::info!(
+            path = %source.path.display(),
+            vocabulary = tokenizer.vocab_size(),
+            chat_template = tokenizer.has_template(),
+            cut = ?tokenizer.cut(),
+            "tokenizer loaded"
+        );
+        let local = Arc::new(Local { tokenizer: Arc::new(tokenizer), path: source.path.clone() });
+        loaded.insert(key, Arc::clone(&local));
+        Ok(local)
+    }
+
+    /// How the pool of `model` counts.
+    pub(crate) fn counting(&self, model: &str) -> Counting {
+        self.settled().get(model).cloned().unwrap_or(Counting::Estimate)
+    }
+
+    /// Whether it is settled how the pool of `model` counts.
+    pub(crate) fn is_settled(&self, model: &str) -> bool {
+        self.settled().contains_key(model)
+    }
+
+    /// Settles how the pool of `model` counts, whose weights the engine says are at `root`. May read files.
+    pub(crate) fn settle(&self, config: &Config, model: &str, root: Option<&str>) {
+        let counting = self.counting_of(config, model, root);
+        self.settled().entry(model.to_owned()).or_insert(counting);
+    }
+
+    fn settled(&self) -> MutexGuard<'_, BTreeMap<String, Counting>> {
+        self.settled.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn counting_of(&self, config: &Config, model: &str, root: Option<&str>) -> Counting {
+        let limits = config.tokens.limits();
+        let (source, auto) = match plan(config, model) {
+            Plan::Engine => return Counting::Engine,
+            Plan::Estimate => return Counting::Estimate,
+            Plan::Local(source) => (source, false),
+            Plan::Auto { chat_template } => match root.map(Path::new).filter(|root| holds_tokenizer(root)) {
+                Some(root) => (Source { path: root.into(), chat_template }, true),
+                None => return Counting::Estimate,
+            },
+        };
+        match self.load(&source, &limits) {
+            Ok(local) => Counting::Local(local),
+            Err(why) => {
+                // Those that were named were loaded at the start, so this one was found by itself.
+                debug_assert!(auto, "{why}");
+                tracing::warn!(
+                    model,
+                    why,
+                    "the engine's model directory cannot be used: tokens are estimated"
+                );
+                Counting::Estimate
+            }
+        }
+    }
+}
+
+/// Whether an engine's `root` is a directory that can be read here and has a tokenizer. A relative one is the name of a
+/// model in a registry, or means a directory of the engine's.
+fn holds_tokenizer(root: &Path) -> bool {
+    let names = ["tokenizer.json", "tiktoken.model"];
+    root.is_absolute() && names.iter().any(|name| root.join(name).is_file())
+}
