@@ -16,15 +16,17 @@ mod names;
 mod runs;
 mod search;
 mod snapshot;
+mod storing;
 mod writer;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
-use self::names::{Copies, Found, Key, Names};
+use self::names::{Copies, Key, Names};
 use self::runs::{Place, SHARDS, Shard, shard_of};
 use self::search::Search;
+use self::storing::{AT_ONCE, Storing};
 use self::writer::Writer;
 use super::Overlap;
 use crate::block::{BlockHash, ChainSeed, ContentHash};
@@ -99,17 +101,6 @@ struct Last {
     hash: BlockHash,
 }
 
-/// What the next block of an event follows.
-#[derive(Clone, Copy, Debug)]
-enum After {
-    /// Nothing: it begins a prompt.
-    Start,
-    /// A block that the endpoint holds.
-    Held(Place),
-    /// One that it does not hold.
-    Missing(EngineHash),
-}
-
 /// Slots that get their memory together.
 const SLOTS: usize = 64;
 /// What one orphan costs in its two trees, of which nodes are half full at least.
@@ -166,8 +157,12 @@ impl ExactIndex {
         let Some(mut holder) = self.enter(endpoint) else { return Applied::default() };
         let mut storing = Storing::new(self, endpoint, &mut holder, tier, parent);
         storing.reserve(blocks.len());
-        for (at, &block) in blocks.iter().enumerate() {
-            storing.block(block, blocks.len() - at - 1);
+        let mut left = blocks.len();
+        for blocks in blocks.chunks(AT_ONCE) {
+            left -= blocks.len();
+            let mut hashes = [BlockHash(0); AT_ONCE];
+            hashes.iter_mut().zip(blocks).for_each(|(hash, block)| *hash = block.hash);
+            storing.blocks(blocks.iter().map(|block| block.name), &hashes[..blocks.len()], left);
         }
         storing.end()
     }
@@ -189,10 +184,15 @@ impl ExactIndex {
             return Applied { unknown: blocks.len() as u32, ..Applied::default() };
         }
         storing.reserve(blocks.len());
-        for (at, &(name, content)) in blocks.iter().enumerate() {
-            let hash = seed.next(before, content);
-            storing.block(StoredBlock { name, hash }, blocks.len() - at - 1);
-            before = Some(hash);
+        let mut left = blocks.len();
+        for blocks in blocks.chunks(AT_ONCE) {
+            left -= blocks.len();
+            let mut hashes = [BlockHash(0); AT_ONCE];
+            for (hash, &(_, content)) in hashes.iter_mut().zip(blocks) {
+                *hash = seed.next(before, content);
+                before = Some(*hash);
+            }
+            storing.blocks(blocks.iter().map(|(name, _)| *name), &hashes[..blocks.len()], left);
         }
         storing.end()
     }
@@ -203,8 +203,8 @@ impl ExactIndex {
         let Some(mut holder) = self.enter(endpoint) else { return applied };
         for &name in names {
             let counted = match holder.names.find(Key::of(name)) {
-                Found::Here(at) => holder.names.add_copy(at, tier),
-                Found::Not(_) => match holder.orphans.get_mut(&name) {
+                Some(at) => holder.names.add_copy(at, tier),
+                None => match holder.orphans.get_mut(&name) {
                     Some(orphan) => orphan.copies.add(tier),
                     None => {
                         applied.unknown += 1;
@@ -227,7 +227,7 @@ impl ExactIndex {
         holder.last = None;
         for &name in names {
             let known = match holder.names.find(Key::of(name)) {
-                Found::Here(at) => {
+                Some(at) => {
                     let mut copies = holder.names.copies(at);
                     let known = copies.take(tier);
                     if copies.none() {
@@ -241,7 +241,7 @@ impl ExactIndex {
                     }
                     known
                 }
-                Found::Not(_) => holder.remove_orphan(name, tier, &self.budget),
+                None => holder.remove_orphan(name, tier, &self.budget),
             };
             applied.removed += u32::from(known);
             applied.unknown += u32::from(!known);
@@ -419,172 +419,6 @@ impl Holder {
     fn waiting_for(&self, parent: EngineHash) -> Option<EngineHash> {
         let all = (parent, EngineHash(0))..=(parent, EngineHash(u64::MAX));
         self.waiting.range(all).next().map(|&(_, name)| name)
-    }
-}
-
-/// A stored event, block by block.
-struct Storing<'a> {
-    budget: &'a Budget,
-    holder: &'a mut Holder,
-    writer: Writer<'a>,
-    tier: Tier,
-    after: After,
-    last: Option<Last>,
-    applied: Applied,
-    /// A block could not be taken in, so none that follows it can.
-    full: bool,
-}
-
-// === impl Storing ===
-
-impl<'a> Storing<'a> {
-    fn new(
-        index: &'a ExactIndex,
-        endpoint: EndpointId,
-        holder: &'a mut Holder,
-        tier: Tier,
-        parent: Option<EngineHash>,
-    ) -> Self {
-        let last = holder.last.filter(|last| Some(last.name) == parent);
-        let after = match (parent, last) {
-            (None, _) => After::Start,
-            (Some(_), Some(last)) => After::Held(last.place),
-            (Some(name), None) => match holder.names.get(Key::of(name)) {
-                Some((place, _)) => After::Held(place),
-                None => After::Missing(name),
-            },
-        };
-        let writer = index.writer(endpoint);
-        let (budget, applied) = (&index.budget, Applied::default());
-        Self { budget, holder, writer, tier, after, last, applied, full: false }
-    }
-
-    /// Our hash of what the first block follows.
-    fn hash_before(&mut self) -> Option<BlockHash> {
-        match (self.after, self.last) {
-            (_, Some(last)) => Some(last.hash),
-            (After::Held(place), None) => self.writer.hash(place),
-            (After::Missing(name), None) => self.holder.orphans.get(&name).map(|orphan| orphan.hash),
-            (After::Start, None) => None,
-        }
-    }
-
-    fn reserve(&mut self, blocks: usize) {
-        self.full |= !self.holder.names.reserve(blocks, self.budget);
-    }
-
-    /// One block; `more` are to come.
-    #[inline]
-    fn block(&mut self, StoredBlock { name, hash }: StoredBlock, more: usize) {
-        let key = Key::of(name);
-        match self.holder.names.find(key) {
-            Found::Here(at) => {
-                let place = self.holder.names.place(at);
-                let counted = self.holder.names.add_copy(at, self.tier);
-                self.count(counted);
-                self.after = After::Held(place);
-                self.last = Some(Last { name, place, hash });
-            }
-            Found::Not(at) => {
-                let taken = self.take_in(at, key, StoredBlock { name, hash }, more);
-                self.count(taken);
-            }
-        }
-    }
-
-    fn count(&mut self, taken: bool) {
-        self.applied.stored += u32::from(taken);
-        self.applied.refused += u32::from(!taken);
-    }
-
-    #[inline]
-    fn take_in(&mut self, at: usize, key: Key, block: StoredBlock, more: usize) -> bool {
-        let StoredBlock { name, hash } = block;
-        if self.full {
-            return false;
-        }
-        let mut copies = Copies::one(self.tier);
-        let after = match self.after {
-            After::Start => None,
-            After::Held(place) => Some(place),
-            After::Missing(parent) => {
-                self.after = After::Missing(name);
-                self.last = None;
-                return match self.holder.orphans.get_mut(&name) {
-                    Some(orphan) => orphan.copies.add(self.tier),
-                    None => self.holder.add_orphan(name, Orphan { hash, parent, copies }, self.budget),
-                };
-            }
-        };
-        if !self.holder.orphans.is_empty()
-            && let Some(orphan) = self.holder.take_orphan(name, self.budget)
-        {
-            copies = orphan.copies;
-            let _ = copies.add(self.tier);
-        }
-        let Some(place) = self.seat(at, key, after, hash, copies, more) else {
-            self.full = true;
-            return false;
-        };
-        self.after = After::Held(place);
-        self.last = Some(Last { name, place, hash });
-        if !self.holder.orphans.is_empty() {
-            self.adopt(name, place);
-        }
-        true
-    }
-
-    #[inline]
-    fn seat(
-        &mut self,
-        at: usize,
-        key: Key,
-        after: Option<Place>,
-        hash: BlockHash,
-        copies: Copies,
-        more: usize,
-    ) -> Option<Place> {
-        let seat = self.writer.seat(after, hash, more)?;
-        let place = seat.place;
-        if !self.holder.names.insert(at, key, place, copies, self.budget) {
-            if !seat.already {
-                self.writer.let_go(place.run, 1 << place.offset);
-            }
-            return None;
-        }
-        if seat.already {
-            // Taken without asking: the name is in the table, and must not let go of the other's block.
-            self.budget.correct(0, NAME_BYTES * usize::from(!self.holder.more_names.contains_key(&place)));
-            *self.holder.more_names.entry(place).or_default() += 1;
-        }
-        Some(place)
-    }
-
-    /// Gives those their places that have waited for `parent`, and those that have waited for them.
-    fn adopt(&mut self, parent: EngineHash, place: Place) {
-        let mut parents = vec![(parent, place)];
-        while let Some((parent, place)) = parents.pop() {
-            while let Some(name) = self.holder.waiting_for(parent) {
-                let Some(orphan) = self.holder.take_orphan(name, self.budget) else { break };
-                let key = Key::of(name);
-                let seat =
-                    match self.holder.names.reserve(1, self.budget).then(|| self.holder.names.find(key)) {
-                        Some(Found::Not(at)) => {
-                            self.seat(at, key, Some(place), orphan.hash, orphan.copies, 0)
-                        }
-                        _ => None,
-                    };
-                match seat {
-                    Some(place) => parents.push((name, place)),
-                    None => self.applied.refused += 1,
-                }
-            }
-        }
-    }
-
-    fn end(self) -> Applied {
-        self.holder.last = self.last;
-        self.applied
     }
 }
 

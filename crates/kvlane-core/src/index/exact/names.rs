@@ -1,8 +1,8 @@
 //! One endpoint's names of blocks, each with the block's place and how many copies the endpoint has.
 //!
-//! A table of 16 bytes an entry, sorted by the mixed name: an entry stands at or soon after where its name would stand
-//! if all names were spread evenly. Sorted entries make a search end early, and growing is one pass from front to back,
-//! so a table can grow by a quarter instead of doubling and be three quarters full.
+//! A table of 16 bytes an entry, four entries in a cache line. An entry is in its home line, or, where that is full, in the
+//! next one that was not. Home lines are in the order of the mixed names, so growing is one pass from front to back, and
+//! a table can grow by half instead of doubling.
 
 use super::Budget;
 use super::runs::Place;
@@ -13,39 +13,47 @@ const COPIES_MAX: u64 = (1 << COPY_BITS) - 1;
 const COPY_BITS: u32 = 13;
 const PLACE_SHIFT: u32 = 2 * COPY_BITS;
 
-/// Entries beyond the last one's natural place, for those that others have pushed aside.
-const SPILL: usize = 32;
-const CAPACITY_MIN: usize = 32;
+/// Entries of a line.
+const WIDTH: usize = 4;
+/// Lines after the last home, for what does not fit there.
+const SPILL: usize = 8;
+const HOMES_MIN: usize = 8;
 
 /// How many copies an endpoint has of a block, by tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Copies(u64);
 
+/// One cache line.
 #[derive(Clone, Copy, Debug, Default)]
-struct Entry {
-    /// The mixed name.
-    key: u64,
-    /// Place and copies. Zero where there is no entry, since an entry has copies.
-    held: u64,
+#[repr(align(64))]
+struct Line {
+    /// Mixed names.
+    keys: [u64; WIDTH],
+    /// Places and copies. Zero where there is no entry, since an entry has copies; entries are in front.
+    held: [u64; WIDTH],
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Names {
-    entries: Vec<Entry>,
-    /// Natural places: all entries but the spill.
+    lines: Vec<Line>,
+    /// Home lines: all but the spill.
     homes: usize,
     len: usize,
 }
 
 /// A name, mixed once for all that is asked about it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Key(pub(super) u64);
 
-/// Where a name stands, or would stand.
+/// There is no line with room for a name.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Found {
-    Here(usize),
-    Not(usize),
+pub(super) struct Full;
+
+/// Where a name stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct At {
+    line: usize,
+    entry: usize,
 }
 
 // === impl Copies ===
@@ -120,6 +128,35 @@ const fn inverse(odd: u64) -> u64 {
     inverse
 }
 
+// === impl Line ===
+
+impl Line {
+    /// Bit n: the n-th entry is `key`.
+    #[inline]
+    fn matches(&self, Key(key): Key) -> u32 {
+        let is = |n: usize| u32::from(self.keys[n] == key && self.held[n] != 0) << n;
+        is(0) | is(1) | is(2) | is(3)
+    }
+
+    #[inline]
+    fn is_full(&self) -> bool {
+        self.held[WIDTH - 1] != 0
+    }
+
+    #[inline]
+    fn len(&self) -> usize {
+        self.held.iter().map(|&held| usize::from(held != 0)).sum()
+    }
+
+    /// Takes an entry out and closes the gap.
+    fn take(&mut self, entry: usize) {
+        let last = self.len() - 1;
+        self.keys[entry] = self.keys[last];
+        self.held[entry] = self.held[last];
+        self.held[last] = 0;
+    }
+}
+
 // === impl Names ===
 
 impl Names {
@@ -128,52 +165,66 @@ impl Names {
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.entries.capacity() * size_of::<Entry>()
+        self.lines.capacity() * size_of::<Line>()
     }
 
+    #[inline]
     fn home(&self, Key(key): Key) -> usize {
         ((u128::from(key) * self.homes as u128) >> 64) as usize
     }
 
     #[inline]
-    pub(super) fn find(&self, key: Key) -> Found {
+    pub(super) fn find(&self, key: Key) -> Option<At> {
         let home = self.home(key);
-        let mut at = home;
-        for entry in self.entries.get(home..).unwrap_or_default() {
-            if entry.key >= key.0 || entry.held == 0 {
-                if entry.key == key.0 && entry.held != 0 {
-                    return Found::Here(at);
-                }
+        for (line, entries) in self.lines.iter().enumerate().skip(home) {
+            let matches = entries.matches(key);
+            if matches != 0 {
+                return Some(At { line, entry: matches.trailing_zeros() as usize });
+            }
+            if !entries.is_full() {
                 break;
             }
-            at += 1;
         }
-        Found::Not(at)
+        None
+    }
+
+    /// Whether any of these names is here. At most 64. Their home lines are read first and judged then, so that they are
+    /// waited for together.
+    #[inline]
+    pub(super) fn any(&self, keys: &[Key]) -> bool {
+        let (mut found, mut further) = (0, 0u64);
+        for (n, &key) in keys.iter().enumerate() {
+            let Some(line) = self.lines.get(self.home(key)) else { return false };
+            found |= line.matches(key);
+            further |= u64::from(line.is_full()) << n;
+        }
+        while found == 0 && further != 0 {
+            found |= u32::from(self.find(keys[further.trailing_zeros() as usize]).is_some());
+            further &= further - 1;
+        }
+        found != 0
     }
 
     pub(super) fn get(&self, key: Key) -> Option<(Place, Copies)> {
-        match self.find(key) {
-            Found::Here(at) => Some((self.place(at), self.copies(at))),
-            Found::Not(_) => None,
-        }
+        self.find(key).map(|at| (self.place(at), self.copies(at)))
     }
 
-    pub(super) fn place(&self, at: usize) -> Place {
-        Place::from_bits(self.entries[at].held >> PLACE_SHIFT)
+    pub(super) fn place(&self, At { line, entry }: At) -> Place {
+        Place::from_bits(self.lines[line].held[entry] >> PLACE_SHIFT)
     }
 
-    pub(super) fn copies(&self, at: usize) -> Copies {
-        Copies(self.entries[at].held & ((1 << PLACE_SHIFT) - 1))
+    pub(super) fn copies(&self, At { line, entry }: At) -> Copies {
+        Copies(self.lines[line].held[entry] & ((1 << PLACE_SHIFT) - 1))
     }
 
-    pub(super) fn set_copies(&mut self, at: usize, copies: Copies) {
-        let held = &mut self.entries[at].held;
+    pub(super) fn set_copies(&mut self, At { line, entry }: At, copies: Copies) {
+        let held = &mut self.lines[line].held[entry];
         *held = (*held >> PLACE_SHIFT << PLACE_SHIFT) | copies.0;
     }
 
     /// One copy more; false if that is more than can be counted.
     #[must_use]
-    pub(super) fn add_copy(&mut self, at: usize, tier: Tier) -> bool {
+    pub(super) fn add_copy(&mut self, at: At, tier: Tier) -> bool {
         let mut copies = self.copies(at);
         let counted = copies.add(tier);
         self.set_copies(at, copies);
@@ -182,64 +233,83 @@ impl Names {
 
     /// Makes sure that `more` names fit; false if there is no memory for that.
     #[must_use]
+    #[inline]
     pub(super) fn reserve(&mut self, more: usize, budget: &Budget) -> bool {
-        let len = self.len + more;
         // At most 13 of 16 full.
-        if len * 16 <= self.homes * 13 {
-            return true;
-        }
-        let homes = (len * 16 / 13 + 1).max(self.homes + self.homes / 4).max(CAPACITY_MIN);
-        self.rebuild(homes, budget)
+        let len = self.len + more;
+        len * 16 <= self.homes * WIDTH * 13 || self.grow(len, budget)
     }
 
-    /// Takes in a name that [`Names::find`] has not found, and would stand at `at`. There has to be room, see
-    /// [`Names::reserve`]; false if its neighbours leave none all the same and there is no memory for a larger table.
-    #[must_use]
+    #[cold]
+    fn grow(&mut self, len: usize, budget: &Budget) -> bool {
+        let needed = len * 16 / (13 * WIDTH) + 1;
+        self.rebuild(needed.max(self.homes + self.homes / 2).max(HOMES_MIN), budget)
+    }
+
+    /// Takes in a name, unless it is here: then says where. There has to be room, see [`Names::reserve`]; an error if its
+    /// neighbours leave none all the same and there is no memory for a larger table.
     #[inline]
     pub(super) fn insert(
         &mut self,
-        at: usize,
         key: Key,
         place: Place,
         copies: Copies,
         budget: &Budget,
-    ) -> bool {
-        let entry = Entry { key: key.0, held: (place.bits() << PLACE_SHIFT) | copies.0 };
-        let Some(free) = self.entries[at..].iter().position(|entry| entry.held == 0) else {
-            if !self.rebuild(self.homes + self.homes / 4, budget) {
-                return false;
-            }
-            return match self.find(key) {
-                Found::Not(at) => self.insert(at, key, place, copies, budget),
-                Found::Here(_) => true,
-            };
-        };
-        self.entries.copy_within(at..at + free, at + 1);
-        self.entries[at] = entry;
-        self.len += 1;
-        true
+    ) -> Result<Option<At>, Full> {
+        let held = (place.bits() << PLACE_SHIFT) | copies.0;
+        self.put(key, held).or_else(|Full| {
+            let larger = self.rebuild(self.homes + self.homes / 2 + HOMES_MIN, budget);
+            if larger { self.put(key, held) } else { Err(Full) }
+        })
     }
 
-    /// Lets a name go. Those behind it that are not in their natural place move up.
-    pub(super) fn remove(&mut self, at: usize) {
-        let mut end = at + 1;
-        while let Some(entry) = self.entries.get(end) {
-            if entry.held == 0 || self.home(Key(entry.key)) == end {
-                break;
+    #[inline]
+    fn put(&mut self, key: Key, held: u64) -> Result<Option<At>, Full> {
+        let home = self.home(key);
+        for (line, entries) in self.lines.iter_mut().enumerate().skip(home) {
+            let matches = entries.matches(key);
+            if matches != 0 {
+                return Ok(Some(At { line, entry: matches.trailing_zeros() as usize }));
             }
-            end += 1;
+            if !entries.is_full() {
+                let entry = entries.len();
+                entries.keys[entry] = key.0;
+                entries.held[entry] = held;
+                self.len += 1;
+                return Ok(None);
+            }
         }
-        self.entries.copy_within(at + 1..end, at);
-        self.entries[end - 1] = Entry::default();
+        Err(Full)
+    }
+
+    /// Lets a name go. What stands in a later line than it would for want of room moves up.
+    pub(super) fn remove(&mut self, At { line, entry }: At) {
+        let mut gap = line;
+        let mut was_full = self.lines[gap].is_full();
+        self.lines[gap].take(entry);
         self.len -= 1;
+        let mut next = gap + 1;
+        while was_full && next < self.lines.len() {
+            let later = self.lines[next];
+            let displaced = (0..later.len()).find(|&n| self.home(Key(later.keys[n])) <= gap);
+            if let Some(entry) = displaced {
+                let into = self.lines[gap].len();
+                self.lines[gap].keys[into] = later.keys[entry];
+                self.lines[gap].held[into] = later.held[entry];
+                self.lines[next].take(entry);
+                gap = next;
+            }
+            was_full = later.is_full();
+            next += 1;
+        }
     }
 
     /// Gives memory back after many have gone.
     pub(super) fn shrink(&mut self, budget: &Budget) {
         if self.len == 0 {
             self.clear(budget);
-        } else if self.homes > CAPACITY_MIN && self.len < self.homes / 4 {
-            let _ = self.rebuild((self.len * 2).max(CAPACITY_MIN), budget);
+        } else if self.homes > HOMES_MIN && self.len < self.homes * WIDTH / 4 {
+            let _ = self.rebuild((self.len / 2).max(HOMES_MIN), budget);
         }
     }
 
@@ -248,36 +318,32 @@ impl Names {
         *self = Self::default();
     }
 
-    fn rebuild(&mut self, homes: usize, budget: &Budget) -> bool {
-        let mut homes = homes;
+    fn rebuild(&mut self, mut homes: usize, budget: &Budget) -> bool {
         loop {
-            let capacity = homes + SPILL;
-            if !budget.take(capacity * size_of::<Entry>()) {
+            let lines = homes + SPILL;
+            if !budget.take(lines * size_of::<Line>()) {
                 return false;
             }
-            let mut larger = Self { entries: vec![Entry::default(); capacity], homes, len: self.len };
-            // In order, so each goes to its natural place or right behind the one before it.
-            let mut next = 0;
-            let fits = self.entries.iter().filter(|entry| entry.held != 0).all(|entry| {
-                next = next.max(larger.home(Key(entry.key)));
-                let free = larger.entries.get_mut(next);
-                next += 1;
-                free.map(|free| *free = *entry).is_some()
-            });
+            let mut other = Self { lines: vec![Line::default(); lines], homes, len: 0 };
+            let fits = self.entries().all(|(key, held)| other.put(key, held).is_ok());
             if fits {
-                let smaller = std::mem::replace(self, larger);
-                budget.give(smaller.bytes());
+                let before = std::mem::replace(self, other);
+                budget.give(before.bytes());
                 return true;
             }
-            budget.give(larger.bytes());
+            budget.give(other.bytes());
             homes += homes / 4;
         }
     }
 
+    fn entries(&self) -> impl Iterator<Item = (Key, u64)> {
+        self.lines.iter().flat_map(|line| (0..line.len()).map(|n| (Key(line.keys[n]), line.held[n])))
+    }
+
     /// All names with their places and copies, in the table's order.
     pub(super) fn iter(&self) -> impl Iterator<Item = (EngineHash, Place, Copies)> {
-        (0..self.entries.len())
-            .filter(|&at| self.entries[at].held != 0)
-            .map(|at| (Key(self.entries[at].key).name(), self.place(at), self.copies(at)))
+        let copies = |held: u64| Copies(held & ((1 << PLACE_SHIFT) - 1));
+        self.entries()
+            .map(move |(key, held)| (key.name(), Place::from_bits(held >> PLACE_SHIFT), copies(held)))
     }
 }

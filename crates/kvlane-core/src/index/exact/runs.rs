@@ -256,21 +256,33 @@ impl Run {
         !self.holds().is_empty()
     }
 
-    /// Appends a block and says where, if the run's span has room for it. `more` are likely to follow. False if there is
-    /// no memory.
+    /// How many of `hashes` are its blocks from the `from`-th on, or become so: it grows as far as its span has room, and
+    /// as there is memory. `more` blocks are likely to follow.
     #[inline]
-    pub(super) fn push(&mut self, hash: BlockHash, more: usize, budget: &Budget) -> bool {
+    pub(super) fn extend(
+        &mut self,
+        from: usize,
+        hashes: &[BlockHash],
+        more: usize,
+        budget: &Budget,
+    ) -> usize {
         let len = self.hashes.len();
-        if len == self.hashes.capacity() {
-            let most = (SPAN - self.start % SPAN) as usize;
-            let capacity = (len + (1 + more).max(len / 2).max(HASHES_MIN)).min(most);
-            if !budget.take((capacity - len) * size_of::<BlockHash>()) {
-                return false;
+        let same = |(ours, theirs): &(&BlockHash, &BlockHash)| ours == theirs;
+        let known = self.hashes[from..].iter().zip(hashes).take_while(same).count();
+        if from + known < len {
+            return known;
+        }
+        let room = (SPAN - self.start % SPAN) as usize;
+        let new = &hashes[known..hashes.len().min(room - from)];
+        if len + new.len() > self.hashes.capacity() {
+            let capacity = (len + (new.len() + more).max(len / 2).max(HASHES_MIN)).min(room);
+            if !budget.take((capacity - self.hashes.capacity()) * size_of::<BlockHash>()) {
+                return known;
             }
             self.hashes.reserve_exact(capacity - len);
         }
-        self.hashes.push(hash);
-        true
+        self.hashes.extend_from_slice(new);
+        known + new.len()
     }
 }
 
@@ -320,7 +332,7 @@ impl Shard {
         if !budget.take(growth) {
             return None;
         }
-        if !new.push(hash, more, budget) {
+        if new.extend(0, &[hash], more, budget) == 0 {
             budget.give(growth);
             return None;
         }

@@ -427,13 +427,12 @@ proptest! {
             });
             let place = Place { offset, ..Place::from_bits(0) };
             match (table.find(name), add) {
-                (Found::Not(_), true) => {
+                (None, true) => {
                     prop_assert!(table.reserve(1, &budget));
-                    let Found::Not(at) = table.find(name) else { panic!("it was not there") };
-                    prop_assert!(table.insert(at, name, place, Copies::one(Tier::Cpu), &budget));
+                    prop_assert!(matches!(table.insert(name, place, Copies::one(Tier::Cpu), &budget), Ok(None)));
                     map.insert(name.name(), place);
                 }
-                (Found::Here(at), false) => {
+                (Some(at), false) => {
                     table.remove(at);
                     table.shrink(&budget);
                     map.remove(&name.name());

@@ -14,12 +14,13 @@ pub(super) struct Writer<'a> {
     locked: Option<(usize, RwLockWriteGuard<'a, Shard>)>,
 }
 
-/// A block that the endpoint holds from now on.
+/// Blocks of one run that the endpoint holds from now on.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Seat {
-    pub(super) place: Place,
-    /// The endpoint held it already, under another name.
-    pub(super) already: bool,
+pub(super) struct Row {
+    pub(super) first: Place,
+    pub(super) count: usize,
+    /// Bit n: the endpoint held the n-th of them already, under another name.
+    pub(super) already: u64,
 }
 
 // === impl Writer ===
@@ -45,58 +46,61 @@ impl<'a> Writer<'a> {
         self.shard(run.shard()).run(run).hashes().get(offset as usize).copied()
     }
 
-    /// The endpoint holds `hash`, which follows the block at `after` or begins a prompt. The endpoint has to hold that
-    /// one too, so that it keeps its place meanwhile. About `more` blocks are to follow. Nothing if there is no memory.
+    /// The endpoint holds these blocks, each following the one before it, the first the block at `after`, or beginning a
+    /// prompt. The endpoint has to hold that one too, so that it keeps its place meanwhile. Done for as many as are in one
+    /// run, at least one; nothing if there is no memory. About `more` blocks are to follow.
     #[inline]
-    pub(super) fn seat(&mut self, after: Option<Place>, hash: BlockHash, more: usize) -> Option<Seat> {
+    pub(super) fn seat(&mut self, after: Option<Place>, hashes: &[BlockHash], more: usize) -> Option<Row> {
         let (budget, endpoint) = (self.budget, self.endpoint);
         let Some(Place { run, offset }) = after else {
-            return self.seat_first(shard_of(hash), hash, 0, None, more);
+            return self.seat_first(shard_of(hashes[0]), hashes, 0, None, more);
         };
         let before = run.shard();
         let found = self.shard(before).run_mut(run);
         let offset = offset + 1;
         let position = found.start + offset;
-        match found.hashes().get(offset as usize) {
-            Some(next) if *next == hash => {}
-            None if !position.is_multiple_of(SPAN) => {
-                if !found.push(hash, more, budget) {
-                    return None;
-                }
+        let count = found.extend(offset as usize, hashes, more, budget);
+        if count == 0 {
+            if offset as usize == found.hashes().len() && !position.is_multiple_of(SPAN) {
+                return None;
             }
-            _ => {
-                return self.seat_first(next_shard(before, position, hash), hash, position, Some(run), more);
-            }
+            return self.seat_first(
+                next_shard(before, position, hashes[0]),
+                hashes,
+                position,
+                Some(run),
+                more,
+            );
         }
-        let already = found.hold(endpoint, 1 << offset, budget)? != 0;
-        Some(Seat { place: Place { run, offset }, already })
+        let already = found.hold(endpoint, ones(count) << offset, budget)? >> offset;
+        Some(Row { first: Place { run, offset }, count, already })
     }
 
-    /// As [`Writer::seat`], for the first block of a run.
+    /// As [`Writer::seat`], where the first block begins a run.
     fn seat_first(
         &mut self,
         at: usize,
-        hash: BlockHash,
+        hashes: &[BlockHash],
         start: u32,
         parent: Option<RunId>,
         more: usize,
-    ) -> Option<Seat> {
+    ) -> Option<Row> {
         let (budget, endpoint) = (self.budget, self.endpoint);
         let shard = self.shard(at);
-        let known = shard.find(at, hash, start);
+        let known = shard.find(at, hashes[0], start);
         let run = match known {
             Some(run) => run,
-            None => shard.add(at, hash, start, parent, more, budget)?,
+            None => shard.add(at, hashes[0], start, parent, hashes.len() - 1 + more, budget)?,
         };
-        let Some(already) = shard.run_mut(run).hold(endpoint, 1, budget) else {
-            // Only a run with many holders needs memory for one more, so it is not one that was just made.
-            return None;
-        };
+        let found = shard.run_mut(run);
+        let count = 1 + found.extend(1, &hashes[1..], more, budget);
+        // Only a run with many holders needs memory for one more, so never one that was just made.
+        let already = found.hold(endpoint, ones(count), budget)?;
         if let Some(parent) = parent.filter(|_| known.is_none()) {
             // It cannot have gone in between: the endpoint holds a block of it.
             self.shard(parent.shard()).run_mut(parent).children += 1;
         }
-        Some(Seat { place: Place { run, offset: 0 }, already: already != 0 })
+        Some(Row { first: Place { run, offset: 0 }, count, already })
     }
 
     /// The endpoint holds these blocks of a run no more. Runs that nobody needs any longer go.
@@ -118,4 +122,9 @@ impl<'a> Writer<'a> {
             parent = shard.free(run, budget);
         }
     }
+}
+
+/// As many ones, of 64 at most.
+pub(super) fn ones(count: usize) -> u64 {
+    u64::MAX >> (u64::BITS as usize - count)
 }

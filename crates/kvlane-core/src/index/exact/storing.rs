@@ -1,0 +1,250 @@
+//! A stored event: its blocks get places and names.
+
+use super::names::{Copies, Key};
+use super::runs::Place;
+use super::writer::Writer;
+use super::{Applied, Budget, ExactIndex, Holder, Last, NAME_BYTES, Orphan};
+use crate::block::BlockHash;
+use crate::endpoint::EndpointId;
+use crate::event::{EngineHash, Tier};
+
+/// Most blocks that are looked at together.
+pub(super) const AT_ONCE: usize = 32;
+
+/// A stored event, as far as it has been applied.
+pub(super) struct Storing<'a> {
+    budget: &'a Budget,
+    holder: &'a mut Holder,
+    writer: Writer<'a>,
+    tier: Tier,
+    after: After,
+    last: Option<Last>,
+    applied: Applied,
+    /// A block could not be taken in, so none that follows it can.
+    full: bool,
+}
+
+/// What the next block of an event follows.
+#[derive(Clone, Copy, Debug)]
+enum After {
+    /// Nothing: it begins a prompt.
+    Start,
+    /// A block that the endpoint holds.
+    Held(Place),
+    /// One that it does not hold.
+    Missing(EngineHash),
+}
+
+// === impl Storing ===
+
+impl<'a> Storing<'a> {
+    pub(super) fn new(
+        index: &'a ExactIndex,
+        endpoint: EndpointId,
+        holder: &'a mut Holder,
+        tier: Tier,
+        parent: Option<EngineHash>,
+    ) -> Self {
+        let last = holder.last.filter(|last| Some(last.name) == parent);
+        let after = match (parent, last) {
+            (None, _) => After::Start,
+            (Some(_), Some(last)) => After::Held(last.place),
+            (Some(name), None) => match holder.names.get(Key::of(name)) {
+                Some((place, _)) => After::Held(place),
+                None => After::Missing(name),
+            },
+        };
+        let writer = index.writer(endpoint);
+        let (budget, applied) = (&index.budget, Applied::default());
+        Self { budget, holder, writer, tier, after, last, applied, full: false }
+    }
+
+    /// Our hash of what the first block follows.
+    pub(super) fn hash_before(&mut self) -> Option<BlockHash> {
+        match (self.after, self.last) {
+            (_, Some(last)) => Some(last.hash),
+            (After::Held(place), None) => self.writer.hash(place),
+            (After::Missing(name), None) => self.holder.orphans.get(&name).map(|orphan| orphan.hash),
+            (After::Start, None) => None,
+        }
+    }
+
+    pub(super) fn reserve(&mut self, blocks: usize) {
+        self.full |= !self.holder.names.reserve(blocks, self.budget);
+    }
+
+    /// Blocks that follow one another, no more than [`AT_ONCE`], and how many are to come.
+    #[inline]
+    pub(super) fn blocks(
+        &mut self,
+        names: impl ExactSizeIterator<Item = EngineHash> + Clone,
+        hashes: &[BlockHash],
+        more: usize,
+    ) {
+        let mut keys = [Key::default(); AT_ONCE];
+        keys.iter_mut().zip(names.clone()).for_each(|(key, name)| *key = Key::of(name));
+        let keys = &keys[..hashes.len()];
+        let after = match self.after {
+            After::Start => None,
+            After::Held(place) => Some(place),
+            After::Missing(_) => return self.one_by_one(names, hashes),
+        };
+        if self.full || !self.holder.orphans.is_empty() || self.holder.names.any(keys) {
+            return self.one_by_one(names, hashes);
+        }
+        self.all_new(after, keys, hashes, more);
+    }
+
+    /// None of the names is known, and nobody waits for any.
+    #[inline]
+    fn all_new(&mut self, mut after: Option<Place>, keys: &[Key], hashes: &[BlockHash], more: usize) {
+        let mut done = 0;
+        let mut twice = Vec::new();
+        while done < keys.len() {
+            let Some(row) = self.writer.seat(after, &hashes[done..], more) else {
+                self.full = true;
+                break;
+            };
+            let Place { run, offset } = row.first;
+            let copies = Copies::one(self.tier);
+            for (n, &key) in (0..).zip(&keys[done..done + row.count]) {
+                let place = Place { run, offset: offset + n };
+                let already = row.already >> n & 1 != 0;
+                match self.holder.names.insert(key, place, copies, self.budget) {
+                    Ok(None) => {
+                        if already {
+                            self.name_again(place);
+                        }
+                    }
+                    // Within these blocks. No prompt does that.
+                    Ok(Some(at)) => {
+                        let _ = self.holder.names.add_copy(at, self.tier);
+                        if !already {
+                            twice.push(place);
+                        }
+                    }
+                    Err(_) => {
+                        self.full = true;
+                        let rest = (super::writer::ones(row.count - n as usize) & !(row.already >> n))
+                            << place.offset;
+                        // One that was held before keeps the run, or a run without holders goes.
+                        self.writer.let_go(run, rest);
+                        break;
+                    }
+                }
+                self.applied.stored += 1;
+                done += 1;
+                after = Some(place);
+            }
+            if self.full {
+                break;
+            }
+        }
+        self.applied.refused += (keys.len() - done) as u32;
+        if let (Some(place), Some(last)) = (after, done.checked_sub(1)) {
+            self.after = After::Held(place);
+            self.last = Some(Last { name: keys[last].name(), place, hash: hashes[last] });
+        }
+        for place in twice {
+            self.writer.let_go(place.run, 1 << place.offset);
+            self.last = None;
+            self.full = true;
+        }
+    }
+
+    /// One by one, whatever they are.
+    #[cold]
+    fn one_by_one(&mut self, names: impl Iterator<Item = EngineHash>, hashes: &[BlockHash]) {
+        for (name, &hash) in names.zip(hashes) {
+            let key = Key::of(name);
+            let taken = match self.holder.names.find(key) {
+                Some(at) => {
+                    let place = self.holder.names.place(at);
+                    self.after = After::Held(place);
+                    self.last = Some(Last { name, place, hash });
+                    self.holder.names.add_copy(at, self.tier)
+                }
+                None => !self.full && self.take_in(key, name, hash),
+            };
+            self.applied.stored += u32::from(taken);
+            self.applied.refused += u32::from(!taken);
+        }
+    }
+
+    fn take_in(&mut self, key: Key, name: EngineHash, hash: BlockHash) -> bool {
+        let mut copies = Copies::one(self.tier);
+        let after = match self.after {
+            After::Start => None,
+            After::Held(place) => Some(place),
+            After::Missing(parent) => {
+                self.after = After::Missing(name);
+                self.last = None;
+                return match self.holder.orphans.get_mut(&name) {
+                    Some(orphan) => orphan.copies.add(self.tier),
+                    None => self.holder.add_orphan(name, Orphan { hash, parent, copies }, self.budget),
+                };
+            }
+        };
+        if let Some(orphan) = self.holder.take_orphan(name, self.budget) {
+            copies = orphan.copies;
+            let _ = copies.add(self.tier);
+        }
+        let Some(place) = self.seat(key, after, hash, copies) else {
+            self.full = true;
+            return false;
+        };
+        self.after = After::Held(place);
+        self.last = Some(Last { name, place, hash });
+        if !self.holder.orphans.is_empty() {
+            self.adopt(name, place);
+        }
+        true
+    }
+
+    fn seat(&mut self, key: Key, after: Option<Place>, hash: BlockHash, copies: Copies) -> Option<Place> {
+        let row = self.writer.seat(after, &[hash], 0)?;
+        let place = row.first;
+        if self.holder.names.insert(key, place, copies, self.budget).is_err() {
+            if row.already == 0 {
+                self.writer.let_go(place.run, 1 << place.offset);
+            }
+            return None;
+        }
+        if row.already != 0 {
+            self.name_again(place);
+        }
+        Some(place)
+    }
+
+    /// One more name of a block. Memory is taken without asking: the name is in the table, and must not let go of the
+    /// other's block when it goes.
+    #[cold]
+    fn name_again(&mut self, place: Place) {
+        let names = self.holder.more_names.entry(place).or_insert_with(|| {
+            self.budget.correct(0, NAME_BYTES);
+            0
+        });
+        *names += 1;
+    }
+
+    /// Gives those their places that have waited for `parent`, and those that have waited for them.
+    fn adopt(&mut self, parent: EngineHash, place: Place) {
+        let mut parents = vec![(parent, place)];
+        while let Some((parent, place)) = parents.pop() {
+            while let Some(name) = self.holder.waiting_for(parent) {
+                let Some(orphan) = self.holder.take_orphan(name, self.budget) else { break };
+                let room = self.holder.names.reserve(1, self.budget);
+                let place = room.then(|| self.seat(Key::of(name), Some(place), orphan.hash, orphan.copies));
+                match place.flatten() {
+                    Some(place) => parents.push((name, place)),
+                    None => self.applied.refused += 1,
+                }
+            }
+        }
+    }
+
+    pub(super) fn end(self) -> Applied {
+        self.holder.last = self.last;
+        self.applied
+    }
+}
