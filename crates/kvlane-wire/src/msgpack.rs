@@ -137,25 +137,40 @@ impl<'a> Scanner<'a> {
     }
 
     /// Takes the whole number that must begin here; every one fits.
-    #[inline]
     pub fn int(&mut self) -> Result<i128> {
+        let negative = self.negative();
+        let bits = self.bits()?;
+        Ok(if negative { i128::from(bits as i64) } else { i128::from(bits) })
+    }
+
+    /// Takes the whole number that must begin here as its 64 bits, a negative one's in two's complement.
+    #[inline]
+    pub fn bits(&mut self) -> Result<u64> {
         const WANTED: &str = "a whole number";
-        let byte = self.first(WANTED)?;
-        Ok(match byte {
-            0x00..=0x7f | 0xe0..=0xff => {
+        Ok(match self.first(WANTED)? {
+            byte @ (0x00..=0x7f | 0xe0..=0xff) => {
                 self.at += 1;
-                i128::from(byte as i8)
+                i64::from(byte as i8) as u64
             }
-            0xcc => i128::from(u8::from_be_bytes(self.tail(WANTED)?)),
-            0xcd => i128::from(u16::from_be_bytes(self.tail(WANTED)?)),
-            0xce => i128::from(u32::from_be_bytes(self.tail(WANTED)?)),
-            0xcf => i128::from(u64::from_be_bytes(self.tail(WANTED)?)),
-            0xd0 => i128::from(i8::from_be_bytes(self.tail(WANTED)?)),
-            0xd1 => i128::from(i16::from_be_bytes(self.tail(WANTED)?)),
-            0xd2 => i128::from(i32::from_be_bytes(self.tail(WANTED)?)),
-            0xd3 => i128::from(i64::from_be_bytes(self.tail(WANTED)?)),
+            0xcc => u64::from(u8::from_be_bytes(self.tail(WANTED)?)),
+            0xcd => u64::from(u16::from_be_bytes(self.tail(WANTED)?)),
+            0xce => u64::from(u32::from_be_bytes(self.tail(WANTED)?)),
+            0xcf => u64::from_be_bytes(self.tail(WANTED)?),
+            0xd0 => i64::from(i8::from_be_bytes(self.tail(WANTED)?)) as u64,
+            0xd1 => i64::from(i16::from_be_bytes(self.tail(WANTED)?)) as u64,
+            0xd2 => i64::from(i32::from_be_bytes(self.tail(WANTED)?)) as u64,
+            0xd3 => i64::from_be_bytes(self.tail(WANTED)?) as u64,
             _ => return Err(self.expected(WANTED)),
         })
+    }
+
+    /// Whether the whole number that begins here is below zero.
+    fn negative(&self) -> bool {
+        match self.bytes.get(self.at) {
+            Some(0xe0..=0xff) => true,
+            Some(0xd0..=0xd3) => self.bytes.get(self.at + 1).is_some_and(|byte| *byte >= 0x80),
+            _ => false,
+        }
     }
 
     /// Takes the number that must begin here, whole or not.
@@ -168,9 +183,15 @@ impl<'a> Scanner<'a> {
     }
 
     /// Takes the text that must begin here.
-    #[inline]
     pub fn str(&mut self) -> Result<&'a str> {
         let start = self.at;
+        let bytes = self.text()?;
+        std::str::from_utf8(bytes).map_err(|_| MsgpackError { at: start, expected: "text of UTF-8" })
+    }
+
+    /// Takes the text that must begin here as bytes, UTF-8 or not: enough to compare it.
+    #[inline]
+    pub fn text(&mut self) -> Result<&'a [u8]> {
         let length = match self.first("text")? {
             byte @ 0xa0..=0xbf => {
                 self.at += 1;
@@ -181,8 +202,7 @@ impl<'a> Scanner<'a> {
             0xdb => u32::from_be_bytes(self.tail("text")?),
             _ => return Err(self.expected("text")),
         };
-        let bytes = self.take(length)?;
-        simdutf8::basic::from_utf8(bytes).map_err(|_| MsgpackError { at: start, expected: "text of UTF-8" })
+        self.take(length)
     }
 
     /// Takes the bytes that must begin here.
@@ -248,17 +268,7 @@ impl<'a> Scanner<'a> {
                     self.bin()?;
                 }
                 Kind::Str => {
-                    // Whether a text that nobody reads is UTF-8 does not matter.
-                    let length = match self.bytes[self.at] {
-                        byte @ 0xa0..=0xbf => {
-                            self.at += 1;
-                            u32::from(byte & 0x1f)
-                        }
-                        0xd9 => u32::from(u8::from_be_bytes(self.tail("text")?)),
-                        0xda => u32::from(u16::from_be_bytes(self.tail("text")?)),
-                        _ => u32::from_be_bytes(self.tail("text")?),
-                    };
-                    self.take(length)?;
+                    self.text()?;
                 }
                 Kind::Array => left = left.saturating_add(u64::from(self.array()?)),
                 Kind::Map => left = left.saturating_add(2 * u64::from(self.map()?)),

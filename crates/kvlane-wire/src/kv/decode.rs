@@ -10,7 +10,7 @@ use kvlane_core::block::ContentHash;
 use kvlane_core::event::{EngineHash, Tier};
 
 use super::batch::{Batch, Event, Stored};
-use super::version::{REMOVED, STORED};
+use super::version::{FieldOrder, REMOVED, STORED};
 use crate::msgpack::{Kind, MsgpackError, Scanner};
 
 /// Tokens that a block may have. Engines use 1 to 2,048.
@@ -129,8 +129,8 @@ fn event(scanner: &mut Scanner<'_>, batch: &mut Batch) -> Result<()> {
             let kind = type_of(scanner.clone(), pairs)?;
             let mut reader = Reader::new(kind, batch);
             for _ in 0..pairs {
-                let name = scanner.str()?;
-                reader.field(name, scanner)?;
+                let field = Field::named(scanner.text()?);
+                reader.field(field, scanner)?;
             }
             reader.finish()
         }
@@ -140,16 +140,16 @@ fn event(scanner: &mut Scanner<'_>, batch: &mut Batch) -> Result<()> {
                 batch.ignored.unknown_events += 1;
                 return Ok(());
             }
-            let kind = Type::named(scanner.str()?);
+            let kind = Type::named(scanner.text()?);
             let order = match kind {
-                Type::Stored => &STORED[..],
-                Type::Removed => &REMOVED[..],
+                Type::Stored => &STORED_ORDER[..],
+                Type::Removed => &REMOVED_ORDER[..],
                 Type::Cleared | Type::Unknown => &[],
             };
             let fields = (length - 1) as usize;
             let mut reader = Reader::new(kind, batch);
             for field in order.iter().take(fields) {
-                reader.field(field.name, scanner)?;
+                reader.field(*field, scanner)?;
             }
             scanner.skip_values(fields.saturating_sub(order.len()) as u64)?;
             reader.finish()
@@ -166,11 +166,11 @@ enum Type {
 }
 
 impl Type {
-    fn named(name: &str) -> Self {
+    fn named(name: &[u8]) -> Self {
         match name {
-            "BlockStored" => Self::Stored,
-            "BlockRemoved" => Self::Removed,
-            "AllBlocksCleared" => Self::Cleared,
+            b"BlockStored" => Self::Stored,
+            b"BlockRemoved" => Self::Removed,
+            b"AllBlocksCleared" => Self::Cleared,
             _ => Self::Unknown,
         }
     }
@@ -179,12 +179,64 @@ impl Type {
 /// The type of an event that is a map: the first of its fields wherever engines write it.
 fn type_of(mut scanner: Scanner<'_>, pairs: u32) -> Result<Type> {
     for _ in 0..pairs {
-        if scanner.str()? == "type" {
-            return Ok(Type::named(scanner.str()?));
+        if scanner.text()? == b"type" {
+            return Ok(Type::named(scanner.text()?));
         }
         scanner.skip()?;
     }
     Ok(Type::Unknown)
+}
+
+/// A field that is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Field {
+    Hashes,
+    Parent,
+    Tokens,
+    BlockTokens,
+    LoraId,
+    LoraName,
+    Salt,
+    Medium,
+    ExtraKeys,
+    Group,
+    GroupKind,
+    Lookahead,
+    Other,
+}
+
+/// What stands in each place of an array.
+const STORED_ORDER: [Field; STORED.len()] = order(STORED);
+const REMOVED_ORDER: [Field; REMOVED.len()] = order(REMOVED);
+
+const fn order<const N: usize>(fields: [FieldOrder; N]) -> [Field; N] {
+    let mut order = [Field::Other; N];
+    let mut place = 0;
+    while place < N {
+        order[place] = Field::named(fields[place].name.as_bytes());
+        place += 1;
+    }
+    order
+}
+
+impl Field {
+    const fn named(name: &[u8]) -> Self {
+        match name {
+            b"block_hashes" => Self::Hashes,
+            b"parent_block_hash" => Self::Parent,
+            b"token_ids" => Self::Tokens,
+            b"block_size" => Self::BlockTokens,
+            b"lora_id" => Self::LoraId,
+            b"lora_name" => Self::LoraName,
+            b"cache_salt" => Self::Salt,
+            b"medium" => Self::Medium,
+            b"extra_keys" => Self::ExtraKeys,
+            b"group_idx" => Self::Group,
+            b"kv_cache_spec_kind" => Self::GroupKind,
+            b"lookahead_token_ids" => Self::Lookahead,
+            _ => Self::Other,
+        }
+    }
 }
 
 /// The fields of one event as they come.
@@ -202,7 +254,7 @@ struct Reader<'a, 'b> {
     lora_name: Option<&'a str>,
     lora_id: Option<LoraId<'a>>,
     salt: Option<&'a str>,
-    medium: Option<&'a str>,
+    tier: Tier,
     /// Stands before the list of keys.
     extra_keys: Option<Scanner<'a>>,
     group: Option<u32>,
@@ -245,7 +297,7 @@ impl<'a, 'b> Reader<'a, 'b> {
             lora_name: None,
             lora_id: None,
             salt: None,
-            medium: None,
+            tier: Tier::Gpu,
             extra_keys: None,
             group: None,
             prefix_group: true,
@@ -253,16 +305,16 @@ impl<'a, 'b> Reader<'a, 'b> {
         }
     }
 
-    fn field(&mut self, name: &str, scanner: &mut Scanner<'a>) -> Result<()> {
+    fn field(&mut self, field: Field, scanner: &mut Scanner<'a>) -> Result<()> {
         if scanner.nil() {
             return Ok(());
         }
-        match (self.kind, name) {
-            (Type::Stored | Type::Removed, "block_hashes") => self.hashes(scanner)?,
-            (Type::Stored | Type::Removed, "medium") => self.medium = Some(scanner.str()?),
-            (Type::Stored | Type::Removed, "group_idx") => self.group = Some(whole(scanner, "group_idx")?),
-            (Type::Stored, "parent_block_hash") => self.parent = Some(hash(scanner)?),
-            (Type::Stored, "token_ids") => match self.tokens {
+        match (self.kind, field) {
+            (Type::Stored | Type::Removed, Field::Hashes) => self.hashes(scanner)?,
+            (Type::Stored | Type::Removed, Field::Medium) => self.tier = tier(scanner.text()?),
+            (Type::Stored | Type::Removed, Field::Group) => self.group = Some(whole(scanner, "group_idx")?),
+            (Type::Stored, Field::Parent) => self.parent = Some(hash(scanner)?),
+            (Type::Stored, Field::Tokens) => match self.tokens {
                 Tokens::Absent if self.names.is_some() => self.hash_tokens(scanner)?,
                 Tokens::Absent => {
                     self.tokens = Tokens::Waiting(scanner.clone());
@@ -270,21 +322,21 @@ impl<'a, 'b> Reader<'a, 'b> {
                 }
                 _ => return Err(DecodeError::Twice("token_ids")),
             },
-            (Type::Stored, "block_size") => self.block_tokens = Some(whole(scanner, "block_size")?),
-            (Type::Stored, "lora_id") => {
+            (Type::Stored, Field::BlockTokens) => self.block_tokens = Some(whole(scanner, "block_size")?),
+            (Type::Stored, Field::LoraId) => {
                 self.lora_id = Some(match scanner.peek()? {
                     Kind::Str => LoraId::Text(scanner.str()?),
                     _ => LoraId::Number(scanner.int()?),
                 });
             }
-            (Type::Stored, "lora_name") => self.lora_name = Some(scanner.str()?),
-            (Type::Stored, "cache_salt") => self.salt = Some(scanner.str()?),
-            (Type::Stored, "extra_keys") => {
+            (Type::Stored, Field::LoraName) => self.lora_name = Some(scanner.str()?),
+            (Type::Stored, Field::Salt) => self.salt = Some(scanner.str()?),
+            (Type::Stored, Field::ExtraKeys) => {
                 self.extra_keys = Some(scanner.clone());
                 scanner.skip()?;
             }
-            (Type::Stored, "kv_cache_spec_kind") => self.prefix_group = is_prefix_group(scanner.str()?),
-            (Type::Stored, "lookahead_token_ids") => {
+            (Type::Stored, Field::GroupKind) => self.prefix_group = is_prefix_group(scanner.text()?),
+            (Type::Stored, Field::Lookahead) => {
                 self.lookahead = scanner.peek()? != Kind::Array || scanner.clone().array()? > 0;
                 scanner.skip()?;
             }
@@ -344,7 +396,7 @@ impl<'a, 'b> Reader<'a, 'b> {
         match self.kind {
             Type::Stored => self.stored(),
             Type::Removed => {
-                let (names, tier) = (self.named(), self.tier());
+                let (names, tier) = (self.named(), self.tier);
                 self.batch.events.push(Event::Removed { names, tier, group: self.group });
                 Ok(())
             }
@@ -388,7 +440,7 @@ impl<'a, 'b> Reader<'a, 'b> {
                 return Err(DecodeError::TokenCount { tokens: count, blocks: names, block_tokens });
             }
             Tokens::Absent | Tokens::Waiting(_) => {
-                let (names, tier) = (self.named(), self.tier());
+                let (names, tier) = (self.named(), self.tier);
                 self.batch.events.push(Event::Copied { names, tier });
             }
             Tokens::Hashed { count, per_block } => {
@@ -400,7 +452,7 @@ impl<'a, 'b> Reader<'a, 'b> {
                 let salt = self.salt.map(|salt| append(&mut self.batch.text, &[salt]));
                 self.batch.names.truncate(self.names_start);
                 let blocks = range(self.blocks_start, self.batch.blocks.len());
-                let (parent, tier) = (self.parent, self.tier());
+                let (parent, tier) = (self.parent, self.tier);
                 let stored = Stored { parent, blocks, block_tokens: per_block, tier, lora, salt };
                 self.batch.events.push(Event::Stored(stored));
             }
@@ -466,23 +518,21 @@ impl<'a, 'b> Reader<'a, 'b> {
         range(self.names_start, self.batch.names.len())
     }
 
-    fn tier(&self) -> Tier {
-        match self.medium {
-            None | Some("GPU") => Tier::Gpu,
-            Some(_) => Tier::Cpu,
-        }
-    }
-
     fn pass_over(&mut self) {
         self.batch.blocks.truncate(self.blocks_start);
         self.batch.names.truncate(self.names_start);
     }
 }
 
+/// The tier that an engine's `medium` stands for.
+fn tier(medium: &[u8]) -> Tier {
+    if medium == b"GPU" { Tier::Gpu } else { Tier::Cpu }
+}
+
 /// Whether blocks of such layers stand for the whole prefix before them. The others keep a window or a state, so that a
 /// block says nothing of those before it (vLLM, `v1/kv_cache_interface.py`, `KVCacheSpecKind`).
-fn is_prefix_group(kind: &str) -> bool {
-    matches!(kind, "full_attention" | "mla_attention" | "sink_full_attention")
+fn is_prefix_group(kind: &[u8]) -> bool {
+    matches!(kind, b"full_attention" | b"mla_attention" | b"sink_full_attention")
 }
 
 /// An engine's name of a block: a whole number of either sign, of 64 bits; or a digest, of which the last eight bytes
@@ -494,8 +544,7 @@ fn hash(scanner: &mut Scanner<'_>) -> Result<EngineHash> {
         let last = digest.last_chunk().ok_or(DecodeError::HashLength(digest.len()))?;
         return Ok(EngineHash(u64::from_be_bytes(*last)));
     }
-    // No number in msgpack has more than 64 bits.
-    Ok(EngineHash(scanner.int()? as u64))
+    Ok(EngineHash(scanner.bits()?))
 }
 
 fn whole(scanner: &mut Scanner<'_>, field: &'static str) -> Result<u32> {
