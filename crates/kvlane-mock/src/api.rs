@@ -1,6 +1,7 @@
 //! vLLM's HTTP interface, as far as clients and routers use it.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use axum::body::Body;
@@ -11,7 +12,7 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderValue};
-use http::{StatusCode, Uri};
+use http::{HeaderMap, StatusCode, Uri};
 use kvlane_core::block::ChainSeed;
 use kvlane_wire::api::Api;
 use kvlane_wire::openai;
@@ -38,16 +39,21 @@ const EMBEDDING_DIMENSIONS: u64 = 16;
 /// What every handler sees.
 pub(crate) struct Shared {
     pub(crate) config: Settled,
-    pub(crate) driver: Arc<Driver>,
+    /// One for each data-parallel rank.
+    pub(crate) drivers: Vec<Arc<Driver>>,
+    /// What `/kv_event_sources` answers.
+    sources: Value,
+    /// Requests that named no rank.
+    unranked: AtomicUsize,
     /// Seconds since 1970 at the start.
     created: u64,
     started: Instant,
 }
 
 impl Shared {
-    pub(crate) fn new(config: Settled, driver: Arc<Driver>) -> Self {
+    pub(crate) fn new(config: Settled, drivers: Vec<Arc<Driver>>, sources: Value) -> Self {
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        Self { config, driver, created, started: Instant::now() }
+        Self { config, drivers, sources, unranked: AtomicUsize::new(0), created, started: Instant::now() }
     }
 
     /// Seconds since 1970, from one reading of the calendar and a clock that never jumps.
@@ -56,11 +62,12 @@ impl Shared {
     }
 }
 
-type Extracted = (State<Arc<Shared>>, Result<Bytes, BytesRejection>);
+type Extracted = (State<Arc<Shared>>, HeaderMap, Result<Bytes, BytesRejection>);
 
 /// Every route.
 pub(crate) fn router(shared: Arc<Shared>) -> Router {
-    let answer = |shape| post(move |(State(shared), body): Extracted| generate(shared, shape, body));
+    let answer =
+        |shape| post(move |(State(shared), headers, body): Extracted| generate(shared, shape, headers, body));
     Router::new()
         .route("/health", get(StatusCode::OK))
         .route(
@@ -76,6 +83,10 @@ pub(crate) fn router(shared: Arc<Shared>) -> Router {
         .route("/tokenize", post(tokenize))
         .route("/detokenize", post(detokenize))
         .route("/metrics", get(metrics_page))
+        .route(
+            "/kv_event_sources",
+            get(async |State(shared): State<Arc<Shared>>| Json(shared.sources.clone())),
+        )
         .route("/reset_prefix_cache", post(reset_prefix_cache))
         .fallback(async |uri: Uri| ApiError {
             status: StatusCode::NOT_FOUND,
@@ -128,11 +139,14 @@ impl Shared {
         }
         let seed =
             ChainSeed::new(&config.model, adapter.or(parsed.lora.as_deref()), parsed.cache_salt.as_deref());
-        let mut prompt = Prompt::new(seed, &rendered, config.engine.block_tokens)
+        let lora = adapter.or(parsed.lora.as_deref()).map(str::to_owned);
+        let salt = parsed.cache_salt.as_deref().map(str::to_owned);
+        let (stream, prompts, output_tokens_max) = (parsed.stream, parsed.prompts, parsed.output_tokens_max);
+        let mut prompt = Prompt::new(seed, rendered, config.engine.block_tokens)
             .filter(|prompt| prompt.tokens > 0)
             .ok_or_else(|| ApiError::bad_request("the prompt is empty or beyond counting"))?;
         prompt.key ^= config.seed;
-        let (stream, prompts, output_tokens_max) = (parsed.stream, parsed.prompts, parsed.output_tokens_max);
+        (prompt.lora, prompt.salt) = (lora, salt);
         Ok(Order { prompt, model, stream, prompts, output_tokens_max })
     }
 
@@ -153,14 +167,35 @@ impl Shared {
         Ok(wanted)
     }
 
+    /// The engine that a request names, or else the next one in turn.
+    fn rank(&self, headers: &HeaderMap) -> Result<&Arc<Driver>, ApiError> {
+        let ranks = self.drivers.len();
+        let Some(named) = headers.get("x-data-parallel-rank") else {
+            return Ok(&self.drivers[self.unranked.fetch_add(1, Ordering::Relaxed) % ranks]);
+        };
+        let rank = named.to_str().ok().and_then(|rank| rank.trim().parse::<usize>().ok());
+        rank.and_then(|rank| self.drivers.get(rank)).ok_or_else(|| {
+            ApiError::bad_request(format!(
+                "X-data-parallel-rank is {named:?}; there are ranks 0 to {}",
+                ranks - 1
+            ))
+        })
+    }
+
     /// Hands a request to the engine, once what requests cost outside of its steps has passed.
-    async fn submit(&self, prompt: Prompt, output_tokens: u32) -> Result<Ticket, ApiError> {
+    async fn submit(
+        &self,
+        headers: &HeaderMap,
+        prompt: Prompt,
+        output_tokens: u32,
+    ) -> Result<Ticket, ApiError> {
+        let driver = self.rank(headers)?;
         let outside_secs = self.config.engine.timing.host.request_secs / self.config.speed;
         if outside_secs > 0.0 {
             // A day is as good as never, and a `Duration` can hold it.
             tokio::time::sleep(Duration::from_secs_f64(outside_secs.min(86_400.0))).await;
         }
-        self.driver.submit(prompt, output_tokens).map_err(|QueueFull| ApiError {
+        driver.submit(prompt, output_tokens).map_err(|QueueFull| ApiError {
             status: StatusCode::TOO_MANY_REQUESTS,
             message: format!("{} requests are waiting already; try again later", self.config.max_waiting),
         })
@@ -175,6 +210,7 @@ fn received(body: Result<Bytes, BytesRejection>) -> Result<Bytes, ApiError> {
 async fn generate(
     shared: Arc<Shared>,
     shape: Shape,
+    headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, ApiError> {
     let body = received(body)?;
@@ -195,7 +231,7 @@ async fn generate(
     let prompt_tokens = order.prompt.tokens;
     let output_tokens = shared.output_tokens(prompt_tokens, order.output_tokens_max)?;
     let key = order.prompt.key;
-    let ticket = shared.submit(order.prompt, output_tokens).await?;
+    let ticket = shared.submit(&headers, order.prompt, output_tokens).await?;
     let answer = Answer {
         shape,
         number: ticket.number(),
@@ -219,16 +255,16 @@ async fn generate(
     Ok(Json(answer.whole(progress)).into_response())
 }
 
-async fn embeddings((State(shared), body): Extracted) -> Result<Json<Value>, ApiError> {
+async fn embeddings((State(shared), headers, body): Extracted) -> Result<Json<Value>, ApiError> {
     let order = shared.read(Api::Embeddings, &received(body)?)?;
-    let Prompt { tokens, key, .. } = order.prompt;
+    let (tokens, key) = (order.prompt.tokens, order.prompt.key);
     if tokens > shared.config.max_model_len {
         return Err(ApiError::bad_request(format!(
             "the input has {tokens} tokens, more than the model's {}",
             shared.config.max_model_len
         )));
     }
-    let ticket = shared.submit(order.prompt, 0).await?;
+    let ticket = shared.submit(&headers, order.prompt, 0).await?;
     if let Some(End::Rejected(why)) = ticket.ended().await.end {
         return Err(rejected(why));
     }
@@ -249,7 +285,7 @@ async fn embeddings((State(shared), body): Extracted) -> Result<Json<Value>, Api
     })))
 }
 
-async fn tokenize((State(shared), body): Extracted) -> Result<Json<Value>, ApiError> {
+async fn tokenize((State(shared), _, body): Extracted) -> Result<Json<Value>, ApiError> {
     let body = received(body)?;
     let mut rendered = Vec::new();
     openai::parse(Api::Tokenize, &body, &mut rendered).map_err(ApiError::bad_request)?;
@@ -258,7 +294,7 @@ async fn tokenize((State(shared), body): Extracted) -> Result<Json<Value>, ApiEr
     Ok(Json(json!({"count": ids.len(), "max_model_len": max_model_len, "tokens": ids, "token_strs": null})))
 }
 
-async fn detokenize((State(_), body): Extracted) -> Result<Json<Value>, ApiError> {
+async fn detokenize((State(_), _, body): Extracted) -> Result<Json<Value>, ApiError> {
     let body = received(body)?;
     let mut rendered = Vec::new();
     openai::parse(Api::Detokenize, &body, &mut rendered).map_err(ApiError::bad_request)?;
@@ -288,8 +324,10 @@ async fn metrics_page(State(shared): State<Arc<Shared>>) -> Response {
     ([(CONTENT_TYPE, exposition)], metrics::render(&shared)).into_response()
 }
 
-/// Like vLLM's: refused, in the body, while requests run.
+/// Like vLLM's: refused, in the body, while requests run; the feed tells of it with the next step's batch.
 async fn reset_prefix_cache(State(shared): State<Arc<Shared>>) -> Json<Value> {
-    let success = shared.driver.reset_prefix_cache();
+    // Every rank that can be is reset, whatever the others say.
+    let refused = shared.drivers.iter().filter(|driver| !driver.reset_prefix_cache()).count();
+    let success = refused == 0;
     Json(json!({"success": success}))
 }

@@ -2,7 +2,13 @@
 
 use kvlane_core::timing::{PresetError, TimingFile, TimingModel};
 use kvlane_sim::EngineConfig;
+use kvlane_wire::kv::version::{OLDEST, Version};
 use serde::{Deserialize, Serialize};
+
+use crate::feed::{FeedConfig, KvEventsConfig, KvEventsFaults, KvEventsHashes};
+
+/// Most engines behind one API.
+const RANKS_MAX: u32 = 64;
 
 /// Context length where neither the configuration nor the KV cache says less: that of current models with extended
 /// rotary embeddings, and enough for every request of the Mooncake traces.
@@ -38,8 +44,18 @@ pub struct MockConfig {
     pub max_model_len: Option<u32>,
     /// `--max-waiting-queue-length`: requests in the engine's queue beyond which it answers 429.
     pub max_waiting_queue_length: u32,
-    /// `--seed`: another seed draws other answers.
+    /// `--seed`: another seed draws other answers, and other faults of the feed.
     pub seed: u64,
+    /// `--data-parallel-size`: engines behind this one API, each with a cache of its own.
+    pub data_parallel_size: u32,
+    /// `--kv-events-config`: whether and where the engine tells what its cache holds.
+    pub kv_events_config: KvEventsConfig,
+    /// `--kv-events-version`: the version of vLLM whose way of writing is used.
+    pub kv_events_version: String,
+    /// `--kv-events-hashes`: how it names blocks.
+    pub kv_events_hashes: KvEventsHashes,
+    /// `--kv-events-faults`: what goes wrong with the feed.
+    pub kv_events_faults: KvEventsFaults,
 }
 
 impl Default for MockConfig {
@@ -59,6 +75,11 @@ impl Default for MockConfig {
             max_model_len: None,
             max_waiting_queue_length: 10_000,
             seed: 0,
+            data_parallel_size: 1,
+            kv_events_config: KvEventsConfig::default(),
+            kv_events_version: "0.32".into(),
+            kv_events_hashes: KvEventsHashes::default(),
+            kv_events_faults: KvEventsFaults::default(),
         }
     }
 }
@@ -90,6 +111,16 @@ pub enum ConfigError {
         /// Tokens the cache holds.
         kv_tokens: u64,
     },
+    /// A socket of the feed cannot be opened.
+    #[error("cannot publish KV events of rank {rank} on {endpoint}: {error}")]
+    Feed {
+        /// As configured.
+        endpoint: String,
+        /// Whose; each has the next port.
+        rank: u32,
+        /// Why not.
+        error: std::io::Error,
+    },
     /// The listener's address cannot be read.
     #[error("cannot read the listening address: {0}")]
     Listener(#[from] std::io::Error),
@@ -107,6 +138,8 @@ pub(crate) struct Settled {
     pub(crate) max_waiting: u32,
     pub(crate) speed: f64,
     pub(crate) seed: u64,
+    pub(crate) ranks: u32,
+    pub(crate) feed: Option<FeedConfig>,
 }
 
 impl MockConfig {
@@ -172,6 +205,23 @@ impl MockConfig {
         if u64::from(max_model_len) > kv_tokens {
             return Err(ConfigError::CacheTooSmall { max_model_len, kv_tokens });
         }
+        let ranks = self.data_parallel_size;
+        require("--data-parallel-size", ranks, (1..=RANKS_MAX).contains(&ranks), "between 1 and 64")?;
+        self.kv_events_faults.check()?;
+        let version = Version::parse(&self.kv_events_version).filter(|version| *version >= OLDEST);
+        let Some(version) = version else {
+            let (value, must_be) = (self.kv_events_version, "a version of vLLM from 0.9.2 on, such as 0.32");
+            return Err(ConfigError::Value { flag: "--kv-events-version", value, must_be });
+        };
+        let feed = self.kv_events_config.check()?.then(|| FeedConfig {
+            events: self.kv_events_config,
+            version,
+            hashes: self.kv_events_hashes,
+            faults: self.kv_events_faults,
+            block_tokens: self.block_size,
+            loras: self.lora_modules.clone(),
+            seed: self.seed,
+        });
         let engine = EngineConfig {
             blocks,
             max_num_seqs: self.max_num_seqs,
@@ -187,6 +237,8 @@ impl MockConfig {
             max_waiting: self.max_waiting_queue_length,
             speed: self.speed,
             seed: self.seed,
+            ranks,
+            feed,
         })
     }
 }
@@ -255,5 +307,12 @@ mod tests {
         refuse(MockConfig { max_model_len: Some(1), ..good() }, "--max-model-len");
         refuse(MockConfig { model: String::new(), ..good() }, "--model");
         refuse(MockConfig { lora_modules: vec!["a\n".into()], ..good() }, "--lora-modules");
+        refuse(MockConfig { data_parallel_size: 0, ..good() }, "--data-parallel-size");
+        refuse(MockConfig { kv_events_version: "0.8.5".into(), ..good() }, "--kv-events-version");
+        refuse(MockConfig { kv_events_version: "latest".into(), ..good() }, "--kv-events-version");
+        let config = KvEventsConfig { endpoint: "here".into(), ..KvEventsConfig::default() };
+        refuse(MockConfig { kv_events_config: config, ..good() }, "--kv-events-config");
+        let faults = KvEventsFaults { lie: -0.1, ..KvEventsFaults::default() };
+        refuse(MockConfig { kv_events_faults: faults, ..good() }, "--kv-events-faults");
     }
 }

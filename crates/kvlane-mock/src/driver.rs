@@ -13,11 +13,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use kvlane_core::event::KvEvent;
 use kvlane_core::time::Nanos;
 use kvlane_sim::{Engine, EngineConfig, EngineEvent, EngineRequest, EngineStats};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use crate::feed::{Feed, Text};
 use crate::metrics::Histogram;
 use crate::tokens::Prompt;
 
@@ -58,15 +60,18 @@ pub(crate) struct Driver {
     start: Instant,
     speed: f64,
     max_waiting: u32,
+    block_tokens: u32,
 }
 
 struct Inner {
     engine: Engine,
+    feed: Option<Feed>,
     slots: HashMap<u64, Slot>,
     next_id: u64,
     served: Served,
     /// Kept between calls for its memory.
     events: Vec<(Nanos, EngineEvent)>,
+    kv_events: Vec<(Nanos, KvEvent)>,
     /// Whom to wake once the lock is released: waking under it could run someone's drop, which wants it too.
     wakers: Vec<Waker>,
 }
@@ -74,6 +79,8 @@ struct Inner {
 struct Slot {
     arrived: Nanos,
     cell: Arc<Mutex<Cell>>,
+    /// What the feed tells of its blocks, if there is one.
+    text: Option<Arc<Text>>,
 }
 
 #[derive(Default)]
@@ -97,14 +104,18 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 // === impl Driver ===
 
 impl Driver {
-    pub(crate) fn new(config: EngineConfig, speed: f64, max_waiting: u32) -> Arc<Self> {
+    pub(crate) fn new(config: EngineConfig, feed: Option<Feed>, speed: f64, max_waiting: u32) -> Arc<Self> {
+        let config = EngineConfig { kv_events: feed.is_some(), ..config };
+        let block_tokens = config.block_tokens;
         let served = Served { finished: 0, ttft: Histogram::ttft(), e2e: Histogram::e2e() };
         let inner = Inner {
             engine: Engine::new(config),
+            feed,
             slots: HashMap::new(),
             next_id: 0,
             served,
             events: Vec::new(),
+            kv_events: Vec::new(),
             wakers: Vec::new(),
         };
         Arc::new(Self {
@@ -113,6 +124,7 @@ impl Driver {
             start: Instant::now(),
             speed,
             max_waiting,
+            block_tokens,
         })
     }
 
@@ -131,24 +143,27 @@ impl Driver {
     /// Queues a request.
     pub(crate) fn submit(self: &Arc<Self>, prompt: Prompt, output_tokens: u32) -> Result<Ticket, QueueFull> {
         let cell = Arc::<Mutex<Cell>>::default();
+        let (prompt_tokens, output_seed) = (prompt.tokens, prompt.key);
+        let prompt = prompt.answered(self.block_tokens, output_tokens);
         let (id, was_idle) = self.up_to_date(|inner, now| {
             if inner.engine.stats().waiting >= self.max_waiting {
                 return Err(QueueFull);
             }
             let id = inner.next_id;
             inner.next_id += 1;
-            inner.slots.insert(id, Slot { arrived: now, cell: cell.clone() });
+            let (text, prompt_blocks) = match &mut inner.feed {
+                Some(feed) => {
+                    let text = feed.enter(prompt);
+                    let blocks = text.engine_blocks();
+                    (Some(text), blocks)
+                }
+                None => (None, prompt.blocks.into()),
+            };
+            inner.slots.insert(id, Slot { arrived: now, cell: cell.clone(), text });
             let was_idle = inner.engine.next_deadline().is_none();
             inner.engine.enqueue(
                 now,
-                EngineRequest {
-                    id,
-                    prompt_blocks: prompt.blocks.into(),
-                    prompt_tokens: prompt.tokens,
-                    output_tokens,
-                    output_seed: prompt.key,
-                    remote: None,
-                },
+                EngineRequest { id, prompt_blocks, prompt_tokens, output_tokens, output_seed, remote: None },
             );
             Ok((id, was_idle))
         })?;
@@ -177,8 +192,11 @@ impl Driver {
 
     fn cancel(&self, id: u64) {
         self.up_to_date(|inner, now| {
-            if inner.slots.remove(&id).is_some() {
+            if let Some(slot) = inner.slots.remove(&id) {
                 inner.engine.cancel(now, id);
+                if let Some((feed, text)) = inner.feed.as_mut().zip(slot.text) {
+                    feed.cut_off(text);
+                }
             }
         });
     }
@@ -214,6 +232,11 @@ impl Inner {
     fn catch_up(&mut self, now: Nanos) {
         let mut events = std::mem::take(&mut self.events);
         self.engine.advance(now, &mut events);
+        if let Some(feed) = &mut self.feed {
+            self.engine.take_kv_events(&mut self.kv_events);
+            feed.tell(&self.kv_events, self.engine.stats().steps, self.engine.next_deadline().is_none());
+            self.kv_events.clear();
+        }
         for (at, event) in events.drain(..) {
             self.apply(at, event);
         }
@@ -248,8 +271,11 @@ impl Inner {
         self.wakers.extend(cell.waker.take());
         let over = cell.progress.end.is_some();
         drop(cell);
-        if over {
-            self.slots.remove(&id);
+        if over && let Some(slot) = self.slots.remove(&id) {
+            // Its last step was told before its end was.
+            if let Some((feed, text)) = self.feed.as_mut().zip(slot.text) {
+                feed.leave(&text);
+            }
         }
     }
 }
@@ -293,6 +319,7 @@ impl Drop for Ticket {
 #[cfg(test)]
 mod tests {
     use kvlane_core::block::ChainSeed;
+    use tokio::task::JoinSet;
 
     use super::*;
     use crate::config::MockConfig;
@@ -300,16 +327,21 @@ mod tests {
     /// A driver under paused time: the clock jumps to the next timer whenever every task waits.
     fn driver(config: MockConfig) -> (Arc<Driver>, tokio::task::JoinHandle<()>) {
         let settled = config.settle().expect("a good configuration");
-        let driver = Driver::new(settled.engine, settled.speed, settled.max_waiting);
+        let mut sockets = JoinSet::new();
+        let feed = settled.feed.map(|feed| Feed::start(&feed, 0, &mut sockets).expect("free ports").0);
+        let driver = Driver::new(settled.engine, feed, settled.speed, settled.max_waiting);
         let task = tokio::spawn({
             let driver = driver.clone();
-            async move { driver.run().await }
+            async move {
+                let _sockets = sockets;
+                driver.run().await;
+            }
         });
         (driver, task)
     }
 
     fn prompt(text: &str) -> Prompt {
-        Prompt::new(ChainSeed::new("m", None, None), text.as_bytes(), 16).expect("short")
+        Prompt::new(ChainSeed::new("m", None, None), text.into(), 16).expect("short")
     }
 
     #[tokio::test(start_paused = true)]
@@ -351,6 +383,26 @@ mod tests {
         let (stats, served) = driver.stats();
         assert_eq!((stats.running, stats.kv_blocks_used, served.finished), (0, 0, 0));
         assert!(lock(&driver.inner).slots.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_feed_keeps_no_text_of_a_request_that_has_left() {
+        let config = MockConfig {
+            kv_events_config: crate::KvEventsConfig::loopback(),
+            max_num_seqs: 2,
+            kv_cache_size: Some(64),
+            ..Default::default()
+        };
+        let (driver, _task) = driver(config);
+        let ask = |text: &str, tokens| driver.submit(prompt(&text.repeat(300)), tokens).expect("room");
+        let [whole, broken, waiting, too_long] = [ask("a", 20), ask("a", 900), ask("b", 20), ask("c", 2000)];
+        std::future::poll_fn(|cx| broken.poll_progress(cx, 3)).await;
+        drop(broken);
+        assert!(lock(&driver.inner).feed.as_ref().is_some_and(|feed| !feed.is_empty()));
+        assert!(matches!(too_long.ended().await.end, Some(End::Rejected(_))));
+        whole.ended().await;
+        waiting.ended().await;
+        assert!(lock(&driver.inner).feed.as_ref().is_some_and(Feed::is_empty));
     }
 
     #[tokio::test(start_paused = true)]

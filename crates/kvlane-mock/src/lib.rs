@@ -8,18 +8,26 @@
 //! The way of a request: `api.rs` checks it, `tokens.rs` cuts its prompt into tokens and blocks, `driver.rs` runs the
 //! engine and keeps each request's progress, `answer.rs` and `stream.rs` turn progress into bytes.
 //!
-//! What it does not model: the engine's text. Answers are words drawn from a hash of the prompt, and a client that
-//! sends them back in a later turn finds its own prompt cached but not the answer's part.
+//! What changes in the cache is told as vLLM tells it (`feed/`): KV events over ZeroMQ, in any of its versions' ways, with
+//! faults if so told.
+//!
+//! What it does not model: the engine's text. Answers are words drawn from a hash of the prompt, four bytes and one token
+//! each. A later prompt finds the answer's blocks in the cache only if it goes on with it at the same token: a chat's next
+//! turn mostly does not, since what a template puts around the answer is not a multiple of four bytes.
 
 mod answer;
 mod api;
 mod config;
 mod driver;
 mod error;
+mod feed;
 mod metrics;
 mod serve;
 mod stream;
+#[cfg(test)]
+mod testing;
 mod tokens;
 
 pub use config::{ConfigError, MockConfig};
+pub use feed::{FeedAddresses, FeedCounts, KvEventsConfig, KvEventsFaults, KvEventsHashes};
 pub use serve::MockEngine;

@@ -1,8 +1,11 @@
 //! `/metrics` under vLLM's names, as its 0.32 writes them: the ones that routers and dashboards read.
 
-use std::fmt::Write;
+use std::fmt::{Display, Write};
+
+use kvlane_sim::EngineStats;
 
 use crate::api::Shared;
+use crate::driver::Served;
 
 /// Counts of observations by upper bound, as Prometheus wants them.
 #[derive(Clone, Debug)]
@@ -44,84 +47,115 @@ impl Histogram {
     }
 }
 
-/// The whole page.
+/// The whole page: of each metric, a line for each engine.
 pub(crate) fn render(shared: &Shared) -> String {
-    let (stats, served) = shared.driver.stats();
+    let (stats, served): (Vec<EngineStats>, Vec<Served>) =
+        shared.drivers.iter().map(|driver| driver.stats()).unzip();
     let config = &shared.config;
-    let kv_usage = f64::from(stats.kv_blocks_used) / f64::from(stats.kv_blocks.max(1));
-    let mut page = Page { out: String::with_capacity(8192), labels: labels(&config.names[0]) };
-    page.row("num_requests_running", "gauge", "Requests in the batch.", stats.running);
-    page.row("num_requests_waiting", "gauge", "Requests in the queue.", stats.waiting);
-    page.row("kv_cache_usage_perc", "gauge", "Share of KV blocks in use, 0 to 1.", kv_usage);
+    let mut page = Page::new(&config.names[0], stats.len());
+    page.row("num_requests_running", "gauge", "Requests in the batch.", stats.iter().map(|s| s.running));
+    page.row("num_requests_waiting", "gauge", "Requests in the queue.", stats.iter().map(|s| s.waiting));
+    page.row(
+        "kv_cache_usage_perc",
+        "gauge",
+        "Share of KV blocks in use, 0 to 1.",
+        stats.iter().map(|s| f64::from(s.kv_blocks_used) / f64::from(s.kv_blocks.max(1))),
+    );
     page.row(
         "prefix_cache_queries_total",
         "counter",
         "Prompt tokens looked up in the cache.",
-        stats.prefix_queried_tokens,
+        stats.iter().map(|s| s.prefix_queried_tokens),
     );
     page.row(
         "prefix_cache_hits_total",
         "counter",
         "Prompt tokens found in the cache.",
-        stats.prefix_hit_tokens,
+        stats.iter().map(|s| s.prefix_hit_tokens),
     );
-    page.row("prompt_tokens_total", "counter", "Prompt tokens, cached ones included.", stats.prompt_tokens);
-    page.row("generation_tokens_total", "counter", "Output tokens.", stats.generation_tokens);
-    page.row("num_preemptions_total", "counter", "Sequences preempted.", stats.preemptions);
-    page.row("request_success_total", "counter", "Requests answered in full.", served.finished);
+    page.row(
+        "prompt_tokens_total",
+        "counter",
+        "Prompt tokens, cached ones included.",
+        stats.iter().map(|s| s.prompt_tokens),
+    );
+    page.row(
+        "generation_tokens_total",
+        "counter",
+        "Output tokens.",
+        stats.iter().map(|s| s.generation_tokens),
+    );
+    page.row("num_preemptions_total", "counter", "Sequences preempted.", stats.iter().map(|s| s.preemptions));
+    page.row(
+        "request_success_total",
+        "counter",
+        "Requests answered in full.",
+        served.iter().map(|s| s.finished),
+    );
     page.histogram(
         "time_to_first_token_seconds",
         "Engine seconds from arrival to first token, without the network.",
-        &served.ttft,
+        served.iter().map(|s| &s.ttft),
     );
-    page.histogram("e2e_request_latency_seconds", "Engine seconds from arrival to end.", &served.e2e);
+    page.histogram(
+        "e2e_request_latency_seconds",
+        "Engine seconds from arrival to end.",
+        served.iter().map(|s| &s.e2e),
+    );
     page.cache_config(config.engine.block_tokens, config.engine.blocks);
     page.out
-}
-
-/// Label pairs of every line, a model's name escaped as the text format wants it.
-fn labels(model: &str) -> String {
-    let model = model.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
-    format!("engine=\"0\",model_name=\"{model}\"")
 }
 
 /// A page in the making. Writing to a `String` cannot fail, so results of `write!` are dropped here and nowhere else.
 struct Page {
     out: String,
-    labels: String,
+    /// Label pairs of each engine's lines.
+    labels: Vec<String>,
 }
 
 impl Page {
+    /// For this many engines. The model's name is escaped as the text format wants it.
+    fn new(model: &str, engines: usize) -> Self {
+        let model = model.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+        let labels = (0..engines).map(|rank| format!("engine=\"{rank}\",model_name=\"{model}\"")).collect();
+        Self { out: String::with_capacity(8192), labels }
+    }
+
     fn head(&mut self, name: &str, kind: &str, help: &str) {
         let _ = writeln!(self.out, "# HELP vllm:{name} {help}\n# TYPE vllm:{name} {kind}");
     }
 
-    fn row(&mut self, name: &str, kind: &str, help: &str, value: impl std::fmt::Display) {
+    fn row(&mut self, name: &str, kind: &str, help: &str, values: impl Iterator<Item = impl Display>) {
         self.head(name, kind, help);
-        let _ = writeln!(self.out, "vllm:{name}{{{}}} {value}", self.labels);
+        for (labels, value) in self.labels.iter().zip(values) {
+            let _ = writeln!(self.out, "vllm:{name}{{{labels}}} {value}");
+        }
     }
 
-    fn histogram(&mut self, name: &str, help: &str, histogram: &Histogram) {
+    fn histogram<'a>(&mut self, name: &str, help: &str, histograms: impl Iterator<Item = &'a Histogram>) {
         self.head(name, "histogram", help);
-        let mut below = 0;
-        let labels = &self.labels;
-        for (index, count) in histogram.counts.iter().enumerate() {
-            below += count;
-            let bound = histogram.bounds.get(index).map_or("+Inf".into(), f64::to_string);
-            let _ = writeln!(self.out, "vllm:{name}_bucket{{{labels},le=\"{bound}\"}} {below}");
+        for (labels, histogram) in self.labels.iter().zip(histograms) {
+            let mut below = 0;
+            for (index, count) in histogram.counts.iter().enumerate() {
+                below += count;
+                let bound = histogram.bounds.get(index).map_or("+Inf".into(), f64::to_string);
+                let _ = writeln!(self.out, "vllm:{name}_bucket{{{labels},le=\"{bound}\"}} {below}");
+            }
+            let _ = writeln!(self.out, "vllm:{name}_sum{{{labels}}} {}", histogram.sum);
+            let _ = writeln!(self.out, "vllm:{name}_count{{{labels}}} {below}");
         }
-        let _ = writeln!(self.out, "vllm:{name}_sum{{{labels}}} {}", histogram.sum);
-        let _ = writeln!(self.out, "vllm:{name}_count{{{labels}}} {below}");
     }
 
     fn cache_config(&mut self, block_tokens: u32, blocks: u32) {
         self.head("cache_config_info", "gauge", "Size of the KV cache.");
         let tokens = u64::from(block_tokens) * u64::from(blocks);
-        let _ = writeln!(
-            self.out,
-            "vllm:cache_config_info{{block_size=\"{block_tokens}\",enable_prefix_caching=\"True\",engine=\"0\",\
-             kv_cache_size_tokens=\"{tokens}\",num_gpu_blocks=\"{blocks}\"}} 1"
-        );
+        for rank in 0..self.labels.len() {
+            let _ = writeln!(
+                self.out,
+                "vllm:cache_config_info{{block_size=\"{block_tokens}\",enable_prefix_caching=\"True\",\
+                 engine=\"{rank}\",kv_cache_size_tokens=\"{tokens}\",num_gpu_blocks=\"{blocks}\"}} 1"
+            );
+        }
     }
 }
 
@@ -133,8 +167,8 @@ mod tests {
     fn a_histogram_counts_a_bound_as_below_it() {
         let mut histogram = Histogram::new(&[1.0, 2.0]);
         [0.5, 1.0, 1.5, 9.0].into_iter().for_each(|value| histogram.observe(value));
-        let mut page = Page { out: String::new(), labels: "a=\"b\"".into() };
-        page.histogram("h", "help", &histogram);
+        let mut page = Page { out: String::new(), labels: vec!["a=\"b\"".into()] };
+        page.histogram("h", "help", [&histogram].into_iter());
         let expected = "# HELP vllm:h help\n# TYPE vllm:h histogram\nvllm:h_bucket{a=\"b\",le=\"1\"} 2\n\
             vllm:h_bucket{a=\"b\",le=\"2\"} 3\nvllm:h_bucket{a=\"b\",le=\"+Inf\"} 4\nvllm:h_sum{a=\"b\"} 12\n\
             vllm:h_count{a=\"b\"} 4\n";
@@ -143,6 +177,6 @@ mod tests {
 
     #[test]
     fn a_models_name_cannot_break_the_format() {
-        assert_eq!(labels("a\"b\\c"), r#"engine="0",model_name="a\"b\\c""#);
+        assert_eq!(Page::new("a\"b\\c", 2).labels[1], r#"engine="1",model_name="a\"b\\c""#);
     }
 }

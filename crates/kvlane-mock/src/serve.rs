@@ -8,6 +8,7 @@ use axum::Router;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use serde_json::Value;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
@@ -15,6 +16,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use crate::api::{self, Shared};
 use crate::config::{ConfigError, MockConfig};
 use crate::driver::Driver;
+use crate::feed::{Feed, FeedAddresses, FeedCounts, FeedInfo};
 
 /// Open connections beyond which new ones wait in the listener's backlog.
 const CONNECTIONS_MAX: usize = 16_384;
@@ -31,7 +33,9 @@ pub struct MockEngine {
     addr: SocketAddr,
     stop: watch::Sender<bool>,
     server: JoinHandle<()>,
-    engine: JoinHandle<()>,
+    /// The engines and the sockets of their feeds, which end when this is dropped.
+    _engines: JoinSet<()>,
+    feeds: Vec<FeedInfo>,
 }
 
 // === impl MockEngine ===
@@ -41,7 +45,7 @@ impl MockEngine {
     ///
     /// # Errors
     ///
-    /// If the configuration makes no sense; nothing is started then.
+    /// If the configuration makes no sense, or a socket of the feed cannot be opened; nothing is started then.
     ///
     /// # Panics
     ///
@@ -49,17 +53,40 @@ impl MockEngine {
     pub fn start(config: MockConfig, listener: TcpListener) -> Result<Self, ConfigError> {
         let config = config.settle()?;
         let addr = listener.local_addr()?;
-        let driver = Driver::new(config.engine.clone(), config.speed, config.max_waiting);
-        let router = api::router(Arc::new(Shared::new(config, driver.clone())));
+        let mut engines = JoinSet::new();
+        let (mut drivers, mut feeds) = (Vec::new(), Vec::new());
+        for rank in 0..config.ranks {
+            let started =
+                config.feed.as_ref().map(|feed| Feed::start(feed, rank, &mut engines)).transpose()?;
+            let (feed, info) = started.unzip();
+            feeds.extend(info);
+            drivers.push(Driver::new(config.engine.clone(), feed, config.speed, config.max_waiting));
+        }
+        for driver in &drivers {
+            let driver = driver.clone();
+            engines.spawn(async move { driver.run().await });
+        }
+        let sources =
+            feeds.iter().map(|feed| (feed.addresses.rank.to_string(), feed.source.clone())).collect();
+        let router = api::router(Arc::new(Shared::new(config, drivers, Value::Object(sources))));
         let (stop, stopped) = watch::channel(false);
         let server = tokio::spawn(accept(listener, router, stopped));
-        let engine = tokio::spawn(async move { driver.run().await });
-        Ok(Self { addr, stop, server, engine })
+        Ok(Self { addr, stop, server, _engines: engines, feeds })
     }
 
     /// Where it listens.
     pub fn addr(&self) -> SocketAddr {
         self.addr
+    }
+
+    /// Where its KV events are published, by data-parallel rank; nowhere unless it was configured to.
+    pub fn feeds(&self) -> Vec<FeedAddresses> {
+        self.feeds.iter().map(|feed| feed.addresses).collect()
+    }
+
+    /// What became of the batches of a rank's feed; `None` if it has none.
+    pub fn feed_counts(&self, rank: u32) -> Option<FeedCounts> {
+        self.feeds.get(rank as usize).map(FeedInfo::counts)
     }
 
     /// Stops accepting, lets every answer in progress come to its end and closes. Drop the future to cut this short.
@@ -74,7 +101,6 @@ impl MockEngine {
 impl Drop for MockEngine {
     fn drop(&mut self) {
         self.server.abort();
-        self.engine.abort();
     }
 }
 
@@ -129,56 +155,12 @@ async fn connection(stream: TcpStream, router: Router, mut stopped: watch::Recei
 
 #[cfg(test)]
 mod tests {
-    use bytes::Bytes;
-    use http::{Request, Response, StatusCode};
-    use http_body_util::{BodyExt, Full};
-    use hyper::body::Incoming;
-    use serde_json::{Value, json};
+    use http::StatusCode;
+    use http_body_util::BodyExt;
+    use serde_json::json;
 
     use super::*;
-
-    /// Engines of tests run fast enough that nobody waits for them.
-    async fn engine(config: MockConfig) -> MockEngine {
-        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-        MockEngine::start(MockConfig { speed: 1000.0, ..config }, listener).expect("a good configuration")
-    }
-
-    /// Sends one request on a connection of its own. Dropping the answer closes the connection.
-    async fn send(addr: SocketAddr, path: &str, body: impl Into<Bytes>) -> Response<Incoming> {
-        let stream = TcpStream::connect(addr).await.expect("listening");
-        let (mut sender, connection) =
-            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.expect("a fresh connection");
-        tokio::spawn(connection);
-        let body: Bytes = body.into();
-        let method = if body.is_empty() { "GET" } else { "POST" };
-        let request = Request::builder()
-            .method(method)
-            .uri(path)
-            .header("host", "mock")
-            .header("content-type", "application/json")
-            .body(Full::new(body))
-            .expect("a good request");
-        sender.send_request(request).await.expect("an answer")
-    }
-
-    async fn text(response: Response<Incoming>) -> (StatusCode, String) {
-        let status = response.status();
-        let body = response.into_body().collect().await.expect("a whole answer").to_bytes();
-        (status, String::from_utf8(body.to_vec()).expect("text"))
-    }
-
-    async fn ask(engine: &MockEngine, path: &str, body: Value) -> (StatusCode, Value) {
-        let (status, text) = text(send(engine.addr(), path, body.to_string()).await).await;
-        (status, serde_json::from_str(&text).unwrap_or(Value::String(text)))
-    }
-
-    fn chat(content: &str, more: Value) -> Value {
-        let mut body = json!({"model": "mock", "messages": [{"role": "user", "content": content}]});
-        if let (Some(body), Value::Object(more)) = (body.as_object_mut(), more) {
-            body.extend(more);
-        }
-        body
-    }
+    use crate::testing::{ask, chat, engine, send, text};
 
     /// The events of a stream without `[DONE]`, which must be there.
     fn events(text: &str) -> Vec<Value> {

@@ -17,23 +17,47 @@ one our out own put red run say sea see six sky sun the two";
 /// A prompt as the engine sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Prompt {
+    pub(crate) rendered: Vec<u8>,
     pub(crate) tokens: u32,
-    /// Chained hashes of its full blocks.
+    /// The adapter it is for.
+    pub(crate) lora: Option<String>,
+    pub(crate) salt: Option<String>,
+    /// Chained hashes of its full blocks, and once [`Prompt::answered`] of those that its answer fills.
     pub(crate) blocks: Vec<BlockHash>,
+    seed: ChainSeed,
     /// A hash of all of it, the partial block included: what its answer is drawn from.
     pub(crate) key: u64,
 }
 
 impl Prompt {
     /// Cuts a rendered prompt into blocks of `block_tokens`. `None` if it has more tokens than can be counted.
-    pub(crate) fn new(seed: ChainSeed, rendered: &[u8], block_tokens: u32) -> Option<Self> {
+    pub(crate) fn new(seed: ChainSeed, rendered: Vec<u8>, block_tokens: u32) -> Option<Self> {
         let tokens = u32::try_from(rendered.len().div_ceil(TOKEN_BYTES)).ok()?;
         let block_bytes = block_tokens as usize * TOKEN_BYTES;
         let mut blocks = Vec::new();
-        seed.chain(rendered, block_bytes, &mut blocks);
-        let rest = &rendered[blocks.len() * block_bytes..];
-        let key = seed.next(blocks.last().copied(), ContentHash::of(rest)).0;
-        Some(Self { tokens, blocks, key })
+        seed.chain(&rendered, block_bytes, &mut blocks);
+        let rest = ContentHash::of(&rendered[blocks.len() * block_bytes..]);
+        let key = seed.next(blocks.last().copied(), rest).0;
+        Some(Self { rendered, tokens, lora: None, salt: None, blocks, seed, key })
+    }
+
+    /// With the blocks that an answer of this length will fill, so that a prompt which goes on with the answer, token for
+    /// token, finds them.
+    #[must_use]
+    pub(crate) fn answered(mut self, block_tokens: u32, output_tokens: u32) -> Self {
+        let block_tokens = block_tokens as usize;
+        let mut block: Vec<u8> = ids(&self.rendered[self.blocks.len() * block_tokens * TOKEN_BYTES..])
+            .flat_map(u32::to_le_bytes)
+            .collect();
+        for index in 0..output_tokens {
+            block.extend_from_slice(answer_word(self.key, index));
+            if block.len() == block_tokens * TOKEN_BYTES {
+                let hash = self.seed.next(self.blocks.last().copied(), ContentHash::of(&block));
+                self.blocks.push(hash);
+                block.clear();
+            }
+        }
+        self
     }
 }
 
@@ -61,6 +85,12 @@ pub(crate) fn answer_word(key: u64, index: u32) -> &'static [u8] {
     &WORDS[at..at + TOKEN_BYTES]
 }
 
+/// The id of that token.
+pub(crate) fn answer_id(key: u64, index: u32) -> u32 {
+    let word = answer_word(key, index);
+    word.iter().rev().fold(0, |id, byte| id << 8 | u32::from(*byte))
+}
+
 /// The first `tokens` tokens of an answer.
 pub(crate) fn answer(key: u64, tokens: u32) -> String {
     (0..tokens).flat_map(|index| answer_word(key, index)).map(|&byte| char::from(byte)).collect()
@@ -71,7 +101,7 @@ mod tests {
     use super::*;
 
     fn prompt(text: &str) -> Prompt {
-        Prompt::new(ChainSeed::new("m", None, None), text.as_bytes(), 2).expect("short")
+        Prompt::new(ChainSeed::new("m", None, None), text.into(), 2).expect("short")
     }
 
     #[test]
@@ -88,6 +118,17 @@ mod tests {
         assert_eq!(bytes, b"hello\0\0\0");
         assert_eq!(text(&bytes), "hello");
         assert_eq!(text(b"\xff\xfe"), "\u{fffd}\u{fffd}");
+    }
+
+    #[test]
+    fn a_prompt_that_goes_on_with_the_answer_has_its_blocks() {
+        for text in ["abcdefgh", "abcdefghijkl"] {
+            let first = prompt(text);
+            let next = prompt(&format!("{text}{}", answer(first.key, 5)));
+            assert_eq!(first.answered(2, 5).blocks, next.blocks);
+        }
+        assert_eq!(prompt("abcdefghijkl").answered(2, 0), prompt("abcdefghijkl"));
+        assert_eq!(answer_id(1, 3).to_le_bytes(), answer_word(1, 3));
     }
 
     #[test]

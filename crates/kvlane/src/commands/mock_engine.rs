@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::Args;
 use kvlane_core::timing::TimingFile;
-use kvlane_mock::{MockConfig, MockEngine};
+use kvlane_mock::{KvEventsConfig, KvEventsFaults, KvEventsHashes, MockConfig, MockEngine};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -61,9 +61,25 @@ pub(crate) struct MockEngineArgs {
     /// Requests in the engine's queue beyond which it answers 429.
     #[arg(long, default_value_t = 10_000)]
     max_waiting_queue_length: u32,
-    /// Another seed draws other answers.
+    /// Another seed draws other answers, and other faults of the feed.
     #[arg(long, default_value_t = 0)]
     seed: u64,
+    /// Engines behind this one API, each with a cache of its own; the header X-data-parallel-rank names one.
+    #[arg(long, default_value_t = 1)]
+    data_parallel_size: u32,
+    /// Publishes KV events as vLLM does, told in its JSON, such as
+    /// {"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5657"}.
+    #[arg(long, value_name = "JSON", default_value = "{}", hide_default_value = true)]
+    kv_events_config: KvEventsConfig,
+    /// The version of vLLM whose way of writing events is used, from 0.9.2 on.
+    #[arg(long, value_name = "VERSION", default_value = "0.32")]
+    kv_events_version: String,
+    /// How events name blocks: `int` or `bytes`.
+    #[arg(long, value_name = "KIND", default_value = "int")]
+    kv_events_hashes: KvEventsHashes,
+    /// What goes wrong with the feed, such as drop=0.01,duplicate=0.01,reorder=0.01,delay=50ms,lie=0.1,silent=100.
+    #[arg(long, value_name = "FAULTS", default_value = "", hide_default_value = true)]
+    kv_events_faults: KvEventsFaults,
 }
 
 /// Runs it.
@@ -78,6 +94,11 @@ pub(crate) fn run(args: &MockEngineArgs) -> Result<ExitCode> {
         max_model_len: args.max_model_len,
         max_waiting_queue_length: args.max_waiting_queue_length,
         seed: args.seed,
+        data_parallel_size: args.data_parallel_size,
+        kv_events_config: args.kv_events_config.clone(),
+        kv_events_version: args.kv_events_version.clone(),
+        kv_events_hashes: args.kv_events_hashes,
+        kv_events_faults: args.kv_events_faults.clone(),
         ..MockConfig::default()
     };
     if let Some(path) = &args.timing {
@@ -99,6 +120,10 @@ pub(crate) fn run(args: &MockEngineArgs) -> Result<ExitCode> {
         let listener = TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?;
         let engine = MockEngine::start(config, listener)?;
         tracing::info!(address = %engine.addr(), model = args.model, timing = timed_as, speed = args.speed, "serving");
+        for feed in engine.feeds() {
+            let replay = feed.replay.map(|address| address.to_string());
+            tracing::info!(rank = feed.rank, publisher = %feed.publisher, replay, "publishing KV events");
+        }
         tokio::select! {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}

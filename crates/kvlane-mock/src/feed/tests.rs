@@ -1,0 +1,651 @@
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use http::StatusCode;
+use kvlane_core::block::{BlockHash, ChainSeed};
+use kvlane_core::rng::Rng;
+use kvlane_wire::kv::version::VERSIONS;
+use kvlane_wire::zmtp::{Connection, Event, Frames, Socket};
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use super::*;
+use crate::testing::{ask, engine, send, send_to_rank, text};
+use crate::{MockConfig, MockEngine};
+
+/// A feed on the loopback interface.
+fn feeding(config: MockConfig) -> MockConfig {
+    MockConfig {
+        kv_events_config: KvEventsConfig { topic: "kv@mock".into(), ..KvEventsConfig::loopback() },
+        ..config
+    }
+}
+
+/// One connection of a reader.
+struct Client {
+    stream: TcpStream,
+    connection: Connection,
+}
+
+impl Client {
+    async fn connect(socket: Socket, address: SocketAddr) -> Self {
+        let stream = TcpStream::connect(address).await.expect("listening");
+        let mut client = Self { stream, connection: Connection::new(socket) };
+        assert!(matches!(client.next().await, Event::Ready(_)));
+        client
+    }
+
+    /// Subscribes, and waits for the answer to a ping: the publisher has read the subscription by then.
+    async fn subscribe(address: SocketAddr, topic: &str) -> Self {
+        let mut client = Self::connect(Socket::Sub, address).await;
+        client.connection.subscribe(topic.as_bytes()).expect("ready");
+        client.connection.ping(0).expect("ready");
+        client.flush().await;
+        assert!(client.stream.read_buf(client.connection.input()).await.expect("open") > 0);
+        client
+    }
+
+    async fn flush(&mut self) {
+        self.stream.write_all(&self.connection.take_output()).await.expect("open");
+    }
+
+    async fn next(&mut self) -> Event {
+        loop {
+            let event = self.connection.poll().expect("a good peer");
+            // Before anything is waited for, since an answer may depend on it.
+            self.flush().await;
+            if let Some(event) = event {
+                return event;
+            }
+            let read = self.stream.read_buf(self.connection.input()).await.expect("open");
+            assert!(read > 0, "closed");
+        }
+    }
+
+    async fn message(&mut self) -> Frames {
+        match self.next().await {
+            Event::Message(frames) => frames,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// The next live batch.
+    async fn batch(&mut self) -> (u64, Value) {
+        let frames = self.message().await;
+        let [topic, seq, payload] = frames.as_slice() else { panic!("{frames:?}") };
+        assert_eq!(topic, "kv@mock");
+        (number(seq), decode(payload))
+    }
+}
+
+/// Asks for every batch from a number on, with the frames before the sequence number.
+async fn replay(address: SocketAddr, from: u64) -> Vec<(Frames, u64, Value)> {
+    let mut client = Client::connect(Socket::Dealer, address).await;
+    client.connection.send(&[b"".as_slice(), &from.to_be_bytes()]).expect("ready");
+    let mut batches = Vec::new();
+    loop {
+        let mut frames = client.message().await;
+        let payload = frames.pop().expect("a payload");
+        let seq = frames.pop().expect("a number");
+        if seq.as_ref() == [0xFF; 8] {
+            assert!(payload.is_empty());
+            return batches;
+        }
+        batches.push((frames, number(&seq), decode(&payload)));
+    }
+}
+
+/// Every batch of an engine with one rank.
+async fn batches(engine: &MockEngine) -> Vec<Value> {
+    let replayed = replay(engine.feeds()[0].replay.expect("configured"), 0).await;
+    let numbers: Vec<u64> = replayed.iter().map(|(_, seq, _)| *seq).collect();
+    assert_eq!(numbers, (0..replayed.len() as u64).collect::<Vec<_>>());
+    replayed.into_iter().map(|(_, _, batch)| batch).collect()
+}
+
+fn number(bytes: &[u8]) -> u64 {
+    u64::from_be_bytes(bytes.try_into().expect("eight bytes"))
+}
+
+/// Reads msgpack, byte strings as arrays of numbers.
+fn decode(mut bytes: &[u8]) -> Value {
+    let value = decode_one(&mut bytes);
+    assert!(bytes.is_empty(), "{} bytes are left", bytes.len());
+    value
+}
+
+fn decode_one(bytes: &mut &[u8]) -> Value {
+    fn take<'a>(bytes: &mut &'a [u8], count: usize) -> &'a [u8] {
+        let (head, rest) = bytes.split_at(count);
+        *bytes = rest;
+        head
+    }
+    let big = |bytes: &mut &[u8], count| {
+        take(bytes, count).iter().fold(0_u64, |number, byte| number << 8 | u64::from(*byte))
+    };
+    let items = |bytes: &mut &[u8], count: u64| (0..count).map(|_| decode_one(bytes)).collect::<Vec<_>>();
+    let pairs = |bytes: &mut &[u8], count: u64| {
+        let pairs = (0..count).map(|_| {
+            let key = decode_one(bytes).as_str().expect("a key").to_owned();
+            (key, decode_one(bytes))
+        });
+        Value::Object(pairs.collect())
+    };
+    let string = |bytes: &mut &[u8], count: u64| {
+        let text = take(bytes, count as usize).to_vec();
+        Value::String(String::from_utf8(text).expect("text"))
+    };
+    match take(bytes, 1)[0] {
+        small @ 0..0x80 => small.into(),
+        head @ 0x80..0x90 => pairs(bytes, u64::from(head & 0xF)),
+        head @ 0x90..0xA0 => Value::Array(items(bytes, u64::from(head & 0xF))),
+        head @ 0xA0..0xC0 => string(bytes, u64::from(head & 0x1F)),
+        0xC0 => Value::Null,
+        0xC4 => {
+            let count = big(bytes, 1) as usize;
+            take(bytes, count).to_vec().into()
+        }
+        0xCB => f64::from_bits(big(bytes, 8)).into(),
+        head @ 0xCC..=0xCF => big(bytes, 1 << (head - 0xCC)).into(),
+        0xD9 => {
+            let count = big(bytes, 1);
+            string(bytes, count)
+        }
+        0xDC => {
+            let count = big(bytes, 2);
+            Value::Array(items(bytes, count))
+        }
+        0xDD => {
+            let count = big(bytes, 4);
+            Value::Array(items(bytes, count))
+        }
+        0xDE => {
+            let count = big(bytes, 2);
+            pairs(bytes, count)
+        }
+        other => panic!("{other:#x}"),
+    }
+}
+
+/// What a reader believes the cache to hold, from batches written as maps: block hashes recomputed from tokens.
+#[derive(Default)]
+struct Mirror {
+    /// By the engine's names: our hash, and how often it was stored.
+    blocks: BTreeMap<u64, (BlockHash, u32)>,
+}
+
+impl Mirror {
+    fn apply(&mut self, batch: &Value) {
+        for event in batch[1].as_array().expect("events") {
+            let names = || {
+                let names = event["block_hashes"].as_array().expect("names").iter();
+                names.map(|name| name.as_u64().expect("a number"))
+            };
+            match event["type"].as_str().expect("a type") {
+                "BlockStored" => {
+                    let keys = event["extra_keys"].as_array().expect("keys");
+                    let lora = event["lora_name"].as_str();
+                    let first = keys[0].as_array().into_iter().flatten().filter_map(Value::as_str);
+                    let salt = first.skip(usize::from(lora.is_some())).last();
+                    assert!(
+                        keys[1..]
+                            .iter()
+                            .all(|keys| keys.as_array().map_or(0, Vec::len) == usize::from(lora.is_some()))
+                    );
+                    let block_tokens = event["block_size"].as_u64().expect("a number") as usize;
+                    let ids: Vec<u32> = event["token_ids"]
+                        .as_array()
+                        .expect("ids")
+                        .iter()
+                        .map(|id| id.as_u64().expect("an id") as u32)
+                        .collect();
+                    assert_eq!(ids.len(), names().count() * block_tokens);
+                    let mut parent = event["parent_block_hash"].as_u64().map(|name| self.blocks[&name].0);
+                    assert!(parent.is_none() || salt.is_none(), "salt is told with the first block only");
+                    let seed = ChainSeed::new("mock", lora, salt);
+                    for (name, ids) in names().zip(ids.chunks(block_tokens)) {
+                        let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+                        let hash = seed.next(parent, kvlane_core::block::ContentHash::of(&bytes));
+                        let entry = self.blocks.entry(name).or_insert((hash, 0));
+                        assert_eq!(entry.0, hash, "one name, one content");
+                        entry.1 += 1;
+                        parent = Some(hash);
+                    }
+                }
+                "BlockRemoved" => {
+                    for name in names() {
+                        let copies = &mut self.blocks.get_mut(&name).expect("it was stored").1;
+                        *copies -= 1;
+                        if *copies == 0 {
+                            self.blocks.remove(&name);
+                        }
+                    }
+                }
+                "AllBlocksCleared" => self.blocks.clear(),
+                other => panic!("{other}"),
+            }
+        }
+    }
+
+    fn of(batches: &[Value]) -> Self {
+        let mut mirror = Self::default();
+        batches.iter().for_each(|batch| mirror.apply(batch));
+        mirror
+    }
+
+    /// Tokens of a prompt that the engine would take from its cache, which always computes the last one.
+    fn cached_tokens(
+        &self,
+        prompt: &str,
+        lora: Option<&str>,
+        salt: Option<&str>,
+        block_tokens: usize,
+    ) -> u64 {
+        let held: std::collections::BTreeSet<BlockHash> =
+            self.blocks.values().map(|(hash, _)| *hash).collect();
+        let mut chain = Vec::new();
+        ChainSeed::new("mock", lora, salt).chain(prompt.as_bytes(), 4 * block_tokens, &mut chain);
+        let most = (prompt.len().div_ceil(4) - 1) / block_tokens;
+        (chain.iter().take(most).take_while(|hash| held.contains(hash)).count() * block_tokens) as u64
+    }
+}
+
+/// Answers a completion: its text, and the tokens that came from the cache.
+async fn complete(engine: &MockEngine, prompt: &str, more: Value) -> (String, u64) {
+    let mut body = json!({"model": "mock", "prompt": prompt, "max_tokens": 1});
+    body.as_object_mut().expect("an object").extend(more.as_object().expect("an object").clone());
+    let (status, answer) = ask(engine, "/v1/completions", body).await;
+    assert_eq!(status, StatusCode::OK, "{answer}");
+    let text = answer["choices"][0]["text"].as_str().expect("text").to_owned();
+    (text, answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().expect("a number"))
+}
+
+#[tokio::test]
+async fn whoever_follows_the_feed_knows_what_every_prompt_will_find() {
+    let config = MockConfig {
+        kv_cache_size: Some(60),
+        lora_modules: vec!["tuned".into()],
+        ..feeding(MockConfig::default())
+    };
+    let engine = engine(config).await;
+    let mut live = Client::subscribe(engine.feeds()[0].publisher, "kv@").await;
+    let mut mirror = Mirror::default();
+    let (mut rng, mut seen, mut hits, mut removals) = (Rng::new(11), 0, 0, 0);
+    let mut prompts: Vec<String> = (0..4).map(|n| format!("{n:>60} tokens of a prompt ").repeat(8)).collect();
+    for round in 0..120 {
+        let at = rng.below(prompts.len());
+        let (lora, salt) = ([None, Some("tuned")][rng.below(2)], [None, Some("tenant")][rng.below(2)]);
+        let prompt = prompts[at].clone();
+        let expected = mirror.cached_tokens(&prompt, lora, salt, 16);
+        let more =
+            json!({"model": lora.unwrap_or("mock"), "cache_salt": salt, "max_tokens": 1 + rng.below(40)});
+        let (answer, cached) = complete(&engine, &prompt, more).await;
+        assert_eq!(cached, expected, "round {round}");
+        hits += u32::from(cached > 0);
+        // The conversation goes on, or begins anew.
+        prompts[at] = if prompt.len() < 2400 {
+            prompt + &answer
+        } else {
+            format!("{round:>100} more of it ").repeat(9)
+        };
+        let made = engine.feed_counts(0).expect("a feed").batches;
+        while seen < made {
+            let (seq, batch) = live.batch().await;
+            assert_eq!(seq, seen);
+            removals += batch.to_string().matches("BlockRemoved").count();
+            mirror.apply(&batch);
+            seen += 1;
+        }
+        assert!(mirror.blocks.len() <= 60, "{}", mirror.blocks.len());
+    }
+    assert!(hits > 20 && removals > 100, "{hits} hits, {removals} removals");
+    // A turn that goes on with an answer finds the answer's blocks too.
+    let prompt = "y".repeat(16 * 4 * 2);
+    let (answer, _) = complete(&engine, &prompt, json!({"max_tokens": 33})).await;
+    let (_, cached) = complete(&engine, &format!("{prompt}{answer}"), json!({})).await;
+    assert_eq!(cached, 4 * 16);
+}
+
+#[tokio::test]
+async fn a_batch_is_what_vllm_would_write() {
+    let config = MockConfig { lora_modules: vec!["a".into(), "b".into()], ..feeding(MockConfig::default()) };
+    let engine = engine(config).await;
+    complete(&engine, &"x".repeat(3 * 64), json!({"model": "b", "cache_salt": "s"})).await;
+    let batches = batches(&engine).await;
+    let [batch] = batches.as_slice() else { panic!("{batches:?}") };
+    let [ts, events, rank] = batch.as_array().expect("an array").as_slice() else { panic!("{batch}") };
+    assert!(ts.as_f64().is_some_and(|ts| ts > 1.6e9), "{ts}");
+    assert_eq!(rank, 0);
+    let mut event = events[0].clone();
+    let names = event["block_hashes"].take();
+    let expected = json!({
+        "type": "BlockStored",
+        "block_hashes": null,
+        "parent_block_hash": null,
+        "token_ids": vec![0x7878_7878_u32; 48],
+        "block_size": 16,
+        "lora_id": 2,
+        "medium": "GPU",
+        "lora_name": "b",
+        "extra_keys": [["b", "s"], ["b"], ["b"]],
+        "group_idx": 0,
+        "kv_cache_spec_kind": "full_attention",
+    });
+    assert_eq!((event, names.as_array().map(Vec::len)), (expected, Some(3)));
+    // What follows names the block it follows.
+    complete(&engine, &"x".repeat(4 * 64), json!({"model": "b", "cache_salt": "s"})).await;
+    let batches = self::batches(&engine).await;
+    assert_eq!(batches[1][1][0]["parent_block_hash"], names[2]);
+    assert_eq!(batches[1][1][0]["extra_keys"], json!([["b"]]));
+}
+
+#[tokio::test]
+async fn a_long_prompt_is_a_batch_for_each_step_and_a_short_one_is_none() {
+    let config = MockConfig { max_num_batched_tokens: 256, ..feeding(MockConfig::default()) };
+    let engine = engine(config).await;
+    complete(&engine, "too short", json!({})).await;
+    complete(&engine, &"z".repeat(600 * 4), json!({"max_tokens": 17})).await;
+    let stored: Vec<usize> = batches(&engine)
+        .await
+        .iter()
+        .map(|batch| batch[1][0]["block_hashes"].as_array().expect("names").len())
+        .collect();
+    // Tokens 512 to 600 are five blocks and a half. The answer fills that one, and ends before it fills the next.
+    assert_eq!(stored, [16, 16, 5, 1]);
+}
+
+#[tokio::test]
+async fn a_replay_begins_where_it_is_told_and_ends_with_a_mark() {
+    let config = MockConfig {
+        kv_events_config: KvEventsConfig {
+            buffer_steps: 6,
+            ..feeding(MockConfig::default()).kv_events_config
+        },
+        ..MockConfig::default()
+    };
+    let engine = engine(config).await;
+    for n in 0..10 {
+        complete(&engine, &format!("{n:>64}"), json!({})).await;
+    }
+    let address = engine.feeds()[0].replay.expect("configured");
+    let numbers = async |from| {
+        let replayed = replay(address, from).await;
+        replayed.into_iter().map(|(_, seq, _)| seq).collect::<Vec<_>>()
+    };
+    assert_eq!(numbers(0).await, [4, 5, 6, 7, 8, 9], "only the last six are kept");
+    assert_eq!(numbers(7).await, [7, 8, 9]);
+    assert_eq!(numbers(10).await, [0; 0]);
+    assert_eq!(numbers(u64::MAX).await, [0; 0]);
+    // What is no request gets no answer, and the next one does.
+    let mut client = Client::connect(Socket::Dealer, address).await;
+    client.connection.send(&[b"lone"]).expect("ready");
+    client.connection.send(&[b"".as_slice(), &9_u16.to_be_bytes()]).expect("ready");
+    assert_eq!(number(&client.message().await[2]), 9);
+}
+
+#[tokio::test]
+async fn every_version_writes_its_fields_and_replays_in_its_way() {
+    for version in VERSIONS {
+        let config = MockConfig { kv_events_version: version.to_string(), ..feeding(MockConfig::default()) };
+        let engine = engine(config).await;
+        complete(&engine, &"x".repeat(64), json!({})).await;
+        let replayed = replay(engine.feeds()[0].replay.expect("configured"), 0).await;
+        let (before, _, batch) = &replayed[0];
+        let topic: Frames = vec![Bytes::new(), "kv@mock".into()];
+        assert_eq!(before, &topic[..1 + usize::from(version.replays_topic())], "{version}");
+        let event = &batch[1][0];
+        assert_eq!(event.is_object(), version.writes_maps(), "{version}");
+        let ids = event.get("token_ids").or(event.get(3)).expect("ids");
+        assert_eq!(ids, &json!(vec![0x7878_7878_u32; 16]), "{version}");
+    }
+}
+
+#[tokio::test]
+async fn names_can_be_strings_of_32_bytes() {
+    let config = MockConfig { kv_events_hashes: KvEventsHashes::Bytes, ..feeding(MockConfig::default()) };
+    let engine = engine(config).await;
+    complete(&engine, &"x".repeat(64), json!({})).await;
+    let batch = batches(&engine).await.remove(0);
+    assert_eq!(batch[1][0]["block_hashes"][0].as_array().map(Vec::len), Some(32));
+}
+
+#[tokio::test]
+async fn a_reset_is_told_with_the_next_step_and_not_before() {
+    let engine = engine(feeding(MockConfig::default())).await;
+    let prompt = "x".repeat(64);
+    complete(&engine, &prompt, json!({})).await;
+    let (_, reset) = ask(&engine, "/reset_prefix_cache", json!({})).await;
+    assert_eq!(reset["success"], true);
+    assert_eq!(batches(&engine).await.len(), 1, "nothing yet");
+    complete(&engine, &prompt, json!({})).await;
+    let told = batches(&engine).await;
+    let kinds: Vec<&Value> =
+        told[1][1].as_array().expect("events").iter().map(|event| &event["type"]).collect();
+    assert_eq!(kinds, ["AllBlocksCleared", "BlockStored"]);
+    // A step that stores nothing tells of it as well.
+    ask(&engine, "/reset_prefix_cache", json!({})).await;
+    complete(&engine, "short", json!({})).await;
+    let told = batches(&engine).await;
+    assert_eq!(told[2][1], json!([{"type": "AllBlocksCleared"}]));
+    assert!(Mirror::of(&told).blocks.is_empty());
+}
+
+#[tokio::test]
+async fn each_rank_has_its_own_engine_feed_and_metrics() {
+    let engine = engine(MockConfig { data_parallel_size: 2, ..feeding(MockConfig::default()) }).await;
+    let feeds = engine.feeds();
+    assert_eq!(feeds.iter().map(|feed| feed.rank).collect::<Vec<_>>(), [0, 1]);
+    let body = json!({"model": "mock", "prompt": "x".repeat(300), "max_tokens": 1}).to_string();
+    let cached = async |rank| {
+        let answer = text(send_to_rank(engine.addr(), "/v1/completions", body.clone(), rank).await).await;
+        assert_eq!(answer.0, StatusCode::OK, "{}", answer.1);
+        let answer: Value = serde_json::from_str(&answer.1).expect("JSON");
+        answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().expect("a number")
+    };
+    assert_eq!((cached(Some(1)).await, cached(Some(1)).await, cached(Some(0)).await), (0, 64, 0));
+    let batch = &replay(feeds[1].replay.expect("configured"), 0).await[0].2;
+    assert_eq!(batch[2], 1);
+    let (_, page) = text(send(engine.addr(), "/metrics", "").await).await;
+    for (rank, hits) in [(0, 0), (1, 64)] {
+        let line = format!("vllm:prefix_cache_hits_total{{engine=\"{rank}\",model_name=\"mock\"}} {hits}\n");
+        assert!(page.contains(&line), "{page}");
+        assert!(page.contains(&format!("engine=\"{rank}\",kv_cache_size_tokens")), "{page}");
+    }
+    assert_eq!(page.matches("# TYPE vllm:prefix_cache_hits_total").count(), 1);
+    // Who names no rank goes round.
+    cached(None).await;
+    cached(None).await;
+    let (_, page) = text(send(engine.addr(), "/metrics", "").await).await;
+    for (rank, finished) in [(0, 2), (1, 3)] {
+        let line =
+            format!("vllm:request_success_total{{engine=\"{rank}\",model_name=\"mock\"}} {finished}\n");
+        assert!(page.contains(&line), "{page}");
+    }
+    let refused = text(send_to_rank(engine.addr(), "/v1/completions", body.clone(), Some(2)).await).await;
+    assert_eq!(refused.0, StatusCode::BAD_REQUEST);
+    assert!(refused.1.contains("ranks 0 to 1"), "{}", refused.1);
+}
+
+#[tokio::test]
+async fn sources_are_told_as_vllm_tells_them_with_the_ports_in_use() {
+    let mut config = feeding(MockConfig { data_parallel_size: 2, ..MockConfig::default() });
+    config.kv_events_config.endpoint = "tcp://*:0".into();
+    let engine = engine(config).await;
+    let (_, sources) = text(send(engine.addr(), "/kv_event_sources", "").await).await;
+    let sources: Value = serde_json::from_str(&sources).expect("JSON");
+    let feed = engine.feeds()[1];
+    let expected = json!({
+        "enable_kv_cache_events": true,
+        "publisher": "zmq",
+        "endpoint": format!("tcp://*:{}", feed.publisher.port()),
+        "replay_endpoint": format!("tcp://127.0.0.1:{}", feed.replay.expect("configured").port()),
+        "buffer_steps": 10_000,
+        "hwm": 100_000,
+        "max_queue_size": 100_000,
+        "topic": "kv@mock",
+    });
+    assert_eq!(sources["1"], expected);
+    let silent = crate::testing::engine(MockConfig::default()).await;
+    assert_eq!(text(send(silent.addr(), "/kv_event_sources", "").await).await.1, "{}");
+    assert!(silent.feeds().is_empty() && silent.feed_counts(0).is_none());
+}
+
+#[tokio::test]
+async fn a_taken_port_is_said_and_nothing_starts() {
+    let first = engine(feeding(MockConfig::default())).await;
+    let mut config = feeding(MockConfig::default());
+    config.kv_events_config.endpoint = format!("tcp://{}", first.feeds()[0].publisher);
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let error = MockEngine::start(config.clone(), listener).expect_err("taken").to_string();
+    assert!(error.contains(&config.kv_events_config.endpoint) && error.contains("rank 0"), "{error}");
+}
+
+#[tokio::test]
+async fn a_restarted_engine_begins_at_zero_with_the_same_names() {
+    let config = feeding(MockConfig::default());
+    let names = async |engine: &MockEngine| {
+        complete(engine, &"x".repeat(300), json!({})).await;
+        let mut told = batches(engine).await;
+        assert_eq!(told.len(), 1);
+        told[0][1][0]["block_hashes"].take()
+    };
+    let first = engine(config.clone()).await;
+    let mut again = config;
+    let [publisher, replay] = [first.feeds()[0].publisher, first.feeds()[0].replay.expect("configured")];
+    again.kv_events_config.endpoint = format!("tcp://{publisher}");
+    again.kv_events_config.replay_endpoint = Some(format!("tcp://{replay}"));
+    let before = names(&first).await;
+    let mut live = Client::subscribe(publisher, "").await;
+    drop(first);
+    assert_eq!(live.stream.read_buf(live.connection.input()).await.expect("closed in order"), 0);
+    let second = engine(again).await;
+    assert_eq!(names(&second).await, before);
+}
+
+#[tokio::test]
+async fn only_who_subscribed_to_the_topic_hears_of_it() {
+    let engine = engine(feeding(MockConfig::default())).await;
+    let address = engine.feeds()[0].publisher;
+    let mut all = Client::subscribe(address, "").await;
+    let mut other = Client::subscribe(address, "kv@other").await;
+    complete(&engine, &"x".repeat(64), json!({})).await;
+    assert_eq!(all.batch().await.0, 0);
+    other.connection.subscribe(b"kv@mock").expect("ready");
+    other.connection.cancel(b"kv@other").expect("ready");
+    other.connection.ping(0).expect("ready");
+    other.flush().await;
+    // The first that comes is the answer to the ping: no batch came before it.
+    assert!(other.stream.read_buf(other.connection.input()).await.expect("open") > 0);
+    assert_eq!(other.connection.poll(), Ok(None));
+    complete(&engine, &"y".repeat(64), json!({})).await;
+    assert_eq!(other.batch().await.0, 1);
+}
+
+#[tokio::test]
+async fn dropped_doubled_and_swapped_batches_are_missing_double_and_swapped_and_the_replay_is_whole() {
+    let config = MockConfig {
+        kv_events_faults: "drop=0.2,duplicate=0.2,reorder=0.2".parse().expect("known"),
+        ..feeding(MockConfig::default())
+    };
+    let engine = engine(config).await;
+    let mut live = Client::subscribe(engine.feeds()[0].publisher, "").await;
+    for n in 0..60 {
+        complete(&engine, &format!("{n:>64}"), json!({})).await;
+    }
+    let counts = engine.feed_counts(0).expect("a feed");
+    assert_eq!((counts.batches, counts.overflowed, counts.silenced), (60, 0, 0));
+    assert!(counts.dropped > 0 && counts.duplicated > 0 && counts.reordered > 0, "{counts:?}");
+    assert_eq!(batches(&engine).await.len(), 60);
+    let mut distortion = Distortion::new("drop=0.2,duplicate=0.2,reorder=0.2".parse().expect("known"), 0);
+    let mut expected = Vec::new();
+    for seq in 0..60_u64 {
+        distortion.pass(seq, &mut expected);
+    }
+    let mut got = Vec::new();
+    for _ in 0..expected.len() {
+        got.push(live.batch().await.0);
+    }
+    assert_eq!(got, expected);
+}
+
+#[tokio::test]
+async fn a_delayed_batch_is_in_the_replay_before_it_is_published() {
+    let config = MockConfig {
+        kv_events_faults: "delay=3600s".parse().expect("known"),
+        ..feeding(MockConfig::default())
+    };
+    let engine = engine(config).await;
+    let mut live = Client::subscribe(engine.feeds()[0].publisher, "").await;
+    complete(&engine, &"x".repeat(64), json!({})).await;
+    assert_eq!(batches(&engine).await.len(), 1);
+    // A batch that was not held back would come before the answer to this ping.
+    live.connection.ping(0).expect("ready");
+    live.flush().await;
+    assert!(live.stream.read_buf(live.connection.input()).await.expect("open") > 0);
+    assert_eq!(live.connection.poll(), Ok(None));
+}
+
+#[tokio::test]
+async fn a_lie_is_stored_in_the_feed_and_not_in_the_cache() {
+    let config =
+        MockConfig { kv_events_faults: "lie=1".parse().expect("known"), ..feeding(MockConfig::default()) };
+    let engine = engine(MockConfig { kv_cache_size: Some(16), ..config }).await;
+    let prompt = "x".repeat(300);
+    for times in 1..5 {
+        let (_, cached) = complete(&engine, &prompt, json!({})).await;
+        assert_eq!(cached, 0, "whatever the feed says");
+        let mirror = Mirror::of(&batches(&engine).await);
+        assert_eq!(mirror.cached_tokens(&prompt, None, None, 16), 64);
+        assert_eq!(engine.feed_counts(0).expect("a feed").lies, times);
+    }
+}
+
+#[tokio::test]
+async fn a_silent_feed_takes_requests_and_does_not_answer() {
+    let config =
+        MockConfig { kv_events_faults: "silent=1".parse().expect("known"), ..feeding(MockConfig::default()) };
+    let engine = engine(config).await;
+    let FeedAddresses { publisher, replay, .. } = engine.feeds()[0];
+    let mut live = Client::subscribe(publisher, "").await;
+    complete(&engine, &"x".repeat(64), json!({})).await;
+    assert_eq!(live.batch().await.0, 0);
+    complete(&engine, &"y".repeat(64), json!({})).await;
+    let counts = engine.feed_counts(0).expect("a feed");
+    assert_eq!((counts.batches, counts.silenced), (2, 1));
+    let mut asking = Client::connect(Socket::Dealer, replay.expect("configured")).await;
+    asking.connection.send(&[b"".as_slice(), &[0; 8]]).expect("ready");
+    for client in [&mut live, &mut asking] {
+        client.connection.ping(0).expect("ready");
+        client.flush().await;
+        assert!(client.stream.read_buf(client.connection.input()).await.expect("open") > 0);
+        assert_eq!(client.connection.poll(), Ok(None), "a pong and nothing else");
+    }
+}
+
+#[tokio::test]
+async fn a_slow_subscriber_misses_what_its_queue_does_not_take_and_nobody_else_does() {
+    let outlet = Outlet::new(OutletConfig {
+        topic: "kv".into(),
+        replay_topic: true,
+        buffer_steps: 100,
+        hwm: 4,
+        delay: std::time::Duration::ZERO,
+    });
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = listener.local_addr().expect("bound");
+    let task = tokio::spawn(publish::publisher(listener, outlet.clone()));
+    let mut slow = Client::subscribe(address, "").await;
+    // Nothing else runs until this task waits, so the queue fills and takes no more.
+    let batch = |seq| Batch { seq, payload: Bytes::from_static(b"\x93") };
+    for seq in 0..10 {
+        outlet.publish(batch(seq), &[batch(seq)], fault::Fate::default());
+    }
+    assert_eq!((outlet.counts().batches, outlet.counts().overflowed), (10, 6));
+    for seq in 0..4 {
+        assert_eq!(number(&slow.message().await[1]), seq);
+    }
+    outlet.publish(batch(10), &[batch(10)], fault::Fate::default());
+    assert_eq!(number(&slow.message().await[1]), 10, "the gap shows in the numbers");
+    task.abort();
+}
