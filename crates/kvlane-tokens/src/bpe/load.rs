@@ -1,10 +1,13 @@
 //! Tokenizers as their files describe them.
 
+use std::sync::Mutex;
+
 use hashbrown::HashMap;
 use serde_json::Value;
 
 use super::merge::{ID_MAX, Merges, RANK_MAX, Row};
 use super::split::{DEEPSEEK, GPT2, Splitter};
+use super::walk::Walk;
 use super::words::Words;
 use super::{Bpe, Unsupported};
 
@@ -32,13 +35,12 @@ pub(super) fn from_tokenizer(tokenizer: &Value) -> Result<Bpe, Unsupported> {
         }
     }
     let nfc = normalizes(&tokenizer["normalizer"])?;
-    let PreTokenizer { splitter, prefix_space } = pre_tokenizer(&tokenizer["pre_tokenizer"])?;
+    let pre_tokenizer = pre_tokenizer(&tokenizer["pre_tokenizer"])?;
 
     let vocabulary = vocabulary(&model["vocab"])?;
     let pairs = merges(&model["merges"], &vocabulary)?;
-    let merges = Merges::new(bytes(&vocabulary)?, &pairs);
     let whole = model["ignore_merges"].as_bool().unwrap_or(false);
-    Ok(Bpe::new(words(&vocabulary, &merges, whole), merges, splitter, nfc, prefix_space))
+    build(&vocabulary, &pairs, whole, pre_tokenizer, nfc)
 }
 
 /// The encoder of tiktoken ranks: two tokens merge wherever their bytes together are a token, and that token's id is
@@ -61,8 +63,24 @@ pub(super) fn from_ranks(
             }
         }
     }
-    let merges = Merges::new(bytes(&vocabulary)?, &pairs);
-    Ok(Bpe::new(words(&vocabulary, &merges, true), merges, splitter, false, false))
+    build(&vocabulary, &pairs, true, PreTokenizer { splitter, prefix_space: false }, false)
+}
+
+/// Where `whole`, words that are tokens go before merges.
+fn build(
+    vocabulary: &Vocabulary,
+    pairs: &[(u32, u32, u32, u32)],
+    whole: bool,
+    PreTokenizer { splitter, prefix_space }: PreTokenizer,
+    nfc: bool,
+) -> Result<Bpe, Unsupported> {
+    let merges = Merges::new(bytes(vocabulary)?, pairs);
+    let mut row = Row::default();
+    let tokens =
+        || vocabulary.iter().map(|(token, &id)| (&token[..], id)).filter(|(token, _)| !token.is_empty());
+    let words = Words::new(tokens().filter(|&(token, id)| whole || merges.tree(token, &mut row) == Some(id)));
+    let walk = Walk::new(tokens(), &merges);
+    Ok(Bpe { words, merges, walk, splitter, nfc, prefix_space, scratch: Mutex::default() })
 }
 
 /// Whether text is brought to form C.
@@ -202,20 +220,6 @@ fn bytes(vocabulary: &Vocabulary) -> Result<[u32; 256], Unsupported> {
         }
     }
     Ok(ids)
-}
-
-/// The words that are one token: all of the vocabulary where `whole` words go before merges, else those that the merges
-/// make.
-fn words(vocabulary: &Vocabulary, merges: &Merges, whole: bool) -> Words {
-    let (mut row, mut ids) = (Row::default(), Vec::new());
-    Words::new(vocabulary.iter().map(|(token, &id)| (&token[..], id)).filter(|&(token, id)| {
-        ids.clear();
-        !token.is_empty()
-            && (whole || {
-                merges.encode(token, &mut row, &mut ids);
-                ids[..] == [id]
-            })
-    }))
 }
 
 /// The bytes of a token in the alphabet of `ByteLevel`: printable Latin-1 stands for itself, the other bytes in their

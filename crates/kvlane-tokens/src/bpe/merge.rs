@@ -17,7 +17,7 @@ pub(super) const RANK_MAX: u32 = (1 << RANK_BITS) - 1;
 const NONE: u32 = u32::MAX;
 /// Words of at most this many bytes are merged by looking at all pairs each time: their ranks fit a few registers, and
 /// nothing is cheaper than a short row. Longer words keep a queue.
-const ROW_MAX: usize = 48;
+pub(super) const ROW_MAX: usize = 48;
 
 /// All merges of a tokenizer.
 #[derive(Debug)]
@@ -42,6 +42,9 @@ pub(super) struct Row {
     before: Vec<u32>,
     after: Vec<u32>,
     queue: BinaryHeap<Reverse<u64>>,
+    bits: Vec<u64>,
+    tree: Vec<u32>,
+    last: Option<(u32, u32, u32)>,
 }
 
 /// Bytes of the longest word whose working memory is kept for the next.
@@ -50,6 +53,18 @@ const KEPT_MAX: usize = 1 << 16;
 // === impl Row ===
 
 impl Row {
+    /// Zeros, one bit for each of `len` places.
+    pub(super) fn bits(&mut self, len: usize) -> &mut [u64] {
+        self.bits.clear();
+        self.bits.resize(len.div_ceil(64), 0);
+        &mut self.bits
+    }
+
+    /// The last merge of the latest [`Merges::tree`]: left, right and rank.
+    pub(super) fn last_merge(&self) -> Option<(u32, u32, u32)> {
+        self.last
+    }
+
     /// Gives back what a very long word took.
     pub(super) fn shrink(&mut self) {
         if self.ids.capacity() > KEPT_MAX {
@@ -93,7 +108,7 @@ impl Merges {
 
     /// The rank at which two tokens merge, or [`NONE`].
     #[inline]
-    fn rank(&self, left: u32, right: u32) -> u32 {
+    pub(super) fn rank(&self, left: u32, right: u32) -> u32 {
         let key = key(left, right);
         let mask = self.slots.len() - 1;
         let mut slot = self.slot(key);
@@ -127,6 +142,17 @@ impl Merges {
         if word.len() <= ROW_MAX { self.merge_row(row, out) } else { self.merge_queue(row, out) }
     }
 
+    /// The one token that `word` encodes as, if it is one; [`Row::last_merge`] tells how it is made.
+    pub(super) fn tree(&self, word: &[u8], row: &mut Row) -> Option<u32> {
+        let mut ids = std::mem::take(&mut row.tree);
+        ids.clear();
+        row.last = None;
+        self.encode(word, row, &mut ids);
+        let token = if ids.len() == 1 { Some(ids[0]) } else { None };
+        row.tree = ids;
+        token
+    }
+
     fn merge_row(&self, row: &mut Row, out: &mut Vec<u32>) {
         let (ids, ranks) = (&mut row.ids[..], &mut row.ranks[..]);
         let mut len = ids.len();
@@ -136,6 +162,7 @@ impl Merges {
                 break;
             }
             let at = ranks[..len].iter().position(|&rank| rank == lowest).unwrap_or(0);
+            row.last = Some((ids[at], ids[at + 1], lowest));
             ids[at] = self.made[lowest as usize];
             ids.copy_within(at + 2..len, at + 1);
             ranks.copy_within(at + 1..len, at);
@@ -175,6 +202,7 @@ impl Merges {
             }
             let gone = row.after[at] as usize;
             let after = row.after[gone];
+            row.last = Some((row.ids[at], row.ids[gone], rank));
             row.ids[at] = self.made[rank as usize];
             row.ranks[gone] = NONE;
             row.after[at] = after;

@@ -13,6 +13,7 @@ use std::sync::Mutex;
 
 use self::merge::{Merges, Row};
 use self::split::Splitter;
+use self::walk::Walk;
 use self::words::{Cache, Words};
 
 mod classes;
@@ -20,13 +21,18 @@ mod load;
 mod merge;
 mod nfc;
 mod split;
+mod walk;
 mod words;
+
+/// Words of more bytes are walked where the merges allow it.
+const WALK_MIN: usize = 16;
 
 /// A byte-level BPE encoder: the same ids as the `tokenizers` library gives, in a fraction of the time.
 #[derive(Debug)]
 pub struct Bpe {
     words: Words,
     merges: Merges,
+    walk: Option<Walk>,
     splitter: Splitter,
     nfc: bool,
     prefix_space: bool,
@@ -69,10 +75,6 @@ impl Bpe {
         load::from_ranks(ranks, pattern)
     }
 
-    fn new(words: Words, merges: Merges, splitter: Splitter, nfc: bool, prefix_space: bool) -> Bpe {
-        Bpe { words, merges, splitter, nfc, prefix_space, scratch: Mutex::default() }
-    }
-
     /// `text` as the tokenizer's normalizer leaves it. [`Bpe::encode`] does this itself; it is for callers that
     /// look for added tokens in normalized text.
     pub fn normalize<'a>(&self, text: &'a str) -> Cow<'a, str> {
@@ -93,11 +95,18 @@ impl Bpe {
         self.splitter.each(text, |from, to| match self.words.find(bytes, from, to) {
             Some(id) => out.push(id),
             None => {
-                cache.encode(bytes, (from, to), out, |out| self.merges.encode(&bytes[from..to], row, out))
+                cache.encode(bytes, (from, to), out, |out| self.merge(&bytes[from..to], row, out))
             }
         });
         scratch.row.shrink();
         self.scratch.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push(scratch);
+    }
+
+    fn merge(&self, word: &[u8], row: &mut Row, out: &mut Vec<u32>) {
+        match &self.walk {
+            Some(walk) if word.len() > WALK_MIN => walk.encode(word, &self.merges, row, out),
+            _ => self.merges.encode(word, row, out),
+        }
     }
 
     /// Whether cutting `text` before byte `at` leaves the ids of both sides as they are: the ids of the whole are
