@@ -74,7 +74,7 @@ impl Template {
         env.add_function("raise_exception", |message: String| -> Result<Value, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, "raise_exception").with_source(Raised(message)))
         });
-        let source = without_generation_tags(source);
+        let (source, generation) = without_generation_tags(source);
         env.add_template_owned(NAME, source.clone()).map_err(|error| error.to_string())?;
         let content = match config.content_format {
             ContentFormat::Auto => content::format(&source),
@@ -87,7 +87,7 @@ impl Template {
             system_first: false,
             text_bytes_max: config.text_bytes_max,
         };
-        template.system_first = template.refuses_a_later_system_message();
+        template.system_first = generation || template.refuses_a_later_system_message();
         Ok(template)
     }
 
@@ -110,14 +110,14 @@ impl Template {
         }
     }
 
-    /// Renders system, user, system, user, as vLLM does to find out.
+    /// Renders system, user, system, user, as vLLM does to find out: with nothing but the messages at hand, so that a
+    /// template that calls `strftime_now` or marks generated text counts as one that refuses.
     fn refuses_a_later_system_message(&self) -> bool {
         let message = |role: &str| Value::from_pairs([("role", role), ("content", "t")]);
         let messages: Vec<Value> = ["system", "user", "system", "user"].map(message).into();
         let context = Value::from_pairs([
             ("messages", Value::from(messages)),
             ("add_generation_prompt", Value::from(false)),
-            ("strftime_now", strftime_now(UnixTime::default())),
         ]);
         self.render(context, &mut String::new()).is_err()
     }
@@ -149,9 +149,10 @@ fn failed(error: &Error) -> Unknown {
 }
 
 /// Training code marks what an assistant wrote with `{% generation %}`; the marks print nothing. `with` keeps what they
-/// also do, which is to open a scope.
-fn without_generation_tags(source: &str) -> String {
+/// also do, which is to open a scope. Also returns whether there were any.
+fn without_generation_tags(source: &str) -> (String, bool) {
     let mut out = String::with_capacity(source.len());
+    let mut any = false;
     let mut rest = source;
     while let Some(at) = rest.find("{%") {
         let (before, tag) = rest.split_at(at + 2);
@@ -162,7 +163,10 @@ fn without_generation_tags(source: &str) -> String {
         let space = &inner[..inner.len() - name.len()];
         let word_bytes = name.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(name.len());
         let replacement = match &name[..word_bytes] {
-            "generation" => "with",
+            "generation" => {
+                any = true;
+                "with"
+            }
             "endgeneration" => "endwith",
             word => word,
         };
@@ -172,7 +176,7 @@ fn without_generation_tags(source: &str) -> String {
         rest = &name[word_bytes..];
     }
     out.push_str(rest);
-    out
+    (out, any)
 }
 
 /// `json.dumps(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False)`, with its arguments in its order.
