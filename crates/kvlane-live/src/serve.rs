@@ -7,6 +7,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
@@ -14,7 +15,7 @@ use std::thread::JoinHandle;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
@@ -22,7 +23,7 @@ use crate::config::Config;
 use crate::fleet::Fleet;
 use crate::front::http::{Door, Front};
 use crate::gateway::Gateway;
-use crate::ingest::Ingest;
+use crate::ingest::{Ingest, write_snapshot};
 use crate::tokenize::Tokenizers;
 
 /// Connections handed to a relay thread that it has not taken yet.
@@ -122,6 +123,13 @@ impl Serving {
                 Front::accept(metrics, stop_operators, |stream| drop(operators.spawn(stream))),
             );
         };
+        if let Some(path) =
+            gateway.config.kv_events.snapshot.clone().filter(|_| gateway.config.kv_events.enabled)
+        {
+            let kept = CancellationToken::new();
+            let keeping = keep_snapshot(Arc::clone(&gateway), path, kill.clone(), kept.clone());
+            threads.push(thread("snapshot", runtime()?, kept, keeping)?);
+        }
         threads.push(thread("ingest", sockets, kill.clone(), std::future::ready(()))?);
         threads.push(thread("apply", appliers, kill.clone(), std::future::ready(()))?);
         threads.push(thread("admin", admin, kill.clone(), work)?);
@@ -180,6 +188,27 @@ fn thread(
         });
         runtime.shutdown_background();
     })
+}
+
+/// Writes what engines hold now and then, and once more at the end. Then cancels `kept`.
+async fn keep_snapshot(
+    gateway: Arc<Gateway>,
+    path: PathBuf,
+    kill: CancellationToken,
+    kept: CancellationToken,
+) {
+    let mut ends = false;
+    while !ends {
+        tokio::select! {
+            () = sleep(gateway.config.kv_events.snapshot_interval) => {}
+            () = kill.cancelled() => ends = true,
+        }
+        // This thread does nothing else, so the file may take its time.
+        if let Err(error) = write_snapshot(&gateway, &path) {
+            tracing::warn!(path = %path.display(), %error, "the snapshot of KV caches was not written");
+        }
+    }
+    kept.cancel();
 }
 
 /// Takes connections over and serves them, all on this thread.

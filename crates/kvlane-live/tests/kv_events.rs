@@ -561,3 +561,69 @@ async fn operators_see_each_feed() {
     assert!(lag.is_some_and(|lag| (0.0..60.0).contains(&lag)), "{lag:?}");
     gateway.end().await;
 }
+
+#[tokio::test]
+async fn a_gateway_that_starts_again_knows_what_it_knew_and_what_was_said_since() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let mut config = config();
+    config.kv_events.snapshot = Some(directory.path().join("kv.snapshot"));
+    let (mut same, mut other) = (Engine::start().await, Engine::start().await);
+    let (gateway, seats) = gateway_with(config.clone(), &[&same, &other]).await;
+    for engine in [&mut same, &mut other] {
+        for prompt in 1..8 {
+            let message = engine.store(prompt, 4);
+            engine.feed.publish(message);
+        }
+    }
+    let message = same.remove(7, 3);
+    same.feed.publish(message);
+    seats[0].is_right(&same).await;
+    seats[1].is_right(&other).await;
+    drop(seats);
+    assert!(gateway.shut_down().await);
+
+    // One goes on meanwhile, and its replay does not reach back to its beginning; the other starts again.
+    same.feed.forget_all_but_the_last();
+    let message = same.store(9, 2);
+    same.feed.keep(message);
+    other.feed = other.feed.restart().await;
+    other.held.clear();
+    let message = other.store(1, 1);
+    other.feed.keep(message);
+    let (gateway, seats) = gateway_with(config.clone(), &[&same, &other]).await;
+    seats[0].is_right(&same).await;
+    seats[1].is_right(&other).await;
+    assert_eq!(seats[0].seen().stream.cleared, 0, "all of it was true");
+    drop(seats);
+    assert!(gateway.shut_down().await);
+
+    // Of what no replay reaches back to, nothing is believed.
+    same.feed.forget_history();
+    same.feed.lose(5);
+    same.held.clear();
+    let message = same.store(3, 2);
+    same.feed.keep(message);
+    let (gateway, seats) = gateway_with(config, &[&same]).await;
+    let message = same.store(4, 1);
+    same.feed.publish(message);
+    seats[0].is_right(&same).await;
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn a_snapshot_that_cannot_be_used_costs_only_what_it_holds() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let path = directory.path().join("kv.snapshot");
+    std::fs::write(&path, "no snapshot").expect("written");
+    let mut config = config();
+    config.kv_events.snapshot = Some(path.clone());
+    config.kv_events.snapshot_interval = Duration::from_millis(1);
+    let mut a = Engine::start().await;
+    let (gateway, seats) = gateway_with(config, &[&a]).await;
+    let message = a.store(1, 4);
+    a.feed.publish(message);
+    seats[0].is_right(&a).await;
+    let rewritten = || std::fs::read(&path).is_ok_and(|bytes| bytes.starts_with(b"kvlaneKV"));
+    eventually("it is written anew", rewritten).await;
+    gateway.end().await;
+}

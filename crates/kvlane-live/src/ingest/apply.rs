@@ -5,7 +5,7 @@
 //! event and stays silent (likewise); it cannot be used ([`Refusal`]); or prompts are counted in another way here than
 //! by the engine. They concern this endpoint and no other.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use kvlane_core::block::ChainSeed;
@@ -20,6 +20,7 @@ use tokio::task::{AbortHandle, yield_now};
 use tokio::time::{Instant, sleep_until};
 
 use super::queue::Item;
+use super::snapshot::Entry;
 use super::socket::{Patience, replay};
 use super::{EventFeed, Events, ToldBy};
 use crate::clock::unix_time;
@@ -53,6 +54,8 @@ pub(super) struct Applier {
     sequence: Sequence,
     /// The subscription stands, with the engine that is there now.
     connected: bool,
+    /// What it held when another gateway ended, to begin with.
+    kept: Option<Entry>,
     hands: Hands,
 }
 
@@ -93,6 +96,7 @@ impl Applier {
         feed: Arc<EventFeed>,
         sockets: Handle,
         patience: Patience,
+        kept: Option<Entry>,
     ) -> Self {
         let seed = ChainSeed::new(&pool.model, None, None);
         let hands = Hands {
@@ -116,11 +120,12 @@ impl Applier {
             must_start_over: false,
         };
         let sequence = Sequence::new(config(&feed));
-        Self { feed, sequence, connected: false, hands }
+        Self { feed, sequence, connected: false, kept, hands }
     }
 
     /// Applies what comes until the feed is closed.
     pub(super) async fn run(mut self) {
+        self.resume();
         loop {
             if !self.turn() {
                 break;
@@ -145,28 +150,45 @@ impl Applier {
         self.hands.stop_replay();
     }
 
+    /// Begins where another gateway has ended. That counts for nothing before the replay has shown it to be true.
+    fn resume(&mut self) {
+        let Some(Entry { position, block_tokens, events, .. }) = self.kept.take() else { return };
+        let feed = Arc::clone(&self.feed);
+        let stage = feed.stage();
+        if !stage.open || self.hands.agree(block_tokens).is_err() {
+            return;
+        }
+        for event in &events {
+            self.hands.pool.router.apply(self.hands.endpoint, event);
+        }
+        self.sequence = Sequence::resumed(config(&feed), position);
+    }
+
     /// Applies some of what waits; whether the feed is still open.
     fn turn(&mut self) -> bool {
         let feed = Arc::clone(&self.feed);
         for _ in 0..MESSAGES_PER_TURN {
-            let open = feed.open.lock().unwrap_or_else(PoisonError::into_inner);
-            if !*open {
+            let mut stage = feed.stage();
+            if !stage.open {
                 return false;
             }
             let Some(item) = feed.queue.pop() else { break };
+            // What it stands at is written down again when it is settled what it is worth.
+            stage.live_at = None;
             self.take(item);
         }
-        let open = feed.open.lock().unwrap_or_else(PoisonError::into_inner);
-        if *open {
+        let mut stage = feed.stage();
+        if stage.open {
             let now = self.hands.gateway.clock.now();
             self.sequence.tick(now, &mut |step| self.hands.carry_out(now, step));
             self.hands.listen(now);
             if std::mem::take(&mut self.hands.must_start_over) {
                 feed.start_over();
             }
-            self.settle(now);
+            let live = self.settle();
+            stage.live_at = self.sequence.position().filter(|_| live);
         }
-        *open
+        stage.open
     }
 
     fn take(&mut self, item: Item) {
@@ -221,8 +243,8 @@ impl Applier {
         Some(Instant::now() + Duration::from_nanos(ahead))
     }
 
-    /// Tells the router and operators what the feed is worth.
-    fn settle(&mut self, now: Nanos) {
+    /// Tells the router and operators what the feed is worth; whether it is live.
+    fn settle(&mut self) -> bool {
         let trusted = self.connected && self.sequence.trusted();
         let hands = &mut self.hands;
         let (state, problem) = hands.worth(self.connected, trusted);
@@ -232,7 +254,7 @@ impl Applier {
         seen.problem = problem.clone();
         let before = std::mem::replace(&mut seen.state, state);
         if before == state {
-            return;
+            return state == truth::Feed::Live;
         }
         if state == truth::Feed::Refused {
             seen.refusals += 1;
@@ -247,7 +269,7 @@ impl Applier {
             }
             _ => tracing::info!(feed, model, from, to, problem, "KV events"),
         }
-        let _ = now;
+        state == truth::Feed::Live
     }
 }
 

@@ -5,6 +5,7 @@
 //! queue    bounded in messages and bytes; full, it says so
 //! apply    sequence, decode, link, Router::apply; state and trust   thread `apply`
 //! status   what operators see of it
+//! snapshot what was known, over a restart of the gateway     thread `snapshot`, if any
 //! ```
 //!
 //! One [`EventFeed`] is one data-parallel rank of one engine, which is one endpoint. It is opened when the endpoint takes
@@ -15,26 +16,33 @@
 mod apply;
 pub(crate) mod discover;
 mod queue;
+mod snapshot;
 mod socket;
 mod status;
 
+use std::collections::BTreeMap;
 use std::fmt;
+use std::io;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kvlane_core::endpoint::EndpointId;
 use kvlane_core::time::Nanos;
+use kvlane_wire::sequence::Position;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use self::apply::{Applier, BLOCK_TOKENS_UNKNOWN};
 use self::queue::Queue;
+use self::snapshot::{Entry, Key, Writer};
 use self::socket::{Patience, subscribe};
 pub use self::status::{Events, Seen};
+use crate::clock::unix_time;
 use crate::config::KvEvents;
 use crate::gateway::{Gateway, ModelPool};
-use crate::worker::Worker;
+use crate::worker::{Seat, Worker};
 
 /// Where one rank of an engine publishes what its cache holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,8 +80,8 @@ pub struct EventFeed {
     /// Asks for the subscription to be made anew.
     reconnect: Notify,
     closed: CancellationToken,
-    /// Whether it is open. Held while something of it is applied.
-    open: Mutex<bool>,
+    /// Held while something of it is applied.
+    stage: Mutex<Stage>,
     seen: Mutex<Seen>,
     /// When a batch came last, in nanoseconds of the gateway's clock; 0 for never.
     spoke_at: AtomicU64,
@@ -81,11 +89,21 @@ pub struct EventFeed {
     owes_since: AtomicU64,
 }
 
+/// Where a feed stands with respect to the index.
+#[derive(Clone, Copy, Debug)]
+struct Stage {
+    open: bool,
+    /// All up to here is in the index, and the feed is live.
+    live_at: Option<Position>,
+}
+
 /// The threads that read and apply feeds.
 pub struct Ingest {
     gateway: Arc<Gateway>,
     sockets: Handle,
     appliers: Handle,
+    /// What endpoints held when the gateway ended that ran before this one.
+    kept: Mutex<BTreeMap<Key, Entry>>,
 }
 
 // === impl Ingest ===
@@ -93,7 +111,8 @@ pub struct Ingest {
 impl Ingest {
     /// Reads on the runtime of `sockets` and applies on that of `appliers`, which should be threads of their own.
     pub(crate) fn new(gateway: Arc<Gateway>, sockets: Handle, appliers: Handle) -> Self {
-        Self { gateway, sockets, appliers }
+        let kept = Mutex::new(read_snapshot(&gateway));
+        Self { gateway, sockets, appliers, kept }
     }
 
     /// The feed of a rank of `worker` from `source`; nothing happens before it is opened.
@@ -108,6 +127,7 @@ impl Ingest {
             Patience { connect: config.upstream.connect_timeout, heartbeat: config.kv_events.heartbeat };
         let reader = Arc::clone(feed);
         let subscribing = self.sockets.spawn(async move { subscribe(&reader, patience).await });
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner).remove(&feed.key(pool));
         let applier = Applier::new(
             Arc::clone(&self.gateway),
             Arc::clone(pool),
@@ -115,6 +135,8 @@ impl Ingest {
             Arc::clone(feed),
             self.sockets.clone(),
             patience,
+            // Without a replay nothing can be proven.
+            kept.filter(|_| feed.source.replay.is_some()),
         );
         let applying = self.appliers.spawn(applier.run());
         let name = Arc::clone(&feed.name);
@@ -141,7 +163,7 @@ impl EventFeed {
             queue: Queue::new(config.queue_messages, config.queue_bytes),
             reconnect: Notify::new(),
             closed: CancellationToken::new(),
-            open: Mutex::new(true),
+            stage: Mutex::new(Stage { open: true, live_at: None }),
             seen: Mutex::default(),
             spoke_at: AtomicU64::new(0),
             owes_since: AtomicU64::new(0),
@@ -150,7 +172,7 @@ impl EventFeed {
 
     /// Ends it. When this returns, nothing of it is applied any more.
     pub(crate) fn close(&self, pool: &ModelPool, endpoint: EndpointId) {
-        *self.open.lock().unwrap_or_else(PoisonError::into_inner) = false;
+        *self.stage() = Stage { open: false, live_at: None };
         self.closed.cancel();
         pool.block_sizes().remove(&endpoint);
     }
@@ -204,6 +226,16 @@ impl EventFeed {
         self.queue.figures()
     }
 
+    fn stage(&self) -> MutexGuard<'_, Stage> {
+        self.stage.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Under which name it stands in a snapshot.
+    fn key(&self, pool: &ModelPool) -> Key {
+        let (name, address) = (self.name.to_string(), self.source.address.clone());
+        Key { name, model: pool.model.clone(), address }
+    }
+
     fn seen_mut(&self) -> MutexGuard<'_, Seen> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -216,4 +248,50 @@ impl fmt::Debug for EventFeed {
             .field("source", &self.source)
             .finish_non_exhaustive()
     }
+}
+
+/// What the configured file holds. One that cannot be used costs what it holds, and nothing else.
+fn read_snapshot(gateway: &Gateway) -> BTreeMap<Key, Entry> {
+    let config = &gateway.config.kv_events;
+    let Some(path) = config.snapshot.as_deref().filter(|_| config.enabled) else { return BTreeMap::new() };
+    match snapshot::read(path, unix_time()) {
+        Ok(kept) => {
+            tracing::info!(path = %path.display(), endpoints = kept.len(), "snapshot of KV caches read");
+            kept
+        }
+        Err(error) => {
+            tracing::warn!(path = %path.display(), %error, "the snapshot of KV caches is not used");
+            BTreeMap::new()
+        }
+    }
+}
+
+/// Writes what the engines of all live feeds hold. Each feed waits while its own blocks are copied, and no longer.
+///
+/// # Errors
+/// If the file cannot be written; the one before stays.
+pub(crate) fn write_snapshot(gateway: &Gateway, path: &Path) -> io::Result<()> {
+    let workers: Vec<Arc<Worker>> = gateway.workers().values().cloned().collect();
+    let seats: Vec<Seat> = workers.iter().flat_map(|worker| worker.state().seats.clone()).collect();
+    let live = |seat: &Seat| seat.feed.as_ref().is_some_and(|feed| feed.stage().live_at.is_some());
+    if !seats.iter().any(live) {
+        // What an earlier one holds may still turn out to be true.
+        return Ok(());
+    }
+    let mut writer = Writer::create(path, unix_time(), u32::try_from(seats.len()).unwrap_or(u32::MAX))?;
+    let mut left_out = 0;
+    for Seat { pool, endpoint, feed, .. } in &seats {
+        let (Some(feed), Some(index)) = (feed, pool.router.exact()) else { continue };
+        let entry = {
+            let stage = feed.stage();
+            let Some(position) = stage.live_at else { continue };
+            let block_tokens = pool.router.block_tokens();
+            Entry { key: feed.key(pool), position, block_tokens, events: index.export(*endpoint) }
+        };
+        left_out += usize::from(!writer.add(&entry)?);
+    }
+    if left_out > 0 {
+        tracing::warn!(path = %path.display(), endpoints = left_out, "the snapshot of KV caches has no room for all");
+    }
+    writer.finish()
 }

@@ -94,12 +94,13 @@ impl Seen {
     }
 
     /// What happened to the feed, with the names those things have in metrics.
-    pub fn incidents(&self) -> [(&'static str, u64); 8] {
-        let Counters { gaps, restarts, replays, cleared, overflows, .. } = self.stream;
+    pub fn incidents(&self) -> [(&'static str, u64); 9] {
+        let Counters { gaps, restarts, replays, given_up, cleared, overflows, .. } = self.stream;
         [
             ("gap", gaps),
             ("restart", restarts),
             ("replay", replays),
+            ("replay_given_up", given_up),
             ("resync", cleared),
             ("overflow", overflows),
             ("disconnect", self.disconnects),

@@ -162,6 +162,13 @@ impl FakeFeed {
         lock(&self.shared.history).clear();
     }
 
+    /// As [`FakeFeed::forget_history`], but for the last message.
+    pub fn forget_all_but_the_last(&self) {
+        let mut history = lock(&self.shared.history);
+        let last = history.len().saturating_sub(1);
+        history.drain(..last);
+    }
+
     /// From now on replays do not tell their end.
     pub fn omit_end_markers(&self) {
         self.shared.markless.store(true, Ordering::Relaxed);
