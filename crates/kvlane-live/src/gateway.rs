@@ -21,6 +21,7 @@ use kvlane_core::truth::{Change, Feed, Reported};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
+use crate::canary::Parity;
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::ingest::EventFeed;
@@ -176,9 +177,21 @@ impl Gateway {
         }
     }
 
-    /// A worker has turned out to count tokens in another way than it did, or than we do.
+    /// What a worker's count of tokens is worth has changed. What the one that counts differently says of its cache is
+    /// not believed; whoever listens to it looks at [`Worker::parity`] before it believes it again.
     pub(crate) fn parity_changed(&self, worker: &Worker) {
-        let _ = worker;
+        let seats = worker.state().seats.clone();
+        if !matches!(worker.parity(), Parity::Mismatch(_)) {
+            return;
+        }
+        let now = self.clock.now();
+        for seat in seats {
+            SCRATCH.with_borrow_mut(|(_, outputs)| {
+                outputs.clear();
+                seat.pool.router.set_feed(now, seat.endpoint, Feed::Refused, outputs);
+                self.deliver(&seat.pool, outputs);
+            });
+        }
     }
 
     /// The idle connections of a new relay thread.

@@ -108,6 +108,13 @@ pub(crate) struct ConfigArgs {
     /// Do not read the KV events of workers.
     #[arg(long)]
     no_kv_events: bool,
+    /// The model's tokenizer: its directory, or a tokenizer file in it. Tokens are then counted as the engines count
+    /// them.
+    #[arg(long, visible_alias = "model-path", value_name = "PATH")]
+    tokenizer_path: Option<PathBuf>,
+    /// A file with the chat template to use instead of the model's own.
+    #[arg(long, value_name = "FILE")]
+    chat_template: Option<PathBuf>,
 }
 
 // === impl ConfigArgs ===
@@ -212,6 +219,8 @@ impl ConfigArgs {
         flag("disable-retries", "retry.max_total_retries", self.disable_retries.then(|| json!(0)));
         flag("relay-threads", "server.relay_threads", self.relay_threads.map(Value::from));
         flag("no-kv-events", "kv_events.enabled", self.no_kv_events.then(|| json!(false)));
+        flag("tokenizer-path", "tokens.path", self.tokenizer_path.as_ref().map(|path| json!(path)));
+        flag("chat-template", "tokens.chat_template", self.chat_template.as_ref().map(|path| json!(path)));
         Ok(set)
     }
 }
@@ -261,7 +270,15 @@ fn with(config: &Config, key: &str, value: Value) -> Result<Config> {
         at = section.entry(name).or_insert_with(|| json!({}));
     }
     match (adds, at, value) {
-        (true, Value::Object(at), Value::Object(more)) => at.extend(more),
+        (true, Value::Object(at), Value::Object(more)) => {
+            for (name, value) in more {
+                match (at.get_mut(&name), value) {
+                    // What is said of an entry elsewhere stays.
+                    (Some(Value::Object(entry)), Value::Object(fields)) => entry.extend(fields),
+                    (_, value) => _ = at.insert(name, value),
+                }
+            }
+        }
         (_, at, value) => *at = value,
     }
     serde_json::from_value(tree).map_err(|error| anyhow!("{key}: {error}"))
@@ -368,6 +385,17 @@ mod tests {
     }
 
     #[test]
+    fn a_pools_policy_leaves_its_tokenizer_as_the_file_says() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        std::fs::write(&file, "routing: {pools: {a: {tokenizer: estimate}}}\n").expect("written");
+        let pool_policy = vec!["a=lmetric".into()];
+        let args = ConfigArgs { config: Some(file.path().into()), pool_policy, ..ConfigArgs::default() };
+        let pool = &load(args).expect("right").routing.pools["a"];
+        assert_eq!(pool.policy.as_ref().map(PolicyConfig::name), Some("lmetric"));
+        assert_eq!(pool.tokenizer.as_deref(), Some("estimate"));
+    }
+
+    #[test]
     fn what_is_wrong_is_named_with_where_it_was_said() {
         let check = |args: ConfigArgs, words: &[&str]| {
             let error = format!("{:#}", load(args).expect_err("wrong"));
@@ -384,6 +412,13 @@ mod tests {
         check(set("routing.policy.cache_threshold=7"), &["routing.policy.cache_threshold", "0 to 1"]);
         check(set("server.relay_threads=100000"), &["server.relay_threads", "1024"]);
         check(set("server.port=high"), &["server.port", "invalid type"]);
+        check(set("tokens.source=best"), &["tokens.source", "unknown variant `best`"]);
+        let args = ConfigArgs {
+            set: vec!["tokens.source=engine".into()],
+            tokenizer_path: Some("/m".into()),
+            ..ConfigArgs::default()
+        };
+        check(args, &["tokens.path", "/m", "leave one of them out"]);
         check(set("server.body_timeout=soon"), &["server.body_timeout"]);
         check(set("health.interval=0s"), &["health.interval"]);
         check(

@@ -1,0 +1,220 @@
+//! Tokens are counted, by whom the configuration says, and compared with the engine's own count.
+
+use std::time::Duration;
+
+use kvlane_live::canary::{self, Parity};
+use kvlane_live::config::{Config, TokenSource};
+use kvlane_live::serve::Serving;
+use kvlane_live::testing::{FakeEngine, Reply, TestGateway, chat, config, eventually};
+use kvlane_wire::api::Api;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+
+const CHAT: &str = "/v1/chat/completions";
+
+fn engine_counts() -> Config {
+    let mut config = config();
+    config.tokens.source = TokenSource::Engine;
+    config
+}
+
+/// Counts as the mock engine does, four bytes each: what an estimate assumes.
+fn as_estimated(question: &Value) -> Option<Vec<u32>> {
+    let api = if question["messages"].is_null() { Api::Completions } else { Api::ChatCompletions };
+    Some(canary::estimated(api, question.to_string().as_bytes()))
+}
+
+async fn ask(gateway: &TestGateway, engine: &FakeEngine, body: String) -> Reply {
+    let (reply, _) = tokio::join!(gateway.ask("POST", CHAT, &body), engine.answer("{}"));
+    assert_eq!(reply.status, 200);
+    reply
+}
+
+async fn parity_of(gateway: &TestGateway, engine: &FakeEngine) -> Value {
+    let workers = gateway.operate("GET", "/workers", "").await.json();
+    let all = workers["workers"].as_array().expect("a list").clone();
+    let its = all.into_iter().find(|worker| worker["url"] == engine.url()).expect("a worker");
+    its["parity"].clone()
+}
+
+async fn estimates(gateway: &TestGateway, why: &str) -> Option<f64> {
+    gateway.metric(&format!("kvlane_prompts_estimated_total{{model=\"m\",why=\"{why}\"}}")).await
+}
+
+fn listed(models: Value) -> impl Future<Output = FakeEngine> {
+    async { FakeEngine::on(TcpListener::bind("127.0.0.1:0").await.expect("a port"), models) }
+}
+
+#[tokio::test]
+async fn an_engine_that_is_asked_counts() {
+    let engine = FakeEngine::start("m").await;
+    let gateway = TestGateway::start(engine_counts(), &[&engine]).await;
+    engine.set_tokenizer(|question| {
+        assert_eq!(question["messages"][0]["content"], "hi", "it is asked the client's own body");
+        Some((0..99).collect())
+    });
+    for _ in 0..2 {
+        ask(&gateway, &engine, chat("m", "hi")).await;
+    }
+    let decisions = gateway.decisions().await;
+    assert_eq!(decisions[0]["prompt_tokens"], 99);
+    assert_eq!(decisions[0]["overlap_tokens"], 96, "blocks are cut from the engine's tokens: 24 of 4");
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn a_prompt_that_the_engine_does_not_count_is_estimated_and_served() {
+    let engine = FakeEngine::start("m").await;
+    let mut config = engine_counts();
+    config.tokens.engine_timeout = Duration::from_millis(1);
+    let gateway = TestGateway::start(config, &[&engine]).await;
+    ask(&gateway, &engine, chat("m", "hi")).await;
+    assert_eq!(estimates(&gateway, "engine_refused").await, Some(1.0), "it has no /tokenize");
+    engine.set_tokenizer(|_| None);
+    ask(&gateway, &engine, chat("m", "hi")).await;
+    assert_eq!(estimates(&gateway, "engine_failed").await, Some(1.0), "it does not answer in time");
+    let embedding = json!({"model": "m", "input": "hi"}).to_string();
+    let (reply, _) = tokio::join!(gateway.ask("POST", "/v1/embeddings", &embedding), engine.answer("{}"));
+    assert_eq!(reply.status, 200);
+    assert_eq!(estimates(&gateway, "api").await, Some(1.0), "it would not take such a body");
+    let expect = canary::estimated(Api::ChatCompletions, chat("m", "hi").as_bytes()).len();
+    assert_eq!(gateway.decisions().await[1]["prompt_tokens"], expect);
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn an_engine_that_counts_as_we_do_is_verified() {
+    let engine = FakeEngine::start("m").await;
+    engine.set_tokenizer(as_estimated);
+    let gateway = TestGateway::start(config(), &[&engine]).await;
+    assert_eq!(parity_of(&gateway, &engine).await, json!({"state": "verified", "why": null}));
+    let ready = gateway.operate("GET", "/readiness", "").await.json();
+    assert_eq!(ready["mismatched"], json!([]));
+    assert_eq!(ready["pools"][0]["tokens"], json!({"source": "estimate"}));
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn an_engine_that_counts_differently_is_told_of_and_serves() {
+    let engine = FakeEngine::start("m").await;
+    engine.set_tokenizer(|_| Some(vec![1, 2, 3]));
+    let gateway = TestGateway::start(config(), &[&engine]).await;
+    let parity = parity_of(&gateway, &engine).await;
+    assert_eq!(parity["state"], "mismatch");
+    let why = parity["why"].as_str().expect("a reason");
+    assert!(why.contains("--tokenizer-path"), "{why}");
+    let ready = gateway.operate("GET", "/readiness", "").await;
+    assert_eq!(ready.status, 200, "approximate knowledge is knowledge");
+    assert_eq!(ready.json()["mismatched"][0]["url"], engine.url());
+    ask(&gateway, &engine, chat("m", "hi")).await;
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn an_engine_that_cannot_be_compared_is_unverified_and_says_why() {
+    let (silent, odd) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
+    odd.set_tokenizer(|_| Some(Vec::new()));
+    let gateway = TestGateway::start(config(), &[&silent, &odd]).await;
+    for (engine, expect) in [(&silent, "it has no /tokenize"), (&odd, "another form")] {
+        let parity = parity_of(&gateway, engine).await;
+        assert_eq!(parity["state"], "unverified");
+        assert!(parity["why"].as_str().expect("a reason").contains(expect), "{parity}");
+    }
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn engines_of_one_pool_must_agree_on_blocks_and_contexts() {
+    let model = |length: u32| json!([{"id": "m", "root": "m", "max_model_len": length}]);
+    let page = |size: u32| format!("vllm:cache_config_info{{block_size=\"{size}\"}} 1\n");
+    for (lengths, sizes, expect) in [
+        ([4096, 4096], [16, 32], "KV blocks have 32 tokens"),
+        ([4096, 8192], [16, 16], "max_model_len 8192"),
+        ([4096, 4096], [16, 16], ""),
+    ] {
+        let (a, b) = (listed(model(lengths[0])).await, listed(model(lengths[1])).await);
+        for (engine, size) in [(&a, sizes[0]), (&b, sizes[1])] {
+            engine.set_metrics(&page(size));
+            engine.set_tokenizer(as_estimated);
+        }
+        // One after the other: the first is who the second is compared with.
+        let gateway = TestGateway::start(config(), &[&a]).await;
+        gateway.ask("POST", "/workers", json!({"url": b.url()}).to_string()).await;
+        let found = || gateway.serving().fleet.find(&b.url()).expect("a worker");
+        eventually("it serves", || found().state().healthy).await;
+        match (found().parity(), expect) {
+            (Parity::Verified, "") => {}
+            (Parity::Mismatch(why), expect) if !expect.is_empty() => {
+                assert!(why.contains(expect) && why.contains(&a.url()), "{why}");
+            }
+            (other, expect) => panic!("{other:?} instead of {expect:?}"),
+        }
+        gateway.end().await;
+    }
+}
+
+#[tokio::test]
+async fn an_engine_that_has_been_gone_is_compared_again() {
+    let engine = FakeEngine::start("m").await;
+    engine.set_tokenizer(as_estimated);
+    let mut config = config();
+    config.health.interval = Duration::from_millis(5);
+    config.health.failure_threshold = 1;
+    config.health.success_threshold = 1;
+    let gateway = TestGateway::start(config, &[&engine]).await;
+    let (address, url) = (engine.authority().to_owned(), engine.url());
+    let worker = gateway.serving().fleet.find(&url).expect("a worker");
+    assert_eq!(worker.parity(), Parity::Verified);
+    drop(engine);
+    eventually("it is out", || !worker.state().healthy).await;
+    let mut listener = None;
+    eventually("its port is free", || {
+        listener = std::net::TcpListener::bind(&address).ok();
+        listener.is_some()
+    })
+    .await;
+    let listener = listener.expect("a listener");
+    listener.set_nonblocking(true).expect("a socket");
+    let listener = TcpListener::from_std(listener).expect("a socket");
+    let again = FakeEngine::on(listener, json!([{"id": "m", "root": "m", "parent": null}]));
+    eventually("it is compared", || worker.parity() != Parity::Verified).await;
+    assert_eq!(worker.parity(), Parity::Unverified("it has no /tokenize".into()));
+    eventually("it is back", || worker.state().healthy).await;
+    drop(again);
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn names_of_one_model_share_its_blocks_and_adapters_do_not() {
+    let models = json!([
+        {"id": "m", "root": "/m", "parent": null},
+        {"id": "alias", "root": "/m", "parent": null},
+        {"id": "sql", "root": "/sql", "parent": "m"},
+    ]);
+    let engine = listed(models).await;
+    let gateway = TestGateway::start(config(), &[&engine]).await;
+    let prompt = "a long prompt ".repeat(20);
+    for (name, holds) in [("m", false), ("alias", true), ("sql", false), ("sql", true)] {
+        ask(&gateway, &engine, chat(name, &prompt)).await;
+        let overlap = gateway.decisions().await[0]["overlap_tokens"].as_u64().expect("a number");
+        assert_eq!(overlap > 0, holds, "{name}: {overlap}");
+    }
+    gateway.end().await;
+}
+
+#[test]
+fn a_tokenizer_that_is_not_there_is_told_of_at_the_start() {
+    let empty = tempfile::tempdir().expect("a directory");
+    for (path, what_to_do) in [
+        ("/nowhere/llama".into(), "give a model's directory or its tokenizer.json"),
+        (empty.path().to_path_buf(), "copy the model's tokenizer files there"),
+    ] {
+        let mut config = config();
+        config.tokens.path = Some(path.clone());
+        let Err(error) = Serving::start(config) else { panic!("it started without {}", path.display()) };
+        let said = error.to_string();
+        for word in ["tokens.path", path.to_str().expect("UTF-8"), what_to_do] {
+            assert!(said.contains(word), "'{word}' is not in: {said}");
+        }
+    }
+}
