@@ -7,8 +7,67 @@ use bytes::{Bytes, BytesMut};
 use http::{Method, StatusCode};
 use tokio::time::timeout;
 
+use crate::config;
 use crate::upstream::Upstreams;
-use crate::worker::Worker;
+use crate::worker::{Worker, WorkerId};
+
+/// Bytes of an answer that an [`Engine`] reads: a metrics page of many ranks is not short.
+const ANSWER_BYTES_MAX: usize = 8 << 20;
+
+/// An engine that is asked about itself.
+#[derive(Clone)]
+pub struct Engine {
+    pub(crate) worker: Arc<Worker>,
+    pub(crate) upstreams: Arc<Upstreams>,
+    /// Time that one answer may take.
+    pub(crate) limit: Duration,
+}
+
+// === impl Engine ===
+
+impl Engine {
+    /// The engine at `url`, with `limit` for each of its answers.
+    ///
+    /// # Errors
+    /// What is wrong with the URL, for people.
+    pub fn at(url: &str, limit: Duration) -> Result<Self, String> {
+        let worker = Arc::new(Worker::new(WorkerId(0), url, None)?);
+        let config = config::Upstream { connect_timeout: limit, ..config::Upstream::default() };
+        Ok(Self { worker, upstreams: Upstreams::new(config), limit })
+    }
+
+    /// Its URL, as given but for a `/` at its end.
+    pub fn url(&self) -> &str {
+        &self.worker.url
+    }
+
+    /// Its host, without brackets.
+    pub fn host(&self) -> &str {
+        &self.worker.address.host
+    }
+
+    /// What it answers to a GET: status and body.
+    ///
+    /// # Errors
+    /// What went wrong, for people.
+    pub async fn get(&self, path: &str) -> Result<(u16, Bytes), String> {
+        self.ask(&Method::GET, path, &Bytes::new()).await
+    }
+
+    /// What it answers to a POST of JSON: status and body.
+    ///
+    /// # Errors
+    /// What went wrong, for people.
+    pub async fn post(&self, path: &str, body: &Bytes) -> Result<(u16, Bytes), String> {
+        self.ask(&Method::POST, path, body).await
+    }
+
+    async fn ask(&self, method: &Method, path: &str, body: &Bytes) -> Result<(u16, Bytes), String> {
+        let Self { worker, upstreams, limit } = self;
+        let answer = ask(upstreams, worker, method, path, body, *limit, ANSWER_BYTES_MAX).await;
+        answer.map(|(status, body)| (status.as_u16(), body))
+    }
+}
 
 /// Asks `worker` and reads all that it answers.
 ///

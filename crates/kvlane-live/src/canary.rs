@@ -10,22 +10,19 @@ use std::fmt;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::{Method, StatusCode};
 use kvlane_tokens::{Prompt, Tokenizer};
 use kvlane_wire::api::Api;
 use kvlane_wire::{openai, prometheus};
 use serde_json::{Value, json};
 
-use crate::ask::ask;
+use crate::ask::Engine;
 use crate::clock::date;
 use crate::config::BYTES_PER_TOKEN;
 use crate::gateway::Gateway;
-use crate::tokenize::{Counting, Tokenized, tokenized};
+use crate::tokenize::{Counting, tokenized};
 use crate::upstream::Upstreams;
 use crate::worker::{ServedName, Worker};
 
-/// Bytes of an answer that are read. The prompts are short, but a metrics page is not.
-const ANSWER_BYTES_MAX: usize = 8 << 20;
 /// Characters shown of either side where texts part.
 const SHOWN_CHARS: usize = 24;
 
@@ -59,6 +56,41 @@ pub struct Sample {
     /// A template may refuse it: then the engine refuses it too, and nothing can be told from it.
     pub optional: bool,
     body: Value,
+}
+
+/// How the samples are counted on our side.
+#[derive(Clone, Copy)]
+pub enum Ours<'a> {
+    /// By this tokenizer.
+    Tokenizer(&'a Tokenizer),
+    /// Four bytes are a token.
+    Estimate,
+    /// As the engine says.
+    Theirs,
+}
+
+/// What came of one sample.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Both count the same.
+    Same,
+    /// The engine refuses the prompt, with this status.
+    Refused(u16),
+    /// We cannot count it, for this reason.
+    Unknown(String),
+    /// The engine cannot be asked at all, for this reason.
+    Silent(String),
+    /// They differ: where, and what to do.
+    Differs(String),
+}
+
+/// [`compare`]'s answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// What came of it.
+    pub outcome: Outcome,
+    /// The longest context, as `/tokenize` tells it.
+    pub max_model_len: Option<u64>,
 }
 
 /// Where two lists of ids part.
@@ -226,12 +258,21 @@ pub(crate) async fn check(
             return;
         }
     }
-    let canary = Canary { gateway, upstreams, worker };
-    compared.block_tokens = canary.block_tokens().await;
-    let mut parity = canary.compare_with_others(&compared, names);
+    let engine = Engine {
+        worker: Arc::clone(worker),
+        upstreams: Arc::clone(upstreams),
+        limit: gateway.config.health.timeout,
+    };
+    compared.block_tokens = block_tokens_of(&engine).await;
+    let mut parity = compare_with_others(gateway, worker, &compared, names);
     for base in bases(names) {
         let counting = gateway.tokenizers.counting(&base.base);
-        parity = parity.and(canary.compare(base, &counting).await);
+        let ours = match &counting {
+            Counting::Local(local) => Ours::Tokenizer(&local.tokenizer),
+            Counting::Engine => Ours::Theirs,
+            Counting::Estimate => Ours::Estimate,
+        };
+        parity = parity.and(compare_all(&engine, base, ours).await);
     }
     let before = {
         let mut state = worker.state();
@@ -274,143 +315,121 @@ fn tell(worker: &Worker, parity: &Parity) {
     }
 }
 
-/// A worker that is asked.
-struct Canary<'a> {
-    gateway: &'a Arc<Gateway>,
-    upstreams: &'a Arc<Upstreams>,
-    worker: &'a Arc<Worker>,
+/// Tokens of its KV blocks, where its metrics tell.
+async fn block_tokens_of(engine: &Engine) -> Option<u32> {
+    let (status, page) = engine.get("/metrics").await.ok()?;
+    block_tokens(std::str::from_utf8(&page).ok().filter(|_| status == 200)?)
 }
 
-// === impl Canary ===
-
-impl Canary<'_> {
-    async fn ask(&self, method: &Method, path: &str, body: &Bytes) -> Result<(StatusCode, Bytes), String> {
-        let limit = self.gateway.config.health.timeout;
-        ask(self.upstreams, self.worker, method, path, body, limit, ANSWER_BYTES_MAX).await
-    }
-
-    async fn block_tokens(&self) -> Option<u32> {
-        let (status, page) = self.ask(&Method::GET, "/metrics", &Bytes::new()).await.ok()?;
-        block_tokens(std::str::from_utf8(&page).ok().filter(|_| status == StatusCode::OK)?)
-    }
-
-    /// Whether blocks and contexts are as long as those of the others that serve the same models: one index serves them
-    /// all.
-    fn compare_with_others(&self, compared: &Compared, names: &[ServedName]) -> Parity {
-        let others: Vec<_> = {
-            let workers = self.gateway.workers();
-            workers.values().filter(|other| other.id < self.worker.id).cloned().collect()
-        };
-        for other in others {
-            let state = other.state();
-            let Some(its) = state.compared.as_ref().filter(|_| !state.seats.is_empty()) else { continue };
-            let shared =
-                names.iter().filter(|served| state.names.iter().any(|name| name.base == served.base));
-            for served in shared {
-                if let (Some(ours), Some(theirs)) = (its.block_tokens, compared.block_tokens)
-                    && ours != theirs
-                {
-                    return Parity::Mismatch(format!(
-                        "its KV blocks have {theirs} tokens, those of {} have {ours}: give both the same --block-size",
-                        other.url
-                    ));
-                }
-                let its_length = state.names.iter().find(|name| name.name == served.name).and_then(length);
-                if let (Some(ours), Some(theirs)) = (its_length, length(served))
-                    && ours != theirs
-                {
-                    return Parity::Mismatch(format!(
-                        "it serves {} with max_model_len {theirs}, {} with {ours}: give both the same --max-model-len",
-                        served.name, other.url
-                    ));
-                }
-            }
-        }
-        Parity::Verified
-    }
-
-    /// Counts the samples on both sides.
-    async fn compare(&self, served: &ServedName, counting: &Counting) -> Parity {
-        let mut parity = Parity::Verified;
-        for sample in samples() {
-            let body = sample.body(&served.name);
-            let theirs = match self.ask(&Method::POST, "/tokenize", &body).await {
-                Ok((StatusCode::OK, answer)) => match tokenized(&answer) {
-                    Ok(theirs) if !theirs.tokens.is_empty() => theirs,
-                    _ => {
-                        return Parity::Unverified(
-                            "its /tokenize answers in another form than vLLM's".into(),
-                        );
-                    }
-                },
-                Ok((StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED, _)) => {
-                    return Parity::Unverified("it has no /tokenize".into());
-                }
-                Ok(_) if sample.optional => continue,
-                Ok((status, _)) => {
-                    let why = format!("POST /tokenize answered {} to {}", status.as_u16(), sample.name);
-                    parity = parity.and(Parity::Unverified(why));
-                    continue;
-                }
-                Err(problem) => return parity.and(Parity::Unverified(problem)),
-            };
-            if let (Some(told), Some(listed)) = (theirs.max_model_len, length(served))
-                && told != listed
+/// Whether blocks and contexts are as long as those of the others that serve the same models: one index serves them
+/// all.
+fn compare_with_others(
+    gateway: &Gateway,
+    worker: &Worker,
+    compared: &Compared,
+    names: &[ServedName],
+) -> Parity {
+    let others: Vec<_> = {
+        let workers = gateway.workers();
+        workers.values().filter(|other| other.id < worker.id).cloned().collect()
+    };
+    for other in others {
+        let state = other.state();
+        let Some(its) = state.compared.as_ref().filter(|_| !state.seats.is_empty()) else { continue };
+        let shared = names.iter().filter(|served| state.names.iter().any(|name| name.base == served.base));
+        for served in shared {
+            if let (Some(ours), Some(theirs)) = (its.block_tokens, compared.block_tokens)
+                && ours != theirs
             {
                 return Parity::Mismatch(format!(
-                    "GET /v1/models lists {} with max_model_len {listed}, its /tokenize says {told}",
-                    served.name
+                    "its KV blocks have {theirs} tokens, those of {} have {ours}: give both the same --block-size",
+                    other.url
                 ));
             }
-            parity = parity.and(self.compare_one(&sample, &body, &theirs, served, counting).await);
-            if matches!(parity, Parity::Mismatch(_)) {
-                return parity;
-            }
-        }
-        parity
-    }
-
-    async fn compare_one(
-        &self,
-        sample: &Sample,
-        body: &Bytes,
-        theirs: &Tokenized,
-        served: &ServedName,
-        counting: &Counting,
-    ) -> Parity {
-        match counting {
-            Counting::Engine => Parity::Verified,
-            Counting::Estimate => match estimated(sample.api, body) == theirs.tokens {
-                true => Parity::Verified,
-                false => Parity::Mismatch(
-                    "tokens are estimated, four bytes each: give the model's tokenizer with --tokenizer-path"
-                        .into(),
-                ),
-            },
-            Counting::Local(local) => {
-                let mut ours = Prompt::default();
-                let known = local.tokenizer.prompt(sample.api, body, date(), &mut ours);
-                match known {
-                    Err(unknown) => Parity::Unverified(format!("{}: {unknown}", sample.name)),
-                    Ok(()) => match Difference::between(&ours.tokens, &theirs.tokens) {
-                        None => Parity::Verified,
-                        Some(difference) => {
-                            let text = self.their_text(served, &theirs.tokens).await;
-                            Parity::Mismatch(mismatch(sample.name, &difference, &ours.text, text.as_deref()))
-                        }
-                    },
-                }
+            let its_length = state.names.iter().find(|name| name.name == served.name).and_then(length);
+            if let (Some(ours), Some(theirs)) = (its_length, length(served))
+                && ours != theirs
+            {
+                return Parity::Mismatch(format!(
+                    "it serves {} with max_model_len {theirs}, {} with {ours}: give both the same --max-model-len",
+                    served.name, other.url
+                ));
             }
         }
     }
+    Parity::Verified
+}
 
-    /// The text of an engine's ids, if it tells: where texts differ, the template does; otherwise the tokenizer.
-    async fn their_text(&self, served: &ServedName, tokens: &[u32]) -> Option<String> {
-        let body = json!({"model": served.name, "tokens": tokens}).to_string().into();
-        let (status, answer) = self.ask(&Method::POST, "/detokenize", &body).await.ok()?;
-        let told: Value = serde_json::from_slice(&answer).ok().filter(|_| status == StatusCode::OK)?;
-        Some(told["prompt"].as_str()?.to_owned())
+/// Counts every sample on both sides.
+async fn compare_all(engine: &Engine, served: &ServedName, ours: Ours<'_>) -> Parity {
+    let mut parity = Parity::Verified;
+    for sample in samples() {
+        let Answer { outcome, max_model_len } = compare(engine, &served.name, &sample, ours).await;
+        if let (Some(told), Some(listed)) = (max_model_len, length(served))
+            && told != listed
+        {
+            return Parity::Mismatch(format!(
+                "GET /v1/models lists {} with max_model_len {listed}, its /tokenize says {told}",
+                served.name
+            ));
+        }
+        let of_it = match outcome {
+            Outcome::Same => continue,
+            Outcome::Refused(_) if sample.optional => continue,
+            Outcome::Refused(status) => {
+                Parity::Unverified(format!("POST /tokenize answered {status} to {}", sample.name))
+            }
+            Outcome::Unknown(why) => Parity::Unverified(format!("{}: {why}", sample.name)),
+            Outcome::Silent(why) => return parity.and(Parity::Unverified(why)),
+            Outcome::Differs(why) => return Parity::Mismatch(why),
+        };
+        parity = parity.and(of_it);
     }
+    parity
+}
+
+/// Counts one sample on both sides.
+pub async fn compare(engine: &Engine, model: &str, sample: &Sample, ours: Ours<'_>) -> Answer {
+    let body = sample.body(model);
+    let nothing = |outcome| Answer { outcome, max_model_len: None };
+    let theirs = match engine.post("/tokenize", &body).await {
+        Ok((200, answer)) => match tokenized(&answer) {
+            Ok(theirs) if !theirs.tokens.is_empty() => theirs,
+            _ => return nothing(Outcome::Silent("its /tokenize answers in another form than vLLM's".into())),
+        },
+        Ok((404 | 405, _)) => return nothing(Outcome::Silent("it has no /tokenize".into())),
+        Ok((status, _)) => return nothing(Outcome::Refused(status)),
+        Err(problem) => return nothing(Outcome::Silent(problem)),
+    };
+    let outcome = match ours {
+        Ours::Theirs => Outcome::Same,
+        Ours::Estimate if estimated(sample.api, &body) == theirs.tokens => Outcome::Same,
+        Ours::Estimate => Outcome::Differs(
+            "tokens are estimated, four bytes each: give the model's tokenizer with --tokenizer-path".into(),
+        ),
+        Ours::Tokenizer(tokenizer) => {
+            let mut prompt = Prompt::default();
+            match tokenizer.prompt(sample.api, &body, date(), &mut prompt) {
+                Err(unknown) => Outcome::Unknown(unknown.to_string()),
+                Ok(()) => match Difference::between(&prompt.tokens, &theirs.tokens) {
+                    None => Outcome::Same,
+                    Some(difference) => {
+                        let text = text_of(engine, model, &theirs.tokens).await;
+                        Outcome::Differs(mismatch(sample.name, &difference, &prompt.text, text.as_deref()))
+                    }
+                },
+            }
+        }
+    };
+    Answer { outcome, max_model_len: theirs.max_model_len }
+}
+
+/// The text of an engine's ids, if it tells: where texts differ, the template does; otherwise the tokenizer.
+async fn text_of(engine: &Engine, model: &str, tokens: &[u32]) -> Option<String> {
+    let body = json!({"model": model, "tokens": tokens}).to_string().into();
+    let (status, answer) = engine.post("/detokenize", &body).await.ok()?;
+    let told: Value = serde_json::from_slice(&answer).ok().filter(|_| status == 200)?;
+    Some(told["prompt"].as_str()?.to_owned())
 }
 
 /// What differs, and what to do about it.
@@ -452,20 +471,6 @@ pub fn block_tokens(page: &str) -> Option<u32> {
         .filter(|sample| sample.name.ends_with("cache_config_info"))
         .find_map(told)
         .filter(|tokens| *tokens > 0)
-}
-
-/// Our ids of a body, for whoever compares by hand.
-///
-/// # Errors
-/// Why they are not known.
-pub fn counted(
-    tokenizer: &Tokenizer,
-    sample: &Sample,
-    body: &[u8],
-) -> Result<Prompt, kvlane_tokens::Unknown> {
-    let mut prompt = Prompt::default();
-    tokenizer.prompt(sample.api, body, date(), &mut prompt)?;
-    Ok(prompt)
 }
 
 #[cfg(test)]

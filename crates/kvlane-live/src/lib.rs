@@ -5,7 +5,7 @@
 
 pub mod address;
 pub mod admin;
-mod ask;
+pub mod ask;
 pub mod canary;
 pub mod clock;
 pub mod config;

@@ -24,7 +24,7 @@ use tokio::time::{Instant, timeout_at};
 
 pub use self::config::{Content, TokenSource, Tokens};
 pub(crate) use self::config::{Plan, plan};
-pub(crate) use self::engine::{Tokenized, tokenized};
+pub(crate) use self::engine::tokenized;
 use self::threads::{Job, TokenThreads};
 use crate::config::{BYTES_PER_TOKEN, Config};
 use crate::gateway::{Gateway, ModelPool};
