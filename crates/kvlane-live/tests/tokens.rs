@@ -41,8 +41,8 @@ async fn estimates(gateway: &TestGateway, why: &str) -> Option<f64> {
     gateway.metric(&format!("kvlane_prompts_estimated_total{{model=\"m\",why=\"{why}\"}}")).await
 }
 
-fn listed(models: Value) -> impl Future<Output = FakeEngine> {
-    async { FakeEngine::on(TcpListener::bind("127.0.0.1:0").await.expect("a port"), models) }
+async fn listed(models: Value) -> FakeEngine {
+    FakeEngine::on(TcpListener::bind("127.0.0.1:0").await.expect("a port"), models)
 }
 
 #[tokio::test]

@@ -20,7 +20,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 #[command(name = "kvlane", version, max_term_width = 110)]
 struct Cli {
     /// What is logged to stderr: error, warn, info, debug, trace, or a filter like `kvlane_live=debug` [default: info;
-    /// the demo: warn].
+    /// the demo and the doctor: warn].
     #[arg(long, global = true, env = "KVLANE_LOG")]
     log_level: Option<String>,
     #[command(subcommand)]
@@ -43,6 +43,8 @@ enum Command {
     Roofline(commands::roofline::RooflineArgs),
     /// Measure a live server and write the timing model that imitates it.
     Calibrate(commands::calibrate::CalibrateArgs),
+    /// Examine engines: is all there that it takes to know their caches exactly?
+    Doctor(commands::doctor::DoctorArgs),
     /// Check the configuration that `serve` would run with, and print it.
     Check(config::ConfigArgs),
     /// Print a configuration file with every key, its default and what it means.
@@ -51,7 +53,7 @@ enum Command {
 
 fn main() -> std::process::ExitCode {
     let cli = Cli::parse();
-    let quiet = matches!(cli.command, Command::Demo(_));
+    let quiet = matches!(cli.command, Command::Demo(_) | Command::Doctor(_));
     let log_level = cli.log_level.as_deref().unwrap_or(if quiet { "warn" } else { "info" });
     // A single word is a level; the filter would take any other word for the name of a module.
     if !log_level.contains(['=', ',']) && log_level.parse::<LevelFilter>().is_err() {
@@ -77,6 +79,7 @@ fn main() -> std::process::ExitCode {
         Command::Trace(args) => commands::trace::run(&args),
         Command::Roofline(args) => commands::roofline::run(&args),
         Command::Calibrate(args) => commands::calibrate::run(&args),
+        Command::Doctor(args) => commands::doctor::run(&args),
         Command::Check(args) => commands::check::run(&args),
         Command::Config => commands::check::print_example(),
     };

@@ -65,10 +65,13 @@ pub(crate) struct Question<'a> {
 /// Why a prompt was estimated, as a metric's label.
 pub(crate) type Why = &'static str;
 
+/// A tokenizer's path, and that of its chat template if that is another.
+type Files = (PathBuf, Option<PathBuf>);
+
 /// What all pools count with.
 pub(crate) struct Tokenizers {
     /// Every tokenizer that was loaded, by where it came from: pools with the same one share its cache.
-    loaded: Mutex<BTreeMap<(PathBuf, Option<PathBuf>), Arc<Local>>>,
+    loaded: Mutex<BTreeMap<Files, Arc<Local>>>,
     /// How the pools of models count, once that is settled.
     settled: Mutex<BTreeMap<String, Counting>>,
     threads: TokenThreads,

@@ -1,0 +1,178 @@
+//! `kvlane doctor`: is everything there that exact knowledge of these engines' caches takes?
+//!
+//! Each engine is asked what it is and what it publishes, is sent one small request of our own, twice, and listened to
+//! meanwhile: what it says it stored, and what it says it reused, must be what we would have predicted. The report says
+//! for each row what was seen and what to do about it.
+
+mod check;
+mod engine;
+mod events;
+mod feed;
+mod fleet;
+mod request;
+mod show;
+mod tokens;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Result;
+use clap::Args;
+use kvlane_live::ask::Engine;
+use kvlane_tokens::{Source, Tokenizer};
+
+use self::check::{Checks, Verdict};
+use self::engine::Facts;
+
+/// Engines asked at a time.
+const AT_A_TIME: usize = 8;
+/// Exit codes beside 0.
+const FAILURES: u8 = 1;
+const USAGE: u8 = 2;
+
+#[derive(Args, Clone, Debug)]
+pub(crate) struct DoctorArgs {
+    /// The engines: `http://host:port`.
+    #[arg(required = true, value_name = "URL")]
+    urls: Vec<String>,
+    /// A gateway in front of them: what it knows is told too. Its metrics port, or its clients' port on loopback.
+    #[arg(long, value_name = "URL")]
+    gateway: Option<String>,
+    /// The model's tokenizer, which the gateway is to use: its directory, or a tokenizer file in it.
+    #[arg(long, visible_alias = "model-path", value_name = "PATH")]
+    tokenizer_path: Option<PathBuf>,
+    /// A file with the chat template to use instead of the model's own.
+    #[arg(long, value_name = "FILE", requires = "tokenizer_path")]
+    chat_template: Option<PathBuf>,
+    /// Port on which engines publish KV events that do not say where; rank n publishes n higher.
+    #[arg(long, value_name = "PORT")]
+    kv_events_port: Option<u16>,
+    /// Their replay port, likewise.
+    #[arg(long, value_name = "PORT", requires = "kv_events_port")]
+    kv_events_replay_port: Option<u16>,
+    /// Seconds that each answer, and each wait for events, may take.
+    #[arg(long, default_value_t = 5.0, value_parser = seconds)]
+    timeout_secs: f64,
+    /// Only ask, send no request to be answered by the model.
+    #[arg(long)]
+    no_request: bool,
+    /// Write the report as JSON; `-` is stdout, in place of the table.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+}
+
+/// How to go about it.
+pub(super) struct Way {
+    tokenizer: Option<Tokenizer>,
+    kv_events_port: Option<u16>,
+    kv_events_replay_port: Option<u16>,
+    patience: Duration,
+    sends: bool,
+}
+
+/// What is known of one engine, and how its checks came out.
+pub(super) struct Examined {
+    url: String,
+    facts: Facts,
+    checks: Checks,
+}
+
+/// All of it.
+pub(super) struct Report {
+    engines: Vec<Examined>,
+    fleet: Checks,
+    gateway: Option<Checks>,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(secs) if (0.001..=3600.0).contains(&secs) => Ok(secs),
+        _ => Err("take a number of seconds from 0.001 to 3600".into()),
+    }
+}
+
+/// Runs it.
+pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode> {
+    let way = match Way::new(args) {
+        Ok(way) => way,
+        Err(error) => return usage(&error),
+    };
+    let engine = |url: &String| Engine::at(url, way.patience);
+    let engines: Result<Vec<Engine>, String> = args.urls.iter().map(engine).collect();
+    let gateway = args.gateway.as_ref().map(engine).transpose();
+    let (engines, gateway) = match (engines, gateway) {
+        (Ok(engines), Ok(gateway)) => (engines, gateway),
+        (Err(error), _) | (_, Err(error)) => return usage(&error),
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let report = runtime.block_on(examine(&engines, gateway.as_ref(), &way));
+    show::write(&report, args.json.as_deref())?;
+    Ok(if report.count(Verdict::Fail) > 0 { ExitCode::from(FAILURES) } else { ExitCode::SUCCESS })
+}
+
+/// Something was asked that cannot be done.
+fn usage(error: &str) -> Result<ExitCode> {
+    use std::io::Write as _;
+    // Nobody is left to tell if stderr is gone.
+    let _ = writeln!(std::io::stderr(), "error: {error}");
+    Ok(ExitCode::from(USAGE))
+}
+
+async fn examine(engines: &[Engine], gateway: Option<&Engine>, way: &Way) -> Report {
+    let mut examined = Vec::new();
+    for some in engines.chunks(AT_A_TIME) {
+        let mut asked: Vec<_> = some.iter().map(|engine| Box::pin(engine::examine(engine, way))).collect();
+        // They wait together and are told of in their order.
+        let together = std::future::poll_fn(|cx| {
+            asked.retain_mut(|one| match one.as_mut().poll(cx) {
+                std::task::Poll::Ready(done) => {
+                    examined.push(done);
+                    false
+                }
+                std::task::Poll::Pending => true,
+            });
+            if asked.is_empty() { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
+        });
+        together.await;
+    }
+    let place = |one: &Examined| engines.iter().position(|engine| engine.url() == one.url);
+    examined.sort_by_key(place);
+    let fleet = fleet::compare(&examined);
+    let gateway = match gateway {
+        Some(gateway) => Some(fleet::gateway(gateway, &examined).await),
+        None => None,
+    };
+    Report { engines: examined, fleet, gateway }
+}
+
+// === impl Way ===
+
+impl Way {
+    fn new(args: &DoctorArgs) -> Result<Self, String> {
+        let tokenizer = match &args.tokenizer_path {
+            Some(path) => {
+                let source = Source { path: path.clone(), chat_template: args.chat_template.clone() };
+                let loaded = Tokenizer::load(&source, &kvlane_tokens::Config::default());
+                Some(loaded.map_err(|error| format!("--tokenizer-path: {error}"))?)
+            }
+            None => None,
+        };
+        Ok(Self {
+            tokenizer,
+            kv_events_port: args.kv_events_port,
+            kv_events_replay_port: args.kv_events_replay_port,
+            patience: Duration::from_secs_f64(args.timeout_secs),
+            sends: !args.no_request,
+        })
+    }
+}
+
+// === impl Report ===
+
+impl Report {
+    fn count(&self, verdict: Verdict) -> usize {
+        let engines = self.engines.iter().map(|examined| &examined.checks);
+        engines.chain([&self.fleet]).chain(&self.gateway).map(|checks| checks.count(verdict)).sum()
+    }
+}

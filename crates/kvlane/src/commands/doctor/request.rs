@@ -1,0 +1,143 @@
+//! The request that the doctor sends, twice, and what the engine says it reused.
+
+use std::process;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use kvlane_core::rng::Rng;
+use kvlane_live::ask::Engine;
+use kvlane_wire::engine::Dialect;
+use serde_json::{Value, json};
+
+use super::check::Checks;
+use super::engine::Facts;
+use super::events::Told;
+use super::tokens::tokenized;
+
+/// Full blocks of the prompt, at least.
+const BLOCKS: u32 = 4;
+/// Tokens of a block where nobody tells.
+const BLOCK_TOKENS: u32 = 16;
+/// Letters of a word. With the space behind it that is one token at least, in any vocabulary.
+const WORD_LETTERS: usize = 5;
+
+/// A request that was answered.
+#[derive(Clone, Debug)]
+pub(super) struct Asked {
+    pub(super) prompt: String,
+    /// The prompt's ids, if the engine tells.
+    pub(super) ids: Option<Vec<u32>>,
+    prompt_tokens: Option<u32>,
+    cached_tokens: Option<u32>,
+}
+
+/// A text that nobody has sent before, of a few blocks.
+pub(super) fn prompt(facts: &Facts, attempt: u32) -> String {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let seed = since.as_nanos() as u64 ^ (u64::from(process::id()) << 32) ^ u64::from(attempt);
+    let mut rng = Rng::new(seed);
+    let words = (BLOCKS + 1) * facts.block_tokens.unwrap_or(BLOCK_TOKENS);
+    // A word may take several tokens.
+    let words =
+        facts.max_model_len.map_or(words, |max| words.min(u32::try_from(max / 8).unwrap_or(u32::MAX)));
+    let mut text = String::new();
+    for _ in 0..words.max(1) {
+        text.extend((0..WORD_LETTERS).map(|_| char::from(b'a' + rng.below(26) as u8)));
+        text.push(' ');
+    }
+    text
+}
+
+/// Sends a prompt for one token of answer.
+///
+/// # Errors
+/// Why there was none, for people.
+pub(super) async fn ask(engine: &Engine, model: &str, prompt: &str) -> Result<Asked, String> {
+    let body: Bytes =
+        json!({"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0}).to_string().into();
+    let (status, answer) = engine.post("/v1/completions", &body).await?;
+    if status != 200 {
+        let said: String = String::from_utf8_lossy(&answer).chars().take(200).collect();
+        return Err(format!("POST /v1/completions answered {status}: {said}"));
+    }
+    let told: Value =
+        serde_json::from_slice(&answer).map_err(|error| format!("the answer is no JSON: {error}"))?;
+    let number = |value: &Value| value.as_u64().and_then(|number| u32::try_from(number).ok());
+    let usage = &told["usage"];
+    let cached = number(&usage["prompt_tokens_details"]["cached_tokens"]);
+    Ok(Asked {
+        prompt: prompt.to_owned(),
+        ids: tokenized(engine, body).await,
+        prompt_tokens: number(&usage["prompt_tokens"]),
+        cached_tokens: cached.or_else(|| number(&told["timings"]["cache_n"])),
+    })
+}
+
+/// Sends the prompt again: what is reused must be told, and be what was to be expected.
+pub(super) async fn compare(
+    engine: &Engine,
+    model: &str,
+    told: Told,
+    facts: &mut Facts,
+    checks: &mut Checks,
+) {
+    let Told { asked, stored_tokens, block_tokens } = told;
+    facts.block_tokens = facts.block_tokens.or(block_tokens);
+    let first = match asked {
+        Ok(first) => first,
+        Err(problem) => {
+            let fix = "the doctor sends one small completion: check that the model is up; --no-request leaves it out";
+            return checks.fail("usage", problem, fix);
+        }
+    };
+    let again = match ask(engine, model, &first.prompt).await {
+        Ok(again) => again,
+        Err(problem) => return checks.fail("usage", problem, "an engine must answer the same request twice"),
+    };
+    if let (Some(ids), Some(tokens)) = (&first.ids, first.prompt_tokens)
+        && ids.len() != tokens as usize
+    {
+        checks.warn(
+            "prompt_tokens",
+            format!("its usage says {tokens} tokens, its /tokenize {}", ids.len()),
+            "the engine counts in two ways; predictions are checked against its usage",
+        );
+    }
+    usage(&again, facts, checks);
+    let Some(cached) = again.cached_tokens else { return };
+    match (stored_tokens, again.prompt_tokens, block_tokens) {
+        (Some(stored), Some(prompt), Some(block)) => {
+            // At least one token is always computed.
+            let predicted = stored.min(prompt.saturating_sub(1) / block * block);
+            match predicted == cached {
+                true => checks.ok("prediction", format!("{predicted} tokens predicted, {cached} reused")),
+                false => checks.fail(
+                    "prediction",
+                    format!("{predicted} tokens predicted by its events, {cached} reused"),
+                    "its events are not the truth about its cache: see event_block_size and tokenizer above; other traffic may have evicted the prompt, so try again",
+                ),
+            }
+        }
+        _ if facts.feeds.is_empty() => checks.skip("prediction", "no events to predict by"),
+        _ => checks.skip("prediction", "no events of our prompt, or the engine does not tell its ids"),
+    }
+}
+
+fn usage(again: &Asked, facts: &Facts, checks: &mut Checks) {
+    let fix = match facts.dialect {
+        Some(Dialect::Sglang) => "start the engine with --enable-cache-report",
+        _ => "start the engine with --enable-prompt-tokens-details",
+    };
+    match again.cached_tokens {
+        None => checks.fail("usage", "its answers do not tell cached_tokens: predictions cannot be checked", fix),
+        Some(0) => checks.fail(
+            "usage",
+            "the same prompt again, and nothing of it was reused",
+            "turn prefix caching on; if it is, the cache is too small or too busy to keep a prompt for a moment",
+        ),
+        Some(cached) => {
+            let of = again.prompt_tokens.map_or_else(String::new, |tokens| format!(" of {tokens}"));
+            checks.ok("usage", format!("the same prompt again: {cached}{of} tokens were reused"));
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! Whether the engine counts tokens as the gateway will: its tokenizer and its chat template.
+
+use kvlane_live::ask::Engine;
+use kvlane_live::canary::{self, Ours, Outcome, Sample};
+use kvlane_tokens::{Source, Tokenizer};
+use kvlane_wire::api::Api;
+use serde_json::Value;
+use std::path::Path;
+
+use super::Way;
+use super::check::Checks;
+use super::engine::Facts;
+
+/// How a set of samples came out.
+#[derive(Default)]
+struct Tally {
+    same: usize,
+    all: usize,
+    refused: Vec<&'static str>,
+    unknown: Option<String>,
+    differs: Option<String>,
+}
+
+/// Compares the engine's count of every sample with ours.
+pub(super) async fn compare(engine: &Engine, way: &Way, facts: &mut Facts, checks: &mut Checks) {
+    let Some(model) = facts.model.clone() else {
+        return checks.skip("tokenizer", "no model to ask about");
+    };
+    let found = match &way.tokenizer {
+        None => facts.root.as_deref().and_then(beside),
+        Some(_) => None,
+    };
+    let tokenizer = way.tokenizer.as_ref().or(found.as_ref());
+    let ours = tokenizer.map_or(Ours::Estimate, Ours::Tokenizer);
+    let (mut text, mut chat) = (Tally::default(), Tally::default());
+    for sample in canary::samples() {
+        let tally = if sample.api == Api::Completions { &mut text } else { &mut chat };
+        tally.all += 1;
+        match canary::compare(engine, &model, &sample, ours).await.outcome {
+            Outcome::Same => tally.same += 1,
+            Outcome::Refused(_) => tally.refused.push(sample.name),
+            Outcome::Unknown(why) => tally.unknown = Some(why),
+            Outcome::Differs(why) => _ = tally.differs.get_or_insert(why),
+            Outcome::Silent(why) => {
+                checks.warn(
+                    "tokenizer",
+                    format!("it cannot be compared: {why}"),
+                    "whether predictions hold then shows in what the engine reports of each answer",
+                );
+                return;
+            }
+        }
+    }
+    facts.tokens_hash = hash(engine, &model).await;
+    let estimates = tokenizer.is_none();
+    told(checks, "tokenizer", &text, estimates, "plain texts");
+    if estimates && text.differs.is_some() {
+        return checks.skip("chat_template", "no tokenizer to compare with");
+    }
+    told(checks, "chat_template", &chat, estimates, "conversations");
+}
+
+/// A tokenizer where the engine says its model is, if that can be read here.
+fn beside(root: &str) -> Option<Tokenizer> {
+    let path = Path::new(root);
+    let there = path.is_absolute() && path.is_dir();
+    there.then(|| Tokenizer::load(&Source::at(path), &kvlane_tokens::Config::default()).ok()).flatten()
+}
+
+fn told(checks: &mut Checks, name: &'static str, tally: &Tally, estimates: bool, what: &str) {
+    let Tally { same, all, refused, unknown, differs } = tally;
+    let refused = match &refused[..] {
+        [] => String::new(),
+        names => format!("; the engine refuses {}", names.join(", ")),
+    };
+    match (differs, unknown) {
+        (Some(_), _) if estimates => checks.warn(
+            name,
+            "not compared: no tokenizer is given, and tokens would be estimated",
+            "give the model's directory with --tokenizer-path, here and to kvlane serve",
+        ),
+        (Some(why), _) => checks.fail(
+            name,
+            why.clone(),
+            "use the very files the engine uses; with a mismatch its KV events are not believed",
+        ),
+        (None, Some(why)) => checks.warn(
+            name,
+            format!("{same} of {all} {what} are the same; not compared: {why}{refused}"),
+            "requests that cannot be counted are estimated",
+        ),
+        (None, None) if *same == 0 => {
+            checks.warn(
+                name,
+                format!("not compared{refused}"),
+                "its /tokenize takes no such prompts: what it reports of answers will show whether predictions hold",
+            );
+        }
+        (None, None) if estimates => {
+            checks.ok(
+                name,
+                format!("{same} {what}: it counts four bytes a token, as an estimate does{refused}"),
+            );
+        }
+        (None, None) => checks.ok(name, format!("{same} {what} are counted alike, id by id{refused}")),
+    }
+}
+
+/// A hash of what the engine's tokenizer makes of the samples.
+async fn hash(engine: &Engine, model: &str) -> Option<u64> {
+    let mut all = Vec::new();
+    for sample in canary::samples() {
+        all.extend_from_slice(&ids(engine, model, &sample).await.unwrap_or_default());
+        all.push(u32::MAX);
+    }
+    let bytes: Vec<u8> = all.iter().flat_map(|id| id.to_le_bytes()).collect();
+    (all.len() > canary::samples().len()).then(|| kvlane_core::block::ContentHash::of(&bytes).0)
+}
+
+async fn ids(engine: &Engine, model: &str, sample: &Sample) -> Option<Vec<u32>> {
+    tokenized(engine, sample.body(model)).await
+}
+
+/// The engine's ids of a body.
+pub(super) async fn tokenized(engine: &Engine, body: bytes::Bytes) -> Option<Vec<u32>> {
+    let (status, answer) = engine.post("/tokenize", &body).await.ok()?;
+    let told: Value = serde_json::from_slice(&answer).ok().filter(|_| status == 200)?;
+    let ids = told["tokens"].as_array()?.iter().map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok()));
+    ids.collect::<Option<Vec<u32>>>().filter(|ids| !ids.is_empty())
+}
