@@ -1,11 +1,13 @@
 //! Tokens are counted, by whom the configuration says, and compared with the engine's own count.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use kvlane_live::canary::{self, Parity};
-use kvlane_live::config::{Config, TokenSource};
+use kvlane_live::config::{Config, PoolOverride, TokenSource};
 use kvlane_live::serve::Serving;
 use kvlane_live::testing::{FakeEngine, Reply, TestGateway, chat, config, eventually};
+use kvlane_tokens::{Prompt, Source, Tokenizer, UnixTime};
 use kvlane_wire::api::Api;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
@@ -199,6 +201,122 @@ async fn names_of_one_model_share_its_blocks_and_adapters_do_not() {
         let overlap = gateway.decisions().await[0]["overlap_tokens"].as_u64().expect("a number");
         assert_eq!(overlap > 0, holds, "{name}: {overlap}");
     }
+    gateway.end().await;
+}
+
+/// A small model's tokenizer and template.
+fn tiny() -> PathBuf {
+    let data = concat!(env!("CARGO_MANIFEST_DIR"), "/../kvlane-tokens/tests/data/tiny");
+    PathBuf::from(data).canonicalize().expect("the files are there")
+}
+
+/// What an engine with these files answers to `/tokenize`.
+fn counts_with_tiny() -> impl FnMut(&Value) -> Option<Vec<u32>> + Send {
+    let tokenizer =
+        Tokenizer::load(&Source::at(tiny()), &kvlane_tokens::Config::default()).expect("it loads");
+    move |question| {
+        let api = if question["messages"].is_null() { Api::Completions } else { Api::ChatCompletions };
+        let mut prompt = Prompt::default();
+        let body = question.to_string();
+        tokenizer.prompt(api, body.as_bytes(), UnixTime(1_700_000_000), &mut prompt).expect("text");
+        Some(prompt.tokens)
+    }
+}
+
+#[tokio::test]
+async fn a_tokenizer_counts_as_the_engine_with_the_same_files() {
+    let engine = FakeEngine::start("m").await;
+    let mut count = counts_with_tiny();
+    engine.set_tokenizer(counts_with_tiny());
+    let mut config = config();
+    config.tokens.path = Some(tiny());
+    let gateway = TestGateway::start(config, &[&engine]).await;
+    assert_eq!(parity_of(&gateway, &engine).await["state"], "verified");
+    let ready = gateway.operate("GET", "/readiness", "").await.json();
+    assert_eq!(ready["pools"][0]["tokens"]["source"], "local");
+    let body = chat("m", &"Où est le café? ".repeat(30));
+    let expect = count(&serde_json::from_str(&body).expect("JSON")).expect("ids").len();
+    for overlap in [0, expect / 4 * 4] {
+        ask(&gateway, &engine, body.clone()).await;
+        let decision = &gateway.decisions().await[0];
+        assert_eq!(
+            (&decision["prompt_tokens"], &decision["overlap_tokens"]),
+            (&json!(expect), &json!(overlap))
+        );
+    }
+    assert!(gateway.metric("kvlane_tokenizer_tokens_total{from=\"cache\"}").await > Some(0.0));
+    assert_eq!(gateway.metric("kvlane_tokenize_seconds_count{model=\"m\"}").await, Some(2.0));
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn the_engines_own_directory_is_used_where_it_can_be_read() {
+    let engine = listed(json!([{"id": "m", "root": tiny(), "parent": null}])).await;
+    engine.set_tokenizer(counts_with_tiny());
+    let elsewhere = listed(json!([{"id": "n", "root": "/nowhere/n", "parent": null}])).await;
+    let gateway = TestGateway::start(config(), &[&engine, &elsewhere]).await;
+    assert_eq!(parity_of(&gateway, &engine).await["state"], "verified");
+    let ready = gateway.operate("GET", "/readiness", "").await.json();
+    let mut sources: Vec<_> = ready["pools"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|pool| (pool["model"].as_str(), pool["tokens"]["source"].as_str()))
+        .collect();
+    sources.sort_unstable();
+    assert_eq!(sources, [(Some("m"), Some("local")), (Some("n"), Some("estimate"))]);
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn a_pool_can_have_a_tokenizer_of_its_own() {
+    let (m, n) = (FakeEngine::start("m").await, FakeEngine::start("n").await);
+    let mut config = config();
+    config.tokens.path = Some(tiny());
+    let own = PoolOverride { tokenizer: Some("estimate".into()), ..PoolOverride::default() };
+    config.routing.pools.insert("n".into(), own);
+    let gateway = TestGateway::start(config, &[&m, &n]).await;
+    for (model, engine, estimated) in [("m", &m, false), ("n", &n, true)] {
+        let body = chat(model, "naïve");
+        ask(&gateway, engine, body.clone()).await;
+        let decisions = gateway.operate("GET", &format!("/decisions?model={model}"), "").await.json();
+        let tokens = decisions["pools"][0]["decisions"][0]["prompt_tokens"].as_u64().expect("a number");
+        let estimate = canary::estimated(Api::ChatCompletions, body.as_bytes()).len() as u64;
+        assert_eq!(tokens == estimate, estimated, "{model}: {tokens}, estimated {estimate}");
+    }
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn the_first_token_that_differs_is_named() {
+    let engine = FakeEngine::start("m").await;
+    let mut count = counts_with_tiny();
+    engine.set_tokenizer(move |question| {
+        let mut ids = count(question)?;
+        if let Some(id) = ids.get_mut(3) {
+            *id += 1;
+        }
+        Some(ids)
+    });
+    let mut config = config();
+    config.tokens.path = Some(tiny());
+    let gateway = TestGateway::start(config, &[&engine]).await;
+    let parity = parity_of(&gateway, &engine).await;
+    let why = parity["why"].as_str().expect("a reason");
+    assert!(parity["state"] == "mismatch" && why.contains("token 3 on"), "{parity}");
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn what_a_tokenizer_does_not_count_is_estimated_and_served() {
+    let engine = FakeEngine::start("m").await;
+    let mut config = config();
+    config.tokens.path = Some(tiny());
+    let gateway = TestGateway::start(config, &[&engine]).await;
+    let picture = json!({"model": "m", "messages": [{"role": "user", "content": [
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]}]});
+    ask(&gateway, &engine, picture.to_string()).await;
+    assert_eq!(estimates(&gateway, "media").await, Some(1.0));
     gateway.end().await;
 }
 

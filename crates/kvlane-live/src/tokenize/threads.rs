@@ -141,3 +141,46 @@ impl Job {
         Ok(Counted::of(self.seed, &prompt.tokens, self.block_tokens))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tokenizer() -> Arc<Tokenizer> {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../kvlane-tokens/tests/data/tiny");
+        let source = kvlane_tokens::Source::at(path);
+        Arc::new(Tokenizer::load(&source, &kvlane_tokens::Config::default()).expect("it loads"))
+    }
+
+    fn job(tokenizer: &Arc<Tokenizer>) -> (Job, oneshot::Receiver<Result<Counted, Unknown>>) {
+        let (answer, answered) = oneshot::channel();
+        let body = Bytes::from_static(br#"{"model":"m","prompt":"one two three four"}"#);
+        let (tokenizer, seed) = (Arc::clone(tokenizer), ChainSeed::new("m", None, None));
+        (Job { tokenizer, api: Api::Completions, body, seed, block_tokens: 2, answer }, answered)
+    }
+
+    #[test]
+    fn beyond_its_room_the_queue_takes_none_and_who_has_gone_is_not_counted() {
+        let queue = Arc::new(Queue { len_max: 2, state: Mutex::default(), more: Condvar::new() });
+        let threads = TokenThreads { queue: Arc::clone(&queue) };
+        let tokenizer = tokenizer();
+        let (first, gone) = job(&tokenizer);
+        let (second, waits) = job(&tokenizer);
+        let (third, refused) = job(&tokenizer);
+        assert!(threads.submit(first) && threads.submit(second));
+        assert!(!threads.submit(third), "two wait already");
+        assert_eq!(threads.waiting(), 2);
+        drop(gone);
+        let worker = {
+            let queue = Arc::clone(&queue);
+            thread::spawn(move || queue.work())
+        };
+        let counted = waits.blocking_recv().expect("an answer").expect("text");
+        assert_eq!(counted.chain.len(), counted.tokens as usize / 2);
+        assert!(refused.blocking_recv().is_err(), "who is not taken is told at once");
+        drop(threads);
+        worker.join().expect("the thread ends when nobody can ask it any more");
+        let counted: u64 = tokenizer.stats().hits + tokenizer.stats().misses;
+        assert!(counted <= 1, "{counted} prompts were counted, one of them for nobody");
+    }
+}
