@@ -161,9 +161,18 @@ fn every_flag_is_in_the_guide() {
 fn help_and_version_are_no_failures() {
     let help = run(&["--help"]);
     assert_eq!(help.status.code(), Some(0));
-    for command in
-        ["serve", "demo", "mock-engine", "trace", "simulate", "roofline", "calibrate", "check", "config"]
-    {
+    for command in [
+        "serve",
+        "demo",
+        "mock-engine",
+        "trace",
+        "simulate",
+        "roofline",
+        "calibrate",
+        "doctor",
+        "check",
+        "config",
+    ] {
         assert!(text(&help.stdout).contains(command), "{command}");
     }
     let version = run(&["--version"]);
