@@ -12,6 +12,7 @@ class Asked:
     """One answer beside the decision that placed it."""
 
     def __init__(self, answer, decision):
+        self.asked_by = None
         self.answer, self.decision, self.usage = answer, decision, answer.json()["usage"]
         self.worker, self.overlap, self.knowledge = (decision[key] for key in ("worker", "overlap_tokens", "knowledge"))
         (picked,) = (row for row in decision["candidates"] if row["worker"] == self.worker)
@@ -73,6 +74,7 @@ class Conversation:
     def turn(self, gateway):
         one = asked(gateway, "/v1/chat/completions", self.body())
         self.hear(one.answer)
+        one.asked_by = self
         return one
 
 
