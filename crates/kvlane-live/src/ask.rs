@@ -31,7 +31,7 @@ impl Engine {
     /// # Errors
     /// What is wrong with the URL, for people.
     pub fn at(url: &str, limit: Duration) -> Result<Self, String> {
-        let worker = Arc::new(Worker::new(WorkerId(0), url, None)?);
+        let worker = Arc::new(Worker::new(WorkerId(0), &config::WorkerSpec::new(url))?);
         let config = config::Upstream { connect_timeout: limit, ..config::Upstream::default() };
         Ok(Self { worker, upstreams: Upstreams::new(config), limit })
     }

@@ -37,7 +37,10 @@ fn conversations_are_rendered_as_the_engine_renders_them() {
         let api = Api::from_path(of("path")).expect("an API");
         let result = tokenizer.prompt(api, of("body").as_bytes(), NOW, &mut prompt);
         match (result, line["error"].as_str()) {
-            (Ok(()), None) if prompt.text == of("text") && prompt.tokens.len() as u64 == line["tokens"].as_u64().expect("a count") => {
+            (Ok(()), None)
+                if prompt.text == of("text")
+                    && prompt.tokens.len() as u64 == line["tokens"].as_u64().expect("a count") =>
+            {
                 same += 1;
             }
             // What the engine refuses costs it no prefill, so any reason will do here.

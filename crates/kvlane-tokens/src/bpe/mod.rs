@@ -94,9 +94,7 @@ impl Bpe {
         let bytes = text.as_bytes();
         self.splitter.each(text, |from, to| match self.words.find(bytes, from, to) {
             Some(id) => out.push(id),
-            None => {
-                cache.encode(bytes, (from, to), out, |out| self.merge(&bytes[from..to], row, out))
-            }
+            None => cache.encode(bytes, (from, to), out, |out| self.merge(&bytes[from..to], row, out)),
         });
         scratch.row.shrink();
         self.scratch.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push(scratch);
