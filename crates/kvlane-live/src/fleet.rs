@@ -16,7 +16,7 @@ use http::{Method, StatusCode};
 use kvlane_core::endpoint::EndpointId;
 use kvlane_core::load::Reported;
 use kvlane_core::scheduler::Input;
-use kvlane_wire::engine::{FeedError, FeedSource, sglang_feeds, vllm_feeds};
+use kvlane_wire::engine::{FeedError, FeedSource, load_reports, prefix_caches, sglang_feeds, vllm_feeds};
 use kvlane_wire::models::{self, Model};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
@@ -316,13 +316,12 @@ impl Fleet {
             (status, _) if status.is_success() => {}
             (status, _) => return Err(format!("GET {path} answered {}", status.as_u16())),
         }
-        let reports = match self.get(worker, "/metrics").await {
-            Ok((StatusCode::OK, page)) => {
-                std::str::from_utf8(&page).ok().and_then(kvlane_wire::engine::load_reports)
-            }
-            _ => None,
+        let page = match self.get(worker, "/metrics").await {
+            Ok((StatusCode::OK, page)) => page,
+            _ => Bytes::new(),
         };
-        let reports = reports.map(|(_, by_rank)| by_rank).unwrap_or_default();
+        let page = std::str::from_utf8(&page).unwrap_or_default();
+        let reports = load_reports(page).map(|(_, by_rank)| by_rank).unwrap_or_default();
         if worker.state().seats.is_empty() || probes.is_multiple_of(PROBES_PER_MODEL_LIST) {
             let names = self.names(worker).await?;
             let ranks = self.ranks(worker, &reports).await;
@@ -332,8 +331,14 @@ impl Fleet {
                 self.seat(worker, names, ranks, &turn);
             }
         }
+        let caches = prefix_caches(page);
         let seats = worker.state().seats.clone();
         for Seat { pool, endpoint, number, .. } in seats {
+            if let Some((_, cache)) = caches.iter().find(|(rank, _)| *rank == number.unwrap_or(0)) {
+                let (queries, hits) = (cache.queried_tokens as f64, cache.hit_tokens as f64);
+                let block_tokens = pool.router.block_tokens();
+                self.gateway.step(&pool, Input::Counted { endpoint, queries, hits, block_tokens });
+            }
             // A page that tells no ranks apart says nothing of one of them.
             let of_it = reports.iter().find(|(rank, _)| number.is_none_or(|number| number == *rank));
             if let Some(&(_, reported)) = of_it
