@@ -8,7 +8,9 @@ use dynamo_kv_router::protocols::{
     ExternalSequenceBlockHash, KvCacheEvent, KvCacheEventData, KvCacheRemoveData, KvCacheStoreData,
     KvCacheStoredBlockData,
 };
-use dynamo_kv_router::{ConcurrentRadixTreeCompressed, LocalBlockHash, PositionalIndexer, RadixTree, RouterEvent};
+use dynamo_kv_router::{
+    ConcurrentRadixTreeCompressed, LocalBlockHash, PositionalIndexer, RadixTree, RouterEvent,
+};
 use kvlane_core::block::{BlockHash, ChainSeed, ContentHash};
 use kvlane_core::endpoint::EndpointId;
 use kvlane_core::event::{EngineHash, Tier};
@@ -88,6 +90,13 @@ impl Index for Kvlane {
         self.index.lookup(prompt, &mut self.overlap);
         self.overlap.iter().map(|(_, blocks)| u64::from(blocks)).sum()
     }
+}
+
+/// Applies what is stored, for an endpoint so many slots further; how many blocks.
+pub fn store(index: &ExactIndex, further: u16, change: &Change, stream: &Stream) -> u32 {
+    let What::Stored { parent, .. } = change.what else { return 0 };
+    let endpoint = EndpointId::new(change.endpoint + further, 0);
+    index.store_contents(endpoint, seed(), parent, &stream.blocks[change.from..change.to], Tier::Gpu).stored
 }
 
 fn event(number: usize, change: &Change, stream: &Stream) -> RouterEvent {

@@ -78,8 +78,9 @@ impl Stream {
             .collect();
         stream.prompts.extend(prompts.iter().map(|prompt| prompt.iter().map(|block| block.1).collect()));
         let endpoint = |prompt: usize, copy: usize| ((prompt + 101 * copy) % 256) as u16;
-        let stores: Vec<(usize, u16)> =
-            (0..prompts.len()).flat_map(|prompt| [0, 1].map(|copy| (prompt, endpoint(prompt, copy)))).collect();
+        let stores: Vec<(usize, u16)> = (0..prompts.len())
+            .flat_map(|prompt| [0, 1].map(|copy| (prompt, endpoint(prompt, copy))))
+            .collect();
         let mut tell = |(prompt, endpoint): (usize, u16), from: usize| {
             let prompt = &prompts[prompt];
             let parent = from.checked_sub(1).map(|before| prompt[before].0);

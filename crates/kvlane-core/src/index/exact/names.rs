@@ -27,9 +27,9 @@ pub(super) struct Copies(u64);
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(align(64))]
 struct Line {
-    /// Mixed names.
+    /// Mixed names, those in use in front, the others zero.
     keys: [u64; WIDTH],
-    /// Places and copies. Zero where there is no entry, since an entry has copies; entries are in front.
+    /// Places and copies.
     held: [u64; WIDTH],
 }
 
@@ -99,20 +99,25 @@ fn shift(tier: Tier) -> u32 {
 
 impl Key {
     /// Engines may count their blocks instead of hashing them; an even spread is made here. Reversible, so that the
-    /// table need not keep the name as well. The finaliser of MurmurHash3 (A. Appleby, public domain).
+    /// table need not keep the name as well. The finaliser of MurmurHash3 (A. Appleby, public domain). Zero is no key: of
+    /// 2^64 names, two are taken for one.
+    #[inline]
     pub(super) fn of(EngineHash(name): EngineHash) -> Self {
+        let name = name ^ UNLIKELY;
         let name = (name ^ (name >> 33)).wrapping_mul(MIX[0]);
         let name = (name ^ (name >> 33)).wrapping_mul(MIX[1]);
-        Self(name ^ (name >> 33))
+        Self((name ^ (name >> 33)).max(1))
     }
 
     pub(super) fn name(self) -> EngineHash {
         let key = (self.0 ^ (self.0 >> 33)).wrapping_mul(UNMIX[1]);
         let key = (key ^ (key >> 33)).wrapping_mul(UNMIX[0]);
-        EngineHash(key ^ (key >> 33))
+        EngineHash(key ^ (key >> 33) ^ UNLIKELY)
     }
 }
 
+/// The name that would be mixed to zero, if it were not for this: one that no engine has counted to.
+const UNLIKELY: u64 = 0x9E37_79B9_7F4A_7C15;
 const MIX: [u64; 2] = [0xFF51_AFD7_ED55_8CCD, 0xC4CE_B9FE_1A85_EC53];
 const UNMIX: [u64; 2] = [inverse(MIX[0]), inverse(MIX[1])];
 
@@ -131,21 +136,24 @@ const fn inverse(odd: u64) -> u64 {
 // === impl Line ===
 
 impl Line {
-    /// Bit n: the n-th entry is `key`.
+    /// Whether `key` is among the entries: all four are compared, since guessing where to stop costs more.
     #[inline]
-    fn matches(&self, Key(key): Key) -> u32 {
-        let is = |n: usize| u32::from(self.keys[n] == key && self.held[n] != 0) << n;
-        is(0) | is(1) | is(2) | is(3)
+    fn has(&self, Key(key): Key) -> bool {
+        (self.keys[0] == key) | (self.keys[1] == key) | (self.keys[2] == key) | (self.keys[3] == key)
+    }
+
+    fn position(&self, Key(key): Key) -> usize {
+        self.keys.iter().position(|&other| other == key).unwrap_or(0)
     }
 
     #[inline]
     fn is_full(&self) -> bool {
-        self.held[WIDTH - 1] != 0
+        self.keys[WIDTH - 1] != 0
     }
 
     #[inline]
     fn len(&self) -> usize {
-        self.held.iter().map(|&held| usize::from(held != 0)).sum()
+        self.keys.iter().map(|&key| usize::from(key != 0)).sum()
     }
 
     /// Takes an entry out and closes the gap.
@@ -153,7 +161,7 @@ impl Line {
         let last = self.len() - 1;
         self.keys[entry] = self.keys[last];
         self.held[entry] = self.held[last];
-        self.held[last] = 0;
+        self.keys[last] = 0;
     }
 }
 
@@ -177,9 +185,8 @@ impl Names {
     pub(super) fn find(&self, key: Key) -> Option<At> {
         let home = self.home(key);
         for (line, entries) in self.lines.iter().enumerate().skip(home) {
-            let matches = entries.matches(key);
-            if matches != 0 {
-                return Some(At { line, entry: matches.trailing_zeros() as usize });
+            if entries.has(key) {
+                return Some(At { line, entry: entries.position(key) });
             }
             if !entries.is_full() {
                 break;
@@ -192,17 +199,17 @@ impl Names {
     /// waited for together.
     #[inline]
     pub(super) fn any(&self, keys: &[Key]) -> bool {
-        let (mut found, mut further) = (0, 0u64);
+        let (mut found, mut further) = (false, 0u64);
         for (n, &key) in keys.iter().enumerate() {
             let Some(line) = self.lines.get(self.home(key)) else { return false };
-            found |= line.matches(key);
+            found |= line.has(key);
             further |= u64::from(line.is_full()) << n;
         }
-        while found == 0 && further != 0 {
-            found |= u32::from(self.find(keys[further.trailing_zeros() as usize]).is_some());
+        while !found && further != 0 {
+            found = self.find(keys[further.trailing_zeros() as usize]).is_some();
             further &= further - 1;
         }
-        found != 0
+        found
     }
 
     pub(super) fn get(&self, key: Key) -> Option<(Place, Copies)> {
@@ -267,9 +274,8 @@ impl Names {
     fn put(&mut self, key: Key, held: u64) -> Result<Option<At>, Full> {
         let home = self.home(key);
         for (line, entries) in self.lines.iter_mut().enumerate().skip(home) {
-            let matches = entries.matches(key);
-            if matches != 0 {
-                return Ok(Some(At { line, entry: matches.trailing_zeros() as usize }));
+            if entries.has(key) {
+                return Ok(Some(At { line, entry: entries.position(key) }));
             }
             if !entries.is_full() {
                 let entry = entries.len();

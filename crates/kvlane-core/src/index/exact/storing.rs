@@ -9,7 +9,7 @@ use crate::endpoint::EndpointId;
 use crate::event::{EngineHash, Tier};
 
 /// Most blocks that are looked at together.
-pub(super) const AT_ONCE: usize = 32;
+pub(super) const AT_ONCE: usize = 16;
 
 /// A stored event, as far as it has been applied.
 pub(super) struct Storing<'a> {

@@ -421,9 +421,9 @@ proptest! {
         for (number, offset, add) in ops {
             // Many that want the same place, the first and the last.
             let name = Key(match number % 3 {
-                0 => number,
+                0 => number + 1,
                 1 => u64::MAX - number,
-                _ => number << 58,
+                _ => (number << 58) + 1,
             });
             let place = Place { offset, ..Place::from_bits(0) };
             match (table.find(name), add) {
