@@ -202,6 +202,74 @@ pub(crate) fn float(x: f64, out: &mut String) {
     }
 }
 
+/// Appends `value` as Python's `str` writes it.
+pub(crate) fn display(value: &Value, out: &mut String) -> Result<(), Error> {
+    match value.as_str() {
+        Some(text) => out.push_str(text),
+        None if value.is_undefined() => {}
+        None => repr(value, 0, out)?,
+    }
+    Ok(())
+}
+
+/// Appends `value` as Python's `repr` writes it.
+fn repr(value: &Value, depth: usize, out: &mut String) -> Result<(), Error> {
+    if depth > DEPTH_MAX {
+        return Err(Error::new(ErrorKind::InvalidOperation, "nested too deep to be printed"));
+    }
+    let separator = |at: usize, out: &mut String| out.push_str(if at > 0 { ", " } else { "" });
+    match value.kind() {
+        ValueKind::Undefined => out.push_str("Undefined"),
+        ValueKind::String => quoted(value.as_str().unwrap_or_default(), out),
+        ValueKind::Number => number(value, out),
+        ValueKind::Seq => {
+            let tuple = value.is_tuple();
+            out.push(if tuple { '(' } else { '[' });
+            for (at, item) in value.try_iter()?.enumerate() {
+                separator(at, out);
+                repr(&item, depth + 1, out)?;
+            }
+            if tuple && value.len() == Some(1) {
+                out.push(',');
+            }
+            out.push(if tuple { ')' } else { ']' });
+        }
+        ValueKind::Map if value.as_object().is_some_and(|object| object.enumerator_len().is_some()) => {
+            out.push('{');
+            for (at, key) in value.try_iter()?.enumerate() {
+                separator(at, out);
+                repr(&key, depth + 1, out)?;
+                out.push_str(": ");
+                repr(&value.get_item(&key)?, depth + 1, out)?;
+            }
+            out.push('}');
+        }
+        _ => {
+            let _ = write!(out, "{value}");
+        }
+    }
+    Ok(())
+}
+
+/// A text between quotes: single ones, unless only these are in it.
+fn quoted(text: &str, out: &mut String) {
+    let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
+    out.push(quote);
+    for c in text.chars() {
+        let hidden = c.is_control() || c == '\u{ad}' || (c != ' ' && c.is_whitespace());
+        let _ = match c {
+            '\n' => write!(out, "\\n"),
+            '\r' => write!(out, "\\r"),
+            '\t' => write!(out, "\\t"),
+            c if c == quote || c == '\\' => write!(out, "\\{c}"),
+            c if hidden && u32::from(c) < 0x100 => write!(out, "\\x{:02x}", u32::from(c)),
+            c if hidden => write!(out, "\\u{:04x}", u32::from(c)),
+            c => write!(out, "{c}"),
+        };
+    }
+    out.push(quote);
+}
+
 /// Whether Python's `str.strip` takes `c` for white space. Unlike Unicode it also takes the four separators.
 pub(crate) fn is_space(c: char) -> bool {
     c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)

@@ -191,7 +191,10 @@ impl Tokenizer {
             Some(template) if chat.tools.is_some() => template,
             _ => self.template.as_ref().ok_or(Unknown::NoTemplate)?,
         };
-        let mut messages = conversation(chat.messages, Wants::new(template.content, template.developer))?;
+        let mut messages = conversation(
+            chat.messages,
+            Wants::new(template.content, template.developer, chat.calls_as_they_are),
+        )?;
         let ending = if chat.continue_final_message {
             if chat.add_generation_prompt {
                 return Err(Unknown::Refused("continue_final_message with add_generation_prompt".into()));

@@ -54,6 +54,7 @@ pub(super) fn read<'a>(mut body: Map<'a>, reading: Reading) -> Result<Request<'a
         add_generation_prompt: true,
         continue_final_message: false,
         kwargs: kwargs(&mut body, wanted)?,
+        calls_as_they_are: false,
         shape: Shape { add_special: false, truncate: None },
     })))
 }

@@ -20,6 +20,8 @@ pub(crate) struct Chat<'a> {
     pub(crate) continue_final_message: bool,
     /// Further variables of the template.
     pub(crate) kwargs: Map<'a>,
+    /// Whether tool calls keep the order of their keys.
+    pub(crate) calls_as_they_are: bool,
     pub(crate) shape: Shape,
 }
 
@@ -72,6 +74,7 @@ pub(super) fn read<'a>(mut body: Map<'a>, kind: Kind, reading: Reading) -> Resul
         add_generation_prompt: body.get("add_generation_prompt").and_then(Json::as_bool).unwrap_or(true),
         continue_final_message: body.get("continue_final_message").and_then(Json::as_bool).unwrap_or(false),
         kwargs: kwargs(&mut body, effort)?,
+        calls_as_they_are: false,
         shape,
     })))
 }

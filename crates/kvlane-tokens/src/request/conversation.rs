@@ -19,13 +19,15 @@ pub(crate) struct Wants {
     pub(crate) parts: bool,
     /// The role `developer` is known.
     pub(crate) developer: bool,
+    /// Tool calls keep the order of their keys, rather than being put into the order of the OpenAI client's types.
+    pub(crate) calls_as_they_are: bool,
 }
 
 // === impl Wants ===
 
 impl Wants {
-    pub(crate) fn new(content: ContentFormat, developer: bool) -> Wants {
-        Wants { parts: content == ContentFormat::OpenAi, developer }
+    pub(crate) fn new(content: ContentFormat, developer: bool, calls_as_they_are: bool) -> Wants {
+        Wants { parts: content == ContentFormat::OpenAi, developer, calls_as_they_are }
     }
 }
 
@@ -76,7 +78,8 @@ fn one<'a>(mut message: Map<'a>, wants: Wants) -> Result<Map<'a>, Unknown> {
             match message.take("tool_calls") {
                 Some(Json::List(calls)) if calls.is_empty() => {}
                 Some(Json::List(calls)) => {
-                    let calls = calls.into_iter().map(call).collect::<Result<Vec<_>, _>>()?;
+                    let calls =
+                        calls.into_iter().map(|one| call(one, wants)).collect::<Result<Vec<_>, _>>()?;
                     out.set("tool_calls", Json::List(calls));
                 }
                 _ => {}
@@ -181,8 +184,8 @@ fn without_billing(text: Cow<'_, str>) -> Option<Cow<'_, str>> {
 }
 
 /// A tool call with its arguments as an object: what is no JSON object counts as an empty one. The fields stand in the
-/// order of the OpenAI client's types, through which vLLM passes them.
-fn call(call: Json<'_>) -> Result<Json<'_>, Unknown> {
+/// order of the OpenAI client's types, through which vLLM passes them unless it has made them itself.
+fn call(call: Json<'_>, wants: Wants) -> Result<Json<'_>, Unknown> {
     let bad = || Unknown::Body("a tool call is not of type function".into());
     let Json::Map(mut call) = call else { return Err(bad()) };
     if !matches!(call.str("type"), None | Some("function")) {
@@ -195,6 +198,11 @@ fn call(call: Json<'_>) -> Result<Json<'_>, Unknown> {
         Some(Json::Str(Cow::Owned(text))) => object(parse(&text).ok().map(Json::into_owned)),
         _ => Json::Map(Map::default()),
     };
+    if wants.calls_as_they_are {
+        function.set("arguments", arguments);
+        call.set("function", Json::Map(function));
+        return Ok(Json::Map(call));
+    }
     let mut entries = vec![("arguments".into(), arguments)];
     if let Some(name) = function.take("name") {
         entries.push(("name".into(), name));
@@ -270,7 +278,7 @@ mod tests {
     /// The conversation as JSON.
     fn shown(messages: &str, parts: bool) -> String {
         let Json::List(messages) = parse(messages).expect("JSON") else { panic!("a list") };
-        let wants = Wants { parts, developer: false };
+        let wants = Wants { parts, developer: false, calls_as_they_are: false };
         let messages = conversation(messages, wants).expect("a conversation");
         let value = Json::List(messages.into_iter().map(Json::Map).collect()).into_value();
         let mut out = String::new();

@@ -52,6 +52,7 @@ pub(super) fn read<'a>(mut body: Map<'a>, reading: Reading) -> Result<Request<'a
         continue_final_message: unfinished,
         kwargs: kwargs(&mut body, wanted)?,
         // `ResponsesRequest.build_tok_params` leaves this at its default, unlike chat.
+        calls_as_they_are: true,
         shape: Shape { add_special: true, truncate: None },
     })))
 }
@@ -71,8 +72,8 @@ fn add<'a>(mut item: Map<'a>, first: usize, messages: &mut Vec<Map<'a>>) -> Resu
                 return Err(Unknown::Field("namespace"));
             }
             let function = Map(vec![
-                ("arguments".into(), item.take("arguments").unwrap_or(Json::Null)),
                 ("name".into(), item.take("name").ok_or_else(|| missing("name"))?),
+                ("arguments".into(), item.take("arguments").unwrap_or(Json::Null)),
             ]);
             let call = Json::Map(Map(vec![
                 ("id".into(), item.take("call_id").ok_or_else(|| missing("call_id"))?),

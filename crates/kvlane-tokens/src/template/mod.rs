@@ -10,11 +10,12 @@ mod content;
 use std::io;
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, ValueKind};
+
+use minijinja::value::{Kwargs, Tuple, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State, Value};
 
 use crate::prompt::UnixTime;
-use crate::python::{Dumps, is_space, strftime};
+use crate::python::{Dumps, display, is_space, strftime};
 use crate::source::{Config, ContentFormat};
 use crate::unknown::Unknown;
 
@@ -66,8 +67,18 @@ impl Template {
         env.set_fuel(Some(u64::from(config.template_fuel_k).saturating_mul(1000)));
         env.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
         env.set_unknown_method_callback(method);
+        env.set_formatter(|out, _, value| {
+            if let Some(text) = value.as_str() {
+                return Ok(out.write_str(text)?);
+            }
+            let mut text = String::new();
+            display(value, &mut text)?;
+            Ok(out.write_str(&text)?)
+        });
         env.add_filter("tojson", tojson);
         env.add_filter("trim", trim);
+        env.add_filter("int", int);
+        env.add_filter("float", float);
         env.add_test("sequence", |value: &Value| {
             matches!(value.kind(), ValueKind::String | ValueKind::Seq | ValueKind::Map)
         });
@@ -218,6 +229,29 @@ fn tojson(
     Ok(Value::from(out))
 }
 
+/// Jinja's `int`, which takes what is no number for its default.
+fn int(value: &Value, default: Option<Value>) -> Value {
+    let number = match value.as_str() {
+        Some(text) => {
+            let text = text.trim();
+            text.parse().ok().or_else(|| text.parse::<f64>().ok().filter(|x| x.is_finite()).map(|x| x as i64))
+        }
+        None if value.is_integer() => return value.clone(),
+        None if value.kind() == ValueKind::Bool => Some(i64::from(value.is_true())),
+        None => f64::try_from(value.clone()).ok().filter(|x| x.is_finite()).map(|x| x as i64),
+    };
+    number.map(Value::from).or(default).unwrap_or(Value::from(0))
+}
+
+/// Jinja's `float`, likewise.
+fn float(value: &Value, default: Option<Value>) -> Value {
+    let number = match value.as_str() {
+        Some(text) => text.trim().parse().ok(),
+        None => f64::try_from(value.clone()).ok(),
+    };
+    number.map(Value::from).or(default).unwrap_or(Value::from(0.0))
+}
+
 /// Jinja's `trim`, which is `str.strip`.
 fn trim(value: &Value, characters: Option<&str>) -> Value {
     match value.as_str() {
@@ -255,12 +289,12 @@ fn method(state: &mut State<'_, '_>, value: &Value, name: &str, args: &[Value]) 
         ("removeprefix", Some(prefix)) => Ok(Value::from(text.strip_prefix(prefix).unwrap_or(text))),
         ("removesuffix", Some(suffix)) => Ok(Value::from(text.strip_suffix(suffix).unwrap_or(text))),
         ("partition", Some(separator)) if !separator.is_empty() => Ok(match text.split_once(separator) {
-            Some((head, tail)) => list([head, separator, tail]),
-            None => list([text, "", ""]),
+            Some((head, tail)) => triple([head, separator, tail]),
+            None => triple([text, "", ""]),
         }),
         ("rpartition", Some(separator)) if !separator.is_empty() => Ok(match text.rsplit_once(separator) {
-            Some((head, tail)) => list([head, separator, tail]),
-            None => list(["", "", text]),
+            Some((head, tail)) => triple([head, separator, tail]),
+            None => triple(["", "", text]),
         }),
         ("split", None) if args.is_empty() => Ok(list(text.split(is_space).filter(|word| !word.is_empty()))),
         ("rsplit", Some(separator)) if !separator.is_empty() => {
@@ -272,6 +306,10 @@ fn method(state: &mut State<'_, '_>, value: &Value, name: &str, args: &[Value]) 
         }
         _ => minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args),
     }
+}
+
+fn triple(texts: [&str; 3]) -> Value {
+    Value::from(Tuple::from(texts.map(Value::from)))
 }
 
 fn list<'a>(texts: impl IntoIterator<Item = &'a str>) -> Value {
