@@ -261,7 +261,7 @@ fn normalized_as(backend: &Backend, mut tokens: Vec<AddedToken>) -> Vec<AddedTok
 impl Chunks {
     /// Where the first chunk of `text` ends, if it is not all of it.
     fn end(self, text: &str) -> Option<usize> {
-        if text.len() <= self.bytes_max {
+        if text.len() <= self.bytes_min {
             return None;
         }
         let bytes = text.as_bytes();

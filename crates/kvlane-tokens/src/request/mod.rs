@@ -67,7 +67,7 @@ pub(crate) struct Reading {
 
 /// Reads the body of a request to `api`.
 pub(crate) fn read<'a>(api: Api, body: &'a [u8], reading: Reading) -> Result<Request<'a>, Unknown> {
-    let text = std::str::from_utf8(body).map_err(|_| Unknown::Body("it is not UTF-8".into()))?;
+    let text = simdutf8::basic::from_utf8(body).map_err(|_| Unknown::Body("it is not UTF-8".into()))?;
     let Json::Map(body) = parse(text).map_err(|error| Unknown::Body(error.to_string().into()))? else {
         return Err(Unknown::Body("it is not an object".into()));
     };

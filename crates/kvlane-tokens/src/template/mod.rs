@@ -44,9 +44,10 @@ pub(crate) struct Template {
 struct Raised(String);
 
 /// A sink that refuses to grow beyond its limit.
-struct Bounded {
-    bytes: Vec<u8>,
-    max: usize,
+struct Bounded<'a> {
+    text: &'a mut String,
+    bytes_max: usize,
+    is_full: bool,
 }
 
 // === impl Template ===
@@ -105,17 +106,12 @@ impl Template {
     /// Renders with `context`, which is a map.
     pub(crate) fn render(&self, context: Value, out: &mut String) -> Result<(), Unknown> {
         let template = self.env.get_template(NAME).map_err(|error| failed(&error))?;
-        let mut bytes = std::mem::take(out).into_bytes();
-        bytes.clear();
-        let mut sink = Bounded { bytes, max: self.text_bytes_max };
-        let rendered = template.render_captured_to(context, &mut sink);
-        match rendered {
-            Ok(_) => {
-                *out = String::from_utf8(sink.bytes).map_err(|error| Unknown::Template(error.to_string()))?;
-                Ok(())
-            }
-            Err(_) if sink.bytes.len() >= sink.max => {
-                Err(Unknown::Limit(format!("it prints more than {} bytes", sink.max).into()))
+        out.clear();
+        let mut sink = Bounded { text: out, bytes_max: self.text_bytes_max, is_full: false };
+        match template.render_captured_to(context, &mut sink) {
+            Ok(_) => Ok(()),
+            Err(_) if sink.is_full => {
+                Err(Unknown::Limit(format!("it prints more than {} bytes", self.text_bytes_max).into()))
             }
             Err(error) => Err(failed(&error)),
         }
@@ -318,18 +314,89 @@ fn list<'a>(texts: impl IntoIterator<Item = &'a str>) -> Value {
 
 // === impl Bounded ===
 
-impl io::Write for Bounded {
+impl io::Write for Bounded<'_> {
+    /// Takes a piece, which is text as a whole: the engine writes strings.
     fn write(&mut self, piece: &[u8]) -> io::Result<usize> {
-        if self.bytes.len() + piece.len() > self.max {
-            // Filled to the brim, which is how the caller tells this from the template's own errors.
-            self.bytes.resize(self.max, 0);
+        if self.text.len() + piece.len() > self.bytes_max {
+            self.is_full = true;
             return Err(io::Error::other("the text is too long"));
         }
-        self.bytes.extend_from_slice(piece);
+        self.text.push_str(simdutf8::basic::from_utf8(piece).map_err(io::Error::other)?);
         Ok(piece.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn render(source: &str, config: &Config) -> Result<String, Unknown> {
+        let mut out = String::new();
+        let context = Value::from_pairs([
+            ("strftime_now", strftime_now(UnixTime(0))),
+            ("map", Value::from_pairs([("b", Value::from("é\u{1f642}")), ("a", Value::from(vec![1, 2]))])),
+        ]);
+        Template::compile(source, config).expect("a template").render(context, &mut out).map(|()| out)
+    }
+
+    #[track_caller]
+    fn check(source: &str, expect: &str) {
+        assert_eq!(render(source, &Config::default()).as_deref(), Ok(expect), "{source}");
+    }
+
+    #[test]
+    fn json_is_written_as_python_writes_it_with_any_arguments() {
+        check("{{ map | tojson }}", "{\"b\": \"é🙂\", \"a\": [1, 2]}");
+        check(
+            "{{ map | tojson(sort_keys=true, ensure_ascii=True) }}",
+            r#"{"a": [1, 2], "b": "\u00e9\ud83d\ude42"}"#,
+        );
+        check("{{ map | tojson(separators=(',', ':')) }}", "{\"b\":\"é🙂\",\"a\":[1,2]}");
+        check("{{ map.a | tojson(indent=1) }}{{ {} | tojson(indent=1) }}", "[\n 1,\n 2\n]{}");
+        check("{{ map.a | tojson(false, '-') }}", "[\n-1,\n-2\n]");
+        assert!(matches!(render("{{ nothing | tojson }}", &Config::default()), Err(Unknown::Template(_))));
+    }
+
+    #[test]
+    fn marks_of_generated_text_print_nothing_and_open_a_scope() {
+        check(
+            "{% set x = 1 %}a{%- generation -%} b{% set x = 2 %}{{ x }}{%- endgeneration %} c{{ x }}",
+            "ab2 c1",
+        );
+        check("{{ '{% generation %}' }}", "{% with %}");
+        assert!(
+            Template::compile("{% generation %}{% endgeneration %}", &Config::default())
+                .expect("one")
+                .system_first
+        );
+    }
+
+    #[test]
+    fn what_a_template_raises_is_told_from_what_it_gets_wrong() {
+        let why = |source| render(source, &Config::default()).expect_err("an error");
+        assert_eq!(why("{{ raise_exception('no: ' ~ 1) }}"), Unknown::Refused("no: 1".into()));
+        assert!(matches!(why("{{ nothing.at.all }}"), Unknown::Template(_)));
+        assert!(matches!(why("{{ strftime_now('%Q') }}"), Unknown::Template(_)));
+        check("{{ strftime_now('%d %b %Y') }}", "01 Jan 1970");
+    }
+
+    #[test]
+    fn a_template_that_never_ends_or_prints_without_end_is_stopped() {
+        let config = Config { text_bytes_max: 1000, template_fuel_k: 100, ..Config::default() };
+        let why = |source| render(source, &config).expect_err("a limit").name();
+        assert_eq!(why("{% for i in range(9999) %}0123456789{% endfor %}"), "limit");
+        assert_eq!(
+            why("{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}"),
+            "limit"
+        );
+        assert_eq!(why("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}"), "template");
+        assert_eq!(
+            render("{% for i in range(100) %}0123456789{% endfor %}", &config).map(|text| text.len()),
+            Ok(1000)
+        );
     }
 }
