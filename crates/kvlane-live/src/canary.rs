@@ -120,6 +120,14 @@ impl Parity {
         }
     }
 
+    /// Where they differ, if they do.
+    pub(crate) fn mismatch(&self) -> Option<String> {
+        match self {
+            Self::Mismatch(why) => Some(why.clone()),
+            Self::Verified | Self::Unverified(_) => None,
+        }
+    }
+
     /// Why it is not verified.
     pub fn why(&self) -> Option<&str> {
         match self {

@@ -178,19 +178,18 @@ impl Gateway {
     }
 
     /// What a worker's count of tokens is worth has changed. What the one that counts differently says of its cache is
-    /// not believed; whoever listens to it looks at [`Worker::parity`] before it believes it again.
+    /// not believed.
     pub(crate) fn parity_changed(&self, worker: &Worker) {
-        let seats = worker.state().seats.clone();
-        if !matches!(worker.parity(), Parity::Mismatch(_)) {
-            return;
-        }
-        let now = self.clock.now();
+        let (seats, mismatch) = {
+            let state = worker.state();
+            (state.seats.clone(), state.parity.mismatch())
+        };
         for seat in seats {
-            SCRATCH.with_borrow_mut(|(_, outputs)| {
-                outputs.clear();
-                seat.pool.router.set_feed(now, seat.endpoint, Feed::Refused, outputs);
-                self.deliver(&seat.pool, outputs);
-            });
+            match &seat.feed {
+                Some(feed) => feed.set_mismatch(mismatch.clone()),
+                None if mismatch.is_some() => self.set_feed(&seat.pool, seat.endpoint, Feed::Refused),
+                None => self.set_feed(&seat.pool, seat.endpoint, Feed::Absent),
+            }
         }
     }
 

@@ -11,12 +11,20 @@ use kvlane_core::truth::Feed;
 use kvlane_live::config::{Config, FeedSpec, WorkerSpec};
 use kvlane_live::gateway::ModelPool;
 use kvlane_live::ingest::{EventFeed, Seen};
-use kvlane_live::testing::{FakeEngine, FakeFeed, TestGateway, Told, batch, chat, config, eventually};
+use kvlane_live::testing::{self, FakeEngine, FakeFeed, TestGateway, Told, batch, chat, eventually};
+use kvlane_live::tokenize::TokenSource;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
 /// Tokens of a block of the engines here.
 const BLOCK: u32 = 4;
+
+/// Engines count the tokens of prompts, so what they say of their caches can be used.
+fn config() -> Config {
+    let mut config = testing::config();
+    config.tokens.source = TokenSource::Engine;
+    config
+}
 
 /// An engine with its feed, and what its cache holds.
 struct Engine {
@@ -625,5 +633,16 @@ async fn a_snapshot_that_cannot_be_used_costs_only_what_it_holds() {
     seats[0].is_right(&a).await;
     let rewritten = || std::fs::read(&path).is_ok_and(|bytes| bytes.starts_with(b"kvlaneKV"));
     eventually("it is written anew", rewritten).await;
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn a_feed_whose_blocks_cannot_be_those_of_prompts_is_not_used() {
+    let a = Engine::start().await;
+    let mut config = config();
+    config.tokens.source = TokenSource::Estimate;
+    let (gateway, seats) = gateway_with(config, &[&a]).await;
+    eventually("it is refused", || seats[0].seen().state == Feed::Refused).await;
+    assert!(seats[0].seen().problem.expect("a problem").contains("--tokenizer-path"));
     gateway.end().await;
 }

@@ -87,6 +87,8 @@ pub struct EventFeed {
     spoke_at: AtomicU64,
     /// Since when it owes one; 0 while it does not.
     owes_since: AtomicU64,
+    /// Why its blocks cannot be those of our prompts, if they cannot.
+    mismatch: Mutex<Option<String>>,
 }
 
 /// Where a feed stands with respect to the index.
@@ -167,6 +169,7 @@ impl EventFeed {
             seen: Mutex::default(),
             spoke_at: AtomicU64::new(0),
             owes_since: AtomicU64::new(0),
+            mismatch: Mutex::new(worker.parity().mismatch()),
         }
     }
 
@@ -186,6 +189,16 @@ impl EventFeed {
     /// The engine has been out of reach: whether it is still the same one is to be seen from its numbers.
     pub(crate) fn look_again(&self) {
         self.reconnect.notify_one();
+    }
+
+    /// The engine has turned out to count tokens in another way than we do, or no longer does.
+    pub(crate) fn set_mismatch(&self, why: Option<String>) {
+        *self.mismatch.lock().unwrap_or_else(PoisonError::into_inner) = why;
+        self.queue.wake();
+    }
+
+    fn mismatch(&self) -> Option<String> {
+        self.mismatch.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// The engine has answered a request that was received at `received`, for which it computed so many prompt tokens:
