@@ -21,7 +21,6 @@ use kvlane_core::truth::{Change, Feed, Reported};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
-use crate::canary::Parity;
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::ingest::EventFeed;
