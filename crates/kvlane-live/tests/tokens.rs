@@ -1,12 +1,15 @@
 //! Tokens are counted, by whom the configuration says, and compared with the engine's own count.
 
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use kvlane_core::truth::Feed;
 use kvlane_live::canary::{self, Parity};
-use kvlane_live::config::{Config, PoolOverride, TokenSource};
+use kvlane_live::config::{Config, PoolOverride, TokenSource, WorkerSpec};
 use kvlane_live::serve::Serving;
-use kvlane_live::testing::{FakeEngine, Reply, TestGateway, chat, config, eventually};
+use kvlane_live::testing::{FakeEngine, FakeFeed, Reply, TestGateway, chat, config, eventually};
 use kvlane_tokens::{Prompt, Source, Tokenizer, UnixTime};
 use kvlane_wire::api::Api;
 use serde_json::{Value, json};
@@ -153,6 +156,33 @@ async fn engines_of_one_pool_must_agree_on_blocks_and_contexts() {
         }
         gateway.end().await;
     }
+}
+
+#[tokio::test]
+async fn events_of_an_engine_that_counts_differently_are_refused_until_it_counts_alike() {
+    let model = |length: u32| json!([{"id": "m", "root": "m", "max_model_len": length}]);
+    let (engine, feed) = (listed(model(4096)).await, FakeFeed::start().await);
+    let alike = Arc::new(AtomicBool::new(false));
+    let counts = Arc::clone(&alike);
+    engine.set_tokenizer(move |question| match counts.load(Ordering::Relaxed) {
+        true => as_estimated(question),
+        false => Some(vec![1]),
+    });
+    let mut config = config();
+    config.health.interval = Duration::from_millis(1);
+    config.workers = vec![WorkerSpec { kv_events: vec![feed.spec()], ..WorkerSpec::new(engine.url()) }];
+    let gateway = TestGateway::start(config, &[]).await;
+    let state = || {
+        let worker = gateway.serving().fleet.find(&engine.url()).expect("a worker");
+        let seat = worker.state().seats[0].clone();
+        seat.feed.expect("a feed").seen().state
+    };
+    eventually("it is refused", || state() == Feed::Refused).await;
+    // Other models than before: reason enough to compare again.
+    alike.store(true, Ordering::Relaxed);
+    engine.set_models(model(8192));
+    eventually("it is believed", || state() == Feed::Live).await;
+    gateway.end().await;
 }
 
 #[tokio::test]
