@@ -6,7 +6,6 @@
 //! Loads of one engine follow each other over one bus.
 
 use kvlane_core::block::BlockHash;
-use kvlane_core::event::{KvEvent, Tier};
 use serde::{Deserialize, Serialize};
 
 use crate::pool::BlockPool;
@@ -34,6 +33,15 @@ pub struct CpuTier {
 pub struct HostTier {
     /// Nobody holds any of them.
     pool: Box<BlockPool>,
+}
+
+/// What has changed in the host's memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StoredInHost {
+    /// The block was not there before, and is there.
+    pub new: bool,
+    /// The block whose place it took.
+    pub lost: Option<BlockHash>,
 }
 
 // === impl CpuTier ===
@@ -66,14 +74,6 @@ impl HostTier {
         Self { pool: Box::new(BlockPool::new(blocks)) }
     }
 
-    pub(crate) fn set_log(&mut self) {
-        self.pool.set_log(Tier::Cpu);
-    }
-
-    pub(crate) fn drain_log(&mut self, each: &mut dyn FnMut(KvEvent)) {
-        self.pool.drain_log(each);
-    }
-
     /// Whether it has a block.
     pub fn holds(&self, hash: BlockHash) -> bool {
         self.pool.lookup([hash]).blocks == 1
@@ -85,15 +85,21 @@ impl HostTier {
     }
 
     /// Puts a block in, in the place of the longest unused one if it is full; one that is there counts as used.
-    pub fn store(&mut self, hash: BlockHash) {
+    pub fn store(&mut self, hash: BlockHash) -> StoredInHost {
         let mut held = Vec::with_capacity(1);
+        let mut stored = StoredInHost::default();
         if self.pool.find([hash], &mut held).blocks == 1 {
             let found = std::mem::take(&mut held);
             self.pool.hold(&found, |_| hash, &mut held);
-        } else if self.pool.take_free(1, &mut held) {
-            self.pool.publish(held[0], hash);
+        } else {
+            stored.lost = self.pool.next_lost();
+            if self.pool.take_free(1, &mut held) {
+                self.pool.publish(held[0], hash, || None);
+                stored.new = true;
+            }
         }
         self.pool.release(&held);
+        stored
     }
 
     /// Empties it.

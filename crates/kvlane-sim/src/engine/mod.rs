@@ -38,7 +38,6 @@ mod wheel;
 
 use std::collections::VecDeque;
 
-use kvlane_core::block::BlockHash;
 use kvlane_core::event::{KvEvent, Tier};
 use kvlane_core::time::Nanos;
 use kvlane_core::timing::StepCost;
@@ -106,9 +105,11 @@ pub struct Engine {
     found: Vec<BlockId>,
 }
 
-/// Makes a block findable.
-fn publish(pool: &mut BlockPool, gate: &mut Gate, block: BlockId, hash: BlockHash) {
-    pool.publish(block, hash);
+/// Makes the `index`-th block of a sequence findable.
+fn publish(pool: &mut BlockPool, gate: &mut Gate, sequence: &Sequence, index: u32) {
+    let block = |index| sequence.request.block(index);
+    let hash = block(index);
+    pool.publish(sequence.blocks[index as usize], hash, || index.checked_sub(1).map(block));
     gate.published(hash);
 }
 
@@ -358,6 +359,7 @@ mod tests {
     use std::collections::BTreeSet;
     use std::sync::Arc;
 
+    use kvlane_core::block::BlockHash;
     use kvlane_core::timing::{StepShape, TimingModel};
     use proptest::prelude::*;
 
@@ -976,7 +978,12 @@ mod tests {
                     KvEvent::Stored { blocks, tier, .. } => {
                         known[tier as usize].extend(blocks.iter().map(|block| block.hash));
                     }
-                    KvEvent::Copied { .. } => panic!("blocks of a tier below are told with their hashes"),
+                    KvEvent::Copied { blocks, tier } => {
+                        blocks.iter().for_each(|name| {
+                            assert!(known[0].contains(&BlockHash(name.0)));
+                            assert!(known[tier as usize].insert(BlockHash(name.0)));
+                        });
+                    }
                     KvEvent::Removed { blocks, tier } => {
                         blocks.iter().for_each(|name| { known[tier as usize].remove(&BlockHash(name.0)); });
                     }

@@ -252,7 +252,7 @@ impl PlainEngine {
         let needed = (s.computed + chunk).div_ceil(block_tokens);
         assert!(self.pool.take_free(needed.saturating_sub(s.blocks.len() as u32), &mut s.blocks));
         for block in found..s.computed / block_tokens {
-            self.pool.publish(s.blocks[block as usize], s.request.block(block));
+            self.pool.publish(s.blocks[block as usize], s.request.block(block), || None);
         }
         self.running.push(s);
         self.compute(self.running.len() - 1, chunk, step);
@@ -271,7 +271,7 @@ impl PlainEngine {
         }
         s.chunk = chunk;
         for block in from / block_tokens..to / block_tokens {
-            self.pool.publish(s.blocks[block as usize], s.request.block(block));
+            self.pool.publish(s.blocks[block as usize], s.request.block(block), || None);
         }
         self.counters.computed_tokens += u64::from(chunk);
         self.counters.recomputed_tokens += u64::from(s.computed_max.min(to).saturating_sub(from));

@@ -100,9 +100,8 @@ impl Engine {
                 continue;
             }
             if context + 1 == sequence.full_at(block_tokens) {
-                let index = sequence.blocks.len() - 1;
-                let hash = sequence.request.block(index as u32);
-                publish(&mut self.pool, &mut self.gate, sequence.blocks[index], hash);
+                let index = sequence.blocks.len() as u32 - 1;
+                publish(&mut self.pool, &mut self.gate, sequence, index);
             }
             let ends = context == sequence.end_at();
             if sequence.report(context, token_every) || ends {
@@ -263,7 +262,7 @@ impl Engine {
         let fits = pool.take_free(missing, &mut sequence.blocks);
         debug_assert!(fits, "admission has counted the blocks");
         for block in found..sequence.computed / block_tokens {
-            publish(pool, gate, sequence.blocks[block as usize], sequence.request.block(block));
+            publish(pool, gate, sequence, block);
         }
         let seat = sequence.seat(at);
         self.running.push(seat);
@@ -285,7 +284,7 @@ impl Engine {
             draft.shape.finished_prefills += u32::from(to == sequence.target());
         }
         for block in from / block_tokens..to / block_tokens {
-            publish(pool, gate, sequence.blocks[block as usize], sequence.request.block(block));
+            publish(pool, gate, sequence, block);
         }
         counters.computed_tokens += u64::from(chunk);
         counters.recomputed_tokens += u64::from(sequence.computed_max.min(to).saturating_sub(from));

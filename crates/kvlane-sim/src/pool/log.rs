@@ -3,7 +3,8 @@
 use kvlane_core::block::BlockHash;
 use kvlane_core::event::{EngineHash, KvEvent, StoredBlock, Tier};
 
-/// Changes since the last [`Log::drain`]. Neighbours of one kind are one event.
+/// Changes since the last [`Log::drain`]. Neighbours of one kind are one event; of stored blocks, those that follow one
+/// another.
 #[derive(Clone, Debug)]
 pub(super) struct Log {
     tier: Tier,
@@ -17,19 +18,36 @@ impl Log {
         Self { tier, events: Vec::new() }
     }
 
-    pub(super) fn stored(&mut self, hash: BlockHash) {
-        let block = StoredBlock { name: EngineHash(hash.0), hash };
+    pub(super) fn tier(&self) -> Tier {
+        self.tier
+    }
+
+    /// A block, and the one before it in its prompt.
+    pub(super) fn stored(&mut self, hash: BlockHash, before: Option<BlockHash>) {
+        let block = StoredBlock { name: name(hash), hash };
         match self.events.last_mut() {
-            Some(KvEvent::Stored { blocks, .. }) => blocks.push(block),
-            _ => self.events.push(KvEvent::Stored { parent: None, blocks: vec![block], tier: self.tier }),
+            Some(KvEvent::Stored { blocks, .. }) if blocks.last().map(|last| last.hash) == before => {
+                blocks.push(block);
+            }
+            _ => {
+                let parent = before.map(name);
+                self.events.push(KvEvent::Stored { parent, blocks: vec![block], tier: self.tier });
+            }
         }
     }
 
-    pub(super) fn removed(&mut self, BlockHash(hash): BlockHash) {
-        let name = EngineHash(hash);
+    /// A block that has been told of is in `to` as well.
+    pub(super) fn copied(&mut self, hash: BlockHash, to: Tier) {
         match self.events.last_mut() {
-            Some(KvEvent::Removed { blocks, .. }) => blocks.push(name),
-            _ => self.events.push(KvEvent::Removed { blocks: vec![name], tier: self.tier }),
+            Some(KvEvent::Copied { blocks, tier }) if *tier == to => blocks.push(name(hash)),
+            _ => self.events.push(KvEvent::Copied { blocks: vec![name(hash)], tier: to }),
+        }
+    }
+
+    pub(super) fn removed(&mut self, hash: BlockHash, from: Tier) {
+        match self.events.last_mut() {
+            Some(KvEvent::Removed { blocks, tier }) if *tier == from => blocks.push(name(hash)),
+            _ => self.events.push(KvEvent::Removed { blocks: vec![name(hash)], tier: from }),
         }
     }
 
@@ -41,4 +59,9 @@ impl Log {
     pub(super) fn drain(&mut self, each: impl FnMut(KvEvent)) {
         self.events.drain(..).for_each(each);
     }
+}
+
+/// The engine's name of a block: our hash of it, since nothing hangs on how an engine names its blocks.
+fn name(BlockHash(hash): BlockHash) -> EngineHash {
+    EngineHash(hash)
 }

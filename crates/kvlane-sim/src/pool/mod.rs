@@ -109,21 +109,15 @@ impl BlockPool {
         self.host = Some(host);
     }
 
-    /// Starts to write down what can be found and what no more, in place of what is in `tier`.
+    /// Starts to write down what can be found and what no more, here as in `tier`, and in the tier below.
     pub fn set_log(&mut self, tier: Tier) {
         self.log = Some(Log::new(tier));
-        if let Some(host) = &mut self.host {
-            host.set_log();
-        }
     }
 
-    /// Hands over what was written down since the last call, in the order in which it happened within each tier.
-    pub fn drain_log(&mut self, mut each: impl FnMut(KvEvent)) {
+    /// Hands over what was written down since the last call, in the order in which it happened.
+    pub fn drain_log(&mut self, each: impl FnMut(KvEvent)) {
         if let Some(log) = &mut self.log {
-            log.drain(&mut each);
-        }
-        if let Some(host) = &mut self.host {
-            host.drain_log(&mut each);
+            log.drain(each);
         }
     }
 
@@ -205,7 +199,7 @@ impl BlockPool {
             let mut fresh = Vec::with_capacity(1);
             if self.take_free(1, &mut fresh) {
                 *block = fresh[0];
-                self.publish(*block, hash(index));
+                self.publish(*block, hash(index), || index.checked_sub(1).map(&hash));
                 self.order.hit(block.0);
             }
         }
@@ -213,9 +207,7 @@ impl BlockPool {
 
     /// Marks blocks of the host's memory as used.
     pub fn touch_host(&mut self, hashes: impl IntoIterator<Item = BlockHash>) {
-        if let Some(host) = &mut self.host {
-            hashes.into_iter().for_each(|hash| host.store(hash));
-        }
+        hashes.into_iter().for_each(|hash| self.store_in_host(hash));
     }
 
     /// Holds `count` blocks, those that are to be evicted first, and appends them to `held`. Whatever they cached is
@@ -240,23 +232,46 @@ impl BlockPool {
         true
     }
 
+    /// The content that the next [`BlockPool::take_free`] takes first, if the block it takes has any.
+    pub(crate) fn next_lost(&self) -> Option<BlockHash> {
+        let block = (self.free > 0).then(|| self.order.first())?;
+        let hash = self.blocks[block as usize].hash;
+        (hash != UNNAMED).then_some(BlockHash(hash))
+    }
+
     fn lose(&mut self, block: u32, hash: u64) {
         self.named.remove(hash, block);
         if let Some(ghosts) = &mut self.ghosts {
             ghosts.insert(hash);
             return;
         }
+        // First where it goes, then that it is gone: who hears of it never has to think it lost.
+        self.store_in_host(BlockHash(hash));
         if let Some(log) = &mut self.log {
-            log.removed(BlockHash(hash));
+            log.removed(BlockHash(hash), log.tier());
         }
-        if let Some(host) = &mut self.host {
-            host.store(BlockHash(hash));
+    }
+
+    fn store_in_host(&mut self, hash: BlockHash) {
+        let Some(stored) = self.host.as_mut().map(|host| host.store(hash)) else { return };
+        if let Some(log) = &mut self.log {
+            if let Some(lost) = stored.lost {
+                log.removed(lost, Tier::Cpu);
+            }
+            if stored.new {
+                log.copied(hash, Tier::Cpu);
+            }
         }
     }
 
     /// Makes a held block findable: it is full and holds what `hash` stands for. Without effect if another block
-    /// already does.
-    pub fn publish(&mut self, block: BlockId, BlockHash(hash): BlockHash) {
+    /// already does. `before` is asked for the block before it in its prompt, if somebody is to be told.
+    pub fn publish(
+        &mut self,
+        block: BlockId,
+        BlockHash(hash): BlockHash,
+        before: impl FnOnce() -> Option<BlockHash>,
+    ) {
         let BlockId(block) = block;
         debug_assert_eq!(self.blocks[block as usize].newer, HELD, "only a held block has content to publish");
         if self.blocks[block as usize].hash != UNNAMED || hash == UNNAMED {
@@ -268,7 +283,7 @@ impl BlockPool {
         self.blocks[block as usize].hash = hash;
         let known = self.ghosts.as_ref().is_some_and(|ghosts| ghosts.contains(&hash));
         if let Some(log) = self.log.as_mut().filter(|_| !known) {
-            log.stored(BlockHash(hash));
+            log.stored(BlockHash(hash), before());
         }
     }
 
@@ -331,7 +346,7 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use kvlane_core::event::StoredBlock;
+    use kvlane_core::event::{EngineHash, StoredBlock};
 
     use super::*;
 
@@ -348,8 +363,8 @@ mod tests {
         pool.hold(&hits, |index| prompt[index as usize], &mut held);
         let found = held.len();
         assert!(pool.take_free((prompt.len() - found) as u32, &mut held));
-        for (block, hash) in held.iter().zip(&prompt).skip(found) {
-            pool.publish(*block, *hash);
+        for (at, block) in held.iter().enumerate().skip(found) {
+            pool.publish(*block, prompt[at], || at.checked_sub(1).map(|before| prompt[before]));
         }
         held
     }
@@ -407,8 +422,8 @@ mod tests {
         let mut pool = BlockPool::new(3);
         let (mut a, mut b) = (Vec::new(), Vec::new());
         assert!(pool.take_free(1, &mut a) && pool.take_free(1, &mut b));
-        pool.publish(a[0], BlockHash(1));
-        pool.publish(b[0], BlockHash(1));
+        pool.publish(a[0], BlockHash(1), || None);
+        pool.publish(b[0], BlockHash(1), || None);
         assert_eq!(pool.cached(), 1);
         pool.release(&b);
         let mut rest = Vec::new();
@@ -542,12 +557,20 @@ mod tests {
         let mut known = <[BTreeSet<BlockHash>; 2]>::default();
         for event in events {
             match event {
-                KvEvent::Stored { blocks, tier, .. } => {
+                KvEvent::Stored { parent, blocks, tier } => {
+                    let mut before = parent.map_or(0, |EngineHash(name)| name);
                     for StoredBlock { hash, .. } in blocks {
                         assert!(known[*tier as usize].insert(*hash), "{hash:?} is stored once");
+                        assert_eq!((hash.0 - 1) / 4, before, "each follows the one before it");
+                        before = hash.0;
                     }
                 }
-                KvEvent::Copied { .. } => panic!("blocks of a tier below are told with their hashes"),
+                KvEvent::Copied { blocks, tier } => {
+                    for name in blocks {
+                        assert!(known[0].contains(&BlockHash(name.0)), "{name:?} has been told of");
+                        assert!(known[*tier as usize].insert(BlockHash(name.0)), "{name:?} is copied once");
+                    }
+                }
                 KvEvent::Removed { blocks, tier } => {
                     for name in blocks {
                         assert!(known[*tier as usize].remove(&BlockHash(name.0)), "{name:?} was there");

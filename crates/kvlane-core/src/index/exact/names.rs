@@ -195,23 +195,6 @@ impl Names {
         None
     }
 
-    /// Whether any of these names is here. At most 64. Their home lines are read first and judged then, so that they are
-    /// waited for together.
-    #[inline]
-    pub(super) fn any(&self, keys: &[Key]) -> bool {
-        let (mut found, mut further) = (false, 0u64);
-        for (n, &key) in keys.iter().enumerate() {
-            let Some(line) = self.lines.get(self.home(key)) else { return false };
-            found |= line.has(key);
-            further |= u64::from(line.is_full()) << n;
-        }
-        while !found && further != 0 {
-            found = self.find(keys[further.trailing_zeros() as usize]).is_some();
-            further &= further - 1;
-        }
-        found
-    }
-
     pub(super) fn get(&self, key: Key) -> Option<(Place, Copies)> {
         self.find(key).map(|at| (self.place(at), self.copies(at)))
     }

@@ -1,8 +1,8 @@
 //! A stored event: its blocks get places and names.
 
-use super::names::{Copies, Key};
+use super::names::{Copies, Full, Key};
 use super::runs::Place;
-use super::writer::Writer;
+use super::writer::{Writer, ones};
 use super::{Applied, Budget, ExactIndex, Holder, Last, NAME_BYTES, Orphan};
 use crate::block::BlockHash;
 use crate::endpoint::EndpointId;
@@ -81,58 +81,63 @@ impl<'a> Storing<'a> {
         hashes: &[BlockHash],
         more: usize,
     ) {
-        let mut keys = [Key::default(); AT_ONCE];
-        keys.iter_mut().zip(names.clone()).for_each(|(key, name)| *key = Key::of(name));
-        let keys = &keys[..hashes.len()];
         let after = match self.after {
             After::Start => None,
             After::Held(place) => Some(place),
             After::Missing(_) => return self.one_by_one(names, hashes),
         };
-        if self.full || !self.holder.orphans.is_empty() || self.holder.names.any(keys) {
+        if self.full || !self.holder.orphans.is_empty() {
             return self.one_by_one(names, hashes);
         }
-        self.all_new(after, keys, hashes, more);
+        let mut keys = [Key::default(); AT_ONCE];
+        keys.iter_mut().zip(names.clone()).for_each(|(key, name)| *key = Key::of(name));
+        let done = self.together(after, &keys[..hashes.len()], hashes, more);
+        if done < hashes.len() {
+            self.one_by_one(names.skip(done), &hashes[done..]);
+        }
     }
 
-    /// None of the names is known, and nobody waits for any.
+    /// First places, then names. How many blocks it is done with: all, unless a name is known as that of another block.
     #[inline]
-    fn all_new(&mut self, mut after: Option<Place>, keys: &[Key], hashes: &[BlockHash], more: usize) {
-        let mut done = 0;
-        let mut twice = Vec::new();
+    fn together(&mut self, after: Option<Place>, keys: &[Key], hashes: &[BlockHash], more: usize) -> usize {
+        let copies = Copies::one(self.tier);
+        let (mut done, mut after) = (0, after);
         while done < keys.len() {
             let Some(row) = self.writer.seat(after, &hashes[done..], more) else {
                 self.full = true;
                 break;
             };
             let Place { run, offset } = row.first;
-            let copies = Copies::one(self.tier);
-            for (n, &key) in (0..).zip(&keys[done..done + row.count]) {
+            for n in 0..row.count as u32 {
                 let place = Place { run, offset: offset + n };
                 let already = row.already >> n & 1 != 0;
-                match self.holder.names.insert(key, place, copies, self.budget) {
-                    Ok(None) => {
-                        if already {
-                            self.name_again(place);
-                        }
+                let mut counted = true;
+                // That the name is another block's, and where that is; or that there is no memory for it.
+                let other = match self.holder.names.insert(keys[done], place, copies, self.budget) {
+                    Ok(None) if already => {
+                        self.name_again(place);
+                        None
                     }
-                    // Within these blocks. No prompt does that.
+                    Ok(None) => None,
                     Ok(Some(at)) => {
-                        let _ = self.holder.names.add_copy(at, self.tier);
-                        if !already {
-                            twice.push(place);
-                        }
+                        counted = self.holder.names.add_copy(at, self.tier);
+                        let known = self.holder.names.place(at);
+                        (known != place).then_some(Some(known))
                     }
-                    Err(_) => {
+                    Err(Full) => Some(None),
+                };
+                if let Some(other) = other {
+                    let rest = ones(row.count - n as usize) & !(row.already >> n);
+                    self.writer.let_go(run, rest << place.offset);
+                    let Some(other) = other else {
                         self.full = true;
-                        let rest = (super::writer::ones(row.count - n as usize) & !(row.already >> n))
-                            << place.offset;
-                        // One that was held before keeps the run, or a run without holders goes.
-                        self.writer.let_go(run, rest);
                         break;
-                    }
+                    };
+                    self.count(counted);
+                    (self.after, self.last) = (After::Held(other), None);
+                    return done + 1;
                 }
-                self.applied.stored += 1;
+                self.count(counted);
                 done += 1;
                 after = Some(place);
             }
@@ -140,16 +145,11 @@ impl<'a> Storing<'a> {
                 break;
             }
         }
-        self.applied.refused += (keys.len() - done) as u32;
         if let (Some(place), Some(last)) = (after, done.checked_sub(1)) {
             self.after = After::Held(place);
             self.last = Some(Last { name: keys[last].name(), place, hash: hashes[last] });
         }
-        for place in twice {
-            self.writer.let_go(place.run, 1 << place.offset);
-            self.last = None;
-            self.full = true;
-        }
+        done
     }
 
     /// One by one, whatever they are.
@@ -166,9 +166,14 @@ impl<'a> Storing<'a> {
                 }
                 None => !self.full && self.take_in(key, name, hash),
             };
-            self.applied.stored += u32::from(taken);
-            self.applied.refused += u32::from(!taken);
+            self.count(taken);
         }
+    }
+
+    #[inline]
+    fn count(&mut self, taken: bool) {
+        self.applied.stored += u32::from(taken);
+        self.applied.refused += u32::from(!taken);
     }
 
     fn take_in(&mut self, key: Key, name: EngineHash, hash: BlockHash) -> bool {
