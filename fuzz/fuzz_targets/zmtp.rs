@@ -1,10 +1,13 @@
 //! Any bytes as a ZeroMQ peer's, at each kind of socket; cut in two anywhere, they mean the same.
 #![no_main]
 
-use kvlane_wire::zmtp::{Connection, Event, Limits, Socket};
+use std::mem::{Discriminant, discriminant};
+
+use kvlane_wire::zmtp::{Connection, Event, Limits, Socket, ZmtpError};
 use libfuzzer_sys::fuzz_target;
 
-fn events(socket: Socket, pieces: &[&[u8]]) -> Vec<Result<Event, String>> {
+/// What they mean: events, and which error ends them if one does. Its text cites what had arrived.
+fn events(socket: Socket, pieces: &[&[u8]]) -> Vec<Result<Event, Discriminant<ZmtpError>>> {
     let limits = Limits { message_bytes: 1 << 16, message_frames: 8 };
     let mut connection = Connection::new(socket).with_limits(limits);
     let mut events = Vec::new();
@@ -15,7 +18,7 @@ fn events(socket: Socket, pieces: &[&[u8]]) -> Vec<Result<Event, String>> {
                 Ok(Some(event)) => events.push(Ok(event)),
                 Ok(None) => break,
                 Err(error) => {
-                    events.push(Err(error.to_string()));
+                    events.push(Err(discriminant(&error)));
                     return events;
                 }
             }

@@ -273,7 +273,7 @@ impl Sequence {
             }
         } else {
             self.counters.gaps += 1;
-            self.counters.lost += seq - next;
+            self.lose(seq - next);
             self.clear(Cause::Lost, out);
             self.next = Some(seq);
             self.apply(seq, payload, out);
@@ -537,7 +537,7 @@ impl Sequence {
         let mut expected = before;
         while let Some((&first, _)) = self.held.first_key_value() {
             // What is held may have gaps of its own, each of which costs as much again.
-            self.counters.lost += expected.map_or(0, |next| first.saturating_sub(next));
+            self.lose(expected.map_or(0, |next| first.saturating_sub(next)));
             self.clear(Cause::Lost, out);
             self.next = Some(first);
             self.release(out);
@@ -560,6 +560,11 @@ impl Sequence {
         self.next = None;
         self.recent.fill((u64::MAX, 0));
         self.clear(cause, out);
+    }
+
+    /// Counts messages given up. Numbers are what a peer says they are, so their sum may be beyond all counting.
+    fn lose(&mut self, messages: u64) {
+        self.counters.lost = self.counters.lost.saturating_add(messages);
     }
 
     fn clear(&mut self, cause: Cause, out: &mut dyn FnMut(Step<'_>)) {
@@ -863,6 +868,25 @@ mod tests {
         assert_eq!(stream.replayed(5, b"a"), [Apply(5)]);
         let mut alone = Stream { sequence: Sequence::resumed(ALONE, position), now: Nanos::ZERO };
         assert_eq!(alone.connect(), [Clear(Cause::Reconnected)]);
+    }
+
+    #[test]
+    fn numbers_that_jump_as_far_as_they_can_are_counted_as_far_as_they_can() {
+        for config in [REPLAY, ALONE] {
+            let mut stream = Stream::live_until(config, 0);
+            for _ in 0..3 {
+                stream.live(u64::MAX - 1, b"b");
+                stream.wait(1);
+                stream.live(u64::MAX, b"b");
+                stream.live(1, b"b");
+            }
+            stream.connect();
+            while stream.sequence.next_deadline().is_some() {
+                stream.wait(2);
+            }
+            assert!(stream.sequence.trusted());
+            assert!(config.replay || stream.sequence.counters().lost == u64::MAX);
+        }
     }
 
     #[test]
