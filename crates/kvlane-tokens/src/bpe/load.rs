@@ -74,12 +74,23 @@ fn build(
     PreTokenizer { splitter, prefix_space }: PreTokenizer,
     nfc: bool,
 ) -> Result<Bpe, Unsupported> {
+    // Built with the first tokenizer rather than with the first prompt.
+    super::classes::of(0);
+    if nfc {
+        super::nfc::normalize("\u{301}");
+    }
     let merges = Merges::new(bytes(vocabulary)?, pairs);
     let mut row = Row::default();
-    let tokens =
-        || vocabulary.iter().map(|(token, &id)| (&token[..], id)).filter(|(token, _)| !token.is_empty());
-    let words = Words::new(tokens().filter(|&(token, id)| whole || merges.tree(token, &mut row) == Some(id)));
-    let walk = Walk::new(tokens(), &merges);
+    let (mut one_token, mut made_by_merges) = (Vec::new(), Vec::new());
+    for (token, &id) in vocabulary.iter().filter(|(token, _)| !token.is_empty()) {
+        let made = merges.made(token, &mut row).filter(|made| made.token == id);
+        made_by_merges.extend(made.map(|made| (&token[..], made)));
+        if whole || made.is_some() {
+            one_token.push((&token[..], id));
+        }
+    }
+    let words = Words::new(one_token.into_iter());
+    let walk = Walk::new(made_by_merges);
     Ok(Bpe { words, merges, walk, splitter, nfc, prefix_space, scratch: Mutex::default() })
 }
 

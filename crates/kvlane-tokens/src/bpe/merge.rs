@@ -17,7 +17,7 @@ pub(super) const RANK_MAX: u32 = (1 << RANK_BITS) - 1;
 const NONE: u32 = u32::MAX;
 /// Words of at most this many bytes are merged by looking at all pairs each time: their ranks fit a few registers, and
 /// nothing is cheaper than a short row. Longer words keep a queue.
-pub(super) const ROW_MAX: usize = 48;
+const ROW_MAX: usize = 48;
 
 /// All merges of a tokenizer.
 #[derive(Debug)]
@@ -43,8 +43,18 @@ pub(super) struct Row {
     after: Vec<u32>,
     queue: BinaryHeap<Reverse<u64>>,
     bits: Vec<u64>,
-    tree: Vec<u32>,
-    last: Option<(u32, u32, u32)>,
+    made: Vec<u32>,
+    /// Left, right and rank of the latest merge.
+    last: (u32, u32, u32),
+}
+
+/// A token and the last of the merges that make it; a single byte has none, and zeros in its place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Made {
+    pub token: u32,
+    pub left: u32,
+    pub right: u32,
+    pub rank: u32,
 }
 
 /// Bytes of the longest word whose working memory is kept for the next.
@@ -58,11 +68,6 @@ impl Row {
         self.bits.clear();
         self.bits.resize(len.div_ceil(64), 0);
         &mut self.bits
-    }
-
-    /// The last merge of the latest [`Merges::tree`]: left, right and rank.
-    pub(super) fn last_merge(&self) -> Option<(u32, u32, u32)> {
-        self.last
     }
 
     /// Gives back what a very long word took.
@@ -142,15 +147,21 @@ impl Merges {
         if word.len() <= ROW_MAX { self.merge_row(row, out) } else { self.merge_queue(row, out) }
     }
 
-    /// The one token that `word` encodes as, if it is one; [`Row::last_merge`] tells how it is made.
-    pub(super) fn tree(&self, word: &[u8], row: &mut Row) -> Option<u32> {
-        let mut ids = std::mem::take(&mut row.tree);
+    /// The one token that `word` encodes as, if it is one, and how it is made.
+    pub(super) fn made(&self, word: &[u8], row: &mut Row) -> Option<Made> {
+        let mut ids = std::mem::take(&mut row.made);
         ids.clear();
-        row.last = None;
+        row.last = (0, 0, 0);
         self.encode(word, row, &mut ids);
-        let token = if ids.len() == 1 { Some(ids[0]) } else { None };
-        row.tree = ids;
-        token
+        let made = match ids[..] {
+            [token] => {
+                let (left, right, rank) = row.last;
+                Some(Made { token, left, right, rank })
+            }
+            _ => None,
+        };
+        row.made = ids;
+        made
     }
 
     fn merge_row(&self, row: &mut Row, out: &mut Vec<u32>) {
@@ -162,7 +173,7 @@ impl Merges {
                 break;
             }
             let at = ranks[..len].iter().position(|&rank| rank == lowest).unwrap_or(0);
-            row.last = Some((ids[at], ids[at + 1], lowest));
+            row.last = (ids[at], ids[at + 1], lowest);
             ids[at] = self.made[lowest as usize];
             ids.copy_within(at + 2..len, at + 1);
             ranks.copy_within(at + 1..len, at);
@@ -202,7 +213,7 @@ impl Merges {
             }
             let gone = row.after[at] as usize;
             let after = row.after[gone];
-            row.last = Some((row.ids[at], row.ids[gone], rank));
+            row.last = (row.ids[at], row.ids[gone], rank);
             row.ids[at] = self.made[rank as usize];
             row.ranks[gone] = NONE;
             row.after[at] = after;

@@ -152,10 +152,10 @@ fn each_piece<'a>(
 fn gpt2(text: Text, at: usize) -> usize {
     let (class, bytes) = text.class(at);
     let first = text.0[at];
-    if first == b'\'' {
-        if let Some(end) = text.contraction(at, false) {
-            return end;
-        }
+    if first == b'\''
+        && let Some(end) = text.contraction(at, false)
+    {
+        return end;
     }
     // A space goes with what follows it, unless that is white space.
     let (class, start) = match first {
@@ -190,10 +190,10 @@ impl Cl100k {
             return text.numbers(after, self.digits);
         }
         let first = text.0[at];
-        if first == b'\'' {
-            if let Some(end) = text.contraction(at, true) {
-                return end;
-            }
+        if first == b'\''
+            && let Some(end) = text.contraction(at, true)
+        {
+            return end;
         }
         if !is_break(first) && after < text.0.len() {
             let (next, bytes) = text.class(after);

@@ -6,7 +6,7 @@
 //! Neubeck, "So many tokens, so little time", GitHub 2024; here it holds for any list of merges in which what a merge
 //! makes comes after its parts.)
 
-use super::merge::{Merges, Row};
+use super::merge::{Made, Merges, Row};
 
 const NONE: u32 = u32::MAX;
 /// The parent of the root, which is no node and not a free slot either.
@@ -33,7 +33,7 @@ struct Token {
     bytes: u32,
     /// The longest token that is a shorter prefix of this one.
     shorter: u32,
-    /// The two tokens it is made of, and at which rank; itself and rank 0 for one byte.
+    /// The two tokens it is made of, and at which rank; of no meaning for a single byte.
     left: u32,
     right: u32,
     rank: u32,
@@ -42,24 +42,20 @@ struct Token {
 // === impl Walk ===
 
 impl Walk {
-    /// The walk over the tokens among `tokens` that their own merges make; `None` where a token is made by a merge that
-    /// comes before those of its parts, or where two tokens share an id.
-    pub(super) fn new<'a>(tokens: impl Iterator<Item = (&'a [u8], u32)>, merges: &Merges) -> Option<Walk> {
-        let mut row = Row::default();
-        let mut sorted: Vec<_> =
-            tokens.filter(|&(token, id)| merges.tree(token, &mut row) == Some(id)).collect();
-        sorted.sort_unstable();
-        let ids = sorted.iter().map(|(_, id)| *id as usize + 1).max().unwrap_or(0);
+    /// The walk over `tokens`, each of which encodes as itself; `None` where one is made by a merge that comes before
+    /// those of its parts, or where two share an id.
+    pub(super) fn new(mut tokens: Vec<(&[u8], Made)>) -> Option<Walk> {
+        tokens.sort_unstable_by_key(|(bytes, _)| *bytes);
+        let ids = tokens.iter().map(|(_, made)| made.token as usize + 1).max().unwrap_or(0);
         let absent = Token { bytes: 0, shorter: NONE, left: NONE, right: NONE, rank: 0 };
         let mut walk = Walk { nodes: Vec::new(), tokens: vec![absent; ids] };
-        for &(token, id) in &sorted {
-            merges.tree(token, &mut row);
-            let (left, right, rank) = row.last_merge().unwrap_or((id, id, 0));
-            let named = &mut walk.tokens[id as usize];
-            if named.bytes > 0 {
+        for (bytes, made) in &tokens {
+            let token = &mut walk.tokens[made.token as usize];
+            if token.bytes > 0 {
                 return None;
             }
-            *named = Token { bytes: token.len() as u32, shorter: NONE, left, right, rank };
+            let &Made { left, right, rank, .. } = made;
+            *token = Token { bytes: bytes.len() as u32, shorter: NONE, left, right, rank };
         }
         let in_order = |token: &Token| {
             let part = |id: u32| {
@@ -71,7 +67,7 @@ impl Walk {
         if !walk.tokens.iter().all(in_order) {
             return None;
         }
-        walk.nodes = Trie::build(&sorted, &mut walk.tokens);
+        walk.nodes = Trie::build(&tokens, &mut walk.tokens);
         Some(walk)
     }
 
@@ -176,7 +172,7 @@ const TRIES_MAX: usize = 32;
 
 impl Trie {
     /// `sorted` tokens; sets the `shorter` of each.
-    fn build(sorted: &[(&[u8], u32)], tokens: &mut [Token]) -> Vec<Node> {
+    fn build(sorted: &[(&[u8], Made)], tokens: &mut [Token]) -> Vec<Node> {
         let mut trie = Trie { nodes: Vec::new(), free_from: 1 };
         trie.grow();
         trie.nodes[0].parent = NO_PARENT;
@@ -184,12 +180,12 @@ impl Trie {
         let mut open = vec![(0, sorted, 0, NONE)];
         let mut labels = Vec::new();
         while let Some((node, mut below, depth, mut prefix)) = open.pop() {
-            if let Some(((token, id), rest)) = below.split_first()
-                && token.len() == depth
+            if let Some(((bytes, made), rest)) = below.split_first()
+                && bytes.len() == depth
             {
-                tokens[*id as usize].shorter = prefix;
-                trie.nodes[node].token = *id;
-                prefix = *id;
+                tokens[made.token as usize].shorter = prefix;
+                trie.nodes[node].token = made.token;
+                prefix = made.token;
                 below = rest;
             }
             labels.clear();
