@@ -107,11 +107,12 @@ impl Both {
 
 static ALL: LazyLock<Vec<Both>> = LazyLock::new(|| {
     let mut all = Vec::new();
+    let models =
+        [trained(&byte_level(false, true)), trained(&sequence([split(O200K), byte_level(false, false)]))];
     for (index, pre_tokenizer) in pre_tokenizers().into_iter().enumerate() {
-        let mut tokenizer = trained(&pre_tokenizer);
-        for (normalizer, ignore_merges) in
-            [(Value::Null, index % 2 == 0), (json!({"type": "NFC"}), index % 2 == 1)]
-        {
+        let mut tokenizer = models[index % 2].clone();
+        tokenizer["pre_tokenizer"] = pre_tokenizer;
+        for (normalizer, ignore_merges) in [(Value::Null, index < 4), (json!({"type": "NFC"}), index >= 4)] {
             tokenizer["normalizer"] = normalizer;
             tokenizer["model"]["ignore_merges"] = json!(ignore_merges);
             all.push(Both::new(&tokenizer));
@@ -327,6 +328,9 @@ fn many_threads_share_one_encoder() {
 fn what_is_not_encoded_here_is_refused_with_its_reason() {
     let plain = arbitrary_merges(&[], &[], false);
     assert!(Bpe::from_tokenizer(&plain).is_ok());
+    let mut untyped = plain.clone();
+    untyped["model"].as_object_mut().unwrap().remove("type");
+    assert!(Bpe::from_tokenizer(&untyped).is_ok(), "as GPT-2's file has it");
     let refused = |path: &str, value: Value, reason: &str| {
         let mut tokenizer = plain.clone();
         *tokenizer.pointer_mut(path).unwrap() = value;

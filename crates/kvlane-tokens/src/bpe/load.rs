@@ -23,7 +23,8 @@ struct PreTokenizer {
 /// The encoder of a parsed `tokenizer.json`.
 pub(super) fn from_tokenizer(tokenizer: &Value) -> Result<Bpe, Unsupported> {
     let model = &tokenizer["model"];
-    if model["type"] != "BPE" {
+    // Files of GPT-2's time name no type; the library takes a model with merges for this one.
+    if !(model["type"] == "BPE" || (model["type"].is_null() && model["merges"].is_array())) {
         return Err(Unsupported(format!("the model is {}, not \"BPE\"", model["type"])));
     }
     if !matches!(model["dropout"].as_f64(), None | Some(0.0)) {

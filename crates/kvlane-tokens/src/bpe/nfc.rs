@@ -34,3 +34,31 @@ pub(super) fn normalize(text: &str) -> Cow<'_, str> {
     }
     Cow::Owned(text.nfc().map(|(character, _)| character).collect())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_left_alone_is_text_the_crate_would_leave_alone() {
+        for character in '\0'..'\u{30000}' {
+            // Beside a letter that takes accents, a vowel of Hangul, and an accent.
+            let text = format!("e{character}\u{1161}{character}\u{301}");
+            let expected: String = text.nfc().map(|(character, _)| character).collect();
+            assert_eq!(normalize(&text), expected, "U+{:04X}", character as u32);
+            let alone = character.to_string();
+            let expected: String = alone.nfc().map(|(character, _)| character).collect();
+            assert_eq!(normalize(&alone), expected, "U+{:04X}", character as u32);
+            let after = format!("e{character}가");
+            let expected: String = after.nfc().map(|(character, _)| character).collect();
+            assert_eq!(normalize(&after), expected, "U+{:04X}", character as u32);
+        }
+    }
+
+    #[test]
+    fn plain_text_is_not_copied() {
+        for text in ["", "plain", "Grüße, 世界! 한국 カタカナ Привет 🙂"] {
+            assert!(matches!(normalize(text), Cow::Borrowed(_)), "{text}");
+        }
+    }
+}
