@@ -109,7 +109,8 @@ impl Encoder {
             };
             match encoder.probe(library.as_ref(), &added) {
                 Ok(()) => return Ok(encoder),
-                Err(difference) if with_own && library.is_some() => why = Some(difference),
+                Err(difference) if with_own && library.is_none() => return Err(difference),
+                Err(difference) if with_own => why = Some(difference),
                 Err(difference) => {
                     encoder.cut = Cut::Never(difference);
                     return Ok(encoder);

@@ -150,9 +150,7 @@ fn failed(error: &Error) -> Unknown {
         }
         source = cause.source();
     }
-    let mut why = error.to_string();
-    why.truncate(why.floor_char_boundary(400));
-    Unknown::Template(why)
+    Unknown::Template(error.to_string().chars().take(400).collect())
 }
 
 /// Training code marks what an assistant wrote with `{% generation %}`; the marks print nothing. `with` keeps what they
@@ -367,7 +365,6 @@ mod tests {
             "{% set x = 1 %}a{%- generation -%} b{% set x = 2 %}{{ x }}{%- endgeneration %} c{{ x }}",
             "ab2 c1",
         );
-        check("{{ '{% generation %}' }}", "{% with %}");
         assert!(
             Template::compile("{% generation %}{% endgeneration %}", &Config::default())
                 .expect("one")
