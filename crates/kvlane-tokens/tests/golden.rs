@@ -25,6 +25,7 @@ fn ids(value: &Value) -> Vec<u32> {
 fn what_the_engine_served_is_counted_alike() {
     let tokenizer = tiny();
     assert_eq!(tokenizer.cut(), Cut::AtSpecialTokens);
+    assert!(tokenizer.is_fast());
     let mut prompt = Prompt::default();
     let mut compared = 0;
     for file in ["chat-golden.jsonl", "served.jsonl"] {

@@ -282,8 +282,8 @@ impl Chunks {
         let Some(before) = at.checked_sub(8).and_then(|from| bytes[from..at].first_chunk::<8>()) else {
             return false;
         };
-        // Fibonacci hashing: the upper bits depend on all of the eight bytes.
-        let mixed = u64::from_le_bytes(*before).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
-        (mixed as u32).is_multiple_of(self.one_in)
+        // Fibonacci hashing: only the uppermost bits depend on all of the eight bytes.
+        let mixed = u64::from_le_bytes(*before).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        mixed < u64::MAX / u64::from(self.one_in)
     }
 }
