@@ -1,6 +1,9 @@
 //! Whether a template wants message contents as text or as lists of parts, found out as vLLM does
 //! (`renderers/hf.py`, `_detect_content_format` of vLLM 0.32): it wants parts if it loops over what is, or may be, a
 //! message's content.
+//!
+//! That takes the template's syntax tree, which minijinja offers under `unstable_machinery`: another release may shape it
+//! otherwise, and then this does not compile. A parser of our own could differ from the one that renders.
 
 use minijinja::machinery::{ast, parse};
 use minijinja::syntax::SyntaxConfig;
