@@ -977,6 +977,9 @@ mod tests {
         ]
     }
 
+    /// A message of a replay; none ends it.
+    type Answer = Option<(u64, Vec<u8>)>;
+
     /// An engine, a channel and a driver.
     struct World {
         engine: Engine,
@@ -985,8 +988,8 @@ mod tests {
         now: Nanos,
         /// Messages on their way, of the connection that stands.
         flying: VecDeque<u64>,
-        /// Answers on their way; none ends a replay.
-        answers: VecDeque<(Round, Option<(u64, Vec<u8>)>)>,
+        /// Answers on their way.
+        answers: VecDeque<(Round, Answer)>,
         /// The replay that has brought something.
         begun: Round,
         buffer: usize,

@@ -220,7 +220,7 @@ mod tests {
             let _ = (vllm_feeds(&body), sglang_feeds(&body), resolve(&body, &host));
             let told = serde_json::json!({"kv_events": {"endpoint_host": host, "endpoint_port_base": base, "dp_size": ranks}});
             if let Ok(feeds) = sglang_feeds(&told.to_string()) {
-                prop_assert!(feeds.len() <= RANKS_MAX && feeds.len() >= 1);
+                prop_assert!(feeds.len() <= RANKS_MAX && !feeds.is_empty());
             }
         }
     }
