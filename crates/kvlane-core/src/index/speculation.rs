@@ -83,7 +83,9 @@ impl Speculation {
     }
 
     fn expire(&mut self, now: Nanos) {
-        while let Some((_, Sent { endpoint, chain })) = self.told.pop_front_if(|(until, _)| *until <= now) {
+        while self.told.front().is_some_and(|(until, _)| *until <= now)
+            && let Some((_, Sent { endpoint, chain })) = self.told.pop_front()
+        {
             self.index.withdraw(&chain, endpoint);
         }
     }
