@@ -4,6 +4,7 @@ use bytes::Bytes;
 use http::StatusCode;
 use kvlane_core::block::{BlockHash, ChainSeed};
 use kvlane_core::rng::Rng;
+use kvlane_wire::kv;
 use kvlane_wire::kv::version::VERSIONS;
 use kvlane_wire::zmtp::{Connection, Event, Frames, Socket};
 use serde_json::{Value, json};
@@ -398,6 +399,64 @@ async fn every_version_writes_its_fields_and_replays_in_its_way() {
         assert_eq!(event.is_object(), version.writes_maps(), "{version}");
         let ids = event.get("token_ids").or(event.get(3)).expect("ids");
         assert_eq!(ids, &json!(vec![0x7878_7878_u32; 16]), "{version}");
+    }
+}
+
+/// What the gateway's own decoder makes of an engine's batches: hashes by the engine's names, of all stored blocks.
+async fn linked(engine: &MockEngine) -> Vec<BlockHash> {
+    let mut client = Client::connect(Socket::Dealer, engine.feeds()[0].replay.expect("configured")).await;
+    client.connection.send(&[b"".as_slice(), &[0; 8]]).expect("ready");
+    let (mut batch, mut linker) = (kv::Batch::default(), kv::Linker::default());
+    let mut known = BTreeMap::new();
+    loop {
+        let mut frames = client.message().await;
+        let payload = frames.pop().expect("a payload");
+        if payload.is_empty() {
+            return known.into_values().collect();
+        }
+        kv::decode(&payload, &mut batch).expect("a batch");
+        let before = known.clone();
+        let seed = |lora: Option<&str>, salt: Option<&str>| ChainSeed::new("mock", lora, salt);
+        let linked = linker.link(
+            &batch,
+            16,
+            seed,
+            |name| before.get(&name).copied(),
+            |event| match event {
+                KvEvent::Stored { blocks, .. } => {
+                    known.extend(blocks.iter().map(|block| (block.name, block.hash)))
+                }
+                other => panic!("{other:?}"),
+            },
+        );
+        assert_eq!((linked.unknown_parents, linked.other_block_size, linked.other_groups), (0, None, 0));
+    }
+}
+
+#[tokio::test]
+async fn what_every_version_writes_is_what_the_gateway_reads() {
+    for (version, hashes) in
+        VERSIONS.into_iter().zip([KvEventsHashes::Int, KvEventsHashes::Bytes].into_iter().cycle())
+    {
+        let config = MockConfig {
+            kv_events_version: version.to_string(),
+            kv_events_hashes: hashes,
+            lora_modules: vec!["tuned".into()],
+            ..feeding(MockConfig::default())
+        };
+        let engine = engine(config).await;
+        let prompt = "some words of a prompt ".repeat(20);
+        // Adapters are named since 0.14, and salts are told since 0.19.
+        let (lora, salt) =
+            if version >= Version(0, 19, 1) { (Some("tuned"), Some("tenant")) } else { (None, None) };
+        complete(&engine, &prompt[..200], json!({"model": lora.unwrap_or("mock"), "cache_salt": salt})).await;
+        complete(&engine, &prompt, json!({"model": lora.unwrap_or("mock"), "cache_salt": salt})).await;
+        let mut expected = Vec::new();
+        ChainSeed::new("mock", lora, salt).chain(prompt.as_bytes(), 64, &mut expected);
+        let mut got = linked(&engine).await;
+        expected.sort_unstable();
+        got.sort_unstable();
+        assert_eq!(got, expected, "{version} {hashes:?}");
     }
 }
 
