@@ -1,0 +1,109 @@
+use super::*;
+
+#[tokio::test]
+async fn dropped_doubled_and_swapped_batches_are_missing_double_and_swapped_and_the_replay_is_whole() {
+    let config = MockConfig {
+        kv_events_faults: "drop=0.2,duplicate=0.2,reorder=0.2".parse().expect("known"),
+        ..feeding(MockConfig::default())
+    };
+    let engine = engine(config).await;
+    let mut live = Client::subscribe(engine.feeds()[0].publisher, "").await;
+    for n in 0..60 {
+        complete(&engine, &format!("{n:>64}"), json!({})).await;
+    }
+    let counts = engine.feed_counts(0).expect("a feed");
+    assert_eq!((counts.batches, counts.overflowed, counts.silenced), (60, 0, 0));
+    assert!(counts.dropped > 0 && counts.duplicated > 0 && counts.reordered > 0, "{counts:?}");
+    assert_eq!(batches(&engine).await.len(), 60);
+    let mut distortion = Distortion::new("drop=0.2,duplicate=0.2,reorder=0.2".parse().expect("known"), 0);
+    let mut expected = Vec::new();
+    for seq in 0..60_u64 {
+        distortion.pass(seq, &mut expected);
+    }
+    let mut got = Vec::new();
+    for _ in 0..expected.len() {
+        got.push(live.batch().await.0);
+    }
+    assert_eq!(got, expected);
+}
+
+#[tokio::test]
+async fn a_delayed_batch_is_in_the_replay_before_it_is_published() {
+    let config = MockConfig {
+        kv_events_faults: "delay=3600s".parse().expect("known"),
+        ..feeding(MockConfig::default())
+    };
+    let engine = engine(config).await;
+    let mut live = Client::subscribe(engine.feeds()[0].publisher, "").await;
+    complete(&engine, &"x".repeat(64), json!({})).await;
+    assert_eq!(batches(&engine).await.len(), 1);
+    // A batch that was not held back would come before the answer to this ping.
+    live.connection.ping(0).expect("ready");
+    live.flush().await;
+    assert!(live.stream.read_buf(live.connection.input()).await.expect("open") > 0);
+    assert_eq!(live.connection.poll(), Ok(None));
+}
+
+#[tokio::test]
+async fn a_lie_is_stored_in_the_feed_and_not_in_the_cache() {
+    let config =
+        MockConfig { kv_events_faults: "lie=1".parse().expect("known"), ..feeding(MockConfig::default()) };
+    let engine = engine(MockConfig { kv_cache_size: Some(16), ..config }).await;
+    let prompt = "x".repeat(300);
+    for times in 1..5 {
+        let (_, cached) = complete(&engine, &prompt, json!({})).await;
+        assert_eq!(cached, 0, "whatever the feed says");
+        let mirror = Mirror::of(&batches(&engine).await);
+        assert_eq!(mirror.cached_tokens(&prompt, None, None, 16), 64);
+        assert_eq!(engine.feed_counts(0).expect("a feed").lies, times);
+    }
+}
+
+#[tokio::test]
+async fn a_silent_feed_takes_requests_and_does_not_answer() {
+    let config =
+        MockConfig { kv_events_faults: "silent=1".parse().expect("known"), ..feeding(MockConfig::default()) };
+    let engine = engine(config).await;
+    let FeedAddresses { publisher, replay, .. } = engine.feeds()[0];
+    let mut live = Client::subscribe(publisher, "").await;
+    complete(&engine, &"x".repeat(64), json!({})).await;
+    assert_eq!(live.batch().await.0, 0);
+    complete(&engine, &"y".repeat(64), json!({})).await;
+    let counts = engine.feed_counts(0).expect("a feed");
+    assert_eq!((counts.batches, counts.silenced), (2, 1));
+    let mut asking = Client::connect(Socket::Dealer, replay.expect("configured")).await;
+    asking.connection.send(&[b"".as_slice(), &[0; 8]]).expect("ready");
+    for client in [&mut live, &mut asking] {
+        client.connection.ping(0).expect("ready");
+        client.flush().await;
+        assert!(client.stream.read_buf(client.connection.input()).await.expect("open") > 0);
+        assert_eq!(client.connection.poll(), Ok(None), "a pong and nothing else");
+    }
+}
+
+#[tokio::test]
+async fn a_slow_subscriber_misses_what_its_queue_does_not_take_and_nobody_else_does() {
+    let outlet = Outlet::new(OutletConfig {
+        topic: "kv".into(),
+        replay_topic: true,
+        buffer_steps: 100,
+        hwm: 4,
+        delay: std::time::Duration::ZERO,
+    });
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = listener.local_addr().expect("bound");
+    let task = tokio::spawn(publish::publisher(listener, outlet.clone()));
+    let mut slow = Client::subscribe(address, "").await;
+    // Nothing else runs until this task waits, so the queue fills and takes no more.
+    let batch = |seq| Batch { seq, payload: Bytes::from_static(b"\x93") };
+    for seq in 0..10 {
+        outlet.publish(batch(seq), &[batch(seq)], fault::Fate::default());
+    }
+    assert_eq!((outlet.counts().batches, outlet.counts().overflowed), (10, 6));
+    for seq in 0..4 {
+        assert_eq!(number(&slow.message().await[1]), seq);
+    }
+    outlet.publish(batch(10), &[batch(10)], fault::Fate::default());
+    assert_eq!(number(&slow.message().await[1]), 10, "the gap shows in the numbers");
+    task.abort();
+}
