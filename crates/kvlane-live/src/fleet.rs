@@ -258,6 +258,9 @@ impl Fleet {
                 self.gateway.step(&seat.pool, Input::Draining { endpoint, draining });
             }
         }
+        if !given_up.is_empty() && !seats.is_empty() {
+            tracing::info!(worker = %worker.url, "its models, ranks or KV event feeds have changed: it is seated anew");
+        }
         for seat in given_up {
             if let Some(feed) = &seat.feed {
                 feed.close(&seat.pool, seat.endpoint);
@@ -356,7 +359,7 @@ impl Fleet {
         match probed {
             Ok(()) => {
                 let restarted = worker.take_gone();
-                let healthy_now = {
+                let (healthy_now, first) = {
                     let mut state = worker.state();
                     if restarted {
                         state.seats.iter().for_each(|seat| match &seat.feed {
@@ -367,10 +370,12 @@ impl Fleet {
                     state.probe_failures = 0;
                     state.successes = state.successes.saturating_add(1);
                     let first = state.problem.is_none();
-                    !state.healthy && (first || state.successes >= health.success_threshold)
+                    (!state.healthy && (first || state.successes >= health.success_threshold), first)
                 };
                 if healthy_now {
                     set_health(&self.gateway, worker, None);
+                }
+                if healthy_now && !first {
                     // Whether it has been restarted meanwhile is to be seen from what it tells.
                     let seats = worker.state().seats.clone();
                     seats.iter().filter_map(|seat| seat.feed.as_ref()).for_each(|feed| feed.look_again());

@@ -218,7 +218,7 @@ impl ConfigArgs {
         flag("max-total-retries", "retry.max_total_retries", self.max_total_retries.map(Value::from));
         flag("disable-retries", "retry.max_total_retries", self.disable_retries.then(|| json!(0)));
         flag("relay-threads", "server.relay_threads", self.relay_threads.map(Value::from));
-        flag("no-kv-events", "kv_events.enabled", self.no_kv_events.then(|| json!(false)));
+        flag("no-kv-events", "kv_events.enabled", self.no_kv_events.then_some(json!(false)));
         flag("tokenizer-path", "tokens.path", self.tokenizer_path.as_ref().map(|path| json!(path)));
         flag("chat-template", "tokens.chat_template", self.chat_template.as_ref().map(|path| json!(path)));
         Ok(set)
@@ -375,7 +375,7 @@ mod tests {
         let read = |text: &str| from_yaml(&format!("workers: [{{url: 'http://a', kv_events: {text}}}]"));
         let feeds = |text: &str| read(text).expect("right").workers[0].kv_events.clone();
         let one = FeedSpec::new("tcp://a:1");
-        assert_eq!(feeds("{endpoint: 'tcp://a:1'}"), [one.clone()]);
+        assert_eq!(feeds("{endpoint: 'tcp://a:1'}"), std::slice::from_ref(&one));
         assert_eq!(
             feeds("[{endpoint: 'tcp://a:1'}, {endpoint: 'tcp://a:2'}]"),
             [one, FeedSpec::new("tcp://a:2")]
