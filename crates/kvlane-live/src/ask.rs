@@ -21,6 +21,8 @@ pub struct Engine {
     pub(crate) upstreams: Arc<Upstreams>,
     /// Time that one answer may take.
     pub(crate) limit: Duration,
+    /// The data-parallel rank that is asked, if one is.
+    pub(crate) rank: Option<u32>,
 }
 
 // === impl Engine ===
@@ -33,7 +35,13 @@ impl Engine {
     pub fn at(url: &str, limit: Duration) -> Result<Self, String> {
         let worker = Arc::new(Worker::new(WorkerId(0), &config::WorkerSpec::new(url))?);
         let config = config::Upstream { connect_timeout: limit, ..config::Upstream::default() };
-        Ok(Self { worker, upstreams: Upstreams::new(config), limit })
+        Ok(Self { worker, upstreams: Upstreams::new(config), limit, rank: None })
+    }
+
+    /// The same engine, asked at one of its data-parallel ranks.
+    #[must_use]
+    pub fn at_rank(&self, rank: u32) -> Self {
+        Self { rank: Some(rank), ..self.clone() }
     }
 
     /// Its URL, as given but for a `/` at its end.
@@ -63,8 +71,12 @@ impl Engine {
     }
 
     async fn ask(&self, method: &Method, path: &str, body: &Bytes) -> Result<(u16, Bytes), String> {
-        let Self { worker, upstreams, limit } = self;
-        let answer = ask(upstreams, worker, method, path, body, *limit, ANSWER_BYTES_MAX).await;
+        let Self { worker, upstreams, limit, rank } = self;
+        // vLLM's and SGLang's.
+        let rank = rank.map_or_else(String::new, |rank| format!("x-data-parallel-rank: {rank}\r\n"));
+        let head = head(worker, method, path, &rank, body);
+        let what = What { method, path, head: &head, body };
+        let answer = exchange(upstreams, worker, what, *limit, ANSWER_BYTES_MAX).await;
         answer.map(|(status, body)| (status.as_u16(), body))
     }
 }
@@ -82,15 +94,38 @@ pub(crate) async fn ask(
     limit: Duration,
     bytes_max: usize,
 ) -> Result<(StatusCode, Bytes), String> {
+    let head = head(worker, method, path, "", body);
+    exchange(upstreams, worker, What { method, path, head: &head, body }, limit, bytes_max).await
+}
+
+/// A question, ready to be sent.
+struct What<'a> {
+    method: &'a Method,
+    path: &'a str,
+    head: &'a str,
+    body: &'a Bytes,
+}
+
+fn head(worker: &Worker, method: &Method, path: &str, more: &str, body: &Bytes) -> String {
     let address = &worker.address;
     let mut head = format!(
-        "{method} {}{path} HTTP/1.1\r\nhost: {}\r\nuser-agent: kvlane\r\naccept: */*\r\n",
+        "{method} {}{path} HTTP/1.1\r\nhost: {}\r\nuser-agent: kvlane\r\naccept: */*\r\n{more}",
         address.base_path, address.authority
     );
     if *method == Method::POST {
         head += &format!("content-type: application/json\r\ncontent-length: {}\r\n", body.len());
     }
-    head += "\r\n";
+    head + "\r\n"
+}
+
+async fn exchange(
+    upstreams: &Arc<Upstreams>,
+    worker: &Worker,
+    what: What<'_>,
+    limit: Duration,
+    bytes_max: usize,
+) -> Result<(StatusCode, Bytes), String> {
+    let What { method, path, head, body } = what;
     let exchange = async {
         let answer = upstreams.send(worker, method, head.as_bytes(), body).await;
         let mut answer = answer.map_err(|error| format!("{method} {path}: {error}"))?;

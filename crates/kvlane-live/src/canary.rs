@@ -270,6 +270,7 @@ pub(crate) async fn check(
         worker: Arc::clone(worker),
         upstreams: Arc::clone(upstreams),
         limit: gateway.config.health.timeout,
+        rank: None,
     };
     compared.block_tokens = block_tokens_of(&engine).await;
     let mut parity = compare_with_others(gateway, worker, &compared, names);

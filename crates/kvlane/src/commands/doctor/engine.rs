@@ -51,7 +51,7 @@ pub(super) async fn examine(engine: &Engine, way: &Way) -> Examined {
         match (facts.model.clone(), way.sends) {
             (Some(model), true) => {
                 let told = events::listen(engine, &model, way, &facts, &mut checks).await;
-                request::compare(engine, &model, told, &mut facts, &mut checks).await;
+                request::compare(&model, told, &mut facts, &mut checks).await;
             }
             (None, _) => checks.skip("usage", "no model to send a request to"),
             (_, false) => checks.skip("usage", "no request was sent (--no-request)"),

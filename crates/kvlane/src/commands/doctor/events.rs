@@ -27,6 +27,8 @@ pub(super) struct Told {
     /// Leading tokens of its prompt that the engine says it stored, if it says so and we know the ids.
     pub(super) stored_tokens: Option<u32>,
     pub(super) block_tokens: Option<u32>,
+    /// The engine, at the rank that was asked.
+    pub(super) engine: Engine,
 }
 
 /// What was heard of one feed.
@@ -62,26 +64,30 @@ pub(super) async fn listen(
     }
     drop(tell);
     let mut heard: Vec<Heard> = feeds.iter().map(|_| Heard::default()).collect();
-    let mut last = None;
-    for attempt in 0..ATTEMPTS {
-        let prompt = prompt(facts, attempt);
-        let asked = ask(engine, model, &prompt).await;
-        let failed = asked.is_err();
-        let ids = asked.as_ref().ok().and_then(|asked| asked.ids.clone());
-        let mut progress = Progress { model, ids: ids.as_deref() };
-        let until = Instant::now() + way.patience / ATTEMPTS;
-        let complete = listening > 0 && progress.listen(&mut told, &mut heard, until).await;
-        let (stored_tokens, block_tokens) = progress.result(&heard);
-        last = Some(Told { asked, stored_tokens, block_tokens });
-        if complete || failed || listening == 0 {
-            break;
-        }
-    }
-    let last = last.unwrap_or(Told {
+    let mut last = Told {
         asked: Err("no request was sent".into()),
         stored_tokens: None,
         block_tokens: None,
-    });
+        engine: engine.clone(),
+    };
+    // Each rank is sent a request of its own, the first one last: that is the one to go on with.
+    for n in (0..feeds.len().max(1)).rev() {
+        let engine = if feeds.len() > 1 { engine.at_rank(feeds[n].rank) } else { engine.clone() };
+        for attempt in 0..ATTEMPTS {
+            let prompt = prompt(facts, n as u32 * ATTEMPTS + attempt);
+            let asked = ask(&engine, model, &prompt).await;
+            let failed = asked.is_err();
+            let ids = asked.as_ref().ok().and_then(|asked| asked.ids.clone());
+            let mut progress = Progress { model, ids: ids.as_deref(), from: n };
+            let until = Instant::now() + way.patience / ATTEMPTS;
+            let complete = listening > 0 && progress.listen(&mut told, &mut heard, until).await;
+            let (stored_tokens, block_tokens) = progress.result(&heard);
+            last = Told { asked, stored_tokens, block_tokens, engine: engine.clone() };
+            if complete || failed || listening == 0 {
+                break;
+            }
+        }
+    }
     if listening > 0 && last.asked.is_ok() {
         report(feeds, &heard, facts, checks);
         for (feed, heard) in feeds.iter().zip(&heard) {
@@ -128,6 +134,8 @@ async fn subscribe(
 struct Progress<'a> {
     model: &'a str,
     ids: Option<&'a [u32]>,
+    /// Whose they will be.
+    from: usize,
 }
 
 // === impl Progress ===
@@ -159,7 +167,7 @@ impl Progress<'_> {
                 stored as usize >= ids.len() / size as usize * size as usize && stored > 0
             }
             // Without ids any store has to do.
-            (None, _, Some(_)) => true,
+            (None, _, Some(_)) => !heard[self.from].numbers.is_empty(),
             _ => false,
         }
     }
@@ -239,13 +247,19 @@ fn report(feeds: &[Feed], heard: &[Heard], facts: &Facts, checks: &mut Checks) {
             "check enable_kv_cache_events and publisher: zmq in --kv-events-config, and that prefix caching is on",
         );
     } else {
-        let ranks: Vec<String> = feeds
-            .iter()
-            .zip(heard)
-            .filter(|(_, heard)| !heard.numbers.is_empty())
-            .map(|(feed, _)| feed.rank.to_string())
-            .collect();
-        checks.ok("events", format!("{messages} messages after our request, from rank {}", ranks.join(", ")));
+        let ranks = |heard_of: bool| {
+            let ranks = feeds.iter().zip(heard).filter(|(_, heard)| heard.numbers.is_empty() != heard_of);
+            ranks.map(|(feed, _)| feed.rank.to_string()).collect::<Vec<_>>().join(", ")
+        };
+        match ranks(false).as_str() {
+            "" => checks
+                .ok("events", format!("{messages} messages after our requests, from rank {}", ranks(true))),
+            silent => checks.fail(
+                "events",
+                format!("none came from rank {silent}, though it was sent a request"),
+                "check that each rank publishes on a port of its own, one higher than the rank before it",
+            ),
+        }
     }
     let gap = heard.iter().find_map(|heard| {
         heard

@@ -74,14 +74,8 @@ pub(super) async fn ask(engine: &Engine, model: &str, prompt: &str) -> Result<As
 }
 
 /// Sends the prompt again: what is reused must be told, and be what was to be expected.
-pub(super) async fn compare(
-    engine: &Engine,
-    model: &str,
-    told: Told,
-    facts: &mut Facts,
-    checks: &mut Checks,
-) {
-    let Told { asked, stored_tokens, block_tokens } = told;
+pub(super) async fn compare(model: &str, told: Told, facts: &mut Facts, checks: &mut Checks) {
+    let Told { asked, stored_tokens, block_tokens, engine } = told;
     facts.block_tokens = facts.block_tokens.or(block_tokens);
     let first = match asked {
         Ok(first) => first,
@@ -90,7 +84,7 @@ pub(super) async fn compare(
             return checks.fail("usage", problem, fix);
         }
     };
-    let again = match ask(engine, model, &first.prompt).await {
+    let again = match ask(&engine, model, &first.prompt).await {
         Ok(again) => again,
         Err(problem) => return checks.fail("usage", problem, "an engine must answer the same request twice"),
     };

@@ -1,0 +1,237 @@
+//! `kvlane doctor` against engines of every kind and state, as people meet it.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use kvlane_live::testing::{FakeEngine, TestGateway, config};
+use kvlane_mock::{KvEventsConfig, KvEventsFaults, MockConfig, MockEngine};
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio::task::spawn_blocking;
+
+fn doctor(args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvlane"));
+    command.arg("doctor").args(args).env_remove("KVLANE_LOG").stdin(Stdio::null());
+    command.output().expect("it starts")
+}
+
+/// Runs it beside the engines of this test: exit code and what it wrote.
+async fn examine(args: &[&str]) -> (Option<i32>, String, String) {
+    let args: Vec<String> = args.iter().map(ToString::to_string).collect();
+    let output = spawn_blocking(move || doctor(&args.iter().map(String::as_str).collect::<Vec<_>>())).await;
+    let Output { status, stdout, stderr } = output.expect("it ran");
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("UTF-8");
+    (status.code(), text(stdout), text(stderr))
+}
+
+/// Its report.
+async fn report(args: &[&str]) -> (Option<i32>, Value) {
+    let (code, stdout, stderr) = examine(&[args, &["--json", "-"]].concat()).await;
+    let report: Value = serde_json::from_str(&stdout).unwrap_or_else(|_| panic!("{stdout}{stderr}"));
+    assert_eq!(report["schema"], "kvlane.doctor/1");
+    (code, report)
+}
+
+/// How a row of the n-th engine came out, and what it said.
+#[track_caller]
+fn row<'a>(report: &'a Value, n: usize, name: &str) -> (&'a str, &'a str) {
+    let checks = report["engines"][n]["checks"].as_array().expect("rows");
+    let row =
+        checks.iter().find(|check| check["name"] == name).unwrap_or_else(|| panic!("no {name}: {report:#}"));
+    let verdict = row["verdict"].as_str().expect("a verdict");
+    let to_do = matches!(verdict, "warn" | "fail");
+    assert_eq!(to_do, row["fix"].is_string(), "what is wrong has a fix: {row}");
+    (verdict, row["said"].as_str().expect("text"))
+}
+
+async fn mock(config: MockConfig) -> MockEngine {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    MockEngine::start(MockConfig { speed: 100.0, ..config }, listener).expect("a good configuration")
+}
+
+fn with_events() -> MockConfig {
+    MockConfig { kv_events_config: KvEventsConfig::loopback(), ..MockConfig::default() }
+}
+
+fn url(engine: &MockEngine) -> String {
+    format!("http://{}", engine.addr())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_with_everything_passes_every_row() {
+    let engine = mock(with_events()).await;
+    let (code, report) = report(&[&url(&engine)]).await;
+    for name in [
+        "reachable",
+        "metrics",
+        "engine",
+        "models",
+        "prefix_caching",
+        "block_size",
+        "tokenizer",
+        "chat_template",
+        "kv_events",
+        "subscribe",
+        "events",
+        "sequence",
+        "event_block_size",
+        "clock",
+        "replay",
+        "usage",
+        "prediction",
+    ] {
+        assert_eq!(row(&report, 0, name).0, "ok", "{name}: {report:#}");
+    }
+    assert_eq!((code, &report["failures"], &report["warnings"]), (Some(0), &json!(0), &json!(0)));
+    assert_eq!(report["engines"][0]["block_tokens"], 16);
+    assert_eq!(report["engines"][0]["kv_events"].as_array().map(Vec::len), Some(1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_without_events_is_approximate_and_told_how_not_to_be() {
+    let engine = mock(MockConfig::default()).await;
+    let (code, stdout, _) = examine(&[&url(&engine)]).await;
+    assert_eq!(code, Some(0), "a warning is no failure: {stdout}");
+    for word in ["warn  kv_events", "--kv-events-config", "ok    usage", "0 failed"] {
+        assert!(stdout.contains(word), "'{word}' is not in {stdout}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_whose_events_are_lies_fails_the_prediction() {
+    let kv_events_faults = KvEventsFaults { lie: 1.0, ..KvEventsFaults::default() };
+    let engine = mock(MockConfig { kv_events_faults, ..with_events() }).await;
+    let (code, report) = report(&[&url(&engine)]).await;
+    assert_eq!(code, Some(1));
+    assert_eq!(row(&report, 0, "events").0, "ok");
+    assert_eq!(row(&report, 0, "usage").0, "fail", "nothing was reused");
+    assert_eq!(row(&report, 0, "prediction").0, "fail", "though its events said so");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_feed_that_says_nothing_is_a_failure() {
+    let kv_events_faults = KvEventsFaults { silent: Some(0), ..KvEventsFaults::default() };
+    let engine = mock(MockConfig { kv_events_faults, ..with_events() }).await;
+    let (code, report) = report(&["--timeout-secs", "0.3", &url(&engine)]).await;
+    assert_eq!((code, row(&report, 0, "subscribe").0, row(&report, 0, "events").0), (Some(1), "ok", "fail"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_rank_is_listened_to() {
+    let engine = mock(MockConfig { data_parallel_size: 2, ..with_events() }).await;
+    let (code, report) = report(&[&url(&engine)]).await;
+    assert_eq!(code, Some(0), "{report:#}");
+    assert_eq!(report["engines"][0]["kv_events"].as_array().map(Vec::len), Some(2));
+    let checks = report["engines"][0]["checks"].as_array().expect("rows");
+    assert_eq!(checks.iter().filter(|check| check["name"] == "subscribe").count(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn engines_of_one_model_must_be_alike() {
+    let (a, b) = (mock(with_events()).await, mock(MockConfig { block_size: 32, ..with_events() }).await);
+    let (code, report) = report(&[&url(&a), &url(&b)]).await;
+    assert_eq!(code, Some(1));
+    let fleet = report["fleet"].as_array().expect("rows");
+    let verdict = |name: &str| fleet.iter().find(|row| row["name"] == name).map(|row| row["verdict"].clone());
+    assert_eq!(verdict("same_block_size"), Some(json!("fail")));
+    assert_eq!(verdict("same_tokenizer"), Some(json!("ok")));
+    assert_eq!(verdict("same_model"), Some(json!("ok")));
+}
+
+fn tiny() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../kvlane-tokens/tests/data/tiny")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_tokenizer_than_the_engines_is_named_with_the_first_token_that_differs() {
+    let engine = mock(with_events()).await;
+    let path = tiny();
+    let args = ["--tokenizer-path", path.to_str().expect("UTF-8"), "--no-request", &url(&engine)];
+    let (code, report) = report(&args).await;
+    assert_eq!(code, Some(1));
+    let (verdict, said) = row(&report, 0, "tokenizer");
+    assert!(verdict == "fail" && said.contains("token 0 on"), "{said}");
+    assert_eq!(row(&report, 0, "usage").0, "skip");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_of_another_kind_is_examined_as_far_as_it_goes() {
+    let models = json!([{"id": "m", "meta": {"n_ctx_train": 4096}}]);
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let engine = FakeEngine::on(listener, models);
+    engine.set_metrics("llamacpp:requests_processing 0\nllamacpp:requests_deferred 0\n");
+    let (code, report) = report(&["--no-request", "--timeout-secs", "0.5", &engine.url()]).await;
+    assert_eq!(code, Some(0), "{report:#}");
+    assert_eq!(report["engines"][0]["engine"], "llamacpp");
+    assert_eq!(report["engines"][0]["max_model_len"], 4096);
+    let (verdict, said) = row(&report, 0, "kv_events");
+    assert!(verdict == "ok" && said.contains("approximate by design"), "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_is_not_there_is_a_failure_and_the_others_are_examined() {
+    let engine = mock(with_events()).await;
+    let nobody =
+        std::net::TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("an address");
+    let (code, report) = report(&[&format!("http://{nobody}"), &url(&engine)]).await;
+    assert_eq!(code, Some(1));
+    assert_eq!(row(&report, 0, "reachable").0, "fail");
+    assert_eq!(report["engines"][0]["checks"].as_array().map(Vec::len), Some(1));
+    assert_eq!(row(&report, 1, "prediction").0, "ok");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_gateway_tells_what_it_found() {
+    let engine = FakeEngine::start("m").await;
+    engine.set_tokenizer(|_| Some(vec![1, 2, 3]));
+    let other = FakeEngine::start("m").await;
+    let gateway = TestGateway::start(config(), &[&engine]).await;
+    let at = format!("http://{}", gateway.metrics_address());
+    let args = ["--no-request", "--timeout-secs", "0.5", "--gateway", &at, &engine.url(), &other.url()];
+    let (code, report) = report(&args).await;
+    assert_eq!(code, Some(1));
+    let rows = report["gateway"].as_array().expect("rows");
+    let verdicts: Vec<_> = rows.iter().map(|row| (row["name"].as_str(), row["verdict"].as_str())).collect();
+    let expect = [("ready", "ok"), ("worker", "fail"), ("worker", "warn")];
+    assert_eq!(verdicts, expect.map(|(name, verdict)| (Some(name), Some(verdict))));
+    gateway.end().await;
+}
+
+#[test]
+fn what_cannot_be_done_is_a_matter_of_usage() {
+    for (args, words) in [
+        (&["127.0.0.1:8000"][..], &["http://host:port"][..]),
+        (&[], &["<URL>"]),
+        (&["http://a", "--tokenizer-path", "/nowhere"], &["--tokenizer-path", "/nowhere"]),
+        (&["http://a", "--chat-template", "x"], &["--tokenizer-path"]),
+        (&["http://a", "--timeout-secs", "0"], &["0.001 to 3600"]),
+        (&["http://a", "--gateway", "b"], &["http://host:port"]),
+    ] {
+        let output = doctor(args);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {said}");
+        for word in words {
+            assert!(said.contains(word), "{args:?}: '{word}' is not in: {said}");
+        }
+    }
+}
+
+#[test]
+fn every_row_is_in_its_document() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let document = std::fs::read_to_string(root.join("../../docs/doctor.md")).expect("docs/doctor.md");
+    let mut rows = std::collections::BTreeSet::new();
+    for entry in std::fs::read_dir(root.join("src/commands/doctor")).expect("the sources") {
+        let source = std::fs::read_to_string(entry.expect("a file").path()).expect("readable");
+        for verdict in ["ok", "warn", "fail", "skip"] {
+            let source: String = source.split_whitespace().collect();
+            for call in source.split(&format!("checks.{verdict}(\"")).skip(1) {
+                rows.extend(call.split('"').next().map(str::to_owned));
+            }
+        }
+    }
+    assert!(rows.len() > 15, "{rows:?}");
+    for row in rows {
+        assert!(document.contains(&format!("`{row}`")), "docs/doctor.md does not explain {row}");
+    }
+}
