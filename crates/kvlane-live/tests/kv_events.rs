@@ -14,6 +14,7 @@ use kvlane_live::ingest::{EventFeed, Seen};
 use kvlane_live::testing::{self, FakeEngine, FakeFeed, TestGateway, Told, batch, chat, eventually};
 use kvlane_live::tokenize::TokenSource;
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
 /// Tokens of a block of the engines here.
@@ -454,9 +455,17 @@ async fn each_rank_has_a_feed_of_its_own_and_tells_of_no_other() {
 
 #[tokio::test]
 async fn an_address_that_is_no_feed_is_told_to_operators() {
-    let (a, other) = (Engine::start().await, FakeEngine::start("m").await);
+    let a = Engine::start().await;
+    let web = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let address = web.local_addr().expect("an address");
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = web.accept().await {
+            let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n").await;
+            let _ = stream.read(&mut [0; 1024]).await;
+        }
+    });
     let mut config = config();
-    config.workers = vec![a.spec(vec![FeedSpec::new(&format!("tcp://{}", other.authority()))])];
+    config.workers = vec![a.spec(vec![FeedSpec::new(&format!("tcp://{address}"))])];
     let gateway = TestGateway::start(config, &[]).await;
     let seat = Seat::of(&gateway, &a.http.url(), 0);
     eventually("there is a problem", || seat.seen().problem.is_some()).await;
@@ -464,8 +473,26 @@ async fn an_address_that_is_no_feed_is_told_to_operators() {
     let workers = gateway.operate("GET", "/workers", "").await.json();
     let shown = &workers["workers"][0]["pools"][0]["kv_events"];
     assert_eq!((&shown["state"], &shown["found_by"]), (&json!("syncing"), &json!("configuration")));
-    assert!(shown["problem"].as_str().expect("a problem").contains(other.authority()), "{shown}");
-    gateway.shut_down().await;
+    let problem = shown["problem"].as_str().expect("a problem");
+    assert!(problem.contains(&address.to_string()) && problem.contains("not speak ZMTP"), "{problem}");
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn a_peer_that_says_nothing_is_given_up() {
+    let a = Engine::start().await;
+    let mute = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+    let mut config = config();
+    config.kv_events.heartbeat = Duration::from_millis(5);
+    config.workers =
+        vec![a.spec(vec![FeedSpec::new(&format!("tcp://{}", mute.local_addr().expect("an address")))])];
+    let gateway = TestGateway::start(config, &[]).await;
+    let seat = Seat::of(&gateway, &a.http.url(), 0);
+    eventually("it is given up", || {
+        seat.seen().problem.is_some_and(|problem| problem.contains("no sign of life"))
+    })
+    .await;
+    gateway.end().await;
 }
 
 #[tokio::test]

@@ -30,7 +30,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     /// Run the gateway.
-    Serve(config::ConfigArgs),
+    Serve(Box<config::ConfigArgs>),
     /// See the gateway work: a trace through four mock engines, under three policies.
     Demo(commands::demo::DemoArgs),
     /// Run a vLLM-shaped server that computes nothing but takes its time, as a GPU would.
@@ -46,7 +46,7 @@ enum Command {
     /// Examine engines: is all there that it takes to know their caches exactly?
     Doctor(commands::doctor::DoctorArgs),
     /// Check the configuration that `serve` would run with, and print it.
-    Check(config::ConfigArgs),
+    Check(Box<config::ConfigArgs>),
     /// Print a configuration file with every key, its default and what it means.
     Config,
 }
