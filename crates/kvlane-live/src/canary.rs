@@ -374,8 +374,9 @@ async fn compare_all(engine: &Engine, served: &ServedName, ours: Ours<'_>) -> Pa
     let mut parity = Parity::Verified;
     for sample in samples() {
         let Answer { outcome, max_model_len } = compare(engine, &served.name, &sample, ours).await;
+        // SGLang tells the tokenizer's own length there, which may be more than the engine was started with.
         if let (Some(told), Some(listed)) = (max_model_len, length(served))
-            && told != listed
+            && told < listed
         {
             return Parity::Mismatch(format!(
                 "GET /v1/models lists {} with max_model_len {listed}, its /tokenize says {told}",
