@@ -40,7 +40,7 @@ pub enum KvEvent {
     /// Blocks can be found from now on. Engines keep several copies of a block at times, tell of each, and later remove
     /// each.
     Stored {
-        /// The block before the first of them; none if they begin a prompt, or if that is not told.
+        /// The block before the first of them; none if they begin a prompt.
         parent: Option<EngineHash>,
         /// Which, each following the one before it.
         blocks: Vec<StoredBlock>,
