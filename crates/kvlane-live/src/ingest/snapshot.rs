@@ -123,7 +123,7 @@ impl Writer {
 
     /// Adds an entry, if there is room for it; whether there was.
     pub(super) fn add(&mut self, entry: &Entry) -> io::Result<bool> {
-        let blocks: usize = entry.events.iter().map(|event| blocks_of(event)).sum();
+        let blocks: usize = entry.events.iter().map(blocks_of).sum();
         // Sixteen bytes a block, some for each event, and the names.
         let most = 16 * blocks + 32 * entry.events.len() + 16_384;
         if self.bytes + most as u64 > BYTES_MAX || self.entries == self.announced {

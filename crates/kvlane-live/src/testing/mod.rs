@@ -2,9 +2,10 @@
 //!
 //! [`TestGateway`] is the gateway as `kvlane serve` runs it. A [`FakeEngine`] answers probes by itself and hands every
 //! other request to the test as a [`Call`], on which the test writes whatever bytes it wants, when it wants. A [`FakeFeed`]
-//! publishes KV events. A [`Client`] is a socket with just enough HTTP to read answers. Nothing here sleeps: tests wait for bytes, for calls,
+//! publishes KV events; with one, and a cache, an engine is a [`CachingEngine`]. A [`Client`] is a socket with just enough HTTP to read answers. Nothing here sleeps: tests wait for bytes, for calls,
 //! or with [`eventually`] for a condition.
 
+mod caching;
 mod client;
 mod engine;
 mod feed;
@@ -17,6 +18,7 @@ use kvlane_core::load::InFlight;
 use serde_json::Value;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
+pub use self::caching::{BLOCK, CachingEngine, FeedSeat, caching_config, caching_gateway, chain, tokens};
 pub use self::client::{Client, Reply};
 pub use self::engine::{Call, FakeEngine};
 pub use self::feed::{FakeFeed, Told, batch};
