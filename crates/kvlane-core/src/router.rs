@@ -169,7 +169,16 @@ impl Router {
         if matches!(event, KvEvent::Cleared) {
             self.forget_dispatches(endpoint);
         }
-        self.exact.as_ref().map(|exact| exact.index.apply(endpoint, event)).unwrap_or_default()
+        let Some(Exact { index, speculation }) = &self.exact else { return Applied::default() };
+        let applied = index.apply(endpoint, event);
+        // In this order, so that nobody finds the block in neither.
+        if let KvEvent::Stored { blocks, .. } = event
+            && let Some(last) = blocks.last()
+            && !read(speculation).is_empty()
+        {
+            write(speculation).stored(endpoint, last.hash);
+        }
+        applied
     }
 
     /// Our hash of the block that `endpoint` calls `name`, if it is known to hold it.
@@ -202,7 +211,10 @@ impl Router {
         out: &mut Vec<Output>,
     ) {
         let block_tokens = self.block_tokens();
-        let overlap = self.look_up(now, &request, chain, block_tokens, scratch);
+        // An engine computes at least the last token, or it could not tell the next one, and it reuses whole blocks.
+        let blocks_max = request.prompt_tokens.saturating_sub(1) / block_tokens.max(1);
+        let reusable = &chain[..chain.len().min(blocks_max as usize)];
+        let overlap = self.look_up(now, reusable, block_tokens, scratch);
         let id = request.id;
         let first = out.len();
         self.step(now, Input::Arrived { request, overlap, block_tokens }, out);
@@ -211,22 +223,19 @@ impl Router {
             _ => None,
         });
         if let Some(endpoint) = placed {
-            self.learn(now, id, chain, endpoint);
+            let told = !reusable.is_empty() && scratch.exact.blocks(endpoint) as usize >= reusable.len();
+            self.note_dispatch(now, id, chain, endpoint, told);
         }
     }
 
-    /// What each endpoint is expected to reuse of a prompt. Never all of it: an engine computes at least the last
-    /// token, or it could not tell the next one, and it reuses whole blocks.
+    /// What each endpoint is expected to hold of these blocks.
     fn look_up(
         &self,
         now: Nanos,
-        request: &SchedulingRequest,
         chain: &[BlockHash],
         block_tokens: u32,
         scratch: &mut Scratch,
     ) -> Vec<(EndpointId, Prediction)> {
-        let blocks_max = request.prompt_tokens.saturating_sub(1) / block_tokens.max(1);
-        let chain = &chain[..chain.len().min(blocks_max as usize)];
         let Scratch { approximate, exact, speculation } = scratch;
         let tokens = |blocks: u32| blocks.saturating_mul(block_tokens);
         self.index().lookup(now, chain, approximate);
@@ -235,19 +244,38 @@ impl Router {
             return approximate.iter().map(only_ours).collect();
         };
         index.lookup(chain, exact);
-        read(sent).raise(now, chain, speculation, exact);
-        let both =
-            |(id, blocks)| (id, Prediction { exact: tokens(exact.blocks(id)), approximate: tokens(blocks) });
-        let theirs = exact.iter().filter(|(id, _)| approximate.blocks(*id) == 0);
-        let theirs = theirs.map(|(id, blocks)| (id, Prediction { exact: tokens(blocks), approximate: 0 }));
-        approximate.iter().map(both).chain(theirs).collect()
+        read(sent).lookup(now, chain, speculation);
+        let predicted = |id| {
+            let told = exact.blocks(id).max(speculation.blocks(id));
+            (id, Prediction { exact: tokens(told), approximate: tokens(approximate.blocks(id)) })
+        };
+        let ids = |overlap: &Overlap| overlap.iter().map(|(id, _)| id).collect::<Vec<_>>();
+        let [ours, theirs, sent] = [&*approximate, exact, speculation].map(ids);
+        let theirs = theirs.into_iter().filter(|&id| approximate.blocks(id) == 0);
+        let sent = sent.into_iter().filter(|&id| approximate.blocks(id) == 0 && exact.blocks(id) == 0);
+        ours.into_iter().chain(theirs).chain(sent).map(predicted).collect()
     }
 
     /// Notes that `endpoint` has been given a prompt with these blocks. [`Router::arrive`] does so by itself, except
     /// for a request that waited.
     pub fn learn(&self, now: Nanos, request: RequestId, chain: &[BlockHash], endpoint: EndpointId) {
+        self.note_dispatch(now, request, chain, endpoint, false);
+    }
+
+    /// `told` is whether the endpoint has already told of all that can be reused: then it is to be believed when it
+    /// loses that, too.
+    fn note_dispatch(
+        &self,
+        now: Nanos,
+        request: RequestId,
+        chain: &[BlockHash],
+        endpoint: EndpointId,
+        told: bool,
+    ) {
         self.index_mut().insert(now, chain, endpoint);
-        if let Some(exact) = &self.exact {
+        if let Some(exact) = &self.exact
+            && !told
+        {
             write(&exact.speculation).sent(now, request, chain, endpoint);
         }
     }

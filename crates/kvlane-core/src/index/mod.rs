@@ -48,13 +48,6 @@ impl Overlap {
         self.by_slot[slot] = (id, blocks);
     }
 
-    /// Endpoint `id` holds at least the first `blocks` blocks.
-    pub(crate) fn raise(&mut self, id: EndpointId, blocks: u32) {
-        if blocks > self.blocks(id) {
-            self.set(id, blocks);
-        }
-    }
-
     /// How many leading blocks endpoint `id` holds.
     pub fn blocks(&self, id: EndpointId) -> u32 {
         self.by_slot.get(id.slot()).filter(|(holder, _)| *holder == id).map_or(0, |(_, held)| *held)

@@ -1,8 +1,9 @@
 //! What endpoints will hold soon: prompts that were sent there, until their engines have told of them.
 //!
 //! A prompt counts as held from its dispatch on, since the next one with the same beginning will find it computed or
-//! waits behind it. Its first token means that it was computed, and so that the events about it are on their way: a
-//! moment later those are what counts, and the engine may have evicted the prompt again since.
+//! waits behind it. It stops counting when the engine tells that it has stored its last block: from then on events are
+//! what counts, evictions among them. Not every prompt is told of, as the engine may have had all of it; its first token
+//! means that it was computed, and so that events about it would be on their way.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -26,52 +27,72 @@ const LIMITS: approx::Config = approx::Config { memory_bytes_max: 128 << 20, ttl
 /// Prompts that were sent and not told of yet.
 pub(crate) struct Speculation {
     index: ApproxIndex,
-    waiting: HashMap<RequestId, Sent, FixedState>,
+    sent: HashMap<RequestId, Sent, FixedState>,
+    /// Who waits to be told of by the last block of its prompt.
+    by_last: HashMap<(EndpointId, BlockHash), Vec<RequestId>, FixedState>,
     /// Those whose events are on their way, in the order in which they stop counting.
-    told: VecDeque<(Nanos, Sent)>,
+    due: VecDeque<(Nanos, RequestId)>,
 }
 
 struct Sent {
     endpoint: EndpointId,
     chain: Arc<[BlockHash]>,
+    /// Its first token came, and it is among those that are due.
+    computed: bool,
 }
 
 // === impl Speculation ===
 
 impl Speculation {
     pub(crate) fn new() -> Self {
-        let waiting = HashMap::with_hasher(FixedState::with_seed(0));
-        Self { index: ApproxIndex::new(LIMITS), waiting, told: VecDeque::new() }
+        Self {
+            index: ApproxIndex::new(LIMITS),
+            sent: HashMap::with_hasher(FixedState::with_seed(0)),
+            by_last: HashMap::with_hasher(FixedState::with_seed(0)),
+            due: VecDeque::new(),
+        }
     }
 
-    /// A request with these blocks was sent to `endpoint`.
+    /// Whether nothing is waited for.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.sent.is_empty()
+    }
+
+    /// A request with these blocks was sent to `endpoint`, which is not known to hold them all.
     pub(crate) fn sent(&mut self, now: Nanos, request: RequestId, chain: &[BlockHash], endpoint: EndpointId) {
         self.expire(now);
-        if !chain.is_empty() {
-            self.index.insert(now, chain, endpoint);
-            self.waiting.insert(request, Sent { endpoint, chain: chain.into() });
+        let Some(&last) = chain.last() else { return };
+        self.index.insert(now, chain, endpoint);
+        self.by_last.entry((endpoint, last)).or_default().push(request);
+        self.sent.insert(request, Sent { endpoint, chain: chain.into(), computed: false });
+    }
+
+    /// `endpoint` says that it has stored `block`: whoever's prompt ends with it has been told of.
+    pub(crate) fn stored(&mut self, endpoint: EndpointId, block: BlockHash) {
+        for request in self.by_last.remove(&(endpoint, block)).unwrap_or_default() {
+            self.forget_one(request);
         }
     }
 
     /// Its first token came.
     pub(crate) fn computed(&mut self, now: Nanos, request: RequestId) {
         self.expire(now);
-        if let Some(sent) = self.waiting.remove(&request) {
-            self.told.push_back((now + EVENT_LAG_MAX, sent));
+        if let Some(sent) = self.sent.get_mut(&request) {
+            sent.computed = true;
+            self.due.push_back((now + EVENT_LAG_MAX, request));
         }
     }
 
     /// It is over. Without a first token nobody knows how much of it was computed, but its engine.
     pub(crate) fn ended(&mut self, request: RequestId) {
-        if let Some(Sent { endpoint, chain }) = self.waiting.remove(&request) {
-            self.index.withdraw(&chain, endpoint);
+        if self.sent.get(&request).is_some_and(|sent| !sent.computed) {
+            self.forget_one(request);
         }
     }
 
-    /// Raises `overlap` to what is on its way.
-    pub(crate) fn raise(&self, now: Nanos, chain: &[BlockHash], found: &mut Overlap, overlap: &mut Overlap) {
-        self.index.lookup(now, chain, found);
-        found.iter().for_each(|(endpoint, blocks)| overlap.raise(endpoint, blocks));
+    /// What of a prompt is on its way.
+    pub(crate) fn lookup(&self, now: Nanos, chain: &[BlockHash], overlap: &mut Overlap) {
+        self.index.lookup(now, chain, overlap);
     }
 
     /// What was sent to `endpoint` does not count any more: it has lost all.
@@ -80,13 +101,27 @@ impl Speculation {
         while let Some(at) = from {
             from = self.index.remove_endpoint(endpoint, at);
         }
+        self.sent.retain(|_, sent| sent.endpoint != endpoint);
+        self.by_last.retain(|(holder, _), _| *holder != endpoint);
     }
 
     fn expire(&mut self, now: Nanos) {
-        while self.told.front().is_some_and(|(until, _)| *until <= now)
-            && let Some((_, Sent { endpoint, chain })) = self.told.pop_front()
+        while self.due.front().is_some_and(|(until, _)| *until <= now)
+            && let Some((_, request)) = self.due.pop_front()
         {
-            self.index.withdraw(&chain, endpoint);
+            self.forget_one(request);
+        }
+    }
+
+    fn forget_one(&mut self, request: RequestId) {
+        let Some(Sent { endpoint, chain, .. }) = self.sent.remove(&request) else { return };
+        self.index.withdraw(&chain, endpoint);
+        let last = chain.last().map(|&last| (endpoint, last));
+        if let Some(waiting) = last.and_then(|last| self.by_last.get_mut(&last)) {
+            waiting.retain(|other| *other != request);
+            if let (true, Some(last)) = (waiting.is_empty(), last) {
+                self.by_last.remove(&last);
+            }
         }
     }
 }
@@ -105,8 +140,8 @@ mod tests {
     }
 
     fn held(speculation: &Speculation, now: Nanos, text: &[u8]) -> Vec<(EndpointId, u32)> {
-        let (mut found, mut overlap) = (Overlap::default(), Overlap::default());
-        speculation.raise(now, &chain(text), &mut found, &mut overlap);
+        let mut overlap = Overlap::default();
+        speculation.lookup(now, &chain(text), &mut overlap);
         overlap.iter().collect()
     }
 
@@ -120,6 +155,20 @@ mod tests {
         assert_eq!(held(&speculation, late, b"abcx"), [(endpoint, 3)]);
         speculation.computed(late + SECOND + SECOND, RequestId(9));
         assert_eq!(held(&speculation, late, b"abcx"), []);
+    }
+
+    #[test]
+    fn once_its_last_block_was_told_of_only_events_count() {
+        let (mut speculation, [a, b]) = (Speculation::new(), [1, 2].map(|slot| EndpointId::new(slot, 0)));
+        speculation.sent(Nanos(0), RequestId(1), &chain(b"abcd"), a);
+        speculation.sent(Nanos(0), RequestId(2), &chain(b"abcd"), b);
+        let stored = chain(b"abcd");
+        speculation.stored(a, stored[1]);
+        assert_eq!(held(&speculation, Nanos(0), b"abcd"), [(a, 4), (b, 4)], "half of it is not all of it");
+        speculation.stored(a, stored[3]);
+        assert_eq!(held(&speculation, Nanos(0), b"abcd"), [(b, 4)]);
+        speculation.stored(b, stored[3]);
+        assert!(speculation.is_empty() && speculation.by_last.is_empty());
     }
 
     #[test]
