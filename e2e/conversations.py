@@ -124,6 +124,9 @@ class Predicting(unittest.TestCase):
 
     @staticmethod
     def report(name, answers):
-        right = sum(one.is_right() for one in answers)
+        wrong = [one for one in answers if not one.is_right()]
+        right = len(answers) - len(wrong)
         reused = sum(one.cached for one in answers) / sum(one.usage["prompt_tokens"] for one in answers)
         print(f"\n{name}: {right} of {len(answers)} predictions right to the block, {reused:.1%} of prompt tokens cached")
+        for one in wrong:
+            print(one)
