@@ -105,7 +105,7 @@ impl<'a> Flood<'a> {
     /// Stores blocks of one more prompt, and drops those of an old one.
     fn publish(&mut self) {
         let names = |message: u64| -> Vec<u64> {
-            let first = self.engine << 40 | message * BLOCKS_PER_MESSAGE;
+            let first = (self.engine << 40) | (message * BLOCKS_PER_MESSAGE);
             (first..first + BLOCKS_PER_MESSAGE).collect()
         };
         let stored = names(self.messages);

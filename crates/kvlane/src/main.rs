@@ -32,7 +32,7 @@ enum Command {
     /// Run the gateway.
     Serve(Box<config::ConfigArgs>),
     /// See the gateway work: a trace through four mock engines, under three policies.
-    Demo(commands::demo::DemoArgs),
+    Demo(Box<commands::demo::DemoArgs>),
     /// Run a vLLM-shaped server that computes nothing but takes its time, as a GPU would.
     MockEngine(commands::mock_engine::MockEngineArgs),
     /// Ask what another policy, fleet or load would do, in virtual time.
