@@ -120,11 +120,18 @@ impl Parity {
         }
     }
 
-    /// Where they differ, if they do.
-    pub(crate) fn mismatch(&self) -> Option<String> {
-        match self {
-            Self::Mismatch(why) => Some(why.clone()),
-            Self::Verified | Self::Unverified(_) => None,
+    /// Why blocks of such an engine cannot be those of prompts that are counted so, if they cannot. An estimate is
+    /// believed only where it is known to be what the engine counts.
+    pub(crate) fn disbelief(&self, counting: &Counting) -> Option<String> {
+        match (self, counting) {
+            (Self::Mismatch(why), _) => {
+                Some(format!("tokens are counted in another way here than by this engine: {why}"))
+            }
+            (Self::Unverified(why), Counting::Estimate) => Some(format!(
+                "prompts are estimated here, and nothing says that this engine counts so ({why}): give a tokenizer \
+                 (--tokenizer-path or tokens.path), or let the engine count (tokens.source: engine)"
+            )),
+            (Self::Verified | Self::Unverified(_), _) => None,
         }
     }
 

@@ -179,16 +179,12 @@ impl Gateway {
     /// What a worker's count of tokens is worth has changed. What the one that counts differently says of its cache is
     /// not believed.
     pub(crate) fn parity_changed(&self, worker: &Worker) {
-        let (seats, mismatch) = {
+        let (seats, parity) = {
             let state = worker.state();
-            (state.seats.clone(), state.parity.mismatch())
+            (state.seats.clone(), state.parity.clone())
         };
-        for seat in seats {
-            match &seat.feed {
-                Some(feed) => feed.set_mismatch(mismatch.clone()),
-                None if mismatch.is_some() => self.set_feed(&seat.pool, seat.endpoint, Feed::Refused),
-                None => self.set_feed(&seat.pool, seat.endpoint, Feed::Absent),
-            }
+        for feed in seats.iter().filter_map(|seat| seat.feed.as_ref()) {
+            feed.set_parity(parity.clone());
         }
     }
 

@@ -25,7 +25,6 @@ use super::socket::{Patience, replay};
 use super::{EventFeed, Events, ToldBy};
 use crate::clock::unix_time;
 use crate::gateway::{Gateway, ModelPool};
-use crate::tokenize::Counting;
 
 /// Messages of one feed that are applied before the others have their turn.
 const MESSAGES_PER_TURN: usize = 8;
@@ -478,21 +477,13 @@ impl Hands {
         if self.refusal.is_some() {
             return (Refused, self.problem.clone());
         }
-        if let Some(why) = self.feed.mismatch() {
-            return (
-                Refused,
-                Some(format!("tokens are counted in another way here than by this engine: {why}")),
-            );
+        if let Some(why) = self.feed.parity().disbelief(&self.pool.counting) {
+            return (Refused, Some(why));
         }
         if !connected {
             // Nobody said that there is a feed, so that there is none is no news.
             let guessed = self.feed.source.told_by == ToldBy::Convention && self.events == Events::default();
             return (if guessed { Absent } else { Syncing }, self.problem.clone());
-        }
-        if matches!(self.pool.counting, Counting::Estimate) {
-            let why = "prompts are estimated here, so its blocks cannot be found: give a tokenizer \
-                       (--tokenizer-path or tokens.path), or let the engine count (tokens.source: engine)";
-            return (Refused, Some(why.into()));
         }
         if self.silent {
             let why = "silent: it answered requests whose prompts fill new blocks, and told of none: \

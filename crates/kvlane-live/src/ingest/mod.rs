@@ -39,6 +39,7 @@ use self::queue::Queue;
 use self::snapshot::{Entry, Key, Writer};
 use self::socket::{Patience, subscribe};
 pub use self::status::{Events, Seen};
+use crate::canary::Parity;
 use crate::clock::unix_time;
 use crate::config::KvEvents;
 use crate::gateway::{Gateway, ModelPool};
@@ -87,8 +88,8 @@ pub struct EventFeed {
     spoke_at: AtomicU64,
     /// Since when it owes one; 0 while it does not.
     owes_since: AtomicU64,
-    /// Why its blocks cannot be those of our prompts, if they cannot.
-    mismatch: Mutex<Option<String>>,
+    /// Whether the engine counts tokens as we do.
+    parity: Mutex<Parity>,
 }
 
 /// Where a feed stands with respect to the index.
@@ -169,7 +170,7 @@ impl EventFeed {
             seen: Mutex::default(),
             spoke_at: AtomicU64::new(0),
             owes_since: AtomicU64::new(0),
-            mismatch: Mutex::new(worker.parity().mismatch()),
+            parity: Mutex::new(worker.parity()),
         }
     }
 
@@ -191,14 +192,14 @@ impl EventFeed {
         self.reconnect.notify_one();
     }
 
-    /// The engine has turned out to count tokens in another way than we do, or no longer does.
-    pub(crate) fn set_mismatch(&self, why: Option<String>) {
-        *self.mismatch.lock().unwrap_or_else(PoisonError::into_inner) = why;
+    /// The engine has been compared with us again.
+    pub(crate) fn set_parity(&self, parity: Parity) {
+        *self.parity.lock().unwrap_or_else(PoisonError::into_inner) = parity;
         self.queue.wake();
     }
 
-    fn mismatch(&self) -> Option<String> {
-        self.mismatch.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    fn parity(&self) -> Parity {
+        self.parity.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// The engine has answered a request that was received at `received`, for which it computed so many prompt tokens:
