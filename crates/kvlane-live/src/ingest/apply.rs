@@ -33,7 +33,7 @@ const GOOD_MESSAGES: u32 = 16;
 /// Time in which the same complaint is not logged twice.
 const COMPLAINT_INTERVAL: Nanos = Nanos::from_secs(60);
 /// Block sizes that engines have: SGLang's smallest page is one token, and vLLM's hybrid models reach some thousands.
-const BLOCK_TOKENS: std::ops::RangeInclusive<u32> = 1..=65_536;
+pub(super) const BLOCK_TOKENS: std::ops::RangeInclusive<u32> = 1..=65_536;
 /// Prompt tokens that fill a block of any engine whose block size is not known.
 pub(crate) const BLOCK_TOKENS_UNKNOWN: u32 = 256;
 

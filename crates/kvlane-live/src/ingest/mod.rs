@@ -34,7 +34,7 @@ use tokio::runtime::Handle;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use self::apply::{Applier, BLOCK_TOKENS_UNKNOWN};
+use self::apply::{Applier, BLOCK_TOKENS, BLOCK_TOKENS_UNKNOWN};
 use self::queue::Queue;
 use self::snapshot::{Entry, Key, Writer};
 use self::socket::{Patience, subscribe};
@@ -90,6 +90,8 @@ pub struct EventFeed {
     owes_since: AtomicU64,
     /// Whether the engine counts tokens as we do.
     parity: Mutex<Parity>,
+    /// Tokens of its blocks, as its metrics tell before its events do.
+    block_tokens: Option<u32>,
 }
 
 /// Where a feed stands with respect to the index.
@@ -125,6 +127,13 @@ impl Ingest {
 
     /// Begins to read `feed` for its endpoint.
     pub(crate) fn open(&self, feed: &Arc<EventFeed>, pool: &Arc<ModelPool>, endpoint: EndpointId) {
+        // Prompts that come before the first event are to be cut as the engine cuts them, too.
+        if let Some(size) = feed.block_tokens.filter(|size| BLOCK_TOKENS.contains(size))
+            && pool.block_sizes().is_empty()
+            && pool.router.set_block_tokens(size)
+        {
+            tracing::info!(model = pool.model, block_tokens = size, feed = %feed.name, "block size told");
+        }
         let config = &self.gateway.config;
         let patience =
             Patience { connect: config.upstream.connect_timeout, heartbeat: config.kv_events.heartbeat };
@@ -171,6 +180,7 @@ impl EventFeed {
             spoke_at: AtomicU64::new(0),
             owes_since: AtomicU64::new(0),
             parity: Mutex::new(worker.parity()),
+            block_tokens: worker.state().compared.as_ref().and_then(|said| said.block_tokens),
         }
     }
 
