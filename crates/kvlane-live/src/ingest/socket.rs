@@ -20,6 +20,8 @@ use super::queue::Item;
 /// The first pause after a connection has ended, and the longest; each is twice the one before it.
 const PAUSE_FIRST: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
+/// Time that a peer has to answer the ping behind a subscription.
+const PONG_MAX: Duration = Duration::from_secs(1);
 /// Silences in heartbeats after which a peer is given up.
 const HEARTBEATS_MISSED_MAX: u32 = 3;
 /// The number of a replay's last message, which is none.
@@ -86,7 +88,7 @@ async fn subscription(feed: &EventFeed, patience: Patience, stood: &mut bool) ->
             match peer.event().await? {
                 Event::Ready(_) => {
                     peer.link.subscribe(feed.source.topic.as_bytes())?;
-                    peer.flush().await?;
+                    peer.caught_up_with().await?;
                     *stood = true;
                     feed.queue.tell(Item::Connected);
                 }
@@ -179,6 +181,24 @@ impl Peer {
                 () = sleep_until(self.next_ping) => self.ping()?,
             }
         }
+    }
+
+    /// Waits until the peer has taken note of what was sent, as far as that can be known: it answers a ping in its turn. A
+    /// message that it sent before it knew of a subscription would be missed by the subscription and by a replay that was
+    /// asked for too early, and nothing would tell before the next message.
+    async fn caught_up_with(&mut self) -> Result<(), Ended> {
+        let answers = self.link.ping(0)?;
+        self.flush().await?;
+        if answers {
+            let read = self.stream.read_buf(self.link.input());
+            // Whoever does not answer is an old library: it does without.
+            if let Ok(read) = timeout(PONG_MAX, read).await
+                && read.map_err(Ended::Broken)? == 0
+            {
+                return Err(Ended::Closed);
+            }
+        }
+        Ok(())
     }
 
     fn ping(&mut self) -> Result<(), Ended> {
