@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Rw
 use serde::{Deserialize, Serialize};
 
 use crate::block::BlockHash;
+use crate::decision::Placement;
 use crate::endpoint::EndpointId;
 use crate::event::{EngineHash, KvEvent};
 use crate::index::Overlap;
@@ -219,11 +220,13 @@ impl Router {
         let first = out.len();
         self.step(now, Input::Arrived { request, overlap, block_tokens }, out);
         let placed = out[first..].iter().find_map(|output| match output {
-            Output::Dispatch { request, placement } if *request == id => Some(placement.endpoint),
+            Output::Dispatch { request, placement } if *request == id => Some(*placement),
             _ => None,
         });
-        if let Some(endpoint) = placed {
-            let told = !reusable.is_empty() && scratch.exact.blocks(endpoint) as usize >= reusable.len();
+        if let Some(Placement { endpoint, feed, .. }) = placed {
+            // Who has no feed will not tell of it, and nothing but dispatches counts there.
+            let told = feed == Feed::Absent
+                || !reusable.is_empty() && scratch.exact.blocks(endpoint) as usize >= reusable.len();
             self.note_dispatch(now, id, chain, endpoint, told);
         }
     }
@@ -249,11 +252,12 @@ impl Router {
             let told = exact.blocks(id).max(speculation.blocks(id));
             (id, Prediction { exact: tokens(told), approximate: tokens(approximate.blocks(id)) })
         };
-        let ids = |overlap: &Overlap| overlap.iter().map(|(id, _)| id).collect::<Vec<_>>();
-        let [ours, theirs, sent] = [&*approximate, exact, speculation].map(ids);
-        let theirs = theirs.into_iter().filter(|&id| approximate.blocks(id) == 0);
-        let sent = sent.into_iter().filter(|&id| approximate.blocks(id) == 0 && exact.blocks(id) == 0);
-        ours.into_iter().chain(theirs).chain(sent).map(predicted).collect()
+        let (approximate, exact, speculation) = (&*approximate, &*exact, &*speculation);
+        let ours = approximate.iter();
+        let theirs = exact.iter().filter(|(id, _)| approximate.blocks(*id) == 0);
+        let sent =
+            speculation.iter().filter(|(id, _)| approximate.blocks(*id) == 0 && exact.blocks(*id) == 0);
+        ours.chain(theirs).chain(sent).map(|(id, _)| predicted(id)).collect()
     }
 
     /// Notes that `endpoint` has been given a prompt with these blocks. [`Router::arrive`] does so by itself, except
@@ -262,8 +266,8 @@ impl Router {
         self.note_dispatch(now, request, chain, endpoint, false);
     }
 
-    /// `told` is whether the endpoint has already told of all that can be reused: then it is to be believed when it
-    /// loses that, too.
+    /// `told` is whether there is nothing that the endpoint has still to tell: it has told of all that can be reused, and is
+    /// to be believed when it loses that, too; or it never tells.
     fn note_dispatch(
         &self,
         now: Nanos,
@@ -362,5 +366,50 @@ impl Recording {
             out
         };
         self.inputs.iter().map(step).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::block::ChainSeed;
+    use crate::policy::PolicyConfig;
+
+    /// What is predicted by events of a prompt that was sent a moment ago to an endpoint with such a feed.
+    fn predicted_after_dispatch(feed: Feed) -> Vec<u32> {
+        let router = Router::recorded(Config {
+            scheduler: scheduler::Config {
+                policy: PolicyConfig::by_name("prefix_aware").expect("a policy"),
+                in_flight_max: 0,
+                queue_len_max: 0,
+                queue_timeout: Nanos::ZERO,
+                receipts_max: 0,
+                seed: 1,
+            },
+            index: approx::Config { memory_bytes_max: 1 << 20, ttl: Nanos::MAX },
+            exact: Some(exact::Config { memory_bytes_max: 1 << 20 }),
+            block_tokens: 4,
+        });
+        let (mut scratch, mut out, mut chain) = (Scratch::default(), Vec::new(), Vec::new());
+        let endpoint = router.join(Nanos(1), "e".into(), true, false, &mut out).expect("room");
+        router.set_feed(Nanos(1), endpoint, feed, &mut out);
+        ChainSeed::new("m", None, None).chain(&[7; 16], 4, &mut chain);
+        for n in 0..2 {
+            let request = SchedulingRequest::new(RequestId(n), 17);
+            router.arrive(Nanos(2 + n), request, &chain, &mut scratch, &mut out);
+        }
+        let overlaps = router.recording().inputs.into_iter().filter_map(|(_, input)| match input {
+            Input::Arrived { overlap, .. } => {
+                Some(overlap.iter().map(|(_, prediction)| prediction.exact).sum())
+            }
+            _ => None,
+        });
+        overlaps.collect()
+    }
+
+    #[test]
+    fn what_was_sent_counts_as_told_only_where_somebody_will_tell() {
+        assert_eq!(predicted_after_dispatch(Feed::Live), [0, 16]);
+        assert_eq!(predicted_after_dispatch(Feed::Absent), [0, 0]);
     }
 }
