@@ -156,6 +156,8 @@ fn simulated(trace: &Trace, records: &[Record], lateness: f64) -> Result<Vec<Out
                 in_flight_max: 0,
                 queue_len_max: 0,
                 queue_timeout: Nanos::ZERO,
+                timing: None,
+                session_admission: false,
                 receipts_max: 0,
                 seed: 1,
             },

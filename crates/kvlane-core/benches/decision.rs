@@ -47,6 +47,8 @@ fn world(policy: &str) -> (Router, Vec<Vec<BlockHash>>) {
             in_flight_max: 0,
             queue_len_max: 0,
             queue_timeout: Nanos::ZERO,
+            timing: None,
+            session_admission: false,
             receipts_max: 1024,
             seed: 1,
         },

@@ -11,6 +11,7 @@ pub mod index;
 pub mod load;
 pub mod policy;
 mod queue;
+pub mod rates;
 pub mod request;
 pub mod rng;
 pub mod router;

@@ -9,8 +9,14 @@ use crate::time::Nanos;
 pub struct InFlight {
     /// Requests placed there and not yet over.
     pub requests: u32,
+    /// Those of them whose first token is still to come.
+    #[serde(default)]
+    pub prefilling: u32,
     /// Prompt tokens that its caches are not expected to hold, of requests whose first token is still to come.
     pub prefill_tokens: u64,
+    /// Query-key pairs of those tokens: one for each of them and each token before it, cached or not.
+    #[serde(default)]
+    pub prefill_pairs: u64,
     /// Prompt tokens of all requests in flight plus the output tokens they have streamed so far.
     pub context_tokens: u64,
 }

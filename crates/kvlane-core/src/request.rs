@@ -4,12 +4,23 @@ use std::sync::{Arc, LazyLock};
 
 use serde::{Deserialize, Serialize};
 
+use crate::block::BlockHash;
 use crate::endpoint::EndpointId;
 
 /// Names a request for as long as it is queued or in flight. The driver hands them out, each once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct RequestId(pub u64);
+
+/// Names a conversation: a hash of what its client calls it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct SessionKey(pub u64);
+
+/// Names whom a request is for, where several share a fleet: a hash of a fairness id or of an API key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct TenantKey(pub u64);
 
 /// A request as the scheduler sees it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -25,12 +36,37 @@ pub struct SchedulingRequest {
     /// How often it has been placed before. A retry waits in no queue.
     #[serde(default)]
     pub attempt: u32,
+    /// The conversation it is a turn of, if its client says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub session: Option<SessionKey>,
+    /// Whom it is for, if its client says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tenant: Option<TenantKey>,
+    /// Of those that wait, higher ones go first; 0 if its client does not say.
+    #[serde(default, skip_serializing_if = "is_usual")]
+    pub priority: i8,
+    /// Most output tokens its client wants, if it says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub output_tokens_max: Option<u32>,
+    /// The first block of its prompt, which policies that hash prompts go by. [`crate::router::Router::arrive`] fills it in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub head: Option<BlockHash>,
 }
 
 impl SchedulingRequest {
     /// A request that has not been tried yet.
     pub fn new(id: RequestId, prompt_tokens: u32) -> Self {
-        Self { id, prompt_tokens, excluded: nobody(), attempt: 0 }
+        Self {
+            id,
+            prompt_tokens,
+            excluded: nobody(),
+            attempt: 0,
+            session: None,
+            tenant: None,
+            priority: 0,
+            output_tokens_max: None,
+            head: None,
+        }
     }
 }
 
@@ -38,4 +74,9 @@ impl SchedulingRequest {
 pub fn nobody() -> Arc<[EndpointId]> {
     static NOBODY: LazyLock<Arc<[EndpointId]>> = LazyLock::new(|| Arc::new([]));
     Arc::clone(&NOBODY)
+}
+
+/// Whether a priority is the one of who says nothing.
+fn is_usual(priority: &i8) -> bool {
+    *priority == 0
 }

@@ -206,7 +206,7 @@ impl Router {
     pub fn arrive(
         &self,
         now: Nanos,
-        request: SchedulingRequest,
+        mut request: SchedulingRequest,
         chain: &[BlockHash],
         scratch: &mut Scratch,
         out: &mut Vec<Output>,
@@ -216,6 +216,7 @@ impl Router {
         let blocks_max = request.prompt_tokens.saturating_sub(1) / block_tokens.max(1);
         let reusable = &chain[..chain.len().min(blocks_max as usize)];
         let overlap = self.look_up(now, reusable, block_tokens, scratch);
+        request.head = chain.first().copied();
         let id = request.id;
         let first = out.len();
         self.step(now, Input::Arrived { request, overlap, block_tokens }, out);
@@ -383,6 +384,8 @@ mod tests {
                 in_flight_max: 0,
                 queue_len_max: 0,
                 queue_timeout: Nanos::ZERO,
+                timing: None,
+                session_admission: false,
                 receipts_max: 0,
                 seed: 1,
             },

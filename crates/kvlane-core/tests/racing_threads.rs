@@ -32,6 +32,8 @@ fn race(policy: &str) -> (BTreeMap<RequestId, Placement>, Recording) {
             in_flight_max: 40,
             queue_len_max: 16,
             queue_timeout: Nanos(300),
+            timing: None,
+            session_admission: false,
             receipts_max: 8,
             seed: 11,
         },

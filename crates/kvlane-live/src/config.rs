@@ -537,6 +537,8 @@ impl Config {
                 in_flight_max: routing.max_concurrent_requests,
                 queue_len_max: routing.queue_size,
                 queue_timeout: nanos(routing.queue_timeout),
+                timing: None,
+                session_admission: false,
                 receipts_max: routing.receipts,
                 seed: routing.seed,
             },

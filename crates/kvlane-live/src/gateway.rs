@@ -226,10 +226,9 @@ impl Gateway {
         let pool = &routed.served.pool;
         let id = RequestId(self.next_request.fetch_add(1, Ordering::Relaxed));
         let request = SchedulingRequest {
-            id,
-            prompt_tokens: routed.prompt_tokens,
             excluded: Arc::clone(excluded),
             attempt,
+            ..SchedulingRequest::new(id, routed.prompt_tokens)
         };
         let now = self.clock.now();
         let mut waiting = (pool.queues && attempt == 0).then(|| Waiting::new(self, pool, id));

@@ -185,6 +185,8 @@ fn fleet(engine: &EngineConfig, engines: usize, policy: PolicyConfig, knows: Kno
                 in_flight_max: 0,
                 queue_len_max: 0,
                 queue_timeout: Nanos::ZERO,
+                timing: None,
+                session_admission: false,
                 receipts_max: 0,
                 seed: 1,
             },

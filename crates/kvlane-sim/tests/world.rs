@@ -30,6 +30,8 @@ fn config(policy: &str, engines: usize, seed: u64) -> WorldConfig {
                 in_flight_max: 0,
                 queue_len_max: 0,
                 queue_timeout: Nanos::ZERO,
+                timing: None,
+                session_admission: false,
                 receipts_max: 0,
                 seed,
             },

@@ -65,6 +65,8 @@ fn world(name: &str, requests: usize) -> World {
                 in_flight_max: defaults.max_concurrent_requests,
                 queue_len_max: defaults.queue_size,
                 queue_timeout: Nanos::ZERO,
+                timing: None,
+                session_admission: false,
                 receipts_max: requests as u32,
                 seed: SEED,
             },

@@ -11,6 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::endpoint::EndpointId;
 use crate::load::Load;
+use crate::rates::Rates;
 use crate::request::SchedulingRequest;
 use crate::rng::Rng;
 use crate::time::Nanos;
@@ -29,6 +30,8 @@ pub struct Candidate {
     pub prediction: Prediction,
     /// Its load before this request.
     pub load: Load,
+    /// How fast it works.
+    pub rates: Rates,
 }
 
 // === impl Candidate ===
@@ -37,12 +40,19 @@ impl Candidate {
     /// A row of which no more is known than what was sent there.
     pub fn approximate(endpoint: EndpointId, overlap_tokens: u32, load: Load) -> Self {
         let prediction = Prediction { exact: 0, approximate: overlap_tokens };
-        Self { endpoint, overlap_tokens, knowledge: Knowledge::Approximate, prediction, load }
+        let (knowledge, rates) = (Knowledge::Approximate, Rates::default());
+        Self { endpoint, overlap_tokens, knowledge, prediction, load, rates }
     }
 
     /// Prompt tokens it would have to compute for `request`.
     pub fn uncached_tokens(&self, request: &SchedulingRequest) -> u32 {
         request.prompt_tokens.saturating_sub(self.overlap_tokens)
+    }
+
+    /// Query-key pairs of those: one for each of them and each token before it.
+    pub fn uncached_pairs(&self, request: &SchedulingRequest) -> u64 {
+        let (cached, tokens) = (u64::from(self.overlap_tokens), u64::from(self.uncached_tokens(request)));
+        tokens * cached + tokens * (tokens + 1) / 2
     }
 }
 
@@ -103,6 +113,8 @@ pub struct PickContext<'a> {
     pub request: &'a SchedulingRequest,
     /// The time of the decision.
     pub now: Nanos,
+    /// Output tokens the answer is expected to have.
+    pub output_tokens: u32,
     /// The scheduler's randomness.
     pub rng: &'a mut Rng,
     /// Why the pick was made; set by the policy.
@@ -258,7 +270,7 @@ pub(crate) mod testing {
             .iter()
             .enumerate()
             .map(|(slot, &(overlap_tokens, requests, prefill_tokens, context_tokens))| {
-                let in_flight = InFlight { requests, prefill_tokens, context_tokens };
+                let in_flight = InFlight { requests, prefill_tokens, context_tokens, ..InFlight::default() };
                 let load = Load { in_flight, reported: None };
                 Candidate::approximate(EndpointId::new(slot as u16, 0), overlap_tokens, load)
             })
@@ -270,6 +282,7 @@ pub(crate) mod testing {
                 let mut cx = PickContext {
                     request: &request,
                     now: Nanos::ZERO,
+                    output_tokens: 200,
                     rng: &mut Rng::new(seed),
                     reason: Reason::default(),
                     costs: None,

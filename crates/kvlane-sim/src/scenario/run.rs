@@ -333,6 +333,8 @@ impl<'a> Prepared<'a> {
                 in_flight_max: 0,
                 queue_len_max: 0,
                 queue_timeout: Nanos::ZERO,
+                timing: None,
+                session_admission: false,
                 receipts_max: 0,
                 seed: seed.into(),
             },

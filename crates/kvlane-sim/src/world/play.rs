@@ -9,7 +9,7 @@ use foldhash::fast::FixedState;
 use hashbrown::HashMap;
 use kvlane_core::block::BlockHash;
 use kvlane_core::endpoint::EndpointId;
-use kvlane_core::request::{RequestId, SchedulingRequest};
+use kvlane_core::request::{RequestId, SchedulingRequest, SessionKey};
 use kvlane_core::scheduler::{Input, Output};
 use kvlane_core::time::Nanos;
 use kvlane_core::truth::Reported;
@@ -207,6 +207,11 @@ impl Play<'_, '_> {
         &mut self.outcomes[place]
     }
 
+    /// The conversation of a request, as its client would name it.
+    fn session(&self, request: u32) -> SessionKey {
+        SessionKey(self.first_id + u64::from(self.send.plan.root[request as usize]))
+    }
+
     fn id(&self, request: u32) -> RequestId {
         RequestId(self.first_id + u64::from(request))
     }
@@ -260,12 +265,13 @@ impl Play<'_, '_> {
     /// A request wants a place, for the first time or again.
     fn place(&mut self, request: u32) {
         let block_tokens = self.world.config.router.block_tokens;
-        let (now, id) = (self.now(), self.id(request));
+        let (now, id, session) = (self.now(), self.id(request), self.session(request));
         let Some(flight) = self.flights.get_mut(&request) else { return };
         let blocks = prompt_blocks(self.send.trace, request, block_tokens);
         let wanted = SchedulingRequest {
             excluded: flight.failed.as_slice().into(),
             attempt: flight.attempt,
+            session: Some(session),
             ..SchedulingRequest::new(id, self.send.trace.requests[request as usize].input_tokens)
         };
         let World { routers, config, scratch, outputs, decisions, .. } = &mut *self.world;

@@ -5,11 +5,10 @@
 //! given back. Everything that can change the state is an [`Input`], and inputs can be written down: the same inputs
 //! in the same order give the same outputs.
 
-use std::hash::BuildHasher;
+mod flights;
+
 use std::sync::Arc;
 
-use foldhash::fast::FixedState;
-use hashbrown::HashTable;
 use serde::{Deserialize, Serialize};
 
 use crate::decision::{Placement, Receipts, Rejection};
@@ -17,10 +16,17 @@ use crate::endpoint::{EndpointId, Pool};
 use crate::load::Reported;
 use crate::policy::{Candidate, PickContext, Policy, PolicyConfig, Reason};
 use crate::queue::{Queue, Waiting};
+use crate::rates::Rates;
 use crate::request::{RequestId, SchedulingRequest};
 use crate::rng::Rng;
 use crate::time::Nanos;
+use crate::timing::TimingModel;
 use crate::truth::{self, Change, Feed, Prediction};
+
+use flights::{Flight, Flights};
+
+/// Output tokens of an answer of which nothing is known.
+const OUTPUT_TOKENS: u32 = 200;
 
 /// How one pool schedules.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -33,6 +39,12 @@ pub struct Config {
     pub queue_len_max: u32,
     /// How long a request may wait.
     pub queue_timeout: Nanos,
+    /// What the endpoints are, where that is known: rates are learned from there. From a usual machine otherwise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timing: Option<Box<TimingModel>>,
+    /// Whether new conversations wait while those that go on fill the fleet's caches.
+    #[serde(default)]
+    pub session_admission: bool,
     /// Decisions kept for people to read.
     pub receipts_max: u32,
     /// Seed of all randomness.
@@ -199,22 +211,6 @@ pub struct Scheduler {
     excluded_by_slot: Vec<Option<EndpointId>>,
 }
 
-/// A request in flight: what it has reserved, to be given back.
-#[derive(Clone, Copy, Debug)]
-struct Flight {
-    request: RequestId,
-    endpoint: EndpointId,
-    prefill_tokens: u32,
-    context_tokens: u64,
-    prompt_tokens: u32,
-    block_tokens: u32,
-    /// What was predicted of it, to be compared with what its answer says. Not of one that waited: its prediction was
-    /// as old as its wait.
-    prediction: Option<Prediction>,
-    /// Its first token came, so it counts among those that the engine's counters have to account for.
-    computed: bool,
-}
-
 // === impl Scheduler ===
 
 impl Scheduler {
@@ -345,6 +341,7 @@ impl Scheduler {
         let mut cx = PickContext {
             request,
             now,
+            output_tokens: OUTPUT_TOKENS,
             rng: &mut self.rng,
             reason: Reason::default(),
             costs: explain.then_some(&mut self.costs[..]),
@@ -360,6 +357,7 @@ impl Scheduler {
             request: request.id,
             endpoint,
             prefill_tokens: self.rows[row].uncached_tokens(request),
+            prefill_pairs: self.rows[row].uncached_pairs(request),
             context_tokens: u64::from(request.prompt_tokens),
             prompt_tokens: request.prompt_tokens,
             block_tokens: *block_tokens,
@@ -368,6 +366,8 @@ impl Scheduler {
         };
         if let Some(ledger) = self.pool.in_flight_mut(endpoint) {
             ledger.requests += 1;
+            ledger.prefilling += 1;
+            ledger.prefill_pairs += flight.prefill_pairs;
             ledger.prefill_tokens += u64::from(flight.prefill_tokens);
             ledger.context_tokens += flight.context_tokens;
         }
@@ -406,6 +406,7 @@ impl Scheduler {
                 knowledge: endpoint.truth.knowledge(),
                 prediction,
                 load: endpoint.load,
+                rates: Rates::default(),
             }
         }));
         for &(endpoint, _) in overlap {
@@ -419,10 +420,13 @@ impl Scheduler {
     fn first_token(&mut self, request: RequestId) {
         let Some(flight) = self.flights.get_mut(request) else { return };
         let prefill_tokens = u64::from(std::mem::take(&mut flight.prefill_tokens));
+        let prefill_pairs = std::mem::take(&mut flight.prefill_pairs);
         let first = !std::mem::replace(&mut flight.computed, true);
         let Flight { endpoint, prediction, prompt_tokens, .. } = *flight;
         if let Some(ledger) = self.pool.in_flight_mut(endpoint) {
             ledger.prefill_tokens -= prefill_tokens;
+            ledger.prefill_pairs -= prefill_pairs;
+            ledger.prefilling -= u32::from(first);
         }
         if first && let Some(truth) = self.pool.truth_mut(endpoint) {
             truth.owe(prediction.unwrap_or_default(), prompt_tokens);
@@ -470,6 +474,8 @@ impl Scheduler {
         };
         if let Some(ledger) = self.pool.in_flight_mut(flight.endpoint) {
             ledger.requests -= 1;
+            ledger.prefilling -= u32::from(!flight.computed);
+            ledger.prefill_pairs -= flight.prefill_pairs;
             ledger.prefill_tokens -= u64::from(flight.prefill_tokens);
             ledger.context_tokens -= flight.context_tokens;
             self.tell_drained(flight.endpoint, out);
@@ -487,44 +493,6 @@ impl Scheduler {
     }
 }
 
-/// Flights by request.
-#[derive(Default)]
-struct Flights {
-    table: HashTable<Flight>,
-    hasher: FixedState,
-}
-
-// === impl Flights ===
-
-impl Flights {
-    fn len(&self) -> usize {
-        self.table.len()
-    }
-
-    fn hash(&self, id: RequestId) -> u64 {
-        self.hasher.hash_one(id.0)
-    }
-
-    fn contains(&self, id: RequestId) -> bool {
-        self.table.find(self.hash(id), |flight| flight.request == id).is_some()
-    }
-
-    fn get_mut(&mut self, id: RequestId) -> Option<&mut Flight> {
-        self.table.find_mut(self.hasher.hash_one(id.0), |flight| flight.request == id)
-    }
-
-    fn insert(&mut self, flight: Flight) {
-        let hasher = &self.hasher;
-        let hash = self.hash(flight.request);
-        self.table.insert_unique(hash, flight, |flight| hasher.hash_one(flight.request.0));
-    }
-
-    fn remove(&mut self, id: RequestId) -> Option<Flight> {
-        let entry = self.table.find_entry(self.hash(id), |flight| flight.request == id).ok()?;
-        Some(entry.remove().0)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -538,6 +506,8 @@ mod tests {
             in_flight_max: 0,
             queue_len_max: 2,
             queue_timeout: Nanos(10),
+            timing: None,
+            session_admission: false,
             receipts_max: 4,
             seed: 1,
         }
@@ -601,10 +571,19 @@ mod tests {
     fn load_is_reserved_at_the_decision_and_released_step_by_step() {
         let mut world = World::new(config("least_load"), 1);
         world.arrive(1, 100, &[(endpoint(0), 64)]);
-        assert_eq!(world.ledger(0), InFlight { requests: 1, prefill_tokens: 36, context_tokens: 100 });
+        assert_eq!(
+            world.ledger(0),
+            InFlight {
+                requests: 1,
+                prefilling: 1,
+                prefill_tokens: 36,
+                prefill_pairs: 36 * 64 + 36 * 37 / 2,
+                context_tokens: 100,
+            }
+        );
         world.step(Input::FirstToken { request: RequestId(1) });
         world.step(Input::Tokens { request: RequestId(1), count: 5 });
-        assert_eq!(world.ledger(0), InFlight { requests: 1, prefill_tokens: 0, context_tokens: 105 });
+        assert_eq!(world.ledger(0), InFlight { requests: 1, context_tokens: 105, ..InFlight::default() });
         world.step(Input::Finished { request: RequestId(1) });
         assert_eq!(world.ledger(0), InFlight::default());
     }
@@ -708,7 +687,7 @@ mod tests {
         world.arrive(2, 10, &[(endpoint(0), 10)]);
         world.step(Input::Finished { request: RequestId(1) });
         let ledger = world.scheduler.pool.get(successor).expect("here").load.in_flight;
-        assert_eq!(ledger, InFlight { requests: 1, prefill_tokens: 10, context_tokens: 10 });
+        assert_eq!((ledger.requests, ledger.prefill_tokens, ledger.context_tokens), (1, 10, 10));
     }
 
     #[test]

@@ -1,0 +1,66 @@
+//! Requests in flight and what each of them has reserved.
+
+use std::hash::BuildHasher;
+
+use foldhash::fast::FixedState;
+use hashbrown::HashTable;
+
+use crate::endpoint::EndpointId;
+use crate::request::RequestId;
+use crate::truth::Prediction;
+
+/// A request in flight: what it has reserved, to be given back.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Flight {
+    pub(super) request: RequestId,
+    pub(super) endpoint: EndpointId,
+    pub(super) prefill_tokens: u32,
+    /// Query-key pairs of the tokens it has yet to compute.
+    pub(super) prefill_pairs: u64,
+    pub(super) context_tokens: u64,
+    pub(super) prompt_tokens: u32,
+    pub(super) block_tokens: u32,
+    /// What was predicted of it, to be compared with what its answer says. Not of one that waited: its prediction was
+    /// as old as its wait.
+    pub(super) prediction: Option<Prediction>,
+    /// Its first token came, so it counts among those that the engine's counters have to account for.
+    pub(super) computed: bool,
+}
+
+/// Flights by request.
+#[derive(Default)]
+pub(super) struct Flights {
+    table: HashTable<Flight>,
+    hasher: FixedState,
+}
+
+// === impl Flights ===
+
+impl Flights {
+    pub(super) fn len(&self) -> usize {
+        self.table.len()
+    }
+
+    fn hash(&self, id: RequestId) -> u64 {
+        self.hasher.hash_one(id.0)
+    }
+
+    pub(super) fn contains(&self, id: RequestId) -> bool {
+        self.table.find(self.hash(id), |flight| flight.request == id).is_some()
+    }
+
+    pub(super) fn get_mut(&mut self, id: RequestId) -> Option<&mut Flight> {
+        self.table.find_mut(self.hasher.hash_one(id.0), |flight| flight.request == id)
+    }
+
+    pub(super) fn insert(&mut self, flight: Flight) {
+        let hasher = &self.hasher;
+        let hash = self.hash(flight.request);
+        self.table.insert_unique(hash, flight, |flight| hasher.hash_one(flight.request.0));
+    }
+
+    pub(super) fn remove(&mut self, id: RequestId) -> Option<Flight> {
+        let entry = self.table.find_entry(self.hash(id), |flight| flight.request == id).ok()?;
+        Some(entry.remove().0)
+    }
+}
