@@ -8,6 +8,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::load::{InFlight, Load, Reported};
+use crate::rates::Pace;
 use crate::time::Nanos;
 use crate::truth::Truth;
 
@@ -55,6 +56,8 @@ pub struct Endpoint {
     pub load: Load,
     /// What we know of its cache, and how well that has held.
     pub truth: Truth,
+    /// How fast it has shown itself to be.
+    pub pace: Pace,
 }
 
 /// The endpoints that serve one model. At most 65,535.
@@ -93,6 +96,7 @@ impl Pool {
             draining: false,
             load: Load::default(),
             truth: Truth::default(),
+            pace: Pace::default(),
         };
         if id.slot() == self.slots.len() {
             self.slots.push(Slot::default());
@@ -114,7 +118,7 @@ impl Pool {
         self.slots.get(id.slot())?.endpoint.as_ref().filter(|endpoint| endpoint.id == id)
     }
 
-    fn get_mut(&mut self, id: EndpointId) -> Option<&mut Endpoint> {
+    pub(crate) fn get_mut(&mut self, id: EndpointId) -> Option<&mut Endpoint> {
         self.slots.get_mut(id.slot())?.endpoint.as_mut().filter(|endpoint| endpoint.id == id)
     }
 

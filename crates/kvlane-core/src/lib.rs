@@ -7,6 +7,7 @@ pub mod block;
 pub mod decision;
 pub mod endpoint;
 pub mod event;
+pub mod forecast;
 pub mod index;
 pub mod load;
 pub mod policy;

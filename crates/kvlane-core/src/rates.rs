@@ -1,6 +1,14 @@
-//! How fast an endpoint works: a step's time as a sum of a few products.
+//! How fast an endpoint works: a step's time as a sum of a few products, and what is learned of their factors.
+//!
+//! [`Rates`] begin as those of the machine the operator named, or of a usual one. Each answer then corrects two factors
+//! of its endpoint, one on computing prompts and one on decoding: [`Pace`]. What one endpoint teaches also counts for
+//! those of which nothing is known yet. So mixed GPUs, a slow node and a throttled one show as what they are, and a
+//! machine that nobody named is known after a few dozen answers.
 
 use serde::{Deserialize, Serialize};
+
+use crate::time::Nanos;
+use crate::timing::{StepShape, TimingModel};
 
 /// What an engine's steps take, in seconds. A step that computes prompt tokens and decodes takes the sum.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -17,10 +25,39 @@ pub struct Rates {
     pub context_token_s: f64,
 }
 
+/// Two factors on an endpoint's [`Rates`], learned from its answers.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Pace {
+    prefill: Factor,
+    decode: Factor,
+    /// Prompt tokens it has computed so far, and their query-key pairs.
+    pub(crate) prefilled_tokens: u64,
+    pub(crate) prefilled_pairs: u64,
+}
+
+/// Follows the median of what it is shown: half of the samples are above it. One that is off, because an engine had no
+/// room or a network stood still, moves it as little as any other.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Factor {
+    value: f64,
+    samples: u32,
+}
+
+/// How far a factor may be from what was expected.
+const FACTOR_MAX: f64 = 50.0;
+
+/// Least prompt tokens from which a time to first token says something about computing prompts rather than about steps.
+const PREFILL_TOKENS_MIN: u64 = 1024;
+
+/// A step's share of computing prompts up to which it says something about decoding.
+const PREFILL_SHARE_MAX: f64 = 0.25;
+
 // === impl Rates ===
 
 impl Default for Rates {
-    /// An 8-billion-parameter model on one H100.
+    /// An 8-billion-parameter model on one H100, about (Llama-3.1-8B by [`crate::timing`]). What differs from machine to
+    /// machine is rather the scale than the ratios: the time of a step over that of a token is the machine's arithmetic
+    /// over its memory bandwidth, whatever the model's size.
     fn default() -> Self {
         Self {
             prefill_token_s: 25e-6,
@@ -33,6 +70,31 @@ impl Default for Rates {
 }
 
 impl Rates {
+    /// Of a machine whose steps are known.
+    pub fn of(timing: &TimingModel) -> Self {
+        let cost = timing.compile();
+        let chunk = |position: u32, tokens: u32| {
+            let mut step = StepShape::default();
+            step.add_prefill(position, tokens);
+            (cost.secs(&step), step.prefill_pairs as f64)
+        };
+        let decode = |sequences: u32, context: u32| {
+            let mut step = StepShape::default();
+            (0..sequences).for_each(|_| step.add_decode(context));
+            cost.secs(&step)
+        };
+        let ((near_s, near_pairs), (far_s, far_pairs)) = (chunk(0, 4096), chunk(32_768, 4096));
+        let prefill_pair_s = (far_s - near_s) / (far_pairs - near_pairs);
+        let step_s = decode(1, 0);
+        Self {
+            prefill_token_s: (near_s - prefill_pair_s * near_pairs) / 4096.0,
+            prefill_pair_s,
+            step_s,
+            sequence_s: (decode(65, 0) - step_s) / 64.0,
+            context_token_s: (decode(32, 8192) - decode(32, 0)) / (32.0 * 8192.0),
+        }
+    }
+
     /// Seconds to compute so many prompt tokens with so many query-key pairs.
     pub fn prefill_s(&self, tokens: u64, pairs: u64) -> f64 {
         self.prefill_token_s * tokens as f64 + self.prefill_pair_s * pairs as f64
@@ -41,5 +103,139 @@ impl Rates {
     /// Seconds of a step in which `sequences` decode, with `context_tokens` before them in all.
     pub fn decode_step_s(&self, sequences: u32, context_tokens: u64) -> f64 {
         self.step_s + self.sequence_s * f64::from(sequences) + self.context_token_s * context_tokens as f64
+    }
+}
+
+// === impl Factor ===
+
+impl Default for Factor {
+    fn default() -> Self {
+        Self { value: 1.0, samples: 0 }
+    }
+}
+
+impl Factor {
+    fn see(&mut self, sample: f64) {
+        if !(sample > 0.0 && sample.is_finite()) {
+            return;
+        }
+        let sample = sample.clamp(1.0 / FACTOR_MAX, FACTOR_MAX);
+        let stride = 1.0 + 0.5 / (1.0 + f64::from(self.samples) / 8.0) + 0.02;
+        self.samples = self.samples.saturating_add(1).min(200);
+        // Not past the sample: that would be a walk around it.
+        self.value = if sample > self.value {
+            (self.value * stride).min(sample)
+        } else {
+            (self.value / stride).max(sample)
+        };
+    }
+
+    /// What is known of it, or of the whole pool where that is nothing yet.
+    fn or(&self, pool: &Self) -> f64 {
+        if self.samples == 0 { pool.value } else { self.value }
+    }
+}
+
+// === impl Pace ===
+
+impl Pace {
+    /// The rates of an endpoint with this pace, in a pool of this pace, whose machines are taken to have `rates`.
+    pub fn rates(&self, pool: &Self, rates: &Rates) -> Rates {
+        let (prefill, decode) = (self.prefill.or(&pool.prefill), self.decode.or(&pool.decode));
+        Rates {
+            prefill_token_s: rates.prefill_token_s * prefill,
+            prefill_pair_s: rates.prefill_pair_s * prefill,
+            step_s: rates.step_s * decode,
+            sequence_s: rates.sequence_s * decode,
+            context_token_s: rates.context_token_s * decode,
+        }
+    }
+
+    /// A first token came after `taken`: `expected_s` of computing prompts and `steps_s` of decoding by the pool's rates
+    /// without any pace.
+    pub(crate) fn first_token(&mut self, pool: &mut Self, taken: Nanos, work: FirstTokenWork) {
+        if work.tokens < PREFILL_TOKENS_MIN {
+            return;
+        }
+        if self.prefill.samples == 0 {
+            self.prefill.value = pool.prefill.value;
+        }
+        let steps_s = work.steps_s * self.decode.or(&pool.decode);
+        let sample = (taken.as_secs_f64() - steps_s) / work.prefill_s;
+        self.prefill.see(sample);
+        pool.prefill.see(sample);
+    }
+
+    /// `count` tokens came within `taken`, each of a step that decodes for `step_s` by the rates without any pace, while
+    /// prompts of `prefill_s` by the same rates were computed.
+    pub(crate) fn tokens(&mut self, pool: &mut Self, taken: Nanos, count: u32, step_s: f64, prefill_s: f64) {
+        let prefill_s = prefill_s * self.prefill.or(&pool.prefill);
+        if prefill_s > PREFILL_SHARE_MAX * taken.as_secs_f64() {
+            return;
+        }
+        if self.decode.samples == 0 {
+            self.decode.value = pool.decode.value;
+        }
+        let sample = (taken.as_secs_f64() - prefill_s) / (f64::from(count) * step_s);
+        self.decode.see(sample);
+        pool.decode.see(sample);
+    }
+}
+
+/// What had to be done before a first token could come, by rates without any pace.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FirstTokenWork {
+    /// Prompt tokens: its own and those before it.
+    pub(crate) tokens: u64,
+    /// Seconds to compute those.
+    pub(crate) prefill_s: f64,
+    /// Seconds of the steps meanwhile that decoding takes.
+    pub(crate) steps_s: f64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_machine_that_was_named_has_the_rates_of_its_steps() {
+        let timing = TimingModel::preset("qwen3-32b@h100x2").expect("known");
+        let rates = Rates::of(&timing);
+        let predicted = rates.prefill_s(8192, 8192 * 8193 / 2);
+        let exact = timing.prefill_secs(0, 8192, 8192);
+        assert!((predicted / exact - 1.0).abs() < 0.05, "{predicted} {exact}");
+        let mut step = StepShape::default();
+        (0..40).for_each(|_| step.add_decode(3000));
+        let (predicted, exact) = (rates.decode_step_s(40, 120_000), timing.step_secs(&step));
+        assert!((predicted / exact - 1.0).abs() < 0.05, "{predicted} {exact}");
+    }
+
+    #[test]
+    fn a_factor_finds_the_median_and_an_outlier_hardly_moves_it() {
+        let mut factor = Factor::default();
+        for n in 0..200 {
+            factor.see([3.8, 4.0, 4.2][n % 3]);
+        }
+        assert!((3.8..=4.2).contains(&factor.value), "{factor:?}");
+        let before = factor.value;
+        for sample in [1e9, f64::NAN, -1.0, 0.0, f64::INFINITY] {
+            factor.see(sample);
+        }
+        assert!(factor.value / before < 1.1, "{factor:?}");
+    }
+
+    #[test]
+    fn an_endpoint_begins_at_the_pace_of_its_pool_and_then_goes_its_own() {
+        let (mut pool, mut slow, fresh) = (Pace::default(), Pace::default(), Pace::default());
+        let base = Rates::default();
+        for _ in 0..100 {
+            let work = FirstTokenWork { tokens: 4096, prefill_s: 0.1, steps_s: 0.01 };
+            slow.first_token(&mut pool, Nanos::from_millis(420), work);
+            slow.tokens(&mut pool, Nanos::from_millis(160), 10, 0.008, 0.0);
+        }
+        let (slow, fresh) = (slow.rates(&pool, &base), fresh.rates(&pool, &base));
+        assert!((slow.prefill_token_s / base.prefill_token_s - 4.0).abs() < 0.3);
+        assert!((slow.step_s / base.step_s - 2.0).abs() < 0.1);
+        assert_eq!(fresh, slow, "nothing is known of it but its pool");
     }
 }

@@ -115,6 +115,8 @@ pub struct PickContext<'a> {
     pub now: Nanos,
     /// Output tokens the answer is expected to have.
     pub output_tokens: u32,
+    /// Output tokens that the pool's answers have on average.
+    pub usual_output_tokens: f64,
     /// The scheduler's randomness.
     pub rng: &'a mut Rng,
     /// Why the pick was made; set by the policy.
@@ -199,6 +201,8 @@ macro_rules! policies {
 }
 
 policies! {
+    /// The marginal cost to the fleet, in seconds.
+    fleet_cost::FleetCost = "fleet_cost" | "auto",
     /// A uniform draw.
     random::Random = "random",
     /// Each in turn.
@@ -283,6 +287,7 @@ pub(crate) mod testing {
                     request: &request,
                     now: Nanos::ZERO,
                     output_tokens: 200,
+                    usual_output_tokens: 200.0,
                     rng: &mut Rng::new(seed),
                     reason: Reason::default(),
                     costs: None,

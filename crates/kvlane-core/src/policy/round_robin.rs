@@ -48,7 +48,7 @@ mod tests {
             let request = SchedulingRequest::new(RequestId(1), 1);
             let rng = &mut Rng::new(0);
             let mut cx =
-                PickContext { request: &request, now: Nanos::ZERO, output_tokens: 200, rng, reason: Reason::default(), costs: None };
+                PickContext { request: &request, now: Nanos::ZERO, output_tokens: 200, usual_output_tokens: 200.0, rng, reason: Reason::default(), costs: None };
             let rows: Vec<_> = slots.iter().map(|&slot| row(slot)).collect();
             slots[policy.pick(&mut cx, &rows)]
         };

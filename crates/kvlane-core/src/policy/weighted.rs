@@ -117,7 +117,7 @@ mod tests {
         let mut rng = Rng::new(1);
         let mut cx = PickContext {
             request: &request,
-            now: Nanos::ZERO, output_tokens: 200,
+            now: Nanos::ZERO, output_tokens: 200, usual_output_tokens: 200.0,
             rng: &mut rng,
             reason: Reason::default(),
             costs: None,

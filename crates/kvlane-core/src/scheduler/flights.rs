@@ -5,6 +5,7 @@ use std::hash::BuildHasher;
 use foldhash::fast::FixedState;
 use hashbrown::HashTable;
 
+use super::learning::Timed;
 use crate::endpoint::EndpointId;
 use crate::request::RequestId;
 use crate::truth::Prediction;
@@ -25,6 +26,8 @@ pub(super) struct Flight {
     pub(super) prediction: Option<Prediction>,
     /// Its first token came, so it counts among those that the engine's counters have to account for.
     pub(super) computed: bool,
+    /// What its endpoint's speed is learned from.
+    pub(super) timed: Timed,
 }
 
 /// Flights by request.

@@ -6,6 +6,7 @@
 //! in the same order give the same outputs.
 
 mod flights;
+mod learning;
 
 use std::sync::Arc;
 
@@ -16,7 +17,6 @@ use crate::endpoint::{EndpointId, Pool};
 use crate::load::Reported;
 use crate::policy::{Candidate, PickContext, Policy, PolicyConfig, Reason};
 use crate::queue::{Queue, Waiting};
-use crate::rates::Rates;
 use crate::request::{RequestId, SchedulingRequest};
 use crate::rng::Rng;
 use crate::time::Nanos;
@@ -24,9 +24,7 @@ use crate::timing::TimingModel;
 use crate::truth::{self, Change, Feed, Prediction};
 
 use flights::{Flight, Flights};
-
-/// Output tokens of an answer of which nothing is known.
-const OUTPUT_TOKENS: u32 = 200;
+use learning::Learning;
 
 /// How one pool schedules.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -202,6 +200,7 @@ pub struct Scheduler {
     pool: Pool,
     flights: Flights,
     queue: Queue,
+    learning: Learning,
     policy: Box<dyn Policy>,
     rng: Rng,
     receipts: Receipts,
@@ -220,6 +219,7 @@ impl Scheduler {
             pool: Pool::default(),
             flights: Flights::default(),
             queue: Queue::new(config.queue_len_max as usize),
+            learning: Learning::new(config.timing.as_deref()),
             policy: config.policy.build(),
             rng: Rng::new(config.seed),
             receipts: Receipts::new(config.receipts_max as usize),
@@ -252,8 +252,8 @@ impl Scheduler {
                     Waiting { request, overlap, block_tokens, deadline: now + self.config.queue_timeout };
                 self.arrive(now, waiting, out);
             }
-            Input::FirstToken { request } => self.first_token(request),
-            Input::Tokens { request, count } => self.tokens(request, count),
+            Input::FirstToken { request } => self.first_token(now, request),
+            Input::Tokens { request, count } => self.tokens(now, request, count),
             Input::Answered { request, reported } => self.answered(request, reported, out),
             Input::Fed { endpoint, feed } => self.learn(endpoint, out, |truth| truth.set_feed(feed)),
             Input::Forgot { endpoint } => self.learn(endpoint, out, |truth| truth.forget()),
@@ -341,7 +341,8 @@ impl Scheduler {
         let mut cx = PickContext {
             request,
             now,
-            output_tokens: OUTPUT_TOKENS,
+            output_tokens: self.learning.forecast.tokens(request),
+            usual_output_tokens: self.learning.forecast.usual_tokens(),
             rng: &mut self.rng,
             reason: Reason::default(),
             costs: explain.then_some(&mut self.costs[..]),
@@ -353,16 +354,20 @@ impl Scheduler {
         if explain {
             self.receipts.push(now, request, placement, &self.rows, &self.costs);
         }
+        let picked = &self.rows[row];
+        let (uncached, pairs) = (picked.uncached_tokens(request), picked.uncached_pairs(request));
+        let timed = self.learning.placed(now, request, &picked.load, uncached, pairs);
         let flight = Flight {
             request: request.id,
             endpoint,
-            prefill_tokens: self.rows[row].uncached_tokens(request),
-            prefill_pairs: self.rows[row].uncached_pairs(request),
+            prefill_tokens: uncached,
+            prefill_pairs: pairs,
             context_tokens: u64::from(request.prompt_tokens),
             prompt_tokens: request.prompt_tokens,
             block_tokens: *block_tokens,
             prediction: fresh.then_some(prediction),
             computed: false,
+            timed,
         };
         if let Some(ledger) = self.pool.in_flight_mut(endpoint) {
             ledger.requests += 1;
@@ -406,7 +411,7 @@ impl Scheduler {
                 knowledge: endpoint.truth.knowledge(),
                 prediction,
                 load: endpoint.load,
-                rates: Rates::default(),
+                rates: self.learning.rates(endpoint),
             }
         }));
         for &(endpoint, _) in overlap {
@@ -417,11 +422,16 @@ impl Scheduler {
         }
     }
 
-    fn first_token(&mut self, request: RequestId) {
+    fn first_token(&mut self, now: Nanos, request: RequestId) {
         let Some(flight) = self.flights.get_mut(request) else { return };
         let prefill_tokens = u64::from(std::mem::take(&mut flight.prefill_tokens));
         let prefill_pairs = std::mem::take(&mut flight.prefill_pairs);
         let first = !std::mem::replace(&mut flight.computed, true);
+        if first {
+            let (tokens, timed) = (prefill_tokens, &mut flight.timed);
+            let endpoint = self.pool.get_mut(flight.endpoint);
+            self.learning.first_token(now, timed, endpoint, tokens, prefill_pairs);
+        }
         let Flight { endpoint, prediction, prompt_tokens, .. } = *flight;
         if let Some(ledger) = self.pool.in_flight_mut(endpoint) {
             ledger.prefill_tokens -= prefill_tokens;
@@ -458,9 +468,11 @@ impl Scheduler {
         }
     }
 
-    fn tokens(&mut self, request: RequestId, count: u32) {
+    fn tokens(&mut self, now: Nanos, request: RequestId, count: u32) {
         let Some(flight) = self.flights.get_mut(request) else { return };
         flight.context_tokens += u64::from(count);
+        let endpoint = self.pool.get_mut(flight.endpoint);
+        self.learning.tokens(now, &mut flight.timed, endpoint, count);
         if let Some(ledger) = self.pool.in_flight_mut(flight.endpoint) {
             ledger.context_tokens += u64::from(count);
         }
@@ -472,6 +484,7 @@ impl Scheduler {
             self.queue.remove(request);
             return;
         };
+        self.learning.over(&flight.timed);
         if let Some(ledger) = self.pool.in_flight_mut(flight.endpoint) {
             ledger.requests -= 1;
             ledger.prefilling -= u32::from(!flight.computed);

@@ -1,0 +1,150 @@
+//! What a pool's answers teach: how fast its endpoints work and how long answers are.
+
+use crate::endpoint::Endpoint;
+use crate::forecast::{Forecast, Kind};
+use crate::load::{InFlight, Load};
+use crate::rates::{FirstTokenWork, Pace, Rates};
+use crate::request::{SchedulingRequest, SessionKey};
+use crate::time::Nanos;
+use crate::timing::TimingModel;
+
+/// Tokens of an answer that are timed together: one at a time would measure how a network bundles them.
+const TIMED_TOKENS: u32 = 8;
+
+/// Share of a KV cache in use from which a first token may have waited for room, and then says nothing about speed.
+const FULL_RATIO: f32 = 0.85;
+
+/// Most prompt tokens of a step, to guess how many steps a prompt takes (vLLM's `max_num_batched_tokens` of its server on
+/// large GPUs).
+const STEP_TOKENS: u64 = 8192;
+
+/// Of one pool.
+#[derive(Debug, Default)]
+pub(super) struct Learning {
+    /// What the machines are taken to be.
+    base: Rates,
+    /// How far all of them together are from that.
+    pace: Pace,
+    pub(super) forecast: Forecast,
+}
+
+/// What a request in flight is timed by.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Timed {
+    /// When it was placed.
+    placed: Nanos,
+    /// What had to be done before its first token, unless that may have waited for room.
+    work: Option<FirstTokenWork>,
+    /// Where it is counted when its answer is over.
+    kind: Kind,
+    session: Option<SessionKey>,
+    /// Tokens of its answer so far.
+    pub(super) output_tokens: u32,
+    /// When those were timed last, and how many have come since.
+    since: Nanos,
+    untimed: u32,
+    /// What the endpoint had prefilled then.
+    prefilled: (u64, u64),
+}
+
+// === impl Learning ===
+
+impl Learning {
+    /// Of machines that are known, or not.
+    pub(super) fn new(timing: Option<&TimingModel>) -> Self {
+        Self { base: timing.map(Rates::of).unwrap_or_default(), ..Self::default() }
+    }
+
+    /// How fast an endpoint works, as far as is known.
+    pub(super) fn rates(&self, endpoint: &Endpoint) -> Rates {
+        endpoint.pace.rates(&self.pace, &self.base)
+    }
+
+    /// Begins to time a request that is about to be added to `load`.
+    pub(super) fn placed(
+        &self,
+        now: Nanos,
+        request: &SchedulingRequest,
+        load: &Load,
+        uncached_tokens: u32,
+        uncached_pairs: u64,
+    ) -> Timed {
+        let InFlight { requests, prefilling, prefill_tokens, prefill_pairs, context_tokens } = load.in_flight;
+        let tokens = prefill_tokens + u64::from(uncached_tokens);
+        // Half a step passes before the first one of its own begins.
+        let steps = 1.5 + (tokens / STEP_TOKENS) as f64;
+        let work = FirstTokenWork {
+            tokens,
+            prefill_s: self.base.prefill_s(tokens, prefill_pairs + uncached_pairs),
+            steps_s: steps * self.base.decode_step_s(requests.saturating_sub(prefilling), context_tokens),
+        };
+        let full = load.reported.is_some_and(|(reported, _)| {
+            reported.kv_usage_ratio > FULL_RATIO
+                || reported.kv_capacity_tokens.is_some_and(|capacity| {
+                    let wanted = f64::from(reported.kv_usage_ratio) * capacity as f64 + tokens as f64;
+                    wanted > f64::from(FULL_RATIO) * capacity as f64
+                })
+        });
+        Timed {
+            placed: now,
+            work: (!full).then_some(work),
+            kind: Kind::of(request),
+            session: request.session,
+            output_tokens: 0,
+            since: now,
+            untimed: 0,
+            prefilled: (0, 0),
+        }
+    }
+
+    /// A request's first token came; it had so many tokens and pairs to compute.
+    pub(super) fn first_token(
+        &mut self,
+        now: Nanos,
+        timed: &mut Timed,
+        endpoint: Option<&mut Endpoint>,
+        tokens: u64,
+        pairs: u64,
+    ) {
+        timed.output_tokens = 1;
+        timed.since = now;
+        let Some(endpoint) = endpoint else { return };
+        let pace = &mut endpoint.pace;
+        (pace.prefilled_tokens, pace.prefilled_pairs) =
+            (pace.prefilled_tokens + tokens, pace.prefilled_pairs + pairs);
+        timed.prefilled = (pace.prefilled_tokens, pace.prefilled_pairs);
+        if let Some(work) = timed.work {
+            pace.first_token(&mut self.pace, now - timed.placed, work);
+        }
+    }
+
+    /// More tokens of an answer came.
+    pub(super) fn tokens(
+        &mut self,
+        now: Nanos,
+        timed: &mut Timed,
+        endpoint: Option<&mut Endpoint>,
+        count: u32,
+    ) {
+        timed.output_tokens = timed.output_tokens.saturating_add(count);
+        timed.untimed = timed.untimed.saturating_add(count);
+        let Some(endpoint) = endpoint else { return };
+        if timed.untimed < TIMED_TOKENS {
+            return;
+        }
+        let InFlight { requests, prefilling, context_tokens, .. } = endpoint.load.in_flight;
+        let pace = &mut endpoint.pace;
+        let (tokens, pairs) = (pace.prefilled_tokens, pace.prefilled_pairs);
+        let prefill_s = self.base.prefill_s(tokens - timed.prefilled.0, pairs - timed.prefilled.1);
+        let step_s = self.base.decode_step_s(requests.saturating_sub(prefilling), context_tokens);
+        pace.tokens(&mut self.pace, now - timed.since, timed.untimed, step_s, prefill_s);
+        (timed.since, timed.untimed, timed.prefilled) = (now, 0, (tokens, pairs));
+    }
+
+    /// A request is over, in whatever way. One that said nothing teaches nothing.
+    pub(super) fn over(&mut self, timed: &Timed) {
+        if timed.output_tokens > 0 {
+            self.forecast.answered(timed.kind, timed.session, timed.output_tokens);
+        }
+    }
+}
