@@ -20,6 +20,16 @@ pub struct Config {
     pub spread: f64,
     pub spread_s: f64,
     pub growth: f64,
+    pub memory: f64,
+    pub rho_max: f64,
+    pub wait: f64,
+    /// Weight of the decoders' stall in what is computed again.
+    pub again: f64,
+    /// Weight of those who wait behind.
+    pub queue: f64,
+    /// The same for room in the cache.
+    pub room: f64,
+    pub mode: u32,
 }
 
 impl Default for Config {
@@ -34,6 +44,13 @@ impl Default for Config {
             spread: 1.0,
             spread_s: 60.0,
             growth: 0.5,
+            memory: 256.0,
+            rho_max: 0.95,
+            wait: 1.0,
+            again: 1.0,
+            queue: 0.0,
+            room: 0.0,
+            mode: 0,
         }
     }
 }
@@ -42,6 +59,10 @@ impl Default for Config {
 pub struct FleetCost {
     config: Config,
     assigned: Vec<(EndpointId, f64, Nanos)>,
+    again: f64,
+    computed: f64,
+    seen: f64,
+    asked: f64,
 }
 
 // === impl FleetCost ===
@@ -49,7 +70,7 @@ pub struct FleetCost {
 impl FleetCost {
     /// The policy with these parameters.
     pub fn new(config: Config) -> Self {
-        Self { config, assigned: Vec::new() }
+        Self { config, assigned: Vec::new(), again: 0.0, computed: 0.0, seen: 0.0, asked: 0.0 }
     }
 
     fn assigned(&self, id: EndpointId, now: Nanos) -> f64 {
@@ -69,8 +90,14 @@ impl Policy for FleetCost {
         let (request, now) = (cx.request, cx.now);
         let out = f64::from(cx.output_tokens);
         let usual = cx.usual_output_tokens;
-        let Config { decode, stall, slow, miss, kv, kv_from, spread, growth, .. } = self.config;
+        let Config { decode, stall, slow, miss, kv, kv_from, spread, growth, again, queue, room, .. } = self.config;
         let best = candidates.iter().map(|row| row.overlap_tokens).max().unwrap_or(0);
+        let rho = if self.computed > 0.0 { (self.again / self.computed).min(self.config.rho_max) } else { 0.0 };
+        let share = if self.asked > 0.0 { (self.seen / self.asked).min(self.config.rho_max) } else { 0.0 };
+        let rho = match self.config.mode { 0 => rho, 1 => share, _ => rho.max(share) };
+        let times = 1.0 / (1.0 - rho);
+        let seen = candidates.iter().map(|row| row.prediction.approximate.max(row.overlap_tokens)).max().unwrap_or(0);
+        let wait = self.config.wait;
         let cold = u64::from(best) * 2 < u64::from(request.prompt_tokens);
         let work = |row: &Candidate| {
             let InFlight { requests, context_tokens, .. } = row.load.in_flight;
@@ -87,8 +114,10 @@ impl Policy for FleetCost {
             let (prefill_s, before_s, step_s) = work(row);
             let queue_s = row.rates.prefill_s(prefill_tokens, prefill_pairs);
             let own = queue_s + prefill_s + decode * out * step_s;
-            let stall = stall * prefill_s * decoding;
+            let stalled = stall * prefill_s * decoding;
+            let waiting = f64::from(prefilling);
             let slow = slow * (step_s - before_s) * f64::from(requests) * out.min(usual);
+            let capacity = row.load.reported.and_then(|(reported, _)| reported.kv_capacity_tokens).map(|c| c as f64);
             let usage = row.load.reported.and_then(|(reported, _)| {
                 let capacity = reported.kv_capacity_tokens? as f64;
                 let used = f64::from(reported.kv_usage_ratio) * capacity
@@ -97,13 +126,28 @@ impl Policy for FleetCost {
                     + growth * usual * f64::from(requests);
                 Some(used / capacity)
             });
-            let usage = usage.unwrap_or(0.0).min(1.0);
-            let price = kv * usual * step_s * (usage - kv_from).max(0.0) / (1.0 - kv_from);
+            let usage = usage.unwrap_or(0.0);
+            let price = kv * usual * step_s * (usage.min(1.0) - kv_from).max(0.0) / (1.0 - kv_from);
             let cold = if cold { spread * self.assigned(row.endpoint, now) / self.config.spread_s } else { 0.0 };
-            own + stall + slow + miss * prefill_s + price + cold
+            let kv_wait = wait * usual * step_s * (usage - 1.0).max(0.0);
+            let burn = prefill_s * (miss + again * decoding);
+            let behind = queue * waiting * prefill_s * times;
+            let room = match capacity {
+                Some(capacity) if usage > 0.9 => {
+                    room * waiting * (f64::from(row.uncached_tokens(request)) + out) / capacity * usual * step_s * times
+                }
+                _ => 0.0,
+            };
+            own + slow + stalled + burn * (times - 1.0) + behind + room + price + cold + kv_wait
         });
         let picked = &candidates[row];
         let (prefill_s, _, step_s) = work(picked);
+        let uncached = f64::from(picked.uncached_tokens(request));
+        let keep = 1.0 - 1.0 / self.config.memory;
+        self.again = self.again * keep + f64::from(seen.saturating_sub(picked.overlap_tokens));
+        self.seen = self.seen * keep + f64::from(seen);
+        self.asked = self.asked * keep + f64::from(request.prompt_tokens);
+        self.computed = self.computed * keep + uncached;
         let id = picked.endpoint;
         let added = prefill_s + out * step_s / f64::from(picked.load.in_flight.requests + 1);
         let assigned = self.assigned(id, now) + added;
