@@ -28,6 +28,11 @@ impl EndpointId {
         (self.0 & 0xFFFF) as usize
     }
 
+    /// Both in one number, for hashing.
+    pub(crate) const fn number(self) -> u32 {
+        self.0
+    }
+
     /// How often the slot had been reused.
     #[cfg(test)]
     pub(crate) const fn generation(self) -> u16 {

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Candidate, PickContext, Policy, Reason};
 
-/// Thresholds, with the defaults of the SGLang router's command line.
+/// Thresholds, with the defaults of the SGLang router's command line; [`RUST`] has the others.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
@@ -20,6 +20,10 @@ pub struct Config {
     /// Ratio of requests in flight beyond which the fleet may count as out of balance.
     pub balance_rel_threshold: f64,
 }
+
+/// The defaults of the same policy in the router's Rust crate, which those of its command line replace.
+pub const RUST: Config =
+    Config { cache_threshold: 0.5, balance_abs_threshold: 32, balance_rel_threshold: 1.1 };
 
 impl Default for Config {
     fn default() -> Self {
@@ -60,9 +64,12 @@ impl Policy for CacheAware {
             return cx.cheapest(candidates, requests);
         }
         cx.reason = Reason::PrefixHit;
-        cx.cheapest(candidates, |row| {
-            if row.overlap_tokens == longest { requests(row) } else { f64::INFINITY }
-        })
+        cx.cheapest(
+            candidates,
+            |row| {
+                if row.overlap_tokens == longest { requests(row) } else { f64::INFINITY }
+            },
+        )
     }
 }
 

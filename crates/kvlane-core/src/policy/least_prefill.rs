@@ -29,7 +29,7 @@ impl Policy for LeastPrefill {
         cx.reason = Reason::LowestCost;
         let request = cx.request;
         cx.cheapest(candidates, |row| {
-            (row.load.in_flight.prefill_tokens + u64::from(row.uncached_tokens(request))) as f64
+            row.load.in_flight.prefill_tokens as f64 + f64::from(row.uncached_tokens(request))
         })
     }
 }

@@ -27,8 +27,8 @@ impl LeastTokens {
 impl Policy for LeastTokens {
     fn pick(&mut self, cx: &mut PickContext<'_>, candidates: &[Candidate]) -> usize {
         cx.reason = Reason::LeastLoaded;
-        let prompt_tokens = u64::from(cx.request.prompt_tokens);
-        cx.cheapest(candidates, |row| (row.load.in_flight.context_tokens + prompt_tokens) as f64)
+        let prompt_tokens = f64::from(cx.request.prompt_tokens);
+        cx.cheapest(candidates, |row| row.load.in_flight.context_tokens as f64 + prompt_tokens)
     }
 }
 

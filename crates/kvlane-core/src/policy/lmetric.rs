@@ -2,25 +2,42 @@
 //!
 //! `P` is the uncached prompt tokens queued at the endpoint, `u` those of this request there, `B` the requests in
 //! flight there. The first factor is the wait for the first token, the second what everybody in the batch pays for
-//! it. No parameters. Known limits: a fully cached prompt makes any queue of cached prompts look free, and past KV
-//! saturation the product spreads groups and their misses.
+//! it. Known limits: a fully cached prompt makes any queue of cached prompts look free, and past KV saturation the
+//! product spreads groups and their misses.
+//!
+//! Without the queue, `argmin u * (B + 1)`, which is the set `lmetric_no_queue`, it is steadier under overload and
+//! slower to the first token below it.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Candidate, PickContext, Policy, Reason};
 
-/// It has no parameters.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Config {}
+/// What counts.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// Whether queued tokens do.
+    pub queue: bool,
+}
+
+/// Without the queue.
+pub const NO_QUEUE: Config = Config { queue: false };
+
+impl Default for Config {
+    fn default() -> Self {
+        Self { queue: true }
+    }
+}
 
 /// The policy.
-pub struct LMetric;
+pub struct LMetric {
+    config: Config,
+}
 
 impl LMetric {
     /// The policy with these parameters.
-    pub fn new(_: Config) -> Self {
-        Self
+    pub fn new(config: Config) -> Self {
+        Self { config }
     }
 }
 
@@ -29,8 +46,9 @@ impl Policy for LMetric {
         cx.reason = Reason::LowestCost;
         let request = cx.request;
         cx.cheapest(candidates, |row| {
-            let tokens = row.load.in_flight.prefill_tokens + u64::from(row.uncached_tokens(request));
-            tokens as f64 * f64::from(row.load.in_flight.requests + 1)
+            let queued = if self.config.queue { row.load.in_flight.prefill_tokens as f64 } else { 0.0 };
+            (queued + f64::from(row.uncached_tokens(request)))
+                * (f64::from(row.load.in_flight.requests) + 1.0)
         })
     }
 }

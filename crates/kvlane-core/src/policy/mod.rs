@@ -1,7 +1,8 @@
 //! Placement policies: each picks one row of a table of eligible endpoints.
 //!
 //! A policy sees facts (tokens, load, overlap) and nothing else: no headers, no clock, no sockets, no metrics. To add
-//! one: a file with a `Config`, a struct and its `impl Policy`, and one line in [`policies!`] below.
+//! one: a file with a `Config`, a struct and its `impl Policy`, and one line in [`policies!`] below. Other parameters of
+//! a policy that somebody has published are a set: a constant in the policy's file and one line below.
 
 use std::fmt;
 
@@ -54,6 +55,12 @@ impl Candidate {
         let (cached, tokens) = (u64::from(self.overlap_tokens), u64::from(self.uncached_tokens(request)));
         tokens * cached + tokens * (tokens + 1) / 2
     }
+
+    /// Share of its KV blocks that it says are in use, 0 to 1; 0 if it says nothing, or nonsense.
+    fn kv_usage(&self) -> f64 {
+        let ratio = self.load.reported.map_or(0.0, |(reported, _)| f64::from(reported.kv_usage_ratio));
+        if ratio >= 0.0 { ratio.min(1.0) } else { 0.0 }
+    }
 }
 
 /// Why a policy picked the row it picked. A closed set, so that it can label a metric.
@@ -77,11 +84,13 @@ pub enum Reason {
     Saturated,
     /// The lowest cost.
     LowestCost,
+    /// Its session, or all prompts that begin as it does, go there.
+    Affinity,
 }
 
 impl Reason {
     /// All reasons.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Random,
         Self::Turn,
         Self::LeastLoaded,
@@ -90,6 +99,7 @@ impl Reason {
         Self::Imbalance,
         Self::Saturated,
         Self::LowestCost,
+        Self::Affinity,
     ];
 
     /// The name in headers, metrics and receipts.
@@ -103,6 +113,7 @@ impl Reason {
             Self::Imbalance => "imbalance",
             Self::Saturated => "saturated",
             Self::LowestCost => "lowest_cost",
+            Self::Affinity => "affinity",
         }
     }
 }
@@ -152,6 +163,31 @@ impl PickContext<'_> {
         }
         best
     }
+
+    /// As [`PickContext::cheapest`] among the rows that `eligible` says yes to; whatever they cost, the others are noted
+    /// as infinitely dear. None if there is no such row.
+    fn cheapest_of(
+        &mut self,
+        candidates: &[Candidate],
+        eligible: impl Fn(&Candidate) -> bool,
+        cost: impl Fn(&Candidate) -> f64,
+    ) -> Option<usize> {
+        let row = self.cheapest(candidates, |row| if eligible(row) { cost(row) } else { f64::INFINITY });
+        if eligible(&candidates[row]) { Some(row) } else { candidates.iter().position(eligible) }
+    }
+
+    /// The first row with the lowest cost. Costs are noted.
+    fn first_cheapest(&mut self, candidates: &[Candidate], cost: impl Fn(&Candidate) -> f64) -> usize {
+        let (mut best, mut best_cost) = (0, f64::INFINITY);
+        for (row, candidate) in candidates.iter().enumerate() {
+            let cost = cost(candidate);
+            self.note(row, cost);
+            if cost < best_cost {
+                (best, best_cost) = (row, cost);
+            }
+        }
+        best
+    }
 }
 
 /// A way to choose among endpoints.
@@ -161,7 +197,10 @@ pub trait Policy: Send {
 }
 
 macro_rules! policies {
-    ($( $(#[doc = $doc:literal])* $module:ident :: $Type:ident = $name:literal $(| $alias:literal)* ),+ $(,)?) => {
+    (
+        $( $(#[doc = $doc:literal])* $module:ident :: $Type:ident = $name:literal $(| $alias:literal)* ),+ $(,)? ;
+        $( $set:literal $(| $set_alias:literal)* = $SetType:ident ( $config:expr ) ),+ $(,)? ;
+    ) => {
         $( pub mod $module; )+
 
         /// A policy by name, with its parameters.
@@ -172,20 +211,25 @@ macro_rules! policies {
         }
 
         impl PolicyConfig {
-            /// Every policy's name, in the order of this file.
-            pub const NAMES: &'static [&'static str] = &[$($name),+];
+            /// Every name there is, of policies and then of sets, in the order of this file.
+            pub const NAMES: &'static [&'static str] = &[$($name,)+ $($set,)+];
 
-            /// The policy called `name` (or an alias of it) with its default parameters.
+            /// Those of them that name a policy together with parameters other than its defaults.
+            pub const SETS: &'static [&'static str] = &[$($set),+];
+
+            /// The policy called `name` (or an alias of it): with its default parameters, or with those of a set.
             pub fn by_name(name: &str) -> Option<Self> {
                 match name {
                     $( $name $(| $alias)* => Some(Self::$Type($module::Config::default())), )+
+                    $( $set $(| $set_alias)* => Some(Self::$SetType($config)), )+
                     _ => None,
                 }
             }
 
-            /// Its name.
+            /// Its name: that of a set if its parameters are exactly those.
             pub fn name(&self) -> &'static str {
                 match self {
+                    $( Self::$SetType(config) if *config == $config => $set, )+
                     $( Self::$Type(_) => $name, )+
                 }
             }
@@ -213,16 +257,40 @@ policies! {
     least_load::LeastLoad = "least_load" | "leastloaded" | "least_loaded",
     /// The fewest tokens in flight.
     least_tokens::LeastTokens = "least_tokens",
+    /// The fewest uncached prompt tokens before the first token.
+    least_prefill::LeastPrefill = "least_prefill",
     /// Longest prefix while the fleet is balanced, else least load.
     cache_aware::CacheAware = "cache_aware",
     /// Longest prefix with a saturation valve.
     prefix_aware::PrefixAware = "prefix_aware" | "prefixaware",
     /// Uncached tokens to compute times batch size.
     lmetric::LMetric = "lmetric",
-    /// The fewest uncached prompt tokens before the first token.
-    least_prefill::LeastPrefill = "least_prefill",
-    /// A weighted sum of scores: queue, KV cache, prefix, cold prompts in turn.
-    weighted::Weighted = "weighted",
+    /// A weighted sum of scores: queue, KV cache, prefix, requests, cold prompts in turn.
+    weighted::Weighted = "weighted" | "llm_d_precise",
+    /// Whoever holds most of the prompt, unless that costs too much time; then the fewest queued tokens.
+    llm_d_affinity::LlmDAffinity = "llm_d_affinity",
+    /// Prefill and decode blocks, added or multiplied.
+    dynamo::Dynamo = "dynamo",
+    /// Longest prefix among those with a usual number of requests.
+    aibrix::Aibrix = "aibrix",
+    /// Exploit a prefix that is most of the prompt, else explore by cost.
+    preble::Preble = "preble",
+    /// The least predicted time to first token.
+    conductor::Conductor = "conductor",
+    /// Four times the waiting plus the running requests.
+    vllm_dp::VllmDp = "vllm_dp",
+    /// By a hash of the prompt's beginning, with bounded loads.
+    consistent_hash::ConsistentHash = "consistent_hash" | "consistent_hashing",
+    /// Sessions stay where they began, and begin where the fewest tokens have gone.
+    session_sticky::SessionSticky = "session_sticky",
+    ;
+    "cache_aware_rust" = CacheAware(cache_aware::RUST),
+    "lmetric_no_queue" = LMetric(lmetric::NO_QUEUE),
+    "llm_d_default" = Weighted(weighted::LLM_D_DEFAULT),
+    "llm_d_perf" = Weighted(weighted::LLM_D_PERF),
+    "llm_d_affinity_5s" = LlmDAffinity(llm_d_affinity::FIVE_SECONDS),
+    "dynamo_lmetric" = Dynamo(dynamo::LMETRIC),
+    ;
 }
 
 /// Reads a policy as people write it: `lmetric`, or `{name: lmetric, ...}` with parameters. For serde's
@@ -268,32 +336,83 @@ pub(crate) mod testing {
     /// A row of `(overlap tokens, requests, prefill tokens, context tokens)`.
     pub(crate) type Row = (u32, u32, u64, u64);
 
-    /// Which rows a policy picks, and why, for a prompt of `prompt_tokens`, over many seeds.
-    pub(crate) fn picks(config: &str, prompt_tokens: u32, rows: &[Row]) -> Vec<(usize, Reason)> {
-        let candidates: Vec<Candidate> = rows
-            .iter()
+    fn candidates(rows: &[Row]) -> Vec<Candidate> {
+        rows.iter()
             .enumerate()
             .map(|(slot, &(overlap_tokens, requests, prefill_tokens, context_tokens))| {
                 let in_flight = InFlight { requests, prefill_tokens, context_tokens, ..InFlight::default() };
                 let load = Load { in_flight, reported: None };
                 Candidate::approximate(EndpointId::new(slot as u16, 0), overlap_tokens, load)
             })
-            .collect();
+            .collect()
+    }
+
+    /// A policy and what it is asked, for several picks in a row: change what you like in between.
+    pub(crate) struct Case {
+        pub(crate) policy: Box<dyn Policy>,
+        pub(crate) request: SchedulingRequest,
+        pub(crate) rows: Vec<Candidate>,
+        pub(crate) now: Nanos,
+        pub(crate) output_tokens: u32,
+        pub(crate) rng: Rng,
+        /// What the last pick noted.
+        pub(crate) costs: Vec<f64>,
+    }
+
+    impl Case {
+        /// The policy called `name`, with a prompt of `prompt_tokens`.
+        pub(crate) fn new(name: &str, prompt_tokens: u32, rows: &[Row]) -> Self {
+            Self::of(&PolicyConfig::by_name(name).expect("a policy"), prompt_tokens, rows)
+        }
+
+        /// The policy with these parameters, likewise.
+        pub(crate) fn of(config: &PolicyConfig, prompt_tokens: u32, rows: &[Row]) -> Self {
+            Self {
+                policy: config.build(),
+                request: SchedulingRequest::new(RequestId(1), prompt_tokens),
+                rows: candidates(rows),
+                now: Nanos::ZERO,
+                output_tokens: 200,
+                rng: Rng::new(1),
+                costs: Vec::new(),
+            }
+        }
+
+        /// Which row it picks, and why.
+        pub(crate) fn pick(&mut self) -> (usize, Reason) {
+            self.costs.clear();
+            self.costs.resize(self.rows.len(), f64::NAN);
+            let mut cx = PickContext {
+                request: &self.request,
+                now: self.now,
+                output_tokens: self.output_tokens,
+                usual_output_tokens: 200.0,
+                rng: &mut self.rng,
+                reason: Reason::default(),
+                costs: Some(&mut self.costs),
+            };
+            let row = self.policy.pick(&mut cx, &self.rows);
+            (row, cx.reason)
+        }
+    }
+
+    /// Costs that are sums of seconds, which do not add up to the last bit.
+    pub(crate) fn near(costs: &[f64], expect: &[f64]) {
+        let apart = |(cost, expect): (&f64, &f64)| (cost - expect).abs() > 1e-9;
+        assert!(
+            costs.len() == expect.len() && !costs.iter().zip(expect).any(apart),
+            "{costs:?} for {expect:?}"
+        );
+    }
+
+    /// Which rows a policy picks, and why, for a prompt of `prompt_tokens`, over many seeds.
+    pub(crate) fn picks(config: &str, prompt_tokens: u32, rows: &[Row]) -> Vec<(usize, Reason)> {
         let config: PolicyConfig = serde_json::from_str(config).expect("a policy");
-        let request = SchedulingRequest::new(RequestId(1), prompt_tokens);
         let mut picks: Vec<_> = (0..64)
             .map(|seed| {
-                let mut cx = PickContext {
-                    request: &request,
-                    now: Nanos::ZERO,
-                    output_tokens: 200,
-                    usual_output_tokens: 200.0,
-                    rng: &mut Rng::new(seed),
-                    reason: Reason::default(),
-                    costs: None,
-                };
-                let row = config.build().pick(&mut cx, &candidates);
-                (row, cx.reason)
+                let mut case = Case::of(&config, prompt_tokens, rows);
+                case.rng = Rng::new(seed);
+                case.pick()
             })
             .collect();
         picks.sort_unstable();
@@ -330,10 +449,10 @@ mod tests {
     #[test]
     fn every_policy_picks_an_existing_row() {
         for name in PolicyConfig::NAMES {
-            let config = format!(r#"{{"name":"{name}"}}"#);
             for rows in [&[(0, 0, 0, 0)][..], &[(64, 100, 5, 9), (0, 0, 0, 0), (999, 1, 1, 1)]] {
-                for (row, _) in testing::picks(&config, 100, rows) {
-                    assert!(row < rows.len(), "{name}");
+                let mut case = testing::Case::new(name, 100, rows);
+                for _ in 0..64 {
+                    assert!(case.pick().0 < rows.len(), "{name}");
                 }
             }
         }

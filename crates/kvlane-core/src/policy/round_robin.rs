@@ -33,24 +33,22 @@ impl Policy for RoundRobin {
 
 #[cfg(test)]
 mod tests {
+    use super::super::testing::Case;
     use super::*;
     use crate::endpoint::EndpointId;
-    use crate::load::Load;
-    use crate::request::{RequestId, SchedulingRequest};
-    use crate::rng::Rng;
-    use crate::time::Nanos;
 
     #[test]
     fn turns_go_on_when_an_endpoint_is_missing() {
-        let row = |slot| Candidate::approximate(EndpointId::new(slot, 0), 0, Load::default());
-        let mut policy = RoundRobin::new(Config {});
+        let mut case = Case::new("round_robin", 1, &[(0, 0, 0, 0); 3]);
         let mut turn = |slots: &[u16]| {
-            let request = SchedulingRequest::new(RequestId(1), 1);
-            let rng = &mut Rng::new(0);
-            let mut cx =
-                PickContext { request: &request, now: Nanos::ZERO, output_tokens: 200, usual_output_tokens: 200.0, rng, reason: Reason::default(), costs: None };
-            let rows: Vec<_> = slots.iter().map(|&slot| row(slot)).collect();
-            slots[policy.pick(&mut cx, &rows)]
+            case.rows.truncate(slots.len());
+            case.rows.resize(slots.len(), case.rows[0]);
+            for (row, &slot) in case.rows.iter_mut().zip(slots) {
+                row.endpoint = EndpointId::new(slot, 0);
+            }
+            let (row, reason) = case.pick();
+            assert_eq!(reason, Reason::Turn);
+            slots[row]
         };
         assert_eq!([turn(&[0, 1, 2]), turn(&[0, 1, 2]), turn(&[0, 2]), turn(&[0, 1, 2])], [0, 1, 2, 0]);
     }

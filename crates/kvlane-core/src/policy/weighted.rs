@@ -4,17 +4,25 @@
 //! - queue: `(max W - W) / (max W - min W)`, 1 if all are equal; `W` is the requests the engine says are waiting;
 //! - kv: `1 - k`; `k` is the share of KV blocks the engine says are in use;
 //! - prefix: the share of the prompt that the endpoint is expected to hold;
-//! - no_hit_lru: only for a prompt of which nobody holds anything: endpoints rank by how long ago they were last given
-//!   such a prompt, the longest ago scores 1.
+//! - active_request: `(max B - B) / max B`, 1 if nothing is in flight; `B` is our own count;
+//! - no_hit_lru: for a prompt of which nobody holds anything, endpoints rank by how long ago they were last given such a
+//!   prompt: `1 - r / (n - 1)` for the one with `r` of the `n` before it, 1 for all that never were; 0.5 for any other
+//!   prompt. llm-d gives those that never were 1, `1 - 1 / (n - 1)` and so on as they are listed; here they are drawn.
+//!   It remembers 1,024 endpoints, we all.
 //!
-//! The default weights are those of llm-d's guide to precise prefix routing. Known limit: scores have no unit, so one
-//! request more in a queue can weigh as much as a whole prompt.
+//! | Set | queue | kv | prefix | active_request | no_hit_lru | Where llm-d has it |
+//! |---|---|---|---|---|---|---|
+//! | `weighted`, also `llm_d_precise` | 2 | 2 | 3 | 0 | 2 | guide to precise prefix routing |
+//! | `llm_d_default` | 2 | 2 | 3 | 0 | 0 | `pkg/epp/config/loader/defaults.go` |
+//! | `llm_d_perf` | 0 | 2 | 2 | 4 | 2 | configuration of its performance tests |
+//!
+//! The highest score wins, ties are drawn. Known limit: scores have no unit, so one request more in a queue can weigh as
+//! much as a whole prompt.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Candidate, PickContext, Policy, Reason};
-use crate::endpoint::EndpointId;
-use crate::load::Reported;
+use crate::table::ByEndpoint;
 
 /// The weights of the scores.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -26,22 +34,34 @@ pub struct Config {
     pub kv: f64,
     /// Of what is in the cache.
     pub prefix: f64,
+    /// Of our own requests in flight.
+    pub active_request: f64,
     /// Of not having been given a prompt that nobody knows.
     pub no_hit_lru: f64,
 }
 
+/// What llm-d's endpoint picker takes where nothing is configured.
+pub const LLM_D_DEFAULT: Config =
+    Config { queue: 2.0, kv: 2.0, prefix: 3.0, active_request: 0.0, no_hit_lru: 0.0 };
+
+/// What llm-d's performance tests take.
+pub const LLM_D_PERF: Config =
+    Config { queue: 0.0, kv: 2.0, prefix: 2.0, active_request: 4.0, no_hit_lru: 2.0 };
+
 impl Default for Config {
     fn default() -> Self {
-        Self { queue: 2.0, kv: 2.0, prefix: 3.0, no_hit_lru: 2.0 }
+        Self { queue: 2.0, kv: 2.0, prefix: 3.0, active_request: 0.0, no_hit_lru: 2.0 }
     }
 }
 
 /// The policy: it remembers in which order endpoints were given prompts that nobody held.
 pub struct Weighted {
     config: Config,
-    /// When an endpoint, by slot, was last given such a prompt: the number of that prompt.
-    last_cold: Vec<(EndpointId, u64)>,
+    /// When an endpoint was last given such a prompt: the number of that prompt, from 1.
+    last_cold: ByEndpoint<u64>,
     cold: u64,
+    /// Those numbers of the endpoints at hand in rising order; kept for its memory.
+    order: Vec<u64>,
 }
 
 // === impl Weighted ===
@@ -49,49 +69,50 @@ pub struct Weighted {
 impl Weighted {
     /// The policy with these parameters.
     pub fn new(config: Config) -> Self {
-        Self { config, last_cold: Vec::new(), cold: 0 }
-    }
-
-    /// The number of the last cold prompt an endpoint was given, 0 if there was none.
-    fn last_cold(&self, id: EndpointId) -> u64 {
-        self.last_cold.get(id.slot()).filter(|(holder, _)| *holder == id).map_or(0, |(_, number)| *number)
-    }
-
-    fn given_cold(&mut self, id: EndpointId) {
-        self.cold += 1;
-        if id.slot() >= self.last_cold.len() {
-            self.last_cold.resize(id.slot() + 1, (EndpointId::new(0, 0), 0));
-        }
-        self.last_cold[id.slot()] = (id, self.cold);
+        Self { config, last_cold: ByEndpoint::default(), cold: 0, order: Vec::new() }
     }
 }
 
 impl Policy for Weighted {
     fn pick(&mut self, cx: &mut PickContext<'_>, candidates: &[Candidate]) -> usize {
+        let Config { queue, kv, prefix, active_request, no_hit_lru } = self.config;
         let prompt_tokens = f64::from(cx.request.prompt_tokens.max(1));
-        let reported = |row: &Candidate| row.load.reported.map(|(reported, _)| reported);
-        let waiting = |row: &Candidate| f64::from(reported(row).map_or(0, |Reported { waiting, .. }| waiting));
-        let (mut least, mut most, mut cold) = (f64::INFINITY, 0f64, true);
+        let waiting =
+            |row: &Candidate| row.load.reported.map_or(0.0, |(reported, _)| f64::from(reported.waiting));
+        let requests = |row: &Candidate| f64::from(row.load.in_flight.requests);
+        let (mut least, mut most, mut busiest, mut cold) = (f64::INFINITY, 0f64, 0f64, true);
         for row in candidates {
             (least, most) = (least.min(waiting(row)), most.max(waiting(row)));
+            busiest = busiest.max(requests(row));
             cold &= row.overlap_tokens == 0;
         }
+        let last_cold = |row: &Candidate| self.last_cold.get(row.endpoint).copied().unwrap_or(0);
+        let ranked = cold && no_hit_lru != 0.0;
+        self.order.clear();
+        if ranked {
+            self.order.extend(candidates.iter().map(last_cold));
+            self.order.sort_unstable();
+        }
         let rank = |row: &Candidate| {
-            let mine = self.last_cold(row.endpoint);
-            let longer_ago = candidates.iter().filter(|other| self.last_cold(other.endpoint) < mine).count();
+            let longer_ago = self.order.partition_point(|&other| other < last_cold(row));
             1.0 - longer_ago as f64 / (candidates.len() - 1).max(1) as f64
         };
-        let Config { queue, kv, prefix, no_hit_lru } = self.config;
         let row = cx.cheapest(candidates, |row| {
             let queue_score = if most > least { (most - waiting(row)) / (most - least) } else { 1.0 };
-            let kv_score = 1.0 - reported(row).map_or(0.0, |reported| f64::from(reported.kv_usage_ratio));
+            let kv_score = 1.0 - row.kv_usage();
             let prefix_score = f64::from(row.overlap_tokens) / prompt_tokens;
-            let cold_score = if cold && no_hit_lru != 0.0 { rank(row) } else { 0.5 };
-            -(queue * queue_score + kv * kv_score + prefix * prefix_score + no_hit_lru * cold_score)
+            let active_score = if busiest > 0.0 { (busiest - requests(row)) / busiest } else { 1.0 };
+            let cold_score = if ranked { rank(row) } else { 0.5 };
+            -(queue * queue_score
+                + kv * kv_score
+                + prefix * prefix_score
+                + active_request * active_score
+                + no_hit_lru * cold_score)
         });
         cx.reason = Reason::LowestCost;
         if cold {
-            self.given_cold(candidates[row].endpoint);
+            self.cold += 1;
+            *self.last_cold.get_or_insert(candidates[row].endpoint, || 0) = self.cold;
         }
         row
     }
@@ -99,56 +120,76 @@ impl Policy for Weighted {
 
 #[cfg(test)]
 mod tests {
-    use super::super::PolicyConfig;
+    use super::super::testing::Case;
     use super::*;
-    use crate::load::Load;
-    use crate::request::{RequestId, SchedulingRequest};
-    use crate::rng::Rng;
+    use crate::load::Reported;
     use crate::time::Nanos;
 
-    fn row(slot: u16, overlap_tokens: u32, waiting: u32, kv_usage_ratio: f32) -> Candidate {
-        let reported = Reported { running: 0, waiting, kv_usage_ratio, kv_capacity_tokens: None };
-        let load = Load { reported: Some((reported, Nanos::ZERO)), ..Load::default() };
-        Candidate::approximate(EndpointId::new(slot, 0), overlap_tokens, load)
-    }
-
-    fn pick(policy: &mut dyn Policy, rows: &[Candidate]) -> usize {
-        let request = SchedulingRequest::new(RequestId(1), 100);
-        let mut rng = Rng::new(1);
-        let mut cx = PickContext {
-            request: &request,
-            now: Nanos::ZERO, output_tokens: 200, usual_output_tokens: 200.0,
-            rng: &mut rng,
-            reason: Reason::default(),
-            costs: None,
-        };
-        policy.pick(&mut cx, rows)
-    }
-
-    fn weighted() -> Box<dyn Policy> {
-        PolicyConfig::by_name("weighted").expect("a policy").build()
+    /// Rows of overlap, requests of our own, requests the engine says are waiting, and its KV use.
+    fn case(name: &str, rows: &[(u32, u32, u32, f32)]) -> Case {
+        let plain: Vec<_> = rows.iter().map(|&(overlap, requests, ..)| (overlap, requests, 0, 0)).collect();
+        let mut case = Case::new(name, 100, &plain);
+        for (row, &(.., waiting, kv_usage_ratio)) in case.rows.iter_mut().zip(rows) {
+            let reported = Reported { running: 0, waiting, kv_usage_ratio, kv_capacity_tokens: None };
+            row.load.reported = Some((reported, Nanos::ZERO));
+        }
+        case
     }
 
     #[test]
     fn a_whole_prefix_outweighs_a_queue_and_half_of_one_does_not() {
-        let rows = |overlap| [row(0, overlap, 1, 0.0), row(1, 0, 0, 0.0)];
-        assert_eq!(pick(&mut *weighted(), &rows(100)), 0, "3 against 2");
-        assert_eq!(pick(&mut *weighted(), &rows(50)), 1, "1.5 against 2");
+        let rows = |overlap| [(overlap, 0, 1, 0.0), (0, 0, 0, 0.0)];
+        assert_eq!(case("weighted", &rows(100)).pick().0, 0, "3 against 2");
+        assert_eq!(case("weighted", &rows(50)).pick().0, 1, "1.5 against 2");
     }
 
     #[test]
     fn a_fuller_cache_scores_less() {
-        assert_eq!(pick(&mut *weighted(), &[row(0, 10, 0, 0.9), row(1, 0, 0, 0.1)]), 1);
+        assert_eq!(case("weighted", &[(10, 0, 0, 0.9), (0, 0, 0, 0.1)]).pick().0, 1);
     }
 
     #[test]
     fn prompts_that_nobody_knows_go_round() {
-        let mut policy = weighted();
-        let rows = [row(0, 0, 0, 0.0), row(1, 0, 0, 0.0), row(2, 0, 0, 0.0)];
-        let mut picks: Vec<usize> = (0..6).map(|_| pick(&mut *policy, &rows)).collect();
+        let mut case = case("weighted", &[(0, 0, 0, 0.0); 3]);
+        let mut picks: Vec<usize> = (0..6).map(|_| case.pick().0).collect();
         assert_eq!(picks[..3], picks[3..], "in the same order again");
         picks.truncate(3);
         picks.sort_unstable();
         assert_eq!(picks, [0, 1, 2]);
+    }
+
+    #[test]
+    fn scores_add_up_by_the_weights_of_the_set() {
+        // Two waiting of four, half the cache in use, a quarter held, three in flight of four.
+        let rows = [(25, 3, 2, 0.5), (0, 4, 4, 0.0), (0, 0, 0, 1.0)];
+        let costs = |name| {
+            let mut case = case(name, &rows);
+            case.pick();
+            case.costs
+        };
+        assert_eq!(costs("llm_d_default"), [-(1.0 + 1.0 + 0.75), -2.0, -2.0]);
+        assert_eq!(
+            costs("llm_d_precise"),
+            [-(1.0 + 1.0 + 0.75 + 1.0), -3.0, -3.0],
+            "half of no_hit_lru for all"
+        );
+        assert_eq!(costs("llm_d_perf"), [-(1.0 + 0.5 + 1.0 + 1.0), -(2.0 + 1.0), -(4.0 + 1.0)]);
+    }
+
+    #[test]
+    fn a_cold_prompt_ranks_by_how_long_ago_the_last_one_came() {
+        let mut case = case("llm_d_precise", &[(0, 0, 0, 0.0); 3]);
+        for _ in 0..3 {
+            case.pick();
+        }
+        let (next, _) = case.pick();
+        // Queue 2, cache 2, and of the rank 2 for the first, 1 for the second, nothing for the last.
+        assert_eq!(case.costs[next], -6.0);
+        let mut ranked = case.costs.clone();
+        ranked.sort_by(f64::total_cmp);
+        assert_eq!(ranked, [-6.0, -5.0, -4.0]);
+        case.rows[0].overlap_tokens = 50;
+        case.pick();
+        assert_eq!(case.costs, [-6.5, -5.0, -5.0], "half of it for all once somebody holds something");
     }
 }

@@ -1,0 +1,114 @@
+//! `dynamo`: prefill and decode blocks added (NVIDIA Dynamo's KV router; crate `dynamo-kv-router` 1.6.1,
+//! `src/scheduling/selector/reference.rs`).
+//!
+//! `argmin (prefill_load_scale * max(0, (P + L) / b - overlap_credit * m / b) + (T + L) / b)`, with `P` the uncached
+//! prompt tokens queued at the endpoint, `L` those of this prompt, `m` those of them it is expected to hold, `T` the
+//! tokens of all contexts there and `b` the tokens of a block. The defaults are Dynamo's: credit 1, scale 1, weight of
+//! requests 0, no decay, temperature 0, so the lowest cost wins and ties are drawn. Dynamo counts blocks that several
+//! requests in flight share once and no output, we count them for each request and output as it streams. It also gives
+//! credit for other tiers (host 0.75, disk 0.25), which a row does not tell apart.
+//!
+//! The set `dynamo_lmetric` is its `lmetric` option, the product of both: `prefill * ((T + L) / b + 1)`. Only there `b`
+//! matters; it is 16, vLLM's.
+//!
+//! Known limit: a block to prefill and a block to decode weigh the same, though the first takes a hundred times as long.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Candidate, PickContext, Policy, Reason};
+
+/// How the two kinds of blocks become one cost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Form {
+    /// Their sum.
+    Sum,
+    /// The product of prefill blocks and one more than decode blocks.
+    Product,
+}
+
+/// Weights, with Dynamo's defaults.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// Prefill blocks that a block held is worth.
+    pub overlap_credit: f64,
+    /// Weight of prefill blocks.
+    pub prefill_load_scale: f64,
+    /// Tokens of a block.
+    pub block_tokens: u32,
+    /// Sum or product.
+    pub form: Form,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self { overlap_credit: 1.0, prefill_load_scale: 1.0, block_tokens: 16, form: Form::Sum }
+    }
+}
+
+/// Dynamo's `lmetric` option.
+pub const LMETRIC: Config =
+    Config { overlap_credit: 1.0, prefill_load_scale: 1.0, block_tokens: 16, form: Form::Product };
+
+/// The policy.
+pub struct Dynamo {
+    config: Config,
+}
+
+impl Dynamo {
+    /// The policy with these parameters.
+    pub fn new(config: Config) -> Self {
+        Self { config }
+    }
+}
+
+impl Policy for Dynamo {
+    fn pick(&mut self, cx: &mut PickContext<'_>, candidates: &[Candidate]) -> usize {
+        cx.reason = Reason::LowestCost;
+        let Config { overlap_credit, prefill_load_scale, block_tokens, form } = self.config;
+        let blocks = |tokens: f64| tokens / f64::from(block_tokens.max(1));
+        let prompt_tokens = f64::from(cx.request.prompt_tokens);
+        cx.cheapest(candidates, |row| {
+            let ledger = row.load.in_flight;
+            let credit = overlap_credit * blocks(f64::from(row.overlap_tokens));
+            let prefill = (blocks(ledger.prefill_tokens as f64 + prompt_tokens) - credit).max(0.0);
+            let decode = blocks(ledger.context_tokens as f64 + prompt_tokens);
+            match form {
+                Form::Sum => prefill_load_scale * prefill + decode,
+                Form::Product => prefill_load_scale * prefill * (decode + 1.0),
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::Case;
+    use super::*;
+
+    // Overlap, requests, queued prefill tokens, context tokens: in blocks of 16 of a prompt of 10, 6 held, 4 queued and
+    // 20 in flight there, against nothing.
+    const ROWS: [(u32, u32, u64, u64); 2] = [(96, 2, 64, 320), (0, 0, 0, 0)];
+
+    #[test]
+    fn blocks_to_prefill_and_to_decode_add_up() {
+        let mut case = Case::new("dynamo", 160, &ROWS);
+        assert_eq!(case.pick(), (1, Reason::LowestCost));
+        assert_eq!(case.costs, [8.0 + 30.0, 10.0 + 10.0]);
+    }
+
+    #[test]
+    fn or_are_multiplied() {
+        let mut case = Case::new("dynamo_lmetric", 160, &ROWS);
+        assert_eq!(case.pick(), (1, Reason::LowestCost));
+        assert_eq!(case.costs, [8.0 * 31.0, 10.0 * 11.0]);
+    }
+
+    #[test]
+    fn credit_does_not_make_a_prompt_cheaper_than_nothing() {
+        let mut case = Case::new("dynamo", 160, &[(999, 0, 0, 16), (0, 0, 0, 0)]);
+        assert_eq!(case.pick().0, 0);
+        assert_eq!(case.costs, [0.0 + 11.0, 10.0 + 10.0]);
+    }
+}

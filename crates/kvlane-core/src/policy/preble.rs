@@ -1,0 +1,266 @@
+//! `preble`: exploit a prefix or explore (Preble's E2, ICLR 2025, arXiv 2407.00023, section 4.2; WukLab/preble).
+//!
+//! With `m` the longest match anywhere and `L` the prompt: if `m > L - m`, the least loaded of those that hold `m`, by
+//! `L_i`. Else `argmin (L_i + M_i + P_i)`, in seconds:
+//!
+//! - `L_i`: prefill and decode time of all requests placed there in the last three minutes;
+//! - `M_i`: time to compute again what the request evicts there, times how often that is hit;
+//! - `P_i`: time to compute what the endpoint lacks of this prompt.
+//!
+//! Times come from the endpoint's rates: a decode takes the expected length of the answer times a sequence's share of a
+//! step with the batch at hand, `decode_step_s(B + 1, T + L) / (B + 1)`, as Preble's regressions give it per request.
+//! Windows are kept in 60 parts of 3 s. Ties are drawn.
+//!
+//! Preble keeps the engines' trees and so knows what would be evicted. We see no such list and estimate: a full cache
+//! evicts as many tokens as the request brings new ones, and they are as likely hit as prompts given to that endpoint in
+//! the window were. A cache counts as full once more new tokens have gone there than it holds, or if it does not say what
+//! it holds.
+//!
+//! Known limits: the exploiting branch ignores how far loads are apart, so a hot prefix stays where it is. Preble's
+//! remedies, moving and replicating hot prefixes, are not here: they need control of the engines' trees.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Candidate, PickContext, Policy, Reason};
+use crate::request::SchedulingRequest;
+use crate::table::ByEndpoint;
+use crate::time::Nanos;
+
+/// The window.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// Seconds for which a placement counts as load.
+    pub window_s: f64,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self { window_s: 180.0 }
+    }
+}
+
+/// Parts of a window that are forgotten one by one.
+const PARTS: usize = 60;
+
+/// What an endpoint was given in a span of time. Whole numbers, so that what is added can be taken away again.
+#[derive(Clone, Copy, Default)]
+struct Given {
+    work: Nanos,
+    prompt_tokens: u64,
+    hit_tokens: u64,
+}
+
+/// What an endpoint was given in a sliding window, and since it joined.
+struct Window {
+    parts: [Given; PARTS],
+    /// Of all parts.
+    sum: Given,
+    /// Number of the part that time is in, counted from the driver's origin.
+    part: u64,
+    /// New tokens since it joined.
+    new_tokens: u64,
+}
+
+/// The policy: it remembers what it placed in the window.
+pub struct Preble {
+    part_s: f64,
+    windows: ByEndpoint<Box<Window>>,
+}
+
+// === impl Given ===
+
+impl Given {
+    fn plus(self, other: Self) -> Self {
+        Self {
+            work: self.work + other.work,
+            prompt_tokens: self.prompt_tokens.saturating_add(other.prompt_tokens),
+            hit_tokens: self.hit_tokens.saturating_add(other.hit_tokens),
+        }
+    }
+
+    fn minus(self, other: Self) -> Self {
+        Self {
+            work: self.work - other.work,
+            prompt_tokens: self.prompt_tokens.saturating_sub(other.prompt_tokens),
+            hit_tokens: self.hit_tokens.saturating_sub(other.hit_tokens),
+        }
+    }
+}
+
+// === impl Window ===
+
+impl Window {
+    fn new(part: u64) -> Box<Self> {
+        Box::new(Self { parts: [Given::default(); PARTS], sum: Given::default(), part, new_tokens: 0 })
+    }
+
+    /// The places of parts that are no longer in the window at `part`.
+    fn gone(&self, part: u64) -> impl Iterator<Item = usize> + use<> {
+        let passed = part.saturating_sub(self.part).min(PARTS as u64);
+        (self.part + 1..=self.part + passed).map(|part| part as usize % PARTS)
+    }
+
+    /// What was given in the parts that are still in the window at `part`.
+    fn given(&self, part: u64) -> Given {
+        self.gone(part).fold(self.sum, |sum, gone| sum.minus(self.parts[gone]))
+    }
+
+    fn add(&mut self, part: u64, given: Given, new_tokens: u64) {
+        self.sum = self.given(part);
+        for gone in self.gone(part) {
+            self.parts[gone] = Given::default();
+        }
+        self.part = self.part.max(part);
+        let now = &mut self.parts[self.part as usize % PARTS];
+        *now = now.plus(given);
+        self.sum = self.sum.plus(given);
+        self.new_tokens = self.new_tokens.saturating_add(new_tokens);
+    }
+}
+
+// === impl Preble ===
+
+impl Preble {
+    /// The policy with these parameters.
+    pub fn new(config: Config) -> Self {
+        Self { part_s: (config.window_s / PARTS as f64).max(1e-3), windows: ByEndpoint::default() }
+    }
+
+    fn part(&self, now: Nanos) -> u64 {
+        (now.as_secs_f64() / self.part_s) as u64
+    }
+}
+
+/// Seconds to compute what the endpoint lacks of the prompt.
+fn prefill_s(request: &SchedulingRequest, row: &Candidate) -> f64 {
+    row.rates.prefill_s(u64::from(row.uncached_tokens(request)), row.uncached_pairs(request))
+}
+
+/// Seconds of the endpoint that the answer takes.
+fn decode_s(request: &SchedulingRequest, output_tokens: u32, row: &Candidate) -> f64 {
+    let ledger = row.load.in_flight;
+    let sequences = ledger.requests.saturating_add(1);
+    let context_tokens = ledger.context_tokens.saturating_add(u64::from(request.prompt_tokens));
+    f64::from(output_tokens) * row.rates.decode_step_s(sequences, context_tokens) / f64::from(sequences)
+}
+
+impl Policy for Preble {
+    fn pick(&mut self, cx: &mut PickContext<'_>, candidates: &[Candidate]) -> usize {
+        let part = self.part(cx.now);
+        let given =
+            |row: &Candidate| self.windows.get(row.endpoint).map_or(Given::default(), |w| w.given(part));
+        let longest = candidates.iter().map(|row| row.overlap_tokens).max().unwrap_or(0);
+        let row = if longest > cx.request.prompt_tokens.saturating_sub(longest) {
+            cx.reason = Reason::PrefixHit;
+            let holds = |row: &Candidate| row.overlap_tokens == longest;
+            cx.cheapest_of(candidates, holds, |row| given(row).work.as_secs_f64()).unwrap_or(0)
+        } else {
+            cx.reason = Reason::LowestCost;
+            let (request, output_tokens) = (cx.request, u64::from(cx.output_tokens));
+            cx.cheapest(candidates, |row| {
+                let given = given(row);
+                let new_tokens = u64::from(row.uncached_tokens(request)) + output_tokens;
+                let before = self.windows.get(row.endpoint).map_or(0, |window| window.new_tokens);
+                let capacity = row.load.reported.and_then(|(reported, _)| reported.kv_capacity_tokens);
+                let evicted = capacity
+                    .map_or(new_tokens, |capacity| before.saturating_add(new_tokens).saturating_sub(capacity))
+                    .min(new_tokens);
+                let hit_share = given.hit_tokens as f64 / given.prompt_tokens.max(1) as f64;
+                given.work.as_secs_f64()
+                    + row.rates.prefill_s(evicted, 0) * hit_share
+                    + prefill_s(request, row)
+            })
+        };
+        let (request, candidate) = (cx.request, &candidates[row]);
+        let given = Given {
+            work: Nanos::from_secs_f64(
+                prefill_s(request, candidate) + decode_s(request, cx.output_tokens, candidate),
+            ),
+            prompt_tokens: u64::from(request.prompt_tokens),
+            hit_tokens: u64::from(candidate.overlap_tokens.min(request.prompt_tokens)),
+        };
+        let new_tokens = u64::from(candidate.uncached_tokens(request)) + u64::from(cx.output_tokens);
+        self.windows.get_or_insert(candidate.endpoint, || Window::new(part)).add(part, given, new_tokens);
+        row
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{Case, near};
+    use super::*;
+    use crate::load::Reported;
+
+    /// Prefill takes 1 ms a token, a decode step 10 ms whatever is in it.
+    fn case(prompt_tokens: u32, rows: &[(u32, u32, u64, u64)]) -> Case {
+        let mut case = Case::new("preble", prompt_tokens, rows);
+        for row in &mut case.rows {
+            row.rates.prefill_token_s = 1e-3;
+            row.rates.prefill_pair_s = 0.0;
+            row.rates.step_s = 10e-3;
+            row.rates.sequence_s = 0.0;
+            row.rates.context_token_s = 0.0;
+        }
+        case.output_tokens = 100;
+        case
+    }
+
+    #[test]
+    fn more_than_half_of_the_prompt_is_exploited() {
+        let mut exploits = case(100, &[(51, 9, 900, 900), (0, 0, 0, 0)]);
+        assert_eq!([exploits.pick(), exploits.pick()], [(0, Reason::PrefixHit); 2]);
+        assert_eq!(
+            case(100, &[(50, 0, 0, 0), (0, 0, 0, 0)]).pick(),
+            (0, Reason::LowestCost),
+            "0.05 to 0.1 s"
+        );
+    }
+
+    #[test]
+    fn of_the_holders_the_least_given_wins() {
+        let mut case = case(100, &[(60, 0, 0, 0), (60, 0, 0, 0), (0, 0, 0, 0)]);
+        let (first, second) = (case.pick().0, case.pick().0);
+        assert_eq!(first + second, 1, "each of the two once");
+        // 40 tokens and 100 steps of 10 ms, alone in the batch.
+        near(&case.costs[first..=first], &[0.04 + 1.0]);
+    }
+
+    #[test]
+    fn what_was_given_counts_for_three_minutes() {
+        let mut case = case(100, &[(0, 0, 0, 0), (0, 1, 0, 0)]);
+        case.rows[1].rates.prefill_token_s = 2e-3;
+        case.now = Nanos::from_secs(10);
+        assert_eq!(case.pick().0, 0, "0.1 to 0.2 s");
+        near(&case.costs, &[0.1, 0.2]);
+        assert_eq!(case.pick().0, 1);
+        near(&case.costs, &[1.1 + 0.1, 0.2]);
+        // The second had 0.2 s of prefill and half of 100 steps.
+        assert_eq!(case.pick().0, 1);
+        near(&case.costs, &[1.2, 0.2 + 0.5 + 0.2]);
+        // Parts are 3 s long: 10 s is in the fourth, which is gone when the sixty-fourth begins at 189 s.
+        case.now = Nanos::from_secs(188);
+        case.pick();
+        near(&case.costs, &[1.2, 1.6]);
+        case.now = Nanos::from_secs(189);
+        case.rows[0].load.in_flight.requests = 0;
+        case.pick();
+        assert!(case.costs[1] < 0.21, "{:?}", case.costs);
+    }
+
+    #[test]
+    fn what_a_full_cache_evicts_costs_as_often_as_it_is_hit() {
+        let mut case = case(100, &[(40, 0, 0, 0), (0, 0, 0, 0)]);
+        assert_eq!(case.pick().0, 0);
+        near(&case.costs, &[0.06, 0.1]);
+        // Given 1.06 s; 160 new tokens evict as many, of which 40 % are hit.
+        case.pick();
+        near(&case.costs, &[1.06 + 0.16 * 0.4 + 0.06, 0.1]);
+        // 320 new tokens in a cache of 250 evict 70.
+        let reported =
+            Reported { running: 0, waiting: 0, kv_usage_ratio: 0.0, kv_capacity_tokens: Some(250) };
+        case.rows[0].load.reported = Some((reported, Nanos::ZERO));
+        case.pick();
+        near(&case.costs[..1], &[1.06 + 0.07 * 0.4 + 0.06]);
+    }
+}

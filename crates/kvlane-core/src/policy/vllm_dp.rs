@@ -1,0 +1,99 @@
+//! `vllm_dp`: `argmin (4 * waiting + running)`, how vLLM spreads requests over its data-parallel engines (vLLM v0.10.2,
+//! `vllm/v1/engine/core_client.py`, `DPLBAsyncMPClient.get_core_engine_for_request`).
+//!
+//! Both counts are the engine's own, as it last reported them, and as vLLM does we count each request placed since then
+//! as one more that waits. Of an engine that reports nothing our own ledger tells: who has no first token yet waits, the
+//! rest runs. Of equals the first in the pool's order wins, as there. Known limits: it knows neither caches nor the
+//! length of prompts, and counts of an engine are as old as its last report.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Candidate, PickContext, Policy, Reason};
+use crate::table::ByEndpoint;
+use crate::time::Nanos;
+
+/// It has no parameters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {}
+
+/// The policy: it remembers what it placed since an engine's last report.
+pub struct VllmDp {
+    placed: ByEndpoint<(Nanos, u32)>,
+}
+
+impl VllmDp {
+    /// The policy with these parameters.
+    pub fn new(_: Config) -> Self {
+        Self { placed: ByEndpoint::default() }
+    }
+}
+
+impl Policy for VllmDp {
+    fn pick(&mut self, cx: &mut PickContext<'_>, candidates: &[Candidate]) -> usize {
+        cx.reason = Reason::LeastLoaded;
+        let row = cx.first_cheapest(candidates, |row| {
+            let (waiting, running) = match row.load.reported {
+                Some((reported, at)) => {
+                    let placed = self.placed.get(row.endpoint).filter(|(report, _)| *report == at);
+                    (
+                        f64::from(reported.waiting) + placed.map_or(0.0, |(_, n)| f64::from(*n)),
+                        reported.running,
+                    )
+                }
+                None => {
+                    let ledger = row.load.in_flight;
+                    (f64::from(ledger.prefilling), ledger.requests.saturating_sub(ledger.prefilling))
+                }
+            };
+            4.0 * waiting + f64::from(running)
+        });
+        if let Some((_, at)) = candidates[row].load.reported {
+            let placed = self.placed.get_or_insert(candidates[row].endpoint, || (at, 0));
+            let before = if placed.0 == at { placed.1 } else { 0 };
+            *placed = (at, before.saturating_add(1));
+        }
+        row
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::Case;
+    use super::*;
+    use crate::load::Reported;
+
+    fn report(waiting: u32, running: u32, at: u64) -> Option<(Reported, Nanos)> {
+        let reported = Reported { running, waiting, kv_usage_ratio: 0.0, kv_capacity_tokens: None };
+        Some((reported, Nanos(at)))
+    }
+
+    #[test]
+    fn one_that_waits_weighs_four_that_run() {
+        let mut case = Case::new("vllm_dp", 100, &[(0, 0, 0, 0); 2]);
+        case.rows[0].load.reported = report(1, 2, 5);
+        case.rows[1].load.reported = report(0, 5, 5);
+        assert_eq!(case.pick(), (1, Reason::LeastLoaded));
+        assert_eq!(case.costs, [6.0, 5.0]);
+    }
+
+    #[test]
+    fn what_was_placed_since_the_report_waits_and_a_report_settles_it() {
+        let mut case = Case::new("vllm_dp", 100, &[(0, 0, 0, 0); 2]);
+        case.rows[0].load.reported = report(0, 0, 5);
+        case.rows[1].load.reported = report(0, 5, 5);
+        assert_eq!([case.pick().0, case.pick().0, case.pick().0], [0, 0, 1], "at 0 to 5, 4 to 5, 8 to 5");
+        case.rows[0].load.reported = report(0, 2, 6);
+        assert_eq!(case.pick().0, 0);
+        assert_eq!(case.costs, [2.0, 9.0]);
+    }
+
+    #[test]
+    fn without_reports_the_ledger_tells_and_the_first_of_equals_wins() {
+        let mut case = Case::new("vllm_dp", 100, &[(0, 6, 0, 0), (0, 3, 0, 0), (0, 3, 0, 0)]);
+        case.rows[1].load.in_flight.prefilling = 1;
+        case.rows[2].load.in_flight.prefilling = 1;
+        assert_eq!([case.pick().0, case.pick().0], [0, 0], "6 that run to 1 that waits and 2 that run");
+        assert_eq!(case.costs, [6.0, 6.0, 6.0]);
+    }
+}

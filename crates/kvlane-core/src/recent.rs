@@ -1,0 +1,75 @@
+//! A map that forgets what has not been used for longest.
+//!
+//! Two generations: what is used moves into the young one, and when that is full the old one is dropped and the young
+//! one grows old. So it holds between half of its bound and all of it, and never forgets one of the `max / 2` entries
+//! used last. A lookup is a hash or two, with no list to keep in order.
+
+use std::hash::Hash;
+use std::mem;
+
+use foldhash::fast::FixedState;
+use hashbrown::HashMap;
+
+/// At most `max` values by key.
+pub(crate) struct Recent<K, V> {
+    young: HashMap<K, V, FixedState>,
+    old: HashMap<K, V, FixedState>,
+    young_max: usize,
+}
+
+// === impl Recent ===
+
+impl<K: Hash + Eq, V> Recent<K, V> {
+    /// An empty map with room for `max` values, two at least.
+    pub(crate) fn new(max: usize) -> Self {
+        Self { young: HashMap::default(), old: HashMap::default(), young_max: (max / 2).max(1) }
+    }
+
+    /// The value of a key, which is used by this.
+    pub(crate) fn get(&mut self, key: &K) -> Option<&mut V> {
+        if let Some((key, value)) = self.old.remove_entry(key) {
+            self.insert(key, value);
+        }
+        self.young.get_mut(key)
+    }
+
+    /// Sets the value of a key.
+    pub(crate) fn insert(&mut self, key: K, value: V) {
+        self.old.remove(&key);
+        if self.young.len() >= self.young_max && !self.young.contains_key(&key) {
+            self.old = mem::take(&mut self.young);
+        }
+        self.young.insert(key, value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bound_holds_and_the_last_half_is_there() {
+        let mut recent = Recent::new(8);
+        for key in 0..100u32 {
+            recent.insert(key, key);
+            assert!(recent.young.len() + recent.old.len() <= 8);
+            for last in key.saturating_sub(3)..=key {
+                assert!(
+                    recent.young.contains_key(&last) || recent.old.contains_key(&last),
+                    "{last} at {key}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_used_stays() {
+        let mut recent = Recent::new(8);
+        recent.insert(7, "kept");
+        for key in 100..200 {
+            recent.insert(key, "other");
+            assert_eq!(recent.get(&7), Some(&mut "kept"));
+        }
+        assert_eq!(recent.get(&100), None);
+    }
+}
