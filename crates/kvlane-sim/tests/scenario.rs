@@ -5,8 +5,8 @@ use std::path::Path;
 use kvlane_core::policy::PolicyConfig;
 use kvlane_sim::figures::{Figures, Judgement};
 use kvlane_sim::scenario::{
-    Arm, CacheKnowledge, ClosedLoop, Conversations, FaultSpec, Fleet, OpenLoop, Published, Row, RunError,
-    Scenario, Stage, WorkloadSpec, run,
+    Arm, CacheKnowledge, ClosedLoop, Conversations, FaultSpec, Fleet, Group, OpenLoop, Published, Row,
+    RunError, Scenario, Stage, WorkloadSpec, run,
 };
 use kvlane_sim::{Batching, CpuTier, Eviction, TransferConfig};
 use kvlane_trace::TraceError;
@@ -44,7 +44,7 @@ fn eviction() -> impl Strategy<Value = Eviction> {
     prop::sample::select(vec![Eviction::Lru, Eviction::Lfu, Eviction::SessionLru, Eviction::Infinite])
 }
 
-fn fleets() -> impl Strategy<Value = Fleet> {
+fn groups() -> impl Strategy<Value = Group> {
     let tier = (any::<u32>(), figure(), figure(), any::<bool>()).prop_map(
         |(blocks, bytes_per_s, latency_s, overlap)| CpuTier { blocks, bytes_per_s, latency_s, overlap },
     );
@@ -65,7 +65,7 @@ fn fleets() -> impl Strategy<Value = Fleet> {
                 (engines, preset, model, gpu, tp, kv_dtype),
                 (block_tokens, memory_share, kv_capacity_tokens, eviction),
                 (cpu_tier, batching, link, max_num_seqs),
-            )| Fleet {
+            )| Group {
                 engines,
                 preset: preset.clone(),
                 model,
@@ -84,6 +84,10 @@ fn fleets() -> impl Strategy<Value = Fleet> {
                 max_num_batched_tokens: max_num_seqs,
             },
         )
+}
+
+fn fleets() -> impl Strategy<Value = Fleet> {
+    prop::collection::vec(groups(), 1..3).prop_map(|groups| Fleet { groups })
 }
 
 fn stages() -> impl Strategy<Value = Stage> {

@@ -2,28 +2,26 @@
 //!
 //! `kvlane simulate` runs a [`Scenario`], whether it was read from a file or put together from flags.
 
+mod fleet;
 mod points;
 mod run;
 
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use kvlane_core::policy::{PolicyConfig, name_or_config};
 use kvlane_core::time::Nanos;
-use kvlane_core::timing::{Dtype, TimingFile, TimingModel};
 use kvlane_trace::generate::Workload;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
+pub use fleet::{Fleet, Group};
 pub use run::{Cell, Open, Row, RunError, run};
 
-use crate::engine::{Batching, EngineConfig};
 use crate::fault::Fault;
 use crate::figures::{Figures, Judgement};
 use crate::pool::Eviction;
-use crate::tier::CpuTier;
-use crate::transfer::TransferConfig;
 
 /// A simulation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -52,44 +50,6 @@ pub struct Scenario {
     /// What was measured on a real fleet.
     #[serde(default)]
     pub published: Vec<Published>,
-}
-
-/// Engines, all alike.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Fleet {
-    /// How many.
-    pub engines: u32,
-    /// Model and machine, as in `qwen3-32b@h100x2`. Instead: `model`, `gpu` and `tp`, or `timing`.
-    pub preset: Option<String>,
-    /// A model of the tables.
-    pub model: Option<String>,
-    /// A GPU of the tables.
-    pub gpu: Option<String>,
-    /// GPUs the model is spread over.
-    pub tp: u32,
-    /// A timing file that `kvlane calibrate` wrote.
-    pub timing: Option<PathBuf>,
-    /// Type of keys and values (`--kv-cache-dtype`): `bf16` or `fp8`; else the model's.
-    pub kv_dtype: Option<String>,
-    /// Tokens in a KV block.
-    pub block_tokens: Option<u32>,
-    /// Share of GPU memory the engine may use (`--gpu-memory-utilization`).
-    pub memory_share: f64,
-    /// Tokens the KV cache holds; else they follow from the model, the machine and `memory_share`.
-    pub kv_capacity_tokens: Option<u64>,
-    /// What a full cache loses first.
-    pub eviction: Eviction,
-    /// The host's memory as a second tier of the cache.
-    pub cpu_tier: Option<CpuTier>,
-    /// How prompts and answers share steps.
-    pub batching: Batching,
-    /// What keys and values move over, from engine to engine.
-    pub link: TransferConfig,
-    /// Most sequences in a step; else vLLM's default for the machine.
-    pub max_num_seqs: Option<u32>,
-    /// Most tokens in a step; else vLLM's default for the machine.
-    pub max_num_batched_tokens: Option<u32>,
 }
 
 /// Something that goes wrong.
@@ -246,10 +206,6 @@ pub struct Published {
     pub figures: Figures,
 }
 
-/// Most KV blocks of a fleet, the hosts' included: their tables take up to 80 bytes for each.
-const BLOCKS_MAX: u64 = 1 << 27;
-/// Slowest link: a prompt has to arrive within the time of a run.
-const BYTES_PER_S_MIN: f64 = 1e6;
 /// Slowest engine: a step has to end within the time of a run.
 const SLOWDOWN_MAX: f64 = 1e4;
 /// Most frequent load reports.
@@ -257,130 +213,6 @@ const REPORT_INTERVAL_MIN_S: f64 = 1e-3;
 
 fn one() -> u32 {
     1
-}
-
-// === impl Fleet ===
-
-impl Default for Fleet {
-    fn default() -> Self {
-        Self {
-            engines: 1,
-            preset: None,
-            model: None,
-            gpu: None,
-            tp: 1,
-            timing: None,
-            kv_dtype: None,
-            block_tokens: None,
-            memory_share: 0.90,
-            kv_capacity_tokens: None,
-            eviction: Eviction::Lru,
-            cpu_tier: None,
-            batching: Batching::Mixed,
-            link: TransferConfig::default(),
-            max_num_seqs: None,
-            max_num_batched_tokens: None,
-        }
-    }
-}
-
-impl Fleet {
-    /// The engine they all are. Paths are relative to `directory`.
-    ///
-    /// # Errors
-    /// If the model or the machine is unknown, too much or too little is said, or a figure makes no sense.
-    pub fn engine(&self, directory: &Path) -> Result<EngineConfig, RunError> {
-        let bad = |why: &str| RunError::Fleet(why.to_owned());
-        let share = self.memory_share;
-        if !(share > 0.0 && share <= 1.0) {
-            return Err(bad("memory_share must be above 0 and at most 1"));
-        }
-        let speed = |bytes_per_s: f64| bytes_per_s > 0.0 && bytes_per_s.is_finite();
-        let span = |secs: f64| (0.0..1e6).contains(&secs);
-        if !speed(self.link.bytes_per_s) || !span(self.link.setup_s) {
-            return Err(bad("link: bytes_per_s must be above 0, and setup_s seconds, zero or more"));
-        }
-        if self.cpu_tier.is_some_and(|tier| !speed(tier.bytes_per_s) || !span(tier.latency_s)) {
-            return Err(bad("cpu_tier: bytes_per_s must be above 0, and latency_s seconds, zero or more"));
-        }
-        let (mut timing, file) = match (&self.timing, &self.preset, &self.model, &self.gpu) {
-            (Some(path), None, None, None) => {
-                let read =
-                    |why: &dyn fmt::Display| RunError::Fleet(format!("timing {}: {why}", path.display()));
-                let text = std::fs::read_to_string(directory.join(path)).map_err(|why| read(&why))?;
-                let file = TimingFile::from_json(&text).map_err(|why| read(&why))?;
-                (file.timing.clone(), Some(file))
-            }
-            (None, Some(preset), None, None) => (TimingModel::preset(preset)?, None),
-            (None, None, Some(model), Some(gpu)) => {
-                let machine = if self.tp == 1 { gpu.clone() } else { format!("{gpu}x{}", self.tp) };
-                (TimingModel::preset(&format!("{model}@{machine}"))?, None)
-            }
-            _ => {
-                return Err(bad(
-                    "name the engine by preset, by model and gpu, or by timing, and by one of them",
-                ));
-            }
-        };
-        let kv_dtype = match self.kv_dtype.as_deref() {
-            None => timing.kv_dtype,
-            Some("bf16") => Dtype::Bf16,
-            Some("fp8") => Dtype::Fp8,
-            Some(other) => return Err(bad(&format!("kv_dtype `{other}`: take bf16 or fp8"))),
-        };
-        // What a timing file says of the capacity is of the type it was measured with.
-        let measured_capacity =
-            file.as_ref().filter(|f| f.timing.kv_dtype == kv_dtype).and_then(|f| f.kv_capacity_tokens);
-        timing.kv_dtype = kv_dtype;
-        let file = file.as_ref();
-        let block_tokens = self.block_tokens.or(file.and_then(|f| f.block_tokens)).unwrap_or(16);
-        if !(1..=65_536).contains(&block_tokens) {
-            return Err(bad("block_tokens must be between 1 and 65536"));
-        }
-        let mut engine = EngineConfig::vllm(timing, block_tokens, share);
-        if let Some(tokens) = self.kv_capacity_tokens.or(measured_capacity) {
-            engine.blocks = u32::try_from(tokens / u64::from(block_tokens)).unwrap_or(u32::MAX);
-        }
-        self.check()?;
-        let or_file = |own: Option<u32>, from: fn(&TimingFile) -> Option<u32>| own.or(file.and_then(from));
-        if let Some(seqs) = or_file(self.max_num_seqs, |f| f.max_num_seqs) {
-            engine.max_num_seqs = seqs;
-        }
-        if let Some(tokens) = or_file(self.max_num_batched_tokens, |f| f.max_num_batched_tokens) {
-            engine.max_num_batched_tokens = tokens;
-        }
-        (engine.eviction, engine.cpu_tier, engine.batching) = (self.eviction, self.cpu_tier, self.batching);
-        if engine.blocks == 0 {
-            return Err(bad("the KV cache holds no block: more GPUs, more memory_share or a smaller model"));
-        }
-        let in_all = u64::from(engine.blocks) + u64::from(self.cpu_tier.map_or(0, |tier| tier.blocks));
-        if in_all.saturating_mul(self.engines.into()) > BLOCKS_MAX {
-            let why = format!(
-                "{} engines of {in_all} blocks hold more than {BLOCKS_MAX} in all: take fewer or larger blocks, or fewer engines",
-                self.engines
-            );
-            return Err(bad(&why));
-        }
-        Ok(engine)
-    }
-
-    /// # Errors
-    /// If a limit is zero or something moves so slowly that it would never arrive.
-    fn check(&self) -> Result<(), RunError> {
-        let bad = |why: &str| Err(RunError::Fleet(why.to_owned()));
-        let speed = |bytes_per_s: f64| (BYTES_PER_S_MIN..=1e18).contains(&bytes_per_s);
-        let span = |secs: f64| (0.0..1e3).contains(&secs);
-        if self.max_num_seqs == Some(0) || self.max_num_batched_tokens == Some(0) {
-            return bad("max_num_seqs and max_num_batched_tokens must be at least 1");
-        }
-        if !speed(self.link.bytes_per_s) || !span(self.link.setup_s) || self.link.slots == 0 {
-            return bad("link: take bytes_per_s from 1e6 on, setup_s from 0 to 1000 and at least one slot");
-        }
-        if self.cpu_tier.is_some_and(|tier| !speed(tier.bytes_per_s) || !span(tier.latency_s)) {
-            return bad("cpu_tier: take bytes_per_s from 1e6 on and latency_s from 0 to 1000");
-        }
-        Ok(())
-    }
 }
 
 // === impl FaultSpec ===

@@ -24,11 +24,10 @@ use super::{Arm, CacheKnowledge, Published, Scenario, Stage};
 use crate::engine::EngineConfig;
 use crate::fault::{EventFeed, Fault};
 use crate::figures::{Figures, Judgement, figures, mean, request_intervals, seed_intervals, whole};
+use crate::transfer::TransferConfig;
 use crate::workload::Drive;
 use crate::world::{Decisions, PrefillPool, ReportFeed, Send, World, WorldConfig};
 
-/// Most engines of a fleet: what a pool's ids can name.
-const ENGINES_MAX: u32 = 65_535;
 /// Most jobs of a scenario.
 const JOBS_MAX: usize = 100_000;
 
@@ -114,11 +113,9 @@ struct Found {
 /// What all jobs share.
 struct Prepared<'a> {
     scenario: &'a Scenario,
-    engine: EngineConfig,
+    setting: Setting,
     source: Source,
     points: Vec<Point>,
-    faults: Vec<Fault>,
-    stopwatch: Option<fn() -> Nanos>,
 }
 
 /// Opens the trace that a scenario names.
@@ -252,6 +249,71 @@ impl Published {
     }
 }
 
+/// What is the same for all arms: the fleet, what goes wrong with it, and whether decisions are timed.
+pub(crate) struct Setting {
+    /// The engines, those that only prefill last.
+    pub(crate) engines: Vec<EngineConfig>,
+    pub(crate) link: TransferConfig,
+    pub(crate) faults: Vec<Fault>,
+    pub(crate) stopwatch: Option<fn() -> Nanos>,
+}
+
+// === impl Setting ===
+
+impl Setting {
+    /// A world for an arm under a seed, at time zero.
+    pub(crate) fn world(&self, arm: &Arm, seed: u32) -> World {
+        let secs = Nanos::from_secs_f64;
+        let exact = arm.cache_knowledge == CacheKnowledge::Exact;
+        let exact = exact.then_some(exact::Config { memory_bytes_max: usize::MAX });
+        let first = self.engines.first();
+        let router = router::Config {
+            scheduler: scheduler::Config {
+                policy: arm.policy.clone(),
+                in_flight_max: 0,
+                queue_len_max: 0,
+                queue_timeout: Nanos::ZERO,
+                timing: None,
+                session_admission: false,
+                receipts_max: 0,
+                seed: seed.into(),
+            },
+            index: INDEX,
+            exact,
+            block_tokens: first.map_or(1, |engine| engine.block_tokens),
+        };
+        let mut engines = self.engines.clone();
+        if let Some(eviction) = arm.eviction {
+            engines.iter_mut().for_each(|engine| engine.eviction = eviction);
+        }
+        let prefill = engines.split_off(engines.len().saturating_sub(arm.prefill_engines as usize));
+        let request_s = first.map_or(0.0, |engine| engine.timing.host.request_secs);
+        World::new(WorldConfig {
+            engines,
+            prefill: (!prefill.is_empty()).then(|| PrefillPool { engines: prefill, router: router.clone() }),
+            router,
+            fetch_tokens_min: arm.fetch_tokens_min,
+            link: self.link,
+            routing_delay: secs(arm.routing_delay_s + request_s),
+            reports: arm
+                .report_interval_s
+                .map(|interval_s| ReportFeed { interval: secs(interval_s), age: secs(arm.report_age_s) }),
+            events: EventFeed {
+                delay: secs(arm.kv_event_delay_s),
+                jitter: secs(arm.kv_event_jitter_s),
+                lost: arm.kv_events_lost,
+                duplicated: arm.kv_events_duplicated,
+            },
+            faults: self.faults.clone(),
+            health_delay: HEALTH_DELAY,
+            attempts_max: ATTEMPTS_MAX,
+            client_timeout: None,
+            seed: seed.into(),
+            stopwatch: self.stopwatch,
+        })
+    }
+}
+
 // === impl Prepared ===
 
 impl<'a> Prepared<'a> {
@@ -263,15 +325,13 @@ impl<'a> Prepared<'a> {
         stopwatch: Option<fn() -> Nanos>,
     ) -> Result<Self, RunError> {
         let fleet = &scenario.fleet;
-        if !(1..=ENGINES_MAX).contains(&fleet.engines) {
-            return Err(RunError::Fleet(format!("engines must be between 1 and {ENGINES_MAX}")));
-        }
+        let engines = fleet.configs(directory)?;
         if scenario.policies.is_empty() {
             return Err(RunError::Policies("name at least one".to_owned()));
         }
         for (index, arm) in scenario.policies.iter().enumerate() {
             arm.check()?;
-            if arm.prefill_engines >= fleet.engines {
+            if arm.prefill_engines >= fleet.engines() {
                 let why = format!("`{}`: prefill_engines leaves no engine to answer", arm.arm);
                 return Err(RunError::Policies(why));
             }
@@ -295,17 +355,13 @@ impl<'a> Prepared<'a> {
         if !(slo_ttft_s >= 0.0 && slo_tpot_ms >= 0.0 && medium_from_tokens <= heavy_from_tokens) {
             return Err(RunError::Judgement);
         }
+        let faults =
+            scenario.faults.iter().map(|fault| fault.fault(fleet.engines())).collect::<Result<_, _>>()?;
         Ok(Self {
             scenario,
-            engine: scenario.fleet.engine(directory)?,
+            setting: Setting { engines, link: fleet.link(), faults, stopwatch },
             points,
-            faults: scenario
-                .faults
-                .iter()
-                .map(|fault| fault.fault(fleet.engines))
-                .collect::<Result<_, _>>()?,
             source: Source::new(&scenario.workload, open)?,
-            stopwatch,
         })
     }
 
@@ -323,58 +379,9 @@ impl<'a> Prepared<'a> {
         }
     }
 
-    fn world(&self, arm: &Arm, seed: u32) -> World {
-        let secs = Nanos::from_secs_f64;
-        let exact = arm.cache_knowledge == CacheKnowledge::Exact;
-        let exact = exact.then_some(exact::Config { memory_bytes_max: usize::MAX });
-        let router = router::Config {
-            scheduler: scheduler::Config {
-                policy: arm.policy.clone(),
-                in_flight_max: 0,
-                queue_len_max: 0,
-                queue_timeout: Nanos::ZERO,
-                timing: None,
-                session_admission: false,
-                receipts_max: 0,
-                seed: seed.into(),
-            },
-            index: INDEX,
-            exact,
-            block_tokens: self.engine.block_tokens,
-        };
-        let fleet = &self.scenario.fleet;
-        let eviction = arm.eviction.unwrap_or(self.engine.eviction);
-        let engine = EngineConfig { eviction, ..self.engine.clone() };
-        let engines = |count: u32| vec![engine.clone(); count as usize];
-        World::new(WorldConfig {
-            engines: engines(fleet.engines - arm.prefill_engines),
-            prefill: (arm.prefill_engines > 0)
-                .then(|| PrefillPool { engines: engines(arm.prefill_engines), router: router.clone() }),
-            router,
-            fetch_tokens_min: arm.fetch_tokens_min,
-            link: fleet.link,
-            routing_delay: secs(arm.routing_delay_s + self.engine.timing.host.request_secs),
-            reports: arm
-                .report_interval_s
-                .map(|interval_s| ReportFeed { interval: secs(interval_s), age: secs(arm.report_age_s) }),
-            events: EventFeed {
-                delay: secs(arm.kv_event_delay_s),
-                jitter: secs(arm.kv_event_jitter_s),
-                lost: arm.kv_events_lost,
-                duplicated: arm.kv_events_duplicated,
-            },
-            faults: self.faults.clone(),
-            health_delay: HEALTH_DELAY,
-            attempts_max: ATTEMPTS_MAX,
-            client_timeout: None,
-            seed: seed.into(),
-            stopwatch: self.stopwatch,
-        })
-    }
-
     /// One policy, one point, one seed: what was found of each of the point's cells.
     fn job(&self, arm: &Arm, point: &Point, seed: u32, tell: &dyn Fn()) -> Result<Vec<Found>, RunError> {
-        let mut world = self.world(arm, seed);
+        let mut world = self.setting.world(arm, seed);
         let content_seed = u64::from(seed);
         let mut content = match point.conversations() {
             None => self.source.all(content_seed)?,

@@ -18,7 +18,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use kvlane_core::policy::PolicyConfig;
 use kvlane_core::time::Nanos;
 use kvlane_sim::scenario::{
-    Arm, CacheKnowledge, Cell, ClosedLoop, Conversations, Fleet, OpenLoop, Row, Scenario, Stage,
+    Arm, CacheKnowledge, Cell, ClosedLoop, Conversations, Group, OpenLoop, Row, Scenario, Stage,
     WorkloadSpec, run,
 };
 use kvlane_trace::generate::Workload;
@@ -208,7 +208,7 @@ fn from_flags(args: &SimulateArgs) -> Result<Scenario> {
     Ok(Scenario {
         scenario: args.workload.clone().unwrap_or_else(|| "trace".to_owned()),
         about: String::new(),
-        fleet: Fleet {
+        fleet: Group {
             engines: args.engines,
             preset: if named { args.preset.clone() } else { Some("llama-3.3-70b@h100x4".to_owned()) },
             model: args.model.clone(),
@@ -217,8 +217,9 @@ fn from_flags(args: &SimulateArgs) -> Result<Scenario> {
             timing: args.timing.clone(),
             kv_dtype: args.kv_dtype.clone(),
             block_tokens: args.block_tokens,
-            ..Fleet::default()
-        },
+            ..Group::default()
+        }
+        .into(),
         workload: WorkloadSpec {
             trace: args.trace.clone(),
             generate,

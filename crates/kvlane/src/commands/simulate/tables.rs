@@ -1,7 +1,7 @@
 //! The figures of a simulation for a terminal, and as the tables of its report.
 
 use kvlane_sim::figures::{CLASSES, Figures};
-use kvlane_sim::scenario::{Row, Scenario};
+use kvlane_sim::scenario::{Group, Row, Scenario};
 use kvlane_trace::report::Table;
 
 use super::{errors, load_of};
@@ -54,19 +54,22 @@ pub(super) fn text(scenario: &Scenario, rows: &[Row]) -> String {
 
 /// What was simulated, in a sentence or two.
 pub(super) fn summary(scenario: &Scenario) -> String {
-    let fleet = &scenario.fleet;
-    let model = match (&fleet.preset, &fleet.model, &fleet.gpu, &fleet.timing) {
-        (Some(preset), ..) => preset.clone(),
-        (_, Some(model), Some(gpu), _) => format!("{model}@{gpu}x{}", fleet.tp),
-        (.., Some(path)) => path.display().to_string(),
-        _ => String::new(),
+    let engines = |group: &Group| {
+        let model = match (&group.preset, &group.model, &group.gpu, &group.timing) {
+            (Some(preset), ..) => preset.clone(),
+            (_, Some(model), Some(gpu), _) => format!("{model}@{gpu}x{}", group.tp),
+            (.., Some(path)) => path.display().to_string(),
+            _ => String::new(),
+        };
+        format!("{} engines, {model}", group.engines)
     };
+    let engines: Vec<String> = scenario.fleet.groups.iter().map(engines).collect();
     let about = scenario.about.trim();
     let gap = if about.is_empty() { "" } else { "\n" };
     format!(
-        "{}: {} engines, {model}; {} seed{}{gap}{about}",
+        "{}: {}; {} seed{}{gap}{about}",
         scenario.scenario,
-        fleet.engines,
+        engines.join(" and "),
         scenario.seeds.max(1),
         if scenario.seeds > 1 { "s" } else { "" },
     )
