@@ -9,6 +9,7 @@ pub mod clock;
 pub mod engine;
 pub mod fault;
 pub mod figures;
+pub mod matrix;
 pub mod outcome;
 pub mod pool;
 pub mod scenario;

@@ -17,6 +17,8 @@ use serde::de::{self, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
 pub use fleet::{Fleet, Group};
+pub(crate) use points::{Source, conversations, retime};
+pub(crate) use run::Setting;
 pub use run::{Cell, Open, Row, RunError, run};
 
 use crate::fault::Fault;
@@ -271,7 +273,7 @@ impl Arm {
 
     /// # Errors
     /// If a delay makes no sense.
-    fn check(&self) -> Result<(), RunError> {
+    pub(crate) fn check(&self) -> Result<(), RunError> {
         let span = |secs: f64| (0.0..1e6).contains(&secs);
         let delays = [self.routing_delay_s, self.report_age_s, self.kv_event_delay_s, self.kv_event_jitter_s];
         let share = |share: f64| (0.0..=1.0).contains(&share);

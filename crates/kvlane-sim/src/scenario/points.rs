@@ -30,7 +30,7 @@ pub(super) enum Point {
 
 /// Where requests come from.
 #[derive(Debug)]
-pub(super) enum Source {
+pub(crate) enum Source {
     /// A trace that was read, the same for all seeds.
     Trace(Box<(Trace, Plan)>),
     /// A workload that every seed makes anew.
@@ -115,7 +115,7 @@ impl Point {
 
 impl Source {
     /// Reads the trace, or checks the workload to be made.
-    pub(super) fn new(spec: &WorkloadSpec, open: &Open<'_>) -> Result<Self, RunError> {
+    pub(crate) fn new(spec: &WorkloadSpec, open: &Open<'_>) -> Result<Self, RunError> {
         match (&spec.trace, &spec.generate) {
             (Some(path), None) => {
                 let trace = open(path).map_err(|source| RunError::Trace { path: path.clone(), source })?;
@@ -157,7 +157,7 @@ impl Source {
     }
 
     /// The first so many conversations, one after the other, each in one piece.
-    pub(super) fn conversations(&self, count: u32, seed: u64) -> Result<(Trace, Plan), RunError> {
+    pub(crate) fn conversations(&self, count: u32, seed: u64) -> Result<(Trace, Plan), RunError> {
         let made;
         let (trace, plan) = match self {
             Self::Trace(read) => &**read,
@@ -174,20 +174,7 @@ impl Source {
             let why = format!("{count} conversations are wanted, the trace has {}", plan.roots.len());
             return Err(RunError::Workload(why));
         }
-        let mut order: Vec<u32> = Vec::new();
-        for &root in &plan.roots[..count as usize] {
-            let from = order.len();
-            order.push(root);
-            let mut at = from;
-            while let Some(&request) = order.get(at) {
-                order.extend(plan.children(request));
-                at += 1;
-            }
-            order[from..].sort_unstable();
-        }
-        let trace = trace.select(order);
-        let plan = Plan::new(&trace);
-        Ok((trace, plan))
+        Ok(conversations(trace, plan, &plan.roots[..count as usize]))
     }
 }
 
@@ -200,9 +187,27 @@ impl Stage {
     }
 }
 
+/// The conversations of these roots, one after the other, each in one piece.
+pub(crate) fn conversations(trace: &Trace, plan: &Plan, roots: &[u32]) -> (Trace, Plan) {
+    let mut order: Vec<u32> = Vec::new();
+    for &root in roots {
+        let from = order.len();
+        order.push(root);
+        let mut at = from;
+        while let Some(&request) = order.get(at) {
+            order.extend(plan.children(request));
+            at += 1;
+        }
+        order[from..].sort_unstable();
+    }
+    let trace = trace.select(order);
+    let plan = Plan::new(&trace);
+    (trace, plan)
+}
+
 /// Gives conversations, which lie one after the other, the times at which stages begin them: as a Poisson process has
 /// them that is known to bring so many. Times count from the stage's own start. Returns each stage's requests.
-pub(super) fn retime(trace: &mut Trace, plan: &Plan, stages: &[Stage], seed: u64) -> Vec<Range<u32>> {
+pub(crate) fn retime(trace: &mut Trace, plan: &Plan, stages: &[Stage], seed: u64) -> Vec<Range<u32>> {
     let mut rng = Rng::new(!seed);
     let count = trace.requests.len() as u32;
     let mut roots = plan.roots.iter().copied().peekable();

@@ -1,0 +1,261 @@
+//! Policies against each other in virtual time: runs a matrix of workloads, fleets and loads, and says who is best where.
+//!
+//! `placement` is a quick look: one seed, one age of load reports. `placement --full` is all of it. `placement --knees`
+//! finds the knees and changes nothing. What has been run is kept, and not run again while the program is the same; with
+//! `--keep-baselines`, runs of policies whose own source is the same count too, whatever else has changed: for work on
+//! one policy, not for results to be published.
+//!
+//! ```text
+//! --matrix FILE          the matrix [scenarios/placement/matrix.yaml]
+//! --only NAME,...        workloads, or workload@fleet
+//! --policies NAME,...    only these
+//! --ours NAME            the policy that is compared with the others [the matrix's]
+//! --arm NAME={...}       one more policy, as the matrix has them: --arm 'even={name: weighted, queue: 1}'
+//! --seeds N  --ages S,... --loads PART,...
+//! --threads N            [one for each core]
+//! --store FILE           what has been run [target/placement/runs.jsonl]
+//! --keep-baselines
+//! --list                 print the cells and policies, and run nothing
+//! ```
+
+mod text;
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use kvlane_core::policy::PolicyConfig;
+use kvlane_sim::matrix::{
+    Bench, CellId, Job, Judged, Matrix, NamedPolicy, Selection, Store, Versions, digest, knee,
+};
+use kvlane_trace::format;
+
+type Failure = Box<dyn Error>;
+
+/// What the command line says.
+struct Options {
+    matrix: PathBuf,
+    selection: Selection,
+    ours: Option<String>,
+    arms: Vec<NamedPolicy>,
+    threads: usize,
+    store: PathBuf,
+    keep_baselines: bool,
+    knees: bool,
+    list: bool,
+}
+
+fn main() -> Result<(), Failure> {
+    let options = Options::parse(std::env::args().skip(1))?;
+    let text = std::fs::read_to_string(&options.matrix)
+        .map_err(|why| format!("{}: {why}", options.matrix.display()))?;
+    let mut matrix: Matrix =
+        serde_saphyr::from_str(&text).map_err(|why| format!("{}: {why}", options.matrix.display()))?;
+    matrix.policies.extend(options.arms.iter().cloned());
+    if let Some(ours) = &options.ours {
+        matrix.ours.clone_from(ours);
+    }
+    let directory = options.matrix.parent().unwrap_or(Path::new("")).to_owned();
+    let mut selection = options.selection.clone();
+    if !selection.full {
+        selection.seeds = selection.seeds.or(Some(1));
+        selection.ages_s = selection.ages_s.or(Some(vec![matrix.age_s]));
+    }
+    if options.knees {
+        return knees(&matrix, &directory, &selection, options.threads);
+    }
+    if options.list {
+        return list(&matrix, &selection);
+    }
+    let judged = judge(&matrix, &directory, &selection, &options)?;
+    write!(std::io::stdout(), "{}", text::report(&judged))?;
+    Ok(())
+}
+
+/// Runs what has not been run.
+fn judge(
+    matrix: &Matrix,
+    directory: &Path,
+    selection: &Selection,
+    options: &Options,
+) -> Result<Judged, Failure> {
+    if let Some(parent) = options.store.parent() {
+        std::fs::create_dir_all(parent)?;
+    }
+    let store = Store::open(&options.store)?;
+    let versions = versions(matrix, directory)?;
+    let jobs = matrix.jobs(selection)?;
+    let ours = |job: &Job| {
+        matrix.arms(&Selection::default()).is_ok_and(|arms| {
+            arms.iter().any(|arm| arm.arm == matrix.ours && arm.policy.name() == job.policy.policy.name())
+        })
+    };
+    let mut results: Vec<(Job, Option<kvlane_sim::figures::Figures>)> = jobs
+        .into_iter()
+        .map(|job| {
+            let figures = store.find(matrix, &versions, &job, options.keep_baselines && !ours(&job)).cloned();
+            (job, figures)
+        })
+        .collect();
+    let missing: Vec<Job> =
+        results.iter().filter(|(_, figures)| figures.is_none()).map(|(job, _)| job.clone()).collect();
+    let mut cells: Vec<CellId> = missing.iter().map(|job| job.cell.clone()).collect();
+    cells.dedup();
+    let bench = Bench::new(matrix, &cells, directory, &|path| {
+        format::open(&directory.join(path), &Default::default())
+    })?;
+    let (begun, over) = (Instant::now(), AtomicUsize::new(0));
+    let found = Mutex::new(Vec::new());
+    let mut err = std::io::stderr();
+    writeln!(err, "{} runs, {} of them known", results.len(), results.len() - missing.len())?;
+    bench.run(&missing, options.threads, &|job, figures| {
+        let kept = store.keep(matrix, &versions, job, figures);
+        let over = over.fetch_add(1, Ordering::Relaxed) + 1;
+        let left_s = begun.elapsed().as_secs_f64() / over as f64 * (missing.len() - over) as f64;
+        let CellId { workload, fleet, load, .. } = &job.cell;
+        _ = write!(
+            std::io::stderr(),
+            "\r{over}/{} {left_s:.0} s left  {workload}@{fleet} {load} {} \x1b[K",
+            missing.len(),
+            job.policy.arm
+        );
+        if let Ok(mut found) = found.lock() {
+            found.push((job.clone(), kept));
+        }
+    })?;
+    writeln!(err, "\r{:.1} s\x1b[K", begun.elapsed().as_secs_f64())?;
+    for (job, figures) in found.into_inner()? {
+        let figures = figures?;
+        if let Some(place) = results.iter_mut().find(|(one, _)| *one == job) {
+            place.1 = Some(figures);
+        }
+    }
+    let results = results.into_iter().filter_map(|(job, figures)| Some((job, figures?))).collect();
+    Ok(Judged::new(&matrix.ours, results))
+}
+
+/// Finds the knee of each workload on each fleet.
+fn knees(matrix: &Matrix, directory: &Path, selection: &Selection, threads: usize) -> Result<(), Failure> {
+    let selection = Selection {
+        loads: Some(vec![1.0]),
+        full: true,
+        ages_s: Some(vec![matrix.age_s]),
+        ..selection.clone()
+    };
+    let cells = matrix.cells(&selection)?;
+    let bench = Bench::new(matrix, &cells, directory, &|path| {
+        format::open(&directory.join(path), &Default::default())
+    })?;
+    for cell in &cells {
+        let begun = Instant::now();
+        let found = knee(&bench, cell, selection.seeds.unwrap_or(1), threads, &mut |load, ttft_s| {
+            _ = writeln!(std::io::stderr(), "  {load:.3}: {ttft_s:.3} s");
+        });
+        match found {
+            Ok(found) => writeln!(
+                std::io::stdout(),
+                "{}@{}: {found:.3} (the matrix has {}) {:.1} s",
+                cell.workload,
+                cell.fleet,
+                cell.load,
+                begun.elapsed().as_secs_f64()
+            )?,
+            Err(why) => writeln!(std::io::stdout(), "{}@{}: {why}", cell.workload, cell.fleet)?,
+        }
+    }
+    Ok(())
+}
+
+fn list(matrix: &Matrix, selection: &Selection) -> Result<(), Failure> {
+    let mut out = std::io::stdout();
+    for CellId { workload, fleet, load, of_knee, age_s } in matrix.cells(selection)? {
+        let part = of_knee.map_or("as given".to_owned(), |part| format!("{part} of the knee"));
+        writeln!(out, "{workload}@{fleet} load {load} ({part}), reports {age_s} s old")?;
+    }
+    let names: Vec<String> = matrix.arms(selection)?.into_iter().map(|arm| arm.arm).collect();
+    writeln!(out, "{} against {}", matrix.ours, names.join(", "))?;
+    Ok(())
+}
+
+/// Of this program: its own bytes, the sources of the policies, the traces.
+fn versions(matrix: &Matrix, directory: &Path) -> Result<Versions, Failure> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kvlane-core/src/policy");
+    let mut policies = BTreeMap::new();
+    for name in PolicyConfig::NAMES {
+        let mut files = vec![root.join(format!("{name}.rs"))];
+        if let Ok(inside) = std::fs::read_dir(root.join(name)) {
+            files.extend(inside.flatten().map(|file| file.path()));
+        }
+        files.sort();
+        let source: Vec<u8> = files.iter().filter_map(|file| std::fs::read(file).ok()).flatten().collect();
+        policies.insert((*name).to_owned(), digest(&source));
+    }
+    let mut traces = BTreeMap::new();
+    for path in matrix.workloads.iter().filter_map(|one| one.trace.as_ref()) {
+        let bytes =
+            std::fs::read(directory.join(path)).map_err(|why| format!("{}: {why}", path.display()))?;
+        traces.insert(path.display().to_string(), digest(&bytes));
+    }
+    Ok(Versions { program: digest(&std::fs::read(std::env::current_exe()?)?), policies, traces })
+}
+
+// === impl Options ===
+
+impl Options {
+    fn parse(mut args: impl Iterator<Item = String>) -> Result<Self, Failure> {
+        let mut options = Self {
+            matrix: "scenarios/placement/matrix.yaml".into(),
+            selection: Selection::default(),
+            ours: None,
+            arms: Vec::new(),
+            threads: std::thread::available_parallelism().map_or(1, usize::from),
+            store: "target/placement/runs.jsonl".into(),
+            keep_baselines: false,
+            knees: false,
+            list: false,
+        };
+        while let Some(flag) = args.next() {
+            let mut value = || args.next().ok_or_else(|| format!("{flag} needs a value"));
+            match flag.as_str() {
+                "--full" => options.selection.full = true,
+                "--knees" => options.knees = true,
+                "--list" => options.list = true,
+                "--keep-baselines" => options.keep_baselines = true,
+                "--matrix" => options.matrix = value()?.into(),
+                "--store" => options.store = value()?.into(),
+                "--ours" => options.ours = Some(value()?),
+                "--only" => options.selection.only = names(&value()?),
+                "--policies" => options.selection.policies = names(&value()?),
+                "--threads" => options.threads = value()?.parse()?,
+                "--seeds" => options.selection.seeds = Some(value()?.parse()?),
+                "--ages" => options.selection.ages_s = Some(numbers(&value()?)?),
+                "--loads" => options.selection.loads = Some(numbers(&value()?)?),
+                "--arm" => {
+                    let text = value()?;
+                    let (arm, policy) = text.split_once('=').ok_or("--arm: take NAME={name: POLICY, ...}")?;
+                    let policy: PolicyConfig =
+                        serde_saphyr::from_str(policy).map_err(|why| format!("--arm {arm}: {why}"))?;
+                    options.arms.push(NamedPolicy { arm: arm.to_owned(), policy });
+                }
+                _ => {
+                    return Err(
+                        format!("{flag}: there is no such flag; the file begins with all there are").into()
+                    );
+                }
+            }
+        }
+        Ok(options)
+    }
+}
+
+fn names(text: &str) -> Vec<String> {
+    text.split(',').map(str::to_owned).collect()
+}
+
+fn numbers(text: &str) -> Result<Vec<f64>, Failure> {
+    text.split(',').map(|number| Ok(number.parse()?)).collect()
+}

@@ -1,0 +1,289 @@
+//! Running a cell: the requests of a workload at a load under a seed, and what a policy makes of them.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use kvlane_core::rng::Rng;
+use kvlane_trace::trace::Trace;
+use serde::{Deserialize, Serialize};
+
+use super::{CellId, Matrix, NamedPolicy, Pace, Workloads};
+use crate::figures::{Figures, figures};
+use crate::scenario::{Fleet, Open, RunError, Setting, Source, Stage, WorkloadSpec, conversations, retime};
+use crate::workload::{Drive, Plan};
+use crate::world::Send;
+
+/// One run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Job {
+    /// On what.
+    pub cell: CellId,
+    /// Which policy.
+    pub policy: NamedPolicy,
+    /// Under which seed.
+    pub seed: u32,
+}
+
+/// A matrix whose traces are read and whose engines are known.
+pub struct Bench<'a> {
+    matrix: &'a Matrix,
+    settings: BTreeMap<String, Setting>,
+    sources: BTreeMap<String, (Source, &'a Workloads)>,
+}
+
+/// Requests, and how to send them.
+struct Content {
+    trace: Trace,
+    plan: Plan,
+    drive: Drive,
+}
+
+/// The requests of the last job of a thread, for the next one may want the same.
+#[derive(Default)]
+struct Last(Option<(String, u64, u32, Content)>);
+
+/// A knee is found to this factor.
+const KNEE_FACTOR: f64 = 1.02;
+/// A knee lies within so many doublings of the load that one begins with.
+const KNEE_DOUBLINGS: u32 = 12;
+
+// === impl Bench ===
+
+impl<'a> Bench<'a> {
+    /// Reads the traces of these cells with `open`. Paths of timing files are relative to `directory`.
+    ///
+    /// # Errors
+    /// If the matrix makes no sense or a trace cannot be read.
+    pub fn new(
+        matrix: &'a Matrix,
+        cells: &[CellId],
+        directory: &Path,
+        open: &Open<'_>,
+    ) -> Result<Self, RunError> {
+        let mut settings = BTreeMap::new();
+        for (name, fleet) in
+            matrix.fleets.iter().filter(|(name, _)| cells.iter().any(|cell| cell.fleet == **name))
+        {
+            settings.insert(name.clone(), setting(fleet, directory)?);
+        }
+        let mut sources = BTreeMap::new();
+        for workload in
+            matrix.workloads.iter().filter(|one| cells.iter().any(|cell| cell.workload == one.workload))
+        {
+            let spec = WorkloadSpec {
+                trace: workload.trace.clone(),
+                generate: workload.generate.clone(),
+                ..WorkloadSpec::default()
+            };
+            let mut source = Source::new(&spec, open)?;
+            if let (Source::Trace(read), Some(tokens_max)) = (&mut source, workload.context_tokens_max) {
+                **read = short(&read.0, &read.1, tokens_max);
+            }
+            if matches!((&source, workload.send), (Source::Generated(_), Pace::WindowS(_))) {
+                let why = format!("{}: window_s is for traces, take seconds", workload.workload);
+                return Err(RunError::Workload(why));
+            }
+            sources.insert(workload.workload.clone(), (source, workload));
+        }
+        Ok(Self { matrix, settings, sources })
+    }
+
+    /// Runs jobs on `threads` threads, and hands over what each found, in any order, from any thread.
+    ///
+    /// # Errors
+    /// Of the first job that cannot be run.
+    pub fn run(
+        &self,
+        jobs: &[Job],
+        threads: usize,
+        each: &(dyn Fn(&Job, Figures) + Sync),
+    ) -> Result<(), RunError> {
+        let next = AtomicUsize::new(0);
+        std::thread::scope(|scope| {
+            let work = || {
+                let mut last = Last::default();
+                while let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    match self.job(job, &mut last) {
+                        Ok(figures) => each(job, figures),
+                        Err(why) => {
+                            // Nobody begins another one.
+                            next.store(jobs.len(), Ordering::Relaxed);
+                            return Err(why);
+                        }
+                    }
+                }
+                Ok(())
+            };
+            let threads: Vec<_> =
+                (0..threads.clamp(1, jobs.len().max(1))).map(|_| scope.spawn(work)).collect();
+            threads
+                .into_iter()
+                .map(|thread| thread.join().unwrap_or_else(|why| std::panic::resume_unwind(why)))
+                .collect()
+        })
+    }
+
+    fn job(&self, job: &Job, last: &mut Last) -> Result<Figures, RunError> {
+        let CellId { workload, fleet, load, age_s, .. } = &job.cell;
+        let missing = || RunError::Workload(format!("{workload} on {fleet} was not made ready"));
+        let (Some((source, spec)), Some(setting)) = (self.sources.get(workload), self.settings.get(fleet))
+        else {
+            return Err(missing());
+        };
+        let arm = self.matrix.arm(&job.policy, *age_s);
+        arm.check()?;
+        let same = |(name, at, seed, _): &(String, u64, u32, Content)| {
+            name == workload && *at == load.to_bits() && *seed == job.seed
+        };
+        if !last.0.as_ref().is_some_and(same) {
+            let content = content(source, spec.send, *load, job.seed)?;
+            last.0 = Some((workload.clone(), load.to_bits(), job.seed, content));
+        }
+        let Some((.., Content { trace, plan, drive })) = &last.0 else { return Err(missing()) };
+        let mut world = setting.world(&arm, job.seed);
+        let before = world.engine_stats();
+        let requests = 0..trace.requests.len() as u32;
+        let run = world.run(&Send { trace, plan, requests, origin_s: 0.0, drive: *drive }, |_| {});
+        Ok(figures(&run, &self.matrix.judgement, &before, &world.engine_stats()))
+    }
+}
+
+/// The knee of a workload on a fleet, as the matrix has it, over so many seeds: how the mean time to first token grows
+/// with the load is tried until the load is known within 2 %. `tried` is told of each load and what was found there.
+///
+/// # Errors
+/// If a job cannot be run, or there is no knee anywhere near the one that the matrix says.
+pub fn knee(
+    bench: &Bench<'_>,
+    cell: &CellId,
+    seeds: u32,
+    threads: usize,
+    tried: &mut dyn FnMut(f64, f64),
+) -> Result<f64, RunError> {
+    let rule = &bench.matrix.knee;
+    let policies =
+        bench.matrix.arms(&super::Selection { policies: vec![rule.policy.clone()], ..Default::default() })?;
+    let mut in_time = |load: f64| -> Result<bool, RunError> {
+        let jobs: Vec<Job> = (1..=seeds.max(1))
+            .map(|seed| Job { cell: CellId { load, ..cell.clone() }, policy: policies[0].clone(), seed })
+            .collect();
+        let sum = std::sync::Mutex::new(BTreeMap::new());
+        bench.run(&jobs, threads, &|job, figures| {
+            let ttft_s = figures.get("ttft_mean_s").copied().unwrap_or(f64::INFINITY);
+            sum.lock().unwrap_or_else(std::sync::PoisonError::into_inner).insert(job.seed, ttft_s);
+        })?;
+        let found = sum.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mean_s = found.values().sum::<f64>() / jobs.len() as f64;
+        tried(load, mean_s);
+        Ok(mean_s <= rule.ttft_mean_s)
+    };
+    let (mut low, mut high) = (cell.load, cell.load);
+    let within = in_time(cell.load)?;
+    let mut step = 1.25;
+    for doubling in 0.. {
+        if doubling > KNEE_DOUBLINGS {
+            return Err(RunError::Workload(format!("{}: no knee around {}", cell.workload, cell.load)));
+        }
+        let at = if within { high * step } else { low / step };
+        let in_time = in_time(at)?;
+        if within {
+            high = at
+        } else {
+            low = at
+        }
+        if in_time != within {
+            break;
+        }
+        if within {
+            low = at
+        } else {
+            high = at
+        }
+        step *= 1.25;
+    }
+    while high / low > KNEE_FACTOR {
+        let middle = (low * high).sqrt();
+        if in_time(middle)? { low = middle } else { high = middle }
+    }
+    Ok(low)
+}
+
+fn setting(fleet: &Fleet, directory: &Path) -> Result<Setting, RunError> {
+    Ok(Setting {
+        engines: fleet.configs(directory)?,
+        link: fleet.link(),
+        faults: Vec::new(),
+        stopwatch: None,
+    })
+}
+
+/// The conversations of a trace that have no longer context than this.
+fn short(trace: &Trace, plan: &Plan, tokens_max: u32) -> (Trace, Plan) {
+    let mut longest = vec![0u64; trace.requests.len()];
+    for (request, &root) in trace.requests.iter().zip(&plan.root) {
+        let context = u64::from(request.input_tokens) + u64::from(request.output_tokens);
+        longest[root as usize] = longest[root as usize].max(context);
+    }
+    let kept = |request: &u32| longest[plan.root[*request as usize] as usize] <= u64::from(tokens_max);
+    let trace = trace.select((0..trace.requests.len() as u32).filter(kept));
+    let plan = Plan::new(&trace);
+    (trace, plan)
+}
+
+/// What is sent at a load under a seed.
+fn content(source: &Source, send: Pace, load: f64, seed: u32) -> Result<Content, RunError> {
+    let stage = |count: u32| Stage { rate: load, seconds: f64::from(count) / load };
+    let timed = |(mut trace, plan): (Trace, Plan), stage: Stage| {
+        retime(&mut trace, &plan, &[stage], seed.into());
+        // Conversations lie one after the other and may overlap in time: what counts is when each begins.
+        Content { trace, plan, drive: Drive::Open { load: 1.0 } }
+    };
+    match (source, send) {
+        (Source::Trace(read), Pace::WindowS(seconds)) => Ok(window(&read.0, seconds, load, seed)),
+        (Source::Generated(_), Pace::WindowS(_)) => {
+            Err(RunError::Workload("window_s is for traces, take seconds".to_owned()))
+        }
+        (Source::Trace(read), Pace::Seconds(_) | Pace::Conversations(_)) => {
+            let (trace, plan) = &**read;
+            let stage = match send {
+                Pace::Conversations(count) => stage(count),
+                Pace::Seconds(seconds) | Pace::WindowS(seconds) => Stage { rate: load, seconds },
+            };
+            let mut roots = plan.roots.clone();
+            let count = stage.count() as usize;
+            if count > roots.len() {
+                let why = format!("{count} conversations are wanted, the trace has {}", roots.len());
+                return Err(RunError::Workload(why));
+            }
+            let mut rng = Rng::new(seed.into());
+            for place in 0..count {
+                roots.swap(place, place + rng.below(plan.roots.len() - place));
+            }
+            Ok(timed(conversations(trace, plan, &roots[..count]), stage))
+        }
+        (Source::Generated(_), Pace::Seconds(seconds)) => {
+            let stage = Stage { rate: load, seconds };
+            Ok(timed(source.conversations(stage.count(), seed.into())?, stage))
+        }
+        (Source::Generated(_), Pace::Conversations(count)) => {
+            Ok(timed(source.conversations(count, seed.into())?, stage(count)))
+        }
+    }
+}
+
+/// What a trace sends in so many seconds at a load, from a place that the seed draws. A conversation that has begun
+/// before goes on as one that begins there; a turn that would come later than the window is left out.
+fn window(trace: &Trace, seconds: f64, load: f64, seed: u32) -> Content {
+    let span_s = seconds * load;
+    let start_s = Rng::new(seed.into()).unit() * (trace.span_s() - span_s).max(0.0);
+    let piece = trace.slice(start_s..start_s + span_s, 1.0, 0);
+    let plan = Plan::new(&piece);
+    let due_s = |index: u32| {
+        let begin_s = piece.requests[plan.root[index as usize] as usize].arrival_s;
+        begin_s / load + (piece.requests[index as usize].arrival_s - begin_s)
+    };
+    let trace = piece.select((0..piece.requests.len() as u32).filter(|&index| due_s(index) < seconds));
+    let plan = Plan::new(&trace);
+    Content { trace, plan, drive: Drive::Open { load } }
+}

@@ -1,0 +1,161 @@
+//! What earlier runs found, so that nothing is run twice.
+//!
+//! A file of lines, each a run: appended to when the run is over, so what is lost of an interrupted matrix is what was
+//! running. A run counts again only if all that its figures come from is the same: the requests, the fleet, what the
+//! router is told, the policy with its parameters, and the program itself.
+
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufRead, BufReader, Write};
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+use serde::{Deserialize, Serialize};
+
+use super::{Feed, Job, Matrix, Pace};
+use crate::figures::{Figures, Judgement};
+use crate::scenario::Fleet;
+use kvlane_core::policy::PolicyConfig;
+use kvlane_trace::generate::Workload;
+
+/// What lines are called.
+const SCHEMA: &str = "kvlane.placement-run/1";
+
+/// Of which program a run is.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Versions {
+    /// All of it.
+    pub program: String,
+    /// A policy's own source, by the policy's name.
+    pub policies: BTreeMap<String, String>,
+    /// Each trace file, by its path in the matrix.
+    pub traces: BTreeMap<String, String>,
+}
+
+/// Runs that are over.
+#[derive(Debug)]
+pub struct Store {
+    file: Mutex<File>,
+    runs: BTreeMap<String, Vec<(String, Figures)>>,
+}
+
+/// A run that is over, as a line.
+#[derive(Serialize, Deserialize)]
+struct Line {
+    schema: String,
+    key: String,
+    program: String,
+    job: Job,
+    figures: Figures,
+}
+
+/// All that a run's figures come from, but the program.
+#[derive(Serialize)]
+struct Key<'a> {
+    fleet: Option<&'a Fleet>,
+    trace: Option<&'a String>,
+    generate: Option<&'a Workload>,
+    context_tokens_max: Option<u32>,
+    send: Option<Pace>,
+    load: f64,
+    seed: u32,
+    age_s: f64,
+    feed: Feed,
+    judgement: &'a Judgement,
+    policy: &'a PolicyConfig,
+    policy_source: Option<&'a String>,
+}
+
+/// A digest that tells contents apart which nobody has made to be alike: FNV-1a with 128 bits (G. Fowler, L. C. Noll,
+/// K.-P. Vo, D. Eastlake, *The FNV Non-Cryptographic Hash Algorithm*).
+pub fn digest(bytes: &[u8]) -> String {
+    const OFFSET: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
+    const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
+    let hash = bytes.iter().fold(OFFSET, |hash, &byte| (hash ^ u128::from(byte)).wrapping_mul(PRIME));
+    format!("{hash:032x}")
+}
+
+// === impl Store ===
+
+impl Store {
+    /// Opens the file, or begins one. Lines that are no runs, such as one that was cut short, are passed over.
+    ///
+    /// # Errors
+    /// If the file can be neither read nor made.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        let mut file = OpenOptions::new().create(true).read(true).append(true).open(path)?;
+        let mut runs: BTreeMap<String, Vec<(String, Figures)>> = BTreeMap::new();
+        let mut whole = true;
+        let mut reader = BufReader::new(&file);
+        let mut line = String::new();
+        while reader.read_line(&mut line)? > 0 {
+            whole = line.ends_with('\n');
+            if let Ok(run) = serde_json::from_str::<Line>(&line)
+                && run.schema == SCHEMA
+            {
+                runs.entry(run.key).or_default().push((run.program, run.figures));
+            }
+            line.clear();
+        }
+        if !whole {
+            writeln!(file)?;
+        }
+        Ok(Self { file: Mutex::new(file), runs })
+    }
+
+    /// What a run found, if the same program has run it; with `other_program`, any program whose policy is the same.
+    pub fn find(
+        &self,
+        matrix: &Matrix,
+        versions: &Versions,
+        job: &Job,
+        other_program: bool,
+    ) -> Option<&Figures> {
+        let runs = self.runs.get(&key(matrix, versions, job))?;
+        let same = runs.iter().rev().find(|(program, _)| *program == versions.program);
+        same.or(runs.last().filter(|_| other_program)).map(|(_, figures)| figures)
+    }
+
+    /// Keeps what a run found, and returns it as it will be read.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub fn keep(
+        &self,
+        matrix: &Matrix,
+        versions: &Versions,
+        job: &Job,
+        figures: Figures,
+    ) -> io::Result<Figures> {
+        let line = Line {
+            schema: SCHEMA.to_owned(),
+            key: key(matrix, versions, job),
+            program: versions.program.clone(),
+            job: job.clone(),
+            figures,
+        };
+        let text = serde_json::to_string(&line)? + "\n";
+        self.file.lock().unwrap_or_else(PoisonError::into_inner).write_all(text.as_bytes())?;
+        Ok(serde_json::from_str::<Line>(&text)?.figures)
+    }
+}
+
+fn key(matrix: &Matrix, versions: &Versions, job: &Job) -> String {
+    let workload = matrix.workloads.iter().find(|one| one.workload == job.cell.workload);
+    let trace = workload.and_then(|one| one.trace.as_ref());
+    let key = Key {
+        fleet: matrix.fleets.get(&job.cell.fleet),
+        trace: trace.and_then(|path| versions.traces.get(path.to_str()?)),
+        generate: workload.and_then(|one| one.generate.as_ref()),
+        context_tokens_max: workload.and_then(|one| one.context_tokens_max),
+        send: workload.map(|one| one.send),
+        load: job.cell.load,
+        seed: job.seed,
+        age_s: job.cell.age_s,
+        feed: matrix.feed,
+        judgement: &matrix.judgement,
+        policy: &job.policy.policy,
+        policy_source: versions.policies.get(job.policy.policy.name()),
+    };
+    digest(serde_json::to_string(&key).unwrap_or_default().as_bytes())
+}
