@@ -304,6 +304,14 @@ impl Router {
         }
     }
 
+    /// The answer of a request came, or began to, all at once.
+    pub fn begin(&self, now: Nanos, request: RequestId, out: &mut Vec<Output>) {
+        if let Some(exact) = &self.exact {
+            write(&exact.speculation).computed(now, request);
+        }
+        self.state().step(now, Input::Begun { request }, out);
+    }
+
     /// Any other input.
     pub fn step(&self, now: Nanos, input: Input, out: &mut Vec<Output>) {
         if let (Input::Finished { request }, Some(exact)) = (&input, &self.exact) {

@@ -302,6 +302,16 @@ impl Gateway {
         });
     }
 
+    /// An answer whose tokens nobody sees coming has begun.
+    pub(crate) fn begin(&self, pool: &ModelPool, request: RequestId) {
+        let now = self.clock.now();
+        SCRATCH.with_borrow_mut(|(_, outputs)| {
+            outputs.clear();
+            pool.router.begin(now, request, outputs);
+            self.deliver(pool, outputs);
+        });
+    }
+
     /// An engine has started again, with an empty cache.
     pub(crate) fn forget(&self, pool: &ModelPool, endpoint: EndpointId) {
         let now = self.clock.now();

@@ -56,7 +56,7 @@ impl Lease {
     /// The answer has begun, and it is none whose tokens come one by one: its prefill is over, but when the first token
     /// came, and how fast they came, nobody saw.
     pub fn begin(&mut self) {
-        self.gateway.progress(&self.pool, self.request, true, 0);
+        self.gateway.begin(&self.pool, self.request);
     }
 
     /// `tokens` more have come from the worker in a stream. With the first, its prefill is over.
@@ -71,7 +71,8 @@ impl Lease {
             self.pool.metrics.ttft.observe((now - self.received).as_secs_f64());
         }
         self.tokens += u64::from(tokens);
-        self.gateway.progress(&self.pool, self.request, first, tokens);
+        // The first one is told of by `first`.
+        self.gateway.progress(&self.pool, self.request, first, tokens - u32::from(first));
     }
 
     /// The answer has come to its end: measures it. `usage` is what the engine counted, where it tells.
@@ -81,6 +82,10 @@ impl Lease {
         metrics.duration.observe((now - self.received).as_secs_f64());
         let output_tokens = usage.map_or(self.tokens, |usage| u64::from(usage.completion_tokens));
         metrics.output_tokens.inc_by(output_tokens);
+        if output_tokens > 0 {
+            let output_tokens = u32::try_from(output_tokens).unwrap_or(u32::MAX);
+            self.gateway.step(&self.pool, Input::Wrote { request: self.request, output_tokens });
+        }
         metrics.predicted_tokens.inc_by(self.placement.overlap_tokens.into());
         if let Some(usage) = usage {
             metrics.input_tokens.inc_by(usage.prompt_tokens.into());

@@ -104,12 +104,25 @@ pub enum Input {
         /// Whose.
         request: RequestId,
     },
+    /// The answer came, or began to, all at once: its prompt is computed, and when its first token was made nobody saw.
+    Begun {
+        /// Whose.
+        request: RequestId,
+    },
     /// More tokens of the answer came.
     Tokens {
         /// Whose.
         request: RequestId,
         /// How many.
         count: u32,
+    },
+    /// The answer came to its end, and has so many tokens: more than were seen to come, where they came several at a
+    /// time or all at once.
+    Wrote {
+        /// Whose.
+        request: RequestId,
+        /// How many, the first one included.
+        output_tokens: u32,
     },
     /// The answer said what it took, before it was over.
     Answered {
@@ -252,8 +265,10 @@ impl Scheduler {
                     Waiting { request, overlap, block_tokens, deadline: now + self.config.queue_timeout };
                 self.arrive(now, waiting, out);
             }
-            Input::FirstToken { request } => self.first_token(now, request),
+            Input::FirstToken { request } => self.first_token(now, request, true),
+            Input::Begun { request } => self.first_token(now, request, false),
             Input::Tokens { request, count } => self.tokens(now, request, count),
+            Input::Wrote { request, output_tokens } => self.wrote(request, output_tokens),
             Input::Answered { request, reported } => self.answered(request, reported, out),
             Input::Fed { endpoint, feed } => self.learn(endpoint, out, |truth| truth.set_feed(feed)),
             Input::Forgot { endpoint } => self.learn(endpoint, out, |truth| truth.forget()),
@@ -422,12 +437,13 @@ impl Scheduler {
         }
     }
 
-    fn first_token(&mut self, now: Nanos, request: RequestId) {
+    /// A prompt is computed; `seen` is whether its first token was seen to come.
+    fn first_token(&mut self, now: Nanos, request: RequestId, seen: bool) {
         let Some(flight) = self.flights.get_mut(request) else { return };
         let prefill_tokens = u64::from(std::mem::take(&mut flight.prefill_tokens));
         let prefill_pairs = std::mem::take(&mut flight.prefill_pairs);
         let first = !std::mem::replace(&mut flight.computed, true);
-        if first {
+        if first && seen {
             let (tokens, timed) = (prefill_tokens, &mut flight.timed);
             let endpoint = self.pool.get_mut(flight.endpoint);
             self.learning.first_token(now, timed, endpoint, tokens, prefill_pairs);
@@ -475,6 +491,18 @@ impl Scheduler {
         self.learning.tokens(now, &mut flight.timed, endpoint, count);
         if let Some(ledger) = self.pool.in_flight_mut(flight.endpoint) {
             ledger.context_tokens += u64::from(count);
+        }
+    }
+
+    /// Takes over how long an answer is from who wrote it.
+    fn wrote(&mut self, request: RequestId, output_tokens: u32) {
+        let Some(flight) = self.flights.get_mut(request) else { return };
+        flight.timed.output_tokens = output_tokens;
+        // The last token is no context of any other, as the first one was not counted.
+        let context_tokens = u64::from(flight.prompt_tokens) + u64::from(output_tokens.saturating_sub(1));
+        let before = std::mem::replace(&mut flight.context_tokens, context_tokens);
+        if let Some(ledger) = self.pool.in_flight_mut(flight.endpoint) {
+            ledger.context_tokens = ledger.context_tokens - before + context_tokens;
         }
     }
 
@@ -602,6 +630,22 @@ mod tests {
     }
 
     #[test]
+    fn an_answer_is_as_long_as_it_says_however_its_tokens_came() {
+        for (seen, said) in [(0, 7), (3, 7), (9, 7)] {
+            let mut world = World::new(config("least_load"), 1);
+            world.arrive(1, 100, &[(endpoint(0), 64)]);
+            world.step(Input::Begun { request: RequestId(1) });
+            world.step(Input::Tokens { request: RequestId(1), count: seen });
+            world.step(Input::Wrote { request: RequestId(1), output_tokens: said });
+            let context_tokens = 100 + u64::from(said) - 1;
+            let ledger = InFlight { requests: 1, context_tokens, ..InFlight::default() };
+            assert_eq!(world.ledger(0), ledger, "{seen} seen");
+            world.step(Input::Finished { request: RequestId(1) });
+            assert_eq!(world.ledger(0), InFlight::default());
+        }
+    }
+
+    #[test]
     fn a_cancelled_request_frees_its_prefill_tokens() {
         let mut world = World::new(config("least_load"), 1);
         world.arrive(1, 100, &[]);
@@ -725,6 +769,7 @@ mod tests {
         Arrive { tokens: u32, overlap: u32, retry: bool },
         FirstToken(usize),
         Tokens(usize, u32),
+        Wrote(usize, u32),
         Finish(usize),
         Health(u16, bool),
         Drain(u16, bool),
@@ -739,6 +784,7 @@ mod tests {
                 .prop_map(|(tokens, overlap, retry)| Act::Arrive { tokens, overlap, retry }),
             4 => any_request().prop_map(Act::FirstToken),
             4 => (any_request(), 0u32..100).prop_map(|(r, n)| Act::Tokens(r, n)),
+            1 => (any_request(), 0u32..100).prop_map(|(r, n)| Act::Wrote(r, n)),
             5 => any_request().prop_map(Act::Finish),
             1 => (0u16..3, any::<bool>()).prop_map(|(e, up)| Act::Health(e, up)),
             1 => (0u16..3, any::<bool>()).prop_map(|(e, on)| Act::Drain(e, on)),
@@ -769,6 +815,9 @@ mod tests {
                     }
                     Act::FirstToken(r) => world.step(Input::FirstToken { request: RequestId(r as u64) }),
                     Act::Tokens(r, count) => world.step(Input::Tokens { request: RequestId(r as u64), count }),
+                    Act::Wrote(r, output_tokens) => {
+                        world.step(Input::Wrote { request: RequestId(r as u64), output_tokens })
+                    }
                     Act::Finish(r) => {
                         let request = RequestId(r as u64);
                         if r < asked.len() && !answered.contains(&request) && !given_up.contains(&request) {
