@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::endpoint::EndpointId;
 use crate::policy::{Candidate, Reason};
-use crate::request::{RequestId, SchedulingRequest};
+use crate::request::{RequestId, SchedulingRequest, SessionKey, TenantKey};
 use crate::time::Nanos;
 use crate::truth::{Feed, Knowledge, Prediction};
 
@@ -48,6 +48,12 @@ pub struct Receipt {
     pub attempt: u32,
     /// Its prompt length.
     pub prompt_tokens: u32,
+    /// The conversation it is a turn of, if its client says.
+    pub session: Option<SessionKey>,
+    /// Whom it is for, if its client says.
+    pub tenant: Option<TenantKey>,
+    /// How urgent it is.
+    pub priority: i8,
     /// What was decided.
     pub placement: Placement,
     /// The rows the policy saw, at most [`ROWS_MAX`], the picked one always among them.
@@ -139,6 +145,9 @@ impl Receipts {
             request: request.id,
             attempt: request.attempt,
             prompt_tokens: request.prompt_tokens,
+            session: request.session,
+            tenant: request.tenant,
+            priority: request.priority,
             placement,
             rows,
             rows_left_out: left_out,

@@ -334,7 +334,7 @@ fn decisions(gateway: &Gateway, parts: &Parts) -> Result<Value, ApiError> {
     }
     let chosen = pools.iter().filter(|pool| wanted.as_ref().is_none_or(|model| *model == pool.model));
     let pools: Vec<Value> =
-        chosen.map(|pool| pool_decisions(pool, gateway.timing.get(&pool.model), limit)).collect();
+        chosen.map(|pool| pool_decisions(pool, gateway.timings.of(&pool.model), limit)).collect();
     Ok(
         json!({"schema": "kvlane.decisions/1", "now_s": gateway.clock.now().as_secs_f64(), "rows_max": ROWS_MAX, "pools": pools}),
     )
@@ -374,7 +374,9 @@ fn pool_decisions(pool: &ModelPool, timing: Option<&TimingFile>, limit: usize) -
                 .collect();
             json!({
                 "at_s": receipt.at.as_secs_f64(), "request": receipt.request.0, "attempt": receipt.attempt,
-                "prompt_tokens": receipt.prompt_tokens, "worker": name(receipt.placement.endpoint),
+                "prompt_tokens": receipt.prompt_tokens,
+                "session": receipt.session.map(|key| short(key.0)), "tenant": receipt.tenant.map(|key| short(key.0)),
+                "priority": receipt.priority, "worker": name(receipt.placement.endpoint),
                 "overlap_tokens": receipt.placement.overlap_tokens, "reason": receipt.placement.reason.name(),
                 "knowledge": receipt.placement.knowledge.name(), "feed": receipt.placement.feed.name(),
                 "candidates": rows, "candidates_left_out": receipt.rows_left_out,
@@ -382,6 +384,11 @@ fn pool_decisions(pool: &ModelPool, timing: Option<&TimingFile>, limit: usize) -
         })
         .collect();
     json!({"model": pool.model, "policy": pool.policy, "decisions": decisions})
+}
+
+/// A key as it is shown: enough of it to tell one from another.
+fn short(key: u64) -> String {
+    format!("{:08x}", key >> 32)
 }
 
 #[cfg(test)]

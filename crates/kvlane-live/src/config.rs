@@ -11,13 +11,15 @@ use std::time::Duration;
 use kvlane_core::index::{approx, exact};
 use kvlane_core::policy::{PolicyConfig, name_or_config};
 use kvlane_core::time::Nanos;
-use kvlane_core::timing::TimingFile;
+use kvlane_core::timing::TimingModel;
 use kvlane_core::{router, scheduler};
 use kvlane_wire::engine::resolve;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
+pub use crate::hints::Config as Hints;
+use crate::timings::Timings;
 pub use crate::tokenize::{Content, TokenSource, Tokens};
 
 /// Prompt bytes taken for one token where no tokenizer counts them. About right for English text in current
@@ -46,6 +48,8 @@ pub struct Config {
     pub kv_events: KvEvents,
     /// How the tokens of prompts are counted.
     pub tokens: Tokens,
+    /// What clients may say of their requests.
+    pub hints: Hints,
 }
 
 /// The address clients talk to, and what is accepted there.
@@ -185,9 +189,11 @@ pub struct Routing {
     pub policy: PolicyConfig,
     /// What differs for the pool of one model.
     pub pools: BTreeMap<String, PoolOverride>,
-    /// Timing files that `kvlane calibrate` wrote, by the model they are of. With one, `GET /decisions` tells when each
-    /// candidate's first token was to be expected.
-    pub timing: BTreeMap<String, PathBuf>,
+    /// How long the engines take: a timing file that `kvlane calibrate` wrote, or `model@gpu`. It is learned; with one,
+    /// learning begins there.
+    pub timing: Option<String>,
+    /// Whether new conversations wait while those that go on fill the fleet's caches.
+    pub session_admission: bool,
     /// Requests in flight per pool beyond which others wait; 0 is no limit.
     pub max_concurrent_requests: u32,
     /// Requests that may wait per pool; beyond it they are shed with 429.
@@ -213,7 +219,8 @@ impl Default for Routing {
         Self {
             policy: PolicyConfig::CacheAware(Default::default()),
             pools: BTreeMap::new(),
-            timing: BTreeMap::new(),
+            timing: None,
+            session_admission: false,
             max_concurrent_requests: 0,
             queue_size: 100,
             queue_timeout: Duration::from_secs(60),
@@ -233,6 +240,9 @@ pub struct PoolOverride {
     /// Its policy.
     #[serde(deserialize_with = "some_policy", skip_serializing_if = "Option::is_none")]
     pub policy: Option<PolicyConfig>,
+    /// How long its engines take: a timing file, or `model@gpu`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub timing: Option<String>,
     /// Who counts its tokens: the path of a tokenizer, `auto`, `engine` or `estimate`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokenizer: Option<String>,
@@ -438,7 +448,7 @@ impl Config {
     pub fn validate(&self) -> Result<(), ConfigError> {
         self.validate_workers()?;
         self.validate_times()?;
-        self.read_timing()?;
+        Timings::read(&self.routing)?;
         let Self { routing, health, retry, server, kv_events, .. } = self;
         within("kv_events.queue_messages", kv_events.queue_messages, 1, 10_000_000)?;
         within("kv_events.queue_bytes", kv_events.queue_bytes, 1 << 10, 1 << 40)?;
@@ -462,23 +472,8 @@ impl Config {
             }
         }
         self.tokens.validate()?;
+        self.hints.validate()?;
         Ok(())
-    }
-
-    /// Reads the timing files.
-    ///
-    /// # Errors
-    /// If one cannot be read or is none.
-    pub fn read_timing(&self) -> Result<BTreeMap<String, TimingFile>, ConfigError> {
-        let read = |(model, path): (&String, &PathBuf)| {
-            let text = std::fs::read_to_string(path).map_err(|why| why.to_string());
-            let file = text.and_then(|text| TimingFile::from_json(&text).map_err(|why| why.to_string()));
-            match file {
-                Ok(file) => Ok((model.clone(), file)),
-                Err(why) => wrong(&format!("routing.timing.{model}"), format!("{}: {why}", path.display())),
-            }
-        };
-        self.routing.timing.iter().map(read).collect()
     }
 
     fn validate_workers(&self) -> Result<(), ConfigError> {
@@ -525,8 +520,8 @@ impl Config {
         Ok(())
     }
 
-    /// How the pool of `model` is routed.
-    pub(crate) fn router(&self, model: &str) -> router::Config {
+    /// How the pool of `model` is routed, whose engines take as long as `timing` says.
+    pub(crate) fn router(&self, model: &str, timing: Option<&TimingModel>) -> router::Config {
         let routing = &self.routing;
         let own = routing.pools.get(model).and_then(|differs| differs.policy.as_ref());
         let policy = own.unwrap_or(&routing.policy);
@@ -537,8 +532,8 @@ impl Config {
                 in_flight_max: routing.max_concurrent_requests,
                 queue_len_max: routing.queue_size,
                 queue_timeout: nanos(routing.queue_timeout),
-                timing: None,
-                session_admission: false,
+                timing: timing.cloned().map(Box::new),
+                session_admission: routing.session_admission,
                 receipts_max: routing.receipts,
                 seed: routing.seed,
             },

@@ -16,16 +16,17 @@ use kvlane_core::request::{RequestId, SchedulingRequest};
 use kvlane_core::router::{Router, Scratch};
 use kvlane_core::scheduler::{Input, Output};
 use kvlane_core::time::Nanos;
-use kvlane_core::timing::TimingFile;
 use kvlane_core::truth::{Change, Feed, Reported};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 use crate::clock::Clock;
 use crate::config::Config;
+use crate::hints::{Facts, Hints};
 use crate::ingest::EventFeed;
 use crate::lease::Lease;
 use crate::metrics::{Metrics, PoolMetrics, SelectionMetrics};
+use crate::timings::Timings;
 use crate::tokenize::{Counting, Tokenizers};
 use crate::upstream::Upstreams;
 use crate::worker::{Worker, WorkerId};
@@ -34,8 +35,10 @@ use crate::worker::{Worker, WorkerId};
 pub struct Gateway {
     /// How it was set up.
     pub config: Config,
-    /// How long engines take, by the model they serve, where that is known.
-    pub(crate) timing: BTreeMap<String, TimingFile>,
+    /// How long engines take, where the operator says so.
+    pub(crate) timings: Timings,
+    /// What it reads of who a request is from.
+    pub(crate) hints: Hints,
     /// Its time.
     pub clock: Clock,
     /// Its metrics.
@@ -108,6 +111,7 @@ pub(crate) struct Routed {
     pub(crate) served: Arc<Served>,
     pub(crate) chain: Vec<BlockHash>,
     pub(crate) prompt_tokens: u32,
+    pub(crate) facts: Facts,
     pub(crate) received: Nanos,
     pub(crate) deadline: Instant,
 }
@@ -118,13 +122,14 @@ impl Gateway {
     /// A gateway without workers. Endpoints whose last request ends while they drain are told to `drained`.
     pub(crate) fn new(
         config: Config,
-        timing: BTreeMap<String, TimingFile>,
+        timings: Timings,
         tokenizers: Tokenizers,
         drained: mpsc::UnboundedSender<Arc<Worker>>,
     ) -> Self {
         Self {
+            timings,
+            hints: Hints::new(&config.hints),
             config,
-            timing,
             clock: Clock::start(),
             metrics: Metrics::new(),
             tokenizers,
@@ -228,7 +233,7 @@ impl Gateway {
         let request = SchedulingRequest {
             excluded: Arc::clone(excluded),
             attempt,
-            ..SchedulingRequest::new(id, routed.prompt_tokens)
+            ..routed.facts.apply(SchedulingRequest::new(id, routed.prompt_tokens))
         };
         let now = self.clock.now();
         let mut waiting = (pool.queues && attempt == 0).then(|| Waiting::new(self, pool, id));
@@ -385,7 +390,8 @@ thread_local! {
 
 impl ModelPool {
     pub(crate) fn new(gateway: &Gateway, model: &str) -> Self {
-        let config = gateway.config.router(model);
+        let timing = gateway.timings.of(model).map(|file| &file.timing);
+        let config = gateway.config.router(model, timing);
         Self {
             model: model.into(),
             policy: config.scheduler.policy.name(),

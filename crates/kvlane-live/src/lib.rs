@@ -12,12 +12,14 @@ pub mod config;
 pub mod fleet;
 pub mod front;
 pub mod gateway;
+pub mod hints;
 pub mod ingest;
 pub mod lease;
 pub mod metrics;
 pub mod serve;
 #[cfg(feature = "testing")]
 pub mod testing;
+pub mod timings;
 pub mod tokenize;
 pub mod upstream;
 pub mod worker;

@@ -24,6 +24,7 @@ use crate::fleet::Fleet;
 use crate::front::http::{Door, Front};
 use crate::gateway::Gateway;
 use crate::ingest::{Ingest, write_snapshot};
+use crate::timings::Timings;
 use crate::tokenize::Tokenizers;
 
 /// Connections handed to a relay thread that it has not taken yet.
@@ -71,10 +72,11 @@ impl Serving {
             (CancellationToken::new(), CancellationToken::new(), TaskTracker::new());
         let end = kill.clone().drop_guard();
         let workers = config.workers.clone();
-        let timing = config.read_timing().map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
+        let timings =
+            Timings::read(&config.routing).map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
         let (drained, drained_workers) = mpsc::unbounded_channel();
         let tokenizers = Tokenizers::start(&config)?;
-        let gateway = Arc::new(Gateway::new(config, timing, tokenizers, drained));
+        let gateway = Arc::new(Gateway::new(config, timings, tokenizers, drained));
         let mut threads = Vec::new();
 
         let admin = runtime()?;

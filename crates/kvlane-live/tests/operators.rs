@@ -28,9 +28,9 @@ async fn with_a_timing_file_decisions_predict_first_tokens() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("timing.json");
     let mut config = config();
-    config.routing.timing = BTreeMap::from([("m".to_owned(), path.clone())]);
+    config.routing.timing = Some(path.display().to_string());
     let why = config.validate().expect_err("there is no file").to_string();
-    assert!(why.contains("routing.timing.m") && why.contains("timing.json"), "{why}");
+    assert!(why.contains("routing.timing") && why.contains("timing.json"), "{why}");
     let timing = TimingModel::preset("llama-3.1-8b@a100").expect("in the tables");
     std::fs::write(&path, TimingFile::new(timing.clone()).to_json()).expect("written");
     config.validate().expect("there it is");

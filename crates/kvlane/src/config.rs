@@ -47,6 +47,9 @@ pub(crate) struct ConfigArgs {
     /// prefix_aware: requests in flight at which an endpoint is passed over [default: 8].
     #[arg(long)]
     saturation_inflight: Option<u32>,
+    /// How long the engines take: a file that `kvlane calibrate` wrote, or `model@gpu` or `model@gpuxN`. Learned anyway.
+    #[arg(long, value_name = "FILE|PRESET")]
+    timing: Option<String>,
     /// Tokens per block of the prefix index [default: 64].
     #[arg(long)]
     block_size: Option<u32>,
@@ -187,6 +190,7 @@ impl ConfigArgs {
             pools[model] = json!({"policy": policy(name)?});
             flag("pool-policy", "routing.pools+", Some(pools));
         }
+        flag("timing", "routing.timing", self.timing.clone().map(Value::from));
         flag("host", "server.host", self.host.map(|host| json!(host)));
         flag("port", "server.port", self.port.map(Value::from));
         let workers: Vec<Value> = self.worker_urls.iter().map(|url| json!({"url": url})).collect();

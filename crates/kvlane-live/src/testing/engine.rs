@@ -46,7 +46,7 @@ struct Shared {
 
 /// One request that has reached the engine. The test answers it; dropped, its connection closes.
 pub struct Call {
-    /// Request line and header fields, as they came.
+    /// Request line and header fields, as they came; what is not UTF-8 replaced.
     pub head: String,
     /// The body, as it came.
     pub body: Vec<u8>,
@@ -248,7 +248,7 @@ impl Shared {
                 return None;
             }
         };
-        let head = String::from_utf8(buffer.split_to(end).to_vec()).expect("a head in ASCII");
+        let head = String::from_utf8_lossy(&buffer.split_to(end)).into_owned();
         let length = field(&head, "content-length").map_or(0, |length| length.parse().expect("a length"));
         assert_eq!(field(&head, "transfer-encoding"), None, "the gateway sends bodies whole");
         if self.heads_only.load(Ordering::Relaxed) {

@@ -164,9 +164,10 @@ async fn route(
     let received = account.received;
     let Some(api) = api else {
         let served = unparsed_pool(gateway, parts, body)?;
-        return Ok(Routed { served, chain: Vec::new(), prompt_tokens: 0, received, deadline });
+        let facts = gateway.hints.read(&parts.headers, None);
+        return Ok(Routed { served, chain: Vec::new(), prompt_tokens: 0, facts, received, deadline });
     };
-    let (served, seed, estimated) = rendered(api, body, |parsed, prompt| {
+    let (served, facts, seed, estimated) = rendered(api, body, |parsed, prompt| {
         let served = match &parsed.model {
             Some(model) => named_pool(gateway, model)?,
             None => only_pool(gateway, api)?,
@@ -176,7 +177,8 @@ async fn route(
         let seed = ChainSeed::new(&served.pool.model, adapter, parsed.cache_salt.as_deref());
         let estimates = matches!(served.pool.counting, Counting::Estimate);
         let estimated = estimates.then(|| Counted::estimate(seed, prompt, served.pool.router.block_tokens()));
-        Ok((served, seed, estimated))
+        let facts = gateway.hints.read(&parts.headers, Some(parsed));
+        Ok((served, facts, seed, estimated))
     })?;
     let pool = &served.pool;
     let counted = match estimated {
@@ -199,7 +201,7 @@ async fn route(
         }
     };
     let Counted { chain, tokens: prompt_tokens } = counted;
-    Ok(Routed { served, chain, prompt_tokens, received, deadline })
+    Ok(Routed { served, chain, prompt_tokens, facts, received, deadline })
 }
 
 /// Parses a body and hands it with its rendered prompt to `read`.
