@@ -1,16 +1,40 @@
-//! Admission queue of one pool. Bounded, first come first served, with a deadline each.
+//! Admission queue of one pool. Bounded, with a deadline each.
 //!
-//! A request leaves in exactly one of three ways: dispatched, expired, cancelled.
+//! A request leaves in exactly one of four ways: dispatched, displaced, expired, cancelled.
+//!
+//! Who goes first: the higher [`SchedulingRequest::priority`]; within a priority, turns of conversations that go on
+//! before those that begin one ([`Lane`]); within those, the tenant that has been served least; of one tenant, who came
+//! first. Those that begin may be held back as a whole ([`Queue::pop`]) and then stand in nobody's way.
+//!
+//! **Fairness.** Each priority and lane keeps a counter for each tenant, of what it was served there: a virtual token
+//! counter (Sheng et al., *Fairness in Serving Large Language Models*, OSDI'24, arXiv 2401.00588), charged when a
+//! request is dispatched with what it is expected to take and corrected when it is over, as that paper's variant with
+//! predicted lengths does. Prompt tokens that a cache holds are not charged (as in DLPM, arXiv 2501.14312). The tenant
+//! with the lowest counter goes first. A tenant that comes to wait is lifted to the counter of whoever was served last,
+//! so that nobody saves up credit while idle. Hence, with U the largest charge of one request: the counters of any two
+//! tenants that wait differ by at most U, and of two that wait all through some time, neither is served more than 2 U
+//! beyond the other in it: one largest request each. Corrections add what they amount to.
+//!
+//! **Starvation.** Priorities are strict and do not age: a low one may wait until its deadline, and no longer. How fast
+//! one should age is a question whose answer nobody would find again in a configuration.
+//!
+//! **Full.** Whoever ranks last makes room: the latest request of the tenant with the most waiting in the last priority
+//! and lane, if the newcomer ranks before them or belongs to a tenant with at least two fewer there.
 
-use std::collections::VecDeque;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
 
 use foldhash::fast::FixedState;
-use hashbrown::HashSet;
+use hashbrown::HashMap;
 
 use crate::endpoint::EndpointId;
-use crate::request::{RequestId, SchedulingRequest};
+use crate::request::{RequestId, SchedulingRequest, SessionKey, TenantKey};
 use crate::time::Nanos;
 use crate::truth::Prediction;
+
+/// Tenants that a priority and lane remembers while they do not wait. Whoever is forgotten gains no more than one
+/// largest request.
+const TENANTS_MAX: usize = 1024;
 
 /// A request that waits, with what was known of its prefix when it came.
 #[derive(Debug)]
@@ -22,64 +46,515 @@ pub(crate) struct Waiting {
     pub(crate) deadline: Nanos,
 }
 
-/// The queue. All deadlines are the same span after arrival, so the front always expires first.
+/// Whether a request needs to be admitted. The order is the order in which they go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Lane {
+    /// A turn of a conversation that goes on, or of none.
+    GoesOn,
+    /// The first turn of a conversation.
+    Begins,
+}
+
+/// Whose counter is charged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Account {
+    priority: i8,
+    lane: Lane,
+    tenant: Option<TenantKey>,
+}
+
+/// The queue.
 #[derive(Debug)]
 pub(crate) struct Queue {
-    waiting: VecDeque<Waiting>,
-    /// Who waits, to be asked on every arrival.
-    ids: HashSet<RequestId, FixedState>,
+    /// Those that wait, by the order in which they came.
+    waiting: BTreeMap<u64, (Waiting, Lane)>,
+    places: HashMap<RequestId, u64, FixedState>,
+    deadlines: BTreeSet<(Nanos, u64)>,
+    bands: BTreeMap<(Reverse<i8>, Lane), Band>,
+    /// Of conversations that have not begun, all requests that wait.
+    begins: HashMap<SessionKey, BTreeSet<u64>, FixedState>,
+    /// How many wait for a conversation to begin, those without a name included.
+    begins_len: usize,
+    next_place: u64,
     len_max: usize,
+}
+
+/// One priority and lane.
+#[derive(Debug, Default)]
+struct Band {
+    tenants: HashMap<Option<TenantKey>, Tenant, FixedState>,
+    /// Tenants that wait: by what they were served, then by who came first.
+    order: BTreeSet<(i64, u64, Option<TenantKey>)>,
+    /// The most that anybody who went had been served before. All counters are at most one charge above it.
+    floor: i64,
+}
+
+#[derive(Debug, Default)]
+struct Tenant {
+    served: i64,
+    waiting: BTreeSet<u64>,
+}
+
+// === impl Account ===
+
+impl Account {
+    pub(crate) fn of(request: &SchedulingRequest, lane: Lane) -> Self {
+        Self { priority: request.priority, lane, tenant: request.tenant }
+    }
+
+    fn band(self) -> (Reverse<i8>, Lane) {
+        (Reverse(self.priority), self.lane)
+    }
 }
 
 // === impl Queue ===
 
 impl Queue {
     pub(crate) fn new(len_max: usize) -> Self {
-        Self { waiting: VecDeque::new(), ids: HashSet::default(), len_max }
+        Self {
+            waiting: BTreeMap::new(),
+            places: HashMap::default(),
+            deadlines: BTreeSet::new(),
+            bands: BTreeMap::new(),
+            begins: HashMap::default(),
+            begins_len: 0,
+            next_place: 0,
+            len_max,
+        }
     }
 
     pub(crate) fn len(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Takes a request in, or gives it back when the queue is full.
-    pub(crate) fn push(&mut self, waiting: Waiting) -> Result<(), Waiting> {
+    /// Whether a conversation waits to begin.
+    pub(crate) fn anyone_begins(&self) -> bool {
+        self.begins_len > 0
+    }
+
+    /// Takes a request in and returns whom it has displaced, or gives it back when the queue is full.
+    pub(crate) fn push(&mut self, waiting: Waiting, lane: Lane) -> Result<Option<Waiting>, Waiting> {
+        let mut displaced = None;
         if self.waiting.len() >= self.len_max {
-            return Err(waiting);
+            let Some(last) = self.displaceable(Account::of(&waiting.request, lane)) else {
+                return Err(waiting);
+            };
+            displaced = self.take(last).map(|(waiting, _)| waiting);
         }
-        self.ids.insert(waiting.request.id);
-        self.waiting.push_back(waiting);
-        Ok(())
+        let place = self.next_place;
+        self.next_place += 1;
+        self.places.insert(waiting.request.id, place);
+        self.deadlines.insert((waiting.deadline, place));
+        self.line_up(place, waiting, lane);
+        Ok(displaced)
     }
 
     pub(crate) fn contains(&self, id: RequestId) -> bool {
-        self.ids.contains(&id)
+        self.places.contains_key(&id)
     }
 
-    pub(crate) fn pop(&mut self) -> Option<Waiting> {
-        let front = self.waiting.pop_front()?;
-        self.ids.remove(&front.request.id);
-        Some(front)
+    /// Takes out who goes first; those that begin only if they may.
+    pub(crate) fn pop(&mut self, may_begin: bool) -> Option<(Waiting, Lane)> {
+        let mut bands = self.bands.iter_mut().filter(|((_, lane), _)| may_begin || *lane == Lane::GoesOn);
+        let (place, band) = bands.find_map(|(_, band)| Some((band.order.first()?.1, band)))?;
+        band.floor = band.order.first().map_or(band.floor, |&(served, ..)| band.floor.max(served));
+        self.take(place)
     }
 
-    /// Takes out the front if its deadline has come.
-    pub(crate) fn pop_expired(&mut self, now: Nanos) -> Option<Waiting> {
-        if self.waiting.front()?.deadline > now {
+    /// Whoever is placed without waiting stands in the counters as if it had.
+    pub(crate) fn pass(&mut self, account: Account) {
+        let band = self.bands.entry(account.band()).or_default();
+        debug_assert!(band.order.is_empty() || account.lane == Lane::GoesOn, "somebody is overtaken");
+        if let Some(tenant) = band.tenants.get(&account.tenant) {
+            band.floor = band.floor.max(tenant.served);
+        }
+    }
+
+    /// Charges a tenant for what it was, or will be, served; what it was charged too much comes back.
+    pub(crate) fn charge(&mut self, account: Account, tokens: i64) {
+        self.bands.entry(account.band()).or_default().charge(account.tenant, tokens);
+    }
+
+    /// Takes out one whose deadline has come.
+    pub(crate) fn pop_expired(&mut self, now: Nanos) -> Option<(Waiting, Lane)> {
+        let &(deadline, place) = self.deadlines.first()?;
+        if deadline > now {
             return None;
         }
-        self.pop()
+        self.take(place)
     }
 
     /// Takes out a request whose client has gone.
-    pub(crate) fn remove(&mut self, id: RequestId) -> Option<Waiting> {
-        if !self.ids.remove(&id) {
-            return None;
+    pub(crate) fn remove(&mut self, id: RequestId) -> Option<(Waiting, Lane)> {
+        let place = *self.places.get(&id)?;
+        self.take(place)
+    }
+
+    /// A conversation has begun: what else of it waits goes on.
+    pub(crate) fn begun(&mut self, session: SessionKey, mut each: impl FnMut()) {
+        for place in self.begins.get(&session).cloned().unwrap_or_default() {
+            if let Some((waiting, lane)) = self.leave_band(place) {
+                debug_assert_eq!(lane, Lane::Begins);
+                self.line_up(place, waiting, Lane::GoesOn);
+                each();
+            }
         }
-        let at = self.waiting.iter().position(|waiting| waiting.request.id == id)?;
-        self.waiting.remove(at)
     }
 
     pub(crate) fn next_deadline(&self) -> Option<Nanos> {
-        self.waiting.front().map(|waiting| waiting.deadline)
+        self.deadlines.first().map(|&(deadline, _)| deadline)
+    }
+
+    /// Who makes room for a newcomer, if anybody does.
+    fn displaceable(&self, newcomer: Account) -> Option<u64> {
+        let (&last, band) = self.bands.iter().rev().find(|(_, band)| !band.order.is_empty())?;
+        let len = |tenant: &Option<TenantKey>| band.tenants.get(tenant).map_or(0, |t| t.waiting.len());
+        let longest = band.order.iter().map(|(.., tenant)| tenant).max_by_key(|tenant| len(tenant))?;
+        let gives_way =
+            newcomer.band() < last || newcomer.band() == last && len(longest) >= len(&newcomer.tenant) + 2;
+        gives_way.then(|| band.tenants.get(longest)?.waiting.last().copied()).flatten()
+    }
+
+    fn line_up(&mut self, place: u64, waiting: Waiting, lane: Lane) {
+        let account = Account::of(&waiting.request, lane);
+        self.bands.entry(account.band()).or_default().line_up(account.tenant, place);
+        if lane == Lane::Begins {
+            self.begins_len += 1;
+            if let Some(session) = waiting.request.session {
+                self.begins.entry(session).or_default().insert(place);
+            }
+        }
+        self.waiting.insert(place, (waiting, lane));
+    }
+
+    fn leave_band(&mut self, place: u64) -> Option<(Waiting, Lane)> {
+        let (waiting, lane) = self.waiting.remove(&place)?;
+        let account = Account::of(&waiting.request, lane);
+        if let Some(band) = self.bands.get_mut(&account.band()) {
+            band.leave(account.tenant, place);
+        }
+        if lane == Lane::Begins {
+            self.begins_len -= 1;
+            if let Some(session) = waiting.request.session
+                && let Some(places) = self.begins.get_mut(&session)
+            {
+                places.remove(&place);
+                if places.is_empty() {
+                    self.begins.remove(&session);
+                }
+            }
+        }
+        Some((waiting, lane))
+    }
+
+    fn take(&mut self, place: u64) -> Option<(Waiting, Lane)> {
+        let (waiting, lane) = self.leave_band(place)?;
+        self.places.remove(&waiting.request.id);
+        self.deadlines.remove(&(waiting.deadline, place));
+        Some((waiting, lane))
+    }
+}
+
+// === impl Band ===
+
+impl Band {
+    fn line_up(&mut self, key: Option<TenantKey>, place: u64) {
+        let floor = self.floor;
+        let tenant = self.tenants.entry(key).or_default();
+        let was_first = tenant.waiting.first().copied();
+        if was_first.is_none() {
+            tenant.served = tenant.served.max(floor);
+        }
+        tenant.waiting.insert(place);
+        // Of two that wait, a conversation that has begun may have come before those that went on already.
+        let first = was_first.map_or(place, |first| first.min(place));
+        if was_first != Some(first) {
+            if let Some(was_first) = was_first {
+                self.order.remove(&(tenant.served, was_first, key));
+            }
+            self.order.insert((tenant.served, first, key));
+        }
+        self.forget();
+    }
+
+    fn leave(&mut self, key: Option<TenantKey>, place: u64) {
+        let Some(tenant) = self.tenants.get_mut(&key) else { return };
+        let Some(&first) = tenant.waiting.first() else { return };
+        tenant.waiting.remove(&place);
+        if first == place {
+            self.order.remove(&(tenant.served, first, key));
+            if let Some(&next) = tenant.waiting.first() {
+                self.order.insert((tenant.served, next, key));
+            }
+        }
+    }
+
+    fn charge(&mut self, key: Option<TenantKey>, tokens: i64) {
+        let floor = self.floor;
+        let tenant = self.tenants.entry(key).or_default();
+        let first = tenant.waiting.first().copied();
+        if let Some(first) = first {
+            self.order.remove(&(tenant.served, first, key));
+        }
+        tenant.served = if first.is_some() { tenant.served } else { tenant.served.max(floor) };
+        tenant.served = tenant.served.saturating_add(tokens);
+        if let Some(first) = first {
+            self.order.insert((tenant.served, first, key));
+        }
+        self.forget();
+    }
+
+    /// Keeps the table small: first who would be lifted anyway, then all that do not wait.
+    fn forget(&mut self) {
+        let len_max = TENANTS_MAX.max(self.order.len() * 2);
+        if self.tenants.len() > len_max {
+            let floor = self.floor;
+            self.tenants.retain(|_, tenant| !tenant.waiting.is_empty() || tenant.served > floor);
+        }
+        if self.tenants.len() > len_max {
+            self.tenants.retain(|_, tenant| !tenant.waiting.is_empty());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn waiting(id: u64, priority: i8, tenant: Option<u64>, session: Option<u64>) -> Waiting {
+        let request = SchedulingRequest {
+            priority,
+            tenant: tenant.map(TenantKey),
+            session: session.map(SessionKey),
+            ..SchedulingRequest::new(RequestId(id), 1)
+        };
+        Waiting { request, overlap: Vec::new(), block_tokens: 16, deadline: Nanos(100) }
+    }
+
+    fn push(queue: &mut Queue, id: u64, priority: i8, tenant: u64, lane: Lane) -> Option<u64> {
+        let displaced = queue.push(waiting(id, priority, Some(tenant), None), lane);
+        displaced.unwrap_or_else(Some).map(|waiting| waiting.request.id.0)
+    }
+
+    fn drain(queue: &mut Queue, may_begin: bool, tokens: i64) -> Vec<u64> {
+        let mut order = Vec::new();
+        while let Some((waiting, lane)) = queue.pop(may_begin) {
+            queue.charge(Account::of(&waiting.request, lane), tokens);
+            order.push(waiting.request.id.0);
+        }
+        order
+    }
+
+    #[test]
+    fn priority_then_who_goes_on_then_who_was_served_least_then_who_came_first() {
+        let mut queue = Queue::new(9);
+        push(&mut queue, 0, 0, 1, Lane::Begins);
+        push(&mut queue, 1, 0, 1, Lane::GoesOn);
+        push(&mut queue, 2, 0, 1, Lane::GoesOn);
+        push(&mut queue, 3, 0, 2, Lane::GoesOn);
+        push(&mut queue, 4, -1, 2, Lane::GoesOn);
+        push(&mut queue, 5, 1, 2, Lane::Begins);
+        assert_eq!(drain(&mut queue, false, 10), [1, 3, 2, 4]);
+        assert_eq!(drain(&mut queue, true, 10), [5, 0]);
+    }
+
+    #[test]
+    fn whoever_was_idle_has_no_credit() {
+        let mut queue = Queue::new(99);
+        (0..20).for_each(|id| _ = push(&mut queue, id, 0, 1, Lane::GoesOn));
+        for _ in 0..10 {
+            let (waiting, lane) = queue.pop(true).expect("somebody waits");
+            queue.charge(Account::of(&waiting.request, lane), 100);
+        }
+        (20..30).for_each(|id| _ = push(&mut queue, id, 0, 2, Lane::GoesOn));
+        let order = drain(&mut queue, true, 100);
+        let (old, new) = order[..10].iter().partition::<Vec<u64>, _>(|&&id| id < 20);
+        assert_eq!((old.len(), new.len()), (5, 5), "{order:?}");
+    }
+
+    #[test]
+    fn when_it_is_full_whoever_ranks_last_makes_room() {
+        let mut queue = Queue::new(3);
+        (0..3).for_each(|id| assert_eq!(push(&mut queue, id, 0, 1, Lane::Begins), None));
+        assert_eq!(push(&mut queue, 3, 0, 1, Lane::Begins), Some(3), "it is the last itself");
+        assert_eq!(
+            push(&mut queue, 4, 0, 2, Lane::Begins),
+            Some(2),
+            "the other tenant has three, and it none"
+        );
+        assert_eq!(push(&mut queue, 5, 0, 2, Lane::Begins), Some(5), "that would be no fairer");
+        assert_eq!(push(&mut queue, 6, 0, 1, Lane::GoesOn), Some(1), "it goes on");
+        assert_eq!(push(&mut queue, 7, -1, 3, Lane::GoesOn), Some(7));
+        assert_eq!(drain(&mut queue, true, 1), [6, 0, 4]);
+    }
+
+    #[test]
+    fn what_waits_of_a_conversation_that_has_begun_goes_on() {
+        let mut queue = Queue::new(9);
+        for (id, session) in [(0, 7), (1, 7), (2, 8)] {
+            queue.push(waiting(id, 0, None, Some(session)), Lane::Begins).expect("room");
+        }
+        let (first, _) = queue.pop(true).expect("one waits");
+        let mut moved = 0;
+        queue.begun(first.request.session.expect("named"), || moved += 1);
+        assert_eq!((first.request.id.0, moved), (0, 1));
+        assert_eq!(drain(&mut queue, false, 1), [1]);
+        assert!(queue.anyone_begins());
+    }
+
+    #[derive(Clone, Debug)]
+    enum Act {
+        Push { tenant: u64, priority: i8, begins: bool, session: Option<u64>, patience: u64 },
+        Pop { may_begin: bool, tokens: i64 },
+        Correct { popped: usize, tokens: i64 },
+        Cancel(u64),
+        Wait(u64),
+    }
+
+    /// Largest charge of one request.
+    const U: i64 = 100;
+
+    fn acts() -> impl Strategy<Value = Vec<Act>> {
+        // Runs of pushes keep tenants waiting for long, which is what the bound is about.
+        let push =
+            (0u64..3, 0i8..2, prop::bool::weighted(0.3), prop::option::weighted(0.3, 0u64..3), 1u64..400)
+                .prop_map(|(tenant, priority, begins, session, patience)| Act::Push {
+                    tenant,
+                    priority,
+                    begins,
+                    session: session.filter(|_| begins),
+                    patience,
+                });
+        let act = prop_oneof![
+            10 => push,
+            8 => (any::<bool>(), 0..=U).prop_map(|(may_begin, tokens)| Act::Pop { may_begin, tokens }),
+            1 => (0usize..50, -20i64..20).prop_map(|(popped, tokens)| Act::Correct { popped, tokens }),
+            1 => (0u64..300).prop_map(Act::Cancel),
+            1 => (0u64..20).prop_map(Act::Wait),
+        ];
+        prop::collection::vec(act, 1..400)
+    }
+
+    /// How two tenants fare who both wait.
+    #[derive(Clone, Copy, Default)]
+    struct Race {
+        ahead: i64,
+        least: i64,
+        most: i64,
+        corrected: i64,
+    }
+
+    type Model = BTreeMap<u64, (Account, Nanos, Option<u64>)>;
+
+    fn waits(model: &Model, account: Account) -> bool {
+        model.values().any(|&(other, ..)| other == account)
+    }
+
+    proptest! {
+        /// Nobody is lost or comes twice, whoever goes is the one whose turn it is, and of tenants that wait all the time
+        /// none is served more than two largest requests, and what was corrected, beyond another.
+        #[test]
+        fn whatever_happens_two_tenants_that_wait_are_served_alike(acts in acts(), corrections: bool) {
+            let mut queue = Queue::new(40);
+            let mut model = Model::new();
+            let mut races: BTreeMap<(i8, Lane, u64, u64), Race> = BTreeMap::new();
+            let (mut now, mut next, mut popped) = (Nanos(0), 0, Vec::new());
+            for act in acts {
+                let mut charged = None;
+                match act {
+                    Act::Push { tenant, priority, begins, session, patience } => {
+                        let lane = if begins { Lane::Begins } else { Lane::GoesOn };
+                        let mut newcomer = waiting(next, priority, Some(tenant), session);
+                        newcomer.deadline = now + Nanos(patience);
+                        let account = Account::of(&newcomer.request, lane);
+                        model.insert(next, (account, newcomer.deadline, session));
+                        next += 1;
+                        let full = queue.len() == 40;
+                        let out = queue.push(newcomer, lane).unwrap_or_else(Some);
+                        prop_assert_eq!(out.is_some(), full);
+                        if let Some(out) = out {
+                            let (gone, ..) = model.remove(&out.request.id.0).expect("it waited");
+                            let last = model.values().map(|(account, ..)| account.band()).max();
+                            prop_assert!(Some(gone.band()) >= last, "the last makes room");
+                        }
+                    }
+                    Act::Pop { may_begin, tokens } => {
+                        let may = |account: &Account| may_begin || account.lane == Lane::GoesOn;
+                        let best = model.values().map(|(account, ..)| *account).filter(may).map(Account::band).min();
+                        let Some((out, lane)) = queue.pop(may_begin) else {
+                            prop_assert_eq!(best, None);
+                            continue;
+                        };
+                        let account = Account::of(&out.request, lane);
+                        prop_assert_eq!(Some(account.band()), best);
+                        let first = model.iter().find(|(_, (other, ..))| *other == account).map(|(&id, _)| id);
+                        prop_assert_eq!(first, Some(out.request.id.0), "of one tenant who came first");
+                        let (.., session) = model.remove(&out.request.id.0).expect("it waited");
+                        if let Some(session) = session.filter(|_| lane == Lane::Begins) {
+                            let mut moved = 0;
+                            queue.begun(SessionKey(session), || moved += 1);
+                            for (account, _, other) in model.values_mut() {
+                                if *other == Some(session) && account.lane == Lane::Begins {
+                                    account.lane = Lane::GoesOn;
+                                    moved -= 1;
+                                }
+                            }
+                            prop_assert_eq!(moved, 0);
+                        }
+                        queue.charge(account, tokens);
+                        popped.push(account);
+                        charged = Some((account, tokens, 0));
+                    }
+                    Act::Correct { popped: at, tokens } => {
+                        if let Some(&account) = popped.get(at).filter(|_| corrections) {
+                            queue.charge(account, tokens);
+                            charged = Some((account, tokens, tokens.abs()));
+                        }
+                    }
+                    Act::Cancel(id) => {
+                        let known = model.remove(&id).is_some();
+                        prop_assert_eq!(queue.contains(RequestId(id)), known);
+                        prop_assert_eq!(queue.remove(RequestId(id)).is_some(), known);
+                    }
+                    Act::Wait(span) => {
+                        now += Nanos(span);
+                        while let Some((out, _)) = queue.pop_expired(now) {
+                            let (_, deadline, _) = model.remove(&out.request.id.0).expect("it waited");
+                            prop_assert!(deadline <= now);
+                        }
+                        let next = model.values().map(|&(_, deadline, _)| deadline).min();
+                        prop_assert!(next.is_none_or(|next| next > now));
+                        prop_assert_eq!(queue.next_deadline(), next);
+                    }
+                }
+                prop_assert_eq!(queue.len(), model.len());
+                let begins = model.values().any(|(account, ..)| account.lane == Lane::Begins);
+                prop_assert_eq!(queue.anyone_begins(), begins);
+                for priority in 0..2 {
+                    for lane in [Lane::GoesOn, Lane::Begins] {
+                        for (a, b) in [(0, 1), (0, 2), (1, 2)] {
+                            let of = |tenant| Account { priority, lane, tenant: Some(TenantKey(tenant)) };
+                            let race = races.entry((priority, lane, a, b)).or_default();
+                            if !(waits(&model, of(a)) && waits(&model, of(b))) {
+                                *race = Race::default();
+                                continue;
+                            }
+                            let Some((account, tokens, corrected)) = charged else { continue };
+                            race.corrected += if account.band() == of(a).band() { corrected } else { 0 };
+                            race.ahead += tokens * i64::from(account == of(a)) - tokens * i64::from(account == of(b));
+                            (race.least, race.most) = (race.least.min(race.ahead), race.most.max(race.ahead));
+                            prop_assert!(race.most - race.least <= 2 * U + race.corrected, "{:?}", account);
+                        }
+                    }
+                }
+            }
+            // Nobody is left behind.
+            let mut left: Vec<u64> = drain(&mut queue, true, 1);
+            left.sort_unstable();
+            prop_assert!(left.iter().eq(model.keys()));
+            prop_assert!(queue.deadlines.is_empty() && queue.places.is_empty() && queue.begins.is_empty());
+        }
     }
 }

@@ -7,6 +7,7 @@ use hashbrown::HashTable;
 
 use super::learning::Timed;
 use crate::endpoint::EndpointId;
+use crate::queue::Account;
 use crate::request::RequestId;
 use crate::truth::Prediction;
 
@@ -28,6 +29,10 @@ pub(super) struct Flight {
     pub(super) computed: bool,
     /// What its endpoint's speed is learned from.
     pub(super) timed: Timed,
+    /// Whose counter it is charged to.
+    pub(super) account: Account,
+    /// Output tokens that have been charged and have not come.
+    pub(super) output_tokens_due: u32,
 }
 
 /// Flights by request.

@@ -16,7 +16,7 @@ use crate::decision::{Placement, Receipts, Rejection};
 use crate::endpoint::{EndpointId, Pool};
 use crate::load::Reported;
 use crate::policy::{Candidate, PickContext, Policy, PolicyConfig, Reason};
-use crate::queue::{Queue, Waiting};
+use crate::queue::{Account, Lane, Queue, Waiting};
 use crate::request::{RequestId, SchedulingRequest};
 use crate::rng::Rng;
 use crate::time::Nanos;
@@ -25,6 +25,10 @@ use crate::truth::{self, Change, Feed, Prediction};
 
 use flights::{Flight, Flights};
 use learning::Learning;
+
+/// What an output token counts when tenants are compared, where an uncached prompt token counts 1: as VTC (arXiv
+/// 2401.00588, section 3.1) and AIBrix's `vtc-basic` have it.
+const OUTPUT_WEIGHT: i64 = 2;
 
 /// How one pool schedules.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -317,12 +321,14 @@ impl Scheduler {
             // It has its place already, or waits for it: an answer to one of two would be lost.
             return;
         }
-        let waits = waiting.request.attempt == 0 && (self.is_full() || self.queue.len() > 0);
-        if !waits {
-            return self.place(now, &waiting, true, out);
+        let lane = Lane::GoesOn;
+        if waiting.request.attempt > 0 || !self.is_full() {
+            self.queue.pass(Account::of(&waiting.request, lane));
+            return self.place(now, &waiting, lane, true, out);
         }
-        if self.queue.push(waiting).is_err() {
-            out.push(Output::Reject { request: id, why: Rejection::QueueFull });
+        let left_out = self.queue.push(waiting, lane).unwrap_or_else(Some);
+        if let Some(Waiting { request, .. }) = left_out {
+            out.push(Output::Reject { request: request.id, why: Rejection::QueueFull });
         }
     }
 
@@ -332,17 +338,17 @@ impl Scheduler {
 
     /// Lets go of those who have waited too long, then places whom there is room for.
     fn drain_queue(&mut self, now: Nanos, out: &mut Vec<Output>) {
-        while let Some(waiting) = self.queue.pop_expired(now) {
+        while let Some((waiting, _)) = self.queue.pop_expired(now) {
             out.push(Output::Reject { request: waiting.request.id, why: Rejection::QueueTimeout });
         }
         while !self.is_full() {
-            let Some(waiting) = self.queue.pop() else { break };
-            self.place(now, &waiting, false, out);
+            let Some((waiting, lane)) = self.queue.pop(true) else { break };
+            self.place(now, &waiting, lane, false, out);
         }
     }
 
     /// Selects and reserves. `fresh` is whether what is known of its prefix is as of now.
-    fn place(&mut self, now: Nanos, waiting: &Waiting, fresh: bool, out: &mut Vec<Output>) {
+    fn place(&mut self, now: Nanos, waiting: &Waiting, lane: Lane, fresh: bool, out: &mut Vec<Output>) {
         let Waiting { request, overlap, block_tokens, .. } = waiting;
         self.fill_rows(request, overlap);
         if self.rows.is_empty() {
@@ -353,10 +359,11 @@ impl Scheduler {
             self.costs.clear();
             self.costs.resize(self.rows.len(), f64::NAN);
         }
+        let output_tokens = self.learning.forecast.tokens(request);
         let mut cx = PickContext {
             request,
             now,
-            output_tokens: self.learning.forecast.tokens(request),
+            output_tokens,
             usual_output_tokens: self.learning.forecast.usual_tokens(),
             rng: &mut self.rng,
             reason: Reason::default(),
@@ -383,7 +390,13 @@ impl Scheduler {
             prediction: fresh.then_some(prediction),
             computed: false,
             timed,
+            account: Account::of(request, lane),
+            output_tokens_due: output_tokens,
         };
+        self.queue.charge(
+            flight.account,
+            i64::from(flight.prefill_tokens) + OUTPUT_WEIGHT * i64::from(flight.output_tokens_due),
+        );
         if let Some(ledger) = self.pool.in_flight_mut(endpoint) {
             ledger.requests += 1;
             ledger.prefilling += 1;
@@ -489,6 +502,12 @@ impl Scheduler {
         flight.context_tokens += u64::from(count);
         let endpoint = self.pool.get_mut(flight.endpoint);
         self.learning.tokens(now, &mut flight.timed, endpoint, count);
+        // What was expected has been charged.
+        let beyond = count.saturating_sub(flight.output_tokens_due);
+        flight.output_tokens_due = flight.output_tokens_due.saturating_sub(count);
+        if beyond > 0 {
+            self.queue.charge(flight.account, OUTPUT_WEIGHT * i64::from(beyond));
+        }
         if let Some(ledger) = self.pool.in_flight_mut(flight.endpoint) {
             ledger.context_tokens += u64::from(count);
         }
@@ -513,6 +532,9 @@ impl Scheduler {
             return;
         };
         self.learning.over(&flight.timed);
+        if flight.output_tokens_due > 0 {
+            self.queue.charge(flight.account, -OUTPUT_WEIGHT * i64::from(flight.output_tokens_due));
+        }
         if let Some(ledger) = self.pool.in_flight_mut(flight.endpoint) {
             ledger.requests -= 1;
             ledger.prefilling -= u32::from(!flight.computed);
