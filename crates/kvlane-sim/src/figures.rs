@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use kvlane_core::time::Nanos;
 use kvlane_trace::ci::{self, Figure, Interval};
 use kvlane_trace::summary::Percentiles;
 use serde::{Deserialize, Serialize};
@@ -68,6 +69,11 @@ pub fn figures(run: &Run, judgement: &Judgement, before: &[EngineStats], after: 
             put(&format!("{name}_{what}_{unit}"), value * scale);
         }
     }
+    if let Some(session) = Percentiles::of(&mut sessions(run)) {
+        for (what, value) in [("mean", session.mean), ("p50", session.p50), ("p90", session.p90)] {
+            put(&format!("session_{what}_s"), value);
+        }
+    }
     let gaps = sum(&|o| f64::from(o.output_tokens.saturating_sub(1)));
     put(
         "itl_mean_ms",
@@ -121,6 +127,20 @@ fn latencies(run: &Run) -> [(&'static str, f64, &'static str, Vec<f64>); 3] {
         ("tpot", 1e3, "ms", samples(Outcome::tpot_s)),
         ("e2e", 1.0, "s", samples(|outcome| Some(outcome.e2e_s()))),
     ]
+}
+
+/// Seconds from when a conversation's first request is sent to its last answer, of each conversation of more than one
+/// request that was answered in full.
+fn sessions(run: &Run) -> Vec<f64> {
+    let mut sessions: BTreeMap<u32, (Nanos, Nanos, u32, bool)> = BTreeMap::new();
+    for outcome in &run.outcomes {
+        let fresh = (outcome.due, outcome.end, 0, true);
+        let (due, end, requests, answered) = sessions.entry(outcome.root).or_insert(fresh);
+        (*due, *end) = ((*due).min(outcome.due), (*end).max(outcome.end));
+        (*requests, *answered) = (*requests + 1, *answered && outcome.is_ok());
+    }
+    let whole = sessions.into_values().filter(|&(_, _, requests, answered)| requests > 1 && answered);
+    whole.map(|(due, end, ..)| (end - due).as_secs_f64()).collect()
 }
 
 /// The largest over the mean: 1 is even.
@@ -204,7 +224,6 @@ pub fn seed_intervals(runs: &[Figures], seed: u64) -> BTreeMap<String, Interval>
 #[cfg(test)]
 mod tests {
     use kvlane_core::decision::Rejection;
-    use kvlane_core::time::Nanos;
     use proptest::prelude::*;
 
     use super::*;
@@ -212,6 +231,7 @@ mod tests {
     fn outcome(ttft_s: u64, cached_tokens: u32, failure: Option<Failure>) -> Outcome {
         Outcome {
             request: 0,
+            root: 0,
             endpoint: Some(0),
             attempts: 1,
             due: Nanos::from_secs(1),
@@ -249,6 +269,18 @@ mod tests {
         let shed = Failure::Rejected(Rejection::QueueFull);
         let figures = run(vec![outcome(1, 0, None), outcome(9, 0, Some(shed))]);
         assert_eq!((figures["shed_share"], figures["answered"], figures["ttft_max_s"]), (0.5, 1.0, 1.0));
+    }
+
+    #[test]
+    fn a_conversation_takes_from_its_first_request_to_its_last_answer() {
+        let turn = |request, root, due_s| {
+            let due = Nanos::from_secs(due_s);
+            Outcome { request, root, due, end: due + Nanos::from_secs(1), ..outcome(0, 0, None) }
+        };
+        let broken = Outcome { failure: Some(Failure::Broken), ..turn(4, 3, 90) };
+        let figures = run(vec![turn(0, 0, 5), turn(1, 1, 9), turn(2, 0, 25), turn(3, 3, 8), broken]);
+        let found = [figures["session_mean_s"], figures["session_p50_s"], figures["session_p90_s"]];
+        assert_eq!(found, [21.0; 3], "one alone is none, and one that broke off is none");
     }
 
     #[test]

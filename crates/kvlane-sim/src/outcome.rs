@@ -8,6 +8,8 @@ use kvlane_core::time::Nanos;
 pub struct Outcome {
     /// Its place in the trace.
     pub request: u32,
+    /// The request that began its conversation: itself, perhaps.
+    pub root: u32,
     /// Where it was served last, as a place in the fleet; `None` if nowhere.
     pub endpoint: Option<u16>,
     /// How often it was tried: once, and once more for each endpoint that failed it.

@@ -132,9 +132,16 @@ fn arms() -> impl Strategy<Value = Arm> {
         (figure(), prop::option::of(figure()), figure()),
         (figure(), figure(), figure(), figure()),
         (any::<u32>(), prop::option::of(any::<u32>()), prop::option::of(eviction())),
+        (any::<bool>(), any::<u32>(), figure()),
     )
         .prop_map(
-            |((arm, policy, cache_knowledge), (delay, interval, age), kv, (prefill, fetch, eviction))| Arm {
+            |(
+                (arm, policy, cache_knowledge),
+                (delay, interval, age),
+                kv,
+                (prefill, fetch, eviction),
+                queue,
+            )| Arm {
                 arm,
                 policy: PolicyConfig::by_name(policy).expect("a policy"),
                 cache_knowledge,
@@ -148,6 +155,9 @@ fn arms() -> impl Strategy<Value = Arm> {
                 prefill_engines: prefill,
                 fetch_tokens_min: fetch,
                 eviction,
+                session_admission: queue.0,
+                queue_len_max: queue.1,
+                queue_timeout_s: queue.2,
             },
         )
 }

@@ -176,6 +176,12 @@ pub struct Arm {
     pub fetch_tokens_min: Option<u32>,
     /// What a full cache loses first, if not what the fleet's does.
     pub eviction: Option<Eviction>,
+    /// Whether new conversations wait while those that go on fill the fleet's caches.
+    pub session_admission: bool,
+    /// Requests that may then wait at the router.
+    pub queue_len_max: u32,
+    /// How long, in seconds.
+    pub queue_timeout_s: f64,
 }
 
 /// What the router goes by.
@@ -268,6 +274,9 @@ impl Arm {
             prefill_engines: 0,
             fetch_tokens_min: None,
             eviction: None,
+            session_admission: false,
+            queue_len_max: 10_000,
+            queue_timeout_s: 86_400.0,
         }
     }
 
@@ -275,7 +284,13 @@ impl Arm {
     /// If a delay makes no sense.
     pub(crate) fn check(&self) -> Result<(), RunError> {
         let span = |secs: f64| (0.0..1e6).contains(&secs);
-        let delays = [self.routing_delay_s, self.report_age_s, self.kv_event_delay_s, self.kv_event_jitter_s];
+        let delays = [
+            self.routing_delay_s,
+            self.report_age_s,
+            self.kv_event_delay_s,
+            self.kv_event_jitter_s,
+            self.queue_timeout_s,
+        ];
         let share = |share: f64| (0.0..=1.0).contains(&share);
         if !share(self.kv_events_lost) || !share(self.kv_events_duplicated) {
             return Err(RunError::Policies(format!(
@@ -313,6 +328,9 @@ struct ArmMap {
     prefill_engines: Option<u32>,
     fetch_tokens_min: Option<u32>,
     eviction: Option<Eviction>,
+    session_admission: Option<bool>,
+    queue_len_max: Option<u32>,
+    queue_timeout_s: Option<f64>,
 }
 
 /// Reads what is there, be it `null`.
@@ -351,6 +369,9 @@ impl<'de> Deserialize<'de> for Arm {
                     prefill_engines: map.prefill_engines.unwrap_or(plain.prefill_engines),
                     fetch_tokens_min: map.fetch_tokens_min.or(plain.fetch_tokens_min),
                     eviction: map.eviction.or(plain.eviction),
+                    session_admission: map.session_admission.unwrap_or(plain.session_admission),
+                    queue_len_max: map.queue_len_max.unwrap_or(plain.queue_len_max),
+                    queue_timeout_s: map.queue_timeout_s.unwrap_or(plain.queue_timeout_s),
                 })
             }
         }

@@ -271,10 +271,10 @@ impl Setting {
             scheduler: scheduler::Config {
                 policy: arm.policy.clone(),
                 in_flight_max: 0,
-                queue_len_max: 0,
-                queue_timeout: Nanos::ZERO,
+                queue_len_max: arm.queue_len_max,
+                queue_timeout: secs(arm.queue_timeout_s),
                 timing: None,
-                session_admission: false,
+                session_admission: arm.session_admission,
                 receipts_max: 0,
                 seed: seed.into(),
             },
@@ -331,6 +331,10 @@ impl<'a> Prepared<'a> {
         }
         for (index, arm) in scenario.policies.iter().enumerate() {
             arm.check()?;
+            if arm.prefill_engines > 0 && arm.session_admission {
+                let why = format!("`{}`: no session_admission with prefill_engines", arm.arm);
+                return Err(RunError::Policies(why));
+            }
             if arm.prefill_engines >= fleet.engines() {
                 let why = format!("`{}`: prefill_engines leaves no engine to answer", arm.arm);
                 return Err(RunError::Policies(why));

@@ -11,7 +11,7 @@ use kvlane_core::event::KvEvent;
 use kvlane_core::load::Reported;
 use kvlane_core::rng::Rng;
 use kvlane_core::router::{self, Router, Scratch};
-use kvlane_core::scheduler::{Input, Output};
+use kvlane_core::scheduler::{self, Input, Output};
 use kvlane_core::time::Nanos;
 use kvlane_core::truth::Feed;
 
@@ -407,7 +407,8 @@ impl World {
 
     /// Makes sure that time is told to the router when its queue's next deadline passes.
     fn watch_queue(&mut self) {
-        if self.config.router.scheduler.in_flight_max == 0 {
+        let scheduler::Config { in_flight_max, session_admission, .. } = self.config.router.scheduler;
+        if in_flight_max == 0 && !session_admission {
             return;
         }
         let Some(at) = self.routers[0].read(|scheduler| scheduler.next_deadline()) else { return };

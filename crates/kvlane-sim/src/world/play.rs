@@ -140,6 +140,7 @@ impl Play<'_, '_> {
         {
             self.outcomes.push(Outcome {
                 request: index,
+                root: self.send.plan.root[index as usize],
                 endpoint: None,
                 attempts: 1,
                 due: Nanos::ZERO,
@@ -243,9 +244,9 @@ impl Play<'_, '_> {
             other => {
                 self.world.happen(other);
                 self.follow(None);
-                self.world.watch_queue();
             }
         }
+        self.world.watch_queue();
     }
 
     /// A client sends a request.
@@ -283,7 +284,6 @@ impl Play<'_, '_> {
         decisions.count += 1;
         flight.blocks = Some(blocks);
         self.follow(Some(request));
-        self.world.watch_queue();
     }
 
     /// Does what the router has said. The router has learnt by itself of `arrived`, which did not wait.
