@@ -30,16 +30,25 @@ pub struct Config {
     /// The same for room in the cache.
     pub room: f64,
     pub mode: u32,
+    /// Weight of the wait for the first token.
+    pub first: f64,
+    /// Weight of an even share of cold prompts.
+    pub even: f64,
+    /// Weight of a long wait.
+    pub tail: f64,
+    /// Weight of its own computing.
+    pub extra: f64,
+    pub times_mode: u32,
 }
 
 impl Default for Config {
     fn default() -> Self {
         Self {
-            decode: 1.0,
+            decode: 0.3,
             stall: 1.0,
-            slow: 1.0,
+            slow: 0.3,
             miss: 2.0,
-            kv: 0.6,
+            kv: 0.0,
             kv_from: 0.75,
             spread: 1.0,
             spread_s: 60.0,
@@ -48,9 +57,14 @@ impl Default for Config {
             rho_max: 0.95,
             wait: 1.0,
             again: 1.0,
-            queue: 0.0,
-            room: 0.0,
-            mode: 0,
+            queue: 2.0,
+            room: 1.0,
+            mode: 1,
+            first: 1.0,
+            even: 1.0,
+            tail: 0.0,
+            extra: 0.0,
+            times_mode: 1,
         }
     }
 }
@@ -63,6 +77,9 @@ pub struct FleetCost {
     computed: f64,
     seen: f64,
     asked: f64,
+    cold: Vec<(EndpointId, f64)>,
+    scale: f64,
+    usual_first_s: f64,
 }
 
 // === impl FleetCost ===
@@ -70,7 +87,11 @@ pub struct FleetCost {
 impl FleetCost {
     /// The policy with these parameters.
     pub fn new(config: Config) -> Self {
-        Self { config, assigned: Vec::new(), again: 0.0, computed: 0.0, seen: 0.0, asked: 0.0 }
+        Self { config, assigned: Vec::new(), again: 0.0, computed: 0.0, seen: 0.0, asked: 0.0, cold: Vec::new(), scale: 1.0, usual_first_s: 0.0 }
+    }
+
+    fn cold_of(&self, id: EndpointId) -> f64 {
+        self.cold.get(id.slot()).filter(|(holder, _)| *holder == id).map_or(0.0, |(_, tokens)| tokens / self.scale)
     }
 
     fn assigned(&self, id: EndpointId, now: Nanos) -> f64 {
@@ -90,7 +111,8 @@ impl Policy for FleetCost {
         let (request, now) = (cx.request, cx.now);
         let out = f64::from(cx.output_tokens);
         let usual = cx.usual_output_tokens;
-        let Config { decode, stall, slow, miss, kv, kv_from, spread, growth, again, queue, room, .. } = self.config;
+        let Config { decode, stall, slow, miss, kv, kv_from, spread, growth, again, queue, room, first, even, tail, extra, times_mode, .. } = self.config;
+        let usual_first_s = self.usual_first_s;
         let best = candidates.iter().map(|row| row.overlap_tokens).max().unwrap_or(0);
         let rho = if self.computed > 0.0 { (self.again / self.computed).min(self.config.rho_max) } else { 0.0 };
         let share = if self.asked > 0.0 { (self.seen / self.asked).min(self.config.rho_max) } else { 0.0 };
@@ -113,7 +135,6 @@ impl Policy for FleetCost {
             let decoding = f64::from(requests - prefilling);
             let (prefill_s, before_s, step_s) = work(row);
             let queue_s = row.rates.prefill_s(prefill_tokens, prefill_pairs);
-            let own = queue_s + prefill_s + decode * out * step_s;
             let stalled = stall * prefill_s * decoding;
             let waiting = f64::from(prefilling);
             let slow = slow * (step_s - before_s) * f64::from(requests) * out.min(usual);
@@ -127,18 +148,24 @@ impl Policy for FleetCost {
                 Some(used / capacity)
             });
             let usage = usage.unwrap_or(0.0);
-            let price = kv * usual * step_s * (usage.min(1.0) - kv_from).max(0.0) / (1.0 - kv_from);
-            let cold = if cold { spread * self.assigned(row.endpoint, now) / self.config.spread_s } else { 0.0 };
             let kv_wait = wait * usual * step_s * (usage - 1.0).max(0.0);
-            let burn = prefill_s * (miss + again * decoding);
-            let behind = queue * waiting * prefill_s * times;
+            let first_s = queue_s + prefill_s + kv_wait;
+            let long = if usual_first_s > 0.0 { (first_s / usual_first_s).min(10.0) } else { 1.0 };
+            let own = extra * prefill_s + first_s * (first + tail * long) + decode * out * step_s;
+            let price = kv * usual * step_s * (usage.min(1.0) - kv_from).max(0.0) / (1.0 - kv_from);
+            let cold = if cold { even * (times - 1.0) * row.rates.prefill_token_s * self.cold_of(row.endpoint) + spread * self.assigned(row.endpoint, now) / self.config.spread_s } else { 0.0 };
+                        let burn = prefill_s * (miss + again * decoding);
+            let t2 = if times_mode == 0 { times } else { 1.0 };
+            let t3 = if times_mode == 2 { queue * waiting } else { 0.0 };
+            let burn = burn + prefill_s * t3;
+            let behind = queue * waiting * prefill_s * t2;
             let room = match capacity {
                 Some(capacity) if usage > 0.9 => {
-                    room * waiting * (f64::from(row.uncached_tokens(request)) + out) / capacity * usual * step_s * times
+                    room * waiting * (f64::from(row.uncached_tokens(request)) + out) / capacity * usual * step_s * t2
                 }
                 _ => 0.0,
             };
-            own + slow + stalled + burn * (times - 1.0) + behind + room + price + cold + kv_wait
+            own + slow + stalled + burn * (times - 1.0) + behind + room + price + cold
         });
         let picked = &candidates[row];
         let (prefill_s, _, step_s) = work(picked);
@@ -149,6 +176,22 @@ impl Policy for FleetCost {
         self.asked = self.asked * keep + f64::from(request.prompt_tokens);
         self.computed = self.computed * keep + uncached;
         let id = picked.endpoint;
+        let capacity = picked.load.reported.and_then(|(reported, _)| reported.kv_capacity_tokens).unwrap_or(300_000) as f64;
+        self.scale /= 1.0 - (uncached / (capacity * candidates.len() as f64)).min(0.5);
+        if self.scale > 1e9 {
+            let scale = std::mem::replace(&mut self.scale, 1.0);
+            self.cold.iter_mut().for_each(|(_, tokens)| *tokens /= scale);
+        }
+        if cold {
+            if id.slot() >= self.cold.len() {
+                self.cold.resize(id.slot() + 1, (EndpointId::new(0, 0), 0.0));
+            }
+            let before = self.cold_of(id);
+            self.cold[id.slot()] = (id, (before + uncached) * self.scale);
+        }
+        let InFlight { prefill_tokens, prefill_pairs, .. } = picked.load.in_flight;
+        let first_s = picked.rates.prefill_s(prefill_tokens, prefill_pairs) + prefill_s;
+        self.usual_first_s += (first_s - self.usual_first_s) / 256.0;
         let added = prefill_s + out * step_s / f64::from(picked.load.in_flight.requests + 1);
         let assigned = self.assigned(id, now) + added;
         if id.slot() >= self.assigned.len() {
