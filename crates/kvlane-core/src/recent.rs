@@ -33,6 +33,15 @@ impl<K: Hash + Eq, V> Recent<K, V> {
         self.young.get_mut(key)
     }
 
+    /// The value of a key, which is used by this and begins as `first`.
+    pub(crate) fn get_or_insert(&mut self, key: K, first: impl FnOnce() -> V) -> &mut V {
+        let value = self.old.remove(&key);
+        if self.young.len() >= self.young_max && !self.young.contains_key(&key) {
+            self.old = mem::take(&mut self.young);
+        }
+        self.young.entry(key).or_insert_with(|| value.unwrap_or_else(first))
+    }
+
     /// Sets the value of a key.
     pub(crate) fn insert(&mut self, key: K, value: V) {
         self.old.remove(&key);

@@ -10,18 +10,48 @@ pub(crate) struct Ring {
     points: Vec<(u64, EndpointId)>,
     points_each: u32,
     members: ByEndpoint<()>,
+    /// Of the endpoints at hand the row, by slot; kept for its memory.
+    rows: Vec<Option<(EndpointId, usize)>>,
 }
+
+/// Most points of an endpoint: more cost memory and buy nothing.
+const POINTS_MAX: u32 = 4096;
 
 // === impl Ring ===
 
 impl Ring {
-    /// An empty ring on which each endpoint will have so many points, one at least.
+    /// An empty ring on which each endpoint will have so many points, within 1 and [`POINTS_MAX`].
     pub(crate) fn new(points_each: u32) -> Self {
-        Self { points: Vec::new(), points_each: points_each.max(1), members: ByEndpoint::default() }
+        Self {
+            points: Vec::new(),
+            points_each: points_each.clamp(1, POINTS_MAX),
+            members: ByEndpoint::default(),
+            rows: Vec::new(),
+        }
     }
 
-    /// Puts those endpoints onto the ring that are not there yet.
-    pub(crate) fn admit(&mut self, ids: impl Iterator<Item = EndpointId>) {
+    /// The rows of `ids` in the order of their points from a key's place onwards, once around, each as often as it has
+    /// points. Who is not on the ring yet is put there.
+    pub(crate) fn rows(
+        &mut self,
+        key: u64,
+        ids: impl Iterator<Item = EndpointId> + Clone,
+    ) -> impl Iterator<Item = usize> + '_ {
+        self.admit(ids.clone());
+        self.rows.clear();
+        for (row, id) in ids.enumerate() {
+            if id.slot() >= self.rows.len() {
+                self.rows.resize(id.slot() + 1, None);
+            }
+            self.rows[id.slot()] = Some((id, row));
+        }
+        self.walk(key).filter_map(|id| {
+            let (holder, row) = (*self.rows.get(id.slot())?)?;
+            (holder == id).then_some(row)
+        })
+    }
+
+    fn admit(&mut self, ids: impl Iterator<Item = EndpointId>) {
         let before = self.points.len();
         for id in ids {
             if self.members.get(id).is_none() {
@@ -38,7 +68,7 @@ impl Ring {
     }
 
     /// Owners of the points from a key's place onwards, once around.
-    pub(crate) fn walk(&self, key: u64) -> impl Iterator<Item = EndpointId> + '_ {
+    fn walk(&self, key: u64) -> impl Iterator<Item = EndpointId> + '_ {
         let place = mix(key);
         let first = self.points.partition_point(|(point, _)| *point < place);
         self.points[first..].iter().chain(&self.points[..first]).map(|(_, id)| *id)

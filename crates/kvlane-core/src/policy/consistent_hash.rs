@@ -25,7 +25,7 @@ use crate::ring::Ring;
 pub struct Config {
     /// How far above the mean an endpoint's requests in flight may be, at least 1.
     pub load_factor: f64,
-    /// Points of each endpoint on the ring, 1 to 4096.
+    /// Points of each endpoint on the ring, at most 4096.
     pub virtual_nodes: u32,
 }
 
@@ -35,15 +35,10 @@ impl Default for Config {
     }
 }
 
-/// Most points of an endpoint: more cost memory and buy nothing.
-const VIRTUAL_NODES_MAX: u32 = 4096;
-
 /// The policy.
 pub struct ConsistentHash {
     config: Config,
     ring: Ring,
-    /// Rows by slot; kept for its memory.
-    rows: Vec<Option<usize>>,
 }
 
 // === impl ConsistentHash ===
@@ -51,12 +46,12 @@ pub struct ConsistentHash {
 impl ConsistentHash {
     /// The policy with these parameters.
     pub fn new(config: Config) -> Self {
-        Self { config, ring: Ring::new(config.virtual_nodes.min(VIRTUAL_NODES_MAX)), rows: Vec::new() }
+        Self { config, ring: Ring::new(config.virtual_nodes) }
     }
 }
 
 /// What a request is placed by: how its prompt begins, else its session.
-fn key(request: &SchedulingRequest) -> Option<u64> {
+pub(super) fn key(request: &SchedulingRequest) -> Option<u64> {
     request.head.map(|hash| hash.0).or(request.session.map(|session| session.0))
 }
 
@@ -67,33 +62,19 @@ impl Policy for ConsistentHash {
             cx.reason = Reason::LeastLoaded;
             return cx.cheapest(candidates, requests);
         };
-        self.ring.admit(candidates.iter().map(|row| row.endpoint));
-        self.rows.clear();
         let (mut sum, mut min) = (0.0, f64::INFINITY);
         for (row, candidate) in candidates.iter().enumerate() {
-            let slot = candidate.endpoint.slot();
-            if slot >= self.rows.len() {
-                self.rows.resize(slot + 1, None);
-            }
-            self.rows[slot] = Some(row);
-            (sum, min) = (sum + requests(candidate), min.min(requests(candidate)));
             cx.note(row, requests(candidate));
+            (sum, min) = (sum + requests(candidate), min.min(requests(candidate)));
         }
         let bound = self.config.load_factor * (sum + 1.0) / candidates.len() as f64;
-        // Where nobody is within the bound, everybody is as good.
-        let bound = if min + 1.0 <= bound { bound } else { f64::INFINITY };
-        let mut owner = None;
-        for id in self.ring.walk(key) {
-            let row = self.rows.get(id.slot()).copied().flatten();
-            let Some(row) = row.filter(|&row| candidates[row].endpoint == id) else { continue };
-            let owner = *owner.get_or_insert(row);
-            if requests(&candidates[row]) + 1.0 <= bound {
-                cx.reason = if row == owner { Reason::Affinity } else { Reason::Saturated };
-                return row;
-            }
-        }
-        cx.reason = Reason::LeastLoaded;
-        cx.cheapest(candidates, requests)
+        let mut rows = self.ring.rows(key, candidates.iter().map(|row| row.endpoint));
+        let owner = rows.next().unwrap_or(0);
+        let within = |row: usize| requests(&candidates[row]) + 1.0 <= bound;
+        // Where nobody is within the bound, the whole ring need not be asked.
+        let open = if within(owner) || min + 1.0 > bound { None } else { rows.find(|&row| within(row)) };
+        cx.reason = if open.is_some() { Reason::Saturated } else { Reason::Affinity };
+        open.unwrap_or(owner)
     }
 }
 

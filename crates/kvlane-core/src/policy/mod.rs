@@ -277,12 +277,22 @@ policies! {
     preble::Preble = "preble",
     /// The least predicted time to first token.
     conductor::Conductor = "conductor",
+    /// Uncached tokens times batch size, the last token never credited.
+    kv_aware::KvAware = "kv_aware" | "kvaware",
+    /// Seconds of queued work and a barrier before a full KV cache.
+    smg_least_load::SmgLeastLoad = "smg_least_load",
     /// Four times the waiting plus the running requests.
     vllm_dp::VllmDp = "vllm_dp",
     /// By a hash of the prompt's beginning, with bounded loads.
     consistent_hash::ConsistentHash = "consistent_hash" | "consistent_hashing",
+    /// By a hash of the prompt's beginning, with the least loaded in place of an overloaded owner.
+    prefix_hash::PrefixHash = "prefix_hash",
     /// Sessions stay where they began, and begin where the fewest tokens have gone.
-    session_sticky::SessionSticky = "session_sticky",
+    session_sticky::SessionSticky = "session_sticky" | "session",
+    /// Heavy prompts by decode load, others by cache hit and token load.
+    heavy_warm::HeavyWarm = "heavy_warm",
+    /// The longest prefix within a client's share at each endpoint.
+    dlpm::Dlpm = "dlpm",
     ;
     "cache_aware_rust" = CacheAware(cache_aware::RUST),
     "lmetric_no_queue" = LMetric(lmetric::NO_QUEUE),
@@ -423,7 +433,12 @@ pub(crate) mod testing {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+    use crate::block::BlockHash;
+    use crate::load::{InFlight, Reported};
+    use crate::request::{SessionKey, TenantKey};
 
     #[test]
     fn names_and_the_seeds_aliases_find_their_policy() {
@@ -447,13 +462,91 @@ mod tests {
     }
 
     #[test]
-    fn every_policy_picks_an_existing_row() {
-        for name in PolicyConfig::NAMES {
-            for rows in [&[(0, 0, 0, 0)][..], &[(64, 100, 5, 9), (0, 0, 0, 0), (999, 1, 1, 1)]] {
-                let mut case = testing::Case::new(name, 100, rows);
-                for _ in 0..64 {
-                    assert!(case.pick().0 < rows.len(), "{name}");
+    fn a_sets_parameters_have_its_name_and_no_other() {
+        for set in PolicyConfig::SETS {
+            let written = serde_json::to_string(&PolicyConfig::by_name(set).expect("a set")).expect("JSON");
+            assert!(!written.contains(set), "it is written as its policy's name and parameters: {written}");
+            assert_eq!(serde_json::from_str::<PolicyConfig>(&written).expect("a policy").name(), *set);
+        }
+        let other = r#"{"name":"llm_d_affinity","penalty_max_ms":5000,"threshold":0.9}"#;
+        assert_eq!(serde_json::from_str::<PolicyConfig>(other).expect("a policy").name(), "llm_d_affinity");
+    }
+
+    fn number() -> impl Strategy<Value = u64> {
+        prop_oneof![3 => 0..5u64, 3 => 0..100_000u64, 1 => 0..u64::MAX / 2, 1 => Just(u64::MAX / 2)]
+    }
+
+    fn rate() -> impl Strategy<Value = f64> {
+        prop_oneof![4 => 1e-9..1e-2, 1 => Just(0.0), 1 => Just(f64::INFINITY), 1 => Just(f64::NAN)]
+    }
+
+    fn count() -> impl Strategy<Value = u32> {
+        number().prop_map(|n| u32::try_from(n).unwrap_or(u32::MAX / 2).min(u32::MAX / 2))
+    }
+
+    fn reported() -> impl Strategy<Value = Option<(Reported, Nanos)>> {
+        let usage = prop_oneof![4 => 0f32..1.0, 1 => any::<f32>(), 1 => Just(f32::NAN), 1 => Just(1.0)];
+        let reported = (count(), count(), usage, prop::option::of(number()), number());
+        prop::option::of(reported.prop_map(|(running, waiting, kv_usage_ratio, kv_capacity_tokens, at)| {
+            (Reported { running, waiting, kv_usage_ratio, kv_capacity_tokens }, Nanos(at))
+        }))
+    }
+
+    fn rows() -> impl Strategy<Value = Vec<Candidate>> {
+        let ledger = (count(), count(), number(), number(), number());
+        let ledger =
+            ledger.prop_map(|(requests, prefilling, prefill_tokens, prefill_pairs, context_tokens)| {
+                InFlight {
+                    requests,
+                    prefilling: prefilling.min(requests),
+                    prefill_tokens,
+                    prefill_pairs,
+                    context_tokens,
                 }
+            });
+        let rates = (rate(), rate(), rate(), rate(), rate());
+        let row = (0..12u16, 0..3u16, count(), ledger, reported(), rates);
+        let row = row.prop_map(|(slot, generation, overlap_tokens, in_flight, reported, rates)| {
+            let load = Load { in_flight, reported };
+            let mut row = Candidate::approximate(EndpointId::new(slot, generation), overlap_tokens, load);
+            let (prefill_token_s, prefill_pair_s, step_s, sequence_s, context_token_s) = rates;
+            row.rates = Rates { prefill_token_s, prefill_pair_s, step_s, sequence_s, context_token_s };
+            row
+        });
+        prop::collection::vec(row, 1..9)
+    }
+
+    type Turn = (Vec<Candidate>, (u32, u32, u64), (Option<u64>, Option<u64>, Option<u64>));
+
+    fn turns() -> impl Strategy<Value = Vec<Turn>> {
+        let key = || prop::option::of(0..4u64);
+        prop::collection::vec((rows(), (count(), count(), number()), (key(), key(), key())), 1..9)
+    }
+
+    /// What a policy picks turn by turn, and why.
+    fn played(name: &str, turns: &[Turn]) -> Vec<(usize, Reason)> {
+        let mut case = testing::Case::new(name, 0, &[]);
+        let turn = |(rows, (prompt_tokens, output_tokens, now), (session, tenant, head)): &Turn| {
+            case.rows.clone_from(rows);
+            case.request.prompt_tokens = *prompt_tokens;
+            case.request.session = session.map(SessionKey);
+            case.request.tenant = tenant.map(TenantKey);
+            case.request.head = head.map(BlockHash);
+            (case.output_tokens, case.now) = (*output_tokens, Nanos(*now));
+            case.pick()
+        };
+        turns.iter().map(turn).collect()
+    }
+
+    proptest! {
+        #[test]
+        fn every_policy_picks_an_existing_row_and_the_same_again(turns in turns()) {
+            for name in PolicyConfig::NAMES {
+                let picks = played(name, &turns);
+                for ((row, _), (rows, ..)) in picks.iter().zip(&turns) {
+                    prop_assert!(*row < rows.len(), "{name}");
+                }
+                prop_assert_eq!(picks, played(name, &turns), "{}", name);
             }
         }
     }

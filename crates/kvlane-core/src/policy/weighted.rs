@@ -121,7 +121,6 @@ impl Policy for Weighted {
 #[cfg(test)]
 mod tests {
     use super::super::testing::Case;
-    use super::*;
     use crate::load::Reported;
     use crate::time::Nanos;
 

@@ -1,0 +1,110 @@
+//! `prefix_hash`: consistent hashing that leaves an overloaded owner for the least loaded (smg-project/smg, commit
+//! f8daa8835, `model_gateway/src/policies/prefix_hash.rs`).
+//!
+//! The hash of the prompt's first block is a place on a ring; the first endpoint from there on owns the prompt. It gets
+//! the request unless `B > max(load_factor * mean, mean + load_margin)` with `mean = (sum B + 1) / n`; then the least
+//! loaded gets it, or the owner if all are above. `B` is the requests in flight. Unlike `consistent_hash` it needs both
+//! margins to move, so it stays put at low load, and it does not go on along the ring. The defaults are SMG's: 1.25 and
+//! 10. Ties are drawn, SMG takes the first.
+//!
+//! SMG hashes the first 256 tokens, or 1,024 characters. We have the hash of the first block, 64 tokens unless an engine
+//! has others, so prompts are grouped more coarsely here. A prompt without a whole block is placed by its session, and
+//! without one by the smallest `B`. Known limits are those of `consistent_hash`.
+
+use serde::{Deserialize, Serialize};
+
+use super::consistent_hash::key;
+use super::{Candidate, PickContext, Policy, Reason};
+use crate::ring::Ring;
+
+/// The bounds and the ring.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// How far above the mean an owner's requests in flight may be, as a factor.
+    pub load_factor: f64,
+    /// And as a number.
+    pub load_margin: f64,
+    /// Points of each endpoint on the ring, at most 4096.
+    pub virtual_nodes: u32,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self { load_factor: 1.25, load_margin: 10.0, virtual_nodes: 256 }
+    }
+}
+
+/// The policy.
+pub struct PrefixHash {
+    config: Config,
+    ring: Ring,
+}
+
+impl PrefixHash {
+    /// The policy with these parameters.
+    pub fn new(config: Config) -> Self {
+        Self { config, ring: Ring::new(config.virtual_nodes) }
+    }
+}
+
+impl Policy for PrefixHash {
+    fn pick(&mut self, cx: &mut PickContext<'_>, candidates: &[Candidate]) -> usize {
+        let requests = |row: &Candidate| f64::from(row.load.in_flight.requests);
+        let Some(key) = key(cx.request) else {
+            cx.reason = Reason::LeastLoaded;
+            return cx.cheapest(candidates, requests);
+        };
+        let sum: f64 = candidates.iter().map(requests).sum();
+        let mean = (sum + 1.0) / candidates.len() as f64;
+        let bound = (self.config.load_factor * mean).max(mean + self.config.load_margin);
+        let owner = self.ring.rows(key, candidates.iter().map(|row| row.endpoint)).next().unwrap_or(0);
+        let least = cx.cheapest(candidates, requests);
+        let leaves = requests(&candidates[owner]) > bound && requests(&candidates[least]) <= bound;
+        cx.reason = if leaves { Reason::Saturated } else { Reason::Affinity };
+        if leaves { least } else { owner }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::Case;
+    use super::*;
+    use crate::block::BlockHash;
+
+    #[test]
+    fn an_owner_is_left_when_it_is_above_both_margins() {
+        let mut case = Case::new("prefix_hash", 100, &[(0, 0, 0, 0); 4]);
+        case.request.head = Some(BlockHash(7));
+        let (owner, reason) = case.pick();
+        assert_eq!(reason, Reason::Affinity);
+        // The mean is 15 / 4 = 3.75, the margin ends at 13.75; one more makes it 16 / 4 and 14.
+        case.rows[owner].load.in_flight.requests = 14;
+        let (other, reason) = case.pick();
+        assert_ne!(other, owner);
+        assert_eq!(reason, Reason::Saturated);
+        case.rows[other].load.in_flight.requests = 1;
+        assert_eq!(case.pick(), (owner, Reason::Affinity));
+        // 200 each but for the owner: the factor is what counts.
+        for row in &mut case.rows {
+            row.load.in_flight.requests = 200;
+        }
+        case.rows[owner].load.in_flight.requests = 260;
+        assert_eq!(case.pick(), (owner, Reason::Affinity), "the bound is 1.25 * 861 / 4 = 269");
+        case.rows[owner].load.in_flight.requests = 280;
+        assert_eq!(case.pick().1, Reason::Saturated, "1.25 * 881 / 4 = 275");
+    }
+
+    #[test]
+    fn prompts_that_begin_alike_have_one_owner() {
+        let mut case = Case::new("prefix_hash", 100, &[(0, 0, 0, 0); 4]);
+        let mut owners = [0; 4];
+        for head in 0..400 {
+            case.request.head = Some(BlockHash(head));
+            let owner = case.pick();
+            assert_eq!(owner, case.pick());
+            owners[owner.0] += 1;
+        }
+        assert!(owners.iter().all(|&n| n > 50), "{owners:?}");
+    }
+}
