@@ -1,4 +1,5 @@
-//! What a decision costs at 256 endpoints and a prompt of 128 blocks, and what the index needs per block.
+//! What a decision costs at 256 endpoints and a prompt of 128 blocks, what each policy's part of it is, and what the index
+//! needs per block.
 //!
 //! `cargo bench -p kvlane-core --bench decision`
 
@@ -9,8 +10,9 @@ use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use kvlane_core::block::{BlockHash, ChainSeed};
 use kvlane_core::endpoint::EndpointId;
 use kvlane_core::index::approx::{self, ApproxIndex};
-use kvlane_core::policy::PolicyConfig;
-use kvlane_core::request::{RequestId, SchedulingRequest};
+use kvlane_core::load::{InFlight, Load, Reported};
+use kvlane_core::policy::{Candidate, PickContext, PolicyConfig, Reason};
+use kvlane_core::request::{RequestId, SchedulingRequest, SessionKey};
 use kvlane_core::rng::Rng;
 use kvlane_core::router::{self, Router, Scratch};
 use kvlane_core::scheduler::{self, Input};
@@ -100,6 +102,57 @@ fn decide(criterion: &mut Criterion) {
     });
 }
 
+/// The pick alone, of each policy, among 256 rows: a quarter hold something of the prompt, all have some load.
+fn pick(criterion: &mut Criterion) {
+    let mut rng = Rng::new(3);
+    let rows: Vec<Candidate> = (0..ENDPOINTS)
+        .map(|slot| {
+            let requests = rng.below(40) as u32;
+            let in_flight = InFlight {
+                requests,
+                prefilling: requests / 8,
+                prefill_tokens: rng.below(20_000) as u64,
+                prefill_pairs: rng.below(100_000_000) as u64,
+                context_tokens: u64::from(requests) * 8000,
+            };
+            let reported = Reported {
+                running: requests,
+                waiting: rng.below(4) as u32,
+                kv_usage_ratio: rng.unit() as f32,
+                kv_capacity_tokens: Some(300_000),
+            };
+            let overlap_tokens = if rng.below(4) == 0 { 64 * rng.below(128) as u32 } else { 0 };
+            let load = Load { in_flight, reported: Some((reported, Nanos(1))) };
+            Candidate::approximate(EndpointId::new(slot as u16, 0), overlap_tokens, load)
+        })
+        .collect();
+    let mut cold = rows.clone();
+    cold.iter_mut().for_each(|row| row.overlap_tokens = 0);
+    let mut group = criterion.benchmark_group("pick among 256");
+    for name in PolicyConfig::NAMES {
+        let mut policy = PolicyConfig::by_name(name).expect("a policy").build();
+        let mut n = 0;
+        group.bench_function(*name, |bencher| {
+            bencher.iter(|| {
+                n += 1;
+                let mut request = SchedulingRequest::new(RequestId(n), PROMPT_TOKENS);
+                request.head = Some(BlockHash(n));
+                request.session = Some(SessionKey(n % 1000));
+                let mut cx = PickContext {
+                    request: &request,
+                    now: Nanos::from_millis(n),
+                    output_tokens: 200,
+                    usual_output_tokens: 200.0,
+                    rng: &mut rng,
+                    reason: Reason::default(),
+                    costs: None,
+                };
+                policy.pick(&mut cx, black_box(if n % 4 == 0 { &cold } else { &rows }))
+            });
+        });
+    }
+}
+
 /// Memory per block and holder, as the index counts it, for shapes from kind to cruel.
 fn memory(_: &mut Criterion) {
     let say = |what: &str, index: &ApproxIndex| {
@@ -129,5 +182,5 @@ fn memory(_: &mut Criterion) {
     say("prompts of a single block", &index);
 }
 
-criterion_group!(benches, decide, memory);
+criterion_group!(benches, decide, pick, memory);
 criterion_main!(benches);
