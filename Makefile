@@ -1,7 +1,7 @@
 # demo, test, lint, bench and ci need the Rust toolchain (1.89 or later, https://rustup.rs) and nothing else; each is one
 # line of cargo that can be typed by hand.
 
-.PHONY: demo test lint bench scenarios e2e-vllm e2e-sglang e2e-llamacpp race ci cargo
+.PHONY: demo test lint bench scenarios placement e2e-vllm e2e-sglang e2e-llamacpp race ci cargo
 
 # A trace through the gateway onto four mock engines, under three policies.
 demo: cargo
@@ -23,6 +23,11 @@ scenarios: cargo
 	@for scenario in scenarios/*.yaml; do \
 	  target/release/kvlane simulate --scenario "$$scenario" || exit 1; echo; done
 	cargo run --release --locked -p kvlane-core --example kernels
+
+# Every placement policy on every workload, fleet and load, in virtual time: writes docs/placement-results.md and plots.
+# What has been run is kept in target/placement. PLACEMENT='--only rag' and such make it less; see the example's head.
+placement: cargo
+	cargo run --release --locked -p kvlane-sim --example placement -- $(or $(PLACEMENT),--full --write docs)
 
 # All benches; figures are printed, never asserted.
 bench: cargo

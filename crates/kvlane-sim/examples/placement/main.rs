@@ -22,7 +22,7 @@ mod text;
 
 use std::collections::BTreeMap;
 use std::error::Error;
-use std::io::Write as _;
+use std::io::{IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -115,19 +115,12 @@ fn judge(
     bench.run(&missing, options.threads, &|job, figures| {
         let kept = store.keep(matrix, &versions, job, figures);
         let over = over.fetch_add(1, Ordering::Relaxed) + 1;
-        let left_s = begun.elapsed().as_secs_f64() / over as f64 * (missing.len() - over) as f64;
-        let CellId { workload, fleet, load, .. } = &job.cell;
-        _ = write!(
-            std::io::stderr(),
-            "\r{over}/{} {left_s:.0} s left  {workload}@{fleet} {load} {} \x1b[K",
-            missing.len(),
-            job.policy.arm
-        );
+        progress(begun, over, missing.len(), job);
         if let Ok(mut found) = found.lock() {
             found.push((job.clone(), kept));
         }
     })?;
-    writeln!(err, "\r{:.1} s\x1b[K", begun.elapsed().as_secs_f64())?;
+    writeln!(err, "\n{:.1} s", begun.elapsed().as_secs_f64())?;
     for (job, figures) in found.into_inner()? {
         let figures = figures?;
         if let Some(place) = results.iter_mut().find(|(one, _)| *one == job) {
@@ -136,6 +129,22 @@ fn judge(
     }
     let results = results.into_iter().filter_map(|(job, figures)| Some((job, figures?))).collect();
     Ok(Judged::new(&matrix.ours, results))
+}
+
+/// Says how far it is: on a terminal in one line, elsewhere now and then.
+fn progress(begun: Instant, over: usize, all: usize, job: &Job) {
+    let mut err = std::io::stderr();
+    let (begin, end) = if err.is_terminal() { ("\r", "\x1b[K") } else { ("", "\n") };
+    if begin.is_empty() && over * 20 / all == (over - 1) * 20 / all {
+        return;
+    }
+    let left_s = begun.elapsed().as_secs_f64() / over as f64 * (all - over) as f64;
+    let CellId { workload, fleet, load, .. } = &job.cell;
+    _ = write!(
+        err,
+        "{begin}{over}/{all} {left_s:.0} s left  {workload}@{fleet} {load} {}{end}",
+        job.policy.arm
+    );
 }
 
 /// Finds the knee of each workload on each fleet.

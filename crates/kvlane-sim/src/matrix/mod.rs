@@ -72,7 +72,7 @@ pub struct Workloads {
     /// A workload to be made.
     #[serde(default)]
     pub generate: Option<Workload>,
-    /// Leaves out conversations with a longer prompt and answer.
+    /// Ends a conversation before the first request whose prompt and answer are longer.
     #[serde(default)]
     pub context_tokens_max: Option<u32>,
     /// What a load is, and how much is sent.

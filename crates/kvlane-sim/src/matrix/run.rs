@@ -218,15 +218,18 @@ fn setting(fleet: &Fleet, directory: &Path) -> Result<Setting, RunError> {
     })
 }
 
-/// The conversations of a trace that have no longer context than this.
+/// A trace without the requests whose prompt and answer are longer than this, and without all that waits for them.
 fn short(trace: &Trace, plan: &Plan, tokens_max: u32) -> (Trace, Plan) {
-    let mut longest = vec![0u64; trace.requests.len()];
-    for (request, &root) in trace.requests.iter().zip(&plan.root) {
+    let mut kept = vec![true; trace.requests.len()];
+    for index in 0..trace.requests.len() as u32 {
+        let request = &trace.requests[index as usize];
         let context = u64::from(request.input_tokens) + u64::from(request.output_tokens);
-        longest[root as usize] = longest[root as usize].max(context);
+        kept[index as usize] &= context <= u64::from(tokens_max);
+        if !kept[index as usize] {
+            plan.children(index).for_each(|child| kept[child as usize] = false);
+        }
     }
-    let kept = |request: &u32| longest[plan.root[*request as usize] as usize] <= u64::from(tokens_max);
-    let trace = trace.select((0..trace.requests.len() as u32).filter(kept));
+    let trace = trace.select((0..trace.requests.len() as u32).filter(|&index| kept[index as usize]));
     let plan = Plan::new(&trace);
     (trace, plan)
 }
