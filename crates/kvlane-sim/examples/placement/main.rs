@@ -10,7 +10,8 @@
 //! --only NAME,...        workloads, or workload@fleet
 //! --policies NAME,...    only these
 //! --ours NAME            the policy that is compared with the others [the matrix's]
-//! --arm NAME={...}       one more policy, as the matrix has them: --arm 'even={name: weighted, queue: 1}'
+//! --arm NAME={...}       one more policy: --arm 'even={name: weighted, queue: 1}'; or an arm as scenarios have them:
+//!                        --arm '{arm: admitting, policy: lmetric, session_admission: true}'
 //! --seeds N  --ages S,... --loads PART,...
 //! --threads N            [one for each core]
 //! --store FILE           what has been run [target/placement/runs.jsonl]
@@ -30,8 +31,9 @@ use std::time::Instant;
 
 use kvlane_core::policy::PolicyConfig;
 use kvlane_sim::matrix::{
-    Bench, CellId, Job, Judged, Matrix, NamedPolicy, Selection, Store, Versions, digest, knee,
+    Bench, CellId, Job, Judged, Matrix, Selection, Store, Versions, digest, file_name, knee,
 };
+use kvlane_sim::scenario::Arm;
 use kvlane_trace::format;
 
 type Failure = Box<dyn Error>;
@@ -41,7 +43,7 @@ struct Options {
     matrix: PathBuf,
     selection: Selection,
     ours: Option<String>,
-    arms: Vec<NamedPolicy>,
+    arms: Vec<Arm>,
     threads: usize,
     store: PathBuf,
     keep_baselines: bool,
@@ -91,7 +93,8 @@ fn judge(
     let jobs = matrix.jobs(selection)?;
     let ours = |job: &Job| {
         matrix.arms(&Selection::default()).is_ok_and(|arms| {
-            arms.iter().any(|arm| arm.arm == matrix.ours && arm.policy.name() == job.policy.policy.name())
+            arms.iter()
+                .any(|arm| arm.arm == matrix.ours && file_name(&arm.policy) == file_name(&job.arm.policy))
         })
     };
     let mut results: Vec<(Job, Option<kvlane_sim::figures::Figures>)> = jobs
@@ -140,11 +143,7 @@ fn progress(begun: Instant, over: usize, all: usize, job: &Job) {
     }
     let left_s = begun.elapsed().as_secs_f64() / over as f64 * (all - over) as f64;
     let CellId { workload, fleet, load, .. } = &job.cell;
-    _ = write!(
-        err,
-        "{begin}{over}/{all} {left_s:.0} s left  {workload}@{fleet} {load} {}{end}",
-        job.policy.arm
-    );
+    _ = write!(err, "{begin}{over}/{all} {left_s:.0} s left  {workload}@{fleet} {load} {}{end}", job.arm.arm);
 }
 
 /// Finds the knee of each workload on each fleet.
@@ -194,14 +193,17 @@ fn list(matrix: &Matrix, selection: &Selection) -> Result<(), Failure> {
 fn versions(matrix: &Matrix, directory: &Path) -> Result<Versions, Failure> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kvlane-core/src/policy");
     let mut policies = BTreeMap::new();
-    for name in PolicyConfig::NAMES {
+    for name in PolicyConfig::NAMES.iter().filter_map(|name| Some(file_name(&PolicyConfig::by_name(name)?))) {
         let mut files = vec![root.join(format!("{name}.rs"))];
-        if let Ok(inside) = std::fs::read_dir(root.join(name)) {
+        if let Ok(inside) = std::fs::read_dir(root.join(&name)) {
             files.extend(inside.flatten().map(|file| file.path()));
         }
         files.sort();
         let source: Vec<u8> = files.iter().filter_map(|file| std::fs::read(file).ok()).flatten().collect();
-        policies.insert((*name).to_owned(), digest(&source));
+        if source.is_empty() {
+            return Err(format!("{}: the source of {name} is not there", files[0].display()).into());
+        }
+        policies.insert(name, digest(&source));
     }
     let mut traces = BTreeMap::new();
     for path in matrix.workloads.iter().filter_map(|one| one.trace.as_ref()) {
@@ -245,10 +247,16 @@ impl Options {
                 "--loads" => options.selection.loads = Some(numbers(&value()?)?),
                 "--arm" => {
                     let text = value()?;
-                    let (arm, policy) = text.split_once('=').ok_or("--arm: take NAME={name: POLICY, ...}")?;
-                    let policy: PolicyConfig =
-                        serde_saphyr::from_str(policy).map_err(|why| format!("--arm {arm}: {why}"))?;
-                    options.arms.push(NamedPolicy { arm: arm.to_owned(), policy });
+                    // With a name before it, it is a policy; else an arm, as the matrix has them.
+                    let yaml = match text.split_once('=') {
+                        Some((name, policy)) if !name.contains('{') => {
+                            format!("{{arm: {name}, policy: {policy}}}")
+                        }
+                        _ => text.clone(),
+                    };
+                    options
+                        .arms
+                        .push(serde_saphyr::from_str(&yaml).map_err(|why| format!("--arm {text}: {why}"))?);
                 }
                 _ => {
                     return Err(

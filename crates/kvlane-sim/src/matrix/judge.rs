@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use kvlane_trace::ci::{self, Interval};
 
-use super::{CellId, Job};
+use super::{CellId, Job, file_name};
 use crate::figures::{Figures, mean, seed_intervals};
 
 /// What a cell is judged by.
@@ -92,12 +92,12 @@ impl Judged {
     /// is not compared with them.
     pub fn new(ours: &str, results: Vec<(Job, Figures)>) -> Self {
         let policy =
-            results.iter().find(|(job, _)| job.policy.arm == ours).map(|(job, _)| job.policy.policy.name());
+            results.iter().find(|(job, _)| job.arm.arm == ours).map(|(job, _)| file_name(&job.arm.policy));
         let mut others: Vec<String> = Vec::new();
         let mut cells: Vec<(CellId, BTreeMap<String, BTreeMap<u32, Figures>>)> = Vec::new();
         for (job, figures) in results {
-            let arm = job.policy.arm;
-            if Some(job.policy.policy.name()) != policy && !others.contains(&arm) {
+            let arm = job.arm.arm;
+            if Some(file_name(&job.arm.policy)) != policy && !others.contains(&arm) {
                 others.push(arm.clone());
             }
             let place = match cells.iter().position(|(cell, _)| *cell == job.cell) {

@@ -12,7 +12,7 @@ mod store;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use kvlane_core::policy::{PolicyConfig, name_or_config};
+use kvlane_core::policy::PolicyConfig;
 use kvlane_trace::generate::Workload;
 use serde::{Deserialize, Serialize};
 
@@ -20,7 +20,7 @@ pub use judge::{
     CellResult, E2E, E2E_RATIO_MAX, Judged, Measured, Standing, TTFT_P99, TTFT_P99_RATIO_MAX, Verdict,
 };
 pub use run::{Bench, Job, knee};
-pub use store::{Store, Versions, digest};
+pub use store::{Store, Versions, digest, file_name};
 
 use crate::figures::Judgement;
 use crate::scenario::{Arm, CacheKnowledge, Fleet, RunError};
@@ -48,9 +48,9 @@ pub struct Matrix {
     /// Policies that are left out, by name. All others are compared, with their defaults.
     #[serde(default)]
     pub left_out: Vec<String>,
-    /// Further ones, with other parameters.
+    /// Further ones: with other parameters, or with more than a policy. What they are told is said by `feed`.
     #[serde(default)]
-    pub policies: Vec<NamedPolicy>,
+    pub policies: Vec<Arm>,
     /// What counts as good.
     #[serde(default)]
     pub judgement: Judgement,
@@ -122,17 +122,6 @@ pub struct Feed {
     pub kv_event_delay_s: f64,
 }
 
-/// A policy with a name of its own.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct NamedPolicy {
-    /// The name.
-    pub arm: String,
-    /// The policy.
-    #[serde(deserialize_with = "name_or_config")]
-    pub policy: PolicyConfig,
-}
-
 /// The knee of a workload on a fleet: the highest load up to which a policy answers in time.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -182,12 +171,12 @@ impl Matrix {
     ///
     /// # Errors
     /// If a name is taken twice, or asked for and not there.
-    pub fn arms(&self, selection: &Selection) -> Result<Vec<NamedPolicy>, RunError> {
+    pub fn arms(&self, selection: &Selection) -> Result<Vec<Arm>, RunError> {
         let bad = |why: String| Err(RunError::Policies(why));
         let all = PolicyConfig::NAMES.iter().filter(|name| !self.left_out.iter().any(|out| out == **name));
-        let mut arms: Vec<NamedPolicy> = all
+        let mut arms: Vec<Arm> = all
             .filter_map(|name| {
-                Some(NamedPolicy { arm: (*name).to_owned(), policy: PolicyConfig::by_name(name)? })
+                Some(Arm { arm: (*name).to_owned(), ..Arm::new(PolicyConfig::by_name(name)?) })
             })
             .chain(self.policies.iter().cloned())
             .collect();
@@ -261,25 +250,20 @@ impl Matrix {
         let mut jobs = Vec::new();
         for cell in self.cells(selection)? {
             for seed in 1..=seeds {
-                jobs.extend(arms.iter().map(|policy| Job {
-                    cell: cell.clone(),
-                    policy: policy.clone(),
-                    seed,
-                }));
+                jobs.extend(arms.iter().map(|arm| Job { cell: cell.clone(), arm: arm.clone(), seed }));
             }
         }
         Ok(jobs)
     }
 
-    /// A policy and what the router knows at this age of the load reports.
-    pub fn arm(&self, policy: &NamedPolicy, age_s: f64) -> Arm {
+    /// An arm as it is run: with what the router is told at this age of the load reports.
+    pub fn told(&self, arm: &Arm, age_s: f64) -> Arm {
         Arm {
-            arm: policy.arm.clone(),
             cache_knowledge: self.feed.cache_knowledge,
             report_interval_s: Some(self.feed.report_interval_s),
             report_age_s: age_s,
             kv_event_delay_s: self.feed.kv_event_delay_s,
-            ..Arm::new(policy.policy.clone())
+            ..arm.clone()
         }
     }
 }

@@ -8,9 +8,11 @@ use kvlane_core::rng::Rng;
 use kvlane_trace::trace::Trace;
 use serde::{Deserialize, Serialize};
 
-use super::{CellId, Matrix, NamedPolicy, Pace, Workloads};
+use super::{CellId, Matrix, Pace, Workloads};
 use crate::figures::{Figures, figures};
-use crate::scenario::{Fleet, Open, RunError, Setting, Source, Stage, WorkloadSpec, conversations, retime};
+use crate::scenario::{
+    Arm, Fleet, Open, RunError, Setting, Source, Stage, WorkloadSpec, conversations, retime,
+};
 use crate::workload::{Drive, Plan};
 use crate::world::Send;
 
@@ -19,8 +21,8 @@ use crate::world::Send;
 pub struct Job {
     /// On what.
     pub cell: CellId,
-    /// Which policy.
-    pub policy: NamedPolicy,
+    /// Which policy, by which name.
+    pub arm: Arm,
     /// Under which seed.
     pub seed: u32,
 }
@@ -131,7 +133,7 @@ impl<'a> Bench<'a> {
         else {
             return Err(missing());
         };
-        let arm = self.matrix.arm(&job.policy, *age_s);
+        let arm = self.matrix.told(&job.arm, *age_s);
         arm.check()?;
         let same = |(name, at, seed, _): &(String, u64, u32, Content)| {
             name == workload && *at == load.to_bits() && *seed == job.seed
@@ -162,11 +164,11 @@ pub fn knee(
     tried: &mut dyn FnMut(f64, f64),
 ) -> Result<f64, RunError> {
     let rule = &bench.matrix.knee;
-    let policies =
+    let arms =
         bench.matrix.arms(&super::Selection { policies: vec![rule.policy.clone()], ..Default::default() })?;
     let mut in_time = |load: f64| -> Result<bool, RunError> {
         let jobs: Vec<Job> = (1..=seeds.max(1))
-            .map(|seed| Job { cell: CellId { load, ..cell.clone() }, policy: policies[0].clone(), seed })
+            .map(|seed| Job { cell: CellId { load, ..cell.clone() }, arm: arms[0].clone(), seed })
             .collect();
         let sum = std::sync::Mutex::new(BTreeMap::new());
         bench.run(&jobs, threads, &|job, figures| {

@@ -12,9 +12,9 @@ use std::sync::{Mutex, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Feed, Job, Matrix, Pace};
+use super::{Job, Matrix, Pace};
 use crate::figures::{Figures, Judgement};
-use crate::scenario::Fleet;
+use crate::scenario::{Arm, Fleet};
 use kvlane_core::policy::PolicyConfig;
 use kvlane_trace::generate::Workload;
 
@@ -26,7 +26,7 @@ const SCHEMA: &str = "kvlane.placement-run/1";
 pub struct Versions {
     /// All of it.
     pub program: String,
-    /// A policy's own source, by the policy's name.
+    /// A policy's own source, by [`file_name`].
     pub policies: BTreeMap<String, String>,
     /// Each trace file, by its path in the matrix.
     pub traces: BTreeMap<String, String>,
@@ -59,10 +59,8 @@ struct Key<'a> {
     send: Option<Pace>,
     load: f64,
     seed: u32,
-    age_s: f64,
-    feed: Feed,
+    arm: &'a Arm,
     judgement: &'a Judgement,
-    policy: &'a PolicyConfig,
     policy_source: Option<&'a String>,
 }
 
@@ -73,6 +71,12 @@ pub fn digest(bytes: &[u8]) -> String {
     const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
     let hash = bytes.iter().fold(OFFSET, |hash, &byte| (hash ^ u128::from(byte)).wrapping_mul(PRIME));
     format!("{hash:032x}")
+}
+
+/// What a policy's source is called: by its own name, not by that of a set of parameters.
+pub fn file_name(policy: &PolicyConfig) -> String {
+    let named = serde_json::to_value(policy).ok();
+    named.and_then(|named| Some(named.get("name")?.as_str()?.to_owned())).unwrap_or_default()
 }
 
 // === impl Store ===
@@ -151,11 +155,9 @@ fn key(matrix: &Matrix, versions: &Versions, job: &Job) -> String {
         send: workload.map(|one| one.send),
         load: job.cell.load,
         seed: job.seed,
-        age_s: job.cell.age_s,
-        feed: matrix.feed,
+        arm: &Arm { arm: String::new(), ..matrix.told(&job.arm, job.cell.age_s) },
         judgement: &matrix.judgement,
-        policy: &job.policy.policy,
-        policy_source: versions.policies.get(job.policy.policy.name()),
+        policy_source: versions.policies.get(&file_name(&job.arm.policy)),
     };
     digest(serde_json::to_string(&key).unwrap_or_default().as_bytes())
 }
