@@ -6,7 +6,7 @@
 //! one policy, not for results to be published.
 //!
 //! ```text
-//! --matrix FILE          the matrix [scenarios/placement/matrix.yaml]
+//! --matrix FILE          the matrix [matrix.yaml beside this file]
 //! --only NAME,...        workloads, or workload@fleet
 //! --policies NAME,...    only these
 //! --ours NAME            the policy that is compared with the others [the matrix's]
@@ -219,7 +219,7 @@ fn versions(matrix: &Matrix, directory: &Path) -> Result<Versions, Failure> {
 impl Options {
     fn parse(mut args: impl Iterator<Item = String>) -> Result<Self, Failure> {
         let mut options = Self {
-            matrix: "scenarios/placement/matrix.yaml".into(),
+            matrix: Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/placement/matrix.yaml"),
             selection: Selection::default(),
             ours: None,
             arms: Vec::new(),

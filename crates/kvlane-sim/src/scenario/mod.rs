@@ -86,7 +86,8 @@ pub enum FaultSpec {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct WorkloadSpec {
-    /// A trace file, or the name of one that comes with kvlane: `mooncake-conversation`.
+    /// A trace file, or the name of one that comes with kvlane: `mooncake-conversation`, `weka-agentic` or
+    /// `azure-conversation`.
     pub trace: Option<PathBuf>,
     /// A generated workload.
     pub generate: Option<Workload>,

@@ -1,4 +1,4 @@
-//! The scenarios and the trace that come with kvlane.
+//! The scenarios and the traces that come with kvlane.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -20,15 +20,18 @@ const SCENARIOS: &[(&str, &str)] = &[
     ("prefill-gpt-oss-120b", include_str!("../../../../../scenarios/prefill-gpt-oss-120b.yaml")),
 ];
 
-/// The conversation trace published with Mooncake (FAST'25), Apache-2.0; see the README beside it.
-const MOONCAKE: (&str, &[u8]) =
-    ("mooncake-conversation", include_bytes!("../../../assets/mooncake-conversation.trace.jsonl.gz"));
+/// Traces by name: conversations published with Mooncake (FAST'25), Apache-2.0; sessions of a coding agent from Weka's
+/// kv-cache-tester, Apache-2.0; conversations of Azure's inference service, CC-BY-4.0. See the README beside them.
+const TRACES: [(&str, &[u8]); 3] = [
+    ("mooncake-conversation", include_bytes!("../../../assets/mooncake-conversation.trace.jsonl.gz")),
+    ("weka-agentic", include_bytes!("../../../assets/weka-agentic.packed.jsonl.gz")),
+    ("azure-conversation", include_bytes!("../../../assets/azure-conversation.csv.gz")),
+];
 
-/// Opens a trace: the one that comes with kvlane by its name, any other as a file relative to `directory`.
+/// Opens a trace: one that comes with kvlane by its name, any other as a file relative to `directory`.
 pub(super) fn open(path: &Path, directory: &Path) -> Result<Trace, TraceError> {
-    let (name, bytes) = MOONCAKE;
-    if path == Path::new(name) {
-        return format::read(bytes, &Options::default());
+    if let Some((_, bytes)) = TRACES.iter().find(|(name, _)| path == Path::new(name)) {
+        return format::read(*bytes, &Options::default());
     }
     format::open(&directory.join(path), &Options::default())
 }

@@ -35,7 +35,8 @@ pub(crate) struct SimulateArgs {
     /// List the scenarios that come with kvlane.
     #[arg(long)]
     list: bool,
-    /// A trace file, in any format that `kvlane trace` reads, or `mooncake-conversation`, which comes with kvlane.
+    /// A trace file, in any format that `kvlane trace` reads, or one that comes with kvlane: `mooncake-conversation`,
+    /// `weka-agentic` or `azure-conversation`.
     #[arg(long, value_name = "FILE", conflicts_with = "workload")]
     trace: Option<PathBuf>,
     /// A generated workload by its kind (see `kvlane trace generate`), with its default settings.
