@@ -137,6 +137,17 @@ impl Pool {
         self.endpoints().filter(|endpoint| endpoint.healthy && !endpoint.draining)
     }
 
+    /// How many a new request may go to, and the tokens that their KV caches hold: those that do not say are taken for
+    /// as large as those that do, and it is 0 if none says.
+    pub(crate) fn kv_capacity_tokens(&self) -> (usize, u64) {
+        let told = |endpoint: &Endpoint| endpoint.load.reported?.0.kv_capacity_tokens;
+        let (count, known, sum) = self.eligible().fold((0, 0, 0u64), |(count, known, sum), endpoint| {
+            let told = told(endpoint);
+            (count + 1, known + u64::from(told.is_some()), sum.saturating_add(told.unwrap_or(0)))
+        });
+        (count, sum.checked_div(known).unwrap_or(0).saturating_mul(count as u64))
+    }
+
     /// Marks an endpoint fit or unfit for new requests.
     pub fn set_health(&mut self, id: EndpointId, healthy: bool) {
         if let Some(endpoint) = self.get_mut(id) {

@@ -3,6 +3,7 @@
 //! Nothing here waits, reads a clock, opens a socket or logs. The HTTP gateway and the simulator drive the same
 //! [`router::Router`]; what it was told can be recorded and lived through again.
 
+mod admission;
 pub mod block;
 pub mod decision;
 pub mod endpoint;

@@ -51,8 +51,16 @@ pub(crate) struct Waiting {
 pub(crate) enum Lane {
     /// A turn of a conversation that goes on, or of none.
     GoesOn,
+    /// A turn of a conversation that has been idle for long.
+    Returns,
     /// The first turn of a conversation.
     Begins,
+}
+
+impl Lane {
+    pub(crate) fn is_gated(self) -> bool {
+        self != Self::GoesOn
+    }
 }
 
 /// Whose counter is charged.
@@ -133,13 +141,13 @@ impl Queue {
     }
 
     /// Takes a request in and returns whom it has displaced, or gives it back when the queue is full.
-    pub(crate) fn push(&mut self, waiting: Waiting, lane: Lane) -> Result<Option<Waiting>, Waiting> {
+    pub(crate) fn push(&mut self, waiting: Waiting, lane: Lane) -> Result<Option<(Waiting, Lane)>, Waiting> {
         let mut displaced = None;
         if self.waiting.len() >= self.len_max {
             let Some(last) = self.displaceable(Account::of(&waiting.request, lane)) else {
                 return Err(waiting);
             };
-            displaced = self.take(last).map(|(waiting, _)| waiting);
+            displaced = self.take(last);
         }
         let place = self.next_place;
         self.next_place += 1;
@@ -194,7 +202,7 @@ impl Queue {
     pub(crate) fn begun(&mut self, session: SessionKey, mut each: impl FnMut()) {
         for place in self.begins.get(&session).cloned().unwrap_or_default() {
             if let Some((waiting, lane)) = self.leave_band(place) {
-                debug_assert_eq!(lane, Lane::Begins);
+                debug_assert!(lane.is_gated());
                 self.line_up(place, waiting, Lane::GoesOn);
                 each();
             }
@@ -218,7 +226,7 @@ impl Queue {
     fn line_up(&mut self, place: u64, waiting: Waiting, lane: Lane) {
         let account = Account::of(&waiting.request, lane);
         self.bands.entry(account.band()).or_default().line_up(account.tenant, place);
-        if lane == Lane::Begins {
+        if lane.is_gated() {
             self.begins_len += 1;
             if let Some(session) = waiting.request.session {
                 self.begins.entry(session).or_default().insert(place);
@@ -233,7 +241,7 @@ impl Queue {
         if let Some(band) = self.bands.get_mut(&account.band()) {
             band.leave(account.tenant, place);
         }
-        if lane == Lane::Begins {
+        if lane.is_gated() {
             self.begins_len -= 1;
             if let Some(session) = waiting.request.session
                 && let Some(places) = self.begins.get_mut(&session)
@@ -335,7 +343,7 @@ mod tests {
 
     fn push(queue: &mut Queue, id: u64, priority: i8, tenant: u64, lane: Lane) -> Option<u64> {
         let displaced = queue.push(waiting(id, priority, Some(tenant), None), lane);
-        displaced.unwrap_or_else(Some).map(|waiting| waiting.request.id.0)
+        displaced.unwrap_or_else(|back| Some((back, lane))).map(|(waiting, _)| waiting.request.id.0)
     }
 
     fn drain(queue: &mut Queue, may_begin: bool, tokens: i64) -> Vec<u64> {
@@ -472,9 +480,9 @@ mod tests {
                         model.insert(next, (account, newcomer.deadline, session));
                         next += 1;
                         let full = queue.len() == 40;
-                        let out = queue.push(newcomer, lane).unwrap_or_else(Some);
+                        let out = queue.push(newcomer, lane).unwrap_or_else(|back| Some((back, lane)));
                         prop_assert_eq!(out.is_some(), full);
-                        if let Some(out) = out {
+                        if let Some((out, _)) = out {
                             let (gone, ..) = model.remove(&out.request.id.0).expect("it waited");
                             let last = model.values().map(|(account, ..)| account.band()).max();
                             prop_assert!(Some(gone.band()) >= last, "the last makes room");

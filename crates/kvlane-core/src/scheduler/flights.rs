@@ -8,7 +8,7 @@ use hashbrown::HashTable;
 use super::learning::Timed;
 use crate::endpoint::EndpointId;
 use crate::queue::Account;
-use crate::request::RequestId;
+use crate::request::{RequestId, SessionKey};
 use crate::truth::Prediction;
 
 /// A request in flight: what it has reserved, to be given back.
@@ -33,6 +33,18 @@ pub(super) struct Flight {
     pub(super) account: Account,
     /// Output tokens that have been charged and have not come.
     pub(super) output_tokens_due: u32,
+    /// The conversation it is a turn of, where conversations are admitted.
+    pub(super) turn: Option<Turn>,
+}
+
+/// A turn of a conversation that was admitted.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Turn {
+    pub(super) session: SessionKey,
+    /// Tokens of its prompt that its endpoint would hold if it never lost any.
+    pub(super) sent_tokens: u32,
+    /// Those it held: as its answer says or, without that, its events.
+    pub(super) held_tokens: Option<u32>,
 }
 
 /// Flights by request.

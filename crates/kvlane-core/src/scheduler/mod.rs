@@ -12,18 +12,19 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::admission::Admission;
 use crate::decision::{Placement, Receipts, Rejection};
 use crate::endpoint::{EndpointId, Pool};
 use crate::load::Reported;
 use crate::policy::{Candidate, PickContext, Policy, PolicyConfig, Reason};
 use crate::queue::{Account, Lane, Queue, Waiting};
-use crate::request::{RequestId, SchedulingRequest};
+use crate::request::{RequestId, SchedulingRequest, SessionKey};
 use crate::rng::Rng;
 use crate::time::Nanos;
 use crate::timing::TimingModel;
-use crate::truth::{self, Change, Feed, Prediction};
+use crate::truth::{self, Change, Feed, Knowledge, Prediction};
 
-use flights::{Flight, Flights};
+use flights::{Flight, Flights, Turn};
 use learning::Learning;
 
 /// What an output token counts when tenants are compared, where an uncached prompt token counts 1: as VTC (arXiv
@@ -199,6 +200,16 @@ pub enum Output {
     },
 }
 
+// === impl Input ===
+
+impl Input {
+    /// Whether it changes which endpoints take requests, or what they hold.
+    fn is_of_fleet(&self) -> bool {
+        use Input::{Draining, Health, Joined, Left, Reported};
+        matches!(self, Joined { .. } | Draining { .. } | Left { .. } | Health { .. } | Reported { .. })
+    }
+}
+
 // === impl Output ===
 
 impl Output {
@@ -217,6 +228,7 @@ pub struct Scheduler {
     pool: Pool,
     flights: Flights,
     queue: Queue,
+    admission: Option<Admission>,
     learning: Learning,
     policy: Box<dyn Policy>,
     rng: Rng,
@@ -236,6 +248,7 @@ impl Scheduler {
             pool: Pool::default(),
             flights: Flights::default(),
             queue: Queue::new(config.queue_len_max as usize),
+            admission: config.session_admission.then(Admission::default),
             learning: Learning::new(config.timing.as_deref()),
             policy: config.policy.build(),
             rng: Rng::new(config.seed),
@@ -251,6 +264,7 @@ impl Scheduler {
     /// Takes one input at `now` and appends what follows from it. Threads that race for the scheduler may bring
     /// times that are out of order by as much as they race.
     pub fn step(&mut self, now: Nanos, input: Input, out: &mut Vec<Output>) {
+        let of_fleet = input.is_of_fleet();
         match input {
             Input::Joined { endpoint, name, healthy, draining } => {
                 self.pool.join(endpoint, name);
@@ -279,15 +293,21 @@ impl Scheduler {
             Input::Counted { endpoint, queries, hits, block_tokens } => {
                 self.learn(endpoint, out, |truth| truth.count(queries, hits, block_tokens));
             }
-            Input::Finished { request } => self.settle(request, out),
+            Input::Finished { request } => self.settle(now, request, out),
             Input::Tick => {}
+        }
+        if let Some(admission) = self.admission.as_mut().filter(|_| of_fleet) {
+            let (endpoints, capacity_tokens) = self.pool.kv_capacity_tokens();
+            admission.set_fleet(endpoints, capacity_tokens);
         }
         self.drain_queue(now, out);
     }
 
     /// When to step with [`Input::Tick`] if nothing happens before.
     pub fn next_deadline(&self) -> Option<Nanos> {
-        self.queue.next_deadline()
+        let room =
+            self.admission.as_ref().filter(|_| self.queue.anyone_begins()).and_then(Admission::next_deadline);
+        self.queue.next_deadline().into_iter().chain(room).min()
     }
 
     /// The endpoints and their loads.
@@ -321,15 +341,59 @@ impl Scheduler {
             // It has its place already, or waits for it: an answer to one of two would be lost.
             return;
         }
-        let lane = Lane::GoesOn;
-        if waiting.request.attempt > 0 || !self.is_full() {
+        let at_once = waiting.request.attempt > 0;
+        let lane = if at_once { Lane::GoesOn } else { self.lane(&waiting.request) };
+        let may_go = lane == Lane::GoesOn || !self.queue.anyone_begins() && self.may_begin();
+        if at_once || !self.is_full() && may_go {
             self.queue.pass(Account::of(&waiting.request, lane));
+            self.enter(now, waiting.request.session);
             return self.place(now, &waiting, lane, true, out);
         }
-        let left_out = self.queue.push(waiting, lane).unwrap_or_else(Some);
-        if let Some(Waiting { request, .. }) = left_out {
-            out.push(Output::Reject { request: request.id, why: Rejection::QueueFull });
+        let session = waiting.request.session.filter(|_| lane == Lane::GoesOn);
+        match self.queue.push(waiting, lane) {
+            Ok(displaced) => {
+                self.enter(now, session);
+                if let Some((waiting, lane)) = displaced {
+                    self.refuse(now, waiting, lane, Rejection::QueueFull, out);
+                }
+            }
+            Err(waiting) => {
+                out.push(Output::Reject { request: waiting.request.id, why: Rejection::QueueFull })
+            }
         }
+    }
+
+    /// Whether a request has to be admitted.
+    fn lane(&self, request: &SchedulingRequest) -> Lane {
+        match (&self.admission, request.session) {
+            (Some(admission), Some(session)) => admission.lane(session),
+            _ => Lane::GoesOn,
+        }
+    }
+
+    /// Whether a conversation may begin.
+    fn may_begin(&self) -> bool {
+        self.admission.as_ref().is_none_or(|admission| admission.has_room())
+    }
+
+    fn enter(&mut self, now: Nanos, session: Option<SessionKey>) {
+        if let (Some(admission), Some(session)) = (&mut self.admission, session) {
+            admission.enter(now, session);
+        }
+    }
+
+    fn leave(&mut self, now: Nanos, session: Option<SessionKey>, context_tokens: Option<u64>) {
+        if let (Some(admission), Some(session)) = (&mut self.admission, session) {
+            admission.leave(now, session, context_tokens);
+        }
+    }
+
+    /// Refuses one that has waited.
+    fn refuse(&mut self, now: Nanos, waiting: Waiting, lane: Lane, why: Rejection, out: &mut Vec<Output>) {
+        if lane == Lane::GoesOn {
+            self.leave(now, waiting.request.session, None);
+        }
+        out.push(Output::Reject { request: waiting.request.id, why });
     }
 
     fn is_full(&self) -> bool {
@@ -338,11 +402,26 @@ impl Scheduler {
 
     /// Lets go of those who have waited too long, then places whom there is room for.
     fn drain_queue(&mut self, now: Nanos, out: &mut Vec<Output>) {
-        while let Some((waiting, _)) = self.queue.pop_expired(now) {
-            out.push(Output::Reject { request: waiting.request.id, why: Rejection::QueueTimeout });
+        while let Some((waiting, lane)) = self.queue.pop_expired(now) {
+            self.refuse(now, waiting, lane, Rejection::QueueTimeout, out);
+        }
+        if let Some(admission) = &mut self.admission {
+            admission.expire(now);
         }
         while !self.is_full() {
-            let Some((waiting, lane)) = self.queue.pop(true) else { break };
+            let may_begin = self.queue.anyone_begins() && self.may_begin();
+            let Some((waiting, lane)) = self.queue.pop(may_begin) else {
+                if let Some(admission) = self.admission.as_mut().filter(|_| self.queue.anyone_begins()) {
+                    admission.hold_back();
+                }
+                break;
+            };
+            if let (true, Some(session), Some(admission)) =
+                (lane.is_gated(), waiting.request.session, &mut self.admission)
+            {
+                admission.enter(now, session);
+                self.queue.begun(session, || admission.enter(now, session));
+            }
             self.place(now, &waiting, lane, false, out);
         }
     }
@@ -352,6 +431,7 @@ impl Scheduler {
         let Waiting { request, overlap, block_tokens, .. } = waiting;
         self.fill_rows(request, overlap);
         if self.rows.is_empty() {
+            self.leave(now, request.session, None);
             return out.push(Output::Reject { request: request.id, why: Rejection::NoEndpoint });
         }
         let explain = self.receipts.is_on();
@@ -377,6 +457,12 @@ impl Scheduler {
             self.receipts.push(now, request, placement, &self.rows, &self.costs);
         }
         let picked = &self.rows[row];
+        let mut turn = None;
+        if let (Some(admission), Some(session)) = (&mut self.admission, request.session) {
+            admission.placed(session, request.prompt_tokens, picked.load.in_flight.prefilling > 0);
+            let told = matches!(knowledge, Knowledge::Exact).then_some(prediction.exact);
+            turn = Some(Turn { session, sent_tokens: prediction.approximate, held_tokens: told });
+        }
         let (uncached, pairs) = (picked.uncached_tokens(request), picked.uncached_pairs(request));
         let timed = self.learning.placed(now, request, &picked.load, uncached, pairs);
         let flight = Flight {
@@ -392,6 +478,7 @@ impl Scheduler {
             timed,
             account: Account::of(request, lane),
             output_tokens_due: output_tokens,
+            turn,
         };
         self.queue.charge(
             flight.account,
@@ -475,6 +562,7 @@ impl Scheduler {
     /// Compares what was predicted with what the answer says.
     fn answered(&mut self, request: RequestId, reported: truth::Reported, out: &mut Vec<Output>) {
         let Some(flight) = self.flights.get_mut(request) else { return };
+        flight.turn = flight.turn.map(|turn| Turn { held_tokens: Some(reported.cached_tokens), ..turn });
         let Some(prediction) = flight.prediction.take() else { return };
         let Flight { endpoint, prompt_tokens, block_tokens, computed, .. } = *flight;
         self.learn(endpoint, out, |truth| {
@@ -526,11 +614,22 @@ impl Scheduler {
     }
 
     /// Gives back all that a request has reserved, or takes it out of the queue.
-    fn settle(&mut self, request: RequestId, out: &mut Vec<Output>) {
+    fn settle(&mut self, now: Nanos, request: RequestId, out: &mut Vec<Output>) {
         let Some(flight) = self.flights.remove(request) else {
-            self.queue.remove(request);
+            if let Some((waiting, Lane::GoesOn)) = self.queue.remove(request) {
+                self.leave(now, waiting.request.session, None);
+            }
             return;
         };
+        if let Some(Turn { session, sent_tokens, held_tokens }) = flight.turn {
+            if let (Some(admission), Some(held_tokens), true) =
+                (&mut self.admission, held_tokens, flight.computed)
+            {
+                admission.observe(sent_tokens, held_tokens);
+                admission.conclude();
+            }
+            self.leave(now, Some(session), flight.computed.then_some(flight.context_tokens));
+        }
         self.learning.over(&flight.timed);
         if flight.output_tokens_due > 0 {
             self.queue.charge(flight.account, -OUTPUT_WEIGHT * i64::from(flight.output_tokens_due));
