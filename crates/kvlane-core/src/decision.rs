@@ -54,6 +54,8 @@ pub struct Receipt {
     pub tenant: Option<TenantKey>,
     /// How urgent it is.
     pub priority: i8,
+    /// Output tokens that its answer was expected to have.
+    pub output_tokens: u32,
     /// What was decided.
     pub placement: Placement,
     /// The rows the policy saw, at most [`ROWS_MAX`], the picked one always among them.
@@ -115,6 +117,7 @@ impl Receipts {
         &mut self,
         at: Nanos,
         request: &SchedulingRequest,
+        output_tokens: u32,
         placement: Placement,
         candidates: &[Candidate],
         costs: &[f64],
@@ -148,6 +151,7 @@ impl Receipts {
             session: request.session,
             tenant: request.tenant,
             priority: request.priority,
+            output_tokens,
             placement,
             rows,
             rows_left_out: left_out,

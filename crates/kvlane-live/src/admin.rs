@@ -206,9 +206,9 @@ fn describe(gateway: &Gateway, worker: &Worker) -> Value {
                 scheduler
                     .pool()
                     .get(seat.endpoint)
-                    .map(|endpoint| (endpoint.load, endpoint.truth.knowledge()))
+                    .map(|endpoint| (endpoint.load, endpoint.truth.knowledge(), scheduler.rates(endpoint)))
             };
-            let (load, knowledge) = seat.pool.router.read(of_it).unwrap_or_default();
+            let (load, knowledge, rates) = seat.pool.router.read(of_it).unwrap_or_default();
             let reported = load.reported.map(|(reported, at)| {
                 json!({
                     "running": reported.running, "waiting": reported.waiting,
@@ -221,6 +221,10 @@ fn describe(gateway: &Gateway, worker: &Worker) -> Value {
                 "requests": load.in_flight.requests,
                 "prefill_tokens": load.in_flight.prefill_tokens,
                 "context_tokens": load.in_flight.context_tokens,
+                "rates": {
+                    "prefill_token_s": rates.prefill_token_s, "prefill_pair_s": rates.prefill_pair_s,
+                    "step_s": rates.step_s, "sequence_s": rates.sequence_s, "context_token_s": rates.context_token_s,
+                },
                 "reported": reported,
                 "worker": *worker.seat_name(seat.number),
                 "rank": seat.number,
@@ -376,7 +380,7 @@ fn pool_decisions(pool: &ModelPool, timing: Option<&TimingFile>, limit: usize) -
                 "at_s": receipt.at.as_secs_f64(), "request": receipt.request.0, "attempt": receipt.attempt,
                 "prompt_tokens": receipt.prompt_tokens,
                 "session": receipt.session.map(|key| short(key.0)), "tenant": receipt.tenant.map(|key| short(key.0)),
-                "priority": receipt.priority, "worker": name(receipt.placement.endpoint),
+                "priority": receipt.priority, "expected_output_tokens": receipt.output_tokens, "worker": name(receipt.placement.endpoint),
                 "overlap_tokens": receipt.placement.overlap_tokens, "reason": receipt.placement.reason.name(),
                 "knowledge": receipt.placement.knowledge.name(), "feed": receipt.placement.feed.name(),
                 "candidates": rows, "candidates_left_out": receipt.rows_left_out,

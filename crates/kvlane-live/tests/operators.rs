@@ -272,7 +272,7 @@ async fn load_is_shown_while_it_lasts() {
     call.chunk(&event("b")).await;
     client.head().await;
     client.see("\"b\"").await;
-    assert_eq!(load().await, (1, 0, context + 2), "the prefill is over, and two tokens came");
+    assert_eq!(load().await, (1, 0, context + 1), "the prefill is over, and one token has followed it");
     call.end_stream().await;
     client.rest().await;
     gateway.ledger_is_zero().await;

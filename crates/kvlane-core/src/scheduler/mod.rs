@@ -14,10 +14,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::admission::Admission;
 use crate::decision::{Placement, Receipts, Rejection};
-use crate::endpoint::{EndpointId, Pool};
+use crate::endpoint::{Endpoint, EndpointId, Pool};
 use crate::load::Reported;
 use crate::policy::{Candidate, PickContext, Policy, PolicyConfig, Reason};
 use crate::queue::{Account, Lane, Queue, Waiting};
+use crate::rates::Rates;
 use crate::request::{RequestId, SchedulingRequest, SessionKey};
 use crate::rng::Rng;
 use crate::time::Nanos;
@@ -320,6 +321,16 @@ impl Scheduler {
         &self.config
     }
 
+    /// How fast an endpoint of this pool works, as far as is known.
+    pub fn rates(&self, endpoint: &Endpoint) -> Rates {
+        self.learning.rates(endpoint)
+    }
+
+    /// Mean output tokens of the answers of late.
+    pub fn usual_output_tokens(&self) -> f64 {
+        self.learning.forecast.usual_tokens()
+    }
+
     /// The last decisions.
     pub fn receipts(&self) -> &Receipts {
         &self.receipts
@@ -453,8 +464,9 @@ impl Scheduler {
         let Candidate { endpoint, overlap_tokens, knowledge, prediction, .. } = self.rows[row];
         let feed = self.pool.get(endpoint).map_or(Feed::Absent, |endpoint| endpoint.truth.feed());
         let placement = Placement { endpoint, overlap_tokens, reason: cx.reason, knowledge, feed };
+        let output_tokens = cx.output_tokens;
         if explain {
-            self.receipts.push(now, request, placement, &self.rows, &self.costs);
+            self.receipts.push(now, request, output_tokens, placement, &self.rows, &self.costs);
         }
         let picked = &self.rows[row];
         let mut turn = None;
@@ -764,6 +776,20 @@ mod tests {
             world.step(Input::Finished { request: RequestId(1) });
             assert_eq!(world.ledger(0), InFlight::default());
         }
+    }
+
+    #[test]
+    fn an_answer_that_came_all_at_once_says_nothing_of_speed() {
+        let rates_after = |input: fn(RequestId) -> Input| {
+            let mut world = World::new(config("least_load"), 1);
+            world.arrive(1, 8000, &[]);
+            world.now += Nanos::from_millis(60_000);
+            world.step(input(RequestId(1)));
+            world.step(Input::Wrote { request: RequestId(1), output_tokens: 500 });
+            world.scheduler.rates(world.scheduler.pool.get(endpoint(0)).expect("here"))
+        };
+        assert_eq!(rates_after(|request| Input::Begun { request }), Rates::default());
+        assert_ne!(rates_after(|request| Input::FirstToken { request }), Rates::default());
     }
 
     #[test]

@@ -34,6 +34,9 @@ const TPOT_BUCKETS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0
 const TOKENIZE_BUCKETS: [f64; 12] =
     [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0];
 
+/// Prompt tokens for which a worker's rate of prefill is shown: the longer a prompt, the longer each of its tokens takes.
+const RATED_TOKENS: u64 = 4096;
+
 /// The model a request was for.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub struct ModelLabel {
@@ -144,6 +147,9 @@ pub struct Metrics {
     worker_prefill_tokens: Family<WorkerLabels, Gauge>,
     worker_context_tokens: Family<WorkerLabels, Gauge>,
     worker_kv_usage: Family<WorkerLabels, Gauge<f64, AtomicU64>>,
+    worker_prefill_rate: Family<WorkerLabels, Gauge<f64, AtomicU64>>,
+    worker_decode_step: Family<WorkerLabels, Gauge<f64, AtomicU64>>,
+    output_tokens_usual: Family<ModelLabel, Gauge<f64, AtomicU64>>,
     pub(crate) truth: TruthMetrics,
     feeds: FeedMetrics,
     queue: Family<ModelLabel, Gauge>,
@@ -213,6 +219,9 @@ impl Metrics {
             worker_prefill_tokens: Family::default(),
             worker_context_tokens: Family::default(),
             worker_kv_usage: Family::default(),
+            worker_prefill_rate: Family::default(),
+            worker_decode_step: Family::default(),
+            output_tokens_usual: Family::default(),
             truth: TruthMetrics::default(),
             feeds: FeedMetrics::default(),
             queue: Family::default(),
@@ -266,6 +275,22 @@ impl Metrics {
             "worker_kv_usage_ratio",
             "KV cache use as the engine reports it",
             self.worker_kv_usage.clone(),
+        );
+        r.register(
+            "worker_prefill_tokens_per_second",
+            "Uncached prompt tokens it computes in a second, as learned, for a prompt of 4096",
+            self.worker_prefill_rate.clone(),
+        );
+        r.register_with_unit(
+            "worker_decode_step",
+            "Time of a decode step with what it decodes at present, as learned",
+            s(),
+            self.worker_decode_step.clone(),
+        );
+        r.register(
+            "output_tokens_usual",
+            "Mean output tokens of the answers of late",
+            self.output_tokens_usual.clone(),
         );
         self.truth.register(&mut r);
         self.feeds.register(&mut r);
@@ -366,7 +391,10 @@ impl Metrics {
         for gauges in [&self.worker_requests, &self.worker_prefill_tokens, &self.worker_context_tokens] {
             gauges.clear();
         }
-        self.worker_kv_usage.clear();
+        for gauges in [&self.worker_kv_usage, &self.worker_prefill_rate, &self.worker_decode_step] {
+            gauges.clear();
+        }
+        self.output_tokens_usual.clear();
         self.truth.clear();
         self.feeds.clear();
         let now = gateway.clock.now();
@@ -383,6 +411,7 @@ impl Metrics {
             self.index_blocks.get_or_create(&model).set(blocks as i64);
             pool.router.read(|scheduler| {
                 self.queue.get_or_create(&model).set(scheduler.queued() as i64);
+                self.output_tokens_usual.get_or_create(&model).set(scheduler.usual_output_tokens());
                 for endpoint in scheduler.pool().endpoints() {
                     let labels =
                         WorkerLabels { worker: endpoint.name.to_string(), model: pool.model.clone() };
@@ -391,6 +420,12 @@ impl Metrics {
                     self.worker_requests.get_or_create(&labels).set(load.requests.into());
                     self.worker_prefill_tokens.get_or_create(&labels).set(load.prefill_tokens as i64);
                     self.worker_context_tokens.get_or_create(&labels).set(load.context_tokens as i64);
+                    let rates = scheduler.rates(endpoint);
+                    let prefill_s = rates.prefill_s(RATED_TOKENS, RATED_TOKENS * (RATED_TOKENS + 1) / 2);
+                    let step_s = rates.decode_step_s(load.requests - load.prefilling, load.context_tokens);
+                    let per_second = RATED_TOKENS as f64 / prefill_s;
+                    self.worker_prefill_rate.get_or_create(&labels).set(per_second);
+                    self.worker_decode_step.get_or_create(&labels).set(step_s);
                     if let Some((reported, _)) = endpoint.load.reported {
                         self.worker_kv_usage.get_or_create(&labels).set(reported.kv_usage_ratio.into());
                     }
