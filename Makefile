@@ -1,7 +1,7 @@
 # demo, test, lint, bench and ci need the Rust toolchain (1.89 or later, https://rustup.rs) and nothing else; each is one
 # line of cargo that can be typed by hand.
 
-.PHONY: demo test lint bench scenarios placement e2e-vllm e2e-sglang e2e-llamacpp race ci cargo
+.PHONY: demo test lint bench scenarios placement placement-live e2e-vllm e2e-sglang e2e-llamacpp race ci cargo
 
 # A trace through the gateway onto four mock engines, under three policies.
 demo: cargo
@@ -28,6 +28,10 @@ scenarios: cargo
 # What has been run is kept in target/placement. PLACEMENT='--only rag' and such make it less; see the example's head.
 placement: cargo
 	cargo run --release --locked -p kvlane-sim --example placement -- $(or $(PLACEMENT),--full --write docs)
+
+# Whether the gateway orders policies as the simulator does: pieces of a trace through both, eight minutes or more.
+placement-live: cargo
+	cargo run --release --locked -p kvlane --example placement_live
 
 # All benches; figures are printed, never asserted.
 bench: cargo

@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderValue};
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderName, HeaderValue};
 use http::{Method, Request, StatusCode, Uri};
 use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::Client;
@@ -24,6 +24,9 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::task::JoinSet;
 
 use crate::prompt;
+
+/// Tells a router which conversation a request is a turn of.
+const SESSION: HeaderName = HeaderName::from_static("x-session-id");
 
 /// Longest prompt that is sent, in tokens of the trace: 8 MB of text.
 pub const PROMPT_TOKENS_MAX: u32 = 2_000_000;
@@ -310,6 +313,7 @@ impl Departure {
         if let Some(value) = &target.authorization {
             headers.insert(AUTHORIZATION, value.clone());
         }
+        headers.insert(SESSION, HeaderValue::from(asked.session));
         let record = Record {
             id: u64::from(index),
             scheduled_s: asked.arrival_s / config.speed,

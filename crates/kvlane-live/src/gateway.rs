@@ -122,6 +122,7 @@ impl Gateway {
     /// A gateway without workers. Endpoints whose last request ends while they drain are told to `drained`.
     pub(crate) fn new(
         config: Config,
+        clock: Clock,
         timings: Timings,
         tokenizers: Tokenizers,
         drained: mpsc::UnboundedSender<Arc<Worker>>,
@@ -130,7 +131,7 @@ impl Gateway {
             timings,
             hints: Hints::new(&config.hints),
             config,
-            clock: Clock::start(),
+            clock,
             metrics: Metrics::new(),
             tokenizers,
             table: ArcSwap::default(),

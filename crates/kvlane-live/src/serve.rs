@@ -19,6 +19,7 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
+use crate::clock::Clock;
 use crate::config::Config;
 use crate::fleet::Fleet;
 use crate::front::http::{Door, Front};
@@ -61,6 +62,15 @@ impl Serving {
     /// # Errors
     /// A port that cannot be bound, a thread that cannot be started, or a worker that cannot be added.
     pub fn start(config: Config) -> io::Result<Self> {
+        Self::start_at_speed(config, 1.0)
+    }
+
+    /// As [`Serving::start`], in front of engines that imitate others `speed` times as fast as real: what is learned and
+    /// measured is in the seconds of those others. Deadlines of requests stay in real ones.
+    ///
+    /// # Errors
+    /// The same.
+    pub fn start_at_speed(config: Config, speed: f64) -> io::Result<Self> {
         let server = bind(SocketAddr::new(config.server.host, config.server.port), "server.port")?;
         let metrics = bind(SocketAddr::new(config.metrics.host, config.metrics.port), "metrics.port")?;
         let (address, metrics_address) = (server.local_addr()?, metrics.local_addr()?);
@@ -76,7 +86,7 @@ impl Serving {
             Timings::read(&config.routing).map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
         let (drained, drained_workers) = mpsc::unbounded_channel();
         let tokenizers = Tokenizers::start(&config)?;
-        let gateway = Arc::new(Gateway::new(config, timings, tokenizers, drained));
+        let gateway = Arc::new(Gateway::new(config, Clock::start(speed), timings, tokenizers, drained));
         let mut threads = Vec::new();
 
         let admin = runtime()?;

@@ -285,7 +285,8 @@ impl Stage {
         if port != 0 && std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_err() {
             config.server.port = 0;
         }
-        let stage = Self { serving: Serving::start(config).context("the gateway cannot start")?, engines };
+        let serving = Serving::start_at_speed(config, speed).context("the gateway cannot start")?;
+        let stage = Self { serving, engines };
         tokio::time::timeout(READY_TIMEOUT, stage.ready())
             .await
             .with_context(|| format!("the engines were not ready within {READY_TIMEOUT:?}"))?;
