@@ -217,7 +217,7 @@ pub struct Routing {
 impl Default for Routing {
     fn default() -> Self {
         Self {
-            policy: PolicyConfig::CacheAware(Default::default()),
+            policy: PolicyConfig::FleetCost(Default::default()),
             pools: BTreeMap::new(),
             timing: None,
             session_admission: false,

@@ -29,7 +29,7 @@ pub(crate) struct ConfigArgs {
     /// The workers: `http://host:port`, separated by spaces.
     #[arg(long, num_args = 1.., value_name = "URL")]
     worker_urls: Vec<String>,
-    /// Placement policy [default: cache_aware].
+    /// Placement policy [default: fleet_cost, also called auto].
     #[arg(long)]
     policy: Option<String>,
     /// Policy of one model's pool, as in `--pool-policy llama=lmetric`. May be repeated.
@@ -176,13 +176,14 @@ impl ConfigArgs {
         };
         let secs = |secs: Option<u64>| secs.map(|secs| json!(format!("{secs}s")));
         flag("policy", "routing.policy", self.policy.as_deref().map(policy).transpose()?);
-        flag("cache-threshold", "routing.policy.cache_threshold", self.cache_threshold.map(Value::from));
-        let abs = self.balance_abs_threshold.map(Value::from);
-        flag("balance-abs-threshold", "routing.policy.balance_abs_threshold", abs);
-        let rel = self.balance_rel_threshold.map(Value::from);
-        flag("balance-rel-threshold", "routing.policy.balance_rel_threshold", rel);
-        let valve = self.saturation_inflight.map(Value::from);
-        flag("saturation-inflight", "routing.policy.saturation_inflight", valve);
+        let mut of_policy = |policy: &str, name: &str, value: Option<Value>| {
+            let key = format!("routing.policy.{}", name.replace('-', "_"));
+            flag(&format!("{name} goes with --policy {policy}"), &key, value);
+        };
+        of_policy("cache_aware", "cache-threshold", self.cache_threshold.map(Value::from));
+        of_policy("cache_aware", "balance-abs-threshold", self.balance_abs_threshold.map(Value::from));
+        of_policy("cache_aware", "balance-rel-threshold", self.balance_rel_threshold.map(Value::from));
+        of_policy("prefix_aware", "saturation-inflight", self.saturation_inflight.map(Value::from));
         for pool in &self.pool_policy {
             let (model, name) =
                 pool.rsplit_once('=').with_context(|| format!("--pool-policy {pool}: write MODEL=POLICY"))?;
@@ -344,7 +345,7 @@ mod tests {
         let config = load(ConfigArgs { pool_policy, ..ConfigArgs::default() }).expect("right");
         let named = |pool: &str| config.routing.pools[pool].policy.as_ref().map(PolicyConfig::name);
         assert_eq!((named("org/llama"), named("b")), (Some("lmetric"), Some("round_robin")));
-        assert_eq!(config.routing.policy.name(), "cache_aware");
+        assert_eq!(config.routing.policy.name(), "fleet_cost");
     }
 
     #[test]
@@ -413,7 +414,11 @@ mod tests {
         check(set("server.port"), &["write section.key=value"]);
         check(set("routing.policy=best"), &["--set routing.policy=best", "no policy 'best'"]);
         check(set("server.request_timeout=1000y"), &["server.request_timeout", "a year"]);
-        check(set("routing.policy.cache_threshold=7"), &["routing.policy.cache_threshold", "0 to 1"]);
+        let of_cache_aware = ConfigArgs { policy: Some("cache_aware".into()), ..ConfigArgs::default() };
+        check(
+            ConfigArgs { cache_threshold: Some(7.0), ..of_cache_aware },
+            &["routing.policy.cache_threshold", "0 to 1"],
+        );
         check(set("server.relay_threads=100000"), &["server.relay_threads", "1024"]);
         check(set("server.port=high"), &["server.port", "invalid type"]);
         check(set("tokens.source=best"), &["tokens.source", "unknown variant `best`"]);

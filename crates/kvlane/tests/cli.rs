@@ -194,7 +194,7 @@ fn what_config_prints_check_takes() {
     assert_eq!(checked.status.code(), Some(0));
     let effective: serde_json::Value = serde_json::from_slice(&checked.stdout).expect("JSON");
     assert_eq!(effective["server"]["port"], 30_000);
-    assert_eq!(effective["routing"]["policy"]["name"], "cache_aware");
+    assert_eq!(effective["routing"]["policy"]["name"], "fleet_cost");
     assert_eq!(effective["workers"].as_array().map(Vec::len), Some(2));
 }
 
@@ -215,6 +215,13 @@ fn check_shows_what_the_flags_make_of_it() {
     assert_eq!(effective["routing"]["policy"]["name"], "prefix_aware");
     assert_eq!(effective["routing"]["policy"]["saturation_inflight"], 4);
     assert_eq!(effective["workers"][1]["url"], urls[1]);
+    for (said, name) in
+        [(&["--policy", "auto"][..], "fleet_cost"), (&["--timing", "qwen3-32b@h100x2"], "fleet_cost")]
+    {
+        let output = run(&[&["check"], said].concat());
+        let effective: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        assert_eq!(effective["routing"]["policy"]["name"], name, "{said:?}");
+    }
 }
 
 #[test]
@@ -245,6 +252,8 @@ fn a_configuration_that_cannot_be_ends_with_1_and_says_what_to_write() {
     }
     fails(&["mock-engine", "--port", "0", "--preset", "gpt@tpu"], FAILURE, &["gpt@tpu", "known are"]);
     fails(&["mock-engine", "--port", "0", "--speed", "0"], FAILURE, &["--speed is 0"]);
+    fails(&["check", "--cache-threshold", "0.5"], FAILURE, &["--cache-threshold", "--policy cache_aware"]);
+    fails(&["check", "--timing", "gpt-9@h100"], FAILURE, &["routing.timing", "gpt-9@h100"]);
     fails(&["demo", "--policies", "best"], FAILURE, &["'best'", "random, round_robin"]);
     fails(&["demo", "--speed", "0"], FAILURE, &["--speed 0"]);
     fails(&["demo", "--trace", "/nowhere.jsonl"], FAILURE, &["/nowhere.jsonl"]);

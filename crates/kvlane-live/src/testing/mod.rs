@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvlane_core::load::InFlight;
+use kvlane_core::policy::PolicyConfig;
 use serde_json::Value;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
@@ -51,14 +52,15 @@ pub async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
     timeout(PATIENCE, future).await.unwrap_or_else(|_| panic!("it never came: {what}"))
 }
 
-/// A configuration for tests: free ports, two relay threads, every prompt byte of four blocks counts, and probes so
-/// rare that after the first of each worker none disturbs a test.
+/// A configuration for tests: free ports, two relay threads, a policy that says whether it found a prefix, every prompt
+/// byte of four blocks counts, and probes so rare that after the first of each worker none disturbs a test.
 pub fn config() -> Config {
     let mut config = Config::default();
     config.server.host = IpAddr::V4(Ipv4Addr::LOCALHOST);
     config.server.port = 0;
     config.server.relay_threads = 2;
     config.metrics.port = 0;
+    config.routing.policy = PolicyConfig::CacheAware(Default::default());
     config.routing.block_bytes = 16;
     config.health.interval = Duration::from_secs(3600);
     config

@@ -47,7 +47,7 @@ const READY_TIMEOUT: Duration = Duration::from_secs(20);
 #[derive(Args, Clone, Debug)]
 pub(crate) struct DemoArgs {
     /// Policies to run, one after the other.
-    #[arg(long, num_args = 1.., default_values = ["round_robin", "cache_aware", "lmetric"])]
+    #[arg(long, num_args = 1.., default_values = ["round_robin", "cache_aware", "lmetric", "fleet_cost"])]
     policies: Vec<String>,
     /// Factor by which trace and engines are sped up.
     #[arg(long, default_value_t = 40.0)]
@@ -244,10 +244,12 @@ async fn one(args: &DemoArgs, trace: &Arc<Trace>, policy: PolicyConfig) -> Resul
 
 /// Leaves a fleet in real time up until SIGINT or SIGTERM.
 async fn keep(args: &DemoArgs) -> Result<()> {
-    let stage = Stage::set(args, 1.0, PolicyConfig::CacheAware(Default::default()), 30_000).await?;
+    let policy = Config::default().routing.policy;
+    let named = policy.name();
+    let stage = Stage::set(args, 1.0, policy, 30_000).await?;
     let (clients, metrics) = (stage.serving.address, stage.serving.metrics_address);
     args.tell(&format!(
-        "The fleet is up, in real time, under cache_aware. Ctrl-C ends it. Try:\n\n\
+        "The fleet is up, in real time, under {named}. Ctrl-C ends it. Try:\n\n\
          curl -N http://{clients}/v1/chat/completions -H 'content-type: application/json' \\\n  \
          -d '{{\"model\": \"{MODEL}\", \"stream\": true, \"max_tokens\": 16, \
          \"messages\": [{{\"role\": \"user\", \"content\": \"hello\"}}]}}'\n\
