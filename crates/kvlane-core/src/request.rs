@@ -48,6 +48,9 @@ pub struct SchedulingRequest {
     /// Most output tokens its client wants, if it says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub output_tokens_max: Option<u32>,
+    /// Whether its answer is wanted all at once, so that nobody sees when its first token comes.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub whole_answer: bool,
     /// The first block of its prompt, which policies that hash prompts go by. [`crate::router::Router::arrive`] fills it in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub head: Option<BlockHash>,
@@ -65,6 +68,7 @@ impl SchedulingRequest {
             tenant: None,
             priority: 0,
             output_tokens_max: None,
+            whole_answer: false,
             head: None,
         }
     }

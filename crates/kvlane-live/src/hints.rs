@@ -110,6 +110,7 @@ pub(crate) struct Facts {
     tenant: Option<TenantKey>,
     priority: i8,
     output_tokens_max: Option<u32>,
+    whole_answer: bool,
 }
 
 // === impl Hints ===
@@ -138,6 +139,7 @@ impl Hints {
             tenant: tenant.map(|tenant| TenantKey(self.keys.hash_one(tenant))),
             priority: self.priority(headers).unwrap_or_default(),
             output_tokens_max: body.and_then(|body| body.output_tokens_max),
+            whole_answer: body.is_some_and(|body| !body.stream),
         }
     }
 
@@ -157,8 +159,8 @@ impl Hints {
 impl Facts {
     /// Adds them to a request.
     pub(crate) fn apply(self, request: SchedulingRequest) -> SchedulingRequest {
-        let Self { session, tenant, priority, output_tokens_max } = self;
-        SchedulingRequest { session, tenant, priority, output_tokens_max, ..request }
+        let Self { session, tenant, priority, output_tokens_max, whole_answer } = self;
+        SchedulingRequest { session, tenant, priority, output_tokens_max, whole_answer, ..request }
     }
 }
 
@@ -232,7 +234,8 @@ mod tests {
         let hints = Hints::new(&Config::default());
         let body = ParsedRequest::default();
         assert_eq!(read(&hints, &[("accept", "*/*")]), Facts::default());
-        assert_eq!(hints.read(&HeaderMap::new(), Some(&body)), Facts::default());
+        let whole = Facts { whole_answer: true, ..Facts::default() };
+        assert_eq!(hints.read(&HeaderMap::new(), Some(&body)), whole);
     }
 
     #[test]

@@ -203,7 +203,7 @@ async fn a_burst_that_nobody_has_answered_yet_is_placed_as_in_the_simulator() {
         let mut clients = Vec::new();
         for request in 0..trace.requests.len() as u32 {
             let mut client = Client::connect(gateway.address()).await;
-            client.request("POST", "/v1/completions", &body(&trace, request, false)).await;
+            client.request("POST", "/v1/completions", &body(&trace, request, true)).await;
             clients.push(client);
             eventually("it is placed", || made(&gateway).len() == clients.len()).await;
         }

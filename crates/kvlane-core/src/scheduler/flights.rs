@@ -25,6 +25,8 @@ pub(super) struct Flight {
     /// What was predicted of it, to be compared with what its answer says. Not of one that waited: its prediction was
     /// as old as its wait.
     pub(super) prediction: Option<Prediction>,
+    /// Its prompt is work to come.
+    pub(super) prefilling: bool,
     /// Its first token came, so it counts among those that the engine's counters have to account for.
     pub(super) computed: bool,
     /// What its endpoint's speed is learned from.

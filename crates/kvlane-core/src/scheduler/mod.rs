@@ -7,6 +7,7 @@
 
 mod flights;
 mod learning;
+mod unseen;
 
 use std::sync::Arc;
 
@@ -15,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::admission::Admission;
 use crate::decision::{Placement, Receipts, Rejection};
 use crate::endpoint::{Endpoint, EndpointId, Pool};
-use crate::load::Reported;
+use crate::load::{InFlight, Reported};
 use crate::policy::{Candidate, PickContext, Policy, PolicyConfig, Reason};
 use crate::queue::{Account, Lane, Queue, Waiting};
 use crate::rates::Rates;
@@ -27,6 +28,7 @@ use crate::truth::{self, Change, Feed, Knowledge, Prediction};
 
 use flights::{Flight, Flights, Turn};
 use learning::Learning;
+use unseen::Unseen;
 
 /// What an output token counts when tenants are compared, where an uncached prompt token counts 1: as VTC (arXiv
 /// 2401.00588, section 3.1) and AIBrix's `vtc-basic` have it.
@@ -231,6 +233,7 @@ pub struct Scheduler {
     queue: Queue,
     admission: Option<Admission>,
     learning: Learning,
+    unseen: Unseen,
     policy: Box<dyn Policy>,
     rng: Rng,
     receipts: Receipts,
@@ -251,6 +254,7 @@ impl Scheduler {
             queue: Queue::new(config.queue_len_max as usize),
             admission: config.session_admission.then(Admission::default),
             learning: Learning::new(config.timing.as_deref()),
+            unseen: Unseen::default(),
             policy: config.policy.build(),
             rng: Rng::new(config.seed),
             receipts: Receipts::new(config.receipts_max as usize),
@@ -266,6 +270,9 @@ impl Scheduler {
     /// times that are out of order by as much as they race.
     pub fn step(&mut self, now: Nanos, input: Input, out: &mut Vec<Output>) {
         let of_fleet = input.is_of_fleet();
+        while let Some(request) = self.unseen.pop(now) {
+            self.prefilled(request);
+        }
         match input {
             Input::Joined { endpoint, name, healthy, draining } => {
                 self.pool.join(endpoint, name);
@@ -464,7 +471,6 @@ impl Scheduler {
         let Candidate { endpoint, overlap_tokens, knowledge, prediction, .. } = self.rows[row];
         let feed = self.pool.get(endpoint).map_or(Feed::Absent, |endpoint| endpoint.truth.feed());
         let placement = Placement { endpoint, overlap_tokens, reason: cx.reason, knowledge, feed };
-        let output_tokens = cx.output_tokens;
         if explain {
             self.receipts.push(now, request, output_tokens, placement, &self.rows, &self.costs);
         }
@@ -486,6 +492,7 @@ impl Scheduler {
             prompt_tokens: request.prompt_tokens,
             block_tokens: *block_tokens,
             prediction: fresh.then_some(prediction),
+            prefilling: true,
             computed: false,
             timed,
             account: Account::of(request, lane),
@@ -496,6 +503,13 @@ impl Scheduler {
             flight.account,
             i64::from(flight.prefill_tokens) + OUTPUT_WEIGHT * i64::from(flight.output_tokens_due),
         );
+        if request.whole_answer {
+            let InFlight { requests, prefilling, prefill_tokens, prefill_pairs, context_tokens } =
+                picked.load.in_flight;
+            let (tokens, pairs) = (prefill_tokens + u64::from(uncached), prefill_pairs + pairs);
+            let step_s = picked.rates.decode_step_s(requests - prefilling, context_tokens);
+            self.unseen.placed(now, request.id, picked.rates.prefill_s(tokens, pairs) + step_s);
+        }
         if let Some(ledger) = self.pool.in_flight_mut(endpoint) {
             ledger.requests += 1;
             ledger.prefilling += 1;
@@ -552,22 +566,30 @@ impl Scheduler {
     /// A prompt is computed; `seen` is whether its first token was seen to come.
     fn first_token(&mut self, now: Nanos, request: RequestId, seen: bool) {
         let Some(flight) = self.flights.get_mut(request) else { return };
+        if std::mem::replace(&mut flight.computed, true) {
+            return;
+        }
+        let Flight { endpoint, prediction, prompt_tokens, prefill_tokens, prefill_pairs, .. } = *flight;
+        if seen {
+            let (tokens, timed) = (u64::from(prefill_tokens), &mut flight.timed);
+            self.learning.first_token(now, timed, self.pool.get_mut(endpoint), tokens, prefill_pairs);
+        }
+        if let Some(truth) = self.pool.truth_mut(endpoint) {
+            truth.owe(prediction.unwrap_or_default(), prompt_tokens);
+        }
+        self.prefilled(request);
+    }
+
+    /// A prompt is computed, or should be: it is no longer work to come.
+    fn prefilled(&mut self, request: RequestId) {
+        let Some(flight) = self.flights.get_mut(request) else { return };
         let prefill_tokens = u64::from(std::mem::take(&mut flight.prefill_tokens));
         let prefill_pairs = std::mem::take(&mut flight.prefill_pairs);
-        let first = !std::mem::replace(&mut flight.computed, true);
-        if first && seen {
-            let (tokens, timed) = (prefill_tokens, &mut flight.timed);
-            let endpoint = self.pool.get_mut(flight.endpoint);
-            self.learning.first_token(now, timed, endpoint, tokens, prefill_pairs);
-        }
-        let Flight { endpoint, prediction, prompt_tokens, .. } = *flight;
-        if let Some(ledger) = self.pool.in_flight_mut(endpoint) {
+        let prefilling = std::mem::take(&mut flight.prefilling);
+        if let Some(ledger) = self.pool.in_flight_mut(flight.endpoint) {
             ledger.prefill_tokens -= prefill_tokens;
             ledger.prefill_pairs -= prefill_pairs;
-            ledger.prefilling -= u32::from(first);
-        }
-        if first && let Some(truth) = self.pool.truth_mut(endpoint) {
-            truth.owe(prediction.unwrap_or_default(), prompt_tokens);
+            ledger.prefilling -= u32::from(prefilling);
         }
     }
 
@@ -602,12 +624,7 @@ impl Scheduler {
         flight.context_tokens += u64::from(count);
         let endpoint = self.pool.get_mut(flight.endpoint);
         self.learning.tokens(now, &mut flight.timed, endpoint, count);
-        // What was expected has been charged.
-        let beyond = count.saturating_sub(flight.output_tokens_due);
-        flight.output_tokens_due = flight.output_tokens_due.saturating_sub(count);
-        if beyond > 0 {
-            self.queue.charge(flight.account, OUTPUT_WEIGHT * i64::from(beyond));
-        }
+        charge(&mut self.queue, flight, count);
         if let Some(ledger) = self.pool.in_flight_mut(flight.endpoint) {
             ledger.context_tokens += u64::from(count);
         }
@@ -616,7 +633,8 @@ impl Scheduler {
     /// Takes over how long an answer is from who wrote it.
     fn wrote(&mut self, request: RequestId, output_tokens: u32) {
         let Some(flight) = self.flights.get_mut(request) else { return };
-        flight.timed.output_tokens = output_tokens;
+        let seen = std::mem::replace(&mut flight.timed.output_tokens, output_tokens);
+        charge(&mut self.queue, flight, output_tokens.saturating_sub(seen.max(1)));
         // The last token is no context of any other, as the first one was not counted.
         let context_tokens = u64::from(flight.prompt_tokens) + u64::from(output_tokens.saturating_sub(1));
         let before = std::mem::replace(&mut flight.context_tokens, context_tokens);
@@ -648,7 +666,7 @@ impl Scheduler {
         }
         if let Some(ledger) = self.pool.in_flight_mut(flight.endpoint) {
             ledger.requests -= 1;
-            ledger.prefilling -= u32::from(!flight.computed);
+            ledger.prefilling -= u32::from(flight.prefilling);
             ledger.prefill_pairs -= flight.prefill_pairs;
             ledger.prefill_tokens -= u64::from(flight.prefill_tokens);
             ledger.context_tokens -= flight.context_tokens;
@@ -667,12 +685,21 @@ impl Scheduler {
     }
 }
 
+/// More tokens of an answer came. Those that were expected have been charged.
+fn charge(queue: &mut Queue, flight: &mut Flight, count: u32) {
+    let beyond = count.saturating_sub(flight.output_tokens_due);
+    flight.output_tokens_due = flight.output_tokens_due.saturating_sub(count);
+    if beyond > 0 {
+        queue.charge(flight.account, OUTPUT_WEIGHT * i64::from(beyond));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::load::InFlight;
+    use crate::request::TenantKey;
 
     fn config(policy: &str) -> Config {
         Config {
@@ -776,6 +803,69 @@ mod tests {
             world.step(Input::Finished { request: RequestId(1) });
             assert_eq!(world.ledger(0), InFlight::default());
         }
+    }
+
+    #[test]
+    fn a_prompt_whose_first_token_nobody_sees_counts_as_computed_when_it_should_be() {
+        let mut world = World::new(config("least_load"), 1);
+        for whole_answer in [false, true] {
+            let id = RequestId(u64::from(whole_answer));
+            let request = SchedulingRequest { whole_answer, ..SchedulingRequest::new(id, 8000) };
+            world.step(Input::Arrived { request, overlap: Vec::new(), block_tokens: 16 });
+        }
+        assert_eq!((world.ledger(0).prefilling, world.ledger(0).prefill_tokens), (2, 16_000));
+        let expected_s =
+            Rates::default().prefill_s(16_000, 8000 * 8001) + Rates::default().decode_step_s(0, 0);
+        world.now = Nanos::from_secs_f64(expected_s);
+        world.step(Input::Tick);
+        assert_eq!(
+            (world.ledger(0).prefilling, world.ledger(0).prefill_tokens),
+            (2, 16_000),
+            "a moment early"
+        );
+        world.now += Nanos::from_millis(1);
+        world.step(Input::Tick);
+        let ledger = world.ledger(0);
+        assert_eq!(
+            (ledger.requests, ledger.prefilling, ledger.prefill_tokens),
+            (2, 1, 8000),
+            "the stream's is left"
+        );
+        for id in [1, 0] {
+            world.step(Input::Begun { request: RequestId(id) });
+            world.step(Input::Finished { request: RequestId(id) });
+        }
+        assert_eq!(world.ledger(0), InFlight::default());
+    }
+
+    #[test]
+    fn whoever_does_not_stream_is_charged_for_as_many_tokens() {
+        let served = |stream: bool| {
+            let mut world = World::new(Config { in_flight_max: 1, ..config("least_load") }, 1);
+            let arrive = |world: &mut World, id: u64, tenant: u64, prompt_tokens: u32| {
+                let tenant = Some(TenantKey(tenant));
+                let request =
+                    SchedulingRequest { tenant, ..SchedulingRequest::new(RequestId(id), prompt_tokens) };
+                world.step(Input::Arrived { request, overlap: Vec::new(), block_tokens: 16 })
+            };
+            arrive(&mut world, 0, 2, 3000);
+            world.step(Input::Finished { request: RequestId(0) });
+            arrive(&mut world, 1, 1, 100);
+            arrive(&mut world, 2, 1, 100);
+            arrive(&mut world, 3, 2, 100);
+            let count = 5000;
+            if stream {
+                world.step(Input::FirstToken { request: RequestId(1) });
+                world.step(Input::Tokens { request: RequestId(1), count: count - 1 });
+            } else {
+                world.step(Input::Begun { request: RequestId(1) });
+            }
+            world.step(Input::Wrote { request: RequestId(1), output_tokens: count });
+            let out = world.step(Input::Finished { request: RequestId(1) });
+            out.iter().find_map(Output::request)
+        };
+        assert_eq!(served(true), Some(RequestId(3)), "the other tenant has had less");
+        assert_eq!(served(false), served(true));
     }
 
     #[test]
@@ -955,6 +1045,7 @@ mod tests {
                     Act::Arrive { tokens, overlap, retry } => {
                         let mut request = SchedulingRequest::new(RequestId(asked.len() as u64), tokens);
                         request.attempt = u32::from(retry);
+                        request.whole_answer = tokens % 2 == 1;
                         asked.push(request.id);
                         let id = world.scheduler.pool.endpoints().next().expect("never empty").id;
                         let prediction = Prediction { exact: overlap / 2, approximate: overlap };
