@@ -28,6 +28,9 @@ use crate::prompt;
 /// Tells a router which conversation a request is a turn of.
 const SESSION: HeaderName = HeaderName::from_static("x-session-id");
 
+/// Tells a mock engine how long the answer is.
+const OUTPUT_TOKENS: HeaderName = HeaderName::from_static("x-mock-output-tokens");
+
 /// Longest prompt that is sent, in tokens of the trace: 8 MB of text.
 pub const PROMPT_TOKENS_MAX: u32 = 2_000_000;
 
@@ -57,6 +60,9 @@ pub struct ReplayConfig {
     pub request_timeout: Duration,
     /// Ask for exactly `max_tokens` tokens (`ignore_eos`, an extension of vLLM and SGLang; llama.cpp knows it too).
     pub ignore_eos: bool,
+    /// Tell how long each answer is to be, as `max_tokens`. Without, nobody on the way learns it: a mock engine is told by
+    /// a header of its own, and any other engine is not.
+    pub tell_lengths: bool,
     /// Sent as a bearer token.
     pub api_key: Option<String>,
 }
@@ -71,6 +77,7 @@ impl Default for ReplayConfig {
             seed: 0,
             request_timeout: Duration::from_secs(1800),
             ignore_eos: true,
+            tell_lengths: true,
             api_key: None,
         }
     }
@@ -303,7 +310,11 @@ impl Departure {
         let asked = &config.trace.requests[index as usize];
         let mut body = target.head.clone().into_bytes();
         prompt::append(&mut body, config.seed, &config.trace, index);
-        body.extend_from_slice(format!(r#""}}],"max_tokens":{}}}"#, asked.output_tokens.max(1)).as_bytes());
+        let output_tokens = asked.output_tokens.max(1);
+        match config.tell_lengths {
+            true => body.extend_from_slice(format!(r#""}}],"max_tokens":{output_tokens}}}"#).as_bytes()),
+            false => body.extend_from_slice(br#""}]}"#),
+        }
         let mut request = Request::new(Full::new(Bytes::from(body)));
         *request.method_mut() = Method::POST;
         *request.uri_mut() = target.uri.clone();
@@ -314,6 +325,9 @@ impl Departure {
             headers.insert(AUTHORIZATION, value.clone());
         }
         headers.insert(SESSION, HeaderValue::from(asked.session));
+        if !config.tell_lengths {
+            headers.insert(OUTPUT_TOKENS, HeaderValue::from(output_tokens));
+        }
         let record = Record {
             id: u64::from(index),
             scheduled_s: asked.arrival_s / config.speed,

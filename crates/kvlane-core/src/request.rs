@@ -3,6 +3,7 @@
 use std::sync::{Arc, LazyLock};
 
 use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::block::BlockHash;
 use crate::endpoint::EndpointId;
@@ -16,6 +17,16 @@ pub struct RequestId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct SessionKey(pub u64);
+
+// === impl SessionKey ===
+
+impl SessionKey {
+    /// The key of a conversation that is called `name` by somebody with this `seed`: another seed for each tenant, 0 for
+    /// nobody in particular. The same everywhere and always, so that all who hash sessions agree.
+    pub fn named(name: &[u8], seed: u64) -> Self {
+        Self(xxh3_64_with_seed(name, seed))
+    }
+}
 
 /// Names whom a request is for, where several share a fleet: a hash of a fairness id or of an API key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

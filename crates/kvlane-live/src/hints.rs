@@ -198,13 +198,13 @@ fn is_usable(name: &[u8], bytes_max: usize) -> bool {
 
 /// A session of this name, of that tenant or of nobody in particular.
 fn session_key(tenant: Option<Tenant<'_>>, name: &[u8]) -> SessionKey {
-    // One constant for each way to say who, so that none of them imitates another.
+    // A constant for each way to say who, so that neither imitates the other.
     let seed = match tenant {
-        None => 0x5E55_1040_0000_0001,
+        None => 0,
         Some(Tenant::Named(tenant)) => xxh3_64_with_seed(tenant, 0x5E55_1040_0000_0002),
         Some(Tenant::Holder(key)) => xxh3_64_with_seed(key, 0x5E55_1040_0000_0003),
     };
-    SessionKey(xxh3_64_with_seed(name, seed))
+    SessionKey::named(name, seed)
 }
 
 #[cfg(test)]

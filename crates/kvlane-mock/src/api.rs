@@ -202,6 +202,13 @@ impl Shared {
     }
 }
 
+/// Says how long the answer is, in words that no router reads: what a client knows of a trace, and no client of a model.
+const OUTPUT_TOKENS: &str = "x-mock-output-tokens";
+
+fn told_length(headers: &HeaderMap) -> Option<u32> {
+    headers.get(OUTPUT_TOKENS)?.to_str().ok()?.trim().parse().ok()
+}
+
 /// The body, or what the client did wrong in sending it.
 fn received(body: Result<Bytes, BytesRejection>) -> Result<Bytes, ApiError> {
     body.map_err(|rejection| ApiError { status: rejection.status(), message: rejection.body_text() })
@@ -229,7 +236,8 @@ async fn generate(
         ));
     }
     let prompt_tokens = order.prompt.tokens;
-    let output_tokens = shared.output_tokens(prompt_tokens, order.output_tokens_max)?;
+    let asked = told_length(&headers).or(order.output_tokens_max);
+    let output_tokens = shared.output_tokens(prompt_tokens, asked)?;
     let key = order.prompt.key;
     let ticket = shared.submit(&headers, order.prompt, output_tokens).await?;
     let answer = Answer {

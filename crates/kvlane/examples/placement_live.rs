@@ -255,6 +255,8 @@ async fn live(args: &Args, trace: &Arc<Trace>, policy: &PolicyConfig, piece: u32
         trace: Arc::clone(trace),
         speed: args.speed,
         seed: piece.into(),
+        // The simulator's router is not told either.
+        tell_lengths: false,
         ..ReplayConfig::default()
     };
     let report = replay(config, |_, _| ()).await?;

@@ -2,16 +2,22 @@
 //!
 //! Both call one router. What is compared is all around it: how prompts become blocks and tokens, what the router is told
 //! and when. A trace goes through a live gateway and through a world; then what each decision saw (overlap, requests,
-//! tokens in flight, of every endpoint) and what it picked has to be the same, line by line.
+//! tokens in flight, of every endpoint, and how long its answer will be) and what it picked has to be the same, line by
+//! line.
+//!
+//! Time is the one thing that cannot be the same. So it stands still in the gateway, and in the world so little of it
+//! passes that no digit shown depends on it: nothing decays then, and no time to a first token is one that teaches. How
+//! fast tokens come is learned from eight of them on, so answers are shorter.
 
 use std::net::{Ipv4Addr, TcpListener};
 
 use kvlane_bench::prompt;
 use kvlane_core::decision::Receipt;
+use kvlane_core::load::Reported;
 use kvlane_core::policy::PolicyConfig;
-use kvlane_core::scheduler::Scheduler;
+use kvlane_core::scheduler::{Input, Scheduler};
 use kvlane_core::time::Nanos;
-use kvlane_core::timing::TimingModel;
+use kvlane_core::timing::{Host, TimingModel};
 use kvlane_core::{index::approx, router, scheduler};
 use kvlane_live::config::{Config, WorkerSpec};
 use kvlane_live::testing::{Client, FakeEngine, TestGateway, config, eventually, soon};
@@ -30,7 +36,11 @@ const PRESET: &str = "qwen2.5-7b@a100";
 fn trace(conversations: u32) -> Trace {
     let mut workload = Workload::by_kind("chat").expect("a kind");
     workload.set_arrivals(Arrivals::Closed { count: conversations });
-    let trace = generate(&workload, SEED).expect("a workload");
+    let mut trace = generate(&workload, SEED).expect("a workload");
+    for request in &mut trace.requests {
+        request.output_tokens = 1 + request.output_tokens % 8;
+        request.think_s = request.think_s.map(|_| 0.0);
+    }
     let plan = Plan::new(&trace);
     let conversation = |root: &u32| {
         let root = *root;
@@ -38,6 +48,27 @@ fn trace(conversations: u32) -> Trace {
         (0..trace.requests.len() as u32).filter(move |&request| plan.root[request as usize] == root)
     };
     trace.select(plan.roots.iter().flat_map(conversation).collect::<Vec<_>>())
+}
+
+/// Policies but for those that hash prompts: the world's have numbers for text.
+fn policies() -> impl Iterator<Item = &'static str> {
+    PolicyConfig::NAMES.iter().copied().filter(|name| !["consistent_hash", "prefix_hash"].contains(name))
+}
+
+/// The preset's machine, so fast that a run takes no time to speak of.
+fn timing() -> TimingModel {
+    let mut timing = TimingModel::preset(PRESET).expect("in the tables");
+    let hardware = &mut timing.hardware;
+    for rate in
+        [&mut hardware.peak_flops, &mut hardware.memory_bytes_per_s, &mut hardware.all_reduce_bytes_per_s]
+    {
+        *rate *= 1e6;
+    }
+    for secs in [&mut hardware.all_reduce_secs, &mut hardware.layer_secs, &mut hardware.moe_layer_secs] {
+        *secs = 0.0;
+    }
+    timing.host = Host { step_secs: 0.0, sequence_secs: 0.0, request_secs: 0.0 };
+    timing
 }
 
 fn policy(name: &str) -> PolicyConfig {
@@ -54,9 +85,8 @@ fn gateway_config(name: &str, requests: usize) -> Config {
     config
 }
 
-fn world(name: &str, requests: usize) -> World {
+fn world(name: &str, requests: usize, timing: TimingModel) -> World {
     let defaults = Config::default().routing;
-    let timing = TimingModel::preset(PRESET).expect("in the tables");
     World::new(WorldConfig {
         engines: vec![EngineConfig::vllm(timing, BLOCK_TOKENS, 0.9); ENGINES],
         router: router::Config {
@@ -77,7 +107,7 @@ fn world(name: &str, requests: usize) -> World {
         prefill: None,
         fetch_tokens_min: None,
         link: Default::default(),
-        routing_delay: Nanos::from_millis(1),
+        routing_delay: Nanos(1),
         reports: None,
         events: Default::default(),
         faults: Vec::new(),
@@ -89,9 +119,24 @@ fn world(name: &str, requests: usize) -> World {
     })
 }
 
-/// What the world decides about a trace.
-fn simulated(name: &str, trace: &Trace, drive: Drive) -> Vec<String> {
-    let mut world = world(name, trace.requests.len());
+/// Engines say how loaded they are before the first request, as mock engines do when the gateway asks after their health.
+fn report_idle(world: &World) {
+    let engine = EngineConfig::vllm(timing(), BLOCK_TOKENS, 0.9);
+    let kv_capacity_tokens = Some(u64::from(engine.blocks) * u64::from(BLOCK_TOKENS));
+    let reported = Reported { running: 0, waiting: 0, kv_usage_ratio: 0.0, kv_capacity_tokens };
+    let endpoints: Vec<_> =
+        world.router().read(|scheduler| scheduler.pool().endpoints().map(|endpoint| endpoint.id).collect());
+    for endpoint in endpoints {
+        world.router().step(Nanos::ZERO, Input::Reported { endpoint, reported }, &mut Vec::new());
+    }
+}
+
+/// What the world decides about a trace. `asked` is whether the engines have said how loaded they are.
+fn simulated(name: &str, trace: &Trace, timing: TimingModel, asked: bool, drive: Drive) -> Vec<String> {
+    let mut world = world(name, trace.requests.len(), timing);
+    if asked {
+        report_idle(&world);
+    }
     let plan = Plan::new(trace);
     let requests = 0..trace.requests.len() as u32;
     let run = world.run(&Send { trace, plan: &plan, requests, origin_s: 0.0, drive }, |_| {});
@@ -102,16 +147,18 @@ fn simulated(name: &str, trace: &Trace, drive: Drive) -> Vec<String> {
 /// One line for each decision, in order: all but when it was, and how the request is called.
 fn decisions(scheduler: &Scheduler) -> Vec<String> {
     let line = |receipt: &Receipt| {
-        let Receipt { attempt, prompt_tokens, placement, rows, .. } = receipt;
+        let Receipt { attempt, prompt_tokens, output_tokens, session, placement, rows, .. } = receipt;
         let place = (placement.endpoint.slot(), placement.overlap_tokens, placement.reason);
         let rows: Vec<_> = rows
             .iter()
             .map(|row| {
                 let load = (row.requests, row.prefill_tokens, row.context_tokens);
-                (row.endpoint.slot(), row.overlap_tokens, load, row.cost)
+                (row.endpoint.slot(), row.overlap_tokens, load, format!("{:.5e}", row.cost))
             })
             .collect();
-        format!("attempt {attempt}, {prompt_tokens} tokens: {place:?} of {rows:?}")
+        format!(
+            "attempt {attempt}, {prompt_tokens} tokens, {output_tokens} to come, of {session:?}: {place:?} of {rows:?}"
+        )
     };
     scheduler.receipts().iter().map(line).collect()
 }
@@ -121,13 +168,18 @@ fn made(gateway: &TestGateway) -> Vec<String> {
     gateway.gateway().pools()[0].router.read(decisions)
 }
 
-fn body(trace: &Trace, request: u32, stream: bool) -> String {
+/// A request as its client sends it. How long its answer is, only the mock engine is told.
+fn request(trace: &Trace, request: u32, stream: bool) -> String {
     let mut text = Vec::new();
     prompt::append(&mut text, SEED, trace, request);
     let text = String::from_utf8(text).expect("words");
-    let max_tokens = trace.requests[request as usize].output_tokens;
-    serde_json::json!({"model": MODEL, "prompt": text, "max_tokens": max_tokens, "ignore_eos": true, "stream": stream})
-        .to_string()
+    let options = serde_json::json!({"include_usage": true});
+    let body =
+        serde_json::json!({"model": MODEL, "prompt": text, "stream": stream, "stream_options": options});
+    let (session, output_tokens) =
+        (Plan::new(trace).root[request as usize], trace.requests[request as usize].output_tokens);
+    let fields = format!("x-session-id: {session}\r\nx-mock-output-tokens: {output_tokens}\r\n");
+    Client::request_bytes("POST", "/v1/completions", &fields, &body.to_string())
 }
 
 #[track_caller]
@@ -159,14 +211,14 @@ async fn one_after_the_other_requests_go_to_the_same_mock_engines_as_in_the_simu
             .expect("it starts")
     };
     let engines: Vec<MockEngine> = (0..ENGINES).map(|_| mock()).collect();
-    for name in PolicyConfig::NAMES.iter().copied() {
+    for name in policies() {
         let mut config = gateway_config(name, trace.requests.len());
         config.workers =
             engines.iter().map(|engine| WorkerSpec::new(format!("http://{}", engine.addr()))).collect();
-        let gateway = TestGateway::start(config, &[]).await;
+        let gateway = TestGateway::start_at_speed(config, &[], 0.0).await;
         let mut client = Client::connect(gateway.address()).await;
-        for request in 0..trace.requests.len() as u32 {
-            client.request("POST", "/v1/completions", &body(&trace, request, request % 2 == 0)).await;
+        for n in 0..trace.requests.len() as u32 {
+            client.send(request(&trace, n, n % 2 == 0)).await;
             let reply = client.reply().await;
             assert_eq!(reply.status, 200, "{}", reply.text());
             // The client may see the end before the scheduler does.
@@ -175,7 +227,7 @@ async fn one_after_the_other_requests_go_to_the_same_mock_engines_as_in_the_simu
         let live = made(&gateway);
         assert_eq!(live.len(), trace.requests.len());
         assert_spread(name, &live);
-        assert_same(name, &live, &simulated(name, &trace, Drive::Closed { clients: 1 }));
+        assert_same(name, &live, &simulated(name, &trace, timing(), true, Drive::Closed { clients: 1 }));
         drop(client);
         gateway.end().await;
     }
@@ -189,27 +241,28 @@ async fn a_burst_that_nobody_has_answered_yet_is_placed_as_in_the_simulator() {
     let mut trace = trace(6);
     for (n, request) in trace.requests.iter_mut().enumerate() {
         (request.after, request.think_s) = (None, None);
-        // All within a millisecond: no engine has ended a step.
-        request.arrival_s = n as f64 * 1e-5;
+        // All within a microsecond: no engine has ended a step.
+        request.arrival_s = n as f64 * 1e-9;
     }
-    assert!(trace.span_s() < 1e-3);
-    for name in PolicyConfig::NAMES.iter().copied() {
+    assert!(trace.span_s() < 1e-6);
+    let slow = TimingModel::preset(PRESET).expect("in the tables");
+    for name in policies() {
         let mut engines = Vec::new();
         for _ in 0..ENGINES {
             engines.push(FakeEngine::start(MODEL).await);
         }
         let config = gateway_config(name, trace.requests.len());
-        let gateway = TestGateway::start(config, &engines.iter().collect::<Vec<_>>()).await;
+        let gateway = TestGateway::start_at_speed(config, &engines.iter().collect::<Vec<_>>(), 0.0).await;
         let mut clients = Vec::new();
-        for request in 0..trace.requests.len() as u32 {
+        for n in 0..trace.requests.len() as u32 {
             let mut client = Client::connect(gateway.address()).await;
-            client.request("POST", "/v1/completions", &body(&trace, request, true)).await;
+            client.send(request(&trace, n, true)).await;
             clients.push(client);
             eventually("it is placed", || made(&gateway).len() == clients.len()).await;
         }
         let live = made(&gateway);
         assert_spread(name, &live);
-        assert_same(name, &live, &simulated(name, &trace, Drive::Open { load: 1.0 }));
+        assert_same(name, &live, &simulated(name, &trace, slow.clone(), false, Drive::Open { load: 1.0 }));
         // Clients that leave end their requests.
         drop(clients);
         gateway.end().await;

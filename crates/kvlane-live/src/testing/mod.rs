@@ -78,9 +78,19 @@ impl TestGateway {
     ///
     /// # Panics
     /// When it does not start.
-    pub async fn start(mut config: Config, engines: &[&FakeEngine]) -> Self {
+    pub async fn start(config: Config, engines: &[&FakeEngine]) -> Self {
+        Self::start_at_speed(config, engines, 1.0).await
+    }
+
+    /// As [`TestGateway::start`], with a clock that counts `speed` seconds in a second. At 0 it stands still: then nothing
+    /// that is decided depends on when it is.
+    ///
+    /// # Panics
+    /// When it does not start.
+    pub async fn start_at_speed(mut config: Config, engines: &[&FakeEngine], speed: f64) -> Self {
         config.workers.extend(engines.iter().map(|engine| WorkerSpec::new(engine.url())));
-        let gateway = Self { serving: Serving::start(config).expect("the gateway starts") };
+        let serving = Serving::start_at_speed(config, speed).expect("the gateway starts");
+        let gateway = Self { serving };
         eventually("all workers are healthy", || gateway.all_healthy()).await;
         gateway
     }

@@ -210,7 +210,8 @@ impl Play<'_, '_> {
 
     /// The conversation of a request, as its client would name it.
     fn session(&self, request: u32) -> SessionKey {
-        SessionKey(self.first_id + u64::from(self.send.plan.root[request as usize]))
+        let number = self.first_id + u64::from(self.send.plan.root[request as usize]);
+        SessionKey::named(number.to_string().as_bytes(), 0)
     }
 
     fn id(&self, request: u32) -> RequestId {
