@@ -46,6 +46,10 @@ struct Factor {
 /// How far a factor may be from what was expected.
 const FACTOR_MAX: f64 = 50.0;
 
+/// Machines of one kind are not told apart by the noise of their factors: requests would follow the noise, and prompts
+/// would be computed again where nothing is gained.
+const ALIKE: f64 = 1.25;
+
 /// Least prompt tokens from which a time to first token says something about computing prompts rather than about steps.
 const PREFILL_TOKENS_MIN: u64 = 1024;
 
@@ -130,9 +134,10 @@ impl Factor {
         };
     }
 
-    /// What is known of it, or of the whole pool where that is nothing yet.
+    /// What is known of it; or of the whole pool, where that is nothing yet or no more than chance tells apart.
     fn or(&self, pool: &Self) -> f64 {
-        if self.samples == 0 { pool.value } else { self.value }
+        let ratio = self.value / pool.value;
+        if self.samples == 0 || (1.0 / ALIKE..ALIKE).contains(&ratio) { pool.value } else { self.value }
     }
 }
 
