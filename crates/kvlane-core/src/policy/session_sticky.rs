@@ -42,17 +42,21 @@ impl SessionSticky {
 
 impl Policy for SessionSticky {
     fn pick(&mut self, cx: &mut PickContext<'_>, candidates: &[Candidate]) -> usize {
-        let given = |row: &Candidate| self.given_tokens.get(row.endpoint).copied();
-        let least = candidates.iter().filter_map(given).min().unwrap_or(0);
+        let known = candidates.iter().filter_map(|row| self.given_tokens.get(row.endpoint));
+        let least = known.min().copied().unwrap_or(0);
         for row in candidates {
             self.given_tokens.get_or_insert(row.endpoint, || least);
         }
+        let given = |row: &Candidate| self.given_tokens.get(row.endpoint).copied().unwrap_or(least);
         let home = cx.request.session.and_then(|session| self.sessions.get(&session).copied());
         let stays = home.and_then(|home| candidates.iter().position(|row| row.endpoint == home));
         let row = stays.unwrap_or_else(|| {
-            let fewest = |row: &Candidate| self.given_tokens.get(row.endpoint) == Some(&least);
-            cx.cheapest_of(candidates, fewest, |row| -f64::from(row.overlap_tokens)).unwrap_or(0)
+            cx.cheapest_of(candidates, |row| given(row) == least, |row| -f64::from(row.overlap_tokens))
+                .unwrap_or(0)
         });
+        for (n, row) in candidates.iter().enumerate() {
+            cx.note(n, given(row) as f64);
+        }
         cx.reason = if stays.is_some() { Reason::Affinity } else { Reason::LeastLoaded };
         let endpoint = candidates[row].endpoint;
         let given_tokens = self.given_tokens.get_or_insert(endpoint, || least);
@@ -82,6 +86,7 @@ mod tests {
         assert_eq!(turn(&mut case, 2, 300), (1, Reason::LeastLoaded));
         assert_eq!(turn(&mut case, 2, 600), (1, Reason::Affinity));
         assert_eq!(turn(&mut case, 3, 200), (1, Reason::LeastLoaded), "900 to 1,000");
+        assert_eq!(case.costs, [1000.0, 900.0]);
         assert_eq!(turn(&mut case, 4, 10), (0, Reason::LeastLoaded), "1,100 to 1,000");
         case.rows[0].load.in_flight.requests = 1000;
         assert_eq!(turn(&mut case, 1, 10), (0, Reason::Affinity), "whatever the load");
