@@ -16,9 +16,12 @@
 //! --threads N            [one for each core]
 //! --store FILE           what has been run [target/placement/runs.jsonl]
 //! --keep-baselines
+//! --write DIRECTORY      write the document and its plots there
 //! --list                 print the cells and policies, and run nothing
 //! ```
 
+mod document;
+mod map;
 mod text;
 
 use std::collections::BTreeMap;
@@ -49,6 +52,7 @@ struct Options {
     keep_baselines: bool,
     knees: bool,
     list: bool,
+    write: Option<PathBuf>,
 }
 
 fn main() -> Result<(), Failure> {
@@ -75,6 +79,9 @@ fn main() -> Result<(), Failure> {
     }
     let judged = judge(&matrix, &directory, &selection, &options)?;
     write!(std::io::stdout(), "{}", text::report(&judged))?;
+    if let Some(directory) = &options.write {
+        document::write(&matrix, &judged, directory)?;
+    }
     Ok(())
 }
 
@@ -228,6 +235,7 @@ impl Options {
             keep_baselines: false,
             knees: false,
             list: false,
+            write: None,
         };
         while let Some(flag) = args.next() {
             let mut value = || args.next().ok_or_else(|| format!("{flag} needs a value"));
@@ -237,6 +245,7 @@ impl Options {
                 "--list" => options.list = true,
                 "--keep-baselines" => options.keep_baselines = true,
                 "--matrix" => options.matrix = value()?.into(),
+                "--write" => options.write = Some(value()?.into()),
                 "--store" => options.store = value()?.into(),
                 "--ours" => options.ours = Some(value()?),
                 "--only" => options.selection.only = names(&value()?),

@@ -13,6 +13,11 @@ const NAME_MAX: usize = 20;
 /// All of it.
 pub(super) fn report(judged: &Judged) -> String {
     let mut out = format!("{}\n{}\n", cells(judged).to_text(), policies(judged).to_text());
+    let by_age = ages(judged);
+    if by_age.rows.len() > 1 {
+        out.push_str(&by_age.to_text());
+        out.push('\n');
+    }
     let bad = judged.violations();
     for (over, cell, figure, standing) in &bad {
         let (ratio, than) = match *figure {
@@ -106,9 +111,35 @@ fn cells(judged: &Judged) -> Table {
     }
 }
 
+/// What becomes of the comparison as load reports grow older.
+pub(super) fn ages(judged: &Judged) -> Table {
+    let mut ages_s: Vec<f64> = judged.cells.iter().map(|cell| cell.cell.age_s).collect();
+    ages_s.sort_by(f64::total_cmp);
+    ages_s.dedup();
+    let head =
+        ["reports", "cells", "better", "within", "worse", "TTFT p99 over the bound", "best other over ours"];
+    let rows = ages_s.into_iter().map(|age_s| {
+        let cells = judged.cells.iter().filter(|cell| cell.cell.age_s == age_s).cloned().collect();
+        let of = Judged { cells, ..judged.clone() };
+        let count = |verdict: Verdict| of.count(verdict).to_string();
+        let tail = of.standings().filter(|(_, one)| one.ttft_p99_best_ratio > TTFT_P99_RATIO_MAX).count();
+        vec![
+            format!("{} ms old", age_s * 1e3),
+            of.standings().count().to_string(),
+            count(Verdict::Better),
+            count(Verdict::Within),
+            count(Verdict::Worse),
+            tail.to_string(),
+            of.relative_to_best().map_or(String::new(), |ratio| format!("{ratio:.4}")),
+        ]
+    });
+    Table { columns: head.map(str::to_owned).to_vec(), rows: rows.collect() }
+}
+
 /// Every policy's geometric means over ours, the best first.
-fn policies(judged: &Judged) -> Table {
-    let figures = [E2E, "ttft_mean_s", "ttft_p90_s", TTFT_P99, "tpot_mean_ms", "goodput_req_s"];
+pub(super) fn policies(judged: &Judged) -> Table {
+    let figures =
+        [E2E, "ttft_mean_s", "ttft_p90_s", TTFT_P99, "tpot_mean_ms", "session_mean_s", "goodput_req_s"];
     let mut arms: Vec<&String> = judged.cells.iter().flat_map(|cell| cell.arms.keys()).collect();
     arms.sort();
     arms.dedup();
@@ -126,7 +157,8 @@ fn policies(judged: &Judged) -> Table {
         })
         .collect();
     rows.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let head = ["times ours", "E2E", "TTFT", "TTFT p90", "TTFT p99", "TPOT", "goodput", "best other in"];
+    let head =
+        ["times ours", "E2E", "TTFT", "TTFT p90", "TTFT p99", "TPOT", "sessions", "goodput", "best other in"];
     Table { columns: head.map(str::to_owned).to_vec(), rows: rows.into_iter().map(|(_, row)| row).collect() }
 }
 
