@@ -1,6 +1,7 @@
 //! The matrix of policies: what a run finds does not depend on what runs beside it, and counts again only for the same
 //! program.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Mutex;
 
@@ -70,13 +71,13 @@ fn open(_: &Path) -> Result<Trace, TraceError> {
 fn found(matrix: &Matrix, jobs: &[Job], threads: usize) -> Vec<(Job, Figures)> {
     let cells: Vec<CellId> = jobs.iter().map(|job| job.cell.clone()).collect();
     let bench = Bench::new(matrix, &cells, Path::new(""), &open).expect("a bench");
-    let found = Mutex::new(Vec::new());
+    let found = Mutex::new(BTreeMap::new());
     bench
-        .run(jobs, threads, &|job, figures| found.lock().expect("no panic").push((job.clone(), figures)))
+        .run(jobs, threads, &|place, figures| _ = found.lock().expect("no panic").insert(place, figures))
         .expect("it runs");
     let found = found.into_inner().expect("no panic");
-    let of = |job: &Job| found.iter().find(|(one, _)| one == job).expect("each is run").clone();
-    jobs.iter().map(of).collect()
+    assert_eq!(found.len(), jobs.len(), "each is run once");
+    jobs.iter().cloned().zip(found.into_values()).collect()
 }
 
 fn some() -> Selection {

@@ -33,6 +33,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use kvlane_core::policy::PolicyConfig;
+use kvlane_sim::figures::Figures;
 use kvlane_sim::matrix::{
     Bench, CellId, Job, Judged, Matrix, Selection, Store, Versions, digest, file_name, knee,
 };
@@ -98,21 +99,15 @@ fn judge(
     let store = Store::open(&options.store)?;
     let versions = versions(matrix, directory)?;
     let jobs = matrix.jobs(selection)?;
-    let ours = |job: &Job| {
-        matrix.arms(&Selection::default()).is_ok_and(|arms| {
-            arms.iter()
-                .any(|arm| arm.arm == matrix.ours && file_name(&arm.policy) == file_name(&job.arm.policy))
-        })
+    let arms = matrix.arms(&Selection::default())?;
+    let ours = arms.iter().find(|arm| arm.arm == matrix.ours).map(|arm| file_name(&arm.policy));
+    let known = |job: &Job| {
+        let other_program = options.keep_baselines && ours.as_ref() != Some(&file_name(&job.arm.policy));
+        store.find(matrix, &versions, job, other_program).cloned()
     };
-    let mut results: Vec<(Job, Option<kvlane_sim::figures::Figures>)> = jobs
-        .into_iter()
-        .map(|job| {
-            let figures = store.find(matrix, &versions, &job, options.keep_baselines && !ours(&job)).cloned();
-            (job, figures)
-        })
-        .collect();
-    let missing: Vec<Job> =
-        results.iter().filter(|(_, figures)| figures.is_none()).map(|(job, _)| job.clone()).collect();
+    let mut figures: Vec<Option<Figures>> = jobs.iter().map(known).collect();
+    let places: Vec<usize> = (0..jobs.len()).filter(|&place| figures[place].is_none()).collect();
+    let missing: Vec<Job> = places.iter().map(|&place| jobs[place].clone()).collect();
     let mut cells: Vec<CellId> = missing.iter().map(|job| job.cell.clone()).collect();
     cells.dedup();
     let bench = Bench::new(matrix, &cells, directory, &|path| {
@@ -121,23 +116,19 @@ fn judge(
     let (begun, over) = (Instant::now(), AtomicUsize::new(0));
     let found = Mutex::new(Vec::new());
     let mut err = std::io::stderr();
-    writeln!(err, "{} runs, {} of them known", results.len(), results.len() - missing.len())?;
-    bench.run(&missing, options.threads, &|job, figures| {
-        let kept = store.keep(matrix, &versions, job, figures);
-        let over = over.fetch_add(1, Ordering::Relaxed) + 1;
-        progress(begun, over, missing.len(), job);
+    writeln!(err, "{} runs, {} of them known", jobs.len(), jobs.len() - missing.len())?;
+    bench.run(&missing, options.threads, &|place, figures| {
+        let kept = store.keep(matrix, &versions, &missing[place], figures);
+        progress(begun, over.fetch_add(1, Ordering::Relaxed) + 1, missing.len(), &missing[place]);
         if let Ok(mut found) = found.lock() {
-            found.push((job.clone(), kept));
+            found.push((places[place], kept));
         }
     })?;
     writeln!(err, "\n{:.1} s", begun.elapsed().as_secs_f64())?;
-    for (job, figures) in found.into_inner()? {
-        let figures = figures?;
-        if let Some(place) = results.iter_mut().find(|(one, _)| *one == job) {
-            place.1 = Some(figures);
-        }
+    for (place, kept) in found.into_inner()? {
+        figures[place] = Some(kept?);
     }
-    let results = results.into_iter().filter_map(|(job, figures)| Some((job, figures?))).collect();
+    let results = jobs.into_iter().zip(figures).filter_map(|(job, figures)| Some((job, figures?))).collect();
     Ok(Judged::new(&matrix.ours, results))
 }
 

@@ -91,7 +91,7 @@ impl<'a> Bench<'a> {
         Ok(Self { matrix, settings, sources })
     }
 
-    /// Runs jobs on `threads` threads, and hands over what each found, in any order, from any thread.
+    /// Runs jobs on `threads` threads, and hands over what each found, by its place, in any order, from any thread.
     ///
     /// # Errors
     /// Of the first job that cannot be run.
@@ -99,15 +99,17 @@ impl<'a> Bench<'a> {
         &self,
         jobs: &[Job],
         threads: usize,
-        each: &(dyn Fn(&Job, Figures) + Sync),
+        each: &(dyn Fn(usize, Figures) + Sync),
     ) -> Result<(), RunError> {
         let next = AtomicUsize::new(0);
         std::thread::scope(|scope| {
             let work = || {
                 let mut last = Last::default();
-                while let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                loop {
+                    let place = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(job) = jobs.get(place) else { return Ok(()) };
                     match self.job(job, &mut last) {
-                        Ok(figures) => each(job, figures),
+                        Ok(figures) => each(place, figures),
                         Err(why) => {
                             // Nobody begins another one.
                             next.store(jobs.len(), Ordering::Relaxed);
@@ -115,7 +117,6 @@ impl<'a> Bench<'a> {
                         }
                     }
                 }
-                Ok(())
             };
             let threads: Vec<_> =
                 (0..threads.clamp(1, jobs.len().max(1))).map(|_| scope.spawn(work)).collect();
@@ -171,9 +172,9 @@ pub fn knee(
             .map(|seed| Job { cell: CellId { load, ..cell.clone() }, arm: arms[0].clone(), seed })
             .collect();
         let sum = std::sync::Mutex::new(BTreeMap::new());
-        bench.run(&jobs, threads, &|job, figures| {
+        bench.run(&jobs, threads, &|place, figures| {
             let ttft_s = figures.get("ttft_mean_s").copied().unwrap_or(f64::INFINITY);
-            sum.lock().unwrap_or_else(std::sync::PoisonError::into_inner).insert(job.seed, ttft_s);
+            sum.lock().unwrap_or_else(std::sync::PoisonError::into_inner).insert(place, ttft_s);
         })?;
         let found = sum.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
         let mean_s = found.values().sum::<f64>() / jobs.len() as f64;
