@@ -113,7 +113,7 @@ fn judge(
     let bench = Bench::new(matrix, &cells, directory, &|path| {
         format::open(&directory.join(path), &Default::default())
     })?;
-    let (begun, over) = (Instant::now(), AtomicUsize::new(0));
+    let (begun, over) = (now(), AtomicUsize::new(0));
     let found = Mutex::new(Vec::new());
     let mut err = std::io::stderr();
     writeln!(err, "{} runs, {} of them known", jobs.len(), jobs.len() - missing.len())?;
@@ -157,7 +157,7 @@ fn knees(matrix: &Matrix, directory: &Path, selection: &Selection, threads: usiz
         format::open(&directory.join(path), &Default::default())
     })?;
     for cell in &cells {
-        let begun = Instant::now();
+        let begun = now();
         let found = knee(&bench, cell, selection.seeds.unwrap_or(1), threads, &mut |load, ttft_s| {
             _ = writeln!(std::io::stderr(), "  {load:.3}: {ttft_s:.3} s");
         });
@@ -187,9 +187,21 @@ fn list(matrix: &Matrix, selection: &Selection) -> Result<(), Failure> {
     Ok(())
 }
 
+/// For what is said of the progress, and nothing else.
+#[expect(clippy::disallowed_methods, reason = "a driver, not the model")]
+fn now() -> Instant {
+    Instant::now()
+}
+
+/// The crate: in the repository that one stands in, or in the one that this was built in.
+fn here() -> PathBuf {
+    let stands = Path::new("crates/kvlane-sim");
+    if stands.is_dir() { stands.to_owned() } else { env!("CARGO_MANIFEST_DIR").into() }
+}
+
 /// Of this program: its own bytes, the sources of the policies, the traces.
 fn versions(matrix: &Matrix, directory: &Path) -> Result<Versions, Failure> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kvlane-core/src/policy");
+    let root = here().join("../kvlane-core/src/policy");
     let mut policies = BTreeMap::new();
     for name in PolicyConfig::NAMES.iter().filter_map(|name| Some(file_name(&PolicyConfig::by_name(name)?))) {
         let mut files = vec![root.join(format!("{name}.rs"))];
@@ -217,7 +229,7 @@ fn versions(matrix: &Matrix, directory: &Path) -> Result<Versions, Failure> {
 impl Options {
     fn parse(mut args: impl Iterator<Item = String>) -> Result<Self, Failure> {
         let mut options = Self {
-            matrix: Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/placement/matrix.yaml"),
+            matrix: here().join("examples/placement/matrix.yaml"),
             selection: Selection::default(),
             ours: None,
             arms: Vec::new(),

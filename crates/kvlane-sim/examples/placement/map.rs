@@ -10,7 +10,7 @@ use crate::text::label;
 const WIDE: usize = 42;
 const HIGH: usize = 15;
 const LEFT: usize = 190;
-const TOP: usize = 120;
+const TOP: usize = 100;
 /// The ratio that is drawn darkest.
 const DARKEST: f64 = 3.0;
 
@@ -21,7 +21,7 @@ pub(super) fn svg(judged: &Judged, age_s: f64) -> String {
     arms.sort_by(|a, b| rank(a).total_cmp(&rank(b)));
     arms.insert(0, judged.ours.clone());
     let cells: Vec<&CellResult> = judged.cells.iter().filter(|cell| cell.cell.age_s == age_s).collect();
-    let (width, height) = (LEFT + WIDE * arms.len() + 30, TOP + HIGH * cells.len() + 8);
+    let (width, height) = (LEFT + WIDE * arms.len() + 70, TOP + HIGH * cells.len() + 8);
     let mut out = format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" role=\"img\" \
          aria-label=\"Mean time to the end over the best policy's\" font-family=\"system-ui,sans-serif\" font-size=\"10\">\n\

@@ -22,19 +22,19 @@ pub(super) fn report(judged: &Judged) -> String {
     for (over, cell, figure, standing) in &bad {
         let (ratio, than) = match *figure {
             E2E => (standing.e2e_ratio, &standing.best),
-            _ => (standing.ttft_p99_best_ratio, &standing.ttft_p99_best),
+            _ => (standing.ttft_p99_ratio, &standing.best),
         };
         _ = writeln!(out, "{:30} {figure:11} {ratio:.3} of {than} (bound times {over:.3})", label(cell));
     }
     let counts = [Verdict::Better, Verdict::Within, Verdict::Worse].map(|verdict| judged.count(verdict));
     let [better, within, worse] = counts;
     let tail = bad.iter().filter(|(_, _, figure, _)| *figure == TTFT_P99).count();
-    let own_tail =
-        judged.standings().filter(|(_, standing)| standing.ttft_p99_ratio > TTFT_P99_RATIO_MAX).count();
+    let best_tail =
+        judged.standings().filter(|(_, standing)| standing.ttft_p99_best_ratio > TTFT_P99_RATIO_MAX).count();
     _ = writeln!(
         out,
         "{}: {better} cells better than the best other, {within} within {:.0} %, {worse} worse; TTFT p99 more than \
-         {:.0} % above the best one's in {tail}, above that of the best end to end in {own_tail}. \
+         {:.0} % above its in {tail}, above whichever is best at that in {best_tail}. \
          The best other of each cell takes {} times as long as ours.",
         judged.ours,
         (E2E_RATIO_MAX - 1.0) * 100.0,
@@ -69,7 +69,7 @@ fn row(judged: &Judged, cell: &CellResult) -> Vec<String> {
         Verdict::Within => "",
         Verdict::Worse => "WORSE",
     };
-    let tail = if standing.ttft_p99_best_ratio > TTFT_P99_RATIO_MAX { "TAIL" } else { "" };
+    let tail = if standing.ttft_p99_ratio > TTFT_P99_RATIO_MAX { "TAIL" } else { "" };
     vec![
         label(&cell.cell),
         show(ours(E2E)),
@@ -122,7 +122,7 @@ pub(super) fn ages(judged: &Judged) -> Table {
         let cells = judged.cells.iter().filter(|cell| cell.cell.age_s == age_s).cloned().collect();
         let of = Judged { cells, ..judged.clone() };
         let count = |verdict: Verdict| of.count(verdict).to_string();
-        let tail = of.standings().filter(|(_, one)| one.ttft_p99_best_ratio > TTFT_P99_RATIO_MAX).count();
+        let tail = of.standings().filter(|(_, one)| one.ttft_p99_ratio > TTFT_P99_RATIO_MAX).count();
         vec![
             format!("{} ms old", age_s * 1e3),
             of.standings().count().to_string(),

@@ -122,8 +122,7 @@ impl<'a> Bench<'a> {
                 (0..threads.clamp(1, jobs.len().max(1))).map(|_| scope.spawn(work)).collect();
             threads
                 .into_iter()
-                .map(|thread| thread.join().unwrap_or_else(|why| std::panic::resume_unwind(why)))
-                .collect()
+                .try_for_each(|thread| thread.join().unwrap_or_else(|why| std::panic::resume_unwind(why)))
         })
     }
 
