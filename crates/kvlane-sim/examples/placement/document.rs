@@ -190,12 +190,28 @@ fn workloads(matrix: &Matrix, judged: &Judged, out: &mut String) {
         let knee = cells.iter().find_map(|cell| Some(cell.cell.load / cell.cell.of_knee?));
         _ = write!(
             out,
-            "\n## {workload} on {fleet}\n\n{} The knee is at {}.\n\n![Mean time to the end over the load]({IMAGES}/placement-{}.svg)\n\n",
+            "\n## {workload} on {fleet}\n\n{} The knee is at {}.{}\n\n![Mean time to the end over the load]({IMAGES}/placement-{}.svg)\n\n",
             about.unwrap_or_default(),
             knee.map_or("-".to_owned(), number),
+            sent(judged, &cells),
             file(&name),
         );
         figures(judged, &cells, out);
+    }
+}
+
+/// How much is sent at the knee, and how much of it was sent before.
+fn sent(judged: &Judged, cells: &[&CellResult]) -> String {
+    let at_knee = cells.iter().find(|cell| cell.cell.of_knee == Some(1.0));
+    let figures = at_knee.and_then(|cell| cell.arms.get(&judged.ours)).map(|arm| &arm.mean);
+    let of = |figure: &str| figures.and_then(|figures| figures.get(figure)).copied();
+    match (of("requests"), of("reusable_share")) {
+        (Some(requests), Some(share)) => format!(
+            " There, a run sends {} requests; of their prompt tokens a cache that forgets nothing would find {}.",
+            number(requests.round()),
+            percent(share)
+        ),
+        _ => String::new(),
     }
 }
 
