@@ -10,17 +10,20 @@
 //! - A conversation is **active** from its first request until it has been idle for longer than nine in ten of the
 //!   pauses that were seen to end. Its requests never wait here. A request of one that is not active waits until there
 //!   is room; those that come back before those that begin.
-//! - **Room** is there while what the active ones are expected to need fits into the caches of the fleet, times a factor.
-//!   One that is being answered needs its context, and no less than is usual; one that rests, that times the share of
-//!   pauses that end at all. Where conversations have one turn each, only what is being answered counts.
-//! - The **factor** begins at one and follows from evidence. Each round, of as many turns as there are active
-//!   conversations, tells which share of the tokens that were sent to an endpoint before had gone when they were wanted
-//!   again, and how many turns found their endpoint busy with other prompts. Where much was lost and endpoints are busy,
-//!   the factor is lowered at once; where little was lost, or it does not matter because endpoints have time, and somebody
-//!   was kept waiting, it rises slowly.
+//! - **Room** is there for all until the fleet thrashes. From then on it is there while what the active ones are
+//!   expected to need is below a limit. One that is being answered needs its context, and no less than is usual; one
+//!   that rests, that times the share of pauses that end at all. Where conversations have one turn each, only what is
+//!   being answered counts.
+//! - The **limit** follows from evidence. Each round, of as many turns as there are active conversations, tells which
+//!   share of the tokens that were computed had been sent to the same endpoint before, and which share of the turns found
+//!   their endpoint busy with other prompts. The product is about the share of the endpoints' time for prompts that is
+//!   wasted. Above one half the fleet thrashes: the limit is set, an eighth below what is needed at that moment. Above a
+//!   quarter it is lowered by another eighth; below three sixteenths it rises by a sixteenth a round while somebody
+//!   waits, and is given up when twice of what is needed would be within it. It is never below a quarter of what the
+//!   endpoints say their caches hold, and one conversation for each endpoint may always go on.
 //!
-//! Whoever has no session is none of this room's business, and a fleet that does not tell the size of its caches has
-//! room for all.
+//! A fleet that keeps up is left alone, whatever its caches lose: a limit would have conversations wait for what costs
+//! next to nothing. Whoever has no session is none of this room's business.
 
 use std::collections::BTreeSet;
 
@@ -42,13 +45,11 @@ const PAUSES_MAX: u32 = 4096;
 const ROUND_TURNS_MIN: u64 = 32;
 /// One, as a factor.
 const ONE: u64 = 1024;
-const FACTOR_MIN: u64 = ONE / 4;
-const FACTOR_MAX: u64 = ONE * 64;
-/// Much is one in so many, of tokens as of turns, and little one in so many.
-const MUCH: u64 = 4;
-const LITTLE: u64 = 8;
-/// What is added to the factor when it rises.
-const FACTOR_RISE: u64 = ONE / 32;
+/// Shares of the endpoints' time for prompts that goes into computing again what they had, in units of `1 / ONE`: the
+/// one from which on conversations are held back, and those above and below which fewer and more of them may go on.
+const THRASHING: u64 = ONE / 2;
+const MUCH: u64 = ONE / 4;
+const LITTLE: u64 = ONE * 3 / 16;
 
 /// Of one pool.
 #[derive(Debug)]
@@ -69,7 +70,8 @@ pub(crate) struct Admission {
     /// Usual context of a conversation.
     usual_tokens: u64,
     pauses: Pauses,
-    factor: u64,
+    /// What they may need; without, all may go on.
+    limit_tokens: Option<u64>,
     round: Round,
 }
 
@@ -94,8 +96,9 @@ struct Round {
     /// Turns that found their endpoint busy with other prompts.
     busy_turns: u64,
     /// Tokens that had been sent to their endpoint before, and those of them that it did not hold.
-    sent_tokens: u64,
     lost_tokens: u64,
+    /// Prompt tokens that were computed, those included.
+    computed_tokens: u64,
     /// Somebody was kept waiting.
     held_back: bool,
 }
@@ -126,14 +129,14 @@ impl Default for Admission {
             endpoints: 0,
             usual_tokens: 0,
             pauses: Pauses { bins: vec![0; 64 * 4], ended: 0, given_up: 0, idle_span: IDLE_SPAN },
-            factor: ONE,
+            limit_tokens: None,
             round: Round::default(),
         }
     }
 }
 
 impl Admission {
-    /// What the fleet's caches hold; 0 if that is not known.
+    /// How many endpoints there are, and what their caches hold; 0 if that is not known.
     pub(crate) fn set_fleet(&mut self, endpoints: usize, capacity_tokens: u64) {
         (self.endpoints, self.capacity_tokens) = (endpoints, capacity_tokens);
     }
@@ -147,14 +150,17 @@ impl Admission {
         }
     }
 
-    /// Whether one more conversation fits.
-    pub(crate) fn has_room(&self) -> bool {
+    /// Whether one more conversation fits, which comes with a prompt of so many tokens.
+    pub(crate) fn has_room(&self, prompt_tokens: u32) -> bool {
         let active = self.busy + self.resting.len();
-        let limit = (u128::from(self.capacity_tokens) * u128::from(self.factor) / u128::from(ONE)) as u64;
+        let wanted = self.needed_tokens() + self.usual_tokens.max(prompt_tokens.into());
+        active < self.endpoints || self.limit_tokens.is_none_or(|limit| wanted <= limit)
+    }
+
+    /// What the active ones are expected to need.
+    fn needed_tokens(&self) -> u64 {
         let resting = u128::from(self.resting_tokens) * u128::from(self.pauses.end_share()) / u128::from(ONE);
-        self.capacity_tokens == 0
-            || active < self.endpoints
-            || self.busy_tokens + resting as u64 + self.usual_tokens <= limit
+        self.busy_tokens + resting as u64
     }
 
     /// A request comes and may go on: it is in flight from here, or waits for nothing but its turn.
@@ -193,9 +199,9 @@ impl Admission {
         self.set_context(key, prompt_tokens.into());
     }
 
-    /// What a turn found of the tokens that had been sent to its endpoint before.
-    pub(crate) fn observe(&mut self, sent_tokens: u32, held_tokens: u32) {
-        self.round.sent_tokens += u64::from(sent_tokens);
+    /// What a turn found of its prompt, and what it would have found if its endpoint had lost nothing that was sent there.
+    pub(crate) fn observe(&mut self, prompt_tokens: u32, sent_tokens: u32, held_tokens: u32) {
+        self.round.computed_tokens += u64::from(prompt_tokens.saturating_sub(held_tokens));
         self.round.lost_tokens += u64::from(sent_tokens.saturating_sub(held_tokens));
     }
 
@@ -262,13 +268,21 @@ impl Admission {
         if self.round.turns < active.max(ROUND_TURNS_MIN) {
             return;
         }
-        let Round { turns, busy_turns, sent_tokens, lost_tokens, held_back } =
+        let Round { turns, busy_turns, lost_tokens, computed_tokens, held_back } =
             std::mem::take(&mut self.round);
-        if lost_tokens * MUCH > sent_tokens && busy_turns * MUCH > turns {
-            self.factor = (self.factor * 7 / 8).max(FACTOR_MIN);
-        } else if held_back && (lost_tokens * LITTLE < sent_tokens || busy_turns * LITTLE < turns) {
-            self.factor = (self.factor + FACTOR_RISE).min(FACTOR_MAX);
-        }
+        let lost_share = ONE * lost_tokens / computed_tokens.max(1);
+        // About the share of the endpoints' time for prompts that goes into computing again what they had.
+        let wasted_share = lost_share * busy_turns / turns;
+        let needed = self.needed_tokens();
+        let least = self.capacity_tokens / 4;
+        self.limit_tokens = match self.limit_tokens {
+            None if wasted_share > THRASHING => Some((needed / 8 * 7).max(least)),
+            None => None,
+            Some(limit) if wasted_share > MUCH => Some((limit.min(needed) / 8 * 7).max(least)),
+            Some(limit) if wasted_share < LITTLE && held_back => Some(limit / 16 * 17),
+            Some(limit) if wasted_share < LITTLE && needed < limit / 2 => None,
+            limit => limit,
+        };
     }
 
     /// When the next conversation will have been idle for too long, if nothing happens before.
@@ -351,18 +365,18 @@ mod tests {
     }
 
     #[test]
-    fn there_is_room_for_what_fits_and_for_one_conversation_each_endpoint() {
-        let mut admission = admission(2, 1000);
+    fn there_is_room_within_the_limit_and_for_one_conversation_each_endpoint() {
+        let mut admission = admission(2, 0);
+        assert!(admission.has_room(u32::MAX), "there is no limit");
+        admission.limit_tokens = Some(1000);
         for key in 0..2 {
-            assert!(admission.has_room());
+            assert!(admission.has_room(900));
             admission.enter(secs(0), SessionKey(key));
             admission.placed(SessionKey(key), 900, false);
         }
-        assert!(!admission.has_room());
-        admission.set_fleet(2, 10_000);
-        assert!(admission.has_room());
-        admission.set_fleet(2, 0);
-        assert!(admission.has_room(), "nobody knows how much fits");
+        assert!(!admission.has_room(1));
+        admission.limit_tokens = Some(2000);
+        assert!(admission.has_room(200) && !admission.has_room(201));
     }
 
     #[test]
@@ -383,7 +397,8 @@ mod tests {
     fn of_conversations_that_never_return_nothing_is_kept() {
         let mut admission = admission(1, 1000);
         (0..200).for_each(|n| turn(&mut admission, n, n + 1, n, 600));
-        assert!(admission.has_room(), "60 rest, and one in a hundred of them is expected back");
+        let needed = admission.needed_tokens();
+        assert!(needed < 600, "60 rest, and hardly one of them is expected back: {needed}");
     }
 
     #[test]
@@ -397,27 +412,49 @@ mod tests {
         assert_eq!((admission.lane(SessionKey(1)), admission.busy_tokens), (Lane::Begins, 0));
     }
 
-    #[test]
-    fn the_factor_falls_where_much_is_lost_and_endpoints_are_busy_and_rises_where_somebody_waits_for_nothing()
-    {
-        let mut admission = admission(1, 1000);
-        let mut round = |lost: u32, busy, held_back: bool| {
-            let before = admission.factor;
-            for n in 0..ROUND_TURNS_MIN {
-                admission.placed(SessionKey(0), 1, n < busy);
-                admission.observe(100, 100 - lost);
-                if held_back {
-                    admission.hold_back();
-                }
-                admission.conclude();
+    /// A round in which, of 32 turns and of 100 tokens each computed, so many were busy and so many lost.
+    fn round(admission: &mut Admission, busy: u64, lost: u32, held_back: bool) -> Option<u64> {
+        admission.round = Round::default();
+        for n in 0..ROUND_TURNS_MIN {
+            admission.placed(SessionKey(0), 1, n < busy);
+            admission.observe(500, 400 + lost, 400);
+            if held_back {
+                admission.hold_back();
             }
-            admission.factor.cmp(&before) as i8
-        };
-        assert_eq!(round(50, 16, true), -1);
-        assert_eq!(round(50, 2, true), 1, "endpoints have time to compute it again");
-        assert_eq!(round(5, 32, true), 1, "whatever they are busy with, it is nothing that was lost");
-        assert_eq!(round(5, 32, false), 0, "nobody would use it");
-        assert_eq!(round(20, 6, true), 0);
+            admission.conclude();
+        }
+        admission.limit_tokens
+    }
+
+    #[test]
+    fn the_limit_is_set_when_the_fleet_thrashes_and_follows_what_is_wasted() {
+        let mut admission = admission(1, 1000);
+        admission.enter(secs(0), SessionKey(7));
+        admission.placed(SessionKey(7), 8000, false);
+        assert_eq!(round(&mut admission, 32, 45, false), None, "busy, and half of it with what is new");
+        assert_eq!(
+            round(&mut admission, 14, 100, false),
+            None,
+            "all is lost, and there is time to compute it again"
+        );
+        assert_eq!(round(&mut admission, 24, 80, false), Some(7000));
+        assert_eq!(round(&mut admission, 12, 80, true), Some(6125), "more than a quarter");
+        assert_eq!(round(&mut admission, 8, 80, true), Some(6125), "a fifth");
+        assert_eq!(round(&mut admission, 4, 80, true), Some(6125 / 16 * 17));
+        assert_eq!(round(&mut admission, 4, 80, false), Some(6125 / 16 * 17), "nobody would use it");
+        admission.placed(SessionKey(7), 3000, false);
+        assert_eq!(round(&mut admission, 4, 80, false), None, "there is twice the room");
+    }
+
+    #[test]
+    fn the_limit_has_a_floor() {
+        let mut admission = admission(1, 1000);
+        admission.enter(secs(0), SessionKey(7));
+        admission.placed(SessionKey(7), 300, false);
+        for _ in 0..9 {
+            assert!(round(&mut admission, 32, 100, true) >= Some(250));
+        }
+        assert_eq!(admission.limit_tokens, Some(250));
     }
 
     #[test]
@@ -443,6 +480,11 @@ mod tests {
             let active = self.sessions.values().filter(|session| session.active).count();
             assert_eq!(active, self.busy + self.resting.len());
             assert_eq!(self.sessions.len(), active + self.past.len());
+        }
+
+        /// As if the fleet had thrashed.
+        pub(crate) fn set_limit(&mut self, tokens: u64) {
+            self.limit_tokens = Some(tokens);
         }
 
         /// Whether nothing holds anything.

@@ -135,9 +135,16 @@ impl Queue {
         self.waiting.len()
     }
 
-    /// Whether a conversation waits to begin.
+    /// Whether anybody waits to be admitted.
     pub(crate) fn anyone_begins(&self) -> bool {
         self.begins_len > 0
+    }
+
+    /// Of those who wait to be admitted, who goes first.
+    pub(crate) fn first_gated(&self) -> Option<&SchedulingRequest> {
+        let mut bands = self.bands.iter().filter(|((_, lane), _)| self.begins_len > 0 && lane.is_gated());
+        let place = bands.find_map(|(_, band)| Some(band.order.first()?.1))?;
+        self.waiting.get(&place).map(|(waiting, _)| &waiting.request)
     }
 
     /// Takes a request in and returns whom it has displaced, or gives it back when the queue is full.

@@ -361,7 +361,7 @@ impl Scheduler {
         }
         let at_once = waiting.request.attempt > 0;
         let lane = if at_once { Lane::GoesOn } else { self.lane(&waiting.request) };
-        let may_go = lane == Lane::GoesOn || !self.queue.anyone_begins() && self.may_begin();
+        let may_go = lane == Lane::GoesOn || !self.queue.anyone_begins() && self.may_begin(&waiting.request);
         if at_once || !self.is_full() && may_go {
             self.queue.pass(Account::of(&waiting.request, lane));
             self.enter(now, waiting.request.session);
@@ -389,9 +389,9 @@ impl Scheduler {
         }
     }
 
-    /// Whether a conversation may begin.
-    fn may_begin(&self) -> bool {
-        self.admission.as_ref().is_none_or(|admission| admission.has_room())
+    /// Whether there is room for the conversation of a request that is not active.
+    fn may_begin(&self, request: &SchedulingRequest) -> bool {
+        self.admission.as_ref().is_none_or(|admission| admission.has_room(request.prompt_tokens))
     }
 
     fn enter(&mut self, now: Nanos, session: Option<SessionKey>) {
@@ -427,7 +427,7 @@ impl Scheduler {
             admission.expire(now);
         }
         while !self.is_full() {
-            let may_begin = self.queue.anyone_begins() && self.may_begin();
+            let may_begin = self.queue.first_gated().is_some_and(|request| self.may_begin(request));
             let Some((waiting, lane)) = self.queue.pop(may_begin) else {
                 if let Some(admission) = self.admission.as_mut().filter(|_| self.queue.anyone_begins()) {
                     admission.hold_back();
@@ -655,7 +655,7 @@ impl Scheduler {
             if let (Some(admission), Some(held_tokens), true) =
                 (&mut self.admission, held_tokens, flight.computed)
             {
-                admission.observe(sent_tokens, held_tokens);
+                admission.observe(flight.prompt_tokens, sent_tokens, held_tokens);
                 admission.conclude();
             }
             self.leave(now, Some(session), flight.computed.then_some(flight.context_tokens));
@@ -1001,9 +1001,70 @@ mod tests {
         }
     }
 
+    /// A turn of a conversation.
+    fn said(world: &mut World, id: u64, session: u64, prompt_tokens: u32) -> Vec<Output> {
+        let request = SchedulingRequest {
+            session: Some(SessionKey(session)),
+            ..SchedulingRequest::new(RequestId(id), prompt_tokens)
+        };
+        world.step(Input::Arrived { request, overlap: Vec::new(), block_tokens: 16 })
+    }
+
+    fn answered(world: &mut World, id: u64) -> Vec<Output> {
+        let request = RequestId(id);
+        world.step(Input::FirstToken { request });
+        world.step(Input::Finished { request })
+    }
+
+    fn limit(world: &mut World, tokens: u64) {
+        world.scheduler.admission.as_mut().expect("on").set_limit(tokens);
+    }
+
+    #[test]
+    fn a_new_conversation_waits_for_room_and_nobody_waits_for_it() {
+        let patient = Nanos::from_secs(1000);
+        let config = Config { session_admission: true, queue_timeout: patient, ..config("round_robin") };
+        let mut world = World::new(config, 1);
+        limit(&mut world, 1000);
+        assert!(placed(&said(&mut world, 1, 1, 900)).is_some());
+        assert_eq!(placed(&said(&mut world, 2, 2, 200)), None, "both do not fit");
+        assert!(placed(&world.arrive(3, 900, &[])).is_some(), "it is of no conversation");
+        assert!(placed(&said(&mut world, 4, 1, 900)).is_some(), "it goes on");
+        [1, 3, 4].into_iter().for_each(|id| assert_eq!(placed(&answered(&mut world, id)), None));
+        let idle_at = world.scheduler.next_deadline().expect("the first one rests");
+        world.now = idle_at - Nanos(1);
+        assert!(placed(&world.step(Input::Tick)).is_some(), "the first one is idle by now");
+        assert_eq!(placed(&said(&mut world, 5, 1, 900)), None, "it has to come back");
+        assert_eq!(placed(&said(&mut world, 6, 3, 10)), None);
+        world.step(Input::Finished { request: RequestId(5) });
+        limit(&mut world, 10_000);
+        world.step(Input::Tick);
+        assert_eq!((world.scheduler.queued(), world.scheduler.in_flight()), (0, 2), "more fits");
+    }
+
+    #[test]
+    fn whoever_comes_back_goes_before_whoever_begins() {
+        let patient = Nanos::from_secs(1000);
+        let config = Config { session_admission: true, queue_timeout: patient, ..config("round_robin") };
+        let mut world = World::new(config, 1);
+        limit(&mut world, 1000);
+        said(&mut world, 1, 1, 900);
+        answered(&mut world, 1);
+        world.now += Nanos::from_secs(100);
+        assert!(placed(&said(&mut world, 2, 2, 900)).is_some());
+        assert_eq!((said(&mut world, 3, 3, 900), said(&mut world, 4, 1, 900)), (vec![], vec![]));
+        world.now += Nanos::from_secs(1);
+        answered(&mut world, 2);
+        world.now += Nanos::from_secs(100);
+        let out = world.step(Input::Tick);
+        assert_eq!(out[0].request(), Some(RequestId(4)), "{out:?}");
+    }
+
     #[derive(Clone, Debug)]
     enum Act {
-        Arrive { tokens: u32, overlap: u32, retry: bool },
+        Arrive { tokens: u32, overlap: u32, retry: bool, session: Option<u64>, tenant: u64, priority: i8 },
+        Answered(usize, u32),
+        Holds(u16, u64),
         FirstToken(usize),
         Tokens(usize, u32),
         Wrote(usize, u32),
@@ -1017,8 +1078,12 @@ mod tests {
     fn act() -> impl Strategy<Value = Act> {
         let any_request = || 0usize..40;
         prop_oneof![
-            6 => (0u32..5000, 0u32..6000, any::<bool>())
-                .prop_map(|(tokens, overlap, retry)| Act::Arrive { tokens, overlap, retry }),
+            6 => (0u32..5000, 0u32..6000, any::<bool>(), prop::option::of(0u64..5), 0u64..3, -1i8..2).prop_map(
+                |(tokens, overlap, retry, session, tenant, priority)| Act::Arrive {
+                    tokens, overlap, retry, session, tenant, priority
+                }),
+            2 => (any_request(), 0u32..5000).prop_map(|(r, cached)| Act::Answered(r, cached)),
+            1 => (0u16..3, 0u64..8000).prop_map(|(e, tokens)| Act::Holds(e, tokens)),
             4 => any_request().prop_map(Act::FirstToken),
             4 => (any_request(), 0u32..100).prop_map(|(r, n)| Act::Tokens(r, n)),
             1 => (any_request(), 0u32..100).prop_map(|(r, n)| Act::Wrote(r, n)),
@@ -1036,20 +1101,42 @@ mod tests {
             acts in prop::collection::vec(act(), 1..200),
             policy in 0..PolicyConfig::NAMES.len(),
             in_flight_max in 0u32..6,
+            session_admission: bool,
+            limited in 0u64..9000,
+            second in 1u64..1_000_000_000,
         ) {
-            let config = Config { in_flight_max, ..config(PolicyConfig::NAMES[policy]) };
+            let config = Config { in_flight_max, session_admission, ..config(PolicyConfig::NAMES[policy]) };
             let mut world = World::new(config, 3);
+            if let (Some(admission), true) = (&mut world.scheduler.admission, limited > 0) {
+                admission.set_limit(limited);
+            }
             let (mut asked, mut answered, mut given_up) = (Vec::new(), Vec::new(), Vec::new());
             for act in acts {
                 let out = match act {
-                    Act::Arrive { tokens, overlap, retry } => {
+                    Act::Arrive { tokens, overlap, retry, session, tenant, priority } => {
                         let mut request = SchedulingRequest::new(RequestId(asked.len() as u64), tokens);
                         request.attempt = u32::from(retry);
                         request.whole_answer = tokens % 2 == 1;
+                        (request.session, request.priority) = (session.map(SessionKey), priority);
+                        request.tenant = Some(TenantKey(tenant)).filter(|_| tenant > 0);
                         asked.push(request.id);
                         let id = world.scheduler.pool.endpoints().next().expect("never empty").id;
                         let prediction = Prediction { exact: overlap / 2, approximate: overlap };
                         world.step(Input::Arrived { request, overlap: vec![(id, prediction)], block_tokens: 16 })
+                    }
+                    Act::Answered(r, cached_tokens) => {
+                        let reported = truth::Reported { prompt_tokens: 5000, cached_tokens };
+                        world.step(Input::Answered { request: RequestId(r as u64), reported })
+                    }
+                    Act::Holds(slot, tokens) => {
+                        let reported = Reported {
+                            running: 0,
+                            waiting: 0,
+                            kv_usage_ratio: 0.0,
+                            kv_capacity_tokens: Some(tokens).filter(|&tokens| tokens > 0),
+                        };
+                        let endpoint = world.seated(slot);
+                        world.step(Input::Reported { endpoint, reported })
                     }
                     Act::FirstToken(r) => world.step(Input::FirstToken { request: RequestId(r as u64) }),
                     Act::Tokens(r, count) => world.step(Input::Tokens { request: RequestId(r as u64), count }),
@@ -1081,7 +1168,8 @@ mod tests {
                         out
                     }
                     Act::Wait(span) => {
-                        world.now += Nanos(span);
+                        // Long enough for conversations to have been idle for too long, at times.
+                        world.now += Nanos(if span == 19 { 100 * second } else { span });
                         world.step(Input::Tick)
                     }
                 };
@@ -1091,8 +1179,14 @@ mod tests {
                         answered.push(request);
                     }
                 }
-                if in_flight_max > 0 && world.scheduler.queued() > 0 {
-                    prop_assert!(world.scheduler.is_full(), "nobody waits while there is room");
+                let room = world.scheduler.queued() > 0 && !world.scheduler.is_full();
+                let held = |world: &World| {
+                    let first = world.scheduler.queue.first_gated();
+                    first.is_some_and(|first| !world.scheduler.may_begin(first))
+                };
+                prop_assert!(!room || held(&world), "nobody waits while there is room");
+                if let Some(admission) = &world.scheduler.admission {
+                    admission.check();
                 }
             }
             let waiting = asked.len() - answered.len() - given_up.len();
@@ -1103,6 +1197,7 @@ mod tests {
                 }
             }
             prop_assert_eq!((world.scheduler.in_flight(), world.scheduler.queued()), (0, 0));
+            prop_assert!(world.scheduler.admission.as_ref().is_none_or(Admission::is_idle));
             for endpoint in world.scheduler.pool.endpoints() {
                 prop_assert_eq!(endpoint.load.in_flight, InFlight::default());
             }
