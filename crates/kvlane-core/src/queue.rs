@@ -147,12 +147,12 @@ impl Queue {
         self.waiting.get(&place).map(|(waiting, _)| &waiting.request)
     }
 
-    /// Takes a request in and returns whom it has displaced, or gives it back when the queue is full.
-    pub(crate) fn push(&mut self, waiting: Waiting, lane: Lane) -> Result<Option<(Waiting, Lane)>, Waiting> {
+    /// Takes a request in. Returns whom there is no room for, if the queue is full: the newcomer or somebody else.
+    pub(crate) fn push(&mut self, waiting: Waiting, lane: Lane) -> Option<(Waiting, Lane)> {
         let mut displaced = None;
         if self.waiting.len() >= self.len_max {
             let Some(last) = self.displaceable(Account::of(&waiting.request, lane)) else {
-                return Err(waiting);
+                return Some((waiting, lane));
             };
             displaced = self.take(last);
         }
@@ -161,7 +161,7 @@ impl Queue {
         self.places.insert(waiting.request.id, place);
         self.deadlines.insert((waiting.deadline, place));
         self.line_up(place, waiting, lane);
-        Ok(displaced)
+        displaced
     }
 
     pub(crate) fn contains(&self, id: RequestId) -> bool {
@@ -350,7 +350,7 @@ mod tests {
 
     fn push(queue: &mut Queue, id: u64, priority: i8, tenant: u64, lane: Lane) -> Option<u64> {
         let displaced = queue.push(waiting(id, priority, Some(tenant), None), lane);
-        displaced.unwrap_or_else(|back| Some((back, lane))).map(|(waiting, _)| waiting.request.id.0)
+        displaced.map(|(waiting, _)| waiting.request.id.0)
     }
 
     fn drain(queue: &mut Queue, may_begin: bool, tokens: i64) -> Vec<u64> {
@@ -409,7 +409,7 @@ mod tests {
     fn what_waits_of_a_conversation_that_has_begun_goes_on() {
         let mut queue = Queue::new(9);
         for (id, session) in [(0, 7), (1, 7), (2, 8)] {
-            queue.push(waiting(id, 0, None, Some(session)), Lane::Begins).expect("room");
+            assert!(queue.push(waiting(id, 0, None, Some(session)), Lane::Begins).is_none());
         }
         let (first, _) = queue.pop(true).expect("one waits");
         let mut moved = 0;
@@ -487,7 +487,7 @@ mod tests {
                         model.insert(next, (account, newcomer.deadline, session));
                         next += 1;
                         let full = queue.len() == 40;
-                        let out = queue.push(newcomer, lane).unwrap_or_else(|back| Some((back, lane)));
+                        let out = queue.push(newcomer, lane);
                         prop_assert_eq!(out.is_some(), full);
                         if let Some((out, _)) = out {
                             let (gone, ..) = model.remove(&out.request.id.0).expect("it waited");

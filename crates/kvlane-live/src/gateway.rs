@@ -396,7 +396,7 @@ impl ModelPool {
         Self {
             model: model.into(),
             policy: config.scheduler.policy.name(),
-            queues: config.scheduler.in_flight_max > 0,
+            queues: config.scheduler.in_flight_max > 0 || config.scheduler.session_admission,
             router: Router::new(config),
             counting: gateway.tokenizers.counting(model),
             metrics: gateway.metrics.pool(model),
@@ -501,7 +501,10 @@ impl<'a> Waiting<'a> {
     /// Waits for the answer, or for `deadline`. The scheduler expires queued requests only when it is stepped, so
     /// whoever waits sees to it that it is.
     async fn wait(&mut self, deadline: Instant) -> Option<Output> {
-        let mut tick = Instant::now() + self.gateway.config.routing.queue_timeout;
+        let routing = &self.gateway.config.routing;
+        // Who waits for conversations to fall idle waits for nothing but time.
+        let idle_tick = if routing.session_admission { IDLE_TICK } else { Duration::MAX };
+        let mut tick = Instant::now() + routing.queue_timeout.min(idle_tick);
         loop {
             tokio::select! {
                 answer = &mut self.answer => return answer.ok(),
@@ -510,7 +513,7 @@ impl<'a> Waiting<'a> {
                         return None;
                     }
                     self.gateway.step(self.pool, Input::Tick);
-                    tick = Instant::now() + EXPIRY_TICK;
+                    tick = Instant::now() + if routing.session_admission { IDLE_TICK } else { EXPIRY_TICK };
                 }
             }
         }
@@ -519,6 +522,8 @@ impl<'a> Waiting<'a> {
 
 /// How soon the scheduler is stepped again when a request that should have expired has not.
 const EXPIRY_TICK: Duration = Duration::from_millis(10);
+/// How often it is stepped while somebody may wait for conversations to fall idle, which takes seconds to minutes.
+const IDLE_TICK: Duration = Duration::from_millis(500);
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {

@@ -5,6 +5,7 @@
 //! given back. Everything that can change the state is an [`Input`], and inputs can be written down: the same inputs
 //! in the same order give the same outputs.
 
+mod door;
 mod flights;
 mod learning;
 mod unseen;
@@ -20,7 +21,7 @@ use crate::load::{InFlight, Reported};
 use crate::policy::{Candidate, PickContext, Policy, PolicyConfig, Reason};
 use crate::queue::{Account, Lane, Queue, Waiting};
 use crate::rates::Rates;
-use crate::request::{RequestId, SchedulingRequest, SessionKey};
+use crate::request::{RequestId, SchedulingRequest};
 use crate::rng::Rng;
 use crate::time::Nanos;
 use crate::timing::TimingModel;
@@ -203,16 +204,6 @@ pub enum Output {
     },
 }
 
-// === impl Input ===
-
-impl Input {
-    /// Whether it changes which endpoints take requests, or what they hold.
-    fn is_of_fleet(&self) -> bool {
-        use Input::{Draining, Health, Joined, Left, Reported};
-        matches!(self, Joined { .. } | Draining { .. } | Left { .. } | Health { .. } | Reported { .. })
-    }
-}
-
 // === impl Output ===
 
 impl Output {
@@ -351,97 +342,6 @@ impl Scheduler {
     /// Requests that wait for a place.
     pub fn queued(&self) -> usize {
         self.queue.len()
-    }
-
-    fn arrive(&mut self, now: Nanos, waiting: Waiting, out: &mut Vec<Output>) {
-        let id = waiting.request.id;
-        if self.flights.contains(id) || self.queue.contains(id) {
-            // It has its place already, or waits for it: an answer to one of two would be lost.
-            return;
-        }
-        let at_once = waiting.request.attempt > 0;
-        let lane = if at_once { Lane::GoesOn } else { self.lane(&waiting.request) };
-        let may_go = lane == Lane::GoesOn || !self.queue.anyone_begins() && self.may_begin(&waiting.request);
-        if at_once || !self.is_full() && may_go {
-            self.queue.pass(Account::of(&waiting.request, lane));
-            self.enter(now, waiting.request.session);
-            return self.place(now, &waiting, lane, true, out);
-        }
-        let session = waiting.request.session.filter(|_| lane == Lane::GoesOn);
-        match self.queue.push(waiting, lane) {
-            Ok(displaced) => {
-                self.enter(now, session);
-                if let Some((waiting, lane)) = displaced {
-                    self.refuse(now, waiting, lane, Rejection::QueueFull, out);
-                }
-            }
-            Err(waiting) => {
-                out.push(Output::Reject { request: waiting.request.id, why: Rejection::QueueFull })
-            }
-        }
-    }
-
-    /// Whether a request has to be admitted.
-    fn lane(&self, request: &SchedulingRequest) -> Lane {
-        match (&self.admission, request.session) {
-            (Some(admission), Some(session)) => admission.lane(session),
-            _ => Lane::GoesOn,
-        }
-    }
-
-    /// Whether there is room for the conversation of a request that is not active.
-    fn may_begin(&self, request: &SchedulingRequest) -> bool {
-        self.admission.as_ref().is_none_or(|admission| admission.has_room(request.prompt_tokens))
-    }
-
-    fn enter(&mut self, now: Nanos, session: Option<SessionKey>) {
-        if let (Some(admission), Some(session)) = (&mut self.admission, session) {
-            admission.enter(now, session);
-        }
-    }
-
-    fn leave(&mut self, now: Nanos, session: Option<SessionKey>, context_tokens: Option<u64>) {
-        if let (Some(admission), Some(session)) = (&mut self.admission, session) {
-            admission.leave(now, session, context_tokens);
-        }
-    }
-
-    /// Refuses one that has waited.
-    fn refuse(&mut self, now: Nanos, waiting: Waiting, lane: Lane, why: Rejection, out: &mut Vec<Output>) {
-        if lane == Lane::GoesOn {
-            self.leave(now, waiting.request.session, None);
-        }
-        out.push(Output::Reject { request: waiting.request.id, why });
-    }
-
-    fn is_full(&self) -> bool {
-        self.config.in_flight_max > 0 && self.flights.len() >= self.config.in_flight_max as usize
-    }
-
-    /// Lets go of those who have waited too long, then places whom there is room for.
-    fn drain_queue(&mut self, now: Nanos, out: &mut Vec<Output>) {
-        while let Some((waiting, lane)) = self.queue.pop_expired(now) {
-            self.refuse(now, waiting, lane, Rejection::QueueTimeout, out);
-        }
-        if let Some(admission) = &mut self.admission {
-            admission.expire(now);
-        }
-        while !self.is_full() {
-            let may_begin = self.queue.first_gated().is_some_and(|request| self.may_begin(request));
-            let Some((waiting, lane)) = self.queue.pop(may_begin) else {
-                if let Some(admission) = self.admission.as_mut().filter(|_| self.queue.anyone_begins()) {
-                    admission.hold_back();
-                }
-                break;
-            };
-            if let (true, Some(session), Some(admission)) =
-                (lane.is_gated(), waiting.request.session, &mut self.admission)
-            {
-                admission.enter(now, session);
-                self.queue.begun(session, || admission.enter(now, session));
-            }
-            self.place(now, &waiting, lane, false, out);
-        }
     }
 
     /// Selects and reserves. `fresh` is whether what is known of its prefix is as of now.
@@ -651,15 +551,7 @@ impl Scheduler {
             }
             return;
         };
-        if let Some(Turn { session, sent_tokens, held_tokens }) = flight.turn {
-            if let (Some(admission), Some(held_tokens), true) =
-                (&mut self.admission, held_tokens, flight.computed)
-            {
-                admission.observe(flight.prompt_tokens, sent_tokens, held_tokens);
-                admission.conclude();
-            }
-            self.leave(now, Some(session), flight.computed.then_some(flight.context_tokens));
-        }
+        self.turn_over(now, &flight);
         self.learning.over(&flight.timed);
         if flight.output_tokens_due > 0 {
             self.queue.charge(flight.account, -OUTPUT_WEIGHT * i64::from(flight.output_tokens_due));
@@ -699,7 +591,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::request::TenantKey;
+    use crate::request::{SessionKey, TenantKey};
 
     fn config(policy: &str) -> Config {
         Config {
