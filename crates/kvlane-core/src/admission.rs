@@ -17,10 +17,10 @@
 //! - The **limit** follows from evidence. Each round, of as many turns as there are active conversations, tells which
 //!   share of the tokens that were computed had been sent to the same endpoint before, and which share of the turns found
 //!   their endpoint busy with other prompts. The product is about the share of the endpoints' time for prompts that is
-//!   wasted. Above one half the fleet thrashes: the limit is set, an eighth below what is needed at that moment. Above a
+//!   wasted. Above three eighths the fleet thrashes: the limit is set, an eighth below what is needed at that moment. Above a
 //!   quarter it is lowered by another eighth; below three sixteenths it rises by a sixteenth a round while somebody
-//!   waits, and is given up when twice of what is needed would be within it. It is never below a quarter of what the
-//!   endpoints say their caches hold, and one conversation for each endpoint may always go on.
+//!   waits, and is given up when twice of what is needed would be within it. It is never below three quarters of what
+//!   the endpoints say their caches hold, since for a while after the fleet has thrashed everybody's context is gone, and one conversation for each endpoint may always go on.
 //!
 //! A fleet that keeps up is left alone, whatever its caches lose: a limit would have conversations wait for what costs
 //! next to nothing. Whoever has no session is none of this room's business.
@@ -47,7 +47,7 @@ const ROUND_TURNS_MIN: u64 = 32;
 const ONE: u64 = 1024;
 /// Shares of the endpoints' time for prompts that goes into computing again what they had, in units of `1 / ONE`: the
 /// one from which on conversations are held back, and those above and below which fewer and more of them may go on.
-const THRASHING: u64 = ONE / 2;
+const THRASHING: u64 = ONE * 3 / 8;
 const MUCH: u64 = ONE / 4;
 const LITTLE: u64 = ONE * 3 / 16;
 
@@ -274,7 +274,7 @@ impl Admission {
         // About the share of the endpoints' time for prompts that goes into computing again what they had.
         let wasted_share = lost_share * busy_turns / turns;
         let needed = self.needed_tokens();
-        let least = self.capacity_tokens / 4;
+        let least = self.capacity_tokens / 4 * 3;
         self.limit_tokens = match self.limit_tokens {
             None if wasted_share > THRASHING => Some((needed / 8 * 7).max(least)),
             None => None,
@@ -431,12 +431,8 @@ mod tests {
         let mut admission = admission(1, 1000);
         admission.enter(secs(0), SessionKey(7));
         admission.placed(SessionKey(7), 8000, false);
-        assert_eq!(round(&mut admission, 32, 45, false), None, "busy, and half of it with what is new");
-        assert_eq!(
-            round(&mut admission, 14, 100, false),
-            None,
-            "all is lost, and there is time to compute it again"
-        );
+        assert_eq!(round(&mut admission, 32, 35, false), None, "most of what is computed is new");
+        assert_eq!(round(&mut admission, 12, 100, false), None, "all is lost, and there is time for that");
         assert_eq!(round(&mut admission, 24, 80, false), Some(7000));
         assert_eq!(round(&mut admission, 12, 80, true), Some(6125), "more than a quarter");
         assert_eq!(round(&mut admission, 8, 80, true), Some(6125), "a fifth");
@@ -452,9 +448,9 @@ mod tests {
         admission.enter(secs(0), SessionKey(7));
         admission.placed(SessionKey(7), 300, false);
         for _ in 0..9 {
-            assert!(round(&mut admission, 32, 100, true) >= Some(250));
+            assert!(round(&mut admission, 32, 100, true) >= Some(750));
         }
-        assert_eq!(admission.limit_tokens, Some(250));
+        assert_eq!(admission.limit_tokens, Some(750));
     }
 
     #[test]

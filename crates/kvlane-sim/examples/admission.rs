@@ -1,10 +1,12 @@
 //! What session admission is worth: conversations of a coding agent at a rate, on four engines, with and without it.
 //!
 //! `admission TRACE [key=value ...]` plays the first conversations of a trace (any format; Weka's agents are meant), up
-//! to the request whose context is too long and with think times that have a limit, begun as a Poisson process, under each policy with session admission off and on, and
-//! prints a row of Markdown for each. Keys and their defaults: `sessions=200`, `skip=0`, `rate=0.12`,
-//! `context=128000`, `think_max_s=600`, `engines=4`, `preset=qwen3-30b-a3b@h200`, `policies=lmetric`, `arms=off,on`, `seed=1`,
-//! `knowledge=approximate` (or `exact`).
+//! to the request whose context is too long and with think times that have a limit, begun as a Poisson process, under
+//! each policy with session admission off and on, and prints a row of Markdown for each. With `sessions=0` the trace is
+//! played as it is, `load` times as fast; instead of a trace, a kind of generated workload is made. Keys and their
+//! defaults: `sessions=200`, `skip=0`, `rate=0.12`, `context=128000`, `think_max_s=600`, `engines=4`,
+//! `preset=qwen3-30b-a3b@h200`, `policies=fleet_cost`, `arms=off,on`, `seed=1`, `load=1`, `knowledge=approximate` (or
+//! `exact`).
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -21,6 +23,7 @@ use kvlane_sim::fault::EventFeed;
 use kvlane_sim::figures::{Judgement, figures};
 use kvlane_sim::{Drive, EngineConfig, Plan, ReportFeed, Send, TransferConfig, World, WorldConfig};
 use kvlane_trace::format::{self, Options};
+use kvlane_trace::generate::{Arrivals, Workload, generate};
 use kvlane_trace::trace::Trace;
 
 type Failure = Box<dyn Error>;
@@ -33,7 +36,7 @@ const KEYS: [(&str, &str); 12] = [
     ("think_max_s", "600"),
     ("engines", "4"),
     ("preset", "qwen3-30b-a3b@h200"),
-    ("policies", "lmetric"),
+    ("policies", "fleet_cost"),
     ("arms", "off,on"),
     ("seed", "1"),
     ("knowledge", "approximate"),
@@ -49,8 +52,15 @@ fn main() -> Result<(), Failure> {
         let (key, value) = arg.split_once('=').ok_or("key=value")?;
         *keys.get_mut(key).ok_or_else(|| format!("no key `{key}`"))? = value.into();
     }
-    let trace = format::open(Path::new(&path), &Options::default())?;
-    let trace = if keys["sessions"] == "0" { trace } else { conversations(&trace, &keys)? };
+    let trace = match Workload::by_kind(&path) {
+        Some(mut workload) => {
+            let (rate, count) = (keys["rate"].parse()?, keys["sessions"].parse()?);
+            workload.set_arrivals(Arrivals::Poisson { rate, count: Some(count), seconds: None });
+            generate(&workload, keys["seed"].parse()?)?
+        }
+        None if keys["sessions"] == "0" => format::open(Path::new(&path), &Options::default())?,
+        None => conversations(&format::open(Path::new(&path), &Options::default())?, &keys)?,
+    };
     let plan = Plan::new(&trace);
     let mut out = std::io::stdout();
     writeln!(
