@@ -43,6 +43,10 @@ pub struct Config {
     pub full_from: f64,
     pub turn: f64,
     pub square: bool,
+    pub credit: f64,
+    pub care: f64,
+    pub prior_share: f64,
+    pub prior_tokens: f64,
 }
 
 impl Default for Config {
@@ -73,6 +77,10 @@ impl Default for Config {
             full_from: 0.75,
             turn: 4.0,
             square: true,
+            credit: 1.0,
+            care: 0.0,
+            prior_share: 0.5,
+            prior_tokens: 1e5,
         }
     }
 }
@@ -128,10 +136,12 @@ impl Policy for FleetCost {
         let rho = match self.config.mode { 0 => rho, 1 => share, 3 => if self.computed > 0.0 { (self.evicted / self.computed).min(self.config.rho_max) } else { 0.0 }, 4 => { let e = if self.computed > 0.0 { (self.evicted / self.computed).min(self.config.rho_max) } else { 0.0 }; e * share }, _ => rho.max(share) };
         let times = 1.0 / (1.0 - rho);
         let seen = candidates.iter().map(|row| row.prediction.approximate.max(row.overlap_tokens)).max().unwrap_or(0);
-        let prior = 100_000.0;
-        let even_share = ((self.seen + 0.5 * prior) / (self.asked + prior)).min(0.95);
+        let prior = self.config.prior_tokens;
+        let even_share = ((self.seen + self.config.prior_share * prior) / (self.asked + prior)).min(0.95);
         let rho = if self.config.mode == 5 { even_share.min(self.config.rho_max) } else { rho };
         let times = 1.0 / (1.0 - rho);
+        let future = even_share / (1.0 - even_share);
+        let (care, credit) = (self.config.care, self.config.credit);
         let even_times = { let f = even_share / (1.0 - even_share); if self.config.square { f * f } else { f } };
         let wait = self.config.wait;
         let _ = best;
@@ -170,7 +180,7 @@ impl Policy for FleetCost {
             let long = if usual_first_s > 0.0 { (first_s / usual_first_s).min(10.0) } else { 1.0 };
             let own = extra * prefill_s + first_s * (first + tail * long) + decode * out * step_s;
             let price = kv * usual * step_s * (usage.min(1.0) - kv_from).max(0.0) / (1.0 - kv_from);
-            let cold = if cold { even * even_times * usual_rate * like(row.rates.prefill_token_s / usual_rate) * self.cold_of(row.endpoint) + spread * self.assigned(row.endpoint, now) / self.config.spread_s } else { 0.0 };
+            let cold = if cold { care * future * self.assigned(row.endpoint, now) + even * even_times * usual_rate * like(row.rates.prefill_token_s / usual_rate) * self.cold_of(row.endpoint) + spread * self.assigned(row.endpoint, now) / self.config.spread_s } else { 0.0 };
                         let burn = prefill_s * (miss + again * decoding);
             let t2 = if times_mode == 0 { times } else { 1.0 };
             let t3 = if times_mode == 2 { queue * waiting } else { 0.0 };
@@ -216,7 +226,7 @@ impl Policy for FleetCost {
         let first_s = picked.rates.prefill_s(prefill_tokens, prefill_pairs) + prefill_s;
         self.usual_first_s += (first_s - self.usual_first_s) / 256.0;
         let added = prefill_s + out * step_s / f64::from(picked.load.in_flight.requests.saturating_add(1));
-        let assigned = self.assigned(id, now) + added;
+        let assigned = self.assigned(id, now) + if cold { added * (1.0 + credit * future) } else { added };
         if id.slot() >= self.assigned.len() {
             self.assigned.resize(id.slot() + 1, (EndpointId::new(0, 0), 0.0, Nanos::ZERO));
         }
