@@ -31,8 +31,8 @@ use flights::{Flight, Flights, Turn};
 use learning::Learning;
 use unseen::Unseen;
 
-/// What an output token counts when tenants are compared, where an uncached prompt token counts 1: as VTC (arXiv
-/// 2401.00588, section 3.1) and AIBrix's `vtc-basic` have it.
+/// What an output token counts when tenants are compared, where an uncached prompt token counts 1: as VTC
+/// (arXiv 2401.00588) and AIBrix's `vtc-basic` have it.
 const OUTPUT_WEIGHT: i64 = 2;
 
 /// How one pool schedules.
