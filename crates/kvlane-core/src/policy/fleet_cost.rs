@@ -1,102 +1,181 @@
-//! `fleet_cost`: experimental form.
+//! `fleet_cost` (alias `auto`): what a request costs the whole fleet, in seconds, wherever it could go; the least wins.
+//!
+//! The cost of an endpoint is a sum. With `q` the seconds of computing queued there, `p` those of what this prompt has
+//! uncached there, `w` the wait for room in its KV cache, `s` and `s'` the seconds of a decode step before and with this
+//! request, `o` the output tokens expected of it, `r` the requests in flight there, of which `f` have no first token yet
+//! and `d` decode:
+//!
+//! | Term | Seconds | Whose time it is |
+//! |---|---|---|
+//! | first token | `q + p + w` | the request's own, until its first token |
+//! | decode | `1/2 o s'` | its own, from there on |
+//! | slower | `1/2 (s' - s) r min(o, usual)` | those in flight, whose steps it lengthens |
+//! | stall | `3/10 p d` | those that decode, and stand still while it is computed |
+//! | behind | `2 p f` | those that come into a queue which is there already |
+//! | again | `R/(1-R) p (1 + d/2 + 2 f)` | those whose blocks it evicts, and who do all this again |
+//! | new prefix | `F^2 c` | those to come for a prefix that nobody has been sent before |
+//!
+//! Rates are the endpoint's own, learned from its answers ([`crate::rates`]); lengths of answers are learned too
+//! ([`crate::forecast`]). `R`, the share of recent prompt tokens that had been sent before, is the probability that a
+//! block is wanted again: what is evicted is computed again with it, which evicts something else, and so on, hence
+//! `R/(1-R)`. `F = R/(1-R)` as well is how often a token is used again. A new prefix brings `F` further requests to
+//! where it is put, and each of them finds the `F` of every other new prefix that was put there: `c` is the seconds of
+//! computing the new prefixes an endpoint was given within the last few turnovers of the fleet's caches.
+//!
+//! What a workload could set by itself is measured: rates, lengths, shares. Five weights are left. They say what a
+//! second is worth to whom, and are the same for all workloads: a second between tokens is worth half of one before the
+//! first token, and three tenths where nothing but a stall is concerned. Doubling or halving any one of them changes
+//! the geometric mean of the end-to-end times in `make placement` by 3 % at most; a heavier stall gives up the longest
+//! waits for better means. docs/placement.md says more, docs/decisions/0010-fleet-cost.md what else was tried.
+//!
+//! Known limits: a block in a lower tier counts as held. Where a mixed fleet has room, long prompts go to the slower
+//! machines too, which is better on average and worse for the longest waits.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Candidate, PickContext, Policy, Reason};
 use crate::endpoint::EndpointId;
 use crate::load::InFlight;
-use crate::time::Nanos;
+use crate::request::SchedulingRequest;
+use crate::table::ByEndpoint;
 
-/// Weights, to be measured.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+/// Nothing to tune. A term can be left out to see what it is worth.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    pub decode: f64,
-    pub stall: f64,
-    pub slow: f64,
-    pub miss: f64,
-    pub kv: f64,
-    pub kv_from: f64,
-    pub spread: f64,
-    pub spread_s: f64,
-    pub growth: f64,
-    pub memory: f64,
-    pub rho_max: f64,
-    pub wait: f64,
-    /// Weight of the decoders' stall in what is computed again.
-    pub again: f64,
-    /// Weight of those who wait behind.
-    pub queue: f64,
-    /// The same for room in the cache.
-    pub room: f64,
-    pub mode: u32,
-    /// Weight of the wait for the first token.
-    pub first: f64,
-    /// Weight of an even share of cold prompts.
-    pub even: f64,
-    /// Weight of a long wait.
-    pub tail: f64,
-    /// Weight of its own computing.
-    pub extra: f64,
-    pub times_mode: u32,
-    pub full: f64,
-    pub full_from: f64,
-    pub turn: f64,
-    pub square: bool,
-    pub credit: f64,
-    pub care: f64,
-    pub prior_share: f64,
-    pub prior_tokens: f64,
+    /// A term to leave out, for measurements.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub without: Option<Term>,
 }
 
-impl Default for Config {
-    fn default() -> Self {
-        Self {
-            decode: 0.3,
-            stall: 1.0,
-            slow: 0.3,
-            miss: 2.0,
-            kv: 0.0,
-            kv_from: 0.75,
-            spread: 1.0,
-            spread_s: 60.0,
-            growth: 0.5,
-            memory: 256.0,
-            rho_max: 0.95,
-            wait: 1.0,
-            again: 1.0,
-            queue: 2.0,
-            room: 1.0,
-            mode: 1,
-            first: 1.0,
-            even: 1.0,
-            tail: 0.0,
-            extra: 0.0,
-            times_mode: 2,
-            full: 0.0,
-            full_from: 0.75,
-            turn: 4.0,
-            square: true,
-            credit: 1.0,
-            care: 0.0,
-            prior_share: 0.5,
-            prior_tokens: 1e5,
+/// A term of the cost. See the module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Term {
+    /// The wait for room in the KV cache.
+    Room,
+    /// The request's own decoding.
+    Decode,
+    /// Slower steps of the others.
+    Slower,
+    /// The stall of those that decode.
+    Stall,
+    /// The wait of those behind.
+    Behind,
+    /// Computing again what is evicted.
+    Again,
+    /// The future of a new prefix.
+    NewPrefix,
+}
+
+/// What a second between two tokens is worth in seconds before the first token.
+const DECODE_WORTH: f64 = 0.5;
+/// The same for a second in which those that decode stand still: it is over soon, and somewhere it has to be.
+const STALL_WORTH: f64 = 0.3;
+/// How many will stand behind a request for each that stands before it.
+const BEHIND: f64 = 2.0;
+
+/// Answers in flight grow by so much of a usual answer before they are over.
+const GROWTH: f64 = 0.5;
+
+/// The most that is believed of how often prompt tokens come again.
+const AGAIN_SHARE_MAX: f64 = 0.95;
+/// Requests after which the shares of prompt tokens follow rather than gather.
+const MEMORY_REQUESTS: f64 = 256.0;
+/// What is believed of how often a new prefix comes again before so many prompt tokens have been seen: half of it.
+const PRIOR_SHARE: f64 = 0.5;
+const PRIOR_TOKENS: f64 = 100_000.0;
+/// Turnovers of the fleet's caches after which a new prefix has been forgotten, about.
+const TURNOVERS: f64 = 4.0;
+/// Tokens of an endpoint's KV cache if it does not say: Qwen3-32B on two H100 has as many ([`crate::timing`]).
+const USUAL_CAPACITY_TOKENS: f64 = 300_000.0;
+
+/// The policy: it remembers how often prompts come again, and where new prefixes went.
+pub struct FleetCost {
+    without: Option<Term>,
+    again: Again,
+    prefixes: NewPrefixes,
+}
+
+/// How much of the prompts had been sent before: sums that forget.
+#[derive(Debug, Default)]
+struct Again {
+    seen_tokens: f64,
+    prompt_tokens: f64,
+}
+
+/// Tokens of new prefixes by endpoint. All fade with what the fleet computes: entries are in a unit that grows instead.
+#[derive(Debug)]
+struct NewPrefixes {
+    tokens: ByEndpoint<f64>,
+    unit: f64,
+}
+
+/// What a request would do to an endpoint, in seconds.
+struct Effect {
+    /// Computing what is uncached.
+    prefill_s: f64,
+    /// A decode step without it, and with it.
+    before_s: f64,
+    with_s: f64,
+}
+
+// === impl Again ===
+
+impl Again {
+    /// The share of the prompts, and the share that is believed while little has been seen.
+    fn shares(&self) -> (f64, f64) {
+        let share = if self.prompt_tokens > 0.0 { self.seen_tokens / self.prompt_tokens } else { 0.0 };
+        let believed =
+            (self.seen_tokens + PRIOR_SHARE * PRIOR_TOKENS) / (self.prompt_tokens + PRIOR_TOKENS);
+        (share.min(AGAIN_SHARE_MAX), believed.min(AGAIN_SHARE_MAX))
+    }
+
+    fn add(&mut self, seen_tokens: u32, prompt_tokens: u32) {
+        let keep = 1.0 - 1.0 / MEMORY_REQUESTS;
+        self.seen_tokens = self.seen_tokens * keep + f64::from(seen_tokens.min(prompt_tokens));
+        self.prompt_tokens = self.prompt_tokens * keep + f64::from(prompt_tokens);
+    }
+}
+
+// === impl NewPrefixes ===
+
+impl NewPrefixes {
+    fn tokens(&self, id: EndpointId) -> f64 {
+        self.tokens.get(id).map_or(0.0, |tokens| tokens / self.unit)
+    }
+
+    fn add(&mut self, id: EndpointId, tokens: f64) {
+        *self.tokens.get_or_insert(id, || 0.0) += tokens * self.unit;
+    }
+
+    /// The fleet computes a share of what its caches hold.
+    fn fade(&mut self, share: f64, candidates: &[Candidate]) {
+        self.unit /= 1.0 - share.min(0.5);
+        if self.unit > 1e12 {
+            let unit = std::mem::replace(&mut self.unit, 1.0);
+            for row in candidates {
+                *self.tokens.get_or_insert(row.endpoint, || 0.0) /= unit;
+            }
         }
     }
 }
 
-/// The policy.
-pub struct FleetCost {
-    config: Config,
-    assigned: Vec<(EndpointId, f64, Nanos)>,
-    again: f64,
-    computed: f64,
-    seen: f64,
-    asked: f64,
-    cold: Vec<(EndpointId, f64)>,
-    scale: f64,
-    usual_first_s: f64,
-    evicted: f64,
+// === impl Effect ===
+
+impl Effect {
+    fn of(request: &SchedulingRequest, output_tokens: f64, row: &Candidate) -> Self {
+        let InFlight { requests, context_tokens, .. } = row.load.in_flight;
+        let (tokens, pairs) = (u64::from(row.uncached_tokens(request)), row.uncached_pairs(request));
+        let own_tokens = u64::from(request.prompt_tokens) + (0.5 * output_tokens) as u64;
+        Self {
+            prefill_s: row.rates.prefill_s(tokens, pairs),
+            before_s: row.rates.decode_step_s(requests, context_tokens),
+            with_s: row
+                .rates
+                .decode_step_s(requests.saturating_add(1), context_tokens.saturating_add(own_tokens)),
+        }
+    }
 }
 
 // === impl FleetCost ===
@@ -104,133 +183,76 @@ pub struct FleetCost {
 impl FleetCost {
     /// The policy with these parameters.
     pub fn new(config: Config) -> Self {
-        Self { config, assigned: Vec::new(), again: 0.0, computed: 0.0, seen: 0.0, asked: 0.0, cold: Vec::new(), scale: 1.0, usual_first_s: 0.0, evicted: 0.0 }
-    }
-
-    fn cold_of(&self, id: EndpointId) -> f64 {
-        self.cold.get(id.slot()).filter(|(holder, _)| *holder == id).map_or(0.0, |(_, tokens)| tokens / self.scale)
-    }
-
-    fn assigned(&self, id: EndpointId, now: Nanos) -> f64 {
-        match self.assigned.get(id.slot()) {
-            Some(&(holder, work, at)) if holder == id => {
-                let x = (now - at).as_secs_f64() / self.config.spread_s;
-                work / (1.0 + x + 0.5 * x * x)
-            }
-            _ => 0.0,
+        Self {
+            without: config.without,
+            again: Again::default(),
+            prefixes: NewPrefixes { tokens: ByEndpoint::default(), unit: 1.0 },
         }
     }
+
+    /// One, or zero for a term that is left out.
+    fn weight(&self, term: Term) -> f64 {
+        f64::from(u8::from(self.without != Some(term)))
+    }
+}
+
+/// The share of an endpoint's KV cache that would be in use with this request and those that wait before it. Nothing
+/// is known of an endpoint that does not report.
+fn kv_usage(request: &SchedulingRequest, usual_output_tokens: f64, row: &Candidate) -> f64 {
+    let Some((reported, _)) = row.load.reported else { return 0.0 };
+    let Some(capacity) = reported.kv_capacity_tokens else { return 0.0 };
+    let InFlight { requests, prefill_tokens, .. } = row.load.in_flight;
+    let coming = prefill_tokens as f64
+        + f64::from(row.uncached_tokens(request))
+        + GROWTH * usual_output_tokens * f64::from(requests);
+    f64::from(reported.kv_usage_ratio) + coming / capacity.max(1) as f64
 }
 
 impl Policy for FleetCost {
     fn pick(&mut self, cx: &mut PickContext<'_>, candidates: &[Candidate]) -> usize {
         cx.reason = Reason::LowestCost;
-        let (request, now) = (cx.request, cx.now);
-        let out = f64::from(cx.output_tokens);
-        let usual = cx.usual_output_tokens;
-        let Config { decode, stall, slow, miss, kv, kv_from, spread, growth, again, queue, room, first, even, tail, extra, times_mode, full, full_from, .. } = self.config;
-        let usual_first_s = self.usual_first_s;
-        let best = candidates.iter().map(|row| row.overlap_tokens).max().unwrap_or(0);
-        let rho = if self.computed > 0.0 { (self.again / self.computed).min(self.config.rho_max) } else { 0.0 };
-        let share = if self.asked > 0.0 { (self.seen / self.asked).min(self.config.rho_max) } else { 0.0 };
-        let rho = match self.config.mode { 0 => rho, 1 => share, 3 => if self.computed > 0.0 { (self.evicted / self.computed).min(self.config.rho_max) } else { 0.0 }, 4 => { let e = if self.computed > 0.0 { (self.evicted / self.computed).min(self.config.rho_max) } else { 0.0 }; e * share }, _ => rho.max(share) };
-        let times = 1.0 / (1.0 - rho);
-        let seen = candidates.iter().map(|row| row.prediction.approximate.max(row.overlap_tokens)).max().unwrap_or(0);
-        let prior = self.config.prior_tokens;
-        let even_share = ((self.seen + self.config.prior_share * prior) / (self.asked + prior)).min(0.95);
-        let rho = if self.config.mode == 5 { even_share.min(self.config.rho_max) } else { rho };
-        let times = 1.0 / (1.0 - rho);
-        let future = even_share / (1.0 - even_share);
-        let (care, credit) = (self.config.care, self.config.credit);
-        let even_times = { let f = even_share / (1.0 - even_share); if self.config.square { f * f } else { f } };
-        let wait = self.config.wait;
-        let _ = best;
-        let cold = u64::from(seen) * 2 < u64::from(request.prompt_tokens);
-        let work = |row: &Candidate| {
-            let InFlight { requests, context_tokens, .. } = row.load.in_flight;
-            let (tokens, pairs) = (u64::from(row.uncached_tokens(request)), row.uncached_pairs(request));
-            let prefill_s = row.rates.prefill_s(tokens, pairs);
-            let context = context_tokens.saturating_add(u64::from(request.prompt_tokens) + (out * 0.5) as u64);
-            let before_s = row.rates.decode_step_s(requests, context_tokens);
-            let step_s = row.rates.decode_step_s(requests.saturating_add(1), context);
-            (prefill_s, before_s, step_s)
-        };
-        let usual_rate = candidates.iter().map(|row| row.rates.prefill_token_s).sum::<f64>() / candidates.len() as f64;
-        let like = |ratio: f64| if (0.75..1.33).contains(&ratio) { 1.0 } else { ratio };
+        let request = cx.request;
+        let (output_tokens, usual) = (f64::from(cx.output_tokens), cx.usual_output_tokens);
+        let sent = candidates.iter().map(|row| row.prediction.approximate.max(row.overlap_tokens));
+        let seen_tokens = sent.max().unwrap_or(0);
+        let is_new = u64::from(seen_tokens) * 2 < u64::from(request.prompt_tokens);
+        let (share, believed) = self.again.shares();
+        let again = self.weight(Term::Again) * share / (1.0 - share);
+        let uses = believed / (1.0 - believed);
+        let new_prefix = if is_new { self.weight(Term::NewPrefix) * uses * uses } else { 0.0 };
+        let room = self.weight(Term::Room) * usual;
+        let decode = self.weight(Term::Decode) * DECODE_WORTH * output_tokens;
+        let slower = self.weight(Term::Slower) * DECODE_WORTH * output_tokens.min(usual);
+        let stall = self.weight(Term::Stall) * STALL_WORTH;
+        let behind = self.weight(Term::Behind) * BEHIND;
+
         let row = cx.cheapest(candidates, |row| {
             let InFlight { requests, prefilling, prefill_tokens, prefill_pairs, .. } = row.load.in_flight;
+            let Effect { prefill_s, before_s, with_s } = Effect::of(request, output_tokens, row);
             let decoding = f64::from(requests.saturating_sub(prefilling));
-            let (prefill_s, before_s, step_s) = work(row);
+            let prefilling = f64::from(prefilling);
             let queue_s = row.rates.prefill_s(prefill_tokens, prefill_pairs);
-            let stalled = stall * prefill_s * decoding;
-            let waiting = f64::from(prefilling);
-            let slow = slow * (step_s - before_s) * f64::from(requests) * out.min(usual);
-            let capacity = row.load.reported.and_then(|(reported, _)| reported.kv_capacity_tokens).map(|c| c as f64);
-            let usage = row.load.reported.and_then(|(reported, _)| {
-                let capacity = reported.kv_capacity_tokens? as f64;
-                let used = f64::from(reported.kv_usage_ratio) * capacity
-                    + prefill_tokens as f64
-                    + f64::from(row.uncached_tokens(request))
-                    + growth * usual * f64::from(requests);
-                Some(used / capacity)
-            });
-            let usage = usage.unwrap_or(0.0);
-            let kv_wait = wait * usual * step_s * (usage - 1.0).max(0.0);
-            let first_s = queue_s + prefill_s + kv_wait;
-            let long = if usual_first_s > 0.0 { (first_s / usual_first_s).min(10.0) } else { 1.0 };
-            let own = extra * prefill_s + first_s * (first + tail * long) + decode * out * step_s;
-            let price = kv * usual * step_s * (usage.min(1.0) - kv_from).max(0.0) / (1.0 - kv_from);
-            let cold = if cold { care * future * self.assigned(row.endpoint, now) + even * even_times * usual_rate * like(row.rates.prefill_token_s / usual_rate) * self.cold_of(row.endpoint) + spread * self.assigned(row.endpoint, now) / self.config.spread_s } else { 0.0 };
-                        let burn = prefill_s * (miss + again * decoding);
-            let t2 = if times_mode == 0 { times } else { 1.0 };
-            let t3 = if times_mode == 2 { queue * waiting } else { 0.0 };
-            let burn = burn + prefill_s * t3;
-            let behind = queue * waiting * prefill_s * t2;
-            let room = match capacity {
-                Some(capacity) if usage > 0.9 => {
-                    room * waiting * (f64::from(row.uncached_tokens(request)) + out) / capacity * usual * step_s * t2
-                }
-                _ => 0.0,
-            };
-            let fullness = ((usage.min(1.0) - full_from) / (1.0 - full_from)).max(0.0);
-            let room = room + match capacity {
-                Some(capacity) => full * f64::from(requests) * (f64::from(row.uncached_tokens(request)) + out) / capacity * usual * step_s * fullness,
-                None => 0.0,
-            };
-            own + slow + stalled + burn * (times - 1.0) + behind + room + price + cold
+            // What does not fit waits until as much has been given back: all of it is, in the time of an answer.
+            let room_s = room * with_s * (kv_usage(request, usual, row) - 1.0).max(0.0);
+            let others = 1.0 + DECODE_WORTH * decoding + BEHIND * prefilling;
+            queue_s
+                + prefill_s * (1.0 + stall * decoding + behind * prefilling + again * others)
+                + room_s
+                + decode * with_s
+                + slower * (with_s - before_s) * f64::from(requests)
+                + new_prefix * row.rates.prefill_token_s * self.prefixes.tokens(row.endpoint)
         });
+
         let picked = &candidates[row];
-        let (prefill_s, _, step_s) = work(picked);
         let uncached = f64::from(picked.uncached_tokens(request));
-        let keep = 1.0 - 1.0 / self.config.memory;
-        self.again = self.again * keep + f64::from(seen.saturating_sub(picked.overlap_tokens));
-        self.evicted = self.evicted * keep + f64::from(seen.saturating_sub(best));
-        self.seen = self.seen * keep + f64::from(seen);
-        self.asked = self.asked * keep + f64::from(request.prompt_tokens);
-        self.computed = self.computed * keep + uncached;
-        let id = picked.endpoint;
-        let capacity = picked.load.reported.and_then(|(reported, _)| reported.kv_capacity_tokens).unwrap_or(300_000) as f64;
-        self.scale /= 1.0 - (uncached / (self.config.turn * capacity * candidates.len() as f64)).min(0.5);
-        if self.scale > 1e9 {
-            let scale = std::mem::replace(&mut self.scale, 1.0);
-            self.cold.iter_mut().for_each(|(_, tokens)| *tokens /= scale);
+        self.again.add(seen_tokens, request.prompt_tokens);
+        let reported = picked.load.reported.and_then(|(reported, _)| reported.kv_capacity_tokens);
+        let capacity = reported.map_or(USUAL_CAPACITY_TOKENS, |tokens| tokens.max(1) as f64);
+        let fleet_tokens = capacity * candidates.len() as f64;
+        self.prefixes.fade(uncached / (TURNOVERS * fleet_tokens), candidates);
+        if is_new {
+            self.prefixes.add(picked.endpoint, uncached);
         }
-        if cold {
-            if id.slot() >= self.cold.len() {
-                self.cold.resize(id.slot() + 1, (EndpointId::new(0, 0), 0.0));
-            }
-            let before = self.cold_of(id);
-            self.cold[id.slot()] = (id, (before + uncached) * self.scale);
-        }
-        let InFlight { prefill_tokens, prefill_pairs, .. } = picked.load.in_flight;
-        let first_s = picked.rates.prefill_s(prefill_tokens, prefill_pairs) + prefill_s;
-        self.usual_first_s += (first_s - self.usual_first_s) / 256.0;
-        let added = prefill_s + out * step_s / f64::from(picked.load.in_flight.requests.saturating_add(1));
-        let assigned = self.assigned(id, now) + if cold { added * (1.0 + credit * future) } else { added };
-        if id.slot() >= self.assigned.len() {
-            self.assigned.resize(id.slot() + 1, (EndpointId::new(0, 0), 0.0, Nanos::ZERO));
-        }
-        self.assigned[id.slot()] = (id, assigned, now);
         row
     }
 }
