@@ -1,34 +1,33 @@
 //! `fleet_cost` (alias `auto`): what a request costs the whole fleet, in seconds, wherever it could go; the least wins.
 //!
 //! The cost of an endpoint is a sum. With `q` the seconds of computing queued there, `p` those of what this prompt has
-//! uncached there, `w` the wait for room in its KV cache, `s` and `s'` the seconds of a decode step before and with this
-//! request, `o` the output tokens expected of it, `r` the requests in flight there, of which `f` have no first token yet
-//! and `d` decode:
+//! uncached there, `s` and `s'` the seconds of a decode step before and with this request, `o` the output tokens
+//! expected of it, `r` the requests in flight there, of which `f` have no first token yet and `d` decode:
 //!
 //! | Term | Seconds | Whose time it is |
 //! |---|---|---|
-//! | first token | `q + p + w` | the request's own, until its first token |
+//! | first token | `q + p` | the request's own, until its first token |
 //! | decode | `1/2 o s'` | its own, from there on |
 //! | slower | `1/2 (s' - s) r min(o, usual)` | those in flight, whose steps it lengthens |
 //! | stall | `3/10 p d` | those that decode, and stand still while it is computed |
 //! | behind | `2 p f` | those that come into a queue which is there already |
 //! | again | `R/(1-R) p (1 + d/2 + 2 f)` | those whose blocks it evicts, and who do all this again |
-//! | new prefix | `F^2 c` | those to come for a prefix that nobody has been sent before |
+//! | new prefix | `F a` | those to come for a prefix that nobody has been sent before |
 //!
 //! Rates are the endpoint's own, learned from its answers ([`crate::rates`]); lengths of answers are learned too
-//! ([`crate::forecast`]). `R`, the share of recent prompt tokens that had been sent before, is the probability that a
-//! block is wanted again: what is evicted is computed again with it, which evicts something else, and so on, hence
-//! `R/(1-R)`. `F = R/(1-R)` as well is how often a token is used again. A new prefix brings `F` further requests to
-//! where it is put, and each of them finds the `F` of every other new prefix that was put there: `c` is the seconds of
-//! computing the new prefixes an endpoint was given within the last few turnovers of the fleet's caches.
+//! ([`crate::forecast`]). `R`, the share of recent prompt tokens that had been sent before, is taken for the
+//! probability that a block is wanted again: what is evicted is computed again with it, which evicts something else, and
+//! so on, hence `R/(1-R)`. `F`, the same of a longer memory and with a prior, is how often a prefix is used again: a
+//! prefix that nobody has been sent before will bring that many requests to wherever it is put, and each of them finds
+//! the work that is usual there: `a` is the seconds of work that the endpoint was given within about a minute. So a new
+//! prefix goes where its future fits, not where it is quiet this millisecond.
 //!
-//! What a workload could set by itself is measured: rates, lengths, shares. Five weights are left. They say what a
-//! second is worth to whom, and are the same for all workloads: a second between tokens is worth half of one before the
-//! first token, and three tenths where nothing but a stall is concerned. Doubling or halving any one of them changes
-//! the geometric mean of the end-to-end times in `make placement` by 3 % at most; a heavier stall gives up the longest
-//! waits for better means. docs/placement.md says more, docs/decisions/0010-fleet-cost.md what else was tried.
+//! What a workload could set by itself is measured: rates, lengths, shares. What is left are four weights that say what
+//! a second is worth to whom, the same for all workloads: one between tokens is worth half of one before the first
+//! token, one of stall three tenths of it, and behind one that waits there will be two. docs/placement.md says what each
+//! term is worth, docs/decisions/0010-fleet-cost.md what else was tried.
 //!
-//! Known limits: a block in a lower tier counts as held. Where a mixed fleet has room, long prompts go to the slower
+//! Known limits: a block in a lower tier counts as held. In a mixed fleet with room, long prompts go to the slower
 //! machines too, which is better on average and worse for the longest waits.
 
 use serde::{Deserialize, Serialize};
@@ -38,6 +37,7 @@ use crate::endpoint::EndpointId;
 use crate::load::InFlight;
 use crate::request::SchedulingRequest;
 use crate::table::ByEndpoint;
+use crate::time::Nanos;
 
 /// Nothing to tune. A term can be left out to see what it is worth.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -52,8 +52,6 @@ pub struct Config {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Term {
-    /// The wait for room in the KV cache.
-    Room,
     /// The request's own decoding.
     Decode,
     /// Slower steps of the others.
@@ -75,9 +73,6 @@ const STALL_WORTH: f64 = 0.3;
 /// How many will stand behind a request for each that stands before it.
 const BEHIND: f64 = 2.0;
 
-/// Answers in flight grow by so much of a usual answer before they are over.
-const GROWTH: f64 = 0.5;
-
 /// The most that is believed of how often prompt tokens come again.
 const AGAIN_SHARE_MAX: f64 = 0.95;
 /// Requests after which the shares of prompt tokens follow rather than gather.
@@ -85,16 +80,14 @@ const MEMORY_REQUESTS: f64 = 256.0;
 /// What is believed of how often a new prefix comes again before so many prompt tokens have been seen: half of it.
 const PRIOR_SHARE: f64 = 0.5;
 const PRIOR_TOKENS: f64 = 100_000.0;
-/// Turnovers of the fleet's caches after which a new prefix has been forgotten, about.
-const TURNOVERS: f64 = 4.0;
-/// Tokens of an endpoint's KV cache if it does not say: Qwen3-32B on two H100 has as many ([`crate::timing`]).
-const USUAL_CAPACITY_TOKENS: f64 = 300_000.0;
+/// How long work counts as what is usual at an endpoint: it fades to less than a half in so many seconds.
+const WORK_MEMORY_S: f64 = 60.0;
 
-/// The policy: it remembers how often prompts come again, and where new prefixes went.
+/// The policy: it remembers how often prompts come again, and who was given how much work.
 pub struct FleetCost {
     without: Option<Term>,
     again: Again,
-    prefixes: NewPrefixes,
+    work: ByEndpoint<Work>,
 }
 
 /// How much of the prompts had been sent before: sums that forget.
@@ -104,11 +97,11 @@ struct Again {
     prompt_tokens: f64,
 }
 
-/// Tokens of new prefixes by endpoint. All fade with what the fleet computes: entries are in a unit that grows instead.
-#[derive(Debug)]
-struct NewPrefixes {
-    tokens: ByEndpoint<f64>,
-    unit: f64,
+/// Seconds of work that an endpoint was given, as of a time.
+#[derive(Clone, Copy, Debug, Default)]
+struct Work {
+    secs: f64,
+    at: Nanos,
 }
 
 /// What a request would do to an endpoint, in seconds.
@@ -138,26 +131,13 @@ impl Again {
     }
 }
 
-// === impl NewPrefixes ===
+// === impl Work ===
 
-impl NewPrefixes {
-    fn tokens(&self, id: EndpointId) -> f64 {
-        self.tokens.get(id).map_or(0.0, |tokens| tokens / self.unit)
-    }
-
-    fn add(&mut self, id: EndpointId, tokens: f64) {
-        *self.tokens.get_or_insert(id, || 0.0) += tokens * self.unit;
-    }
-
-    /// The fleet computes a share of what its caches hold.
-    fn fade(&mut self, share: f64, candidates: &[Candidate]) {
-        self.unit /= 1.0 - share.min(0.5);
-        if self.unit > 1e12 {
-            let unit = std::mem::replace(&mut self.unit, 1.0);
-            for row in candidates {
-                *self.tokens.get_or_insert(row.endpoint, || 0.0) /= unit;
-            }
-        }
+impl Work {
+    /// What is left of it. The series of the exponential to its second term: the same on every machine.
+    fn secs(&self, now: Nanos) -> f64 {
+        let spans = (now - self.at).as_secs_f64() / WORK_MEMORY_S;
+        self.secs / (1.0 + spans + 0.5 * spans * spans)
     }
 }
 
@@ -183,11 +163,11 @@ impl Effect {
 impl FleetCost {
     /// The policy with these parameters.
     pub fn new(config: Config) -> Self {
-        Self {
-            without: config.without,
-            again: Again::default(),
-            prefixes: NewPrefixes { tokens: ByEndpoint::default(), unit: 1.0 },
-        }
+        Self { without: config.without, again: Again::default(), work: ByEndpoint::default() }
+    }
+
+    fn work_s(&self, id: EndpointId, now: Nanos) -> f64 {
+        self.work.get(id).map_or(0.0, |work| work.secs(now))
     }
 
     /// One, or zero for a term that is left out.
@@ -196,22 +176,10 @@ impl FleetCost {
     }
 }
 
-/// The share of an endpoint's KV cache that would be in use with this request and those that wait before it. Nothing
-/// is known of an endpoint that does not report.
-fn kv_usage(request: &SchedulingRequest, usual_output_tokens: f64, row: &Candidate) -> f64 {
-    let Some((reported, _)) = row.load.reported else { return 0.0 };
-    let Some(capacity) = reported.kv_capacity_tokens else { return 0.0 };
-    let InFlight { requests, prefill_tokens, .. } = row.load.in_flight;
-    let coming = prefill_tokens as f64
-        + f64::from(row.uncached_tokens(request))
-        + GROWTH * usual_output_tokens * f64::from(requests);
-    f64::from(reported.kv_usage_ratio) + coming / capacity.max(1) as f64
-}
-
 impl Policy for FleetCost {
     fn pick(&mut self, cx: &mut PickContext<'_>, candidates: &[Candidate]) -> usize {
         cx.reason = Reason::LowestCost;
-        let request = cx.request;
+        let (request, now) = (cx.request, cx.now);
         let (output_tokens, usual) = (f64::from(cx.output_tokens), cx.usual_output_tokens);
         let sent = candidates.iter().map(|row| row.prediction.approximate.max(row.overlap_tokens));
         let seen_tokens = sent.max().unwrap_or(0);
@@ -219,8 +187,7 @@ impl Policy for FleetCost {
         let (share, believed) = self.again.shares();
         let again = self.weight(Term::Again) * share / (1.0 - share);
         let uses = believed / (1.0 - believed);
-        let new_prefix = if is_new { self.weight(Term::NewPrefix) * uses * uses } else { 0.0 };
-        let room = self.weight(Term::Room) * usual;
+        let new_prefix = if is_new { self.weight(Term::NewPrefix) * uses } else { 0.0 };
         let decode = self.weight(Term::Decode) * DECODE_WORTH * output_tokens;
         let slower = self.weight(Term::Slower) * DECODE_WORTH * output_tokens.min(usual);
         let stall = self.weight(Term::Stall) * STALL_WORTH;
@@ -232,27 +199,122 @@ impl Policy for FleetCost {
             let decoding = f64::from(requests.saturating_sub(prefilling));
             let prefilling = f64::from(prefilling);
             let queue_s = row.rates.prefill_s(prefill_tokens, prefill_pairs);
-            // What does not fit waits until as much has been given back: all of it is, in the time of an answer.
-            let room_s = room * with_s * (kv_usage(request, usual, row) - 1.0).max(0.0);
             let others = 1.0 + DECODE_WORTH * decoding + BEHIND * prefilling;
             queue_s
                 + prefill_s * (1.0 + stall * decoding + behind * prefilling + again * others)
-                + room_s
                 + decode * with_s
                 + slower * (with_s - before_s) * f64::from(requests)
-                + new_prefix * row.rates.prefill_token_s * self.prefixes.tokens(row.endpoint)
+                + new_prefix * self.work_s(row.endpoint, now)
         });
 
-        let picked = &candidates[row];
-        let uncached = f64::from(picked.uncached_tokens(request));
         self.again.add(seen_tokens, request.prompt_tokens);
-        let reported = picked.load.reported.and_then(|(reported, _)| reported.kv_capacity_tokens);
-        let capacity = reported.map_or(USUAL_CAPACITY_TOKENS, |tokens| tokens.max(1) as f64);
-        let fleet_tokens = capacity * candidates.len() as f64;
-        self.prefixes.fade(uncached / (TURNOVERS * fleet_tokens), candidates);
-        if is_new {
-            self.prefixes.add(picked.endpoint, uncached);
-        }
+        let Candidate { endpoint, load, .. } = candidates[row];
+        let Effect { prefill_s, with_s, .. } = Effect::of(request, output_tokens, &candidates[row]);
+        let shared_s = output_tokens * with_s / (f64::from(load.in_flight.requests) + 1.0);
+        let secs = self.work_s(endpoint, now) + prefill_s + shared_s;
+        *self.work.get_or_insert(endpoint, Work::default) = Work { secs, at: now };
         row
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::testing::{Case, picks};
+    use super::*;
+    use crate::rates::Rates;
+
+    const FLEET_COST: &str = r#"{"name":"fleet_cost"}"#;
+
+    /// The costs of the rows.
+    fn costs(case: &mut Case) -> Vec<f64> {
+        case.pick();
+        case.costs.clone()
+    }
+
+    #[test]
+    fn each_term_is_as_the_table_says() {
+        // Overlap, requests, queued prefill tokens, context tokens.
+        let mut case = Case::new("fleet_cost", 1000, &[(400, 5, 300, 9000)]);
+        let load = &mut case.rows[0].load.in_flight;
+        (load.prefilling, load.prefill_pairs) = (2, 50_000);
+        let rates = Rates {
+            prefill_token_s: 1e-4,
+            prefill_pair_s: 1e-8,
+            step_s: 0.01,
+            sequence_s: 1e-4,
+            context_token_s: 1e-7,
+        };
+        case.rows[0].rates = rates;
+        let (queue_s, prefill_s) = (0.03 + 0.0005, 0.06 + 1e-8 * (600.0 * 400.0 + 600.0 * 601.0 / 2.0));
+        let (before_s, with_s) = (0.01 + 5e-4 + 9e-4, 0.01 + 6e-4 + 1e-7 * (9000.0 + 1000.0 + 100.0));
+        // Nothing was seen yet, so `R` is 0 and `F` is 1; no work was given, so there is no term for a new prefix.
+        let expected = queue_s
+            + prefill_s * (1.0 + 0.3 * 3.0 + 2.0 * 2.0)
+            + 0.5 * 200.0 * with_s
+            + 0.5 * (with_s - before_s) * 5.0 * 200.0;
+        let cost = costs(&mut case)[0];
+        assert!((cost / expected - 1.0).abs() < 1e-9, "{cost} {expected}");
+    }
+
+    #[test]
+    fn an_idle_endpoint_that_holds_the_prompt_is_picked() {
+        assert_eq!(picks(FLEET_COST, 8000, &[(0, 0, 0, 0), (8000, 0, 0, 0)]), [(1, Reason::LowestCost)]);
+        assert_eq!(picks(FLEET_COST, 8000, &[(0, 9, 90_000, 90_000), (0, 0, 0, 0)]), [(1, Reason::LowestCost)]);
+    }
+
+    #[test]
+    fn a_hit_is_worth_a_queue_but_not_any_queue() {
+        let with_queue = |tokens| picks(FLEET_COST, 8000, &[(8000, 1, tokens, 8000), (0, 0, 0, 0)]);
+        assert_eq!(with_queue(2000), [(0, Reason::LowestCost)]);
+        assert_eq!(with_queue(200_000), [(1, Reason::LowestCost)]);
+    }
+
+    #[test]
+    fn the_more_prompts_come_again_the_more_a_hit_is_worth() {
+        let stays = |seen: u32| {
+            let mut case = Case::new("fleet_cost", 4000, &[(seen, 0, 0, 0), (0, 0, 0, 0)]);
+            (0..500).for_each(|_| _ = case.pick());
+            case.rows[0].load.in_flight.requests = 10;
+            case.rows[0].load.in_flight.context_tokens = 40_000;
+            case.rows[0].overlap_tokens = 3900;
+            case.pick().0
+        };
+        assert_eq!((stays(0), stays(3900)), (1, 0));
+    }
+
+    #[test]
+    fn new_prefixes_go_in_turn_before_their_load_can_be_seen() {
+        let mut case = Case::new("fleet_cost", 4000, &[(0, 0, 0, 0), (0, 0, 0, 0), (0, 0, 0, 0)]);
+        let mut given: Vec<usize> = (0..9).map(|_| case.pick().0).collect();
+        given.sort_unstable();
+        assert_eq!(given, [0, 0, 0, 1, 1, 1, 2, 2, 2]);
+    }
+
+    #[test]
+    fn a_slower_machine_gets_fewer_prompts() {
+        let mut case = Case::new("fleet_cost", 4000, &[(0, 0, 0, 0), (0, 0, 0, 0)]);
+        let rates = &mut case.rows[1].rates;
+        rates.prefill_token_s *= 3.0;
+        rates.step_s *= 1.6;
+        assert_eq!(case.pick().0, 0);
+    }
+
+    #[test]
+    fn a_term_can_be_left_out() {
+        let cost = |without: &str| {
+            let config = format!(r#"{{"name":"fleet_cost","without":{without}}}"#);
+            let config = serde_json::from_str(&config).expect("a policy");
+            let mut case = Case::of(&config, 1000, &[(0, 5, 300, 9000)]);
+            case.rows[0].load.in_flight.prefilling = 2;
+            (0..300).for_each(|_| _ = case.pick());
+            case.rows[0].overlap_tokens = 800;
+            (0..300).for_each(|_| _ = case.pick());
+            case.rows[0].overlap_tokens = 0;
+            costs(&mut case)[0]
+        };
+        let whole = cost("null");
+        for term in ["decode", "slower", "stall", "behind", "again", "new_prefix"] {
+            assert!(cost(&format!("\"{term}\"")) < whole, "{term}");
+        }
     }
 }
