@@ -405,3 +405,34 @@ proptest! {
         prop_assert_eq!(run.outcomes, play(config, &trace, drive).0.outcomes);
     }
 }
+
+#[test]
+fn a_slow_engine_is_known_by_its_answers_and_gets_fewer_prompts() {
+    let mut builder = Builder::new(BLOCK_TOKENS);
+    for n in 0..400 {
+        let request = TraceRequest {
+            arrival_s: f64::from(n) * 0.2,
+            input_tokens: 1600,
+            output_tokens: 80,
+            session: n,
+            ..TraceRequest::default()
+        };
+        builder.branch(request).expect("room");
+    }
+    let trace = builder.finish();
+    let mut config = config("fleet_cost", 3, 1);
+    config.engines.iter_mut().for_each(|engine| engine.blocks = 8000);
+    config.faults = vec![Fault::Slow { at: Nanos::ZERO, endpoint: 1, factor: 3.0, until: None }];
+    let (run, world) = play(config, &trace, OPEN);
+    check(&trace, &run, &world);
+    let rates: Vec<_> = world.router().read(|scheduler| {
+        scheduler.pool().endpoints().map(|endpoint| scheduler.rates(endpoint)).collect()
+    });
+    for (n, others) in [(0, 2), (2, 0)] {
+        assert_eq!(rates[n], rates[others], "two alike are taken for alike");
+        assert!(rates[1].step_s > 2.0 * rates[n].step_s, "{rates:?}");
+        assert!(rates[1].prefill_token_s > 2.0 * rates[n].prefill_token_s, "{rates:?}");
+    }
+    let given = |n: u16| run.outcomes.iter().filter(|outcome| outcome.endpoint == Some(n)).count();
+    assert!(2 * given(1) < given(0).min(given(2)), "{} {} {}", given(0), given(1), given(2));
+}
