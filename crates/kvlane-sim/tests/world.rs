@@ -425,9 +425,9 @@ fn a_slow_engine_is_known_by_its_answers_and_gets_fewer_prompts() {
     config.faults = vec![Fault::Slow { at: Nanos::ZERO, endpoint: 1, factor: 3.0, until: None }];
     let (run, world) = play(config, &trace, OPEN);
     check(&trace, &run, &world);
-    let rates: Vec<_> = world.router().read(|scheduler| {
-        scheduler.pool().endpoints().map(|endpoint| scheduler.rates(endpoint)).collect()
-    });
+    let rates: Vec<_> = world
+        .router()
+        .read(|scheduler| scheduler.pool().endpoints().map(|endpoint| scheduler.rates(endpoint)).collect());
     for (n, others) in [(0, 2), (2, 0)] {
         assert_eq!(rates[n], rates[others], "two alike are taken for alike");
         assert!(rates[1].step_s > 2.0 * rates[n].step_s, "{rates:?}");

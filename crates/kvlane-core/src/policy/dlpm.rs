@@ -5,7 +5,7 @@
 //! longest match gets its request; of several the one with the fewest requests in flight, ties drawn. The counter there
 //! falls by what the request costs: its uncached tokens plus `output_weight` times the tokens its answer is expected to
 //! have. When no counter of the client is above zero at the endpoints at hand, all of them rise by `quantum_tokens`, as
-//! often as it takes. A client is a tenant, else a session; requests without either are one client.
+//! often as it takes. A client is a tenant; requests without one are one client.
 //!
 //! The bound: a counter is always above `-U` and at most `Q`, with `U` the dearest request and `Q` the quantum. So what a
 //! client has sent to two endpoints, since it is remembered and while both were eligible, differs by less than `Q + U`,
@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Candidate, PickContext, Policy, Reason};
 use crate::recent::Recent;
-use crate::request::{SchedulingRequest, SessionKey, TenantKey};
+use crate::request::{SchedulingRequest, TenantKey};
 use crate::table::ByEndpoint;
 
 /// The quantum and the price of output.
@@ -48,7 +48,6 @@ const CLIENTS_MAX: usize = 1024;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Client {
     Tenant(TenantKey),
-    Session(SessionKey),
     Anyone,
 }
 
@@ -63,11 +62,7 @@ pub struct Dlpm {
 
 impl Client {
     fn of(request: &SchedulingRequest) -> Self {
-        match (request.tenant, request.session) {
-            (Some(tenant), _) => Self::Tenant(tenant),
-            (None, Some(session)) => Self::Session(session),
-            (None, None) => Self::Anyone,
-        }
+        request.tenant.map_or(Self::Anyone, Self::Tenant)
     }
 }
 

@@ -8,7 +8,9 @@
 //! - `P_i`: time to compute what the endpoint lacks of this prompt.
 //!
 //! Times come from the endpoint's rates: a decode takes the expected length of the answer times a sequence's share of a
-//! step with the batch at hand, `decode_step_s(B + 1, T + L) / (B + 1)`, as Preble's regressions give it per request.
+//! step. Preble's regressions give that per request, whatever the batch; here it is that of a batch of the pool's mean
+//! size, `decode_step_s(B + 1, T + L) / (B + 1)` with the means of `B` and `T`. With each endpoint's own batch, the one
+//! with the largest would look cheapest and get ever more.
 //! Windows are kept in 60 parts of 3 s. Ties are drawn.
 //!
 //! Preble keeps the engines' trees and so knows what would be evicted. We see no such list and estimate: a full cache
@@ -137,12 +139,16 @@ fn prefill_s(request: &SchedulingRequest, row: &Candidate) -> f64 {
     row.rates.prefill_s(u64::from(row.uncached_tokens(request)), row.uncached_pairs(request))
 }
 
-/// Seconds of the endpoint that the answer takes.
-fn decode_s(request: &SchedulingRequest, output_tokens: u32, row: &Candidate) -> f64 {
-    let ledger = row.load.in_flight;
-    let sequences = ledger.requests.saturating_add(1);
-    let context_tokens = ledger.context_tokens.saturating_add(u64::from(request.prompt_tokens));
-    f64::from(output_tokens) * row.rates.decode_step_s(sequences, context_tokens) / f64::from(sequences)
+/// Seconds of the endpoint that the answer takes, in a batch of the mean size.
+fn decode_s(request: &SchedulingRequest, output_tokens: u32, row: &Candidate, candidates: &[Candidate]) -> f64 {
+    let mean = |of: fn(&Candidate) -> u64| {
+        candidates.iter().map(|row| of(row) as f64).sum::<f64>() / candidates.len() as f64
+    };
+    let requests = mean(|row| u64::from(row.load.in_flight.requests));
+    let context_tokens = mean(|row| row.load.in_flight.context_tokens);
+    let context_tokens = (context_tokens + f64::from(request.prompt_tokens)) as u64;
+    let step_s = row.rates.decode_step_s((requests as u32).saturating_add(1), context_tokens);
+    f64::from(output_tokens) * step_s / (requests + 1.0)
 }
 
 impl Policy for Preble {
@@ -175,7 +181,7 @@ impl Policy for Preble {
         let (request, candidate) = (cx.request, &candidates[row]);
         let given = Given {
             work: Nanos::from_secs_f64(
-                prefill_s(request, candidate) + decode_s(request, cx.output_tokens, candidate),
+                prefill_s(request, candidate) + decode_s(request, cx.output_tokens, candidate, candidates),
             ),
             prompt_tokens: u64::from(request.prompt_tokens),
             hit_tokens: u64::from(candidate.overlap_tokens.min(request.prompt_tokens)),
@@ -234,18 +240,26 @@ mod tests {
         assert_eq!(case.pick().0, 0, "0.1 to 0.2 s");
         near(&case.costs, &[0.1, 0.2]);
         assert_eq!(case.pick().0, 1);
-        near(&case.costs, &[1.1 + 0.1, 0.2]);
-        // The second had 0.2 s of prefill and half of 100 steps.
-        assert_eq!(case.pick().0, 1);
-        near(&case.costs, &[1.2, 0.2 + 0.5 + 0.2]);
+        // 100 steps of 10 ms, shared by the mean batch of half a request and this one.
+        let decode_s = 1.0 / 1.5;
+        near(&case.costs, &[0.1 + decode_s + 0.1, 0.2]);
+        assert_eq!(case.pick().0, 0);
+        near(&case.costs, &[0.2 + decode_s, 0.2 + decode_s + 0.2]);
         // Parts are 3 s long: 10 s is in the fourth, which is gone when the sixty-fourth begins at 189 s.
         case.now = Nanos::from_secs(188);
-        case.pick();
-        near(&case.costs, &[1.2, 1.6]);
+        assert_eq!(case.pick().0, 1);
+        near(&case.costs, &[2.0 * (0.1 + decode_s) + 0.1, 0.4 + decode_s]);
         case.now = Nanos::from_secs(189);
-        case.rows[0].load.in_flight.requests = 0;
-        case.pick();
-        assert!(case.costs[1] < 0.21, "{:?}", case.costs);
+        assert_eq!(case.pick().0, 0);
+        near(&case.costs, &[0.1, 0.4 + decode_s]);
+    }
+
+    #[test]
+    fn an_endpoint_with_a_large_batch_does_not_look_cheap_for_it() {
+        let mut case = case(100, &[(0, 50, 0, 0), (0, 0, 0, 0)]);
+        let mut given = [0; 2];
+        (0..20).for_each(|_| given[case.pick().0] += 1);
+        assert_eq!(given, [10, 10]);
     }
 
     #[test]
