@@ -230,9 +230,8 @@ async fn live(args: &Args, trace: &Arc<Trace>, policy: &PolicyConfig, piece: u32
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         engines.push(MockEngine::start(mock(args, n), listener)?);
     }
-    let mut config = Config::default();
-    config.workers =
-        engines.iter().map(|engine| WorkerSpec::new(format!("http://{}", engine.addr()))).collect();
+    let workers = engines.iter().map(|engine| WorkerSpec::new(format!("http://{}", engine.addr()))).collect();
+    let mut config = Config { workers, ..Config::default() };
     config.routing.policy = policy.clone();
     config.routing.block_bytes = MockConfig::default().block_size * BYTES_PER_TOKEN as u32;
     config.routing.seed = piece.into();
