@@ -105,7 +105,7 @@ impl Forecast {
         (session.unwrap_or(kind).round() as u32).clamp(1, max)
     }
 
-    /// An answer was given in full.
+    /// An answer is over, in full or because its client has left: what counts is for how long it kept an endpoint busy.
     pub fn answered(&mut self, kind: Kind, session: Option<SessionKey>, output_tokens: u32) {
         let tokens = f64::from(output_tokens);
         self.pool.add(tokens, POOL_MEMORY);

@@ -17,8 +17,8 @@
 //! Rates are the endpoint's own, learned from its answers ([`crate::rates`]); lengths of answers are learned too
 //! ([`crate::forecast`]). `R`, the share of recent prompt tokens that had been sent before, is taken for the
 //! probability that a block is wanted again: what is evicted is computed again with it, which evicts something else, and
-//! so on, hence `R/(1-R)`. `F`, the same of a longer memory and with a prior, is how often a prefix is used again: a
-//! prefix that nobody has been sent before will bring that many requests to wherever it is put, and each of them finds
+//! so on, hence `R/(1-R)`. `F`, the same with a prior for the time before much was seen, is how often a prefix is used
+//! again: a prefix that nobody has been sent before will bring that many requests to wherever it is put, and each of them finds
 //! the work that is usual there: `a` is the seconds of work that the endpoint was given within about a minute. So a new
 //! prefix goes where its future fits, not where it is quiet this millisecond.
 //!
