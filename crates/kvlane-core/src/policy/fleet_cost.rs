@@ -22,7 +22,7 @@
 //! the work that is usual there: `a` is the seconds of work that the endpoint was given within about a minute. So a new
 //! prefix goes where its future fits, not where it is quiet this millisecond.
 //!
-//! What a workload could set by itself is measured: rates, lengths, shares. What is left are four weights that say what
+//! What a workload could set by itself is measured: rates, lengths, shares. What is left are three weights that say what
 //! a second is worth to whom, the same for all workloads: one between tokens is worth half of one before the first
 //! token, one of stall three tenths of it, and behind one that waits there will be two. docs/placement.md says what each
 //! term is worth, docs/decisions/0010-fleet-cost.md what else was tried.
