@@ -152,14 +152,8 @@ fn simulated(trace: &Trace, records: &[Record], lateness: f64) -> Result<Vec<Out
     let mut world = World::new(WorldConfig {
         router: router::Config {
             scheduler: scheduler::Config {
-                policy: PolicyConfig::by_name("round_robin").ok_or("no such policy")?,
-                in_flight_max: 0,
-                queue_len_max: 0,
-                queue_timeout: Nanos::ZERO,
-                timing: None,
-                session_admission: false,
-                receipts_max: 0,
                 seed: 1,
+                ..scheduler::Config::new(PolicyConfig::by_name("round_robin").ok_or("no such policy")?)
             },
             index: approx::Config { memory_bytes_max: 1 << 20, ttl: Nanos::MAX },
             exact: None,

@@ -45,14 +45,9 @@ fn chain(text: &[u8]) -> Vec<BlockHash> {
 fn world(policy: &str) -> (Router, Vec<Vec<BlockHash>>) {
     let router = Router::new(router::Config {
         scheduler: scheduler::Config {
-            policy: PolicyConfig::by_name(policy).expect("a policy"),
-            in_flight_max: 0,
-            queue_len_max: 0,
-            queue_timeout: Nanos::ZERO,
-            timing: None,
-            session_admission: false,
             receipts_max: 1024,
             seed: 1,
+            ..scheduler::Config::new(PolicyConfig::by_name(policy).expect("a policy"))
         },
         index: approx::Config { memory_bytes_max: 1 << 30, ttl: Nanos::MAX },
         exact: None,

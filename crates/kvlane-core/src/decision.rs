@@ -35,6 +35,26 @@ pub enum Rejection {
     QueueFull,
     /// It waited in the queue for as long as it may.
     QueueTimeout,
+    /// It is a retry or a hedge, and enough requests are sent more than once already.
+    BudgetSpent,
+}
+
+/// A request that goes nowhere: why, and when to come again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Refused {
+    /// Why.
+    pub why: Rejection,
+    /// Time after which there should be room, as the queue drains; 0 where that is not known.
+    pub retry_after: Nanos,
+}
+
+// === impl Refused ===
+
+impl Refused {
+    /// Refused, and nobody knows until when.
+    pub const fn at_once(why: Rejection) -> Self {
+        Self { why, retry_after: Nanos::ZERO }
+    }
 }
 
 /// One decision as it can be shown to a person: all that the policy saw.

@@ -5,6 +5,8 @@
 
 mod admission;
 pub mod block;
+pub mod breaker;
+pub mod budget;
 pub mod decision;
 pub mod endpoint;
 pub mod event;

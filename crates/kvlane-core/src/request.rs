@@ -62,6 +62,10 @@ pub struct SchedulingRequest {
     /// Whether its answer is wanted all at once, so that nobody sees when its first token comes.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub whole_answer: bool,
+    /// Whether it is a second copy of a request in flight, in case the first is late. Its endpoint must hold its prefix,
+    /// and it waits in no queue; the first one's endpoint is among `excluded`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub hedge: bool,
     /// The first block of its prompt, which policies that hash prompts go by. [`crate::router::Router::arrive`] fills it in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub head: Option<BlockHash>,
@@ -80,6 +84,7 @@ impl SchedulingRequest {
             priority: 0,
             output_tokens_max: None,
             whole_answer: false,
+            hedge: false,
             head: None,
         }
     }

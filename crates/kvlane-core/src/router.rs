@@ -388,14 +388,8 @@ mod tests {
     fn predicted_after_dispatch(feed: Feed) -> Vec<u32> {
         let router = Router::recorded(Config {
             scheduler: scheduler::Config {
-                policy: PolicyConfig::by_name("prefix_aware").expect("a policy"),
-                in_flight_max: 0,
-                queue_len_max: 0,
-                queue_timeout: Nanos::ZERO,
-                timing: None,
-                session_admission: false,
-                receipts_max: 0,
                 seed: 1,
+                ..scheduler::Config::new(PolicyConfig::by_name("prefix_aware").expect("a policy"))
             },
             index: approx::Config { memory_bytes_max: 1 << 20, ttl: Nanos::MAX },
             exact: Some(exact::Config { memory_bytes_max: 1 << 20 }),

@@ -28,14 +28,12 @@ fn dispatches(outputs: impl IntoIterator<Item = Output>) -> impl Iterator<Item =
 fn race(policy: &str) -> (BTreeMap<RequestId, Placement>, Recording) {
     let router = Router::recorded(router::Config {
         scheduler: scheduler::Config {
-            policy: PolicyConfig::by_name(policy).expect("a policy"),
             in_flight_max: 40,
             queue_len_max: 16,
             queue_timeout: Nanos(300),
-            timing: None,
-            session_admission: false,
             receipts_max: 8,
             seed: 11,
+            ..scheduler::Config::new(PolicyConfig::by_name(policy).expect("a policy"))
         },
         index: approx::Config { memory_bytes_max: 1 << 20, ttl: Nanos(5_000) },
         exact: None,

@@ -276,7 +276,7 @@ pub(crate) async fn check(
     let engine = Engine {
         worker: Arc::clone(worker),
         upstreams: Arc::clone(upstreams),
-        limit: gateway.config.health.timeout,
+        limit: gateway.config().health.timeout,
         rank: None,
     };
     compared.block_tokens = block_tokens_of(&engine).await;

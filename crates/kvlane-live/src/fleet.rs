@@ -155,7 +155,7 @@ impl Fleet {
 
     /// Takes note of a failed request.
     pub(crate) fn note_failure(gateway: &Gateway, worker: &Worker, problem: &str) {
-        if worker.note_failure() >= gateway.config.health.failure_threshold {
+        if worker.note_failure() >= gateway.config().health.failure_threshold {
             set_health(gateway, worker, Some(problem.to_owned()));
         }
     }
@@ -287,7 +287,7 @@ impl Fleet {
 
     /// Probes one worker until it leaves or the gateway stops.
     async fn watch(self: Arc<Self>, worker: Arc<Worker>) {
-        let health = &self.gateway.config.health;
+        let health = &self.gateway.config().health;
         let mut ticks = interval(health.interval);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut probes = 0u32;
@@ -314,7 +314,7 @@ impl Fleet {
 
     /// Health, then models if they are not known or due, then load.
     async fn probe(&self, worker: &Arc<Worker>, probes: u32) -> Result<(), String> {
-        let path = &self.gateway.config.health.path;
+        let path = &self.gateway.config().health.path;
         match self.get(worker, path).await? {
             (status, _) if status.is_success() => {}
             (status, _) => return Err(format!("GET {path} answered {}", status.as_u16())),
@@ -355,7 +355,7 @@ impl Fleet {
 
     /// What a probe means for whether requests are placed there.
     fn judge(&self, worker: &Worker, probed: Result<(), String>) {
-        let health = &self.gateway.config.health;
+        let health = &self.gateway.config().health;
         match probed {
             Ok(()) => {
                 let restarted = worker.take_gone();
@@ -400,7 +400,7 @@ impl Fleet {
 
     /// The data-parallel ranks of a worker.
     async fn ranks(&self, worker: &Worker, reports: &[(u32, Reported)]) -> Vec<Rank> {
-        let config = &self.gateway.config.kv_events;
+        let config = &self.gateway.config().kv_events;
         let known = worker.state().ranks.clone();
         let told = if config.enabled { self.feeds(worker).await } else { Told::Feeds(Vec::new()) };
         discover::ranks(config, &worker.address.host, &worker.kv_events, told, reports, &known)
@@ -454,7 +454,7 @@ impl Fleet {
     }
 
     async fn get(&self, worker: &Worker, path: &str) -> Result<(StatusCode, Bytes), String> {
-        let limit = self.gateway.config.health.timeout;
+        let limit = self.gateway.config().health.timeout;
         ask(&self.upstreams, worker, &Method::GET, path, &Bytes::new(), limit, PROBE_BYTES_MAX).await
     }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use kvlane_core::block::BlockHash;
-use kvlane_core::decision::{Placement, Rejection};
+use kvlane_core::decision::{Placement, Refused, Rejection};
 use kvlane_core::endpoint::EndpointId;
 use kvlane_core::request::{RequestId, SchedulingRequest};
 use kvlane_core::router::{Router, Scratch};
@@ -33,8 +33,8 @@ use crate::worker::{Worker, WorkerId};
 
 /// What all threads of a gateway share.
 pub struct Gateway {
-    /// How it was set up.
-    pub config: Config,
+    /// How it is set up. Replaced whole.
+    config: ArcSwap<Config>,
     /// How long engines take, where the operator says so.
     pub(crate) timings: Timings,
     /// What it reads of who a request is from.
@@ -130,7 +130,7 @@ impl Gateway {
         Self {
             timings,
             hints: Hints::new(&config.hints),
-            config,
+            config: ArcSwap::from_pointee(config),
             clock,
             metrics: Metrics::new(),
             tokenizers,
@@ -142,6 +142,11 @@ impl Gateway {
             next_worker: AtomicU64::new(1),
             drained,
         }
+    }
+
+    /// How it is set up. For a look; whoever keeps it for longer clones the `Arc`.
+    pub fn config(&self) -> arc_swap::Guard<Arc<Config>> {
+        self.config.load()
     }
 
     /// All pools.
@@ -175,7 +180,7 @@ impl Gateway {
         }
         let (gateway, model) = (Arc::clone(self), model.to_owned());
         let settled = tokio::task::spawn_blocking(move || {
-            gateway.tokenizers.settle(&gateway.config, &model, root.as_deref());
+            gateway.tokenizers.settle(&gateway.config(), &model, root.as_deref());
         });
         if settled.await.is_err() {
             tracing::error!("reading a tokenizer broke: tokens are estimated");
@@ -196,7 +201,7 @@ impl Gateway {
 
     /// The idle connections of a new relay thread.
     pub(crate) fn new_upstreams(&self) -> Arc<Upstreams> {
-        let upstreams = Upstreams::new(self.config.upstream.clone());
+        let upstreams = Upstreams::new(self.config().upstream.clone());
         self.upstreams().push(Arc::clone(&upstreams));
         upstreams
     }
@@ -214,7 +219,7 @@ impl Gateway {
         routed: &Routed,
         attempt: u32,
         excluded: &Arc<[EndpointId]>,
-    ) -> Result<Lease, Rejection> {
+    ) -> Result<Lease, Refused> {
         loop {
             // An endpoint that left between the decision and here is not among the next one's candidates.
             if let Some(lease) = self.place_once(routed, attempt, excluded).await? {
@@ -228,7 +233,7 @@ impl Gateway {
         routed: &Routed,
         attempt: u32,
         excluded: &Arc<[EndpointId]>,
-    ) -> Result<Option<Lease>, Rejection> {
+    ) -> Result<Option<Lease>, Refused> {
         let pool = &routed.served.pool;
         let id = RequestId(self.next_request.fetch_add(1, Ordering::Relaxed));
         let request = SchedulingRequest {
@@ -249,21 +254,25 @@ impl Gateway {
         let output = match (answer, &mut waiting) {
             (Some(output), _) => output,
             (None, Some(waiting)) => {
-                let output = waiting.wait(routed.deadline).await.ok_or(Rejection::QueueTimeout)?;
+                let output = waiting.wait(routed.deadline).await;
+                let output = output.ok_or(Refused::at_once(Rejection::QueueTimeout))?;
                 if let Output::Dispatch { placement, .. } = output {
                     pool.router.learn(self.clock.now(), id, &routed.chain, placement.endpoint);
                 }
                 output
             }
-            (None, None) => return Err(Rejection::NoEndpoint),
+            (None, None) => return Err(Refused::at_once(Rejection::NoEndpoint)),
         };
         if let Some(mut waiting) = waiting {
             waiting.answered = true;
         }
         match output {
             Output::Dispatch { placement, .. } => Ok(self.lease(routed, id, placement)),
-            Output::Reject { why, .. } => Err(why),
-            Output::Drained { .. } | Output::Knowledge { .. } => Err(Rejection::NoEndpoint),
+            Output::Reject { refused, .. } => Err(refused),
+            Output::Refresh { .. }
+            | Output::Drained { .. }
+            | Output::Knowledge { .. }
+            | Output::Breaker { .. } => Err(Refused::at_once(Rejection::NoEndpoint)),
         }
     }
 
@@ -372,6 +381,13 @@ impl Gateway {
                         "knowledge of its cache changed"
                     );
                 }
+                // The router answers it itself.
+                Output::Refresh { .. } => {}
+                Output::Breaker { endpoint, state } => {
+                    let worker = pool.occupant(endpoint);
+                    let worker = worker.as_ref().map_or("one that left", |occupant| &*occupant.name);
+                    tracing::info!(worker, model = pool.model, state = state.name(), "breaker");
+                }
                 Output::Drained { endpoint } => {
                     if let Some(occupant) = pool.occupant(endpoint) {
                         // The fleet's task ends with the gateway; then nobody needs to know.
@@ -392,7 +408,7 @@ thread_local! {
 impl ModelPool {
     pub(crate) fn new(gateway: &Gateway, model: &str) -> Self {
         let timing = gateway.timings.of(model).map(|file| &file.timing);
-        let config = gateway.config.router(model, timing);
+        let config = gateway.config().router(model, timing);
         Self {
             model: model.into(),
             policy: config.scheduler.policy.name(),
@@ -501,7 +517,7 @@ impl<'a> Waiting<'a> {
     /// Waits for the answer, or for `deadline`. The scheduler expires queued requests only when it is stepped, so
     /// whoever waits sees to it that it is.
     async fn wait(&mut self, deadline: Instant) -> Option<Output> {
-        let routing = &self.gateway.config.routing;
+        let routing = &self.gateway.config().routing;
         // Who waits for conversations to fall idle waits for nothing but time.
         let idle_tick = if routing.session_admission { IDLE_TICK } else { Duration::MAX };
         let mut tick = Instant::now() + routing.queue_timeout.min(idle_tick);

@@ -136,7 +136,7 @@ impl Serving {
             );
         };
         if let Some(path) =
-            gateway.config.kv_events.snapshot.clone().filter(|_| gateway.config.kv_events.enabled)
+            gateway.config().kv_events.snapshot.clone().filter(|_| gateway.config().kv_events.enabled)
         {
             let kept = CancellationToken::new();
             let keeping = keep_snapshot(Arc::clone(&gateway), path, kill.clone(), kept.clone());
@@ -157,7 +157,7 @@ impl Serving {
         self.stop.cancel();
         self.connections.close();
         let drained =
-            timeout(self.gateway.config.server.shutdown_grace, self.connections.wait()).await.is_ok();
+            timeout(self.gateway.config().server.shutdown_grace, self.connections.wait()).await.is_ok();
         drop(self.kill);
         let (done, joined) = oneshot::channel();
         std::thread::spawn(move || {
@@ -212,7 +212,7 @@ async fn keep_snapshot(
     let mut ends = false;
     while !ends {
         tokio::select! {
-            () = sleep(gateway.config.kv_events.snapshot_interval) => {}
+            () = sleep(gateway.config().kv_events.snapshot_interval) => {}
             () = kill.cancelled() => ends = true,
         }
         // This thread does nothing else, so the file may take its time.

@@ -153,14 +153,11 @@ fn world(policy: &str, arm: &str, keys: &BTreeMap<String, String>) -> Result<Wor
         engines: vec![engine.clone(); keys["engines"].parse()?],
         router: router::Config {
             scheduler: scheduler::Config {
-                policy: PolicyConfig::by_name(policy).ok_or("no such policy")?,
-                in_flight_max: 0,
                 queue_len_max: 100_000,
                 queue_timeout: Nanos::from_secs(1_000_000),
-                timing: None,
                 session_admission: arm != "off",
-                receipts_max: 0,
                 seed,
+                ..scheduler::Config::new(PolicyConfig::by_name(policy).ok_or("no such policy")?)
             },
             index: approx::Config { memory_bytes_max: 256 << 20, ttl: Nanos::from_secs(1800) },
             exact: exact.then_some(exact::Config { memory_bytes_max: usize::MAX }),

@@ -180,16 +180,7 @@ fn fleet(engine: &EngineConfig, engines: usize, policy: PolicyConfig, knows: Kno
     WorldConfig {
         engines: vec![engine.clone(); engines],
         router: router::Config {
-            scheduler: scheduler::Config {
-                policy,
-                in_flight_max: 0,
-                queue_len_max: 0,
-                queue_timeout: Nanos::ZERO,
-                timing: None,
-                session_admission: false,
-                receipts_max: 0,
-                seed: 1,
-            },
+            scheduler: scheduler::Config { seed: 1, ..scheduler::Config::new(policy) },
             index: approx::Config {
                 memory_bytes_max: 256 << 20,
                 ttl: secs(if knows == Knows::Dispatches { 1800 } else { 2 }),

@@ -26,14 +26,8 @@ fn config(policy: &str, engines: usize, seed: u64) -> WorldConfig {
         engines: vec![engine; engines],
         router: router::Config {
             scheduler: scheduler::Config {
-                policy: PolicyConfig::by_name(policy).expect("a policy"),
-                in_flight_max: 0,
-                queue_len_max: 0,
-                queue_timeout: Nanos::ZERO,
-                timing: None,
-                session_admission: false,
-                receipts_max: 0,
                 seed,
+                ..scheduler::Config::new(PolicyConfig::by_name(policy).expect("a policy"))
             },
             index: approx::Config { memory_bytes_max: 1 << 24, ttl: Nanos::MAX },
             exact: None,

@@ -286,14 +286,12 @@ fn simulate(
     let mut world = World::new(WorldConfig {
         router: router::Config {
             scheduler: scheduler::Config {
-                policy: policy.clone(),
                 in_flight_max: routing.max_concurrent_requests,
                 queue_len_max: routing.queue_size,
                 queue_timeout: nanos(routing.queue_timeout),
-                timing: None,
                 session_admission: routing.session_admission,
-                receipts_max: 0,
                 seed: piece.into(),
+                ..scheduler::Config::new(policy.clone())
             },
             index: approx::Config { memory_bytes_max: routing.index_memory, ttl: nanos(routing.index_ttl) },
             exact: None,

@@ -91,14 +91,11 @@ fn world(name: &str, requests: usize, timing: TimingModel) -> World {
         engines: vec![EngineConfig::vllm(timing, BLOCK_TOKENS, 0.9); ENGINES],
         router: router::Config {
             scheduler: scheduler::Config {
-                policy: policy(name),
                 in_flight_max: defaults.max_concurrent_requests,
                 queue_len_max: defaults.queue_size,
-                queue_timeout: Nanos::ZERO,
-                timing: None,
-                session_admission: false,
                 receipts_max: requests as u32,
                 seed: SEED,
+                ..scheduler::Config::new(policy(name))
             },
             index: approx::Config { memory_bytes_max: defaults.index_memory, ttl: Nanos::MAX },
             exact: None,

@@ -2,7 +2,7 @@
 
 use super::flights::{Flight, Turn};
 use super::{Input, Output, Scheduler};
-use crate::decision::Rejection;
+use crate::decision::{Refused, Rejection};
 use crate::queue::{Account, Lane, Waiting};
 use crate::request::{SchedulingRequest, SessionKey};
 use crate::time::Nanos;
@@ -85,7 +85,7 @@ impl Scheduler {
         if entered {
             self.leave(now, request.session, None);
         }
-        out.push(Output::Reject { request: request.id, why });
+        out.push(Output::Reject { request: request.id, refused: Refused::at_once(why) });
     }
 
     /// Whether as much is in flight as may be.

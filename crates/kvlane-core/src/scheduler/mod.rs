@@ -5,27 +5,27 @@
 //! given back. Everything that can change the state is an [`Input`], and inputs can be written down: the same inputs
 //! in the same order give the same outputs.
 
+mod config;
 mod door;
 mod flights;
 mod learning;
+mod messages;
 mod unseen;
 
-use std::sync::Arc;
-
-use serde::{Deserialize, Serialize};
-
 use crate::admission::Admission;
-use crate::decision::{Placement, Receipts, Rejection};
+use crate::decision::{Placement, Receipts, Refused, Rejection};
 use crate::endpoint::{Endpoint, EndpointId, Pool};
-use crate::load::{InFlight, Reported};
-use crate::policy::{Candidate, PickContext, Policy, PolicyConfig, Reason};
+use crate::load::InFlight;
+use crate::policy::{Candidate, PickContext, Policy, Reason};
 use crate::queue::{Account, Lane, Queue, Waiting};
 use crate::rates::Rates;
 use crate::request::{RequestId, SchedulingRequest};
 use crate::rng::Rng;
 use crate::time::Nanos;
-use crate::timing::TimingModel;
 use crate::truth::{self, Change, Feed, Knowledge, Prediction};
+
+pub use config::Config;
+pub use messages::{Input, Output};
 
 use flights::{Flight, Flights, Turn};
 use learning::Learning;
@@ -34,187 +34,6 @@ use unseen::Unseen;
 /// What an output token counts when tenants are compared, where an uncached prompt token counts 1: as VTC
 /// (arXiv 2401.00588) and AIBrix's `vtc-basic` have it.
 const OUTPUT_WEIGHT: i64 = 2;
-
-/// How one pool schedules.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Config {
-    /// The placement policy.
-    pub policy: PolicyConfig,
-    /// Requests in flight in the whole pool beyond which others wait; 0 is no limit.
-    pub in_flight_max: u32,
-    /// Requests that may wait; beyond that they are shed.
-    pub queue_len_max: u32,
-    /// How long a request may wait.
-    pub queue_timeout: Nanos,
-    /// What the endpoints are, where that is known: rates are learned from there. From a usual machine otherwise.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub timing: Option<Box<TimingModel>>,
-    /// Whether new conversations wait while those that go on fill the fleet's caches.
-    #[serde(default)]
-    pub session_admission: bool,
-    /// Decisions kept for people to read.
-    pub receipts_max: u32,
-    /// Seed of all randomness.
-    pub seed: u64,
-}
-
-/// Everything that can happen to a pool.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Input {
-    /// An endpoint comes, idle. Its id is [`Pool::next_id`].
-    Joined {
-        /// Its id.
-        endpoint: EndpointId,
-        /// What people call it.
-        name: Arc<str>,
-        /// Whether requests may be placed there at once.
-        healthy: bool,
-        /// Whether it takes no new requests.
-        draining: bool,
-    },
-    /// An endpoint stops (or again starts) taking new requests.
-    Draining {
-        /// Which.
-        endpoint: EndpointId,
-        /// Stops, or starts.
-        draining: bool,
-    },
-    /// An endpoint is gone. Its requests are settled as usual, its ledger is not needed any more.
-    Left {
-        /// Which.
-        endpoint: EndpointId,
-    },
-    /// An endpoint was found fit or unfit.
-    Health {
-        /// Which.
-        endpoint: EndpointId,
-        /// Fit.
-        healthy: bool,
-    },
-    /// An endpoint said how loaded it is.
-    Reported {
-        /// Which.
-        endpoint: EndpointId,
-        /// What it said.
-        reported: Reported,
-    },
-    /// A request wants a place, for the first time or again.
-    Arrived {
-        /// The request.
-        request: SchedulingRequest,
-        /// Leading prompt tokens per endpoint that is thought to hold any.
-        overlap: Vec<(EndpointId, Prediction)>,
-        /// Prompt tokens that one block stands for.
-        block_tokens: u32,
-    },
-    /// The first token of the answer came.
-    FirstToken {
-        /// Whose.
-        request: RequestId,
-    },
-    /// The answer came, or began to, all at once: its prompt is computed, and when its first token was made nobody saw.
-    Begun {
-        /// Whose.
-        request: RequestId,
-    },
-    /// More tokens of the answer came.
-    Tokens {
-        /// Whose.
-        request: RequestId,
-        /// How many.
-        count: u32,
-    },
-    /// The answer came to its end, and has so many tokens: more than were seen to come, where they came several at a
-    /// time or all at once.
-    Wrote {
-        /// Whose.
-        request: RequestId,
-        /// How many, the first one included.
-        output_tokens: u32,
-    },
-    /// The answer said what it took, before it was over.
-    Answered {
-        /// Whose.
-        request: RequestId,
-        /// What it said.
-        reported: truth::Reported,
-    },
-    /// An endpoint's event feed is in another state.
-    Fed {
-        /// Whose.
-        endpoint: EndpointId,
-        /// Its state.
-        feed: Feed,
-    },
-    /// An endpoint has lost all that it held.
-    Forgot {
-        /// Which.
-        endpoint: EndpointId,
-    },
-    /// An endpoint's counters, since it started: prompt tokens looked for in its cache, and found there.
-    Counted {
-        /// Which.
-        endpoint: EndpointId,
-        /// Looked for.
-        queries: f64,
-        /// Found.
-        hits: f64,
-        /// Prompt tokens that one block stands for.
-        block_tokens: u32,
-    },
-    /// A request is over, in whatever way, or its client has stopped waiting for a place.
-    Finished {
-        /// Which.
-        request: RequestId,
-    },
-    /// Nothing but time has passed.
-    Tick,
-}
-
-/// What follows from an input.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Output {
-    /// Send the request there now. Its load is already reserved.
-    Dispatch {
-        /// The request.
-        request: RequestId,
-        /// Where and why.
-        placement: Placement,
-    },
-    /// Refuse the request.
-    Reject {
-        /// The request.
-        request: RequestId,
-        /// Why.
-        why: Rejection,
-    },
-    /// A draining endpoint has no request left.
-    Drained {
-        /// Which.
-        endpoint: EndpointId,
-    },
-    /// What is known of an endpoint's cache is worth more, or less, than it was.
-    Knowledge {
-        /// Whose.
-        endpoint: EndpointId,
-        /// From what to what, and why.
-        change: Change,
-    },
-}
-
-// === impl Output ===
-
-impl Output {
-    /// The request it concerns, if it concerns one.
-    pub fn request(&self) -> Option<RequestId> {
-        match *self {
-            Self::Dispatch { request, .. } | Self::Reject { request, .. } => Some(request),
-            Self::Drained { .. } | Self::Knowledge { .. } => None,
-        }
-    }
-}
 
 /// The scheduler of one pool. See the module.
 pub struct Scheduler {
@@ -293,7 +112,12 @@ impl Scheduler {
                 self.learn(endpoint, out, |truth| truth.count(queries, hits, block_tokens));
             }
             Input::Finished { request } => self.settle(now, request, out),
-            Input::Tick => {}
+            Input::Failed { .. }
+            | Input::Busy { .. }
+            | Input::Succeeded { .. }
+            | Input::Refreshed { .. }
+            | Input::Configured { .. }
+            | Input::Tick => {}
         }
         if let Some(admission) = self.admission.as_mut().filter(|_| of_fleet) {
             let (endpoints, capacity_tokens) = self.pool.kv_capacity_tokens();
@@ -350,7 +174,10 @@ impl Scheduler {
         self.fill_rows(request, overlap);
         if self.rows.is_empty() {
             self.leave(now, request.session, None);
-            return out.push(Output::Reject { request: request.id, why: Rejection::NoEndpoint });
+            return out.push(Output::Reject {
+                request: request.id,
+                refused: Refused::at_once(Rejection::NoEndpoint),
+            });
         }
         let explain = self.receipts.is_on();
         if explain {
@@ -591,18 +418,17 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::load::Reported;
+    use crate::policy::PolicyConfig;
     use crate::request::{SessionKey, TenantKey};
 
     fn config(policy: &str) -> Config {
         Config {
-            policy: PolicyConfig::by_name(policy).expect("a policy"),
-            in_flight_max: 0,
             queue_len_max: 2,
             queue_timeout: Nanos(10),
-            timing: None,
-            session_admission: false,
             receipts_max: 4,
             seed: 1,
+            ..Config::new(PolicyConfig::by_name(policy).expect("a policy"))
         }
     }
 
@@ -806,7 +632,8 @@ mod tests {
     fn without_a_fit_endpoint_a_request_is_refused() {
         let mut world = World::new(config("cache_aware"), 1);
         world.step(Input::Health { endpoint: endpoint(0), healthy: false });
-        let refused = [Output::Reject { request: RequestId(1), why: Rejection::NoEndpoint }];
+        let refused =
+            [Output::Reject { request: RequestId(1), refused: Refused::at_once(Rejection::NoEndpoint) }];
         assert_eq!(world.arrive(1, 10, &[]), refused);
         world.step(Input::Health { endpoint: endpoint(0), healthy: true });
         assert_eq!(placed(&world.arrive(2, 10, &[])), Some(endpoint(0)));
@@ -817,11 +644,13 @@ mod tests {
         let mut world = World::new(Config { in_flight_max: 1, ..config("random") }, 1);
         world.arrive(1, 10, &[]);
         assert_eq!((world.arrive(2, 10, &[]), world.arrive(3, 10, &[])), (vec![], vec![]));
-        let shed = [Output::Reject { request: RequestId(4), why: Rejection::QueueFull }];
+        let shed =
+            [Output::Reject { request: RequestId(4), refused: Refused::at_once(Rejection::QueueFull) }];
         assert_eq!(world.arrive(4, 10, &[]), shed);
         let deadline = world.scheduler.next_deadline().expect("somebody waits");
         world.now = deadline - Nanos(1);
-        let expired = [Output::Reject { request: RequestId(2), why: Rejection::QueueTimeout }];
+        let expired =
+            [Output::Reject { request: RequestId(2), refused: Refused::at_once(Rejection::QueueTimeout) }];
         assert_eq!(world.step(Input::Tick), expired);
         let out = world.step(Input::Finished { request: RequestId(1) });
         assert!(matches!(out[..], [Output::Reject { request: RequestId(3), .. }]), "late by now: {out:?}");

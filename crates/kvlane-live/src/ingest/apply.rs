@@ -456,7 +456,7 @@ impl Hands {
 
     /// When an event that is owed is overdue.
     fn silent_at(&self) -> Option<Nanos> {
-        let after = self.gateway.config.kv_events.silent_after;
+        let after = self.gateway.config().kv_events.silent_after;
         let after = u64::try_from(after.as_nanos()).unwrap_or(u64::MAX);
         self.feed.owes_since().filter(|_| !self.silent).map(|since| Nanos(since.0.saturating_add(after)))
     }

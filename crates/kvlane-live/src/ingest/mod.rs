@@ -122,7 +122,7 @@ impl Ingest {
 
     /// The feed of a rank of `worker` from `source`; nothing happens before it is opened.
     pub(crate) fn feed(&self, worker: &Arc<Worker>, rank: Option<u32>, source: Source) -> Arc<EventFeed> {
-        Arc::new(EventFeed::new(&self.gateway.config.kv_events, worker, rank, source))
+        Arc::new(EventFeed::new(&self.gateway.config().kv_events, worker, rank, source))
     }
 
     /// Begins to read `feed` for its endpoint.
@@ -134,7 +134,7 @@ impl Ingest {
         {
             tracing::info!(model = pool.model, block_tokens = size, feed = %feed.name, "block size told");
         }
-        let config = &self.gateway.config;
+        let config = &self.gateway.config();
         let patience =
             Patience { connect: config.upstream.connect_timeout, heartbeat: config.kv_events.heartbeat };
         let reader = Arc::clone(feed);
@@ -276,7 +276,7 @@ impl fmt::Debug for EventFeed {
 
 /// What the configured file holds. One that cannot be used costs what it holds, and nothing else.
 fn read_snapshot(gateway: &Gateway) -> BTreeMap<Key, Entry> {
-    let config = &gateway.config.kv_events;
+    let config = &gateway.config().kv_events;
     let Some(path) = config.snapshot.as_deref().filter(|_| config.enabled) else { return BTreeMap::new() };
     match snapshot::read(path, unix_time()) {
         Ok(kept) => {

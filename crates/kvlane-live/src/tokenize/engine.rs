@@ -41,8 +41,11 @@ pub(super) async fn count(
         scheduler.pool().eligible().nth(turn % eligible.max(1)).map(|endpoint| endpoint.id)
     });
     let worker = endpoint.and_then(|endpoint| pool.occupant(endpoint)).ok_or("no_endpoint")?;
-    let limit =
-        gateway.config.tokens.engine_timeout.min(question.deadline.saturating_duration_since(Instant::now()));
+    let limit = gateway
+        .config()
+        .tokens
+        .engine_timeout
+        .min(question.deadline.saturating_duration_since(Instant::now()));
     let asked =
         ask(upstreams, &worker.worker, &Method::POST, "/tokenize", question.body, limit, ANSWER_BYTES_MAX);
     match asked.await {

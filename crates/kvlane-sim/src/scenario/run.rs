@@ -269,14 +269,11 @@ impl Setting {
         let first = self.engines.first();
         let router = router::Config {
             scheduler: scheduler::Config {
-                policy: arm.policy.clone(),
-                in_flight_max: 0,
                 queue_len_max: arm.queue_len_max,
                 queue_timeout: secs(arm.queue_timeout_s),
-                timing: None,
                 session_admission: arm.session_admission,
-                receipts_max: 0,
                 seed: seed.into(),
+                ..scheduler::Config::new(arm.policy.clone())
             },
             index: INDEX,
             exact,

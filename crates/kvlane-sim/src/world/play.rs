@@ -296,10 +296,13 @@ impl Play<'_, '_> {
                         let request = (request.0 - self.first_id) as u32;
                         self.dispatch(request, placement.endpoint, arrived == Some(request));
                     }
-                    Output::Reject { request, why } => {
-                        self.over((request.0 - self.first_id) as u32, Some(Failure::Rejected(why)));
+                    Output::Reject { request, refused } => {
+                        self.over((request.0 - self.first_id) as u32, Some(Failure::Rejected(refused.why)));
                     }
-                    Output::Drained { .. } | Output::Knowledge { .. } => {}
+                    Output::Refresh { .. }
+                    | Output::Drained { .. }
+                    | Output::Knowledge { .. }
+                    | Output::Breaker { .. } => {}
                 }
             }
         }

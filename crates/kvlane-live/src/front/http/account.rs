@@ -44,7 +44,7 @@ impl Account {
         headers: &HeaderMap,
         counted: bool,
     ) -> Arc<Self> {
-        let names = &gateway.config.server.request_id_headers;
+        let names = &gateway.config().server.request_id_headers;
         let given = names.iter().find_map(|name| headers.get(name.as_str()).filter(|id| is_usable(id)));
         Arc::new(Self {
             gateway: Arc::clone(gateway),

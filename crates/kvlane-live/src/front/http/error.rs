@@ -85,6 +85,7 @@ fn rejection_text(why: Rejection) -> &'static str {
         }
         Rejection::QueueFull => "too many requests are waiting for this model: come again later",
         Rejection::QueueTimeout => "the request waited too long for its turn: come again later",
+        Rejection::BudgetSpent => "too many requests are being tried again: come again later",
     }
 }
 
@@ -132,6 +133,7 @@ impl ApiError {
             Self::Rejected { why: Rejection::NoEndpoint, .. } => "no_endpoint_ready",
             Self::Rejected { why: Rejection::QueueFull, .. } => "queue_full",
             Self::Rejected { why: Rejection::QueueTimeout, .. } => "queue_timeout",
+            Self::Rejected { why: Rejection::BudgetSpent, .. } => "retry_budget_spent",
             Self::Upstream { .. } => "upstream_error",
             Self::UpstreamTimeout { .. } => "upstream_timeout",
             Self::Admin { .. } => "admin",

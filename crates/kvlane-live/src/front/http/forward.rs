@@ -6,7 +6,7 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use kvlane_core::block::ChainSeed;
-use kvlane_core::decision::{Placement, Rejection};
+use kvlane_core::decision::{Placement, Refused, Rejection};
 use kvlane_core::endpoint::EndpointId;
 use kvlane_core::truth::{Feed, Knowledge};
 use kvlane_wire::api::Api;
@@ -43,15 +43,17 @@ pub(super) async fn forward(
 ) -> Result<Response<Body>, ApiError> {
     let routed = route(gateway, upstreams, api, parts, &body, account).await?;
     account.set_model(&routed.served.pool.model);
-    let retry = &gateway.config.retry;
+    let retry = &gateway.config().retry;
     let (mut excluded, mut tried) = (excluded_for(&routed, parts), Vec::new());
     let mut failed = None;
     for attempt in 0.. {
         let lease = match (gateway.place(&routed, attempt, &excluded).await, failed) {
             (Ok(lease), _) => lease,
             // Nobody is left to try: what the last one did says more.
-            (Err(Rejection::NoEndpoint), Some(error)) => return Err(error),
-            (Err(why), _) => return Err(rejected(gateway, &routed.served.pool, why)),
+            (Err(Refused { why: Rejection::NoEndpoint | Rejection::BudgetSpent, .. }), Some(error)) => {
+                return Err(error);
+            }
+            (Err(refused), _) => return Err(rejected(gateway, &routed.served.pool, refused)),
         };
         if attempt > 0 {
             routed.served.pool.metrics.retries.inc();
@@ -59,7 +61,7 @@ pub(super) async fn forward(
         let head = request_head(parts, &lease, body.len(), account);
         let sent = upstreams.send(&lease.worker, &parts.method, &head, &body);
         let Ok(answered) = timeout_at(routed.deadline, sent).await else {
-            let limit = gateway.config.server.request_timeout;
+            let limit = gateway.config().server.request_timeout;
             gateway.metrics.note_failure(&lease.worker.url, FailureKind::timeout);
             Fleet::note_failure(gateway, &lease.worker, &format!("a request had no answer within {limit:?}"));
             return Err(ApiError::UpstreamTimeout { worker: lease.worker.url.to_string(), limit });
@@ -103,7 +105,7 @@ pub(super) async fn forward(
             }
         }
     }
-    Err(rejected(gateway, &routed.served.pool, Rejection::NoEndpoint))
+    Err(no_endpoint(gateway))
 }
 
 /// The endpoints that must not serve the request: those that lack its model, and those of other ranks if the client
@@ -141,12 +143,13 @@ fn failure_kind(error: &UpstreamError) -> FailureKind {
     }
 }
 
-fn rejected(gateway: &Gateway, pool: &ModelPool, why: Rejection) -> ApiError {
-    match why {
+fn rejected(gateway: &Gateway, pool: &ModelPool, refused: Refused) -> ApiError {
+    match refused.why {
         Rejection::NoEndpoint => no_endpoint(gateway),
-        Rejection::QueueFull | Rejection::QueueTimeout => {
+        why => {
             pool.metrics.shed.inc();
-            ApiError::Rejected { why, retry_after_s: 1 }
+            let retry_after_s = refused.retry_after.0.div_ceil(1_000_000_000).max(1);
+            ApiError::Rejected { why, retry_after_s }
         }
     }
 }
@@ -160,7 +163,7 @@ async fn route(
     body: &Bytes,
     account: &Account,
 ) -> Result<Routed, ApiError> {
-    let deadline = Instant::now() + gateway.config.server.request_timeout;
+    let deadline = Instant::now() + gateway.config().server.request_timeout;
     let received = account.received;
     let Some(api) = api else {
         let served = unparsed_pool(gateway, parts, body)?;
@@ -233,7 +236,7 @@ fn named_pool(gateway: &Gateway, model: &str) -> Result<Arc<Served>, ApiError> {
 }
 
 fn no_endpoint(gateway: &Gateway) -> ApiError {
-    let retry_after_s = gateway.config.health.interval.as_secs().max(1);
+    let retry_after_s = gateway.config().health.interval.as_secs().max(1);
     ApiError::Rejected { why: Rejection::NoEndpoint, retry_after_s }
 }
 

@@ -119,7 +119,7 @@ impl Front {
         stream: TcpStream,
     ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         stream.set_nodelay(true)?;
-        let header_timeout = self.gateway.config.server.header_timeout;
+        let header_timeout = self.gateway.config().server.header_timeout;
         let first = tokio::select! {
             first = timeout(header_timeout, speaks_h2(&stream)) => first,
             () = self.stop.cancelled() => return Ok(()),
@@ -127,7 +127,7 @@ impl Front {
         let Ok(h2) = first else { return Ok(()) };
         let h2 = h2?;
         let stop = self.stop.clone();
-        let config = &self.gateway.config.server;
+        let config = &self.gateway.config().server;
         let stream_max = config.body_timeout.saturating_add(config.request_timeout);
         let io = TokioIo::new(Patient::new(stream, config.stream_idle_timeout));
         let service = service_fn(move |request| {
@@ -193,14 +193,14 @@ impl Front {
                 let method = parts.method.to_string();
                 return Err(ApiError::WrongMethod { method, path: path.into() });
             }
-            let body = read::body(&self.gateway.config.server, &parts.headers, &mut body).await?;
+            let body = read::body(&self.gateway.config().server, &parts.headers, &mut body).await?;
             return forward::forward(&self.gateway, &self.upstreams, api, &parts, body, account).await;
         }
         if let Some(response) = admin::answer(self, &parts, &mut body).await? {
             return Ok(response);
         }
         if clients && path.starts_with("/v1/") {
-            let body = read::body(&self.gateway.config.server, &parts.headers, &mut body).await?;
+            let body = read::body(&self.gateway.config().server, &parts.headers, &mut body).await?;
             return forward::forward(&self.gateway, &self.upstreams, None, &parts, body, account).await;
         }
         Err(ApiError::UnknownPath(path.chars().take(200).collect()))
@@ -258,7 +258,7 @@ pub(crate) async fn read_body(
     headers: &http::HeaderMap,
     body: &mut Incoming,
 ) -> Result<Bytes, ApiError> {
-    read::body(&front.gateway.config.server, headers, body).await
+    read::body(&front.gateway.config().server, headers, body).await
 }
 
 impl http_body::Body for Body {

@@ -68,7 +68,7 @@ impl Relay {
         sound: bool,
     ) -> Self {
         let last_piece = Instant::now();
-        let idle_timeout = lease.gateway().config.server.stream_idle_timeout;
+        let idle_timeout = lease.gateway().config().server.stream_idle_timeout;
         let alarm = Box::pin(sleep_until(deadline.min(last_piece + idle_timeout)));
         let (watch, lease) = (Watch::new(headers), Some(lease));
         let mut relay =

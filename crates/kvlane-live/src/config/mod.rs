@@ -1,0 +1,197 @@
+//! The gateway's configuration: plain values with their defaults, each defined once.
+//!
+//! The same structs are the YAML file's sections; `kvlane config` prints them.
+
+mod faults;
+mod kv_events;
+mod routing;
+mod server;
+mod workers;
+
+use std::fmt;
+use std::time::Duration;
+
+use kvlane_core::index::{approx, exact};
+use kvlane_core::time::Nanos;
+use kvlane_core::timing::TimingModel;
+use kvlane_core::{router, scheduler};
+use serde::{Deserialize, Serialize};
+
+pub use self::faults::{Health, Retry, Upstream};
+pub use self::kv_events::KvEvents;
+use self::routing::validate_policy;
+pub use self::routing::{PoolOverride, Routing};
+pub use self::server::{Metrics, Server};
+pub use self::workers::{FeedSpec, WorkerSpec};
+pub use crate::hints::Config as Hints;
+use crate::timings::Timings;
+pub use crate::tokenize::{Content, TokenSource, Tokens};
+
+/// Prompt bytes taken for one token where no tokenizer counts them. About right for English text in current
+/// vocabularies, and exact for prompts that are token ids (32-bit integers).
+pub const BYTES_PER_TOKEN: usize = 4;
+
+/// Everything `kvlane serve` can be told.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// The address clients talk to.
+    pub server: Server,
+    /// The address Prometheus and operators talk to.
+    pub metrics: Metrics,
+    /// The engines known from the start; others can join while running.
+    pub workers: Vec<WorkerSpec>,
+    /// How requests are placed.
+    pub routing: Routing,
+    /// How failing workers are found.
+    pub health: Health,
+    /// How failed attempts are repeated.
+    pub retry: Retry,
+    /// Connections to workers.
+    pub upstream: Upstream,
+    /// What engines tell of their caches.
+    pub kv_events: KvEvents,
+    /// How the tokens of prompts are counted.
+    pub tokens: Tokens,
+    /// What clients may say of their requests.
+    pub hints: Hints,
+}
+
+/// What is wrong with a configuration, where, and what to write instead.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: {problem}")]
+pub struct ConfigError {
+    /// The field, as `section.key`.
+    pub field: String,
+    /// What is wrong and what would be right.
+    pub problem: String,
+}
+
+/// The shortest and the longest time that makes sense anywhere.
+const LEAST_TIME: Duration = Duration::from_millis(1);
+const MOST_TIME: Duration = Duration::from_secs(365 * 24 * 3600);
+
+pub(crate) fn wrong<T>(field: &str, problem: String) -> Result<T, ConfigError> {
+    Err(ConfigError { field: field.into(), problem })
+}
+
+pub(crate) fn within<T: PartialOrd + fmt::Display>(
+    field: &str,
+    value: T,
+    least: T,
+    most: T,
+) -> Result<(), ConfigError> {
+    if value < least || value > most {
+        return wrong(field, format!("{value} is out of range: take {least} to {most}"));
+    }
+    Ok(())
+}
+
+// === impl Config ===
+
+impl Config {
+    /// Checks what types cannot: ranges and addresses.
+    ///
+    /// # Errors
+    /// The first field that is out of range.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        self.validate_workers()?;
+        self.validate_times()?;
+        Timings::read(&self.routing)?;
+        let Self { routing, health, retry, server, kv_events, .. } = self;
+        within("kv_events.queue_messages", kv_events.queue_messages, 1, 10_000_000)?;
+        within("kv_events.queue_bytes", kv_events.queue_bytes, 1 << 10, 1 << 40)?;
+        within("routing.block_bytes", routing.block_bytes, 16, 1 << 20)?;
+        within("routing.receipts", routing.receipts, 0, 100_000)?;
+        within("routing.queue_size", routing.queue_size, 0, 1_000_000)?;
+        within("health.failure_threshold", health.failure_threshold, 1, u32::MAX)?;
+        within("health.success_threshold", health.success_threshold, 1, u32::MAX)?;
+        within("retry.max_worker_retries", retry.max_worker_retries, 1, u32::MAX)?;
+        within("server.relay_threads", server.relay_threads, 0, 1024)?;
+        if !health.path.starts_with('/') {
+            return wrong("health.path", format!("'{}' must begin with '/'", health.path));
+        }
+        validate_policy("routing.policy", &routing.policy)?;
+        for (model, pool) in &routing.pools {
+            if model.is_empty() {
+                return wrong("routing.pools", "a model's name is empty: write MODEL=POLICY".into());
+            }
+            if let Some(policy) = &pool.policy {
+                validate_policy(&format!("routing.pools.{model}.policy"), policy)?;
+            }
+        }
+        self.tokens.validate()?;
+        self.hints.validate()?;
+        Ok(())
+    }
+
+    fn validate_workers(&self) -> Result<(), ConfigError> {
+        for (i, worker) in self.workers.iter().enumerate() {
+            let field = format!("workers[{i}].url");
+            if let Err(problem) = crate::address::Address::parse(&worker.url) {
+                return wrong(&field, problem);
+            }
+            for (n, feed) in worker.kv_events.iter().enumerate() {
+                feed.validate(&format!("workers[{i}].kv_events[{n}]"))?;
+            }
+            let same =
+                |other: &WorkerSpec| other.url.trim_end_matches('/') == worker.url.trim_end_matches('/');
+            if self.workers[..i].iter().any(same) {
+                return wrong(&field, format!("'{}' is there twice", worker.url));
+            }
+        }
+        Ok(())
+    }
+
+    fn validate_times(&self) -> Result<(), ConfigError> {
+        let Self { server, routing, health, upstream, kv_events, tokens, .. } = self;
+        for (field, value, least) in [
+            ("server.header_timeout", server.header_timeout, LEAST_TIME),
+            ("server.body_timeout", server.body_timeout, LEAST_TIME),
+            ("server.request_timeout", server.request_timeout, LEAST_TIME),
+            ("server.stream_idle_timeout", server.stream_idle_timeout, LEAST_TIME),
+            ("server.shutdown_grace", server.shutdown_grace, Duration::ZERO),
+            ("routing.queue_timeout", routing.queue_timeout, LEAST_TIME),
+            ("routing.index_ttl", routing.index_ttl, LEAST_TIME),
+            ("health.interval", health.interval, LEAST_TIME),
+            ("health.timeout", health.timeout, LEAST_TIME),
+            ("upstream.connect_timeout", upstream.connect_timeout, LEAST_TIME),
+            ("upstream.idle_timeout", upstream.idle_timeout, Duration::ZERO),
+            ("kv_events.silent_after", kv_events.silent_after, LEAST_TIME),
+            ("kv_events.heartbeat", kv_events.heartbeat, LEAST_TIME),
+            ("kv_events.snapshot_interval", kv_events.snapshot_interval, LEAST_TIME),
+            ("tokens.engine_timeout", tokens.engine_timeout, LEAST_TIME),
+        ] {
+            if value < least || value > MOST_TIME {
+                return wrong(field, format!("{value:?} is out of range: take {least:?} to a year"));
+            }
+        }
+        Ok(())
+    }
+
+    /// How the pool of `model` is routed, whose engines take as long as `timing` says.
+    pub(crate) fn router(&self, model: &str, timing: Option<&TimingModel>) -> router::Config {
+        let routing = &self.routing;
+        let own = routing.pools.get(model).and_then(|differs| differs.policy.as_ref());
+        let policy = own.unwrap_or(&routing.policy);
+        let nanos = |span: Duration| Nanos(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX));
+        router::Config {
+            scheduler: scheduler::Config {
+                in_flight_max: routing.max_concurrent_requests,
+                queue_len_max: routing.queue_size,
+                queue_timeout: nanos(routing.queue_timeout),
+                timing: timing.cloned().map(Box::new),
+                session_admission: routing.session_admission,
+                receipts_max: routing.receipts,
+                seed: routing.seed,
+                ..scheduler::Config::new(policy.clone())
+            },
+            index: approx::Config { memory_bytes_max: routing.index_memory, ttl: nanos(routing.index_ttl) },
+            exact: self
+                .kv_events
+                .enabled
+                .then_some(exact::Config { memory_bytes_max: self.kv_events.index_memory }),
+            block_tokens: routing.block_bytes / BYTES_PER_TOKEN as u32,
+        }
+    }
+}

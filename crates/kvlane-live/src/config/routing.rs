@@ -1,0 +1,136 @@
+//! How requests are placed, in all pools and in each.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use kvlane_core::policy::{PolicyConfig, name_or_config};
+use serde::{Deserialize, Deserializer, Serialize};
+
+use super::{ConfigError, within};
+
+/// How requests are placed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Routing {
+    /// The policy of every pool that `pools` does not name.
+    #[serde(deserialize_with = "name_or_config")]
+    pub policy: PolicyConfig,
+    /// What differs for the pool of one model.
+    pub pools: BTreeMap<String, PoolOverride>,
+    /// How long the engines take: a timing file that `kvlane calibrate` wrote, or `model@gpu`. It is learned; with one,
+    /// learning begins there.
+    pub timing: Option<String>,
+    /// Whether new conversations wait while those that go on fill the fleet's caches.
+    pub session_admission: bool,
+    /// Requests in flight per pool beyond which others wait; 0 is no limit.
+    pub max_concurrent_requests: u32,
+    /// Requests that may wait per pool; beyond it they are shed with 429.
+    pub queue_size: u32,
+    /// Time a request may wait for its place.
+    #[serde(with = "humantime_serde")]
+    pub queue_timeout: Duration,
+    /// Prompt bytes per block of the prefix index.
+    pub block_bytes: u32,
+    /// Bytes the prefix index of one pool may use.
+    pub index_memory: usize,
+    /// Time after which an unused prefix counts as evicted.
+    #[serde(with = "humantime_serde")]
+    pub index_ttl: Duration,
+    /// Decisions kept per pool for `GET /decisions`.
+    pub receipts: u32,
+    /// Seed of random choices.
+    pub seed: u64,
+}
+
+impl Default for Routing {
+    fn default() -> Self {
+        Self {
+            policy: PolicyConfig::FleetCost(Default::default()),
+            pools: BTreeMap::new(),
+            timing: None,
+            session_admission: false,
+            max_concurrent_requests: 0,
+            queue_size: 100,
+            queue_timeout: Duration::from_secs(60),
+            block_bytes: 256,
+            index_memory: 256 << 20,
+            index_ttl: Duration::from_secs(1800),
+            receipts: 1024,
+            seed: 0,
+        }
+    }
+}
+
+/// What differs for one pool.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct PoolOverride {
+    /// Its policy.
+    #[serde(deserialize_with = "some_policy", skip_serializing_if = "Option::is_none")]
+    pub policy: Option<PolicyConfig>,
+    /// How long its engines take: a timing file, or `model@gpu`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub timing: Option<String>,
+    /// Who counts its tokens: the path of a tokenizer, `auto`, `engine` or `estimate`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokenizer: Option<String>,
+    /// A file with its chat template.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub chat_template: Option<PathBuf>,
+}
+
+fn some_policy<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<PolicyConfig>, D::Error> {
+    name_or_config(deserializer).map(Some)
+}
+
+pub(super) fn validate_policy(field: &str, policy: &PolicyConfig) -> Result<(), ConfigError> {
+    match policy {
+        PolicyConfig::CacheAware(config) => {
+            within(&format!("{field}.cache_threshold"), config.cache_threshold, 0.0, 1.0)?;
+            within(&format!("{field}.balance_rel_threshold"), config.balance_rel_threshold, 1.0, f64::MAX)
+        }
+        PolicyConfig::PrefixAware(config) => {
+            within(&format!("{field}.saturation_inflight"), config.saturation_inflight, 1, u32::MAX)
+        }
+        PolicyConfig::Weighted(config) => {
+            within(&format!("{field}.queue"), config.queue, 0.0, f64::MAX)?;
+            within(&format!("{field}.kv"), config.kv, 0.0, f64::MAX)?;
+            within(&format!("{field}.prefix"), config.prefix, 0.0, f64::MAX)?;
+            within(&format!("{field}.active_request"), config.active_request, 0.0, f64::MAX)?;
+            within(&format!("{field}.no_hit_lru"), config.no_hit_lru, 0.0, f64::MAX)
+        }
+        PolicyConfig::LlmDAffinity(config) => {
+            within(&format!("{field}.threshold"), config.threshold, 0.0, 1.0)?;
+            within(&format!("{field}.penalty_max_ms"), config.penalty_max_ms, 0.0, f64::MAX)?;
+            within(&format!("{field}.prefill_tokens_s"), config.prefill_tokens_s, 1.0, f64::MAX)
+        }
+        PolicyConfig::Dynamo(config) => {
+            within(&format!("{field}.overlap_credit"), config.overlap_credit, 0.0, f64::MAX)?;
+            within(&format!("{field}.prefill_load_scale"), config.prefill_load_scale, 0.0, f64::MAX)?;
+            within(&format!("{field}.block_tokens"), config.block_tokens, 1, u32::MAX)
+        }
+        PolicyConfig::Aibrix(config) => {
+            within(&format!("{field}.deviations"), config.deviations, 0.0, f64::MAX)
+        }
+        PolicyConfig::Preble(config) => within(&format!("{field}.window_s"), config.window_s, 1.0, f64::MAX),
+        PolicyConfig::SmgLeastLoad(config) => {
+            within(&format!("{field}.kv_pressure_s"), config.kv_pressure_s, 0.0, f64::MAX)?;
+            within(&format!("{field}.throughput_tokens_s"), config.throughput_tokens_s, 1.0, f64::MAX)
+        }
+        PolicyConfig::ConsistentHash(config) => {
+            within(&format!("{field}.load_factor"), config.load_factor, 1.0, f64::MAX)?;
+            within(&format!("{field}.virtual_nodes"), config.virtual_nodes, 1, 4096)
+        }
+        PolicyConfig::PrefixHash(config) => {
+            within(&format!("{field}.load_factor"), config.load_factor, 1.0, f64::MAX)?;
+            within(&format!("{field}.load_margin"), config.load_margin, 0.0, f64::MAX)?;
+            within(&format!("{field}.virtual_nodes"), config.virtual_nodes, 1, 4096)
+        }
+        PolicyConfig::Dlpm(config) => {
+            within(&format!("{field}.quantum_tokens"), config.quantum_tokens, 1, u32::MAX)?;
+            within(&format!("{field}.output_weight"), config.output_weight, 0.0, f64::MAX)
+        }
+        _ => Ok(()),
+    }
+}
