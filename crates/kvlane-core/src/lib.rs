@@ -12,6 +12,7 @@ pub mod endpoint;
 pub mod event;
 pub mod forecast;
 pub mod index;
+pub mod limit;
 pub mod load;
 pub mod policy;
 mod queue;
