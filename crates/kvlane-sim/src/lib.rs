@@ -5,6 +5,7 @@
 //! deadline and collects what happened. [`world::World`] is such a driver: it plays a trace through many engines,
 //! placed by the [`kvlane_core::router::Router`] that runs in production.
 
+pub mod chaos;
 pub mod clock;
 pub mod engine;
 pub mod fault;
