@@ -1,8 +1,8 @@
 //! Workers come, are probed, drain and leave.
 //!
 //! A worker takes a seat in a pool when it has first answered a probe and its models are known. From then on probes
-//! and failed requests decide together whether requests are placed there, and its `/metrics` say how full it is. All
-//! changes of who sits where take turns here; relay threads only read the result.
+//! decide whether it is fit for requests, and its `/metrics` say how full it is; what becomes of requests is the matter
+//! of the scheduler's breakers. All changes of who sits where take turns here; relay threads only read the result.
 //!
 //! Whether a worker is healthy and whether it drains is written down twice: in its [`State`], and in the scheduler of
 //! each pool it sits in. The state's lock is held until the schedulers have been told, so that two who change their
@@ -150,13 +150,6 @@ impl Fleet {
         state.draining = draining;
         for seat in &state.seats {
             self.gateway.step(&seat.pool, Input::Draining { endpoint: seat.endpoint, draining });
-        }
-    }
-
-    /// Takes note of a failed request.
-    pub(crate) fn note_failure(gateway: &Gateway, worker: &Worker, problem: &str) {
-        if worker.note_failure() >= gateway.config().health.failure_threshold {
-            set_health(gateway, worker, Some(problem.to_owned()));
         }
     }
 
@@ -481,7 +474,6 @@ fn set_health(gateway: &Gateway, worker: &Worker, problem: Option<String>) {
     }
     state.healthy = healthy;
     (state.successes, state.probe_failures) = (0, 0);
-    worker.note_success();
     for seat in &state.seats {
         gateway.step(&seat.pool, Input::Health { endpoint: seat.endpoint, healthy });
     }

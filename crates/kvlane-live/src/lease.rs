@@ -1,6 +1,7 @@
 //! The live shadow of a placement: dropping it tells the scheduler that the request is over, however it ended.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use kvlane_core::decision::Placement;
 use kvlane_core::request::RequestId;
@@ -10,6 +11,7 @@ use kvlane_core::truth::Reported;
 use kvlane_wire::sse::Usage;
 
 use crate::gateway::{Gateway, ModelPool, Occupant};
+use crate::metrics::FailureKind;
 use crate::worker::Worker;
 
 /// A request in flight at one worker.
@@ -104,6 +106,24 @@ impl Lease {
         {
             metrics.tpot.observe((now - first).as_secs_f64() / (self.tokens - 1) as f64);
         }
+    }
+
+    /// The worker has failed it.
+    pub(crate) fn failed(&self, kind: FailureKind) {
+        self.gateway.metrics.note_failure(&self.worker.url, kind);
+        self.gateway.step(&self.pool, Input::Failed { request: self.request });
+    }
+
+    /// The worker has too much to do for it, and says for how long, if it does.
+    pub(crate) fn busy(&self, retry_after: Option<Duration>) {
+        self.gateway.metrics.faults.note_busy(&self.worker.url);
+        let retry_after = retry_after.map(|after| Nanos(u64::try_from(after.as_nanos()).unwrap_or(u64::MAX)));
+        self.gateway.step(&self.pool, Input::Busy { request: self.request, retry_after });
+    }
+
+    /// The worker has answered it soundly.
+    pub(crate) fn succeeded(&self) {
+        self.gateway.step(&self.pool, Input::Succeeded { request: self.request });
     }
 }
 

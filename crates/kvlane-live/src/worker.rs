@@ -1,7 +1,7 @@
 //! One engine as the gateway knows it: its address, what it serves, how it fares.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kvlane_core::endpoint::EndpointId;
@@ -28,8 +28,6 @@ pub struct Worker {
     pub model: Option<String>,
     /// Where it was said to publish KV events, by rank; otherwise it is asked.
     pub kv_events: Vec<FeedSpec>,
-    /// Requests that failed in a row.
-    failures: AtomicU32,
     /// A connection was refused since it was last asked: nobody listened there.
     gone: AtomicBool,
     state: Mutex<State>,
@@ -115,7 +113,6 @@ impl Worker {
             address: Address::parse(&spec.url)?,
             model: spec.model.clone(),
             kv_events: spec.kv_events.clone(),
-            failures: AtomicU32::new(0),
             gone: AtomicBool::new(false),
             state: Mutex::default(),
         })
@@ -149,18 +146,6 @@ impl Worker {
     /// Whether it was gone since this was last asked.
     pub fn take_gone(&self) -> bool {
         self.gone.swap(false, Ordering::Relaxed)
-    }
-
-    /// It answered a request.
-    pub fn note_success(&self) {
-        if self.failures.load(Ordering::Relaxed) > 0 {
-            self.failures.store(0, Ordering::Relaxed);
-        }
-    }
-
-    /// It failed a request: how many in a row by now.
-    pub fn note_failure(&self) -> u32 {
-        self.failures.fetch_add(1, Ordering::Relaxed).saturating_add(1)
     }
 }
 

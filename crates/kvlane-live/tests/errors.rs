@@ -11,7 +11,7 @@ use tokio::net::TcpSocket;
 fn without_retries() -> Config {
     let mut config = config();
     config.retry.max_total_retries = 0;
-    config.health.failure_threshold = 100;
+    config.breaker.failure_threshold = 0;
     config
 }
 

@@ -10,7 +10,8 @@ use kvlane_live::testing::{Call, FakeEngine, TestGateway, chat, chat_stream, con
 fn in_turn() -> Config {
     let mut config = config();
     config.routing.policy = PolicyConfig::by_name("round_robin").expect("a policy");
-    config.health.failure_threshold = 100;
+    config.retry.initial_backoff = Duration::ZERO;
+    config.breaker.failure_threshold = 0;
     config
 }
 
@@ -101,6 +102,15 @@ async fn attempts_end_after_the_total_and_the_last_failure_is_told() {
         next(&engines).await.1.answer(503, r#"{"n":2}"#).await;
     });
     assert_eq!((reply.status, reply.text().as_str()), (503, r#"{"n":2}"#), "the last answer is relayed");
+    let (reply, ()) = tokio::join!(gateway.ask("POST", "/v1/chat/completions", chat("m", "hi")), async {
+        next(&engines).await.1.answer(502, r#"{"n":1}"#).await;
+        next(&engines).await.1.answer(504, r#"{"n":2}"#).await;
+    });
+    assert_eq!(
+        (reply.status, reply.text().as_str()),
+        (504, r#"{"n":2}"#),
+        "that of a gateway before it, too"
+    );
     for engine in &engines {
         assert!(engine.is_quiet().await);
     }
@@ -148,76 +158,126 @@ async fn a_lone_worker_that_fails_is_not_asked_twice_by_default() {
 }
 
 #[tokio::test]
-async fn requests_that_fail_make_a_worker_unhealthy() {
+async fn an_engine_that_is_busy_is_passed_over_and_that_is_no_failure() {
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
-    let mut config = in_turn();
-    config.health.failure_threshold = 2;
-    let gateway = TestGateway::start(config, &[&a, &b]).await;
-    let worker = gateway.serving().fleet.find(&a.url()).expect("a worker");
-    let mut failed = 0;
-    while failed < 2 {
-        assert!(worker.state().healthy, "after {failed} failures");
+    let gateway = TestGateway::start(in_turn(), &[&a, &b]).await;
+    let engines = [&a, &b];
+    for status in [429, 503] {
         let (reply, ()) = tokio::join!(gateway.ask("POST", "/v1/chat/completions", chat("m", "hi")), async {
-            let (who, call) = next(&[&a, &b]).await;
-            if who == 0 {
-                failed += 1;
-                drop(call);
-                b.answer("{}").await;
-            } else {
-                call.answer(200, "{}").await;
+            let (first, call) = next(&engines).await;
+            call.answer(status, "{}").await;
+            let (second, call) = next(&engines).await;
+            assert_ne!(first, second);
+            call.answer(200, "{}").await;
+        });
+        assert_eq!(reply.status, 200, "after {status}");
+    }
+    let text = gateway.operate("GET", "/metrics", "").await.text();
+    let total = |name: &str| -> f64 {
+        let samples = text.lines().filter(|line| line.starts_with(name));
+        samples.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+    };
+    assert_eq!((total("kvlane_worker_busy_total"), total("kvlane_worker_failures_total")), (2.0, 0.0));
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn if_all_are_busy_the_client_is_told_so_by_an_engine_and_when_to_come_again() {
+    let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
+    let gateway = TestGateway::start(in_turn(), &[&a, &b]).await;
+    let engines = [&a, &b];
+    for (said, expect) in [("retry-after: 7\r\n", "7"), ("", "1")] {
+        let (reply, ()) = tokio::join!(gateway.ask("POST", "/v1/chat/completions", chat("m", "hi")), async {
+            for n in 0..2 {
+                let (_, mut call) = next(&engines).await;
+                let head = "HTTP/1.1 429 Busy\r\ncontent-type: application/json\r\ncontent-length: 7\r\n";
+                call.send(format!("{head}{said}\r\n{{\"n\":{n}}}")).await;
+                call.keep();
             }
         });
-        assert_eq!(reply.status, 200);
+        assert_eq!((reply.status, reply.text().as_str()), (429, r#"{"n":1}"#));
+        assert_eq!(reply.header("retry-after"), Some(expect));
+        gateway.ledger_is_zero().await;
     }
-    assert!(!worker.state().healthy);
-    assert_eq!(gateway.metric(&format!(r#"kvlane_worker_health{{worker="{}"}}"#, a.url())).await, Some(0.0));
-    let readiness = gateway.ask("GET", "/readiness", "").await;
-    assert_eq!((readiness.status, &readiness.json()["pools"][0]["ready"]), (200, &serde_json::json!(1)));
-    assert_eq!(readiness.json()["down"][0]["url"], a.url());
+    assert!(a.is_quiet().await && b.is_quiet().await, "nobody is asked twice");
+    gateway.end().await;
+}
+
+/// So long that no test sees its end.
+const FOR_EVER: Duration = Duration::from_secs(3600);
+
+#[tokio::test]
+async fn an_attempt_that_may_have_cost_an_engine_work_is_repeated_after_a_pause() {
+    let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
+    let mut config = in_turn();
+    config.retry.initial_backoff = FOR_EVER;
+    config.retry.max_backoff = FOR_EVER;
+    let gateway = TestGateway::start(config, &[&a, &b]).await;
+    let mut client = gateway.client().await;
+    client.request("POST", "/v1/chat/completions", &chat("m", "hi")).await;
+    drop(next(&[&a, &b]).await);
+    gateway.ledger_is_zero().await;
+    // The pause would end after the request's own time: there is no use in waiting for it.
+    assert_eq!(client.reply().await.status, 502);
+    assert!(a.is_quiet().await && b.is_quiet().await);
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn an_attempt_that_no_engine_saw_is_repeated_at_once() {
+    let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
+    let mut config = in_turn();
+    config.retry.initial_backoff = FOR_EVER;
+    config.retry.max_backoff = FOR_EVER;
+    let gateway = TestGateway::start(config, &[&a, &b]).await;
+    a.refuse();
+    let address: std::net::SocketAddr = a.authority().parse().expect("an address");
+    eventually("it refuses", || std::net::TcpStream::connect(address).is_err()).await;
     for _ in 0..4 {
         let (reply, _) =
             tokio::join!(gateway.ask("POST", "/v1/chat/completions", chat("m", "hi")), b.answer("{}"));
         assert_eq!(reply.status, 200);
     }
-    assert!(a.is_quiet().await, "nothing is placed there");
+    let retries = gateway.metric(r#"kvlane_retries_total{model="m"}"#).await;
+    assert!(retries.is_some_and(|retries| retries >= 2.0), "{retries:?}");
     gateway.end().await;
 }
 
 #[tokio::test]
-async fn a_worker_that_only_says_that_it_cannot_becomes_unhealthy_even_alone() {
+async fn a_client_that_leaves_during_a_pause_is_not_tried_again() {
+    let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
+    let mut config = in_turn();
+    config.retry.initial_backoff = FOR_EVER;
+    config.retry.max_backoff = FOR_EVER;
+    config.server.request_timeout = 2 * FOR_EVER;
+    let gateway = TestGateway::start(config, &[&a, &b]).await;
+    let mut client = gateway.client().await;
+    client.request("POST", "/v1/chat/completions", &chat("m", "hi")).await;
+    drop(next(&[&a, &b]).await);
+    gateway.ledger_is_zero().await;
+    assert!(a.is_quiet().await && b.is_quiet().await, "it pauses");
+    drop(client);
+    let left = r#"kvlane_requests_total{model="m",api="chat_completions",code="499"}"#;
+    while gateway.metric(left).await != Some(1.0) {
+        tokio::task::yield_now().await;
+    }
+    assert!(a.is_quiet().await && b.is_quiet().await);
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn requests_that_fail_leave_a_workers_health_to_its_probes() {
     let engine = FakeEngine::start("m").await;
     let mut config = in_turn();
-    config.health.failure_threshold = 2;
+    config.health.failure_threshold = 1;
     let gateway = TestGateway::start(config, &[&engine]).await;
-    for _ in 0..2 {
+    for _ in 0..5 {
         let (reply, ()) = tokio::join!(gateway.ask("POST", "/v1/chat/completions", chat("m", "hi")), async {
-            engine.call().await.answer(503, r#"{"busy":1}"#).await;
+            drop(engine.call().await);
         });
-        assert_eq!((reply.status, reply.text().as_str()), (503, r#"{"busy":1}"#));
-        gateway.ledger_is_zero().await;
+        assert_eq!(reply.status, 502);
     }
-    let reply = gateway.ask("POST", "/v1/chat/completions", chat("m", "hi")).await;
-    assert_eq!((reply.status, reply.error_code().as_str()), (503, "no_endpoint_ready"));
-    gateway.end().await;
-}
-
-#[tokio::test]
-async fn streams_that_break_make_a_worker_unhealthy() {
-    let engine = FakeEngine::start("m").await;
-    let mut config = in_turn();
-    config.health.failure_threshold = 3;
-    let gateway = TestGateway::start(config, &[&engine]).await;
-    for _ in 0..3 {
-        let mut client = gateway.client().await;
-        client.request("POST", "/v1/chat/completions", &chat_stream("m", "hi")).await;
-        let mut call = engine.call().await;
-        call.begin_stream().await;
-        client.head().await;
-        drop(call);
-        assert!(!client.rest().await.1);
-        gateway.ledger_is_zero().await;
-    }
-    assert!(!gateway.serving().fleet.workers()[0].state().healthy);
+    assert!(gateway.serving().fleet.workers()[0].state().healthy);
     gateway.end().await;
 }
 
@@ -243,28 +303,5 @@ async fn probes_take_a_worker_out_and_bring_it_back() {
     let (reply, _) =
         tokio::join!(gateway.ask("POST", "/v1/chat/completions", chat("m", "hi")), a.answer("{}"));
     assert_eq!(reply.status, 200);
-    gateway.end().await;
-}
-
-#[tokio::test]
-async fn good_probes_do_not_hide_that_every_request_fails() {
-    let engine = FakeEngine::start("m").await;
-    let mut config = in_turn();
-    config.health.interval = Duration::from_millis(2);
-    config.health.failure_threshold = 2;
-    // Far away: once it is out it stays out for this test.
-    config.health.success_threshold = u32::MAX;
-    let gateway = TestGateway::start(config, &[&engine]).await;
-    for _ in 0..2 {
-        let probes = engine.probes();
-        eventually("it is probed between two requests", || engine.probes() > probes + 2).await;
-        let (reply, ()) = tokio::join!(gateway.ask("POST", "/v1/chat/completions", chat("m", "hi")), async {
-            drop(engine.call().await);
-        });
-        assert_eq!(reply.status, 502);
-    }
-    assert!(!gateway.serving().fleet.workers()[0].state().healthy);
-    let eligible = gateway.pool("m").router.read(|scheduler| scheduler.pool().eligible().count());
-    assert_eq!(eligible, 0, "the scheduler knows it too");
     gateway.end().await;
 }

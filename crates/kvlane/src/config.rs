@@ -83,7 +83,7 @@ pub(crate) struct ConfigArgs {
     /// Seconds a probe may take [default: 5].
     #[arg(long)]
     health_check_timeout_secs: Option<u64>,
-    /// Failures in a row that make a worker unhealthy [default: 3].
+    /// Bad probes in a row that make a worker unhealthy [default: 3].
     #[arg(long)]
     health_failure_threshold: Option<u32>,
     /// Good probes in a row that make it healthy again [default: 2].
@@ -98,6 +98,27 @@ pub(crate) struct ConfigArgs {
     /// Never try a failed request again.
     #[arg(long, conflicts_with = "max_total_retries")]
     disable_retries: bool,
+    /// Milliseconds before the first retry, if the attempt before it may have cost its worker work [default: 50].
+    #[arg(long)]
+    retry_initial_backoff_ms: Option<u64>,
+    /// Most milliseconds before a retry [default: 30000].
+    #[arg(long)]
+    retry_max_backoff_ms: Option<u64>,
+    /// How much longer each pause is than the one before it [default: 1.5].
+    #[arg(long)]
+    retry_backoff_multiplier: Option<f64>,
+    /// Share by which a pause is longer or shorter at random [default: 0.2].
+    #[arg(long)]
+    retry_jitter_factor: Option<f64>,
+    /// Failed requests in a row after which an endpoint is given none for a while [default: 3].
+    #[arg(long)]
+    cb_failure_threshold: Option<u32>,
+    /// Most seconds for which an endpoint that fails is given no requests [default: 60].
+    #[arg(long)]
+    cb_timeout_duration_secs: Option<u64>,
+    /// Place requests at endpoints however often they fail.
+    #[arg(long, conflicts_with = "cb_failure_threshold")]
+    disable_circuit_breaker: bool,
     /// Threads that relay requests; 0 is one per core.
     #[arg(long)]
     relay_threads: Option<usize>,
@@ -222,6 +243,15 @@ impl ConfigArgs {
         flag("max-worker-retries", "retry.max_worker_retries", self.max_worker_retries.map(Value::from));
         flag("max-total-retries", "retry.max_total_retries", self.max_total_retries.map(Value::from));
         flag("disable-retries", "retry.max_total_retries", self.disable_retries.then(|| json!(0)));
+        let millis = |millis: Option<u64>| millis.map(|millis| json!(format!("{millis}ms")));
+        flag("retry-initial-backoff-ms", "retry.initial_backoff", millis(self.retry_initial_backoff_ms));
+        flag("retry-max-backoff-ms", "retry.max_backoff", millis(self.retry_max_backoff_ms));
+        let multiplier = self.retry_backoff_multiplier.map(Value::from);
+        flag("retry-backoff-multiplier", "retry.backoff_multiplier", multiplier);
+        flag("retry-jitter-factor", "retry.jitter", self.retry_jitter_factor.map(Value::from));
+        let threshold = self.cb_failure_threshold.or(self.disable_circuit_breaker.then_some(0));
+        flag("cb-failure-threshold", "breaker.failure_threshold", threshold.map(Value::from));
+        flag("cb-timeout-duration-secs", "breaker.cooldown_max", secs(self.cb_timeout_duration_secs));
         flag("relay-threads", "server.relay_threads", self.relay_threads.map(Value::from));
         flag("no-kv-events", "kv_events.enabled", self.no_kv_events.then_some(json!(false)));
         flag("tokenizer-path", "tokens.path", self.tokenizer_path.as_ref().map(|path| json!(path)));
@@ -327,6 +357,25 @@ mod tests {
     }
 
     #[test]
+    fn flags_say_how_faults_are_met() {
+        let args = ConfigArgs {
+            retry_initial_backoff_ms: Some(10),
+            retry_max_backoff_ms: Some(2500),
+            retry_backoff_multiplier: Some(2.0),
+            retry_jitter_factor: Some(0.5),
+            cb_failure_threshold: Some(7),
+            cb_timeout_duration_secs: Some(30),
+            ..ConfigArgs::default()
+        };
+        let Config { retry, breaker, .. } = load(args).expect("right");
+        assert_eq!((retry.initial_backoff.as_millis(), retry.max_backoff.as_millis()), (10, 2500));
+        assert_eq!((retry.backoff_multiplier, retry.jitter), (2.0, 0.5));
+        assert_eq!((breaker.failure_threshold, breaker.cooldown_max.as_secs()), (7, 30));
+        let off = load(ConfigArgs { disable_circuit_breaker: true, ..ConfigArgs::default() });
+        assert_eq!(off.expect("right").breaker.failure_threshold, 0);
+    }
+
+    #[test]
     fn a_policy_can_be_written_as_its_name_alone() {
         let by_file =
             from_yaml("routing: {policy: lmetric, pools: {a: {policy: roundrobin}}}").expect("right");
@@ -420,6 +469,10 @@ mod tests {
             &["routing.policy.cache_threshold", "0 to 1"],
         );
         check(set("server.relay_threads=100000"), &["server.relay_threads", "1024"]);
+        check(set("retry.jitter=2"), &["retry.jitter", "0 to 1"]);
+        check(set("retry.backoff_multiplier=.nan"), &["retry.backoff_multiplier"]);
+        check(set("retry.budget.share=1.5"), &["retry.budget.share", "0 to 1"]);
+        check(set("breaker.cooldown=0s"), &["breaker.cooldown"]);
         check(set("server.port=high"), &["server.port", "invalid type"]);
         check(set("tokens.source=best"), &["tokens.source", "unknown variant `best`"]);
         let args = ConfigArgs {

@@ -16,7 +16,7 @@ pub struct Health {
     /// Time a probe may take.
     #[serde(with = "humantime_serde")]
     pub timeout: Duration,
-    /// Failures in a row, of probes or of requests, that make a worker unhealthy.
+    /// Bad probes in a row that make a worker unhealthy.
     pub failure_threshold: u32,
     /// Good probes in a row that make it healthy again.
     pub success_threshold: u32,
@@ -42,11 +42,76 @@ pub struct Retry {
     pub max_worker_retries: u32,
     /// Attempts of one request beside the first.
     pub max_total_retries: u32,
+    /// Pause before the first retry. There is none if the attempt before it cost its worker no work: it could not be
+    /// reached, or was busy.
+    #[serde(with = "humantime_serde")]
+    pub initial_backoff: Duration,
+    /// Longest pause.
+    #[serde(with = "humantime_serde")]
+    pub max_backoff: Duration,
+    /// What each pause is longer by than the one before it.
+    pub backoff_multiplier: f64,
+    /// Share of a pause by which it is longer or shorter at random.
+    pub jitter: f64,
+    /// Retries allowed per pool, of all requests together.
+    pub budget: Budget,
+}
+
+/// A share of the requests, and what is always allowed.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Budget {
+    /// Share of the requests that arrive, 0 to 1.
+    pub share: f64,
+    /// So many per second in any case.
+    pub per_second: f64,
 }
 
 impl Default for Retry {
     fn default() -> Self {
-        Self { max_worker_retries: 1, max_total_retries: 5 }
+        Self {
+            max_worker_retries: 1,
+            max_total_retries: 5,
+            initial_backoff: Duration::from_millis(50),
+            max_backoff: Duration::from_secs(30),
+            backoff_multiplier: 1.5,
+            jitter: 0.2,
+            budget: Budget::default(),
+        }
+    }
+}
+
+impl Default for Budget {
+    fn default() -> Self {
+        Self { share: 0.2, per_second: 10.0 }
+    }
+}
+
+/// When an endpoint that fails requests is given no more of them, and for how long.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Breaker {
+    /// Failed requests in a row after which it is given none for a while; 0 is never.
+    pub failure_threshold: u32,
+    /// For how long at first. It doubles with each failure that follows.
+    #[serde(with = "humantime_serde")]
+    pub cooldown: Duration,
+    /// For how long at most.
+    #[serde(with = "humantime_serde")]
+    pub cooldown_max: Duration,
+    /// How long one that comes back is given less than its share.
+    #[serde(with = "humantime_serde")]
+    pub slow_start: Duration,
+}
+
+impl Default for Breaker {
+    fn default() -> Self {
+        Self {
+            failure_threshold: 3,
+            cooldown: Duration::from_secs(1),
+            cooldown_max: Duration::from_secs(60),
+            slow_start: Duration::from_secs(10),
+        }
     }
 }
 

@@ -14,10 +14,10 @@ use std::time::Duration;
 use kvlane_core::index::{approx, exact};
 use kvlane_core::time::Nanos;
 use kvlane_core::timing::TimingModel;
-use kvlane_core::{router, scheduler};
+use kvlane_core::{breaker, budget, router, scheduler};
 use serde::{Deserialize, Serialize};
 
-pub use self::faults::{Health, Retry, Upstream};
+pub use self::faults::{Breaker, Budget, Health, Retry, Upstream};
 pub use self::kv_events::KvEvents;
 use self::routing::validate_policy;
 pub use self::routing::{PoolOverride, Routing};
@@ -47,6 +47,8 @@ pub struct Config {
     pub health: Health,
     /// How failed attempts are repeated.
     pub retry: Retry,
+    /// When an endpoint that fails requests is given no more of them.
+    pub breaker: Breaker,
     /// Connections to workers.
     pub upstream: Upstream,
     /// What engines tell of their caches.
@@ -98,7 +100,7 @@ impl Config {
         self.validate_workers()?;
         self.validate_times()?;
         Timings::read(&self.routing)?;
-        let Self { routing, health, retry, server, kv_events, .. } = self;
+        let Self { routing, health, server, kv_events, .. } = self;
         within("kv_events.queue_messages", kv_events.queue_messages, 1, 10_000_000)?;
         within("kv_events.queue_bytes", kv_events.queue_bytes, 1 << 10, 1 << 40)?;
         within("routing.block_bytes", routing.block_bytes, 16, 1 << 20)?;
@@ -106,7 +108,6 @@ impl Config {
         within("routing.queue_size", routing.queue_size, 0, 1_000_000)?;
         within("health.failure_threshold", health.failure_threshold, 1, u32::MAX)?;
         within("health.success_threshold", health.success_threshold, 1, u32::MAX)?;
-        within("retry.max_worker_retries", retry.max_worker_retries, 1, u32::MAX)?;
         within("server.relay_threads", server.relay_threads, 0, 1024)?;
         if !health.path.starts_with('/') {
             return wrong("health.path", format!("'{}' must begin with '/'", health.path));
@@ -120,6 +121,7 @@ impl Config {
                 validate_policy(&format!("routing.pools.{model}.policy"), policy)?;
             }
         }
+        self.validate_faults()?;
         self.tokens.validate()?;
         self.hints.validate()?;
         Ok(())
@@ -143,8 +145,18 @@ impl Config {
         Ok(())
     }
 
+    fn validate_faults(&self) -> Result<(), ConfigError> {
+        let Self { retry, .. } = self;
+        within("retry.max_worker_retries", retry.max_worker_retries, 1, u32::MAX)?;
+        within("retry.backoff_multiplier", retry.backoff_multiplier, 1.0, 100.0)?;
+        within("retry.jitter", retry.jitter, 0.0, 1.0)?;
+        within("retry.budget.share", retry.budget.share, 0.0, 1.0)?;
+        within("retry.budget.per_second", retry.budget.per_second, 0.0, 1e6)?;
+        Ok(())
+    }
+
     fn validate_times(&self) -> Result<(), ConfigError> {
-        let Self { server, routing, health, upstream, kv_events, tokens, .. } = self;
+        let Self { server, routing, health, retry, breaker, upstream, kv_events, tokens, .. } = self;
         for (field, value, least) in [
             ("server.header_timeout", server.header_timeout, LEAST_TIME),
             ("server.body_timeout", server.body_timeout, LEAST_TIME),
@@ -155,6 +167,11 @@ impl Config {
             ("routing.index_ttl", routing.index_ttl, LEAST_TIME),
             ("health.interval", health.interval, LEAST_TIME),
             ("health.timeout", health.timeout, LEAST_TIME),
+            ("retry.initial_backoff", retry.initial_backoff, Duration::ZERO),
+            ("retry.max_backoff", retry.max_backoff, Duration::ZERO),
+            ("breaker.cooldown", breaker.cooldown, LEAST_TIME),
+            ("breaker.cooldown_max", breaker.cooldown_max, LEAST_TIME),
+            ("breaker.slow_start", breaker.slow_start, Duration::ZERO),
             ("upstream.connect_timeout", upstream.connect_timeout, LEAST_TIME),
             ("upstream.idle_timeout", upstream.idle_timeout, Duration::ZERO),
             ("kv_events.silent_after", kv_events.silent_after, LEAST_TIME),
@@ -175,6 +192,7 @@ impl Config {
         let own = routing.pools.get(model).and_then(|differs| differs.policy.as_ref());
         let policy = own.unwrap_or(&routing.policy);
         let nanos = |span: Duration| Nanos(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX));
+        let budget = |Budget { share, per_second }| budget::Config { share, per_second };
         router::Config {
             scheduler: scheduler::Config {
                 in_flight_max: routing.max_concurrent_requests,
@@ -182,6 +200,13 @@ impl Config {
                 queue_timeout: nanos(routing.queue_timeout),
                 timing: timing.cloned().map(Box::new),
                 session_admission: routing.session_admission,
+                breaker: breaker::Config {
+                    failure_threshold: self.breaker.failure_threshold,
+                    cooldown: nanos(self.breaker.cooldown),
+                    cooldown_max: nanos(self.breaker.cooldown_max),
+                    slow_start: nanos(self.breaker.slow_start),
+                },
+                retries: budget(self.retry.budget),
                 receipts_max: routing.receipts,
                 seed: routing.seed,
                 ..scheduler::Config::new(policy.clone())

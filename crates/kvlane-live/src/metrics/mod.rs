@@ -2,6 +2,7 @@
 //!
 //! Labels are bounded: models and workers are those of the fleet, everything else is a closed set.
 
+mod faults;
 mod feeds;
 mod truth;
 
@@ -18,6 +19,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
+pub(crate) use self::faults::FaultMetrics;
 pub(crate) use self::feeds::FeedMetrics;
 pub(crate) use self::truth::TruthMetrics;
 use crate::gateway::Gateway;
@@ -150,6 +152,7 @@ pub struct Metrics {
     worker_prefill_rate: Family<WorkerLabels, Gauge<f64, AtomicU64>>,
     worker_decode_step: Family<WorkerLabels, Gauge<f64, AtomicU64>>,
     output_tokens_usual: Family<ModelLabel, Gauge<f64, AtomicU64>>,
+    pub(crate) faults: FaultMetrics,
     pub(crate) truth: TruthMetrics,
     feeds: FeedMetrics,
     queue: Family<ModelLabel, Gauge>,
@@ -222,6 +225,7 @@ impl Metrics {
             worker_prefill_rate: Family::default(),
             worker_decode_step: Family::default(),
             output_tokens_usual: Family::default(),
+            faults: FaultMetrics::default(),
             truth: TruthMetrics::default(),
             feeds: FeedMetrics::default(),
             queue: Family::default(),
@@ -292,6 +296,7 @@ impl Metrics {
             "Mean output tokens of the answers of late",
             self.output_tokens_usual.clone(),
         );
+        self.faults.register(&mut r);
         self.truth.register(&mut r);
         self.feeds.register(&mut r);
         r.register("queue_requests", "Requests waiting for a place", self.queue.clone());
@@ -355,6 +360,7 @@ impl Metrics {
     /// Forgets a worker that has left, so that churn does not grow the exposition.
     pub(crate) fn forget_worker(&self, worker: &str) {
         self.health.remove(&WorkerLabel { worker: worker.into() });
+        self.faults.forget_worker(worker);
         use FailureKind::{broken, connect, connect_timeout, garbage, mid_stream, status, timeout};
         for kind in [connect, connect_timeout, broken, garbage, status, mid_stream, timeout] {
             self.failures.remove(&FailureLabels { worker: worker.into(), kind });

@@ -47,9 +47,15 @@ pub enum UpstreamError {
     /// What came is no HTTP.
     #[error("the answer is not HTTP/1.1: {0}")]
     Garbage(String),
-    /// An answer that says that the worker cannot answer.
-    #[error("it answered {0}")]
-    Status(StatusCode),
+}
+
+// === impl UpstreamError ===
+
+impl UpstreamError {
+    /// Whether the worker has seen nothing of the request.
+    pub(crate) const fn is_before_sending(&self) -> bool {
+        matches!(self, Self::Connect(_) | Self::ConnectTimeout(_))
+    }
 }
 
 /// The idle connections of one relay thread.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::request::Parts;
-use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
+use http::{HeaderMap, HeaderValue, Response, header};
 use kvlane_core::block::ChainSeed;
 use kvlane_core::decision::{Placement, Refused, Rejection};
 use kvlane_core::endpoint::EndpointId;
@@ -13,15 +13,14 @@ use kvlane_wire::api::Api;
 use kvlane_wire::openai::{self, ParsedRequest};
 use tokio::time::{Instant, timeout_at};
 
+use super::attempt::{Attempts, Outcome};
 use super::error::ApiError;
-use super::relay::Relay;
+use super::relay::{Limits, Relay};
 use super::{Account, Body, REQUEST_ID};
-use crate::fleet::Fleet;
 use crate::gateway::{Gateway, ModelPool, Routed, Served};
 use crate::lease::Lease;
-use crate::metrics::FailureKind;
 use crate::tokenize::{Counted, Counting, Question};
-use crate::upstream::{Answer, UpstreamError, Upstreams, is_hop_by_hop};
+use crate::upstream::{Answer, Upstreams, is_hop_by_hop};
 
 /// Names the data-parallel rank that shall serve a request, to engines that have several.
 const RANK: &str = "x-data-parallel-rank";
@@ -43,69 +42,38 @@ pub(super) async fn forward(
 ) -> Result<Response<Body>, ApiError> {
     let routed = route(gateway, upstreams, api, parts, &body, account).await?;
     account.set_model(&routed.served.pool.model);
-    let retry = &gateway.config().retry;
-    let (mut excluded, mut tried) = (excluded_for(&routed, parts), Vec::new());
-    let mut failed = None;
-    for attempt in 0.. {
-        let lease = match (gateway.place(&routed, attempt, &excluded).await, failed) {
-            (Ok(lease), _) => lease,
-            // Nobody is left to try: what the last one did says more.
-            (Err(Refused { why: Rejection::NoEndpoint | Rejection::BudgetSpent, .. }), Some(error)) => {
-                return Err(error);
+    let limits = Limits { idle: gateway.config().server.stream_idle_timeout, deadline: routed.deadline };
+    let mut attempts = Attempts::new(gateway, &routed, excluded_for(&routed, parts));
+    loop {
+        let lease = match attempts.place().await {
+            Ok(lease) => lease,
+            // What the last one did says more.
+            Err(refused) => {
+                let pool = &routed.served.pool;
+                return attempts.said().unwrap_or_else(|| Err(rejected(gateway, pool, refused)));
             }
-            (Err(refused), _) => return Err(rejected(gateway, &routed.served.pool, refused)),
         };
-        if attempt > 0 {
-            routed.served.pool.metrics.retries.inc();
-        }
         let head = request_head(parts, &lease, body.len(), account);
         let sent = upstreams.send(&lease.worker, &parts.method, &head, &body);
-        let Ok(answered) = timeout_at(routed.deadline, sent).await else {
-            let limit = gateway.config().server.request_timeout;
-            gateway.metrics.note_failure(&lease.worker.url, FailureKind::timeout);
-            Fleet::note_failure(gateway, &lease.worker, &format!("a request had no answer within {limit:?}"));
-            return Err(ApiError::UpstreamTimeout { worker: lease.worker.url.to_string(), limit });
+        let outcome = match timeout_at(routed.deadline, sent).await {
+            Ok(answered) => Outcome::of(answered),
+            Err(_) => Outcome::Late(gateway.config().server.request_timeout),
         };
-        let (kind, problem) = match &answered {
-            Ok(answer) if !is_worker_fault(answer.status) => (None, String::new()),
-            Ok(answer) => (Some(FailureKind::status), format!("a request was answered {}", answer.status)),
-            Err(error) => (Some(failure_kind(error)), error.to_string()),
-        };
-        if let Some(kind) = kind {
-            gateway.metrics.note_failure(&lease.worker.url, kind);
-            Fleet::note_failure(gateway, &lease.worker, &problem);
-            tried.push(lease.worker.id);
-            let times = tried.iter().filter(|&&worker| worker == lease.worker.id).count();
-            if times >= retry.max_worker_retries as usize {
-                // What failed is the worker, so its other ranks are no better.
-                let failed = routed.served.pool.endpoints_of(&lease.worker);
-                excluded = excluded.iter().copied().chain(failed).collect();
+        match outcome {
+            Outcome::Answered(mut answer) => {
+                mark(&mut answer.headers, &lease);
+                return Ok(relay(answer, Some(lease), account, limits));
             }
+            // Its lease is over: that engine has no more to do for this request.
+            outcome => attempts.failed(lease, outcome, |mut answer, lease| {
+                mark(&mut answer.headers, lease);
+                relay(answer, None, account, limits)
+            }),
         }
-        let goes_on =
-            kind.is_some() && attempt < retry.max_total_retries && somebody_is_left(&routed, &excluded);
-        match answered {
-            Err(error) => {
-                let error =
-                    ApiError::Upstream { worker: lease.worker.url.to_string(), error, attempts: attempt + 1 };
-                if !goes_on {
-                    return Err(error);
-                }
-                tracing::debug!(%error, "trying again");
-                failed = Some(error);
-            }
-            Ok(answer) if !goes_on => return Ok(relay(answer, lease, account, routed.deadline)),
-            Ok(answer) => {
-                let (worker, attempts) = (lease.worker.url.to_string(), attempt + 1);
-                failed = Some(ApiError::Upstream {
-                    worker,
-                    error: UpstreamError::Status(answer.status),
-                    attempts,
-                });
-            }
+        if !attempts.go_on().await {
+            return attempts.said().unwrap_or_else(|| Err(no_endpoint(gateway)));
         }
     }
-    Err(no_endpoint(gateway))
 }
 
 /// The endpoints that must not serve the request: those that lack its model, and those of other ranks if the client
@@ -116,30 +84,6 @@ fn excluded_for(routed: &Routed, parts: &Parts) -> Arc<[EndpointId]> {
     match asked.map(|rank| routed.served.pool.of_other_ranks(rank)) {
         Some(others) if !others.is_empty() => lacking.iter().copied().chain(others).collect(),
         _ => Arc::clone(lacking),
-    }
-}
-
-/// Whether anybody is left to try.
-fn somebody_is_left(routed: &Routed, excluded: &[EndpointId]) -> bool {
-    routed
-        .served
-        .pool
-        .router
-        .read(|scheduler| scheduler.pool().eligible().any(|other| !excluded.contains(&other.id)))
-}
-
-/// 502, 503 and 504 are about the worker; any other status is its answer.
-fn is_worker_fault(status: StatusCode) -> bool {
-    matches!(status, StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT)
-}
-
-fn failure_kind(error: &UpstreamError) -> FailureKind {
-    match error {
-        UpstreamError::Connect(_) => FailureKind::connect,
-        UpstreamError::ConnectTimeout(_) => FailureKind::connect_timeout,
-        UpstreamError::Broken(_) => FailureKind::broken,
-        UpstreamError::Garbage(_) => FailureKind::garbage,
-        UpstreamError::Status(_) => FailureKind::status,
     }
 }
 
@@ -320,11 +264,10 @@ fn named_in_connection(parts: &Parts, name: &header::HeaderName) -> bool {
     })
 }
 
-fn relay(answer: Answer, lease: Lease, account: &Arc<Account>, deadline: Instant) -> Response<Body> {
-    let Answer { status, mut headers, body } = answer;
-    mark(&mut headers, &lease);
-    account.set_status(status);
-    let relay = Relay::new(&headers, body, lease, Arc::clone(account), deadline, !is_worker_fault(status));
+/// An engine's answer as the client's.
+fn relay(answer: Answer, lease: Option<Lease>, account: &Arc<Account>, limits: Limits) -> Response<Body> {
+    let Answer { status, headers, body } = answer;
+    let relay = Relay::new(status, &headers, body, lease, Arc::clone(account), limits);
     let mut response = Response::new(Body::Relay(Box::new(relay)));
     *response.status_mut() = status;
     *response.headers_mut() = headers;

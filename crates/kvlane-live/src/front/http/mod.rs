@@ -4,6 +4,7 @@
 //! `forward` it, `relay` the answer; [`error`] is where errors become HTTP.
 
 mod account;
+mod attempt;
 pub mod error;
 mod forward;
 mod patient;
@@ -166,13 +167,10 @@ impl Front {
         let account = Account::open(&self.gateway, api, request.headers(), counted);
         let mut response = match self.dispatch(request, api, &account).await {
             Ok(response) => response,
-            Err(error) => {
-                account.set_status(error.status());
-                error.into_response()
-            }
+            Err(error) => error.into_response(),
         };
+        account.set_status(response.status());
         if !matches!(response.body(), Body::Relay(_)) {
-            account.set_status(response.status());
             account.settle();
         }
         response.headers_mut().insert(REQUEST_ID, account.request_id.clone());

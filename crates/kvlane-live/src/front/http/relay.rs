@@ -8,13 +8,12 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderMap, header};
+use http::{HeaderMap, StatusCode, header};
 use http_body::{Frame, SizeHint};
 use kvlane_wire::sse::SseScanner;
 use kvlane_wire::sse::{Usage, usage_in_json};
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use crate::fleet::Fleet;
 use crate::lease::Lease;
 use crate::metrics::FailureKind;
 use crate::upstream::AnswerBody;
@@ -30,12 +29,21 @@ pub struct Relay {
     watch: Watch,
     lease: Option<Lease>,
     account: Arc<Account>,
+    /// Whether an answer like this one shows that the engine is well.
     sound: bool,
-    idle_timeout: Duration,
+    limits: Limits,
     last_piece: Instant,
-    deadline: Instant,
     /// Re-armed only when it fires.
     alarm: Pin<Box<Sleep>>,
+}
+
+/// How long an answer may take.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// Between two pieces.
+    pub(super) idle: Duration,
+    /// As a whole.
+    pub(super) deadline: Instant,
 }
 
 /// What is looked for in the passing bytes.
@@ -43,6 +51,14 @@ enum Watch {
     Events(Box<SseScanner>),
     Json { tail: Vec<u8>, begun: bool },
     Opaque { begun: bool },
+}
+
+/// Whose doing it is that an answer has no end.
+enum Broke {
+    /// The engine's.
+    Engine(FailureKind),
+    /// The request's time was over, which may be as long as its client asked for.
+    Deadline,
 }
 
 /// What a piece shows.
@@ -58,21 +74,21 @@ enum Seen {
 // === impl Relay ===
 
 impl Relay {
-    /// `sound` is whether an answer like this one shows that the worker is well.
+    /// Without a lease it is the answer of an engine that has no more to do with the request.
     pub(super) fn new(
+        status: StatusCode,
         headers: &HeaderMap,
         body: AnswerBody,
-        lease: Lease,
+        lease: Option<Lease>,
         account: Arc<Account>,
-        deadline: Instant,
-        sound: bool,
+        limits: Limits,
     ) -> Self {
         let last_piece = Instant::now();
-        let idle_timeout = lease.gateway().config().server.stream_idle_timeout;
-        let alarm = Box::pin(sleep_until(deadline.min(last_piece + idle_timeout)));
-        let (watch, lease) = (Watch::new(headers), Some(lease));
-        let mut relay =
-            Self { body, watch, lease, account, sound, idle_timeout, last_piece, deadline, alarm };
+        let alarm = Box::pin(sleep_until(limits.deadline.min(last_piece + limits.idle)));
+        // An engine says 500 of itself or of a request that it cannot cope with: who knows.
+        let sound = !status.is_server_error();
+        let watch = Watch::new(headers);
+        let mut relay = Self { body, watch, lease, account, sound, limits, last_piece, alarm };
         if relay.body.is_over() {
             relay.complete();
         }
@@ -86,33 +102,37 @@ impl Relay {
             }
             lease.complete(self.watch.usage());
             if self.sound {
-                lease.worker.note_success();
+                lease.succeeded();
             }
         }
         self.account.settle();
     }
 
-    fn fail(&mut self, kind: FailureKind, error: &io::Error) {
+    fn fail(&mut self, broke: Broke, error: &io::Error) {
         if let Some(lease) = self.lease.take() {
-            let (gateway, worker) = (lease.gateway(), &lease.worker);
-            gateway.metrics.note_failure(&worker.url, kind);
-            Fleet::note_failure(gateway, worker, &format!("a stream broke: {error}"));
-            tracing::debug!(worker = %worker.url, %error, "an answer broke after it had begun");
+            match broke {
+                Broke::Engine(kind) => lease.failed(kind),
+                Broke::Deadline => {
+                    lease.gateway().metrics.note_failure(&lease.worker.url, FailureKind::timeout)
+                }
+            }
+            tracing::debug!(worker = %lease.worker.url, %error, "an answer broke after it had begun");
         }
         self.account.settle();
     }
 
     /// Whether the answer has been silent for too long, or takes too long as a whole.
-    fn poll_late(&mut self, cx: &mut Context<'_>) -> Poll<&'static str> {
+    fn poll_late(&mut self, cx: &mut Context<'_>) -> Poll<(Broke, &'static str)> {
         while self.alarm.as_mut().poll(cx).is_ready() {
-            let (now, silent_until) = (Instant::now(), self.last_piece + self.idle_timeout);
-            if now >= self.deadline {
-                return Poll::Ready("the request took too long");
+            let (now, silent_until) = (Instant::now(), self.last_piece + self.limits.idle);
+            if now >= self.limits.deadline {
+                return Poll::Ready((Broke::Deadline, "the request took too long"));
             }
             if now >= silent_until {
-                return Poll::Ready("the worker was silent for too long");
+                let why = "the worker was silent for too long";
+                return Poll::Ready((Broke::Engine(FailureKind::timeout), why));
             }
-            self.alarm.as_mut().reset(silent_until.min(self.deadline));
+            self.alarm.as_mut().reset(silent_until.min(self.limits.deadline));
         }
         Poll::Pending
     }
@@ -143,7 +163,7 @@ impl http_body::Body for Relay {
                 Poll::Ready(Some(Ok(Frame::data(piece))))
             }
             Poll::Ready(Some(Err(error))) => {
-                this.fail(FailureKind::mid_stream, &error);
+                this.fail(Broke::Engine(FailureKind::mid_stream), &error);
                 Poll::Ready(Some(Err(error)))
             }
             Poll::Ready(None) => {
@@ -151,9 +171,9 @@ impl http_body::Body for Relay {
                 Poll::Ready(None)
             }
             Poll::Pending => match this.poll_late(cx) {
-                Poll::Ready(why) => {
+                Poll::Ready((broke, why)) => {
                     let error = io::Error::new(io::ErrorKind::TimedOut, why);
-                    this.fail(FailureKind::timeout, &error);
+                    this.fail(broke, &error);
                     Poll::Ready(Some(Err(error)))
                 }
                 Poll::Pending => Poll::Pending,

@@ -1,0 +1,255 @@
+//! The attempts of one request: what each came to, who is told, and whether there is another.
+//!
+//! An attempt that came to nothing is repeated only while no byte of an answer has gone to the client. The engine that
+//! broke it has failed; the one that says 429 or 503 is busy, which is no fault. Either is told to the scheduler, and
+//! another is tried. What the last one said is kept: it is the client's if nobody does better.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
+use kvlane_core::decision::Refused;
+use kvlane_core::endpoint::EndpointId;
+use kvlane_core::rng::Rng;
+use tokio::time::{Instant, sleep_until};
+
+use super::Body;
+use super::error::ApiError;
+use crate::config;
+use crate::gateway::{Gateway, Routed};
+use crate::lease::Lease;
+use crate::metrics::FailureKind;
+use crate::upstream::{Answer, UpstreamError};
+use crate::worker::WorkerId;
+
+/// When to come again, if an engine that is busy does not say.
+const RETRY_AFTER_S: u64 = 1;
+
+/// What an attempt came to.
+pub(super) enum Outcome {
+    /// An answer for the client, good or bad.
+    Answered(Answer),
+    /// The engine says that it has too much to do.
+    Busy(Answer),
+    /// The engine, or what stands before it, says that it cannot answer.
+    Unable(Answer),
+    /// No answer.
+    Broken(UpstreamError),
+    /// None before the request's own time was over.
+    Late(Duration),
+}
+
+/// The attempts of one request so far.
+pub(super) struct Attempts<'a> {
+    gateway: &'a Arc<Gateway>,
+    routed: &'a Routed,
+    retry: config::Retry,
+    /// How many there were.
+    made: u32,
+    /// Who is not to be tried.
+    excluded: Arc<[EndpointId]>,
+    /// Who has failed, once for each time.
+    failed: Vec<WorkerId>,
+    /// Whether the last one cost its engine no work.
+    was_free: bool,
+    /// What the client gets if no further attempt does better.
+    said: Option<Result<Response<Body>, ApiError>>,
+}
+
+// === impl Outcome ===
+
+impl Outcome {
+    pub(super) fn of(answered: Result<Answer, UpstreamError>) -> Self {
+        match answered {
+            Ok(answer) => match answer.status {
+                StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => Self::Busy(answer),
+                StatusCode::BAD_GATEWAY | StatusCode::GATEWAY_TIMEOUT => Self::Unable(answer),
+                _ => Self::Answered(answer),
+            },
+            Err(error) => Self::Broken(error),
+        }
+    }
+}
+
+// === impl Attempts ===
+
+impl<'a> Attempts<'a> {
+    pub(super) fn new(gateway: &'a Arc<Gateway>, routed: &'a Routed, excluded: Arc<[EndpointId]>) -> Self {
+        let retry = gateway.config().retry.clone();
+        Self { gateway, routed, retry, made: 0, excluded, failed: Vec::new(), was_free: true, said: None }
+    }
+
+    /// A place for the next one.
+    pub(super) async fn place(&mut self) -> Result<Lease, Refused> {
+        let lease = self.gateway.place(self.routed, self.made, &self.excluded).await?;
+        if self.made > 0 {
+            self.routed.served.pool.metrics.retries.inc();
+        }
+        self.made += 1;
+        Ok(lease)
+    }
+
+    /// One has come to nothing: tells the scheduler why, and keeps what it said. `relay` makes an answer of an engine's.
+    pub(super) fn failed(
+        &mut self,
+        lease: Lease,
+        outcome: Outcome,
+        relay: impl FnOnce(Answer, &Lease) -> Response<Body>,
+    ) {
+        let worker = Arc::clone(&lease.worker);
+        self.was_free = match &outcome {
+            Outcome::Busy(_) => true,
+            Outcome::Broken(error) => error.is_before_sending(),
+            Outcome::Answered(_) | Outcome::Unable(_) | Outcome::Late(_) => false,
+        };
+        match &outcome {
+            Outcome::Busy(answer) => {
+                lease.busy(retry_after(&answer.headers));
+                self.exclude(&lease);
+            }
+            Outcome::Late(_) => self.gateway.metrics.note_failure(&worker.url, FailureKind::timeout),
+            Outcome::Answered(_) | Outcome::Unable(_) | Outcome::Broken(_) => {
+                lease.failed(outcome.kind());
+                self.failed.push(worker.id);
+                let times = self.failed.iter().filter(|&&failed| failed == worker.id).count();
+                if times >= self.retry.max_worker_retries as usize {
+                    self.exclude(&lease);
+                }
+            }
+        }
+        let name = || worker.url.to_string();
+        let said = match outcome {
+            Outcome::Answered(answer) | Outcome::Unable(answer) => Ok(relay(answer, &lease)),
+            Outcome::Busy(answer) => {
+                let mut response = relay(answer, &lease);
+                response.headers_mut().entry(header::RETRY_AFTER).or_insert(HeaderValue::from(RETRY_AFTER_S));
+                Ok(response)
+            }
+            Outcome::Broken(error) => Err(ApiError::Upstream { worker: name(), error, attempts: self.made }),
+            Outcome::Late(limit) => Err(ApiError::UpstreamTimeout { worker: name(), limit }),
+        };
+        match &said {
+            Ok(response) => tracing::debug!(worker = %worker.url, status = %response.status(), "turned down"),
+            Err(error) => tracing::debug!(%error, "an attempt failed"),
+        }
+        self.said = Some(said);
+    }
+
+    /// Whether there is another attempt; waits until it is due.
+    pub(super) async fn go_on(&self) -> bool {
+        let retries = self.made.saturating_sub(1);
+        let at_once = retries == 0 && self.was_free;
+        let pause = if at_once { Duration::ZERO } else { self.pause(retries) };
+        let due = Instant::now() + pause;
+        if retries >= self.retry.max_total_retries || due >= self.routed.deadline || !self.somebody_is_left()
+        {
+            return false;
+        }
+        if !pause.is_zero() {
+            sleep_until(due).await;
+        }
+        true
+    }
+
+    /// What the client gets in the end, if anybody has said anything.
+    pub(super) fn said(self) -> Option<Result<Response<Body>, ApiError>> {
+        self.said
+    }
+
+    /// What it did is the worker's doing, so its other ranks are no better.
+    fn exclude(&mut self, lease: &Lease) {
+        let endpoints = self.routed.served.pool.endpoints_of(&lease.worker);
+        self.excluded = self.excluded.iter().copied().chain(endpoints).collect();
+    }
+
+    fn somebody_is_left(&self) -> bool {
+        let pool = &self.routed.served.pool;
+        let left = |other: EndpointId| !self.excluded.contains(&other);
+        pool.router.read(|scheduler| scheduler.pool().eligible().any(|other| left(other.id)))
+    }
+
+    fn pause(&self, retries: u32) -> Duration {
+        let seed = self.routed.received.0 ^ u64::from(retries);
+        back_off(&self.retry, retries, Rng::new(seed).unit())
+    }
+}
+
+impl Outcome {
+    fn kind(&self) -> FailureKind {
+        match self {
+            Self::Answered(_) | Self::Busy(_) | Self::Unable(_) => FailureKind::status,
+            Self::Late(_) => FailureKind::timeout,
+            Self::Broken(error) => match error {
+                UpstreamError::Connect(_) => FailureKind::connect,
+                UpstreamError::ConnectTimeout(_) => FailureKind::connect_timeout,
+                UpstreamError::Broken(_) => FailureKind::broken,
+                UpstreamError::Garbage(_) => FailureKind::garbage,
+            },
+        }
+    }
+}
+
+/// The pause after so many retries, somewhere in the jitter as `unit` in 0 to 1 says.
+fn back_off(retry: &config::Retry, retries: u32, unit: f64) -> Duration {
+    let most = retry.max_backoff.as_secs_f64();
+    // Beyond a few dozen it is the longest anyway, or the multiplier is one.
+    let grown = retry.backoff_multiplier.powi(retries.min(64) as i32);
+    let mean = (retry.initial_backoff.as_secs_f64() * grown).min(most);
+    let around = 1.0 + retry.jitter * (2.0 * unit - 1.0);
+    Duration::from_secs_f64((mean * around).clamp(0.0, most))
+}
+
+/// The seconds of a `Retry-After`. A date counts as not given: engines send none.
+fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let seconds = headers.get(header::RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
+    Some(Duration::from_secs(seconds))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::{any, prop_assert, proptest};
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_pause_stays_within_its_jitter_and_below_the_longest(
+            retries in any::<u32>(), unit in 0.0..1.0f64, jitter in 0.0..=1.0f64,
+        ) {
+            let retry = config::Retry { jitter, ..config::Retry::default() };
+            let pause = back_off(&retry, retries, unit);
+            let mean = back_off(&config::Retry { jitter: 0.0, ..retry.clone() }, retries, unit).as_secs_f64();
+            prop_assert!(pause <= retry.max_backoff);
+            let (least, most) = (mean * (1.0 - jitter), mean * (1.0 + jitter));
+            prop_assert!((least - 1e-6..=most + 1e-6).contains(&pause.as_secs_f64()), "{pause:?} about {mean}");
+        }
+    }
+
+    #[test]
+    fn pauses_grow_to_the_longest() {
+        let retry = config::Retry { jitter: 0.0, ..config::Retry::default() };
+        let pauses: Vec<_> = (0..40).map(|n| back_off(&retry, n, 0.5)).collect();
+        assert_eq!((pauses[0], pauses[1]), (retry.initial_backoff, retry.initial_backoff.mul_f64(1.5)));
+        assert!(pauses.is_sorted() && pauses[39] == retry.max_backoff, "{pauses:?}");
+    }
+
+    #[test]
+    fn jitter_parts_those_that_failed_together() {
+        let retry = config::Retry::default();
+        let pauses: std::collections::BTreeSet<_> =
+            (0..100u64).map(|seed| back_off(&retry, 3, Rng::new(seed).unit())).collect();
+        assert_eq!(pauses.len(), 100);
+    }
+
+    #[test]
+    fn an_engine_says_when_to_come_again_in_seconds() {
+        let said = |value: &'static str| {
+            let value = HeaderValue::from_static(value);
+            retry_after(&HeaderMap::from_iter([(header::RETRY_AFTER, value)]))
+        };
+        assert_eq!(said("7"), Some(Duration::from_secs(7)));
+        for unusable in ["", "-1", "1.5", "soon", "Wed, 21 Oct 2015 07:28:00 GMT", "99999999999999999999"] {
+            assert_eq!(said(unusable), None, "{unusable}");
+        }
+    }
+}
