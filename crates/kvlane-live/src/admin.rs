@@ -300,7 +300,7 @@ fn readiness(gateway: &Gateway) -> Response<Body> {
         status,
         &json!({
             "ready": ready, "stopping": stopping, "pools": pools, "down": down, "kv_events": feeds,
-            "mismatched": mismatched,
+            "mismatched": mismatched, "configuration": gateway.reloads.describe(),
         }),
     )
 }
@@ -337,8 +337,8 @@ fn decisions(gateway: &Gateway, parts: &Parts) -> Result<Value, ApiError> {
         return Err(ApiError::UnknownModel(model.chars().take(200).collect()));
     }
     let chosen = pools.iter().filter(|pool| wanted.as_ref().is_none_or(|model| *model == pool.model));
-    let pools: Vec<Value> =
-        chosen.map(|pool| pool_decisions(pool, gateway.timings.of(&pool.model), limit)).collect();
+    let timings = gateway.timings.load();
+    let pools: Vec<Value> = chosen.map(|pool| pool_decisions(pool, timings.of(&pool.model), limit)).collect();
     Ok(
         json!({"schema": "kvlane.decisions/1", "now_s": gateway.clock.now().as_secs_f64(), "rows_max": ROWS_MAX, "pools": pools}),
     )

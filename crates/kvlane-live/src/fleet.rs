@@ -8,26 +8,27 @@
 //! each pool it sits in. The state's lock is held until the schedulers have been told, so that two who change their
 //! minds at a time leave both sides with the same one.
 
-use std::collections::{HashMap, HashSet};
+mod names;
+
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use http::{Method, StatusCode};
-use kvlane_core::endpoint::EndpointId;
 use kvlane_core::load::Reported;
 use kvlane_core::scheduler::Input;
 use kvlane_wire::engine::{FeedError, FeedSource, load_reports, prefix_caches, sglang_feeds, vllm_feeds};
-use kvlane_wire::models::{self, Model};
+use kvlane_wire::models;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use self::names::{list_names, served_names};
 use crate::ask::ask;
 use crate::canary;
 use crate::config::WorkerSpec;
-use crate::gateway::{Gateway, ModelPool, Served, Table};
+use crate::gateway::{Gateway, ModelPool};
 use crate::ingest::Ingest;
 use crate::ingest::discover::{self, Told};
 use crate::metrics::WorkerLabel;
@@ -92,15 +93,47 @@ impl Fleet {
         fleet
     }
 
-    /// Adds a worker. Requests are placed there once it has answered a probe.
+    /// Adds a worker. Requests are placed there once it has answered a probe. One of the same URL may still be leaving.
     ///
     /// # Errors
     /// Why it cannot be added.
     pub fn add(self: &Arc<Self>, spec: &WorkerSpec) -> Result<Arc<Worker>, AddError> {
+        self.take_in(spec, false)
+    }
+
+    /// Puts a worker in the place of all that have its URL. They serve until it does: then they leave, and those that
+    /// do not serve leave at once. Whether they take new requests is its to begin with.
+    ///
+    /// # Errors
+    /// Why it cannot be added.
+    pub(crate) fn replace(self: &Arc<Self>, spec: &WorkerSpec) -> Result<Arc<Worker>, AddError> {
+        let worker = self.take_in(spec, true)?;
+        for before in self.workers() {
+            if before.url != worker.url || before.id == worker.id {
+                continue;
+            }
+            let serves = {
+                let mut state = before.state();
+                if state.leaving {
+                    continue;
+                }
+                state.successor = Some(worker.id);
+                worker.state().draining |= state.draining;
+                state.healthy
+            };
+            if !serves {
+                self.remove(&before);
+            }
+        }
+        Ok(worker)
+    }
+
+    fn take_in(self: &Arc<Self>, spec: &WorkerSpec, replaces: bool) -> Result<Arc<Worker>, AddError> {
         let id = self.gateway.next_worker_id();
         let worker = Arc::new(Worker::new(id, spec).map_err(AddError::BadUrl)?);
         let mut workers = self.gateway.workers();
-        if workers.values().any(|other| other.url == worker.url) {
+        let stays = |other: &Arc<Worker>| other.url == worker.url && !other.state().leaving;
+        if !replaces && workers.values().any(stays) {
             return Err(AddError::Duplicate(worker.url.to_string()));
         }
         if workers.len() >= WORKERS_MAX {
@@ -108,17 +141,20 @@ impl Fleet {
         }
         workers.insert(id, Arc::clone(&worker));
         drop(workers);
-        self.gateway.metrics.health.get_or_create(&WorkerLabel { worker: worker.url.to_string() }).set(0);
+        if !replaces {
+            self.gateway.metrics.health.get_or_create(&WorkerLabel { worker: worker.url.to_string() }).set(0);
+        }
         self.spawn(&format!("probes of {}", worker.url), Arc::clone(self).watch(Arc::clone(&worker)));
         tracing::info!(worker = %worker.url, "worker added");
         Ok(worker)
     }
 
-    /// The worker called by this id or URL.
+    /// The worker called by this id or URL: of several of one URL the last one that came.
     pub fn find(&self, name: &str) -> Option<Arc<Worker>> {
         let workers = self.gateway.workers();
         let by_id = name.parse().ok().and_then(|id| workers.get(&WorkerId(id)));
-        by_id.or_else(|| workers.values().find(|worker| *worker.url == *name.trim_end_matches('/'))).cloned()
+        let named = |worker: &&Arc<Worker>| *worker.url == *name.trim_end_matches('/');
+        by_id.or_else(|| workers.values().rev().find(named)).cloned()
     }
 
     /// All workers.
@@ -136,7 +172,7 @@ impl Fleet {
     }
 
     /// Lets a worker leave once its last request is over.
-    pub fn remove(&self, worker: &Arc<Worker>) {
+    pub fn remove(self: &Arc<Self>, worker: &Arc<Worker>) {
         {
             let mut state = worker.state();
             state.leaving = true;
@@ -144,6 +180,21 @@ impl Fleet {
         }
         tracing::info!(worker = %worker.url, "worker leaving");
         self.leave_if_empty(worker);
+        // Those that waited for it to serve have nothing to wait for.
+        self.dismiss_predecessors(worker);
+    }
+
+    /// Lets those leave in whose place a worker has come.
+    fn dismiss_predecessors(self: &Arc<Self>, worker: &Worker) {
+        for before in self.workers() {
+            let leaves = {
+                let state = before.state();
+                state.successor == Some(worker.id) && !state.leaving
+            };
+            if leaves {
+                self.remove(&before);
+            }
+        }
     }
 
     fn drain(&self, state: &mut State, draining: bool) {
@@ -181,11 +232,18 @@ impl Fleet {
             return;
         }
         self.seat(worker, Vec::new(), Vec::new(), &turn);
-        self.gateway.metrics.forget_worker(&worker.url);
+        if !self.is_there(&worker.url) {
+            self.gateway.metrics.forget_worker(&worker.url);
+        }
         for upstreams in self.gateway.upstreams().iter() {
             upstreams.forget(worker.id);
         }
         tracing::info!(worker = %worker.url, "worker left");
+    }
+
+    /// Whether a worker of this URL is there.
+    fn is_there(&self, url: &str) -> bool {
+        self.gateway.workers().values().any(|worker| *worker.url == *url)
     }
 
     fn turn(&self) -> MutexGuard<'_, ()> {
@@ -259,7 +317,8 @@ impl Fleet {
                 feed.close(&seat.pool, seat.endpoint);
             }
             seat.pool.unseat(&self.gateway, seat.endpoint);
-            if !seats.iter().any(|kept| kept.number == seat.number) {
+            let elsewhere = || self.gateway.workers().values().any(|other| takes_over(other, worker, &seat));
+            if !seats.iter().any(|kept| kept.number == seat.number) && !elsewhere() {
                 self.gateway.metrics.forget_seat(&worker.seat_name(seat.number));
             }
         }
@@ -280,15 +339,20 @@ impl Fleet {
 
     /// Probes one worker until it leaves or the gateway stops.
     async fn watch(self: Arc<Self>, worker: Arc<Worker>) {
-        let health = &self.gateway.config().health;
-        let mut ticks = interval(health.interval);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut reloads = self.gateway.reloads.watch();
+        let (mut probed_at, mut due) = (None, Instant::now());
         let mut probes = 0u32;
         loop {
             tokio::select! {
-                _ = ticks.tick() => {}
+                () = sleep_until(due) => {}
+                Ok(()) = reloads.changed() => {
+                    due = probed_at.map_or(due, |last| last + self.gateway.config().health.interval);
+                    continue;
+                }
                 () = self.stop.cancelled() => return,
             }
+            let now = Instant::now();
+            (probed_at, due) = (Some(now), now + self.gateway.config().health.interval);
             if !self.gateway.workers().contains_key(&worker.id) {
                 // The last probe may have put its connection back after the worker had left.
                 return self.upstreams.forget(worker.id);
@@ -307,8 +371,8 @@ impl Fleet {
 
     /// Health, then models if they are not known or due, then load.
     async fn probe(&self, worker: &Arc<Worker>, probes: u32) -> Result<(), String> {
-        let path = &self.gateway.config().health.path;
-        match self.get(worker, path).await? {
+        let path = self.gateway.config().health.path.clone();
+        match self.get(worker, &path).await? {
             (status, _) if status.is_success() => {}
             (status, _) => return Err(format!("GET {path} answered {}", status.as_u16())),
         }
@@ -347,7 +411,7 @@ impl Fleet {
     }
 
     /// What a probe means for whether requests are placed there.
-    fn judge(&self, worker: &Worker, probed: Result<(), String>) {
+    fn judge(self: &Arc<Self>, worker: &Worker, probed: Result<(), String>) {
         let health = &self.gateway.config().health;
         match probed {
             Ok(()) => {
@@ -367,6 +431,7 @@ impl Fleet {
                 };
                 if healthy_now {
                     set_health(&self.gateway, worker, None);
+                    self.dismiss_predecessors(worker);
                 }
                 if healthy_now && !first {
                     // Whether it has been restarted meanwhile is to be seen from what it tells.
@@ -393,10 +458,10 @@ impl Fleet {
 
     /// The data-parallel ranks of a worker.
     async fn ranks(&self, worker: &Worker, reports: &[(u32, Reported)]) -> Vec<Rank> {
-        let config = &self.gateway.config().kv_events;
+        let config = self.gateway.config().kv_events.clone();
         let known = worker.state().ranks.clone();
         let told = if config.enabled { self.feeds(worker).await } else { Told::Feeds(Vec::new()) };
-        discover::ranks(config, &worker.address.host, &worker.kv_events, told, reports, &known)
+        discover::ranks(&config, &worker.address.host, &worker.kv_events, told, reports, &known)
     }
 
     /// Where a worker says it publishes KV events.
@@ -465,6 +530,13 @@ impl Fleet {
     }
 }
 
+/// Whether `other` has the place of a rank that `worker` gives up, under the same name.
+fn takes_over(other: &Worker, worker: &Worker, seat: &Seat) -> bool {
+    other.id != worker.id
+        && other.url == worker.url
+        && other.state().seats.iter().any(|place| place.number == seat.number)
+}
+
 /// Marks a worker fit (`None`) or unfit for requests, in every pool.
 fn set_health(gateway: &Gateway, worker: &Worker, problem: Option<String>) {
     let healthy = problem.is_none();
@@ -483,100 +555,4 @@ fn set_health(gateway: &Gateway, worker: &Worker, problem: Option<String>) {
         Some(problem) => tracing::warn!(worker = %worker.url, problem, "worker unhealthy"),
     }
     state.problem = problem;
-}
-
-/// Lists the names under which `workers` serve, and forgets pools without endpoints.
-fn list_names(table: &mut Table, workers: &[State]) {
-    table.pools.retain(|pool| pool.router.read(|scheduler| scheduler.pool().endpoints().next().is_some()));
-    table.by_name.clear();
-    table.cards.clear();
-    let mut holders: HashMap<&str, (&Arc<ModelPool>, HashSet<EndpointId>)> = HashMap::new();
-    let mut adapters: HashSet<&str> = HashSet::new();
-    for worker in workers {
-        for ServedName { name, base, card } in &worker.names {
-            for seat in worker.seats.iter().filter(|seat| seat.pool.model == *base) {
-                let (pool, endpoints) = holders.entry(name).or_insert_with(|| (&seat.pool, HashSet::new()));
-                if Arc::ptr_eq(pool, &seat.pool) {
-                    endpoints.insert(seat.endpoint);
-                    if !card["parent"].is_null() {
-                        adapters.insert(name);
-                    }
-                    table.cards.entry(name.clone()).or_insert_with(|| card.clone());
-                }
-            }
-        }
-    }
-    for (name, (pool, holders)) in holders {
-        let lacking = pool.router.read(|scheduler| {
-            let endpoints = scheduler.pool().endpoints().map(|endpoint| endpoint.id);
-            endpoints.filter(|endpoint| !holders.contains(endpoint)).collect()
-        });
-        let adapter = adapters.contains(name).then(|| name.into());
-        table.by_name.insert(name.to_owned(), Arc::new(Served { pool: Arc::clone(pool), lacking, adapter }));
-    }
-}
-
-/// Under which names which base models are served. A model with a `parent` is an adapter of it; models with the same
-/// `root` are one model under several names, the first of which names its pool.
-fn served_names(models: Vec<Model>) -> Result<Vec<ServedName>, String> {
-    let mut bases: Vec<(Option<String>, String)> = Vec::new();
-    for Model { id, root, .. } in models.iter().filter(|model| model.parent.is_none()) {
-        if root.is_none() || !bases.iter().any(|(other, _)| other == root) {
-            bases.push((root.clone(), id.clone()));
-        }
-    }
-    let Some((_, first)) = bases.first() else { return Err("GET /v1/models lists no model".into()) };
-    let base_of = |model: &Model| match &model.parent {
-        Some(parent) => bases.iter().find(|(_, base)| base == parent).map_or(first, |(_, base)| base).clone(),
-        None => {
-            let same_root = bases.iter().find(|(root, _)| root.is_some() && *root == model.root);
-            same_root.map_or_else(|| model.id.clone(), |(_, base)| base.clone())
-        }
-    };
-    let served = |model: Model| ServedName { base: base_of(&model), name: model.id, card: model.card };
-    Ok(models.into_iter().map(served).collect())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn bases(body: &str) -> Vec<(String, String)> {
-        let names = served_names(models::parse(body.as_bytes()).expect("a list")).expect("models");
-        names.into_iter().map(|served| (served.name, served.base)).collect()
-    }
-
-    fn pair(name: &str, base: &str) -> (String, String) {
-        (name.into(), base.into())
-    }
-
-    #[test]
-    fn adapters_and_aliases_share_the_pool_of_their_model() {
-        let body = r#"{"data":[
-            {"id":"llama","root":"/models/llama","parent":null},
-            {"id":"llama-alias","root":"/models/llama","parent":null},
-            {"id":"sql","root":"/adapters/sql","parent":"llama"},
-            {"id":"lost","root":"/adapters/lost","parent":"unknown"}]}"#;
-        let expect = [
-            pair("llama", "llama"),
-            pair("llama-alias", "llama"),
-            pair("sql", "llama"),
-            pair("lost", "llama"),
-        ];
-        assert_eq!(bases(body), expect);
-    }
-
-    #[test]
-    fn models_without_a_common_root_have_pools_of_their_own() {
-        let body = r#"{"data":[{"id":"a"},{"id":"b"},{"no":"id"}]}"#;
-        assert_eq!(bases(body), [pair("a", "a"), pair("b", "b")]);
-    }
-
-    #[test]
-    fn a_list_without_models_says_so() {
-        for body in [r#"{"data":[]}"#, r#"{"data":[{"id":7}]}"#, r#"{"data":[{"id":"a","parent":"b"}]}"#] {
-            let models = models::parse(body.as_bytes()).expect("a list");
-            assert!(served_names(models).is_err(), "{body}");
-        }
-    }
 }

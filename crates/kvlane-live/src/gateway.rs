@@ -26,6 +26,7 @@ use crate::hints::{Facts, Hints};
 use crate::ingest::EventFeed;
 use crate::lease::Lease;
 use crate::metrics::{Metrics, PoolMetrics, SelectionMetrics};
+use crate::reload::Reloads;
 use crate::timings::Timings;
 use crate::tokenize::{Counting, Tokenizers};
 use crate::upstream::Upstreams;
@@ -36,9 +37,11 @@ pub struct Gateway {
     /// How it is set up. Replaced whole.
     config: ArcSwap<Config>,
     /// How long engines take, where the operator says so.
-    pub(crate) timings: Timings,
+    pub(crate) timings: ArcSwap<Timings>,
     /// What it reads of who a request is from.
-    pub(crate) hints: Hints,
+    pub(crate) hints: ArcSwap<Hints>,
+    /// How often its configuration was replaced, and what came of the last time.
+    pub(crate) reloads: Reloads,
     /// Its time.
     pub clock: Clock,
     /// Its metrics.
@@ -128,8 +131,9 @@ impl Gateway {
         drained: mpsc::UnboundedSender<Arc<Worker>>,
     ) -> Self {
         Self {
-            timings,
-            hints: Hints::new(&config.hints),
+            timings: ArcSwap::from_pointee(timings),
+            hints: ArcSwap::from_pointee(Hints::new(&config.hints)),
+            reloads: Reloads::default(),
             config: ArcSwap::from_pointee(config),
             clock,
             metrics: Metrics::new(),
@@ -147,6 +151,16 @@ impl Gateway {
     /// How it is set up. For a look; whoever keeps it for longer clones the `Arc`.
     pub fn config(&self) -> arc_swap::Guard<Arc<Config>> {
         self.config.load()
+    }
+
+    /// Is set up in another way from here on.
+    pub(crate) fn set_config(&self, config: Config, timings: Timings) {
+        self.hints.store(Arc::new(self.hints.load().reset(&config.hints)));
+        for upstreams in self.upstreams().iter() {
+            upstreams.configure(config.upstream.clone());
+        }
+        self.timings.store(Arc::new(timings));
+        self.config.store(Arc::new(config));
     }
 
     /// All pools.
@@ -407,7 +421,8 @@ thread_local! {
 
 impl ModelPool {
     pub(crate) fn new(gateway: &Gateway, model: &str) -> Self {
-        let timing = gateway.timings.of(model).map(|file| &file.timing);
+        let timings = gateway.timings.load();
+        let timing = timings.of(model).map(|file| &file.timing);
         let config = gateway.config().router(model, timing);
         Self {
             model: model.into(),
@@ -517,10 +532,13 @@ impl<'a> Waiting<'a> {
     /// Waits for the answer, or for `deadline`. The scheduler expires queued requests only when it is stepped, so
     /// whoever waits sees to it that it is.
     async fn wait(&mut self, deadline: Instant) -> Option<Output> {
-        let routing = &self.gateway.config().routing;
-        // Who waits for conversations to fall idle waits for nothing but time.
-        let idle_tick = if routing.session_admission { IDLE_TICK } else { Duration::MAX };
-        let mut tick = Instant::now() + routing.queue_timeout.min(idle_tick);
+        let usual = || if self.gateway.config().routing.session_admission { IDLE_TICK } else { EXPIRY_TICK };
+        let mut tick = {
+            let routing = &self.gateway.config().routing;
+            // Who waits for conversations to fall idle waits for nothing but time.
+            let idle_tick = if routing.session_admission { IDLE_TICK } else { Duration::MAX };
+            Instant::now() + routing.queue_timeout.min(idle_tick)
+        };
         loop {
             tokio::select! {
                 answer = &mut self.answer => return answer.ok(),
@@ -529,7 +547,7 @@ impl<'a> Waiting<'a> {
                         return None;
                     }
                     self.gateway.step(self.pool, Input::Tick);
-                    tick = Instant::now() + if routing.session_admission { IDLE_TICK } else { EXPIRY_TICK };
+                    tick = Instant::now() + usual();
                 }
             }
         }

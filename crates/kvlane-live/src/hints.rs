@@ -127,6 +127,11 @@ impl Hints {
         }
     }
 
+    /// Others, to which tenants are the same.
+    pub(crate) fn reset(&self, config: &Config) -> Self {
+        Self { keys: self.keys.clone(), ..Self::new(config) }
+    }
+
     /// What is said in a request's head and, where its body is understood, there.
     pub(crate) fn read(&self, headers: &HeaderMap, body: Option<&ParsedRequest<'_>>) -> Facts {
         let tenant = self.tenant_headers.iter().find_map(|name| tenant(name, headers.get(name)?));

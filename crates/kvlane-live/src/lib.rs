@@ -16,6 +16,7 @@ pub mod hints;
 pub mod ingest;
 pub mod lease;
 pub mod metrics;
+pub mod reload;
 pub mod serve;
 #[cfg(feature = "testing")]
 pub mod testing;

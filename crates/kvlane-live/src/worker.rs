@@ -28,6 +28,8 @@ pub struct Worker {
     pub model: Option<String>,
     /// Where it was said to publish KV events, by rank; otherwise it is asked.
     pub kv_events: Vec<FeedSpec>,
+    /// All that was said of it.
+    pub(crate) spec: WorkerSpec,
     /// A connection was refused since it was last asked: nobody listened there.
     gone: AtomicBool,
     state: Mutex<State>,
@@ -44,6 +46,8 @@ pub struct State {
     pub draining: bool,
     /// It leaves when its last request is over.
     pub leaving: bool,
+    /// Who serves in its place: it leaves as soon as that one does.
+    pub successor: Option<WorkerId>,
     /// Probes that failed in a row.
     pub probe_failures: u32,
     /// Its places in pools: one in each for each of its ranks.
@@ -113,6 +117,7 @@ impl Worker {
             address: Address::parse(&spec.url)?,
             model: spec.model.clone(),
             kv_events: spec.kv_events.clone(),
+            spec: spec.clone(),
             gone: AtomicBool::new(false),
             state: Mutex::default(),
         })

@@ -144,6 +144,11 @@ pub(crate) struct ConfigArgs {
 // === impl ConfigArgs ===
 
 impl ConfigArgs {
+    /// The file that is read, if one is.
+    pub(crate) fn file(&self) -> Option<PathBuf> {
+        self.config.clone()
+    }
+
     /// The configuration, validated.
     pub(crate) fn load(&self) -> Result<Config> {
         let mut config = Config::default();

@@ -9,6 +9,7 @@ mod server;
 mod workers;
 
 use std::fmt;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use kvlane_core::index::{approx, exact};
@@ -127,6 +128,14 @@ impl Config {
         Ok(())
     }
 
+    /// Files beside its own that are read when it is taken over.
+    pub fn files(&self) -> Vec<PathBuf> {
+        let routing = &self.routing;
+        let timings = routing.pools.values().filter_map(|pool| pool.timing.as_ref()).chain(&routing.timing);
+        // A preset is no file.
+        timings.filter(|said| TimingModel::preset(said).is_err()).map(PathBuf::from).collect()
+    }
+
     fn validate_workers(&self) -> Result<(), ConfigError> {
         for (i, worker) in self.workers.iter().enumerate() {
             let field = format!("workers[{i}].url");
@@ -163,6 +172,7 @@ impl Config {
             ("server.request_timeout", server.request_timeout, LEAST_TIME),
             ("server.stream_idle_timeout", server.stream_idle_timeout, LEAST_TIME),
             ("server.shutdown_grace", server.shutdown_grace, Duration::ZERO),
+            ("server.reload_interval", server.reload_interval, Duration::ZERO),
             ("routing.queue_timeout", routing.queue_timeout, LEAST_TIME),
             ("routing.index_ttl", routing.index_ttl, LEAST_TIME),
             ("health.interval", health.interval, LEAST_TIME),

@@ -33,6 +33,9 @@ pub struct Server {
     /// Time that requests in flight have to end after SIGTERM.
     #[serde(with = "humantime_serde")]
     pub shutdown_grace: Duration,
+    /// Time between two looks at whether the configuration file has changed; 0 is never, then only SIGHUP reloads it.
+    #[serde(with = "humantime_serde")]
+    pub reload_interval: Duration,
     /// Request headers that may carry a request id, in order of preference.
     pub request_id_headers: Vec<String>,
 }
@@ -49,6 +52,7 @@ impl Default for Server {
             request_timeout: Duration::from_secs(1800),
             stream_idle_timeout: Duration::from_secs(300),
             shutdown_grace: Duration::from_secs(180),
+            reload_interval: Duration::from_secs(1),
             request_id_headers: vec!["x-request-id".into(), "x-correlation-id".into()],
         }
     }

@@ -31,6 +31,12 @@ impl WorkerSpec {
     pub fn new(url: impl Into<String>) -> Self {
         Self { url: url.into(), model: None, kv_events: Vec::new() }
     }
+
+    /// Whether both say the same of the same worker.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        let named = |spec: &Self| Self { url: spec.url.trim_end_matches('/').to_owned(), ..spec.clone() };
+        named(self) == named(other)
+    }
 }
 
 /// Where one rank of an engine publishes KV events.

@@ -100,6 +100,13 @@ pub struct TokensLabel {
     pub from: &'static str,
 }
 
+/// What came of a configuration that was to be taken over.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+pub struct ReloadLabel {
+    /// `applied`, `unchanged` or `refused`.
+    pub result: &'static str,
+}
+
 /// Why an attempt on a worker failed.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub struct FailureLabels {
@@ -155,6 +162,7 @@ pub struct Metrics {
     pub(crate) faults: FaultMetrics,
     pub(crate) truth: TruthMetrics,
     feeds: FeedMetrics,
+    pub(crate) reloads: Family<ReloadLabel, Counter>,
     queue: Family<ModelLabel, Gauge>,
     index_bytes: Family<ModelLabel, Gauge>,
     index_blocks: Family<ModelLabel, Gauge>,
@@ -228,6 +236,7 @@ impl Metrics {
             faults: FaultMetrics::default(),
             truth: TruthMetrics::default(),
             feeds: FeedMetrics::default(),
+            reloads: Family::default(),
             queue: Family::default(),
             index_bytes: Family::default(),
             index_blocks: Family::default(),
@@ -299,6 +308,7 @@ impl Metrics {
         self.faults.register(&mut r);
         self.truth.register(&mut r);
         self.feeds.register(&mut r);
+        r.register("config_reloads", "Configurations taken over or refused", self.reloads.clone());
         r.register("queue_requests", "Requests waiting for a place", self.queue.clone());
         r.register_with_unit(
             "tokenize",

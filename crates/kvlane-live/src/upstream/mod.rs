@@ -13,6 +13,7 @@ use std::io::{self, IoSlice};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 
+use arc_swap::ArcSwap;
 use bytes::{Bytes, BytesMut};
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::{Method, StatusCode};
@@ -60,7 +61,7 @@ impl UpstreamError {
 
 /// The idle connections of one relay thread.
 pub(crate) struct Upstreams {
-    config: config::Upstream,
+    config: ArcSwap<config::Upstream>,
     idle: Mutex<HashMap<WorkerId, Vec<Idle>>>,
 }
 
@@ -99,7 +100,12 @@ enum Framing {
 
 impl Upstreams {
     pub(crate) fn new(config: config::Upstream) -> Arc<Self> {
-        Arc::new(Self { config, idle: Mutex::default() })
+        Arc::new(Self { config: ArcSwap::from_pointee(config), idle: Mutex::default() })
+    }
+
+    /// Is set up in another way from here on. Idle connections stay.
+    pub(crate) fn configure(&self, config: config::Upstream) {
+        self.config.store(Arc::new(config));
     }
 
     /// Sends a request and waits for the head of its answer. A connection that was idle and turns out to be closed
@@ -117,14 +123,15 @@ impl Upstreams {
                 answered => return answered,
             }
         }
+        let connect_timeout = self.config.load().connect_timeout;
         let connect = TcpStream::connect((worker.address.host.as_str(), worker.address.port));
-        let stream = match timeout(self.config.connect_timeout, connect).await {
+        let stream = match timeout(connect_timeout, connect).await {
             Ok(Ok(stream)) => stream,
             Ok(Err(error)) => {
                 worker.note_gone();
                 return Err(UpstreamError::Connect(error));
             }
-            Err(_) => return Err(UpstreamError::ConnectTimeout(self.config.connect_timeout)),
+            Err(_) => return Err(UpstreamError::ConnectTimeout(connect_timeout)),
         };
         stream.set_nodelay(true).map_err(UpstreamError::Connect)?;
         self.exchange(stream, worker.id, method, head, body).await
@@ -171,10 +178,11 @@ impl Upstreams {
     }
 
     fn take_idle(&self, worker: WorkerId) -> Option<TcpStream> {
+        let idle_timeout = self.config.load().idle_timeout;
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         let connections = idle.get_mut(&worker)?;
         while let Some(Idle { stream, since }) = connections.pop() {
-            if since.elapsed() > self.config.idle_timeout {
+            if since.elapsed() > idle_timeout {
                 // The last one used is too old, so all are.
                 connections.clear();
                 return None;
@@ -195,16 +203,17 @@ impl Upstreams {
 
     /// Closes what has been idle for this worker for too long.
     pub(crate) fn sweep(&self, worker: WorkerId) {
+        let idle_timeout = self.config.load().idle_timeout;
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(connections) = idle.get_mut(&worker) {
-            connections.retain(|connection| connection.since.elapsed() <= self.config.idle_timeout);
+            connections.retain(|connection| connection.since.elapsed() <= idle_timeout);
         }
     }
 
     fn put_idle(&self, worker: WorkerId, stream: TcpStream) {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         let connections = idle.entry(worker).or_default();
-        if connections.len() < self.config.idle_max {
+        if connections.len() < self.config.load().idle_max {
             connections.push(Idle { stream, since: Instant::now() });
         }
     }

@@ -1,8 +1,11 @@
-//! `kvlane serve`: the gateway until SIGINT or SIGTERM.
+//! `kvlane serve`: the gateway until SIGINT or SIGTERM. SIGHUP, or a file of its configuration that changes, reloads it.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
+use kvlane_live::config::Config;
+use kvlane_live::reload::Watch;
 use kvlane_live::serve::Serving;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -10,17 +13,34 @@ use crate::config::ConfigArgs;
 
 /// Runs it.
 pub(crate) fn run(args: &ConfigArgs) -> Result<ExitCode> {
+    // Before it is read, so that no change of it is missed.
+    let mut watch = Watch::new(args.file().into_iter().collect());
     let config = args.load()?;
+    watch.look_at(files(args, &config));
     tracing::info!(config = %serde_json::to_string(&config)?, "configuration");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
+        let mut hangup = signal(SignalKind::hangup())?;
         let serving = Serving::start(config).context("the gateway cannot start")?;
         tracing::info!(clients = %serving.address, metrics = %serving.metrics_address, "serving");
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
+        loop {
+            let interval = serving.gateway.config().server.reload_interval;
+            tokio::select! {
+                _ = terminate.recv() => break,
+                _ = interrupt.recv() => break,
+                _ = hangup.recv() => {}
+                () = watch.changed(interval) => {}
+            }
+            match args.load() {
+                Ok(config) => {
+                    watch.look_at(files(args, &config));
+                    // What is wrong with it is logged there.
+                    let _ = serving.reload(config);
+                }
+                Err(error) => serving.refuse_reload(&format!("{error:#}")),
+            }
         }
         tracing::info!(
             "stopping: no new connections, requests in flight may end (a second signal ends them)"
@@ -37,4 +57,9 @@ pub(crate) fn run(args: &ConfigArgs) -> Result<ExitCode> {
         tracing::info!("stopped");
         Ok(ExitCode::SUCCESS)
     })
+}
+
+/// The files that make the configuration what it is.
+fn files(args: &ConfigArgs, config: &Config) -> Vec<PathBuf> {
+    args.file().into_iter().chain(config.files()).collect()
 }

@@ -111,7 +111,7 @@ async fn route(
     let received = account.received;
     let Some(api) = api else {
         let served = unparsed_pool(gateway, parts, body)?;
-        let facts = gateway.hints.read(&parts.headers, None);
+        let facts = gateway.hints.load().read(&parts.headers, None);
         return Ok(Routed { served, chain: Vec::new(), prompt_tokens: 0, facts, received, deadline });
     };
     let (served, facts, seed, estimated) = rendered(api, body, |parsed, prompt| {
@@ -124,7 +124,7 @@ async fn route(
         let seed = ChainSeed::new(&served.pool.model, adapter, parsed.cache_salt.as_deref());
         let estimates = matches!(served.pool.counting, Counting::Estimate);
         let estimated = estimates.then(|| Counted::estimate(seed, prompt, served.pool.router.block_tokens()));
-        let facts = gateway.hints.read(&parts.headers, Some(parsed));
+        let facts = gateway.hints.load().read(&parts.headers, Some(parsed));
         Ok((served, facts, seed, estimated))
     })?;
     let pool = &served.pool;

@@ -128,9 +128,11 @@ impl Front {
         let Ok(h2) = first else { return Ok(()) };
         let h2 = h2?;
         let stop = self.stop.clone();
-        let config = &self.gateway.config().server;
-        let stream_max = config.body_timeout.saturating_add(config.request_timeout);
-        let io = TokioIo::new(Patient::new(stream, config.stream_idle_timeout));
+        let (stream_max, idle_timeout) = {
+            let config = &self.gateway.config().server;
+            (config.body_timeout.saturating_add(config.request_timeout), config.stream_idle_timeout)
+        };
+        let io = TokioIo::new(Patient::new(stream, idle_timeout));
         let service = service_fn(move |request| {
             let front = Arc::clone(&self);
             async move { Ok::<_, Infallible>(front.answer(request).await) }
