@@ -1,0 +1,265 @@
+//! The processes: a gateway, engines behind it, and what is done to them.
+
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::client;
+
+/// The engines' model.
+pub(crate) const MODEL: &str = "m";
+
+/// Ports below those that the kernel gives to outgoing connections: an engine comes back at the one it had.
+const PORTS: std::ops::Range<u16> = 15_000..32_000;
+
+/// How long a fleet may take to be ready.
+const READY_WITHIN: Duration = Duration::from_secs(60);
+
+/// How engines and gateway are set up.
+#[derive(Clone, Debug)]
+pub(crate) struct FleetConfig {
+    /// The program.
+    pub(crate) kvlane: PathBuf,
+    /// Where logs and the configuration go.
+    pub(crate) dir: PathBuf,
+    /// Engines.
+    pub(crate) engines: usize,
+    /// Further flags of each engine.
+    pub(crate) engine_flags: Vec<String>,
+    /// Whether engines publish what their caches hold.
+    pub(crate) feeds: bool,
+    /// The gateway's configuration but for addresses and workers.
+    pub(crate) gateway: Value,
+}
+
+/// One engine, which may be dead.
+#[derive(Debug)]
+pub(crate) struct Engine {
+    /// Where it serves when it lives.
+    pub(crate) address: SocketAddr,
+    flags: Vec<String>,
+    process: Option<Child>,
+}
+
+/// A gateway in front of engines. All end with it.
+#[derive(Debug)]
+pub(crate) struct Fleet {
+    /// The clients' port.
+    pub(crate) address: SocketAddr,
+    /// The operators' port.
+    pub(crate) admin: SocketAddr,
+    pub(crate) engines: Vec<Engine>,
+    config: FleetConfig,
+    file: PathBuf,
+    gateway: Child,
+}
+
+/// What the gateway's process uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Usage {
+    /// Resident memory.
+    pub(crate) rss_kib: u64,
+    /// Open files.
+    pub(crate) fds: u64,
+    /// Threads.
+    pub(crate) threads: u64,
+    /// Time of a core, in milliseconds.
+    pub(crate) cpu_ms: u64,
+}
+
+// === impl Fleet ===
+
+impl Fleet {
+    /// Starts everything and waits until the gateway would place a request on each engine.
+    pub(crate) async fn start(config: FleetConfig) -> io::Result<Self> {
+        std::fs::create_dir_all(&config.dir)?;
+        let mut free = PORTS.filter(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok());
+        let mut port = || free.next().ok_or_else(|| io::Error::other("no free port below 32000"));
+        let mut engines = Vec::new();
+        for n in 0..config.engines {
+            let (serving, publisher, replay) = (port()?, port()?, port()?);
+            let mut flags: Vec<String> =
+                ["mock-engine", "--model", MODEL, "--seed", "7", "--port"].map(String::from).into();
+            flags.push(serving.to_string());
+            flags.extend(config.engine_flags.iter().cloned());
+            if config.feeds {
+                let events = json!({
+                    "enable_kv_cache_events": true, "publisher": "zmq", "buffer_steps": 2000,
+                    "endpoint": format!("tcp://127.0.0.1:{publisher}"),
+                    "replay_endpoint": format!("tcp://127.0.0.1:{replay}"),
+                });
+                flags.extend(["--kv-events-config".into(), events.to_string()]);
+            }
+            let address = SocketAddr::from((Ipv4Addr::LOCALHOST, serving));
+            let mut engine = Engine { address, flags, process: None };
+            engine.spawn(&config, n)?;
+            engines.push(engine);
+        }
+        let [address, admin] = [port()?, port()?].map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
+        let file = config.dir.join("gateway.yaml");
+        configure(&file, &config.gateway, address, admin, &engines)?;
+        let log = File::create(config.dir.join("gateway.log"))?;
+        let gateway = Command::new(&config.kvlane)
+            .args(["serve", "--config"])
+            .arg(&file)
+            .stdout(Stdio::null())
+            .stderr(log)
+            .spawn()
+            .map_err(|error| io::Error::other(format!("{}: {error}", config.kvlane.display())))?;
+        let fleet = Self { address, admin, engines, config, file, gateway };
+        let until = Instant::now() + READY_WITHIN;
+        while fleet.healthy().await != fleet.engines.len() {
+            if Instant::now() > until {
+                return Err(io::Error::other(format!(
+                    "the gateway does not find its engines: see {}",
+                    fleet.config.dir.display()
+                )));
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        Ok(fleet)
+    }
+
+    /// Engines that the gateway calls healthy.
+    async fn healthy(&self) -> usize {
+        let workers = client::get(self.admin, "/workers").await.unwrap_or_default();
+        let workers: Value = serde_json::from_str(&workers).unwrap_or_default();
+        let workers = workers["workers"].as_array().cloned().unwrap_or_default();
+        workers.iter().filter(|worker| worker["healthy"] == true && worker["pools"] != json!([])).count()
+    }
+
+    /// Writes another configuration and tells the gateway.
+    pub(crate) fn reload(&self, gateway: &Value) -> io::Result<()> {
+        configure(&self.file, gateway, self.address, self.admin, &self.engines)?;
+        signal(self.gateway.id(), "HUP")
+    }
+
+    /// The configuration that it was started with, but for addresses and workers.
+    pub(crate) fn settings(&self) -> &Value {
+        &self.config.gateway
+    }
+
+    /// Ends an engine as a crash does.
+    pub(crate) fn kill(&mut self, n: usize) -> io::Result<()> {
+        if let Some(mut process) = self.engines[n].process.take() {
+            process.kill()?;
+            process.wait()?;
+        }
+        Ok(())
+    }
+
+    /// Starts an engine that was killed.
+    pub(crate) fn restart(&mut self, n: usize) -> io::Result<()> {
+        match self.engines[n].process {
+            Some(_) => Ok(()),
+            None => self.engines[n].spawn(&self.config, n),
+        }
+    }
+
+    /// Sends a signal to an engine, as `kill -NAME`.
+    pub(crate) fn signal(&self, n: usize, name: &str) -> io::Result<()> {
+        match &self.engines[n].process {
+            Some(process) => signal(process.id(), name),
+            None => Ok(()),
+        }
+    }
+
+    /// What the gateway uses, from `/proc`.
+    pub(crate) fn usage(&self) -> io::Result<Usage> {
+        let process = PathBuf::from(format!("/proc/{}", self.gateway.id()));
+        let status = std::fs::read_to_string(process.join("status"))?;
+        let field = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name));
+            line.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0)
+        };
+        let stat = std::fs::read_to_string(process.join("stat"))?;
+        let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
+        // User and system time, in hundredths of a second.
+        let ticks: u64 = fields.skip(11).take(2).filter_map(|ticks| ticks.parse::<u64>().ok()).sum();
+        let fds = std::fs::read_dir(process.join("fd"))?.count() as u64;
+        Ok(Usage { rss_kib: field("VmRSS:"), fds, threads: field("Threads:"), cpu_ms: ticks * 10 })
+    }
+
+    /// Whether the gateway has ended by itself, and how.
+    pub(crate) fn died(&mut self) -> io::Result<Option<String>> {
+        Ok(self.gateway.try_wait()?.map(|status| status.to_string()))
+    }
+
+    /// What the gateway has logged.
+    pub(crate) fn log(&self) -> io::Result<String> {
+        std::fs::read_to_string(self.config.dir.join("gateway.log"))
+    }
+
+    /// Asks the gateway to end, and waits for it: its exit code.
+    pub(crate) async fn stop(&mut self, within: Duration) -> io::Result<Option<i32>> {
+        signal(self.gateway.id(), "TERM")?;
+        let until = Instant::now() + within;
+        while Instant::now() < until {
+            if let Some(status) = self.gateway.try_wait()? {
+                return Ok(status.code());
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        Ok(None)
+    }
+}
+
+impl Drop for Fleet {
+    fn drop(&mut self) {
+        // Whoever has ended already cannot be killed.
+        let _ = self.gateway.kill();
+        let _ = self.gateway.wait();
+        for engine in &mut self.engines {
+            if let Some(process) = &mut engine.process {
+                let _ = process.kill();
+                let _ = process.wait();
+            }
+        }
+    }
+}
+
+// === impl Engine ===
+
+impl Engine {
+    fn spawn(&mut self, config: &FleetConfig, n: usize) -> io::Result<()> {
+        let log =
+            File::options().create(true).append(true).open(config.dir.join(format!("engine-{n}.log")))?;
+        let process =
+            Command::new(&config.kvlane).args(&self.flags).stdout(Stdio::null()).stderr(log).spawn()?;
+        self.process = Some(process);
+        Ok(())
+    }
+
+    /// Its URL, as the gateway names it.
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+}
+
+/// Writes the gateway's configuration; JSON is YAML.
+fn configure(
+    file: &Path,
+    gateway: &Value,
+    address: SocketAddr,
+    admin: SocketAddr,
+    engines: &[Engine],
+) -> io::Result<()> {
+    let mut settings = gateway.clone();
+    settings["server"]["port"] = address.port().into();
+    settings["metrics"]["port"] = admin.port().into();
+    settings["workers"] = engines.iter().map(|engine| json!({"url": engine.url()})).collect();
+    // Whole or not at all, whenever it is read.
+    let written = file.with_extension("new");
+    writeln!(File::create(&written)?, "{settings:#}")?;
+    std::fs::rename(written, file)
+}
+
+fn signal(pid: u32, name: &str) -> io::Result<()> {
+    let status = Command::new("sh").arg("-c").arg(format!("kill -{name} {pid}")).status()?;
+    if status.success() { Ok(()) } else { Err(io::Error::other(format!("kill -{name} {pid}: {status}"))) }
+}
