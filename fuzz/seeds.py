@@ -36,3 +36,12 @@ greeting = b"\xff" + bytes(8) + b"\x7f\x03\x01NULL" + bytes(16) + b"\x00" + byte
 ready = b"\x04\x19\x05READY\x0bSocket-Type\x00\x00\x00\x03PUB"
 put("zmtp", "pub", b"\x40" + greeting + ready + b"\x01\x02kv\x01\x08" + bytes(8) + b"\x00\x01\x90")
 put("sequence", "gap", bytes([1, 0, 0, 0, 6, 0, 0, 2, 0, 1, 2, 2, 1, 4, 0, 1, 4, 1, 1, 6, 0, 0]))
+
+# For each request of the target: a stream that breaks, and one that goes on.
+head = b'data: {"id":"1","object":"o","created":1,"model":"m","choices":[{"index":0,'
+ids = b'"prompt_token_ids":[1],"token_ids":[2],'
+for choice, said in [(0, b'"text":"a "'), (1, ids + b'"text":"a"'), (2, b'"delta":{"role":"assistant","content":"a\\n"}'),
+                     (3, b'"delta":{"content":"\xc3\xa9"},"finish_reason":null')]:
+    chunk = head + said + b'}],"usage":{"prompt_tokens":3,"completion_tokens":1,"total_tokens":4}}\n\n'
+    rest = chunk.replace(b'"choices":[{"index":0,', b'"choices":[{"finish_reason":"stop","index":0,')
+    put("resume", f"chunks-{choice}", bytes([choice | 0x40]) + chunk + b"data: {\0" + chunk + b"\0" + rest + b"data: [DONE]\n\n")

@@ -2,7 +2,7 @@
 //!
 //! Nothing here waits, grows without a bound or panics on bad input. A request body becomes an
 //! [`openai::ParsedRequest`] and a rendered prompt, a stream of server-sent events becomes token counts
-//! ([`sse`]), a metrics page becomes a load report ([`engine`]), a model list its entries ([`models`]), what a ZeroMQ peer
+//! ([`sse`]) and goes on elsewhere when its engine dies ([`resume`]), a metrics page becomes a load report ([`engine`]), a model list its entries ([`models`]), what a ZeroMQ peer
 //! sends its messages ([`zmtp`]), and those, put in order ([`sequence`]), events of a cache ([`kv`]).
 
 pub mod api;
@@ -13,6 +13,7 @@ pub mod models;
 pub mod msgpack;
 pub mod openai;
 pub mod prometheus;
+pub mod resume;
 pub mod sequence;
 pub mod sse;
 mod usage;

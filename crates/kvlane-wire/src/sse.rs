@@ -43,7 +43,7 @@ pub struct SseScanner {
 
 /// What stands just before the next byte, as far as finding a blank line needs to know.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Edge {
+pub(crate) enum Edge {
     /// The start of a line.
     #[default]
     Line,
@@ -76,12 +76,7 @@ impl SseScanner {
             bytes = rest;
         }
         if !bytes.is_empty() {
-            self.edge = match bytes {
-                [.., b'\n'] => Edge::Line,
-                [.., b'\n', b'\r'] => Edge::LineReturn,
-                [b'\r'] if self.edge == Edge::Line => Edge::LineReturn,
-                _ => Edge::Within,
-            };
+            self.edge = self.edge.after(bytes);
             self.keep(bytes);
         }
         u32::try_from(self.tokens - before).unwrap_or(u32::MAX)
@@ -183,6 +178,21 @@ impl SseScanner {
     }
 }
 
+// === impl Edge ===
+
+impl Edge {
+    /// What stands before the next byte once `bytes`, which end no event, have passed.
+    pub(crate) fn after(self, bytes: &[u8]) -> Self {
+        match bytes {
+            [] => self,
+            [.., b'\n'] => Self::Line,
+            [.., b'\n', b'\r'] => Self::LineReturn,
+            [b'\r'] if self == Self::Line => Self::LineReturn,
+            _ => Self::Within,
+        }
+    }
+}
+
 /// Whether a chat chunk says who speaks and nothing yet, as vLLM's and llama.cpp's first one does.
 fn only_names_the_role(data: &[u8]) -> bool {
     let has = |needle: &[u8]| memmem::find(data, needle).is_some();
@@ -192,7 +202,7 @@ fn only_names_the_role(data: &[u8]) -> bool {
 
 /// Where the event that `bytes` continue ends, its blank line included.
 #[inline]
-fn event_end(edge: Edge, bytes: &[u8]) -> Option<usize> {
+pub(crate) fn event_end(edge: Edge, bytes: &[u8]) -> Option<usize> {
     match (edge, bytes) {
         (Edge::Line | Edge::LineReturn, [b'\n', ..]) => return Some(1),
         (Edge::Line, [b'\r', b'\n', ..]) => return Some(2),
@@ -213,7 +223,7 @@ fn event_end(edge: Edge, bytes: &[u8]) -> Option<usize> {
 /// The event's name if it has one before its data (none for SSE's default, `message`), and everything from its first
 /// data on.
 #[inline]
-fn name_and_data(mut event: &[u8]) -> Option<(&[u8], &[u8])> {
+pub(crate) fn name_and_data(mut event: &[u8]) -> Option<(&[u8], &[u8])> {
     let mut name: &[u8] = b"";
     loop {
         if let Some(data) = event.strip_prefix(b"data:") {

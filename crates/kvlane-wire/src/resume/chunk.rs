@@ -1,0 +1,585 @@
+//! One chunk of a streamed completion or chat: read, and written again as a part of another stream.
+
+use std::borrow::Cow;
+
+use super::Unfit;
+use crate::api::Api;
+use crate::json::{JsonError, Kind, Scanner};
+
+/// What a chunk says, as far as going on elsewhere needs it.
+#[derive(Debug, Default)]
+pub(super) struct Chunk<'a> {
+    /// The whole of it.
+    json: &'a str,
+    id: &'a str,
+    created: &'a str,
+    model: &'a str,
+    /// Choices in it: one, or none in a chunk that only reports usage.
+    choices: u32,
+    /// It says who speaks.
+    pub(super) role: bool,
+    /// What it adds to the answer.
+    pub(super) text: Cow<'a, str>,
+    /// Bytes of its text that the client has already.
+    swallowed: usize,
+    /// How many of its token ids the client has already.
+    swallowed_ids: usize,
+    /// It gives a reason to end.
+    pub(super) finished: bool,
+    /// It holds reasoning.
+    pub(super) reasons: bool,
+    /// It holds a tool call or something else beside text.
+    pub(super) calls: bool,
+    ids: Option<Vec<u32>>,
+    prompt_ids: Option<Vec<u32>>,
+    usage: Option<Counted>,
+}
+
+/// The counts of a usage object.
+#[derive(Clone, Copy, Debug, Default)]
+struct Counted {
+    prompt: u32,
+    completion: u32,
+}
+
+/// What all chunks of a stream have in common, as the first one wrote it.
+#[derive(Debug)]
+pub(super) struct Head {
+    id: String,
+    created: String,
+    model: String,
+}
+
+/// Tokens of the answer, as far as they can be told.
+#[derive(Debug, Default)]
+pub(super) struct Tokens {
+    /// Tokens of the request's prompt, if the engine told.
+    pub(super) prompt: Option<u32>,
+    /// Tokens whose text the client has. At least: where neither usage nor ids come with each chunk, one per chunk.
+    pub(super) sent: u32,
+    /// Of those, the last ones, whose text is only whitespace.
+    pub(super) blank: u32,
+    /// Tokens that came since without text: parts of a character, or held back by the engine.
+    pending: u32,
+    /// What this stream's last usage counted.
+    counted: u32,
+    prompt_ids: Vec<u32>,
+    ids: Vec<u32>,
+    pending_ids: Vec<u32>,
+    /// Text came without its ids.
+    ids_lacking: bool,
+}
+
+/// How a stream goes on where another one broke.
+#[derive(Debug)]
+pub(super) struct Seam {
+    /// Text that the client has already and the engine is going to write again.
+    pub(super) text: String,
+    /// Token ids of that sort.
+    pub(super) ids: Vec<u32>,
+    /// Tokens of the request's prompt, if the first engine told.
+    pub(super) prompt_tokens: Option<u32>,
+    /// Tokens of the answer that are in this stream's prompt.
+    pub(super) before_tokens: u32,
+    /// The client has the request's prompt in token ids, or this stream's prompt is another one.
+    pub(super) prompt_told: bool,
+    /// The chunks are a completion's, the stream is a chat's.
+    pub(super) from_completion: bool,
+}
+
+// === impl Chunk ===
+
+impl<'a> Chunk<'a> {
+    /// Reads a chunk of an answer to `api`.
+    pub(super) fn read(data: &'a [u8], api: Api) -> Result<Self, Unfit> {
+        let json = std::str::from_utf8(data).map_err(|_| Unfit::Chunk)?.trim_ascii();
+        let mut chunk = Self { json, ..Self::default() };
+        let mut scanner = Scanner::new(json);
+        let failed = chunk.read_top(&mut scanner, api == Api::ChatCompletions).map_err(|_| Unfit::Chunk)?;
+        scanner.end().map_err(|_| Unfit::Chunk)?;
+        match failed {
+            true => Err(Unfit::Error),
+            false if chunk.choices > 1 || chunk.id.is_empty() => Err(Unfit::Chunk),
+            false => Ok(chunk),
+        }
+    }
+
+    /// Reads the top level; tells whether it is an error's.
+    fn read_top(&mut self, scanner: &mut Scanner<'a>, chat: bool) -> Result<bool, JsonError> {
+        let mut failed = false;
+        let mut walk = scanner.object()?;
+        while let Some(key) = walk.key(scanner)? {
+            let kind = scanner.peek()?;
+            match &*key.decode() {
+                "id" => self.id = scanner.skip()?,
+                "created" => self.created = scanner.skip()?,
+                "model" => self.model = scanner.skip()?,
+                "choices" if kind == Kind::Array => {
+                    let mut walk = scanner.array()?;
+                    while walk.item(scanner)? {
+                        self.choices += 1;
+                        self.read_choice(scanner, chat)?;
+                    }
+                }
+                "usage" if kind == Kind::Object => self.usage = Some(Counted::read(scanner)?),
+                "prompt_token_ids" if kind == Kind::Array => self.prompt_ids = Some(ids(scanner)?),
+                "error" => {
+                    failed |= kind != Kind::Null;
+                    scanner.skip()?;
+                }
+                _ => drop(scanner.skip()?),
+            }
+        }
+        Ok(failed)
+    }
+
+    fn read_choice(&mut self, scanner: &mut Scanner<'a>, chat: bool) -> Result<(), JsonError> {
+        let mut walk = scanner.object()?;
+        while let Some(key) = walk.key(scanner)? {
+            let kind = scanner.peek()?;
+            match &*key.decode() {
+                "text" if !chat && kind == Kind::String => self.text = scanner.string()?.decode(),
+                "delta" if chat && kind == Kind::Object => self.read_delta(scanner)?,
+                "finish_reason" => {
+                    self.finished |= kind != Kind::Null;
+                    scanner.skip()?;
+                }
+                // Of several choices the others are the ones that show.
+                "index" => self.choices += u32::from(scanner.skip()? != "0"),
+                "token_ids" if kind == Kind::Array => self.ids = Some(ids(scanner)?),
+                "prompt_token_ids" if kind == Kind::Array => self.prompt_ids = Some(ids(scanner)?),
+                "logprobs" => self.calls |= !is_nothing(scanner.skip()?),
+                _ => drop(scanner.skip()?),
+            }
+        }
+        Ok(())
+    }
+
+    fn read_delta(&mut self, scanner: &mut Scanner<'a>) -> Result<(), JsonError> {
+        let mut walk = scanner.object()?;
+        while let Some(key) = walk.key(scanner)? {
+            let kind = scanner.peek()?;
+            match &*key.decode() {
+                "role" => {
+                    self.role = true;
+                    scanner.skip()?;
+                }
+                "content" if kind == Kind::String => self.text = scanner.string()?.decode(),
+                "reasoning" | "reasoning_content" => self.reasons |= !is_nothing(scanner.skip()?),
+                // Tool calls, function calls, refusals, audio, and whatever else there may be.
+                _ => self.calls |= !is_nothing(scanner.skip()?),
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether nothing is left of it where the role was told and its text, if any, was sent.
+    pub(super) fn says_nothing(&self) -> bool {
+        let may_go = self.role || self.swallowed > 0 || self.swallowed_ids > 0;
+        let has_ids = self.ids.as_ref().is_some_and(|ids| ids.len() > self.swallowed_ids);
+        let silent = self.text.is_empty() && !has_ids && !self.finished && !self.calls && !self.reasons;
+        may_go && silent && self.choices == 1
+    }
+
+    /// Appends it as an event of the stream that began with `head`.
+    pub(super) fn write(&self, head: &Head, seam: &Seam, role_told: bool, out: &mut Vec<u8>) {
+        let start = out.len();
+        out.extend_from_slice(b"data: ");
+        // It was read, so it can be walked again.
+        if self.write_top(head, seam, role_told, out).is_err() {
+            out.truncate(start);
+            return;
+        }
+        out.extend_from_slice(b"\n\n");
+    }
+
+    fn write_top(
+        &self,
+        head: &Head,
+        seam: &Seam,
+        role_told: bool,
+        out: &mut Vec<u8>,
+    ) -> Result<(), JsonError> {
+        let mut object = Object::open(out);
+        let scanner = &mut Scanner::new(self.json);
+        let mut walk = scanner.object()?;
+        while let Some(key) = walk.key(scanner)? {
+            let kind = scanner.peek()?;
+            let value = match &*key.decode() {
+                "choices" if kind == Kind::Array => {
+                    object.key("choices").push(b'[');
+                    let mut walk = scanner.array()?;
+                    while walk.item(scanner)? {
+                        self.write_choice(scanner, seam, role_told, object.out)?;
+                    }
+                    object.out.push(b']');
+                    continue;
+                }
+                "usage" if kind == Kind::Object => {
+                    self.write_usage(scanner, seam, object.key("usage"))?;
+                    continue;
+                }
+                // What they tell is another prompt than the client's.
+                "prompt_token_ids" | "prompt_text" if seam.prompt_told => {
+                    scanner.skip()?;
+                    continue;
+                }
+                "id" => scanner.skip().map(|_| &*head.id)?,
+                "created" => scanner.skip().map(|_| &*head.created)?,
+                "model" => scanner.skip().map(|_| &*head.model)?,
+                "object" if seam.from_completion => scanner.skip().map(|_| "\"chat.completion.chunk\"")?,
+                _ => scanner.skip()?,
+            };
+            object.raw(key.raw(), value);
+        }
+        object.close();
+        Ok(())
+    }
+
+    fn write_choice(
+        &self,
+        scanner: &mut Scanner<'_>,
+        seam: &Seam,
+        role_told: bool,
+        out: &mut Vec<u8>,
+    ) -> Result<(), JsonError> {
+        let mut object = Object::open(out);
+        let mut walk = scanner.object()?;
+        while let Some(key) = walk.key(scanner)? {
+            let kind = scanner.peek()?;
+            match &*key.decode() {
+                "text" if kind == Kind::String => {
+                    let value = scanner.skip()?;
+                    if seam.from_completion {
+                        let mut delta = Object::open(object.key("delta"));
+                        if !role_told {
+                            delta.raw("role", "\"assistant\"");
+                        }
+                        self.write_text(value, delta.key("content"));
+                        delta.close();
+                    } else {
+                        self.write_text(value, object.key("text"));
+                    }
+                }
+                "delta" if kind == Kind::Object => {
+                    let mut delta = Object::open(object.key("delta"));
+                    let mut walk = scanner.object()?;
+                    while let Some(key) = walk.key(scanner)? {
+                        let kind = scanner.peek()?;
+                        let value = scanner.skip()?;
+                        match &*key.decode() {
+                            "role" if role_told => {}
+                            "content" if kind == Kind::String => {
+                                self.write_text(value, delta.key("content"));
+                            }
+                            _ => delta.raw(key.raw(), value),
+                        }
+                    }
+                    delta.close();
+                }
+                "prompt_token_ids" if seam.prompt_told => drop(scanner.skip()?),
+                "token_ids" if self.swallowed_ids > 0 => {
+                    scanner.skip()?;
+                    let ids = self.ids.as_deref().unwrap_or_default();
+                    write_ids(&ids[self.swallowed_ids..], object.key("token_ids"));
+                }
+                _ => object.raw(key.raw(), scanner.skip()?),
+            }
+        }
+        object.close();
+        Ok(())
+    }
+
+    /// Its text: as it was written, or what is left of it.
+    fn write_text(&self, written: &str, out: &mut Vec<u8>) {
+        if self.swallowed == 0 {
+            out.extend_from_slice(written.as_bytes());
+        } else {
+            string(&self.text, out);
+        }
+    }
+
+    /// Usage of the whole answer: this stream's prompt holds the part that came before.
+    fn write_usage(
+        &self,
+        scanner: &mut Scanner<'_>,
+        seam: &Seam,
+        out: &mut Vec<u8>,
+    ) -> Result<(), JsonError> {
+        let Counted { prompt, completion } = self.usage.unwrap_or_default();
+        let total = prompt.saturating_add(completion);
+        let prompt = seam.prompt_tokens.unwrap_or(prompt.saturating_sub(seam.before_tokens)).min(total);
+        let mut object = Object::open(out);
+        let mut walk = scanner.object()?;
+        while let Some(key) = walk.key(scanner)? {
+            let kind = scanner.peek()?;
+            match &*key.decode() {
+                "prompt_tokens" => count(scanner, object.key("prompt_tokens"), |_| prompt)?,
+                "completion_tokens" => count(scanner, object.key("completion_tokens"), |_| total - prompt)?,
+                "total_tokens" => count(scanner, object.key("total_tokens"), |_| total)?,
+                "prompt_tokens_details" if kind == Kind::Object => {
+                    let mut details = Object::open(object.key("prompt_tokens_details"));
+                    let mut walk = scanner.object()?;
+                    while let Some(key) = walk.key(scanner)? {
+                        if scanner.peek()? == Kind::Number {
+                            count(scanner, details.key(key.raw()), |told| told.min(prompt))?;
+                        } else {
+                            details.raw(key.raw(), scanner.skip()?);
+                        }
+                    }
+                    details.close();
+                }
+                _ => object.raw(key.raw(), scanner.skip()?),
+            }
+        }
+        object.close();
+        Ok(())
+    }
+}
+
+impl Counted {
+    fn read(scanner: &mut Scanner<'_>) -> Result<Self, JsonError> {
+        let mut counted = Self::default();
+        let mut walk = scanner.object()?;
+        while let Some(key) = walk.key(scanner)? {
+            let number = scanner.peek()? == Kind::Number;
+            match &*key.decode() {
+                "prompt_tokens" if number => counted.prompt = scanner.whole()?.unwrap_or(0),
+                "completion_tokens" if number => counted.completion = scanner.whole()?.unwrap_or(0),
+                _ => drop(scanner.skip()?),
+            }
+        }
+        Ok(counted)
+    }
+}
+
+// === impl Head ===
+
+impl Head {
+    pub(super) fn of(chunk: &Chunk<'_>) -> Self {
+        let or_null = |raw: &str| if raw.is_empty() { "null" } else { raw }.to_owned();
+        Self { id: or_null(chunk.id), created: or_null(chunk.created), model: or_null(chunk.model) }
+    }
+
+    /// What an engine would have sent after the last token that the request allows.
+    pub(super) fn last_chunk(&self, api: Api) -> Vec<u8> {
+        let (object, said) = match api {
+            Api::ChatCompletions => ("chat.completion.chunk", "\"delta\":{}"),
+            _ => ("text_completion", "\"text\":\"\""),
+        };
+        let Self { id, created, model } = self;
+        format!(
+            "data: {{\"id\":{id},\"object\":\"{object}\",\"created\":{created},\"model\":{model},\"choices\":\
+             [{{\"index\":0,{said},\"logprobs\":null,\"finish_reason\":\"length\"}}]}}\n\ndata: [DONE]\n\n"
+        )
+        .into_bytes()
+    }
+}
+
+// === impl Tokens ===
+
+impl Tokens {
+    /// What a chunk adds, once the client has what is left of its text. `whole` is whether its stream's prompt is the
+    /// request's.
+    pub(super) fn take(&mut self, chunk: &Chunk<'_>, whole: bool) {
+        if whole {
+            let told = chunk.prompt_ids.as_ref().map(|ids| len(ids));
+            self.prompt = self.prompt.or(told).or(chunk.usage.map(|usage| usage.prompt));
+            if let Some(ids) = &chunk.prompt_ids {
+                self.prompt_ids.clone_from(ids);
+            }
+        }
+        let speaks = chunk.choices > 0 && !(chunk.role && chunk.text.is_empty() && chunk.swallowed == 0);
+        let came = match (&chunk.usage, &chunk.ids) {
+            (Some(usage), _) => usage.completion.saturating_sub(self.counted),
+            (None, Some(ids)) => len(ids),
+            (None, None) => u32::from(speaks),
+        };
+        self.pending = self.pending.saturating_add(came);
+        self.counted = chunk.usage.map_or(self.counted, |usage| usage.completion.max(self.counted));
+        match &chunk.ids {
+            Some(ids) if !(ids.is_empty() && !chunk.text.is_empty()) => {
+                self.pending_ids.extend_from_slice(ids)
+            }
+            _ => self.ids_lacking |= speaks,
+        }
+        if !chunk.text.is_empty() {
+            let came = std::mem::take(&mut self.pending);
+            self.sent = self.sent.saturating_add(came);
+            let blank = chunk.text.trim().is_empty();
+            self.blank = if blank { self.blank.saturating_add(came) } else { 0 };
+            self.ids.append(&mut self.pending_ids);
+        }
+    }
+
+    /// Another stream begins, whose prompt holds `tokens` of the answer, as ids or as text.
+    pub(super) fn resume(&mut self, tokens: u32, by_ids: bool) {
+        (self.sent, self.blank, self.pending, self.counted) = (tokens, 0, 0, 0);
+        self.pending_ids.clear();
+        self.ids_lacking |= !by_ids && tokens > 0;
+    }
+
+    /// Ids that were told and whose text did not come.
+    pub(super) fn take_pending_ids(&mut self) -> Vec<u32> {
+        std::mem::take(&mut self.pending_ids)
+    }
+
+    /// Whether the client has the request's prompt in token ids.
+    pub(super) fn knows_prompt_ids(&self) -> bool {
+        !self.prompt_ids.is_empty()
+    }
+
+    /// Whether the client is told token ids.
+    pub(super) fn tell_ids(&self) -> bool {
+        !self.ids.is_empty()
+    }
+
+    /// The prompt and what of the answer the client has, if all of it was told in ids.
+    pub(super) fn all_ids(&self) -> Option<(&[u32], &[u32])> {
+        let told = !self.ids_lacking && !self.prompt_ids.is_empty() && !self.ids.is_empty();
+        told.then_some((&self.prompt_ids, &self.ids))
+    }
+
+    /// Bytes that are kept.
+    pub(super) fn bytes(&self) -> usize {
+        (self.prompt_ids.len() + self.ids.len() + self.pending_ids.len()) * size_of::<u32>()
+    }
+}
+
+// === impl Seam ===
+
+impl Seam {
+    /// Takes from the chunk's text what the client has already. An engine that goes on with something else has its way.
+    pub(super) fn swallow(&mut self, chunk: &mut Chunk<'_>) {
+        let mut common = common(self.text.as_bytes(), chunk.text.as_bytes());
+        while !chunk.text.is_char_boundary(common) {
+            common -= 1;
+        }
+        if common < self.text.len() && common < chunk.text.len() {
+            self.text.clear();
+        } else {
+            self.text.drain(..common);
+        }
+        if common > 0 {
+            chunk.swallowed = common;
+            chunk.text = chunk.text[common..].to_owned().into();
+        }
+        let ids = chunk.ids.as_deref().unwrap_or_default();
+        chunk.swallowed_ids = self::common(&self.ids, ids);
+        if chunk.swallowed_ids < ids.len() {
+            self.ids.clear();
+        } else {
+            self.ids.drain(..chunk.swallowed_ids);
+        }
+    }
+}
+
+/// How far two sequences are the same.
+fn common<T: PartialEq>(a: &[T], b: &[T]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+}
+
+/// An object on its way out.
+pub(super) struct Object<'out> {
+    out: &'out mut Vec<u8>,
+    first: bool,
+}
+
+// === impl Object ===
+
+impl<'out> Object<'out> {
+    pub(super) fn open(out: &'out mut Vec<u8>) -> Self {
+        out.push(b'{');
+        Self { out, first: true }
+    }
+
+    /// Writes a key as it stands in JSON, and hands out what its value is to be written to.
+    pub(super) fn key(&mut self, raw: &str) -> &mut Vec<u8> {
+        if !std::mem::take(&mut self.first) {
+            self.out.push(b',');
+        }
+        self.out.push(b'"');
+        self.out.extend_from_slice(raw.as_bytes());
+        self.out.extend_from_slice(b"\":");
+        self.out
+    }
+
+    pub(super) fn raw(&mut self, key: &str, value: &str) {
+        self.key(key).extend_from_slice(value.as_bytes());
+    }
+
+    pub(super) fn close(self) {
+        self.out.push(b'}');
+    }
+}
+
+/// A count, changed on its way; what is none stays as it is.
+fn count(
+    scanner: &mut Scanner<'_>,
+    out: &mut Vec<u8>,
+    change: impl FnOnce(u32) -> u32,
+) -> Result<(), JsonError> {
+    if scanner.peek()? == Kind::Number
+        && let Some(told) = scanner.clone().whole()?
+    {
+        scanner.skip()?;
+        number(change(told), out);
+    } else {
+        out.extend_from_slice(scanner.skip()?.as_bytes());
+    }
+    Ok(())
+}
+
+/// Token ids; none if one of them is not.
+fn ids(scanner: &mut Scanner<'_>) -> Result<Vec<u32>, JsonError> {
+    let (mut ids, mut sound) = (Vec::new(), true);
+    let mut walk = scanner.array()?;
+    while walk.item(scanner)? {
+        match scanner.peek()? {
+            Kind::Number => match scanner.whole()? {
+                Some(id) => ids.push(id),
+                None => sound = false,
+            },
+            _ => {
+                scanner.skip()?;
+                sound = false;
+            }
+        }
+    }
+    if !sound {
+        ids.clear();
+    }
+    Ok(ids)
+}
+
+fn len(ids: &[u32]) -> u32 {
+    u32::try_from(ids.len()).unwrap_or(u32::MAX)
+}
+
+/// Whether a value, as it is written, says no more than its absence.
+pub(super) fn is_nothing(raw: &str) -> bool {
+    matches!(raw, "null" | "false" | "\"\"" | "[]" | "{}")
+        || raw.parse::<f64>().is_ok_and(|number| number == 0.0)
+}
+
+/// Appends a number.
+pub(super) fn number(number: u32, out: &mut Vec<u8>) {
+    out.extend_from_slice(number.to_string().as_bytes());
+}
+
+/// Appends a text as a JSON string.
+pub(super) fn string(text: &str, out: &mut Vec<u8>) {
+    serde_json::to_writer(&mut *out, text).expect("a string can be written to memory");
+}
+
+/// Appends token ids as an array.
+pub(super) fn write_ids<'a>(ids: impl IntoIterator<Item = &'a u32>, out: &mut Vec<u8>) {
+    out.push(b'[');
+    for (index, id) in ids.into_iter().enumerate() {
+        if index > 0 {
+            out.push(b',');
+        }
+        number(*id, out);
+    }
+    out.push(b']');
+}
