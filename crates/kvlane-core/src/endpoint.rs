@@ -7,6 +7,8 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use crate::breaker::Breaker;
+use crate::busy::Busy;
 use crate::load::{InFlight, Load, Reported};
 use crate::rates::Pace;
 use crate::time::Nanos;
@@ -63,6 +65,14 @@ pub struct Endpoint {
     pub truth: Truth,
     /// How fast it has shown itself to be.
     pub pace: Pace,
+    /// Whether its answers of late allow to place requests there.
+    pub breaker: Breaker,
+    /// Until when it wants none, as it says.
+    pub busy: Busy,
+    /// Since when it is back, while it is given less than its share.
+    pub back_since: Option<Nanos>,
+    /// Whether it was fit before: who is found fit for the first time does not come back.
+    pub(crate) was_healthy: bool,
 }
 
 /// The endpoints that serve one model. At most 65,535.
@@ -102,6 +112,10 @@ impl Pool {
             load: Load::default(),
             truth: Truth::default(),
             pace: Pace::default(),
+            breaker: Breaker::default(),
+            busy: Busy::default(),
+            back_since: None,
+            was_healthy: false,
         };
         if id.slot() == self.slots.len() {
             self.slots.push(Slot::default());
@@ -132,12 +146,16 @@ impl Pool {
         self.slots.iter().filter_map(|slot| slot.endpoint.as_ref())
     }
 
-    /// Those a new request may go to, in slot order.
+    pub(crate) fn endpoints_mut(&mut self) -> impl Iterator<Item = &mut Endpoint> {
+        self.slots.iter_mut().filter_map(|slot| slot.endpoint.as_mut())
+    }
+
+    /// Those that are healthy and stay, in slot order. That they take requests at this moment is not said.
     pub fn eligible(&self) -> impl Iterator<Item = &Endpoint> {
         self.endpoints().filter(|endpoint| endpoint.healthy && !endpoint.draining)
     }
 
-    /// How many a new request may go to, and the tokens that their KV caches hold: those that do not say are taken for
+    /// How many are healthy and stay, and the tokens that their KV caches hold: those that do not say are taken for
     /// as large as those that do, and it is 0 if none says.
     pub(crate) fn kv_capacity_tokens(&self) -> (usize, u64) {
         let told = |endpoint: &Endpoint| endpoint.load.reported?.0.kv_capacity_tokens;

@@ -7,6 +7,7 @@ mod admission;
 pub mod block;
 pub mod breaker;
 pub mod budget;
+pub mod busy;
 pub mod decision;
 pub mod endpoint;
 pub mod event;

@@ -4,7 +4,7 @@
 //!
 //! Who goes first: the higher [`SchedulingRequest::priority`]; within a priority, turns of conversations that go on
 //! before those that begin one ([`Lane`]); within those, the tenant that has been served least; of one tenant, who came
-//! first. Those that begin may be held back as a whole ([`Queue::pop`]) and then stand in nobody's way.
+//! first. Those that begin may be held back as a whole ([`Queue::in_order`]) and then stand in nobody's way.
 //!
 //! **Fairness.** Each priority and lane keeps a counter for each tenant, of what it was served there: a virtual token
 //! counter (Sheng et al., *Fairness in Serving Large Language Models*, OSDI'24, arXiv 2401.00588), charged when a
@@ -168,11 +168,34 @@ impl Queue {
         self.places.contains_key(&id)
     }
 
-    /// Takes out who goes first; those that begin only if they may.
-    pub(crate) fn pop(&mut self, may_begin: bool) -> Option<(Waiting, Lane)> {
-        let mut bands = self.bands.iter_mut().filter(|((_, lane), _)| may_begin || *lane == Lane::GoesOn);
-        let (place, band) = bands.find_map(|(_, band)| Some((band.order.first()?.1, band)))?;
-        band.floor = band.order.first().map_or(band.floor, |&(served, ..)| band.floor.max(served));
+    /// Whether one more may wait without another one giving up.
+    pub(crate) fn has_room(&self) -> bool {
+        self.waiting.len() < self.len_max
+    }
+
+    /// Whether anybody waits for nothing but a place.
+    pub(crate) fn anyone_goes_on(&self) -> bool {
+        self.waiting.len() > self.begins_len
+    }
+
+    /// Those who wait, in the order in which they go as it is at this moment, with their places; those that begin only
+    /// if they may.
+    pub(crate) fn in_order(&self, may_begin: bool) -> impl Iterator<Item = (u64, &Waiting)> {
+        let bands = self.bands.iter().filter(move |((_, lane), _)| may_begin || *lane == Lane::GoesOn);
+        let places = bands.flat_map(|(_, band)| {
+            let of = |(.., tenant): &(i64, u64, Option<TenantKey>)| band.tenants.get(tenant);
+            band.order.iter().filter_map(of).flat_map(|tenant| tenant.waiting.iter().copied())
+        });
+        places.filter_map(|place| Some((place, &self.waiting.get(&place)?.0)))
+    }
+
+    /// Takes out the one at a place: its turn has come.
+    pub(crate) fn take_turn(&mut self, place: u64) -> Option<(Waiting, Lane)> {
+        let (waiting, lane) = self.waiting.get(&place)?;
+        let account = Account::of(&waiting.request, *lane);
+        let band = self.bands.get_mut(&account.band())?;
+        let served = band.tenants.get(&account.tenant).map_or(band.floor, |tenant| tenant.served);
+        band.floor = band.floor.max(served);
         self.take(place)
     }
 
@@ -353,9 +376,14 @@ mod tests {
         displaced.map(|(waiting, _)| waiting.request.id.0)
     }
 
+    fn pop(queue: &mut Queue, may_begin: bool) -> Option<(Waiting, Lane)> {
+        let (place, _) = queue.in_order(may_begin).next()?;
+        queue.take_turn(place)
+    }
+
     fn drain(queue: &mut Queue, may_begin: bool, tokens: i64) -> Vec<u64> {
         let mut order = Vec::new();
-        while let Some((waiting, lane)) = queue.pop(may_begin) {
+        while let Some((waiting, lane)) = pop(queue, may_begin) {
             queue.charge(Account::of(&waiting.request, lane), tokens);
             order.push(waiting.request.id.0);
         }
@@ -380,7 +408,7 @@ mod tests {
         let mut queue = Queue::new(99);
         (0..20).for_each(|id| _ = push(&mut queue, id, 0, 1, Lane::GoesOn));
         for _ in 0..10 {
-            let (waiting, lane) = queue.pop(true).expect("somebody waits");
+            let (waiting, lane) = pop(&mut queue, true).expect("somebody waits");
             queue.charge(Account::of(&waiting.request, lane), 100);
         }
         (20..30).for_each(|id| _ = push(&mut queue, id, 0, 2, Lane::GoesOn));
@@ -411,7 +439,7 @@ mod tests {
         for (id, session) in [(0, 7), (1, 7), (2, 8)] {
             assert!(queue.push(waiting(id, 0, None, Some(session)), Lane::Begins).is_none());
         }
-        let (first, _) = queue.pop(true).expect("one waits");
+        let (first, _) = pop(&mut queue, true).expect("one waits");
         let mut moved = 0;
         queue.begun(first.request.session.expect("named"), || moved += 1);
         assert_eq!((first.request.id.0, moved), (0, 1));
@@ -498,7 +526,7 @@ mod tests {
                     Act::Pop { may_begin, tokens } => {
                         let may = |account: &Account| may_begin || account.lane == Lane::GoesOn;
                         let best = model.values().map(|(account, ..)| *account).filter(may).map(Account::band).min();
-                        let Some((out, lane)) = queue.pop(may_begin) else {
+                        let Some((out, lane)) = pop(&mut queue, may_begin) else {
                             prop_assert_eq!(best, None);
                             continue;
                         };

@@ -4,7 +4,7 @@
 //! is called; the lookup takes a shared lock on the index only; selection and reservation hold the scheduler's lock
 //! for arithmetic, never longer. The gateway and the simulator call the same methods.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use serde::{Deserialize, Serialize};
@@ -41,6 +41,7 @@ pub struct Router {
     approximate: approx::Config,
     index: RwLock<ApproxIndex>,
     exact: Option<Exact>,
+    may_wait: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -95,6 +96,7 @@ impl Router {
                 index: ExactIndex::new(config),
                 speculation: RwLock::new(Speculation::new()),
             }),
+            may_wait: AtomicBool::new(config.scheduler.queue_len_max > 0),
             state: Mutex::new(State { scheduler: Scheduler::new(config.scheduler), recording }),
         }
     }
@@ -117,7 +119,7 @@ impl Router {
     ) -> Option<EndpointId> {
         let mut state = self.state();
         let endpoint = state.scheduler.pool().next_id()?;
-        state.step(now, Input::Joined { endpoint, name, healthy, draining }, out);
+        self.tell(&mut state, now, Input::Joined { endpoint, name, healthy, draining }, out);
         Some(endpoint)
     }
 
@@ -297,10 +299,10 @@ impl Router {
         }
         let mut state = self.state();
         if first {
-            state.step(now, Input::FirstToken { request }, out);
+            self.tell(&mut state, now, Input::FirstToken { request }, out);
         }
         if tokens > 0 {
-            state.step(now, Input::Tokens { request, count: tokens }, out);
+            self.tell(&mut state, now, Input::Tokens { request, count: tokens }, out);
         }
     }
 
@@ -309,7 +311,7 @@ impl Router {
         if let Some(exact) = &self.exact {
             write(&exact.speculation).computed(now, request);
         }
-        self.state().step(now, Input::Begun { request }, out);
+        self.tell(&mut self.state(), now, Input::Begun { request }, out);
     }
 
     /// Any other input.
@@ -317,7 +319,21 @@ impl Router {
         if let (Input::Finished { request }, Some(exact)) = (&input, &self.exact) {
             write(&exact.speculation).ended(*request);
         }
-        self.state().step(now, input, out);
+        self.tell(&mut self.state(), now, input, out);
+    }
+
+    fn tell(&self, state: &mut State, now: Nanos, input: Input, out: &mut Vec<Output>) {
+        state.step(now, input, out);
+        let may_wait = state.scheduler.may_wait();
+        if self.may_wait.load(Ordering::Relaxed) != may_wait {
+            self.may_wait.store(may_wait, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether a request that comes may have to wait, as far as is known without a lock: in the moment in which that
+    /// changes it may wait although this said no.
+    pub fn may_wait(&self) -> bool {
+        self.may_wait.load(Ordering::Relaxed)
     }
 
     /// Reads the scheduler's state under its lock: keep it short.

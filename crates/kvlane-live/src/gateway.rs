@@ -14,7 +14,7 @@ use kvlane_core::decision::{Placement, Refused, Rejection};
 use kvlane_core::endpoint::EndpointId;
 use kvlane_core::request::{RequestId, SchedulingRequest};
 use kvlane_core::router::{Router, Scratch};
-use kvlane_core::scheduler::{Input, Output};
+use kvlane_core::scheduler::{Input, Output, Scheduler};
 use kvlane_core::time::Nanos;
 use kvlane_core::truth::{Change, Feed, Reported};
 use tokio::sync::{mpsc, oneshot};
@@ -89,8 +89,6 @@ pub struct ModelPool {
     pub(crate) counting: Counting,
     pub(crate) metrics: PoolMetrics,
     seats: ArcSwap<Vec<Option<Arc<Occupant>>>>,
-    /// Whether a request can have to wait at all.
-    queues: bool,
     waiters: Mutex<HashMap<RequestId, oneshot::Sender<Output>>>,
     /// The block size of each endpoint that has told it.
     block_sizes: Mutex<BTreeMap<EndpointId, u32>>,
@@ -235,7 +233,8 @@ impl Gateway {
         excluded: &Arc<[EndpointId]>,
     ) -> Result<Lease, Refused> {
         loop {
-            // An endpoint that left between the decision and here is not among the next one's candidates.
+            // An endpoint that left between the decision and here is not among the next one's candidates, and whoever
+            // did not know that it waits knows it then.
             if let Some(lease) = self.place_once(routed, attempt, excluded).await? {
                 return Ok(lease);
             }
@@ -256,7 +255,7 @@ impl Gateway {
             ..routed.facts.apply(SchedulingRequest::new(id, routed.prompt_tokens))
         };
         let now = self.clock.now();
-        let mut waiting = (pool.queues && attempt == 0).then(|| Waiting::new(self, pool, id));
+        let mut waiting = pool.router.may_wait().then(|| Waiting::new(self, pool, id));
         let answer = SCRATCH.with_borrow_mut(|(scratch, outputs)| {
             outputs.clear();
             pool.router.arrive(now, request, &routed.chain, scratch, outputs);
@@ -275,7 +274,11 @@ impl Gateway {
                 }
                 output
             }
-            (None, None) => return Err(Refused::at_once(Rejection::NoEndpoint)),
+            (None, None) => {
+                // It began to wait in the moment in which that became possible, and nobody would hear of its turn.
+                self.step(pool, Input::Finished { request: id });
+                return Ok(None);
+            }
         };
         if let Some(mut waiting) = waiting {
             waiting.answered = true;
@@ -376,9 +379,10 @@ impl Gateway {
         for output in outputs.drain(..) {
             match output {
                 Output::Dispatch { request, .. } | Output::Reject { request, .. } => {
-                    let waiter = pool.waiters().remove(&request);
-                    let told = waiter.is_some_and(|waiter| waiter.send(output).is_ok());
-                    debug_assert!(told || pool.queues, "an answer for nobody");
+                    // Whoever has stopped waiting settles it.
+                    if let Some(waiter) = pool.waiters().remove(&request) {
+                        let _ = waiter.send(output);
+                    }
                 }
                 Output::Knowledge { endpoint, change } => {
                     self.metrics.truth.note(&pool.model, change);
@@ -427,7 +431,6 @@ impl ModelPool {
         Self {
             model: model.into(),
             policy: config.scheduler.policy.name(),
-            queues: config.scheduler.in_flight_max > 0 || config.scheduler.session_admission,
             router: Router::new(config),
             counting: gateway.tokenizers.counting(model),
             metrics: gateway.metrics.pool(model),
@@ -529,17 +532,15 @@ impl<'a> Waiting<'a> {
         Self { gateway, pool, id, answer, answered: false }
     }
 
-    /// Waits for the answer, or for `deadline`. The scheduler expires queued requests only when it is stepped, so
-    /// whoever waits sees to it that it is.
+    /// Waits for the answer, or for `deadline`. Time passes for the scheduler only when it is stepped, so whoever waits
+    /// sees to it that it is.
     async fn wait(&mut self, deadline: Instant) -> Option<Output> {
-        let usual = || if self.gateway.config().routing.session_admission { IDLE_TICK } else { EXPIRY_TICK };
-        let mut tick = {
-            let routing = &self.gateway.config().routing;
-            // Who waits for conversations to fall idle waits for nothing but time.
-            let idle_tick = if routing.session_admission { IDLE_TICK } else { Duration::MAX };
-            Instant::now() + routing.queue_timeout.min(idle_tick)
-        };
         loop {
+            let due = self.pool.router.read(Scheduler::next_deadline).unwrap_or(Nanos::MAX);
+            let now = self.gateway.clock.now();
+            // One that should have been dealt with and was not: the clock ticks coarser than the scheduler.
+            let span = if due <= now { OVERDUE_TICK } else { Duration::from_nanos((due - now).0) };
+            let tick = Instant::now() + span.min(WAIT_TICK);
             tokio::select! {
                 answer = &mut self.answer => return answer.ok(),
                 () = tokio::time::sleep_until(tick.min(deadline)) => {
@@ -547,17 +548,16 @@ impl<'a> Waiting<'a> {
                         return None;
                     }
                     self.gateway.step(self.pool, Input::Tick);
-                    tick = Instant::now() + usual();
                 }
             }
         }
     }
 }
 
-/// How soon the scheduler is stepped again when a request that should have expired has not.
-const EXPIRY_TICK: Duration = Duration::from_millis(10);
-/// How often it is stepped while somebody may wait for conversations to fall idle, which takes seconds to minutes.
-const IDLE_TICK: Duration = Duration::from_millis(500);
+/// How soon the scheduler is stepped again when what was due has not happened.
+const OVERDUE_TICK: Duration = Duration::from_millis(10);
+/// How often whoever waits looks when something is due: an endpoint may have become busy until a time that is sooner.
+const WAIT_TICK: Duration = Duration::from_millis(250);
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {

@@ -1,11 +1,15 @@
 //! Who goes in, who waits, who is turned away: the scheduler in front of its policy.
 
 use super::flights::{Flight, Turn};
+use super::gate::Fit;
 use super::{Input, Output, Scheduler};
 use crate::decision::{Refused, Rejection};
 use crate::queue::{Account, Lane, Waiting};
 use crate::request::{SchedulingRequest, SessionKey};
 use crate::time::Nanos;
+
+/// Of those who wait, how many are looked at for one who can go, while the endpoints that the first may go to take none.
+const LOOKED_AT_MAX: usize = 16;
 
 // === impl Input ===
 
@@ -22,19 +26,29 @@ impl Input {
 impl Scheduler {
     /// A request wants a place: it gets one, or waits, or is refused.
     pub(super) fn arrive(&mut self, now: Nanos, waiting: Waiting, out: &mut Vec<Output>) {
-        let id = waiting.request.id;
+        let request = &waiting.request;
+        let id = request.id;
         if self.flights.contains(id) || self.queue.contains(id) {
             // It has its place already, or waits for it: an answer to one of two would be lost.
             return;
         }
-        let at_once = waiting.request.attempt > 0;
-        let lane = if at_once { Lane::GoesOn } else { self.lane(&waiting.request) };
-        let may_go = lane == Lane::GoesOn || !self.queue.anyone_begins() && self.may_begin(&waiting.request);
-        if at_once || !self.is_full() && may_go {
-            self.queue.pass(Account::of(&waiting.request, lane));
-            self.enter(now, waiting.request.session);
-            return self.place(now, &waiting, lane, true, out);
+        let again = request.attempt > 0;
+        let lane = if again { Lane::GoesOn } else { self.lane(request) };
+        let may_go = lane == Lane::GoesOn || !self.queue.anyone_begins() && self.may_begin(request);
+        if again || !self.is_full() && may_go && !self.queue.anyone_goes_on() {
+            // Whoever has been placed before makes nobody else give up.
+            let can_wait = if again { self.queue.has_room() } else { self.config.queue_len_max > 0 };
+            match self.fill_rows(now, request, &waiting.overlap, can_wait) {
+                Fit::Rows => {
+                    self.queue.pass(Account::of(request, lane));
+                    self.enter(now, request.session);
+                    return self.place(now, &waiting, lane, true, out);
+                }
+                Fit::Later => {}
+                Fit::Nobody => return self.refuse(now, request, false, Rejection::NoEndpoint, out),
+            }
         }
+        self.stalled = false;
         let session = waiting.request.session.filter(|_| lane == Lane::GoesOn);
         let left_out = self.queue.push(waiting, lane);
         if left_out.as_ref().is_none_or(|(other, _)| other.request.id != id) {
@@ -96,27 +110,44 @@ impl Scheduler {
     /// Lets go of those who have waited too long, then places whom there is room for.
     pub(super) fn drain_queue(&mut self, now: Nanos, out: &mut Vec<Output>) {
         while let Some((waiting, lane)) = self.queue.pop_expired(now) {
+            self.stalled = false;
             self.refuse(now, &waiting.request, lane == Lane::GoesOn, Rejection::QueueTimeout, out);
         }
         if let Some(admission) = &mut self.admission {
             admission.expire(now);
         }
-        while !self.is_full() {
+        while !self.stalled && !self.is_full() {
             let may_begin = self.queue.first_gated().is_some_and(|request| self.may_begin(request));
-            let Some((waiting, lane)) = self.queue.pop(may_begin) else {
+            let Some(place) = self.next_turn(now, may_begin) else {
                 if let Some(admission) = self.admission.as_mut().filter(|_| self.queue.anyone_begins()) {
                     admission.hold_back();
                 }
                 break;
             };
+            let Some((waiting, lane)) = self.queue.take_turn(place) else { break };
             if let (true, Some(session), Some(admission)) =
                 (lane.is_gated(), waiting.request.session, &mut self.admission)
             {
                 admission.enter(now, session);
                 self.queue.begun(session, || admission.enter(now, session));
             }
-            self.place(now, &waiting, lane, false, out);
+            match self.fill_rows(now, &waiting.request, &waiting.overlap, false) {
+                Fit::Rows => self.place(now, &waiting, lane, false, out),
+                Fit::Later | Fit::Nobody => {
+                    self.refuse(now, &waiting.request, true, Rejection::NoEndpoint, out);
+                }
+            }
         }
+    }
+
+    /// Whose turn it is of those who wait: the first one for whom there is an endpoint.
+    fn next_turn(&mut self, now: Nanos, may_begin: bool) -> Option<u64> {
+        let mut first = self.queue.in_order(may_begin).take(LOOKED_AT_MAX).peekable();
+        let anyone = first.peek().is_some();
+        let place = first.find(|(_, waiting)| self.can_go(now, &waiting.request)).map(|(place, _)| place);
+        // Conversations may begin as time goes by.
+        self.stalled = anyone && place.is_none() && self.admission.is_none();
+        place
     }
 
     /// A turn of a conversation is over: what it found in the cache is evidence.

@@ -16,6 +16,8 @@ use crate::truth::Prediction;
 pub(super) struct Flight {
     pub(super) request: RequestId,
     pub(super) endpoint: EndpointId,
+    /// How often its endpoint's breaker had opened before.
+    pub(super) era: u32,
     pub(super) prefill_tokens: u32,
     /// Query-key pairs of the tokens it has yet to compute.
     pub(super) prefill_pairs: u64,
@@ -69,6 +71,10 @@ impl Flights {
 
     pub(super) fn contains(&self, id: RequestId) -> bool {
         self.table.find(self.hash(id), |flight| flight.request == id).is_some()
+    }
+
+    pub(super) fn get(&self, id: RequestId) -> Option<&Flight> {
+        self.table.find(self.hash(id), |flight| flight.request == id)
     }
 
     pub(super) fn get_mut(&mut self, id: RequestId) -> Option<&mut Flight> {

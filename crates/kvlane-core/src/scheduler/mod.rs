@@ -8,18 +8,19 @@
 mod config;
 mod door;
 mod flights;
+mod gate;
 mod learning;
 mod messages;
 mod unseen;
 
 use crate::admission::Admission;
-use crate::decision::{Placement, Receipts, Refused, Rejection};
+use crate::decision::{Placement, Receipts};
 use crate::endpoint::{Endpoint, EndpointId, Pool};
 use crate::load::InFlight;
 use crate::policy::{Candidate, PickContext, Policy, Reason};
 use crate::queue::{Account, Lane, Queue, Waiting};
 use crate::rates::Rates;
-use crate::request::{RequestId, SchedulingRequest};
+use crate::request::RequestId;
 use crate::rng::Rng;
 use crate::time::Nanos;
 use crate::truth::{self, Change, Feed, Knowledge, Prediction};
@@ -28,6 +29,7 @@ pub use config::Config;
 pub use messages::{Input, Output};
 
 use flights::{Flight, Flights, Turn};
+use gate::Gates;
 use learning::Learning;
 use unseen::Unseen;
 
@@ -44,6 +46,9 @@ pub struct Scheduler {
     admission: Option<Admission>,
     learning: Learning,
     unseen: Unseen,
+    gates: Gates,
+    /// Nobody of those who wait first can go until an endpoint takes more.
+    stalled: bool,
     policy: Box<dyn Policy>,
     rng: Rng,
     receipts: Receipts,
@@ -65,6 +70,8 @@ impl Scheduler {
             admission: config.session_admission.then(Admission::default),
             learning: Learning::new(config.timing.as_deref()),
             unseen: Unseen::default(),
+            gates: Gates::default(),
+            stalled: false,
             policy: config.policy.build(),
             rng: Rng::new(config.seed),
             receipts: Receipts::new(config.receipts_max as usize),
@@ -80,13 +87,14 @@ impl Scheduler {
     /// times that are out of order by as much as they race.
     pub fn step(&mut self, now: Nanos, input: Input, out: &mut Vec<Output>) {
         let of_fleet = input.is_of_fleet();
+        self.ripen(now, out);
         while let Some(request) = self.unseen.pop(now) {
             self.prefilled(request);
         }
         match input {
             Input::Joined { endpoint, name, healthy, draining } => {
                 self.pool.join(endpoint, name);
-                self.pool.set_health(endpoint, healthy);
+                self.found(now, endpoint, healthy);
                 self.pool.set_draining(endpoint, draining);
             }
             Input::Draining { endpoint, draining } => {
@@ -94,7 +102,7 @@ impl Scheduler {
                 self.tell_drained(endpoint, out);
             }
             Input::Left { endpoint } => self.pool.leave(endpoint),
-            Input::Health { endpoint, healthy } => self.pool.set_health(endpoint, healthy),
+            Input::Health { endpoint, healthy } => self.found(now, endpoint, healthy),
             Input::Reported { endpoint, reported } => self.pool.report(endpoint, now, reported),
             Input::Arrived { request, overlap, block_tokens } => {
                 let waiting =
@@ -111,17 +119,18 @@ impl Scheduler {
             Input::Counted { endpoint, queries, hits, block_tokens } => {
                 self.learn(endpoint, out, |truth| truth.count(queries, hits, block_tokens));
             }
+            Input::Failed { .. } | Input::Busy { .. } | Input::Succeeded { .. } => {
+                self.told(now, &input, out);
+            }
             Input::Finished { request } => self.settle(now, request, out),
-            Input::Failed { .. }
-            | Input::Busy { .. }
-            | Input::Succeeded { .. }
-            | Input::Refreshed { .. }
-            | Input::Configured { .. }
-            | Input::Tick => {}
+            Input::Refreshed { .. } | Input::Configured { .. } | Input::Tick => {}
         }
-        if let Some(admission) = self.admission.as_mut().filter(|_| of_fleet) {
-            let (endpoints, capacity_tokens) = self.pool.kv_capacity_tokens();
-            admission.set_fleet(endpoints, capacity_tokens);
+        if of_fleet {
+            self.review(now, out);
+            if let Some(admission) = &mut self.admission {
+                let (endpoints, capacity_tokens) = self.pool.kv_capacity_tokens();
+                admission.set_fleet(endpoints, capacity_tokens);
+            }
         }
         self.drain_queue(now, out);
     }
@@ -130,7 +139,8 @@ impl Scheduler {
     pub fn next_deadline(&self) -> Option<Nanos> {
         let room =
             self.admission.as_ref().filter(|_| self.queue.anyone_begins()).and_then(Admission::next_deadline);
-        self.queue.next_deadline().into_iter().chain(room).min()
+        let gate = self.gates.next_deadline().filter(|_| self.queued() > 0);
+        self.queue.next_deadline().into_iter().chain(room).chain(gate).min()
     }
 
     /// The endpoints and their loads.
@@ -168,17 +178,18 @@ impl Scheduler {
         self.queue.len()
     }
 
-    /// Selects and reserves. `fresh` is whether what is known of its prefix is as of now.
+    /// Whether a request that comes may have to wait.
+    pub fn may_wait(&self) -> bool {
+        self.config.queue_len_max > 0
+            && (self.config.in_flight_max > 0
+                || self.admission.is_some()
+                || self.is_gated()
+                || self.queued() > 0)
+    }
+
+    /// Selects among the rows and reserves. `fresh` is whether what is known of its prefix is as of now.
     fn place(&mut self, now: Nanos, waiting: &Waiting, lane: Lane, fresh: bool, out: &mut Vec<Output>) {
-        let Waiting { request, overlap, block_tokens, .. } = waiting;
-        self.fill_rows(request, overlap);
-        if self.rows.is_empty() {
-            self.leave(now, request.session, None);
-            return out.push(Output::Reject {
-                request: request.id,
-                refused: Refused::at_once(Rejection::NoEndpoint),
-            });
-        }
+        let Waiting { request, block_tokens, .. } = waiting;
         let explain = self.receipts.is_on();
         if explain {
             self.costs.clear();
@@ -213,6 +224,7 @@ impl Scheduler {
         let flight = Flight {
             request: request.id,
             endpoint,
+            era: 0,
             prefill_tokens: uncached,
             prefill_pairs: pairs,
             context_tokens: u64::from(request.prompt_tokens),
@@ -237,6 +249,7 @@ impl Scheduler {
             let step_s = picked.rates.decode_step_s(requests - prefilling, context_tokens);
             self.unseen.placed(now, request.id, picked.rates.prefill_s(tokens, pairs) + step_s);
         }
+        let flight = Flight { era: self.passes(endpoint, request.id), ..flight };
         if let Some(ledger) = self.pool.in_flight_mut(endpoint) {
             ledger.requests += 1;
             ledger.prefilling += 1;
@@ -246,48 +259,6 @@ impl Scheduler {
         }
         self.flights.insert(flight);
         out.push(Output::Dispatch { request: request.id, placement });
-    }
-
-    /// One row per eligible endpoint that has not failed this request.
-    fn fill_rows(&mut self, request: &SchedulingRequest, overlap: &[(EndpointId, Prediction)]) {
-        let nothing = (EndpointId::new(0, 0), Prediction::default());
-        for &(endpoint, Prediction { exact, approximate }) in overlap {
-            if endpoint.slot() >= self.overlap_by_slot.len() {
-                self.overlap_by_slot.resize(endpoint.slot() + 1, nothing);
-            }
-            let within = |tokens: u32| tokens.min(request.prompt_tokens);
-            self.overlap_by_slot[endpoint.slot()] =
-                (endpoint, Prediction { exact: within(exact), approximate: within(approximate) });
-        }
-        for &endpoint in &*request.excluded {
-            if endpoint.slot() >= self.excluded_by_slot.len() {
-                self.excluded_by_slot.resize(endpoint.slot() + 1, None);
-            }
-            self.excluded_by_slot[endpoint.slot()] = Some(endpoint);
-        }
-        let excluded = |id: EndpointId| self.excluded_by_slot.get(id.slot()) == Some(&Some(id));
-        let predicted = |id: EndpointId| match self.overlap_by_slot.get(id.slot()) {
-            Some(&(holder, prediction)) if holder == id => prediction,
-            _ => Prediction::default(),
-        };
-        self.rows.clear();
-        self.rows.extend(self.pool.eligible().filter(|endpoint| !excluded(endpoint.id)).map(|endpoint| {
-            let prediction = predicted(endpoint.id);
-            Candidate {
-                endpoint: endpoint.id,
-                overlap_tokens: endpoint.truth.counting(prediction),
-                knowledge: endpoint.truth.knowledge(),
-                prediction,
-                load: endpoint.load,
-                rates: self.learning.rates(endpoint),
-            }
-        }));
-        for &(endpoint, _) in overlap {
-            self.overlap_by_slot[endpoint.slot()] = nothing;
-        }
-        for &endpoint in &*request.excluded {
-            self.excluded_by_slot[endpoint.slot()] = None;
-        }
     }
 
     /// A prompt is computed; `seen` is whether its first token was seen to come.
@@ -372,6 +343,7 @@ impl Scheduler {
 
     /// Gives back all that a request has reserved, or takes it out of the queue.
     fn settle(&mut self, now: Nanos, request: RequestId, out: &mut Vec<Output>) {
+        self.stalled = false;
         let Some(flight) = self.flights.remove(request) else {
             if let Some((waiting, Lane::GoesOn)) = self.queue.remove(request) {
                 self.leave(now, waiting.request.session, None);
@@ -383,7 +355,9 @@ impl Scheduler {
         if flight.output_tokens_due > 0 {
             self.queue.charge(flight.account, -OUTPUT_WEIGHT * i64::from(flight.output_tokens_due));
         }
-        if let Some(ledger) = self.pool.in_flight_mut(flight.endpoint) {
+        if let Some(endpoint) = self.pool.get_mut(flight.endpoint) {
+            endpoint.breaker.over(request);
+            let ledger = &mut endpoint.load.in_flight;
             ledger.requests -= 1;
             ledger.prefilling -= u32::from(flight.prefilling);
             ledger.prefill_pairs -= flight.prefill_pairs;
@@ -418,11 +392,13 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::breaker;
+    use crate::decision::{Refused, Rejection};
     use crate::load::Reported;
     use crate::policy::PolicyConfig;
-    use crate::request::{SessionKey, TenantKey};
+    use crate::request::{SchedulingRequest, SessionKey, TenantKey};
 
-    fn config(policy: &str) -> Config {
+    pub(super) fn config(policy: &str) -> Config {
         Config {
             queue_len_max: 2,
             queue_timeout: Nanos(10),
@@ -432,13 +408,13 @@ mod tests {
         }
     }
 
-    struct World {
-        scheduler: Scheduler,
-        now: Nanos,
+    pub(super) struct World {
+        pub(super) scheduler: Scheduler,
+        pub(super) now: Nanos,
     }
 
     impl World {
-        fn new(config: Config, endpoints: usize) -> Self {
+        pub(super) fn new(config: Config, endpoints: usize) -> Self {
             let mut world = Self { scheduler: Scheduler::new(config), now: Nanos::ZERO };
             for n in 0..endpoints {
                 let endpoint = world.scheduler.pool.next_id().expect("room");
@@ -447,7 +423,7 @@ mod tests {
             world
         }
 
-        fn step(&mut self, input: Input) -> Vec<Output> {
+        pub(super) fn step(&mut self, input: Input) -> Vec<Output> {
             let mut out = Vec::new();
             self.now += Nanos(1);
             self.scheduler.step(self.now, input, &mut out);
@@ -466,7 +442,7 @@ mod tests {
             self.scheduler.pool.endpoints().nth(slot.into()).expect("three endpoints").id
         }
 
-        fn ledger(&self, slot: u16) -> InFlight {
+        pub(super) fn ledger(&self, slot: u16) -> InFlight {
             self.scheduler.pool.get(endpoint(slot)).expect("here").load.in_flight
         }
     }
@@ -475,11 +451,11 @@ mod tests {
         Input::Joined { endpoint, name: name.into(), healthy: true, draining: false }
     }
 
-    fn endpoint(slot: u16) -> EndpointId {
+    pub(super) fn endpoint(slot: u16) -> EndpointId {
         EndpointId::new(slot, 0)
     }
 
-    fn placed(out: &[Output]) -> Option<EndpointId> {
+    pub(super) fn placed(out: &[Output]) -> Option<EndpointId> {
         out.iter().find_map(|output| match output {
             Output::Dispatch { placement, .. } => Some(placement.endpoint),
             _ => None,
@@ -786,6 +762,9 @@ mod tests {
         Arrive { tokens: u32, overlap: u32, retry: bool, session: Option<u64>, tenant: u64, priority: i8 },
         Answered(usize, u32),
         Holds(u16, u64),
+        Failed(usize),
+        Busy(usize, Option<u64>),
+        Succeeded(usize),
         FirstToken(usize),
         Tokens(usize, u32),
         Wrote(usize, u32),
@@ -805,6 +784,9 @@ mod tests {
                 }),
             2 => (any_request(), 0u32..5000).prop_map(|(r, cached)| Act::Answered(r, cached)),
             1 => (0u16..3, 0u64..8000).prop_map(|(e, tokens)| Act::Holds(e, tokens)),
+            2 => any_request().prop_map(Act::Failed),
+            1 => (any_request(), prop::option::of(0u64..100)).prop_map(|(r, span)| Act::Busy(r, span)),
+            2 => any_request().prop_map(Act::Succeeded),
             4 => any_request().prop_map(Act::FirstToken),
             4 => (any_request(), 0u32..100).prop_map(|(r, n)| Act::Tokens(r, n)),
             1 => (any_request(), 0u32..100).prop_map(|(r, n)| Act::Wrote(r, n)),
@@ -822,21 +804,38 @@ mod tests {
             acts in prop::collection::vec(act(), 1..200),
             policy in 0..PolicyConfig::NAMES.len(),
             in_flight_max in 0u32..6,
+            endpoint_in_flight_max in 0u32..4,
+            failure_threshold in 0u32..3,
             session_admission: bool,
             limited in 0u64..9000,
             second in 1u64..1_000_000_000,
         ) {
-            let config = Config { in_flight_max, session_admission, ..config(PolicyConfig::NAMES[policy]) };
+            let config = Config {
+                in_flight_max,
+                endpoint_in_flight_max,
+                session_admission,
+                breaker: breaker::Config {
+                    failure_threshold,
+                    cooldown: Nanos(10),
+                    cooldown_max: Nanos(200),
+                    slow_start: Nanos(20),
+                },
+                ..config(PolicyConfig::NAMES[policy])
+            };
             let mut world = World::new(config, 3);
             if let (Some(admission), true) = (&mut world.scheduler.admission, limited > 0) {
                 admission.set_limit(limited);
             }
             let (mut asked, mut answered, mut given_up) = (Vec::new(), Vec::new(), Vec::new());
+            let mut firsts = Vec::new();
             for act in acts {
                 let out = match act {
                     Act::Arrive { tokens, overlap, retry, session, tenant, priority } => {
                         let mut request = SchedulingRequest::new(RequestId(asked.len() as u64), tokens);
                         request.attempt = u32::from(retry);
+                        if !retry {
+                            firsts.push(request.id);
+                        }
                         request.whole_answer = tokens % 2 == 1;
                         (request.session, request.priority) = (session.map(SessionKey), priority);
                         request.tenant = Some(TenantKey(tenant)).filter(|_| tenant > 0);
@@ -859,6 +858,12 @@ mod tests {
                         let endpoint = world.seated(slot);
                         world.step(Input::Reported { endpoint, reported })
                     }
+                    Act::Failed(r) => world.step(Input::Failed { request: RequestId(r as u64) }),
+                    Act::Busy(r, span) => {
+                        let (request, retry_after) = (RequestId(r as u64), span.map(Nanos));
+                        world.step(Input::Busy { request, retry_after })
+                    }
+                    Act::Succeeded(r) => world.step(Input::Succeeded { request: RequestId(r as u64) }),
                     Act::FirstToken(r) => world.step(Input::FirstToken { request: RequestId(r as u64) }),
                     Act::Tokens(r, count) => world.step(Input::Tokens { request: RequestId(r as u64), count }),
                     Act::Wrote(r, output_tokens) => {
@@ -899,13 +904,22 @@ mod tests {
                         prop_assert!(!answered.contains(&request) && !given_up.contains(&request), "{request:?}");
                         answered.push(request);
                     }
+                    if let Output::Dispatch { request, placement } = output
+                        && endpoint_in_flight_max > 0
+                        && firsts.contains(&request)
+                    {
+                        let requests = world.scheduler.pool.get(placement.endpoint).map(|e| e.load.in_flight.requests);
+                        prop_assert!(requests <= Some(endpoint_in_flight_max), "{requests:?} in flight");
+                    }
                 }
                 let room = world.scheduler.queued() > 0 && !world.scheduler.is_full();
                 let held = |world: &World| {
                     let first = world.scheduler.queue.first_gated();
                     first.is_some_and(|first| !world.scheduler.may_begin(first))
                 };
-                prop_assert!(!room || held(&world), "nobody waits while there is room");
+                let scheduler = &world.scheduler;
+                let anyone_can = scheduler.queue.in_order(true).any(|(_, other)| scheduler.can_go(world.now, &other.request));
+                prop_assert!(!room || held(&world) || !anyone_can, "nobody waits while there is room");
                 if let Some(admission) = &world.scheduler.admission {
                     admission.check();
                 }

@@ -1,0 +1,534 @@
+//! Which endpoints take requests at this moment: health, breakers, busy ones, full ones, and those that have just come
+//! back. All policies choose among the same rows.
+//!
+//! - An endpoint takes requests if it is healthy and stays, its breaker admits, it has not said that it is busy, and it
+//!   is not full. One that comes back takes less than its share at first.
+//! - While others are merely busy or full, requests wait for them, if there is a queue.
+//! - Where there is nothing to wait for, the least bad one is tried: to fail a request because its endpoint might fail it
+//!   helps nobody.
+
+use super::flights::Flight;
+use super::{Input, Output, Scheduler};
+use crate::breaker::State;
+use crate::endpoint::{Endpoint, EndpointId};
+use crate::policy::Candidate;
+use crate::request::{RequestId, SchedulingRequest};
+use crate::time::Nanos;
+use crate::truth::Prediction;
+
+/// What stands between a request and an endpoint that is healthy and stays. The order is the order in which one is tried
+/// all the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Gate {
+    /// Nothing.
+    Free,
+    /// As many requests in flight as may be.
+    Full,
+    /// It has said that it is busy.
+    Busy,
+    /// Its breaker is half-open, and a request is on its way to see.
+    Probed,
+    /// Its breaker is open.
+    Open,
+}
+
+/// Whom a request has to choose from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fit {
+    /// The rows.
+    Rows,
+    /// Nobody until somebody is less busy or less full.
+    Later,
+    /// Nobody.
+    Nobody,
+}
+
+/// Who takes requests: what is known without looking at each endpoint.
+#[derive(Debug)]
+pub(super) struct Gates {
+    /// Whether any endpoint's breaker is not closed, or it is busy, or it has just come back.
+    any: bool,
+    /// When any of that may be over.
+    review_at: Nanos,
+}
+
+// === impl Gates ===
+
+impl Default for Gates {
+    fn default() -> Self {
+        Self { any: false, review_at: Nanos::MAX }
+    }
+}
+
+impl Gates {
+    /// When something changes if nothing happens before.
+    pub(super) fn next_deadline(&self) -> Option<Nanos> {
+        (self.review_at < Nanos::MAX).then_some(self.review_at)
+    }
+}
+
+// === impl Scheduler ===
+
+impl Scheduler {
+    /// Looks at all endpoints if the time has come to.
+    pub(super) fn ripen(&mut self, now: Nanos, out: &mut Vec<Output>) {
+        if self.gates.review_at <= now {
+            self.review(now, out);
+        }
+    }
+
+    /// Looks at all endpoints: whose cool-down is over, who is busy no more, who has its full share again.
+    pub(super) fn review(&mut self, now: Nanos, out: &mut Vec<Output>) {
+        self.stalled = false;
+        let (mut any, mut review_at) = (false, Nanos::MAX);
+        let slow_start = self.config.breaker.slow_start;
+        for endpoint in self.pool.endpoints_mut() {
+            if endpoint.breaker.ripen(now) {
+                out.push(Output::Breaker { endpoint: endpoint.id, state: endpoint.breaker.state() });
+            }
+            endpoint.back_since = endpoint.back_since.filter(|since| now < *since + slow_start);
+            let until = [
+                endpoint.breaker.until(),
+                endpoint.busy.until(now),
+                endpoint.back_since.map(|since| since + slow_start),
+            ];
+            any |= until.iter().any(Option::is_some) || endpoint.breaker.state() != State::Closed;
+            review_at = until.into_iter().flatten().fold(review_at, Nanos::min);
+        }
+        self.gates = Gates { any, review_at };
+    }
+
+    /// An endpoint was found fit, or not.
+    pub(super) fn found(&mut self, now: Nanos, endpoint: EndpointId, healthy: bool) {
+        let Some(endpoint) = self.pool.get_mut(endpoint) else { return };
+        if healthy && !endpoint.healthy && endpoint.was_healthy {
+            endpoint.back_since = Some(now);
+        }
+        endpoint.healthy = healthy;
+        endpoint.was_healthy |= healthy;
+    }
+
+    /// What became of a request, for the endpoint that it was placed at.
+    pub(super) fn told(&mut self, now: Nanos, input: &Input, out: &mut Vec<Output>) {
+        let (Input::Failed { request } | Input::Busy { request, .. } | Input::Succeeded { request }) = input
+        else {
+            return;
+        };
+        let Some(&Flight { endpoint, era, .. }) = self.flights.get(*request) else { return };
+        let Some(endpoint) = self.pool.get_mut(endpoint) else { return };
+        let changed = match *input {
+            Input::Failed { .. } => endpoint.breaker.failed(now, era, &self.config.breaker, &mut self.rng),
+            Input::Busy { retry_after, .. } => {
+                endpoint.busy.told(now, retry_after, &mut self.rng);
+                false
+            }
+            _ => {
+                endpoint.busy.answered();
+                let closed = endpoint.breaker.succeeded(now, era);
+                endpoint.back_since = if closed { Some(now) } else { endpoint.back_since };
+                closed
+            }
+        };
+        if changed {
+            out.push(Output::Breaker { endpoint: endpoint.id, state: endpoint.breaker.state() });
+        }
+        if changed || !matches!(input, Input::Succeeded { .. }) {
+            self.review(now, out);
+        }
+    }
+
+    /// A request has a place, and its endpoint's breaker may be waiting for what becomes of it. Returns what tells it
+    /// from those that were placed before the breaker opened.
+    pub(super) fn passes(&mut self, endpoint: EndpointId, request: RequestId) -> u32 {
+        let Some(endpoint) = self.pool.get_mut(endpoint) else { return 0 };
+        endpoint.breaker.placed(request);
+        endpoint.breaker.era()
+    }
+
+    /// Whether any endpoint may be behind a gate.
+    pub(super) fn is_gated(&self) -> bool {
+        self.gates.any || self.config.endpoint_in_flight_max > 0
+    }
+
+    /// Fills the rows with the endpoints that take a request. If none does, and it cannot wait for one that will, with
+    /// the least bad.
+    pub(super) fn fill_rows(
+        &mut self,
+        now: Nanos,
+        request: &SchedulingRequest,
+        overlap: &[(EndpointId, Prediction)],
+        can_wait: bool,
+    ) -> Fit {
+        let nothing = (EndpointId::new(0, 0), Prediction::default());
+        for &(endpoint, Prediction { exact, approximate }) in overlap {
+            if endpoint.slot() >= self.overlap_by_slot.len() {
+                self.overlap_by_slot.resize(endpoint.slot() + 1, nothing);
+            }
+            let within = |tokens: u32| tokens.min(request.prompt_tokens);
+            self.overlap_by_slot[endpoint.slot()] =
+                (endpoint, Prediction { exact: within(exact), approximate: within(approximate) });
+        }
+        for &endpoint in &*request.excluded {
+            if endpoint.slot() >= self.excluded_by_slot.len() {
+                self.excluded_by_slot.resize(endpoint.slot() + 1, None);
+            }
+            self.excluded_by_slot[endpoint.slot()] = Some(endpoint);
+        }
+        let excluded = |id: EndpointId| self.excluded_by_slot.get(id.slot()) == Some(&Some(id));
+        let predicted = |id: EndpointId| match self.overlap_by_slot.get(id.slot()) {
+            Some(&(holder, prediction)) if holder == id => prediction,
+            _ => Prediction::default(),
+        };
+        let row = |endpoint: &Endpoint| {
+            let prediction = predicted(endpoint.id);
+            Candidate {
+                endpoint: endpoint.id,
+                overlap_tokens: endpoint.truth.counting(prediction),
+                knowledge: endpoint.truth.knowledge(),
+                prediction,
+                load: endpoint.load,
+                rates: self.learning.rates(endpoint),
+            }
+        };
+        let (gated, in_flight_max) = (self.is_gated(), self.config.endpoint_in_flight_max);
+        let candidates = || self.pool.eligible().filter(|endpoint| !excluded(endpoint.id));
+        self.rows.clear();
+        let mut fit = Fit::Rows;
+        if gated {
+            let free = |endpoint: &&Endpoint| gate(endpoint, now, in_flight_max) == Gate::Free;
+            self.rows.extend(candidates().filter(free).map(row));
+        } else {
+            self.rows.extend(candidates().map(row));
+        }
+        if self.rows.is_empty() {
+            let worth_waiting =
+                |endpoint: &Endpoint| matches!(gate(endpoint, now, in_flight_max), Gate::Full | Gate::Busy);
+            // A limit on what an endpoint takes gives way to whoever has been placed before, and to nobody else.
+            let least_bad = candidates()
+                .filter(|endpoint| request.attempt > 0 || !is_full(endpoint, in_flight_max))
+                .min_by_key(|endpoint| badness(endpoint, now, in_flight_max));
+            fit = match least_bad {
+                _ if can_wait && candidates().any(worth_waiting) => Fit::Later,
+                Some(endpoint) => {
+                    self.rows.push(row(endpoint));
+                    Fit::Rows
+                }
+                None if candidates().next().is_some() => Fit::Later,
+                None => Fit::Nobody,
+            };
+        } else if gated {
+            self.start_slowly(now);
+        }
+        for &(endpoint, _) in overlap {
+            self.overlap_by_slot[endpoint.slot()] = nothing;
+        }
+        for &endpoint in &*request.excluded {
+            self.excluded_by_slot[endpoint.slot()] = None;
+        }
+        fit
+    }
+
+    /// Takes those out of the rows that have come back a moment ago and have their share: of the mean of what the others
+    /// have in flight, a part that grows from nothing to all of it, and one request at least. Where there are no others,
+    /// there is no share.
+    fn start_slowly(&mut self, now: Nanos) {
+        let back_since =
+            |row: &Candidate| self.pool.get(row.endpoint).and_then(|endpoint| endpoint.back_since);
+        let settled = self.rows.iter().filter(|row| back_since(row).is_none());
+        let (count, requests) = settled.fold((0u64, 0u64), |(count, requests), row| {
+            (count + 1, requests + u64::from(row.load.in_flight.requests))
+        });
+        if count == 0 || count as usize == self.rows.len() {
+            return;
+        }
+        let mean = requests as f64 / count as f64;
+        let slow_start_s = self.config.breaker.slow_start.as_secs_f64();
+        let (pool, rows) = (&self.pool, &mut self.rows);
+        rows.retain(|row| {
+            let Some(since) = pool.get(row.endpoint).and_then(|endpoint| endpoint.back_since) else {
+                return true;
+            };
+            let share = (now - since).as_secs_f64() / slow_start_s;
+            f64::from(row.load.in_flight.requests) < (share * mean).max(1.0)
+        });
+    }
+
+    /// Whether somebody takes a request that waits, or nobody is left who will.
+    pub(super) fn can_go(&self, now: Nanos, request: &SchedulingRequest) -> bool {
+        if !self.is_gated() {
+            return true;
+        }
+        let in_flight_max = self.config.endpoint_in_flight_max;
+        let candidates = || self.pool.eligible().filter(|endpoint| !request.excluded.contains(&endpoint.id));
+        let gates = || candidates().map(|endpoint| gate(endpoint, now, in_flight_max));
+        gates().any(|gate| gate == Gate::Free)
+            || gates().all(|gate| !matches!(gate, Gate::Full | Gate::Busy))
+                && (candidates().any(|endpoint| !is_full(endpoint, in_flight_max))
+                    || candidates().next().is_none())
+    }
+}
+
+fn is_full(endpoint: &Endpoint, in_flight_max: u32) -> bool {
+    in_flight_max > 0 && endpoint.load.in_flight.requests >= in_flight_max
+}
+
+fn gate(endpoint: &Endpoint, now: Nanos, in_flight_max: u32) -> Gate {
+    if endpoint.breaker.state() == State::Open {
+        Gate::Open
+    } else if !endpoint.breaker.admits() {
+        Gate::Probed
+    } else if endpoint.busy.until(now).is_some() {
+        Gate::Busy
+    } else if is_full(endpoint, in_flight_max) {
+        Gate::Full
+    } else {
+        Gate::Free
+    }
+}
+
+/// In which order endpoints are tried that should not be: what stands in the way, how soon that is over, how much they
+/// have failed, how much they have in flight.
+fn badness(endpoint: &Endpoint, now: Nanos, in_flight_max: u32) -> (Gate, Nanos, u32, u32) {
+    let gate = gate(endpoint, now, in_flight_max);
+    let until = match gate {
+        Gate::Busy => endpoint.busy.until(now),
+        Gate::Open => endpoint.breaker.until(),
+        Gate::Free | Gate::Full | Gate::Probed => None,
+    };
+    let requests = endpoint.load.in_flight.requests;
+    (gate, until.unwrap_or_default(), endpoint.breaker.failures(), requests)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::breaker;
+    use crate::decision::Rejection;
+    use crate::scheduler::Config;
+    use crate::scheduler::tests::{World, config, endpoint, placed};
+
+    const SECOND: Nanos = Nanos::from_secs(1);
+
+    fn breakers(failure_threshold: u32, slow_start: Nanos) -> breaker::Config {
+        breaker::Config { failure_threshold, slow_start, ..breaker::Config::default() }
+    }
+
+    fn world(endpoints: usize, config: Config) -> World {
+        let mut world = World::new(config, endpoints);
+        world.now = SECOND;
+        world
+    }
+
+    fn usual() -> Config {
+        Config {
+            queue_timeout: Nanos::from_secs(60),
+            breaker: breakers(1, Nanos::ZERO),
+            ..config("least_load")
+        }
+    }
+
+    /// A request that must not go to those.
+    fn arrive(world: &mut World, id: u64, attempt: u32, excluded: &[u16]) -> Vec<Output> {
+        let excluded = excluded.iter().map(|&slot| endpoint(slot)).collect();
+        let request = SchedulingRequest { attempt, excluded, ..SchedulingRequest::new(RequestId(id), 10) };
+        world.step(Input::Arrived { request, overlap: Vec::new(), block_tokens: 16 })
+    }
+
+    fn fail(world: &mut World, id: u64) -> Vec<Output> {
+        let out = world.step(Input::Failed { request: RequestId(id) });
+        world.step(Input::Finished { request: RequestId(id) });
+        out
+    }
+
+    fn succeed(world: &mut World, id: u64) -> Vec<Output> {
+        let out = world.step(Input::Succeeded { request: RequestId(id) });
+        world.step(Input::Finished { request: RequestId(id) });
+        out
+    }
+
+    fn is_busy(world: &mut World, id: u64, retry_after: Option<Nanos>) {
+        assert_eq!(world.step(Input::Busy { request: RequestId(id), retry_after }), []);
+        world.step(Input::Finished { request: RequestId(id) });
+    }
+
+    fn state(slot: u16, state: State) -> Output {
+        Output::Breaker { endpoint: endpoint(slot), state }
+    }
+
+    fn refused(out: &[Output]) -> Option<Rejection> {
+        out.iter().find_map(|output| match output {
+            Output::Reject { refused, .. } => Some(refused.why),
+            _ => None,
+        })
+    }
+
+    #[test]
+    fn an_endpoint_that_fails_gets_none_then_one_and_all_when_that_is_answered() {
+        let mut world = world(2, usual());
+        assert_eq!(placed(&arrive(&mut world, 0, 0, &[1])), Some(endpoint(0)));
+        assert_eq!(fail(&mut world, 0), [state(0, State::Open)]);
+        for id in 1..4 {
+            assert_eq!(placed(&arrive(&mut world, id, 0, &[])), Some(endpoint(1)), "the idle one is open");
+        }
+        world.now += Nanos::from_secs(2);
+        let out = arrive(&mut world, 4, 0, &[]);
+        assert_eq!((out[0], placed(&out)), (state(0, State::HalfOpen), Some(endpoint(0))));
+        assert_eq!(placed(&arrive(&mut world, 5, 0, &[])), Some(endpoint(1)), "one at a time");
+        world.step(Input::Finished { request: RequestId(4) });
+        assert_eq!(placed(&arrive(&mut world, 6, 0, &[])), Some(endpoint(0)), "that one told nothing");
+        assert_eq!(succeed(&mut world, 6), [state(0, State::Closed)]);
+        for id in 7..10 {
+            assert_eq!(placed(&arrive(&mut world, id, 0, &[])), Some(endpoint(0)));
+        }
+    }
+
+    #[test]
+    fn the_one_that_is_let_through_and_fails_makes_the_cool_down_longer() {
+        let mut world = world(2, usual());
+        arrive(&mut world, 0, 0, &[1]);
+        fail(&mut world, 0);
+        world.now += Nanos::from_secs(2);
+        assert_eq!(placed(&arrive(&mut world, 1, 0, &[1])), Some(endpoint(0)));
+        assert_eq!(fail(&mut world, 1), [state(0, State::Open)]);
+        world.now += Nanos::from_millis(1500);
+        assert_eq!(
+            placed(&arrive(&mut world, 2, 0, &[])),
+            Some(endpoint(1)),
+            "two seconds, a fifth less at least"
+        );
+    }
+
+    #[test]
+    fn while_all_breakers_are_open_the_one_that_closes_first_is_tried() {
+        let mut world = world(2, usual());
+        for slot in [1, 0] {
+            arrive(&mut world, u64::from(slot), 0, &[1 - slot]);
+            fail(&mut world, slot.into());
+            world.now += Nanos::from_millis(500);
+        }
+        for (id, attempt) in [(2, 0), (3, 1)] {
+            let out = arrive(&mut world, id, attempt, &[]);
+            assert_eq!(placed(&out), Some(endpoint(1)), "attempt {attempt}");
+        }
+        assert_eq!(succeed(&mut world, 2), [state(1, State::Closed)], "it was placed since");
+        assert_eq!(fail(&mut world, 3), [state(1, State::Open)], "as was this one");
+    }
+
+    #[test]
+    fn a_busy_endpoint_is_left_alone_as_long_as_it_says_and_nothing_breaks() {
+        let mut world = world(2, usual());
+        arrive(&mut world, 0, 0, &[1]);
+        is_busy(&mut world, 0, Some(SECOND));
+        assert_eq!(placed(&arrive(&mut world, 1, 0, &[])), Some(endpoint(1)));
+        assert_eq!(placed(&arrive(&mut world, 2, 0, &[])), Some(endpoint(1)));
+        world.now += SECOND;
+        assert_eq!(placed(&arrive(&mut world, 3, 0, &[])), Some(endpoint(0)));
+        let breaker = world.scheduler.pool().get(endpoint(0)).expect("here").breaker;
+        assert_eq!((breaker.state(), breaker.failures()), (State::Closed, 0));
+    }
+
+    #[test]
+    fn while_all_are_busy_requests_wait_until_one_is_not() {
+        for (attempt, queue_len_max, waits) in [(0, 2, true), (1, 2, true), (0, 0, false), (1, 0, false)] {
+            let mut world = world(2, Config { queue_len_max, ..usual() });
+            for slot in 0..2 {
+                arrive(&mut world, slot, 0, &[1 - slot as u16]);
+                is_busy(&mut world, slot, Some(Nanos(SECOND.0 * (slot + 1))));
+            }
+            let out = arrive(&mut world, 2, attempt, &[]);
+            if !waits {
+                assert_eq!(
+                    placed(&out),
+                    Some(endpoint(0)),
+                    "there is no queue, and it is busy no longer soon"
+                );
+                continue;
+            }
+            assert_eq!((out, world.scheduler.queued()), (vec![], 1));
+            world.now = world.scheduler.next_deadline().expect("one is busy no longer");
+            assert_eq!(placed(&world.step(Input::Tick)), Some(endpoint(0)));
+            assert!(world.now < SECOND + SECOND + SECOND);
+        }
+    }
+
+    #[test]
+    fn a_full_endpoint_takes_no_more_and_requests_wait_for_it() {
+        let mut world = world(2, Config { endpoint_in_flight_max: 1, queue_len_max: 1, ..usual() });
+        for id in 0..2 {
+            assert!(placed(&arrive(&mut world, id, 0, &[])).is_some());
+        }
+        assert_eq!(arrive(&mut world, 2, 0, &[]), []);
+        assert_eq!(refused(&arrive(&mut world, 3, 0, &[])), Some(Rejection::QueueFull));
+        assert!(placed(&arrive(&mut world, 4, 1, &[])).is_some(), "it has been placed before");
+        assert_eq!(placed(&world.step(Input::Finished { request: RequestId(1) })), Some(endpoint(1)));
+        assert_eq!(world.scheduler.queued(), 0);
+    }
+
+    #[test]
+    fn whoever_waits_for_one_endpoint_keeps_nobody_from_another() {
+        let mut world = world(2, Config { endpoint_in_flight_max: 2, ..usual() });
+        for id in 0..2 {
+            assert_eq!(placed(&arrive(&mut world, id, 0, &[1])), Some(endpoint(0)));
+        }
+        assert_eq!(arrive(&mut world, 2, 0, &[1]), [], "the one it may go to is full");
+        assert_eq!(placed(&arrive(&mut world, 3, 0, &[])), Some(endpoint(1)));
+        assert_eq!(world.scheduler.queued(), 1);
+        assert_eq!(placed(&world.step(Input::Finished { request: RequestId(0) })), Some(endpoint(0)));
+    }
+
+    #[test]
+    fn whoever_waits_for_a_fleet_that_goes_is_told() {
+        let mut world = world(1, Config { endpoint_in_flight_max: 1, ..usual() });
+        arrive(&mut world, 0, 0, &[]);
+        assert_eq!(arrive(&mut world, 1, 0, &[]), []);
+        let out = world.step(Input::Health { endpoint: endpoint(0), healthy: false });
+        assert_eq!((refused(&out), world.scheduler.queued()), (Some(Rejection::NoEndpoint), 0));
+    }
+
+    #[test]
+    fn who_comes_back_has_a_growing_share_of_what_the_others_have() {
+        let slow = Config { breaker: breakers(1, Nanos::from_secs(10)), ..usual() };
+        for by_health in [true, false] {
+            let mut world = world(3, slow.clone());
+            for id in 0..40 {
+                arrive(&mut world, id, 0, &[0]);
+            }
+            if by_health {
+                for healthy in [false, true] {
+                    world.step(Input::Health { endpoint: endpoint(0), healthy });
+                }
+            } else {
+                arrive(&mut world, 40, 0, &[1, 2]);
+                fail(&mut world, 40);
+                world.now += Nanos::from_secs(2);
+                arrive(&mut world, 41, 0, &[1, 2]);
+                succeed(&mut world, 41);
+            }
+            let mut id = 100;
+            let back_at = world.now;
+            for (millis, share) in [(0, 1..=1), (5000, 12..=13), (9000, 22..=24)] {
+                world.now = back_at + Nanos::from_millis(millis);
+                for _ in 0..12 {
+                    assert!(placed(&arrive(&mut world, id, 0, &[])).is_some());
+                    id += 1;
+                }
+                let requests = world.ledger(0).requests;
+                assert!(share.contains(&requests), "{requests} after {millis} ms, health {by_health}");
+            }
+            assert!(placed(&arrive(&mut world, id, 0, &[1, 2])).is_some(), "there are no others for it");
+            world.now = back_at + Nanos::from_secs(11);
+            assert_eq!(placed(&arrive(&mut world, id + 1, 0, &[])), Some(endpoint(0)), "it has the fewest");
+        }
+    }
+
+    #[test]
+    fn a_fleet_that_is_found_fit_for_the_first_time_does_not_come_back() {
+        let mut world = World::new(Config { breaker: breakers(1, Nanos::from_secs(10)), ..usual() }, 0);
+        for slot in 0..2 {
+            let (name, endpoint) = (format!("e{slot}").into(), endpoint(slot));
+            world.step(Input::Joined { endpoint, name, healthy: false, draining: false });
+            world.step(Input::Health { endpoint, healthy: true });
+        }
+        assert!(world.scheduler.pool().endpoints().all(|endpoint| endpoint.back_since.is_none()));
+    }
+}
