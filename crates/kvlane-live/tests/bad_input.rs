@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use kvlane_live::testing::{Client, FakeEngine, Reply, TestGateway, chat, config, event};
+use serde_json::{Value, json};
 
 async fn post(gateway: &TestGateway, path: &str, body: &[u8]) -> Reply {
     let mut client = gateway.client().await;
@@ -70,6 +71,8 @@ async fn every_api_refuses_an_empty_an_unclosed_and_a_promptless_body() {
         }
         let reply = gateway.ask("GET", path, "").await;
         assert_eq!((reply.status, reply.error_code().as_str()), (405, "method_not_allowed"), "{path}");
+        let envelope = if path == "/v1/messages" { json!("error") } else { Value::Null };
+        assert_eq!(reply.json()["type"], envelope, "{path}: each API's clients know its own envelope");
     }
     assert!(engine.is_quiet().await);
     gateway.end().await;

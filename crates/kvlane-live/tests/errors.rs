@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use kvlane_live::config::{Config, WorkerSpec};
-use kvlane_live::testing::{FakeEngine, TestGateway, chat, chat_stream, config, event, eventually};
-use serde_json::json;
+use kvlane_live::testing::{Call, FakeEngine, TestGateway, chat, chat_stream, config, event, eventually};
+use serde_json::{Value, json};
 use tokio::net::TcpSocket;
 
 /// One attempt and no more.
@@ -121,7 +121,7 @@ async fn an_engine_that_never_answers_is_a_gateway_timeout_and_hears_that_nobody
 }
 
 #[tokio::test]
-async fn a_stream_that_falls_silent_is_cut() {
+async fn a_stream_that_falls_silent_is_ended_and_its_engine_hears_that_nobody_waits() {
     let engine = FakeEngine::start("m").await;
     let mut config = without_retries();
     config.server.stream_idle_timeout = Duration::from_millis(50);
@@ -132,14 +132,15 @@ async fn a_stream_that_falls_silent_is_cut() {
     call.begin_stream().await;
     call.chunk(&event("one")).await;
     client.head().await;
-    let (seen, whole) = client.rest().await;
-    assert_eq!((String::from_utf8_lossy(&seen).into_owned(), whole), (event("one"), false));
+    client.see(&event("one")).await;
     call.gateway_gone().await;
+    let (last, whole) = client.rest().await;
+    assert_eq!((last_error(&last).as_str(), whole), ("stream_silent", true));
     gateway.end().await;
 }
 
 #[tokio::test]
-async fn a_stream_that_never_ends_is_cut_at_the_request_timeout() {
+async fn a_stream_that_never_ends_is_ended_at_the_request_timeout() {
     let engine = FakeEngine::start("m").await;
     let mut config = without_retries();
     config.server.request_timeout = Duration::from_millis(150);
@@ -149,10 +150,10 @@ async fn a_stream_that_never_ends_is_cut_at_the_request_timeout() {
     let mut call = engine.call().await;
     call.begin_stream().await;
     let token = event("x");
-    let (whole, ()) = tokio::join!(
+    let ((seen, whole), ()) = tokio::join!(
         async {
             client.head().await;
-            client.rest().await.1
+            client.rest().await
         },
         async {
             let chunk = format!("{:x}\r\n{token}\r\n", token.len());
@@ -161,33 +162,136 @@ async fn a_stream_that_never_ends_is_cut_at_the_request_timeout() {
             }
         }
     );
-    assert!(!whole, "it did not end by itself");
+    let last = seen.rsplitn(2, |&byte| byte == b'x').next().unwrap_or_default();
+    let last = &last[memchr::memmem::find(last, b"data: ").expect("another event")..];
+    assert_eq!((last_error(last).as_str(), whole), ("request_timeout", true));
+    gateway.end().await;
+}
+
+/// The code of the error that these bytes are, as an event of a chat.
+fn last_error(event: &[u8]) -> String {
+    let data = event.strip_prefix(b"data: ").and_then(|event| event.strip_suffix(b"\n\n"));
+    let data = data.unwrap_or_else(|| panic!("not one event: {:?}", String::from_utf8_lossy(event)));
+    let error = &serde_json::from_slice::<Value>(data).expect("JSON")["error"];
+    assert!(error["message"].as_str().is_some_and(|message| message.contains("incomplete")), "{error}");
+    error["code"].as_str().expect("a code").to_owned()
+}
+
+/// Heads of streams, in both framings.
+const STREAM_HEADS: [&str; 2] = [
+    "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n",
+    "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ncontent-length: 500\r\n\r\n",
+];
+
+/// Sends `text` as a part of a body with one of [`STREAM_HEADS`].
+async fn send_part(call: &mut Call, head: &str, text: &str) {
+    if head.contains("chunked") {
+        call.chunk(text).await;
+    } else {
+        call.send(text).await;
+    }
+}
+
+#[tokio::test]
+async fn a_stream_that_breaks_ends_in_an_error_of_its_api() {
+    let engine = FakeEngine::start("m").await;
+    let gateway = TestGateway::start(without_retries(), &[&engine]).await;
+    let body = r#"{"model":"m","stream":true,"max_tokens":9,"prompt":"a","input":"a","text":"a","messages":[{"role":"user","content":"a"}]}"#;
+    type Read = fn(&str) -> String;
+    let openai: Read = |event| last_error(event.as_bytes());
+    let anthropic: Read = |event| {
+        let data = event.strip_prefix("event: error\ndata: ").expect("an error event");
+        let event: Value = serde_json::from_str(data).expect("JSON");
+        assert_eq!((&event["type"], &event["error"]["type"]), (&json!("error"), &json!("api_error")));
+        assert!(event["error"]["message"].as_str().is_some_and(|message| message.contains("incomplete")));
+        "stream_broken".to_owned()
+    };
+    let responses: Read = |event| {
+        let data = event.strip_prefix("event: error\ndata: ").expect("an error event");
+        let event: Value = serde_json::from_str(data).expect("JSON");
+        assert_eq!((&event["type"], &event["sequence_number"]), (&json!("error"), &json!(2)));
+        event["code"].as_str().expect("a code").to_owned()
+    };
+    let paths = [
+        ("/v1/chat/completions", openai),
+        ("/v1/completions", openai),
+        ("/generate", openai),
+        ("/v1/messages", anthropic),
+        ("/v1/responses", responses),
+    ];
+    let mut broken = 0.0;
+    for (path, read) in paths {
+        for (head, reset) in STREAM_HEADS.into_iter().flat_map(|head| [(head, false), (head, true)]) {
+            let mut client = gateway.client().await;
+            client.request("POST", path, body).await;
+            let mut call = engine.call().await;
+            call.send(head).await;
+            client.head().await;
+            send_part(&mut call, head, "data: 1\n\ndata: 2\n\n").await;
+            client.see("data: 2\n\n").await;
+            // Half an event, which nobody could make sense of.
+            send_part(&mut call, head, "event: x\ndata: {\"thi").await;
+            if reset {
+                call.reset()
+            } else {
+                drop(call)
+            }
+            let (last, whole) = client.rest().await;
+            assert!(whole, "the stream itself ends as it should");
+            let last = String::from_utf8(last).expect("text");
+            assert_eq!(read(&last), "stream_broken", "{path}: {last}");
+            gateway.ledger_is_zero().await;
+            broken += 1.0;
+        }
+    }
+    assert_eq!(failures(&gateway, &engine, "mid_stream").await, Some(broken));
     gateway.end().await;
 }
 
 #[tokio::test]
-async fn a_stream_that_breaks_is_seen_broken_by_the_client() {
+async fn a_stream_that_was_complete_but_for_its_connections_end_is_complete() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(without_retries(), &[&engine]).await;
-    let heads =
-        ["transfer-encoding: chunked\r\n\r\n9\r\ndata: 1\n\n\r\n", "content-length: 500\r\n\r\ndata: 1\n\n"];
-    for (head, reset) in [(heads[0], false), (heads[0], true), (heads[1], false), (heads[1], true)] {
+    for head in STREAM_HEADS {
         let mut client = gateway.client().await;
         client.request("POST", "/v1/chat/completions", &chat_stream("m", "hi")).await;
         let mut call = engine.call().await;
-        call.send(format!("HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n{head}")).await;
+        call.send(head).await;
+        send_part(&mut call, head, &[event("one"), "data: [DONE]\n\n".into()].concat()).await;
         client.head().await;
-        client.see("data: 1").await;
-        if reset {
-            call.reset()
-        } else {
-            drop(call)
-        }
-        let (_, whole) = client.rest().await;
-        assert!(!whole, "after {head:?}, reset: {reset}");
-        gateway.ledger_is_zero().await;
+        drop(call);
+        let (seen, whole) = client.rest().await;
+        assert!(whole && seen.ends_with(b"data: [DONE]\n\n"), "{:?}", String::from_utf8_lossy(&seen));
     }
-    assert_eq!(failures(&gateway, &engine, "mid_stream").await, Some(4.0));
+    assert_eq!(failures(&gateway, &engine, "mid_stream").await, None);
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn what_is_no_stream_of_events_is_seen_broken_by_the_client() {
+    let engine = FakeEngine::start("m").await;
+    let gateway = TestGateway::start(without_retries(), &[&engine]).await;
+    let long = "data: ".to_owned() + &"x".repeat(100 << 10);
+    for (kind, text) in [
+        ("application/json", "{\"half\""),
+        ("application/octet-stream", "ab"),
+        // An event too long to be held has reached the client in part: no other can follow it.
+        ("text/event-stream", &long),
+    ] {
+        for head in STREAM_HEADS {
+            let head = head.replace("text/event-stream", kind).replace("500", "500000");
+            let mut client = gateway.client().await;
+            client.request("POST", "/v1/chat/completions", &chat_stream("m", "hi")).await;
+            let mut call = engine.call().await;
+            call.send(&head).await;
+            send_part(&mut call, &head, text).await;
+            client.head().await;
+            client.see(&text[text.len() - 2..]).await;
+            drop(call);
+            assert!(!client.rest().await.1, "{kind}: cut, not ended");
+            gateway.ledger_is_zero().await;
+        }
+    }
     gateway.end().await;
 }
 

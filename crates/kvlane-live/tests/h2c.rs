@@ -73,7 +73,7 @@ async fn a_large_body_reaches_the_engine_as_it_is() {
 }
 
 #[tokio::test]
-async fn events_are_relayed_one_by_one_and_a_break_is_a_break() {
+async fn events_are_relayed_one_by_one_and_a_break_is_an_event_too() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     let (mut client, _running) = connect(&gateway).await;
@@ -93,8 +93,15 @@ async fn events_are_relayed_one_by_one_and_a_break_is_a_break() {
         } else {
             call.end_stream().await
         }
+        if breaks {
+            let frame = soon("an event", response.body_mut().frame()).await.expect("a frame").expect("whole");
+            let last = frame.into_data().expect("data");
+            assert!(memchr::memmem::find(&last, b"stream_broken").is_some(), "{last:?}");
+        }
         let end = soon("the end", response.body_mut().frame()).await;
-        assert_eq!(end.is_some_and(|frame| frame.is_err()), breaks);
+        assert!(
+            end.is_none_or(|frame| frame.is_ok_and(|frame| frame.data_ref().is_some_and(Bytes::is_empty)))
+        );
         gateway.ledger_is_zero().await;
     }
     gateway.end().await;

@@ -35,6 +35,7 @@ pub struct SseScanner {
     carried: usize,
     edge: Edge,
     tokens: u64,
+    events: u64,
     counts: Counts,
     /// Where the last chunk's data had its choices.
     choices_at: usize,
@@ -95,6 +96,16 @@ impl SseScanner {
         self.tokens
     }
 
+    /// Whole events so far, comments among them.
+    pub fn events(&self) -> u64 {
+        self.events
+    }
+
+    /// Bytes since the last event's end: those of an event that is not whole yet.
+    pub fn pending(&self) -> usize {
+        self.carried
+    }
+
     /// The usage reported so far, if any; reports spread over several events are joined.
     pub fn usage(&self) -> Option<Usage> {
         self.counts.usage()
@@ -130,6 +141,7 @@ impl SseScanner {
 
     /// Looks at an event of `length` bytes, of which `event` holds at least the head and the tail.
     fn judge(&mut self, event: &[u8], length: usize) {
+        self.events += 1;
         if length > EVENT_BYTES_MAX {
             self.judge_parts(&event[..HEAD_BYTES], last(event, TAIL_BYTES));
         } else {
@@ -268,6 +280,22 @@ mod tests {
     /// What a scanner has seen, comparable.
     fn result(scanner: &SseScanner) -> (u64, Option<Usage>, bool) {
         (scanner.tokens(), scanner.usage(), scanner.is_done())
+    }
+
+    #[test]
+    fn what_no_event_has_ended_is_pending() {
+        let mut scanner = SseScanner::new();
+        for (bytes, events, pending) in [
+            ("data: 1\n\n", 1, 0),
+            ("data: 2\n\nda", 2, 2),
+            ("ta: 3\r", 2, 8),
+            ("\n\r", 2, 10),
+            ("\n", 3, 0),
+            (": c\n\nx", 4, 1),
+        ] {
+            scanner.push(bytes.as_bytes());
+            assert_eq!((scanner.events(), scanner.pending()), (events, pending), "after {bytes:?}");
+        }
     }
 
     fn scan(stream: &str) -> (u64, Option<Usage>, bool) {

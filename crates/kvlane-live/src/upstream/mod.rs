@@ -222,6 +222,11 @@ impl Upstreams {
 // === impl AnswerBody ===
 
 impl AnswerBody {
+    /// Closes the connection: the worker hears that nobody waits for the rest.
+    pub(crate) fn close(&mut self) {
+        self.stream = None;
+    }
+
     /// Whether no byte is to come any more.
     pub(crate) fn is_done(&self) -> bool {
         self.framing == Framing::Done

@@ -7,6 +7,7 @@ use http::{HeaderMap, HeaderValue, StatusCode};
 use kvlane_core::time::Nanos;
 use kvlane_wire::api::Api;
 
+use super::dialect::Dialect;
 use crate::gateway::Gateway;
 use crate::metrics::RequestLabels;
 
@@ -19,6 +20,8 @@ const REQUEST_ID_LEN_MAX: usize = 128;
 pub(crate) struct Account {
     gateway: Arc<Gateway>,
     api: Option<Api>,
+    /// In whose words its client reads errors.
+    pub(super) dialect: Dialect,
     /// Whether it is a client's; scrapes and operators' calls are not counted.
     counted: bool,
     /// When it arrived.
@@ -41,6 +44,7 @@ impl Account {
     pub(crate) fn open(
         gateway: &Arc<Gateway>,
         api: Option<Api>,
+        dialect: Dialect,
         headers: &HeaderMap,
         counted: bool,
     ) -> Arc<Self> {
@@ -49,6 +53,7 @@ impl Account {
         Arc::new(Self {
             gateway: Arc::clone(gateway),
             api,
+            dialect,
             counted,
             received: gateway.clock.now(),
             request_id: given.cloned().unwrap_or_else(made_id),

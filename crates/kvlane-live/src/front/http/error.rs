@@ -1,10 +1,11 @@
-//! The one place where errors become HTTP: status, OpenAI's envelope, retry advice.
+//! The one place where errors become HTTP: status, envelope, retry advice.
 
 use http::{HeaderValue, StatusCode, header};
 use kvlane_core::decision::Rejection;
 use kvlane_wire::openai::ParseError;
 
 use super::Body;
+use super::dialect::Dialect;
 use crate::upstream::UpstreamError;
 
 /// Why a client gets no answer from an engine.
@@ -140,12 +141,10 @@ impl ApiError {
         }
     }
 
-    /// The whole answer.
-    pub(crate) fn into_response(self) -> http::Response<Body> {
+    /// The whole answer, as a client that speaks `dialect` reads it.
+    pub(crate) fn into_response(self, dialect: Dialect) -> http::Response<Body> {
         let status = self.status();
-        let envelope = serde_json::json!({"error": {
-            "message": self.to_string(), "type": self.kind(), "param": null, "code": self.code(),
-        }});
+        let envelope = dialect.envelope(status, self.kind(), self.code(), &self.to_string());
         let mut response = super::json_response(status, &envelope);
         if let Self::Rejected { retry_after_s, .. } = self {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(retry_after_s));

@@ -5,11 +5,13 @@
 
 mod account;
 mod attempt;
+mod dialect;
 pub mod error;
 mod forward;
 mod patient;
 mod read;
 mod relay;
+mod whole;
 
 use std::convert::Infallible;
 use std::io;
@@ -34,6 +36,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub(crate) use self::account::Account;
+use self::dialect::Dialect;
 use self::error::ApiError;
 use self::patient::Patient;
 use self::relay::Relay;
@@ -164,12 +167,13 @@ impl Front {
     }
 
     async fn answer(&self, request: Request<Incoming>) -> Response<Body> {
-        let api = Api::from_path(request.uri().path());
+        let path = request.uri().path();
+        let (api, dialect) = (Api::from_path(path), Dialect::of(path));
         let counted = self.door != Door::Operators;
-        let account = Account::open(&self.gateway, api, request.headers(), counted);
+        let account = Account::open(&self.gateway, api, dialect, request.headers(), counted);
         let mut response = match self.dispatch(request, api, &account).await {
             Ok(response) => response,
-            Err(error) => error.into_response(),
+            Err(error) => error.into_response(dialect),
         };
         account.set_status(response.status());
         if !matches!(response.body(), Body::Relay(_)) {

@@ -4,7 +4,7 @@ use std::future::Future;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -19,6 +19,7 @@ use crate::metrics::FailureKind;
 use crate::upstream::AnswerBody;
 
 use super::Account;
+use super::whole::WholeEvents;
 
 /// How much of a JSON answer's end is kept to find its usage in.
 const TAIL_BYTES: usize = 4096;
@@ -27,6 +28,9 @@ const TAIL_BYTES: usize = 4096;
 pub struct Relay {
     body: AnswerBody,
     watch: Watch,
+    whole: WholeEvents,
+    /// Nothing follows any more.
+    ended: bool,
     lease: Option<Lease>,
     account: Arc<Account>,
     /// Whether an answer like this one shows that the engine is well.
@@ -53,10 +57,13 @@ enum Watch {
     Opaque { begun: bool },
 }
 
-/// Whose doing it is that an answer has no end.
+/// Why an answer has no end.
+#[derive(Clone, Copy, Debug)]
 enum Broke {
-    /// The engine's.
-    Engine(FailureKind),
+    /// The engine's connection broke.
+    Cut,
+    /// The engine fell silent.
+    Silent,
     /// The request's time was over, which may be as long as its client asked for.
     Deadline,
 }
@@ -88,11 +95,45 @@ impl Relay {
         // An engine says 500 of itself or of a request that it cannot cope with: who knows.
         let sound = !status.is_server_error();
         let watch = Watch::new(headers);
-        let mut relay = Self { body, watch, lease, account, sound, limits, last_piece, alarm };
+        let whole = WholeEvents::default();
+        let mut relay =
+            Self { body, watch, whole, ended: false, lease, account, sound, limits, last_piece, alarm };
         if relay.body.is_over() {
-            relay.complete();
+            relay.end();
         }
         relay
+    }
+
+    /// Looks at a piece: what the client gets for it.
+    fn see(&mut self, piece: Bytes) -> Bytes {
+        self.last_piece = Instant::now();
+        match (self.watch.see(&piece), &mut self.lease) {
+            (Seen::Tokens(tokens), Some(lease)) => lease.progress(tokens),
+            (Seen::Beginning, Some(lease)) => lease.begin(),
+            _ => {}
+        }
+        let Watch::Events(scanner) = &self.watch else {
+            if self.body.is_done() {
+                self.end();
+            }
+            return piece;
+        };
+        let whole = self.whole.pass(piece, scanner.pending());
+        if !self.body.is_done() {
+            return whole;
+        }
+        match (whole.is_empty(), self.end()) {
+            (true, rest) => rest,
+            (false, rest) if rest.is_empty() => whole,
+            (false, rest) => [whole, rest].concat().into(),
+        }
+    }
+
+    /// The answer has come to its end: what the client has still to get of it.
+    fn end(&mut self) -> Bytes {
+        self.complete();
+        self.ended = true;
+        self.whole.take()
     }
 
     fn complete(&mut self) {
@@ -108,10 +149,18 @@ impl Relay {
         self.account.settle();
     }
 
-    fn fail(&mut self, broke: Broke, error: &io::Error) {
+    /// The answer has no end. A stream is ended in words that its client understands; any other is cut.
+    fn fail(&mut self, broke: Broke, error: io::Error) -> Option<io::Result<Frame<Bytes>>> {
+        self.body.close();
+        if matches!(&self.watch, Watch::Events(scanner) if scanner.is_done()) {
+            // Nothing was missing but the end of the connection.
+            let rest = self.end();
+            return (!rest.is_empty()).then(|| Ok(Frame::data(rest)));
+        }
         if let Some(lease) = self.lease.take() {
             match broke {
-                Broke::Engine(kind) => lease.failed(kind),
+                Broke::Cut => lease.failed(FailureKind::mid_stream),
+                Broke::Silent => lease.failed(FailureKind::timeout),
                 Broke::Deadline => {
                     lease.gateway().metrics.note_failure(&lease.worker.url, FailureKind::timeout)
                 }
@@ -119,18 +168,27 @@ impl Relay {
             tracing::debug!(worker = %lease.worker.url, %error, "an answer broke after it had begun");
         }
         self.account.settle();
+        self.ended = true;
+        match &self.watch {
+            Watch::Events(scanner) if self.whole.is_between() => {
+                let message = format!("the answer is incomplete: {error}");
+                let last = self.account.dialect.last_event(scanner.events(), broke.code(), &message);
+                Some(Ok(Frame::data(last)))
+            }
+            _ => Some(Err(error)),
+        }
     }
 
     /// Whether the answer has been silent for too long, or takes too long as a whole.
-    fn poll_late(&mut self, cx: &mut Context<'_>) -> Poll<(Broke, &'static str)> {
+    fn poll_late(&mut self, cx: &mut Context<'_>) -> Poll<(Broke, io::Error)> {
+        let late = |broke, why| Poll::Ready((broke, io::Error::new(io::ErrorKind::TimedOut, why)));
         while self.alarm.as_mut().poll(cx).is_ready() {
             let (now, silent_until) = (Instant::now(), self.last_piece + self.limits.idle);
             if now >= self.limits.deadline {
-                return Poll::Ready((Broke::Deadline, "the request took too long"));
+                return late(Broke::Deadline, "the request took too long");
             }
             if now >= silent_until {
-                let why = "the worker was silent for too long";
-                return Poll::Ready((Broke::Engine(FailureKind::timeout), why));
+                return late(Broke::Silent, "the worker was silent for too long");
             }
             self.alarm.as_mut().reset(silent_until.min(self.limits.deadline));
         }
@@ -147,46 +205,48 @@ impl http_body::Body for Relay {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
         let this = &mut *self;
-        match this.body.poll_piece(cx) {
-            Poll::Ready(Some(Ok(piece))) => {
-                this.last_piece = Instant::now();
-                if let Some(lease) = &mut this.lease {
-                    match this.watch.see(&piece) {
-                        Seen::Tokens(tokens) => lease.progress(tokens),
-                        Seen::Beginning => lease.begin(),
-                        Seen::Nothing => {}
-                    }
-                }
-                if this.body.is_done() {
-                    this.complete();
-                }
-                Poll::Ready(Some(Ok(Frame::data(piece))))
+        loop {
+            if this.ended {
+                return Poll::Ready(None);
             }
-            Poll::Ready(Some(Err(error))) => {
-                this.fail(Broke::Engine(FailureKind::mid_stream), &error);
-                Poll::Ready(Some(Err(error)))
-            }
-            Poll::Ready(None) => {
-                this.complete();
-                Poll::Ready(None)
-            }
-            Poll::Pending => match this.poll_late(cx) {
-                Poll::Ready((broke, why)) => {
-                    let error = io::Error::new(io::ErrorKind::TimedOut, why);
-                    this.fail(broke, &error);
-                    Poll::Ready(Some(Err(error)))
+            let piece = match this.body.poll_piece(cx) {
+                Poll::Ready(Some(Ok(piece))) => this.see(piece),
+                Poll::Ready(Some(Err(error))) => return Poll::Ready(this.fail(Broke::Cut, error)),
+                Poll::Ready(None) => this.end(),
+                Poll::Pending => {
+                    let (broke, error) = ready!(this.poll_late(cx));
+                    return Poll::Ready(this.fail(broke, error));
                 }
-                Poll::Pending => Poll::Pending,
-            },
+            };
+            if !piece.is_empty() {
+                return Poll::Ready(Some(Ok(Frame::data(piece))));
+            }
         }
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_done() && self.lease.is_none()
+        self.ended
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.len().map_or_else(SizeHint::default, SizeHint::with_exact)
+        match self.watch {
+            // It may have to end in another event.
+            Watch::Events(_) if !self.ended => SizeHint::default(),
+            _ => self.body.len().map_or_else(SizeHint::default, SizeHint::with_exact),
+        }
+    }
+}
+
+// === impl Broke ===
+
+impl Broke {
+    /// What a client is told.
+    const fn code(self) -> &'static str {
+        match self {
+            Self::Cut => "stream_broken",
+            Self::Silent => "stream_silent",
+            Self::Deadline => "request_timeout",
+        }
     }
 }
 
