@@ -55,16 +55,15 @@ pub(crate) struct Served {
 /// One engine and the requests in it.
 pub(crate) struct Driver {
     inner: Mutex<Inner>,
-    /// The engine has a deadline it did not have when the task went to sleep.
+    /// The engine has a deadline it did not have when the task went to sleep, or another clock.
     changed: Notify,
-    start: Instant,
-    speed: f64,
     max_waiting: u32,
     block_tokens: u32,
 }
 
 struct Inner {
     engine: Engine,
+    clock: Clock,
     feed: Option<Feed>,
     slots: HashMap<u64, Slot>,
     next_id: u64,
@@ -74,6 +73,17 @@ struct Inner {
     kv_events: Vec<(Nanos, KvEvent)>,
     /// Whom to wake once the lock is released: waking under it could run someone's drop, which wants it too.
     wakers: Vec<Waker>,
+}
+
+/// The engine's time, which runs at a speed of its own.
+#[derive(Clone, Copy, Debug)]
+struct Clock {
+    /// A moment of real time, and what the engine's clock showed at it.
+    at: (Instant, Nanos),
+    /// Engine seconds per second from then on.
+    speed: f64,
+    /// The speed when nothing slows the engine down.
+    full_speed: f64,
 }
 
 struct Slot {
@@ -110,6 +120,7 @@ impl Driver {
         let served = Served { finished: 0, ttft: Histogram::ttft(), e2e: Histogram::e2e() };
         let inner = Inner {
             engine: Engine::new(config),
+            clock: Clock { at: (Instant::now(), Nanos::ZERO), speed, full_speed: speed },
             feed,
             slots: HashMap::new(),
             next_id: 0,
@@ -118,23 +129,20 @@ impl Driver {
             kv_events: Vec::new(),
             wakers: Vec::new(),
         };
-        Arc::new(Self {
-            inner: Mutex::new(inner),
-            changed: Notify::new(),
-            start: Instant::now(),
-            speed,
-            max_waiting,
-            block_tokens,
-        })
+        Arc::new(Self { inner: Mutex::new(inner), changed: Notify::new(), max_waiting, block_tokens })
     }
 
     /// Runs the engine for as long as someone polls this.
     pub(crate) async fn run(&self) {
         loop {
-            let deadline = self.up_to_date(|inner, _| inner.engine.next_deadline());
+            let deadline =
+                self.up_to_date(|inner, _| inner.engine.next_deadline().map(|at| inner.clock.wall(at)));
             match deadline {
                 // A step does not change once begun, so whatever arrives meanwhile can wait for its end.
-                Some(deadline) => tokio::time::sleep_until(self.wall(deadline)).await,
+                Some(deadline) => tokio::select! {
+                    () = tokio::time::sleep_until(deadline) => {}
+                    () = self.changed.notified() => {}
+                },
                 None => self.changed.notified().await,
             }
         }
@@ -190,6 +198,36 @@ impl Driver {
         })
     }
 
+    /// Makes every step take `factor` times as long as at full speed, that in progress included.
+    pub(crate) fn slow_down(&self, factor: f64) {
+        self.up_to_date(|inner, now| {
+            let speed = inner.clock.full_speed / factor;
+            inner.clock = Clock { at: (Instant::now(), now), speed, ..inner.clock };
+        });
+        self.changed.notify_one();
+    }
+
+    /// Cuts the feed's subscribers off, or lets them in again.
+    pub(crate) fn cut_feed(&self, cut: bool) {
+        if let Some(feed) = &lock(&self.inner).feed {
+            feed.cut(cut);
+        }
+    }
+
+    /// Tells of more blocks that nobody has.
+    pub(crate) fn flood_feed(&self) {
+        if let Some(feed) = &mut lock(&self.inner).feed {
+            feed.flood();
+        }
+    }
+
+    /// Takes back what a flood has told.
+    pub(crate) fn end_flood(&self) {
+        if let Some(feed) = &mut lock(&self.inner).feed {
+            feed.end_flood();
+        }
+    }
+
     fn cancel(&self, id: u64) {
         self.up_to_date(|inner, now| {
             if let Some(slot) = inner.slots.remove(&id) {
@@ -205,23 +243,29 @@ impl Driver {
     fn up_to_date<T>(&self, act: impl FnOnce(&mut Inner, Nanos) -> T) -> T {
         let (result, wakers) = {
             let mut inner = lock(&self.inner);
-            let now = self.now();
+            let now = inner.clock.now();
             inner.catch_up(now);
             (act(&mut inner, now), std::mem::take(&mut inner.wakers))
         };
         wakers.into_iter().for_each(Waker::wake);
         result
     }
+}
 
+// === impl Clock ===
+
+impl Clock {
     /// Virtual time now.
     fn now(&self) -> Nanos {
-        Nanos::from_secs_f64(self.start.elapsed().as_secs_f64() * self.speed)
+        let (start, shown) = self.at;
+        Nanos(shown.0.saturating_add(Nanos::from_secs_f64(start.elapsed().as_secs_f64() * self.speed).0))
     }
 
     /// When the wall clock reaches a virtual time.
     fn wall(&self, at: Nanos) -> Instant {
+        let (start, shown) = self.at;
         // A year is as good as never, and an `Instant` can hold it.
-        self.start + Duration::from_secs_f64((at.as_secs_f64() / self.speed).min(3.2e7))
+        start + Duration::from_secs_f64(((at - shown).as_secs_f64() / self.speed).min(3.2e7))
     }
 }
 
@@ -413,5 +457,27 @@ mod tests {
         std::future::poll_fn(|cx| running.poll_progress(cx, 0)).await;
         let _waiting = driver.submit(prompt("two"), 1).expect("room in the queue");
         assert!(driver.submit(prompt("three"), 1).is_err());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_slowed_engine_takes_longer_from_where_it_is_and_recovers() {
+        let (driver, _task) = driver(MockConfig::default());
+        let answer = async |driver: &Arc<Driver>, text: &str| {
+            let start = Instant::now();
+            driver.submit(prompt(text), 200).expect("room").ended().await;
+            start.elapsed().as_secs_f64()
+        };
+        let full = answer(&driver, "a").await;
+        let ticket = driver.submit(prompt("b"), 200).expect("room");
+        let start = Instant::now();
+        std::future::poll_fn(|cx| ticket.poll_progress(cx, 100)).await;
+        let half = start.elapsed().as_secs_f64();
+        driver.slow_down(5.0);
+        ticket.ended().await;
+        let slowed = start.elapsed().as_secs_f64();
+        assert!((slowed - half - 5.0 * (full - half)).abs() < 0.1, "{full} s, {half} s and then {slowed} s");
+        driver.slow_down(1.0);
+        let again = answer(&driver, "c").await;
+        assert!((again - full).abs() < 0.01, "{full} s, then {again} s");
     }
 }

@@ -16,6 +16,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use crate::api::{self, Shared};
 use crate::config::{ConfigError, MockConfig};
 use crate::driver::Driver;
+use crate::fault::{self, Fault, Faults, Line};
 use crate::feed::{Feed, FeedAddresses, FeedCounts, FeedInfo};
 
 /// Open connections beyond which new ones wait in the listener's backlog.
@@ -36,6 +37,9 @@ pub struct MockEngine {
     /// The engines and the sockets of their feeds, which end when this is dropped.
     _engines: JoinSet<()>,
     feeds: Vec<FeedInfo>,
+    faults: Arc<Faults>,
+    /// Where faults are told, if anywhere.
+    control: Option<JoinHandle<()>>,
 }
 
 // === impl MockEngine ===
@@ -68,10 +72,11 @@ impl MockEngine {
         }
         let sources =
             feeds.iter().map(|feed| (feed.addresses.rank.to_string(), feed.source.clone())).collect();
+        let faults = Faults::new(drivers.clone());
         let router = api::router(Arc::new(Shared::new(config, drivers, Value::Object(sources))));
         let (stop, stopped) = watch::channel(false);
-        let server = tokio::spawn(accept(listener, router, stopped));
-        Ok(Self { addr, stop, server, _engines: engines, feeds })
+        let server = tokio::spawn(accept(listener, router, stopped, faults.line()));
+        Ok(Self { addr, stop, server, _engines: engines, feeds, faults, control: None })
     }
 
     /// Where it listens.
@@ -89,6 +94,31 @@ impl MockEngine {
         self.feeds.get(rank as usize).map(FeedInfo::counts)
     }
 
+    /// Does this to the engine.
+    ///
+    /// # Errors
+    ///
+    /// If the fault's value makes no sense; nothing is done then.
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime.
+    pub fn cause(&self, fault: Fault) -> Result<(), ConfigError> {
+        self.faults.cause(fault)
+    }
+
+    /// Takes faults on `listener`, too: `POST /fault` with the fault as JSON. No fault reaches this one.
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime.
+    pub fn take_faults(&mut self, listener: TcpListener) {
+        let stopped = self.stop.subscribe();
+        let server =
+            accept(listener, fault::control(self.faults.clone()), stopped, watch::channel(Line::default()).1);
+        self.control = Some(tokio::spawn(server));
+    }
+
     /// Stops accepting, lets every answer in progress come to its end and closes. Drop the future to cut this short.
     pub async fn shutdown(mut self) {
         self.stop.send_replace(true);
@@ -101,11 +131,19 @@ impl MockEngine {
 impl Drop for MockEngine {
     fn drop(&mut self) {
         self.server.abort();
+        if let Some(control) = &self.control {
+            control.abort();
+        }
     }
 }
 
 /// Serves until told to stop, then until the last connection closes. Connections end with this task.
-async fn accept(listener: TcpListener, router: Router, mut stopped: watch::Receiver<bool>) {
+async fn accept(
+    listener: TcpListener,
+    router: Router,
+    mut stopped: watch::Receiver<bool>,
+    line: watch::Receiver<Line>,
+) {
     let mut connections = JoinSet::new();
     loop {
         tokio::select! {
@@ -114,7 +152,7 @@ async fn accept(listener: TcpListener, router: Router, mut stopped: watch::Recei
             Some(_) = connections.join_next() => {}
             accepted = listener.accept(), if connections.len() < CONNECTIONS_MAX => match accepted {
                 Ok((stream, _)) => {
-                    connections.spawn(connection(stream, router.clone(), stopped.clone()));
+                    connections.spawn(connection(stream, router.clone(), stopped.clone(), line.clone()));
                 }
                 Err(error) => {
                     tracing::warn!(%error, "mock engine cannot accept a connection");
@@ -132,24 +170,42 @@ async fn told_to_stop(stopped: &mut watch::Receiver<bool>) {
     let _ = stopped.wait_for(|&stop| stop).await;
 }
 
-async fn connection(stream: TcpStream, router: Router, mut stopped: watch::Receiver<bool>) {
+async fn connection(
+    stream: TcpStream,
+    router: Router,
+    mut stopped: watch::Receiver<bool>,
+    mut line: watch::Receiver<Line>,
+) {
+    let resets_before = line.borrow().resets;
     // Without this, the kernel holds small events back until earlier ones are acknowledged. It fails only on a dead
     // socket, which the server notices by itself.
     let _ = stream.set_nodelay(true);
-    let connection = http1::Builder::new()
+    let mut connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEADER_TIMEOUT)
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
-    tokio::pin!(connection);
-    let ended = tokio::select! {
-        ended = connection.as_mut() => ended,
-        () = told_to_stop(&mut stopped) => {
-            connection.as_mut().graceful_shutdown();
-            connection.await
+    let mut stopping = false;
+    loop {
+        let Line { black_hole, resets } = *line.borrow_and_update();
+        if resets != resets_before {
+            // What is lost is told to the other side at once. A dead socket does not mind.
+            let _ = connection.into_parts().io.into_inner().set_zero_linger();
+            return;
         }
-    };
-    if let Err(error) = ended {
-        tracing::debug!(%error, "connection broke");
+        tokio::select! {
+            // Who stops waits for nobody who is not served.
+            ended = &mut connection, if !black_hole || stopping => {
+                if let Err(error) = ended {
+                    tracing::debug!(%error, "connection broke");
+                }
+                return;
+            }
+            Ok(()) = line.changed() => {}
+            () = told_to_stop(&mut stopped), if !stopping => {
+                stopping = true;
+                std::pin::Pin::new(&mut connection).graceful_shutdown();
+            }
+        }
     }
 }
 
@@ -158,6 +214,7 @@ mod tests {
     use http::StatusCode;
     use http_body_util::BodyExt;
     use serde_json::json;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     use super::*;
     use crate::testing::{ask, chat, engine, send, text};
@@ -398,5 +455,70 @@ mod tests {
         let response = send(engine_b.addr(), "/v1/chat/completions", body(100_000)).await;
         drop(engine_b);
         assert!(response.into_body().collect().await.is_err(), "the stream broke off");
+    }
+
+    #[tokio::test]
+    async fn a_black_hole_takes_connections_and_says_nothing_until_it_is_healed() {
+        let engine = engine(MockConfig::default()).await;
+        engine.cause(Fault::BlackHole).expect("a fault");
+        let mut held = TcpStream::connect(engine.addr()).await.expect("connections are accepted");
+        held.write_all(b"GET /health HTTP/1.1\r\nhost: mock\r\n\r\n").await.expect("the kernel takes it");
+        let mut answer = [0; 12];
+        // What is not held would be answered by the time that everything else is idle.
+        tokio::select! {
+            biased;
+            read = held.read_exact(&mut answer) => panic!("answered: {read:?}"),
+            () = async { for _ in 0..1000 { tokio::task::yield_now().await } } => {}
+        }
+        engine.cause(Fault::Heal).expect("a cure");
+        held.read_exact(&mut answer).await.expect("it is answered after all");
+        assert_eq!(&answer, b"HTTP/1.1 200");
+    }
+
+    #[tokio::test]
+    async fn a_reset_breaks_every_connection_once() {
+        let engine = engine(MockConfig { speed: 1.0, ..MockConfig::default() }).await;
+        let more = json!({"max_tokens": 100_000, "stream": true});
+        let response = send(engine.addr(), "/v1/chat/completions", chat("hi", more).to_string()).await;
+        let mut body = response.into_body();
+        body.frame().await.expect("it has begun").expect("a frame");
+        engine.cause(Fault::Reset).expect("a fault");
+        let broken = loop {
+            match body.frame().await {
+                Some(Ok(_)) => {}
+                Some(Err(error)) => break error,
+                None => panic!("the stream ended as if it were whole"),
+            }
+        };
+        let source = std::error::Error::source(&broken).map(ToString::to_string).unwrap_or_default();
+        assert!(source.contains("reset"), "{broken}: {source}");
+        let (status, _) = text(send(engine.addr(), "/health", "").await).await;
+        assert_eq!(status, StatusCode::OK, "the next connection is served");
+        while text(send(engine.addr(), "/metrics", "").await)
+            .await
+            .1
+            .contains("running{engine=\"0\",model_name=\"mock\"} 1")
+        {}
+    }
+
+    #[tokio::test]
+    async fn faults_are_told_over_http_where_no_fault_reaches() {
+        let mut engine = engine(MockConfig::default()).await;
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let control = listener.local_addr().expect("bound");
+        engine.take_faults(listener);
+        let tell = async |fault: Value| text(send(control, "/fault", fault.to_string()).await).await;
+        for fault in ["black_hole", "reset", "heal", "cut_feed", "flood_feed", "restore_feed"] {
+            assert_eq!(tell(json!({"fault": fault})).await.0, StatusCode::NO_CONTENT, "{fault}");
+        }
+        assert_eq!(tell(json!({"fault": "slow", "factor": 2})).await.0, StatusCode::NO_CONTENT);
+        for (wrong, what) in [
+            (json!({"fault": "slow", "factor": 0}), "factor is 0"),
+            (json!({"fault": "slow"}), "factor"),
+            (json!({"fault": "flood"}), "black_hole"),
+        ] {
+            let (status, message) = tell(wrong).await;
+            assert!(status.is_client_error() && message.contains(what), "{status} {message}");
+        }
     }
 }

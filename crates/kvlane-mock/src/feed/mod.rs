@@ -35,6 +35,10 @@ use self::publish::{Batch, Outlet, OutletConfig};
 use crate::config::ConfigError;
 use crate::tokens::Prompt;
 
+/// Blocks that one batch of a flood stores, and batches after which they are dropped.
+const FLOOD_BLOCKS: u64 = 50;
+const FLOOD_BATCHES: u64 = 200;
+
 /// The group of layers that all blocks belong to.
 const GROUP: u32 = 0;
 
@@ -100,6 +104,9 @@ pub(crate) struct Feed {
     cut_off: Vec<Arc<Text>>,
     started: Instant,
     started_unix_secs: f64,
+    /// Batches of floods, and how many of them were taken back.
+    flooded: u64,
+    ebbed: u64,
     /// Kept between batches for its memory.
     sent: Vec<Batch>,
 }
@@ -175,6 +182,8 @@ impl Feed {
             started_unix_secs: SystemTime::now()
                 .duration_since(UNIX_EPOCH)
                 .map_or(0.0, |since| since.as_secs_f64()),
+            flooded: 0,
+            ebbed: 0,
             sent: Vec::new(),
         };
         Ok((feed, FeedInfo { addresses, source, outlet }))
@@ -254,6 +263,48 @@ impl Feed {
         self.steps = steps;
     }
 
+    /// Lets nobody in, or whoever comes.
+    pub(crate) fn cut(&self, cut: bool) {
+        self.outlet.cut(cut);
+    }
+
+    /// Publishes blocks of a prompt that nobody has sent, and drops those of a while ago.
+    pub(crate) fn flood(&mut self) {
+        let names = flood_names(self.flooded);
+        let token_ids: Vec<u32> =
+            (0..FLOOD_BLOCKS as u32 * self.block_tokens).map(|n| n ^ (self.flooded as u32) << 8).collect();
+        let mut writer = Writer::new(self.encoding);
+        self.begin(&mut writer);
+        writer.stored(&Stored {
+            names: &names,
+            parent: None,
+            token_ids: &token_ids,
+            block_tokens: self.block_tokens,
+            lora: None,
+            extra_keys: &vec![Vec::new(); names.len()],
+            group: Some(GROUP),
+        });
+        self.flooded += 1;
+        if self.flooded - self.ebbed > FLOOD_BATCHES {
+            self.ebb(&mut writer);
+        }
+        self.publish(writer);
+    }
+
+    /// Drops what floods have stored.
+    pub(crate) fn end_flood(&mut self) {
+        let mut writer = Writer::new(self.encoding);
+        while self.ebbed < self.flooded {
+            self.ebb(&mut writer);
+        }
+        self.publish(writer);
+    }
+
+    fn ebb(&mut self, writer: &mut Writer) {
+        writer.removed(&flood_names(self.ebbed), Some(GROUP));
+        self.ebbed += 1;
+    }
+
     /// Adds a block to those stored one after another, or begins with it anew.
     fn stored(&mut self, hash: BlockHash, run: &mut Vec<Place>, writer: &mut Writer) {
         let Some(place) = self.ledger.stored(hash) else {
@@ -326,6 +377,11 @@ impl Feed {
     pub(crate) fn is_empty(&self) -> bool {
         self.ledger.is_empty() && self.cut_off.is_empty()
     }
+}
+
+/// What the blocks of a flood's batch are called.
+fn flood_names(batch: u64) -> Vec<u64> {
+    (0..FLOOD_BLOCKS).map(|block| name_of(BlockHash(!(batch * FLOOD_BLOCKS + block)))).collect()
 }
 
 /// The engine's name of a block: another bijection of 64 bits, so that nobody takes it for our hash.

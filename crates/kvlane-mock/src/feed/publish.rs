@@ -11,7 +11,7 @@ use bytes::Bytes;
 use kvlane_wire::zmtp::{Connection, Event, Frames, Limits, Socket, ZmtpError};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
@@ -59,6 +59,8 @@ pub(super) struct OutletConfig {
 pub(super) struct Outlet {
     config: OutletConfig,
     state: Mutex<State>,
+    /// Whether all connections are cut, and those that come.
+    cut: watch::Sender<bool>,
 }
 
 #[derive(Debug, Default)]
@@ -101,13 +103,15 @@ enum Closed {
     Protocol(#[from] ZmtpError),
     #[error("a peer has more than {TOPICS_MAX} subscriptions")]
     TooManyTopics,
+    #[error("it was cut")]
+    Cut,
 }
 
 // === impl Outlet ===
 
 impl Outlet {
     pub(super) fn new(config: OutletConfig) -> Arc<Self> {
-        Arc::new(Self { config, state: Mutex::default() })
+        Arc::new(Self { config, state: Mutex::default(), cut: watch::Sender::default() })
     }
 
     /// Keeps `made` for who asks, and gives each subscriber what goes out in its place.
@@ -133,6 +137,10 @@ impl Outlet {
                 counts.overflowed += u64::from(lost);
             }
         }
+    }
+
+    pub(super) fn cut(&self, cut: bool) {
+        self.cut.send_replace(cut);
     }
 
     pub(super) fn lied(&self) {
@@ -211,7 +219,7 @@ impl Drop for Seat {
 pub(super) async fn publisher(listener: TcpListener, outlet: Arc<Outlet>) {
     serve(listener, |stream| {
         let outlet = outlet.clone();
-        async move { report(publish_to(stream, &outlet).await) }
+        async move { report(until_cut(&outlet, publish_to(stream, &outlet)).await) }
     })
     .await;
 }
@@ -220,9 +228,20 @@ pub(super) async fn publisher(listener: TcpListener, outlet: Arc<Outlet>) {
 pub(super) async fn replayer(listener: TcpListener, outlet: Arc<Outlet>) {
     serve(listener, |stream| {
         let outlet = outlet.clone();
-        async move { report(replay_to(stream, &outlet).await) }
+        async move { report(until_cut(&outlet, replay_to(stream, &outlet)).await) }
     })
     .await;
+}
+
+/// Serves a connection until it ends or is cut.
+async fn until_cut(outlet: &Outlet, serve: impl Future<Output = Result<(), Closed>>) -> Result<(), Closed> {
+    let mut cut = outlet.cut.subscribe();
+    tokio::select! {
+        biased;
+        // Its sender is in the outlet, which is still there.
+        _ = cut.wait_for(|cut| *cut) => Err(Closed::Cut),
+        ended = serve => ended,
+    }
 }
 
 fn report(ended: Result<(), Closed>) {

@@ -80,6 +80,10 @@ pub(crate) struct MockEngineArgs {
     /// What goes wrong with the feed, such as drop=0.01,duplicate=0.01,reorder=0.01,delay=50ms,lie=0.1,silent=100.
     #[arg(long, value_name = "FAULTS", default_value = "", hide_default_value = true)]
     kv_events_faults: KvEventsFaults,
+    /// A port, on the same address, to tell the engine what goes wrong while it runs: POST /fault with
+    /// {"fault":"slow","factor":4}, or reset, black_hole, heal, cut_feed, flood_feed, restore_feed.
+    #[arg(long, value_name = "PORT")]
+    control_port: Option<u16>,
 }
 
 /// Runs it.
@@ -118,7 +122,14 @@ pub(crate) fn run(args: &MockEngineArgs) -> Result<ExitCode> {
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
         let listener = TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?;
-        let engine = MockEngine::start(config, listener)?;
+        let mut engine = MockEngine::start(config, listener)?;
+        if let Some(port) = args.control_port {
+            let address = SocketAddr::new(args.host, port);
+            let listener =
+                TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?;
+            tracing::info!(address = %listener.local_addr()?, "taking faults");
+            engine.take_faults(listener);
+        }
         tracing::info!(address = %engine.addr(), model = args.model, timing = timed_as, speed = args.speed, "serving");
         for feed in engine.feeds() {
             let replay = feed.replay.map(|address| address.to_string());

@@ -107,3 +107,53 @@ async fn a_slow_subscriber_misses_what_its_queue_does_not_take_and_nobody_else_d
     assert_eq!(number(&slow.message().await[1]), 10, "the gap shows in the numbers");
     task.abort();
 }
+
+#[tokio::test]
+async fn a_feed_that_is_cut_lets_nobody_in_until_it_is_restored_and_then_replays_what_was_missed() {
+    let engine = engine(feeding(MockConfig::default())).await;
+    let feed = engine.feeds()[0];
+    let mut subscriber = Client::subscribe(feed.publisher, "").await;
+    complete(&engine, &"a".repeat(400), json!({})).await;
+    subscriber.batch().await;
+    engine.cause(Fault::CutFeed).expect("a fault");
+    while subscriber.stream.read_buf(subscriber.connection.input()).await.is_ok_and(|read| read > 0) {}
+    for address in [feed.publisher, feed.replay.expect("configured")] {
+        let mut late = TcpStream::connect(address).await.expect("the port stays open");
+        let mut read = Vec::new();
+        late.read_to_end(&mut read).await.expect("closed");
+        assert!(read.is_empty(), "not even a greeting");
+    }
+    complete(&engine, &"b".repeat(400), json!({})).await;
+    engine.cause(Fault::RestoreFeed).expect("a cure");
+    Client::subscribe(feed.publisher, "").await;
+    assert!(batches(&engine).await.len() >= 2);
+}
+
+#[tokio::test]
+async fn a_flood_tells_of_blocks_that_are_all_dropped_when_it_ends() {
+    let engine = engine(feeding(MockConfig::default())).await;
+    let mut subscriber = Client::subscribe(engine.feeds()[0].publisher, "").await;
+    engine.cause(Fault::FloodFeed).expect("a fault");
+    let (mut stored, mut removed) = (Vec::new(), Vec::new());
+    let mut read = |batch: &Value| {
+        for event in batch[1].as_array().expect("events") {
+            let names = match event["type"].as_str() {
+                Some("BlockStored") => &mut stored,
+                _ => &mut removed,
+            };
+            names.extend(event["block_hashes"].as_array().expect("names").iter().cloned());
+        }
+    };
+    for expected in 0..300 {
+        let (seq, batch) = subscriber.batch().await;
+        assert_eq!(seq, expected);
+        read(&batch);
+    }
+    engine.cause(Fault::RestoreFeed).expect("a cure");
+    let made = engine.feed_counts(0).expect("a feed").batches;
+    for _ in 300..made {
+        read(&subscriber.batch().await.1);
+    }
+    assert!(stored.len() >= 300 * FLOOD_BLOCKS as usize);
+    assert_eq!(stored, removed, "in this order");
+}

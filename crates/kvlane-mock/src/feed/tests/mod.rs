@@ -18,7 +18,7 @@ use tokio::net::TcpStream;
 
 use super::*;
 use crate::testing::{ask, engine, send, send_to_rank, text};
-use crate::{MockConfig, MockEngine};
+use crate::{Fault, MockConfig, MockEngine};
 
 /// A feed on the loopback interface.
 fn feeding(config: MockConfig) -> MockConfig {
