@@ -17,6 +17,7 @@ use kvlane_core::router::{Router, Scratch};
 use kvlane_core::scheduler::{Input, Output, Scheduler};
 use kvlane_core::time::Nanos;
 use kvlane_core::truth::{Change, Feed, Reported};
+use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
@@ -51,6 +52,8 @@ pub struct Gateway {
     table: ArcSwap<Table>,
     pub(crate) workers: Mutex<BTreeMap<WorkerId, Arc<Worker>>>,
     pub(crate) upstreams: Mutex<Vec<Arc<Upstreams>>>,
+    /// Those of its threads, for a count of what they run.
+    pub(crate) runtimes: Mutex<Vec<Handle>>,
     /// It takes no new connections and ends soon.
     pub(crate) stopping: AtomicBool,
     next_request: AtomicU64,
@@ -139,6 +142,7 @@ impl Gateway {
             table: ArcSwap::default(),
             workers: Mutex::default(),
             upstreams: Mutex::default(),
+            runtimes: Mutex::default(),
             stopping: AtomicBool::new(false),
             next_request: AtomicU64::new(1),
             next_worker: AtomicU64::new(1),

@@ -8,8 +8,8 @@
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
 
 use tokio::net::{TcpListener, TcpStream};
@@ -89,6 +89,11 @@ impl Serving {
         let gateway = Arc::new(Gateway::new(config, Clock::start(speed), timings, tokenizers, drained));
         let mut threads = Vec::new();
 
+        let runtime = || {
+            let runtime = runtime()?;
+            gateway.runtimes.lock().unwrap_or_else(PoisonError::into_inner).push(runtime.handle().clone());
+            Ok::<_, io::Error>(runtime)
+        };
         let admin = runtime()?;
         let (sockets, appliers) = (runtime()?, runtime()?);
         let ingest = Ingest::new(Arc::clone(&gateway), sockets.handle().clone(), appliers.handle().clone());

@@ -163,6 +163,7 @@ pub struct Metrics {
     pub(crate) truth: TruthMetrics,
     feeds: FeedMetrics,
     pub(crate) reloads: Family<ReloadLabel, Counter>,
+    tasks: Gauge,
     queue: Family<ModelLabel, Gauge>,
     index_bytes: Family<ModelLabel, Gauge>,
     index_blocks: Family<ModelLabel, Gauge>,
@@ -237,6 +238,7 @@ impl Metrics {
             truth: TruthMetrics::default(),
             feeds: FeedMetrics::default(),
             reloads: Family::default(),
+            tasks: Gauge::default(),
             queue: Family::default(),
             index_bytes: Family::default(),
             index_blocks: Family::default(),
@@ -309,6 +311,7 @@ impl Metrics {
         self.truth.register(&mut r);
         self.feeds.register(&mut r);
         r.register("config_reloads", "Configurations taken over or refused", self.reloads.clone());
+        r.register("tasks", "Tasks of all threads: connections, probes, feeds", self.tasks.clone());
         r.register("queue_requests", "Requests waiting for a place", self.queue.clone());
         r.register_with_unit(
             "tokenize",
@@ -448,6 +451,9 @@ impl Metrics {
                 }
             });
         }
+        let runtimes = gateway.runtimes.lock().unwrap_or_else(PoisonError::into_inner);
+        let tasks: usize = runtimes.iter().map(|runtime| runtime.metrics().num_alive_tasks()).sum();
+        self.tasks.set(tasks as i64);
         self.render_tokenizers(gateway);
         let mut text = String::new();
         if encode(&mut text, &registry).is_err() {
