@@ -1,7 +1,7 @@
 # demo, test, lint, bench and ci need the Rust toolchain (1.89 or later, https://rustup.rs) and nothing else; each is one
 # line of cargo that can be typed by hand.
 
-.PHONY: demo test lint bench scenarios placement placement-live e2e-vllm e2e-sglang e2e-llamacpp race ci cargo
+.PHONY: demo test lint bench scenarios placement placement-live chaos soak crowd e2e-vllm e2e-sglang e2e-llamacpp race ci cargo
 
 # A trace through the gateway onto four mock engines, under three policies.
 demo: cargo
@@ -32,6 +32,22 @@ placement: cargo
 # Whether the gateway orders policies as the simulator does: pieces of a trace through both, eight minutes or more.
 placement-live: cargo
 	cargo run --release --locked -p kvlane --example placement_live
+
+# Real processes under load while a script kills, stops, slows and cuts them off: every request is judged by how it ended.
+# CHAOS_SECONDS=60 for a short one, CHAOS_SEED=7 for another script; see the example's head.
+chaos: cargo
+	cargo build --release --locked -p kvlane --bin kvlane --example chaos
+	target/release/examples/chaos script --reloads --seconds $(or $(CHAOS_SECONDS),600) --seed $(or $(CHAOS_SEED),1)
+
+# Two hours of mixed traffic, and what they do to memory and descriptors.
+soak: cargo
+	cargo build --release --locked -p kvlane --bin kvlane --example chaos
+	target/release/examples/chaos soak --dir target/soak --rate 15 --seconds $(or $(SOAK_SECONDS),7200)
+
+# 20,000 streams, 5,000 slow clients, a burst, and how long others wait meanwhile. Linux; 20,000 open files or more.
+crowd: cargo
+	cargo build --release --locked -p kvlane --bin kvlane --example chaos
+	target/release/examples/chaos crowd
 
 # All benches; figures are printed, never asserted.
 bench: cargo

@@ -398,9 +398,7 @@ impl Tokens {
         self.pending = self.pending.saturating_add(came);
         self.counted = chunk.usage.map_or(self.counted, |usage| usage.completion.max(self.counted));
         match &chunk.ids {
-            Some(ids) if !ids.is_empty() || chunk.text.is_empty() => {
-                self.pending_ids.extend_from_slice(ids)
-            }
+            Some(ids) if !ids.is_empty() || chunk.text.is_empty() => self.pending_ids.extend_from_slice(ids),
             _ => self.ids_lacking |= speaks,
         }
         if !chunk.text.is_empty() {

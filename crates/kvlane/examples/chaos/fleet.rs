@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::client;
 
-/// The engines' model.
+/// The model of most engines.
 pub(crate) const MODEL: &str = "m";
 
 /// Ports below those that the kernel gives to outgoing connections: an engine comes back at the one it had.
@@ -27,12 +27,14 @@ pub(crate) struct FleetConfig {
     pub(crate) kvlane: PathBuf,
     /// Where logs and the configuration go.
     pub(crate) dir: PathBuf,
-    /// Engines.
-    pub(crate) engines: usize,
+    /// The model of each engine.
+    pub(crate) engines: Vec<&'static str>,
     /// Further flags of each engine.
     pub(crate) engine_flags: Vec<String>,
     /// Whether engines publish what their caches hold.
     pub(crate) feeds: bool,
+    /// Whether engines are told what goes wrong, beside what can be done to any process.
+    pub(crate) faults: bool,
     /// The gateway's configuration but for addresses and workers.
     pub(crate) gateway: Value,
 }
@@ -42,6 +44,8 @@ pub(crate) struct FleetConfig {
 pub(crate) struct Engine {
     /// Where it serves when it lives.
     pub(crate) address: SocketAddr,
+    /// Where it is told what goes wrong.
+    pub(crate) control: SocketAddr,
     flags: Vec<String>,
     process: Option<Child>,
 }
@@ -81,11 +85,14 @@ impl Fleet {
         let mut free = PORTS.filter(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok());
         let mut port = || free.next().ok_or_else(|| io::Error::other("no free port below 32000"));
         let mut engines = Vec::new();
-        for n in 0..config.engines {
-            let (serving, publisher, replay) = (port()?, port()?, port()?);
+        for (n, model) in config.engines.iter().enumerate() {
+            let (serving, control, publisher, replay) = (port()?, port()?, port()?, port()?);
             let mut flags: Vec<String> =
-                ["mock-engine", "--model", MODEL, "--seed", "7", "--port"].map(String::from).into();
+                ["mock-engine", "--model", model, "--seed", "7", "--port"].map(String::from).into();
             flags.push(serving.to_string());
+            if config.faults {
+                flags.extend(["--control-port".into(), control.to_string()]);
+            }
             flags.extend(config.engine_flags.iter().cloned());
             if config.feeds {
                 let events = json!({
@@ -95,8 +102,9 @@ impl Fleet {
                 });
                 flags.extend(["--kv-events-config".into(), events.to_string()]);
             }
-            let address = SocketAddr::from((Ipv4Addr::LOCALHOST, serving));
-            let mut engine = Engine { address, flags, process: None };
+            let [address, control] =
+                [serving, control].map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
+            let mut engine = Engine { address, control, flags, process: None };
             engine.spawn(&config, n)?;
             engines.push(engine);
         }

@@ -2,15 +2,15 @@
 //!
 //! `chaos script` plays a seeded script of faults against mock engines behind a gateway and judges how every request
 //! ended: with a complete answer, or with one clear error that an engine is to blame for while no other could have
-//! answered. `chaos soak` runs for hours with few faults and looks at memory and descriptors. Both leave what they have
-//! seen in `--dir`, end with code 1 if a promise was broken, and print the seed to have the same again.
+//! answered. `chaos soak` runs for hours with few faults and looks at memory and descriptors. `chaos crowd` opens very many
+//! streams and lets clients be slow, and looks at how long others wait meanwhile. All leave what they have seen in `--dir`, end with code 1 if a promise was broken, and print the seed to have the same again.
 //!
 //! Build the gateway first: `cargo build --release -p kvlane`. The clients are one thread, so that the gateway has the
 //! rest of a small machine.
 
 mod client;
+mod crowd;
 mod fleet;
-mod script;
 mod traffic;
 mod verdict;
 
@@ -24,15 +24,19 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, Parser, Subcommand};
 use http::Method;
+use kvlane_core::rng::Rng;
+use kvlane_core::time::Nanos;
+use kvlane_mock::Fault;
+use kvlane_sim::chaos::{Action, Config as ScriptConfig, Script, Step};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep_until};
 
 use self::client::{Client, Told};
-use self::fleet::{Fleet, FleetConfig, Usage};
-use self::script::{Action, FAULTS, Pace, State, Step};
+use self::crowd::CrowdArgs;
+use self::fleet::{Fleet, FleetConfig, MODEL, Usage};
 use self::traffic::{Asked, Traffic};
-use self::verdict::{Truth, Verdicts, slope};
+use self::verdict::{State, Truth, Verdicts, slope};
 
 /// Longer than any deadline of the gateway: whoever waits as long was forgotten.
 const PATIENCE: Duration = Duration::from_secs(40);
@@ -41,7 +45,12 @@ const SETTLED_WITHIN: Duration = Duration::from_secs(20);
 /// Time that the gateway has to end after SIGTERM.
 const STOPPED_WITHIN: Duration = Duration::from_secs(15);
 /// Time that the gateway has to find out that an engine is well again.
-const SETTLES: Duration = Duration::from_secs(4);
+const SETTLES: Nanos = Nanos::from_secs(6);
+/// Time within which an engine that has just been started can be told something.
+const TOLD_WITHIN: Duration = Duration::from_secs(5);
+/// Seconds between two deaths of an engine in a soak, and how long one is dead.
+const SOAK_EVERY_S: u64 = 90;
+const SOAK_DEAD_S: u64 = 6;
 /// Share of a run after which memory and descriptors are looked at.
 const WARM_UP: f64 = 0.25;
 
@@ -58,6 +67,8 @@ enum Mode {
     Script(RunArgs),
     /// Hours of mixed traffic.
     Soak(RunArgs),
+    /// Very many streams, slow clients, a burst.
+    Crowd(CrowdArgs),
 }
 
 #[derive(Args, Clone)]
@@ -91,25 +102,47 @@ struct RunArgs {
 fn main() -> Result<ExitCode, Box<dyn Error>> {
     let options = Options::parse();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let (args, pace, sampled) = match &options.mode {
-        Mode::Script(args) => {
-            let pace =
-                Pace { every_s: 5.0, lasts_s: 5.0, settles_s: 4.0, faults: &FAULTS, reloads: args.reloads };
-            (args, pace, Duration::from_secs(1))
-        }
-        Mode::Soak(args) => {
-            let pace = Pace {
-                every_s: 90.0,
-                lasts_s: 6.0,
-                settles_s: 4.0,
-                faults: &FAULTS[..1],
-                reloads: args.reloads,
-            };
-            (args, pace, Duration::from_secs(10))
+    let (args, script, sampled) = match &options.mode {
+        Mode::Script(args) => (args, faults(args), Duration::from_secs(1)),
+        Mode::Soak(args) => (args, deaths(args), Duration::from_secs(10)),
+        Mode::Crowd(args) => {
+            let broken = runtime.block_on(crowd::run(args))?;
+            return Ok(if broken { ExitCode::FAILURE } else { ExitCode::SUCCESS });
         }
     };
-    let broken = runtime.block_on(run(args, pace, sampled))?;
+    let broken = runtime.block_on(run(args, script, sampled))?;
     Ok(if broken { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// Everything that a script has, twice with no engine left, and a calm end.
+fn faults(args: &RunArgs) -> Script {
+    let config = ScriptConfig {
+        engines: args.engines,
+        length: Nanos::from_secs(args.seconds),
+        calm: Nanos::from_secs((args.seconds / 6).min(30)),
+        settle: SETTLES,
+        ..ScriptConfig::default()
+    };
+    Script::new(args.seed, &config)
+}
+
+/// One engine at a time dies now and then and comes back.
+fn deaths(args: &RunArgs) -> Script {
+    let mut rng = Rng::new(args.seed);
+    let mut steps = Vec::new();
+    for n in 1..(args.seconds / SOAK_EVERY_S) {
+        let engine = rng.below(args.engines);
+        let at = Nanos::from_secs(n * SOAK_EVERY_S);
+        steps.push(Step { at, action: Action::Kill { engine } });
+        steps.push(Step { at: at + Nanos::from_secs(SOAK_DEAD_S), action: Action::Restart { engine } });
+    }
+    let config = ScriptConfig {
+        engines: args.engines,
+        length: Nanos::from_secs(args.seconds),
+        settle: SETTLES,
+        ..ScriptConfig::default()
+    };
+    Script { seed: args.seed, config, steps, blackouts: Vec::new() }
 }
 
 /// What a gateway is told. Deadlines are short, since what takes long here takes for ever.
@@ -131,25 +164,27 @@ fn settings() -> Value {
 }
 
 /// One run, from a start to an end of everything: whether a promise was broken.
-async fn run(args: &RunArgs, pace: Pace, sampled: Duration) -> Result<bool, Box<dyn Error>> {
-    let lasts = Duration::from_secs(args.seconds);
-    let steps = script::draw(args.seed, args.engines, lasts, pace);
+async fn run(args: &RunArgs, script: Script, sampled: Duration) -> Result<bool, Box<dyn Error>> {
+    let (lasts, steps) = (Duration::from_secs(args.seconds), script.steps.clone());
     let config = FleetConfig {
         kvlane: args.kvlane.clone(),
         dir: args.dir.clone(),
-        engines: args.engines,
+        engines: vec![MODEL; args.engines],
         engine_flags: ["--speed", &args.speed.to_string(), "--kv-cache-size", "4000"]
             .map(String::from)
             .into(),
         feeds: true,
+        faults: script
+            .steps
+            .iter()
+            .any(|step| !matches!(step.action, Action::Kill { .. } | Action::Restart { .. })),
         gateway: settings(),
     };
     let mut fleet = Fleet::start(config).await?;
     let urls = fleet.engines.iter().map(fleet::Engine::url).collect();
-    let mut verdicts = Verdicts::new(Truth::new(urls, SETTLES));
     let (mut say, mut samples) = (io::stdout(), File::create(args.dir.join("samples.csv"))?);
     writeln!(samples, "s,rss_kib,fds,threads,cpu_ms,asked,violations,in_flight")?;
-    let idle = fleet.usage()?;
+    let idle = Idle { fds: fleet.usage()?.fds, tasks: tasks(&client::get(fleet.admin, "/metrics").await?) };
     writeln!(
         say,
         "seed {}: {} engines, {} requests a second, {} steps in {} s; gateway {} with {} KiB, {} descriptors; see {}",
@@ -159,7 +194,7 @@ async fn run(args: &RunArgs, pace: Pace, sampled: Duration) -> Result<bool, Box<
         steps.len(),
         args.seconds,
         fleet.address,
-        idle.rss_kib,
+        fleet.usage()?.rss_kib,
         idle.fds,
         args.dir.display()
     )?;
@@ -169,9 +204,11 @@ async fn run(args: &RunArgs, pace: Pace, sampled: Duration) -> Result<bool, Box<
     let mut samplings = interval(sampled);
     samplings.set_missed_tick_behavior(MissedTickBehavior::Skip);
     let start = Instant::now();
+    let mut verdicts = Verdicts::new(Truth::new(urls, script, start));
+    let mut doing: JoinSet<io::Result<Option<(usize, State)>>> = JoinSet::new();
     let (mut due, mut next, mut seen) = (start, 0, Vec::<(f64, Usage)>::new());
     while start.elapsed() < lasts {
-        let step = steps.get(next).map_or(lasts, |step| step.at);
+        let step = steps.get(next).map_or(lasts, |step| Duration::from_nanos(step.at.0));
         tokio::select! {
             Some(ended) = in_flight.join_next() => {
                 let (asked, told, from) = ended?;
@@ -187,8 +224,14 @@ async fn run(args: &RunArgs, pace: Pace, sampled: Duration) -> Result<bool, Box<
                 });
             }
             () = sleep_until((start + step).into()), if next < steps.len() => {
-                apply(&mut fleet, &mut verdicts, steps[next]).await?;
+                writeln!(say, "{}", steps[next])?;
+                apply(&mut fleet, &mut verdicts, &mut doing, steps[next].action, args.reloads)?;
                 next += 1;
+            }
+            Some(done) = doing.join_next() => {
+                if let Some((engine, state)) = done?? {
+                    verdicts.note(engine, state);
+                }
             }
             _ = samplings.tick() => {
                 if let Some(how) = fleet.died()? {
@@ -233,46 +276,96 @@ async fn run(args: &RunArgs, pace: Pace, sampled: Duration) -> Result<bool, Box<
     Ok(verdicts.violations > 0)
 }
 
-/// Does one step of the script.
-async fn apply(fleet: &mut Fleet, verdicts: &mut Verdicts, step: Step) -> io::Result<()> {
-    let Step { at, engine, action } = step;
-    writeln!(
-        io::stdout(),
-        "{:7.1} s  {action:?} {}",
-        at.as_secs_f64(),
-        engine.map_or(String::new(), |n| n.to_string())
-    )?;
-    let state = engine.zip(action.makes());
-    // It is broken from before the fault on, and good from after the cure.
-    if let Some((engine, state)) = state.filter(|(_, state)| *state != State::Good) {
-        verdicts.note(engine, state);
-    }
-    let n = engine.unwrap_or(0);
+/// Does one step of the script, or begins it: what engines and the gateway have to be told takes its time, and says at
+/// its end what the engine is from then on.
+fn apply(
+    fleet: &mut Fleet,
+    verdicts: &mut Verdicts,
+    doing: &mut JoinSet<io::Result<Option<(usize, State)>>>,
+    action: Action,
+    reloads: bool,
+) -> io::Result<()> {
+    let mut cause = |engine: usize, fault: Fault, then: Option<State>| {
+        let control = fleet.engines[engine].control;
+        doing.spawn(async move { tell(control, fault).await.map(|()| then.map(|state| (engine, state))) });
+    };
+    // An engine is broken from before the fault on, and sound from after the cure.
     match action {
-        Action::Kill => fleet.kill(n)?,
-        Action::Restart => fleet.restart(n)?,
-        Action::Pause => fleet.signal(n, "STOP")?,
-        Action::Resume => fleet.signal(n, "CONT")?,
-        Action::Drain | Action::Undrain => {
-            let body = json!({"draining": action == Action::Drain}).to_string();
-            let path = format!("/workers/{}", fleet.engines[n].url().replace(':', "%3A").replace('/', "%2F"));
-            client::send(fleet.admin, Method::PUT, &path, &body).await?;
+        Action::Kill { engine } => {
+            verdicts.note(engine, State::Broken);
+            fleet.kill(engine)?;
         }
-        Action::Reload => {
+        Action::Restart { engine } => {
+            fleet.restart(engine)?;
+            verdicts.note(engine, State::Sound);
+        }
+        Action::Pause { engine } => {
+            verdicts.note(engine, State::Broken);
+            fleet.signal(engine, "STOP")?;
+        }
+        Action::Resume { engine } => {
+            fleet.signal(engine, "CONT")?;
+            verdicts.note(engine, State::Sound);
+        }
+        Action::Slow { engine, factor } => cause(engine, Fault::Slow { factor: factor.into() }, None),
+        Action::Reset { engine } => {
+            verdicts.note(engine, State::Broken);
+            cause(engine, Fault::Reset, Some(State::Sound));
+        }
+        Action::BlackHole { engine } => {
+            verdicts.note(engine, State::Broken);
+            cause(engine, Fault::BlackHole, None);
+        }
+        Action::Heal { engine } => cause(engine, Fault::Heal, Some(State::Sound)),
+        // A feed has no part in whether requests are answered.
+        Action::CutFeed { engine } => cause(engine, Fault::CutFeed, None),
+        Action::FloodFeed { engine } => cause(engine, Fault::FloodFeed, None),
+        Action::RestoreFeed { engine } => cause(engine, Fault::RestoreFeed, None),
+        Action::Drain { engine } | Action::Undrain { engine } => {
+            let body = json!({"draining": matches!(action, Action::Drain { .. })}).to_string();
+            let path =
+                format!("/workers/{}", fleet.engines[engine].url().replace(':', "%3A").replace('/', "%2F"));
+            let admin = fleet.admin;
+            doing.spawn(async move { client::send(admin, Method::PUT, &path, &body).await.map(|_| None) });
+        }
+        Action::Reload if reloads => {
             let mut settings = fleet.settings().clone();
-            let policy = if at.as_secs().is_multiple_of(2) { "cache_aware" } else { "fleet_cost" };
+            let policy = if verdicts.asked.is_multiple_of(2) { "cache_aware" } else { "fleet_cost" };
             settings["routing"]["policy"] = policy.into();
             fleet.reload(&settings)?;
         }
-    }
-    if let Some((engine, state)) = state.filter(|(_, state)| *state == State::Good) {
-        verdicts.note(engine, state);
+        Action::Reload | Action::RotateCertificates => {}
     }
     Ok(())
 }
 
+/// Tells an engine what goes wrong, which may have been started just before.
+async fn tell(control: std::net::SocketAddr, fault: Fault) -> io::Result<()> {
+    let body = serde_json::to_string(&fault)?;
+    let until = Instant::now() + TOLD_WITHIN;
+    loop {
+        match client::send(control, Method::POST, "/fault", &body).await {
+            Ok(_) => return Ok(()),
+            Err(error) if Instant::now() > until => return Err(error),
+            Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+        }
+    }
+}
+
+/// What the gateway has when nobody asks for anything.
+#[derive(Clone, Copy, Debug)]
+struct Idle {
+    fds: u64,
+    tasks: u64,
+}
+
+fn tasks(metrics: &str) -> u64 {
+    let line = metrics.lines().find_map(|line| line.strip_prefix("kvlane_tasks "));
+    line.and_then(|value| value.parse().ok()).unwrap_or(0)
+}
+
 /// What is left once nobody asks for anything any more.
-async fn settled(fleet: &Fleet, idle: Usage) -> io::Result<Vec<String>> {
+async fn settled(fleet: &Fleet, idle: Idle) -> io::Result<Vec<String>> {
     let until = Instant::now() + SETTLED_WITHIN;
     loop {
         let left = left(fleet, idle).await?;
@@ -283,7 +376,7 @@ async fn settled(fleet: &Fleet, idle: Usage) -> io::Result<Vec<String>> {
     }
 }
 
-async fn left(fleet: &Fleet, idle: Usage) -> io::Result<Vec<String>> {
+async fn left(fleet: &Fleet, idle: Idle) -> io::Result<Vec<String>> {
     let mut left = Vec::new();
     let workers: Value = serde_json::from_str(&client::get(fleet.admin, "/workers").await?)?;
     for worker in workers["workers"].as_array().into_iter().flatten() {
@@ -309,6 +402,11 @@ async fn left(fleet: &Fleet, idle: Usage) -> io::Result<Vec<String>> {
                 left.push(format!("{} still has {line}", engine.url()));
             }
         }
+    }
+    let tasks = tasks(&metrics);
+    // A feed in trouble has a task more, a probe that is under way another.
+    if tasks > idle.tasks + 2 * fleet.engines.len() as u64 {
+        left.push(format!("{tasks} tasks, where there were {} before", idle.tasks));
     }
     // Each engine may have a connection more that is idle: those of probes.
     let fds = fleet.usage()?.fds;

@@ -1,22 +1,33 @@
 //! Whether each request ended as it may, given what was done to the engines meanwhile.
 
 use std::collections::{BTreeMap, HashMap};
-use std::time::{Duration, Instant};
+use std::time::Instant;
+
+use kvlane_core::time::Nanos;
+use kvlane_sim::chaos::Script;
 
 use crate::client::{Ending, Shape, Told};
-use crate::script::State;
 use crate::traffic::{Asked, Expected};
 
 /// Violations that are told in full.
 const TOLD_MAX: usize = 20;
 
-/// What each engine was, and when.
+/// What can be expected of an engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    /// That it answers what it is given, if slowly.
+    Sound,
+    /// Nothing.
+    Broken,
+}
+
+/// What each engine was, and when; and when there was one for sure.
 #[derive(Debug)]
 pub(crate) struct Truth {
     /// URL, and since when it is what, in the order of time.
     engines: Vec<(String, Vec<(Instant, State)>)>,
-    /// Time that the gateway has to find out that an engine is well again.
-    settles: Duration,
+    script: Script,
+    start: Instant,
 }
 
 /// What became of all requests.
@@ -36,30 +47,26 @@ pub(crate) struct Verdicts {
 // === impl Truth ===
 
 impl Truth {
-    pub(crate) fn new(engines: Vec<String>, settles: Duration) -> Self {
-        let start = Instant::now();
-        // They were found good before anything was asked.
-        let engines = engines.into_iter().map(|url| (url, vec![(start - settles, State::Good)])).collect();
-        Self { engines, settles }
+    /// What holds from `start` on, which is when the script begins.
+    pub(crate) fn new(engines: Vec<String>, script: Script, start: Instant) -> Self {
+        let engines = engines.into_iter().map(|url| (url, vec![(start, State::Sound)])).collect();
+        Self { engines, script, start }
     }
 
-    /// Whether an engine was nothing but `states` from `from` to `to`.
-    fn only(history: &[(Instant, State)], from: Instant, to: Instant, states: &[State]) -> bool {
-        let before = history.iter().rposition(|(at, _)| *at <= from);
-        let during = history.iter().skip(before.unwrap_or(0)).take_while(|(at, _)| *at <= to);
-        before.is_some() && during.into_iter().all(|(_, state)| states.contains(state))
-    }
-
-    /// An engine that was good, and known to be, all the time.
-    fn some_good(&self, from: Instant, to: Instant) -> Option<&str> {
-        let good = |history: &[_]| Self::only(history, from - self.settles, to, &[State::Good]);
-        self.engines.iter().find(|(_, history)| good(history)).map(|(url, _)| url.as_str())
+    /// Whether there was an engine at every time that could have answered, and was known to be sound.
+    fn had_healthy(&self, from: Instant, to: Instant) -> bool {
+        let since_start = |at: Instant| Nanos(at.saturating_duration_since(self.start).as_nanos() as u64);
+        self.script.had_healthy(since_start(from), since_start(to))
     }
 
     /// Whether the engine of this name answered all the time, as far as it is to blame.
     fn answered(&self, url: &str, from: Instant, to: Instant) -> bool {
         let engine = self.engines.iter().find(|(name, _)| url.starts_with(name.as_str()));
-        engine.is_some_and(|(_, history)| Self::only(history, from, to, &[State::Good, State::Drained]))
+        engine.is_some_and(|(_, history)| {
+            let before = history.iter().rposition(|(at, _)| *at <= from).unwrap_or(0);
+            let during = history[before..].iter().take_while(|(at, _)| *at <= to);
+            during.into_iter().all(|(_, state)| *state == State::Sound)
+        })
     }
 }
 
@@ -120,10 +127,10 @@ impl Verdicts {
             }
             (Ending::Refused { status, code }, Expected::Answer { .. }) => {
                 let name = format!("error {status} {code}");
-                match self.truth.some_good(from, to) {
-                    Some(url) => (name.clone(), Some(format!("{name}, though {url} was good all the time"))),
-                    None => (name, None),
-                }
+                let promised = self.truth.had_healthy(from, to);
+                let wrong =
+                    promised.then(|| format!("{name}, though there was a healthy engine all the time"));
+                (name, wrong)
             }
             (Ending::Failed(event), Expected::Answer { .. }) => {
                 self.broken("error event", event, told, from, to)
@@ -150,7 +157,7 @@ impl Verdicts {
         to: Instant,
     ) -> (String, Option<String>) {
         let good = told.worker.as_deref().is_some_and(|url| self.truth.answered(url, from, to));
-        let wrong = good.then(|| format!("{name}, though its engine was good all the time: {how}"));
+        let wrong = good.then(|| format!("{name}, though its engine was sound all the time: {how}"));
         (name.to_owned(), wrong)
     }
 }
