@@ -16,6 +16,15 @@ pub struct Address {
 // === impl Address ===
 
 impl Address {
+    /// `host:port`, as sockets are told it.
+    pub(crate) fn place(&self) -> String {
+        if self.host.contains(':') {
+            format!("[{}]:{}", self.host, self.port)
+        } else {
+            format!("{}:{}", self.host, self.port)
+        }
+    }
+
     /// Reads `http://host[:port][/path]`.
     ///
     /// # Errors

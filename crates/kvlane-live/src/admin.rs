@@ -12,6 +12,7 @@ use kvlane_core::timing::TimingFile;
 use kvlane_core::truth::{Feed, Knowledge};
 use serde_json::{Value, json};
 
+use crate::auth;
 use crate::canary::Parity;
 use crate::config::WorkerSpec;
 use crate::fleet::AddError;
@@ -38,12 +39,26 @@ pub(crate) async fn answer(
     let gateway = &front.gateway;
     let open = match path {
         "/liveness" | "/health" if get => text_response(StatusCode::OK, "text/plain", "ok\n".into()),
-        "/readiness" if get => readiness(gateway),
+        "/readiness" if get => readiness(gateway, front.shows_workers(parts)),
         "/v1/models" if get => json_response(StatusCode::OK, &models(gateway)),
         _ if get && path.starts_with("/v1/models/") => model(gateway, &path["/v1/models/".len()..])?,
         _ => return operate(front, parts, body).await,
     };
     Ok(Some(open))
+}
+
+/// Whether anybody may know what is at this path, whoever they are: those who watch over the gateway have no key.
+pub(crate) fn is_open(path: &str) -> bool {
+    matches!(path, "/liveness" | "/health" | "/readiness")
+}
+
+/// Whether a path is the operators'.
+pub(crate) fn is_for_operators(path: &str) -> bool {
+    path.starts_with("/workers/")
+        || matches!(
+            path,
+            "/workers" | "/add_worker" | "/remove_worker" | "/list_workers" | "/decisions" | "/metrics"
+        )
 }
 
 async fn operate(
@@ -53,17 +68,18 @@ async fn operate(
 ) -> Result<Option<Response<Body>>, ApiError> {
     let (path, method) = (parts.uri.path(), parts.method.as_str());
     let worker_name = path.strip_prefix("/workers/");
-    let known = worker_name.is_some()
-        || matches!(path, "/workers" | "/add_worker" | "/remove_worker" | "/list_workers" | "/decisions")
-        || (path == "/metrics" && front.door == Door::Operators);
-    if !known {
+    if !is_for_operators(path) || (path == "/metrics" && matches!(front.door, Door::Clients { .. })) {
         return Ok(None);
     }
-    if front.door == (Door::Clients { admin: false }) {
+    if front.door == (Door::Clients { loopback: false }) {
         return Err(refused(
             StatusCode::FORBIDDEN,
             "the admin API is open on the clients' port only while that listens on loopback: use the metrics port",
         ));
+    }
+    if parts.method != Method::GET {
+        let by = auth::identity(parts).map_or("anybody", |identity| &*identity.name);
+        tracing::info!(method, path, by, "an operator's request");
     }
     let gateway = &front.gateway;
     let answer = match (method, path, worker_name) {
@@ -85,7 +101,7 @@ async fn operate(
                 );
                 refused(StatusCode::BAD_REQUEST, &what)
             })?;
-            let worker = add(front, &spec)?;
+            let worker = add(front, &spec).await?;
             let mut response = json_response(StatusCode::ACCEPTED, &describe(gateway, &worker));
             if let Ok(location) = HeaderValue::try_from(format!("/workers/{}", worker.id.0)) {
                 response.headers_mut().insert(header::LOCATION, location);
@@ -111,7 +127,7 @@ async fn operate(
             json_response(StatusCode::ACCEPTED, &describe(gateway, &worker))
         }
         ("POST", "/add_worker", _) => {
-            let worker = add(front, &WorkerSpec::new(url_in_query(parts)?))?;
+            let worker = add(front, &WorkerSpec::new(url_in_query(parts)?)).await?;
             text_response(
                 StatusCode::OK,
                 "text/plain",
@@ -148,10 +164,11 @@ fn refused(status: StatusCode, message: &str) -> ApiError {
     ApiError::Admin { status, message: message.into() }
 }
 
-fn add(front: &Front, spec: &WorkerSpec) -> Result<Arc<Worker>, ApiError> {
-    front.fleet.add(spec).map_err(|error| {
+async fn add(front: &Front, spec: &WorkerSpec) -> Result<Arc<Worker>, ApiError> {
+    front.fleet.add_where_allowed(spec).await.map_err(|error| {
         let status = match error {
             AddError::BadUrl(_) => StatusCode::BAD_REQUEST,
+            AddError::Refused(_) => StatusCode::FORBIDDEN,
             AddError::Duplicate(_) => StatusCode::CONFLICT,
             AddError::TooMany => StatusCode::INSUFFICIENT_STORAGE,
         };
@@ -240,7 +257,8 @@ fn describe(gateway: &Gateway, worker: &Worker) -> Value {
     })
 }
 
-fn readiness(gateway: &Gateway) -> Response<Body> {
+/// Whether there is anybody to serve requests; who and what is wrong with them only to those who may know.
+fn readiness(gateway: &Gateway, whole: bool) -> Response<Body> {
     let stopping = gateway.stopping.load(Ordering::Relaxed);
     let mut any = false;
     let pools: Vec<Value> = gateway
@@ -296,6 +314,9 @@ fn readiness(gateway: &Gateway) -> Response<Body> {
         .collect();
     let ready = any && !stopping;
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    if !whole {
+        return json_response(status, &json!({"ready": ready, "stopping": stopping}));
+    }
     json_response(
         status,
         &json!({

@@ -112,6 +112,9 @@ fn head(worker: &Worker, method: &Method, path: &str, more: &str, body: &Bytes) 
         "{method} {}{path} HTTP/1.1\r\nhost: {}\r\nuser-agent: kvlane\r\naccept: */*\r\n{more}",
         address.base_path, address.authority
     );
+    if let Some(authorization) = worker.authorization() {
+        head += &format!("authorization: {authorization}\r\n");
+    }
     if *method == Method::POST {
         head += &format!("content-type: application/json\r\ncontent-length: {}\r\n", body.len());
     }

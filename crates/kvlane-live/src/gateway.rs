@@ -21,6 +21,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
+use crate::auth::{Allowed, Auth};
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::hints::{Facts, Hints};
@@ -43,6 +44,10 @@ pub struct Gateway {
     pub(crate) hints: ArcSwap<Hints>,
     /// How often its configuration was replaced, and what came of the last time.
     pub(crate) reloads: Reloads,
+    /// Who may do what. Replaced whole.
+    auth: ArcSwap<Auth>,
+    /// Where workers may be that somebody names from outside.
+    pub(crate) allowed: Arc<ArcSwap<Allowed>>,
     /// Its time.
     pub clock: Clock,
     /// Its metrics.
@@ -126,6 +131,7 @@ impl Gateway {
     /// A gateway without workers. Endpoints whose last request ends while they drain are told to `drained`.
     pub(crate) fn new(
         config: Config,
+        auth: Auth,
         clock: Clock,
         timings: Timings,
         tokenizers: Tokenizers,
@@ -135,6 +141,8 @@ impl Gateway {
             timings: ArcSwap::from_pointee(timings),
             hints: ArcSwap::from_pointee(Hints::new(&config.hints)),
             reloads: Reloads::default(),
+            allowed: Arc::new(ArcSwap::new(auth.allowed())),
+            auth: ArcSwap::from_pointee(auth),
             config: ArcSwap::from_pointee(config),
             clock,
             metrics: Metrics::new(),
@@ -163,6 +171,17 @@ impl Gateway {
         }
         self.timings.store(Arc::new(timings));
         self.config.store(Arc::new(config));
+    }
+
+    /// Who may do what.
+    pub fn auth(&self) -> arc_swap::Guard<Arc<Auth>> {
+        self.auth.load()
+    }
+
+    /// From now on those may do what `auth` says. Requests that were let in go on, on connections that are open.
+    pub fn set_auth(&self, auth: Auth) {
+        self.allowed.store(auth.allowed());
+        self.auth.store(Arc::new(auth));
     }
 
     /// All pools.

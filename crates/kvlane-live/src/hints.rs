@@ -11,6 +11,7 @@
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
 
 use http::header::{self, HeaderName};
 use http::{HeaderMap, HeaderValue};
@@ -19,6 +20,7 @@ use kvlane_wire::openai::{ParsedRequest, SESSION_BYTES_MAX};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
+use crate::auth::{Identity, is_credential};
 use crate::config::{ConfigError, within, wrong};
 
 /// Longer names of tenants are not looked at. API keys have some hundred bytes, signed tokens a few thousand.
@@ -133,8 +135,13 @@ impl Hints {
     }
 
     /// What is said in a request's head and, where its body is understood, there.
-    pub(crate) fn read(&self, headers: &HeaderMap, body: Option<&ParsedRequest<'_>>) -> Facts {
-        let tenant = self.tenant_headers.iter().find_map(|name| tenant(name, headers.get(name)?));
+    pub(crate) fn read(
+        &self,
+        headers: &HeaderMap,
+        body: Option<&ParsedRequest<'_>>,
+        identity: Option<&Arc<Identity>>,
+    ) -> Facts {
+        let tenant = self.tenant(headers, identity.map(|identity| &**identity));
         let session = self.session_headers.iter().find_map(|name| {
             headers.get(name).map(HeaderValue::as_bytes).filter(|name| is_usable(name, SESSION_BYTES_MAX))
         });
@@ -146,6 +153,17 @@ impl Hints {
             output_tokens_max: body.and_then(|body| body.output_tokens_max),
             whole_answer: body.is_some_and(|body| !body.stream),
         }
+    }
+
+    /// Whom a request is for: whoever shows a key is believed nothing else, unless the key says so.
+    fn tenant<'a>(&self, headers: &'a HeaderMap, identity: Option<&'a Identity>) -> Option<Tenant<'a>> {
+        let believed = identity.is_none_or(|identity| identity.trusted);
+        let named = self.tenant_headers.iter().filter(|name| {
+            // The key has been looked at: it is ours, and no name.
+            believed && !(identity.is_some() && is_credential(name))
+        });
+        let named = named.map(|name| tenant(name, headers.get(name)?)).find_map(|tenant| tenant);
+        named.or_else(|| identity.map(|identity| Tenant::Known(identity.name.as_bytes())))
     }
 
     fn priority(&self, headers: &HeaderMap) -> Option<i8> {
@@ -174,8 +192,10 @@ impl Facts {
 enum Tenant<'a> {
     /// Somebody who says so.
     Named(&'a [u8]),
-    /// The holder of an API key.
+    /// The holder of an API key that is not ours.
     Holder(&'a [u8]),
+    /// Somebody who has shown who they are.
+    Known(&'a [u8]),
 }
 
 /// The tenant that a header names.
@@ -190,7 +210,7 @@ fn tenant<'a>(name: &HeaderName, value: &'a HeaderValue) -> Option<Tenant<'a>> {
     } else {
         Tenant::Named(value)
     };
-    let (Tenant::Named(said) | Tenant::Holder(said)) = tenant;
+    let (Tenant::Named(said) | Tenant::Holder(said) | Tenant::Known(said)) = tenant;
     is_usable(said, TENANT_BYTES_MAX).then_some(tenant)
 }
 
@@ -208,6 +228,7 @@ fn session_key(tenant: Option<Tenant<'_>>, name: &[u8]) -> SessionKey {
         None => 0,
         Some(Tenant::Named(tenant)) => xxh3_64_with_seed(tenant, 0x5E55_1040_0000_0002),
         Some(Tenant::Holder(key)) => xxh3_64_with_seed(key, 0x5E55_1040_0000_0003),
+        Some(Tenant::Known(name)) => xxh3_64_with_seed(name, 0x5E55_1040_0000_0004),
     };
     SessionKey::named(name, seed)
 }
@@ -219,6 +240,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::auth::Role;
 
     fn headers(fields: &[(&str, &[u8])]) -> HeaderMap {
         let mut headers = HeaderMap::new();
@@ -231,7 +253,7 @@ mod tests {
 
     fn read(hints: &Hints, fields: &[(&str, &str)]) -> Facts {
         let fields: Vec<_> = fields.iter().map(|(name, value)| (*name, value.as_bytes())).collect();
-        hints.read(&headers(&fields), None)
+        hints.read(&headers(&fields), None, None)
     }
 
     #[test]
@@ -240,14 +262,14 @@ mod tests {
         let body = ParsedRequest::default();
         assert_eq!(read(&hints, &[("accept", "*/*")]), Facts::default());
         let whole = Facts { whole_answer: true, ..Facts::default() };
-        assert_eq!(hints.read(&HeaderMap::new(), Some(&body)), whole);
+        assert_eq!(hints.read(&HeaderMap::new(), Some(&body), None), whole);
     }
 
     #[test]
     fn a_session_is_named_by_the_first_header_then_by_the_body() {
         let hints = Hints::new(&Config::default());
         let body = ParsedRequest { session: Some(Cow::Borrowed("a")), ..ParsedRequest::default() };
-        let named_by = |fields: &[(&str, &[u8])]| hints.read(&headers(fields), Some(&body)).session;
+        let named_by = |fields: &[(&str, &[u8])]| hints.read(&headers(fields), Some(&body), None).session;
         let a = named_by(&[]);
         assert!(a.is_some());
         for name in &Config::default().session_headers {
@@ -312,6 +334,32 @@ mod tests {
     }
 
     #[test]
+    fn whoever_shows_a_key_is_that_keys_tenant_whatever_they_say() {
+        let hints = Hints::new(&Config::default());
+        let known = |name: &str, trusted| Arc::new(Identity { name: name.into(), role: Role::User, trusted });
+        let read =
+            |fields: &[(&str, &[u8])], who: &Arc<Identity>| hints.read(&headers(fields), None, Some(who));
+        let (ann, bob, edge) = (known("ann", false), known("bob", false), known("edge", true));
+        let named: (&str, &[u8]) = ("x-llm-d-inference-fairness-id", b"bob");
+        let key: (&str, &[u8]) = ("authorization", b"Bearer sk");
+        let anns = read(&[key], &ann);
+        assert!(anns.tenant.is_some());
+        assert_eq!(read(&[named, key], &ann), anns, "no name is believed");
+        assert_ne!(read(&[key], &bob).tenant, anns.tenant);
+        let edges = read(&[key], &edge).tenant;
+        assert_eq!(read(&[("authorization", b"Bearer other")], &edge).tenant, edges, "its key names nobody");
+        let for_bob = read(&[named, key], &edge).tenant;
+        assert_eq!(
+            for_bob,
+            hints.read(&headers(&[named]), None, None).tenant,
+            "a trusted one may name tenants"
+        );
+        assert_ne!(for_bob, read(&[], &bob).tenant, "a name that is said is not one that is proven");
+        let in_session = |who| read(&[("x-session-id", b"s")], who).session;
+        assert_ne!(in_session(&ann), in_session(&bob));
+    }
+
+    #[test]
     fn a_priority_is_a_number_in_range_or_a_name_that_is_known() {
         let hints = Hints::new(&Config::default());
         let priority = |fields: &[(&str, &str)]| read(&hints, fields).priority;
@@ -372,8 +420,8 @@ mod tests {
                 }
             }
             let hints = Hints::new(&config);
-            let facts = hints.read(&headers, None);
-            prop_assert_eq!(facts, hints.read(&headers, None));
+            let facts = hints.read(&headers, None, None);
+            prop_assert_eq!(facts, hints.read(&headers, None, None));
             prop_assert!((-PRIORITY_MAX..=PRIORITY_MAX).contains(&facts.priority));
         }
     }

@@ -6,6 +6,7 @@
 pub mod address;
 pub mod admin;
 pub mod ask;
+pub mod auth;
 pub mod canary;
 pub mod clock;
 pub mod config;
@@ -17,6 +18,7 @@ pub mod ingest;
 pub mod lease;
 pub mod metrics;
 pub mod reload;
+pub mod secret;
 pub mod serve;
 #[cfg(feature = "testing")]
 pub mod testing;

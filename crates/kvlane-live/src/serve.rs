@@ -19,6 +19,7 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
+use crate::auth::Auth;
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::fleet::Fleet;
@@ -84,9 +85,12 @@ impl Serving {
         let workers = config.workers.clone();
         let timings =
             Timings::read(&config.routing).map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
+        let invalid = |error| io::Error::new(io::ErrorKind::InvalidInput, error);
+        config.validate().map_err(invalid)?;
+        let auth = Auth::read(&config.auth).map_err(invalid)?;
         let (drained, drained_workers) = mpsc::unbounded_channel();
         let tokenizers = Tokenizers::start(&config)?;
-        let gateway = Arc::new(Gateway::new(config, Clock::start(speed), timings, tokenizers, drained));
+        let gateway = Arc::new(Gateway::new(config, auth, Clock::start(speed), timings, tokenizers, drained));
         let mut threads = Vec::new();
 
         let runtime = || {
@@ -99,7 +103,8 @@ impl Serving {
         let ingest = Ingest::new(Arc::clone(&gateway), sockets.handle().clone(), appliers.handle().clone());
         let fleet =
             Fleet::new(Arc::clone(&gateway), ingest, drained_workers, admin.handle().clone(), kill.clone());
-        let door = Door::Clients { admin: address.ip().is_loopback() };
+        let (of_clients, of_operators) = (address.ip().is_loopback(), metrics_address.ip().is_loopback());
+        let door = Door::Clients { loopback: of_clients };
         let mut lanes = Vec::new();
         for n in 0..relay_threads {
             let (handover, connections_in) = mpsc::channel(HANDOVER_MAX);
@@ -125,7 +130,7 @@ impl Serving {
             gateway: Arc::clone(&gateway),
             fleet: Arc::clone(&fleet),
             upstreams: gateway.new_upstreams(),
-            door: Door::Operators,
+            door: Door::Operators { loopback: of_operators },
             stop: kill.child_token(),
             connections: TaskTracker::new(),
         });

@@ -4,13 +4,16 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use arc_swap::{ArcSwap, ArcSwapOption};
 use kvlane_core::endpoint::EndpointId;
 
 use crate::address::Address;
+use crate::auth::Allowed;
 use crate::canary::{Compared, Parity};
 use crate::config::{FeedSpec, WorkerSpec};
 use crate::gateway::ModelPool;
 use crate::ingest::{EventFeed, Source};
+use crate::secret::Secret;
 
 /// Names a worker for as long as the gateway runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -30,6 +33,12 @@ pub struct Worker {
     pub kv_events: Vec<FeedSpec>,
     /// All that was said of it.
     pub(crate) spec: WorkerSpec,
+    /// Where its key is.
+    api_key: Option<Secret>,
+    /// What it is shown as `Authorization`: its key.
+    authorization: ArcSwapOption<String>,
+    /// Where it may be, if it was not the configuration that named it.
+    pub(crate) allowed: Option<Arc<ArcSwap<Allowed>>>,
     /// A connection was refused since it was last asked: nobody listened there.
     gone: AtomicBool,
     state: Mutex<State>,
@@ -111,6 +120,7 @@ impl Worker {
         for feed in &spec.kv_events {
             feed.validate("kv_events").map_err(|error| error.to_string())?;
         }
+        let authorization = spec.api_key.as_ref().map(authorization_of).transpose()?;
         Ok(Self {
             id,
             url: spec.url.trim_end_matches('/').into(),
@@ -118,9 +128,33 @@ impl Worker {
             model: spec.model.clone(),
             kv_events: spec.kv_events.clone(),
             spec: spec.clone(),
+            api_key: spec.api_key.clone(),
+            authorization: ArcSwapOption::from_pointee(authorization),
+            allowed: None,
             gone: AtomicBool::new(false),
             state: Mutex::default(),
         })
+    }
+
+    /// As it is, but only where `allowed`.
+    #[must_use]
+    pub(crate) fn only_where(self, allowed: Arc<ArcSwap<Allowed>>) -> Self {
+        Self { allowed: Some(allowed), ..self }
+    }
+
+    /// What it is shown as `Authorization`.
+    pub(crate) fn authorization(&self) -> Option<Arc<String>> {
+        self.authorization.load_full()
+    }
+
+    /// Reads its key again where it is kept.
+    ///
+    /// # Errors
+    /// Why it cannot be read; the one it had stays.
+    pub fn read_key_again(&self) -> Result<(), String> {
+        let authorization = self.api_key.as_ref().map(authorization_of).transpose()?;
+        self.authorization.store(authorization.map(Arc::new));
+        Ok(())
     }
 
     /// What people call its place: its URL, with `#rank` where it has several.
@@ -152,6 +186,15 @@ impl Worker {
     pub fn take_gone(&self) -> bool {
         self.gone.swap(false, Ordering::Relaxed)
     }
+}
+
+/// What shows a key to a worker.
+fn authorization_of(key: &Secret) -> Result<String, String> {
+    let key = key.read().map_err(|problem| format!("api_key: {problem}"))?;
+    if !key.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Err("api_key: a key has visible ASCII characters only".into());
+    }
+    Ok(format!("Bearer {key}"))
 }
 
 impl fmt::Debug for Worker {

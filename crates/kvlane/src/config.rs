@@ -8,7 +8,9 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use kvlane_core::policy::PolicyConfig;
-use kvlane_live::config::{BYTES_PER_TOKEN, Config, FeedSpec, WorkerSpec};
+use kvlane_live::auth::Role;
+use kvlane_live::config::{BYTES_PER_TOKEN, Config, FeedSpec, KeySpec, WorkerSpec};
+use kvlane_live::secret::{KeyHash, Secret, revealed};
 use serde_json::{Value, json};
 
 /// Everything about the configuration that can be said on the command line.
@@ -129,6 +131,21 @@ pub(crate) struct ConfigArgs {
     /// Where a worker with a `--kv-event-source` answers requests for a replay, likewise.
     #[arg(long, num_args = 1.., value_name = "WORKER=ENDPOINT[,ENDPOINT...]")]
     kv_event_replay_source: Vec<String>,
+    /// A key that opens the client APIs. Better in the variable or in `auth.keys`: everybody on the machine sees flags.
+    #[arg(long, env = "KVLANE_API_KEY", hide_env_values = true, value_name = "KEY")]
+    api_key: Option<Secret>,
+    /// A key that opens everything, the admin API among it.
+    #[arg(long, env = "KVLANE_ADMIN_API_KEY", hide_env_values = true, value_name = "KEY")]
+    admin_api_key: Option<Secret>,
+    /// The key that the workers want to be shown.
+    #[arg(long, env = "KVLANE_WORKER_API_KEY", hide_env_values = true, value_name = "KEY")]
+    worker_api_key: Option<Secret>,
+    /// A file with keys, one on a line: `name role sha256`, as `kvlane key new` prints them.
+    #[arg(long, value_name = "FILE")]
+    api_keys_file: Option<PathBuf>,
+    /// Let the admin API listen to the world without a key.
+    #[arg(long)]
+    insecure_admin: bool,
     /// Do not read the KV events of workers.
     #[arg(long)]
     no_kv_events: bool,
@@ -168,8 +185,26 @@ impl ConfigArgs {
             config = with(&config, &key, value).with_context(|| said)?;
         }
         self.feeds(&mut config)?;
+        self.keys(&mut config)?;
         config.validate()?;
         Ok(config)
+    }
+
+    /// The keys that flags and variables give, by their hashes.
+    fn keys(&self, config: &mut Config) -> Result<()> {
+        let keys =
+            [("api-key", Role::User, &self.api_key), ("admin-api-key", Role::Admin, &self.admin_api_key)];
+        for (name, role, key) in keys {
+            if let Some(key) = key {
+                let key = key.read().map_err(|_| anyhow!("--{name} is empty"))?;
+                let sha256 = KeyHash::of(&key);
+                config.auth.keys.push(KeySpec { name: name.into(), sha256, role, trusted: false });
+            }
+        }
+        if let Some(key) = &self.worker_api_key {
+            config.upstream.api_key = Some(key.clone());
+        }
+        Ok(())
     }
 
     /// What the flags say of workers' feeds, written to the workers they name.
@@ -259,6 +294,8 @@ impl ConfigArgs {
         flag("cb-timeout-duration-secs", "breaker.cooldown_max", secs(self.cb_timeout_duration_secs));
         flag("relay-threads", "server.relay_threads", self.relay_threads.map(Value::from));
         flag("no-kv-events", "kv_events.enabled", self.no_kv_events.then_some(json!(false)));
+        flag("api-keys-file", "auth.keys_file", self.api_keys_file.as_ref().map(|path| json!(path)));
+        flag("insecure-admin", "auth.open_admin", self.insecure_admin.then_some(json!(true)));
         flag("tokenizer-path", "tokens.path", self.tokenizer_path.as_ref().map(|path| json!(path)));
         flag("chat-template", "tokens.chat_template", self.chat_template.as_ref().map(|path| json!(path)));
         Ok(set)
@@ -300,7 +337,7 @@ fn scalar(text: &str) -> Value {
 
 /// The configuration with one key set. `a.b+` adds entries to the map `a.b`.
 fn with(config: &Config, key: &str, value: Value) -> Result<Config> {
-    let mut tree = serde_json::to_value(config)?;
+    let mut tree = revealed(|| serde_json::to_value(config))?;
     let (path, adds) = key.strip_suffix('+').map_or((key, false), |path| (path, true));
     // Another policy begins with its own parameters, not with those of the one before it.
     let path = path.strip_suffix("policy.name").map_or(path.to_owned(), |section| format!("{section}policy"));
@@ -508,6 +545,55 @@ mod tests {
             ConfigArgs { config: Some("/nowhere.yaml".into()), ..ConfigArgs::default() },
             &["/nowhere.yaml"],
         );
+    }
+
+    #[test]
+    fn keys_are_kept_through_flags_and_shown_to_nobody() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        let hash = KeyHash::of("k-file").to_hex();
+        let text = format!(
+            "auth: {{keys: [{{name: ann, sha256: {hash}}}]}}\n\
+             workers: [{{url: 'http://a', api_key: sk-worker}}, {{url: 'http://b', api_key: {{env: HOME}}}}]\n"
+        );
+        std::fs::write(&file, text).expect("written");
+        let args = ConfigArgs {
+            config: Some(file.path().into()),
+            port: Some(1),
+            api_key: Some(Secret::new("sk-client")),
+            admin_api_key: Some(Secret::new("sk-admin")),
+            worker_api_key: Some(Secret::new("sk-workers")),
+            ..ConfigArgs::default()
+        };
+        let config = load(args.clone()).expect("right");
+        assert_eq!(config.workers[0].api_key, Some(Secret::new("sk-worker")), "as it was before the flags");
+        assert_eq!(config.upstream.api_key, Some(Secret::new("sk-workers")));
+        let keys: Vec<_> = config.auth.keys.iter().map(|key| (&*key.name, key.sha256, key.role)).collect();
+        let expect = [
+            ("ann", KeyHash::of("k-file"), Role::User),
+            ("api-key", KeyHash::of("sk-client"), Role::User),
+            ("admin-api-key", KeyHash::of("sk-admin"), Role::Admin),
+        ];
+        assert_eq!(keys, expect);
+        let shown = [format!("{args:?} {config:?}"), serde_json::to_string(&config).expect("JSON")];
+        for shown in shown {
+            assert!(!shown.contains("sk-") && !shown.contains(&hash[..16]), "{shown}");
+        }
+        assert!(
+            serde_json::to_string(&config).expect("JSON").contains(r#"{"env":"HOME"}"#),
+            "a place may be shown"
+        );
+    }
+
+    #[test]
+    fn the_admin_api_does_not_listen_to_the_world_without_a_key() {
+        let world = ConfigArgs { prometheus_host: "0.0.0.0".parse().ok(), ..ConfigArgs::default() };
+        let error = format!("{:#}", load(world.clone()).expect_err("open"));
+        assert!(error.contains("metrics.host") && error.contains("--insecure-admin"), "{error}");
+        let users = ConfigArgs { api_key: Some(Secret::new("k")), ..world.clone() };
+        assert!(load(users).is_err(), "a client's key does not close the admin API");
+        let admins = ConfigArgs { admin_api_key: Some(Secret::new("k")), ..world.clone() };
+        assert!(load(admins).is_ok());
+        assert!(load(ConfigArgs { insecure_admin: true, ..world }).is_ok());
     }
 
     #[test]

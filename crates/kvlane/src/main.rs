@@ -45,6 +45,9 @@ enum Command {
     Calibrate(commands::calibrate::CalibrateArgs),
     /// Examine engines: is all there that it takes to know their caches exactly?
     Doctor(commands::doctor::DoctorArgs),
+    /// Make an API key, or hash one.
+    #[command(subcommand)]
+    Key(commands::key::KeyCommand),
     /// Check the configuration that `serve` would run with, and print it.
     Check(Box<config::ConfigArgs>),
     /// Print a configuration file with every key, its default and what it means.
@@ -80,6 +83,7 @@ fn main() -> std::process::ExitCode {
         Command::Roofline(args) => commands::roofline::run(&args),
         Command::Calibrate(args) => commands::calibrate::run(&args),
         Command::Doctor(args) => commands::doctor::run(&args),
+        Command::Key(command) => commands::key::run(&command),
         Command::Check(args) => commands::check::run(&args),
         Command::Config => commands::check::print_example(),
     };

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::secret::Secret;
+
 /// How failing workers are found.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -128,10 +130,13 @@ pub struct Upstream {
     pub idle_timeout: Duration,
     /// Idle connections kept per worker and relay thread.
     pub idle_max: usize,
+    /// The key that the workers of the configuration are shown which name none.
+    pub api_key: Option<Secret>,
 }
 
 impl Default for Upstream {
     fn default() -> Self {
-        Self { connect_timeout: Duration::from_secs(5), idle_timeout: Duration::from_secs(4), idle_max: 256 }
+        let (connect_timeout, idle_timeout) = (Duration::from_secs(5), Duration::from_secs(4));
+        Self { connect_timeout, idle_timeout, idle_max: 256, api_key: None }
     }
 }

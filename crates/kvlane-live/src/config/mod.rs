@@ -5,6 +5,7 @@
 mod faults;
 mod kv_events;
 mod routing;
+mod security;
 mod server;
 mod workers;
 
@@ -22,6 +23,7 @@ pub use self::faults::{Breaker, Budget, Health, Retry, Upstream};
 pub use self::kv_events::KvEvents;
 use self::routing::validate_policy;
 pub use self::routing::{PoolOverride, Routing};
+pub use self::security::{KeySpec, Security};
 pub use self::server::{Metrics, Server};
 pub use self::workers::{FeedSpec, WorkerSpec};
 pub use crate::hints::Config as Hints;
@@ -58,6 +60,8 @@ pub struct Config {
     pub tokens: Tokens,
     /// What clients may say of their requests.
     pub hints: Hints,
+    /// Who may use the gateway, and who may operate it.
+    pub auth: Security,
 }
 
 /// What is wrong with a configuration, where, and what to write instead.
@@ -125,6 +129,7 @@ impl Config {
         self.validate_faults()?;
         self.tokens.validate()?;
         self.hints.validate()?;
+        self.auth.validate(self)?;
         Ok(())
     }
 

@@ -8,6 +8,7 @@ use serde::de::{MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::{ConfigError, wrong};
+use crate::secret::Secret;
 
 /// One engine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -22,6 +23,9 @@ pub struct WorkerSpec {
     /// absent.
     #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "one_or_several")]
     pub kv_events: Vec<FeedSpec>,
+    /// The key it wants to be shown; that of `upstream.api_key` when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub api_key: Option<Secret>,
 }
 
 // === impl WorkerSpec ===
@@ -29,7 +33,7 @@ pub struct WorkerSpec {
 impl WorkerSpec {
     /// A worker that is asked for everything else.
     pub fn new(url: impl Into<String>) -> Self {
-        Self { url: url.into(), model: None, kv_events: Vec::new() }
+        Self { url: url.into(), model: None, kv_events: Vec::new(), api_key: None }
     }
 
     /// Whether both say the same of the same worker.

@@ -27,6 +27,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use arc_swap::ArcSwap;
 use kvlane_core::endpoint::EndpointId;
 use kvlane_core::time::Nanos;
 use kvlane_wire::sequence::Position;
@@ -39,6 +40,7 @@ use self::queue::Queue;
 use self::snapshot::{Entry, Key, Writer};
 use self::socket::{Patience, subscribe};
 pub use self::status::{Events, Seen};
+use crate::auth::Allowed;
 use crate::canary::Parity;
 use crate::clock::unix_time;
 use crate::config::KvEvents;
@@ -75,6 +77,8 @@ pub struct EventFeed {
     pub name: Arc<str>,
     /// Where it comes from.
     pub source: Source,
+    /// Where it may come from, if it was not the configuration that named its worker.
+    allowed: Option<Arc<ArcSwap<Allowed>>>,
     /// Which of several ranks; none if the worker has but one.
     rank: Option<u32>,
     queue: Queue,
@@ -171,6 +175,7 @@ impl EventFeed {
         Self {
             name: worker.seat_name(rank),
             source,
+            allowed: worker.allowed.clone(),
             rank,
             queue: Queue::new(config.queue_messages, config.queue_bytes),
             reconnect: Notify::new(),

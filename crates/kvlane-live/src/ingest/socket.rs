@@ -5,6 +5,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Buf, Bytes};
@@ -16,6 +17,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::EventFeed;
 use super::queue::Item;
+use crate::auth::Allowed;
 
 /// The first pause after a connection has ended, and the longest; each is twice the one before it.
 const PAUSE_FIRST: Duration = Duration::from_millis(100);
@@ -83,7 +85,7 @@ pub(super) async fn subscribe(feed: &EventFeed, patience: Patience) {
 /// One connection of the subscription, from its beginning to its end.
 async fn subscription(feed: &EventFeed, patience: Patience, stood: &mut bool) -> Ended {
     let exchange = async {
-        let mut peer = Peer::connect(&feed.source.address, Socket::Sub, patience).await?;
+        let mut peer = Peer::connect(&feed.source.address, feed, Socket::Sub, patience).await?;
         loop {
             match peer.event().await? {
                 Event::Ready(_) => {
@@ -111,7 +113,7 @@ async fn subscription(feed: &EventFeed, patience: Patience, stood: &mut bool) ->
 pub(super) async fn replay(feed: &EventFeed, patience: Patience, round: Round, from: u64) {
     let Some(address) = &feed.source.replay else { return };
     let exchange = async {
-        let mut peer = Peer::connect(address, Socket::Dealer, patience).await?;
+        let mut peer = Peer::connect(address, feed, Socket::Dealer, patience).await?;
         loop {
             match peer.event().await? {
                 Event::Ready(_) => peer.link.send(&[&b""[..], &from.to_be_bytes()])?,
@@ -155,8 +157,17 @@ struct Peer {
 // === impl Peer ===
 
 impl Peer {
-    async fn connect(address: &str, socket: Socket, patience: Patience) -> Result<Self, Ended> {
-        let connected = timeout(patience.connect, connect(address)).await;
+    async fn connect(
+        address: &str,
+        feed: &EventFeed,
+        socket: Socket,
+        patience: Patience,
+    ) -> Result<Self, Ended> {
+        let connected = timeout(
+            patience.connect,
+            connect(address, feed.allowed.as_ref().map(|allowed| allowed.load_full())),
+        )
+        .await;
         let stream =
             connected.map_err(|_| Ended::ConnectTimeout(patience.connect))?.map_err(Ended::Connect)?;
         let now = Instant::now();
@@ -224,9 +235,13 @@ impl Peer {
 }
 
 /// Connects to the first address behind `host:port` that answers.
-async fn connect(address: &str) -> io::Result<TcpStream> {
+async fn connect(address: &str, allowed: Option<Arc<Allowed>>) -> io::Result<TcpStream> {
     let mut failed = io::Error::new(io::ErrorKind::NotFound, format!("nobody is called {address}"));
-    for address in lookup_host(address).await? {
+    let addresses = match allowed {
+        None => lookup_host(address).await?.collect(),
+        Some(allowed) => allowed.addresses(address).await?,
+    };
+    for address in addresses {
         let socket = match address {
             SocketAddr::V4(_) => TcpSocket::new_v4(),
             SocketAddr::V6(_) => TcpSocket::new_v6(),

@@ -2,6 +2,7 @@
 //!
 //! Labels are bounded: models and workers are those of the fleet, everything else is a closed set.
 
+mod auth;
 mod faults;
 mod feeds;
 mod truth;
@@ -19,6 +20,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
+pub(crate) use self::auth::AuthMetrics;
 pub(crate) use self::faults::FaultMetrics;
 pub(crate) use self::feeds::FeedMetrics;
 pub(crate) use self::truth::TruthMetrics;
@@ -160,6 +162,7 @@ pub struct Metrics {
     worker_decode_step: Family<WorkerLabels, Gauge<f64, AtomicU64>>,
     output_tokens_usual: Family<ModelLabel, Gauge<f64, AtomicU64>>,
     pub(crate) faults: FaultMetrics,
+    pub(crate) auth: AuthMetrics,
     pub(crate) truth: TruthMetrics,
     feeds: FeedMetrics,
     pub(crate) reloads: Family<ReloadLabel, Counter>,
@@ -235,6 +238,7 @@ impl Metrics {
             worker_decode_step: Family::default(),
             output_tokens_usual: Family::default(),
             faults: FaultMetrics::default(),
+            auth: AuthMetrics::default(),
             truth: TruthMetrics::default(),
             feeds: FeedMetrics::default(),
             reloads: Family::default(),
@@ -308,6 +312,7 @@ impl Metrics {
             self.output_tokens_usual.clone(),
         );
         self.faults.register(&mut r);
+        self.auth.register(&mut r);
         self.truth.register(&mut r);
         self.feeds.register(&mut r);
         r.register("config_reloads", "Configurations taken over or refused", self.reloads.clone());

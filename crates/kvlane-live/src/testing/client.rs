@@ -75,7 +75,7 @@ impl Client {
     /// The bytes of a request.
     pub fn request_bytes(method: &str, path: &str, fields: &str, body: &str) -> String {
         format!(
-            "{method} {path} HTTP/1.1\r\nhost: kvlane\r\n{fields}content-length: {}\r\n\r\n{body}",
+            "{method} {path} HTTP/1.1\r\nhost: localhost\r\n{fields}content-length: {}\r\n\r\n{body}",
             body.len()
         )
     }

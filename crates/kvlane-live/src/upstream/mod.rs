@@ -124,8 +124,7 @@ impl Upstreams {
             }
         }
         let connect_timeout = self.config.load().connect_timeout;
-        let connect = TcpStream::connect((worker.address.host.as_str(), worker.address.port));
-        let stream = match timeout(connect_timeout, connect).await {
+        let stream = match timeout(connect_timeout, connect(worker)).await {
             Ok(Ok(stream)) => stream,
             Ok(Err(error)) => {
                 worker.note_gone();
@@ -322,6 +321,13 @@ impl AnswerBody {
         {
             self.home.put_idle(self.worker, stream);
         }
+    }
+}
+
+async fn connect(worker: &Worker) -> io::Result<TcpStream> {
+    match &worker.allowed {
+        None => TcpStream::connect((worker.address.host.as_str(), worker.address.port)).await,
+        Some(allowed) => allowed.load_full().connect(&worker.address.place()).await,
     }
 }
 

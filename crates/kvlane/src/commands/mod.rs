@@ -4,6 +4,7 @@ pub(crate) mod calibrate;
 pub(crate) mod check;
 pub(crate) mod demo;
 pub(crate) mod doctor;
+pub(crate) mod key;
 pub(crate) mod mock_engine;
 pub(crate) mod roofline;
 pub(crate) mod serve;

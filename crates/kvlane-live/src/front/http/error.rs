@@ -6,6 +6,7 @@ use kvlane_wire::openai::ParseError;
 
 use super::Body;
 use super::dialect::Dialect;
+use crate::auth::Denied;
 use crate::upstream::UpstreamError;
 
 /// Why a client gets no answer from an engine.
@@ -69,6 +70,9 @@ pub enum ApiError {
         /// The limit.
         limit: std::time::Duration,
     },
+    /// Who asks may not.
+    #[error(transparent)]
+    Denied(#[from] Denied),
     /// An operator's request that cannot be carried out.
     #[error("{message}")]
     Admin {
@@ -107,6 +111,7 @@ impl ApiError {
                 StatusCode::GATEWAY_TIMEOUT
             }
             Self::Upstream { .. } => StatusCode::BAD_GATEWAY,
+            Self::Denied(denied) => denied.status(),
             Self::Admin { status, .. } => *status,
         }
     }
@@ -114,6 +119,8 @@ impl ApiError {
     /// OpenAI's `type`.
     fn kind(&self) -> &'static str {
         match self.status().as_u16() {
+            401 => "authentication_error",
+            403 => "permission_error",
             429 => "rate_limit_error",
             503 => "service_unavailable",
             500.. => "api_error",
@@ -137,6 +144,9 @@ impl ApiError {
             Self::Rejected { why: Rejection::BudgetSpent, .. } => "retry_budget_spent",
             Self::Upstream { .. } => "upstream_error",
             Self::UpstreamTimeout { .. } => "upstream_timeout",
+            Self::Denied(Denied::Missing) => "missing_api_key",
+            Self::Denied(Denied::Invalid) => "invalid_api_key",
+            Self::Denied(Denied::Forbidden { .. }) => "permission_denied",
             Self::Admin { .. } => "admin",
         }
     }
@@ -148,6 +158,9 @@ impl ApiError {
         let mut response = super::json_response(status, &envelope);
         if let Self::Rejected { retry_after_s, .. } = self {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(retry_after_s));
+        }
+        if status == StatusCode::UNAUTHORIZED {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         if matches!(self, Self::BodyBroken(_) | Self::BodyTimeout(_) | Self::TooLarge { .. }) {
             response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));

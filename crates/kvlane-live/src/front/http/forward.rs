@@ -17,6 +17,7 @@ use super::attempt::{Attempts, Outcome};
 use super::error::ApiError;
 use super::relay::{Limits, Relay};
 use super::{Account, Body, REQUEST_ID};
+use crate::auth::{identity, is_credential};
 use crate::gateway::{Gateway, ModelPool, Routed, Served};
 use crate::lease::Lease;
 use crate::tokenize::{Counted, Counting, Question};
@@ -53,7 +54,7 @@ pub(super) async fn forward(
                 return attempts.said().unwrap_or_else(|| Err(rejected(gateway, pool, refused)));
             }
         };
-        let head = request_head(parts, &lease, body.len(), account);
+        let head = request_head(gateway, parts, &lease, body.len(), account);
         let sent = upstreams.send(&lease.worker, &parts.method, &head, &body);
         let outcome = match timeout_at(routed.deadline, sent).await {
             Ok(answered) => Outcome::of(answered),
@@ -111,7 +112,7 @@ async fn route(
     let received = account.received;
     let Some(api) = api else {
         let served = unparsed_pool(gateway, parts, body)?;
-        let facts = gateway.hints.load().read(&parts.headers, None);
+        let facts = gateway.hints.load().read(&parts.headers, None, identity(parts));
         return Ok(Routed { served, chain: Vec::new(), prompt_tokens: 0, facts, received, deadline });
     };
     let (served, facts, seed, estimated) = rendered(api, body, |parsed, prompt| {
@@ -124,7 +125,7 @@ async fn route(
         let seed = ChainSeed::new(&served.pool.model, adapter, parsed.cache_salt.as_deref());
         let estimates = matches!(served.pool.counting, Counting::Estimate);
         let estimated = estimates.then(|| Counted::estimate(seed, prompt, served.pool.router.block_tokens()));
-        let facts = gateway.hints.load().read(&parts.headers, Some(parsed));
+        let facts = gateway.hints.load().read(&parts.headers, Some(parsed), identity(parts));
         Ok((served, facts, seed, estimated))
     })?;
     let pool = &served.pool;
@@ -218,7 +219,13 @@ fn unparsed_pool(gateway: &Gateway, parts: &Parts, body: &Bytes) -> Result<Arc<S
 }
 
 /// The head of the request to the worker.
-fn request_head(parts: &Parts, lease: &Lease, body_len: usize, account: &Account) -> Vec<u8> {
+fn request_head(
+    gateway: &Gateway,
+    parts: &Parts,
+    lease: &Lease,
+    body_len: usize,
+    account: &Account,
+) -> Vec<u8> {
     let address = &lease.worker.address;
     let path = parts.uri.path_and_query().map_or("/", |path| path.as_str());
     let mut head = Vec::with_capacity(1024);
@@ -231,11 +238,17 @@ fn request_head(parts: &Parts, lease: &Lease, body_len: usize, account: &Account
         b" HTTP/1.1\r\nhost: ",
     ]);
     put(&[address.authority.as_bytes(), b"\r\nx-request-id: ", account.request_id.as_bytes(), b"\r\n"]);
+    let authorization = lease.worker.authorization();
+    let strips = authorization.is_some() || !gateway.auth().forwards_credentials();
+    if let Some(authorization) = &authorization {
+        put(&[b"authorization: ", authorization.as_bytes(), b"\r\n"]);
+    }
     for (name, value) in &parts.headers {
         let ours = name == header::HOST
             || name == header::CONTENT_LENGTH
             || name == header::EXPECT
             || name == REQUEST_ID
+            || (strips && is_credential(name))
             || (name == RANK && lease.seat.rank.is_some());
         // An answer that is compressed could not be watched.
         if !ours

@@ -8,6 +8,7 @@ mod attempt;
 mod dialect;
 pub mod error;
 mod forward;
+mod guard;
 mod patient;
 mod read;
 mod relay;
@@ -66,10 +67,10 @@ pub enum Body {
 /// Whom a port serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Door {
-    /// Clients; operators too if `admin`.
-    Clients { admin: bool },
+    /// Clients; operators too if it is open to this machine only.
+    Clients { loopback: bool },
     /// Operators and Prometheus.
-    Operators,
+    Operators { loopback: bool },
 }
 
 /// What all connections of one relay thread share.
@@ -169,7 +170,7 @@ impl Front {
     async fn answer(&self, request: Request<Incoming>) -> Response<Body> {
         let path = request.uri().path();
         let (api, dialect) = (Api::from_path(path), Dialect::of(path));
-        let counted = self.door != Door::Operators;
+        let counted = matches!(self.door, Door::Clients { .. });
         let account = Account::open(&self.gateway, api, dialect, request.headers(), counted);
         let mut response = match self.dispatch(request, api, &account).await {
             Ok(response) => response,
@@ -189,7 +190,8 @@ impl Front {
         api: Option<Api>,
         account: &Arc<Account>,
     ) -> Result<Response<Body>, ApiError> {
-        let (parts, mut body) = request.into_parts();
+        let (mut parts, mut body) = request.into_parts();
+        guard::admit(self, &mut parts)?;
         let path = parts.uri.path();
         let clients = matches!(self.door, Door::Clients { .. });
         if api.is_some() && clients {

@@ -1,0 +1,61 @@
+//! Who may do what, and who is spoken to under which certificates.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Config, ConfigError, wrong};
+use crate::auth::{Auth, Network, Role};
+use crate::secret::KeyHash;
+
+/// Who may use the gateway, and who may operate it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Security {
+    /// The keys that open it, by their hashes.
+    pub keys: Vec<KeySpec>,
+    /// A file with more of them, one on a line: `name role sha256 [trusted]`.
+    pub keys_file: Option<PathBuf>,
+    /// Whether clients need no key even though there are keys.
+    pub open_clients: bool,
+    /// Whether the operators' port may listen to the world without a key.
+    pub open_admin: bool,
+    /// Whether the key a client shows us also goes to workers that have none of their own.
+    pub forward_credentials: bool,
+    /// Networks in which workers that are added while running must be; empty: all but those that no worker is in.
+    pub allowed_networks: Vec<Network>,
+}
+
+/// Somebody who has a key.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct KeySpec {
+    /// What they are called in limits, logs and metrics.
+    pub name: String,
+    /// The SHA-256 of the key, in hexadecimal digits.
+    pub sha256: KeyHash,
+    /// What they may do.
+    #[serde(default)]
+    pub role: Role,
+    /// Whether they are believed whom a request is for: `hints.tenant_headers`.
+    #[serde(default)]
+    pub trusted: bool,
+}
+
+// === impl Security ===
+
+impl Security {
+    /// Checks the keys, and that nobody without one can operate the gateway from another machine.
+    pub(super) fn validate(&self, config: &Config) -> Result<(), ConfigError> {
+        let auth = Auth::read(self)?;
+        if !config.metrics.host.is_loopback() && !auth.operators_need_a_key() && !self.open_admin {
+            let problem = format!(
+                "{}: whoever reaches the admin API can add a worker and so receive prompts. Set a key with the role \
+                 admin (`kvlane key new`, --admin-api-key), or listen on loopback, or say --insecure-admin",
+                config.metrics.host
+            );
+            return wrong("metrics.host", problem);
+        }
+        Ok(())
+    }
+}

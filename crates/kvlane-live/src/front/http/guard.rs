@@ -1,0 +1,96 @@
+//! Who gets past a door: by key, and, where none is needed, by not being somebody's browser.
+//!
+//! A port that only this machine reaches needs no key, but the browsers on this machine reach it too, and any page can
+//! make them send requests. What a page cannot do is to send no `Origin` with a request that changes something, or to
+//! write another `Host` than the name that led it here.
+
+use std::sync::Arc;
+
+use http::request::Parts;
+use http::{HeaderMap, StatusCode, Uri, header};
+
+use super::error::ApiError;
+use super::{Door, Front};
+use crate::admin;
+use crate::auth::{self, Access, Role};
+
+/// Lets a request in, and notes who sent it.
+pub(super) fn admit(front: &Front, parts: &mut Parts) -> Result<(), ApiError> {
+    let path = parts.uri.path();
+    let auth = front.gateway.auth();
+    let operates = admin::is_for_operators(path);
+    let clients = matches!(front.door, Door::Clients { .. });
+    let needed = match (clients, operates) {
+        _ if admin::is_open(path) => false,
+        // Behind this port there may be a proxy that the world reaches.
+        (true, _) => auth.clients_need_a_key() || (operates && auth.has_keys()),
+        (false, _) => auth.operators_need_a_key(),
+    };
+    let access = if clients && !operates { Access::Use } else { auth::access_of(&parts.method) };
+    let admitted = auth.admit(&parts.headers, access, needed);
+    front.gateway.metrics.auth.note(&admitted);
+    match admitted? {
+        Some(identity) => _ = parts.extensions.insert(identity),
+        None if operates && !needed => refuse_pages(front, parts, access)?,
+        None => {}
+    }
+    Ok(())
+}
+
+/// Refuses what a page in a browser may have sent.
+fn refuse_pages(front: &Front, parts: &Parts, access: Access) -> Result<(), ApiError> {
+    let refused =
+        |message: &str| Err(ApiError::Admin { status: StatusCode::FORBIDDEN, message: message.into() });
+    let host = host(&parts.uri, &parts.headers);
+    let (Door::Clients { loopback } | Door::Operators { loopback }) = front.door;
+    if loopback && !host.is_some_and(names_this_machine) {
+        return refused("without a key the admin API answers under `localhost` or an IP address only");
+    }
+    let origin = parts.headers.get(header::ORIGIN);
+    let own = |origin: &str| origin.split_once("://").map(|(_, rest)| rest) == host;
+    if access == Access::Change && origin.is_some_and(|origin| !origin.to_str().is_ok_and(own)) {
+        return refused("without a key no page of another site may change anything here");
+    }
+    Ok(())
+}
+
+/// What the client calls us: `host[:port]`.
+fn host<'a>(uri: &'a Uri, headers: &'a HeaderMap) -> Option<&'a str> {
+    let authority = uri.authority().map(http::uri::Authority::as_str);
+    authority.or_else(|| headers.get(header::HOST)?.to_str().ok())
+}
+
+/// Whether nobody else can have given us this name.
+fn names_this_machine(host: &str) -> bool {
+    let Ok(authority) = host.parse::<http::uri::Authority>() else { return false };
+    let name = authority.host().trim_matches(['[', ']']);
+    name.eq_ignore_ascii_case("localhost") || name.parse::<std::net::IpAddr>().is_ok()
+}
+
+// === impl Front ===
+
+impl Front {
+    /// Whether this client may know who the workers are: all while there are no keys, then those who operate.
+    pub(crate) fn shows_workers(&self, parts: &Parts) -> bool {
+        let auth = self.gateway.auth();
+        let known = auth::identity(parts).map(Arc::as_ref);
+        !auth.has_keys()
+            || known.is_some_and(|identity| identity.role != Role::User)
+            || (matches!(self.door, Door::Operators { .. }) && !auth.operators_need_a_key())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_addresses_and_localhost_are_names_that_nobody_else_gives() {
+        for name in ["localhost", "LocalHost:29000", "127.0.0.1:29000", "[::1]:29000", "10.0.0.7"] {
+            assert!(names_this_machine(name), "{name}");
+        }
+        for name in ["evil.example", "localhost.evil.example:29000", "127.0.0.1.evil.example", "", "a b"] {
+            assert!(!names_this_machine(name), "{name}");
+        }
+    }
+}

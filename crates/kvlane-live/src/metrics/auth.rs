@@ -1,0 +1,78 @@
+//! Who was let in and who was not.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::registry::Registry;
+
+use crate::auth::{Denied, Identity};
+
+/// Names that have a row of their own; further ones share the row `other`.
+const NAMES_MAX: usize = 1000;
+
+/// How a request with or without a key fared.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct AuthLabels {
+    /// `accepted`, `missing`, `invalid` or `forbidden`.
+    outcome: &'static str,
+    /// Whose key it was; empty if it was nobody's.
+    name: String,
+}
+
+/// Counters of [`crate::auth`].
+#[derive(Debug, Default)]
+pub(crate) struct AuthMetrics {
+    requests: Family<AuthLabels, Counter>,
+    names: AtomicUsize,
+}
+
+// === impl AuthMetrics ===
+
+impl AuthMetrics {
+    pub(super) fn register(&self, r: &mut Registry) {
+        r.register("auth_requests", "Requests by whose key they showed", self.requests.clone());
+    }
+
+    /// Counts one. Where there are no keys, or none was needed or shown, there is nothing to count.
+    pub(crate) fn note(&self, admitted: &Result<Option<Arc<Identity>>, Denied>) {
+        let (outcome, name) = match admitted {
+            Ok(None) => return,
+            Ok(Some(identity)) => ("accepted", &*identity.name),
+            Err(Denied::Missing) => ("missing", ""),
+            Err(Denied::Invalid) => ("invalid", ""),
+            Err(Denied::Forbidden { name, .. }) => ("forbidden", &**name),
+        };
+        let labels = AuthLabels { outcome, name: name.to_owned() };
+        if let Some(row) = self.requests.get(&labels) {
+            row.inc();
+            return;
+        }
+        let known = name.is_empty() || self.names.fetch_add(1, Ordering::Relaxed) < NAMES_MAX;
+        let labels = if known { labels } else { AuthLabels { name: "other".to_owned(), ..labels } };
+        self.requests.get_or_create(&labels).inc();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::auth::Role;
+
+    #[test]
+    fn names_are_counted_one_by_one_up_to_a_limit() {
+        let metrics = AuthMetrics::default();
+        for n in 0..2 * NAMES_MAX {
+            let name = format!("n{n}").into();
+            metrics.note(&Ok(Some(Arc::new(Identity { name, role: Role::User, trusted: false }))));
+        }
+        metrics.note(&Err(Denied::Invalid));
+        let count = |outcome, name: &str| {
+            metrics.requests.get(&AuthLabels { outcome, name: name.into() }).map(|row| row.get())
+        };
+        assert_eq!((count("accepted", "n0"), count("accepted", "other")), (Some(1), Some(NAMES_MAX as u64)));
+        assert_eq!((count("accepted", &format!("n{NAMES_MAX}")), count("invalid", "")), (None, Some(1)));
+    }
+}
