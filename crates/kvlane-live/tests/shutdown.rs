@@ -107,6 +107,6 @@ async fn a_gateway_that_cannot_start_leaves_nothing_behind() {
     let worker = kvlane_live::config::WorkerSpec::new("http://127.0.0.1:9");
     config.workers = vec![worker.clone(), worker];
     let error = Serving::start(config).err().expect("the same worker twice");
-    assert!(error.to_string().contains("already there"), "{error}");
+    assert!(error.to_string().contains("is there twice"), "{error}");
     eventually("the port is free again", || std::net::TcpListener::bind(free).is_ok()).await;
 }

@@ -71,10 +71,12 @@ async fn an_engine_that_is_asked_counts() {
 async fn a_prompt_that_the_engine_does_not_count_is_estimated_and_served() {
     let engine = FakeEngine::start("m").await;
     let mut config = engine_counts();
-    config.tokens.engine_timeout = Duration::from_millis(1);
-    let gateway = TestGateway::start(config, &[&engine]).await;
+    let gateway = TestGateway::start(config.clone(), &[&engine]).await;
     ask(&gateway, &engine, chat("m", "hi")).await;
     assert_eq!(estimates(&gateway, "engine_refused").await, Some(1.0), "it has no /tokenize");
+    gateway.end().await;
+    config.tokens.engine_timeout = Duration::from_millis(1);
+    let gateway = TestGateway::start(config, &[&engine]).await;
     engine.set_tokenizer(|_| None);
     ask(&gateway, &engine, chat("m", "hi")).await;
     assert_eq!(estimates(&gateway, "engine_failed").await, Some(1.0), "it does not answer in time");
