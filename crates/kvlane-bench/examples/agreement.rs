@@ -169,6 +169,7 @@ fn simulated(trace: &Trace, records: &[Record], lateness: f64) -> Result<Vec<Out
         faults: Vec::new(),
         health_delay: Nanos::ZERO,
         attempts_max: 1,
+        rules: None,
         client_timeout: None,
         seed: 1,
         stopwatch: None,

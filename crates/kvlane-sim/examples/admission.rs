@@ -172,6 +172,7 @@ fn world(policy: &str, arm: &str, keys: &BTreeMap<String, String>) -> Result<Wor
         faults: Vec::new(),
         health_delay: Nanos::from_millis(100),
         attempts_max: 5,
+        rules: None,
         client_timeout: None,
         seed,
         stopwatch: None,

@@ -201,6 +201,7 @@ fn fleet(engine: &EngineConfig, engines: usize, policy: PolicyConfig, knows: Kno
         faults,
         health_delay: Nanos::from_millis(100),
         attempts_max: 5,
+        rules: None,
         client_timeout: faulty.then_some(secs(20)),
         seed: 1,
         stopwatch: None,

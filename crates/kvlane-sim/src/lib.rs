@@ -13,6 +13,7 @@ pub mod figures;
 pub mod matrix;
 pub mod outcome;
 pub mod pool;
+pub mod rules;
 pub mod scenario;
 pub mod tier;
 pub mod transfer;

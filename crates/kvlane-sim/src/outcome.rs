@@ -41,8 +41,10 @@ pub enum Failure {
     Rejected(Rejection),
     /// The engine refused it.
     Refused(&'static str),
-    /// Its endpoint died, and nobody was left to try or an answer had begun.
+    /// Its endpoint died, or did not answer in time, and nobody was left to try or an answer had begun.
     Broken,
+    /// Every endpoint that could be tried was too busy.
+    Busy,
     /// The client gave up.
     TimedOut,
 }

@@ -42,6 +42,7 @@ fn config(policy: &str, engines: usize, seed: u64) -> WorldConfig {
         faults: Vec::new(),
         health_delay: Nanos::from_millis(5),
         attempts_max: 3,
+        rules: None,
         client_timeout: None,
         seed,
         stopwatch: None,

@@ -307,6 +307,7 @@ fn simulate(
         faults: Vec::new(),
         health_delay: Nanos::ZERO,
         attempts_max: 1,
+        rules: None,
         client_timeout: None,
         seed: piece.into(),
         stopwatch: None,

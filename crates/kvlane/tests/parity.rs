@@ -110,6 +110,7 @@ fn world(name: &str, requests: usize, timing: TimingModel) -> World {
         faults: Vec::new(),
         health_delay: Nanos::ZERO,
         attempts_max: 1,
+        rules: None,
         client_timeout: None,
         seed: SEED,
         stopwatch: None,

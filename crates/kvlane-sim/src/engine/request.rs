@@ -111,6 +111,21 @@ pub struct EngineStats {
     pub busy: Nanos,
 }
 
+// === impl EngineEvent ===
+
+impl EngineEvent {
+    /// Whose it is.
+    pub fn id(&self) -> u64 {
+        match *self {
+            Self::Allocated { id, .. }
+            | Self::FirstToken { id, .. }
+            | Self::Tokens { id, .. }
+            | Self::Finished { id }
+            | Self::Rejected { id, .. } => id,
+        }
+    }
+}
+
 // === impl EngineStats ===
 
 impl EngineStats {

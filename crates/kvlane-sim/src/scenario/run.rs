@@ -304,6 +304,7 @@ impl Setting {
             faults: self.faults.clone(),
             health_delay: HEALTH_DELAY,
             attempts_max: ATTEMPTS_MAX,
+            rules: None,
             client_timeout: None,
             seed: seed.into(),
             stopwatch: self.stopwatch,

@@ -4,7 +4,10 @@
 //! gateway would tell it, when it would: arrivals, first tokens, tokens, ends, load reports with their age, KV events
 //! with their delay. Nothing else differs between the two, so what a policy does here it does there.
 
+mod faults;
 mod play;
+mod retry;
+mod seat;
 
 use kvlane_core::endpoint::EndpointId;
 use kvlane_core::event::KvEvent;
@@ -16,10 +19,12 @@ use kvlane_core::time::Nanos;
 use kvlane_core::truth::Feed;
 
 pub use play::{Run, Send};
+use seat::Seat;
 
 use crate::clock::Clock;
 use crate::engine::{Engine, EngineConfig, EngineEvent, EngineStats};
 use crate::fault::{EventFeed, Fault};
+use crate::rules::Rules;
 use crate::transfer::{Transfer, TransferConfig};
 
 /// Tokens after which the router is told how far an answer has come. The gateway tells it what each read of the stream
@@ -53,11 +58,15 @@ pub struct WorldConfig {
     pub events: EventFeed,
     /// What goes wrong.
     pub faults: Vec<Fault>,
-    /// Time from a death or a return to when the router knows.
+    /// Time from a death or a return to when the router knows, where no rules say how it finds out.
     pub health_delay: Nanos,
-    /// How often a request is placed at most, at least once; it is placed again only if its endpoint died before its
-    /// first token.
+    /// How often a request is placed at most, at least once; it is placed again only if its endpoint failed it before
+    /// its first token.
     pub attempts_max: u8,
+    /// What the gateway does about faults. Without, nobody waits before trying again or gives up on an endpoint, and the
+    /// router is told of the dead and the returned, but not of what became of an attempt; that is enough for deaths and
+    /// slow endpoints. With any other fault the default is in force where none are given.
+    pub rules: Option<Rules>,
     /// When clients give up.
     pub client_timeout: Option<Nanos>,
     /// Seed of the world's own randomness; the router has its own.
@@ -91,6 +100,8 @@ pub struct World {
     routers: Vec<Router>,
     /// Of all pools, the decoding ones first.
     seats: Vec<Seat>,
+    /// By pool: who sits in which of the router's slots.
+    slots: Vec<Vec<usize>>,
     clock: Clock<Event>,
     rng: Rng,
     /// Requests ever sent: ids are never used twice.
@@ -117,24 +128,6 @@ pub struct Decisions {
     pub time: Nanos,
 }
 
-/// One place in the fleet.
-struct Seat {
-    engine: Engine,
-    /// Which of the routers places requests here.
-    pool: usize,
-    id: EndpointId,
-    /// What it sends keys and values over.
-    link: Transfer,
-    alive: bool,
-    /// Counts deaths: what an earlier engine had to say is void.
-    generation: u32,
-    /// When to look at the engine next, if that is scheduled: not after it has something to tell. Until then it may be
-    /// some steps behind the clock.
-    step_at: Option<Nanos>,
-    /// Counters of engines that died here.
-    buried: EngineStats,
-}
-
 /// What happens in a world.
 #[derive(Debug)]
 enum Event {
@@ -156,12 +149,20 @@ enum Event {
     Kv { seat: u16, generation: u32, events: Vec<KvEvent> },
     /// Something goes wrong.
     Fault(usize),
-    /// A dead endpoint is back.
-    Return { seat: u16 },
-    /// A slow endpoint is as fast as it was.
-    Recover { seat: u16 },
+    /// It is over.
+    Over(usize),
+    /// A flooded feed says more of what is not so.
+    Flood { seat: u16 },
     /// The router learns who is fit.
     Health { seat: u16 },
+    /// An endpoint is probed.
+    Probe { seat: u16 },
+    /// A probe that was not answered at once is over.
+    Probed { seat: u16, began: Nanos },
+    /// A request has waited for its first token for as long as it may.
+    Late { run: u32, request: u32, sent: u32 },
+    /// It is looked whether an answer has come on since it was so long.
+    Stalled { run: u32, request: u32, sent: u32, tokens: u32 },
     /// Somebody may have waited too long.
     Tick,
 }
@@ -179,6 +180,7 @@ impl World {
             rng: Rng::new(config.seed),
             routers: Vec::new(),
             seats: Vec::new(),
+            slots: Vec::new(),
             clock: Clock::default(),
             sent: 0,
             runs: 0,
@@ -195,15 +197,18 @@ impl World {
             world.add_pool(pool, engines, router);
         }
         for (index, fault) in world.config.faults.iter().enumerate() {
-            let (Fault::Death { at, .. } | Fault::Slow { at, .. }) = fault;
-            world.clock.schedule(*at, Event::Fault(index));
+            world.clock.schedule(fault.at(), Event::Fault(index));
         }
+        if world.config.rules.is_none() && !world.config.faults.iter().all(Fault::is_plain) {
+            world.config.rules = Some(Rules::default());
+        }
+        world.begin_probes();
         world
     }
 
     fn add_pool(&mut self, pool: usize, engines: Vec<EngineConfig>, config: router::Config) {
         let exact = config.exact.is_some();
-        let router = Router::new(config);
+        let (router, mut slots) = (Router::new(config), Vec::new());
         for (n, mut engine) in engines.into_iter().enumerate() {
             (engine.kv_events, engine.token_every) = (exact, TOKEN_EVERY);
             let name = format!("engine-{n}").into();
@@ -211,23 +216,16 @@ impl World {
             if exact {
                 router.set_feed(Nanos::ZERO, id, Feed::Live, &mut self.outputs);
             }
-            self.seats.push(Seat {
-                engine: Engine::new(engine),
-                pool,
-                id,
-                link: Transfer::new(self.config.link),
-                alive: true,
-                generation: 0,
-                step_at: None,
-                buried: EngineStats::default(),
-            });
+            slots.push(self.seats.len());
+            self.seats.push(Seat::new(Engine::new(engine), pool, id, Transfer::new(self.config.link)));
         }
         self.routers.push(router);
+        self.slots.push(slots);
     }
 
-    /// The first seat of a pool.
-    fn first_seat(&self, pool: usize) -> usize {
-        self.seats.partition_point(|seat| seat.pool < pool)
+    /// Where an endpoint of a pool sits.
+    fn seat_of(&self, pool: usize, endpoint: EndpointId) -> usize {
+        self.slots[pool][endpoint.slot()]
     }
 
     /// The time.
@@ -257,6 +255,11 @@ impl World {
             if let Some(event) = self.clock.next_event() {
                 self.happen(event);
             }
+            for output in std::mem::take(&mut self.outputs) {
+                if let Output::Drained { endpoint } = output {
+                    self.drained(endpoint);
+                }
+            }
         }
         self.clock.move_to(until);
     }
@@ -276,26 +279,26 @@ impl World {
                     events.iter().for_each(|event| _ = self.routers[pool].apply(id, event));
                 }
             }
-            Event::Fault(index) => match self.config.faults[index] {
-                Fault::Death { endpoint, back_at, .. } => self.bury(endpoint, back_at),
-                Fault::Slow { endpoint, factor, until, .. } => self.slow(endpoint, factor, until),
-            },
-            Event::Recover { seat } => self.slow(seat.into(), 1.0, None),
-            Event::Return { seat } => self.revive(seat),
+            Event::Fault(index) => self.begin_fault(index),
+            Event::Over(index) => self.end_fault(index),
+            Event::Flood { seat } => self.flood(seat.into()),
             Event::Health { seat } => {
-                let Seat { id: endpoint, pool, alive: healthy, .. } = self.seats[usize::from(seat)];
-                if healthy {
-                    // It has started again: nothing of what it was expected to hold is there.
-                    self.routers[pool].forget(now, endpoint, &mut self.outputs);
-                }
-                self.routers[pool].step(now, Input::Health { endpoint, healthy }, &mut self.outputs);
+                let healthy = self.seats[usize::from(seat)].alive();
+                self.tell_health(seat.into(), healthy, healthy);
             }
+            Event::Probe { seat } => self.probe(seat.into()),
+            Event::Probed { seat, began } => self.probed(seat.into(), began),
             Event::Tick => {
                 self.tick_at = None;
                 self.routers[0].step(now, Input::Tick, &mut self.outputs);
             }
             Event::Step { seat } => self.seats[usize::from(seat)].step_at = None,
-            Event::Root { .. } | Event::Due { .. } | Event::Place { .. } | Event::Timeout { .. } => {}
+            Event::Root { .. }
+            | Event::Due { .. }
+            | Event::Place { .. }
+            | Event::Timeout { .. }
+            | Event::Late { .. }
+            | Event::Stalled { .. } => {}
         }
     }
 
@@ -303,8 +306,8 @@ impl World {
     fn report(&mut self, again: bool) {
         let Some(feed) = self.config.reports else { return };
         let now = self.now();
-        for (n, seat) in self.seats.iter_mut().enumerate().filter(|(_, seat)| seat.alive) {
-            seat.engine.catch_up(now);
+        for (n, seat) in self.seats.iter_mut().enumerate().filter(|(_, seat)| seat.answers()) {
+            seat.catch_up(now);
             let stats = seat.engine.stats();
             let reported = Reported {
                 running: stats.running,
@@ -335,11 +338,13 @@ impl World {
 
     /// Schedules when to look at the engine at `seat` next. What changes in its cache has to be passed on at once.
     fn watch(&mut self, seat: usize) {
-        let Seat { engine, step_at, .. } = &mut self.seats[seat];
+        let here = &mut self.seats[seat];
+        let Seat { engine, .. } = here;
         let quiet = !engine.config().kv_events && engine.stats().running <= QUIET_SEQUENCES_MAX;
         let next = if quiet { engine.quiet_until() } else { engine.next_deadline() };
-        if next != *step_at {
-            *step_at = next;
+        let next = next.and_then(|at| here.world_time(at));
+        if next != here.step_at {
+            here.step_at = next;
             if let Some(at) = next {
                 self.clock.schedule(at, Event::Step { seat: seat as u16 });
             }
@@ -348,11 +353,11 @@ impl World {
 
     /// Passes on what the engine at `seat` says of its cache.
     fn tell_kv_events(&mut self, seat: usize) {
-        let Seat { engine, generation, pool, id, .. } = &mut self.seats[seat];
+        let Seat { engine, generation, pool, id, trouble, .. } = &mut self.seats[seat];
         let router = &self.routers[*pool];
         let mut events = Vec::new();
         engine.take_kv_events(&mut events);
-        if events.is_empty() {
+        if events.is_empty() || trouble.cuts > 0 || trouble.holes > 0 {
             return;
         }
         let events: Vec<KvEvent> = events.into_iter().map(|(_, event)| event).collect();
@@ -374,41 +379,12 @@ impl World {
         }
     }
 
-    /// Replaces a dead engine by an empty one, which takes nothing until it is revived.
-    fn bury(&mut self, endpoint: usize, back_at: Option<Nanos>) {
-        let now = self.now();
-        let Some(seat) = self.seats.get_mut(endpoint).filter(|seat| seat.alive) else { return };
-        seat.engine.catch_up(now);
-        seat.buried = seat.buried.followed_by(seat.engine.stats());
-        seat.engine = Engine::new(seat.engine.config().clone());
-        (seat.alive, seat.step_at) = (false, None);
-        seat.generation += 1;
-        self.clock.schedule(now + self.config.health_delay, Event::Health { seat: endpoint as u16 });
-        if let Some(at) = back_at {
-            self.clock.schedule(at, Event::Return { seat: endpoint as u16 });
-        }
-    }
-
-    fn revive(&mut self, seat: u16) {
-        self.seats[usize::from(seat)].alive = true;
-        self.clock.schedule(self.clock.now() + self.config.health_delay, Event::Health { seat });
-    }
-
-    fn slow(&mut self, endpoint: usize, factor: f64, until: Option<Nanos>) {
-        let now = self.now();
-        let Some(seat) = self.seats.get_mut(endpoint) else { return };
-        seat.engine.catch_up(now);
-        seat.engine.set_slowdown(factor);
-        self.watch(endpoint);
-        if let Some(at) = until {
-            self.clock.schedule(at, Event::Recover { seat: endpoint as u16 });
-        }
-    }
-
     /// Makes sure that time is told to the router when its queue's next deadline passes.
     fn watch_queue(&mut self) {
-        let scheduler::Config { in_flight_max, session_admission, .. } = self.config.router.scheduler;
-        if in_flight_max == 0 && !session_admission {
+        let scheduler::Config { in_flight_max, endpoint_in_flight_max, session_admission, .. } =
+            self.config.router.scheduler;
+        let nobody_waits = in_flight_max == 0 && endpoint_in_flight_max == 0 && !session_admission;
+        if nobody_waits && self.config.rules.is_none() {
             return;
         }
         let Some(at) = self.routers[0].read(|scheduler| scheduler.next_deadline()) else { return };

@@ -15,9 +15,9 @@ use kvlane_core::time::Nanos;
 use kvlane_core::truth::Reported;
 use kvlane_trace::trace::{Trace, TraceRequest};
 
-use super::{Event, TOKEN_EVERY, World};
+use super::retry::Failed;
+use super::{Event, World};
 use crate::engine::{EngineEvent, EngineRequest, Remote};
-use crate::fault::Fault;
 use crate::outcome::{Failure, Outcome};
 use crate::workload::{Drive, Plan, prompt_blocks, text_seed};
 
@@ -48,16 +48,16 @@ pub struct Run {
 }
 
 /// A run in progress.
-struct Play<'a, 'w> {
-    world: &'w mut World,
+pub(super) struct Play<'a, 'w> {
+    pub(super) world: &'w mut World,
     send: &'a Send<'a>,
-    run: u32,
+    pub(super) run: u32,
     start: Nanos,
     /// Id of the first request of the trace.
     first_id: u64,
     outcomes: Vec<Outcome>,
     /// Those sent and not over.
-    flights: HashMap<u32, Flight, FixedState>,
+    pub(super) flights: HashMap<u32, Flight, FixedState>,
     /// Requests of a conversation that are not over, by its root's place in the run.
     left_of: Vec<u32>,
     /// When a conversation began, likewise.
@@ -66,27 +66,33 @@ struct Play<'a, 'w> {
     roots: std::slice::Iter<'a, u32>,
     /// Requests that are not over.
     left: usize,
+    /// Requests given to engines so far.
+    sent: u32,
 }
 
 /// A request between being sent and being over.
 #[derive(Default)]
-struct Flight {
+pub(super) struct Flight {
     /// Its prompt's blocks, until an engine has them.
-    blocks: Option<Vec<BlockHash>>,
+    pub(super) blocks: Option<Vec<BlockHash>>,
     /// The pool that works on it: first the one that prefills, if that is another, then the one that decodes.
-    pool: usize,
-    seat: Option<usize>,
+    pub(super) pool: usize,
+    pub(super) seat: Option<usize>,
     /// Where keys and values come from.
-    source: Option<usize>,
+    pub(super) source: Option<usize>,
     /// When they have come, once that is known.
-    sent_by: Option<Nanos>,
+    pub(super) sent_by: Option<Nanos>,
     /// How often the pool has failed it.
-    attempt: u32,
-    failed: Vec<EndpointId>,
+    pub(super) attempt: u32,
+    pub(super) failed: Vec<EndpointId>,
+    /// Which of the requests given to engines it was last.
+    pub(super) sent: u32,
+    /// How its last attempt ended, if it was not the first.
+    pub(super) ended: Option<Failed>,
 }
 
 /// The pool that decodes.
-const DECODE: usize = 0;
+pub(super) const DECODE: usize = 0;
 
 // === impl World ===
 
@@ -110,6 +116,7 @@ impl World {
             began: vec![Nanos::ZERO; count],
             roots: roots.iter(),
             left: count,
+            sent: 0,
             send,
             world: self,
         };
@@ -191,7 +198,7 @@ impl Play<'_, '_> {
         self.due(root);
     }
 
-    fn now(&self) -> Nanos {
+    pub(super) fn now(&self) -> Nanos {
         self.world.clock.now()
     }
 
@@ -203,7 +210,7 @@ impl Play<'_, '_> {
         (request - self.send.requests.start) as usize
     }
 
-    fn outcome(&mut self, request: u32) -> &mut Outcome {
+    pub(super) fn outcome(&mut self, request: u32) -> &mut Outcome {
         let place = self.place_of(request);
         &mut self.outcomes[place]
     }
@@ -214,7 +221,7 @@ impl Play<'_, '_> {
         SessionKey::named(number.to_string().as_bytes(), 0)
     }
 
-    fn id(&self, request: u32) -> RequestId {
+    pub(super) fn id(&self, request: u32) -> RequestId {
         RequestId(self.first_id + u64::from(request))
     }
 
@@ -230,17 +237,10 @@ impl Play<'_, '_> {
             Event::Step { seat } => self.step(seat.into()),
             // The last one says that all engines are idle; until a request comes there is no other.
             Event::Report => self.world.report(!self.flights.is_empty()),
-            Event::Fault(index) => {
-                let fault = self.world.config.faults[index];
-                if let Fault::Death { endpoint, .. } = fault {
-                    let of_engine = |(_, flight): &(&u32, &Flight)| flight.seat == Some(endpoint);
-                    let broken: Vec<u32> = self.flights.iter().filter(of_engine).map(|(&r, _)| r).collect();
-                    broken.into_iter().for_each(|request| self.count_tokens(request));
-                }
-                self.world.happen(event);
-                if let Fault::Death { endpoint, .. } = fault {
-                    self.break_off(endpoint);
-                }
+            Event::Fault(index) => self.fault(index),
+            Event::Late { run, request, sent } if run == self.run => self.late(request, sent),
+            Event::Stalled { run, request, sent, tokens } if run == self.run => {
+                self.stalled(request, sent, tokens);
             }
             other => {
                 self.world.happen(other);
@@ -265,7 +265,7 @@ impl Play<'_, '_> {
     }
 
     /// A request wants a place, for the first time or again.
-    fn place(&mut self, request: u32) {
+    pub(super) fn place(&mut self, request: u32) {
         let block_tokens = self.world.config.router.block_tokens;
         let (now, id, session) = (self.now(), self.id(request), self.session(request));
         let Some(flight) = self.flights.get_mut(&request) else { return };
@@ -288,7 +288,7 @@ impl Play<'_, '_> {
     }
 
     /// Does what the router has said. The router has learnt by itself of `arrived`, which did not wait.
-    fn follow(&mut self, arrived: Option<u32>) {
+    pub(super) fn follow(&mut self, arrived: Option<u32>) {
         while !self.world.outputs.is_empty() {
             for output in std::mem::take(&mut self.world.outputs) {
                 match output {
@@ -297,12 +297,10 @@ impl Play<'_, '_> {
                         self.dispatch(request, placement.endpoint, arrived == Some(request));
                     }
                     Output::Reject { request, refused } => {
-                        self.over((request.0 - self.first_id) as u32, Some(Failure::Rejected(refused.why)));
+                        self.rejected((request.0 - self.first_id) as u32, refused.why);
                     }
-                    Output::Refresh { .. }
-                    | Output::Drained { .. }
-                    | Output::Knowledge { .. }
-                    | Output::Breaker { .. } => {}
+                    Output::Drained { endpoint } => self.world.drained(endpoint),
+                    Output::Refresh { .. } | Output::Knowledge { .. } | Output::Breaker { .. } => {}
                 }
             }
         }
@@ -314,14 +312,24 @@ impl Play<'_, '_> {
         let Some(flight) = self.flights.get_mut(&request) else { return };
         let Some(blocks) = flight.blocks.take() else { return };
         let (pool, sent_from) = (flight.pool, flight.source);
-        let seat = self.world.first_seat(pool) + endpoint.slot();
-        flight.seat = Some(seat);
+        let seat = self.world.seat_of(pool, endpoint);
+        self.sent += 1;
+        (flight.seat, flight.sent) = (Some(seat), self.sent);
         if !learnt {
             self.world.routers[pool].learn(now, self.id(request), &blocks, endpoint);
         }
         self.outcome(request).endpoint = Some(seat as u16);
-        if !self.world.seats[seat].alive {
-            return self.attempt_failed(request, seat);
+        let trouble = &self.world.seats[seat].trouble;
+        let busy = trouble.busy.last().filter(|_| trouble.pauses + trouble.holes == 0);
+        if !self.world.seats[seat].alive() {
+            return self.attempt_failed(request, seat, Failed::Unreachable);
+        }
+        if let Some(&(_, retry_after)) = busy {
+            return self.attempt_failed(request, seat, Failed::Busy(retry_after));
+        }
+        self.await_first_token(request, self.sent);
+        if self.world.seats[seat].trouble.holes > 0 {
+            return;
         }
         let mut wanted = EngineRequest {
             id: u64::from(request),
@@ -341,7 +349,9 @@ impl Play<'_, '_> {
                 flight.source = Some(holder);
             }
         }
-        self.world.seats[seat].engine.enqueue(now, wanted);
+        let here = &mut self.world.seats[seat];
+        let time = here.time(now);
+        here.engine.enqueue(time, wanted);
         self.world.watch(seat);
     }
 
@@ -350,10 +360,11 @@ impl Play<'_, '_> {
         let tokens_min = self.world.config.fetch_tokens_min?;
         let now = self.now();
         let seats = &mut self.world.seats;
-        seats.iter_mut().for_each(|seat| seat.engine.catch_up(now));
+        seats.iter_mut().for_each(|seat| seat.catch_up(now));
         let cached = |seat: usize| seats[seat].engine.cached_tokens(request);
-        let fit =
-            |other: &usize| *other != seat && seats[*other].alive && seats[*other].pool == seats[seat].pool;
+        let fit = |other: &usize| {
+            *other != seat && seats[*other].answers() && seats[*other].pool == seats[seat].pool
+        };
         let holders = (0..seats.len()).filter(fit).map(|other| (other, cached(other)));
         // Of several the first one: whoever reports last must not matter.
         let (holder, tokens) = holders.reduce(|best, other| if other.1 > best.1 { other } else { best })?;
@@ -368,7 +379,8 @@ impl Play<'_, '_> {
             return;
         }
         seats[seat].step_at = None;
-        seats[seat].engine.advance(now, engine_events);
+        let time = seats[seat].time(now);
+        seats[seat].engine.advance(time, engine_events);
         let mut events = std::mem::take(engine_events);
         for (_, event) in events.drain(..) {
             self.engine_event(seat, event);
@@ -380,6 +392,10 @@ impl Play<'_, '_> {
 
     fn engine_event(&mut self, seat: usize, event: EngineEvent) {
         let now = self.now();
+        // What had happened when a request was taken away from an engine, and was still to be told.
+        if self.flights.get(&(event.id() as u32)).is_none_or(|flight| flight.seat != Some(seat)) {
+            return;
+        }
         let pool = self.world.seats[seat].pool;
         match event {
             EngineEvent::Allocated { id, tokens } => self.send_to(seat, id as u32, tokens),
@@ -395,6 +411,9 @@ impl Play<'_, '_> {
                 }
                 let id = self.id(request);
                 self.world.routers[pool].progress(now, id, true, 0, &mut self.world.outputs);
+                if pool == DECODE {
+                    self.await_more(request, 1);
+                }
             }
             EngineEvent::Tokens { id, count } => {
                 let id = self.id(id as u32);
@@ -413,6 +432,7 @@ impl Play<'_, '_> {
     /// A prompt is computed: whoever decodes gets it from here.
     fn hand_over(&mut self, seat: usize, request: u32) {
         self.answered(request);
+        self.succeeded(request);
         self.release(request);
         if let Some(flight) = self.flights.get_mut(&request) {
             *flight = Flight { pool: DECODE, source: Some(seat), ..Flight::default() };
@@ -424,15 +444,16 @@ impl Play<'_, '_> {
     fn send_to(&mut self, seat: usize, request: u32, tokens: u32) {
         let now = self.now();
         let Some(source) = self.flights.get(&request).and_then(|flight| flight.source) else { return };
-        let World { seats, .. } = &mut *self.world;
-        if !seats[source].alive {
-            seats[seat].engine.cancel(now, u64::from(request));
-            self.world.watch(seat);
-            return self.attempt_failed(request, source);
+        let sender = &self.world.seats[source];
+        if !sender.alive() || sender.trouble.holes > 0 {
+            self.cancel(seat, request);
+            return self.attempt_failed(request, source, Failed::Broken);
         }
+        let World { seats, .. } = &mut *self.world;
         let bytes = seats[seat].engine.config().timing.kv_bytes_per_token() * u64::from(tokens);
         let ready_at = seats[source].link.begin(now, bytes);
-        seats[seat].engine.ready(now, u64::from(request), ready_at);
+        let (time, ready_then) = (seats[seat].time(now), seats[seat].time(ready_at));
+        seats[seat].engine.ready(time, u64::from(request), ready_then);
         if let Some(flight) = self.flights.get_mut(&request) {
             flight.sent_by = Some(ready_at);
         }
@@ -453,16 +474,28 @@ impl Play<'_, '_> {
     }
 
     /// Tells the router that works on a request that it is over there.
-    fn release(&mut self, request: u32) {
+    pub(super) fn release(&mut self, request: u32) {
         let (now, id) = (self.now(), self.id(request));
         let pool = self.flights.get(&request).map_or(DECODE, |flight| flight.pool);
         self.world.routers[pool].step(now, Input::Finished { request: id }, &mut self.world.outputs);
     }
 
+    /// Tells the router that an endpoint has answered soundly, which a refusal is, too.
+    fn succeeded(&mut self, request: u32) {
+        let Some(flight) = self.flights.get(&request).filter(|_| self.world.config.rules.is_some()) else {
+            return;
+        };
+        let (now, request) = (self.now(), self.id(request));
+        self.world.routers[flight.pool].step(now, Input::Succeeded { request }, &mut self.world.outputs);
+    }
+
     /// Tells the router that a request it has placed is over, and does what follows.
-    fn settle(&mut self, request: u32, failure: Option<Failure>) {
+    pub(super) fn settle(&mut self, request: u32, failure: Option<Failure>) {
         if failure.is_none() {
             self.answered(request);
+        }
+        if matches!(failure, None | Some(Failure::Refused(_))) {
+            self.succeeded(request);
         }
         self.release(request);
         self.over(request, failure);
@@ -470,10 +503,8 @@ impl Play<'_, '_> {
     }
 
     /// A request is over: whoever waits for it may go on.
-    fn over(&mut self, request: u32, failure: Option<Failure>) {
-        if self.flights.remove(&request).is_none() {
-            return;
-        }
+    pub(super) fn over(&mut self, request: u32, failure: Option<Failure>) {
+        assert!(self.flights.remove(&request).is_some(), "a request is over once");
         let now = self.now();
         let outcome = self.outcome(request);
         (outcome.end, outcome.failure) = (now, failure);
@@ -498,76 +529,12 @@ impl Play<'_, '_> {
         }
     }
 
-    /// What an endpoint was doing breaks off, and what it was sending does not arrive.
-    fn break_off(&mut self, endpoint: usize) {
-        let now = self.now();
-        let hit = |flight: &Flight| {
-            let awaited = flight.source == Some(endpoint) && flight.sent_by.is_none_or(|at| at > now);
-            flight.seat == Some(endpoint) || awaited && flight.seat.is_some()
-        };
-        let mut broken: Vec<u32> =
-            self.flights.iter().filter(|(_, flight)| hit(flight)).map(|(&request, _)| request).collect();
-        broken.sort_unstable();
-        for request in broken {
-            // Whoever waited for what was sent has blocks for it.
-            if let Some(seat) =
-                self.flights.get(&request).and_then(|flight| flight.seat).filter(|&s| s != endpoint)
-            {
-                self.world.seats[seat].engine.cancel(now, u64::from(request));
-                self.world.watch(seat);
-            }
-            self.attempt_failed(request, endpoint);
-        }
-    }
-
-    /// Counts what a client has received of an answer that is about to break off.
-    fn count_tokens(&mut self, request: u32) {
-        let now = self.now();
-        let Some(Flight { pool: DECODE, seat: Some(seat), .. }) = self.flights.get(&request) else { return };
-        let engine = &mut self.world.seats[*seat].engine;
-        engine.catch_up(now);
-        let generated = engine.generated_tokens(u64::from(request)).unwrap_or(0);
-        let outcome = self.outcome(request);
-        if outcome.first_token.is_some() && generated > 0 {
-            outcome.output_tokens = 1 + (generated - 1) / TOKEN_EVERY * TOKEN_EVERY;
-        }
-    }
-
-    /// The endpoint did not answer, or no more.
-    fn attempt_failed(&mut self, request: u32, endpoint: usize) {
-        let attempts_max = self.world.config.attempts_max;
-        let Outcome { first_token, attempts, .. } = *self.outcome(request);
-        if first_token.is_some() || attempts >= attempts_max {
-            return self.settle(request, Some(Failure::Broken));
-        }
-        self.release(request);
-        self.outcome(request).attempts += 1;
-        let prefill = self.world.routers.len() - 1;
-        let failed = self.world.seats[endpoint].id;
-        if let Some(flight) = self.flights.get_mut(&request) {
-            if flight.pool == DECODE && prefill != DECODE {
-                // The prompt is gone with whoever had it: it has to be computed again.
-                *flight = Flight { pool: prefill, ..Flight::default() };
-            } else {
-                if flight.seat == Some(endpoint) {
-                    flight.failed.push(failed);
-                }
-                (flight.seat, flight.source, flight.sent_by) = (None, None, None);
-                flight.attempt += 1;
-            }
-        }
-        self.follow(None);
-        self.place(request);
-    }
-
     /// A client has waited long enough.
     fn give_up(&mut self, request: u32) {
         self.count_tokens(request);
         let Some(flight) = self.flights.get(&request) else { return };
-        let now = self.now();
         if let Some(seat) = flight.seat {
-            self.world.seats[seat].engine.cancel(now, u64::from(request));
-            self.world.watch(seat);
+            self.cancel(seat, request);
         }
         self.settle(request, Some(Failure::TimedOut));
     }

@@ -1,0 +1,146 @@
+//! What the gateway does about faults, as the world does it.
+//!
+//! The gateway finds unfit endpoints by probing them, gives up on attempts that are not answered in time, and sends
+//! requests again, after a pause that grows, as long as nothing of an answer has come. It tells the router of every
+//! attempt how it ended: soundly, failed, or refused because the endpoint is busy.
+
+use kvlane_core::rng::Rng;
+use kvlane_core::time::Nanos;
+
+/// What the gateway does about faults.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rules {
+    /// Time from when a request is sent to an endpoint to the first token, after which the attempt has failed.
+    /// [`Nanos::MAX`] is never, and an endpoint out of reach is then waited for without end.
+    pub first_token: Nanos,
+    /// Time without a further token after which an answer has broken off.
+    pub between_tokens: Nanos,
+    /// Pauses before attempts.
+    pub backoff: Backoff,
+    /// How endpoints are probed.
+    pub probes: Probes,
+}
+
+/// Pauses before attempts other than the first.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Backoff {
+    /// The first one.
+    pub initial: Nanos,
+    /// The longest one.
+    pub max: Nanos,
+    /// What each is longer by than the one before, as a factor.
+    pub multiplier: f64,
+    /// By which share each may be shorter or longer, drawn evenly.
+    pub jitter: f64,
+}
+
+/// How endpoints are probed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Probes {
+    /// Time between two probes of one endpoint.
+    pub interval: Nanos,
+    /// Time a probe may take.
+    pub timeout: Nanos,
+    /// Failed probes in a row after which no requests are placed.
+    pub failure_threshold: u32,
+    /// Good probes in a row after which they are again.
+    pub success_threshold: u32,
+}
+
+impl Default for Rules {
+    /// The gateway's defaults, with deadlines that it has not unless told: a minute to the first token, half of one
+    /// between two.
+    fn default() -> Self {
+        Self {
+            first_token: Nanos::from_secs(60),
+            between_tokens: Nanos::from_secs(30),
+            backoff: Backoff {
+                initial: Nanos::from_millis(50),
+                max: Nanos::from_secs(30),
+                multiplier: 1.5,
+                jitter: 0.2,
+            },
+            probes: Probes {
+                interval: Nanos::from_secs(2),
+                timeout: Nanos::from_secs(5),
+                failure_threshold: 3,
+                success_threshold: 2,
+            },
+        }
+    }
+}
+
+// === impl Backoff ===
+
+impl Backoff {
+    /// The pause before the `retry`-th further attempt, which counts from 1.
+    pub fn pause(&self, retry: u32, rng: &mut Rng) -> Nanos {
+        let longer = (1..retry).try_fold(self.initial.0 as f64, |pause, _| {
+            let longer = pause * self.multiplier;
+            (longer < self.max.0 as f64).then_some(longer)
+        });
+        let pause = longer.unwrap_or(self.max.0 as f64).min(self.max.0 as f64);
+        Nanos((pause * (1.0 + self.jitter * (2.0 * rng.unit() - 1.0))) as u64)
+    }
+}
+
+/// What the probes of an endpoint have found.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Found {
+    pub healthy: bool,
+    /// Whether nobody was there when somebody called, since it was last found fit.
+    pub gone: bool,
+    failures: u32,
+    successes: u32,
+}
+
+// === impl Found ===
+
+impl Found {
+    /// What is thought of an endpoint before its first probe.
+    pub(crate) fn new(healthy: bool) -> Self {
+        Self { healthy, gone: false, failures: 0, successes: 0 }
+    }
+
+    /// Takes note of a probe; whether the endpoint is thought of otherwise than before.
+    pub(crate) fn note(&mut self, probes: &Probes, good: bool) -> bool {
+        if good {
+            self.failures = 0;
+            self.successes = self.successes.saturating_add(1);
+        } else {
+            self.successes = 0;
+            self.failures = self.failures.saturating_add(1);
+        }
+        let before = self.healthy;
+        self.healthy = match before {
+            true => self.failures < probes.failure_threshold.max(1),
+            false => self.successes >= probes.success_threshold,
+        };
+        self.healthy != before
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_to_their_limit() {
+        let backoff = Backoff { jitter: 0.0, ..Rules::default().backoff };
+        let mut rng = Rng::new(1);
+        let pauses: Vec<u64> = [1, 2, 3, 100].map(|n| backoff.pause(n, &mut rng).0 / 1_000).to_vec();
+        assert_eq!(pauses, [50_000, 75_000, 112_500, 30_000_000]);
+        let jittered = Backoff { jitter: 0.2, ..backoff };
+        let span = Nanos::from_millis(40)..=Nanos::from_millis(60);
+        assert!((0..100).all(|_| span.contains(&jittered.pause(1, &mut rng))));
+    }
+
+    #[test]
+    fn it_takes_several_probes_to_change_a_mind() {
+        let probes = Rules::default().probes;
+        let mut found = Found::new(true);
+        let minds = [false, false, true, false, false, false, true, false, true, true]
+            .map(|good| (found.note(&probes, good), found.healthy).1);
+        assert_eq!(minds, [true, true, true, true, true, false, false, false, false, true]);
+    }
+}

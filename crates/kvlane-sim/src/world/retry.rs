@@ -1,0 +1,244 @@
+//! Attempts that fail: by faults, and by the clock.
+//!
+//! Under [rules](crate::rules::Rules) the router is told of each attempt how it ended, and a request whose answer has not
+//! begun is placed again: at once if its attempt cost nobody anything, else after a pause. Once nobody is left who has not
+//! failed it, all those who have are tried again: they may have come back meanwhile.
+
+use kvlane_core::decision::Rejection;
+use kvlane_core::scheduler::Input;
+use kvlane_core::time::Nanos;
+
+use super::play::{DECODE, Flight, Play};
+use super::{Event, TOKEN_EVERY};
+use crate::fault::Fault;
+use crate::outcome::{Failure, Outcome};
+
+/// How an attempt failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Failed {
+    /// Nobody was there.
+    Unreachable,
+    /// It broke off.
+    Broken,
+    /// It took too long.
+    Late,
+    /// The endpoint said that it is too busy, and perhaps for how long.
+    Busy(Option<Nanos>),
+}
+
+// === impl Play ===
+
+impl Play<'_, '_> {
+    /// Something goes wrong.
+    pub(super) fn fault(&mut self, index: usize) {
+        let fault = self.world.config.faults[index];
+        let at = match fault {
+            Fault::Death { endpoint, .. }
+            | Fault::Reset { endpoint, .. }
+            | Fault::BlackHole { endpoint, .. } => Some(endpoint),
+            _ => None,
+        };
+        let mut struck: Vec<u32> = self
+            .flights
+            .iter()
+            .filter(|(_, flight)| at.is_some() && flight.seat == at)
+            .map(|(&r, _)| r)
+            .collect();
+        struck.sort_unstable();
+        struck.iter().for_each(|&request| self.count_tokens(request));
+        self.world.happen(Event::Fault(index));
+        match fault {
+            Fault::Death { endpoint, .. } => self.break_off(endpoint),
+            Fault::Reset { endpoint, .. } => {
+                struck.iter().for_each(|&request| self.cancel(endpoint, request));
+                for request in struck {
+                    self.attempt_failed(request, endpoint, Failed::Broken);
+                }
+            }
+            // They wait for what will not come.
+            Fault::BlackHole { endpoint, .. } => {
+                struck.iter().for_each(|&request| self.cancel(endpoint, request));
+            }
+            _ => {}
+        }
+        self.follow(None);
+    }
+
+    /// What an endpoint was doing breaks off, and what it was sending does not arrive.
+    fn break_off(&mut self, endpoint: usize) {
+        let now = self.now();
+        let hit = |flight: &Flight| {
+            let awaited = flight.source == Some(endpoint) && flight.sent_by.is_none_or(|at| at > now);
+            flight.seat == Some(endpoint) || awaited && flight.seat.is_some()
+        };
+        let mut broken: Vec<u32> =
+            self.flights.iter().filter(|(_, flight)| hit(flight)).map(|(&request, _)| request).collect();
+        broken.sort_unstable();
+        for request in broken {
+            // Whoever waited for what was sent has blocks for it.
+            if let Some(seat) =
+                self.flights.get(&request).and_then(|flight| flight.seat).filter(|&s| s != endpoint)
+            {
+                self.cancel(seat, request);
+            }
+            self.attempt_failed(request, endpoint, Failed::Broken);
+        }
+    }
+
+    /// Makes an engine forget a request.
+    pub(super) fn cancel(&mut self, at: usize, request: u32) {
+        let now = self.now();
+        let seat = &mut self.world.seats[at];
+        let time = seat.time(now);
+        seat.engine.cancel(time, u64::from(request));
+        self.world.watch(at);
+    }
+
+    /// Counts what a client has received of an answer that is about to break off.
+    pub(super) fn count_tokens(&mut self, request: u32) {
+        let now = self.now();
+        let Some(Flight { pool: DECODE, seat: Some(seat), .. }) = self.flights.get(&request) else { return };
+        let seat = &mut self.world.seats[*seat];
+        seat.catch_up(now);
+        let generated = seat.engine.generated_tokens(u64::from(request)).unwrap_or(0);
+        let outcome = self.outcome(request);
+        if outcome.first_token.is_some() && generated > 0 {
+            outcome.output_tokens = 1 + (generated - 1) / TOKEN_EVERY * TOKEN_EVERY;
+        }
+    }
+
+    /// Lets it be looked after the request, which has been given to an engine, when it should have answered.
+    pub(super) fn await_first_token(&mut self, request: u32, sent: u32) {
+        let Some(rules) = &self.world.config.rules else { return };
+        if rules.first_token < Nanos::MAX {
+            let (run, at) = (self.run, self.now() + rules.first_token);
+            self.world.clock.schedule(at, Event::Late { run, request, sent });
+        }
+    }
+
+    /// Lets it be looked after an answer that has come so far when it should have come further.
+    pub(super) fn await_more(&mut self, request: u32, tokens: u32) {
+        let (Some(rules), Some(flight)) = (&self.world.config.rules, self.flights.get(&request)) else {
+            return;
+        };
+        if rules.between_tokens < Nanos::MAX {
+            let (run, sent, at) = (self.run, flight.sent, self.now() + rules.between_tokens);
+            self.world.clock.schedule(at, Event::Stalled { run, request, sent, tokens });
+        }
+    }
+
+    /// A request has waited for its first token for as long as it may, unless it has come or it is elsewhere.
+    pub(super) fn late(&mut self, request: u32, sent: u32) {
+        let Some(&Flight { seat: Some(seat), sent: last, pool, .. }) = self.flights.get(&request) else {
+            return;
+        };
+        if last == sent && (pool != DECODE || self.outcome(request).first_token.is_none()) {
+            self.cancel(seat, request);
+            self.attempt_failed(request, seat, Failed::Late);
+        }
+    }
+
+    /// An answer has broken off if it has not come on.
+    pub(super) fn stalled(&mut self, request: u32, sent: u32, tokens: u32) {
+        let Some(&Flight { seat: Some(at), sent: last, .. }) = self.flights.get(&request) else { return };
+        if last != sent {
+            return;
+        }
+        let now = self.now();
+        let seat = &mut self.world.seats[at];
+        seat.catch_up(now);
+        match seat.engine.generated_tokens(u64::from(request)) {
+            Some(generated) if generated > tokens => self.await_more(request, generated),
+            _ => {
+                self.count_tokens(request);
+                self.cancel(at, request);
+                self.attempt_failed(request, at, Failed::Late);
+            }
+        }
+    }
+
+    /// An endpoint did not answer, or no more.
+    pub(super) fn attempt_failed(&mut self, request: u32, endpoint: usize, how: Failed) {
+        let attempts_max = self.world.config.attempts_max;
+        self.tell_failed(request, endpoint, how);
+        let Outcome { first_token, attempts, .. } = *self.outcome(request);
+        if first_token.is_some() || attempts >= attempts_max {
+            return self.settle(request, Some(how.failure()));
+        }
+        self.release(request);
+        self.outcome(request).attempts += 1;
+        let prefill = self.world.routers.len() - 1;
+        let failed = self.world.seats[endpoint].id;
+        if let Some(flight) = self.flights.get_mut(&request) {
+            if flight.pool == DECODE && prefill != DECODE {
+                // The prompt is gone with whoever had it: it has to be computed again.
+                *flight = Flight { pool: prefill, ..Flight::default() };
+            } else {
+                if flight.seat == Some(endpoint) {
+                    flight.failed.push(failed);
+                }
+                (flight.seat, flight.source, flight.sent_by) = (None, None, None);
+                flight.attempt += 1;
+            }
+            flight.ended = Some(how);
+        }
+        self.follow(None);
+        self.place_again(request, matches!(how, Failed::Unreachable | Failed::Busy(_)));
+    }
+
+    /// Tells the router, which learns by [`Input::Finished`] that the attempt is over, how it was.
+    fn tell_failed(&mut self, request: u32, endpoint: usize, how: Failed) {
+        let Some(flight) = self.flights.get(&request).filter(|flight| flight.seat == Some(endpoint)) else {
+            return;
+        };
+        if self.world.config.rules.is_none() {
+            return;
+        }
+        self.world.seats[endpoint].found.gone |= how == Failed::Unreachable;
+        let (now, request) = (self.now(), self.id(request));
+        let input = match how {
+            Failed::Busy(retry_after) => Input::Busy { request, retry_after },
+            Failed::Unreachable | Failed::Broken | Failed::Late => Input::Failed { request },
+        };
+        self.world.routers[flight.pool].step(now, input, &mut self.world.outputs);
+    }
+
+    /// Places a request again: at once if what it has tried cost nobody anything, or no rules say otherwise.
+    fn place_again(&mut self, request: u32, at_once: bool) {
+        let (now, run) = (self.now(), self.run);
+        let retry = u32::from(self.outcome(request).attempts) - 1;
+        let rules = self.world.config.rules.as_ref().filter(|_| !at_once);
+        match rules.map(|rules| rules.backoff.pause(retry, &mut self.world.rng)) {
+            Some(pause) => self.world.clock.schedule(now + pause, Event::Place { run, request }),
+            None => self.place(request),
+        }
+    }
+
+    /// The router refuses a request.
+    pub(super) fn rejected(&mut self, request: u32, why: Rejection) {
+        let ruled = self.world.config.rules.is_some();
+        let failure = match self.flights.get_mut(&request) {
+            Some(Flight { ended: Some(how), failed, .. }) if ruled && why == Rejection::NoEndpoint => {
+                if !failed.is_empty() {
+                    failed.clear();
+                    return self.place_again(request, false);
+                }
+                how.failure()
+            }
+            _ => Failure::Rejected(why),
+        };
+        self.over(request, Some(failure));
+    }
+}
+
+// === impl Failed ===
+
+impl Failed {
+    /// What it is to a client for whom nothing else is tried.
+    fn failure(self) -> Failure {
+        match self {
+            Self::Busy(_) => Failure::Busy,
+            Self::Unreachable | Self::Broken | Self::Late => Failure::Broken,
+        }
+    }
+}
