@@ -1,0 +1,281 @@
+//! A thousand fleets in which everything goes wrong that a script can think of, and what holds in all of them.
+//!
+//! `make chaos` plays such scripts against real processes; here they are played in virtual time, each with another fleet,
+//! policy and limits.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use kvlane_core::decision::Rejection;
+use kvlane_core::index::{approx, exact};
+use kvlane_core::load::InFlight;
+use kvlane_core::policy::PolicyConfig;
+use kvlane_core::rng::Rng;
+use kvlane_core::time::Nanos;
+use kvlane_core::timing::TimingModel;
+use kvlane_core::{breaker, router, scheduler};
+use kvlane_sim::chaos::{self, Action, Script};
+use kvlane_sim::fault::{EventFeed, Fault};
+use kvlane_sim::rules::{Probes, Rules};
+use kvlane_sim::{
+    Drive, EngineConfig, Failure, Outcome, Plan, ReportFeed, Run, Send, TransferConfig, World, WorldConfig,
+};
+use kvlane_trace::trace::{Builder, Trace, TraceRequest};
+
+const SEEDS: std::ops::Range<u64> = 0..1000;
+/// Every so many seeds are played twice.
+const TWICE_EVERY: u64 = 25;
+const BLOCK_TOKENS: u32 = 16;
+/// Time within which a healed endpoint is known to be fit: a probe that hangs, then two that are good.
+const SETTLE: Nanos = Nanos::from_secs(3);
+
+/// What a seed stands for.
+struct Case {
+    script: Script,
+    config: WorldConfig,
+    trace: Trace,
+    /// Whether requests may be shed.
+    queues: bool,
+}
+
+/// What became of the requests of all seeds.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Tally {
+    requests: u32,
+    /// Had a healthy endpoint all their life.
+    promised: u32,
+    retried: u32,
+    broken: u32,
+    busy: u32,
+    nobody: u32,
+    shed: u32,
+    given_up: u32,
+}
+
+/// Conversations of up to three turns, for as long as the script lasts.
+fn conversations(rng: &mut Rng, length: Nanos) -> Trace {
+    let mut builder = Builder::new(BLOCK_TOKENS);
+    let (mut arrival_s, mut session) = (0.0, 0);
+    while arrival_s < length.as_secs_f64() {
+        let mut before: Option<(u32, u32)> = None;
+        for _ in 0..1 + rng.below(3) {
+            let (base, length) = before.map_or((None, 0), |(index, length)| (Some(index), length));
+            let request = TraceRequest {
+                arrival_s,
+                input_tokens: length + 40 + rng.below(300) as u32,
+                output_tokens: 1 + rng.below(60) as u32,
+                session,
+                after: base,
+                think_s: base.map(|_| rng.unit() as f32),
+                base,
+                shared_blocks: length / BLOCK_TOKENS,
+            };
+            let index = builder.branch(request).expect("room");
+            before = Some((index, request.input_tokens + request.output_tokens));
+        }
+        arrival_s += rng.unit() * 0.9;
+        session += 1;
+    }
+    builder.finish()
+}
+
+/// The script's actions as faults of a world: each with the one that ends it. Some that drain are replaced, some that are
+/// slow are busy instead; a world has no certificates.
+fn faults(script: &Script, rng: &mut Rng) -> Vec<Fault> {
+    let ends = |begun: Action, ended: Action| match begun {
+        Action::Kill { engine } => ended == Action::Restart { engine },
+        Action::Pause { engine } => ended == Action::Resume { engine },
+        Action::Slow { engine, .. } | Action::BlackHole { engine } => ended == Action::Heal { engine },
+        Action::CutFeed { engine } | Action::FloodFeed { engine } => ended == Action::RestoreFeed { engine },
+        Action::Drain { engine } => ended == Action::Undrain { engine },
+        _ => false,
+    };
+    let mut faults = Vec::new();
+    for (n, step) in script.steps.iter().enumerate() {
+        let at = step.at;
+        let until = script.steps[n..].iter().find(|end| ends(step.action, end.action)).map(|end| end.at);
+        let other = rng.below(2) == 0;
+        faults.extend(match step.action {
+            Action::Kill { engine } => Some(Fault::Death { at, endpoint: engine, back_at: until }),
+            Action::Pause { engine } => Some(Fault::Pause { at, endpoint: engine, until }),
+            Action::Slow { engine, .. } if other => {
+                let retry_after = (rng.below(2) == 0).then_some(Nanos::from_secs(1));
+                Some(Fault::Busy { at, endpoint: engine, retry_after, until })
+            }
+            Action::Slow { engine, factor } => {
+                Some(Fault::Slow { at, endpoint: engine, factor: f64::from(factor), until })
+            }
+            Action::Reset { engine } => Some(Fault::Reset { at, endpoint: engine }),
+            Action::BlackHole { engine } => Some(Fault::BlackHole { at, endpoint: engine, until }),
+            Action::CutFeed { engine } => Some(Fault::CutFeed { at, endpoint: engine, until }),
+            Action::FloodFeed { engine } => Some(Fault::FloodFeed { at, endpoint: engine, until }),
+            Action::Drain { engine } if other => {
+                Some(Fault::Replace { at, endpoint: engine, back_at: until })
+            }
+            Action::Drain { engine } => Some(Fault::Drain { at, endpoint: engine, until }),
+            Action::Reload => Some(Fault::Reload { at }),
+            _ => None,
+        });
+    }
+    faults
+}
+
+fn case(seed: u64) -> Case {
+    let mut rng = Rng::new(seed);
+    let engines = 2 + rng.below(4);
+    let script = Script::new(
+        seed,
+        &chaos::Config {
+            engines,
+            length: Nanos::from_secs(40),
+            calm: Nanos::from_secs(8),
+            fault_every: Nanos::from_millis(1200),
+            fault: Nanos::from_millis(300)..Nanos::from_secs(6),
+            settle: SETTLE,
+            shift: Nanos::from_secs(8),
+            blackouts: rng.below(2) as u32,
+        },
+    );
+    let timing = TimingModel::preset("qwen2.5-7b@a100").expect("in the tables");
+    let engine =
+        EngineConfig { blocks: 400, max_num_seqs: 16, ..EngineConfig::vllm(timing, BLOCK_TOKENS, 0.9) };
+    let (queues, exact, leaves) = (rng.below(4) == 0, rng.below(2) == 0, rng.below(4) == 0);
+    let policy = PolicyConfig::NAMES[rng.below(PolicyConfig::NAMES.len())];
+    let mut scheduler = scheduler::Config {
+        seed,
+        breaker: breaker::Config { slow_start: Nanos::from_secs(2), ..breaker::Config::default() },
+        ..scheduler::Config::new(PolicyConfig::by_name(policy).expect("a policy"))
+    };
+    if queues {
+        scheduler.in_flight_max = 3;
+        scheduler.endpoint_in_flight_max = 2;
+        scheduler.queue_len_max = 2;
+        scheduler.queue_timeout = Nanos::from_secs(2);
+    }
+    let config = WorldConfig {
+        engines: vec![engine; engines],
+        router: router::Config {
+            scheduler,
+            index: approx::Config { memory_bytes_max: 1 << 22, ttl: Nanos::from_secs(1800) },
+            exact: exact.then_some(exact::Config { memory_bytes_max: 1 << 22 }),
+            block_tokens: BLOCK_TOKENS,
+        },
+        prefill: None,
+        fetch_tokens_min: None,
+        link: TransferConfig::default(),
+        routing_delay: Nanos::from_millis(1),
+        reports: Some(ReportFeed { interval: Nanos::from_millis(500), age: Nanos::from_millis(20) }),
+        events: EventFeed { delay: Nanos::from_millis(5), ..EventFeed::default() },
+        faults: faults(&script, &mut rng),
+        health_delay: Nanos::ZERO,
+        attempts_max: 6,
+        rules: Some(Rules {
+            first_token: Nanos::from_secs(2),
+            between_tokens: Nanos::from_secs(3),
+            probes: Probes {
+                interval: Nanos::from_millis(500),
+                timeout: Nanos::from_secs(1),
+                ..Rules::default().probes
+            },
+            ..Rules::default()
+        }),
+        client_timeout: leaves.then(|| Nanos::from_secs(1 + rng.below(10) as u64)),
+        seed,
+        stopwatch: None,
+    };
+    let trace = conversations(&mut rng, script.config.length);
+    Case { script, config, trace, queues }
+}
+
+fn play(case: &Case) -> (Run, World) {
+    let plan = Plan::new(&case.trace);
+    let mut world = World::new(case.config.clone());
+    let (trace, requests) = (&case.trace, 0..case.trace.requests.len() as u32);
+    let send = Send { trace, plan: &plan, requests, origin_s: 0.0, drive: Drive::Open { load: 1.0 } };
+    let run = world.run(&send, |_| {});
+    // Whatever is wrong at the last answer is over some time.
+    let left = case.script.config.length - world.now();
+    world.rest(left + SETTLE);
+    (run, world)
+}
+
+/// Every request is answered, perhaps after some attempts, or fails once, for a reason; those that had received nothing
+/// and had a healthy endpoint do not fail.
+fn check_requests(case: &Case, run: &Run, tally: &mut Tally) {
+    assert_eq!(run.outcomes.len(), case.trace.requests.len(), "every request is over once");
+    for (request, outcome) in case.trace.requests.iter().zip(&run.outcomes) {
+        let Outcome { due, end, first_token, output_tokens, attempts, failure, .. } = *outcome;
+        assert!(due <= end && first_token.is_none_or(|first| due <= first && first <= end), "{outcome:?}");
+        assert!((1..=case.config.attempts_max).contains(&attempts), "{outcome:?}");
+        assert!(failure.is_some() || output_tokens == request.output_tokens, "{outcome:?}");
+        let shed = matches!(failure, Some(Failure::Rejected(Rejection::QueueFull | Rejection::QueueTimeout)));
+        let excused =
+            shed && case.queues || failure == Some(Failure::TimedOut) && case.config.client_timeout.is_some();
+        let had_healthy = case.script.had_healthy(due, end);
+        assert!(
+            failure.is_none() || first_token.is_some() || excused || !had_healthy,
+            "it had a healthy endpoint: {outcome:?}"
+        );
+        let count = |which: &mut u32, it: bool| *which += u32::from(it);
+        count(&mut tally.requests, true);
+        count(&mut tally.promised, had_healthy);
+        count(&mut tally.retried, failure.is_none() && attempts > 1);
+        count(&mut tally.broken, failure == Some(Failure::Broken) && first_token.is_some());
+        count(&mut tally.busy, failure == Some(Failure::Busy));
+        count(&mut tally.nobody, failure == Some(Failure::Rejected(Rejection::NoEndpoint)));
+        count(&mut tally.shed, shed);
+        count(&mut tally.given_up, failure == Some(Failure::TimedOut));
+    }
+}
+
+/// When all is over nothing is left of it: not in an engine, a ledger, the queue or an index.
+fn check_world(world: &World) {
+    for stats in world.engine_stats() {
+        assert_eq!((stats.running, stats.waiting, stats.kv_blocks_used), (0, 0, 0));
+    }
+    let router = world.router();
+    assert_eq!(router.read(|scheduler| (scheduler.in_flight(), scheduler.queued())), (0, 0));
+    let ids = router.read(|scheduler| {
+        for endpoint in scheduler.pool().endpoints() {
+            assert_eq!(endpoint.load.in_flight, InFlight::default());
+            assert!(endpoint.healthy && !endpoint.draining, "{} is fit again", endpoint.name);
+        }
+        scheduler.pool().endpoints().map(|endpoint| endpoint.id).collect::<Vec<_>>()
+    });
+    assert_eq!(ids.len(), world.engine_stats().len(), "everybody is here");
+    // Whoever left before took all that was known of it along.
+    ids.into_iter().for_each(|id| router.leave(world.now(), id, &mut Vec::new()));
+    assert_eq!(router.index_size().1, 0);
+    assert_eq!(router.exact().map_or(0, |index| index.blocks_held()), 0);
+}
+
+fn live_through(seed: u64, tally: &mut Tally) {
+    let case = case(seed);
+    let (run, world) = play(&case);
+    check_requests(&case, &run, tally);
+    check_world(&world);
+    if seed % TWICE_EVERY == 0 {
+        let (again, other) = play(&case);
+        assert_eq!(format!("{:?}", run.outcomes), format!("{:?}", again.outcomes), "the same again");
+        assert_eq!(world.engine_stats(), other.engine_stats());
+        assert_eq!(world.decisions(), other.decisions());
+    }
+}
+
+#[test]
+fn whatever_goes_wrong_each_request_has_one_end_and_fails_only_where_it_must() {
+    let mut tally = Tally::default();
+    for seed in SEEDS {
+        let lived = catch_unwind(AssertUnwindSafe(|| live_through(seed, &mut tally)));
+        assert!(
+            lived.is_ok(),
+            "seed {seed}: see above; make SEEDS {seed}..{} to see only this one",
+            seed + 1
+        );
+    }
+    // Nothing of this is vain.
+    let Tally { requests, promised, retried, broken, busy, nobody, shed, given_up } = tally;
+    assert!(requests > 100_000 && promised > requests / 2 && retried > requests / 50, "{tally:?}");
+    let failed = [broken, nobody, shed, given_up];
+    assert!(failed.iter().all(|&count| (100..requests / 20).contains(&count)), "{tally:?}");
+    assert!(busy < requests / 100, "{tally:?}");
+}
