@@ -163,10 +163,18 @@ fn arms() -> impl Strategy<Value = Arm> {
 }
 
 fn faults() -> impl Strategy<Value = FaultSpec> {
-    (any::<bool>(), figure(), 0usize..9, figure(), prop::option::of(figure())).prop_map(
-        |(death, at_s, engine, factor, end_s)| match death {
-            true => FaultSpec::Death { at_s, engine, back_at_s: end_s },
-            false => FaultSpec::Slow { at_s, engine, factor, until_s: end_s },
+    (0..10, figure(), 0usize..9, figure(), prop::option::of(figure())).prop_map(
+        |(kind, at_s, engine, factor, end_s)| match kind {
+            0 => FaultSpec::Death { at_s, engine, back_at_s: end_s },
+            1 => FaultSpec::Slow { at_s, engine, factor, until_s: end_s },
+            2 => FaultSpec::Pause { at_s, engine, until_s: end_s },
+            3 => FaultSpec::Reset { at_s, engine },
+            4 => FaultSpec::BlackHole { at_s, engine, until_s: end_s },
+            5 => FaultSpec::Busy { at_s, engine, retry_after_s: end_s.map(|_| factor), until_s: end_s },
+            6 => FaultSpec::CutFeed { at_s, engine, until_s: end_s },
+            7 => FaultSpec::FloodFeed { at_s, engine, until_s: end_s },
+            8 => FaultSpec::Drain { at_s, engine, until_s: end_s },
+            _ => FaultSpec::Replace { at_s, engine, back_at_s: end_s },
         },
     )
 }

@@ -2,6 +2,7 @@
 //!
 //! `kvlane simulate` runs a [`Scenario`], whether it was read from a file or put together from flags.
 
+mod faults;
 mod fleet;
 mod points;
 mod run;
@@ -10,18 +11,17 @@ use std::fmt;
 use std::path::PathBuf;
 
 use kvlane_core::policy::{PolicyConfig, name_or_config};
-use kvlane_core::time::Nanos;
 use kvlane_trace::generate::Workload;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
+pub use faults::FaultSpec;
 pub use fleet::{Fleet, Group};
 pub(crate) use points::{Source, conversations, retime};
 pub(crate) use run::Setting;
 pub use run::{Cell, Open, Row, RunError, run};
 
-use crate::fault::Fault;
 use crate::figures::{Figures, Judgement};
 use crate::pool::Eviction;
 
@@ -52,34 +52,6 @@ pub struct Scenario {
     /// What was measured on a real fleet.
     #[serde(default)]
     pub published: Vec<Published>,
-}
-
-/// Something that goes wrong.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum FaultSpec {
-    /// An engine dies: what it was doing breaks off and its cache is lost.
-    Death {
-        /// When.
-        at_s: f64,
-        /// Which, counted from 0, those that only prefill last.
-        engine: usize,
-        /// When it is back, empty; never without.
-        #[serde(default)]
-        back_at_s: Option<f64>,
-    },
-    /// An engine's steps take longer.
-    Slow {
-        /// When.
-        at_s: f64,
-        /// Which.
-        engine: usize,
-        /// By which factor.
-        factor: f64,
-        /// Until when; for good without.
-        #[serde(default)]
-        until_s: Option<f64>,
-    },
 }
 
 /// Requests and when they are sent. Exactly one of `trace` and `generate`.
@@ -215,45 +187,11 @@ pub struct Published {
     pub figures: Figures,
 }
 
-/// Slowest engine: a step has to end within the time of a run.
-const SLOWDOWN_MAX: f64 = 1e4;
 /// Most frequent load reports.
 const REPORT_INTERVAL_MIN_S: f64 = 1e-3;
 
 fn one() -> u32 {
     1
-}
-
-// === impl FaultSpec ===
-
-impl FaultSpec {
-    /// As the world knows it.
-    ///
-    /// # Errors
-    /// If there is no such engine, or a time or a factor makes no sense.
-    fn fault(self, engines: u32) -> Result<Fault, RunError> {
-        let (at_s, endpoint, end_s, factor) = match self {
-            Self::Death { at_s, engine, back_at_s } => (at_s, engine, back_at_s, None),
-            Self::Slow { at_s, engine, factor, until_s } => (at_s, engine, until_s, Some(factor)),
-        };
-        let time = |secs: f64| secs >= 0.0 && secs.is_finite();
-        if endpoint >= engines as usize {
-            return Err(RunError::Fleet(format!("faults: there is no engine {endpoint}, they count from 0")));
-        }
-        if !time(at_s) || end_s.is_some_and(|end_s| !time(end_s) || end_s <= at_s) {
-            return Err(RunError::Fleet(
-                "faults: times are seconds, zero or more, and end after they begin".into(),
-            ));
-        }
-        if factor.is_some_and(|factor| !(factor > 0.0 && factor <= SLOWDOWN_MAX)) {
-            return Err(RunError::Fleet("faults: a factor is above zero and at most 10000".into()));
-        }
-        let (at, end) = (Nanos::from_secs_f64(at_s), end_s.map(Nanos::from_secs_f64));
-        Ok(match factor {
-            None => Fault::Death { at, endpoint, back_at: end },
-            Some(factor) => Fault::Slow { at, endpoint, factor, until: end },
-        })
-    }
 }
 
 // === impl Arm ===
