@@ -116,6 +116,7 @@ pub(crate) struct Occupant {
 }
 
 /// A request that knows its pool and is to be placed, perhaps several times.
+#[derive(Clone)]
 pub(crate) struct Routed {
     pub(crate) served: Arc<Served>,
     pub(crate) chain: Vec<BlockHash>,

@@ -28,6 +28,8 @@ pub struct Lease {
     received: Nanos,
     first_token: Option<Nanos>,
     tokens: u64,
+    /// The answer had begun before it.
+    continues: bool,
 }
 
 // === impl Lease ===
@@ -42,7 +44,18 @@ impl Lease {
         received: Nanos,
     ) -> Self {
         let worker = Arc::clone(&seat.worker);
-        Self { gateway, pool, worker, seat, request, placement, received, first_token: None, tokens: 0 }
+        Self {
+            gateway,
+            pool,
+            worker,
+            seat,
+            request,
+            placement,
+            received,
+            first_token: None,
+            tokens: 0,
+            continues: false,
+        }
     }
 
     /// The gateway that placed it.
@@ -70,7 +83,9 @@ impl Lease {
         if first {
             let now = self.gateway.clock.now();
             self.first_token = Some(now);
-            self.pool.metrics.ttft.observe((now - self.received).as_secs_f64());
+            if !self.continues {
+                self.pool.metrics.ttft.observe((now - self.received).as_secs_f64());
+            }
         }
         self.tokens += u64::from(tokens);
         // The first one is told of by `first`.
@@ -106,6 +121,17 @@ impl Lease {
         {
             metrics.tpot.observe((now - first).as_secs_f64() / (self.tokens - 1) as f64);
         }
+    }
+
+    /// It is to go on with an answer of which another worker has written the beginning, and the first tokens if `begun`.
+    pub(crate) fn continues(&mut self, begun: bool) {
+        self.continues = begun;
+    }
+
+    /// The answer goes on elsewhere: counts what came of it here. Tells whether anything did.
+    pub(crate) fn hand_on(self) -> bool {
+        self.pool.metrics.output_tokens.inc_by(self.tokens);
+        self.tokens > 0 || self.continues
     }
 
     /// The worker has failed it.

@@ -89,6 +89,24 @@ impl Default for Budget {
     }
 }
 
+/// Whether a stream whose engine dies goes on elsewhere.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Continuation {
+    /// Whether it does.
+    pub enabled: bool,
+    /// How often one stream may. Each time costs the pool's retry budget what a retry costs.
+    pub max_per_request: u32,
+    /// Bytes of an answer, and of an event, that are kept for it. A longer answer cannot be continued.
+    pub buffer_bytes_max: usize,
+}
+
+impl Default for Continuation {
+    fn default() -> Self {
+        Self { enabled: false, max_per_request: 2, buffer_bytes_max: 1 << 20 }
+    }
+}
+
 /// When an endpoint that fails requests is given no more of them, and for how long.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]

@@ -19,7 +19,7 @@ use kvlane_core::timing::TimingModel;
 use kvlane_core::{breaker, budget, router, scheduler};
 use serde::{Deserialize, Serialize};
 
-pub use self::faults::{Breaker, Budget, Health, Retry, Upstream};
+pub use self::faults::{Breaker, Budget, Continuation, Health, Retry, Upstream};
 pub use self::kv_events::KvEvents;
 use self::routing::validate_policy;
 pub use self::routing::{PoolOverride, Routing};
@@ -50,6 +50,8 @@ pub struct Config {
     pub health: Health,
     /// How failed attempts are repeated.
     pub retry: Retry,
+    /// Whether a stream whose engine dies goes on elsewhere.
+    pub continuation: Continuation,
     /// When an endpoint that fails requests is given no more of them.
     pub breaker: Breaker,
     /// Connections to workers.
@@ -160,7 +162,9 @@ impl Config {
     }
 
     fn validate_faults(&self) -> Result<(), ConfigError> {
-        let Self { retry, .. } = self;
+        let Self { retry, continuation, .. } = self;
+        within("continuation.max_per_request", continuation.max_per_request, 1, 100)?;
+        within("continuation.buffer_bytes_max", continuation.buffer_bytes_max, 1 << 10, 1 << 30)?;
         within("retry.max_worker_retries", retry.max_worker_retries, 1, u32::MAX)?;
         within("retry.backoff_multiplier", retry.backoff_multiplier, 1.0, 100.0)?;
         within("retry.jitter", retry.jitter, 0.0, 1.0)?;

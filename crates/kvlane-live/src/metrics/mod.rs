@@ -21,7 +21,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
 pub(crate) use self::auth::AuthMetrics;
-pub(crate) use self::faults::FaultMetrics;
+pub(crate) use self::faults::{Continued, FaultMetrics};
 pub(crate) use self::feeds::FeedMetrics;
 pub(crate) use self::truth::TruthMetrics;
 use crate::gateway::Gateway;

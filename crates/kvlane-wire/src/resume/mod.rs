@@ -136,6 +136,11 @@ impl Transcript {
         self.unfit.as_ref()
     }
 
+    /// Whether the stream gave a reason to end, or said that it is complete.
+    pub fn is_finished(&self) -> bool {
+        self.finished || self.done
+    }
+
     /// Characters of the answer that were passed on.
     pub fn text(&self) -> &str {
         &self.text

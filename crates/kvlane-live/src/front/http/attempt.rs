@@ -79,6 +79,12 @@ impl<'a> Attempts<'a> {
         Self { gateway, routed, retry, made: 0, excluded, failed: Vec::new(), was_free: true, said: None }
     }
 
+    /// The attempts to have an answer continued: none of them is a first one.
+    pub(super) fn again(mut self) -> Self {
+        self.made = 1;
+        self
+    }
+
     /// A place for the next one.
     pub(super) async fn place(&mut self) -> Result<Lease, Refused> {
         let lease = self.gateway.place(self.routed, self.made, &self.excluded).await?;
@@ -136,7 +142,7 @@ impl<'a> Attempts<'a> {
     }
 
     /// Whether there is another attempt; waits until it is due.
-    pub(super) async fn go_on(&self) -> bool {
+    pub(super) async fn go_on(&mut self) -> bool {
         let retries = self.made.saturating_sub(1);
         let at_once = retries == 0 && self.was_free;
         let pause = if at_once { Duration::ZERO } else { self.pause(retries) };

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::request::Parts;
-use http::{HeaderMap, HeaderValue, Response, header};
+use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use kvlane_core::block::ChainSeed;
 use kvlane_core::decision::{Placement, Refused, Rejection};
 use kvlane_core::endpoint::EndpointId;
@@ -16,6 +16,7 @@ use tokio::time::{Instant, timeout_at};
 use super::attempt::{Attempts, Outcome};
 use super::error::ApiError;
 use super::relay::{Limits, Relay};
+use super::resume::{Asked, Continuation};
 use super::{Account, Body, REQUEST_ID};
 use crate::auth::{identity, is_credential};
 use crate::gateway::{Gateway, ModelPool, Routed, Served};
@@ -54,7 +55,7 @@ pub(super) async fn forward(
                 return attempts.said().unwrap_or_else(|| Err(rejected(gateway, pool, refused)));
             }
         };
-        let head = request_head(gateway, parts, &lease, body.len(), account);
+        let head = request_head(parts, &lease, body.len(), account);
         let sent = upstreams.send(&lease.worker, &parts.method, &head, &body);
         let outcome = match timeout_at(routed.deadline, sent).await {
             Ok(answered) => Outcome::of(answered),
@@ -63,7 +64,16 @@ pub(super) async fn forward(
         match outcome {
             Outcome::Answered(mut answer) => {
                 mark(&mut answer.headers, &lease);
-                return Ok(relay(answer, Some(lease), account, limits));
+                let transcript = Continuation::transcript(gateway, api, &body, &answer);
+                let Some(transcript) = transcript else {
+                    return Ok(relay(answer, Some(lease), account, limits));
+                };
+                drop(attempts);
+                let (gateway, upstreams) = (Arc::clone(gateway), Arc::clone(upstreams));
+                let (parts, account) = (parts.clone(), Arc::clone(account));
+                let excluded = excluded_for(&routed, &parts);
+                let asked = Asked { gateway, upstreams, parts, account, routed, excluded };
+                return Ok(continued(answer, lease, limits, Continuation::new(transcript, asked)));
             }
             // Its lease is over: that engine has no more to do for this request.
             outcome => attempts.failed(lease, outcome, |mut answer, lease| {
@@ -219,13 +229,7 @@ fn unparsed_pool(gateway: &Gateway, parts: &Parts, body: &Bytes) -> Result<Arc<S
 }
 
 /// The head of the request to the worker.
-fn request_head(
-    gateway: &Gateway,
-    parts: &Parts,
-    lease: &Lease,
-    body_len: usize,
-    account: &Account,
-) -> Vec<u8> {
+pub(super) fn request_head(parts: &Parts, lease: &Lease, body_len: usize, account: &Account) -> Vec<u8> {
     let address = &lease.worker.address;
     let path = parts.uri.path_and_query().map_or("/", |path| path.as_str());
     let mut head = Vec::with_capacity(1024);
@@ -239,7 +243,7 @@ fn request_head(
     ]);
     put(&[address.authority.as_bytes(), b"\r\nx-request-id: ", account.request_id.as_bytes(), b"\r\n"]);
     let authorization = lease.worker.authorization();
-    let strips = authorization.is_some() || !gateway.auth().forwards_credentials();
+    let strips = authorization.is_some() || !lease.gateway().auth().forwards_credentials();
     if let Some(authorization) = &authorization {
         put(&[b"authorization: ", authorization.as_bytes(), b"\r\n"]);
     }
@@ -281,6 +285,24 @@ fn named_in_connection(parts: &Parts, name: &header::HeaderName) -> bool {
 fn relay(answer: Answer, lease: Option<Lease>, account: &Arc<Account>, limits: Limits) -> Response<Body> {
     let Answer { status, headers, body } = answer;
     let relay = Relay::new(status, &headers, body, lease, Arc::clone(account), limits);
+    response(status, headers, relay)
+}
+
+/// As [`relay`], of an answer that goes on elsewhere if its engine dies.
+fn continued(
+    answer: Answer,
+    lease: Lease,
+    limits: Limits,
+    continuation: Box<Continuation>,
+) -> Response<Body> {
+    let Answer { status, headers, body } = answer;
+    let account = Arc::clone(continuation.account());
+    let mut relay = Relay::new(status, &headers, body, Some(lease), account, limits);
+    relay.continuation = Some(continuation);
+    response(status, headers, relay)
+}
+
+fn response(status: StatusCode, headers: HeaderMap, relay: Relay) -> Response<Body> {
     let mut response = Response::new(Body::Relay(Box::new(relay)));
     *response.status_mut() = status;
     *response.headers_mut() = headers;

@@ -12,6 +12,7 @@ mod guard;
 mod patient;
 mod read;
 mod relay;
+mod resume;
 mod whole;
 
 use std::convert::Infallible;

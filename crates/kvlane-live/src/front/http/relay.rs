@@ -19,6 +19,7 @@ use crate::metrics::FailureKind;
 use crate::upstream::AnswerBody;
 
 use super::Account;
+use super::resume::Continuation;
 use super::whole::WholeEvents;
 
 /// How much of a JSON answer's end is kept to find its usage in.
@@ -26,17 +27,19 @@ const TAIL_BYTES: usize = 4096;
 
 /// An answer on its way. Dropping it before its end cancels the request at the worker.
 pub struct Relay {
-    body: AnswerBody,
-    watch: Watch,
-    whole: WholeEvents,
+    pub(super) body: AnswerBody,
+    pub(super) watch: Watch,
+    pub(super) whole: WholeEvents,
+    /// How it goes on elsewhere, if it may.
+    pub(super) continuation: Option<Box<Continuation>>,
     /// Nothing follows any more.
-    ended: bool,
-    lease: Option<Lease>,
-    account: Arc<Account>,
+    pub(super) ended: bool,
+    pub(super) lease: Option<Lease>,
+    pub(super) account: Arc<Account>,
     /// Whether an answer like this one shows that the engine is well.
     sound: bool,
     limits: Limits,
-    last_piece: Instant,
+    pub(super) last_piece: Instant,
     /// Re-armed only when it fires.
     alarm: Pin<Box<Sleep>>,
 }
@@ -51,7 +54,7 @@ pub(super) struct Limits {
 }
 
 /// What is looked for in the passing bytes.
-enum Watch {
+pub(super) enum Watch {
     Events(Box<SseScanner>),
     Json { tail: Vec<u8>, begun: bool },
     Opaque { begun: bool },
@@ -59,7 +62,7 @@ enum Watch {
 
 /// Why an answer has no end.
 #[derive(Clone, Copy, Debug)]
-enum Broke {
+pub(super) enum Broke {
     /// The engine's connection broke.
     Cut,
     /// The engine fell silent.
@@ -96,8 +99,20 @@ impl Relay {
         let sound = !status.is_server_error();
         let watch = Watch::new(headers);
         let whole = WholeEvents::default();
-        let mut relay =
-            Self { body, watch, whole, ended: false, lease, account, sound, limits, last_piece, alarm };
+        let continuation = None;
+        let mut relay = Self {
+            body,
+            watch,
+            whole,
+            continuation,
+            ended: false,
+            lease,
+            account,
+            sound,
+            limits,
+            last_piece,
+            alarm,
+        };
         if relay.body.is_over() {
             relay.end();
         }
@@ -105,7 +120,7 @@ impl Relay {
     }
 
     /// Looks at a piece: what the client gets for it.
-    fn see(&mut self, piece: Bytes) -> Bytes {
+    pub(super) fn see(&mut self, piece: Bytes) -> Bytes {
         self.last_piece = Instant::now();
         match (self.watch.see(&piece), &mut self.lease) {
             (Seen::Tokens(tokens), Some(lease)) => lease.progress(tokens),
@@ -130,7 +145,7 @@ impl Relay {
     }
 
     /// The answer has come to its end: what the client has still to get of it.
-    fn end(&mut self) -> Bytes {
+    pub(super) fn end(&mut self) -> Bytes {
         self.complete();
         self.ended = true;
         self.whole.take()
@@ -150,7 +165,7 @@ impl Relay {
     }
 
     /// The answer has no end. A stream is ended in words that its client understands; any other is cut.
-    fn fail(&mut self, broke: Broke, error: io::Error) -> Option<io::Result<Frame<Bytes>>> {
+    pub(super) fn fail(&mut self, broke: Broke, error: io::Error) -> Option<io::Result<Frame<Bytes>>> {
         self.body.close();
         if matches!(&self.watch, Watch::Events(scanner) if scanner.is_done()) {
             // Nothing was missing but the end of the connection.
@@ -167,6 +182,11 @@ impl Relay {
             }
             tracing::debug!(worker = %lease.worker.url, %error, "an answer broke after it had begun");
         }
+        self.last_words(broke, error)
+    }
+
+    /// Tells the client that what it has is not all.
+    pub(super) fn last_words(&mut self, broke: Broke, error: io::Error) -> Option<io::Result<Frame<Bytes>>> {
         self.account.settle();
         self.ended = true;
         match &self.watch {
@@ -180,7 +200,7 @@ impl Relay {
     }
 
     /// Whether the answer has been silent for too long, or takes too long as a whole.
-    fn poll_late(&mut self, cx: &mut Context<'_>) -> Poll<(Broke, io::Error)> {
+    pub(super) fn poll_late(&mut self, cx: &mut Context<'_>) -> Poll<(Broke, io::Error)> {
         let late = |broke, why| Poll::Ready((broke, io::Error::new(io::ErrorKind::TimedOut, why)));
         while self.alarm.as_mut().poll(cx).is_ready() {
             let (now, silent_until) = (Instant::now(), self.last_piece + self.limits.idle);
@@ -205,6 +225,9 @@ impl http_body::Body for Relay {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
         let this = &mut *self;
+        if this.continuation.is_some() {
+            return this.poll_continued(cx);
+        }
         loop {
             if this.ended {
                 return Poll::Ready(None);
@@ -250,16 +273,22 @@ impl Broke {
     }
 }
 
+/// Whether an answer is a stream of events.
+pub(super) fn is_event_stream(headers: &HeaderMap) -> bool {
+    is_of_kind(headers, "text/event-stream")
+}
+
+fn is_of_kind(headers: &HeaderMap, kind: &str) -> bool {
+    let value = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    value.get(..kind.len()).is_some_and(|start| start.eq_ignore_ascii_case(kind))
+}
+
 // === impl Watch ===
 
 impl Watch {
-    fn new(headers: &HeaderMap) -> Self {
-        let is = |kind: &str| {
-            let value =
-                headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
-            value.get(..kind.len()).is_some_and(|start| start.eq_ignore_ascii_case(kind))
-        };
-        if is("text/event-stream") {
+    pub(super) fn new(headers: &HeaderMap) -> Self {
+        let is = |kind| is_of_kind(headers, kind);
+        if is_event_stream(headers) {
             Self::Events(Box::new(SseScanner::new()))
         } else if is("application/json") {
             Self::Json { tail: Vec::new(), begun: false }
