@@ -27,6 +27,7 @@ use crate::config::Config;
 use crate::hints::{Facts, Hints};
 use crate::ingest::EventFeed;
 use crate::lease::Lease;
+use crate::limits::{Charge, Limits};
 use crate::metrics::{Metrics, PoolMetrics, SelectionMetrics};
 use crate::reload::Reloads;
 use crate::timings::Timings;
@@ -42,6 +43,8 @@ pub struct Gateway {
     pub(crate) timings: ArcSwap<Timings>,
     /// What it reads of who a request is from.
     pub(crate) hints: ArcSwap<Hints>,
+    /// What each client may use.
+    pub(crate) limits: Limits,
     /// How often its configuration was replaced, and what came of the last time.
     pub(crate) reloads: Reloads,
     /// Who may do what. Replaced whole.
@@ -124,6 +127,8 @@ pub(crate) struct Routed {
     pub(crate) facts: Facts,
     pub(crate) received: Nanos,
     pub(crate) deadline: Instant,
+    /// What it was let in with.
+    pub(crate) charge: Option<Arc<Charge>>,
 }
 
 // === impl Gateway ===
@@ -138,9 +143,12 @@ impl Gateway {
         tokenizers: Tokenizers,
         drained: mpsc::UnboundedSender<Arc<Worker>>,
     ) -> Self {
+        let (hints, limits) = (Hints::new(&config.hints), Limits::default());
+        limits.configure(&config.limits, &hints);
         Self {
             timings: ArcSwap::from_pointee(timings),
-            hints: ArcSwap::from_pointee(Hints::new(&config.hints)),
+            hints: ArcSwap::from_pointee(hints),
+            limits,
             reloads: Reloads::default(),
             allowed: Arc::new(ArcSwap::new(auth.allowed())),
             auth: ArcSwap::from_pointee(auth),
@@ -166,7 +174,14 @@ impl Gateway {
 
     /// Is set up in another way from here on.
     pub(crate) fn set_config(&self, config: Config, timings: Timings) {
-        self.hints.store(Arc::new(self.hints.load().reset(&config.hints)));
+        for gone in self.config().limits.iter() {
+            if !config.limits.iter().any(|spec| spec.subject() == gone.subject()) {
+                self.metrics.limits.forget(&gone.key, &gone.model);
+            }
+        }
+        let hints = self.hints.load().reset(&config.hints);
+        self.limits.configure(&config.limits, &hints);
+        self.hints.store(Arc::new(hints));
         for upstreams in self.upstreams().iter() {
             upstreams.configure(config.upstream.clone());
         }
@@ -335,6 +350,7 @@ impl Gateway {
             id,
             placement,
             routed.received,
+            routed.charge.clone(),
         ))
     }
 

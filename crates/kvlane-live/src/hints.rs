@@ -166,6 +166,12 @@ impl Hints {
         named.or_else(|| identity.map(|identity| Tenant::Known(identity.name.as_bytes())))
     }
 
+    /// The tenants that have this name: whoever has a key of it, and whoever is believed to be called so.
+    pub(crate) fn tenants_called(&self, name: &str) -> [TenantKey; 2] {
+        let name = name.as_bytes();
+        [Tenant::Known(name), Tenant::Named(name)].map(|tenant| TenantKey(self.keys.hash_one(tenant)))
+    }
+
     fn priority(&self, headers: &HeaderMap) -> Option<i8> {
         self.priority_headers.iter().find_map(|name| {
             let said = headers.get(name)?.to_str().ok()?.trim();
@@ -180,6 +186,16 @@ impl Hints {
 // === impl Facts ===
 
 impl Facts {
+    /// Whom it is for.
+    pub(crate) fn tenant(&self) -> Option<TenantKey> {
+        self.tenant
+    }
+
+    /// How long its answer may become.
+    pub(crate) fn output_tokens_max(&self) -> Option<u32> {
+        self.output_tokens_max
+    }
+
     /// Adds them to a request.
     pub(crate) fn apply(self, request: SchedulingRequest) -> SchedulingRequest {
         let Self { session, tenant, priority, output_tokens_max, whole_answer } = self;

@@ -11,6 +11,7 @@ use kvlane_core::truth::Reported;
 use kvlane_wire::sse::Usage;
 
 use crate::gateway::{Gateway, ModelPool, Occupant};
+use crate::limits::Charge;
 use crate::metrics::FailureKind;
 use crate::worker::Worker;
 
@@ -26,6 +27,8 @@ pub struct Lease {
     /// Where and why.
     pub placement: Placement,
     received: Nanos,
+    /// What the request was let in with.
+    charge: Option<Arc<Charge>>,
     first_token: Option<Nanos>,
     tokens: u64,
     /// The answer had begun before it.
@@ -42,6 +45,7 @@ impl Lease {
         request: RequestId,
         placement: Placement,
         received: Nanos,
+        charge: Option<Arc<Charge>>,
     ) -> Self {
         let worker = Arc::clone(&seat.worker);
         Self {
@@ -52,6 +56,7 @@ impl Lease {
             request,
             placement,
             received,
+            charge,
             first_token: None,
             tokens: 0,
             continues: false,
@@ -72,6 +77,9 @@ impl Lease {
     /// came, and how fast they came, nobody saw.
     pub fn begin(&mut self) {
         self.gateway.begin(&self.pool, self.request);
+        if let Some(charge) = &self.charge {
+            charge.note(None, 0);
+        }
     }
 
     /// `tokens` more have come from the worker in a stream. With the first, its prefill is over.
@@ -88,6 +96,9 @@ impl Lease {
             }
         }
         self.tokens += u64::from(tokens);
+        if let Some(charge) = &self.charge {
+            charge.note(None, self.tokens);
+        }
         // The first one is told of by `first`.
         self.gateway.progress(&self.pool, self.request, first, tokens - u32::from(first));
     }
@@ -99,6 +110,9 @@ impl Lease {
         metrics.duration.observe((now - self.received).as_secs_f64());
         let output_tokens = usage.map_or(self.tokens, |usage| u64::from(usage.completion_tokens));
         metrics.output_tokens.inc_by(output_tokens);
+        if let Some(charge) = &self.charge {
+            charge.note(usage.map(|usage| usage.prompt_tokens), output_tokens);
+        }
         if output_tokens > 0 {
             let output_tokens = u32::try_from(output_tokens).unwrap_or(u32::MAX);
             self.gateway.step(&self.pool, Input::Wrote { request: self.request, output_tokens });

@@ -16,6 +16,7 @@ pub mod gateway;
 pub mod hints;
 pub mod ingest;
 pub mod lease;
+pub mod limits;
 pub mod metrics;
 pub mod reload;
 pub mod secret;

@@ -4,6 +4,7 @@
 
 mod faults;
 mod kv_events;
+mod limits;
 mod routing;
 mod security;
 mod server;
@@ -21,6 +22,8 @@ use serde::{Deserialize, Serialize};
 
 pub use self::faults::{Breaker, Budget, Continuation, Health, Retry, Upstream};
 pub use self::kv_events::KvEvents;
+pub(crate) use self::limits::ANY;
+pub use self::limits::LimitSpec;
 use self::routing::validate_policy;
 pub use self::routing::{PoolOverride, Routing};
 pub use self::security::{KeySpec, Security};
@@ -64,6 +67,8 @@ pub struct Config {
     pub hints: Hints,
     /// Who may use the gateway, and who may operate it.
     pub auth: Security,
+    /// What each client may use.
+    pub limits: Vec<LimitSpec>,
 }
 
 /// What is wrong with a configuration, where, and what to write instead.
@@ -132,6 +137,7 @@ impl Config {
         self.tokens.validate()?;
         self.hints.validate()?;
         self.auth.validate(self)?;
+        limits::validate(&self.limits)?;
         Ok(())
     }
 

@@ -5,6 +5,7 @@
 mod auth;
 mod faults;
 mod feeds;
+mod limits;
 mod truth;
 
 use std::fmt::Write as _;
@@ -23,6 +24,7 @@ use prometheus_client::registry::{Registry, Unit};
 pub(crate) use self::auth::AuthMetrics;
 pub(crate) use self::faults::{Continued, FaultMetrics};
 pub(crate) use self::feeds::FeedMetrics;
+pub(crate) use self::limits::LimitMetrics;
 pub(crate) use self::truth::TruthMetrics;
 use crate::gateway::Gateway;
 
@@ -167,6 +169,7 @@ pub struct Metrics {
     feeds: FeedMetrics,
     pub(crate) reloads: Family<ReloadLabel, Counter>,
     tasks: Gauge,
+    pub(crate) limits: LimitMetrics,
     queue: Family<ModelLabel, Gauge>,
     index_bytes: Family<ModelLabel, Gauge>,
     index_blocks: Family<ModelLabel, Gauge>,
@@ -243,6 +246,7 @@ impl Metrics {
             feeds: FeedMetrics::default(),
             reloads: Family::default(),
             tasks: Gauge::default(),
+            limits: LimitMetrics::default(),
             queue: Family::default(),
             index_bytes: Family::default(),
             index_blocks: Family::default(),
@@ -315,6 +319,7 @@ impl Metrics {
         self.auth.register(&mut r);
         self.truth.register(&mut r);
         self.feeds.register(&mut r);
+        self.limits.register(&mut r);
         r.register("config_reloads", "Configurations taken over or refused", self.reloads.clone());
         r.register("tasks", "Tasks of all threads: connections, probes, feeds", self.tasks.clone());
         r.register("queue_requests", "Requests waiting for a place", self.queue.clone());
@@ -421,6 +426,7 @@ impl Metrics {
         self.output_tokens_usual.clear();
         self.truth.clear();
         self.feeds.clear();
+        self.limits.read(&gateway.limits);
         let now = gateway.clock.now();
         for worker in gateway.workers().values() {
             worker.state().seats.iter().for_each(|seat| self.feeds.read(now, seat));

@@ -7,8 +7,10 @@ use http::{HeaderMap, HeaderValue, StatusCode};
 use kvlane_core::time::Nanos;
 use kvlane_wire::api::Api;
 
+use super::REQUEST_ID;
 use super::dialect::Dialect;
 use crate::gateway::Gateway;
+use crate::limits::Left;
 use crate::metrics::RequestLabels;
 
 /// The status counted when the client has left before its answer's end.
@@ -34,6 +36,7 @@ pub(crate) struct Account {
 #[derive(Default)]
 struct State {
     model: String,
+    left: Left,
     status: u16,
     settled: bool,
 }
@@ -65,6 +68,17 @@ impl Account {
         self.state().model = model.to_owned();
     }
 
+    /// What its client may still use.
+    pub(crate) fn set_left(&self, left: Left) {
+        self.state().left = left;
+    }
+
+    /// Says in an answer's head which request it is for, and what its client may still use.
+    pub(crate) fn mark(&self, headers: &mut HeaderMap) {
+        headers.insert(REQUEST_ID, self.request_id.clone());
+        self.state().left.tell(headers);
+    }
+
     pub(crate) fn set_status(&self, status: StatusCode) {
         self.state().status = status.as_u16();
     }
@@ -84,7 +98,7 @@ impl Drop for Account {
         if !self.counted {
             return;
         }
-        let State { model, status, settled } = std::mem::take(&mut *self.state());
+        let State { model, status, settled, .. } = std::mem::take(&mut *self.state());
         let code = if settled { status } else { CLIENT_CLOSED_REQUEST };
         let api = self.api.map_or("other", Api::name);
         self.gateway.metrics.requests.get_or_create(&RequestLabels { model, api, code }).inc();

@@ -7,6 +7,7 @@ use kvlane_wire::openai::ParseError;
 use super::Body;
 use super::dialect::Dialect;
 use crate::auth::Denied;
+use crate::limits::Limited;
 use crate::upstream::UpstreamError;
 
 /// Why a client gets no answer from an engine.
@@ -52,6 +53,9 @@ pub enum ApiError {
         /// When to come again, in seconds.
         retry_after_s: u64,
     },
+    /// The client may not use more.
+    #[error("{0}")]
+    RateLimited(Limited),
     /// No worker gave an answer.
     #[error("worker {worker}: {error} ({attempts} attempts)")]
     Upstream {
@@ -106,7 +110,7 @@ impl ApiError {
             Self::UnknownModel(_) | Self::UnknownPath(_) => StatusCode::NOT_FOUND,
             Self::WrongMethod { .. } => StatusCode::METHOD_NOT_ALLOWED,
             Self::Rejected { why: Rejection::NoEndpoint, .. } => StatusCode::SERVICE_UNAVAILABLE,
-            Self::Rejected { .. } => StatusCode::TOO_MANY_REQUESTS,
+            Self::Rejected { .. } | Self::RateLimited(_) => StatusCode::TOO_MANY_REQUESTS,
             Self::Upstream { error: UpstreamError::ConnectTimeout(_), .. } | Self::UpstreamTimeout { .. } => {
                 StatusCode::GATEWAY_TIMEOUT
             }
@@ -142,6 +146,7 @@ impl ApiError {
             Self::Rejected { why: Rejection::QueueFull, .. } => "queue_full",
             Self::Rejected { why: Rejection::QueueTimeout, .. } => "queue_timeout",
             Self::Rejected { why: Rejection::BudgetSpent, .. } => "retry_budget_spent",
+            Self::RateLimited(_) => "rate_limited",
             Self::Upstream { .. } => "upstream_error",
             Self::UpstreamTimeout { .. } => "upstream_timeout",
             Self::Denied(Denied::Missing) => "missing_api_key",
@@ -156,7 +161,12 @@ impl ApiError {
         let status = self.status();
         let envelope = dialect.envelope(status, self.kind(), self.code(), &self.to_string());
         let mut response = super::json_response(status, &envelope);
-        if let Self::Rejected { retry_after_s, .. } = self {
+        let retry_after_s = match &self {
+            Self::Rejected { retry_after_s, .. } => Some(*retry_after_s),
+            Self::RateLimited(limited) => Some(limited.retry_after_s()),
+            _ => None,
+        };
+        if let Some(retry_after_s) = retry_after_s {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(retry_after_s));
         }
         if status == StatusCode::UNAUTHORIZED {

@@ -20,7 +20,9 @@ use super::resume::{Asked, Continuation};
 use super::{Account, Body, REQUEST_ID};
 use crate::auth::{identity, is_credential};
 use crate::gateway::{Gateway, ModelPool, Routed, Served};
+use crate::hints::Facts;
 use crate::lease::Lease;
+use crate::limits::{Ask, Charge};
 use crate::tokenize::{Counted, Counting, Question};
 use crate::upstream::{Answer, Upstreams, is_hop_by_hop};
 
@@ -123,7 +125,8 @@ async fn route(
     let Some(api) = api else {
         let served = unparsed_pool(gateway, parts, body)?;
         let facts = gateway.hints.load().read(&parts.headers, None, identity(parts));
-        return Ok(Routed { served, chain: Vec::new(), prompt_tokens: 0, facts, received, deadline });
+        let charge = admit(gateway, &served, facts, 0, account)?;
+        return Ok(Routed { served, chain: Vec::new(), prompt_tokens: 0, facts, received, deadline, charge });
     };
     let (served, facts, seed, estimated) = rendered(api, body, |parsed, prompt| {
         let served = match &parsed.model {
@@ -159,7 +162,36 @@ async fn route(
         }
     };
     let Counted { chain, tokens: prompt_tokens } = counted;
-    Ok(Routed { served, chain, prompt_tokens, facts, received, deadline })
+    let charge = admit(gateway, &served, facts, prompt_tokens, account)?;
+    Ok(Routed { served, chain, prompt_tokens, facts, received, deadline, charge })
+}
+
+/// Lets a request in, if its client may use so much.
+fn admit(
+    gateway: &Arc<Gateway>,
+    served: &Served,
+    facts: Facts,
+    prompt_tokens: u32,
+    account: &Account,
+) -> Result<Option<Arc<Charge>>, ApiError> {
+    let pool = &served.pool;
+    let output_tokens = || {
+        let usual = pool.router.read(|scheduler| scheduler.usual_output_tokens());
+        (usual as u64).min(facts.output_tokens_max().map_or(u64::MAX, u64::from))
+    };
+    let ask = Ask {
+        tenant: facts.tenant(),
+        model: &pool.model,
+        adapter: served.adapter.as_deref(),
+        prompt_tokens,
+        output_tokens: &output_tokens,
+    };
+    let (left, admitted) = gateway.limits.admit(gateway, &ask);
+    account.set_left(left);
+    admitted.map_err(|limited| {
+        gateway.metrics.limits.note(&limited);
+        ApiError::RateLimited(limited)
+    })
 }
 
 /// Parses a body and hands it with its rendered prompt to `read`.

@@ -181,7 +181,7 @@ impl Front {
         if !matches!(response.body(), Body::Relay(_)) {
             account.settle();
         }
-        response.headers_mut().insert(REQUEST_ID, account.request_id.clone());
+        account.mark(response.headers_mut());
         response
     }
 
