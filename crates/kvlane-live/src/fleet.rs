@@ -34,7 +34,7 @@ use crate::config::WorkerSpec;
 use crate::gateway::{Gateway, ModelPool};
 use crate::ingest::Ingest;
 use crate::ingest::discover::{self, Told};
-use crate::metrics::WorkerLabel;
+use crate::metrics::{Reached, WorkerLabel};
 use crate::secret::Secret;
 use crate::upstream::Upstreams;
 use crate::worker::{Rank, Seat, ServedName, State, Worker, WorkerId};
@@ -175,6 +175,7 @@ impl Fleet {
             return Err(AddError::Duplicate(worker.url.to_string()));
         }
         if workers.len() >= WORKERS_MAX {
+            self.gateway.metrics.limits.reached(Reached::Workers);
             return Err(AddError::TooMany);
         }
         workers.insert(id, Arc::clone(&worker));
@@ -333,6 +334,7 @@ impl Fleet {
                     seats.push(Seat { pool, endpoint, rank: rank.clone(), number, feed });
                 }
                 None => {
+                    self.gateway.metrics.limits.reached(Reached::PoolEndpoints);
                     tracing::error!(worker = %worker.url, model = base, "the pool has no room for another endpoint")
                 }
             }

@@ -124,10 +124,12 @@ impl Serving {
     pub fn reload(&self, next: Config) -> Result<Reloaded, String> {
         let reloads = &self.gateway.reloads;
         let _turn = reloads.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        // What is in them may have changed.
+        let reads_files = !next.files().is_empty();
         let reloaded = self.take_over(next).inspect_err(|why| self.refuse_reload(why))?;
         reloads.last().problem = None;
         reloads.last().needs_restart.clone_from(&reloaded.needs_restart);
-        let unchanged = reloaded == Reloaded::default();
+        let unchanged = reloaded == Reloaded::default() && !reads_files;
         self.note_reload(if unchanged { "unchanged" } else { "applied" });
         if !reloaded.needs_restart.is_empty() {
             tracing::warn!(keys = ?reloaded.needs_restart, "these keys keep their value until a restart");
@@ -152,6 +154,9 @@ impl Serving {
         next.validate().map_err(|error| error.to_string())?;
         let running = self.gateway.config().clone();
         let needs_restart = keep_all(&self.gateway, &running, &mut next)?;
+        // With what it keeps it may be another one: keys that its own addresses could do without, for example.
+        next.validate()
+            .map_err(|error| format!("{error} (with {needs_restart:?} as before the next restart)"))?;
         let timings = Timings::read(&next.routing).map_err(|error| error.to_string())?;
         let changes = WorkerChanges::between(&running.workers, &next.workers);
         let most = self.fleet.workers().len() + changes.come.len() + changes.differ.len();

@@ -26,6 +26,7 @@ use crate::fleet::Fleet;
 use crate::front::http::{Door, Front};
 use crate::gateway::Gateway;
 use crate::ingest::{Ingest, write_snapshot};
+use crate::metrics::{Metrics, Reached};
 use crate::timings::Timings;
 use crate::tokenize::Tokenizers;
 
@@ -136,13 +137,15 @@ impl Serving {
         });
         let stop_accepting = stop.clone();
         let stop_operators = kill.clone();
+        let counting = Arc::clone(&gateway);
         let work = async move {
             let server = TcpListener::from_std(server);
             let metrics = TcpListener::from_std(metrics);
             let (Ok(server), Ok(metrics)) = (server, metrics) else { return };
+            let counted = &counting.metrics;
             tokio::join!(
-                Front::accept(server, stop_accepting, |stream| spread(&lanes, stream)),
-                Front::accept(metrics, stop_operators, |stream| drop(operators.spawn(stream))),
+                Front::accept(counted, server, stop_accepting, |stream| spread(counted, &lanes, stream)),
+                Front::accept(counted, metrics, stop_operators, |stream| drop(operators.spawn(stream))),
             );
         };
         if let Some(path) =
@@ -259,13 +262,14 @@ async fn relay(
 }
 
 /// Gives a connection to the thread with the fewest.
-fn spread(lanes: &[Lane], stream: TcpStream) {
+fn spread(metrics: &Metrics, lanes: &[Lane], stream: TcpStream) {
     let Some(lane) = lanes.iter().min_by_key(|lane| lane.open.load(Ordering::Relaxed)) else { return };
     match stream.into_std() {
         Ok(stream) => {
             lane.open.fetch_add(1, Ordering::Relaxed);
             if lane.handover.try_send(stream).is_err() {
                 lane.open.fetch_sub(1, Ordering::Relaxed);
+                metrics.limits.reached(Reached::Handover);
                 tracing::warn!("a connection was dropped: its relay thread does not keep up");
             }
         }

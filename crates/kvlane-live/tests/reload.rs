@@ -216,3 +216,20 @@ async fn a_worker_that_is_described_otherwise_serves_until_its_successor_does() 
     assert_eq!(reply.status, 200);
     gateway.end().await;
 }
+
+#[tokio::test]
+async fn an_address_that_is_kept_keeps_the_key_that_it_needs() {
+    let mut config = config();
+    config.metrics.host = "0.0.0.0".parse().expect("an address");
+    config.auth.open_admin = true;
+    let gateway = TestGateway::start(config, &[]).await;
+    let before = running(&gateway);
+    let mut next = before.clone();
+    next.metrics.host = "127.0.0.1".parse().expect("an address");
+    next.auth.open_admin = false;
+    assert_eq!(next.validate(), Ok(()), "it is right by itself");
+    let why = gateway.serving().reload(next).expect_err("the port listens to the world until a restart");
+    assert!(why.contains("metrics.host"), "{why}");
+    assert_eq!(running(&gateway), before);
+    gateway.end().await;
+}

@@ -272,6 +272,29 @@ fn every_reason_metric_and_error_code_is_in_the_guide() {
     codes.into_iter().for_each(listed);
 }
 
+#[test]
+fn every_limit_tells_in_which_metric_it_is_seen() {
+    let (operations, guide) = (document("docs/operations.md"), document("docs/guide.md"));
+    let sections = between(&operations, "\n## Limits\n", "\n### ");
+    let table = sections.first().expect("docs/operations.md has a section on limits");
+    let rows: Vec<Vec<&str>> = table
+        .lines()
+        .filter(|line| line.starts_with("| ") && !line.starts_with("| **"))
+        .map(|line| line.trim_matches('|').split('|').map(str::trim).collect())
+        .collect();
+    assert!(rows.len() > 40, "{} rows", rows.len());
+    let mut seen = 0;
+    for row in &rows {
+        assert_eq!(row.len(), 5, "{row:?}");
+        for named in between(row[4], "`", "`").into_iter().step_by(2) {
+            let name = named.split('{').next().unwrap_or_default();
+            assert!(guide.contains(&format!("| `kvlane_{name}` |")), "docs/guide.md does not list kvlane_{name}: {row:?}");
+            seen += 1;
+        }
+    }
+    assert!(seen > 30, "{seen} metrics");
+}
+
 /// The keys of `value`, whatever they are in, but for those of workloads, policies and figures.
 fn keys(value: &serde_json::Value, found: &mut BTreeSet<String>) {
     match value {

@@ -1,4 +1,4 @@
-//! What clients may use, in figures.
+//! Bounds in figures: what clients may use, and what nothing else shows.
 
 use kvlane_core::limit::Kind;
 use prometheus_client::encoding::EncodeLabelSet;
@@ -27,12 +27,59 @@ struct LimitedLabels {
     limit: &'static str,
 }
 
+/// A bound that nothing else shows.
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ReachedLabel {
+    limit: &'static str,
+}
+
+/// Bounds that somebody ran into without getting an answer that would be counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reached {
+    /// A client took too long for a head.
+    HeadTime,
+    /// A client's head is too large.
+    HeadBytes,
+    /// A relay thread did not keep up with its connections.
+    Handover,
+    /// A connection could not be accepted: out of descriptors, most likely.
+    Accept,
+    /// A pool has no room for another endpoint.
+    PoolEndpoints,
+    /// The gateway has no room for another worker.
+    Workers,
+}
+
+// === impl Reached ===
+
+impl Reached {
+    /// Its name, for people.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::HeadTime => "head_time",
+            Self::HeadBytes => "head_bytes",
+            Self::Handover => "handover",
+            Self::Accept => "accept",
+            Self::PoolEndpoints => "pool_endpoints",
+            Self::Workers => "workers",
+        }
+    }
+
+    /// What ended a connection, if it was one of them.
+    pub(crate) fn of(error: &(dyn std::error::Error + 'static)) -> Option<Self> {
+        let error = error.downcast_ref::<hyper::Error>()?;
+        let bounds = [(error.is_timeout(), Self::HeadTime), (error.is_parse_too_large(), Self::HeadBytes)];
+        bounds.into_iter().find_map(|(is, reached)| is.then_some(reached))
+    }
+}
+
 /// Requests that were turned away for what their client has used, and what is counted for that.
 #[derive(Default)]
 pub(crate) struct LimitMetrics {
     limited: Family<LimitedLabels, Counter>,
     requests: Family<EntryLabels, Gauge>,
     keys: Family<EntryLabels, Gauge>,
+    reached: Family<ReachedLabel, Counter>,
 }
 
 // === impl LimitMetrics ===
@@ -41,7 +88,12 @@ impl LimitMetrics {
     pub(super) fn register(&self, r: &mut Registry) {
         r.register("rate_limited", "Requests beyond what their client may use", self.limited.clone());
         r.register("limit_requests_active", "Requests in flight that a limit counts", self.requests.clone());
+        r.register("limits_reached", "Bounds that no answer tells of", self.reached.clone());
         r.register("limit_keys", "Keys whose use is remembered", self.keys.clone());
+    }
+
+    pub(crate) fn reached(&self, reached: Reached) {
+        self.reached.get_or_create(&ReachedLabel { limit: reached.name() }).inc();
     }
 
     pub(crate) fn note(&self, limited: &Limited) {

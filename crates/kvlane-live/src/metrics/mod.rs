@@ -24,7 +24,7 @@ use prometheus_client::registry::{Registry, Unit};
 pub(crate) use self::auth::AuthMetrics;
 pub(crate) use self::faults::{Continued, FaultMetrics};
 pub(crate) use self::feeds::FeedMetrics;
-pub(crate) use self::limits::LimitMetrics;
+pub(crate) use self::limits::{LimitMetrics, Reached};
 pub(crate) use self::truth::TruthMetrics;
 use crate::gateway::Gateway;
 

@@ -45,6 +45,7 @@ use self::relay::Relay;
 use crate::admin;
 use crate::fleet::Fleet;
 use crate::gateway::Gateway;
+use crate::metrics::{Metrics, Reached};
 use crate::upstream::Upstreams;
 
 /// The header under which a request id travels on.
@@ -90,6 +91,7 @@ pub(crate) struct Front {
 impl Front {
     /// Accepts connections until told to stop, and hands each to `spread`.
     pub(crate) async fn accept(
+        metrics: &Metrics,
         listener: TcpListener,
         stop: CancellationToken,
         mut spread: impl FnMut(TcpStream),
@@ -103,6 +105,7 @@ impl Front {
                 Ok((stream, _)) => spread(stream),
                 Err(error) => {
                     // Out of descriptors, most likely: pause instead of spinning.
+                    metrics.limits.reached(Reached::Accept);
                     tracing::warn!(%error, "cannot accept a connection");
                     tokio::time::sleep(Duration::from_millis(50)).await;
                 }
@@ -114,7 +117,11 @@ impl Front {
     pub(crate) fn spawn(self: &Arc<Self>, stream: TcpStream) -> tokio::task::JoinHandle<()> {
         let front = Arc::clone(self);
         self.connections.spawn(async move {
-            if let Err(error) = front.serve(stream).await {
+            let metrics = &front.gateway.metrics.limits;
+            if let Err(error) = Arc::clone(&front).serve(stream).await {
+                if let Some(reached) = Reached::of(&*error) {
+                    metrics.reached(reached);
+                }
                 tracing::debug!(%error, "a connection ended");
             }
         })
@@ -130,7 +137,10 @@ impl Front {
             first = timeout(header_timeout, speaks_h2(&stream)) => first,
             () = self.stop.cancelled() => return Ok(()),
         };
-        let Ok(h2) = first else { return Ok(()) };
+        let Ok(h2) = first else {
+            self.gateway.metrics.limits.reached(Reached::HeadTime);
+            return Ok(());
+        };
         let h2 = h2?;
         let stop = self.stop.clone();
         let (stream_max, idle_timeout) = {
