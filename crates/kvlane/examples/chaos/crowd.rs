@@ -77,6 +77,7 @@ pub(crate) async fn run(args: &CrowdArgs) -> Result<bool, Box<dyn Error>> {
         engine_flags: flags.map(String::from).into(),
         feeds: false,
         faults: true,
+        log_level: "info".into(),
         gateway: json!({
             "server": {"relay_threads": 2, "request_timeout": "10m", "body_timeout": "20s", "stream_idle_timeout": "60s"},
             "metrics": {},

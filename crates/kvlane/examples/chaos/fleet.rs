@@ -37,6 +37,8 @@ pub(crate) struct FleetConfig {
     pub(crate) faults: bool,
     /// The gateway's configuration but for addresses and workers.
     pub(crate) gateway: Value,
+    /// What it logs.
+    pub(crate) log_level: String,
 }
 
 /// One engine, which may be dead.
@@ -113,7 +115,7 @@ impl Fleet {
         configure(&file, &config.gateway, address, admin, &engines)?;
         let log = File::create(config.dir.join("gateway.log"))?;
         let gateway = Command::new(&config.kvlane)
-            .args(["serve", "--config"])
+            .args(["serve", "--log-level", &config.log_level, "--config"])
             .arg(&file)
             .stdout(Stdio::null())
             .stderr(log)

@@ -97,6 +97,9 @@ struct RunArgs {
     /// Whether the configuration is read again.
     #[arg(long)]
     reloads: bool,
+    /// What the gateway logs.
+    #[arg(long, default_value = "info")]
+    log_level: String,
 }
 
 fn main() -> Result<ExitCode, Box<dyn Error>> {
@@ -149,7 +152,7 @@ fn deaths(args: &RunArgs) -> Script {
 fn settings() -> Value {
     json!({
         "server": {
-            "request_timeout": "20s", "stream_idle_timeout": "3s", "header_timeout": "60s", "shutdown_grace": "10s",
+            "request_timeout": "20s", "stream_idle_timeout": "4s", "header_timeout": "60s", "shutdown_grace": "10s",
             "relay_threads": 2,
         },
         "metrics": {},
@@ -157,7 +160,7 @@ fn settings() -> Value {
             "index_memory": 8 << 20, "index_ttl": "2m", "max_concurrent_requests": 400, "queue_size": 2000,
             "queue_timeout": "15s",
         },
-        "health": {"interval": "500ms", "timeout": "1s", "failure_threshold": 2},
+        "health": {"interval": "500ms", "timeout": "2s", "failure_threshold": 2},
         "upstream": {"connect_timeout": "500ms"},
         "kv_events": {"index_memory": 32 << 20},
     })
@@ -179,6 +182,7 @@ async fn run(args: &RunArgs, script: Script, sampled: Duration) -> Result<bool, 
             .iter()
             .any(|step| !matches!(step.action, Action::Kill { .. } | Action::Restart { .. })),
         gateway: settings(),
+        log_level: args.log_level.clone(),
     };
     let mut fleet = Fleet::start(config).await?;
     let urls = fleet.engines.iter().map(fleet::Engine::url).collect();
@@ -204,7 +208,8 @@ async fn run(args: &RunArgs, script: Script, sampled: Duration) -> Result<bool, 
     let mut samplings = interval(sampled);
     samplings.set_missed_tick_behavior(MissedTickBehavior::Skip);
     let start = Instant::now();
-    let mut verdicts = Verdicts::new(Truth::new(urls, script, start));
+    let mut verdicts =
+        Verdicts::new(Truth::new(urls, script, start), File::create(args.dir.join("violations.txt"))?);
     let mut doing: JoinSet<io::Result<Option<(usize, State)>>> = JoinSet::new();
     let (mut due, mut next, mut seen) = (start, 0, Vec::<(f64, Usage)>::new());
     while start.elapsed() < lasts {

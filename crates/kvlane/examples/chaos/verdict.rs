@@ -1,6 +1,8 @@
 //! Whether each request ended as it may, given what was done to the engines meanwhile.
 
 use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io::Write as _;
 use std::time::Instant;
 
 use kvlane_core::time::Nanos;
@@ -39,6 +41,8 @@ pub(crate) struct Verdicts {
     pub(crate) violations: u64,
     /// The first of them.
     pub(crate) told: Vec<String>,
+    /// All of them, each with its time in seconds.
+    log: File,
     /// What was answered to a prompt before.
     answers: HashMap<(Shape, usize), String>,
     pub(crate) asked: u64,
@@ -73,9 +77,10 @@ impl Truth {
 // === impl Verdicts ===
 
 impl Verdicts {
-    pub(crate) fn new(truth: Truth) -> Self {
+    /// Violations are written to `log` as they come.
+    pub(crate) fn new(truth: Truth, log: File) -> Self {
         let (counts, answers) = (BTreeMap::new(), HashMap::new());
-        Self { truth, counts, violations: 0, told: Vec::new(), answers, asked: 0 }
+        Self { truth, counts, violations: 0, told: Vec::new(), log, answers, asked: 0 }
     }
 
     /// An engine is this from here on.
@@ -85,6 +90,8 @@ impl Verdicts {
 
     pub(crate) fn violated(&mut self, what: String) {
         self.violations += 1;
+        // A full disk is no reason to end; the first ones are told anyway.
+        let _ = writeln!(self.log, "{:9.3} s {what}", self.truth.start.elapsed().as_secs_f64());
         if self.told.len() < TOLD_MAX {
             self.told.push(what);
         }
