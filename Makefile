@@ -2,6 +2,8 @@
 # line of cargo that can be typed by hand.
 
 .PHONY: demo test lint bench scenarios placement placement-live chaos soak crowd e2e-vllm e2e-sglang e2e-llamacpp race ci cargo
+.PHONY: demo test lint bench scenarios placement placement-live e2e-vllm e2e-sglang e2e-llamacpp race \
+	deny sbom ci cargo
 
 # A trace through the gateway onto four mock engines, under three policies.
 demo: cargo
@@ -78,6 +80,16 @@ race: cargo
 	cargo build --release --locked -p kvlane --bin kvlane
 	cargo build --release --locked -p kvlane-mock --example fixed_upstream
 	python3 e2e/race/race.py
+
+# Licences, sources and bans by deny.toml; all checks with DENY=all. Builds cargo-deny if it is missing, which takes minutes.
+deny: cargo
+	command -v cargo-deny > /dev/null || cargo install --locked cargo-deny
+	cargo deny --locked check $(or $(DENY),bans licenses sources)
+
+# What the binary is built from, as CycloneDX: target/kvlane.cdx.json (python3.11).
+sbom: cargo
+	@mkdir -p target
+	python3 .ci/sbom.py > target/kvlane.cdx.json
 
 # Exactly what CI runs.
 ci:

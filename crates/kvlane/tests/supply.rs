@@ -1,0 +1,145 @@
+//! What the product is built from: every crate comes from crates.io under a licence that `deny.toml` allows, and none is
+//! there that it bans. The part of `cargo deny check` that needs neither a network nor a tool.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+const REGISTRY: &str = "registry+https://github.com/rust-lang/crates.io-index";
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+fn packages() -> Vec<Value> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output = Command::new(cargo)
+        .args(["metadata", "--format-version", "1", "--offline", "--locked"])
+        .current_dir(root())
+        .output()
+        .expect("cargo runs");
+    assert!(output.status.success(), "cargo metadata: {}", String::from_utf8_lossy(&output.stderr));
+    let metadata: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let packages = metadata["packages"].as_array().expect("packages").clone();
+    assert!(packages.len() > 100, "{} packages", packages.len());
+    packages
+}
+
+/// A list of texts of `deny.toml`, by its key at the start of a line.
+fn listed(key: &str) -> BTreeSet<String> {
+    let text = std::fs::read_to_string(root().join("deny.toml")).expect("deny.toml");
+    let lists: Vec<&str> =
+        text.split(&format!("\n{key} = [")).skip(1).filter_map(|rest| rest.split(']').next()).collect();
+    assert_eq!(lists.len(), 1, "{key} in deny.toml");
+    lists[0].split('"').skip(1).step_by(2).map(str::to_owned).collect()
+}
+
+/// Whether a licence expression (SPDX, or the slash that crates wrote before it) leaves a choice that is allowed.
+fn is_allowed(expression: &str, allowed: &BTreeSet<String>) -> bool {
+    let spaced = expression.replace('/', " OR ").replace('(', " ( ").replace(')', " ) ");
+    let mut words: Vec<&str> = spaced.split_whitespace().rev().collect();
+    let fits = alternatives(&mut words, allowed);
+    assert!(words.is_empty(), "{expression} is no licence expression");
+    fits
+}
+
+fn alternatives(words: &mut Vec<&str>, allowed: &BTreeSet<String>) -> bool {
+    let mut fits = all_of(words, allowed);
+    while words.last() == Some(&"OR") {
+        words.pop();
+        fits |= all_of(words, allowed);
+    }
+    fits
+}
+
+fn all_of(words: &mut Vec<&str>, allowed: &BTreeSet<String>) -> bool {
+    let mut fits = one(words, allowed);
+    while words.last() == Some(&"AND") {
+        words.pop();
+        fits &= one(words, allowed);
+    }
+    fits
+}
+
+fn one(words: &mut Vec<&str>, allowed: &BTreeSet<String>) -> bool {
+    match words.pop() {
+        Some("(") => {
+            let fits = alternatives(words, allowed);
+            assert_eq!(words.pop(), Some(")"));
+            fits
+        }
+        Some(name) if words.last() == Some(&"WITH") => {
+            words.pop();
+            let exception = words.pop().expect("an exception");
+            allowed.contains(&format!("{name} WITH {exception}"))
+        }
+        name => allowed.contains(name.expect("a licence")),
+    }
+}
+
+#[test]
+fn an_expression_is_read_as_spdx_means_it() {
+    let allowed = BTreeSet::from(["MIT".to_owned(), "Zlib".to_owned(), "A WITH e".to_owned()]);
+    for (expression, fits) in [
+        ("MIT", true),
+        ("GPL-3.0", false),
+        ("GPL-3.0 OR MIT", true),
+        ("GPL-3.0/MIT", true),
+        ("GPL-3.0 AND MIT", false),
+        ("(GPL-3.0 OR MIT) AND Zlib", true),
+        ("MIT AND (GPL-3.0 OR X)", false),
+        ("GPL-3.0 OR MIT AND X", false),
+        ("A WITH e OR X", true),
+        ("A WITH f", false),
+        ("A", false),
+    ] {
+        assert_eq!(is_allowed(expression, &allowed), fits, "{expression}");
+    }
+}
+
+#[test]
+fn every_dependency_has_a_licence_that_is_allowed() {
+    let allowed = listed("allow");
+    for package in packages() {
+        let name = &package["name"];
+        let expression = package["license"].as_str().unwrap_or_else(|| panic!("{name} names no licence"));
+        assert!(is_allowed(expression, &allowed), "{name} is under {expression}: see deny.toml");
+    }
+}
+
+#[test]
+fn every_dependency_is_of_the_registry_or_of_this_repository() {
+    let root = root().canonicalize().expect("the repository");
+    for package in packages() {
+        let name = &package["name"];
+        match package["source"].as_str() {
+            Some(source) => assert_eq!(source, REGISTRY, "{name}"),
+            None => {
+                let manifest = Path::new(package["manifest_path"].as_str().expect("a path"));
+                assert!(manifest.starts_with(&root), "{name} is at {}", manifest.display());
+            }
+        }
+    }
+}
+
+#[test]
+fn nothing_is_there_that_is_banned() {
+    let banned = listed("deny");
+    assert!(!banned.is_empty());
+    for package in packages() {
+        let name = package["name"].as_str().expect("a name");
+        assert!(!banned.contains(name), "{name} is banned by deny.toml: `cargo tree --invert {name}`");
+    }
+}
+
+#[test]
+fn no_dependency_of_ours_takes_any_version() {
+    for package in packages().iter().filter(|package| package["source"].is_null()) {
+        for needed in package["dependencies"].as_array().expect("dependencies") {
+            let by_path = needed["path"].is_string();
+            assert!(by_path || needed["req"] != "*", "{} takes any {}", package["name"], needed["name"]);
+        }
+    }
+}
