@@ -3,6 +3,7 @@
 
 .PHONY: demo test lint bench scenarios placement placement-live chaos soak crowd e2e-vllm e2e-sglang e2e-llamacpp race ci cargo
 .PHONY: demo test lint bench scenarios placement placement-live e2e-vllm e2e-sglang e2e-llamacpp race \
+.PHONY: demo test lint bench scenarios placement placement-live e2e-vllm e2e-sglang e2e-llamacpp e2e-sdk race \
 	deny sbom ci cargo
 
 # A trace through the gateway onto four mock engines, under three policies.
@@ -73,6 +74,13 @@ e2e-llamacpp: cargo
 	cargo build --release --locked -p kvlane
 	e2e/llamacpp/setup.sh
 	e2e/.work/llamacpp/venv/bin/python e2e/llamacpp/test_llamacpp.py -v
+
+# OpenAI's and Anthropic's Python SDKs, unmodified, through the gateway (15 MB from PyPI, once).
+e2e-sdk: cargo
+	cargo build --release --locked -p kvlane
+	e2e/sdk/setup.sh
+	e2e/.work/sdk/bin/python e2e/sdk/test_openai.py -v
+	e2e/.work/sdk/bin/python e2e/sdk/test_anthropic.py -v
 
 # What a request costs beside nginx, HAProxy, sglang-router and vllm-router. Linux; installs with apt-get and pip.
 race: cargo
