@@ -9,6 +9,7 @@
 //! minds at a time leave both sides with the same one.
 
 mod names;
+mod outside;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -16,26 +17,22 @@ use bytes::Bytes;
 use http::{Method, StatusCode};
 use kvlane_core::load::Reported;
 use kvlane_core::scheduler::Input;
-use kvlane_wire::engine::{
-    FeedError, FeedSource, load_reports, prefix_caches, resolve, sglang_feeds, vllm_feeds,
-};
+use kvlane_wire::engine::{FeedError, FeedSource, load_reports, prefix_caches, sglang_feeds, vllm_feeds};
 use kvlane_wire::models;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use self::names::{list_names, served_names};
 use crate::ask::ask;
-use crate::auth::Unreachable;
 use crate::canary;
 use crate::config::WorkerSpec;
 use crate::gateway::{Gateway, ModelPool};
 use crate::ingest::Ingest;
 use crate::ingest::discover::{self, Told};
 use crate::metrics::{Reached, WorkerLabel};
-use crate::secret::Secret;
 use crate::upstream::Upstreams;
 use crate::worker::{Rank, Seat, ServedName, State, Worker, WorkerId};
 
@@ -105,7 +102,7 @@ impl Fleet {
     /// # Errors
     /// Why it cannot be added.
     pub fn add(self: &Arc<Self>, spec: &WorkerSpec) -> Result<Arc<Worker>, AddError> {
-        self.take_in(self.named(spec)?, false)
+        self.take_in(self.configured(spec)?, false)
     }
 
     /// Puts a worker in the place of all that have its URL. They serve until it does: then they leave, and those that
@@ -114,7 +111,7 @@ impl Fleet {
     /// # Errors
     /// Why it cannot be added.
     pub(crate) fn replace(self: &Arc<Self>, spec: &WorkerSpec) -> Result<Arc<Worker>, AddError> {
-        let worker = self.take_in(self.named(spec)?, true)?;
+        let worker = self.take_in(self.configured(spec)?, true)?;
         for before in self.workers() {
             if before.url != worker.url || before.id == worker.id {
                 continue;
@@ -132,38 +129,6 @@ impl Fleet {
                 self.remove(&before);
             }
         }
-        Ok(worker)
-    }
-
-    /// Adds a worker that somebody names from outside. It must be, and stay, where workers may be. It is shown no key but
-    /// its own, and none that would have to be read here.
-    ///
-    /// # Errors
-    /// Why it cannot be added.
-    pub async fn add_where_allowed(self: &Arc<Self>, spec: &WorkerSpec) -> Result<Arc<Worker>, AddError> {
-        if matches!(spec.api_key, Some(Secret::Env(_) | Secret::File(_))) {
-            let why = "api_key: write the key itself: neither files nor variables are read for who asks from outside";
-            return Err(AddError::BadUrl(why.into()));
-        }
-        let worker = Worker::new(self.gateway.next_worker_id(), spec).map_err(AddError::BadUrl)?;
-        let allowed = self.gateway.auth().allowed();
-        let limit = self.gateway.config().upstream.connect_timeout;
-        for place in places_of(spec, &worker) {
-            match timeout(limit, allowed.addresses(&place)).await {
-                Ok(Err(Unreachable::Refused(why))) => return Err(AddError::Refused(why)),
-                // Its name may be known later; it is looked at again whenever a connection is made.
-                Ok(Ok(_) | Err(Unreachable::Unknown(_))) | Err(_) => {}
-            }
-        }
-        self.take_in(worker.only_where(Arc::clone(&self.gateway.allowed)), false)
-    }
-
-    /// The worker that the configuration describes. It is shown its own key, or the one of all.
-    fn named(&self, spec: &WorkerSpec) -> Result<Worker, AddError> {
-        let api_key = spec.api_key.clone().or_else(|| self.gateway.config().upstream.api_key.clone());
-        let shown = WorkerSpec { api_key, ..spec.clone() };
-        let mut worker = Worker::new(self.gateway.next_worker_id(), &shown).map_err(AddError::BadUrl)?;
-        worker.spec = spec.clone();
         Ok(worker)
     }
 
@@ -575,13 +540,6 @@ fn takes_over(other: &Worker, worker: &Worker, seat: &Seat) -> bool {
     other.id != worker.id
         && other.url == worker.url
         && other.state().seats.iter().any(|place| place.number == seat.number)
-}
-
-/// Every place that somebody who names this worker makes us connect to.
-fn places_of(spec: &WorkerSpec, worker: &Worker) -> Vec<String> {
-    let feeds = spec.kv_events.iter().flat_map(|feed| [Some(&feed.endpoint), feed.replay.as_ref()]);
-    let feeds = feeds.flatten().filter_map(|feed| resolve(feed, &worker.address.host));
-    std::iter::once(worker.address.place()).chain(feeds).collect()
 }
 
 /// Marks a worker fit (`None`) or unfit for requests, in every pool.

@@ -19,10 +19,12 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::sleep;
 
+use crate::auth::Auth;
 use crate::config::{Config, PoolOverride, WorkerSpec};
 use crate::fleet::WORKERS_MAX;
 use crate::gateway::Gateway;
 use crate::metrics::ReloadLabel;
+use crate::secret::revealed;
 use crate::serve::Serving;
 use crate::timings::Timings;
 use crate::tokenize::{Plan, plan};
@@ -158,6 +160,7 @@ impl Serving {
         next.validate()
             .map_err(|error| format!("{error} (with {needs_restart:?} as before the next restart)"))?;
         let timings = Timings::read(&next.routing).map_err(|error| error.to_string())?;
+        let auth = Auth::read(&next.auth).map_err(|error| error.to_string())?;
         let changes = WorkerChanges::between(&running.workers, &next.workers);
         let most = self.fleet.workers().len() + changes.come.len() + changes.differ.len();
         if most > WORKERS_MAX {
@@ -168,6 +171,8 @@ impl Serving {
         let changed = differences(&running, &next);
 
         // Nothing fails from here on.
+        self.gateway.set_auth(auth);
+        self.fleet.show_keys(&next);
         self.gateway.set_config(next, timings);
         self.gateway.reloads.told.send_replace(());
         let mut reloaded = Reloaded { changed, needs_restart, ..Reloaded::default() };
@@ -262,7 +267,7 @@ impl WorkerChanges {
 
 /// The keys in which two configurations differ, as `section.key`.
 fn differences(one: &Config, other: &Config) -> Vec<String> {
-    let sections = |config: &Config| match serde_json::to_value(config) {
+    let sections = |config: &Config| match revealed(|| serde_json::to_value(config)) {
         Ok(Value::Object(sections)) => sections,
         _ => serde_json::Map::new(),
     };

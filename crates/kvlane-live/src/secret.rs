@@ -5,7 +5,7 @@
 
 use std::cell::Cell;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use ring::rand::{SecureRandom as _, SystemRandom};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -97,6 +97,14 @@ impl Secret {
             return Err(format!("{self:?} is empty"));
         }
         Ok(read)
+    }
+
+    /// The file it is in, if it is in one.
+    pub(crate) fn file(&self) -> Option<&Path> {
+        match self {
+            Self::File(path) => Some(path),
+            Self::Plain(_) | Self::Env(_) => None,
+        }
     }
 }
 

@@ -33,8 +33,6 @@ pub struct Worker {
     pub kv_events: Vec<FeedSpec>,
     /// All that was said of it.
     pub(crate) spec: WorkerSpec,
-    /// Where its key is.
-    api_key: Option<Secret>,
     /// What it is shown as `Authorization`: its key.
     authorization: ArcSwapOption<String>,
     /// Where it may be, if it was not the configuration that named it.
@@ -128,7 +126,6 @@ impl Worker {
             model: spec.model.clone(),
             kv_events: spec.kv_events.clone(),
             spec: spec.clone(),
-            api_key: spec.api_key.clone(),
             authorization: ArcSwapOption::from_pointee(authorization),
             allowed: None,
             gone: AtomicBool::new(false),
@@ -147,12 +144,17 @@ impl Worker {
         self.authorization.load_full()
     }
 
-    /// Reads its key again where it is kept.
+    /// Whether the configuration named it.
+    pub(crate) fn is_configured(&self) -> bool {
+        self.allowed.is_none()
+    }
+
+    /// Is shown this key from here on.
     ///
     /// # Errors
     /// Why it cannot be read; the one it had stays.
-    pub fn read_key_again(&self) -> Result<(), String> {
-        let authorization = self.api_key.as_ref().map(authorization_of).transpose()?;
+    pub(crate) fn show_key(&self, key: Option<&Secret>) -> Result<(), String> {
+        let authorization = key.map(authorization_of).transpose()?;
         self.authorization.store(authorization.map(Arc::new));
         Ok(())
     }

@@ -158,16 +158,42 @@ async fn operators_look_with_one_key_and_change_with_another() {
 }
 
 #[tokio::test]
-async fn keys_can_be_withdrawn_while_running() {
+async fn keys_come_and_go_with_a_reload() {
     let engine = FakeEngine::start("m").await;
-    let mut config = three_keys();
-    let gateway = TestGateway::start(config.clone(), &[&engine]).await;
+    let (ours, fleets) =
+        (tempfile::NamedTempFile::new().expect("a file"), tempfile::NamedTempFile::new().expect("a file"));
+    std::fs::write(&ours, format!("ann user {}\n", KeyHash::of("k-ann").to_hex())).expect("written");
+    std::fs::write(&fleets, "sk-1").expect("written");
+    let mut config = config();
+    config.workers = vec![WorkerSpec::new(engine.url())];
+    config.auth.keys_file = Some(ours.path().into());
+    config.upstream.api_key = Some(Secret::File(fleets.path().into()));
+    let files = config.files();
+    assert!(files.contains(&ours.path().into()) && files.contains(&fleets.path().into()), "{files:?}");
+    let gateway = TestGateway::start(config.clone(), &[]).await;
+    let served = async |name: &str, shown: &str| {
+        let (chat, fields) = (chat("m", "hello"), bearer(name));
+        let answered = async {
+            let call = engine.call().await;
+            assert_eq!(call.header("authorization"), Some(shown));
+            call.answer(200, "{}").await;
+        };
+        tokio::join!(ask(gateway.address(), "POST", "/v1/chat/completions", &fields, &chat), answered)
+            .0
+            .status
+    };
     let status =
         async |name: &str| ask(gateway.address(), "GET", "/v1/models", &bearer(name), "").await.status;
-    assert_eq!((status("ann").await, status("bob").await), (200, 401));
-    config.auth.keys[0] = key("bob", Role::User);
-    gateway.gateway().set_auth(Auth::read(&config.auth).expect("right"));
-    assert_eq!((status("ann").await, status("bob").await), (401, 200));
+    assert_eq!((served("ann", "Bearer sk-1").await, status("bob").await), (200, 401));
+    std::fs::write(&ours, "bob user nonsense\n").expect("written");
+    assert!(gateway.serving().reload(config.clone()).expect_err("wrong").contains("SHA-256"));
+    std::fs::write(&fleets, " ").expect("written");
+    assert!(gateway.serving().reload(config.clone()).is_err(), "a key that is empty");
+    assert_eq!((served("ann", "Bearer sk-1").await, status("bob").await), (200, 401), "as before");
+    std::fs::write(&ours, format!("bob user {}\n", KeyHash::of("k-bob").to_hex())).expect("written");
+    std::fs::write(&fleets, "sk-2").expect("written");
+    gateway.serving().reload(config).expect("right");
+    assert_eq!((status("ann").await, served("bob", "Bearer sk-2").await), (401, 200));
     gateway.end().await;
 }
 

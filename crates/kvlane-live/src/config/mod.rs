@@ -136,7 +136,7 @@ impl Config {
         self.validate_faults()?;
         self.tokens.validate()?;
         self.hints.validate()?;
-        self.auth.validate(self)?;
+        self.validate_security()?;
         limits::validate(&self.limits)?;
         Ok(())
     }
@@ -146,7 +146,8 @@ impl Config {
         let routing = &self.routing;
         let timings = routing.pools.values().filter_map(|pool| pool.timing.as_ref()).chain(&routing.timing);
         // A preset is no file.
-        timings.filter(|said| TimingModel::preset(said).is_err()).map(PathBuf::from).collect()
+        let timings = timings.filter(|said| TimingModel::preset(said).is_err()).map(PathBuf::from);
+        timings.chain(self.files_of_security()).collect()
     }
 
     fn validate_workers(&self) -> Result<(), ConfigError> {

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Config, ConfigError, wrong};
 use crate::auth::{Auth, Network, Role};
-use crate::secret::KeyHash;
+use crate::secret::{KeyHash, Secret};
 
 /// Who may use the gateway, and who may operate it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -42,11 +42,36 @@ pub struct KeySpec {
     pub trusted: bool,
 }
 
+// === impl Config ===
+
+impl Config {
+    /// The keys that workers are shown, with the fields they are in.
+    fn worker_keys(&self) -> impl Iterator<Item = (String, &Secret)> {
+        let own = self.workers.iter().enumerate();
+        let own =
+            own.filter_map(|(i, worker)| Some((format!("workers[{i}].api_key"), worker.api_key.as_ref()?)));
+        self.upstream.api_key.as_ref().map(|key| ("upstream.api_key".to_owned(), key)).into_iter().chain(own)
+    }
+
+    pub(super) fn validate_security(&self) -> Result<(), ConfigError> {
+        for (field, key) in self.worker_keys() {
+            key.read().map_err(|problem| ConfigError { field, problem })?;
+        }
+        self.auth.validate(self)
+    }
+
+    /// The files that keys are in.
+    pub(super) fn files_of_security(&self) -> impl Iterator<Item = PathBuf> {
+        let keys = self.worker_keys().filter_map(|(_, key)| key.file().map(PathBuf::from));
+        self.auth.keys_file.clone().into_iter().chain(keys)
+    }
+}
+
 // === impl Security ===
 
 impl Security {
     /// Checks the keys, and that nobody without one can operate the gateway from another machine.
-    pub(super) fn validate(&self, config: &Config) -> Result<(), ConfigError> {
+    fn validate(&self, config: &Config) -> Result<(), ConfigError> {
         let auth = Auth::read(self)?;
         if !config.metrics.host.is_loopback() && !auth.operators_need_a_key() && !self.open_admin {
             let problem = format!(

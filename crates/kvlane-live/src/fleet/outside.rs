@@ -1,0 +1,71 @@
+//! Which keys workers are shown, and where they may be: that depends on who names them.
+//!
+//! What the configuration says of a worker is its operator's word. Whoever adds one through the admin API makes the gateway
+//! connect to where they say: there they get nothing that they did not bring.
+
+use std::sync::Arc;
+
+use kvlane_wire::engine::resolve;
+use tokio::time::timeout;
+
+use super::{AddError, Fleet};
+use crate::auth::Unreachable;
+use crate::config::{Config, WorkerSpec};
+use crate::secret::Secret;
+use crate::worker::Worker;
+
+// === impl Fleet ===
+
+impl Fleet {
+    /// A worker of the configuration, which is shown the configuration's key if it has none of its own.
+    pub(super) fn configured(&self, spec: &WorkerSpec) -> Result<Worker, AddError> {
+        let worker = Worker::new(self.gateway.next_worker_id(), spec).map_err(AddError::BadUrl)?;
+        let config = self.gateway.config();
+        worker.show_key(key_of(spec, &config)).map_err(AddError::BadUrl)?;
+        Ok(worker)
+    }
+
+    /// Adds a worker that somebody names from outside. It must be, and stay, where workers may be. It is shown no key but
+    /// its own, and none that would have to be read here.
+    ///
+    /// # Errors
+    /// Why it cannot be added.
+    pub async fn add_where_allowed(self: &Arc<Self>, spec: &WorkerSpec) -> Result<Arc<Worker>, AddError> {
+        if matches!(spec.api_key, Some(Secret::Env(_) | Secret::File(_))) {
+            let why = "api_key: write the key itself: neither files nor variables are read for who asks from outside";
+            return Err(AddError::BadUrl(why.into()));
+        }
+        let worker = Worker::new(self.gateway.next_worker_id(), spec).map_err(AddError::BadUrl)?;
+        let allowed = self.gateway.auth().allowed();
+        let limit = self.gateway.config().upstream.connect_timeout;
+        for place in places_of(spec, &worker) {
+            match timeout(limit, allowed.addresses(&place)).await {
+                Ok(Err(Unreachable::Refused(why))) => return Err(AddError::Refused(why)),
+                // Its name may be known later; it is looked at again whenever a connection is made.
+                Ok(Ok(_) | Err(Unreachable::Unknown(_))) | Err(_) => {}
+            }
+        }
+        self.take_in(worker.only_where(Arc::clone(&self.gateway.allowed)), false)
+    }
+
+    /// Has the workers of the configuration shown the keys that it says. Those that others have named keep theirs.
+    pub(crate) fn show_keys(&self, config: &Config) {
+        for worker in self.workers().iter().filter(|worker| worker.is_configured()) {
+            if let Err(problem) = worker.show_key(key_of(&worker.spec, config)) {
+                tracing::error!(worker = %worker.url, problem, "it is shown the key it was shown before");
+            }
+        }
+    }
+}
+
+/// What a worker of the configuration is shown.
+fn key_of<'a>(spec: &'a WorkerSpec, config: &'a Config) -> Option<&'a Secret> {
+    spec.api_key.as_ref().or(config.upstream.api_key.as_ref())
+}
+
+/// Every place that somebody who names this worker makes us connect to.
+fn places_of(spec: &WorkerSpec, worker: &Worker) -> Vec<String> {
+    let feeds = spec.kv_events.iter().flat_map(|feed| [Some(&feed.endpoint), feed.replay.as_ref()]);
+    let feeds = feeds.flatten().filter_map(|feed| resolve(feed, &worker.address.host));
+    std::iter::once(worker.address.place()).chain(feeds).collect()
+}
