@@ -1,6 +1,6 @@
 //! Where an engine is reached, as people write it.
 
-/// Where an engine is reached: a checked `http://host[:port][/path]`.
+/// Where an engine is reached: a checked `http://host[:port][/path]`, or `https`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
     /// Host name or IP address, without brackets.
@@ -9,6 +9,8 @@ pub struct Address {
     pub port: u16,
     /// What stands in the `Host` header.
     pub authority: String,
+    /// Whether it is spoken to under TLS.
+    pub tls: bool,
     /// Put before every path; empty or beginning with '/'.
     pub base_path: String,
 }
@@ -31,13 +33,14 @@ impl Address {
     /// What is wrong with it, for people.
     pub fn parse(url: &str) -> Result<Self, String> {
         let uri: http::Uri = url.parse().map_err(|error| format!("'{url}' is no URL ({error})"))?;
-        match uri.scheme_str() {
-            Some("http") => {}
+        let tls = match uri.scheme_str() {
+            Some("http") => false,
+            Some("https") => true,
             Some(scheme) => {
                 return Err(format!("'{url}': {scheme} is not spoken to workers, write http://host:port"));
             }
             None => return Err(format!("'{url}' has no scheme, write http://host:port")),
-        }
+        };
         let authority =
             uri.authority().ok_or_else(|| format!("'{url}' has no host, write http://host:port"))?;
         if authority.as_str().contains('@') || authority.host().is_empty() {
@@ -55,8 +58,9 @@ impl Address {
         }
         Ok(Self {
             host: authority.host().trim_matches(['[', ']']).into(),
-            port: port.unwrap_or(80),
+            port: port.unwrap_or(if tls { 443 } else { 80 }),
             authority: authority.as_str().into(),
+            tls,
             base_path: uri.path().trim_end_matches('/').into(),
         })
     }
@@ -73,7 +77,10 @@ mod tests {
             (address.host.as_str(), address.port, address.authority.as_str(), address.base_path.as_str()),
             ("::1", 8000, "[::1]:8000", "/engines/a")
         );
-        assert_eq!(Address::parse("http://gpu-1").expect("right").port, 80);
+        let port = |url: &str| Address::parse(url).map(|address| (address.port, address.tls));
+        assert_eq!(port("http://gpu-1"), Ok((80, false)));
+        assert_eq!(port("https://gpu-1"), Ok((443, true)));
+        assert_eq!(port("https://gpu-1:8443/v"), Ok((8443, true)));
     }
 
     #[test]
@@ -81,7 +88,6 @@ mod tests {
         for url in [
             "",
             "gpu-1:8000",
-            "https://gpu-1",
             "ftp://x",
             "http://",
             "http://u@h:1",

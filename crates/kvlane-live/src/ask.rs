@@ -35,7 +35,7 @@ impl Engine {
     pub fn at(url: &str, limit: Duration) -> Result<Self, String> {
         let worker = Arc::new(Worker::new(WorkerId(0), &config::WorkerSpec::new(url))?);
         let config = config::Upstream { connect_timeout: limit, ..config::Upstream::default() };
-        Ok(Self { worker, upstreams: Upstreams::new(config), limit, rank: None })
+        Ok(Self { worker, upstreams: Upstreams::new(config, Arc::default()), limit, rank: None })
     }
 
     /// The same engine, asked at one of its data-parallel ranks.

@@ -23,7 +23,7 @@ use tokio::time::Instant;
 
 use crate::auth::{Allowed, Auth};
 use crate::clock::Clock;
-use crate::config::Config;
+use crate::config::{Config, ConfigError};
 use crate::hints::{Facts, Hints};
 use crate::ingest::EventFeed;
 use crate::lease::Lease;
@@ -31,6 +31,7 @@ use crate::limits::{Charge, Limits};
 use crate::metrics::{Metrics, PoolMetrics, SelectionMetrics};
 use crate::reload::Reloads;
 use crate::timings::Timings;
+use crate::tls::Tls;
 use crate::tokenize::{Counting, Tokenizers};
 use crate::upstream::Upstreams;
 use crate::worker::{Worker, WorkerId};
@@ -49,6 +50,8 @@ pub struct Gateway {
     pub(crate) reloads: Reloads,
     /// Who may do what. Replaced whole.
     auth: ArcSwap<Auth>,
+    /// Under which certificates everybody is spoken to. Replaced whole.
+    tls: ArcSwap<Tls>,
     /// Where workers may be that somebody names from outside.
     pub(crate) allowed: Arc<ArcSwap<Allowed>>,
     /// Its time.
@@ -131,13 +134,33 @@ pub(crate) struct Routed {
     pub(crate) charge: Option<Arc<Charge>>,
 }
 
+/// Who is let in, and under which certificates.
+pub struct Security {
+    /// Who may do what.
+    pub auth: Auth,
+    /// Under which certificates everybody is spoken to.
+    pub tls: Tls,
+}
+
+// === impl Security ===
+
+impl Security {
+    /// Reads what a configuration says, and the files it names.
+    ///
+    /// # Errors
+    /// The first thing that is wrong.
+    pub fn read(config: &Config) -> Result<Self, ConfigError> {
+        Ok(Self { auth: Auth::read(&config.auth)?, tls: Tls::read(&config.tls)? })
+    }
+}
+
 // === impl Gateway ===
 
 impl Gateway {
     /// A gateway without workers. Endpoints whose last request ends while they drain are told to `drained`.
     pub(crate) fn new(
         config: Config,
-        auth: Auth,
+        Security { auth, tls }: Security,
         clock: Clock,
         timings: Timings,
         tokenizers: Tokenizers,
@@ -152,6 +175,7 @@ impl Gateway {
             reloads: Reloads::default(),
             allowed: Arc::new(ArcSwap::new(auth.allowed())),
             auth: ArcSwap::from_pointee(auth),
+            tls: ArcSwap::from_pointee(tls),
             config: ArcSwap::from_pointee(config),
             clock,
             metrics: Metrics::new(),
@@ -194,10 +218,19 @@ impl Gateway {
         self.auth.load()
     }
 
-    /// From now on those may do what `auth` says. Requests that were let in go on, on connections that are open.
-    pub fn set_auth(&self, auth: Auth) {
+    /// Under which certificates everybody is spoken to.
+    pub(crate) fn tls(&self) -> arc_swap::Guard<Arc<Tls>> {
+        self.tls.load()
+    }
+
+    /// From now on this holds. Requests that were let in go on, and connections that stand keep their certificates.
+    pub fn set_security(&self, Security { auth, tls }: Security) {
         self.allowed.store(auth.allowed());
         self.auth.store(Arc::new(auth));
+        for upstreams in self.upstreams().iter() {
+            upstreams.speak_as(Arc::clone(&tls.workers));
+        }
+        self.tls.store(Arc::new(tls));
     }
 
     /// All pools.
@@ -252,7 +285,7 @@ impl Gateway {
 
     /// The idle connections of a new relay thread.
     pub(crate) fn new_upstreams(&self) -> Arc<Upstreams> {
-        let upstreams = Upstreams::new(self.config().upstream.clone());
+        let upstreams = Upstreams::new(self.config().upstream.clone(), Arc::clone(&self.tls().workers));
         self.upstreams().push(Arc::clone(&upstreams));
         upstreams
     }

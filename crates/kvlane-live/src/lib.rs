@@ -24,6 +24,7 @@ pub mod serve;
 #[cfg(feature = "testing")]
 pub mod testing;
 pub mod timings;
+pub mod tls;
 pub mod tokenize;
 pub mod upstream;
 pub mod worker;

@@ -19,10 +19,9 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use crate::auth::Auth;
 use crate::config::{Config, PoolOverride, WorkerSpec};
 use crate::fleet::WORKERS_MAX;
-use crate::gateway::Gateway;
+use crate::gateway::{Gateway, Security};
 use crate::metrics::ReloadLabel;
 use crate::secret::revealed;
 use crate::serve::Serving;
@@ -160,7 +159,7 @@ impl Serving {
         next.validate()
             .map_err(|error| format!("{error} (with {needs_restart:?} as before the next restart)"))?;
         let timings = Timings::read(&next.routing).map_err(|error| error.to_string())?;
-        let auth = Auth::read(&next.auth).map_err(|error| error.to_string())?;
+        let security = Security::read(&next).map_err(|error| error.to_string())?;
         let changes = WorkerChanges::between(&running.workers, &next.workers);
         let most = self.fleet.workers().len() + changes.come.len() + changes.differ.len();
         if most > WORKERS_MAX {
@@ -171,7 +170,7 @@ impl Serving {
         let changed = differences(&running, &next);
 
         // Nothing fails from here on.
-        self.gateway.set_auth(auth);
+        self.gateway.set_security(security);
         self.fleet.show_keys(&next);
         self.gateway.set_config(next, timings);
         self.gateway.reloads.told.send_replace(());

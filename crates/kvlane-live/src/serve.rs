@@ -19,12 +19,11 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
-use crate::auth::Auth;
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::fleet::Fleet;
 use crate::front::http::{Door, Front};
-use crate::gateway::Gateway;
+use crate::gateway::{Gateway, Security};
 use crate::ingest::{Ingest, write_snapshot};
 use crate::metrics::{Metrics, Reached};
 use crate::timings::Timings;
@@ -88,10 +87,11 @@ impl Serving {
             Timings::read(&config.routing).map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
         let invalid = |error| io::Error::new(io::ErrorKind::InvalidInput, error);
         config.validate().map_err(invalid)?;
-        let auth = Auth::read(&config.auth).map_err(invalid)?;
+        let security = Security::read(&config).map_err(invalid)?;
         let (drained, drained_workers) = mpsc::unbounded_channel();
         let tokenizers = Tokenizers::start(&config)?;
-        let gateway = Arc::new(Gateway::new(config, auth, Clock::start(speed), timings, tokenizers, drained));
+        let gateway =
+            Arc::new(Gateway::new(config, security, Clock::start(speed), timings, tokenizers, drained));
         let mut threads = Vec::new();
 
         let runtime = || {

@@ -2,8 +2,9 @@
 
 use std::net::SocketAddr;
 
-use kvlane_live::auth::{Auth, Role};
+use kvlane_live::auth::Role;
 use kvlane_live::config::{Config, KeySpec, WorkerSpec};
+use kvlane_live::gateway::Security;
 use kvlane_live::secret::{KeyHash, Secret};
 use kvlane_live::serve::Serving;
 use kvlane_live::testing::{Client, FakeEngine, Reply, TestGateway, chat, config, eventually};
@@ -294,7 +295,7 @@ async fn where_an_added_worker_is_is_looked_at_again_with_every_connection() {
         gateway.serving().fleet.add_where_allowed(&WorkerSpec::new(engine.url())).await.expect("allowed");
     eventually("it is up", || worker.state().healthy).await;
     config.auth.allowed_networks = vec!["10.0.0.0/8".to_owned().try_into().expect("a network")];
-    gateway.gateway().set_auth(Auth::read(&config.auth).expect("right"));
+    gateway.gateway().set_security(Security::read(&config).expect("right"));
     let reply = gateway.ask("POST", "/v1/chat/completions", chat("m", "hello")).await;
     assert_eq!(reply.status, 502);
     assert!(reply.text().contains("auth.allowed_networks"), "{}", reply.text());

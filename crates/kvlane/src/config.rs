@@ -146,6 +146,12 @@ pub(crate) struct ConfigArgs {
     /// Let the admin API listen to the world without a key.
     #[arg(long)]
     insecure_admin: bool,
+    /// The certificate that clients and operators are shown (PEM).
+    #[arg(long, value_name = "FILE")]
+    tls_cert_path: Option<PathBuf>,
+    /// Its private key (PEM).
+    #[arg(long, value_name = "FILE")]
+    tls_key_path: Option<PathBuf>,
     /// Do not read the KV events of workers.
     #[arg(long)]
     no_kv_events: bool,
@@ -295,6 +301,8 @@ impl ConfigArgs {
         flag("relay-threads", "server.relay_threads", self.relay_threads.map(Value::from));
         flag("no-kv-events", "kv_events.enabled", self.no_kv_events.then_some(json!(false)));
         flag("api-keys-file", "auth.keys_file", self.api_keys_file.as_ref().map(|path| json!(path)));
+        flag("tls-cert-path", "tls.certificate", self.tls_cert_path.as_ref().map(|path| json!(path)));
+        flag("tls-key-path", "tls.private_key", self.tls_key_path.as_ref().map(|path| json!(path)));
         flag("insecure-admin", "auth.open_admin", self.insecure_admin.then_some(json!(true)));
         flag("tokenizer-path", "tokens.path", self.tokenizer_path.as_ref().map(|path| json!(path)));
         flag("chat-template", "tokens.chat_template", self.chat_template.as_ref().map(|path| json!(path)));

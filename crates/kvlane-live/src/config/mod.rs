@@ -26,7 +26,7 @@ pub(crate) use self::limits::ANY;
 pub use self::limits::LimitSpec;
 use self::routing::validate_policy;
 pub use self::routing::{PoolOverride, Routing};
-pub use self::security::{KeySpec, Security};
+pub use self::security::{KeySpec, Security, Tls};
 pub use self::server::{Metrics, Server};
 pub use self::workers::{FeedSpec, WorkerSpec};
 pub use crate::hints::Config as Hints;
@@ -69,6 +69,8 @@ pub struct Config {
     pub auth: Security,
     /// What each client may use.
     pub limits: Vec<LimitSpec>,
+    /// Under which certificates clients, operators and workers are spoken to.
+    pub tls: Tls,
 }
 
 /// What is wrong with a configuration, where, and what to write instead.

@@ -42,6 +42,55 @@ pub struct KeySpec {
     pub trusted: bool,
 }
 
+/// Under which certificates clients, operators and workers are spoken to. All files are PEM.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Tls {
+    /// The certificate that clients are shown, with those that vouch for it; none: HTTP in the clear.
+    pub certificate: Option<PathBuf>,
+    /// Its private key.
+    pub private_key: Option<PathBuf>,
+    /// Who vouches for clients: they must show a certificate then.
+    pub client_ca: Option<PathBuf>,
+    /// Whether the operators' port has the certificate, too.
+    pub metrics: bool,
+    /// Who vouches for operators, likewise.
+    pub metrics_client_ca: Option<PathBuf>,
+    /// Who vouches for workers with an `https` address; none: those whom the system trusts.
+    pub upstream_ca: Option<PathBuf>,
+    /// The certificate that workers are shown which ask for one.
+    pub upstream_certificate: Option<PathBuf>,
+    /// Its private key.
+    pub upstream_private_key: Option<PathBuf>,
+}
+
+impl Default for Tls {
+    fn default() -> Self {
+        Self {
+            certificate: None,
+            private_key: None,
+            client_ca: None,
+            metrics: true,
+            metrics_client_ca: None,
+            upstream_ca: None,
+            upstream_certificate: None,
+            upstream_private_key: None,
+        }
+    }
+}
+
+// === impl Tls ===
+
+impl Tls {
+    fn files(&self) -> impl Iterator<Item = PathBuf> {
+        let Self { certificate, private_key, client_ca, metrics_client_ca, .. } = self;
+        let Self { upstream_ca, upstream_certificate, upstream_private_key, .. } = self;
+        let own = [certificate, private_key, client_ca, metrics_client_ca];
+        let upstream = [upstream_ca, upstream_certificate, upstream_private_key];
+        own.into_iter().chain(upstream).flatten().cloned()
+    }
+}
+
 // === impl Config ===
 
 impl Config {
@@ -57,13 +106,14 @@ impl Config {
         for (field, key) in self.worker_keys() {
             key.read().map_err(|problem| ConfigError { field, problem })?;
         }
+        crate::tls::Tls::read(&self.tls)?;
         self.auth.validate(self)
     }
 
-    /// The files that keys are in.
+    /// The files that keys and certificates are in.
     pub(super) fn files_of_security(&self) -> impl Iterator<Item = PathBuf> {
         let keys = self.worker_keys().filter_map(|(_, key)| key.file().map(PathBuf::from));
-        self.auth.keys_file.clone().into_iter().chain(keys)
+        self.auth.keys_file.clone().into_iter().chain(keys).chain(self.tls.files())
     }
 }
 

@@ -22,10 +22,18 @@ struct AuthLabels {
     name: String,
 }
 
-/// Counters of [`crate::auth`].
+/// How TLS with a client began.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct HandshakeLabel {
+    /// `done` or `failed`.
+    outcome: &'static str,
+}
+
+/// Counters of [`crate::auth`] and [`crate::tls`].
 #[derive(Debug, Default)]
 pub(crate) struct AuthMetrics {
     requests: Family<AuthLabels, Counter>,
+    handshakes: Family<HandshakeLabel, Counter>,
     names: AtomicUsize,
 }
 
@@ -34,6 +42,13 @@ pub(crate) struct AuthMetrics {
 impl AuthMetrics {
     pub(super) fn register(&self, r: &mut Registry) {
         r.register("auth_requests", "Requests by whose key they showed", self.requests.clone());
+        r.register("tls_handshakes", "Connections under TLS that began, or did not", self.handshakes.clone());
+    }
+
+    /// Counts a client with whom TLS began or did not.
+    pub(crate) fn note_handshake(&self, done: bool) {
+        let outcome = if done { "done" } else { "failed" };
+        self.handshakes.get_or_create(&HandshakeLabel { outcome }).inc();
     }
 
     /// Counts one. Where there are no keys, or none was needed or shown, there is nothing to count.

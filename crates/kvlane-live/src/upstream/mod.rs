@@ -17,13 +17,14 @@ use arc_swap::ArcSwap;
 use bytes::{Bytes, BytesMut};
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use http::{Method, StatusCode};
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::net::tcp::{ReadHalf, WriteHalf};
 use tokio::time::{Instant, timeout};
 
 pub(crate) use self::chunked::Chunked;
+use crate::address::Address;
 use crate::config;
+use crate::tls::{Stream, ToWorkers};
 use crate::worker::{Worker, WorkerId};
 
 /// Room for one read. An engine's event is some 200 bytes, an answer some kilobytes.
@@ -62,11 +63,12 @@ impl UpstreamError {
 /// The idle connections of one relay thread.
 pub(crate) struct Upstreams {
     config: ArcSwap<config::Upstream>,
+    tls: ArcSwap<ToWorkers>,
     idle: Mutex<HashMap<WorkerId, Vec<Idle>>>,
 }
 
 struct Idle {
-    stream: TcpStream,
+    stream: Stream,
     since: Instant,
 }
 
@@ -80,7 +82,7 @@ pub(crate) struct Answer {
 /// The body of an answer, as it comes.
 pub(crate) struct AnswerBody {
     /// None once the connection has gone back to the idle ones.
-    stream: Option<TcpStream>,
+    stream: Option<Stream>,
     buffer: BytesMut,
     framing: Framing,
     reusable: bool,
@@ -99,13 +101,19 @@ enum Framing {
 // === impl Upstreams ===
 
 impl Upstreams {
-    pub(crate) fn new(config: config::Upstream) -> Arc<Self> {
-        Arc::new(Self { config: ArcSwap::from_pointee(config), idle: Mutex::default() })
+    pub(crate) fn new(config: config::Upstream, tls: Arc<ToWorkers>) -> Arc<Self> {
+        let (config, tls) = (ArcSwap::from_pointee(config), ArcSwap::new(tls));
+        Arc::new(Self { config, tls, idle: Mutex::default() })
     }
 
     /// Is set up in another way from here on. Idle connections stay.
     pub(crate) fn configure(&self, config: config::Upstream) {
         self.config.store(Arc::new(config));
+    }
+
+    /// Trusts and shows other certificates from here on. Idle connections stay.
+    pub(crate) fn speak_as(&self, tls: Arc<ToWorkers>) {
+        self.tls.store(tls);
     }
 
     /// Sends a request and waits for the head of its answer. A connection that was idle and turns out to be closed
@@ -124,46 +132,43 @@ impl Upstreams {
             }
         }
         let connect_timeout = self.config.load().connect_timeout;
-        let stream = match timeout(connect_timeout, connect(worker)).await {
+        let stream = match timeout(connect_timeout, self.connect(worker)).await {
             Ok(Ok(stream)) => stream,
-            Ok(Err(error)) => {
-                worker.note_gone();
-                return Err(UpstreamError::Connect(error));
-            }
+            Ok(Err(error)) => return Err(UpstreamError::Connect(error)),
             Err(_) => return Err(UpstreamError::ConnectTimeout(connect_timeout)),
         };
-        stream.set_nodelay(true).map_err(UpstreamError::Connect)?;
         self.exchange(stream, worker.id, method, head, body).await
+    }
+
+    async fn connect(&self, worker: &Worker) -> io::Result<Stream> {
+        let Address { host, port, tls, .. } = &worker.address;
+        let connected = match &worker.allowed {
+            None => TcpStream::connect((host.as_str(), *port)).await,
+            Some(allowed) => allowed.load_full().connect(&worker.address.place()).await,
+        };
+        let stream = connected.inspect_err(|_| worker.note_gone())?;
+        stream.set_nodelay(true)?;
+        if *tls { self.tls.load_full().connect(host, stream).await } else { Ok(Stream::Plain(stream)) }
     }
 
     async fn exchange(
         self: &Arc<Self>,
-        mut stream: TcpStream,
+        mut stream: Stream,
         worker: WorkerId,
         method: &Method,
         head: &[u8],
         body: &Bytes,
     ) -> Result<Answer, UpstreamError> {
         let mut buffer = BytesMut::with_capacity(READ_BYTES);
-        let (mut reader, mut writer) = stream.split();
-        // A worker may refuse a large body before it has read it, and then read no further: so while the socket takes
-        // no more, its answer is looked for. Mostly it takes all at once.
-        let sent = {
-            let mut writing = std::pin::pin!(write_all(&mut writer, head, body));
-            tokio::select! {
-                biased;
-                written = writing.as_mut() => Sent::Ended(written),
-                parsed = read_head(&mut reader, &mut buffer, method) => Sent::Answered(parsed),
+        let (head, whole) = match &mut stream {
+            Stream::Plain(stream) => {
+                let (mut reader, mut writer) = stream.split();
+                converse(&mut reader, &mut writer, &mut buffer, method, head, body).await?
             }
-        };
-        let (head, whole) = match sent {
-            Sent::Ended(Ok(())) => (read_head(&mut reader, &mut buffer, method).await?, true),
-            // It may have refused the request and closed: then its answer counts, not the failed write.
-            Sent::Ended(Err(error)) => match read_head(&mut reader, &mut buffer, method).await {
-                Err(UpstreamError::Broken(_)) => return Err(UpstreamError::Broken(error)),
-                answered => (answered?, false),
-            },
-            Sent::Answered(answered) => (answered?, false),
+            Stream::Tls(stream) => {
+                let (mut reader, mut writer) = tokio::io::split(&mut **stream);
+                converse(&mut reader, &mut writer, &mut buffer, method, head, body).await?
+            }
         };
         let body = AnswerBody {
             stream: Some(stream),
@@ -176,19 +181,17 @@ impl Upstreams {
         Ok(Answer { status: head.status, headers: head.headers, body })
     }
 
-    fn take_idle(&self, worker: WorkerId) -> Option<TcpStream> {
+    fn take_idle(&self, worker: WorkerId) -> Option<Stream> {
         let idle_timeout = self.config.load().idle_timeout;
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         let connections = idle.get_mut(&worker)?;
-        while let Some(Idle { stream, since }) = connections.pop() {
+        while let Some(Idle { mut stream, since }) = connections.pop() {
             if since.elapsed() > idle_timeout {
                 // The last one used is too old, so all are.
                 connections.clear();
                 return None;
             }
-            let silent =
-                matches!(stream.try_read(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock);
-            if silent {
+            if stream.is_silent() {
                 return Some(stream);
             }
         }
@@ -209,7 +212,7 @@ impl Upstreams {
         }
     }
 
-    fn put_idle(&self, worker: WorkerId, stream: TcpStream) {
+    fn put_idle(&self, worker: WorkerId, stream: Stream) {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         let connections = idle.entry(worker).or_default();
         if connections.len() < self.config.load().idle_max {
@@ -324,11 +327,34 @@ impl AnswerBody {
     }
 }
 
-async fn connect(worker: &Worker) -> io::Result<TcpStream> {
-    match &worker.allowed {
-        None => TcpStream::connect((worker.address.host.as_str(), worker.address.port)).await,
-        Some(allowed) => allowed.load_full().connect(&worker.address.place()).await,
-    }
+/// Sends a request and reads the head of its answer; whether the whole request was sent.
+async fn converse(
+    reader: &mut (impl AsyncRead + Unpin),
+    writer: &mut (impl AsyncWrite + Unpin),
+    buffer: &mut BytesMut,
+    method: &Method,
+    head: &[u8],
+    body: &[u8],
+) -> Result<(Head, bool), UpstreamError> {
+    // A worker may refuse a large body before it has read it, and then read no further: so while the socket takes no
+    // more, its answer is looked for. Mostly it takes all at once.
+    let sent = {
+        let mut writing = std::pin::pin!(write_all(writer, head, body));
+        tokio::select! {
+            biased;
+            written = writing.as_mut() => Sent::Ended(written),
+            parsed = read_head(reader, buffer, method) => Sent::Answered(parsed),
+        }
+    };
+    Ok(match sent {
+        Sent::Ended(Ok(())) => (read_head(reader, buffer, method).await?, true),
+        // It may have refused the request and closed: then its answer counts, not the failed write.
+        Sent::Ended(Err(error)) => match read_head(reader, buffer, method).await {
+            Err(UpstreamError::Broken(_)) => return Err(UpstreamError::Broken(error)),
+            answered => (answered?, false),
+        },
+        Sent::Answered(answered) => (answered?, false),
+    })
 }
 
 /// What came first: the end of writing a request, or an answer.
@@ -338,7 +364,7 @@ enum Sent {
 }
 
 /// Writes head and body with as few calls as the socket takes.
-async fn write_all(stream: &mut WriteHalf<'_>, head: &[u8], body: &[u8]) -> io::Result<()> {
+async fn write_all(stream: &mut (impl AsyncWrite + Unpin), head: &[u8], body: &[u8]) -> io::Result<()> {
     let mut written = 0;
     while written < head.len() {
         let slices = [IoSlice::new(&head[written..]), IoSlice::new(body)];
@@ -347,7 +373,9 @@ async fn write_all(stream: &mut WriteHalf<'_>, head: &[u8], body: &[u8]) -> io::
             n => written += n,
         }
     }
-    stream.write_all(&body[written - head.len()..]).await
+    stream.write_all(&body[written - head.len()..]).await?;
+    // Under TLS what was written may still be here.
+    stream.flush().await
 }
 
 struct Head {
@@ -359,7 +387,7 @@ struct Head {
 
 /// Reads one final head; what follows it stays in the buffer.
 async fn read_head(
-    stream: &mut ReadHalf<'_>,
+    stream: &mut (impl AsyncRead + Unpin),
     buffer: &mut BytesMut,
     method: &Method,
 ) -> Result<Head, UpstreamError> {

@@ -46,6 +46,7 @@ use crate::admin;
 use crate::fleet::Fleet;
 use crate::gateway::Gateway;
 use crate::metrics::{Metrics, Reached};
+use crate::tls::{self, Stream};
 use crate::upstream::Upstreams;
 
 /// The header under which a request id travels on.
@@ -134,14 +135,14 @@ impl Front {
         stream.set_nodelay(true)?;
         let header_timeout = self.gateway.config().server.header_timeout;
         let first = tokio::select! {
-            first = timeout(header_timeout, speaks_h2(&stream)) => first,
+            first = timeout(header_timeout, self.begin(stream)) => first,
             () = self.stop.cancelled() => return Ok(()),
         };
-        let Ok(h2) = first else {
+        let Ok(begun) = first else {
             self.gateway.metrics.limits.reached(Reached::HeadTime);
             return Ok(());
         };
-        let h2 = h2?;
+        let (stream, h2) = begun?;
         let stop = self.stop.clone();
         let (stream_max, idle_timeout) = {
             let config = &self.gateway.config().server;
@@ -176,6 +177,28 @@ impl Front {
             connection.await?;
         }
         Ok(())
+    }
+
+    /// Finds out what a client speaks: TLS or not, and whether HTTP/2.
+    async fn begin(&self, stream: TcpStream) -> io::Result<(Stream, bool)> {
+        let tls = self.gateway.tls();
+        let config = match self.door {
+            Door::Clients { .. } => tls.clients(),
+            Door::Operators { .. } => tls.operators(),
+        };
+        let config = config.cloned();
+        drop(tls);
+        match config {
+            Some(config) => {
+                let begun = Box::pin(tls::accept(config, stream)).await;
+                self.gateway.metrics.auth.note_handshake(begun.is_ok());
+                begun
+            }
+            None => {
+                let h2 = speaks_h2(&stream).await?;
+                Ok((Stream::Plain(stream), h2))
+            }
+        }
     }
 
     async fn answer(&self, request: Request<Incoming>) -> Response<Body> {

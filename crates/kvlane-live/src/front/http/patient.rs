@@ -10,12 +10,13 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 use tokio::time::{Sleep, sleep};
+
+use crate::tls::Stream;
 
 /// A socket with a limit on how long a write may stand still.
 pub(super) struct Patient {
-    stream: TcpStream,
+    stream: Stream,
     patience: Duration,
     /// Set while the socket takes nothing.
     alarm: Option<Pin<Box<Sleep>>>,
@@ -24,7 +25,7 @@ pub(super) struct Patient {
 // === impl Patient ===
 
 impl Patient {
-    pub(super) fn new(stream: TcpStream, patience: Duration) -> Self {
+    pub(super) fn new(stream: Stream, patience: Duration) -> Self {
         Self { stream, patience, alarm: None }
     }
 

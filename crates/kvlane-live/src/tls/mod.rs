@@ -1,0 +1,220 @@
+//! Under which certificates clients, operators and workers are spoken to.
+//!
+//! [`Tls`] is what the configuration and the files it names say at one moment; a reload replaces it whole, and connections
+//! that stand keep what they began with. TLS 1.2 and 1.3, as rustls has them.
+
+mod stream;
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use rustls::crypto::{CryptoProvider, ring};
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{ClientConfig, RootCertStore, ServerConfig};
+use tokio::net::TcpStream;
+use tokio_rustls::{TlsAcceptor, TlsConnector};
+
+pub(crate) use self::stream::Stream;
+use crate::config::{self, ConfigError, wrong};
+
+/// Where systems keep the certificates that everybody trusts: Debian's place, Red Hat's, SUSE's, Alpine's and BSD's.
+const SYSTEM_ROOTS: [&str; 4] = [
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+];
+/// The largest file of certificates.
+const FILE_BYTES_MAX: u64 = 16 << 20;
+
+/// Under which certificates everybody is spoken to.
+pub struct Tls {
+    clients: Option<Arc<ServerConfig>>,
+    operators: Option<Arc<ServerConfig>>,
+    pub(crate) workers: Arc<ToWorkers>,
+}
+
+/// How workers with an `https` address are spoken to.
+#[derive(Default)]
+pub(crate) struct ToWorkers {
+    /// Read when it is first needed, where the system's certificates are to be trusted.
+    config: OnceLock<Result<Arc<ClientConfig>, String>>,
+}
+
+// === impl Tls ===
+
+impl Tls {
+    /// Reads certificates and keys.
+    ///
+    /// # Errors
+    /// The first file that cannot be used.
+    pub fn read(config: &config::Tls) -> Result<Self, ConfigError> {
+        let own = match (&config.certificate, &config.private_key) {
+            (None, None) => None,
+            (Some(certificate), Some(key)) => Some((certificate, key)),
+            (Some(_), None) => return wrong("tls.private_key", "a certificate needs its private key".into()),
+            (None, Some(_)) => return wrong("tls.certificate", "a private key needs its certificate".into()),
+        };
+        let server = |field: &str, authority: &Option<PathBuf>| match own {
+            None if authority.is_some() => wrong(field, "it needs tls.certificate".into()),
+            None => Ok(None),
+            Some(own) => server(own, field, authority.as_deref()).map(Some),
+        };
+        let clients = server("tls.client_ca", &config.client_ca)?;
+        let operators = server("tls.metrics_client_ca", &config.metrics_client_ca)?;
+        let workers = ToWorkers::default();
+        if config.upstream_ca.is_some() || config.upstream_certificate.is_some() {
+            // It is said, so it must be right from the start.
+            let _ = workers.config.set(Ok(to_workers(config)?));
+        }
+        Ok(Self { clients, operators: operators.filter(|_| config.metrics), workers: Arc::new(workers) })
+    }
+
+    /// How clients are spoken to; in the clear if there is nothing.
+    pub(crate) fn clients(&self) -> Option<&Arc<ServerConfig>> {
+        self.clients.as_ref()
+    }
+
+    /// How operators are spoken to; in the clear if there is nothing.
+    pub(crate) fn operators(&self) -> Option<&Arc<ServerConfig>> {
+        self.operators.as_ref()
+    }
+}
+
+/// Begins TLS with a client: the connection, and whether it will speak HTTP/2.
+pub(crate) async fn accept(config: Arc<ServerConfig>, stream: TcpStream) -> io::Result<(Stream, bool)> {
+    let stream = TlsAcceptor::from(config).accept(stream).await?;
+    let h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+    Ok((Stream::Tls(Box::new(stream.into())), h2))
+}
+
+// === impl ToWorkers ===
+
+impl ToWorkers {
+    /// Begins TLS with a worker of this name.
+    pub(crate) async fn connect(&self, name: &str, stream: TcpStream) -> io::Result<Stream> {
+        let config = self
+            .config
+            .get_or_init(|| to_workers(&config::Tls::default()).map_err(|error| error.to_string()));
+        let config = config.clone().map_err(io::Error::other)?;
+        let name = ServerName::try_from(name.to_owned()).map_err(io::Error::other)?;
+        let stream = TlsConnector::from(config).connect(name, stream).await?;
+        Ok(Stream::Tls(Box::new(stream.into())))
+    }
+}
+
+fn provider() -> Arc<CryptoProvider> {
+    static PROVIDER: OnceLock<Arc<CryptoProvider>> = OnceLock::new();
+    Arc::clone(PROVIDER.get_or_init(|| Arc::new(ring::default_provider())))
+}
+
+/// Serves under a certificate; only those whom `authority` vouches for, if there is one.
+fn server(
+    (certificate, key): (&PathBuf, &PathBuf),
+    field: &str,
+    authority: Option<&Path>,
+) -> Result<Arc<ServerConfig>, ConfigError> {
+    let chain = certificates("tls.certificate", certificate)?;
+    let key = private_key("tls.private_key", key)?;
+    let fail =
+        |field: &str, error: rustls::Error| ConfigError { field: field.into(), problem: error.to_string() };
+    let builder = ServerConfig::builder_with_provider(provider()).with_safe_default_protocol_versions();
+    let builder = builder.map_err(|error| fail("tls", error))?;
+    let builder = match authority {
+        None => builder.with_no_client_auth(),
+        Some(path) => {
+            let roots = Arc::new(roots(field, path)?);
+            let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider()).build();
+            let verifier = verifier.or_else(|error| wrong(field, format!("{}: {error}", path.display())))?;
+            builder.with_client_cert_verifier(verifier)
+        }
+    };
+    let mut config = builder.with_single_cert(chain, key).map_err(|error| fail("tls.certificate", error))?;
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    Ok(Arc::new(config))
+}
+
+fn to_workers(config: &config::Tls) -> Result<Arc<ClientConfig>, ConfigError> {
+    let roots = match &config.upstream_ca {
+        Some(path) => roots("tls.upstream_ca", path)?,
+        None => system_roots()?,
+    };
+    let fail = |error: rustls::Error| ConfigError {
+        field: "tls.upstream_certificate".into(),
+        problem: error.to_string(),
+    };
+    let builder = ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions();
+    let builder = builder.map_err(fail)?.with_root_certificates(roots);
+    let mut client = match (&config.upstream_certificate, &config.upstream_private_key) {
+        (None, None) => builder.with_no_client_auth(),
+        (Some(certificate), Some(key)) => {
+            let chain = certificates("tls.upstream_certificate", certificate)?;
+            let key = private_key("tls.upstream_private_key", key)?;
+            builder.with_client_auth_cert(chain, key).map_err(fail)?
+        }
+        _ => {
+            return wrong("tls.upstream_certificate", "a certificate and its private key go together".into());
+        }
+    };
+    client.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(Arc::new(client))
+}
+
+fn contents(field: &str, path: &Path) -> Result<Vec<u8>, ConfigError> {
+    let cannot = |error: io::Error| ConfigError {
+        field: field.into(),
+        problem: format!("cannot read {}: {error}", path.display()),
+    };
+    let bytes = fs::metadata(path).map_err(cannot)?.len();
+    if bytes > FILE_BYTES_MAX {
+        return wrong(field, format!("{} has {bytes} bytes, {FILE_BYTES_MAX} is the most", path.display()));
+    }
+    fs::read(path).map_err(cannot)
+}
+
+fn certificates(field: &str, path: &Path) -> Result<Vec<CertificateDer<'static>>, ConfigError> {
+    let pem = contents(field, path)?;
+    let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
+    match read {
+        Ok(chain) if !chain.is_empty() => Ok(chain),
+        Ok(_) => wrong(field, format!("{} has no certificate in PEM", path.display())),
+        Err(error) => wrong(field, format!("{}: {error}", path.display())),
+    }
+}
+
+fn private_key(field: &str, path: &Path) -> Result<PrivateKeyDer<'static>, ConfigError> {
+    let pem = contents(field, path)?;
+    // What is wrong with it is not repeated: it is a secret.
+    PrivateKeyDer::from_pem_slice(&pem)
+        .or_else(|_| wrong(field, format!("{} has no private key in PEM that can be read", path.display())))
+}
+
+fn roots(field: &str, path: &Path) -> Result<RootCertStore, ConfigError> {
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(field, path)? {
+        roots.add(certificate).or_else(|error| wrong(field, format!("{}: {error}", path.display())))?;
+    }
+    Ok(roots)
+}
+
+/// The certificates that everybody on this machine trusts. `SSL_CERT_FILE` says where, as for OpenSSL.
+fn system_roots() -> Result<RootCertStore, ConfigError> {
+    let field = "tls.upstream_ca";
+    let said = std::env::var_os("SSL_CERT_FILE").map(PathBuf::from);
+    let there = || SYSTEM_ROOTS.iter().map(PathBuf::from).find(|path| path.is_file());
+    let Some(path) = said.or_else(there) else {
+        let problem = "this system has no list of trusted certificates: name a file of those that workers are to be trusted by";
+        return wrong(field, problem.into());
+    };
+    let mut roots = RootCertStore::empty();
+    // Among a hundred there may be some that nobody can use.
+    let (good, _) = roots.add_parsable_certificates(certificates(field, &path)?);
+    if good == 0 {
+        return wrong(field, format!("{} has no certificate that can be used", path.display()));
+    }
+    Ok(roots)
+}

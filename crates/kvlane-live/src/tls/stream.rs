@@ -1,0 +1,101 @@
+//! A connection, encrypted or not. What is not encrypted costs one comparison per call, and nothing is boxed for it.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsStream;
+
+/// A connection to a client or a worker.
+pub(crate) enum Stream {
+    /// As it is.
+    Plain(TcpStream),
+    /// Under TLS.
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
+/// Does the same to whichever it is.
+macro_rules! either {
+    ($self:expr, $stream:ident => $do:expr) => {
+        match $self.get_mut() {
+            Stream::Plain($stream) => $do,
+            Stream::Tls($stream) => $do,
+        }
+    };
+}
+
+// === impl Stream ===
+
+impl Stream {
+    /// Whether nothing has come that nobody has read: neither from the socket, nor out of what came before.
+    pub(crate) fn is_silent(&mut self) -> bool {
+        let socket = match self {
+            Self::Plain(socket) => socket,
+            Self::Tls(stream) => {
+                let (socket, session) = match &mut **stream {
+                    TlsStream::Client(client) => {
+                        let (socket, session) = client.get_mut();
+                        (&*socket, session.process_new_packets())
+                    }
+                    TlsStream::Server(server) => {
+                        let (socket, session) = server.get_mut();
+                        (&*socket, session.process_new_packets())
+                    }
+                };
+                if !session
+                    .is_ok_and(|state| state.plaintext_bytes_to_read() == 0 && !state.peer_has_closed())
+                {
+                    return false;
+                }
+                socket
+            }
+        };
+        matches!(socket.try_read(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
+    }
+}
+
+impl AsyncRead for Stream {
+    #[inline]
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        either!(self, stream => Pin::new(stream).poll_read(cx, buffer))
+    }
+}
+
+impl AsyncWrite for Stream {
+    #[inline]
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        either!(self, stream => Pin::new(stream).poll_write(cx, bytes))
+    }
+
+    #[inline]
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        either!(self, stream => Pin::new(stream).poll_write_vectored(cx, slices))
+    }
+
+    #[inline]
+    fn is_write_vectored(&self) -> bool {
+        match self {
+            Self::Plain(stream) => stream.is_write_vectored(),
+            Self::Tls(stream) => stream.is_write_vectored(),
+        }
+    }
+
+    #[inline]
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        either!(self, stream => Pin::new(stream).poll_flush(cx))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        either!(self, stream => Pin::new(stream).poll_shutdown(cx))
+    }
+}
