@@ -288,7 +288,10 @@ fn every_limit_tells_in_which_metric_it_is_seen() {
         assert_eq!(row.len(), 5, "{row:?}");
         for named in between(row[4], "`", "`").into_iter().step_by(2) {
             let name = named.split('{').next().unwrap_or_default();
-            assert!(guide.contains(&format!("| `kvlane_{name}` |")), "docs/guide.md does not list kvlane_{name}: {row:?}");
+            assert!(
+                guide.contains(&format!("| `kvlane_{name}` |")),
+                "docs/guide.md does not list kvlane_{name}: {row:?}"
+            );
             seen += 1;
         }
     }
