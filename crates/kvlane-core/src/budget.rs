@@ -1,6 +1,12 @@
 //! How many requests may be sent more than once: a share of all, so that a failing fleet is not given more work for it.
+//!
+//! Each request that arrives pays its share in; so many per second come in any case; each that is sent once more takes
+//! one out. What nobody takes out fades within about ten seconds: a quiet hour saves nothing up for a bad one.
 
 use serde::{Deserialize, Serialize};
+
+use crate::fading::Fading;
+use crate::time::Nanos;
 
 /// A share of the requests, and what is always allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -10,4 +16,79 @@ pub struct Config {
     pub share: f64,
     /// So many per second in any case.
     pub per_second: f64,
+}
+
+/// What is left.
+#[derive(Debug)]
+pub(crate) struct Budget {
+    left: Fading,
+}
+
+// === impl Budget ===
+
+impl Budget {
+    pub(crate) fn new(config: &Config) -> Self {
+        Self { left: Fading::of(config.per_second) }
+    }
+
+    /// A request arrives.
+    pub(crate) fn earn(&mut self, now: Nanos, config: &Config) {
+        self.left.at(now, config.per_second);
+        self.left.add(config.share);
+    }
+
+    /// A request is to be sent once more: whether it may be.
+    pub(crate) fn spend(&mut self, now: Nanos, config: &Config) -> bool {
+        let enough = self.left.at(now, config.per_second) >= 1.0;
+        if enough {
+            self.left.add(-1.0);
+        }
+        enough
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        /// Whatever comes when, no more are sent again than were paid for, and what is always allowed.
+        #[test]
+        fn nobody_sends_more_again_than_was_paid_for(
+            steps in prop::collection::vec((0u64..3_000, any::<bool>()), 1..400),
+            share in 0.0..1.0f64,
+            per_second in 0.0..3.0f64,
+        ) {
+            let config = Config { share, per_second };
+            let (mut budget, mut now) = (Budget::new(&config), Nanos::ZERO);
+            let (mut arrived, mut again) = (0.0, 0.0);
+            for (millis, earns) in steps {
+                now += Nanos::from_millis(millis);
+                if earns {
+                    budget.earn(now, &config);
+                    arrived += 1.0;
+                } else if budget.spend(now, &config) {
+                    again += 1.0;
+                }
+                let allowed = arrived * share + (10.0 + now.as_secs_f64()) * per_second;
+                prop_assert!(again <= allowed + 1e-6, "{} of {}", again, allowed);
+            }
+        }
+    }
+
+    #[test]
+    fn a_steady_share_may_be_sent_again_for_ever() {
+        let config = Config { share: 0.2, per_second: 0.0 };
+        let (mut budget, mut again) = (Budget::new(&config), 0);
+        for n in 0..10_000 {
+            let now = Nanos::from_millis(10 * n);
+            budget.earn(now, &config);
+            again += u32::from(budget.spend(now, &config));
+        }
+        assert!((1900..=2000).contains(&again), "{again} of 10000");
+        let later = Nanos::from_secs(100_000);
+        assert!(!budget.spend(later, &config), "nothing is saved up");
+    }
 }

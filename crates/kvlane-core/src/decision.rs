@@ -123,6 +123,12 @@ impl Receipts {
         Self { ring: VecDeque::new(), kept_max }
     }
 
+    /// Keeps another number from here on.
+    pub(crate) fn set_kept_max(&mut self, kept_max: usize) {
+        self.ring.drain(..self.ring.len().saturating_sub(kept_max));
+        self.kept_max = kept_max;
+    }
+
     /// Whether decisions are kept at all.
     pub fn is_on(&self) -> bool {
         self.kept_max > 0

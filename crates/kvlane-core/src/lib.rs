@@ -11,6 +11,7 @@ pub mod busy;
 pub mod decision;
 pub mod endpoint;
 pub mod event;
+mod fading;
 pub mod forecast;
 pub mod index;
 pub mod limit;

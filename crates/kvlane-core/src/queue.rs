@@ -1,6 +1,7 @@
 //! Admission queue of one pool. Bounded, with a deadline each.
 //!
-//! A request leaves in exactly one of four ways: dispatched, displaced, expired, cancelled.
+//! A request leaves in exactly one of four ways: called, displaced, expired, cancelled. Who is called and finds no place
+//! comes back to where it was.
 //!
 //! Who goes first: the higher [`SchedulingRequest::priority`]; within a priority, turns of conversations that go on
 //! before those that begin one ([`Lane`]); within those, the tenant that has been served least; of one tenant, who came
@@ -27,20 +28,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use foldhash::fast::FixedState;
 use hashbrown::HashMap;
 
-use crate::endpoint::EndpointId;
 use crate::request::{RequestId, SchedulingRequest, SessionKey, TenantKey};
 use crate::time::Nanos;
-use crate::truth::Prediction;
 
 /// Tenants that a priority and lane remembers while they do not wait. Whoever is forgotten gains no more than one
 /// largest request.
 const TENANTS_MAX: usize = 1024;
 
-/// A request that waits, with what was known of its prefix when it came.
+/// A request that waits. What is known of its prefix is looked up when its turn has come.
 #[derive(Debug)]
 pub(crate) struct Waiting {
     pub(crate) request: SchedulingRequest,
-    pub(crate) overlap: Vec<(EndpointId, Prediction)>,
     /// Prompt tokens that one block stands for.
     pub(crate) block_tokens: u32,
     pub(crate) deadline: Nanos,
@@ -162,6 +160,24 @@ impl Queue {
         self.deadlines.insert((waiting.deadline, place));
         self.line_up(place, waiting, lane);
         displaced
+    }
+
+    /// Takes back one whose turn had come, to where it was: there is no place for it after all. It has been admitted.
+    pub(crate) fn put_back(&mut self, place: u64, waiting: Waiting) {
+        self.places.insert(waiting.request.id, place);
+        self.deadlines.insert((waiting.deadline, place));
+        self.line_up(place, waiting, Lane::GoesOn);
+    }
+
+    /// Another bound from here on. Who waits beyond it stays.
+    pub(crate) fn set_len_max(&mut self, len_max: usize) {
+        self.len_max = len_max;
+    }
+
+    /// The conversations of those that wait for nothing but a place.
+    pub(crate) fn sessions_going_on(&self) -> impl Iterator<Item = SessionKey> {
+        let going_on = self.waiting.values().filter(|(_, lane)| *lane == Lane::GoesOn);
+        going_on.filter_map(|(waiting, _)| waiting.request.session)
     }
 
     pub(crate) fn contains(&self, id: RequestId) -> bool {
@@ -368,7 +384,7 @@ mod tests {
             session: session.map(SessionKey),
             ..SchedulingRequest::new(RequestId(id), 1)
         };
-        Waiting { request, overlap: Vec::new(), block_tokens: 16, deadline: Nanos(100) }
+        Waiting { request, block_tokens: 16, deadline: Nanos(100) }
     }
 
     fn push(queue: &mut Queue, id: u64, priority: i8, tenant: u64, lane: Lane) -> Option<u64> {

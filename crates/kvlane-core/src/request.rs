@@ -44,7 +44,7 @@ pub struct SchedulingRequest {
     /// for all requests.
     #[serde(default = "nobody")]
     pub excluded: Arc<[EndpointId]>,
-    /// How often it has been placed before. A retry waits in no queue.
+    /// How often it has been placed before. A retry does not wait for room in the pool, only for an endpoint.
     #[serde(default)]
     pub attempt: u32,
     /// The conversation it is a turn of, if its client says.

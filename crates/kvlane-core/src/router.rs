@@ -7,6 +7,8 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use foldhash::fast::FixedState;
+use hashbrown::HashMap;
 use serde::{Deserialize, Serialize};
 
 use crate::block::BlockHash;
@@ -38,7 +40,7 @@ pub struct Config {
 /// One pool's router. Shared by all threads that serve the pool.
 pub struct Router {
     block_tokens: AtomicU32,
-    approximate: approx::Config,
+    approximate: Mutex<approx::Config>,
     index: RwLock<ApproxIndex>,
     exact: Option<Exact>,
     may_wait: AtomicBool,
@@ -54,6 +56,15 @@ struct Exact {
 struct State {
     scheduler: Scheduler,
     recording: Option<Vec<(Nanos, Input)>>,
+    /// The prompts of those who wait: they are looked up when their turn comes.
+    prompts: HashMap<RequestId, Prompt, FixedState>,
+}
+
+/// The prompt of a request that waits.
+#[derive(Clone)]
+struct Prompt {
+    chain: Arc<[BlockHash]>,
+    tokens: u32,
 }
 
 /// Memory that looking up needs, to be used again.
@@ -90,14 +101,18 @@ impl Router {
     fn with(config: Config, recording: Option<Vec<(Nanos, Input)>>) -> Self {
         Self {
             block_tokens: AtomicU32::new(config.block_tokens),
-            approximate: config.index,
+            approximate: Mutex::new(config.index),
             index: RwLock::new(ApproxIndex::new(config.index)),
             exact: config.exact.map(|config| Exact {
                 index: ExactIndex::new(config),
                 speculation: RwLock::new(Speculation::new()),
             }),
             may_wait: AtomicBool::new(config.scheduler.queue_len_max > 0),
-            state: Mutex::new(State { scheduler: Scheduler::new(config.scheduler), recording }),
+            state: Mutex::new(State {
+                scheduler: Scheduler::new(config.scheduler),
+                recording,
+                prompts: HashMap::default(),
+            }),
         }
     }
 
@@ -117,10 +132,23 @@ impl Router {
         draining: bool,
         out: &mut Vec<Output>,
     ) -> Option<EndpointId> {
-        let mut state = self.state();
-        let endpoint = state.scheduler.pool().next_id()?;
-        self.tell(&mut state, now, Input::Joined { endpoint, name, healthy, draining }, out);
-        Some(endpoint)
+        self.with_state(now, out, |state, out| {
+            let endpoint = state.scheduler.pool().next_id()?;
+            state.step(now, Input::Joined { endpoint, name, healthy, draining }, out);
+            Some(endpoint)
+        })
+    }
+
+    /// Routes in another way from here on; what is known stays. Whether events are taken, and the block size, which
+    /// engines tell, stay as they are.
+    pub fn configure(&self, now: Nanos, config: Config, out: &mut Vec<Output>) {
+        let Config { scheduler, index, exact, block_tokens: _ } = config;
+        *self.approximate.lock().unwrap_or_else(PoisonError::into_inner) = index;
+        self.index_mut().configure(index);
+        if let (Some(Exact { index, .. }), Some(config)) = (&self.exact, exact) {
+            index.configure(config);
+        }
+        self.step(now, Input::Configured { config: Box::new(scheduler) }, out);
     }
 
     /// Prompt tokens that one block stands for.
@@ -134,7 +162,8 @@ impl Router {
         if self.block_tokens.swap(block_tokens, Ordering::Relaxed) == block_tokens {
             return false;
         }
-        *self.index_mut() = ApproxIndex::new(self.approximate);
+        let limits = *self.approximate.lock().unwrap_or_else(PoisonError::into_inner);
+        *self.index_mut() = ApproxIndex::new(limits);
         if let Some(Exact { index, speculation }) = &self.exact {
             let endpoints: Vec<_> =
                 self.read(|scheduler| scheduler.pool().endpoints().map(|endpoint| endpoint.id).collect());
@@ -214,23 +243,63 @@ impl Router {
         out: &mut Vec<Output>,
     ) {
         let block_tokens = self.block_tokens();
-        // An engine computes at least the last token, or it could not tell the next one, and it reuses whole blocks.
-        let blocks_max = request.prompt_tokens.saturating_sub(1) / block_tokens.max(1);
-        let reusable = &chain[..chain.len().min(blocks_max as usize)];
+        let reusable = reusable(chain, request.prompt_tokens, block_tokens);
         let overlap = self.look_up(now, reusable, block_tokens, scratch);
         request.head = chain.first().copied();
-        let id = request.id;
-        let first = out.len();
-        self.step(now, Input::Arrived { request, overlap, block_tokens }, out);
-        let placed = out[first..].iter().find_map(|output| match output {
-            Output::Dispatch { request, placement } if *request == id => Some(*placement),
-            _ => None,
+        let (id, tokens) = (request.id, request.prompt_tokens);
+        let placed = self.with_state(now, out, |state, out| {
+            let first = out.len();
+            state.step(now, Input::Arrived { request, overlap, block_tokens }, out);
+            if state.scheduler.waits(id) {
+                state.prompts.insert(id, Prompt { chain: chain.into(), tokens });
+            }
+            dispatched(&out[first..], id)
         });
-        if let Some(Placement { endpoint, feed, .. }) = placed {
-            // Who has no feed will not tell of it, and nothing but dispatches counts there.
-            let told = feed == Feed::Absent
-                || !reusable.is_empty() && scratch.exact.blocks(endpoint) as usize >= reusable.len();
-            self.note_dispatch(now, id, chain, endpoint, told);
+        if let Some(placement) = placed {
+            self.note_placement(now, id, chain, reusable, placement, scratch);
+        }
+    }
+
+    /// Steps the scheduler under its lock, and answers it when it asks what is known of a prompt.
+    fn with_state<T>(
+        &self,
+        now: Nanos,
+        out: &mut Vec<Output>,
+        step: impl FnOnce(&mut State, &mut Vec<Output>) -> T,
+    ) -> T {
+        let first = out.len();
+        let mut state = self.state();
+        let done = step(&mut state, out);
+        let may_wait = state.scheduler.may_wait();
+        if self.may_wait.load(Ordering::Relaxed) != may_wait {
+            self.may_wait.store(may_wait, Ordering::Relaxed);
+        }
+        drop(state);
+        if out.len() > first {
+            self.refresh(now, first, out);
+        }
+        done
+    }
+
+    /// Looks up the prompts of those whose turn has come, one after the other, and tells the scheduler.
+    fn refresh(&self, now: Nanos, first: usize, out: &mut Vec<Output>) {
+        let mut scratch = None;
+        while let Some(at) = out[first..].iter().position(|output| matches!(output, Output::Refresh { .. })) {
+            let Output::Refresh { request: id } = out.remove(first + at) else { return };
+            let scratch = scratch.get_or_insert_with(Scratch::default);
+            let prompt = self.state().prompts.get(&id).cloned();
+            let Prompt { chain, tokens } =
+                prompt.unwrap_or_else(|| Prompt { chain: Arc::new([]), tokens: 0 });
+            let block_tokens = self.block_tokens();
+            let reusable = reusable(&chain, tokens, block_tokens);
+            let overlap = self.look_up(now, reusable, block_tokens, scratch);
+            let mut state = self.state();
+            let before = out.len();
+            state.step(now, Input::Refreshed { request: id, overlap }, out);
+            drop(state);
+            if let Some(placement) = dispatched(&out[before..], id) {
+                self.note_placement(now, id, &chain, reusable, placement, scratch);
+            }
         }
     }
 
@@ -263,10 +332,27 @@ impl Router {
         ours.chain(theirs).chain(sent).map(|(id, _)| predicted(id)).collect()
     }
 
-    /// Notes that `endpoint` has been given a prompt with these blocks. [`Router::arrive`] does so by itself, except
-    /// for a request that waited.
+    /// Notes that `endpoint` has been given a prompt with these blocks by somebody else than this router, which knows what
+    /// it has placed itself.
     pub fn learn(&self, now: Nanos, request: RequestId, chain: &[BlockHash], endpoint: EndpointId) {
         self.note_dispatch(now, request, chain, endpoint, false);
+    }
+
+    /// A request is placed, whose prompt was looked up with this `scratch`.
+    fn note_placement(
+        &self,
+        now: Nanos,
+        request: RequestId,
+        chain: &[BlockHash],
+        reusable: &[BlockHash],
+        placement: Placement,
+        scratch: &Scratch,
+    ) {
+        let Placement { endpoint, feed, .. } = placement;
+        // Who has no feed will not tell of it, and nothing but dispatches counts there.
+        let told = feed == Feed::Absent
+            || !reusable.is_empty() && scratch.exact.blocks(endpoint) as usize >= reusable.len();
+        self.note_dispatch(now, request, chain, endpoint, told);
     }
 
     /// `told` is whether there is nothing that the endpoint has still to tell: it has told of all that can be reused, and is
@@ -297,13 +383,14 @@ impl Router {
         if first && let Some(exact) = &self.exact {
             write(&exact.speculation).computed(now, request);
         }
-        let mut state = self.state();
-        if first {
-            self.tell(&mut state, now, Input::FirstToken { request }, out);
-        }
-        if tokens > 0 {
-            self.tell(&mut state, now, Input::Tokens { request, count: tokens }, out);
-        }
+        self.with_state(now, out, |state, out| {
+            if first {
+                state.step(now, Input::FirstToken { request }, out);
+            }
+            if tokens > 0 {
+                state.step(now, Input::Tokens { request, count: tokens }, out);
+            }
+        });
     }
 
     /// The answer of a request came, or began to, all at once.
@@ -311,7 +398,7 @@ impl Router {
         if let Some(exact) = &self.exact {
             write(&exact.speculation).computed(now, request);
         }
-        self.tell(&mut self.state(), now, Input::Begun { request }, out);
+        self.with_state(now, out, |state, out| state.step(now, Input::Begun { request }, out));
     }
 
     /// Any other input.
@@ -319,15 +406,7 @@ impl Router {
         if let (Input::Finished { request }, Some(exact)) = (&input, &self.exact) {
             write(&exact.speculation).ended(*request);
         }
-        self.tell(&mut self.state(), now, input, out);
-    }
-
-    fn tell(&self, state: &mut State, now: Nanos, input: Input, out: &mut Vec<Output>) {
-        state.step(now, input, out);
-        let may_wait = state.scheduler.may_wait();
-        if self.may_wait.load(Ordering::Relaxed) != may_wait {
-            self.may_wait.store(may_wait, Ordering::Relaxed);
-        }
+        self.with_state(now, out, |state, out| state.step(now, input, out));
     }
 
     /// Whether a request that comes may have to wait, as far as is known without a lock: in the moment in which that
@@ -360,6 +439,21 @@ impl Router {
     }
 }
 
+/// Those of a prompt's blocks that can be reused: an engine computes at least the last token, or it could not tell the next
+/// one, and it reuses whole blocks.
+fn reusable(chain: &[BlockHash], prompt_tokens: u32, block_tokens: u32) -> &[BlockHash] {
+    let blocks_max = prompt_tokens.saturating_sub(1) / block_tokens.max(1);
+    &chain[..chain.len().min(blocks_max as usize)]
+}
+
+/// Where a request goes, if that is among the outputs.
+fn dispatched(outputs: &[Output], id: RequestId) -> Option<Placement> {
+    outputs.iter().find_map(|output| match output {
+        Output::Dispatch { request, placement } if *request == id => Some(*placement),
+        _ => None,
+    })
+}
+
 fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
     lock.read().unwrap_or_else(PoisonError::into_inner)
 }
@@ -375,7 +469,16 @@ impl State {
         if let Some(recording) = &mut self.recording {
             recording.push((now, input.clone()));
         }
+        let first = out.len();
+        if let (Input::Finished { request }, false) = (&input, self.prompts.is_empty()) {
+            self.prompts.remove(request);
+        }
         self.scheduler.step(now, input, out);
+        if !self.prompts.is_empty() {
+            for request in out[first..].iter().filter_map(Output::request) {
+                self.prompts.remove(&request);
+            }
+        }
     }
 }
 
@@ -432,5 +535,80 @@ mod tests {
     fn what_was_sent_counts_as_told_only_where_somebody_will_tell() {
         assert_eq!(predicted_after_dispatch(Feed::Live), [0, 16]);
         assert_eq!(predicted_after_dispatch(Feed::Absent), [0, 0]);
+    }
+
+    /// A router of three endpoints in which one request may be in flight, and a prompt's blocks.
+    fn narrow() -> (Router, Vec<BlockHash>) {
+        let scheduler = scheduler::Config {
+            in_flight_max: 1,
+            queue_len_max: 9,
+            queue_timeout: Nanos::from_secs(9),
+            ..scheduler::Config::new(PolicyConfig::by_name("prefix_aware").expect("a policy"))
+        };
+        let index = approx::Config { memory_bytes_max: 1 << 20, ttl: Nanos::MAX };
+        let router = Router::recorded(Config { scheduler, index, exact: None, block_tokens: 4 });
+        for n in 0..3 {
+            router.join(Nanos(1), format!("e{n}").into(), true, false, &mut Vec::new()).expect("room");
+        }
+        let mut chain = Vec::new();
+        ChainSeed::new("m", None, None).chain(&[7; 64], 4, &mut chain);
+        (router, chain)
+    }
+
+    #[test]
+    fn a_prompt_that_waited_is_looked_up_again_and_where_it_went_is_known() {
+        let (router, chain) = narrow();
+        let (mut scratch, mut out) = (Scratch::default(), Vec::new());
+        for n in 0..3 {
+            let request = SchedulingRequest::new(RequestId(n), 65);
+            router.arrive(Nanos(2 + n), request, if n == 0 { &[] } else { &chain }, &mut scratch, &mut out);
+        }
+        assert_eq!((out.len(), router.read(Scheduler::queued)), (1, 2));
+        let elsewhere = EndpointId::new(2, 0);
+        router.learn(Nanos(9), RequestId(99), &chain, elsewhere);
+        for n in 0..2 {
+            router.step(Nanos(10 + n), Input::Finished { request: RequestId(n) }, &mut out);
+        }
+        let placed =
+            |n| dispatched(&out, RequestId(n)).map(|placed| (placed.endpoint, placed.overlap_tokens));
+        assert_eq!((placed(1), placed(2)), (Some((elsewhere, 64)), Some((elsewhere, 64))));
+        assert!(out.iter().all(|output| !matches!(output, Output::Refresh { .. })), "that is between us");
+        assert!(router.state().prompts.is_empty(), "nobody waits");
+        let replayed: Vec<_> = router.recording().replay().into_iter().flatten().collect();
+        let told = |outputs: &[Output]| {
+            outputs.iter().filter(|o| o.request().is_some()).copied().collect::<Vec<_>>()
+        };
+        assert_eq!(told(&replayed), told(&out));
+    }
+
+    #[test]
+    fn whoever_stops_waiting_leaves_nothing_behind() {
+        let (router, chain) = narrow();
+        let (mut scratch, mut out) = (Scratch::default(), Vec::new());
+        for n in 0..3 {
+            router.arrive(Nanos(2), SchedulingRequest::new(RequestId(n), 65), &chain, &mut scratch, &mut out);
+        }
+        assert_eq!(router.state().prompts.len(), 2);
+        router.step(Nanos(3), Input::Finished { request: RequestId(1) }, &mut out);
+        router.step(Nanos::from_secs(20), Input::Tick, &mut out);
+        assert_eq!(router.state().prompts.len(), 0);
+        assert_eq!(router.read(Scheduler::queued), 0);
+    }
+
+    #[test]
+    fn another_configuration_changes_who_may_wait_and_what_may_be_remembered() {
+        let (router, chain) = narrow();
+        let (mut scratch, mut out) = (Scratch::default(), Vec::new());
+        assert!(router.may_wait());
+        router.arrive(Nanos(2), SchedulingRequest::new(RequestId(0), 65), &chain, &mut scratch, &mut out);
+        let scheduler = router.read(|scheduler| scheduler.config().clone());
+        let scheduler = scheduler::Config { in_flight_max: 0, ..scheduler };
+        let index = approx::Config { memory_bytes_max: 0, ttl: Nanos::MAX };
+        router.configure(Nanos(3), Config { scheduler, index, exact: None, block_tokens: 999 }, &mut out);
+        assert!(!router.may_wait(), "without limits nobody does");
+        assert_eq!(router.block_tokens(), 4, "that is the engines' to tell");
+        assert!(router.index_size().1 > 0, "what is known stays until something comes");
+        router.arrive(Nanos(4), SchedulingRequest::new(RequestId(1), 65), &chain, &mut scratch, &mut out);
+        assert_eq!(router.index_size().1, 0);
     }
 }

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Barrier, Mutex};
 
 use kvlane_core::block::{BlockHash, ChainSeed};
+use kvlane_core::breaker;
 use kvlane_core::decision::Placement;
 use kvlane_core::endpoint::EndpointId;
 use kvlane_core::index::approx;
@@ -29,8 +30,15 @@ fn race(policy: &str) -> (BTreeMap<RequestId, Placement>, Recording) {
     let router = Router::recorded(router::Config {
         scheduler: scheduler::Config {
             in_flight_max: 40,
+            endpoint_in_flight_max: 9,
             queue_len_max: 16,
             queue_timeout: Nanos(300),
+            breaker: breaker::Config {
+                failure_threshold: 2,
+                cooldown: Nanos(50),
+                cooldown_max: Nanos(500),
+                slow_start: Nanos(100),
+            },
             receipts_max: 8,
             seed: 11,
             ..scheduler::Config::new(PolicyConfig::by_name(policy).expect("a policy"))
@@ -67,8 +75,23 @@ fn race(policy: &str) -> (BTreeMap<RequestId, Placement>, Recording) {
                         router.step(now, Input::Health { endpoint, healthy }, &mut out);
                         router.step(now, Input::Draining { endpoint, draining: rng.below(4) == 0 }, &mut out);
                     }
+                    if n % 300 == 150 {
+                        let in_flight_max = 30 + rng.below(20) as u32;
+                        let config = router.read(|scheduler| scheduler.config().clone());
+                        let config = scheduler::Config { in_flight_max, ..config };
+                        router.step(now, Input::Configured { config: Box::new(config) }, &mut out);
+                    }
                     if mine.len() > 4 {
                         let request = mine.swap_remove(rng.below(mine.len()));
+                        let retry_after = Some(Nanos(rng.below(40) as u64));
+                        let told = [
+                            Input::Failed { request },
+                            Input::Busy { request, retry_after },
+                            Input::Succeeded { request },
+                        ];
+                        if let Some(told) = told.into_iter().nth(rng.below(12)) {
+                            router.step(now, told, &mut out);
+                        }
                         router.step(now, Input::Finished { request }, &mut out);
                     }
                 }
@@ -76,7 +99,10 @@ fn race(policy: &str) -> (BTreeMap<RequestId, Placement>, Recording) {
             });
         }
     });
-    (seen.into_inner().expect("no panic"), router.recording())
+    let recording = router.recording();
+    let refreshed = recording.inputs.iter().filter(|(_, input)| matches!(input, Input::Refreshed { .. }));
+    assert!(refreshed.count() > 100, "many waited");
+    (seen.into_inner().expect("no panic"), recording)
 }
 
 #[test]

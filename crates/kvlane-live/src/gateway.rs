@@ -340,11 +340,7 @@ impl Gateway {
             (Some(output), _) => output,
             (None, Some(waiting)) => {
                 let output = waiting.wait(routed.deadline).await;
-                let output = output.ok_or(Refused::at_once(Rejection::QueueTimeout))?;
-                if let Output::Dispatch { placement, .. } = output {
-                    pool.router.learn(self.clock.now(), id, &routed.chain, placement.endpoint);
-                }
-                output
+                output.ok_or(Refused::at_once(Rejection::QueueTimeout))?
             }
             (None, None) => {
                 // It began to wait in the moment in which that became possible, and nobody would hear of its turn.

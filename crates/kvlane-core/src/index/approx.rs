@@ -96,6 +96,11 @@ const REMOVED_PER_CALL: usize = 4096;
 // === impl ApproxIndex ===
 
 impl ApproxIndex {
+    /// Other limits from here on. What is beyond them goes with what comes.
+    pub fn configure(&mut self, config: Config) {
+        self.config = config;
+    }
+
     /// An empty index.
     pub fn new(config: Config) -> Self {
         Self {

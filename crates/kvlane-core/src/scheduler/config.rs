@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::{Output, Scheduler};
+use crate::admission::Admission;
 use crate::breaker;
 use crate::budget;
 use crate::policy::PolicyConfig;
@@ -39,7 +41,7 @@ pub struct Config {
     pub hedges: budget::Config,
     /// Decisions kept for people to read.
     pub receipts_max: u32,
-    /// Seed of all randomness.
+    /// Seed of all randomness, from the start on: another one later changes nothing.
     pub seed: u64,
 }
 
@@ -72,5 +74,95 @@ impl Config {
     /// One in twenty.
     fn usual_hedges() -> budget::Config {
         budget::Config { share: 0.05, per_second: 0.0 }
+    }
+}
+
+// === impl Scheduler ===
+
+impl Scheduler {
+    /// Schedules in another way from here on. Who waits keeps its place and its deadline; a policy that is another begins
+    /// in its first state; what was learned of endpoints and answers stays, but for speeds if they are to be told from
+    /// those of other machines.
+    pub(super) fn configure(&mut self, now: Nanos, config: Config, out: &mut Vec<Output>) {
+        if config.policy != self.config.policy {
+            self.policy = config.policy.build();
+        }
+        if config.timing != self.config.timing {
+            self.learning.set_base(config.timing.as_deref());
+            self.pool.endpoints_mut().for_each(|endpoint| endpoint.pace = Default::default());
+        }
+        self.queue.set_len_max(config.queue_len_max as usize);
+        self.receipts.set_kept_max(config.receipts_max as usize);
+        match (config.session_admission, self.admission.is_some()) {
+            (true, false) => {
+                // Whoever is here by now was not admitted, and is counted only if it still waits.
+                let mut admission = Admission::default();
+                self.queue.sessions_going_on().for_each(|session| admission.enter(now, session));
+                let called = self.called.values().filter_map(|called| called.waiting.request.session);
+                called.for_each(|session| admission.enter(now, session));
+                self.flights.forget_turns();
+                self.admission = Some(admission);
+                self.tell_admission();
+            }
+            (false, true) => self.admission = None,
+            _ => {}
+        }
+        if config.breaker.failure_threshold == 0 {
+            for endpoint in self.pool.endpoints_mut() {
+                if endpoint.breaker.close(now) {
+                    out.push(Output::Breaker { endpoint: endpoint.id, state: endpoint.breaker.state() });
+                }
+            }
+        }
+        self.config = config;
+        self.review(now, out);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::breaker::State;
+    use crate::decision::Rejection;
+    use crate::endpoint::EndpointId;
+    use crate::request::RequestId;
+    use crate::scheduler::Input;
+    use crate::scheduler::tests::{World, config, endpoint, placed};
+
+    fn configure(world: &mut World, config: &Config) -> Vec<Output> {
+        world.step(Input::Configured { config: Box::new(config.clone()) })
+    }
+
+    #[test]
+    fn limits_and_policy_are_taken_over_and_what_is_known_stays() {
+        let config = Config { in_flight_max: 1, queue_timeout: Nanos::from_secs(9), ..config("round_robin") };
+        let mut world = World::new(config.clone(), 2);
+        assert_eq!(placed(&world.arrive(0, 10, &[])), Some(endpoint(0)));
+        assert_eq!((world.arrive(1, 10, &[]), world.arrive(2, 10, &[])), (vec![], vec![]));
+        let roomy = Config { in_flight_max: 2, queue_len_max: 0, ..config.clone() };
+        assert_eq!(placed(&configure(&mut world, &roomy)), Some(endpoint(1)), "its turn, and room");
+        assert_eq!(world.scheduler.queued(), 1, "who waits may go on waiting");
+        let out = world.arrive(3, 10, &[]);
+        assert!(matches!(out[..], [Output::Reject { refused, .. }] if refused.why == Rejection::QueueFull));
+        let cached = Config { policy: PolicyConfig::by_name("prefix_aware").expect("one"), ..roomy };
+        configure(&mut world, &cached);
+        for request in [0, 1] {
+            world.step(Input::Finished { request: RequestId(request) });
+        }
+        let holder: EndpointId = endpoint(0);
+        assert_eq!(placed(&world.arrive(4, 100, &[(holder, 96)])), Some(holder));
+    }
+
+    #[test]
+    fn breakers_that_are_switched_off_are_closed() {
+        let mut world = World::new(config("round_robin"), 1);
+        let breaker = breaker::Config { failure_threshold: 1, ..breaker::Config::default() };
+        configure(&mut world, &Config { breaker, ..config("round_robin") });
+        world.arrive(0, 10, &[]);
+        world.step(Input::Failed { request: RequestId(0) });
+        assert_eq!(world.scheduler.pool().get(endpoint(0)).expect("here").breaker.state(), State::Open);
+        let off = breaker::Config { failure_threshold: 0, ..breaker };
+        let out = configure(&mut world, &Config { breaker: off, ..config("round_robin") });
+        assert_eq!(out, [Output::Breaker { endpoint: endpoint(0), state: State::Closed }]);
     }
 }

@@ -1,15 +1,33 @@
 //! Who goes in, who waits, who is turned away: the scheduler in front of its policy.
 
 use super::flights::{Flight, Turn};
-use super::gate::Fit;
+use super::gate::{Fit, Or};
 use super::{Input, Output, Scheduler};
+use crate::breaker::State;
 use crate::decision::{Refused, Rejection};
+use crate::endpoint::EndpointId;
 use crate::queue::{Account, Lane, Waiting};
-use crate::request::{SchedulingRequest, SessionKey};
+use crate::request::{RequestId, SchedulingRequest, SessionKey};
 use crate::time::Nanos;
+use crate::truth::Prediction;
 
 /// Of those who wait, how many are looked at for one who can go, while the endpoints that the first may go to take none.
 const LOOKED_AT_MAX: usize = 16;
+
+/// A hedge goes where one in so many of its prompt's tokens is held, at least. Half: what is left to compute then takes
+/// less time than the request has waited for already, and no endpoint does more than half of a prompt's work again.
+const HEDGE_OVERLAP: u32 = 2;
+/// Nobody is told to come again sooner: `Retry-After` counts whole seconds.
+const RETRY_AFTER_MIN: Nanos = Nanos::from_secs(1);
+
+/// A request whose turn has come, and that has its room. Where it goes is about to be decided.
+#[derive(Debug)]
+pub(super) struct Called {
+    pub(super) waiting: Waiting,
+    pub(super) lane: Lane,
+    /// Where it was in the queue.
+    place: u64,
+}
 
 // === impl Input ===
 
@@ -19,34 +37,59 @@ impl Input {
         use Input::{Draining, Health, Joined, Left, Reported};
         matches!(self, Joined { .. } | Draining { .. } | Left { .. } | Health { .. } | Reported { .. })
     }
+
+    /// Whether it changes which endpoints take requests.
+    pub(super) fn is_of_gates(&self) -> bool {
+        self.is_of_fleet() && !matches!(self, Self::Reported { .. })
+    }
 }
 
 // === impl Scheduler ===
 
 impl Scheduler {
     /// A request wants a place: it gets one, or waits, or is refused.
-    pub(super) fn arrive(&mut self, now: Nanos, waiting: Waiting, out: &mut Vec<Output>) {
+    pub(super) fn arrive(
+        &mut self,
+        now: Nanos,
+        waiting: Waiting,
+        overlap: &[(EndpointId, Prediction)],
+        out: &mut Vec<Output>,
+    ) {
         let request = &waiting.request;
         let id = request.id;
-        if self.flights.contains(id) || self.queue.contains(id) {
+        if self.flights.contains(id) || self.waits(id) {
             // It has its place already, or waits for it: an answer to one of two would be lost.
             return;
         }
+        if request.hedge {
+            return self.hedge(now, &waiting, overlap, out);
+        }
         let again = request.attempt > 0;
+        if !again {
+            self.retries.earn(now, &self.config.retries);
+            self.hedges.earn(now, &self.config.hedges);
+        }
         let lane = if again { Lane::GoesOn } else { self.lane(request) };
         let may_go = lane == Lane::GoesOn || !self.queue.anyone_begins() && self.may_begin(request);
-        if again || !self.is_full() && may_go && !self.queue.anyone_goes_on() {
+        // Nobody overtakes those who wait, or takes the place that somebody is about to get.
+        let first = !self.queue.anyone_goes_on() && (self.called.is_empty() || !self.is_gated());
+        let mut fit = None;
+        if again || !self.is_full() && may_go && first {
             // Whoever has been placed before makes nobody else give up.
             let can_wait = if again { self.queue.has_room() } else { self.config.queue_len_max > 0 };
-            match self.fill_rows(now, request, &waiting.overlap, can_wait) {
-                Fit::Rows => {
-                    self.queue.pass(Account::of(request, lane));
-                    self.enter(now, request.session);
-                    return self.place(now, &waiting, lane, true, out);
-                }
-                Fit::Later => {}
-                Fit::Nobody => return self.refuse(now, request, false, Rejection::NoEndpoint, out),
-            }
+            let or_else = if can_wait { Or::Wait } else { Or::TryAnyway };
+            fit = Some(self.fill_rows(now, request, overlap, or_else));
+        }
+        if fit == Some(Fit::Nobody) {
+            return self.refuse(now, request, false, Rejection::NoEndpoint, out);
+        }
+        if again && !self.retries.spend(now, &self.config.retries) {
+            return self.refuse(now, request, false, Rejection::BudgetSpent, out);
+        }
+        if fit == Some(Fit::Rows) {
+            self.queue.pass(Account::of(request, lane));
+            self.enter(now, request.session);
+            return self.place(now, &waiting, lane, out);
         }
         self.stalled = false;
         let session = waiting.request.session.filter(|_| lane == Lane::GoesOn);
@@ -58,6 +101,39 @@ impl Scheduler {
             let entered = lane == Lane::GoesOn && other.request.id != id;
             self.refuse(now, &other.request, entered, Rejection::QueueFull, out);
         }
+    }
+
+    /// A second copy of a request in flight wants a place, where it costs little or nowhere.
+    fn hedge(
+        &mut self,
+        now: Nanos,
+        waiting: &Waiting,
+        overlap: &[(EndpointId, Prediction)],
+        out: &mut Vec<Output>,
+    ) {
+        let request = &waiting.request;
+        let busy = self.is_full() || self.queued() > 0;
+        let fit = if busy { Fit::Nobody } else { self.fill_rows(now, request, overlap, Or::Nobody) };
+        if fit == Fit::Rows {
+            let tokens_min = request.prompt_tokens.div_ceil(HEDGE_OVERLAP);
+            let pool = &self.pool;
+            let proven = |id| pool.get(id).is_some_and(|endpoint| endpoint.breaker.state() == State::Closed);
+            self.rows.retain(|row| row.overlap_tokens >= tokens_min && proven(row.endpoint));
+        }
+        if fit != Fit::Rows || self.rows.is_empty() {
+            return self.refuse(now, request, false, Rejection::NoEndpoint, out);
+        }
+        if !self.hedges.spend(now, &self.config.hedges) {
+            return self.refuse(now, request, false, Rejection::BudgetSpent, out);
+        }
+        self.queue.pass(Account::of(request, Lane::GoesOn));
+        self.enter(now, request.session);
+        self.place(now, waiting, Lane::GoesOn, out);
+    }
+
+    /// Whether a request waits for its place.
+    pub fn waits(&self, request: RequestId) -> bool {
+        self.queue.contains(request) || self.called.contains_key(&request)
     }
 
     /// Whether a request has to be admitted.
@@ -99,15 +175,28 @@ impl Scheduler {
         if entered {
             self.leave(now, request.session, None);
         }
-        out.push(Output::Reject { request: request.id, refused: Refused::at_once(why) });
+        let retry_after = match why {
+            Rejection::NoEndpoint => Nanos::ZERO,
+            Rejection::QueueFull | Rejection::QueueTimeout | Rejection::BudgetSpent => self.retry_after(now),
+        };
+        out.push(Output::Reject { request: request.id, refused: Refused { why, retry_after } });
+    }
+
+    /// How long whoever comes at `now` would wait: for all who wait to go, at the rate at which requests are over of late.
+    fn retry_after(&mut self, now: Nanos) -> Nanos {
+        let ahead = (self.queued() + 1) as f64;
+        let span = Nanos::from_secs_f64(ahead / self.departed.rate_s(now));
+        span.min(self.config.queue_timeout).max(RETRY_AFTER_MIN)
     }
 
     /// Whether as much is in flight as may be.
     pub(super) fn is_full(&self) -> bool {
-        self.config.in_flight_max > 0 && self.flights.len() >= self.config.in_flight_max as usize
+        let taken = self.flights.len() + self.called.len();
+        self.config.in_flight_max > 0 && taken >= self.config.in_flight_max as usize
     }
 
-    /// Lets go of those who have waited too long, then places whom there is room for.
+    /// Lets go of those who have waited too long, then calls whom there is room for: the room is theirs from then on, and
+    /// where they go is decided when it is known what the endpoints hold of their prompts by then.
     pub(super) fn drain_queue(&mut self, now: Nanos, out: &mut Vec<Output>) {
         while let Some((waiting, lane)) = self.queue.pop_expired(now) {
             self.stalled = false;
@@ -131,12 +220,27 @@ impl Scheduler {
                 admission.enter(now, session);
                 self.queue.begun(session, || admission.enter(now, session));
             }
-            match self.fill_rows(now, &waiting.request, &waiting.overlap, false) {
-                Fit::Rows => self.place(now, &waiting, lane, false, out),
-                Fit::Later | Fit::Nobody => {
-                    self.refuse(now, &waiting.request, true, Rejection::NoEndpoint, out);
-                }
-            }
+            let request = waiting.request.id;
+            self.called.insert(request, Called { waiting, lane, place });
+            out.push(Output::Refresh { request });
+        }
+    }
+
+    /// It is known what the endpoints hold of the prompt of one who was called.
+    pub(super) fn refreshed(
+        &mut self,
+        now: Nanos,
+        request: RequestId,
+        overlap: &[(EndpointId, Prediction)],
+        out: &mut Vec<Output>,
+    ) {
+        // It may be over: its client has stopped waiting.
+        let Some(Called { waiting, lane, place }) = self.called.remove(&request) else { return };
+        self.stalled = false;
+        match self.fill_rows(now, &waiting.request, overlap, Or::Wait) {
+            Fit::Rows => self.place(now, &waiting, lane, out),
+            Fit::Later => self.queue.put_back(place, waiting),
+            Fit::Nobody => self.refuse(now, &waiting.request, true, Rejection::NoEndpoint, out),
         }
     }
 
@@ -160,5 +264,163 @@ impl Scheduler {
             admission.conclude();
         }
         self.leave(now, Some(session), flight.computed.then_some(flight.context_tokens));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::budget;
+    use crate::scheduler::Config;
+    use crate::scheduler::tests::{World, config, endpoint, placed};
+
+    fn patient(in_flight_max: u32) -> Config {
+        Config {
+            in_flight_max,
+            queue_timeout: Nanos::from_secs(60),
+            queue_len_max: 100,
+            ..config("prefix_aware")
+        }
+    }
+
+    fn holds(slot: u16, tokens: u32) -> (EndpointId, Prediction) {
+        (endpoint(slot), Prediction { exact: 0, approximate: tokens })
+    }
+
+    fn refused(out: &[Output]) -> Option<Refused> {
+        out.iter().find_map(|output| match output {
+            Output::Reject { refused, .. } => Some(*refused),
+            _ => None,
+        })
+    }
+
+    fn ask(
+        world: &mut World,
+        request: SchedulingRequest,
+        overlap: &[(EndpointId, Prediction)],
+    ) -> Vec<Output> {
+        world.step(Input::Arrived { request, overlap: overlap.to_vec(), block_tokens: 16 })
+    }
+
+    #[test]
+    fn whoever_waited_goes_where_its_prefix_is_by_then() {
+        let mut world = World::new(patient(1), 2);
+        world.arrive(0, 100, &[]);
+        assert_eq!(world.arrive(1, 100, &[(endpoint(0), 96)]), []);
+        world.known = vec![holds(1, 96)];
+        let out = world.step(Input::Finished { request: RequestId(0) });
+        assert_eq!(placed(&out), Some(endpoint(1)));
+        assert_eq!(world.ledger(1).prefill_tokens, 4, "as it is by then");
+    }
+
+    #[test]
+    fn whoever_is_called_has_its_room_and_gives_it_back_if_it_goes() {
+        let mut world = World::new(patient(1), 1);
+        world.arrive(0, 100, &[]);
+        (1..4).for_each(|id| assert_eq!(world.arrive(id, 100, &[]), []));
+        world.lazy = true;
+        assert_eq!(world.step(Input::Finished { request: RequestId(0) }), []);
+        assert_eq!((world.unknown.as_slice(), world.scheduler.queued()), (&[RequestId(1)][..], 3));
+        assert_eq!(world.arrive(4, 100, &[]), [], "the room is somebody's");
+        assert_eq!(world.step(Input::Finished { request: RequestId(1) }), []);
+        assert_eq!(world.unknown, [RequestId(1), RequestId(2)], "the next one has it");
+        let mut out = Vec::new();
+        world.lazy = false;
+        world.look_up(&mut out);
+        assert_eq!(out.iter().filter_map(Output::request).collect::<Vec<_>>(), [RequestId(2)]);
+        assert_eq!((world.scheduler.in_flight(), world.scheduler.queued()), (1, 2));
+    }
+
+    #[test]
+    fn whoever_is_called_and_finds_nobody_is_the_next_again() {
+        let mut world = World::new(Config { endpoint_in_flight_max: 1, ..patient(0) }, 1);
+        world.arrive(0, 100, &[]);
+        (1..4).for_each(|id| assert_eq!(world.arrive(id, 100, &[]), []));
+        world.lazy = true;
+        assert_eq!(world.step(Input::Finished { request: RequestId(0) }), []);
+        assert_eq!(world.unknown, [RequestId(1)], "there is one place");
+        let again = SchedulingRequest { attempt: 1, ..SchedulingRequest::new(RequestId(9), 10) };
+        assert!(placed(&ask(&mut world, again, &[])).is_some(), "a retry took it");
+        let mut out = Vec::new();
+        world.lazy = false;
+        world.look_up(&mut out);
+        assert_eq!((out, world.scheduler.queued()), (vec![], 3));
+        let out = world.step(Input::Finished { request: RequestId(9) });
+        assert_eq!(out.iter().filter_map(Output::request).collect::<Vec<_>>(), [RequestId(1)]);
+    }
+
+    #[test]
+    fn so_many_are_tried_again_and_no_more() {
+        let retries = budget::Config { share: 0.5, per_second: 0.0 };
+        let mut world = World::new(Config { retries, ..patient(0) }, 1);
+        (0..10).for_each(|id| _ = world.arrive(id, 10, &[]));
+        let mut again = (10..30).map(|id| {
+            let request = SchedulingRequest { attempt: 1, ..SchedulingRequest::new(RequestId(id), 10) };
+            ask(&mut world, request, &[])
+        });
+        assert_eq!(again.by_ref().take_while(|out| placed(out).is_some()).count(), 5);
+        assert_eq!(again.next().and_then(|out| refused(&out)).map(|r| r.why), Some(Rejection::BudgetSpent));
+        drop(again);
+        let nowhere = SchedulingRequest {
+            attempt: 1,
+            excluded: [endpoint(0)].into(),
+            ..SchedulingRequest::new(RequestId(40), 10)
+        };
+        let why = refused(&ask(&mut world, nowhere, &[])).map(|refused| refused.why);
+        assert_eq!(why, Some(Rejection::NoEndpoint), "that is why, whatever the budget");
+    }
+
+    #[test]
+    fn a_hedge_goes_to_a_holder_of_its_prefix_or_nowhere() {
+        let hedges = budget::Config { share: 0.5, per_second: 0.0 };
+        let mut world = World::new(Config { hedges, ..patient(20) }, 3);
+        (0..6).for_each(|id| _ = world.arrive(id, 100, &[]));
+        let mut next = 100;
+        let mut hedge = |world: &mut World, overlap: &[(EndpointId, Prediction)]| {
+            next += 1;
+            let excluded = [endpoint(0)].into();
+            let request =
+                SchedulingRequest { hedge: true, excluded, ..SchedulingRequest::new(RequestId(next), 99) };
+            let out = ask(world, request, overlap);
+            placed(&out).ok_or_else(|| refused(&out).expect("one or the other").why)
+        };
+        assert_eq!(hedge(&mut world, &[]), Err(Rejection::NoEndpoint));
+        assert_eq!(hedge(&mut world, &[holds(0, 99)]), Err(Rejection::NoEndpoint), "its first copy is there");
+        assert_eq!(hedge(&mut world, &[holds(2, 49)]), Err(Rejection::NoEndpoint), "less than half");
+        for _ in 0..3 {
+            assert_eq!(hedge(&mut world, &[holds(2, 50)]), Ok(endpoint(2)));
+        }
+        assert_eq!(hedge(&mut world, &[holds(2, 50)]), Err(Rejection::BudgetSpent));
+        let generous = budget::Config { share: 0.0, per_second: 100.0 };
+        let config = Config { hedges: generous, ..patient(9) };
+        world.now = Nanos::from_secs(10);
+        world.step(Input::Configured { config: Box::new(config) });
+        assert_eq!(hedge(&mut world, &[holds(2, 50)]), Err(Rejection::NoEndpoint), "the pool is full");
+        assert_eq!(world.scheduler.queued(), 0, "it does not wait");
+    }
+
+    #[test]
+    fn whoever_is_refused_hears_how_long_the_queue_takes() {
+        let mut world = World::new(Config { queue_len_max: 19, ..patient(10) }, 1);
+        let mut id = 0;
+        let mut over = 0;
+        // Two a second, for a minute, while 19 wait.
+        for _ in 0..120 {
+            world.now += Nanos::from_millis(500);
+            while world.scheduler.queued() < 19 {
+                world.arrive(id, 10, &[]);
+                id += 1;
+            }
+            world.step(Input::Finished { request: RequestId(over) });
+            over += 1;
+        }
+        world.arrive(id, 10, &[]);
+        let out = world.arrive(id + 1, 10, &[]);
+        let retry_after = refused(&out).expect("the queue is full").retry_after.as_secs_f64();
+        assert!((9.0..11.5).contains(&retry_after), "{retry_after} s for twenty, two a second");
+        let mut fresh = World::new(Config { queue_len_max: 0, ..patient(1) }, 1);
+        fresh.arrive(0, 10, &[]);
+        let refused = refused(&fresh.arrive(1, 10, &[])).expect("there is no queue");
+        assert_eq!(refused.retry_after, Nanos::from_secs(60), "nobody knows: as long as one may wait");
     }
 }

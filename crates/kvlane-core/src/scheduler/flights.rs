@@ -24,8 +24,7 @@ pub(super) struct Flight {
     pub(super) context_tokens: u64,
     pub(super) prompt_tokens: u32,
     pub(super) block_tokens: u32,
-    /// What was predicted of it, to be compared with what its answer says. Not of one that waited: its prediction was
-    /// as old as its wait.
+    /// What was predicted of it, to be compared with what its answer says, until it does.
     pub(super) prediction: Option<Prediction>,
     /// Its prompt is work to come.
     pub(super) prefilling: bool,
@@ -79,6 +78,11 @@ impl Flights {
 
     pub(super) fn get_mut(&mut self, id: RequestId) -> Option<&mut Flight> {
         self.table.find_mut(self.hasher.hash_one(id.0), |flight| flight.request == id)
+    }
+
+    /// What is in flight is no turn of a conversation that anybody counts.
+    pub(super) fn forget_turns(&mut self) {
+        self.table.iter_mut().for_each(|flight| flight.turn = None);
     }
 
     pub(super) fn insert(&mut self, flight: Flight) {

@@ -43,6 +43,17 @@ pub(super) enum Fit {
     Nobody,
 }
 
+/// What a request is to do if no endpoint takes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Or {
+    /// Wait, where somebody is only busy or full; else try the least bad.
+    Wait,
+    /// Try the least bad.
+    TryAnyway,
+    /// Go nowhere.
+    Nobody,
+}
+
 /// Who takes requests: what is known without looking at each endpoint.
 #[derive(Debug)]
 pub(super) struct Gates {
@@ -150,14 +161,13 @@ impl Scheduler {
         self.gates.any || self.config.endpoint_in_flight_max > 0
     }
 
-    /// Fills the rows with the endpoints that take a request. If none does, and it cannot wait for one that will, with
-    /// the least bad.
+    /// Fills the rows with the endpoints that take a request, or with the least bad.
     pub(super) fn fill_rows(
         &mut self,
         now: Nanos,
         request: &SchedulingRequest,
         overlap: &[(EndpointId, Prediction)],
-        can_wait: bool,
+        or: Or,
     ) -> Fit {
         let nothing = (EndpointId::new(0, 0), Prediction::default());
         for &(endpoint, Prediction { exact, approximate }) in overlap {
@@ -208,7 +218,8 @@ impl Scheduler {
                 .filter(|endpoint| request.attempt > 0 || !is_full(endpoint, in_flight_max))
                 .min_by_key(|endpoint| badness(endpoint, now, in_flight_max));
             fit = match least_bad {
-                _ if can_wait && candidates().any(worth_waiting) => Fit::Later,
+                _ if or == Or::Nobody => Fit::Nobody,
+                _ if or == Or::Wait && candidates().any(worth_waiting) => Fit::Later,
                 Some(endpoint) => {
                     self.rows.push(row(endpoint));
                     Fit::Rows
@@ -253,7 +264,7 @@ impl Scheduler {
         });
     }
 
-    /// Whether somebody takes a request that waits, or nobody is left who will.
+    /// Whether somebody takes a request that waits, beside those who were called before; or nobody is left who will.
     pub(super) fn can_go(&self, now: Nanos, request: &SchedulingRequest) -> bool {
         if !self.is_gated() {
             return true;
@@ -261,10 +272,26 @@ impl Scheduler {
         let in_flight_max = self.config.endpoint_in_flight_max;
         let candidates = || self.pool.eligible().filter(|endpoint| !request.excluded.contains(&endpoint.id));
         let gates = || candidates().map(|endpoint| gate(endpoint, now, in_flight_max));
-        gates().any(|gate| gate == Gate::Free)
-            || gates().all(|gate| !matches!(gate, Gate::Full | Gate::Busy))
-                && (candidates().any(|endpoint| !is_full(endpoint, in_flight_max))
-                    || candidates().next().is_none())
+        let mut room = 0usize;
+        for endpoint in candidates().filter(|endpoint| gate(endpoint, now, in_flight_max) == Gate::Free) {
+            room = room.saturating_add(room_at(endpoint, in_flight_max));
+            if room > self.called.len() {
+                return true;
+            }
+        }
+        room == 0
+            && gates().all(|gate| !matches!(gate, Gate::Full | Gate::Busy))
+            && (candidates().any(|endpoint| !is_full(endpoint, in_flight_max))
+                || candidates().next().is_none())
+    }
+}
+
+/// How many requests an endpoint takes that takes any.
+fn room_at(endpoint: &Endpoint, in_flight_max: u32) -> usize {
+    match (endpoint.breaker.state(), in_flight_max) {
+        (State::HalfOpen, _) => 1,
+        (_, 0) => usize::MAX,
+        (_, max) => max.saturating_sub(endpoint.load.in_flight.requests) as usize,
     }
 }
 

@@ -55,6 +55,12 @@ impl Learning {
         Self { base: timing.map(Rates::of).unwrap_or_default(), ..Self::default() }
     }
 
+    /// Other machines, or another idea of them: how far endpoints are from it is to be learned. How long answers are is not.
+    pub(super) fn set_base(&mut self, timing: Option<&TimingModel>) {
+        self.base = timing.map(Rates::of).unwrap_or_default();
+        self.pace = Pace::default();
+    }
+
     /// How fast an endpoint works, as far as is known.
     pub(super) fn rates(&self, endpoint: &Endpoint) -> Rates {
         endpoint.pace.rates(&self.pace, &self.base)

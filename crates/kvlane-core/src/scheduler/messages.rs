@@ -132,7 +132,7 @@ pub enum Input {
         /// For how long, if it said.
         retry_after: Option<Nanos>,
     },
-    /// An endpoint has answered a request soundly. Its [`Input::Finished`] follows.
+    /// An endpoint has answered a request soundly, or begun to. Its [`Input::Finished`] follows.
     Succeeded {
         /// Whose.
         request: RequestId,

@@ -13,9 +13,13 @@ mod learning;
 mod messages;
 mod unseen;
 
+use std::collections::BTreeMap;
+
 use crate::admission::Admission;
+use crate::budget::Budget;
 use crate::decision::{Placement, Receipts};
 use crate::endpoint::{Endpoint, EndpointId, Pool};
+use crate::fading::Fading;
 use crate::load::InFlight;
 use crate::policy::{Candidate, PickContext, Policy, Reason};
 use crate::queue::{Account, Lane, Queue, Waiting};
@@ -28,6 +32,7 @@ use crate::truth::{self, Change, Feed, Knowledge, Prediction};
 pub use config::Config;
 pub use messages::{Input, Output};
 
+use door::Called;
 use flights::{Flight, Flights, Turn};
 use gate::Gates;
 use learning::Learning;
@@ -49,6 +54,12 @@ pub struct Scheduler {
     gates: Gates,
     /// Nobody of those who wait first can go until an endpoint takes more.
     stalled: bool,
+    /// Those whose turn has come.
+    called: BTreeMap<RequestId, Called>,
+    retries: Budget,
+    hedges: Budget,
+    /// Requests that were over of late.
+    departed: Fading,
     policy: Box<dyn Policy>,
     rng: Rng,
     receipts: Receipts,
@@ -72,6 +83,10 @@ impl Scheduler {
             unseen: Unseen::default(),
             gates: Gates::default(),
             stalled: false,
+            called: BTreeMap::new(),
+            retries: Budget::new(&config.retries),
+            hedges: Budget::new(&config.hedges),
+            departed: Fading::default(),
             policy: config.policy.build(),
             rng: Rng::new(config.seed),
             receipts: Receipts::new(config.receipts_max as usize),
@@ -86,7 +101,7 @@ impl Scheduler {
     /// Takes one input at `now` and appends what follows from it. Threads that race for the scheduler may bring
     /// times that are out of order by as much as they race.
     pub fn step(&mut self, now: Nanos, input: Input, out: &mut Vec<Output>) {
-        let of_fleet = input.is_of_fleet();
+        let (of_fleet, of_gates) = (input.is_of_fleet(), input.is_of_gates());
         self.ripen(now, out);
         while let Some(request) = self.unseen.pop(now) {
             self.prefilled(request);
@@ -105,9 +120,8 @@ impl Scheduler {
             Input::Health { endpoint, healthy } => self.found(now, endpoint, healthy),
             Input::Reported { endpoint, reported } => self.pool.report(endpoint, now, reported),
             Input::Arrived { request, overlap, block_tokens } => {
-                let waiting =
-                    Waiting { request, overlap, block_tokens, deadline: now + self.config.queue_timeout };
-                self.arrive(now, waiting, out);
+                let waiting = Waiting { request, block_tokens, deadline: now + self.config.queue_timeout };
+                self.arrive(now, waiting, &overlap, out);
             }
             Input::FirstToken { request } => self.first_token(now, request, true),
             Input::Begun { request } => self.first_token(now, request, false),
@@ -123,14 +137,15 @@ impl Scheduler {
                 self.told(now, &input, out);
             }
             Input::Finished { request } => self.settle(now, request, out),
-            Input::Refreshed { .. } | Input::Configured { .. } | Input::Tick => {}
+            Input::Refreshed { request, overlap } => self.refreshed(now, request, &overlap, out),
+            Input::Configured { config } => self.configure(now, *config, out),
+            Input::Tick => {}
+        }
+        if of_gates {
+            self.review(now, out);
         }
         if of_fleet {
-            self.review(now, out);
-            if let Some(admission) = &mut self.admission {
-                let (endpoints, capacity_tokens) = self.pool.kv_capacity_tokens();
-                admission.set_fleet(endpoints, capacity_tokens);
-            }
+            self.tell_admission();
         }
         self.drain_queue(now, out);
     }
@@ -175,7 +190,15 @@ impl Scheduler {
 
     /// Requests that wait for a place.
     pub fn queued(&self) -> usize {
-        self.queue.len()
+        self.queue.len() + self.called.len()
+    }
+
+    /// Tells who admits conversations what there is room for.
+    fn tell_admission(&mut self) {
+        if let Some(admission) = &mut self.admission {
+            let (endpoints, capacity_tokens) = self.pool.kv_capacity_tokens();
+            admission.set_fleet(endpoints, capacity_tokens);
+        }
     }
 
     /// Whether a request that comes may have to wait.
@@ -187,8 +210,8 @@ impl Scheduler {
                 || self.queued() > 0)
     }
 
-    /// Selects among the rows and reserves. `fresh` is whether what is known of its prefix is as of now.
-    fn place(&mut self, now: Nanos, waiting: &Waiting, lane: Lane, fresh: bool, out: &mut Vec<Output>) {
+    /// Selects among the rows and reserves.
+    fn place(&mut self, now: Nanos, waiting: &Waiting, lane: Lane, out: &mut Vec<Output>) {
         let Waiting { request, block_tokens, .. } = waiting;
         let explain = self.receipts.is_on();
         if explain {
@@ -230,7 +253,7 @@ impl Scheduler {
             context_tokens: u64::from(request.prompt_tokens),
             prompt_tokens: request.prompt_tokens,
             block_tokens: *block_tokens,
-            prediction: fresh.then_some(prediction),
+            prediction: Some(prediction),
             prefilling: true,
             computed: false,
             timed,
@@ -345,11 +368,14 @@ impl Scheduler {
     fn settle(&mut self, now: Nanos, request: RequestId, out: &mut Vec<Output>) {
         self.stalled = false;
         let Some(flight) = self.flights.remove(request) else {
-            if let Some((waiting, Lane::GoesOn)) = self.queue.remove(request) {
+            let called = self.called.remove(&request).map(|called| (called.waiting, Lane::GoesOn));
+            if let Some((waiting, Lane::GoesOn)) = called.or_else(|| self.queue.remove(request)) {
                 self.leave(now, waiting.request.session, None);
             }
             return;
         };
+        self.departed.at(now, 0.0);
+        self.departed.add(1.0);
         self.turn_over(now, &flight);
         self.learning.over(&flight.timed);
         if flight.output_tokens_due > 0 {
@@ -411,11 +437,19 @@ mod tests {
     pub(super) struct World {
         pub(super) scheduler: Scheduler,
         pub(super) now: Nanos,
+        /// What is known of every prompt when its turn comes.
+        pub(super) known: Vec<(EndpointId, Prediction)>,
+        /// Those whose turn has come and whose prompts nobody has looked up.
+        pub(super) unknown: Vec<RequestId>,
+        /// Whether they are kept waiting for that.
+        pub(super) lazy: bool,
     }
 
     impl World {
         pub(super) fn new(config: Config, endpoints: usize) -> Self {
-            let mut world = Self { scheduler: Scheduler::new(config), now: Nanos::ZERO };
+            let scheduler = Scheduler::new(config);
+            let (known, unknown) = (Vec::new(), Vec::new());
+            let mut world = Self { scheduler, now: Nanos::ZERO, known, unknown, lazy: false };
             for n in 0..endpoints {
                 let endpoint = world.scheduler.pool.next_id().expect("room");
                 world.step(joined(endpoint, &format!("e{n}")));
@@ -427,10 +461,32 @@ mod tests {
             let mut out = Vec::new();
             self.now += Nanos(1);
             self.scheduler.step(self.now, input, &mut out);
+            self.look_up(&mut out);
             out
         }
 
-        fn arrive(&mut self, id: u64, prompt_tokens: u32, overlap: &[(EndpointId, u32)]) -> Vec<Output> {
+        /// Does what a router does with those whose turn has come.
+        pub(super) fn look_up(&mut self, out: &mut Vec<Output>) {
+            loop {
+                let asked = out.extract_if(.., |output| matches!(output, Output::Refresh { .. }));
+                self.unknown.extend(asked.filter_map(|output| match output {
+                    Output::Refresh { request } => Some(request),
+                    _ => None,
+                }));
+                if self.lazy || self.unknown.is_empty() {
+                    return;
+                }
+                let (request, overlap) = (self.unknown.remove(0), self.known.clone());
+                self.scheduler.step(self.now, Input::Refreshed { request, overlap }, out);
+            }
+        }
+
+        pub(super) fn arrive(
+            &mut self,
+            id: u64,
+            prompt_tokens: u32,
+            overlap: &[(EndpointId, u32)],
+        ) -> Vec<Output> {
             let request = SchedulingRequest::new(RequestId(id), prompt_tokens);
             let prediction = |approximate| Prediction { exact: 0, approximate };
             let overlap = overlap.iter().map(|&(id, tokens)| (id, prediction(tokens))).collect();
@@ -449,6 +505,10 @@ mod tests {
 
     fn joined(endpoint: EndpointId, name: &str) -> Input {
         Input::Joined { endpoint, name: name.into(), healthy: true, draining: false }
+    }
+
+    fn in_a_second(why: Rejection) -> Refused {
+        Refused { why, retry_after: Nanos::from_secs(1) }
     }
 
     pub(super) fn endpoint(slot: u16) -> EndpointId {
@@ -620,13 +680,12 @@ mod tests {
         let mut world = World::new(Config { in_flight_max: 1, ..config("random") }, 1);
         world.arrive(1, 10, &[]);
         assert_eq!((world.arrive(2, 10, &[]), world.arrive(3, 10, &[])), (vec![], vec![]));
-        let shed =
-            [Output::Reject { request: RequestId(4), refused: Refused::at_once(Rejection::QueueFull) }];
+        let shed = [Output::Reject { request: RequestId(4), refused: in_a_second(Rejection::QueueFull) }];
         assert_eq!(world.arrive(4, 10, &[]), shed);
         let deadline = world.scheduler.next_deadline().expect("somebody waits");
         world.now = deadline - Nanos(1);
         let expired =
-            [Output::Reject { request: RequestId(2), refused: Refused::at_once(Rejection::QueueTimeout) }];
+            [Output::Reject { request: RequestId(2), refused: in_a_second(Rejection::QueueTimeout) }];
         assert_eq!(world.step(Input::Tick), expired);
         let out = world.step(Input::Finished { request: RequestId(1) });
         assert!(matches!(out[..], [Output::Reject { request: RequestId(3), .. }]), "late by now: {out:?}");
@@ -759,7 +818,21 @@ mod tests {
 
     #[derive(Clone, Debug)]
     enum Act {
-        Arrive { tokens: u32, overlap: u32, retry: bool, session: Option<u64>, tenant: u64, priority: i8 },
+        Arrive {
+            tokens: u32,
+            overlap: u32,
+            retry: bool,
+            hedge: bool,
+            session: Option<u64>,
+            tenant: u64,
+            priority: i8,
+        },
+        LookUp(bool),
+        Configure {
+            policy: usize,
+            endpoint_in_flight_max: u32,
+            session_admission: bool,
+        },
         Answered(usize, u32),
         Holds(u16, u64),
         Failed(usize),
@@ -778,9 +851,17 @@ mod tests {
     fn act() -> impl Strategy<Value = Act> {
         let any_request = || 0usize..40;
         prop_oneof![
-            6 => (0u32..5000, 0u32..6000, any::<bool>(), prop::option::of(0u64..5), 0u64..3, -1i8..2).prop_map(
-                |(tokens, overlap, retry, session, tenant, priority)| Act::Arrive {
-                    tokens, overlap, retry, session, tenant, priority
+            6 => (
+                (0u32..5000, 0u32..6000, any::<bool>(), prop::bool::weighted(0.2)),
+                (prop::option::of(0u64..5), 0u64..3, -1i8..2),
+            )
+                .prop_map(|((tokens, overlap, retry, hedge), (session, tenant, priority))| Act::Arrive {
+                    tokens, overlap, retry, hedge, session, tenant, priority
+                }),
+            2 => any::<bool>().prop_map(Act::LookUp),
+            1 => (0usize..PolicyConfig::NAMES.len(), 0u32..4, any::<bool>()).prop_map(
+                |(policy, endpoint_in_flight_max, session_admission)| Act::Configure {
+                    policy, endpoint_in_flight_max, session_admission
                 }),
             2 => (any_request(), 0u32..5000).prop_map(|(r, cached)| Act::Answered(r, cached)),
             1 => (0u16..3, 0u64..8000).prop_map(|(e, tokens)| Act::Holds(e, tokens)),
@@ -830,9 +911,10 @@ mod tests {
             let mut firsts = Vec::new();
             for act in acts {
                 let out = match act {
-                    Act::Arrive { tokens, overlap, retry, session, tenant, priority } => {
+                    Act::Arrive { tokens, overlap, retry, hedge, session, tenant, priority } => {
                         let mut request = SchedulingRequest::new(RequestId(asked.len() as u64), tokens);
                         request.attempt = u32::from(retry);
+                        request.hedge = hedge;
                         if !retry {
                             firsts.push(request.id);
                         }
@@ -843,6 +925,18 @@ mod tests {
                         let id = world.scheduler.pool.endpoints().next().expect("never empty").id;
                         let prediction = Prediction { exact: overlap / 2, approximate: overlap };
                         world.step(Input::Arrived { request, overlap: vec![(id, prediction)], block_tokens: 16 })
+                    }
+                    Act::LookUp(lazy) => {
+                        let mut out = Vec::new();
+                        world.lazy = lazy;
+                        world.look_up(&mut out);
+                        out
+                    }
+                    Act::Configure { policy, endpoint_in_flight_max, session_admission } => {
+                        let policy = PolicyConfig::by_name(PolicyConfig::NAMES[policy]).expect("a policy");
+                        let before = world.scheduler.config().clone();
+                        let config = Config { policy, endpoint_in_flight_max, session_admission, ..before };
+                        world.step(Input::Configured { config: Box::new(config) })
                     }
                     Act::Answered(r, cached_tokens) => {
                         let reported = truth::Reported { prompt_tokens: 5000, cached_tokens };
@@ -904,6 +998,7 @@ mod tests {
                         prop_assert!(!answered.contains(&request) && !given_up.contains(&request), "{request:?}");
                         answered.push(request);
                     }
+                    let endpoint_in_flight_max = world.scheduler.config().endpoint_in_flight_max;
                     if let Output::Dispatch { request, placement } = output
                         && endpoint_in_flight_max > 0
                         && firsts.contains(&request)
@@ -912,7 +1007,7 @@ mod tests {
                         prop_assert!(requests <= Some(endpoint_in_flight_max), "{requests:?} in flight");
                     }
                 }
-                let room = world.scheduler.queued() > 0 && !world.scheduler.is_full();
+                let room = world.scheduler.queue.len() > 0 && !world.scheduler.is_full();
                 let held = |world: &World| {
                     let first = world.scheduler.queue.first_gated();
                     first.is_some_and(|first| !world.scheduler.may_begin(first))

@@ -244,7 +244,7 @@ impl Play<'_, '_> {
             }
             other => {
                 self.world.happen(other);
-                self.follow(None);
+                self.follow();
             }
         }
         self.world.watch_queue();
@@ -284,17 +284,16 @@ impl Play<'_, '_> {
         }
         decisions.count += 1;
         flight.blocks = Some(blocks);
-        self.follow(Some(request));
+        self.follow();
     }
 
-    /// Does what the router has said. The router has learnt by itself of `arrived`, which did not wait.
-    pub(super) fn follow(&mut self, arrived: Option<u32>) {
+    /// Does what the router has said.
+    pub(super) fn follow(&mut self) {
         while !self.world.outputs.is_empty() {
             for output in std::mem::take(&mut self.world.outputs) {
                 match output {
                     Output::Dispatch { request, placement } => {
-                        let request = (request.0 - self.first_id) as u32;
-                        self.dispatch(request, placement.endpoint, arrived == Some(request));
+                        self.dispatch((request.0 - self.first_id) as u32, placement.endpoint);
                     }
                     Output::Reject { request, refused } => {
                         self.rejected((request.0 - self.first_id) as u32, refused.why);
@@ -306,7 +305,7 @@ impl Play<'_, '_> {
         }
     }
 
-    fn dispatch(&mut self, request: u32, endpoint: EndpointId, learnt: bool) {
+    fn dispatch(&mut self, request: u32, endpoint: EndpointId) {
         let now = self.now();
         let TraceRequest { input_tokens, output_tokens, .. } = *self.request(request);
         let Some(flight) = self.flights.get_mut(&request) else { return };
@@ -315,9 +314,6 @@ impl Play<'_, '_> {
         let seat = self.world.seat_of(pool, endpoint);
         self.sent += 1;
         (flight.seat, flight.sent) = (Some(seat), self.sent);
-        if !learnt {
-            self.world.routers[pool].learn(now, self.id(request), &blocks, endpoint);
-        }
         self.outcome(request).endpoint = Some(seat as u16);
         let trouble = &self.world.seats[seat].trouble;
         let busy = trouble.busy.last().filter(|_| trouble.pauses + trouble.holes == 0);
@@ -499,7 +495,7 @@ impl Play<'_, '_> {
         }
         self.release(request);
         self.over(request, failure);
-        self.follow(None);
+        self.follow();
     }
 
     /// A request is over: whoever waits for it may go on.

@@ -61,7 +61,7 @@ impl Play<'_, '_> {
             }
             _ => {}
         }
-        self.follow(None);
+        self.follow();
     }
 
     /// What an endpoint was doing breaks off, and what it was sending does not arrive.
@@ -182,7 +182,7 @@ impl Play<'_, '_> {
             }
             flight.ended = Some(how);
         }
-        self.follow(None);
+        self.follow();
         self.place_again(request, matches!(how, Failed::Unreachable | Failed::Busy(_)));
     }
 

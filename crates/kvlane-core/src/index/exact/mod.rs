@@ -68,7 +68,7 @@ pub struct Applied {
 #[derive(Debug)]
 struct Budget {
     used: AtomicUsize,
-    max: usize,
+    max: AtomicUsize,
 }
 
 /// What one endpoint holds.
@@ -116,7 +116,13 @@ impl ExactIndex {
         let slots: Box<[_]> = (0..=usize::from(u16::MAX) / SLOTS).map(|_| OnceLock::new()).collect();
         let shards: Box<[_]> = (0..SHARDS).map(|_| RwLock::default()).collect();
         let bytes = size_of_val(&*slots) + size_of_val(&*shards);
-        Self { budget: Budget { used: AtomicUsize::new(bytes), max: config.memory_bytes_max }, slots, shards }
+        let budget = Budget { used: AtomicUsize::new(bytes), max: AtomicUsize::new(config.memory_bytes_max) };
+        Self { budget, slots, shards }
+    }
+
+    /// Other limits from here on. What is beyond them stays, and nothing is taken in until it is gone.
+    pub fn configure(&self, config: Config) {
+        self.budget.max.store(config.memory_bytes_max, Ordering::Relaxed);
     }
 
     /// Our hash of the block that `endpoint` calls `name`, if it holds it.
@@ -346,7 +352,7 @@ impl Budget {
             return true;
         }
         let before = self.used.fetch_add(bytes, Ordering::Relaxed);
-        let fits = before.checked_add(bytes).is_some_and(|used| used <= self.max);
+        let fits = before.checked_add(bytes).is_some_and(|used| used <= self.max.load(Ordering::Relaxed));
         if !fits {
             self.give(bytes);
         }

@@ -416,7 +416,7 @@ proptest! {
 
     #[test]
     fn a_table_of_names_is_a_map(ops in prop::collection::vec((0u64..40, 0u32..3, any::<bool>()), 0..400)) {
-        let budget = Budget { used: AtomicUsize::new(0), max: usize::MAX };
+        let budget = Budget { used: AtomicUsize::new(0), max: AtomicUsize::new(usize::MAX) };
         let (mut table, mut map) = (Names::default(), BTreeMap::new());
         for (number, offset, add) in ops {
             // Many that want the same place, the first and the last.
