@@ -1,8 +1,8 @@
 //! Attempts that fail: by faults, and by the clock.
 //!
 //! Under [rules](crate::rules::Rules) the router is told of each attempt how it ended, and a request whose answer has not
-//! begun is placed again: at once if its attempt cost nobody anything, else after a pause. Once nobody is left who has not
-//! failed it, all those who have are tried again: they may have come back meanwhile.
+//! begun is placed again, where it has not failed yet: at once if its first attempt cost nobody anything, else after a
+//! pause.
 
 use kvlane_core::decision::Rejection;
 use kvlane_core::scheduler::Input;
@@ -183,7 +183,8 @@ impl Play<'_, '_> {
             flight.ended = Some(how);
         }
         self.follow();
-        self.place_again(request, matches!(how, Failed::Unreachable | Failed::Busy(_)));
+        let first = self.outcome(request).attempts == 2;
+        self.place_again(request, first && matches!(how, Failed::Unreachable | Failed::Busy(_)));
     }
 
     /// Tells the router, which learns by [`Input::Finished`] that the attempt is over, how it was.
@@ -203,7 +204,7 @@ impl Play<'_, '_> {
         self.world.routers[flight.pool].step(now, input, &mut self.world.outputs);
     }
 
-    /// Places a request again: at once if what it has tried cost nobody anything, or no rules say otherwise.
+    /// Places a request again: after a pause, unless it has only tried what cost nobody anything, or no rules say so.
     fn place_again(&mut self, request: u32, at_once: bool) {
         let (now, run) = (self.now(), self.run);
         let retry = u32::from(self.outcome(request).attempts) - 1;
@@ -217,14 +218,9 @@ impl Play<'_, '_> {
     /// The router refuses a request.
     pub(super) fn rejected(&mut self, request: u32, why: Rejection) {
         let ruled = self.world.config.rules.is_some();
-        let failure = match self.flights.get_mut(&request) {
-            Some(Flight { ended: Some(how), failed, .. }) if ruled && why == Rejection::NoEndpoint => {
-                if !failed.is_empty() {
-                    failed.clear();
-                    return self.place_again(request, false);
-                }
-                how.failure()
-            }
+        let failure = match self.flights.get(&request) {
+            // What the last one did says more.
+            Some(Flight { ended: Some(how), .. }) if ruled && why == Rejection::NoEndpoint => how.failure(),
             _ => Failure::Rejected(why),
         };
         self.over(request, Some(failure));
