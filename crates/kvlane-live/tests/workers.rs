@@ -71,7 +71,7 @@ async fn the_short_names_of_the_same_work_too() {
     for (method, path, status) in [
         ("POST", "/add_worker", 400),
         ("POST", "/add_worker?url=nonsense", 400),
-        ("POST", "/add_worker?url=https://h", 400),
+        ("POST", "/add_worker?url=ftp://h", 400),
         ("GET", "/add_worker?url=http://h", 405),
         ("POST", "/remove_worker?url=http://nobody:1", 404),
         ("PUT", "/workers", 405),
