@@ -545,6 +545,7 @@ fn takes_over(other: &Worker, worker: &Worker, seat: &Seat) -> bool {
 /// Marks a worker fit (`None`) or unfit for requests, in every pool.
 fn set_health(gateway: &Gateway, worker: &Worker, problem: Option<String>) {
     let healthy = problem.is_none();
+    worker.set_unfit(!healthy);
     let mut state = worker.state();
     if state.healthy == healthy || state.leaving {
         return;

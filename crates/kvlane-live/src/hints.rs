@@ -115,6 +115,15 @@ pub(crate) struct Facts {
     whole_answer: bool,
 }
 
+// === impl Facts ===
+
+impl Facts {
+    /// Whether the answer may come piece by piece.
+    pub(crate) fn streams(&self) -> bool {
+        !self.whole_answer
+    }
+}
+
 // === impl Hints ===
 
 impl Hints {

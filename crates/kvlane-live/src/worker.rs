@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use kvlane_core::endpoint::EndpointId;
+use tokio::sync::Notify;
 
 use crate::address::Address;
 use crate::auth::Allowed;
@@ -39,6 +40,9 @@ pub struct Worker {
     pub(crate) allowed: Option<Arc<ArcSwap<Allowed>>>,
     /// A connection was refused since it was last asked: nobody listened there.
     gone: AtomicBool,
+    /// Its probes say that it is down.
+    unfit: AtomicBool,
+    found_unfit: Notify,
     state: Mutex<State>,
 }
 
@@ -129,6 +133,8 @@ impl Worker {
             authorization: ArcSwapOption::from_pointee(authorization),
             allowed: None,
             gone: AtomicBool::new(false),
+            unfit: AtomicBool::new(false),
+            found_unfit: Notify::new(),
             state: Mutex::default(),
         })
     }
@@ -167,6 +173,24 @@ impl Worker {
     /// What changes, under its lock: keep it short.
     pub fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What its probes find. Wakes those who wait for its answers, if it is down.
+    pub(crate) fn set_unfit(&self, unfit: bool) {
+        self.unfit.store(unfit, Ordering::Release);
+        if unfit {
+            self.found_unfit.notify_waiters();
+        }
+    }
+
+    /// Waits until its probes find that it is down.
+    pub(crate) async fn unfit(&self) {
+        let mut told = std::pin::pin!(self.found_unfit.notified());
+        // From here on nothing is missed.
+        told.as_mut().enable();
+        if !self.unfit.load(Ordering::Acquire) {
+            told.await;
+        }
     }
 
     /// It refused a connection: whatever answers there next has started since, and its caches are empty.

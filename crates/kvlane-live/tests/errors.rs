@@ -226,8 +226,8 @@ async fn a_stream_that_breaks_ends_in_an_error_of_its_api() {
             client.request("POST", path, body).await;
             let mut call = engine.call().await;
             call.send(head).await;
-            client.head().await;
             send_part(&mut call, head, "data: 1\n\ndata: 2\n\n").await;
+            client.head().await;
             client.see("data: 2\n\n").await;
             // Half an event, which nobody could make sense of.
             send_part(&mut call, head, "event: x\ndata: {\"thi").await;

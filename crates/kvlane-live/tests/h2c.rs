@@ -81,10 +81,13 @@ async fn events_are_relayed_one_by_one_and_a_break_is_an_event_too() {
         let sent = client.send_request(request("/v1/chat/completions", chat_stream("m", "hi")));
         let mut call = engine.call().await;
         call.begin_stream().await;
+        call.chunk(&event("token-0")).await;
         let mut response = sent.await.expect("an answer");
         for n in 0..3 {
             let token = event(&format!("token-{n}"));
-            call.chunk(&token).await;
+            if n > 0 {
+                call.chunk(&token).await;
+            }
             let frame = soon("an event", response.body_mut().frame()).await.expect("a frame").expect("whole");
             assert_eq!(frame.data_ref().map(|data| data.as_ref()), Some(token.as_bytes()));
         }
@@ -120,6 +123,7 @@ async fn a_stream_that_the_client_resets_is_cancelled_at_the_engine() {
     let sent = client.send_request(request("/v1/chat/completions", chat_stream("m", "hi")));
     let mut call = engine.call().await;
     call.begin_stream().await;
+    call.chunk(&event("one")).await;
     drop(sent.await.expect("an answer"));
     call.gateway_gone().await;
     gateway.ledger_is_zero().await;
@@ -197,9 +201,10 @@ async fn a_client_that_grants_no_room_is_let_go() {
     let sent = client.send_request(request("/v1/chat/completions", chat_stream("m", "hi")));
     let mut call = engine.call().await;
     call.begin_stream().await;
-    let response = sent.await.expect("an answer");
     let token = event(&"x".repeat(60_000));
     let chunk = format!("{:x}\r\n{token}\r\n", token.len());
+    call.send(&chunk).await;
+    let response = sent.await.expect("an answer");
     // Nothing of the body is read, so its window stays full.
     while call.try_send(chunk.as_bytes()).await {}
     gateway.ledger_is_zero().await;
@@ -216,13 +221,14 @@ async fn at_shutdown_streams_finish_and_the_connection_closes() {
     let sent = client.send_request(request("/v1/chat/completions", chat_stream("m", "hi")));
     let mut call = engine.call().await;
     call.begin_stream().await;
+    call.chunk(&event("zero")).await;
     let response = sent.await.expect("an answer");
     let stopping = tokio::spawn(gateway.shut_down());
     eventually("new connections are refused", || std::net::TcpStream::connect(address).is_err()).await;
     call.chunk(&event("one")).await;
     call.end_stream().await;
     let body = response.into_body().collect().await.expect("a whole body").to_bytes();
-    assert_eq!(body, event("one"));
+    assert_eq!(body, [event("zero"), event("one")].concat());
     assert!(soon("the end", stopping).await.expect("no panic"));
     soon("the connection ends", running).await.expect("no panic");
 }

@@ -114,8 +114,10 @@ async fn each_event_is_relayed_the_moment_it_arrives() {
     client.request("POST", "/v1/chat/completions", &chat_stream("m", "hi")).await;
     let mut call = engine.call().await;
     call.begin_stream().await;
+    call.chunk(&event("first")).await;
     let (status, headers) = client.head().await;
-    assert_eq!(status, 200, "the head is relayed before any event: {headers:?}");
+    assert_eq!(status, 200, "the head is relayed with the first event: {headers:?}");
+    client.see("first").await;
     let pool = gateway.pool("m");
     for n in 0..10 {
         // The next event leaves the engine only after the client has seen the last one.

@@ -163,6 +163,7 @@ async fn a_worker_that_leaves_with_a_stream_can_come_back_before_it_has_left() {
     client.request("POST", "/v1/chat/completions", &chat_stream("m", "hi")).await;
     let mut call = engine.call().await;
     call.begin_stream().await;
+    call.chunk(&event("one")).await;
     client.head().await;
     let (with, mut without) = (running(&gateway), running(&gateway));
     without.workers.clear();

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use kvlane_core::policy::PolicyConfig;
 use kvlane_live::config::Config;
-use kvlane_live::testing::{Call, FakeEngine, TestGateway, chat, chat_stream, config, event, eventually};
+use kvlane_live::testing::{
+    FakeEngine, TestGateway, chat, chat_stream, config, event, eventually, next_call as next,
+};
 
 /// Requests go round, so that tests know who is next.
 fn in_turn() -> Config {
@@ -13,20 +15,6 @@ fn in_turn() -> Config {
     config.retry.initial_backoff = Duration::ZERO;
     config.breaker.failure_threshold = 0;
     config
-}
-
-/// The next request at any of them, and who got it.
-async fn next(engines: &[&FakeEngine]) -> (usize, Call) {
-    let mut waiting: Vec<_> = engines.iter().map(|engine| Box::pin(engine.call())).collect();
-    std::future::poll_fn(|cx| {
-        for (n, call) in waiting.iter_mut().enumerate() {
-            if let std::task::Poll::Ready(call) = call.as_mut().poll(cx) {
-                return std::task::Poll::Ready((n, call));
-            }
-        }
-        std::task::Poll::Pending
-    })
-    .await
 }
 
 fn in_flight(gateway: &TestGateway) -> u32 {

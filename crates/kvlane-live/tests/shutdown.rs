@@ -72,6 +72,7 @@ async fn who_does_not_end_within_the_grace_is_cut() {
     client.request("POST", "/v1/chat/completions", &chat_stream("m", "hi")).await;
     let mut call = engine.call().await;
     call.begin_stream().await;
+    call.chunk(&event("one")).await;
     client.head().await;
     let pool = gateway.pool("m");
     assert!(!gateway.shut_down().await, "it says that something was cut");

@@ -523,6 +523,9 @@ mod tests {
         check(set("retry.backoff_multiplier=.nan"), &["retry.backoff_multiplier"]);
         check(set("retry.budget.share=1.5"), &["retry.budget.share", "0 to 1"]);
         check(set("breaker.cooldown=0s"), &["breaker.cooldown"]);
+        check(set(r#"timeouts.routes={"v1": {}}"#), &["timeouts.routes.v1", "begins with '/'"]);
+        let route = r#"timeouts.routes={"/v1/x": {"request_timeout": "0s"}}"#;
+        check(set(route), &["timeouts.routes./v1/x.request_timeout", "out of range"]);
         check(set("server.port=high"), &["server.port", "invalid type"]);
         check(set("tokens.source=best"), &["tokens.source", "unknown variant `best`"]);
         let args = ConfigArgs {

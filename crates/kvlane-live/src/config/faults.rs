@@ -1,5 +1,6 @@
 //! How failing workers are found, and what is done about what they failed.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -132,6 +133,41 @@ impl Default for Breaker {
             cooldown_max: Duration::from_secs(60),
             slow_start: Duration::from_secs(10),
         }
+    }
+}
+
+/// Deadlines beside those of [`Server`](super::Server), and what differs by path.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Timeouts {
+    /// Time an engine has for the first byte of a stream. After it the attempt has failed, and another is made.
+    #[serde(with = "humantime_serde")]
+    pub first_byte_timeout: Duration,
+    /// What differs at a path.
+    pub routes: BTreeMap<String, RouteTimeouts>,
+}
+
+/// The deadlines of one path, where they are its own.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RouteTimeouts {
+    /// Instead of [`Server::body_timeout`](super::Server::body_timeout).
+    #[serde(with = "humantime_serde", skip_serializing_if = "Option::is_none")]
+    pub body_timeout: Option<Duration>,
+    /// Instead of [`Timeouts::first_byte_timeout`], and for answers that come all at once too.
+    #[serde(with = "humantime_serde", skip_serializing_if = "Option::is_none")]
+    pub first_byte_timeout: Option<Duration>,
+    /// Instead of [`Server::stream_idle_timeout`](super::Server::stream_idle_timeout), for the worker's silence.
+    #[serde(with = "humantime_serde", skip_serializing_if = "Option::is_none")]
+    pub stream_idle_timeout: Option<Duration>,
+    /// Instead of [`Server::request_timeout`](super::Server::request_timeout).
+    #[serde(with = "humantime_serde", skip_serializing_if = "Option::is_none")]
+    pub request_timeout: Option<Duration>,
+}
+
+impl Default for Timeouts {
+    fn default() -> Self {
+        Self { first_byte_timeout: Duration::from_secs(300), routes: BTreeMap::new() }
     }
 }
 

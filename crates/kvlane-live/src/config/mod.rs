@@ -20,7 +20,7 @@ use kvlane_core::timing::TimingModel;
 use kvlane_core::{breaker, budget, router, scheduler};
 use serde::{Deserialize, Serialize};
 
-pub use self::faults::{Breaker, Budget, Continuation, Health, Retry, Upstream};
+pub use self::faults::{Breaker, Budget, Continuation, Health, Retry, RouteTimeouts, Timeouts, Upstream};
 pub use self::kv_events::KvEvents;
 pub(crate) use self::limits::ANY;
 pub use self::limits::LimitSpec;
@@ -51,6 +51,8 @@ pub struct Config {
     pub routing: Routing,
     /// How failing workers are found.
     pub health: Health,
+    /// How long the steps of a request may take, where `server` does not say.
+    pub timeouts: Timeouts,
     /// How failed attempts are repeated.
     pub retry: Retry,
     /// Whether a stream whose engine dies goes on elsewhere.
@@ -86,6 +88,9 @@ pub struct ConfigError {
 /// The shortest and the longest time that makes sense anywhere.
 const LEAST_TIME: Duration = Duration::from_millis(1);
 const MOST_TIME: Duration = Duration::from_secs(365 * 24 * 3600);
+
+/// Most paths with deadlines of their own.
+const ROUTES_MAX: usize = 1000;
 
 pub(crate) fn wrong<T>(field: &str, problem: String) -> Result<T, ConfigError> {
     Err(ConfigError { field: field.into(), problem })
@@ -170,7 +175,30 @@ impl Config {
         Ok(())
     }
 
+    fn validate_routes(&self) -> Result<(), ConfigError> {
+        within("timeouts.routes", self.timeouts.routes.len(), 0, ROUTES_MAX)?;
+        for (path, route) in &self.timeouts.routes {
+            let field =
+                |key: &str| format!("timeouts.routes.{path}{}{key}", if key.is_empty() { "" } else { "." });
+            if !path.starts_with('/') {
+                return wrong(&field(""), "a path begins with '/', as in /v1/embeddings".into());
+            }
+            for (key, value) in [
+                ("body_timeout", route.body_timeout),
+                ("first_byte_timeout", route.first_byte_timeout),
+                ("stream_idle_timeout", route.stream_idle_timeout),
+                ("request_timeout", route.request_timeout),
+            ] {
+                if value.is_some_and(|value| value < LEAST_TIME || value > MOST_TIME) {
+                    return wrong(&field(key), format!("it is out of range: take {LEAST_TIME:?} to a year"));
+                }
+            }
+        }
+        Ok(())
+    }
+
     fn validate_faults(&self) -> Result<(), ConfigError> {
+        self.validate_routes()?;
         let Self { retry, continuation, .. } = self;
         within("continuation.max_per_request", continuation.max_per_request, 1, 100)?;
         within("continuation.buffer_bytes_max", continuation.buffer_bytes_max, 1 << 10, 1 << 30)?;
@@ -206,6 +234,7 @@ impl Config {
             ("kv_events.heartbeat", kv_events.heartbeat, LEAST_TIME),
             ("kv_events.snapshot_interval", kv_events.snapshot_interval, LEAST_TIME),
             ("tokens.engine_timeout", tokens.engine_timeout, LEAST_TIME),
+            ("timeouts.first_byte_timeout", self.timeouts.first_byte_timeout, LEAST_TIME),
         ] {
             if value < least || value > MOST_TIME {
                 return wrong(field, format!("{value:?} is out of range: take {least:?} to a year"));

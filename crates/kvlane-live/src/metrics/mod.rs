@@ -131,6 +131,7 @@ pub enum FailureKind {
     status,
     mid_stream,
     timeout,
+    unfit,
 }
 
 type HistogramFamily<L> = Family<L, Histogram, fn() -> Histogram>;
@@ -384,8 +385,8 @@ impl Metrics {
     pub(crate) fn forget_worker(&self, worker: &str) {
         self.health.remove(&WorkerLabel { worker: worker.into() });
         self.faults.forget_worker(worker);
-        use FailureKind::{broken, connect, connect_timeout, garbage, mid_stream, status, timeout};
-        for kind in [connect, connect_timeout, broken, garbage, status, mid_stream, timeout] {
+        use FailureKind::{broken, connect, connect_timeout, garbage, mid_stream, status, timeout, unfit};
+        for kind in [connect, connect_timeout, broken, garbage, status, mid_stream, timeout, unfit] {
             self.failures.remove(&FailureLabels { worker: worker.into(), kind });
         }
     }

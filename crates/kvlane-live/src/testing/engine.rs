@@ -295,6 +295,20 @@ impl Shared {
     }
 }
 
+/// The next request at any of them, and who got it.
+pub async fn next_call(engines: &[&FakeEngine]) -> (usize, Call) {
+    let mut waiting: Vec<_> = engines.iter().map(|engine| Box::pin(engine.call())).collect();
+    std::future::poll_fn(|cx| {
+        for (n, call) in waiting.iter_mut().enumerate() {
+            if let std::task::Poll::Ready(call) = call.as_mut().poll(cx) {
+                return std::task::Poll::Ready((n, call));
+            }
+        }
+        std::task::Poll::Pending
+    })
+    .await
+}
+
 // === impl Call ===
 
 impl Call {

@@ -21,7 +21,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 pub use self::caching::{BLOCK, CachingEngine, FeedSeat, caching_config, caching_gateway, chain, tokens};
 pub use self::client::{Client, Reply};
-pub use self::engine::{Call, FakeEngine};
+pub use self::engine::{Call, FakeEngine, next_call};
 pub use self::feed::{FakeFeed, Told, batch};
 use crate::config::{Config, WorkerSpec};
 use crate::gateway::{Gateway, ModelPool};

@@ -9,6 +9,7 @@
 mod chunked;
 
 use std::collections::HashMap;
+use std::future::poll_fn;
 use std::io::{self, IoSlice};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
@@ -49,6 +50,12 @@ pub enum UpstreamError {
     /// What came is no HTTP.
     #[error("the answer is not HTTP/1.1: {0}")]
     Garbage(String),
+    /// Nothing came in time.
+    #[error("no answer had begun within {0:?}")]
+    Silent(std::time::Duration),
+    /// The worker's probes say that it is down.
+    #[error("it fails its probes, and no answer had begun")]
+    Unfit,
 }
 
 // === impl UpstreamError ===
@@ -85,6 +92,8 @@ pub(crate) struct AnswerBody {
     stream: Option<Stream>,
     buffer: BytesMut,
     framing: Framing,
+    /// Taken already, and to be given first.
+    first: Option<Bytes>,
     reusable: bool,
     home: Arc<Upstreams>,
     worker: WorkerId,
@@ -174,6 +183,7 @@ impl Upstreams {
             stream: Some(stream),
             buffer,
             framing: head.framing,
+            first: None,
             reusable: head.reusable && whole,
             home: Arc::clone(self),
             worker,
@@ -231,7 +241,7 @@ impl AnswerBody {
 
     /// Whether no byte is to come any more.
     pub(crate) fn is_done(&self) -> bool {
-        self.framing == Framing::Done
+        self.framing == Framing::Done && self.first.is_none()
     }
 
     /// Whether the answer was over with its head. Then its connection is free, and nobody will ask for a piece.
@@ -244,15 +254,25 @@ impl AnswerBody {
 
     /// How many bytes are to come, where that is known.
     pub(crate) fn len(&self) -> Option<u64> {
+        let first = self.first.as_ref().map_or(0, Bytes::len) as u64;
         match self.framing {
-            Framing::Length { left } => Some(left),
-            Framing::Done => Some(0),
+            Framing::Length { left } => Some(first + left),
+            Framing::Done => Some(first),
             Framing::Chunked(_) | Framing::UntilClose => None,
         }
     }
 
+    /// Waits until the body has begun. What came of it is the next piece.
+    pub(crate) async fn first_piece(&mut self) -> io::Result<()> {
+        self.first = poll_fn(|cx| self.poll_piece(cx)).await.transpose()?;
+        Ok(())
+    }
+
     /// The next piece of the body, or nothing at its end.
     pub(crate) fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
+        if let Some(first) = self.first.take() {
+            return Poll::Ready(Some(Ok(first)));
+        }
         loop {
             if !self.buffer.is_empty()
                 && let Some(piece) = self.take_piece().transpose()

@@ -14,7 +14,9 @@ use kvlane_core::rng::Rng;
 use tokio::time::{Instant, sleep_until};
 
 use super::Body;
+use super::deadlines::Deadlines;
 use super::error::ApiError;
+use super::relay::is_event_stream;
 use crate::config;
 use crate::gateway::{Gateway, Routed};
 use crate::lease::Lease;
@@ -43,6 +45,7 @@ pub(super) enum Outcome {
 pub(super) struct Attempts<'a> {
     gateway: &'a Arc<Gateway>,
     routed: &'a Routed,
+    deadlines: Deadlines,
     retry: config::Retry,
     /// How many there were.
     made: u32,
@@ -74,9 +77,15 @@ impl Outcome {
 // === impl Attempts ===
 
 impl<'a> Attempts<'a> {
-    pub(super) fn new(gateway: &'a Arc<Gateway>, routed: &'a Routed, excluded: Arc<[EndpointId]>) -> Self {
+    pub(super) fn new(
+        gateway: &'a Arc<Gateway>,
+        routed: &'a Routed,
+        excluded: Arc<[EndpointId]>,
+        deadlines: Deadlines,
+    ) -> Self {
         let retry = gateway.config().retry.clone();
-        Self { gateway, routed, retry, made: 0, excluded, failed: Vec::new(), was_free: true, said: None }
+        let failed = Vec::new();
+        Self { gateway, routed, deadlines, retry, made: 0, excluded, failed, was_free: true, said: None }
     }
 
     /// The attempts to have an answer continued: none of them is a first one.
@@ -93,6 +102,35 @@ impl<'a> Attempts<'a> {
         }
         self.made += 1;
         Ok(lease)
+    }
+
+    /// Waits for an answer, and if it is a stream for its first bytes: until then another engine can give it. For as long
+    /// as there is time, and the engine is fit.
+    pub(super) async fn answer(
+        &mut self,
+        lease: &Lease,
+        sent: impl Future<Output = Result<Answer, UpstreamError>>,
+    ) -> Outcome {
+        let begun = async {
+            let mut answer = sent.await?;
+            if answer.status.is_success() && is_event_stream(&answer.headers) {
+                answer.body.first_piece().await.map_err(UpstreamError::Broken)?;
+            }
+            Ok(answer)
+        };
+        let Deadlines { total, .. } = self.deadlines;
+        let within = self.deadlines.first_byte(self.routed.facts.streams());
+        let silent = within.map(|within| (Instant::now() + within, within));
+        let silent = silent.filter(|(due, _)| *due < self.routed.deadline);
+        tokio::select! {
+            biased;
+            begun = begun => Outcome::of(begun),
+            () = lease.worker.unfit() => Outcome::Broken(UpstreamError::Unfit),
+            () = sleep_until(silent.map_or(self.routed.deadline, |(due, _)| due)) => match silent {
+                Some((_, within)) => Outcome::Broken(UpstreamError::Silent(within)),
+                None => Outcome::Late(total),
+            },
+        }
     }
 
     /// One has come to nothing: tells the scheduler why, and keeps what it said. `relay` makes an answer of an engine's.
@@ -190,6 +228,8 @@ impl Outcome {
                 UpstreamError::ConnectTimeout(_) => FailureKind::connect_timeout,
                 UpstreamError::Broken(_) => FailureKind::broken,
                 UpstreamError::Garbage(_) => FailureKind::garbage,
+                UpstreamError::Silent(_) => FailureKind::timeout,
+                UpstreamError::Unfit => FailureKind::unfit,
             },
         }
     }

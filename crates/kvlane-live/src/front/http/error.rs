@@ -111,9 +111,8 @@ impl ApiError {
             Self::WrongMethod { .. } => StatusCode::METHOD_NOT_ALLOWED,
             Self::Rejected { why: Rejection::NoEndpoint, .. } => StatusCode::SERVICE_UNAVAILABLE,
             Self::Rejected { .. } | Self::RateLimited(_) => StatusCode::TOO_MANY_REQUESTS,
-            Self::Upstream { error: UpstreamError::ConnectTimeout(_), .. } | Self::UpstreamTimeout { .. } => {
-                StatusCode::GATEWAY_TIMEOUT
-            }
+            Self::Upstream { error: UpstreamError::ConnectTimeout(_) | UpstreamError::Silent(_), .. }
+            | Self::UpstreamTimeout { .. } => StatusCode::GATEWAY_TIMEOUT,
             Self::Upstream { .. } => StatusCode::BAD_GATEWAY,
             Self::Denied(denied) => denied.status(),
             Self::Admin { status, .. } => *status,

@@ -11,9 +11,10 @@ use kvlane_core::endpoint::EndpointId;
 use kvlane_core::truth::{Feed, Knowledge};
 use kvlane_wire::api::Api;
 use kvlane_wire::openai::{self, ParsedRequest};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::Instant;
 
 use super::attempt::{Attempts, Outcome};
+use super::deadlines::Deadlines;
 use super::error::ApiError;
 use super::relay::{Limits, Relay};
 use super::resume::{Asked, Continuation};
@@ -44,10 +45,12 @@ pub(super) async fn forward(
     body: Bytes,
     account: &Arc<Account>,
 ) -> Result<Response<Body>, ApiError> {
-    let routed = route(gateway, upstreams, api, parts, &body, account).await?;
+    let deadlines = Deadlines::of(&gateway.config(), parts.uri.path());
+    let deadline = Instant::now() + deadlines.total;
+    let routed = route(gateway, upstreams, api, parts, &body, account, deadline).await?;
     account.set_model(&routed.served.pool.model);
-    let limits = Limits { idle: gateway.config().server.stream_idle_timeout, deadline: routed.deadline };
-    let mut attempts = Attempts::new(gateway, &routed, excluded_for(&routed, parts));
+    let limits = Limits { idle: deadlines.idle, deadline };
+    let mut attempts = Attempts::new(gateway, &routed, excluded_for(&routed, parts), deadlines);
     loop {
         let lease = match attempts.place().await {
             Ok(lease) => lease,
@@ -59,11 +62,7 @@ pub(super) async fn forward(
         };
         let head = request_head(parts, &lease, body.len(), account);
         let sent = upstreams.send(&lease.worker, &parts.method, &head, &body);
-        let outcome = match timeout_at(routed.deadline, sent).await {
-            Ok(answered) => Outcome::of(answered),
-            Err(_) => Outcome::Late(gateway.config().server.request_timeout),
-        };
-        match outcome {
+        match attempts.answer(&lease, sent).await {
             Outcome::Answered(mut answer) => {
                 mark(&mut answer.headers, &lease);
                 let transcript = Continuation::transcript(gateway, api, &body, &answer);
@@ -119,8 +118,8 @@ async fn route(
     parts: &Parts,
     body: &Bytes,
     account: &Account,
+    deadline: Instant,
 ) -> Result<Routed, ApiError> {
-    let deadline = Instant::now() + gateway.config().server.request_timeout;
     let received = account.received;
     let Some(api) = api else {
         let served = unparsed_pool(gateway, parts, body)?;

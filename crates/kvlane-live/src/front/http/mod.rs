@@ -5,6 +5,7 @@
 
 mod account;
 mod attempt;
+mod deadlines;
 mod dialect;
 pub mod error;
 mod forward;
@@ -38,6 +39,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub(crate) use self::account::Account;
+use self::deadlines::Deadlines;
 use self::dialect::Dialect;
 use self::error::ApiError;
 use self::patient::Patient;
@@ -145,8 +147,8 @@ impl Front {
         let (stream, h2) = begun?;
         let stop = self.stop.clone();
         let (stream_max, idle_timeout) = {
-            let config = &self.gateway.config().server;
-            (config.body_timeout.saturating_add(config.request_timeout), config.stream_idle_timeout)
+            let config = self.gateway.config();
+            (Deadlines::longest(&config), config.server.stream_idle_timeout)
         };
         let io = TokioIo::new(Patient::new(stream, idle_timeout));
         let service = service_fn(move |request| {
@@ -233,14 +235,14 @@ impl Front {
                 let method = parts.method.to_string();
                 return Err(ApiError::WrongMethod { method, path: path.into() });
             }
-            let body = read::body(&self.gateway.config().server, &parts.headers, &mut body).await?;
+            let body = read::body(&self.gateway, path, &parts.headers, &mut body).await?;
             return forward::forward(&self.gateway, &self.upstreams, api, &parts, body, account).await;
         }
         if let Some(response) = admin::answer(self, &parts, &mut body).await? {
             return Ok(response);
         }
         if clients && path.starts_with("/v1/") {
-            let body = read::body(&self.gateway.config().server, &parts.headers, &mut body).await?;
+            let body = read::body(&self.gateway, path, &parts.headers, &mut body).await?;
             return forward::forward(&self.gateway, &self.upstreams, None, &parts, body, account).await;
         }
         Err(ApiError::UnknownPath(path.chars().take(200).collect()))
@@ -298,7 +300,7 @@ pub(crate) async fn read_body(
     headers: &http::HeaderMap,
     body: &mut Incoming,
 ) -> Result<Bytes, ApiError> {
-    read::body(&front.gateway.config().server, headers, body).await
+    read::body(&front.gateway, "", headers, body).await
 }
 
 impl http_body::Body for Body {

@@ -7,25 +7,31 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use tokio::time::timeout;
 
+use super::deadlines::Deadlines;
 use super::error::ApiError;
-use crate::config;
+use crate::gateway::Gateway;
 
 /// How much of a body that is too large is read and thrown away, so that its sender gets to see why.
 const REFUSED_BYTES_MAX: u64 = 256 << 20;
 
-/// The body, in one piece.
+/// The body of a request to `path`, in one piece.
 pub(super) async fn body(
-    config: &config::Server,
+    gateway: &Gateway,
+    path: &str,
     headers: &HeaderMap,
     body: &mut Incoming,
 ) -> Result<Bytes, ApiError> {
-    let read = timeout(config.body_timeout, collect(config.max_payload_size, body)).await;
-    let read = read.unwrap_or(Err(ApiError::BodyTimeout(config.body_timeout)));
+    let (within, bytes_max) = {
+        let config = gateway.config();
+        (Deadlines::of(&config, path).body, config.server.max_payload_size)
+    };
+    let read = timeout(within, collect(bytes_max, body)).await;
+    let read = read.unwrap_or(Err(ApiError::BodyTimeout(within)));
     let waits = headers.contains_key(header::EXPECT) && body.size_hint().exact().is_some();
     if matches!(read, Err(ApiError::TooLarge { .. })) && !waits {
         // A client that is still sending would not read an answer, and would lose it when the connection closes. One
         // that announced too much and waits for a go-ahead has sent nothing.
-        let _ = timeout(config.body_timeout, throw_away(body)).await;
+        let _ = timeout(within, throw_away(body)).await;
     }
     read
 }

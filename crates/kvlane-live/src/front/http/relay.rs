@@ -287,10 +287,9 @@ fn is_of_kind(headers: &HeaderMap, kind: &str) -> bool {
 
 impl Watch {
     pub(super) fn new(headers: &HeaderMap) -> Self {
-        let is = |kind| is_of_kind(headers, kind);
         if is_event_stream(headers) {
             Self::Events(Box::new(SseScanner::new()))
-        } else if is("application/json") {
+        } else if is_of_kind(headers, "application/json") {
             Self::Json { tail: Vec::new(), begun: false }
         } else {
             Self::Opaque { begun: false }

@@ -18,9 +18,10 @@ use http_body::Frame;
 use kvlane_core::endpoint::EndpointId;
 use kvlane_wire::api::Api;
 use kvlane_wire::resume::{Means, Next, Transcript, Unfit};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::Instant;
 
 use super::attempt::{Attempts, Outcome};
+use super::deadlines::Deadlines;
 use super::forward::request_head;
 use super::relay::{Broke, Relay, Watch, is_event_stream};
 use super::whole::WholeEvents;
@@ -142,17 +143,14 @@ impl Asked {
         }
         let dead = routed.served.pool.endpoints_of(dead);
         let excluded = self.excluded.iter().copied().chain(dead).collect();
-        let mut attempts = Attempts::new(gateway, routed, excluded).again();
+        let deadlines = Deadlines::of(&gateway.config(), self.parts.uri.path());
+        let mut attempts = Attempts::new(gateway, routed, excluded, deadlines).again();
         loop {
             let mut lease = attempts.place().await.ok()?;
             lease.continues(begun);
             let head = request_head(&parts, &lease, body.len(), &self.account);
             let sent = upstreams.send(&lease.worker, &parts.method, &head, body);
-            let outcome = match timeout_at(routed.deadline, sent).await {
-                Ok(answered) => Outcome::of(answered),
-                Err(_) => Outcome::Late(gateway.config().server.request_timeout),
-            };
-            match outcome {
+            match attempts.answer(&lease, sent).await {
                 Outcome::Answered(answer) if is_stream(&answer) => return Some((answer, lease)),
                 Outcome::Answered(answer) => {
                     tracing::debug!(worker = %lease.worker.url, status = %answer.status, "no continuation");
