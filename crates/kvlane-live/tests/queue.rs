@@ -45,6 +45,36 @@ async fn requests_wait_for_their_turn_and_go_in_order() {
 }
 
 #[tokio::test]
+async fn so_many_at_each_endpoint_and_the_others_wait() {
+    let engines = [FakeEngine::start("m").await, FakeEngine::start("m").await];
+    let mut config = config();
+    config.routing.max_requests_per_endpoint = 1;
+    let gateway = TestGateway::start(config, &[&engines[0], &engines[1]]).await;
+    let mut clients = Vec::new();
+    for n in 0..3 {
+        let mut client = gateway.client().await;
+        client.request("POST", "/v1/chat/completions", &chat("m", &format!("number {n}"))).await;
+        clients.push(client);
+        eventually("it is there", || {
+            gateway.pool("m").router.read(|scheduler| scheduler.queued() + scheduler.in_flight()) == n + 1
+        })
+        .await;
+    }
+    assert_eq!(queued(&gateway), 1, "the third finds both full");
+    let (first, second) = (engines[0].call().await, engines[1].call().await);
+    second.answer(200, "{}").await;
+    let third = engines[1].call().await;
+    assert!(String::from_utf8_lossy(&third.body).contains("number 2"), "where there is room, it goes");
+    for call in [first, third] {
+        call.answer(200, "{}").await;
+    }
+    for client in &mut clients {
+        assert_eq!(client.reply().await.status, 200);
+    }
+    gateway.end().await;
+}
+
+#[tokio::test]
 async fn a_full_queue_sheds_with_advice() {
     let engine = FakeEngine::start("m").await;
     let mut config = one_at_a_time();

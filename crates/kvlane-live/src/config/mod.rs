@@ -253,6 +253,7 @@ impl Config {
         router::Config {
             scheduler: scheduler::Config {
                 in_flight_max: routing.max_concurrent_requests,
+                endpoint_in_flight_max: routing.max_requests_per_endpoint,
                 queue_len_max: routing.queue_size,
                 queue_timeout: nanos(routing.queue_timeout),
                 timing: timing.cloned().map(Box::new),

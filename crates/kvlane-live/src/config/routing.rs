@@ -25,6 +25,8 @@ pub struct Routing {
     pub session_admission: bool,
     /// Requests in flight per pool beyond which others wait; 0 is no limit.
     pub max_concurrent_requests: u32,
+    /// Requests in flight per endpoint beyond which it takes none; 0 is no limit. While none takes any, they wait.
+    pub max_requests_per_endpoint: u32,
     /// Requests that may wait per pool; beyond it they are shed with 429.
     pub queue_size: u32,
     /// Time a request may wait for its place.
@@ -51,6 +53,7 @@ impl Default for Routing {
             timing: None,
             session_admission: false,
             max_concurrent_requests: 0,
+            max_requests_per_endpoint: 0,
             queue_size: 100,
             queue_timeout: Duration::from_secs(60),
             block_bytes: 256,
