@@ -170,6 +170,7 @@ fn simulated(trace: &Trace, records: &[Record], lateness: f64) -> Result<Vec<Out
         health_delay: Nanos::ZERO,
         attempts_max: 1,
         rules: None,
+        reloaded: None,
         client_timeout: None,
         seed: 1,
         stopwatch: None,

@@ -173,6 +173,7 @@ fn world(policy: &str, arm: &str, keys: &BTreeMap<String, String>) -> Result<Wor
         health_delay: Nanos::from_millis(100),
         attempts_max: 5,
         rules: None,
+        reloaded: None,
         client_timeout: None,
         seed,
         stopwatch: None,

@@ -202,6 +202,7 @@ fn fleet(engine: &EngineConfig, engines: usize, policy: PolicyConfig, knows: Kno
         health_delay: Nanos::from_millis(100),
         attempts_max: 5,
         rules: None,
+        reloaded: None,
         client_timeout: faulty.then_some(secs(20)),
         seed: 1,
         stopwatch: None,

@@ -100,7 +100,7 @@ pub enum Fault {
         /// When the other one comes; never if there is no such time.
         back_at: Option<Nanos>,
     },
-    /// The routers read their configuration again, and it is the same.
+    /// The router reads its configuration again: [`reloaded`](crate::WorldConfig::reloaded), and the next time the first one.
     Reload {
         /// When, from the start of the world.
         at: Nanos,

@@ -119,6 +119,18 @@ fn faults(script: &Script, rng: &mut Rng) -> Vec<Fault> {
     faults
 }
 
+/// Another policy, other limits if there are any.
+fn reloaded(router: &router::Config, rng: &mut Rng) -> router::Config {
+    let mut other = router.clone();
+    let policy = PolicyConfig::NAMES[rng.below(PolicyConfig::NAMES.len())];
+    other.scheduler.policy = PolicyConfig::by_name(policy).expect("a policy");
+    if other.scheduler.in_flight_max > 0 {
+        other.scheduler.in_flight_max = 8 * rng.below(2) as u32;
+        other.scheduler.queue_len_max = 1;
+    }
+    other
+}
+
 fn case(seed: u64) -> Case {
     let mut rng = Rng::new(seed);
     let engines = 2 + rng.below(4);
@@ -151,14 +163,16 @@ fn case(seed: u64) -> Case {
         scheduler.queue_len_max = 2;
         scheduler.queue_timeout = Nanos::from_secs(2);
     }
+    let router = router::Config {
+        scheduler,
+        index: approx::Config { memory_bytes_max: 1 << 22, ttl: Nanos::from_secs(1800) },
+        exact: exact.then_some(exact::Config { memory_bytes_max: 1 << 22 }),
+        block_tokens: BLOCK_TOKENS,
+    };
     let config = WorldConfig {
         engines: vec![engine; engines],
-        router: router::Config {
-            scheduler,
-            index: approx::Config { memory_bytes_max: 1 << 22, ttl: Nanos::from_secs(1800) },
-            exact: exact.then_some(exact::Config { memory_bytes_max: 1 << 22 }),
-            block_tokens: BLOCK_TOKENS,
-        },
+        reloaded: Some(reloaded(&router, &mut rng)),
+        router,
         prefill: None,
         fetch_tokens_min: None,
         link: TransferConfig::default(),

@@ -1,5 +1,6 @@
 //! The world as a whole: nobody is lost, nothing depends on anything but inputs and seed, faults are survived.
 
+use kvlane_core::decision::Rejection;
 use kvlane_core::endpoint::EndpointId;
 use kvlane_core::index::{approx, exact};
 use kvlane_core::policy::PolicyConfig;
@@ -7,7 +8,7 @@ use kvlane_core::rng::Rng;
 use kvlane_core::time::Nanos;
 use kvlane_core::timing::TimingModel;
 use kvlane_core::truth::Feed;
-use kvlane_core::{router, scheduler};
+use kvlane_core::{budget, router, scheduler};
 use kvlane_sim::fault::{EventFeed, Fault};
 use kvlane_sim::rules::{Probes, Rules};
 use kvlane_sim::{
@@ -46,6 +47,7 @@ fn config(policy: &str, engines: usize, seed: u64) -> WorldConfig {
         health_delay: Nanos::from_millis(5),
         attempts_max: 3,
         rules: None,
+        reloaded: None,
         client_timeout: None,
         seed,
         stopwatch: None,
@@ -331,6 +333,49 @@ fn a_reset_breaks_what_has_begun_and_the_rest_is_tried_again() {
     assert!(broken.iter().all(|o| o.failure == Some(Failure::Broken) && o.first_token.is_some()));
     assert!(broken.iter().all(|o| resets.contains(&o.end)), "{broken:?}");
     assert!(run.outcomes.iter().any(|outcome| outcome.is_ok() && outcome.attempts > 1));
+}
+
+/// A gateway that no probe tells of anything, so that all depends on what becomes of requests.
+fn unprobed(config: WorldConfig) -> WorldConfig {
+    let mut config = hasty(config);
+    if let Some(rules) = &mut config.rules {
+        rules.probes.failure_threshold = u32::MAX;
+    }
+    config
+}
+
+#[test]
+fn a_fleet_that_does_not_answer_is_given_no_more_work_than_the_budget_allows() {
+    let trace = conversations(150, 7);
+    let mut config = unprobed(config("round_robin", 4, 1));
+    config.router.scheduler.retries = budget::Config { share: 0.2, per_second: 0.0 };
+    config.faults =
+        (0..4).map(|endpoint| Fault::BlackHole { at: Nanos::ZERO, endpoint, until: None }).collect();
+    let (run, world) = play(config, &trace, OPEN);
+    check(&trace, &run, &world);
+    assert!(run.outcomes.iter().all(|outcome| !outcome.is_ok()));
+    let refused = |o: &&Outcome| o.failure == Some(Failure::Rejected(Rejection::BudgetSpent));
+    let wanted: u32 = run.outcomes.iter().map(|outcome| u32::from(outcome.attempts) - 1).sum();
+    let again = wanted as usize - run.outcomes.iter().filter(refused).count();
+    assert!(again > 0 && 5 * again <= run.outcomes.len(), "{again} of {}", run.outcomes.len());
+}
+
+#[test]
+fn a_breaker_spares_requests_the_endpoint_that_fails_them_and_lets_it_come_back() {
+    let trace = conversations(150, 7);
+    let wasted = |failure_threshold| {
+        let mut config = unprobed(config("round_robin", 3, 1));
+        config.router.scheduler.breaker.failure_threshold = failure_threshold;
+        config.faults = vec![Fault::Death { at: Nanos::ZERO, endpoint: 1, back_at: Some(secs(12.0)) }];
+        let (run, world) = play(config, &trace, OPEN);
+        check(&trace, &run, &world);
+        assert!(run.outcomes.iter().all(Outcome::is_ok));
+        let late = |o: &&Outcome| o.endpoint == Some(1) && o.due > secs(22.0);
+        assert!(run.outcomes.iter().filter(late).count() > 0, "it is back");
+        run.outcomes.iter().filter(|outcome| outcome.attempts > 1).count()
+    };
+    let (with, without) = (wasted(3), wasted(0));
+    assert!(3 < with && 5 * with < without, "{with} {without}");
 }
 
 #[test]

@@ -308,6 +308,7 @@ fn simulate(
         health_delay: Nanos::ZERO,
         attempts_max: 1,
         rules: None,
+        reloaded: None,
         client_timeout: None,
         seed: piece.into(),
         stopwatch: None,

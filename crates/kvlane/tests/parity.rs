@@ -111,6 +111,7 @@ fn world(name: &str, requests: usize, timing: TimingModel) -> World {
         health_delay: Nanos::ZERO,
         attempts_max: 1,
         rules: None,
+        reloaded: None,
         client_timeout: None,
         seed: SEED,
         stopwatch: None,

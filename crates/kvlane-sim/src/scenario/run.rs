@@ -305,6 +305,7 @@ impl Setting {
             health_delay: HEALTH_DELAY,
             attempts_max: ATTEMPTS_MAX,
             rules: None,
+            reloaded: None,
             client_timeout: None,
             seed: seed.into(),
             stopwatch: self.stopwatch,

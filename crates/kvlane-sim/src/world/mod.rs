@@ -67,6 +67,8 @@ pub struct WorldConfig {
     /// router is told of the dead and the returned, but not of what became of an attempt; that is enough for deaths and
     /// slow endpoints. With any other fault the default is in force where none are given.
     pub rules: Option<Rules>,
+    /// What the router of `engines` reads at every other [`Fault::Reload`]; without, it is what it was.
+    pub reloaded: Option<router::Config>,
     /// When clients give up.
     pub client_timeout: Option<Nanos>,
     /// Seed of the world's own randomness; the router has its own.
@@ -104,6 +106,8 @@ pub struct World {
     slots: Vec<Vec<usize>>,
     clock: Clock<Event>,
     rng: Rng,
+    /// How often the configuration was read again.
+    reloads: u32,
     /// Requests ever sent: ids are never used twice.
     sent: u64,
     /// Runs so far.
@@ -182,6 +186,7 @@ impl World {
             seats: Vec::new(),
             slots: Vec::new(),
             clock: Clock::default(),
+            reloads: 0,
             sent: 0,
             runs: 0,
             reporting: false,
