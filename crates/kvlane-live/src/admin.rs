@@ -28,6 +28,11 @@ const CHUNK_TOKENS: u32 = 8192;
 /// Decisions returned when the query does not say how many.
 const DECISIONS_DEFAULT: usize = 50;
 
+/// The methods of what is only read.
+const READ: &str = "GET, HEAD";
+/// What this API is, for programs; tests hold it against the code.
+const OPENAPI: &str = include_str!("../../../docs/openapi.yaml");
+
 /// Answers what is addressed to operators, and what anybody may know; nothing if the path is somebody else's.
 pub(crate) async fn answer(
     front: &Front,
@@ -40,8 +45,16 @@ pub(crate) async fn answer(
     let open = match path {
         "/liveness" | "/health" if get => text_response(StatusCode::OK, "text/plain", "ok\n".into()),
         "/readiness" if get => readiness(gateway, front.shows_workers(parts)),
+        "/openapi.yaml" if get => text_response(StatusCode::OK, "application/yaml", OPENAPI.into()),
         "/v1/models" if get => json_response(StatusCode::OK, &models(gateway)),
         _ if get && path.starts_with("/v1/models/") => model(gateway, &path["/v1/models/".len()..])?,
+        "/liveness" | "/health" | "/readiness" | "/openapi.yaml" => return Err(wrong_method(parts, READ)),
+        // Elsewhere a worker is asked.
+        _ if matches!(front.door, Door::Operators { .. })
+            && (path == "/v1/models" || path.starts_with("/v1/models/")) =>
+        {
+            return Err(wrong_method(parts, READ));
+        }
         _ => return operate(front, parts, body).await,
     };
     Ok(Some(open))
@@ -49,7 +62,7 @@ pub(crate) async fn answer(
 
 /// Whether anybody may know what is at this path, whoever they are: those who watch over the gateway have no key.
 pub(crate) fn is_open(path: &str) -> bool {
-    matches!(path, "/liveness" | "/health" | "/readiness")
+    matches!(path, "/liveness" | "/health" | "/readiness" | "/openapi.yaml")
 }
 
 /// Whether a path is the operators'.
@@ -66,7 +79,11 @@ async fn operate(
     parts: &Parts,
     body: &mut Incoming,
 ) -> Result<Option<Response<Body>>, ApiError> {
-    let (path, method) = (parts.uri.path(), parts.method.as_str());
+    // The front leaves out what a HEAD does not want.
+    let (path, method) = match parts.method.as_str() {
+        "HEAD" => (parts.uri.path(), "GET"),
+        method => (parts.uri.path(), method),
+    };
     let worker_name = path.strip_prefix("/workers/");
     if !is_for_operators(path) || (path == "/metrics" && matches!(front.door, Door::Clients { .. })) {
         return Ok(None);
@@ -77,7 +94,7 @@ async fn operate(
             "the admin API is open on the clients' port only while that listens on loopback: use the metrics port",
         ));
     }
-    if parts.method != Method::GET {
+    if method != "GET" {
         let by = auth::identity(parts).map_or("anybody", |identity| &*identity.name);
         tracing::info!(method, path, by, "an operator's request");
     }
@@ -148,9 +165,23 @@ async fn operate(
                 front.fleet.workers().iter().map(|worker| worker.url.to_string()).collect();
             json_response(StatusCode::OK, &json!({"urls": urls}))
         }
-        _ => return Err(ApiError::WrongMethod { method: method.into(), path: path.into() }),
+        _ => return Err(wrong_method(parts, methods_of(path))),
     };
     Ok(Some(answer))
+}
+
+/// The methods that one of the operators' paths takes.
+fn methods_of(path: &str) -> &'static str {
+    match path {
+        "/workers" => "GET, HEAD, POST",
+        "/add_worker" | "/remove_worker" => "POST",
+        path if path.starts_with("/workers/") => "GET, HEAD, PUT, PATCH, DELETE",
+        _ => READ,
+    }
+}
+
+fn wrong_method(parts: &Parts, allow: &'static str) -> ApiError {
+    ApiError::WrongMethod { method: parts.method.to_string(), path: parts.uri.path().into(), allow }
 }
 
 /// The body of `PUT /workers/{id}`.
@@ -189,7 +220,11 @@ fn url_in_query(parts: &Parts) -> Result<String, ApiError> {
 }
 
 fn query(parts: &Parts, key: &str) -> Option<String> {
-    let pairs = parts.uri.query()?.split('&').filter_map(|pair| pair.split_once('='));
+    in_query(&parts.uri, key)
+}
+
+pub(crate) fn in_query(target: &http::Uri, key: &str) -> Option<String> {
+    let pairs = target.query()?.split('&').filter_map(|pair| pair.split_once('='));
     pairs.filter(|(name, _)| *name == key).map(|(_, value)| percent_decoded(value)).next()
 }
 

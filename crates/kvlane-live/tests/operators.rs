@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use kvlane_core::policy::PolicyConfig;
 use kvlane_core::timing::{TimingFile, TimingModel};
 use kvlane_live::config::PoolOverride;
-use kvlane_live::testing::{FakeEngine, TestGateway, chat, chat_stream, config, event};
+use kvlane_live::testing::{Client, FakeEngine, TestGateway, chat, chat_stream, config, event};
 use serde_json::json;
 use tokio::net::TcpListener;
 
@@ -295,5 +295,47 @@ async fn an_answer_in_one_piece_ends_the_prefill_when_it_begins() {
     call.send(" }").await;
     call.keep();
     assert!(client.rest().await.1);
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn the_description_of_the_api_is_at_both_ports() {
+    let engine = FakeEngine::start("m").await;
+    let gateway = TestGateway::start(config(), &[&engine]).await;
+    for reply in
+        [gateway.ask("GET", "/openapi.yaml", "").await, gateway.operate("GET", "/openapi.yaml", "").await]
+    {
+        assert_eq!((reply.status, reply.header("content-type")), (200, Some("application/yaml")));
+        assert_eq!(reply.text(), include_str!("../../../docs/openapi.yaml"));
+    }
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn a_wrong_method_is_told_which_are_right_and_a_head_is_a_get_without_a_body() {
+    let engine = FakeEngine::start("m").await;
+    let gateway = TestGateway::start(config(), &[&engine]).await;
+    for (method, path, allow) in [
+        ("POST", "/readiness", "GET, HEAD"),
+        ("DELETE", "/v1/models", "GET, HEAD"),
+        ("PATCH", "/decisions", "GET, HEAD"),
+        ("DELETE", "/workers", "GET, HEAD, POST"),
+        ("POST", "/workers/1", "GET, HEAD, PUT, PATCH, DELETE"),
+        ("GET", "/add_worker", "POST"),
+    ] {
+        let reply = gateway.operate(method, path, "").await;
+        assert_eq!((reply.status, reply.header("allow")), (405, Some(allow)), "{method} {path}");
+        assert_eq!(reply.error_code(), "method_not_allowed");
+    }
+    let reply = gateway.ask("GET", "/v1/chat/completions", "").await;
+    assert_eq!((reply.status, reply.header("allow")), (405, Some("POST")));
+    for path in ["/liveness", "/workers", "/workers/1", "/decisions", "/metrics"] {
+        let mut client = Client::connect(gateway.metrics_address()).await;
+        client.request("HEAD", path, "").await;
+        assert_eq!(client.head().await.0, 200, "HEAD {path}");
+        // What follows is the next answer: the first had no body.
+        client.request("GET", "/liveness", "").await;
+        assert_eq!(client.reply().await.text(), "ok\n", "after HEAD {path}");
+    }
     gateway.end().await;
 }

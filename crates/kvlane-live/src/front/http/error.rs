@@ -38,12 +38,14 @@ pub enum ApiError {
     #[error("no such path: {0}")]
     UnknownPath(String),
     /// The path takes other methods.
-    #[error("{method} is not for {path}")]
+    #[error("{method} is not for {path}, which takes {allow}")]
     WrongMethod {
         /// The method.
         method: String,
         /// The path.
         path: String,
+        /// Those that it takes.
+        allow: &'static str,
     },
     /// The scheduler refused.
     #[error("{}", rejection_text(*why))]
@@ -160,6 +162,9 @@ impl ApiError {
         let status = self.status();
         let envelope = dialect.envelope(status, self.kind(), self.code(), &self.to_string());
         let mut response = super::json_response(status, &envelope);
+        if let Self::WrongMethod { allow, .. } = self {
+            response.headers_mut().insert(header::ALLOW, HeaderValue::from_static(allow));
+        }
         let retry_after_s = match &self {
             Self::Rejected { retry_after_s, .. } => Some(*retry_after_s),
             Self::RateLimited(limited) => Some(limited.retry_after_s()),

@@ -233,7 +233,7 @@ impl Front {
         if api.is_some() && clients {
             if parts.method != Method::POST {
                 let method = parts.method.to_string();
-                return Err(ApiError::WrongMethod { method, path: path.into() });
+                return Err(ApiError::WrongMethod { method, path: path.into(), allow: "POST" });
             }
             let body = read::body(&self.gateway, path, &parts.headers, &mut body).await?;
             return forward::forward(&self.gateway, &self.upstreams, api, &parts, body, account).await;
