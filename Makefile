@@ -3,7 +3,7 @@
 
 .PHONY: demo test lint bench scenarios placement placement-live chaos soak crowd e2e-vllm e2e-sglang e2e-llamacpp race ci cargo
 .PHONY: demo test lint bench scenarios placement placement-live e2e-vllm e2e-sglang e2e-llamacpp race \
-.PHONY: demo test lint bench scenarios placement placement-live e2e-vllm e2e-sglang e2e-llamacpp e2e-sdk race \
+.PHONY: demo test lint bench scenarios placement placement-live e2e-vllm e2e-sglang e2e-llamacpp e2e-sdk e2e-api race \
 	deny sbom ci cargo
 
 # A trace through the gateway onto four mock engines, under three policies.
@@ -81,6 +81,12 @@ e2e-sdk: cargo
 	e2e/sdk/setup.sh
 	e2e/.work/sdk/bin/python e2e/sdk/test_openai.py -v
 	e2e/.work/sdk/bin/python e2e/sdk/test_anthropic.py -v
+
+# What docs/openapi.yaml says against what the gateway does, by schemathesis (30 MB from PyPI, once).
+e2e-api: cargo
+	cargo build --release --locked -p kvlane
+	e2e/api/setup.sh
+	e2e/.work/api/bin/python e2e/api/test_api.py -v
 
 # What a request costs beside nginx, HAProxy, sglang-router and vllm-router. Linux; installs with apt-get and pip.
 race: cargo
