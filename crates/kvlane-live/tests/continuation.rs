@@ -1,6 +1,8 @@
 //! A stream whose engine dies goes on elsewhere, where that is switched on: what the client reads, what the other
 //! engines are asked, and what is left behind.
 
+use std::time::Duration;
+
 use kvlane_live::config::Config;
 use kvlane_live::testing::{Call, Client, FakeEngine, TestGateway, config, eventually};
 use serde_json::{Value, json};
@@ -206,6 +208,25 @@ async fn it_is_off_by_default() {
     let (stream, _) = client.rest().await;
     assert_eq!(error_code(&heard(&stream).2), "stream_broken");
     assert!(engines[1 - first].is_quiet().await);
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn a_stream_that_falls_silent_goes_on_too() {
+    let engines = engines::<2>().await;
+    let mut config = continuing();
+    // The other engine has as long for each piece.
+    config.server.stream_idle_timeout = Duration::from_secs(1);
+    let gateway = start(config, &engines).await;
+    let (mut client, first, mut engine) =
+        begun(&gateway, &engines, "/v1/completions", &completion(), &text("a", " two")).await;
+    client.see(" two").await;
+    engine.gateway_gone().await;
+    let mut second = engines[1 - first].call().await;
+    second.begin_stream().await;
+    second.chunk(&(text("b", " three") + END)).await;
+    second.end_stream().await;
+    assert_eq!(heard(&client.rest().await.0), (" three".into(), vec!["a".into()], "[DONE]".into()));
     gateway.end().await;
 }
 

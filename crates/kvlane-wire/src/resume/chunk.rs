@@ -173,9 +173,9 @@ impl<'a> Chunk<'a> {
         Ok(())
     }
 
-    /// Whether nothing is left of it where the role was told and its text, if any, was sent.
-    pub(super) fn says_nothing(&self) -> bool {
-        let may_go = self.role || self.swallowed > 0 || self.swallowed_ids > 0;
+    /// Whether nothing is left of it, its text or ids having been sent, or the role having been told.
+    pub(super) fn says_nothing(&self, role_told: bool) -> bool {
+        let may_go = (role_told || !self.role) && (self.role || self.swallowed > 0 || self.swallowed_ids > 0);
         let has_ids = self.ids.as_ref().is_some_and(|ids| ids.len() > self.swallowed_ids);
         let silent = self.text.is_empty() && !has_ids && !self.finished && !self.calls && !self.reasons;
         may_go && silent && self.choices == 1

@@ -293,7 +293,7 @@ impl Transcript {
         }
         seam.swallow(&mut chunk);
         let head = self.head.get_or_insert_with(|| Head::of(&chunk));
-        if !(self.role_told && chunk.says_nothing()) {
+        if !chunk.says_nothing(self.role_told) {
             chunk.write(head, seam, self.role_told, out);
             self.role_told |= seam.from_completion;
         }

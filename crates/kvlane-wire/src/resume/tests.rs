@@ -19,6 +19,8 @@ struct Engine {
     counts: bool,
     /// Most tokens in one chunk, as when the model guesses ahead. A character is never cut.
     chunk_tokens: usize,
+    /// The first chunk with text tells the role as well, and none comes before it.
+    role_with_text: bool,
 }
 
 impl Engine {
@@ -52,26 +54,26 @@ impl Engine {
                 "prompt_tokens_details": {"cached_tokens": prompt - 1}})
         };
         let mut out = String::new();
-        let mut send = |choice: Value, written: usize, prompt_ids: bool| {
+        let mut send = |mut choice: Value, written: usize, prompt_ids: bool| {
             let object = if chat { "chat.completion.chunk" } else { "text_completion" };
-            let mut chunk =
-                json!({"id": id, "object": object, "created": id.len(), "model": "m", "choices": [choice]});
+            let mut chunk = json!({"id": id, "object": object, "created": id.len(), "model": "m"});
             if prompt_ids && tells_ids {
-                chunk["prompt_token_ids"] = json!(prompt);
+                let of = if chat { &mut chunk } else { &mut choice };
+                of["prompt_token_ids"] = json!(prompt);
             }
+            chunk["choices"] = json!([choice]);
             if self.counts {
                 chunk["usage"] = usage(written);
             }
             out += &format!("data: {chunk}\n\n: ping\n\n");
         };
-        if chat {
-            send(
-                json!({"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": null}),
-                0,
-                true,
-            );
+        if chat && !self.role_with_text {
+            let choice =
+                json!({"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": null});
+            send(choice, 0, true);
         }
         let (mut text, mut ids, mut half) = (String::new(), Vec::new(), false);
+        let mut role_told = !self.role_with_text;
         for written in 1.. {
             let next = Self::next(&context);
             let id = next.unwrap_or(0).into();
@@ -94,16 +96,20 @@ impl Engine {
             let mut choice = json!({"index": 0, "logprobs": null, "finish_reason": reason});
             let text = std::mem::take(&mut text);
             if chat {
-                choice["delta"] = json!({"content": text});
+                choice["delta"] = json!({"content": &text});
             } else {
-                choice["text"] = text.into();
+                choice["text"] = text.as_str().into();
             }
             let told = std::mem::take(&mut ids);
-            let first = written == told.len() && !chat;
+            let first = written == told.len();
+            if chat && !role_told && !(text.is_empty() && reason.is_null()) {
+                role_told = true;
+                choice["delta"] = json!({"role": "assistant", "content": choice["delta"]["content"]});
+            }
             if tells_ids {
                 choice["token_ids"] = json!(told);
             }
-            send(choice, written, first);
+            send(choice, written, first && (!chat || self.role_with_text));
             if !reason.is_null() {
                 let usage =
                     json!({"id": id.to_string(), "model": "m", "choices": [], "usage": usage(written)});
@@ -164,6 +170,7 @@ impl Heard {
                 let text = choice["text"].as_str().or(choice["delta"]["content"].as_str());
                 heard.text += text.unwrap_or_default();
                 heard.roles += u32::from(choice["delta"]["role"] == "assistant");
+                heard.prompt_ids.extend(choice["prompt_token_ids"].as_array().into_iter().flatten().cloned());
                 heard.ids.extend(choice["token_ids"].as_array().into_iter().flatten().cloned());
                 heard.objects.push(chunk["object"].clone());
                 heads.push((chunk["id"].clone(), chunk["created"].clone()));
@@ -240,17 +247,17 @@ fn request(chat: bool, ids: bool, limit: u32, text: &str, prefilled: bool) -> (A
 proptest! {
     #[test]
     fn a_stream_that_breaks_reads_like_one_that_does_not(
-        chat: bool, ids: bool, prefilled: bool, trims: bool, counts: bool, chunk_tokens in 1_usize..4,
+        chat: bool, ids: bool, prefilled: bool, trims: bool, counts: bool, role_with_text: bool, chunk_tokens in 1_usize..4,
         limit in 1_u32..60, text in ".{1,8}",
         breaks in prop::collection::vec(any::<prop::sample::Index>(), 1..4), piece in 1_usize..300,
     ) {
         // Where neither ids nor usage tell, a chunk is one token, and nothing tells how many of a chat's were blank.
         let chunk_tokens = if ids || counts && !chat { chunk_tokens } else { 1 };
-        let engine = Engine { trims, counts, chunk_tokens };
+        let engine = Engine { trims, counts, chunk_tokens, role_with_text };
         let (api, body) = request(chat, ids, limit, &text, prefilled);
         let whole = Heard::of(engine.stream(api, body.to_string().as_bytes(), "id-").as_bytes());
         let mut heard = Heard::of(&broken(engine, api, &body, &breaks, piece));
-        if heard.usage.is_null() || !counts && heard.usage != whole.usage {
+        if heard.usage.is_null() {
             // It broke between the last token and the usage.
             heard.usage = whole.usage.clone();
         }
@@ -396,6 +403,24 @@ fn a_chat_with_token_ids_goes_on_as_a_completion_of_exactly_those() {
         json!({"stream": true, "max_tokens": 8, "temperature": 0, "min_tokens": 2, "return_token_ids": true,
             "prompt": [5, 6, 7]})
     );
+}
+
+#[test]
+fn token_ids_that_had_no_text_yet_are_told_once_however_often_it_breaks() {
+    let (api, body) = request(false, true, 9, "hi", false);
+    let mut transcript = Transcript::begin(api, body.to_string().into(), ROOM).expect("it can be continued");
+    let chunk = |text: &str, ids: Value| {
+        let choice = json!({"index": 0, "text": text, "token_ids": ids, "prompt_token_ids": [1]});
+        format!("data: {}\n\n", json!({"id": "1", "choices": [choice]}))
+    };
+    pass(&mut transcript, &(chunk("x", json!([7])) + &chunk("", json!([8])) + &chunk("", json!([9]))));
+    for _ in 0..2 {
+        assert_eq!(asks(&mut transcript).1["prompt"], json!([1, 7]));
+        assert_eq!(pass(&mut transcript, &chunk("", json!([8]))), "");
+    }
+    let rest = Heard::of(pass(&mut transcript, &chunk("y", json!([9, 10]))).as_bytes());
+    assert_eq!((rest.text.as_str(), rest.ids), ("y", vec![json!(10)]));
+    assert_eq!(asks(&mut transcript).1["prompt"], json!([1, 7, 8, 9, 10]));
 }
 
 #[test]
