@@ -62,6 +62,7 @@ e2e-vllm: cargo
 	e2e/vllm/setup.sh
 	e2e/.work/venv/bin/python e2e/vllm/test_kv_events.py -v
 	e2e/.work/venv/bin/python e2e/vllm/test_vllm.py -v
+	e2e/.work/venv/bin/python e2e/vllm/test_continuation.py -v
 
 # Beside two SGLang servers on CPU that publish their KV events (another 300 MB; what e2e-vllm needs).
 e2e-sglang: cargo
