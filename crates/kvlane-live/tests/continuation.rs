@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use kvlane_live::config::Config;
+use kvlane_live::config::{Budget, Config};
 use kvlane_live::testing::{Call, Client, FakeEngine, TestGateway, config, eventually};
 use serde_json::{Value, json};
 
@@ -241,6 +241,22 @@ async fn where_nobody_is_left_the_stream_ends_in_what_broke_it() {
     let (stream, ended) = client.rest().await;
     assert!(ended, "an event says that it is incomplete");
     assert_eq!(error_code(&heard(&stream).2), "stream_broken");
+    assert_eq!(count(&gateway, "refused").await, 1.0);
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn a_continuation_costs_the_retry_budget_what_a_retry_costs() {
+    let engines = engines::<2>().await;
+    let mut config = continuing();
+    config.retry.budget = Budget { share: 0.0, per_second: 0.0 };
+    let gateway = start(config, &engines).await;
+    let (mut client, first, engine) =
+        begun(&gateway, &engines, "/v1/completions", &completion(), &text("a", " two")).await;
+    client.see(" two").await;
+    engine.reset();
+    assert_eq!(error_code(&heard(&client.rest().await.0).2), "stream_broken");
+    assert!(engines[1 - first].is_quiet().await);
     assert_eq!(count(&gateway, "refused").await, 1.0);
     gateway.end().await;
 }
