@@ -166,10 +166,10 @@ async fn of_a_stream_whose_client_leaves_what_has_passed_is_charged() {
     let mut client = begin(&gateway, "ann", &chat_stream("m", "hi")).await;
     let mut call = engine.call().await;
     call.begin_stream().await;
-    client.head().await;
     for _ in 0..500 {
         call.chunk(&event("x")).await;
     }
+    client.head().await;
     call.chunk(&event("last")).await;
     client.see("last").await;
     assert_eq!(refused(&gateway, "ann").await.header("retry-after"), Some("1"), "whenever the other ends");
