@@ -261,30 +261,6 @@ async fn smuggled_requests_are_refused() {
 }
 
 #[tokio::test]
-async fn a_chunked_body_that_also_has_a_length_reaches_the_engine_as_one_request() {
-    let engine = FakeEngine::start("m").await;
-    let gateway = TestGateway::start(config(), &[&engine]).await;
-    let body = chat("m", "hi");
-    let (one, two) = body.split_at(20);
-    for length in [5, one.len(), 4000] {
-        let mut client = gateway.client().await;
-        let head = format!(
-            "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\ntransfer-encoding: chunked\r\n\r\n"
-        );
-        client.send(format!("{head}{:x}\r\n{one}\r\n", one.len())).await;
-        client.send(format!("{:x}\r\n{two}\r\n0\r\n\r\n", two.len())).await;
-        let call = engine.call().await;
-        assert_eq!(String::from_utf8_lossy(&call.body), body);
-        assert_eq!(call.header("content-length"), Some(body.len().to_string().as_str()));
-        assert_eq!(call.header("transfer-encoding"), None);
-        call.answer(200, "{}").await;
-        assert_eq!(client.reply().await.status, 200);
-        assert!(engine.is_quiet().await);
-    }
-    gateway.end().await;
-}
-
-#[tokio::test]
 async fn what_stands_behind_a_request_is_the_next_one_and_never_part_of_the_first() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;

@@ -313,13 +313,13 @@ async fn a_request_id_is_taken_over_made_and_echoed() {
 }
 
 #[tokio::test]
-async fn headers_about_one_connection_are_not_relayed_in_either_direction() {
+async fn headers_about_one_connection_and_a_routers_own_are_not_relayed_in_either_direction() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     let mut client = gateway.client().await;
     let fields = "connection: keep-alive, x-mine\r\nx-mine: 1\r\nkeep-alive: 5\r\nte: trailers\r\nupgrade: websocket\r\n\
                   proxy-authorization: p\r\naccept-encoding: gzip\r\nexpect: 100-continue\r\nx-kept: 2\r\n\
-                  authorization: Bearer t\r\n";
+                  x-router-backend: spoofed\r\nx-kvlane-trust: me\r\nauthorization: Bearer t\r\n";
     client.request_with("POST", "/v1/chat/completions", fields, &chat("m", "hi")).await;
     let mut call = engine.call().await;
     for name in [
@@ -331,22 +331,28 @@ async fn headers_about_one_connection_are_not_relayed_in_either_direction() {
         "proxy-authorization",
         "accept-encoding",
         "expect",
+        "x-router-backend",
+        "x-kvlane-trust",
     ] {
         assert_eq!(call.header(name), None, "{name} in {}", call.head);
     }
     assert_eq!((call.header("x-kept"), call.header("authorization")), (Some("2"), Some("Bearer t")));
     assert_eq!(call.header("host"), Some(engine.authority()));
     let head = "HTTP/1.1 200 OK\r\nconnection: keep-alive, x-hop\r\nx-hop: 1\r\nkeep-alive: timeout=5\r\nupgrade: h2c\r\n\
-                proxy-authenticate: Basic\r\nx-kept: 3\r\nset-cookie: a\r\nset-cookie: b\r\ncontent-length: 2\r\n\r\n{}";
+                proxy-authenticate: Basic\r\nx-router-backend: spoofed\r\nx-router-other: 1\r\nx-kvlane-a: 1\r\nx-kept: 3\r\nset-cookie: a\r\nset-cookie: b\r\ncontent-length: 2\r\n\r\n{}";
     call.send(head).await;
     call.keep();
     let (interim, _) = client.head().await;
     assert_eq!(interim, 100);
     let reply = client.reply().await;
-    for name in ["x-hop", "keep-alive", "upgrade", "proxy-authenticate", "connection"] {
+    for name in
+        ["x-hop", "keep-alive", "upgrade", "proxy-authenticate", "connection", "x-router-other", "x-kvlane-a"]
+    {
         assert_eq!(reply.header(name), None, "{name} in {reply:?}");
     }
     assert_eq!(reply.header("x-kept"), Some("3"));
+    let backends = reply.headers.iter().filter(|(name, _)| name == "x-router-backend");
+    assert_eq!(backends.map(|(_, value)| value.as_str()).collect::<Vec<_>>(), [engine.url()]);
     assert_eq!(reply.headers.iter().filter(|(name, _)| name == "set-cookie").count(), 2);
     gateway.end().await;
 }

@@ -289,6 +289,7 @@ pub(super) fn request_head(parts: &Parts, lease: &Lease, body_len: usize, accoun
         if !ours
             && name != header::ACCEPT_ENCODING
             && !is_hop_by_hop(name)
+            && !is_ours(name)
             && !named_in_connection(parts, name)
         {
             put(&[name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"]);
@@ -340,8 +341,17 @@ fn response(status: StatusCode, headers: HeaderMap, relay: Relay) -> Response<Bo
     response
 }
 
+/// Whether a header is a router's own word, which neither a client nor an engine can say.
+fn is_ours(name: &header::HeaderName) -> bool {
+    ["x-router-", "x-kvlane-"].into_iter().any(|start| name.as_str().starts_with(start))
+}
+
 /// Says who answers and why.
 fn mark(headers: &mut HeaderMap, lease: &Lease) {
+    if headers.keys().any(is_ours) {
+        let said: Vec<_> = headers.keys().filter(|name| is_ours(name)).cloned().collect();
+        said.iter().for_each(|name| _ = headers.remove(name));
+    }
     if let Ok(backend) = HeaderValue::from_str(&lease.seat.name) {
         headers.insert("x-router-backend", backend);
     }

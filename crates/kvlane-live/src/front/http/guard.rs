@@ -37,6 +37,17 @@ pub(super) fn admit(front: &Front, parts: &mut Parts) -> Result<(), ApiError> {
     Ok(())
 }
 
+/// Whether a path leaves the place it begins at: whoever resolves it would find another than the one that was asked for.
+pub(super) fn leads_up(path: &str) -> bool {
+    path.split(['/', '\\']).any(|segment| {
+        let dots = segment.replace("%2e", ".").replace("%2E", ".");
+        let hides = |coded: &str| segment.contains(coded);
+        dots == "."
+            || dots == ".."
+            || ["%2f", "%2F", "%5c", "%5C"].into_iter().any(hides) && dots.contains("..")
+    })
+}
+
 /// Refuses what a page in a browser may have sent.
 fn refuse_pages(front: &Front, parts: &Parts, access: Access) -> Result<(), ApiError> {
     let refused =

@@ -206,6 +206,7 @@ impl Front {
     async fn answer(&self, request: Request<Incoming>) -> Response<Body> {
         let path = request.uri().path();
         let (api, dialect) = (Api::from_path(path), Dialect::of(path));
+        let in_chunks = request.headers().contains_key(header::TRANSFER_ENCODING);
         let counted = matches!(self.door, Door::Clients { .. });
         let account = Account::open(&self.gateway, api, dialect, request.headers(), counted);
         let mut response = match self.dispatch(request, api, &account).await {
@@ -217,6 +218,11 @@ impl Front {
             account.settle();
         }
         account.mark(response.headers_mut());
+        if in_chunks {
+            // It may have had a length, too, by which somebody before us has told where the next request begins. That
+            // one is not read (RFC 9112, section 6.1).
+            response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
         response
     }
 
@@ -241,7 +247,7 @@ impl Front {
         if let Some(response) = admin::answer(self, &parts, &mut body).await? {
             return Ok(response);
         }
-        if clients && path.starts_with("/v1/") {
+        if clients && path.starts_with("/v1/") && !guard::leads_up(path) {
             let body = read::body(&self.gateway, path, &parts.headers, &mut body).await?;
             return forward::forward(&self.gateway, &self.upstreams, None, &parts, body, account).await;
         }

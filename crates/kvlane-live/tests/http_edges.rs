@@ -1,0 +1,205 @@
+//! HTTP as attackers write it: what two readers could read in two ways is refused or read in one, and what would cost
+//! memory or work without end does not.
+
+use kvlane_live::testing::{Client, FakeEngine, TestGateway, chat, chat_stream, config, event, soon};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+#[tokio::test]
+async fn a_body_with_two_lengths_is_one_request_and_nothing_behind_it_is() {
+    let engine = FakeEngine::start("m").await;
+    let gateway = TestGateway::start(config(), &[&engine]).await;
+    let body = chat("m", "hi");
+    let smuggled = Client::request_bytes("GET", "/v1/smuggled", "", "");
+    let chunked = format!("{:x}\r\n{body}\r\n0\r\n\r\n{smuggled}", body.len());
+    let coding = "transfer-encoding: chunked\r\n";
+    for length in [0, 5, body.len(), 4000] {
+        let length = format!("content-length: {length}\r\n");
+        for fields in [format!("{length}{coding}"), format!("{coding}{length}"), coding.into()] {
+            let mut client = gateway.client().await;
+            let start = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n";
+            client.send(format!("{start}{fields}\r\n{chunked}")).await;
+            let call = engine.call().await;
+            assert_eq!((call.body.as_slice(), call.header("transfer-encoding")), (body.as_bytes(), None));
+            assert_eq!(call.header("content-length"), Some(body.len().to_string().as_str()));
+            call.answer(200, "{}").await;
+            let reply = client.reply().await;
+            assert_eq!((reply.status, reply.header("connection")), (200, Some("close")));
+            assert!(client.closed().await.is_empty(), "{fields}");
+            assert!(engine.is_quiet().await, "{fields}");
+        }
+    }
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn chunks_that_are_none_reach_no_engine() {
+    let engine = FakeEngine::start("m").await;
+    let gateway = TestGateway::start(config(), &[&engine]).await;
+    for (what, chunks) in [
+        ("a size beyond all numbers", "fffffffffffffffff\r\na".to_owned()),
+        ("a size that is none", "0x5\r\nhello\r\n0\r\n\r\n".into()),
+        ("a negative size", "-5\r\nhello\r\n0\r\n\r\n".into()),
+        ("more data than announced", "5\r\nhelloworld\r\n0\r\n\r\n".into()),
+        ("a bare LF in an extension", "5;a\nb\r\nhello\r\n0\r\n\r\n".into()),
+        ("an extension without end", format!("5;{}\r\nhello\r\n0\r\n\r\n", "x".repeat(1 << 20))),
+        ("trailers without end", format!("1\r\na\r\n0\r\n{}\r\n", "x: y\r\n".repeat(100_000))),
+    ] {
+        let mut client = gateway.client().await;
+        client
+            .send("POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n")
+            .await;
+        client.try_send(chunks.as_bytes()).await;
+        let answer = client.closed().await;
+        assert!(
+            answer.is_empty() || answer.starts_with(b"HTTP/1.1 400"),
+            "{what}: {:.80}",
+            String::from_utf8_lossy(&answer)
+        );
+        assert!(engine.is_quiet().await, "{what}");
+    }
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn a_path_that_leads_elsewhere_reaches_no_engine() {
+    let engine = FakeEngine::start("m").await;
+    let gateway = TestGateway::start(config(), &[&engine]).await;
+    for path in [
+        "/v1/../reset_prefix_cache",
+        "/v1/x/../../reset_prefix_cache",
+        "/v1/%2e%2e/reset_prefix_cache",
+        "/v1/.%2E/reset_prefix_cache",
+        "/v1/..%2freset_prefix_cache",
+        "/v1/..%5Creset_prefix_cache",
+        "/v1/./models",
+        "/v1/..",
+    ] {
+        let reply = gateway.ask("GET", path, "").await;
+        assert_eq!((reply.status, reply.error_code().as_str()), (404, "not_found"), "{path}");
+    }
+    assert!(engine.is_quiet().await);
+    for path in ["/v1/files/a..b", "/v1/files/.hidden", "/v1/files/a%2fb"] {
+        let (reply, _) = tokio::join!(gateway.ask("GET", path, ""), engine.answer("{}"));
+        assert_eq!(reply.status, 200, "{path}");
+    }
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn an_event_of_many_megabytes_passes_and_is_not_kept() {
+    let engine = FakeEngine::start("m").await;
+    let gateway = TestGateway::start(config(), &[&engine]).await;
+    let mut client = gateway.client().await;
+    client.request("POST", "/v1/chat/completions", &chat_stream("m", "hi")).await;
+    let mut call = engine.call().await;
+    call.begin_stream().await;
+    let line = event(&"x".repeat(32 << 20));
+    let (seen, ()) = tokio::join!(
+        async {
+            client.head().await;
+            client.rest().await
+        },
+        async {
+            call.chunk(&line).await;
+            call.chunk("data: [DONE]\n\n").await;
+            call.end_stream().await;
+        }
+    );
+    assert!(seen.1 && seen.0 == [line.as_bytes(), b"data: [DONE]\n\n"].concat());
+    gateway.end().await;
+}
+
+/// A frame of HTTP/2.
+fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(payload.len()).expect("a short payload").to_be_bytes();
+    [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
+}
+
+const HEADERS: u8 = 1;
+const RST_STREAM: u8 = 3;
+const GOAWAY: u8 = 7;
+const CONTINUATION: u8 = 9;
+const END_STREAM: u8 = 1;
+const END_HEADERS: u8 = 4;
+/// `POST http /` out of HPACK's static table.
+const POST: [u8; 3] = [0x83, 0x86, 0x84];
+
+/// Speaks HTTP/2 frame by frame, and reads nothing of what comes.
+async fn speak(gateway: &TestGateway, frames: &[u8]) -> TcpStream {
+    let mut stream = TcpStream::connect(gateway.address()).await.expect("the gateway listens");
+    stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.expect("it reads");
+    stream.write_all(&frame(4, 0, 0, b"")).await.expect("it reads");
+    // The gateway may have heard enough before the end.
+    let _ = stream.write_all(frames).await;
+    stream
+}
+
+/// The next frame's kind and payload; none at the end of the connection.
+async fn next_frame(stream: &mut TcpStream) -> Option<(u8, Vec<u8>)> {
+    let mut head = [0; 9];
+    soon("a frame", stream.read_exact(&mut head)).await.ok()?;
+    let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
+    let mut payload = vec![0; usize::try_from(length).expect("a length")];
+    soon("its payload", stream.read_exact(&mut payload)).await.ok()?;
+    Some((head[3], payload))
+}
+
+/// Waits until the gateway ends the connection, or says for what reason it will.
+async fn is_sent_away(stream: &mut TcpStream) {
+    while let Some((kind, payload)) = next_frame(stream).await {
+        if kind == GOAWAY && payload[4..8] != [0; 4] {
+            return;
+        }
+    }
+}
+
+#[tokio::test]
+async fn streams_opened_and_reset_in_a_hurry_end_the_connection() {
+    let engine = FakeEngine::start("m").await;
+    let gateway = TestGateway::start(config(), &[&engine]).await;
+    let mut frames = Vec::new();
+    for n in 0..20_000u32 {
+        frames.extend(frame(HEADERS, END_HEADERS, 2 * n + 1, &POST));
+        frames.extend(frame(RST_STREAM, 0, 2 * n + 1, &[0, 0, 0, 8]));
+    }
+    let mut stream = speak(&gateway, &frames).await;
+    is_sent_away(&mut stream).await;
+    let (reply, _) =
+        tokio::join!(gateway.ask("POST", "/v1/chat/completions", chat("m", "hi")), engine.answer("{}"));
+    assert_eq!(reply.status, 200, "others are served");
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn a_head_in_frames_without_end_ends_the_connection() {
+    let engine = FakeEngine::start("m").await;
+    let gateway = TestGateway::start(config(), &[&engine]).await;
+    let mut frames = frame(HEADERS, END_STREAM, 1, &POST);
+    // `x: y`, literal and not to be indexed, over and over.
+    let fields = [0, 1, b'x', 1, b'y'].repeat(2000);
+    for _ in 0..2000 {
+        frames.extend(frame(CONTINUATION, 0, 1, &fields));
+    }
+    let mut stream = speak(&gateway, &frames).await;
+    is_sent_away(&mut stream).await;
+    assert!(engine.is_quiet().await);
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn a_head_that_unpacks_to_megabytes_is_refused() {
+    let engine = FakeEngine::start("m").await;
+    let gateway = TestGateway::start(config(), &[&engine]).await;
+    // One large field goes into HPACK's table, and is then named a thousand times by one byte each.
+    let mut block = POST.to_vec();
+    block.extend([0x40, 1, b'x', 0x7f, 0xa1, 0x1e]);
+    block.extend([b'y'; 4000]);
+    block.extend([0xbe; 4000]);
+    let frames = frame(HEADERS, END_STREAM | END_HEADERS, 1, &block);
+    let mut stream = speak(&gateway, &frames).await;
+    // A refusal in the stream itself, or an end to it.
+    while !matches!(next_frame(&mut stream).await, Some((HEADERS | RST_STREAM | GOAWAY, _)) | None) {}
+    assert!(engine.is_quiet().await);
+    gateway.end().await;
+}
