@@ -226,6 +226,7 @@ impl Gateway {
     /// From now on this holds. Requests that were let in go on, and connections that stand keep their certificates.
     pub fn set_security(&self, Security { auth, tls }: Security) {
         self.allowed.store(auth.allowed());
+        auth.inherit(&self.auth.load());
         self.auth.store(Arc::new(auth));
         for upstreams in self.upstreams().iter() {
             upstreams.speak_as(Arc::clone(&tls.workers));

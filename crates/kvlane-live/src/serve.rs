@@ -19,6 +19,7 @@ use tokio::time::{sleep, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
+use crate::auth::keep_keys;
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::fleet::Fleet;
@@ -144,6 +145,7 @@ impl Serving {
             let (Ok(server), Ok(metrics)) = (server, metrics) else { return };
             let counted = &counting.metrics;
             tokio::join!(
+                keep_keys(Arc::clone(&counting)),
                 Front::accept(counted, server, stop_accepting, |stream| spread(counted, &lanes, stream)),
                 Front::accept(counted, metrics, stop_operators, |stream| drop(operators.spawn(stream))),
             );

@@ -7,7 +7,10 @@ use kvlane_live::config::{Config, KeySpec, WorkerSpec};
 use kvlane_live::gateway::Security;
 use kvlane_live::secret::{KeyHash, Secret};
 use kvlane_live::serve::Serving;
-use kvlane_live::testing::{Client, FakeEngine, Reply, TestGateway, chat, config, eventually};
+use kvlane_live::testing::{Client, FakeEngine, Reply, TestGateway, chat, config, eventually, soon};
+use ring::rand::SystemRandom;
+use ring::signature::{Ed25519KeyPair, KeyPair as _};
+use serde_json::json;
 
 fn key(name: &str, role: Role) -> KeySpec {
     KeySpec { name: name.into(), sha256: KeyHash::of(&format!("k-{name}")), role, trusted: false }
@@ -148,11 +151,7 @@ async fn operators_look_with_one_key_and_change_with_another() {
     assert_eq!(ask(at, "PUT", &worker, &bearer("boss"), drain).await.status, 200);
     assert!(gateway.serving().fleet.workers()[0].state().draining);
     let open = ask(gateway.address(), "GET", "/readiness", "", "").await.json();
-    assert_eq!(
-        open,
-        serde_json::json!({"ready": false, "stopping": false}),
-        "who serves is not for everybody"
-    );
+    assert_eq!(open, json!({"ready": false, "stopping": false}), "who serves is not for everybody");
     let whole = ask(at, "GET", "/readiness", &bearer("watch"), "").await.json();
     assert!(whole["pools"].is_array(), "{whole}");
     gateway.end().await;
@@ -322,5 +321,75 @@ async fn workers_added_while_running_are_not_shown_the_fleets_key() {
         };
         tokio::join!(gateway.ask("POST", "/v1/chat/completions", &chat), answered);
     }
+    gateway.end().await;
+}
+
+/// Somebody who signs tokens.
+struct Issuer(Ed25519KeyPair);
+
+impl Issuer {
+    fn new() -> Self {
+        let document = Ed25519KeyPair::generate_pkcs8(&SystemRandom::new()).expect("random");
+        Self(Ed25519KeyPair::from_pkcs8(document.as_ref()).expect("a key"))
+    }
+
+    /// A set of its one key.
+    fn keys(&self) -> String {
+        let x = base64url(self.0.public_key().as_ref());
+        json!({"keys": [{"kty": "OKP", "crv": "Ed25519", "kid": "k", "x": x}]}).to_string()
+    }
+
+    fn token(&self, sub: &str) -> String {
+        let claims =
+            json!({"iss": "https://idp", "aud": "kvlane", "sub": sub, "exp": 99_999_999_999u64, "team": sub});
+        let header = json!({"alg": "EdDSA", "kid": "k"});
+        let signed = format!(
+            "{}.{}",
+            base64url(header.to_string().as_bytes()),
+            base64url(claims.to_string().as_bytes())
+        );
+        format!("authorization: Bearer {signed}.{}\r\n", base64url(self.0.sign(signed.as_bytes()).as_ref()))
+    }
+}
+
+fn base64url(bytes: &[u8]) -> String {
+    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+    let mut out = String::new();
+    for chunk in bytes.chunks(3) {
+        let held =
+            chunk.iter().fold(0u32, |held, &byte| held << 8 | u32::from(byte)) << (8 * (3 - chunk.len()));
+        out.extend((0..=chunk.len()).map(|n| ALPHABET[(held >> (18 - 6 * n) & 63) as usize] as char));
+    }
+    out
+}
+
+#[tokio::test]
+async fn a_signed_token_is_a_key_once_its_issuer_has_told_with_what_it_signs() {
+    let (idp, engine, issuer) =
+        (FakeEngine::start("none").await, FakeEngine::start("m").await, Issuer::new());
+    let mut config = config();
+    config.auth.jwt = serde_json::from_value(json!({
+        "issuer": "https://idp", "audience": "kvlane", "jwks_url": format!("{}/keys", idp.url()),
+        "role_claim": "team", "roles": {"ops": "admin"},
+    }))
+    .expect("right");
+    let gateway = TestGateway::start(config.clone(), &[&engine]).await;
+    config.workers = gateway.gateway().config().workers.clone();
+    let status = async |fields: &str| ask(gateway.address(), "GET", "/v1/models", fields, "").await.status;
+    assert_eq!(status(&issuer.token("ann")).await, 401, "nobody has said who signs");
+    assert_eq!(idp.answer(&issuer.keys()).await.0.lines().next(), Some("GET /keys HTTP/1.1"));
+    let token = issuer.token("ann");
+    // The answer is on its way.
+    let told = async { while status(&token).await == 401 {} };
+    soon("the keys", told).await;
+    assert_eq!(
+        (status(&token).await, status("").await, status(&Issuer::new().token("ann")).await),
+        (200, 401, 401)
+    );
+    let operates =
+        async |fields: &str| ask(gateway.metrics_address(), "GET", "/workers", fields, "").await.status;
+    assert_eq!((operates(&token).await, operates(&issuer.token("ops")).await), (403, 200));
+    gateway.serving().reload(config).expect("right");
+    assert_eq!(status(&issuer.token("bob")).await, 200, "a reload does not forget what it was told");
     gateway.end().await;
 }

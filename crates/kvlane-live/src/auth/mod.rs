@@ -6,11 +6,13 @@
 //! Keys are kept as their SHA-256 only. What is shown is hashed, and looked up under a second hash with a key of its own
 //! in each process: how long that takes says nothing to whoever tries keys.
 
+mod jwt;
 mod network;
 
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::header::{self, HeaderMap};
 use http::request::Parts;
@@ -18,10 +20,16 @@ use http::{Method, StatusCode};
 use ring::hmac;
 use ring::rand::SystemRandom;
 use serde::{Deserialize, Serialize};
+use tokio::sync::Notify;
+use tokio::time::sleep;
 
+pub(crate) use self::jwt::Jwt;
+pub use self::jwt::JwtSpec;
+use self::jwt::Wrong;
 pub(crate) use self::network::Unreachable;
 pub use self::network::{Allowed, Network};
 use crate::config::{ConfigError, KeySpec, Security, within, wrong};
+use crate::gateway::Gateway;
 use crate::secret::KeyHash;
 
 /// The most keys.
@@ -30,6 +38,8 @@ const KEYS_MAX: usize = 10_000;
 const NAME_BYTES_MAX: usize = 64;
 /// The longest key that is looked at; signed tokens have a few thousand bytes.
 const KEY_BYTES_MAX: usize = 16 << 10;
+/// The shortest time between two times that the keys of tokens are asked for.
+const REFETCH_MIN: Duration = Duration::from_secs(10);
 /// The largest file of keys.
 const FILE_BYTES_MAX: u64 = 4 << 20;
 /// Where Anthropic's clients send their key.
@@ -94,6 +104,9 @@ pub struct Auth {
     keys: HashMap<[u8; 32], Arc<Identity>>,
     /// Hashes the hashes.
     blind: hmac::Key,
+    jwt: Option<Jwt>,
+    /// Asks for the keys of tokens, because one was signed by a key that is not known.
+    wanted: Notify,
     open_clients: bool,
     forward_credentials: bool,
     allowed: Arc<Allowed>,
@@ -114,6 +127,11 @@ impl Role {
     /// The role of this name.
     pub fn by_name(name: &str) -> Option<Self> {
         [Self::User, Self::Viewer, Self::Admin].into_iter().find(|role| role.name() == name)
+    }
+
+    /// Which of several counts: the highest.
+    fn rank(self) -> u8 {
+        self as u8
     }
 
     /// Whether it allows this.
@@ -162,15 +180,17 @@ impl Auth {
         Ok(Self {
             keys,
             blind,
+            jwt: config.jwt.as_ref().map(Jwt::read).transpose()?,
+            wanted: Notify::new(),
             open_clients: config.open_clients,
             forward_credentials: config.forward_credentials,
             allowed: Arc::new(Allowed::new(&config.allowed_networks)),
         })
     }
 
-    /// Whether there is any key.
+    /// Whether there is any key, or a token can be one.
     pub fn has_keys(&self) -> bool {
-        !self.keys.is_empty()
+        !self.keys.is_empty() || self.jwt.is_some()
     }
 
     /// Whether requests to models need a key: as soon as there is any.
@@ -181,6 +201,7 @@ impl Auth {
     /// Whether operators need one: as soon as there is one for them.
     pub fn operators_need_a_key(&self) -> bool {
         self.keys.values().any(|identity| identity.role != Role::User)
+            || self.jwt.as_ref().is_some_and(|jwt| jwt.spec.names_operators())
     }
 
     /// Whether what a client shows may go on to a worker that has no key of its own.
@@ -193,7 +214,7 @@ impl Auth {
         Arc::clone(&self.allowed)
     }
 
-    /// Lets somebody in, or not. Where no key is `needed` nobody is turned away, but who shows a good one is known.
+    /// Lets somebody in, or not, `now_s` seconds after 1970. Where no key is `needed` nobody is turned away, but who shows a good one is known.
     ///
     /// # Errors
     /// Why not.
@@ -202,20 +223,82 @@ impl Auth {
         headers: &HeaderMap,
         access: Access,
         needed: bool,
+        now_s: f64,
     ) -> Result<Option<Arc<Identity>>, Denied> {
         if !self.has_keys() && !needed {
             return Ok(None);
         }
         let mut shown = shown(headers).peekable();
         let nothing = shown.peek().is_none();
-        let known = shown.find_map(|key| self.keys.get(&blinded(&self.blind, KeyHash::of_bytes(key))));
+        let known = shown.find_map(|key| self.whose(key, now_s));
         match known {
-            Some(identity) if identity.role.allows(access) => Ok(Some(Arc::clone(identity))),
+            Some(identity) if identity.role.allows(access) => Ok(Some(identity)),
             Some(identity) if needed => {
                 Err(Denied::Forbidden { name: Arc::clone(&identity.name), role: identity.role.name() })
             }
             _ if !needed => Ok(None),
             _ => Err(if nothing { Denied::Missing } else { Denied::Invalid }),
+        }
+    }
+}
+
+impl Auth {
+    /// Whose key or token this is.
+    fn whose(&self, shown: &[u8], now_s: f64) -> Option<Arc<Identity>> {
+        let tag = blinded(&self.blind, KeyHash::of_bytes(shown));
+        if let Some(identity) = self.keys.get(&tag) {
+            return Some(Arc::clone(identity));
+        }
+        match self.jwt.as_ref()?.verify(std::str::from_utf8(shown).ok()?, tag, now_s) {
+            Ok(identity) => Some(identity),
+            Err(Wrong::UnknownKey) => {
+                self.wanted.notify_one();
+                None
+            }
+            Err(Wrong::Bad) => None,
+        }
+    }
+
+    /// Begins with what was learned under `before`.
+    pub(crate) fn inherit(&self, before: &Self) {
+        if let (Some(jwt), Some(before)) = (&self.jwt, &before.jwt) {
+            jwt.inherit(before);
+        }
+    }
+
+    /// Asks for the keys of tokens, if they are told somewhere; then waits until they are to be asked for again.
+    pub(crate) async fn keep_keys(&self) {
+        let Some(jwt) = self.jwt.as_ref().filter(|jwt| jwt.spec.jwks_url.is_some()) else {
+            return std::future::pending().await;
+        };
+        let again = match jwt.fetch().await {
+            Ok(()) => jwt.spec.refresh,
+            Err(problem) => {
+                tracing::warn!(
+                    url = jwt.spec.jwks_url,
+                    problem,
+                    "the keys of tokens were not told: those before stay"
+                );
+                REFETCH_MIN
+            }
+        };
+        // However many strange tokens come, whoever has the keys is not asked more often.
+        sleep(REFETCH_MIN).await;
+        tokio::select! {
+            () = sleep(again.saturating_sub(REFETCH_MIN)) => {}
+            () = self.wanted.notified() => {}
+        }
+    }
+}
+
+/// Keeps the keys of tokens as they are told, whatever the configuration comes to say.
+pub(crate) async fn keep_keys(gateway: Arc<Gateway>) {
+    let mut reloads = gateway.reloads.watch();
+    loop {
+        let auth = Arc::clone(&gateway.auth());
+        tokio::select! {
+            () = auth.keep_keys() => {}
+            changed = reloads.changed() => if changed.is_err() { return },
         }
     }
 }
@@ -257,6 +340,9 @@ fn blinded(blind: &hmac::Key, hash: KeyHash) -> [u8; 32] {
 /// What a name is like.
 pub fn check_name(name: &str) -> Result<(), String> {
     let good = (1..=NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_graphic());
+    if name.starts_with(jwt::PREFIX) {
+        return Err(format!("'{name}': names that begin with {} are those of tokens", jwt::PREFIX));
+    }
     if good {
         Ok(())
     } else {
@@ -330,7 +416,7 @@ mod tests {
     fn each_role_opens_what_it_is_for_and_nothing_else() {
         let auth = three();
         let admit = |key: &str, access| {
-            auth.admit(&headers(&[("authorization", &format!("Bearer {key}"))]), access, true).is_ok()
+            auth.admit(&headers(&[("authorization", &format!("Bearer {key}"))]), access, true, 0.0).is_ok()
         };
         use Access::{Change, Look, Use};
         assert_eq!([Use, Look, Change].map(|access| admit("k-user", access)), [true, false, false]);
@@ -343,7 +429,7 @@ mod tests {
     fn a_key_is_found_wherever_clients_send_it() {
         let auth = three();
         let name = |fields: &[(&'static str, &str)]| {
-            auth.admit(&headers(fields), Access::Use, true)
+            auth.admit(&headers(fields), Access::Use, true, 0.0)
                 .map(|identity| identity.expect("known").name.to_string())
         };
         let user = Ok("u".to_owned());
@@ -376,7 +462,7 @@ mod tests {
     fn where_no_key_is_needed_a_good_one_is_known_and_a_bad_one_is_somebody_elses() {
         let auth = three();
         let name = |key: &str| {
-            let admitted = auth.admit(&headers(&[("x-api-key", key)]), Access::Use, false);
+            let admitted = auth.admit(&headers(&[("x-api-key", key)]), Access::Use, false, 0.0);
             admitted.expect("let in").map(|identity| identity.name.to_string())
         };
         assert_eq!(name("k-user").as_deref(), Some("u"));
@@ -393,7 +479,7 @@ mod tests {
         let (one, two) = (KeyHash::of("k1").to_hex(), KeyHash::of("k2").to_hex());
         let auth = read(&format!("# ours\n\nann user {one}\n edge  admin {two}  trusted\n")).expect("right");
         let who = |key: &str| {
-            auth.admit(&headers(&[("x-api-key", key)]), Access::Use, true).expect("in").expect("known")
+            auth.admit(&headers(&[("x-api-key", key)]), Access::Use, true, 0.0).expect("in").expect("known")
         };
         assert_eq!((&*who("k1").name, who("k1").role, who("k1").trusted), ("ann", Role::User, false));
         assert_eq!((&*who("k2").name, who("k2").role, who("k2").trusted), ("edge", Role::Admin, true));

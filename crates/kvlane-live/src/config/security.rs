@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::{Config, ConfigError, wrong};
-use crate::auth::{Auth, Network, Role};
+use crate::auth::{Auth, JwtSpec, Network, Role};
 use crate::secret::{KeyHash, Secret};
 
 /// Who may use the gateway, and who may operate it.
@@ -16,6 +16,8 @@ pub struct Security {
     pub keys: Vec<KeySpec>,
     /// A file with more of them, one on a line: `name role sha256 [trusted]`.
     pub keys_file: Option<PathBuf>,
+    /// Whose signed tokens are keys, too.
+    pub jwt: Option<JwtSpec>,
     /// Whether clients need no key even though there are keys.
     pub open_clients: bool,
     /// Whether the operators' port may listen to the world without a key.
@@ -113,7 +115,8 @@ impl Config {
     /// The files that keys and certificates are in.
     pub(super) fn files_of_security(&self) -> impl Iterator<Item = PathBuf> {
         let keys = self.worker_keys().filter_map(|(_, key)| key.file().map(PathBuf::from));
-        self.auth.keys_file.clone().into_iter().chain(keys).chain(self.tls.files())
+        let tokens = self.auth.jwt.as_ref().and_then(|jwt| jwt.jwks_file.clone());
+        self.auth.keys_file.clone().into_iter().chain(tokens).chain(keys).chain(self.tls.files())
     }
 }
 

@@ -13,6 +13,7 @@ use super::error::ApiError;
 use super::{Door, Front};
 use crate::admin;
 use crate::auth::{self, Access, Role};
+use crate::clock::unix_time;
 
 /// Lets a request in, and notes who sent it.
 pub(super) fn admit(front: &Front, parts: &mut Parts) -> Result<(), ApiError> {
@@ -27,7 +28,7 @@ pub(super) fn admit(front: &Front, parts: &mut Parts) -> Result<(), ApiError> {
         (false, _) => auth.operators_need_a_key(),
     };
     let access = if clients && !operates { Access::Use } else { auth::access_of(&parts.method) };
-    let admitted = auth.admit(&parts.headers, access, needed);
+    let admitted = auth.admit(&parts.headers, access, needed, unix_time());
     front.gateway.metrics.auth.note(&admitted);
     match admitted? {
         Some(identity) => _ = parts.extensions.insert(identity),
