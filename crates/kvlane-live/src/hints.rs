@@ -22,6 +22,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::auth::{Identity, is_credential};
 use crate::config::{ConfigError, within, wrong};
+use crate::secret::KeyHash;
 
 /// Longer names of tenants are not looked at. API keys have some hundred bytes, signed tokens a few thousand.
 const TENANT_BYTES_MAX: usize = 8 << 10;
@@ -162,6 +163,26 @@ impl Hints {
             output_tokens_max: body.and_then(|body| body.output_tokens_max),
             whole_answer: body.is_some_and(|body| !body.stream),
         }
+    }
+
+    /// What keeps the blocks of whom a request is for from those of all others: the same for the same tenant at every
+    /// gateway and after a restart, and nothing that another tenant's `cache_salt` can be.
+    pub(crate) fn salt(
+        &self,
+        headers: &HeaderMap,
+        identity: Option<&Arc<Identity>>,
+        theirs: Option<&str>,
+    ) -> String {
+        let (kind, name) = match self.tenant(headers, identity.map(|identity| &**identity)) {
+            None => (0, &b""[..]),
+            Some(Tenant::Named(name)) => (1, name),
+            Some(Tenant::Holder(key)) => (2, key),
+            Some(Tenant::Known(name)) => (3, name),
+        };
+        // Each part with its length, so that no two requests of different tenants are the same bytes.
+        let (len, theirs) = ((name.len() as u64).to_le_bytes(), theirs.map(str::as_bytes));
+        let parts = [&[kind, theirs.is_some().into()][..], &len, name, theirs.unwrap_or_default()];
+        KeyHash::of_bytes(&parts.concat()).to_hex()[..32].to_owned()
     }
 
     /// Whom a request is for: whoever shows a key is believed nothing else, unless the key says so.
@@ -382,6 +403,38 @@ mod tests {
         assert_ne!(for_bob, read(&[], &bob).tenant, "a name that is said is not one that is proven");
         let in_session = |who| read(&[("x-session-id", b"s")], who).session;
         assert_ne!(in_session(&ann), in_session(&bob));
+    }
+
+    #[test]
+    fn no_two_tenants_have_a_salt_in_common() {
+        let known =
+            |name: &str| Some(Arc::new(Identity { name: name.into(), role: Role::User, trusted: false }));
+        let hints = Hints::new(&Config::default());
+        let salt = |who: &Option<Arc<Identity>>, theirs: Option<&str>| {
+            hints.salt(&HeaderMap::new(), who.as_ref(), theirs)
+        };
+        let (ann, bob) = (known("ann"), known("bob"));
+        let own = salt(&ann, None);
+        let all = [
+            own.clone(),
+            salt(&ann, Some("")),
+            salt(&ann, Some("x")),
+            salt(&bob, None),
+            salt(&bob, Some("x")),
+            salt(&bob, Some(&own)),
+            salt(&known("annx"), None),
+            salt(&None, None),
+            salt(&None, Some("ann")),
+            hints.salt(&headers(&[("x-llm-d-inference-fairness-id", b"ann")]), None, None),
+            hints.salt(&headers(&[("x-api-key", b"ann")]), None, None),
+        ];
+        let apart: std::collections::BTreeSet<_> = all.iter().collect();
+        assert_eq!(apart.len(), all.len(), "{all:?}");
+        assert_eq!(
+            Hints::new(&Config::default()).salt(&HeaderMap::new(), ann.as_ref(), None),
+            own,
+            "everywhere the same"
+        );
     }
 
     #[test]

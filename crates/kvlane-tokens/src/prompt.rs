@@ -13,10 +13,13 @@ pub struct Prompt {
     pub reused_tokens: u32,
     /// The text the tokens were made of; empty if the prompt was given as ids.
     pub text: String,
+    /// Said before it is counted: what is remembered for one number is found under that number only, so that nobody learns
+    /// by the time it takes whether others have sent the same. 0 is everybody's; others are even.
+    pub apart: u64,
 }
 
 impl Prompt {
-    /// Forgets what it holds and keeps the memory.
+    /// Forgets what it holds and keeps the memory, and who it is apart for.
     pub fn clear(&mut self) {
         self.tokens.clear();
         self.reused_tokens = 0;

@@ -90,7 +90,8 @@ impl Tokenizer {
     /// Where the engine's tokens cannot be known here, and why.
     pub fn prompt(&self, api: Api, body: &[u8], now: UnixTime, out: &mut Prompt) -> Result<(), Unknown> {
         out.clear();
-        let Prompt { tokens, reused_tokens, text } = out;
+        let Prompt { tokens, reused_tokens, text, apart } = out;
+        let apart = *apart;
         let (shape, truncate) = match self.text_of(api, body, now, text)? {
             Text::Ids(ids, truncate) => {
                 *tokens = ids;
@@ -98,11 +99,11 @@ impl Tokenizer {
                 (Shape { add_special: false, truncate }, truncate)
             }
             Text::Plain(plain, shape) => {
-                *reused_tokens = self.encoder.encode(&plain, shape.add_special, tokens)? as u32;
+                *reused_tokens = self.encoder.encode(&plain, shape.add_special, apart, tokens)? as u32;
                 (shape, shape.truncate)
             }
             Text::Rendered(shape) => {
-                *reused_tokens = self.encoder.encode(text, shape.add_special, tokens)? as u32;
+                *reused_tokens = self.encoder.encode(text, shape.add_special, apart, tokens)? as u32;
                 (shape, shape.truncate)
             }
         };
@@ -132,7 +133,7 @@ impl Tokenizer {
     ///
     /// Where the tokenizer fails on the text.
     pub fn text(&self, text: &str, add_special: bool, out: &mut Vec<u32>) -> Result<(), Unknown> {
-        self.encoder.encode(text, add_special, out).map(|_| ())
+        self.encoder.encode(text, add_special, 0, out).map(|_| ())
     }
 
     /// Whether the model has a chat template.

@@ -161,6 +161,16 @@ fn the_next_turn_encodes_only_what_is_new() {
         reused = prompt.reused_tokens as usize * 100 / prompt.tokens.len();
     }
     assert!(reused > 80, "{reused} %");
+
+    // Whoever is apart finds what they sent themselves, and nothing else.
+    let body = json!({"prompt": "What nobody else may know. ".repeat(200)}).to_string();
+    let mut reused = |apart| {
+        prompt.apart = apart;
+        tokenizer.prompt(Api::Completions, body.as_bytes(), UnixTime(0), &mut prompt).expect("tokens");
+        prompt.reused_tokens
+    };
+    assert_eq!((reused(2), reused(4), reused(0)), (0, 0, 0));
+    assert!([reused(2), reused(4), reused(0)].iter().all(|&reused| reused > 1000));
 }
 
 /// A tokenizer of a few words in a directory of its own.

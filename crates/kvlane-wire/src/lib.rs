@@ -14,6 +14,7 @@ pub mod msgpack;
 pub mod openai;
 pub mod prometheus;
 pub mod resume;
+pub mod salt;
 pub mod sequence;
 pub mod sse;
 mod usage;

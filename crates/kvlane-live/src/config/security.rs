@@ -24,6 +24,8 @@ pub struct Security {
     pub open_admin: bool,
     /// Whether the key a client shows us also goes to workers that have none of their own.
     pub forward_credentials: bool,
+    /// Whether what one tenant sent is kept from all others: no prefix of theirs is found, here or in engines.
+    pub isolate_tenants: bool,
     /// Networks in which workers that are added while running must be; empty: all but those that no worker is in.
     pub allowed_networks: Vec<Network>,
 }

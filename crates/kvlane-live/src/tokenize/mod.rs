@@ -59,6 +59,8 @@ pub(crate) struct Question<'a> {
     pub(crate) api: Api,
     pub(crate) body: &'a Bytes,
     pub(crate) seed: ChainSeed,
+    /// Whose encodings it may find again: see [`kvlane_tokens::Prompt::apart`].
+    pub(crate) apart: u64,
     pub(crate) deadline: Instant,
 }
 
@@ -124,6 +126,7 @@ async fn count_here(threads: &TokenThreads, local: &Local, question: &Question<'
         api: question.api,
         body: Bytes::clone(question.body),
         seed: question.seed,
+        apart: question.apart,
         block_tokens: question.pool.router.block_tokens(),
         answer,
     };

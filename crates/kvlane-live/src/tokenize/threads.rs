@@ -29,6 +29,8 @@ pub(super) struct Job {
     pub(super) api: Api,
     pub(super) body: Bytes,
     pub(super) seed: ChainSeed,
+    /// Whose encodings it may find again.
+    pub(super) apart: u64,
     pub(super) block_tokens: u32,
     pub(super) answer: oneshot::Sender<Result<Counted, Unknown>>,
 }
@@ -137,6 +139,7 @@ impl Queue {
 impl Job {
     fn count(&self, prompt: &mut Prompt) -> Result<Counted, Unknown> {
         prompt.clear();
+        prompt.apart = self.apart;
         self.tokenizer.prompt(self.api, &self.body, date(), prompt)?;
         Ok(Counted::of(self.seed, &prompt.tokens, self.block_tokens))
     }
@@ -156,7 +159,7 @@ mod tests {
         let (answer, answered) = oneshot::channel();
         let body = Bytes::from_static(br#"{"model":"m","prompt":"one two three four"}"#);
         let (tokenizer, seed) = (Arc::clone(tokenizer), ChainSeed::new("m", None, None));
-        (Job { tokenizer, api: Api::Completions, body, seed, block_tokens: 2, answer }, answered)
+        (Job { tokenizer, api: Api::Completions, body, seed, apart: 0, block_tokens: 2, answer }, answered)
     }
 
     #[test]

@@ -132,8 +132,14 @@ impl Encoder {
         matches!(self.backend, Backend::Own(_))
     }
 
-    /// Appends the ids of `text`; returns how many were remembered.
-    pub(crate) fn encode(&self, text: &str, add_special: bool, out: &mut Vec<u32>) -> Result<usize, Unknown> {
+    /// Appends the ids of `text`; returns how many were remembered. What is remembered `apart` is found there only.
+    pub(crate) fn encode(
+        &self,
+        text: &str,
+        add_special: bool,
+        apart: u64,
+        out: &mut Vec<u32>,
+    ) -> Result<usize, Unknown> {
         if add_special {
             out.extend_from_slice(&self.before);
         }
@@ -142,11 +148,11 @@ impl Encoder {
             Cut::AtSpecialTokens => self.raw.split(text, |piece| {
                 match piece {
                     Piece::Token(id) => out.push(id),
-                    Piece::Text(text, at) => reused += self.piece(text, at == 0, out)?,
+                    Piece::Text(text, at) => reused += self.piece(text, at == 0, apart, out)?,
                 }
                 Ok(())
             })?,
-            Cut::Never(_) => reused += self.remembered(text, true, out)?,
+            Cut::Never(_) => reused += self.remembered(text, true, apart, out)?,
         }
         if add_special {
             out.extend_from_slice(&self.behind);
@@ -155,17 +161,17 @@ impl Encoder {
     }
 
     /// Appends the ids of a piece without raw added tokens.
-    fn piece(&self, text: &str, first: bool, out: &mut Vec<u32>) -> Result<usize, Unknown> {
-        let Backend::Own(own) = &self.backend else { return self.remembered(text, first, out) };
+    fn piece(&self, text: &str, first: bool, apart: u64, out: &mut Vec<u32>) -> Result<usize, Unknown> {
+        let Backend::Own(own) = &self.backend else { return self.remembered(text, first, apart, out) };
         if self.normalized.is_empty() {
-            return self.chunks(text, out);
+            return self.chunks(text, apart, out);
         }
         let text = own.normalize(text);
         let mut reused = 0;
         self.normalized.split(&text, |piece| {
             match piece {
                 Piece::Token(id) => out.push(id),
-                Piece::Text(text, _) => reused += self.chunks(text, out)?,
+                Piece::Text(text, _) => reused += self.chunks(text, apart, out)?,
             }
             Ok::<(), Unknown>(())
         })?;
@@ -173,25 +179,25 @@ impl Encoder {
     }
 
     /// Appends the ids of plain text, for our own encoder: cut where that is known to be safe.
-    fn chunks(&self, text: &str, out: &mut Vec<u32>) -> Result<usize, Unknown> {
+    fn chunks(&self, text: &str, apart: u64, out: &mut Vec<u32>) -> Result<usize, Unknown> {
         let mut rest = text;
         let mut reused = 0;
         while let Some(at) = self.chunks.end(rest) {
             let (chunk, behind) = rest.split_at(at);
-            reused += self.remembered(chunk, true, out)?;
+            reused += self.remembered(chunk, true, apart, out)?;
             rest = behind;
         }
-        Ok(reused + self.remembered(rest, true, out)?)
+        Ok(reused + self.remembered(rest, true, apart, out)?)
     }
 
     /// Appends the ids of a text that is encoded on its own, out of the cache if it is there.
-    fn remembered(&self, text: &str, first: bool, out: &mut Vec<u32>) -> Result<usize, Unknown> {
+    fn remembered(&self, text: &str, first: bool, apart: u64, out: &mut Vec<u32>) -> Result<usize, Unknown> {
         if text.len() < REMEMBERED_BYTES_MIN && self.is_own() {
             self.plain(text, first, out)?;
             return Ok(0);
         }
         let first = first || !self.positional;
-        let key = Key::of(text, u64::from(!first));
+        let key = Key::of(text, apart ^ u64::from(!first));
         if let Some(ids) = self.cache.get(key) {
             out.extend_from_slice(&ids);
             return Ok(ids.len());

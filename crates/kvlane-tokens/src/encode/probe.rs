@@ -101,7 +101,7 @@ impl Encoder {
     fn same(&self, text: &str, library: Option<&tokenizers::Tokenizer>) -> Result<(), String> {
         let failed = |error: Unknown| error.to_string();
         let mut pieces = Vec::new();
-        self.encode(text, false, &mut pieces).map_err(failed)?;
+        self.encode(text, false, 0, &mut pieces).map_err(failed)?;
         let mut whole = Vec::new();
         match (library, &self.backend) {
             (Some(library), _) => {

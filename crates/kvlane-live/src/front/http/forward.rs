@@ -11,7 +11,9 @@ use kvlane_core::endpoint::EndpointId;
 use kvlane_core::truth::{Feed, Knowledge};
 use kvlane_wire::api::Api;
 use kvlane_wire::openai::{self, ParsedRequest};
+use kvlane_wire::salt::with_cache_salt;
 use tokio::time::Instant;
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::attempt::{Attempts, Outcome};
 use super::deadlines::Deadlines;
@@ -47,7 +49,8 @@ pub(super) async fn forward(
 ) -> Result<Response<Body>, ApiError> {
     let deadlines = Deadlines::of(&gateway.config(), parts.uri.path());
     let deadline = Instant::now() + deadlines.total;
-    let routed = route(gateway, upstreams, api, parts, &body, account, deadline).await?;
+    let (routed, salted) = route(gateway, upstreams, api, parts, &body, account, deadline).await?;
+    let body = salted.unwrap_or(body);
     account.set_model(&routed.served.pool.model);
     let limits = Limits { idle: deadlines.idle, deadline };
     let mut attempts = Attempts::new(gateway, &routed, excluded_for(&routed, parts), deadlines);
@@ -110,7 +113,7 @@ fn rejected(gateway: &Gateway, pool: &ModelPool, refused: Refused) -> ApiError {
     }
 }
 
-/// Finds the pool and the prompt's blocks.
+/// Finds the pool and the prompt's blocks; and the body as it goes on, if not as it came.
 async fn route(
     gateway: &Arc<Gateway>,
     upstreams: &Arc<Upstreams>,
@@ -119,32 +122,40 @@ async fn route(
     body: &Bytes,
     account: &Account,
     deadline: Instant,
-) -> Result<Routed, ApiError> {
+) -> Result<(Routed, Option<Bytes>), ApiError> {
     let received = account.received;
     let Some(api) = api else {
         let served = unparsed_pool(gateway, parts, body)?;
         let facts = gateway.hints.load().read(&parts.headers, None, identity(parts));
         let charge = admit(gateway, &served, facts, 0, account)?;
-        return Ok(Routed { served, chain: Vec::new(), prompt_tokens: 0, facts, received, deadline, charge });
+        let (chain, prompt_tokens) = (Vec::new(), 0);
+        return Ok((Routed { served, chain, prompt_tokens, facts, received, deadline, charge }, None));
     };
-    let (served, facts, seed, estimated) = rendered(api, body, |parsed, prompt| {
+    let isolates = gateway.config().auth.isolate_tenants;
+    let (served, facts, seed, estimated, salt) = rendered(api, body, |parsed, prompt| {
         let served = match &parsed.model {
             Some(model) => named_pool(gateway, model)?,
             None => only_pool(gateway, api)?,
         };
         // An alias of a model shares its blocks, an adapter does not.
         let adapter = served.adapter.as_deref().or(parsed.lora.as_deref());
-        let seed = ChainSeed::new(&served.pool.model, adapter, parsed.cache_salt.as_deref());
+        let hints = gateway.hints.load();
+        let theirs = parsed.cache_salt.as_deref();
+        let ours = isolates.then(|| hints.salt(&parts.headers, identity(parts), theirs));
+        let salt = ours.as_deref().or(theirs);
+        let seed = ChainSeed::new(&served.pool.model, adapter, salt);
+        let apart = salt.map_or(0, apart);
         let estimates = matches!(served.pool.counting, Counting::Estimate);
         let estimated = estimates.then(|| Counted::estimate(seed, prompt, served.pool.router.block_tokens()));
-        let facts = gateway.hints.load().read(&parts.headers, Some(parsed), identity(parts));
-        Ok((served, facts, seed, estimated))
+        let facts = hints.read(&parts.headers, Some(parsed), identity(parts));
+        Ok((served, facts, seed, estimated, (ours, apart)))
     })?;
+    let (ours, apart) = salt;
     let pool = &served.pool;
     let counted = match estimated {
         Some(estimated) => estimated,
         None => {
-            let question = Question { pool, api, body, seed, deadline };
+            let question = Question { pool, api, body, seed, apart, deadline };
             let asked = gateway.clock.now();
             match Box::pin(pool.counting.count(gateway, upstreams, &question)).await {
                 Ok(counted) => {
@@ -162,7 +173,25 @@ async fn route(
     };
     let Counted { chain, tokens: prompt_tokens } = counted;
     let charge = admit(gateway, &served, facts, prompt_tokens, account)?;
-    Ok(Routed { served, chain, prompt_tokens, facts, received, deadline, charge })
+    let salted = ours.filter(|_| takes_salt(api)).and_then(|salt| salted(body, &salt));
+    Ok((Routed { served, chain, prompt_tokens, facts, received, deadline, charge }, salted))
+}
+
+/// Whether engines take a `cache_salt` in bodies of this API.
+fn takes_salt(api: Api) -> bool {
+    matches!(api, Api::ChatCompletions | Api::Completions | Api::Responses)
+}
+
+/// A body that was understood, with this salt.
+fn salted(body: &Bytes, salt: &str) -> Option<Bytes> {
+    let body = std::str::from_utf8(body).ok()?;
+    with_cache_salt(body, salt).ok().map(Bytes::from)
+}
+
+/// Where encodings are remembered for prompts with this salt.
+fn apart(salt: &str) -> u64 {
+    // Even, and never everybody's.
+    xxh3_64(salt.as_bytes()).max(1) << 1
 }
 
 /// Lets a request in, if its client may use so much.

@@ -1,0 +1,75 @@
+//! Whose prefixes a request may share, written into its body: vLLM's and SGLang's `cache_salt`.
+
+use crate::json::{JsonError, Scanner};
+
+/// The member's name.
+const CACHE_SALT: &str = "cache_salt";
+
+/// A body that is an object, with `salt` as its `cache_salt` and no other, however it may have been written.
+///
+/// `salt` is hexadecimal digits, or other text that JSON takes as it is.
+///
+/// # Errors
+/// That the body is no JSON object.
+pub fn with_cache_salt(body: &str, salt: &str) -> Result<Vec<u8>, JsonError> {
+    let mut out = Vec::with_capacity(body.len() + CACHE_SALT.len() + salt.len() + 8);
+    let mut put = |pieces: &[&str]| pieces.iter().for_each(|piece| out.extend_from_slice(piece.as_bytes()));
+    let mut scanner = Scanner::new(body);
+    put(&["{\"", CACHE_SALT, "\":\"", salt, "\""]);
+    let mut walk = scanner.object()?;
+    while let Some(key) = walk.key(&mut scanner)? {
+        scanner.peek()?;
+        let value = scanner.skip()?;
+        if key.decode() != CACHE_SALT {
+            put(&[",\"", key.raw(), "\":", value]);
+        }
+    }
+    scanner.end()?;
+    put(&["}"]);
+    Ok(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn the_salt_is_ours_and_all_else_stays() {
+        for (body, expect) in [
+            ("{}", json!({"cache_salt": "aa"})),
+            (r#" {"model":"m","prompt":"a b"} "#, json!({"cache_salt": "aa", "model": "m", "prompt": "a b"})),
+            (r#"{"cache_salt":"theirs"}"#, json!({"cache_salt": "aa"})),
+            (
+                r#"{"a":1,"cache_salt" : {"x":[1]} ,"b":"\"}"}"#,
+                json!({"cache_salt": "aa", "a": 1, "b": "\"}"}),
+            ),
+            (
+                r#"{"cache\u005fsalt":"theirs","cache_salt":null,"in":{"cache_salt":1}}"#,
+                json!({"cache_salt": "aa", "in": {"cache_salt": 1}}),
+            ),
+        ] {
+            let salted = with_cache_salt(body, "aa").expect(body);
+            let text = std::str::from_utf8(&salted).expect("UTF-8");
+            assert_eq!(serde_json::from_str::<Value>(text).expect(text), expect);
+            assert_eq!(text.matches("\"aa\"").count(), 1, "{text}");
+        }
+        for body in ["", "[]", "{", r#"{"a":}"#, "{} x", r#"{"a":1,}"#] {
+            assert!(with_cache_salt(body, "aa").is_err(), "{body}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_stands_in_a_body_reads_back_but_for_the_salt(
+            members in prop::collection::btree_map("[a-z\\\\\"é_]{0,6}|cache_salt", "[ -~é\\n]{0,12}", 0..6),
+        ) {
+            let mut body = json!(members);
+            let salted = with_cache_salt(&body.to_string(), "0f").expect("an object");
+            body["cache_salt"] = json!("0f");
+            prop_assert_eq!(serde_json::from_slice::<Value>(&salted).expect("JSON"), body);
+        }
+    }
+}
