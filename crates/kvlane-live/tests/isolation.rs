@@ -156,3 +156,27 @@ async fn every_api_that_knows_a_salt_is_sent_the_tenants_and_no_other() {
     }
     gateway.end().await;
 }
+
+#[tokio::test]
+async fn no_prompt_answer_key_or_tenant_is_in_what_operators_see() {
+    let engine = FakeEngine::start("m").await;
+    let mut config = of_two_tenants(config(), true);
+    let boss =
+        KeySpec { name: "boss".into(), sha256: KeyHash::of("k-boss"), role: Role::Admin, trusted: false };
+    config.auth.keys.push(boss);
+    let gateway = TestGateway::start(config, &[&engine]).await;
+    let mut body = completion(&prompt("xyzzy"));
+    (body["user"], body["cache_salt"]) = (json!("plugh"), json!("frotz"));
+    let fields = "x-session-id: plover\r\nx-llm-d-inference-fairness-id: zork\r\n";
+    ask(&gateway, &engine, "ann", fields, "/v1/completions", body).await;
+    for path in ["/metrics", "/decisions", "/workers", "/readiness", "/list_workers"] {
+        let mut client = Client::connect(gateway.metrics_address()).await;
+        client.request_with("GET", path, "authorization: Bearer k-boss\r\n", "").await;
+        let page = client.reply().await;
+        assert_eq!(page.status, 200, "{path}");
+        for secret in ["xyzzy", "plugh", "frotz", "plover", "zork", "k-ann", "k-boss"] {
+            assert!(!page.text().contains(secret), "{secret} is in {path}");
+        }
+    }
+    gateway.end().await;
+}

@@ -363,6 +363,23 @@ fn every_scenario_and_figure_is_explained() {
 }
 
 #[test]
+fn every_threat_names_tests_that_exist() {
+    let security = document("SECURITY.md");
+    let threats = between(&security, "## Threats", "\n## ");
+    let rows: Vec<&str> =
+        threats[0].lines().filter(|line| line.starts_with("| ") && line.contains('`')).collect();
+    assert!(rows.len() > 10, "{} rows", rows.len());
+    let sources = sources();
+    for row in rows {
+        let held_by = row.trim_end_matches(['|', ' ']).rsplit('|').next().expect("a last column");
+        for test in held_by.split('`').skip(1).step_by(2) {
+            let definition = format!("fn {test}(");
+            assert!(sources.iter().any(|(_, text)| text.contains(&definition)), "there is no test {test}");
+        }
+    }
+}
+
+#[test]
 fn every_invariant_names_tests_that_exist() {
     let architecture = document("ARCHITECTURE.md");
     let invariants = between(&architecture, "## Invariants", "\n## ");
