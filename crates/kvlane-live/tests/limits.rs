@@ -2,7 +2,7 @@
 
 use kvlane_live::config::{Config, LimitSpec};
 use kvlane_live::testing::{
-    Client, FakeEngine, Reply, TestGateway, chat, chat_stream, config, event, eventually,
+    Client, FakeEngine, Reply, TestGateway, chat, chat_stream, config, event, eventually, soon,
 };
 use serde_json::json;
 
@@ -223,5 +223,35 @@ async fn limits_can_change_and_go_while_requests_run_under_them() {
     assert_eq!(client.reply().await.status, 200);
     gateway.ledger_is_zero().await;
     assert_eq!(gateway.metric(active).await, Some(0.0));
+    gateway.end().await;
+}
+
+/// Waits until a bound has been met more often than `before`.
+async fn is_reached(gateway: &TestGateway, limit: &str, before: f64) {
+    let sample = format!(r#"kvlane_limits_reached_total{{limit="{limit}"}}"#);
+    let counted = async { while gateway.metric(&sample).await.unwrap_or_default() <= before {} };
+    soon(limit, counted).await;
+}
+
+#[tokio::test]
+async fn bounds_that_no_answer_tells_of_are_counted() {
+    let engine = FakeEngine::start("m").await;
+    let gateway = TestGateway::start(config(), &[&engine]).await;
+    let mut client = gateway.client().await;
+    let head = format!("GET / HTTP/1.1\r\nx: {}\r\n\r\n", "y".repeat(4 << 20));
+    client.try_send(head.as_bytes()).await;
+    client.closed().await;
+    is_reached(&gateway, "head_bytes", 0.0).await;
+    gateway.end().await;
+
+    let mut config = config();
+    config.server.header_timeout = std::time::Duration::from_millis(20);
+    let gateway = TestGateway::start(config, &[&engine]).await;
+    for (before, begun) in ["", "POST /v1/chat/completions HTTP/1.1\r\nhost"].into_iter().enumerate() {
+        let mut client = gateway.client().await;
+        client.send(begun).await;
+        client.closed().await;
+        is_reached(&gateway, "head_time", before as f64).await;
+    }
     gateway.end().await;
 }

@@ -286,7 +286,7 @@ fn every_limit_tells_in_which_metric_it_is_seen() {
     let mut seen = 0;
     for row in &rows {
         assert_eq!(row.len(), 5, "{row:?}");
-        for named in between(row[4], "`", "`").into_iter().step_by(2) {
+        for named in row[4].split('`').skip(1).step_by(2) {
             let name = named.split('{').next().unwrap_or_default();
             assert!(
                 guide.contains(&format!("| `kvlane_{name}` |")),
