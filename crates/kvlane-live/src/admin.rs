@@ -443,7 +443,7 @@ fn pool_decisions(pool: &ModelPool, timing: Option<&TimingFile>, limit: usize) -
             })
         })
         .collect();
-    json!({"model": pool.model, "policy": pool.policy, "decisions": decisions})
+    json!({"model": pool.model, "policy": pool.policy(), "decisions": decisions})
 }
 
 /// A key as it is shown: enough of it to tell one from another.

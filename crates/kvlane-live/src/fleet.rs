@@ -331,13 +331,20 @@ impl Fleet {
         self.gateway.change_table(|table| list_names(table, &served));
     }
 
+    /// Lets all pools route as the configuration says.
+    pub(crate) fn configure_pools(&self) {
+        // A pool that is being opened has either been made by what the configuration says by then, or is in the table.
+        let _turn = self.turn();
+        self.gateway.pools().iter().for_each(|pool| pool.configure(&self.gateway));
+    }
+
     /// The pool of a base model, made if need be.
     fn pool(&self, base: &str) -> Arc<ModelPool> {
         if let Some(pool) = self.gateway.table().pools.iter().find(|pool| pool.model == base) {
             return Arc::clone(pool);
         }
         let pool = Arc::new(ModelPool::new(&self.gateway, base));
-        tracing::info!(model = base, policy = pool.policy, "pool opened");
+        tracing::info!(model = base, policy = pool.policy(), "pool opened");
         self.gateway.change_table(|table| table.pools.push(Arc::clone(&pool)));
         pool
     }

@@ -95,8 +95,6 @@ pub(crate) struct Served {
 pub struct ModelPool {
     /// The base model.
     pub model: String,
-    /// Its policy's name.
-    pub policy: &'static str,
     /// Where its requests are placed.
     pub router: Router,
     /// How its prompts are counted.
@@ -500,7 +498,6 @@ impl ModelPool {
         let config = gateway.config().router(model, timing);
         Self {
             model: model.into(),
-            policy: config.scheduler.policy.name(),
             router: Router::new(config),
             counting: gateway.tokenizers.counting(model),
             metrics: gateway.metrics.pool(model),
@@ -508,6 +505,36 @@ impl ModelPool {
             waiters: Mutex::default(),
             block_sizes: Mutex::default(),
         }
+    }
+
+    /// Its policy's name.
+    pub fn policy(&self) -> &'static str {
+        self.router.read(|scheduler| scheduler.config().policy.name())
+    }
+
+    /// Routes as the gateway's configuration says from here on. Callers take turns: the fleet's lock.
+    pub(crate) fn configure(&self, gateway: &Gateway) {
+        let timings = gateway.timings.load();
+        let timing = timings.of(&self.model).map(|file| &file.timing);
+        let (before, mut outputs) = (self.policy(), Vec::new());
+        let config = gateway.config().router(&self.model, timing);
+        self.router.configure(gateway.clock.now(), config, &mut outputs);
+        let policy = self.policy();
+        if policy != before {
+            // Placements are counted by policy.
+            let seats = self.seats.load();
+            let counted = |occupant: &Arc<Occupant>| {
+                let selections = gateway.metrics.selection(&occupant.name, policy);
+                let Occupant { endpoint, worker, rank, name, feed, .. } = &**occupant;
+                let (worker, name) = (Arc::clone(worker), Arc::clone(name));
+                let (endpoint, rank, feed) = (*endpoint, *rank, feed.clone());
+                Arc::new(Occupant { endpoint, worker, rank, name, feed, selections })
+            };
+            let seats: Vec<_> = seats.iter().map(|seat| seat.as_ref().map(counted)).collect();
+            self.seats.store(Arc::new(seats));
+            tracing::info!(model = self.model, from = before, to = policy, "another policy");
+        }
+        gateway.deliver(self, &mut outputs);
     }
 
     /// The block size of each endpoint that has told it. They are all the same.
@@ -526,7 +553,7 @@ impl ModelPool {
         // Whoever is placed on an endpoint looks for its occupant: so that is there first.
         let endpoint = self.router.read(|scheduler| scheduler.pool().next_id())?;
         let name = worker.seat_name(rank);
-        let selections = gateway.metrics.selection(&name, self.policy);
+        let selections = gateway.metrics.selection(&name, self.policy());
         let mut seats = Vec::clone(&self.seats.load());
         if seats.len() <= endpoint.slot() {
             seats.resize(endpoint.slot() + 1, None);

@@ -173,6 +173,7 @@ impl Serving {
         self.gateway.set_security(security);
         self.fleet.show_keys(&next);
         self.gateway.set_config(next, timings);
+        self.fleet.configure_pools();
         self.gateway.reloads.told.send_replace(());
         let mut reloaded = Reloaded { changed, needs_restart, ..Reloaded::default() };
         for spec in &changes.go {

@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 /// Connections that ask all the time.
 const CLIENTS: usize = 12;
 /// Changes of the fleet.
-const ROUNDS: usize = 24;
+const ROUNDS: usize = 12;
 
 /// Answers all that comes, streams in pieces, for as long as it is polled.
 async fn serve(engine: &FakeEngine, answered: &AtomicUsize) {

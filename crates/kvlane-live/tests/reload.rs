@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use kvlane_live::config::{Config, WorkerSpec};
+use kvlane_core::policy::PolicyConfig;
+use kvlane_live::config::{Config, PoolOverride, WorkerSpec};
 use kvlane_live::testing::{FakeEngine, TestGateway, chat, chat_stream, config, event, eventually};
 use serde_json::json;
 
@@ -232,5 +233,65 @@ async fn an_address_that_is_kept_keeps_the_key_that_it_needs() {
     let why = gateway.serving().reload(next).expect_err("the port listens to the world until a restart");
     assert!(why.contains("metrics.host"), "{why}");
     assert_eq!(running(&gateway), before);
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn another_policy_places_from_then_on_and_what_is_known_stays() {
+    let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
+    let mut config = config();
+    config.routing.policy = PolicyConfig::by_name("round_robin").expect("a policy");
+    let gateway = TestGateway::start(config, &[&a, &b]).await;
+    let prompt = chat("m", &"a long prompt ".repeat(50));
+    let ask = async || {
+        let client = gateway.ask("POST", "/v1/chat/completions", &prompt);
+        let served = async {
+            tokio::select! { _ = a.answer("{}") => {}, _ = b.answer("{}") => {} }
+        };
+        let (reply, ()) = tokio::join!(client, served);
+        let said = |name: &str| reply.header(name).expect("told").to_owned();
+        (said("x-router-backend"), said("x-router-reason"))
+    };
+    let (first, reason) = ask().await;
+    assert_eq!(reason, "turn");
+    let mut next = running(&gateway);
+    let policy = PolicyConfig::by_name("prefix_aware").expect("a policy");
+    next.routing.pools.insert("m".into(), PoolOverride { policy: Some(policy), ..PoolOverride::default() });
+    let reloaded = gateway.serving().reload(next).expect("right");
+    assert_eq!(reloaded.changed, ["routing.pools"]);
+    for _ in 0..3 {
+        assert_eq!(ask().await, (first.clone(), "prefix_hit".to_owned()), "it holds the prompt");
+    }
+    let selected = |policy: &str, reason: &str| {
+        format!(r#"kvlane_worker_selection_total{{worker="{first}",policy="{policy}",reason="{reason}"}}"#)
+    };
+    assert_eq!(gateway.metric(&selected("round_robin", "turn")).await, Some(1.0));
+    assert_eq!(gateway.metric(&selected("prefix_aware", "prefix_hit")).await, Some(3.0));
+    assert_eq!(gateway.operate("GET", "/decisions", "").await.json()["pools"][0]["policy"], "prefix_aware");
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn a_limit_that_comes_lets_requests_wait_and_one_that_goes_lets_them_in() {
+    let engine = FakeEngine::start("m").await;
+    let gateway = TestGateway::start(config(), &[&engine]).await;
+    let reload = |most: u32| {
+        let mut next = running(&gateway);
+        next.routing.max_concurrent_requests = most;
+        gateway.serving().reload(next).expect("right");
+    };
+    reload(1);
+    let (mut one, mut two) = (gateway.client().await, gateway.client().await);
+    one.request("POST", "/v1/chat/completions", &chat("m", "one")).await;
+    let first = engine.call().await;
+    two.request("POST", "/v1/chat/completions", &chat("m", "two")).await;
+    let pool = gateway.pool("m");
+    eventually("the second waits", || pool.router.read(|scheduler| scheduler.queued()) == 1).await;
+    reload(0);
+    let second = engine.call().await;
+    second.answer(200, "{}").await;
+    assert_eq!(two.reply().await.status, 200);
+    first.answer(200, "{}").await;
+    assert_eq!(one.reply().await.status, 200);
     gateway.end().await;
 }
