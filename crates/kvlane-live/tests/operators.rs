@@ -132,7 +132,7 @@ async fn a_pool_can_have_a_policy_of_its_own() {
     config.routing.pools =
         BTreeMap::from([("n".into(), PoolOverride { policy: Some(policy), ..PoolOverride::default() })]);
     let gateway = TestGateway::start(config, &[&m, &n]).await;
-    assert_eq!((gateway.pool("m").policy, gateway.pool("n").policy), ("cache_aware", "round_robin"));
+    assert_eq!((gateway.pool("m").policy(), gateway.pool("n").policy()), ("cache_aware", "round_robin"));
     assert_eq!(ask(&gateway, &[&n], &chat("n", "hi")).await, (n.url(), "turn".into()));
     assert_eq!(ask(&gateway, &[&m], &chat("m", "hi")).await, (m.url(), "prefix_miss".into()));
     gateway.end().await;
