@@ -11,7 +11,7 @@ use kvlane_core::time::Nanos;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rules {
     /// Time from when a request is sent to an endpoint to the first token, after which the attempt has failed.
-    /// [`Nanos::MAX`] is never, and an endpoint out of reach is then waited for without end.
+    /// [`Nanos::MAX`] is never; an attempt at an endpoint that probes find down has failed in any case.
     pub first_token: Nanos,
     /// Time without a further token after which an answer has broken off.
     pub between_tokens: Nanos,
@@ -48,12 +48,11 @@ pub struct Probes {
 }
 
 impl Default for Rules {
-    /// The gateway's defaults, with deadlines that it has not unless told: a minute to the first token, half of one
-    /// between two.
+    /// The gateway's defaults.
     fn default() -> Self {
         Self {
-            first_token: Nanos::from_secs(60),
-            between_tokens: Nanos::from_secs(30),
+            first_token: Nanos::from_secs(300),
+            between_tokens: Nanos::from_secs(300),
             backoff: Backoff {
                 initial: Nanos::from_millis(50),
                 max: Nanos::from_secs(30),

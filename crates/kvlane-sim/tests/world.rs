@@ -304,10 +304,10 @@ fn who_does_not_answer_is_given_up_found_out_and_known_when_it_is_back() {
         }
         let late: Vec<&Outcome> = run.outcomes.iter().filter(|outcome| outcome.attempts > 1).collect();
         assert!(!late.is_empty());
-        assert!(
-            late.iter().all(|o| o.first_token.is_none_or(|first| first >= o.due + secs(2.0))),
-            "{late:?}"
-        );
+        // After the deadline, or once the third probe has failed.
+        let waits =
+            |o: &&Outcome| o.first_token.is_none_or(|first| first >= secs(6.0).min(o.due + secs(2.0)));
+        assert!(late.iter().all(waits), "{late:?}");
         // Three probes of a second each, then nothing is placed there until two have been answered.
         let given = |from: f64, to: f64| {
             let within = |o: &&Outcome| secs(from) <= o.due && o.due < secs(to);
@@ -316,6 +316,23 @@ fn who_does_not_answer_is_given_up_found_out_and_known_when_it_is_back() {
         assert_eq!(given(6.6, 15.0), 0);
         assert!(given(18.0, 100.0) > 0);
     }
+}
+
+#[test]
+fn whoever_waits_for_a_first_token_where_probes_find_nobody_is_answered_elsewhere() {
+    let trace = conversations(60, 7);
+    let mut config = hasty(config("round_robin", 3, 1));
+    if let Some(rules) = &mut config.rules {
+        rules.first_token = Nanos::MAX;
+    }
+    config.faults = vec![Fault::BlackHole { at: Nanos::ZERO, endpoint: 1, until: None }];
+    let (run, world) = play(config, &trace, OPEN);
+    check(&trace, &run, &world);
+    assert!(run.outcomes.iter().all(Outcome::is_ok));
+    let waited: Vec<&Outcome> = run.outcomes.iter().filter(|outcome| outcome.attempts > 1).collect();
+    assert!(!waited.is_empty());
+    // The third probe has failed after three seconds and what went by until the first began.
+    assert!(waited.iter().all(|o| (secs(3.0)..secs(5.0)).contains(&o.end)), "{waited:?}");
 }
 
 #[test]

@@ -238,6 +238,7 @@ impl Play<'_, '_> {
             // The last one says that all engines are idle; until a request comes there is no other.
             Event::Report => self.world.report(!self.flights.is_empty()),
             Event::Fault(index) => self.fault(index),
+            Event::Probe { seat } | Event::Probed { seat, .. } => self.probe(event, seat.into()),
             Event::Late { run, request, sent } if run == self.run => self.late(request, sent),
             Event::Stalled { run, request, sent, tokens } if run == self.run => {
                 self.stalled(request, sent, tokens);

@@ -85,6 +85,28 @@ impl Play<'_, '_> {
         }
     }
 
+    /// An endpoint is probed. Whoever waits for the first token of one that is found down waits no longer.
+    pub(super) fn probe(&mut self, event: Event, at: usize) {
+        let was_healthy = self.world.seats[at].found.healthy;
+        self.world.happen(event);
+        if was_healthy && !self.world.seats[at].found.healthy {
+            let mut waiting: Vec<u32> =
+                self.flights.iter().filter(|(_, flight)| flight.seat == Some(at)).map(|(&r, _)| r).collect();
+            waiting.retain(|&request| self.awaits_first_token(request));
+            waiting.sort_unstable();
+            for request in waiting {
+                self.cancel(at, request);
+                self.attempt_failed(request, at, Failed::Broken);
+            }
+        }
+        self.follow();
+    }
+
+    fn awaits_first_token(&mut self, request: u32) -> bool {
+        let decodes = self.flights.get(&request).is_some_and(|flight| flight.pool == DECODE);
+        !decodes || self.outcome(request).first_token.is_none()
+    }
+
     /// Makes an engine forget a request.
     pub(super) fn cancel(&mut self, at: usize, request: u32) {
         let now = self.now();
@@ -129,10 +151,8 @@ impl Play<'_, '_> {
 
     /// A request has waited for its first token for as long as it may, unless it has come or it is elsewhere.
     pub(super) fn late(&mut self, request: u32, sent: u32) {
-        let Some(&Flight { seat: Some(seat), sent: last, pool, .. }) = self.flights.get(&request) else {
-            return;
-        };
-        if last == sent && (pool != DECODE || self.outcome(request).first_token.is_none()) {
+        let Some(&Flight { seat: Some(seat), sent: last, .. }) = self.flights.get(&request) else { return };
+        if last == sent && self.awaits_first_token(request) {
             self.cancel(seat, request);
             self.attempt_failed(request, seat, Failed::Late);
         }
