@@ -267,7 +267,7 @@ fn live_through(seed: u64, tally: &mut Tally) {
     let (run, world) = play(&case);
     check_requests(&case, &run, tally);
     check_world(&world);
-    if seed % TWICE_EVERY == 0 {
+    if seed.is_multiple_of(TWICE_EVERY) {
         let (again, other) = play(&case);
         assert_eq!(format!("{:?}", run.outcomes), format!("{:?}", again.outcomes), "the same again");
         assert_eq!(world.engine_stats(), other.engine_stats());
