@@ -114,7 +114,7 @@ fn whoever_waits_for_a_first_token_where_probes_find_nobody_is_answered_elsewher
     let trace = conversations(60, 7);
     let mut config = hasty(config("round_robin", 3, 1));
     if let Some(rules) = &mut config.rules {
-        rules.first_token = Nanos::MAX;
+        rules.first_token = secs(60.0);
     }
     config.faults = vec![Fault::BlackHole { at: Nanos::ZERO, endpoint: 1, until: None }];
     let (run, world) = play(config, &trace, OPEN);
