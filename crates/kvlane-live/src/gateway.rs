@@ -24,6 +24,7 @@ use tokio::time::Instant;
 use crate::auth::{Allowed, Auth};
 use crate::clock::Clock;
 use crate::config::{Config, ConfigError};
+use crate::first_tokens::FirstTokens;
 use crate::hints::{Facts, Hints};
 use crate::ingest::EventFeed;
 use crate::lease::Lease;
@@ -100,6 +101,8 @@ pub struct ModelPool {
     /// How its prompts are counted.
     pub(crate) counting: Counting,
     pub(crate) metrics: PoolMetrics,
+    /// How long first tokens take, while requests may be hedged.
+    pub(crate) first_tokens: FirstTokens,
     seats: ArcSwap<Vec<Option<Arc<Occupant>>>>,
     waiters: Mutex<HashMap<RequestId, oneshot::Sender<Output>>>,
     /// The block size of each endpoint that has told it.
@@ -150,6 +153,14 @@ impl Security {
     pub fn read(config: &Config) -> Result<Self, ConfigError> {
         Ok(Self { auth: Auth::read(&config.auth)?, tls: Tls::read(&config.tls)? })
     }
+}
+
+/// Why a request is placed.
+enum Copy {
+    /// For the first time, or after so many others.
+    Again(u32),
+    /// Beside another that is late.
+    Hedge,
 }
 
 // === impl Gateway ===
@@ -306,23 +317,33 @@ impl Gateway {
         loop {
             // An endpoint that left between the decision and here is not among the next one's candidates, and whoever
             // did not know that it waits knows it then.
-            if let Some(lease) = self.place_once(routed, attempt, excluded).await? {
+            if let Some(lease) = self.place_once(routed, Copy::Again(attempt), excluded).await? {
                 return Ok(lease);
             }
         }
     }
 
+    /// Finds an endpoint for a second copy of a request, if there is to be one. It waits for none.
+    pub(crate) async fn place_hedge(
+        self: &Arc<Self>,
+        routed: &Routed,
+        excluded: &Arc<[EndpointId]>,
+    ) -> Option<Lease> {
+        self.place_once(routed, Copy::Hedge, excluded).await.ok().flatten()
+    }
+
     async fn place_once(
         self: &Arc<Self>,
         routed: &Routed,
-        attempt: u32,
+        copy: Copy,
         excluded: &Arc<[EndpointId]>,
     ) -> Result<Option<Lease>, Refused> {
         let pool = &routed.served.pool;
         let id = RequestId(self.next_request.fetch_add(1, Ordering::Relaxed));
         let request = SchedulingRequest {
             excluded: Arc::clone(excluded),
-            attempt,
+            attempt: if let Copy::Again(attempt) = copy { attempt } else { 0 },
+            hedge: matches!(copy, Copy::Hedge),
             ..routed.facts.apply(SchedulingRequest::new(id, routed.prompt_tokens))
         };
         let now = self.clock.now();
@@ -501,6 +522,7 @@ impl ModelPool {
             router: Router::new(config),
             counting: gateway.tokenizers.counting(model),
             metrics: gateway.metrics.pool(model),
+            first_tokens: FirstTokens::default(),
             seats: ArcSwap::default(),
             waiters: Mutex::default(),
             block_sizes: Mutex::default(),

@@ -27,6 +27,7 @@ pub struct Lease {
     /// Where and why.
     pub placement: Placement,
     received: Nanos,
+    placed: Nanos,
     /// What the request was let in with.
     charge: Option<Arc<Charge>>,
     first_token: Option<Nanos>,
@@ -48,6 +49,7 @@ impl Lease {
         charge: Option<Arc<Charge>>,
     ) -> Self {
         let worker = Arc::clone(&seat.worker);
+        let placed = gateway.clock.now();
         Self {
             gateway,
             pool,
@@ -56,6 +58,7 @@ impl Lease {
             request,
             placement,
             received,
+            placed,
             charge,
             first_token: None,
             tokens: 0,
@@ -93,6 +96,9 @@ impl Lease {
             self.first_token = Some(now);
             if !self.continues {
                 self.pool.metrics.ttft.observe((now - self.received).as_secs_f64());
+                if self.gateway.config().hedge.enabled {
+                    self.pool.first_tokens.note(now - self.placed);
+                }
             }
         }
         self.tokens += u64::from(tokens);

@@ -10,6 +10,7 @@ pub mod auth;
 pub mod canary;
 pub mod clock;
 pub mod config;
+mod first_tokens;
 pub mod fleet;
 pub mod front;
 pub mod gateway;

@@ -133,8 +133,8 @@ async fn workers_join_drain_and_leave_under_load_without_a_failed_request() {
     };
     assert!(served.iter().all(|&served| served > 0), "{served:?}");
     assert!(answered.iter().all(|answered| answered.load(Ordering::Relaxed) > 0), "{answered:?}");
-    for name in ["kvlane_retries_total", "kvlane_shed_total"] {
-        let counted = gateway.metric(&format!(r#"{name}{{model="m"}}"#)).await;
+    for name in [r#"retries_total{model="m"}"#, r#"shed_total{model="m",reason="queue_full"}"#] {
+        let counted = gateway.metric(&format!("kvlane_{name}")).await;
         assert!(
             counted.is_none_or(|counted| counted == 0.0),
             "{name} {counted:?}: not one went wrong at first"

@@ -234,7 +234,7 @@ async fn metrics_can_be_read_and_count_what_happened() {
         (r#"kvlane_tpot_seconds_count{model="m"}"#.into(), 1.0),
         (r#"kvlane_request_duration_seconds_count{model="m"}"#.into(), 52.0),
         (r#"kvlane_queue_requests{model="m"}"#.into(), 0.0),
-        (r#"kvlane_shed_total{model="m"}"#.into(), 0.0),
+        (r#"kvlane_shed_total{model="m",reason="queue_full"}"#.into(), 0.0),
         (format!(r#"kvlane_worker_health{{worker="{url}"}}"#), 1.0),
         (format!(r#"kvlane_worker_requests_active{{worker="{url}",model="m"}}"#), 0.0),
         (format!(r#"kvlane_worker_prefill_tokens{{worker="{url}",model="m"}}"#), 0.0),

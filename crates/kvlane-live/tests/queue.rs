@@ -89,7 +89,9 @@ async fn a_full_queue_sheds_with_advice() {
     assert_eq!((reply.status, reply.error_code().as_str()), (429, "queue_full"));
     assert_eq!(reply.json()["error"]["type"], "rate_limit_error");
     assert!(reply.header("retry-after").is_some_and(|after| after.parse::<u64>().is_ok_and(|s| s > 0)));
-    assert_eq!(gateway.metric(r#"kvlane_shed_total{model="m"}"#).await, Some(1.0));
+    assert_eq!(gateway.metric(r#"kvlane_shed_total{model="m",reason="queue_full"}"#).await, Some(1.0));
+    let share = gateway.metric(r#"kvlane_shed_ratio{model="m"}"#).await.expect("a share");
+    assert!((share - 1.0 / 3.0).abs() < 0.01, "{share}: one of three");
     call.answer(200, "{}").await;
     assert_eq!(first.reply().await.status, 200);
     engine.answer("{}").await;

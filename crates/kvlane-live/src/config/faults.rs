@@ -108,6 +108,25 @@ impl Default for Continuation {
     }
 }
 
+/// Whether a request is sent to a second endpoint when the first is late with a stream.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Hedge {
+    /// Whether that is done at all.
+    pub enabled: bool,
+    /// When a first byte is late; if absent, when it takes longer than nineteen of twenty did of late.
+    #[serde(with = "humantime_serde")]
+    pub delay: Option<Duration>,
+    /// Second copies allowed per pool, of all requests together.
+    pub budget: Budget,
+}
+
+impl Default for Hedge {
+    fn default() -> Self {
+        Self { enabled: false, delay: None, budget: Budget { share: 0.05, per_second: 0.0 } }
+    }
+}
+
 /// When an endpoint that fails requests is given no more of them, and for how long.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]

@@ -20,7 +20,9 @@ use kvlane_core::timing::TimingModel;
 use kvlane_core::{breaker, budget, router, scheduler};
 use serde::{Deserialize, Serialize};
 
-pub use self::faults::{Breaker, Budget, Continuation, Health, Retry, RouteTimeouts, Timeouts, Upstream};
+pub use self::faults::{
+    Breaker, Budget, Continuation, Health, Hedge, Retry, RouteTimeouts, Timeouts, Upstream,
+};
 pub use self::kv_events::KvEvents;
 pub(crate) use self::limits::ANY;
 pub use self::limits::LimitSpec;
@@ -57,6 +59,8 @@ pub struct Config {
     pub retry: Retry,
     /// Whether a stream whose engine dies goes on elsewhere.
     pub continuation: Continuation,
+    /// Whether a request is sent to a second endpoint when the first is late.
+    pub hedge: Hedge,
     /// When an endpoint that fails requests is given no more of them.
     pub breaker: Breaker,
     /// Connections to workers.
@@ -207,6 +211,8 @@ impl Config {
         within("retry.jitter", retry.jitter, 0.0, 1.0)?;
         within("retry.budget.share", retry.budget.share, 0.0, 1.0)?;
         within("retry.budget.per_second", retry.budget.per_second, 0.0, 1e6)?;
+        within("hedge.budget.share", self.hedge.budget.share, 0.0, 1.0)?;
+        within("hedge.budget.per_second", self.hedge.budget.per_second, 0.0, 1e6)?;
         Ok(())
     }
 
@@ -234,6 +240,7 @@ impl Config {
             ("kv_events.heartbeat", kv_events.heartbeat, LEAST_TIME),
             ("kv_events.snapshot_interval", kv_events.snapshot_interval, LEAST_TIME),
             ("tokens.engine_timeout", tokens.engine_timeout, LEAST_TIME),
+            ("hedge.delay", self.hedge.delay.unwrap_or(LEAST_TIME), Duration::ZERO),
             ("timeouts.first_byte_timeout", self.timeouts.first_byte_timeout, LEAST_TIME),
         ] {
             if value < least || value > MOST_TIME {
@@ -265,6 +272,7 @@ impl Config {
                     slow_start: nanos(self.breaker.slow_start),
                 },
                 retries: budget(self.retry.budget),
+                hedges: budget(self.hedge.budget),
                 receipts_max: routing.receipts,
                 seed: routing.seed,
                 ..scheduler::Config::new(policy.clone())

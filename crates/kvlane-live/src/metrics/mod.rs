@@ -22,7 +22,8 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
 pub(crate) use self::auth::AuthMetrics;
-pub(crate) use self::faults::{Continued, FaultMetrics};
+use self::faults::Shed;
+pub(crate) use self::faults::{Continued, FaultMetrics, Hedged};
 pub(crate) use self::feeds::FeedMetrics;
 pub(crate) use self::limits::{LimitMetrics, Reached};
 pub(crate) use self::truth::TruthMetrics;
@@ -148,7 +149,6 @@ pub struct Metrics {
     pub(crate) cached_tokens: Family<ModelLabel, Counter>,
     pub(crate) predicted_tokens: Family<ModelLabel, Counter>,
     pub(crate) retries: Family<ModelLabel, Counter>,
-    pub(crate) shed: Family<ModelLabel, Counter>,
     pub(crate) failures: Family<FailureLabels, Counter>,
     pub(crate) selections: Family<SelectionLabels, Counter>,
     pub(crate) health: Family<WorkerLabel, Gauge>,
@@ -187,7 +187,7 @@ pub struct PoolMetrics {
     pub(crate) predicted_tokens: Counter,
     pub(crate) tokenize: Histogram,
     pub(crate) retries: Counter,
-    pub(crate) shed: Counter,
+    pub(crate) shed: Shed,
 }
 
 /// One endpoint's counters by reason, looked up once.
@@ -225,7 +225,6 @@ impl Metrics {
             cached_tokens: Family::default(),
             predicted_tokens: Family::default(),
             retries: Family::default(),
-            shed: Family::default(),
             failures: Family::default(),
             selections: Family::default(),
             health: Family::default(),
@@ -280,7 +279,6 @@ impl Metrics {
             self.predicted_tokens.clone(),
         );
         r.register("retries", "Attempts after the first", self.retries.clone());
-        r.register("shed", "Requests refused with 429", self.shed.clone());
         r.register("worker_failures", "Failed attempts", self.failures.clone());
         r.register("worker_selection", "Placements by policy and reason", self.selections.clone());
         r.register("worker_health", "1 if requests are placed there", self.health.clone());
@@ -359,7 +357,7 @@ impl Metrics {
             predicted_tokens: self.predicted_tokens.get_or_create(&label).clone(),
             tokenize: self.tokenize.get_or_create(&label).clone(),
             retries: self.retries.get_or_create(&label).clone(),
-            shed: self.shed.get_or_create(&label).clone(),
+            shed: self.faults.shed(&label),
         }
     }
 

@@ -20,7 +20,7 @@ use super::relay::is_event_stream;
 use crate::config;
 use crate::gateway::{Gateway, Routed};
 use crate::lease::Lease;
-use crate::metrics::FailureKind;
+use crate::metrics::{FailureKind, Hedged};
 use crate::upstream::{Answer, UpstreamError};
 use crate::worker::WorkerId;
 
@@ -59,9 +59,25 @@ pub(super) struct Attempts<'a> {
     said: Option<Result<Response<Body>, ApiError>>,
 }
 
+/// For how long an answer is waited for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Patience {
+    /// Until it begins.
+    within: Option<Duration>,
+    /// The request's whole time,
+    total: Duration,
+    /// and when that is over.
+    deadline: Instant,
+}
+
 // === impl Outcome ===
 
 impl Outcome {
+    /// Whether the client gets it.
+    pub(super) fn is_answer(&self) -> bool {
+        matches!(self, Self::Answered(_))
+    }
+
     pub(super) fn of(answered: Result<Answer, UpstreamError>) -> Self {
         match answered {
             Ok(answer) => match answer.status {
@@ -104,33 +120,37 @@ impl<'a> Attempts<'a> {
         Ok(lease)
     }
 
-    /// Waits for an answer, and if it is a stream for its first bytes: until then another engine can give it. For as long
-    /// as there is time, and the engine is fit.
+    /// Waits for an answer as [`Patience::answer`] does.
     pub(super) async fn answer(
         &mut self,
         lease: &Lease,
         sent: impl Future<Output = Result<Answer, UpstreamError>>,
     ) -> Outcome {
-        let begun = async {
-            let mut answer = sent.await?;
-            if answer.status.is_success() && is_event_stream(&answer.headers) {
-                answer.body.first_piece().await.map_err(UpstreamError::Broken)?;
-            }
-            Ok(answer)
-        };
-        let Deadlines { total, .. } = self.deadlines;
+        self.patience().answer(lease, sent).await
+    }
+
+    /// For how long an answer is waited for.
+    pub(super) fn patience(&self) -> Patience {
         let within = self.deadlines.first_byte(self.routed.facts.streams());
-        let silent = within.map(|within| (Instant::now() + within, within));
-        let silent = silent.filter(|(due, _)| *due < self.routed.deadline);
-        tokio::select! {
-            biased;
-            begun = begun => Outcome::of(begun),
-            () = lease.worker.unfit() => Outcome::Broken(UpstreamError::Unfit),
-            () = sleep_until(silent.map_or(self.routed.deadline, |(due, _)| due)) => match silent {
-                Some((_, within)) => Outcome::Broken(UpstreamError::Silent(within)),
-                None => Outcome::Late(total),
-            },
+        Patience { within, total: self.deadlines.total, deadline: self.routed.deadline }
+    }
+
+    /// After how long a second copy is sent, if one may be.
+    pub(super) fn hedge_delay(&self) -> Option<Duration> {
+        let config = &self.gateway.config().hedge;
+        let may = config.enabled && self.made == 1 && self.routed.facts.streams();
+        may.then(|| config.delay.or_else(|| self.routed.served.pool.first_tokens.late())).flatten()
+    }
+
+    /// A place for a second copy of what `first` is late with, if there is to be one.
+    pub(super) async fn hedge(&mut self, first: &Lease) -> Option<Lease> {
+        let endpoints = self.routed.served.pool.endpoints_of(&first.worker);
+        let excluded = self.excluded.iter().copied().chain(endpoints).collect();
+        let placed = self.gateway.place_hedge(self.routed, &excluded).await;
+        if placed.is_none() {
+            self.gateway.metrics.faults.note_hedge(Hedged::refused);
         }
+        placed
     }
 
     /// One has come to nothing: tells the scheduler why, and keeps what it said. `relay` makes an answer of an engine's.
@@ -215,6 +235,37 @@ impl<'a> Attempts<'a> {
     fn pause(&self, retries: u32) -> Duration {
         let seed = self.routed.received.0 ^ u64::from(retries);
         back_off(&self.retry, retries, Rng::new(seed).unit())
+    }
+}
+
+// === impl Patience ===
+
+impl Patience {
+    /// Waits for an answer, and if it is a stream for its first bytes: until then another engine can give it. For as long
+    /// as there is time, and the engine is fit.
+    pub(super) async fn answer(
+        self,
+        lease: &Lease,
+        sent: impl Future<Output = Result<Answer, UpstreamError>>,
+    ) -> Outcome {
+        let begun = async {
+            let mut answer = sent.await?;
+            if answer.status.is_success() && is_event_stream(&answer.headers) {
+                answer.body.first_piece().await.map_err(UpstreamError::Broken)?;
+            }
+            Ok(answer)
+        };
+        let silent = self.within.map(|within| (Instant::now() + within, within));
+        let silent = silent.filter(|(due, _)| *due < self.deadline);
+        tokio::select! {
+            biased;
+            begun = begun => Outcome::of(begun),
+            () = lease.worker.unfit() => Outcome::Broken(UpstreamError::Unfit),
+            () = sleep_until(silent.map_or(self.deadline, |(due, _)| due)) => match silent {
+                Some((_, within)) => Outcome::Broken(UpstreamError::Silent(within)),
+                None => Outcome::Late(self.total),
+            },
+        }
     }
 }
 

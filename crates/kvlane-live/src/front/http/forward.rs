@@ -18,6 +18,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::attempt::{Attempts, Outcome};
 use super::deadlines::Deadlines;
 use super::error::ApiError;
+use super::hedge::{self, Sending};
 use super::relay::{Limits, Relay};
 use super::resume::{Asked, Continuation};
 use super::{Account, Body, REQUEST_ID};
@@ -52,8 +53,14 @@ pub(super) async fn forward(
     let (routed, salted) = route(gateway, upstreams, api, parts, &body, account, deadline).await?;
     let body = salted.unwrap_or(body);
     account.set_model(&routed.served.pool.model);
+    routed.served.pool.metrics.shed.arrived(account.received);
     let limits = Limits { idle: deadlines.idle, deadline };
     let mut attempts = Attempts::new(gateway, &routed, excluded_for(&routed, parts), deadlines);
+    let sending = Sending { upstreams, parts, body: &body, account };
+    let turned_down = |mut answer: Answer, lease: &Lease| {
+        mark(&mut answer.headers, lease);
+        relay(answer, None, account, limits)
+    };
     loop {
         let lease = match attempts.place().await {
             Ok(lease) => lease,
@@ -63,9 +70,8 @@ pub(super) async fn forward(
                 return attempts.said().unwrap_or_else(|| Err(rejected(gateway, pool, refused)));
             }
         };
-        let head = request_head(parts, &lease, body.len(), account);
-        let sent = upstreams.send(&lease.worker, &parts.method, &head, &body);
-        match attempts.answer(&lease, sent).await {
+        let (lease, outcome) = hedge::answer(&mut attempts, lease, &sending, turned_down).await;
+        match outcome {
             Outcome::Answered(mut answer) => {
                 mark(&mut answer.headers, &lease);
                 let transcript = Continuation::transcript(gateway, api, &body, &answer);
@@ -80,10 +86,7 @@ pub(super) async fn forward(
                 return Ok(continued(answer, lease, limits, Continuation::new(transcript, asked)));
             }
             // Its lease is over: that engine has no more to do for this request.
-            outcome => attempts.failed(lease, outcome, |mut answer, lease| {
-                mark(&mut answer.headers, lease);
-                relay(answer, None, account, limits)
-            }),
+            outcome => attempts.failed(lease, outcome, turned_down),
         }
         if !attempts.go_on().await {
             return attempts.said().unwrap_or_else(|| Err(no_endpoint(gateway)));
@@ -106,7 +109,7 @@ fn rejected(gateway: &Gateway, pool: &ModelPool, refused: Refused) -> ApiError {
     match refused.why {
         Rejection::NoEndpoint => no_endpoint(gateway),
         why => {
-            pool.metrics.shed.inc();
+            pool.metrics.shed.refused(gateway.clock.now(), why);
             let retry_after_s = refused.retry_after.0.div_ceil(1_000_000_000).max(1);
             ApiError::Rejected { why, retry_after_s }
         }

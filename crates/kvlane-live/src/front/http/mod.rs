@@ -10,6 +10,7 @@ mod dialect;
 pub mod error;
 mod forward;
 mod guard;
+mod hedge;
 mod patient;
 mod read;
 mod relay;
