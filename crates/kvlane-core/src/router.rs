@@ -16,7 +16,7 @@ use crate::decision::Placement;
 use crate::endpoint::EndpointId;
 use crate::event::{EngineHash, KvEvent};
 use crate::index::Overlap;
-use crate::index::approx::{self, ApproxIndex};
+use crate::index::approx::{self, ApproxIndex, Piece, Pieces};
 use crate::index::exact::{self, Applied, ExactIndex};
 use crate::index::speculation::Speculation;
 use crate::request::{RequestId, SchedulingRequest};
@@ -418,6 +418,32 @@ impl Router {
     /// Reads the scheduler's state under its lock: keep it short.
     pub fn read<T>(&self, read: impl FnOnce(&Scheduler) -> T) -> T {
         read(&self.state().scheduler)
+    }
+
+    /// What endpoints were given, as far as it is remembered and stands in one slice, to be told to a router after this one:
+    /// the slice that begins at `from`, 0 at first. Where the next one begins, if there is one.
+    pub fn export_dispatches(
+        &self,
+        now: Nanos,
+        from: usize,
+        out: &mut Vec<(EndpointId, Piece)>,
+    ) -> Option<usize> {
+        self.index().export(now, from, out)
+    }
+
+    /// An endpoint that has just joined was given all this before this router was there, `since` longer ago than it says.
+    /// Requests come in between; those that the endpoint itself is given should not.
+    pub fn restore_dispatches(&self, now: Nanos, since: Nanos, endpoint: EndpointId, pieces: &Pieces) {
+        let mut hint = 0;
+        for n in 0..pieces.len() {
+            if let Some((chain, age)) = pieces.prompt(n) {
+                hint = self.index_mut().restore(now, age + since, &chain, endpoint, hint);
+            }
+        }
+        // It may have left meanwhile, and nobody would forget it a second time.
+        if self.read(|scheduler| scheduler.pool().get(endpoint).is_none()) {
+            self.forget_dispatches(endpoint);
+        }
     }
 
     /// Bytes and held blocks of the index of our own dispatches.

@@ -398,10 +398,13 @@ impl Fleet {
             let names = self.names(worker).await?;
             let ranks = self.ranks(worker, &reports).await;
             canary::check(&self.gateway, &self.upstreams, worker, &names).await;
-            let turn = self.turn();
-            if !worker.state().leaving {
-                self.seat(worker, names, ranks, &turn);
+            {
+                let turn = self.turn();
+                if !worker.state().leaving {
+                    self.seat(worker, names, ranks, &turn);
+                }
             }
+            self.warm(worker).await;
         }
         let caches = prefix_caches(page);
         let seats = worker.state().seats.clone();
@@ -420,6 +423,25 @@ impl Fleet {
             }
         }
         Ok(())
+    }
+
+    /// Tells the pools in which a worker sits what it was given before this gateway was there. That is over before it takes
+    /// its first request.
+    async fn warm(&self, worker: &Arc<Worker>) {
+        if self.gateway.warm.is_empty() {
+            return;
+        }
+        let (gateway, worker) = (Arc::clone(&self.gateway), Arc::clone(worker));
+        let told = tokio::task::spawn_blocking(move || {
+            let seats = worker.state().seats.clone();
+            for Seat { pool, endpoint, number, .. } in &seats {
+                let name = worker.seat_name(*number);
+                gateway.warm.restore(&gateway, pool, *endpoint, &name, worker.is_gone());
+            }
+        });
+        if told.await.is_err() {
+            tracing::error!("telling what workers were given broke: they are as good as new");
+        }
     }
 
     /// What a probe means for whether requests are placed there.

@@ -35,6 +35,7 @@ use crate::timings::Timings;
 use crate::tls::Tls;
 use crate::tokenize::{Counting, Tokenizers};
 use crate::upstream::Upstreams;
+use crate::warm::Warm;
 use crate::worker::{Worker, WorkerId};
 
 /// What all threads of a gateway share.
@@ -47,6 +48,8 @@ pub struct Gateway {
     pub(crate) hints: ArcSwap<Hints>,
     /// What each client may use.
     pub(crate) limits: Limits,
+    /// What workers were given before it was there.
+    pub(crate) warm: Warm,
     /// How often its configuration was replaced, and what came of the last time.
     pub(crate) reloads: Reloads,
     /// Who may do what. Replaced whole.
@@ -177,10 +180,12 @@ impl Gateway {
     ) -> Self {
         let (hints, limits) = (Hints::new(&config.hints), Limits::default());
         limits.configure(&config.limits, &hints);
+        let warm = Warm::read(&config, &clock);
         Self {
             timings: ArcSwap::from_pointee(timings),
             hints: ArcSwap::from_pointee(hints),
             limits,
+            warm,
             reloads: Reloads::default(),
             allowed: Arc::new(ArcSwap::new(auth.allowed())),
             auth: ArcSwap::from_pointee(auth),

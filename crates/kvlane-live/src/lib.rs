@@ -20,6 +20,7 @@ pub mod lease;
 pub mod limits;
 pub mod metrics;
 pub mod reload;
+mod sealed;
 pub mod secret;
 pub mod serve;
 #[cfg(feature = "testing")]
@@ -28,4 +29,5 @@ pub mod timings;
 pub mod tls;
 pub mod tokenize;
 pub mod upstream;
+mod warm;
 pub mod worker;

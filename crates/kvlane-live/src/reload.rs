@@ -54,6 +54,7 @@ needs_restart! {
     "metrics.port" => metrics.port,
     "routing.block_bytes" => routing.block_bytes,
     "routing.seed" => routing.seed,
+    "routing.index_snapshot" => routing.index_snapshot,
     "kv_events" => kv_events,
     "tokens" => tokens,
 }

@@ -7,10 +7,11 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Builder, Handle, Runtime};
@@ -29,6 +30,7 @@ use crate::ingest::{Ingest, write_snapshot};
 use crate::metrics::{Metrics, Reached};
 use crate::timings::Timings;
 use crate::tokenize::Tokenizers;
+use crate::warm;
 
 /// Connections handed to a relay thread that it has not taken yet.
 const HANDOVER_MAX: usize = 1024;
@@ -150,12 +152,20 @@ impl Serving {
                 Front::accept(counted, metrics, stop_operators, |stream| drop(operators.spawn(stream))),
             );
         };
-        if let Some(path) =
-            gateway.config().kv_events.snapshot.clone().filter(|_| gateway.config().kv_events.enabled)
-        {
+        let (snapshot, dispatches) = {
+            let config = gateway.config();
+            let snapshot = config.kv_events.snapshot.clone().filter(|_| config.kv_events.enabled);
+            (snapshot, config.routing.index_snapshot.clone())
+        };
+        let files: [(_, _, fn(&Config) -> Duration, fn(&Gateway, &Path) -> io::Result<()>); 2] = [
+            ("snapshot", snapshot, |config| config.kv_events.snapshot_interval, write_snapshot),
+            ("dispatches", dispatches, |config| config.routing.index_snapshot_interval, warm::write),
+        ];
+        for (name, path, interval, write) in files {
+            let Some(path) = path else { continue };
             let kept = CancellationToken::new();
-            let keeping = keep_snapshot(Arc::clone(&gateway), path, kill.clone(), kept.clone());
-            threads.push(thread("snapshot", runtime()?, kept, keeping)?);
+            let keeping = keep(Arc::clone(&gateway), path, interval, write, kill.clone(), kept.clone());
+            threads.push(thread(name, runtime()?, kept, keeping)?);
         }
         threads.push(thread("ingest", sockets, kill.clone(), std::future::ready(()))?);
         threads.push(thread("apply", appliers, kill.clone(), std::future::ready(()))?);
@@ -217,22 +227,25 @@ fn thread(
     })
 }
 
-/// Writes what engines hold now and then, and once more at the end. Then cancels `kept`.
-async fn keep_snapshot(
+/// Writes a file now and then, and once more at the end. Then cancels `kept`.
+async fn keep(
     gateway: Arc<Gateway>,
     path: PathBuf,
+    interval: fn(&Config) -> Duration,
+    write: fn(&Gateway, &Path) -> io::Result<()>,
     kill: CancellationToken,
     kept: CancellationToken,
 ) {
     let mut ends = false;
     while !ends {
+        let pause = interval(&gateway.config());
         tokio::select! {
-            () = sleep(gateway.config().kv_events.snapshot_interval) => {}
+            () = sleep(pause) => {}
             () = kill.cancelled() => ends = true,
         }
         // This thread does nothing else, so the file may take its time.
-        if let Err(error) = write_snapshot(&gateway, &path) {
-            tracing::warn!(path = %path.display(), %error, "the snapshot of KV caches was not written");
+        if let Err(error) = write(&gateway, &path) {
+            tracing::warn!(path = %path.display(), %error, "a snapshot was not written");
         }
     }
     kept.cancel();

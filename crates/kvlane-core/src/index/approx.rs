@@ -9,10 +9,13 @@
 //! it; evicting the oldest therefore takes leaves before their ancestors, and what an endpoint holds is always a set
 //! of whole prefixes.
 
+mod kept;
+
 use foldhash::fast::FixedState;
 use hashbrown::HashTable;
 use std::hash::BuildHasher;
 
+pub use self::kept::{Piece, Pieces};
 use super::Overlap;
 use crate::block::BlockHash;
 use crate::endpoint::EndpointId;
@@ -88,6 +91,8 @@ const LINK_BYTES: usize = size_of::<Link>() * 9 / 8;
 const HOLD_BYTES: usize = size_of::<Hold>();
 const BLOCK_BYTES: usize = size_of::<BlockHash>();
 
+/// How long before the driver's origin something can have been used: what a gateway before this one knew.
+const ORIGIN: Nanos = Nanos::from_secs(7 * 24 * 3600);
 /// Expired entries that one insert removes: they count for nothing already, and nobody should wait for a sweep.
 const EXPIRED_PER_INSERT: usize = 64;
 /// Entries that one call of [`ApproxIndex::remove_endpoint`] looks at.
@@ -137,7 +142,7 @@ impl ApproxIndex {
             let run = &self.runs[run as usize];
             let matched = common_len(&run.hashes, &chain[done..]);
             for hold in &run.holds {
-                if now - hold.touched <= self.config.ttl {
+                if now + ORIGIN - hold.touched <= self.config.ttl {
                     overlap.set(hold.endpoint, (done as u32) + hold.depth.min(matched as u32));
                 }
             }
@@ -150,6 +155,23 @@ impl ApproxIndex {
 
     /// `endpoint` has been given a prompt with these blocks: from now on it holds them all.
     pub fn insert(&mut self, now: Nanos, chain: &[BlockHash], endpoint: EndpointId) {
+        let touched = now + ORIGIN;
+        let mut path = self.hold(chain, endpoint, touched);
+        for &(run, position) in path.iter().rev() {
+            let hold = &mut self.runs[run as usize].holds[position];
+            hold.touched = touched;
+            let link = hold.link;
+            self.unlink(link);
+            self.link_newest(link);
+        }
+        path.clear();
+        self.path = path;
+        self.evict(now);
+    }
+
+    /// Lets `endpoint` hold these blocks: the runs that they are, and its position in each. Those that it has not held were
+    /// used at `touched`.
+    fn hold(&mut self, chain: &[BlockHash], endpoint: EndpointId, touched: Nanos) -> Vec<(u32, usize)> {
         let mut path = std::mem::take(&mut self.path);
         let mut done = 0;
         while done < chain.len() {
@@ -160,7 +182,7 @@ impl ApproxIndex {
                     self.grow(parent, rest);
                 } else {
                     let run = self.add_run(rest.to_vec(), parent);
-                    path.push((run, self.add_hold(run, endpoint, rest.len() as u32, now)));
+                    path.push((run, self.add_hold(run, endpoint, rest.len() as u32, touched)));
                 }
                 break;
             };
@@ -175,22 +197,13 @@ impl ApproxIndex {
             }
             let position = match self.position(run, endpoint) {
                 Some(position) => position,
-                None => self.add_hold(run, endpoint, 0, now),
+                None => self.add_hold(run, endpoint, 0, touched),
             };
             self.deepen(run, position, matched as u32);
             path.push((run, position));
             done += matched;
         }
-        for &(run, position) in path.iter().rev() {
-            let hold = &mut self.runs[run as usize].holds[position];
-            hold.touched = now;
-            let link = hold.link;
-            self.unlink(link);
-            self.link_newest(link);
-        }
-        path.clear();
-        self.path = path;
-        self.evict(now);
+        path
     }
 
     /// Forgets what `endpoint` held, as far as it stands in one slice of all entries: the slice that begins at `from`,
@@ -409,7 +422,7 @@ impl ApproxIndex {
         for _ in 0..EXPIRED_PER_INSERT {
             let Some(&Link { run, endpoint, .. }) = self.links.get(self.oldest as usize) else { break };
             let touched = self.position(run, endpoint).map(|at| self.runs[run as usize].holds[at].touched);
-            if touched.is_none_or(|touched| now - touched <= self.config.ttl) {
+            if touched.is_none_or(|touched| now + ORIGIN - touched <= self.config.ttl) {
                 break;
             }
             self.remove_hold(self.oldest);
@@ -472,7 +485,7 @@ fn common_len(a: &[BlockHash], b: &[BlockHash]) -> usize {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::collections::BTreeMap;
 
     use proptest::prelude::*;
@@ -481,26 +494,26 @@ mod tests {
     use super::*;
     use crate::block::ChainSeed;
 
-    const ROOMY: Config = Config { memory_bytes_max: usize::MAX, ttl: Nanos::MAX };
+    pub(super) const ROOMY: Config = Config { memory_bytes_max: usize::MAX, ttl: Nanos::MAX };
 
-    fn chain(text: &[u8]) -> Vec<BlockHash> {
+    pub(super) fn chain(text: &[u8]) -> Vec<BlockHash> {
         let mut out = Vec::new();
         ChainSeed::new("m", None, None).chain(text, 1, &mut out);
         out
     }
 
-    fn endpoint(n: u16) -> EndpointId {
+    pub(super) fn endpoint(n: u16) -> EndpointId {
         EndpointId::new(n, 0)
     }
 
-    fn lookup(index: &ApproxIndex, now: u64, text: &[u8]) -> BTreeMap<EndpointId, u32> {
+    pub(super) fn lookup(index: &ApproxIndex, now: u64, text: &[u8]) -> BTreeMap<EndpointId, u32> {
         let mut overlap = Overlap::default();
         index.lookup(Nanos(now), &chain(text), &mut overlap);
         overlap.iter().collect()
     }
 
     /// Everything that must hold between any two calls.
-    fn check(index: &ApproxIndex) {
+    pub(super) fn check(index: &ApproxIndex) {
         let live: Vec<u32> =
             (0..index.runs.len() as u32).filter(|&r| !index.runs[r as usize].hashes.is_empty()).collect();
         assert_eq!(index.heads.len(), live.len());

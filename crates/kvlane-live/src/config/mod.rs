@@ -227,6 +227,7 @@ impl Config {
             ("server.reload_interval", server.reload_interval, Duration::ZERO),
             ("routing.queue_timeout", routing.queue_timeout, LEAST_TIME),
             ("routing.index_ttl", routing.index_ttl, LEAST_TIME),
+            ("routing.index_snapshot_interval", routing.index_snapshot_interval, LEAST_TIME),
             ("health.interval", health.interval, LEAST_TIME),
             ("health.timeout", health.timeout, LEAST_TIME),
             ("retry.initial_backoff", retry.initial_backoff, Duration::ZERO),

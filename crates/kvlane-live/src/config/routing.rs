@@ -39,6 +39,12 @@ pub struct Routing {
     /// Time after which an unused prefix counts as evicted.
     #[serde(with = "humantime_serde")]
     pub index_ttl: Duration,
+    /// File in which what workers were given is kept over a restart of the gateway.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub index_snapshot: Option<PathBuf>,
+    /// Time between two writings of it.
+    #[serde(with = "humantime_serde")]
+    pub index_snapshot_interval: Duration,
     /// Decisions kept per pool for `GET /decisions`.
     pub receipts: u32,
     /// Seed of random choices.
@@ -59,6 +65,8 @@ impl Default for Routing {
             block_bytes: 256,
             index_memory: 256 << 20,
             index_ttl: Duration::from_secs(1800),
+            index_snapshot: None,
+            index_snapshot_interval: Duration::from_secs(30),
             receipts: 1024,
             seed: 0,
         }

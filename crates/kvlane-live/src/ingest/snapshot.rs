@@ -5,36 +5,27 @@
 //! its replay still knows. Only when the replay has begun with the very message at which the stream stood, and has
 //! brought everything since, does the endpoint count as known; otherwise what was read is forgotten like anything else.
 //!
-//! The file is written whole under another name and then renamed, so there is always an old or a new one. It ends with
-//! the hash of everything before. One that is damaged, of another version or too old is passed over with a warning.
-//!
 //! ```text
-//! magic 8, version u32, probe u64, unix time f64, entries u32
-//! entry: name, model, address (each u32 length and UTF-8), seq u64, payload hash u64, block tokens u32, events u32
+//! what every sealed file has, entries u32
+//! entry: name, model, address, seq u64, payload hash u64, block tokens u32, events u32
 //! event: kind u8 (0 stored, 1 stored after a parent, 2 copied, 3 removed), tier u8, parent u64 if any, blocks u32,
 //!        then per block its name u64, and its hash u64 if it is stored
-//! XXH3-64 of all of it u64; all numbers little-endian
 //! ```
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
-use std::path::{Path, PathBuf};
+use std::io;
+use std::path::Path;
 
-use kvlane_core::block::{BlockHash, ChainSeed, ContentHash};
+use kvlane_core::block::BlockHash;
 use kvlane_core::event::{EngineHash, KvEvent, StoredBlock, Tier};
 use kvlane_wire::sequence::Position;
-use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-const MAGIC: &[u8; 8] = b"kvlaneKV";
-const VERSION: u32 = 1;
-/// Most bytes of a file: 64 engines with a million blocks each.
-const BYTES_MAX: u64 = 1 << 30;
-/// Age in seconds beyond which a file is not worth reading: no engine's replay reaches back so far.
-const AGE_MAX_S: f64 = 3600.0;
-/// Most endpoints in a file, and most bytes of a name.
+use crate::sealed::{self, BYTES_MAX, Kind, Reader, SealError};
+
+/// No engine's replay reaches back further than an hour.
+const KIND: Kind = Kind { magic: b"kvlaneKV", version: 1, age_max_s: 3600.0 };
+/// Most endpoints in a file.
 const ENTRIES_MAX: u32 = 65_536;
-const NAME_BYTES_MAX: u32 = 4096;
 
 /// What one endpoint held.
 #[derive(Clone, Debug, PartialEq)]
@@ -60,39 +51,11 @@ pub(super) struct Key {
     pub(super) address: String,
 }
 
-/// Why a file is not used.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum SnapshotError {
-    #[error(transparent)]
-    Io(#[from] io::Error),
-    #[error("it has {0} bytes, more than {BYTES_MAX}")]
-    TooLarge(u64),
-    #[error("it is no snapshot of kvlane")]
-    Foreign,
-    #[error("it was written by another version of kvlane")]
-    OtherVersion,
-    #[error("it is damaged: {0}")]
-    Damaged(&'static str),
-    #[error("it is {0:.0} s old, more than {AGE_MAX_S} s")]
-    Old(f64),
-}
-
 /// A file that is being written.
 pub(super) struct Writer {
-    path: PathBuf,
-    unfinished: PathBuf,
-    file: BufWriter<File>,
-    hash: Xxh3,
-    bytes: u64,
+    file: sealed::Writer,
     entries: u32,
     announced: u32,
-}
-
-/// A hash that depends on how blocks are hashed: entries of a version that did so in another way match nothing.
-fn probe() -> u64 {
-    let seed = ChainSeed::new("kvlane", Some("probe"), Some("salt"));
-    let first = seed.next(None, ContentHash::of(b"probe"));
-    seed.next(Some(first), ContentHash::of(b"probe").with(b"key")).0
 }
 
 // === impl Writer ===
@@ -100,25 +63,9 @@ fn probe() -> u64 {
 impl Writer {
     /// Begins a file of `entries` entries at most.
     pub(super) fn create(path: &Path, now_s: f64, entries: u32) -> io::Result<Self> {
-        let mut unfinished = path.as_os_str().to_owned();
-        unfinished.push(".unfinished");
-        let unfinished = PathBuf::from(unfinished);
-        let file = BufWriter::with_capacity(1 << 16, File::create(&unfinished)?);
-        let mut writer = Self {
-            path: path.into(),
-            unfinished,
-            file,
-            hash: Xxh3::new(),
-            bytes: 0,
-            entries: 0,
-            announced: entries,
-        };
-        writer.put(MAGIC)?;
-        writer.put(&VERSION.to_le_bytes())?;
-        writer.put(&probe().to_le_bytes())?;
-        writer.put(&now_s.to_le_bytes())?;
-        writer.put(&entries.to_le_bytes())?;
-        Ok(writer)
+        let mut file = sealed::Writer::create(path, &KIND, now_s)?;
+        file.put(&entries.to_le_bytes())?;
+        Ok(Self { file, entries: 0, announced: entries })
     }
 
     /// Adds an entry, if there is room for it; whether there was.
@@ -126,15 +73,12 @@ impl Writer {
         let blocks: usize = entry.events.iter().map(blocks_of).sum();
         // Sixteen bytes a block, some for each event, and the names.
         let most = 16 * blocks + 32 * entry.events.len() + 16_384;
-        if self.bytes + most as u64 > BYTES_MAX || self.entries == self.announced {
+        if self.file.bytes() + most as u64 > BYTES_MAX || self.entries == self.announced {
             return Ok(false);
         }
         self.entries += 1;
         let Entry { key: Key { name, model, address }, position, block_tokens, events } = entry;
-        for text in [name, model, address] {
-            self.put(&(text.len() as u32).to_le_bytes())?;
-            self.put(text.as_bytes())?;
-        }
+        [name, model, address].into_iter().try_for_each(|text| self.file.text(text))?;
         self.put(&position.seq.to_le_bytes())?;
         self.put(&position.payload_hash.to_le_bytes())?;
         self.put(&block_tokens.to_le_bytes())?;
@@ -170,9 +114,7 @@ impl Writer {
     }
 
     fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.hash.update(bytes);
-        self.bytes += bytes.len() as u64;
-        self.file.write_all(bytes)
+        self.file.put(bytes)
     }
 
     /// Ends the file and puts it in its place.
@@ -182,12 +124,7 @@ impl Writer {
             self.entries += 1;
             self.put(&[0; 4 * 3 + 8 + 8 + 4 + 4])?;
         }
-        let hash = self.hash.digest();
-        self.file.write_all(&hash.to_le_bytes())?;
-        let file = self.file.into_inner()?;
-        file.sync_all()?;
-        drop(file);
-        fs::rename(&self.unfinished, &self.path)
+        self.file.finish()
     }
 }
 
@@ -200,39 +137,15 @@ fn blocks_of(event: &KvEvent) -> usize {
 }
 
 /// Reads a file back; empty if there is none.
-pub(super) fn read(path: &Path, now_s: f64) -> Result<BTreeMap<Key, Entry>, SnapshotError> {
-    let bytes = match fs::metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
-        Err(error) => return Err(error.into()),
-        Ok(file) if file.len() > BYTES_MAX + 8 => return Err(SnapshotError::TooLarge(file.len())),
-        Ok(_) => fs::read(path)?,
-    };
-    parse(&bytes, now_s)
+pub(super) fn read(path: &Path, now_s: f64) -> Result<BTreeMap<Key, Entry>, SealError> {
+    sealed::read(path)?.map_or_else(|| Ok(BTreeMap::new()), |bytes| parse(&bytes, now_s))
 }
 
-fn parse(bytes: &[u8], now_s: f64) -> Result<BTreeMap<Key, Entry>, SnapshotError> {
-    let mut reader = Reader(bytes);
-    if reader.take(MAGIC.len()).ok() != Some(MAGIC) {
-        return Err(SnapshotError::Foreign);
-    }
-    let same = reader.u32()? == VERSION && reader.u64()? == probe();
-    if !same {
-        return Err(SnapshotError::OtherVersion);
-    }
-    let Some((content, hash)) = bytes.split_last_chunk::<8>() else {
-        return Err(SnapshotError::Damaged("it is cut off"));
-    };
-    if xxh3_64(content) != u64::from_le_bytes(*hash) {
-        return Err(SnapshotError::Damaged("its hash does not match"));
-    }
-    let made_s = f64::from_bits(reader.u64()?);
-    // A clock that was set back makes no file too old.
-    if now_s - made_s > AGE_MAX_S || !made_s.is_finite() {
-        return Err(SnapshotError::Old(now_s - made_s));
-    }
+fn parse(bytes: &[u8], now_s: f64) -> Result<BTreeMap<Key, Entry>, SealError> {
+    let (mut reader, _) = sealed::open(bytes, &KIND, now_s)?;
     let count = reader.u32()?;
     if count > ENTRIES_MAX {
-        return Err(SnapshotError::Damaged("it has too many entries"));
+        return Err(SealError::Damaged("it has too many entries"));
     }
     let mut entries = BTreeMap::new();
     for _ in 0..count {
@@ -241,91 +154,59 @@ fn parse(bytes: &[u8], now_s: f64) -> Result<BTreeMap<Key, Entry>, SnapshotError
             entries.insert(entry.key.clone(), entry);
         }
     }
-    match reader.0.len() {
-        8 => Ok(entries),
-        _ => Err(SnapshotError::Damaged("it does not end where it should")),
-    }
+    reader.end()?;
+    Ok(entries)
 }
-
-/// What is left to read.
-struct Reader<'a>(&'a [u8]);
 
 // === impl Reader ===
 
-impl<'a> Reader<'a> {
-    fn take(&mut self, bytes: usize) -> Result<&'a [u8], SnapshotError> {
-        let (taken, rest) = self.0.split_at_checked(bytes).ok_or(SnapshotError::Damaged("it is cut off"))?;
-        self.0 = rest;
-        Ok(taken)
-    }
-
-    fn array<const N: usize>(&mut self) -> Result<[u8; N], SnapshotError> {
-        self.take(N)?.try_into().map_err(|_| SnapshotError::Damaged("it is cut off"))
-    }
-
-    fn u32(&mut self) -> Result<u32, SnapshotError> {
-        self.array().map(u32::from_le_bytes)
-    }
-
-    fn u64(&mut self) -> Result<u64, SnapshotError> {
-        self.array().map(u64::from_le_bytes)
-    }
-
-    fn block(&mut self) -> Result<StoredBlock, SnapshotError> {
+impl Reader<'_> {
+    fn block(&mut self) -> Result<StoredBlock, SealError> {
         Ok(StoredBlock { name: EngineHash(self.u64()?), hash: BlockHash(self.u64()?) })
     }
 
-    fn text(&mut self) -> Result<String, SnapshotError> {
-        let length = self.u32()?;
-        if length > NAME_BYTES_MAX {
-            return Err(SnapshotError::Damaged("a name is too long"));
-        }
-        let text = String::from_utf8(self.take(length as usize)?.to_vec());
-        text.map_err(|_| SnapshotError::Damaged("a name is no text"))
-    }
-
-    fn entry(&mut self) -> Result<Entry, SnapshotError> {
+    fn entry(&mut self) -> Result<Entry, SealError> {
         let key = Key { name: self.text()?, model: self.text()?, address: self.text()? };
         let position = Position { seq: self.u64()?, payload_hash: self.u64()? };
         let (block_tokens, count) = (self.u32()?, self.u32()?);
         // Room for as many as there can be in what is left, and no more.
-        let mut events = Vec::with_capacity((count as usize).min(self.0.len() / 6));
+        let mut events = Vec::with_capacity((count as usize).min(self.left() / 6));
         for _ in 0..count {
             events.push(self.event()?);
         }
         Ok(Entry { key, position, block_tokens, events })
     }
 
-    fn event(&mut self) -> Result<KvEvent, SnapshotError> {
+    fn event(&mut self) -> Result<KvEvent, SealError> {
         let [kind, tier] = self.array()?;
         let tier = match tier {
             0 => Tier::Gpu,
             1 => Tier::Cpu,
-            _ => return Err(SnapshotError::Damaged("a tier that there is not")),
+            _ => return Err(SealError::Damaged("a tier that there is not")),
         };
         let parent = if kind == 1 { Some(EngineHash(self.u64()?)) } else { None };
         let count = self.u32()? as usize;
         let mut names = |stored: bool| {
             let width = if stored { 16 } else { 8 };
-            let length = count.checked_mul(width).ok_or(SnapshotError::Damaged("a count is too high"))?;
-            self.take(length).map(Reader)
+            let length = count.checked_mul(width).ok_or(SealError::Damaged("a count is too high"))?;
+            self.take(length).map(Reader::new)
         };
         match kind {
             0 | 1 => {
                 let mut blocks = names(true)?;
-                let blocks = (0..count).map(|_| blocks.block()).collect::<Result<_, SnapshotError>>()?;
+                let blocks = (0..count).map(|_| blocks.block()).collect::<Result<_, SealError>>()?;
                 Ok(KvEvent::Stored { parent, blocks, tier })
             }
             2 | 3 => {
                 let mut blocks = names(false)?;
                 let blocks = (0..count).map(|_| blocks.u64().map(EngineHash));
-                let blocks = blocks.collect::<Result<_, SnapshotError>>()?;
+                let blocks = blocks.collect::<Result<_, SealError>>()?;
                 Ok(match kind {
                     2 => KvEvent::Copied { blocks, tier },
                     _ => KvEvent::Removed { blocks, tier },
                 })
             }
-            _ => Err(SnapshotError::Damaged("an event that there is not")),
+            _ => Err(SealError::Damaged("an event that there is not")),
         }
     }
 }
@@ -335,6 +216,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use std::fs;
 
     fn write(path: &Path, now_s: f64, room: u32, entries: &[Entry]) {
         let mut writer = Writer::create(path, now_s, room).expect("a file");
@@ -377,7 +259,7 @@ mod tests {
         write(&path, 1000.0, 3, &entries);
         let expect: BTreeMap<Key, Entry> =
             entries.into_iter().map(|entry| (entry.key.clone(), entry)).collect();
-        assert_eq!(read(&path, 1000.0 + AGE_MAX_S).expect("right"), expect);
+        assert_eq!(read(&path, 1000.0 + KIND.age_max_s).expect("right"), expect);
         write(&path, 1000.0, 0, &[]);
         assert_eq!(read(&path, 1000.0).expect("right"), BTreeMap::new());
         assert_eq!(fs::read_dir(directory.path()).expect("readable").count(), 1, "nothing unfinished stays");
@@ -387,7 +269,7 @@ mod tests {
     fn what_cannot_be_used_says_why() {
         let bytes = bytes_of(&[entry("a")]);
         let why = |bytes: &[u8], now_s: f64| parse(bytes, now_s).expect_err("not to be used").to_string();
-        assert!(why(&bytes, 1001.0 + AGE_MAX_S).contains("3601 s old"));
+        assert!(why(&bytes, 1001.0 + KIND.age_max_s).contains("3601 s old"));
         assert_eq!(why(b"", 0.0), "it is no snapshot of kvlane");
         assert_eq!(why(b"something else", 0.0), "it is no snapshot of kvlane");
         let mut other = bytes.clone();
@@ -407,13 +289,11 @@ mod tests {
 
         #[test]
         fn no_bytes_with_a_right_hash_break_the_reader(body in prop::collection::vec(any::<u8>(), 0..400)) {
-            let mut bytes = MAGIC.to_vec();
-            bytes.extend(VERSION.to_le_bytes());
-            bytes.extend(probe().to_le_bytes());
-            bytes.extend(1000.0_f64.to_le_bytes());
+            let mut bytes = bytes_of(&[]);
+            bytes.truncate(bytes.len() - 12);
             bytes.extend([1, 0, 0, 0]);
             bytes.extend(body);
-            let hash = xxh3_64(&bytes);
+            let hash = xxhash_rust::xxh3::xxh3_64(&bytes);
             bytes.extend(hash.to_le_bytes());
             let _ = parse(&bytes, 1000.0);
         }
