@@ -157,14 +157,21 @@ impl Serving {
             let snapshot = config.kv_events.snapshot.clone().filter(|_| config.kv_events.enabled);
             (snapshot, config.routing.index_snapshot.clone())
         };
-        let files: [(_, _, fn(&Config) -> Duration, fn(&Gateway, &Path) -> io::Result<()>); 2] = [
-            ("snapshot", snapshot, |config| config.kv_events.snapshot_interval, write_snapshot),
-            ("dispatches", dispatches, |config| config.routing.index_snapshot_interval, warm::write),
-        ];
-        for (name, path, interval, write) in files {
-            let Some(path) = path else { continue };
-            let kept = CancellationToken::new();
-            let keeping = keep(Arc::clone(&gateway), path, interval, write, kill.clone(), kept.clone());
+        let snapshot = snapshot.map(|path| Keep {
+            name: "snapshot",
+            path,
+            interval: |config| config.kv_events.snapshot_interval,
+            write: write_snapshot,
+        });
+        let dispatches = dispatches.map(|path| Keep {
+            name: "dispatches",
+            path,
+            interval: |config| config.routing.index_snapshot_interval,
+            write: warm::write,
+        });
+        for file in [snapshot, dispatches].into_iter().flatten() {
+            let (name, kept) = (file.name, CancellationToken::new());
+            let keeping = file.keep(Arc::clone(&gateway), kill.clone(), kept.clone());
             threads.push(thread(name, runtime()?, kept, keeping)?);
         }
         threads.push(thread("ingest", sockets, kill.clone(), std::future::ready(()))?);
@@ -227,28 +234,33 @@ fn thread(
     })
 }
 
-/// Writes a file now and then, and once more at the end. Then cancels `kept`.
-async fn keep(
-    gateway: Arc<Gateway>,
+/// A file that is written now and then.
+struct Keep {
+    name: &'static str,
     path: PathBuf,
     interval: fn(&Config) -> Duration,
     write: fn(&Gateway, &Path) -> io::Result<()>,
-    kill: CancellationToken,
-    kept: CancellationToken,
-) {
-    let mut ends = false;
-    while !ends {
-        let pause = interval(&gateway.config());
-        tokio::select! {
-            () = sleep(pause) => {}
-            () = kill.cancelled() => ends = true,
+}
+
+// === impl Keep ===
+
+impl Keep {
+    /// Writes it now and then, and once more at the end. Then cancels `kept`.
+    async fn keep(self, gateway: Arc<Gateway>, kill: CancellationToken, kept: CancellationToken) {
+        let mut ends = false;
+        while !ends {
+            let pause = (self.interval)(&gateway.config());
+            tokio::select! {
+                () = sleep(pause) => {}
+                () = kill.cancelled() => ends = true,
+            }
+            // This thread does nothing else, so the file may take its time.
+            if let Err(error) = (self.write)(&gateway, &self.path) {
+                tracing::warn!(path = %self.path.display(), %error, "a snapshot was not written");
+            }
         }
-        // This thread does nothing else, so the file may take its time.
-        if let Err(error) = write(&gateway, &path) {
-            tracing::warn!(path = %path.display(), %error, "a snapshot was not written");
-        }
+        kept.cancel();
     }
-    kept.cancel();
 }
 
 /// Takes connections over and serves them, all on this thread.
