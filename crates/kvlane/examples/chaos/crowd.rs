@@ -72,6 +72,7 @@ pub(crate) async fn run(args: &CrowdArgs) -> Result<bool, Box<dyn Error>> {
     let flags = ["--speed", "0.05", "--max-num-seqs", "10000", "--max-num-batched-tokens", "65536"];
     let config = FleetConfig {
         kvlane: args.kvlane.clone(),
+        engine: args.kvlane.clone(),
         dir: args.dir.clone(),
         engines: vec![MODEL, MODEL, MODEL, MODEL, OTHER],
         engine_flags: flags.map(String::from).into(),

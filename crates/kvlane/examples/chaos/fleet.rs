@@ -25,6 +25,8 @@ const READY_WITHIN: Duration = Duration::from_secs(60);
 pub(crate) struct FleetConfig {
     /// The program.
     pub(crate) kvlane: PathBuf,
+    /// The program whose mock engines are taken.
+    pub(crate) engine: PathBuf,
     /// Where logs and the configuration go.
     pub(crate) dir: PathBuf,
     /// The model of each engine.
@@ -240,7 +242,7 @@ impl Engine {
         let log =
             File::options().create(true).append(true).open(config.dir.join(format!("engine-{n}.log")))?;
         let process =
-            Command::new(&config.kvlane).args(&self.flags).stdout(Stdio::null()).stderr(log).spawn()?;
+            Command::new(&config.engine).args(&self.flags).stdout(Stdio::null()).stderr(log).spawn()?;
         self.process = Some(process);
         Ok(())
     }

@@ -76,6 +76,9 @@ struct RunArgs {
     /// The program.
     #[arg(long, default_value = "target/release/kvlane")]
     kvlane: PathBuf,
+    /// The program whose mock engines are taken, if it is another.
+    #[arg(long)]
+    engine: Option<PathBuf>,
     /// Where logs and samples go.
     #[arg(long, default_value = "target/chaos")]
     dir: PathBuf,
@@ -171,6 +174,7 @@ async fn run(args: &RunArgs, script: Script, sampled: Duration) -> Result<bool, 
     let (lasts, steps) = (Duration::from_secs(args.seconds), script.steps.clone());
     let config = FleetConfig {
         kvlane: args.kvlane.clone(),
+        engine: args.engine.clone().unwrap_or_else(|| args.kvlane.clone()),
         dir: args.dir.clone(),
         engines: vec![MODEL; args.engines],
         engine_flags: ["--speed", &args.speed.to_string(), "--kv-cache-size", "4000"]

@@ -132,7 +132,10 @@ impl Verdicts {
             (Ending::Refused { status, .. }, Expected::Refusal(expected)) if *status == expected => {
                 ("refused as it should be".into(), None)
             }
-            (Ending::Refused { status, code }, Expected::Answer { .. }) => {
+            // What the gateway leaves to engines to refuse needs an engine, too.
+            (Ending::Refused { status, code }, Expected::Answer { .. } | Expected::Refusal(_))
+                if *status >= 500 || matches!(asked.expected, Expected::Answer { .. }) =>
+            {
                 let name = format!("error {status} {code}");
                 let promised = self.truth.had_healthy(from, to);
                 let wrong =
