@@ -112,7 +112,7 @@ impl Client {
         let request = Request::builder()
             .method(order.method.clone())
             .uri(format!("http://{}{}", self.address, order.path))
-            .header("host", "gateway")
+            .header("host", self.address.to_string())
             .header("content-type", "application/json")
             .body(Full::new(order.body.clone()));
         let request = match request {
@@ -342,7 +342,8 @@ pub(crate) async fn send(address: SocketAddr, method: Method, path: &str, body: 
         let (mut connection, work) = handshake.map_err(io::Error::other)?;
         tokio::spawn(async move { drop(work.await) });
         let body = Full::new(Bytes::copy_from_slice(body.as_bytes()));
-        let request = Request::builder().method(method).uri(path).header("host", "gateway").body(body);
+        let request =
+            Request::builder().method(method).uri(path).header("host", address.to_string()).body(body);
         let answer =
             connection.send_request(request.map_err(io::Error::other)?).await.map_err(io::Error::other)?;
         let status = answer.status();
