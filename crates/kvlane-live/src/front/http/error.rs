@@ -157,7 +157,7 @@ impl ApiError {
         }
     }
 
-    /// The whole answer, as a client that speaks `dialect` reads it.
+    /// The whole answer. Its body is as a client that speaks `dialect` reads it.
     pub(crate) fn into_response(self, dialect: Dialect) -> http::Response<Body> {
         let status = self.status();
         let envelope = dialect.envelope(status, self.kind(), self.code(), &self.to_string());
