@@ -266,7 +266,7 @@ fn every_reason_metric_and_error_code_is_in_the_guide() {
         listed(&format!("kvlane_{name}_seconds"));
     }
     let errors = read(&live.join("front/http/error.rs"));
-    let codes = between(&errors, "fn code(&self)", "/// The whole answer.");
+    let codes = between(&errors, "fn code(&self)", "/// The whole answer");
     let codes = between(codes.first().expect("error.rs is written in another way"), "=> \"", "\"");
     assert!(codes.len() > 10, "{codes:?}");
     codes.into_iter().for_each(listed);
