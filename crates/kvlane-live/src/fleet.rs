@@ -10,6 +10,7 @@
 
 mod names;
 mod outside;
+mod succession;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -105,33 +106,6 @@ impl Fleet {
         self.take_in(self.configured(spec)?, false)
     }
 
-    /// Puts a worker in the place of all that have its URL. They serve until it does: then they leave, and those that
-    /// do not serve leave at once. Whether they take new requests is its to begin with.
-    ///
-    /// # Errors
-    /// Why it cannot be added.
-    pub(crate) fn replace(self: &Arc<Self>, spec: &WorkerSpec) -> Result<Arc<Worker>, AddError> {
-        let worker = self.take_in(self.configured(spec)?, true)?;
-        for before in self.workers() {
-            if before.url != worker.url || before.id == worker.id {
-                continue;
-            }
-            let serves = {
-                let mut state = before.state();
-                if state.leaving {
-                    continue;
-                }
-                state.successor = Some(worker.id);
-                worker.state().draining |= state.draining;
-                state.healthy
-            };
-            if !serves {
-                self.remove(&before);
-            }
-        }
-        Ok(worker)
-    }
-
     fn take_in(self: &Arc<Self>, worker: Worker, replaces: bool) -> Result<Arc<Worker>, AddError> {
         let (id, worker) = (worker.id, Arc::new(worker));
         let mut workers = self.gateway.workers();
@@ -185,20 +159,7 @@ impl Fleet {
         tracing::info!(worker = %worker.url, "worker leaving");
         self.leave_if_empty(worker);
         // Those that waited for it to serve have nothing to wait for.
-        self.dismiss_predecessors(worker);
-    }
-
-    /// Lets those leave in whose place a worker has come.
-    fn dismiss_predecessors(self: &Arc<Self>, worker: &Worker) {
-        for before in self.workers() {
-            let leaves = {
-                let state = before.state();
-                state.successor == Some(worker.id) && !state.leaving
-            };
-            if leaves {
-                self.remove(&before);
-            }
-        }
+        self.settle_predecessors(worker, true);
     }
 
     fn drain(&self, state: &mut State, draining: bool) {
@@ -465,7 +426,7 @@ impl Fleet {
                 };
                 if healthy_now {
                     set_health(&self.gateway, worker, None);
-                    self.dismiss_predecessors(worker);
+                    self.settle_predecessors(worker, true);
                 }
                 if healthy_now && !first {
                     // Whether it has been restarted meanwhile is to be seen from what it tells.
@@ -474,17 +435,21 @@ impl Fleet {
                 }
             }
             Err(problem) => {
-                let unhealthy_now = {
+                let (unhealthy_now, first) = {
                     let mut state = worker.state();
+                    let first = !state.healthy && state.problem.is_none();
                     state.successes = 0;
                     state.probe_failures = state.probe_failures.saturating_add(1);
                     if !state.healthy {
                         state.problem = Some(problem.clone());
                     }
-                    state.healthy && state.probe_failures >= health.failure_threshold
+                    (state.healthy && state.probe_failures >= health.failure_threshold, first)
                 };
                 if unhealthy_now {
                     set_health(&self.gateway, worker, Some(problem));
+                }
+                if first {
+                    self.settle_predecessors(worker, false);
                 }
             }
         }

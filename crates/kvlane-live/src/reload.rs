@@ -5,7 +5,8 @@
 //! holds at the moment it looks.
 //!
 //! Workers are compared with those of the configuration before. An entry that has come joins; one that has gone drains
-//! and leaves; one that differs is replaced, and its predecessor serves until it does. An entry that is the same is left
+//! and leaves, but serves until those serve that have come with the same configuration; one that differs is replaced, and
+//! its predecessor serves until it does. An entry that is the same is left
 //! alone, so what operators did to workers meanwhile stays done, and so do workers they added.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -177,12 +178,7 @@ impl Serving {
         self.fleet.configure_pools();
         self.gateway.reloads.told.send_replace(());
         let mut reloaded = Reloaded { changed, needs_restart, ..Reloaded::default() };
-        for spec in &changes.go {
-            if let Some(worker) = self.fleet.find(&spec.url) {
-                self.fleet.remove(&worker);
-                reloaded.leaving.push(spec.url.clone());
-            }
-        }
+        let mut joining = Vec::new();
         for (spec, differs) in changes
             .come
             .iter()
@@ -190,7 +186,7 @@ impl Serving {
             .chain(changes.differ.iter().map(|spec| (spec, true)))
         {
             // One that an operator has added before is what the configuration wants.
-            let there = self.fleet.find(&spec.url).filter(|worker| !worker.state().leaving);
+            let there = self.fleet.find(&spec.url).filter(|worker| self.fleet.retain(worker));
             let done = match there {
                 Some(worker) if worker.spec.is(spec) => continue,
                 Some(_) => self.fleet.replace(spec),
@@ -200,10 +196,18 @@ impl Serving {
             };
             match done {
                 Ok(_) if differs => reloaded.replaced.push(spec.url.clone()),
-                Ok(_) => reloaded.joining.push(spec.url.clone()),
+                Ok(worker) => {
+                    joining.push(worker.id);
+                    reloaded.joining.push(spec.url.clone());
+                }
                 Err(error) => {
                     tracing::error!(worker = spec.url, %error, "a worker of the configuration did not join")
                 }
+            }
+        }
+        for spec in &changes.go {
+            if self.fleet.retire(&spec.url, &joining) {
+                reloaded.leaving.push(spec.url.clone());
             }
         }
         Ok(reloaded)

@@ -57,8 +57,10 @@ pub struct State {
     pub draining: bool,
     /// It leaves when its last request is over.
     pub leaving: bool,
-    /// Who serves in its place: it leaves as soon as that one does.
-    pub successor: Option<WorkerId>,
+    /// Who is to serve in its place and does not yet: it leaves when they do.
+    pub successors: Vec<WorkerId>,
+    /// It also leaves when all of them have answered or failed a probe and others serve its pools.
+    pub may_be_spared: bool,
     /// Probes that failed in a row.
     pub probe_failures: u32,
     /// Its places in pools: one in each for each of its ranks.

@@ -71,13 +71,13 @@ async fn churn(gateway: &TestGateway, engines: &[FakeEngine; 3]) {
         let before = &engines[(round + 2) % 3];
         let [one, other, third] = [0, 1, 2].map(|n| &engines[(round + n) % 3]);
         let spec = |engine: &FakeEngine| WorkerSpec::new(engine.url());
+        let urls = || fleet.workers().iter().map(|worker| worker.url.to_string()).collect::<Vec<_>>();
         let settled = |number: usize| fleet.workers().len() == number && eligible(gateway) == number;
 
-        // By the file: one stays, one leaves, one comes.
-        if round > 0 {
-            reload(vec![spec(before), spec(one)]);
-            eventually("another serves", || settled(2)).await;
-        }
+        // By the file: all are others; then one stays, one leaves, one comes.
+        assert_eq!(urls(), [before.url()]);
+        reload(vec![spec(one)]);
+        eventually("another serves", || settled(1) && urls() == [one.url()]).await;
         reload(vec![spec(one), spec(other)]);
         eventually("two serve", || settled(2)).await;
         reload(vec![spec(other), spec(third)]);
@@ -114,7 +114,7 @@ async fn workers_join_drain_and_leave_under_load_without_a_failed_request() {
     let mut config = config();
     config.routing.policy = PolicyConfig::by_name("round_robin").expect("a policy");
     config.health.interval = Duration::from_millis(2);
-    let gateway = TestGateway::start(config, &[&engines[0], &engines[1]]).await;
+    let gateway = TestGateway::start(config, &[&engines[2]]).await;
     let (stop, answered) = (Arc::new(AtomicBool::new(false)), [(); 3].map(|()| AtomicUsize::new(0)));
     let mut clients = JoinSet::new();
     for n in 0..CLIENTS {

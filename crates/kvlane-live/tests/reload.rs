@@ -295,3 +295,39 @@ async fn a_limit_that_comes_lets_requests_wait_and_one_that_goes_lets_them_in() 
     assert_eq!(one.reply().await.status, 200);
     gateway.end().await;
 }
+
+#[tokio::test]
+async fn who_goes_serves_until_those_do_that_have_come_with_the_same_file() {
+    let [old, new, broken] = [(); 3].map(|()| FakeEngine::start("m"));
+    let (old, new, broken) = tokio::join!(old, new, broken);
+    let mut config = config();
+    config.health.interval = Duration::from_millis(1);
+    let gateway = TestGateway::start(config, &[&old]).await;
+    new.set_healthy(false);
+    broken.set_healthy(false);
+    let reload = |engines: &[&FakeEngine]| {
+        let mut next = running(&gateway);
+        next.workers = engines.iter().map(|engine| WorkerSpec::new(engine.url())).collect();
+        gateway.serving().reload(next).expect("right")
+    };
+    let judged = |engine: &FakeEngine| {
+        let worker = gateway.serving().fleet.find(&engine.url());
+        worker.is_some_and(|worker| worker.state().problem.is_some())
+    };
+    let reloaded = reload(&[&new, &broken]);
+    assert_eq!((reloaded.leaving, reloaded.joining.len()), (vec![old.url()], 2));
+    eventually("both have failed", || judged(&new) && judged(&broken)).await;
+    let (reply, _) =
+        tokio::join!(gateway.ask("POST", "/v1/chat/completions", chat("m", "hi")), old.answer("{}"));
+    assert_eq!(reply.status, 200, "somebody has to");
+
+    // Another change of mind, and back.
+    reload(&[&old, &new, &broken]);
+    new.set_healthy(true);
+    eventually("two serve", || eligible(&gateway) == 2).await;
+    assert_eq!(urls(&gateway).len(), 3, "it was to stay");
+    reload(&[&new, &broken]);
+    eventually("it has left", || urls(&gateway) == [new.url(), broken.url()]).await;
+    assert_eq!(eligible(&gateway), 1, "the broken one was not waited for");
+    gateway.end().await;
+}
