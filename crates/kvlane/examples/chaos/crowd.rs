@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use clap::Args;
 use http::Method;
+use kvlane_mock::Fault;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpSocket;
@@ -29,6 +30,10 @@ const OTHER: &str = "other";
 const OTHERS_PER_S: u32 = 20;
 /// Streams of one HTTP/2 connection: a little below what the gateway allows.
 const STREAMS_PER_CONNECTION: usize = 1000;
+/// What steps take once streams may end, and while clients are slow, in those of the start, where an engine does a step in
+/// seconds. Faster than slow clients read, and not so fast that it is engines that leave others no core.
+const FULL_PACE: f64 = 0.005;
+const SLOW_PACE: f64 = 0.2;
 /// Longer than anything here may take.
 const PATIENCE: Duration = Duration::from_secs(300);
 /// Requests of the burst in a second, without it and in it.
@@ -80,7 +85,7 @@ pub(crate) async fn run(args: &CrowdArgs) -> Result<bool, Box<dyn Error>> {
         faults: true,
         log_level: "info".into(),
         gateway: json!({
-            "server": {"relay_threads": 2, "request_timeout": "10m", "body_timeout": "20s", "stream_idle_timeout": "60s"},
+            "server": {"relay_threads": 2, "request_timeout": "10m", "body_timeout": "20s", "stream_idle_timeout": "5m"},
             "metrics": {},
             "routing": {
                 "max_concurrent_requests": args.in_flight, "queue_size": args.streams, "queue_timeout": "5m",
@@ -97,10 +102,11 @@ pub(crate) async fn run(args: &CrowdArgs) -> Result<bool, Box<dyn Error>> {
     writeln!(say, "idle: {} KiB, {} descriptors", idle.rss_kib, idle.fds)?;
     broken |= report(&mut say, "alone", others(fleet.address, sleep(Duration::from_secs(15))).await.1)?;
 
-    let (endings, waits) = others(fleet.address, streams(&fleet, args)).await;
-    broken |= report(&mut say, "20,000 streams", waits)?;
-    broken |= told(&mut say, endings?)?;
+    let (open, waits) = others(fleet.address, streams(&fleet, args)).await;
+    broken |= report(&mut say, "many streams", waits)?;
+    broken |= told(&mut say, ended(&fleet, open?).await?)?;
 
+    pace(&fleet, SLOW_PACE).await?;
     let (endings, waits) = others(fleet.address, slow(fleet.address, args)).await;
     broken |= report(&mut say, "slow clients", waits)?;
     told(&mut say, endings)?;
@@ -180,8 +186,8 @@ fn order(shape: Shape, body: Bytes, tokens: u32, stream: bool) -> Order {
     }
 }
 
-/// Opens very many streams, keeps them open, and waits for the end of all.
-async fn streams(fleet: &Fleet, args: &CrowdArgs) -> io::Result<Vec<Ending>> {
+/// Opens very many streams and keeps them open.
+async fn streams(fleet: &Fleet, args: &CrowdArgs) -> io::Result<JoinSet<Ending>> {
     let clients: Vec<Arc<Client>> = (0..args.streams.div_ceil(STREAMS_PER_CONNECTION))
         .map(|_| Arc::new(Client::new(fleet.address, PATIENCE)))
         .collect();
@@ -209,15 +215,27 @@ async fn streams(fleet: &Fleet, args: &CrowdArgs) -> io::Result<Vec<Ending>> {
         usage.cpu_ms as f64 / 1e3
     )?;
     sleep(Duration::from_secs(args.hold_s)).await;
-    // Enough of slowness: they end as fast as the machine can.
+    Ok(open)
+}
+
+/// Sets how fast the engines are that streams come from.
+async fn pace(fleet: &Fleet, factor: f64) -> io::Result<()> {
+    let fault = serde_json::to_string(&Fault::Slow { factor })?;
     for engine in &fleet.engines[..4] {
-        client::send(engine.control, Method::POST, "/fault", r#"{"fault":"slow","factor":0.005}"#).await?;
+        client::send(engine.control, Method::POST, "/fault", &fault).await?;
     }
+    Ok(())
+}
+
+/// Lets all streams come to their end, as fast as the machine can.
+async fn ended(fleet: &Fleet, mut open: JoinSet<Ending>) -> io::Result<Vec<Ending>> {
+    let begun = Instant::now();
+    pace(fleet, FULL_PACE).await?;
     let mut endings = Vec::new();
     while let Some(ending) = open.join_next().await {
         endings.push(ending.map_err(io::Error::other)?);
     }
-    writeln!(io::stdout(), "all ended after {:.0} s", begun.elapsed().as_secs_f64())?;
+    writeln!(io::stdout(), "all ended {:.0} s later", begun.elapsed().as_secs_f64())?;
     Ok(endings)
 }
 
@@ -256,7 +274,7 @@ async fn slow_reader(gateway: SocketAddr, n: usize, until: Instant) -> io::Resul
     let socket = TcpSocket::new_v4()?;
     socket.set_recv_buffer_size(4096)?;
     let mut stream = socket.connect(gateway).await?;
-    let body = traffic::body(Shape::Chat, n as u64, 2000, true);
+    let body = traffic::body(Shape::Chat, n as u64, 400, true);
     stream.write_all(head("/v1/chat/completions", body.len()).as_bytes()).await?;
     stream.write_all(&body).await?;
     let mut bytes = [0; 200];
