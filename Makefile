@@ -40,7 +40,7 @@ placement-live: cargo
 # CHAOS_SECONDS=60 for a short one, CHAOS_SEED=7 for another script; see the example's head.
 chaos: cargo
 	cargo build --release --locked -p kvlane --bin kvlane --example chaos
-	target/release/examples/chaos script --reloads --seconds $(or $(CHAOS_SECONDS),600) --seed $(or $(CHAOS_SEED),1)
+	target/release/examples/chaos script --reloads --tls --seconds $(or $(CHAOS_SECONDS),600) --seed $(or $(CHAOS_SEED),1)
 
 # Two hours of mixed traffic, and what they do to memory and descriptors.
 soak: cargo

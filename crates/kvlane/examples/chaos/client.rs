@@ -12,13 +12,20 @@ use hyper::body::Incoming;
 use hyper::client::conn::{http1, http2};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::Value;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
+
+use crate::tls::Trusting;
 
 /// Idle connections kept, and for how long: well below the gateway's own limit, since what it closes in the moment in
 /// which something is sent is nobody's fault.
 const IDLE_MAX: usize = 64;
 const IDLE_FOR: Duration = Duration::from_secs(20);
+
+/// A connection, under TLS or in the clear.
+trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
 
 type Http1 = http1::SendRequest<Full<Bytes>>;
 type Http2 = http2::SendRequest<Full<Bytes>>;
@@ -84,6 +91,7 @@ pub(crate) struct Told {
 pub(crate) struct Client {
     address: SocketAddr,
     patience: Duration,
+    tls: Option<Trusting>,
     idle: Mutex<Vec<(Instant, Http1)>>,
     h2: tokio::sync::Mutex<Option<Http2>>,
 }
@@ -91,9 +99,9 @@ pub(crate) struct Client {
 // === impl Client ===
 
 impl Client {
-    /// One that gives a request up as lost after `patience`.
-    pub(crate) fn new(address: SocketAddr, patience: Duration) -> Self {
-        Self { address, patience, idle: Mutex::default(), h2: tokio::sync::Mutex::default() }
+    /// One that gives a request up as lost after `patience`. Without `tls` it speaks in the clear.
+    pub(crate) fn new(address: SocketAddr, patience: Duration, tls: Option<Trusting>) -> Self {
+        Self { address, patience, tls, idle: Mutex::default(), h2: tokio::sync::Mutex::default() }
     }
 
     /// Sends a request and sees how it ends.
@@ -111,7 +119,15 @@ impl Client {
     async fn exchange(&self, order: &Order, worker: &mut Option<String>) -> Ending {
         let request = Request::builder()
             .method(order.method.clone())
-            .uri(format!("http://{}{}", self.address, order.path))
+            .uri(match order.h2 {
+                true => format!(
+                    "{}://{}{}",
+                    if self.tls.is_some() { "https" } else { "http" },
+                    self.address,
+                    order.path
+                ),
+                false => order.path.to_owned(),
+            })
             .header("host", self.address.to_string())
             .header("content-type", "application/json")
             .body(Full::new(order.body.clone()));
@@ -162,7 +178,7 @@ impl Client {
             }
         }
         let (connection, work) =
-            http1::handshake(self.connect().await?).await.map_err(|error| told(&error))?;
+            http1::handshake(self.connect(false).await?).await.map_err(|error| told(&error))?;
         // It ends with its sender; what went wrong is told to who reads.
         tokio::spawn(async move { drop(work.await) });
         Ok(connection)
@@ -173,17 +189,23 @@ impl Client {
         if let Some(connection) = shared.as_ref().filter(|connection| connection.is_ready()) {
             return Ok(connection.clone());
         }
-        let handshake = http2::handshake(TokioExecutor::new(), self.connect().await?);
+        let handshake = http2::handshake(TokioExecutor::new(), self.connect(true).await?);
         let (connection, work) = handshake.await.map_err(|error| told(&error))?;
         tokio::spawn(async move { drop(work.await) });
         *shared = Some(connection.clone());
         Ok(connection)
     }
 
-    async fn connect(&self) -> Result<TokioIo<TcpStream>, String> {
+    async fn connect(&self, h2: bool) -> Result<TokioIo<Box<dyn Stream>>, String> {
         let stream = TcpStream::connect(self.address).await.map_err(|error| format!("connect: {error}"))?;
         stream.set_nodelay(true).map_err(|error| error.to_string())?;
-        Ok(TokioIo::new(stream))
+        Ok(TokioIo::new(match &self.tls {
+            None => Box::new(stream),
+            Some(tls) => {
+                let stream = tls.connect(stream, self.address, h2).await;
+                Box::new(stream.map_err(|error| format!("TLS: {error}"))?)
+            }
+        }))
     }
 }
 

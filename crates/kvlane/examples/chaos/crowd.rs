@@ -136,7 +136,7 @@ pub(crate) async fn run(args: &CrowdArgs) -> Result<bool, Box<dyn Error>> {
 async fn others<T>(gateway: SocketAddr, meanwhile: impl Future<Output = T>) -> (T, Waits) {
     let (stop, stopped) = watch::channel(false);
     let asking: JoinHandle<Waits> = tokio::spawn(async move {
-        let client = Arc::new(Client::new(gateway, PATIENCE));
+        let client = Arc::new(Client::new(gateway, PATIENCE, None));
         let mut ticks = interval(Duration::from_secs(1) / OTHERS_PER_S);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
         let mut asked = JoinSet::new();
@@ -189,7 +189,7 @@ fn order(shape: Shape, body: Bytes, tokens: u32, stream: bool) -> Order {
 /// Opens very many streams and keeps them open.
 async fn streams(fleet: &Fleet, args: &CrowdArgs) -> io::Result<JoinSet<Ending>> {
     let clients: Vec<Arc<Client>> = (0..args.streams.div_ceil(STREAMS_PER_CONNECTION))
-        .map(|_| Arc::new(Client::new(fleet.address, PATIENCE)))
+        .map(|_| Arc::new(Client::new(fleet.address, PATIENCE, None)))
         .collect();
     let mut ticks = interval(Duration::from_secs(1) / args.opened_per_s as u32);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
@@ -314,7 +314,7 @@ async fn slow_writer(gateway: SocketAddr, n: usize, until: Instant) -> io::Resul
 
 /// A calm rate, ten times as much for five seconds, and calm again.
 async fn burst(gateway: SocketAddr) -> Vec<Ending> {
-    let client = Arc::new(Client::new(gateway, PATIENCE));
+    let client = Arc::new(Client::new(gateway, PATIENCE, None));
     let mut asked = JoinSet::new();
     for (per_s, seconds) in [(CALM_PER_S, 5), (BURST_PER_S, 5), (CALM_PER_S, 10)] {
         let mut ticks = interval(Duration::from_secs(1) / per_s);

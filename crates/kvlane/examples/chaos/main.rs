@@ -11,6 +11,7 @@
 mod client;
 mod crowd;
 mod fleet;
+mod tls;
 mod traffic;
 mod verdict;
 
@@ -35,6 +36,7 @@ use tokio::time::{MissedTickBehavior, interval, sleep_until};
 use self::client::{Client, Told};
 use self::crowd::CrowdArgs;
 use self::fleet::{Fleet, FleetConfig, MODEL, Usage};
+use self::tls::Certificates;
 use self::traffic::{Asked, Traffic};
 use self::verdict::{State, Truth, Verdicts, slope};
 
@@ -100,6 +102,9 @@ struct RunArgs {
     /// Whether the configuration is read again.
     #[arg(long)]
     reloads: bool,
+    /// Whether clients come under TLS, with certificates that are replaced.
+    #[arg(long)]
+    tls: bool,
     /// What the gateway logs.
     #[arg(long, default_value = "info")]
     log_level: String,
@@ -172,6 +177,12 @@ fn settings() -> Value {
 /// One run, from a start to an end of everything: whether a promise was broken.
 async fn run(args: &RunArgs, script: Script, sampled: Duration) -> Result<bool, Box<dyn Error>> {
     let (lasts, steps) = (Duration::from_secs(args.seconds), script.steps.clone());
+    std::fs::create_dir_all(&args.dir)?;
+    let mut certificates = args.tls.then(|| Certificates::new(&args.dir.canonicalize()?)).transpose()?;
+    let mut gateway = settings();
+    if let Some(certificates) = &certificates {
+        gateway["tls"] = certificates.settings();
+    }
     let config = FleetConfig {
         kvlane: args.kvlane.clone(),
         engine: args.engine.clone().unwrap_or_else(|| args.kvlane.clone()),
@@ -185,7 +196,7 @@ async fn run(args: &RunArgs, script: Script, sampled: Duration) -> Result<bool, 
             .steps
             .iter()
             .any(|step| !matches!(step.action, Action::Kill { .. } | Action::Restart { .. })),
-        gateway: settings(),
+        gateway,
         log_level: args.log_level.clone(),
     };
     let mut fleet = Fleet::start(config).await?;
@@ -206,7 +217,8 @@ async fn run(args: &RunArgs, script: Script, sampled: Duration) -> Result<bool, 
         idle.fds,
         args.dir.display()
     )?;
-    let client = Arc::new(Client::new(fleet.address, PATIENCE));
+    let client =
+        Arc::new(Client::new(fleet.address, PATIENCE, certificates.as_ref().map(Certificates::clients)));
     let mut traffic = Traffic::new(args.seed);
     let mut in_flight: JoinSet<(Asked, Told, Instant)> = JoinSet::new();
     let mut samplings = interval(sampled);
@@ -234,6 +246,10 @@ async fn run(args: &RunArgs, script: Script, sampled: Duration) -> Result<bool, 
             }
             () = sleep_until((start + step).into()), if next < steps.len() => {
                 writeln!(say, "{}", steps[next])?;
+                if let (Action::RotateCertificates, Some(certificates)) = (steps[next].action, &mut certificates) {
+                    certificates.rotate()?;
+                    fleet.reload(fleet.settings())?;
+                }
                 apply(&mut fleet, &mut verdicts, &mut doing, steps[next].action, args.reloads)?;
                 next += 1;
             }
@@ -265,6 +281,11 @@ async fn run(args: &RunArgs, script: Script, sampled: Duration) -> Result<bool, 
     drop(client);
     for left in settled(&fleet, idle).await? {
         verdicts.violated(left);
+    }
+    if let Some(certificates) = &certificates
+        && !certificates.are_shown(fleet.address).await?
+    {
+        verdicts.violated("new connections are not shown the certificate that was written last".into());
     }
     let log = fleet.log()?;
     if let Some(line) = log.lines().find(|line| line.contains("panicked")) {
