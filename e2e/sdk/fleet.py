@@ -39,6 +39,8 @@ class WithFleet(unittest.TestCase):
         """Another one, that takes one request at a time and lets nobody wait."""
         narrow = Gateway(
             [self.engine], "round_robin", "--max-concurrent-requests", "1", "--queue-size", "0",
+            # Nobody is told to come again later than this.
+            "--queue-timeout-secs", "2",
         )
         self.addCleanup(narrow.stop)
         return narrow

@@ -116,6 +116,12 @@ fn every_error_code_and_type_of_the_code_is_in_the_document_and_no_other() {
     assert_eq!(of("fn code(&self)"), described("Code"));
     let kind = "properties/error/properties/type";
     assert_eq!(of("fn kind(&self)"), described(&format!("Error/{kind}")));
+    let relay = code(&format!("{front}relay.rs"));
+    let in_streams = relay.split("const fn code(self)").nth(1).expect("relay.rs is written in another way");
+    let in_streams = in_streams.split("\n    }\n").next().unwrap_or_default();
+    let in_streams = in_streams.split("=> \"").skip(1).filter_map(|rest| rest.split('"').next());
+    let in_streams: BTreeSet<String> = in_streams.map(str::to_owned).collect();
+    assert_eq!(in_streams, described("StreamError/properties/code"));
     assert_eq!(of("fn anthropic_type("), described(&format!("MessagesError/{kind}")));
 }
 
