@@ -16,7 +16,7 @@
 mod apply;
 pub(crate) mod discover;
 mod queue;
-mod snapshot;
+pub(crate) mod snapshot;
 mod socket;
 mod status;
 

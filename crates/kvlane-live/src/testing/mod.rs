@@ -9,6 +9,7 @@ mod caching;
 mod client;
 mod engine;
 mod feed;
+pub mod parsers;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;

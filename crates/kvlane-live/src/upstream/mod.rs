@@ -7,6 +7,8 @@
 //! exact end, and an idle one that has become readable is not used again: the worker has closed it.
 
 mod chunked;
+#[cfg(feature = "testing")]
+pub(crate) mod pieces;
 
 use std::collections::HashMap;
 use std::future::poll_fn;

@@ -1,0 +1,31 @@
+//! Doors to what reads bytes of others and is nobody's business otherwise. They are for fuzzing.
+
+use http::{HeaderMap, Method};
+
+use crate::admin;
+use crate::hints::{self, Hints};
+use crate::ingest::snapshot;
+use crate::upstream::pieces;
+
+/// What would be relayed of a worker's answer that comes in these pieces, and then the connection closes: its status
+/// and its body, if they are whole. `head` says that the request was by HEAD.
+pub fn answer(head: bool, parts: &[&[u8]]) -> Option<(u16, Vec<u8>)> {
+    let method = if head { Method::HEAD } else { Method::POST };
+    pieces::relayed(&method, parts).map(|(status, body)| (status.as_u16(), body))
+}
+
+/// How many endpoints a snapshot tells of whose entries are `entries`, in a file that is right but for them.
+pub fn snapshot(count: u32, entries: &[u8]) -> Option<usize> {
+    snapshot::entries_in(count, entries)
+}
+
+/// Whether what these headers say of a request is the same when it is read again by the same gateway.
+pub fn hints(headers: &HeaderMap) -> bool {
+    let hints = Hints::new(&hints::Config::default());
+    hints.read(headers, None, None) == hints.read(headers, None, None)
+}
+
+/// The value of a key in the query of a path, percent encoding undone.
+pub fn query(target: &http::Uri, key: &str) -> Option<String> {
+    admin::in_query(target, key)
+}

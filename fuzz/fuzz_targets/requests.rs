@@ -1,0 +1,44 @@
+//! Any bytes as what stands in a request's head beside its body: hints in headers, a query, a worker's address.
+#![no_main]
+
+use http::{HeaderMap, HeaderName, HeaderValue, Uri};
+use kvlane_live::address::Address;
+use kvlane_live::testing::parsers;
+use libfuzzer_sys::fuzz_target;
+
+const NAMES: [&str; 10] = [
+    "x-session-id",
+    "session_id",
+    "x-session-affinity",
+    "authorization",
+    "x-api-key",
+    "x-llm-d-inference-fairness-id",
+    "x-priority",
+    "x-smg-priority",
+    "traceparent",
+    "x-request-id",
+];
+
+fuzz_target!(|bytes: &[u8]| {
+    let mut headers = HeaderMap::new();
+    for line in bytes.split(|&byte| byte == b'\n') {
+        if let Some((&which, value)) = line.split_first()
+            && let Ok(value) = HeaderValue::from_bytes(value)
+        {
+            let name = NAMES[usize::from(which) % NAMES.len()];
+            headers.append(HeaderName::from_static(name), value);
+        }
+    }
+    assert!(parsers::hints(&headers));
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    if let Ok(target) = text.parse::<Uri>() {
+        for key in ["url", "model", "limit"] {
+            let _ = parsers::query(&target, key);
+        }
+    }
+    if let Ok(address) = Address::parse(text) {
+        assert!(!address.host.is_empty() && address.port > 0);
+        let again = format!("http://{}{}", address.authority, address.base_path);
+        assert_eq!(Address::parse(&again).expect("the same address"), address);
+    }
+});
