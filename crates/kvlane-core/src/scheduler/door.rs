@@ -270,6 +270,7 @@ impl Scheduler {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::breaker;
     use crate::budget;
     use crate::scheduler::Config;
     use crate::scheduler::tests::{World, config, endpoint, placed};
@@ -339,14 +340,34 @@ mod tests {
         world.lazy = true;
         assert_eq!(world.step(Input::Finished { request: RequestId(0) }), []);
         assert_eq!(world.unknown, [RequestId(1)], "there is one place");
+        assert_eq!(world.arrive(4, 100, &[]), [], "a newcomer does not get it");
         let again = SchedulingRequest { attempt: 1, ..SchedulingRequest::new(RequestId(9), 10) };
         assert!(placed(&ask(&mut world, again, &[])).is_some(), "a retry took it");
         let mut out = Vec::new();
         world.lazy = false;
         world.look_up(&mut out);
-        assert_eq!((out, world.scheduler.queued()), (vec![], 3));
+        assert_eq!((out, world.scheduler.queued()), (vec![], 4));
         let out = world.step(Input::Finished { request: RequestId(9) });
         assert_eq!(out.iter().filter_map(Output::request).collect::<Vec<_>>(), [RequestId(1)]);
+    }
+
+    #[test]
+    fn whoever_waits_for_the_one_that_is_let_through_is_not_forgotten_when_a_retry_is() {
+        let breaker = breaker::Config { failure_threshold: 1, ..breaker::Config::default() };
+        let mut world = World::new(Config { endpoint_in_flight_max: 3, breaker, ..patient(0) }, 1);
+        (0..5).for_each(|id| _ = world.arrive(id, 100, &[]));
+        world.step(Input::Failed { request: RequestId(0) });
+        world.now = Nanos::from_secs(2);
+        world.lazy = true;
+        (0..2).for_each(|id| _ = world.step(Input::Finished { request: RequestId(id) }));
+        assert_eq!(world.unknown, [RequestId(3)], "one is let through");
+        let again = SchedulingRequest { attempt: 1, ..SchedulingRequest::new(RequestId(9), 10) };
+        assert!(placed(&ask(&mut world, again, &[])).is_some(), "it was this one");
+        assert_eq!(
+            world.unknown,
+            [RequestId(3), RequestId(4)],
+            "all endpoints are bad: there is nothing to wait for"
+        );
     }
 
     #[test]

@@ -273,6 +273,8 @@ impl Scheduler {
             self.unseen.placed(now, request.id, picked.rates.prefill_s(tokens, pairs) + step_s);
         }
         let flight = Flight { era: self.passes(endpoint, request.id), ..flight };
+        // If it is the one request that a breaker lets through, those who waited for that have nothing to wait for.
+        self.stalled = false;
         if let Some(ledger) = self.pool.in_flight_mut(endpoint) {
             ledger.requests += 1;
             ledger.prefilling += 1;
