@@ -424,16 +424,14 @@ mod tests {
     fn whoever_is_refused_hears_how_long_the_queue_takes() {
         let mut world = World::new(Config { queue_len_max: 19, ..patient(10) }, 1);
         let mut id = 0;
-        let mut over = 0;
         // Two a second, for a minute, while 19 wait.
-        for _ in 0..120 {
+        for over in 0..120 {
             world.now += Nanos::from_millis(500);
             while world.scheduler.queued() < 19 {
                 world.arrive(id, 10, &[]);
                 id += 1;
             }
             world.step(Input::Finished { request: RequestId(over) });
-            over += 1;
         }
         world.arrive(id, 10, &[]);
         let out = world.arrive(id + 1, 10, &[]);
