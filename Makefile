@@ -1,10 +1,8 @@
 # demo, test, lint, bench and ci need the Rust toolchain (1.89 or later, https://rustup.rs) and nothing else; each is one
 # line of cargo that can be typed by hand.
 
-.PHONY: demo test lint bench scenarios placement placement-live chaos soak crowd e2e-vllm e2e-sglang e2e-llamacpp race ci cargo
-.PHONY: demo test lint bench scenarios placement placement-live e2e-vllm e2e-sglang e2e-llamacpp race \
-.PHONY: demo test lint bench scenarios placement placement-live e2e-vllm e2e-sglang e2e-llamacpp e2e-sdk e2e-api race \
-	deny sbom ci cargo
+.PHONY: demo test lint bench scenarios placement placement-live chaos soak crowd e2e-vllm e2e-sglang e2e-llamacpp e2e-sdk \
+	e2e-api race deny sbom ci cargo
 
 # A trace through the gateway onto four mock engines, under three policies.
 demo: cargo

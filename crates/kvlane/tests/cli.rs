@@ -239,7 +239,7 @@ fn a_configuration_that_cannot_be_ends_with_1_and_says_what_to_write() {
     for command in ["check", "serve"] {
         fails(&[command, "--policy", "best"], FAILURE, &["'best'", "random, round_robin"]);
         fails(&[command, "--worker-urls", "gpu:1"], FAILURE, &["workers[0].url", "write http://host:port"]);
-        fails(&[command, "--worker-urls", "https://gpu"], FAILURE, &["https", "write http://host:port"]);
+        fails(&[command, "--worker-urls", "ftp://gpu"], FAILURE, &["ftp", "write http://host:port"]);
         fails(&[command, "--set", "server.port"], FAILURE, &["--set server.port", "write section.key=value"]);
         fails(&[command, "--set", "server.prot=1"], FAILURE, &["server.prot", "unknown field"]);
         fails(&[command, "--pool-policy", "llama"], FAILURE, &["--pool-policy llama", "write MODEL=POLICY"]);
