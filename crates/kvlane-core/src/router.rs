@@ -55,7 +55,7 @@ struct Exact {
 
 struct State {
     scheduler: Scheduler,
-    recording: Option<Vec<(Nanos, Input)>>,
+    recording: Option<Recording>,
     /// The prompts of those who wait: they are looked up when their turn comes.
     prompts: HashMap<RequestId, Prompt, FixedState>,
 }
@@ -78,7 +78,7 @@ pub struct Scratch {
 /// What a scheduler was told, in the order in which it was told: enough to live through it again.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Recording {
-    /// How the scheduler was set up.
+    /// How the scheduler was set up at first: another configuration later is among the inputs.
     pub config: scheduler::Config,
     /// Its inputs with their times, in lock order.
     pub inputs: Vec<(Nanos, Input)>,
@@ -95,10 +95,11 @@ impl Router {
     /// A router without endpoints that writes down all that its scheduler is told. Unbounded: for tests and short
     /// captures.
     pub fn recorded(config: Config) -> Self {
-        Self::with(config, Some(Vec::new()))
+        let recording = Recording { config: config.scheduler.clone(), inputs: Vec::new() };
+        Self::with(config, Some(recording))
     }
 
-    fn with(config: Config, recording: Option<Vec<(Nanos, Input)>>) -> Self {
+    fn with(config: Config, recording: Option<Recording>) -> Self {
         Self {
             block_tokens: AtomicU32::new(config.block_tokens),
             approximate: Mutex::new(config.index),
@@ -119,8 +120,8 @@ impl Router {
     /// What a [`Router::recorded`] one was told; nothing from any other.
     pub fn recording(&self) -> Recording {
         let state = self.state();
-        let inputs = state.recording.clone().unwrap_or_default();
-        Recording { config: state.scheduler.config().clone(), inputs }
+        let nothing = || Recording { config: state.scheduler.config().clone(), inputs: Vec::new() };
+        state.recording.clone().unwrap_or_else(nothing)
     }
 
     /// Adds an endpoint and returns its id; none when the pool is full.
@@ -493,7 +494,7 @@ fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
 impl State {
     fn step(&mut self, now: Nanos, input: Input, out: &mut Vec<Output>) {
         if let Some(recording) = &mut self.recording {
-            recording.push((now, input.clone()));
+            recording.inputs.push((now, input.clone()));
         }
         let first = out.len();
         if let (Input::Finished { request }, false) = (&input, self.prompts.is_empty()) {
@@ -605,6 +606,17 @@ mod tests {
             outputs.iter().filter(|o| o.request().is_some()).copied().collect::<Vec<_>>()
         };
         assert_eq!(told(&replayed), told(&out));
+    }
+
+    #[test]
+    fn a_recording_begins_with_the_configuration_that_the_router_began_with() {
+        let (router, chain) = narrow();
+        let before = router.recording().config;
+        let later = scheduler::Config { in_flight_max: 7, ..before.clone() };
+        router.step(Nanos(2), Input::Configured { config: Box::new(later) }, &mut Vec::new());
+        let request = SchedulingRequest::new(RequestId(0), 65);
+        router.arrive(Nanos(3), request, &chain, &mut Scratch::default(), &mut Vec::new());
+        assert_eq!(router.recording().config, before);
     }
 
     #[test]
