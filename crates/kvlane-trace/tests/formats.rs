@@ -334,3 +334,20 @@ proptest! {
         prop_assert_eq!(again, text);
     }
 }
+
+/// An answer that broke off is shorter in a record than the one that the replayed trace went on from.
+#[test]
+fn nobody_shares_more_than_there_is_and_what_was_read_can_be_written() {
+    let record = |id: u32, tokens: u32, more: &str| {
+        format!(
+            r#"{{"id":{id},"scheduled_s":{id}.5,"sent_s":{id}.5,"end_s":9.0,"prompt_tokens":{tokens},"output_tokens":3,"status":200{more}}}"#
+        )
+    };
+    let text = [record(0, 100, ""), record(1, 400, r#","base":0,"shared_tokens":320"#)].join("\n");
+    let trace = read(text.as_bytes(), &Options::default()).expect("two records");
+    assert_eq!((trace.requests[1].base, trace.requests[1].shared_blocks), (Some(0), 7), "103 tokens");
+    let mut written = Vec::new();
+    normal::write(&trace, &mut written).expect("memory takes all");
+    let again = read(&written[..], &Options::default()).expect("what was written is read");
+    assert_eq!(again.requests, trace.requests);
+}

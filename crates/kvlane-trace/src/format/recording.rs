@@ -50,13 +50,19 @@ pub(super) fn read<R: BufRead>(lines: &mut Lines<R>, options: &Options) -> Resul
             Some(session) => *sessions.entry(session).or_insert(count),
             None => count,
         };
+        // An answer that broke off is shorter than the one that the replayed trace went on from.
+        let base = record.base.and_then(|base| places.get(&base)).copied();
+        let there_is = base.map_or(0, |base| {
+            let TraceRequest { input_tokens, output_tokens, .. } = draft.builder.requests()[base as usize];
+            input_tokens.saturating_add(output_tokens).div_ceil(block_tokens)
+        });
         let request = TraceRequest {
             arrival_s: record.scheduled_s,
             input_tokens: record.prompt_tokens,
             output_tokens: record.output_tokens,
             session,
-            base: record.base.and_then(|base| places.get(&base)).copied(),
-            shared_blocks: record.shared_tokens.unwrap_or(0) / block_tokens,
+            base,
+            shared_blocks: (record.shared_tokens.unwrap_or(0) / block_tokens).min(there_is),
             ..TraceRequest::default()
         };
         let index = draft.branch(request)?;
