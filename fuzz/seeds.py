@@ -117,7 +117,7 @@ put("requests", "address", b"http://[::1]:8000/engines/a/")
 u32 = lambda number: number.to_bytes(4, "little")
 text = lambda text: u32(len(text)) + text
 event = b"\x01\x00" + bytes(8) + u32(1) + bytes(16) + b"\x03\x01" + u32(1) + bytes(8)
-put("snapshot", "entry", b"\x01" + text(b"http://a") + text(b"m") + text(b"h:1") + bytes(16) + u32(16) + u32(2) + event)
+put("snapshot", "held", b"\x00" + u32(1) + text(b"http://a") + text(b"m") + text(b"h:1") + bytes(16) + u32(16) + u32(2) + event)
 
 # For each request of the target: a stream that breaks, and one that goes on.
 head = b'data: {"id":"1","object":"o","created":1,"model":"m","choices":[{"index":0,'
@@ -127,6 +127,12 @@ for choice, said in [(0, b'"text":"a "'), (1, ids + b'"text":"a"'), (2, b'"delta
     chunk = head + said + b'}],"usage":{"prompt_tokens":3,"completion_tokens":1,"total_tokens":4}}\n\n'
     rest = chunk.replace(b'"choices":[{"index":0,', b'"choices":[{"finish_reason":"stop","index":0,')
     put("resume", f"chunks-{choice}", bytes([choice | 0x40]) + chunk + b"data: {\0" + chunk + b"\0" + rest + b"data: [DONE]\n\n")
+
+put("snapshot", "given", b"\x01\x01" + text(b"http://a") + text(b"m") + u32(16) + b"\x01\x02" + u32(0) + b"\x01" + bytes(16) + u32(1) + bytes(8) + b"\x00")
+signed = b"eyJhbGciOiJFZERTQSIsImtpZCI6ImUifQ.eyJpc3MiOiJpIiwiYXVkIjoiYSIsInN1YiI6InUiLCJleHAiOjIwMDAwMDAwMDB9." + b"A" * 86
+claims = b'{"iss":"i","aud":["a"],"sub":"u","exp":2000000000,"nbf":1.5,"roles":["admin"]}'
+put("identity", "token", signed + b"\0" + claims + b'\0{"keys":[{"kty":"RSA","use":"sig","alg":"RS256","n":"AQAB","e":"AQAB"},'
+    b'{"kty":"OKP","crv":"Ed25519","x":"11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo"}]}')
 
 for path in sorted(kept.glob("*.tar.gz")):
     with tarfile.open(path) as archive:

@@ -143,6 +143,16 @@ pub(crate) fn open<'a>(bytes: &'a [u8], kind: &Kind, now_s: f64) -> Result<(Read
     Ok((reader, age_s.max(0.0)))
 }
 
+/// A file about `content`, for fuzzing, which would not guess the hash.
+#[cfg(feature = "testing")]
+pub(crate) fn bytes_of(kind: &Kind, content: &[u8]) -> Vec<u8> {
+    let head = [&kind.magic[..], &kind.version.to_le_bytes(), &probe().to_le_bytes(), &0_f64.to_le_bytes()];
+    let mut file = [&head.concat(), content].concat();
+    let hash = xxh3_64(&file);
+    file.extend_from_slice(&hash.to_le_bytes());
+    file
+}
+
 // === impl Reader ===
 
 impl<'a> Reader<'a> {

@@ -257,6 +257,12 @@ fn piece(reader: &mut Reader<'_>) -> Result<Piece, SealError> {
     Ok(Piece { before: (follows != 0).then_some(BlockHash(before)), blocks, age })
 }
 
+/// How many endpoints a file has that is right but for `content`.
+#[cfg(feature = "testing")]
+pub(crate) fn endpoints_in(content: &[u8]) -> Option<usize> {
+    parse(&sealed::bytes_of(&KIND, content), 0.0).ok().map(|(endpoints, _)| endpoints.len())
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

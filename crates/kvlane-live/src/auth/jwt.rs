@@ -376,6 +376,17 @@ fn page(url: &str) -> Result<(String, String), String> {
     Ok((format!("{scheme}://{authority}"), path.to_owned()))
 }
 
+/// Whether a token is believed that whoever has signed with one of `keys`, a JWK set, may have made. The claims alone are
+/// read too.
+#[cfg(feature = "testing")]
+pub(crate) fn is_believed(keys: &[u8], token: &str, claims: &Value) -> bool {
+    let spec = serde_json::json!({"issuer": "i", "audience": ["a"], "jwks_url": "https://h"});
+    let (Ok(spec), Ok(keys)) = (serde_json::from_value(spec), key_set(keys)) else { return false };
+    let jwt = Jwt { spec, keys: ArcSwap::from_pointee(keys), known: Mutex::default() };
+    let _ = jwt.identity(claims, 1e9);
+    jwt.verify(token, [0; 32], 1e9).is_ok()
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

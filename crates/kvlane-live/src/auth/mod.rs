@@ -6,7 +6,7 @@
 //! Keys are kept as their SHA-256 only. What is shown is hashed, and looked up under a second hash with a key of its own
 //! in each process: how long that takes says nothing to whoever tries keys.
 
-mod jwt;
+pub(crate) mod jwt;
 mod network;
 
 use std::collections::HashMap;

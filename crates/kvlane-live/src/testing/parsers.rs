@@ -3,9 +3,11 @@
 use http::{HeaderMap, Method};
 
 use crate::admin;
+use crate::auth::jwt;
 use crate::hints::{self, Hints};
 use crate::ingest::snapshot;
 use crate::upstream::pieces;
+use crate::warm;
 
 /// What would be relayed of a worker's answer that comes in these pieces, and then the connection closes: its status
 /// and its body, if they are whole. `head` says that the request was by HEAD.
@@ -14,9 +16,19 @@ pub fn answer(head: bool, parts: &[&[u8]]) -> Option<(u16, Vec<u8>)> {
     pieces::relayed(&method, parts).map(|(status, body)| (status.as_u16(), body))
 }
 
-/// How many endpoints a snapshot tells of whose entries are `entries`, in a file that is right but for them.
-pub fn snapshot(count: u32, entries: &[u8]) -> Option<usize> {
-    snapshot::entries_in(count, entries)
+/// How many endpoints a file of what engines hold tells of, which is right but for `content`.
+pub fn snapshot(content: &[u8]) -> Option<usize> {
+    snapshot::entries_in(content)
+}
+
+/// Likewise a file of what engines were given.
+pub fn dispatches(content: &[u8]) -> Option<usize> {
+    warm::endpoints_in(content)
+}
+
+/// Whether a token is believed of which `keys`, a JWK set, are the keys. Claims are read too, whoever has signed them.
+pub fn token(keys: &[u8], token: &str, claims: &serde_json::Value) -> bool {
+    jwt::is_believed(keys, token, claims)
 }
 
 /// Whether what these headers say of a request is the same when it is read again by the same gateway.
