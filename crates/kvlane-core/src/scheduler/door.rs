@@ -19,6 +19,11 @@ const LOOKED_AT_MAX: usize = 16;
 const HEDGE_OVERLAP: u32 = 2;
 /// Nobody is told to come again sooner: `Retry-After` counts whole seconds.
 const RETRY_AFTER_MIN: Nanos = Nanos::from_secs(1);
+/// Requests that are over per second below which that is no rate: one in half a minute.
+const DEPARTED_MIN_S: f64 = 1.0 / 30.0;
+/// Where hardly a request was over of late, nobody knows. Soon enough that whoever comes back finds room if there is some,
+/// late enough that a fleet at a standstill is not asked all the time.
+const RETRY_AFTER_UNKNOWN: Nanos = Nanos::from_secs(5);
 
 /// A request whose turn has come, and that has its room. Where it goes is about to be decided.
 #[derive(Debug)]
@@ -185,7 +190,9 @@ impl Scheduler {
     /// How long whoever comes at `now` would wait: for all who wait to go, at the rate at which requests are over of late.
     fn retry_after(&mut self, now: Nanos) -> Nanos {
         let ahead = (self.queued() + 1) as f64;
-        let span = Nanos::from_secs_f64(ahead / self.departed.rate_s(now));
+        let rate_s = self.departed.rate_s(now);
+        let span =
+            if rate_s > DEPARTED_MIN_S { Nanos::from_secs_f64(ahead / rate_s) } else { RETRY_AFTER_UNKNOWN };
         span.min(self.config.queue_timeout).max(RETRY_AFTER_MIN)
     }
 
@@ -440,6 +447,6 @@ mod tests {
         let mut fresh = World::new(Config { queue_len_max: 0, ..patient(1) }, 1);
         fresh.arrive(0, 10, &[]);
         let refused = refused(&fresh.arrive(1, 10, &[])).expect("there is no queue");
-        assert_eq!(refused.retry_after, Nanos::from_secs(60), "nobody knows: as long as one may wait");
+        assert_eq!(refused.retry_after, RETRY_AFTER_UNKNOWN, "nobody knows");
     }
 }
