@@ -328,6 +328,11 @@ impl Watch {
         self.paths = paths;
     }
 
+    /// They are about to be read as they are, for whatever reason: only what changes from here on is a change.
+    pub fn reads(&mut self) {
+        self.seen = stamps(&self.paths);
+    }
+
     /// Waits until one of them has changed and is the same at two looks in a row: whoever writes it may not be done.
     /// Looks every `interval`; never, if that is 0.
     pub async fn changed(&mut self, interval: Duration) {
@@ -407,6 +412,9 @@ mod tests {
         fs::write(&file, "seen").expect("written");
         watch.look_at(vec![file.clone()]);
         assert!(sees(&mut watch).await, "it was looked at before");
+        fs::write(&file, "read meanwhile").expect("written");
+        watch.reads();
+        assert!(!sees(&mut watch).await, "it has been read");
         fs::remove_file(&file).expect("removed");
         assert!(sees(&mut watch).await, "it has gone");
     }

@@ -33,6 +33,7 @@ pub(crate) fn run(args: &ConfigArgs) -> Result<ExitCode> {
                 _ = hangup.recv() => {}
                 () = watch.changed(interval) => {}
             }
+            watch.reads();
             match args.load() {
                 Ok(config) => {
                     watch.look_at(files(args, &config));
