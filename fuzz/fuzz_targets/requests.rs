@@ -38,7 +38,8 @@ fuzz_target!(|bytes: &[u8]| {
     }
     if let Ok(address) = Address::parse(text) {
         assert!(!address.host.is_empty() && address.port > 0);
-        let again = format!("http://{}{}", address.authority, address.base_path);
+        let scheme = if address.tls { "https" } else { "http" };
+        let again = format!("{scheme}://{}{}", address.authority, address.base_path);
         assert_eq!(Address::parse(&again).expect("the same address"), address);
     }
 });

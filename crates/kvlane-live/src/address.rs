@@ -1,5 +1,7 @@
 //! Where an engine is reached, as people write it.
 
+use std::net::Ipv6Addr;
+
 /// Where an engine is reached: a checked `http://host[:port][/path]`, or `https`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
@@ -43,8 +45,13 @@ impl Address {
         };
         let authority =
             uri.authority().ok_or_else(|| format!("'{url}' has no host, write http://host:port"))?;
-        if authority.as_str().contains('@') || authority.host().is_empty() {
+        let host = authority.host();
+        let inside = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+        if authority.as_str().contains('@') || host.is_empty() {
             return Err(format!("'{url}' must name a host and no user, write http://host:port"));
+        }
+        if host.contains(['[', ']']) && inside.is_none_or(|inside| inside.parse::<Ipv6Addr>().is_err()) {
+            return Err(format!("'{url}': in brackets stands an IPv6 address, write http://[::1]:port"));
         }
         let port = authority.port_u16();
         if port.is_none() && authority.as_str() != authority.host() {
@@ -57,7 +64,7 @@ impl Address {
             return Err(format!("'{url}' has a query, write http://host:port"));
         }
         Ok(Self {
-            host: authority.host().trim_matches(['[', ']']).into(),
+            host: inside.unwrap_or(host).into(),
             port: port.unwrap_or(if tls { 443 } else { 80 }),
             authority: authority.as_str().into(),
             tls,
@@ -96,6 +103,9 @@ mod tests {
             "http://h:",
             "http://[::1]:x",
             "http://h:80000",
+            "http://[]",
+            "http://[]:80",
+            "http://[gpu]:80",
         ] {
             let problem = Address::parse(url).expect_err(url);
             assert!(problem.contains(url), "{problem}");
