@@ -160,3 +160,16 @@ fn no_dependency_of_ours_takes_any_version() {
         }
     }
 }
+
+/// It looks at what is not built here, too. Where it is missing, the tests above are what there is.
+#[test]
+fn cargo_deny_agrees_where_it_is_installed() {
+    let cargo = |args: &[&str]| {
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        Command::new(cargo).args(args).current_dir(root()).output().expect("it runs")
+    };
+    if cargo(&["deny", "--version"]).status.success() {
+        let checked = cargo(&["deny", "--offline", "--locked", "check", "bans", "licenses", "sources"]);
+        assert!(checked.status.success(), "{}", String::from_utf8_lossy(&checked.stderr));
+    }
+}
