@@ -77,14 +77,14 @@ e2e-llamacpp: cargo
 # OpenAI's and Anthropic's Python SDKs, unmodified, through the gateway (15 MB from PyPI, once).
 e2e-sdk: cargo
 	cargo build --release --locked -p kvlane
-	e2e/sdk/setup.sh
+	e2e/venv.sh sdk
 	e2e/.work/sdk/bin/python e2e/sdk/test_openai.py -v
 	e2e/.work/sdk/bin/python e2e/sdk/test_anthropic.py -v
 
 # What docs/openapi.yaml says against what the gateway does, by schemathesis (30 MB from PyPI, once).
 e2e-api: cargo
 	cargo build --release --locked -p kvlane
-	e2e/api/setup.sh
+	e2e/venv.sh api
 	e2e/.work/api/bin/python e2e/api/test_api.py -v
 
 # What a request costs beside nginx, HAProxy, sglang-router and vllm-router. Linux; installs with apt-get and pip.

@@ -1,7 +1,7 @@
 """What `docs/openapi.yaml` says against what the gateway does: schemathesis makes requests of it, right and wrong ones,
 to both ports, and holds every answer against it. Behind the gateway are mock engines.
 
-    e2e/api/setup.sh && e2e/.work/api/bin/python e2e/api/test_api.py -v
+    e2e/venv.sh api && e2e/.work/api/bin/python e2e/api/test_api.py -v
 """
 
 import os

@@ -1,6 +1,6 @@
 """Anthropic's own Python SDK, unmodified, through the gateway: in front of mock engines, and of one that does as told.
 
-    e2e/sdk/setup.sh && e2e/.work/sdk/bin/python e2e/sdk/test_anthropic.py -v
+    e2e/venv.sh sdk && e2e/.work/sdk/bin/python e2e/sdk/test_anthropic.py -v
 """
 
 import asyncio

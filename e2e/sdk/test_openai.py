@@ -1,6 +1,6 @@
 """OpenAI's own Python SDK, unmodified, through the gateway: in front of mock engines, and of one that does as it is told.
 
-    e2e/sdk/setup.sh && e2e/.work/sdk/bin/python e2e/sdk/test_openai.py -v
+    e2e/venv.sh sdk && e2e/.work/sdk/bin/python e2e/sdk/test_openai.py -v
 """
 
 import asyncio
