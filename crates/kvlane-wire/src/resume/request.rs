@@ -7,63 +7,7 @@ use super::{Means, Unfit};
 use crate::api::Api;
 use crate::json::{JsonError, Scanner};
 
-/// Keys that mean the same for the rest of an answer as for all of it, or that are rewritten.
-const KEYS: [&str; 48] = [
-    // Who and how.
-    "model",
-    "stream",
-    "stream_options",
-    "stream_interval",
-    "user",
-    "metadata",
-    "store",
-    "service_tier",
-    "safety_identifier",
-    "session_id",
-    "prompt_cache_key",
-    "cache_salt",
-    "lora_path",
-    "priority",
-    "return_token_ids",
-    "verbosity",
-    // The prompt.
-    "prompt",
-    "messages",
-    "tools",
-    "parallel_tool_calls",
-    "documents",
-    "chat_template",
-    "chat_template_kwargs",
-    "reasoning_effort",
-    "include_reasoning",
-    "add_special_tokens",
-    "media_io_kwargs",
-    "mm_processor_kwargs",
-    // Sampling.
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "repetition_penalty",
-    "logit_bias",
-    "allowed_token_ids",
-    "bad_words",
-    "ignore_eos",
-    "skip_special_tokens",
-    "spaces_between_special_tokens",
-    // The end.
-    "max_tokens",
-    "max_completion_tokens",
-    "min_tokens",
-    "stop",
-    "stop_token_ids",
-    "include_stop_str_in_output",
-    "continue_final_message",
-    "add_generation_prompt",
-];
-
-/// Of those, the ones that go into a completion that writes the rest of a chat.
+/// Keys that mean the same for the rest of an answer as for all of it, in a chat and in a completion alike.
 const SHARED: [&str; 30] = [
     "model",
     "stream",
@@ -95,6 +39,29 @@ const SHARED: [&str; 30] = [
     "min_tokens",
     "stop_token_ids",
     "include_stop_str_in_output",
+];
+
+/// Keys that mean the same for the rest, or are rewritten, and that a completion which writes the rest of a chat does not
+/// take over.
+const OWN: [&str; 18] = [
+    "verbosity",
+    "prompt",
+    "messages",
+    "tools",
+    "parallel_tool_calls",
+    "documents",
+    "chat_template",
+    "chat_template_kwargs",
+    "reasoning_effort",
+    "include_reasoning",
+    "add_special_tokens",
+    "media_io_kwargs",
+    "mm_processor_kwargs",
+    "max_tokens",
+    "max_completion_tokens",
+    "stop",
+    "continue_final_message",
+    "add_generation_prompt",
 ];
 
 /// A request whose answer can be continued, as far as it alone can tell.
@@ -166,7 +133,7 @@ impl Request {
                 ("tool_choice", "\"none\"") => calls = false,
                 ("tool_choice", "\"auto\"") | ("n" | "best_of", "1") => {}
                 ("response_format", _) if is_plain_text(value) => {}
-                (known, _) if KEYS.contains(&known) => {}
+                (known, _) if SHARED.contains(&known) || OWN.contains(&known) => {}
                 _ if is_nothing(value) => {}
                 _ => return Err(Unfit::Key(key.into())),
             }

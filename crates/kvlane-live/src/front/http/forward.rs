@@ -10,7 +10,7 @@ use kvlane_core::decision::{Placement, Refused, Rejection};
 use kvlane_core::endpoint::EndpointId;
 use kvlane_core::truth::{Feed, Knowledge};
 use kvlane_wire::api::Api;
-use kvlane_wire::openai::{self, ParsedRequest};
+use kvlane_wire::openai::{self, ParseError, ParsedRequest};
 use kvlane_wire::salt::with_cache_salt;
 use tokio::time::Instant;
 use xxhash_rust::xxh3::xxh3_64;
@@ -176,7 +176,7 @@ async fn route(
     };
     let Counted { chain, tokens: prompt_tokens } = counted;
     let charge = admit(gateway, &served, facts, prompt_tokens, account)?;
-    let salted = ours.filter(|_| takes_salt(api)).and_then(|salt| salted(body, &salt));
+    let salted = ours.filter(|_| takes_salt(api)).map(|salt| salted(body, &salt)).transpose()?;
     Ok((Routed { served, chain, prompt_tokens, facts, received, deadline, charge }, salted))
 }
 
@@ -185,10 +185,10 @@ fn takes_salt(api: Api) -> bool {
     matches!(api, Api::ChatCompletions | Api::Completions | Api::Responses)
 }
 
-/// A body that was understood, with this salt.
-fn salted(body: &Bytes, salt: &str) -> Option<Bytes> {
-    let body = std::str::from_utf8(body).ok()?;
-    with_cache_salt(body, salt).ok().map(Bytes::from)
+/// A body with this salt. It has been understood before, so there is no error; were there one, it would not go on as it is.
+fn salted(body: &[u8], salt: &str) -> Result<Bytes, ApiError> {
+    let text = std::str::from_utf8(body).map_err(|error| ParseError::NotUtf8 { at: error.valid_up_to() })?;
+    Ok(with_cache_salt(text, salt).map_err(ParseError::from)?.into())
 }
 
 /// Where encodings are remembered for prompts with this salt.
