@@ -2,7 +2,8 @@
 //!
 //! Closed, it takes requests. After [`Config::failure_threshold`] failures in a row it opens: none for a cool-down, which
 //! doubles each time the endpoint fails again. Then it is half-open: one request is let through, and what becomes of it
-//! closes the breaker or opens it again.
+//! closes the breaker or opens it again. The beginning of its answer closes it on trial, as answers may take minutes: until
+//! one has come to its end, a single failure opens it again.
 //!
 //! Only requests that were placed since it last opened count: those that were there before fail one after the other, and
 //! say nothing that is not known.
@@ -152,6 +153,15 @@ impl Breaker {
         era == self.opened && self.close(now)
     }
 
+    /// The answer to a request that was placed in `era` has begun. Whether it stands differently.
+    pub(crate) fn begun(&mut self, now: Nanos, era: u32, config: &Config) -> bool {
+        let closed = era == self.opened && self.state != State::Closed && self.close(now);
+        if closed {
+            self.failures = config.failure_threshold.saturating_sub(1);
+        }
+        closed
+    }
+
     /// Closes it, whatever it has seen. Whether it stands differently.
     pub(crate) fn close(&mut self, now: Nanos) -> bool {
         self.failures = 0;
@@ -253,6 +263,26 @@ mod tests {
             now += cooldown;
             assert!(breaker.ripen(now));
         }
+    }
+
+    #[test]
+    fn an_answer_that_begins_closes_it_on_trial() {
+        let failed_after = |ends: bool| {
+            let mut breaker = Breaker::default();
+            (0..2).for_each(|_| _ = fail(&mut breaker, Nanos(1)));
+            let now = breaker.until().expect("open");
+            breaker.ripen(now);
+            assert!(!breaker.begun(now, 0, &config()), "that one was there before");
+            assert!(breaker.begun(now, breaker.era(), &config()) && breaker.admits());
+            assert!(!breaker.begun(now, breaker.era(), &config()), "it was closed");
+            if ends {
+                breaker.succeeded(now, breaker.era());
+            }
+            fail(&mut breaker, now);
+            (breaker.state(), breaker.until().map(|until| (until - now).as_secs_f64().round()))
+        };
+        assert_eq!(failed_after(true), (State::Closed, None));
+        assert_eq!(failed_after(false), (State::Open, Some(2.0)), "as if it had been half-open");
     }
 
     #[test]

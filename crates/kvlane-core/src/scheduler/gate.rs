@@ -148,6 +148,16 @@ impl Scheduler {
         }
     }
 
+    /// The answer to a request that was placed in `era` has begun, and with it its endpoint may have come back.
+    pub(super) fn begun(&mut self, now: Nanos, endpoint: EndpointId, era: u32, out: &mut Vec<Output>) {
+        let Some(endpoint) = self.pool.get_mut(endpoint) else { return };
+        if endpoint.breaker.begun(now, era, &self.config.breaker) {
+            endpoint.back_since = Some(now);
+            out.push(Output::Breaker { endpoint: endpoint.id, state: endpoint.breaker.state() });
+            self.review(now, out);
+        }
+    }
+
     /// A request has a place, and its endpoint's breaker may be waiting for what becomes of it. Returns what tells it
     /// from those that were placed before the breaker opened.
     pub(super) fn passes(&mut self, endpoint: EndpointId, request: RequestId) -> u32 {
@@ -406,6 +416,22 @@ mod tests {
         assert_eq!(succeed(&mut world, 6), [state(0, State::Closed)]);
         for id in 7..10 {
             assert_eq!(placed(&arrive(&mut world, id, 0, &[])), Some(endpoint(0)));
+        }
+    }
+
+    #[test]
+    fn an_endpoint_is_back_when_the_one_answer_begins_and_gone_again_when_that_breaks() {
+        for whole in [false, true] {
+            let mut world = world(1, usual());
+            arrive(&mut world, 0, 0, &[]);
+            fail(&mut world, 0);
+            world.now += Nanos::from_secs(2);
+            let request = RequestId(1);
+            assert!(placed(&arrive(&mut world, 1, 0, &[])).is_some());
+            let begins = if whole { Input::Begun { request } } else { Input::FirstToken { request } };
+            assert_eq!(world.step(begins), [state(0, State::Closed)]);
+            assert!(placed(&arrive(&mut world, 2, 0, &[])).is_some());
+            assert_eq!(fail(&mut world, 1), [state(0, State::Open)]);
         }
     }
 

@@ -123,8 +123,8 @@ impl Scheduler {
                 let waiting = Waiting { request, block_tokens, deadline: now + self.config.queue_timeout };
                 self.arrive(now, waiting, &overlap, out);
             }
-            Input::FirstToken { request } => self.first_token(now, request, true),
-            Input::Begun { request } => self.first_token(now, request, false),
+            Input::FirstToken { request } => self.first_token(now, request, true, out),
+            Input::Begun { request } => self.first_token(now, request, false, out),
             Input::Tokens { request, count } => self.tokens(now, request, count),
             Input::Wrote { request, output_tokens } => self.wrote(request, output_tokens),
             Input::Answered { request, reported } => self.answered(request, reported, out),
@@ -287,12 +287,12 @@ impl Scheduler {
     }
 
     /// A prompt is computed; `seen` is whether its first token was seen to come.
-    fn first_token(&mut self, now: Nanos, request: RequestId, seen: bool) {
+    fn first_token(&mut self, now: Nanos, request: RequestId, seen: bool, out: &mut Vec<Output>) {
         let Some(flight) = self.flights.get_mut(request) else { return };
         if std::mem::replace(&mut flight.computed, true) {
             return;
         }
-        let Flight { endpoint, prediction, prompt_tokens, prefill_tokens, prefill_pairs, .. } = *flight;
+        let Flight { endpoint, era, prediction, prompt_tokens, prefill_tokens, prefill_pairs, .. } = *flight;
         if seen {
             let (tokens, timed) = (u64::from(prefill_tokens), &mut flight.timed);
             self.learning.first_token(now, timed, self.pool.get_mut(endpoint), tokens, prefill_pairs);
@@ -301,6 +301,7 @@ impl Scheduler {
             truth.owe(prediction.unwrap_or_default(), prompt_tokens);
         }
         self.prefilled(request);
+        self.begun(now, endpoint, era, out);
     }
 
     /// A prompt is computed, or should be: it is no longer work to come.
