@@ -33,7 +33,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep_until};
 
-use self::client::{Client, Told};
+use self::client::{Client, Ending, Told};
 use self::crowd::CrowdArgs;
 use self::fleet::{Fleet, FleetConfig, MODEL, Usage};
 use self::tls::Certificates;
@@ -44,6 +44,9 @@ use self::verdict::{State, Truth, Verdicts, slope};
 const PATIENCE: Duration = Duration::from_secs(40);
 /// Time after the last request within which nothing of it may be left.
 const SETTLED_WITHIN: Duration = Duration::from_secs(20);
+/// Streams that are open when the gateway is told to end, and tokens that each of them has.
+const FAREWELL_STREAMS: u64 = 40;
+const FAREWELL_TOKENS: u32 = 200;
 /// Time that the gateway has to end after SIGTERM.
 const STOPPED_WITHIN: Duration = Duration::from_secs(15);
 /// Time that the gateway has to find out that an engine is well again.
@@ -105,6 +108,12 @@ struct RunArgs {
     /// Whether clients come under TLS, with certificates that are replaced.
     #[arg(long)]
     tls: bool,
+    /// Whether streams whose engine dies go on elsewhere.
+    #[arg(long)]
+    continuation: bool,
+    /// Whether requests that are late are sent a second time.
+    #[arg(long)]
+    hedge: bool,
     /// What the gateway logs.
     #[arg(long, default_value = "info")]
     log_level: String,
@@ -183,6 +192,12 @@ async fn run(args: &RunArgs, script: Script, sampled: Duration) -> Result<bool, 
     if let Some(certificates) = &certificates {
         gateway["tls"] = certificates.settings();
     }
+    if args.continuation {
+        gateway["continuation"] = json!({"enabled": true});
+    }
+    if args.hedge {
+        gateway["hedge"] = json!({"enabled": true});
+    }
     let config = FleetConfig {
         kvlane: args.kvlane.clone(),
         engine: args.engine.clone().unwrap_or_else(|| args.kvlane.clone()),
@@ -217,8 +232,11 @@ async fn run(args: &RunArgs, script: Script, sampled: Duration) -> Result<bool, 
         idle.fds,
         args.dir.display()
     )?;
-    let client =
-        Arc::new(Client::new(fleet.address, PATIENCE, certificates.as_ref().map(Certificates::clients)));
+    let address = fleet.address;
+    let new_client = |certificates: Option<&Certificates>| {
+        Arc::new(Client::new(address, PATIENCE, certificates.map(Certificates::clients)))
+    };
+    let client = new_client(certificates.as_ref());
     let mut traffic = Traffic::new(args.seed);
     let mut in_flight: JoinSet<(Asked, Told, Instant)> = JoinSet::new();
     let mut samplings = interval(sampled);
@@ -226,6 +244,7 @@ async fn run(args: &RunArgs, script: Script, sampled: Duration) -> Result<bool, 
     let start = Instant::now();
     let mut verdicts =
         Verdicts::new(Truth::new(urls, script, start), File::create(args.dir.join("violations.txt"))?);
+    verdicts.may_continue = args.continuation;
     let mut doing: JoinSet<io::Result<Option<(usize, State)>>> = JoinSet::new();
     let (mut due, mut next, mut seen) = (start, 0, Vec::<(f64, Usage)>::new());
     while start.elapsed() < lasts {
@@ -292,10 +311,7 @@ async fn run(args: &RunArgs, script: Script, sampled: Duration) -> Result<bool, 
         verdicts.violated(format!("the gateway's log says: {line}"));
     }
     let metrics = client::get(fleet.admin, "/metrics").await?;
-    match fleet.stop(STOPPED_WITHIN).await? {
-        Some(0) => {}
-        code => verdicts.violated(format!("after SIGTERM the gateway ended with {code:?}, not with 0")),
-    }
+    farewell(&mut fleet, &new_client(certificates.as_ref()), &mut verdicts).await?;
     report(&mut say, &verdicts, &metrics, &seen)?;
     writeln!(
         say,
@@ -304,6 +320,55 @@ async fn run(args: &RunArgs, script: Script, sampled: Duration) -> Result<bool, 
         if verdicts.violations == 0 { "every promise kept" } else { "BROKEN" }
     )?;
     Ok(verdicts.violations > 0)
+}
+
+/// Tells the gateway to end while streams are open: all of them are to come to their end.
+async fn farewell(
+    fleet: &mut Fleet,
+    client: &Arc<Client>,
+    verdicts: &mut Verdicts,
+) -> Result<(), Box<dyn Error>> {
+    let mut open: JoinSet<(Asked, Told, Instant)> = JoinSet::new();
+    for number in 0..FAREWELL_STREAMS {
+        let (asked, client) = (Asked::stream(number, FAREWELL_TOKENS), Arc::clone(client));
+        open.spawn(async move {
+            let from = Instant::now();
+            let told = client.ask(&asked.order).await;
+            (asked, told, from)
+        });
+    }
+    let until = Instant::now() + SETTLED_WITHIN;
+    while requests(fleet.admin).await? < FAREWELL_STREAMS {
+        if Instant::now() > until {
+            return Err(format!("of {FAREWELL_STREAMS} streams not all were open at once").into());
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let judged = async {
+        while let Some(ended) = open.join_next().await {
+            let (asked, told, from) = ended?;
+            if !matches!(told.ending, Ending::Complete(_)) {
+                verdicts.violated(format!("a stream that was open at SIGTERM: {:?}", told.ending));
+            }
+            verdicts.judge(&asked, &told, from);
+        }
+        Ok::<(), Box<dyn Error>>(())
+    };
+    let (judged, code) = tokio::join!(judged, fleet.stop(STOPPED_WITHIN));
+    judged?;
+    match code? {
+        Some(0) => {}
+        code => verdicts.violated(format!("after SIGTERM the gateway ended with {code:?}, not with 0")),
+    }
+    Ok(())
+}
+
+/// Requests that are in flight.
+async fn requests(admin: std::net::SocketAddr) -> Result<u64, Box<dyn Error>> {
+    let workers: Value = serde_json::from_str(&client::get(admin, "/workers").await?)?;
+    let seats =
+        workers["workers"].as_array().into_iter().flatten().flat_map(|worker| worker["pools"].as_array());
+    Ok(seats.flatten().filter_map(|seat| seat["requests"].as_u64()).sum())
 }
 
 /// Does one step of the script, or begins it: what engines and the gateway have to be told takes its time, and says at

@@ -36,6 +36,27 @@ pub(crate) struct Traffic {
     drawn: u64,
 }
 
+// === impl Asked ===
+
+impl Asked {
+    /// A streamed chat that nobody else asks for.
+    pub(crate) fn stream(number: u64, tokens: u32) -> Self {
+        let shape = Shape::Chat;
+        let order = Order {
+            method: Method::POST,
+            path: path(shape),
+            body: body(shape, number, tokens, true),
+            shape,
+            stream: true,
+            tokens,
+            h2: number.is_multiple_of(4),
+            leaves_after: None,
+            reads_every: None,
+        };
+        Self { order, expected: Expected::Answer { prompt: None } }
+    }
+}
+
 // === impl Traffic ===
 
 impl Traffic {

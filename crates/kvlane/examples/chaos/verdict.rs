@@ -46,6 +46,9 @@ pub(crate) struct Verdicts {
     /// What was answered to a prompt before.
     answers: HashMap<(Shape, usize), String>,
     pub(crate) asked: u64,
+    /// Whether a stream may have been written by several engines. Mock engines that are given the beginning of an answer do
+    /// not write what the first one would have, but as much.
+    pub(crate) may_continue: bool,
 }
 
 // === impl Truth ===
@@ -80,7 +83,7 @@ impl Verdicts {
     /// Violations are written to `log` as they come.
     pub(crate) fn new(truth: Truth, log: File) -> Self {
         let (counts, answers) = (BTreeMap::new(), HashMap::new());
-        Self { truth, counts, violations: 0, told: Vec::new(), log, answers, asked: 0 }
+        Self { truth, counts, violations: 0, told: Vec::new(), log, answers, asked: 0, may_continue: false }
     }
 
     /// An engine is this from here on.
@@ -123,7 +126,8 @@ impl Verdicts {
             (Ending::Complete(text), Expected::Answer { prompt }) => {
                 let Some(prompt) = prompt else { return ("complete".into(), None) };
                 let before = self.answers.entry((asked.order.shape, prompt)).or_insert_with(|| text.clone());
-                match before == text {
+                let alike = before == text || self.may_continue && before.len() == text.len();
+                match alike {
                     true => ("complete".into(), None),
                     false => wrong("another answer", &format!("{text:?} where it was {before:?} before")),
                 }
