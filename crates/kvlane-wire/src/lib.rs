@@ -3,7 +3,8 @@
 //! Nothing here waits, grows without a bound or panics on bad input. A request body becomes an
 //! [`openai::ParsedRequest`] and a rendered prompt, a stream of server-sent events becomes token counts
 //! ([`sse`]) and goes on elsewhere when its engine dies ([`resume`]), a metrics page becomes a load report ([`engine`]), a model list its entries ([`models`]), what a ZeroMQ peer
-//! sends its messages ([`zmtp`]), and those, put in order ([`sequence`]), events of a cache ([`kv`]).
+//! sends its messages ([`zmtp`]), and those, put in order ([`sequence`]), events of a cache ([`kv`]). How long the stages
+//! of a request took travels in a header ([`server_timing`]).
 
 pub mod api;
 pub mod engine;
@@ -16,6 +17,7 @@ pub mod prometheus;
 pub mod resume;
 pub mod salt;
 pub mod sequence;
+pub mod server_timing;
 pub mod sse;
 mod usage;
 pub mod zmtp;
