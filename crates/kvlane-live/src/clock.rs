@@ -24,7 +24,12 @@ impl Clock {
 
     /// Time since the start.
     pub fn now(&self) -> Nanos {
-        let nanos = u64::try_from(self.origin.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.at(Instant::now())
+    }
+
+    /// What it showed at that moment.
+    pub(crate) fn at(&self, moment: Instant) -> Nanos {
+        let nanos = u64::try_from((moment - self.origin).as_nanos()).unwrap_or(u64::MAX);
         // The casts saturate.
         Nanos(if self.speed == 1.0 { nanos } else { (nanos as f64 * self.speed) as u64 })
     }

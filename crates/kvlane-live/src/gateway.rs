@@ -18,6 +18,7 @@ use kvlane_core::router::{Router, Scratch};
 use kvlane_core::scheduler::{Input, Output};
 use kvlane_core::time::Nanos;
 use kvlane_core::truth::{Change, Feed, Reported};
+use kvlane_wire::server_timing::Stage;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
@@ -33,6 +34,7 @@ use crate::lease::Lease;
 use crate::limits::{Charge, Limits};
 use crate::metrics::{Metrics, PoolMetrics, SelectionMetrics};
 use crate::reload::Reloads;
+use crate::timeline::Timeline;
 use crate::timings::Timings;
 use crate::tls::Tls;
 use crate::tokenize::{Counting, Tokenizers};
@@ -135,6 +137,8 @@ pub(crate) struct Routed {
     pub(crate) prompt_tokens: u32,
     pub(crate) facts: Facts,
     pub(crate) received: Nanos,
+    /// Where its time goes.
+    pub(crate) timeline: Arc<Timeline>,
     pub(crate) deadline: Instant,
     /// What it was let in with.
     pub(crate) charge: Option<Arc<Charge>>,
@@ -325,6 +329,7 @@ impl Gateway {
             // An endpoint that left between the decision and here is not among the next one's candidates, and whoever
             // did not know that it waits knows it then.
             if let Some(lease) = self.place_once(routed, Copy::Again(attempt), excluded).await? {
+                routed.timeline.enter_at(Stage::Send, lease.placed);
                 return Ok(lease);
             }
         }
@@ -366,6 +371,9 @@ impl Gateway {
         let output = match (answer, &mut waiting) {
             (Some(output), _) => output,
             (None, Some(waiting)) => {
+                if let Copy::Again(_) = copy {
+                    routed.timeline.enter(Stage::Queue);
+                }
                 let output = waiting.wait(routed.deadline).await;
                 output.ok_or(Refused::at_once(Rejection::QueueTimeout))?
             }
@@ -399,15 +407,7 @@ impl Gateway {
             return None;
         };
         occupant.selections.inc(placement.reason);
-        Some(Lease::new(
-            Arc::clone(self),
-            Arc::clone(&routed.served.pool),
-            Arc::clone(occupant),
-            id,
-            placement,
-            routed.received,
-            routed.charge.clone(),
-        ))
+        Some(Lease::new(Arc::clone(self), routed, Arc::clone(occupant), id, placement))
     }
 
     /// One input to a pool's scheduler, and its consequences to whom they concern.

@@ -10,7 +10,7 @@ use kvlane_core::time::Nanos;
 use kvlane_core::truth::Reported;
 use kvlane_wire::sse::Usage;
 
-use crate::gateway::{Gateway, ModelPool, Occupant};
+use crate::gateway::{Gateway, ModelPool, Occupant, Routed};
 use crate::limits::Charge;
 use crate::metrics::FailureKind;
 use crate::worker::Worker;
@@ -27,7 +27,8 @@ pub struct Lease {
     /// Where and why.
     pub placement: Placement,
     received: Nanos,
-    placed: Nanos,
+    /// Since when it is there.
+    pub(crate) placed: Nanos,
     /// What the request was let in with.
     charge: Option<Arc<Charge>>,
     first_token: Option<Nanos>,
@@ -41,25 +42,23 @@ pub struct Lease {
 impl Lease {
     pub(crate) fn new(
         gateway: Arc<Gateway>,
-        pool: Arc<ModelPool>,
+        routed: &Routed,
         seat: Arc<Occupant>,
         request: RequestId,
         placement: Placement,
-        received: Nanos,
-        charge: Option<Arc<Charge>>,
     ) -> Self {
         let worker = Arc::clone(&seat.worker);
         let placed = gateway.clock.now();
         Self {
             gateway,
-            pool,
+            pool: Arc::clone(&routed.served.pool),
             worker,
             seat,
             request,
             placement,
-            received,
+            received: routed.received,
             placed,
-            charge,
+            charge: routed.charge.clone(),
             first_token: None,
             tokens: 0,
             continues: false,

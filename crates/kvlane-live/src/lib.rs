@@ -25,6 +25,7 @@ pub mod secret;
 pub mod serve;
 #[cfg(feature = "testing")]
 pub mod testing;
+mod timeline;
 pub mod timings;
 pub mod tls;
 pub mod tokenize;

@@ -38,6 +38,8 @@ pub struct Server {
     pub reload_interval: Duration,
     /// Request headers that may carry a request id, in order of preference.
     pub request_id_headers: Vec<String>,
+    /// Whether answers say in `Server-Timing` where the time until their head went.
+    pub server_timing: bool,
 }
 
 impl Default for Server {
@@ -54,6 +56,7 @@ impl Default for Server {
             shutdown_grace: Duration::from_secs(180),
             reload_interval: Duration::from_secs(1),
             request_id_headers: vec!["x-request-id".into(), "x-correlation-id".into()],
+            server_timing: true,
         }
     }
 }

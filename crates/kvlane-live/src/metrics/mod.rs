@@ -6,6 +6,7 @@ mod auth;
 mod faults;
 mod feeds;
 mod limits;
+mod stages;
 mod truth;
 
 use std::fmt::Write as _;
@@ -26,6 +27,7 @@ use self::faults::Shed;
 pub(crate) use self::faults::{Continued, FaultMetrics, Hedged};
 pub(crate) use self::feeds::FeedMetrics;
 pub(crate) use self::limits::{LimitMetrics, Reached};
+use self::stages::{PoolStages, StageMetrics};
 pub(crate) use self::truth::TruthMetrics;
 use crate::gateway::Gateway;
 
@@ -164,6 +166,7 @@ pub struct Metrics {
     worker_prefill_rate: Family<WorkerLabels, Gauge<f64, AtomicU64>>,
     worker_decode_step: Family<WorkerLabels, Gauge<f64, AtomicU64>>,
     output_tokens_usual: Family<ModelLabel, Gauge<f64, AtomicU64>>,
+    stages: StageMetrics,
     pub(crate) faults: FaultMetrics,
     pub(crate) auth: AuthMetrics,
     pub(crate) truth: TruthMetrics,
@@ -188,6 +191,7 @@ pub struct PoolMetrics {
     pub(crate) tokenize: Histogram,
     pub(crate) retries: Counter,
     pub(crate) shed: Shed,
+    pub(crate) stages: PoolStages,
 }
 
 /// One endpoint's counters by reason, looked up once.
@@ -240,6 +244,7 @@ impl Metrics {
             worker_prefill_rate: Family::default(),
             worker_decode_step: Family::default(),
             output_tokens_usual: Family::default(),
+            stages: StageMetrics::default(),
             faults: FaultMetrics::default(),
             auth: AuthMetrics::default(),
             truth: TruthMetrics::default(),
@@ -314,6 +319,7 @@ impl Metrics {
             "Mean output tokens of the answers of late",
             self.output_tokens_usual.clone(),
         );
+        self.stages.register(&mut r);
         self.faults.register(&mut r);
         self.auth.register(&mut r);
         self.truth.register(&mut r);
@@ -358,6 +364,7 @@ impl Metrics {
             tokenize: self.tokenize.get_or_create(&label).clone(),
             retries: self.retries.get_or_create(&label).clone(),
             shed: self.faults.shed(&label),
+            stages: self.stages.pool(model),
         }
     }
 

@@ -86,6 +86,8 @@ pub(crate) struct Answer {
     pub(crate) status: StatusCode,
     pub(crate) headers: HeaderMap,
     pub(crate) body: AnswerBody,
+    /// Since when the worker has had the whole request, or all of it that it wanted.
+    pub(crate) sent: Instant,
 }
 
 /// The body of an answer, as it comes.
@@ -171,7 +173,7 @@ impl Upstreams {
         body: &Bytes,
     ) -> Result<Answer, UpstreamError> {
         let mut buffer = BytesMut::with_capacity(READ_BYTES);
-        let (head, whole) = match &mut stream {
+        let Conversed { head, whole, sent } = match &mut stream {
             Stream::Plain(stream) => {
                 let (mut reader, mut writer) = stream.split();
                 converse(&mut reader, &mut writer, &mut buffer, method, head, body).await?
@@ -190,7 +192,7 @@ impl Upstreams {
             home: Arc::clone(self),
             worker,
         };
-        Ok(Answer { status: head.status, headers: head.headers, body })
+        Ok(Answer { status: head.status, headers: head.headers, body, sent })
     }
 
     fn take_idle(&self, worker: WorkerId) -> Option<Stream> {
@@ -349,7 +351,16 @@ impl AnswerBody {
     }
 }
 
-/// Sends a request and reads the head of its answer; whether the whole request was sent.
+/// What came of a request on one connection.
+struct Conversed {
+    head: Head,
+    /// Whether all of the request was sent,
+    whole: bool,
+    /// and since when it is.
+    sent: Instant,
+}
+
+/// Sends a request and reads the head of its answer.
 async fn converse(
     reader: &mut (impl AsyncRead + Unpin),
     writer: &mut (impl AsyncWrite + Unpin),
@@ -357,10 +368,10 @@ async fn converse(
     method: &Method,
     head: &[u8],
     body: &[u8],
-) -> Result<(Head, bool), UpstreamError> {
+) -> Result<Conversed, UpstreamError> {
     // A worker may refuse a large body before it has read it, and then read no further: so while the socket takes no
     // more, its answer is looked for. Mostly it takes all at once.
-    let sent = {
+    let came = {
         let mut writing = std::pin::pin!(write_all(writer, head, body));
         tokio::select! {
             biased;
@@ -368,7 +379,8 @@ async fn converse(
             parsed = read_head(reader, buffer, method) => Sent::Answered(parsed),
         }
     };
-    Ok(match sent {
+    let sent = Instant::now();
+    let (head, whole) = match came {
         Sent::Ended(Ok(())) => (read_head(reader, buffer, method).await?, true),
         // It may have refused the request and closed: then its answer counts, not the failed write.
         Sent::Ended(Err(error)) => match read_head(reader, buffer, method).await {
@@ -376,7 +388,8 @@ async fn converse(
             answered => (answered?, false),
         },
         Sent::Answered(answered) => (answered?, false),
-    })
+    };
+    Ok(Conversed { head, whole, sent })
 }
 
 /// What came first: the end of writing a request, or an answer.

@@ -3,18 +3,21 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use http::{HeaderMap, HeaderValue, StatusCode};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use kvlane_core::time::Nanos;
 use kvlane_wire::api::Api;
 
 use super::REQUEST_ID;
 use super::dialect::Dialect;
-use crate::gateway::Gateway;
+use crate::gateway::{Gateway, ModelPool};
 use crate::limits::Left;
 use crate::metrics::RequestLabels;
+use crate::timeline::Timeline;
 
 /// The status counted when the client has left before its answer's end.
 const CLIENT_CLOSED_REQUEST: u16 = 499;
+/// Tells a client where the time went (W3C Server Timing).
+const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
 /// The longest request id that is taken over.
 const REQUEST_ID_LEN_MAX: usize = 128;
 
@@ -30,12 +33,15 @@ pub(crate) struct Account {
     pub(crate) received: Nanos,
     /// Its id: the client's, or one made here.
     pub(crate) request_id: HeaderValue,
+    /// Where its time goes.
+    pub(super) timeline: Arc<Timeline>,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
-    model: String,
+    /// Where it is to be placed, if it got so far.
+    pool: Option<Arc<ModelPool>>,
     left: Left,
     status: u16,
     settled: bool,
@@ -53,19 +59,21 @@ impl Account {
     ) -> Arc<Self> {
         let names = &gateway.config().server.request_id_headers;
         let given = names.iter().find_map(|name| headers.get(name.as_str()).filter(|id| is_usable(id)));
+        let received = gateway.clock.now();
         Arc::new(Self {
             gateway: Arc::clone(gateway),
             api,
             dialect,
             counted,
-            received: gateway.clock.now(),
+            received,
+            timeline: Arc::new(Timeline::start(gateway.clock, received)),
             request_id: given.cloned().unwrap_or_else(made_id),
             state: Mutex::default(),
         })
     }
 
-    pub(crate) fn set_model(&self, model: &str) {
-        self.state().model = model.to_owned();
+    pub(crate) fn set_pool(&self, pool: &Arc<ModelPool>) {
+        self.state().pool = Some(Arc::clone(pool));
     }
 
     /// What its client may still use.
@@ -73,10 +81,27 @@ impl Account {
         self.state().left = left;
     }
 
-    /// Says in an answer's head which request it is for, and what its client may still use.
+    /// Says in an answer's head which request it is for, what its client may still use, and where the time went.
     pub(crate) fn mark(&self, headers: &mut HeaderMap) {
         headers.insert(REQUEST_ID, self.request_id.clone());
-        self.state().left.tell(headers);
+        let pool = {
+            let state = self.state();
+            state.left.tell(headers);
+            state.pool.clone()
+        };
+        if !self.counted || (self.api.is_none() && pool.is_none()) {
+            return;
+        }
+        let stages = self.timeline.close();
+        if let Some(pool) = pool {
+            pool.metrics.stages.observe(&stages);
+        }
+        if self.gateway.config().server.server_timing
+            && let Ok(value) = HeaderValue::try_from(stages.format())
+        {
+            // Whoever stands behind us has told theirs: lists of one name are one list.
+            headers.append(SERVER_TIMING, value);
+        }
     }
 
     pub(crate) fn set_status(&self, status: StatusCode) {
@@ -98,9 +123,10 @@ impl Drop for Account {
         if !self.counted {
             return;
         }
-        let State { model, status, settled, .. } = std::mem::take(&mut *self.state());
+        let State { pool, status, settled, .. } = std::mem::take(&mut *self.state());
         let code = if settled { status } else { CLIENT_CLOSED_REQUEST };
         let api = self.api.map_or("other", Api::name);
+        let model = pool.map_or_else(String::new, |pool| pool.model.clone());
         self.gateway.metrics.requests.get_or_create(&RequestLabels { model, api, code }).inc();
     }
 }

@@ -11,6 +11,7 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use kvlane_core::decision::Refused;
 use kvlane_core::endpoint::EndpointId;
 use kvlane_core::rng::Rng;
+use kvlane_wire::server_timing::Stage;
 use tokio::time::{Instant, sleep_until};
 
 use super::Body;
@@ -112,6 +113,9 @@ impl<'a> Attempts<'a> {
 
     /// A place for the next one.
     pub(super) async fn place(&mut self) -> Result<Lease, Refused> {
+        if self.made > 0 {
+            self.routed.timeline.enter(Stage::Place);
+        }
         let lease = self.gateway.place(self.routed, self.made, &self.excluded).await?;
         if self.made > 0 {
             self.routed.served.pool.metrics.retries.inc();

@@ -12,6 +12,7 @@ use kvlane_core::truth::{Feed, Knowledge};
 use kvlane_wire::api::Api;
 use kvlane_wire::openai::{self, ParseError, ParsedRequest};
 use kvlane_wire::salt::with_cache_salt;
+use kvlane_wire::server_timing::Stage;
 use tokio::time::Instant;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -52,7 +53,7 @@ pub(super) async fn forward(
     let deadline = Instant::now() + deadlines.total;
     let (routed, salted) = route(gateway, upstreams, api, parts, &body, account, deadline).await?;
     let body = salted.unwrap_or(body);
-    account.set_model(&routed.served.pool.model);
+    account.set_pool(&routed.served.pool);
     routed.served.pool.metrics.shed.arrived(account.received);
     let limits = Limits { idle: deadlines.idle, deadline };
     let mut attempts = Attempts::new(gateway, &routed, excluded_for(&routed, parts), deadlines);
@@ -73,6 +74,7 @@ pub(super) async fn forward(
         let (lease, outcome) = hedge::answer(&mut attempts, lease, &sending, turned_down).await;
         match outcome {
             Outcome::Answered(mut answer) => {
+                account.timeline.sent(answer.sent);
                 mark(&mut answer.headers, &lease);
                 let transcript = Continuation::transcript(gateway, api, &body, &answer);
                 let Some(transcript) = transcript else {
@@ -86,7 +88,10 @@ pub(super) async fn forward(
                 return Ok(continued(answer, lease, limits, Continuation::new(transcript, asked)));
             }
             // Its lease is over: that engine has no more to do for this request.
-            outcome => attempts.failed(lease, outcome, turned_down),
+            outcome => {
+                account.timeline.failed();
+                attempts.failed(lease, outcome, turned_down);
+            }
         }
         if !attempts.go_on().await {
             return attempts.said().unwrap_or_else(|| Err(no_endpoint(gateway)));
@@ -126,13 +131,16 @@ async fn route(
     account: &Account,
     deadline: Instant,
 ) -> Result<(Routed, Option<Bytes>), ApiError> {
-    let received = account.received;
+    let (received, timeline) = (account.received, Arc::clone(&account.timeline));
+    timeline.enter(Stage::Parse);
     let Some(api) = api else {
         let served = unparsed_pool(gateway, parts, body)?;
         let facts = gateway.hints.load().read(&parts.headers, None, identity(parts));
+        timeline.enter(Stage::Place);
         let charge = admit(gateway, &served, facts, 0, account)?;
         let (chain, prompt_tokens) = (Vec::new(), 0);
-        return Ok((Routed { served, chain, prompt_tokens, facts, received, deadline, charge }, None));
+        let routed = Routed { served, chain, prompt_tokens, facts, received, timeline, deadline, charge };
+        return Ok((routed, None));
     };
     let isolates = gateway.config().auth.isolate_tenants;
     let (served, facts, seed, estimated, salt) = rendered(api, body, |parsed, prompt| {
@@ -160,6 +168,7 @@ async fn route(
         None => {
             let question = Question { pool, api, body, seed, apart, deadline };
             let asked = gateway.clock.now();
+            timeline.enter_at(Stage::Tokenize, asked);
             match Box::pin(pool.counting.count(gateway, upstreams, &question)).await {
                 Ok(counted) => {
                     pool.metrics.tokenize.observe((gateway.clock.now() - asked).as_secs_f64());
@@ -174,10 +183,12 @@ async fn route(
             }
         }
     };
+    timeline.enter(Stage::Place);
     let Counted { chain, tokens: prompt_tokens } = counted;
     let charge = admit(gateway, &served, facts, prompt_tokens, account)?;
     let salted = ours.filter(|_| takes_salt(api)).map(|salt| salted(body, &salt)).transpose()?;
-    Ok((Routed { served, chain, prompt_tokens, facts, received, deadline, charge }, salted))
+    let routed = Routed { served, chain, prompt_tokens, facts, received, timeline, deadline, charge };
+    Ok((routed, salted))
 }
 
 /// Whether engines take a `cache_salt` in bodies of this API.
@@ -347,7 +358,7 @@ fn named_in_connection(parts: &Parts, name: &header::HeaderName) -> bool {
 
 /// An engine's answer as the client's.
 fn relay(answer: Answer, lease: Option<Lease>, account: &Arc<Account>, limits: Limits) -> Response<Body> {
-    let Answer { status, headers, body } = answer;
+    let Answer { status, headers, body, .. } = answer;
     let relay = Relay::new(status, &headers, body, lease, Arc::clone(account), limits);
     response(status, headers, relay)
 }
@@ -359,7 +370,7 @@ fn continued(
     limits: Limits,
     continuation: Box<Continuation>,
 ) -> Response<Body> {
-    let Answer { status, headers, body } = answer;
+    let Answer { status, headers, body, .. } = answer;
     let account = Arc::clone(continuation.account());
     let mut relay = Relay::new(status, &headers, body, Some(lease), account, limits);
     relay.continuation = Some(continuation);
