@@ -79,6 +79,16 @@ pub(super) fn escape(text: &str) -> String {
     out
 }
 
+/// What a file about `title` is called: its letters and digits in small, hyphens between words.
+pub(super) fn file_name(title: &str) -> String {
+    let plain: String = title
+        .chars()
+        .map(|letter| if letter.is_ascii_alphanumeric() { letter.to_ascii_lowercase() } else { ' ' })
+        .collect();
+    let name = plain.split_whitespace().collect::<Vec<_>>().join("-");
+    if name.is_empty() { "plot".into() } else { name }
+}
+
 fn section(section: &Section, out: &mut String) {
     out.extend(["<section>\n<h2>", &escape(&section.heading), "</h2>\n"]);
     // Neighbouring charts share a grid.

@@ -6,6 +6,9 @@
 
 mod chart;
 mod html;
+mod runs;
+
+pub use runs::{Loads, Point, Report, Run};
 
 /// A report.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -102,6 +105,20 @@ impl Page {
     /// The page as one HTML file.
     pub fn to_html(&self) -> String {
         html::page(self)
+    }
+
+    /// Its charts as SVG files: a name from the chart's title with `.svg` behind it, no two alike, and the text.
+    pub fn plots(&self) -> Vec<(String, String)> {
+        let mut plots: Vec<(String, String)> = Vec::new();
+        for part in self.sections.iter().flat_map(|section| &section.parts) {
+            let Part::Chart(chart) = part else { continue };
+            let name = html::file_name(&chart.title);
+            let taken = |name: &String| plots.iter().any(|(other, _)| other == name);
+            let numbered = (2..).map(|n| format!("{name}-{n}.svg"));
+            let name = std::iter::once(format!("{name}.svg")).chain(numbered).find(|name| !taken(name));
+            plots.extend(name.map(|name| (name, chart.to_svg())));
+        }
+        plots
     }
 }
 
