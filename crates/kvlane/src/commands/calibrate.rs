@@ -16,6 +16,8 @@ use kvlane_bench::calibrate::server::Server;
 use kvlane_bench::calibrate::{Pick, Plan, PlanOptions};
 use kvlane_core::timing::{Dtype, Efficiency, Hardware, Host, ModelShape, TimingModel};
 
+use super::page::PageArgs;
+
 /// The machine of which nothing is known.
 const GENERIC: &str = "generic";
 
@@ -75,9 +77,8 @@ pub(crate) struct CalibrateArgs {
     /// Write the figures as JSON (schema kvlane.calibrate/1) to a file, `-` for stdout.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Write a page with measured dots and modelled lines.
-    #[arg(long, value_name = "FILE")]
-    html: Option<PathBuf>,
+    #[command(flatten)]
+    page: PageArgs,
 }
 
 /// Runs it.
@@ -93,7 +94,8 @@ pub(crate) fn run(args: &CalibrateArgs) -> Result<ExitCode> {
     }
     let server = Server::new(&args.url, args.api_key.as_deref())?;
     let json = args.json.as_deref().filter(|path| path.as_os_str() != "-");
-    let files = [args.out.as_deref(), json, args.html.as_deref()];
+    let files = [args.out.as_deref(), json];
+    args.page.check()?;
     for path in files.into_iter().flatten() {
         // A file that cannot be written is better known before the run than after it.
         File::options().create(true).append(true).open(path).with_context(|| cannot_write(path))?;
@@ -145,10 +147,10 @@ pub(crate) fn run(args: &CalibrateArgs) -> Result<ExitCode> {
         Some(path) => std::fs::write(path, text()).with_context(|| cannot_write(path)),
         None => Ok(()),
     };
-    let [out, json, html] = files;
+    let [out, json] = files;
     write(out, &|| report.timing.to_json())?;
     write(json, &|| format!("{figures}\n"))?;
-    write(html, &|| report.to_page().to_html())?;
+    args.page.write(|| report.to_page())?;
     if let (Some(path), true) = (&args.out, std::io::stderr().is_terminal()) {
         writeln!(std::io::stderr(), "try: kvlane mock-engine --timing {}", path.display())?;
     }

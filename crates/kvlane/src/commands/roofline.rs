@@ -15,6 +15,8 @@ use kvlane_core::timing::{Dtype, ModelShape, StepParts, StepShape, StepWork, Tim
 use kvlane_trace::report::{Axis, Chart, Mark, Page, Part, Section, Series, Table};
 use serde::Serialize;
 
+use super::page::PageArgs;
+
 /// Rows of one table at most: lists of flags multiply.
 const ROWS_MAX: usize = 10_000;
 
@@ -57,9 +59,8 @@ pub(crate) struct RooflineArgs {
     /// Write the figures as JSON to this file, `-` for standard output.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Write a page with the roofline plot to this file.
-    #[arg(long, value_name = "FILE")]
-    html: Option<PathBuf>,
+    #[command(flatten)]
+    page: PageArgs,
 }
 
 /// What the command finds, as JSON has it.
@@ -129,6 +130,7 @@ struct Cost {
 pub(crate) fn run(args: &RooflineArgs) -> Result<ExitCode> {
     let timing = args.timing()?;
     args.check()?;
+    args.page.check()?;
     let analysis = Analysis::of(&timing, args);
     let only_json = args.json.as_deref() == Some(Path::new("-"));
     if let Some(path) = &args.json {
@@ -139,10 +141,7 @@ pub(crate) fn run(args: &RooflineArgs) -> Result<ExitCode> {
             fs::write(path, text).with_context(|| format!("--json {}", path.display()))?;
         }
     }
-    if let Some(path) = &args.html {
-        fs::write(path, analysis.page(&timing).to_html())
-            .with_context(|| format!("--html {}", path.display()))?;
-    }
+    args.page.write(|| analysis.page(&timing))?;
     if !only_json {
         write!(std::io::stdout(), "{}", analysis.text())?;
     }

@@ -24,6 +24,8 @@ use kvlane_sim::scenario::{
 use kvlane_trace::generate::Workload;
 use serde_json::{Map, Value, json};
 
+use super::page::PageArgs;
+
 /// What a simulation can be told.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct SimulateArgs {
@@ -97,9 +99,8 @@ pub(crate) struct SimulateArgs {
     /// Write the figures as JSON (schema kvlane.simulate/1) to a file, or to stdout without one.
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     json: Option<PathBuf>,
-    /// Write a report to open in a browser.
-    #[arg(long, value_name = "FILE")]
-    html: Option<PathBuf>,
+    #[command(flatten)]
+    page: PageArgs,
 }
 
 /// Runs it.
@@ -123,7 +124,7 @@ pub(crate) fn run_command(args: &SimulateArgs) -> Result<ExitCode> {
     };
     // A file that cannot be written is better known before the run than after it.
     let mut json = args.json.as_deref().filter(|path| *path != Path::new("-")).map(create).transpose()?;
-    let mut html = args.html.as_deref().map(create).transpose()?;
+    args.page.check()?;
 
     let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
     bar.set_style(ProgressStyle::with_template("{bar:48} {pos}/{len} requests  {elapsed}")?);
@@ -151,9 +152,7 @@ pub(crate) fn run_command(args: &SimulateArgs) -> Result<ExitCode> {
         }
         None => write!(out, "{tables}")?,
     }
-    if let Some(file) = &mut html {
-        file.write_all(page::page(&scenario, &rows).to_html().as_bytes())?;
-    }
+    args.page.write(|| page::page(&scenario, &rows))?;
     Ok(ExitCode::SUCCESS)
 }
 

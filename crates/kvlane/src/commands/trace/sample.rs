@@ -65,7 +65,7 @@ pub(crate) fn run(args: &SampleArgs) -> Result<ExitCode> {
         number(fidelity.closeness().rate_ratio * 100.0)
     ))?;
     files.json(&fidelity)?;
-    files.html(&fidelity.to_page(&name(&args.file)))?;
+    files.page(|| fidelity.to_page(&name(&args.file)))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -9,21 +9,22 @@ use clap::Args;
 use kvlane_trace::report::Page;
 use serde::Serialize;
 
+use crate::commands::page::PageArgs;
+
 /// The files that results may go to.
 #[derive(Args, Clone, Debug)]
 pub(super) struct Show {
     /// Write the figures as JSON to a file, `-` for stdout.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Write a page with tables and charts to a file.
-    #[arg(long, value_name = "FILE")]
-    html: Option<PathBuf>,
+    #[command(flatten)]
+    page: PageArgs,
 }
 
 /// Those files, open.
 pub(super) struct Files {
     json: Option<Json>,
-    html: Option<File>,
+    page: PageArgs,
 }
 
 enum Json {
@@ -41,14 +42,14 @@ pub(super) fn name(path: &Path) -> String {
 impl Show {
     /// Opens the files: one that cannot be written is better known before the work than after it.
     pub(super) fn open(&self) -> Result<Files> {
-        let create = |flag: &'static str| {
-            move |path: &PathBuf| File::create(path).with_context(|| format!("{flag} {}", path.display()))
-        };
+        let create =
+            |path: &PathBuf| File::create(path).with_context(|| format!("--json {}", path.display()));
         let json = match &self.json {
             Some(path) if path.as_os_str() == "-" => Some(Json::Stdout(std::io::stdout())),
-            path => path.as_ref().map(create("--json")).transpose()?.map(Json::File),
+            path => path.as_ref().map(create).transpose()?.map(Json::File),
         };
-        Ok(Files { json, html: self.html.as_ref().map(create("--html")).transpose()? })
+        self.page.check()?;
+        Ok(Files { json, page: self.page.clone() })
     }
 }
 
@@ -76,10 +77,7 @@ impl Files {
     }
 
     /// Writes the page, if anybody wants it.
-    pub(super) fn html(&mut self, page: &Page) -> Result<()> {
-        if let Some(file) = &mut self.html {
-            file.write_all(page.to_html().as_bytes())?;
-        }
-        Ok(())
+    pub(super) fn page(&self, page: impl FnOnce() -> Page) -> Result<()> {
+        self.page.write(page)
     }
 }

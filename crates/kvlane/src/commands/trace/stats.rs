@@ -30,6 +30,6 @@ pub(crate) fn run(args: &StatsArgs) -> Result<ExitCode> {
     let stats = TraceStats::of(&args.read.open(&args.file, args.seed)?);
     files.tell(&stats.to_text())?;
     files.json(&stats)?;
-    files.html(&stats.to_page(&name(&args.file)))?;
+    files.page(|| stats.to_page(&name(&args.file)))?;
     Ok(ExitCode::SUCCESS)
 }
