@@ -3,6 +3,7 @@
 //! Times are seconds since the start of the replay on the client's clock. Latencies count from `scheduled_s`, the
 //! time the trace wanted the request sent, so a client that falls behind shows up as latency rather than hiding it.
 
+use std::collections::BTreeMap;
 use std::io::{self, BufRead, Write};
 
 use serde::{Deserialize, Serialize};
@@ -45,6 +46,43 @@ pub struct Record {
     /// Why it failed, as a short class such as `connect`, `status`, `reset`, `timeout` or `truncated`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+    /// Prompt tokens that a cache which never forgets would have held: those that an earlier prompt or answer of the
+    /// trace begins with. The bound of `cached_tokens`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reusable_tokens: Option<u32>,
+    /// The earlier request whose end it waited for, by its `id`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after: Option<u64>,
+    /// Seconds from that end to when it was due, where the trace says so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub think_s: Option<f64>,
+    /// Between its output tokens as they came.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gaps: Option<Gaps>,
+    /// Seconds spent in each stage of its way, by the names that the router's `Server-Timing` header gives them.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub stages_s: BTreeMap<String, f64>,
+    /// Why the router sent it to that endpoint, in the router's word.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// How often it was tried, if the server or the simulator said so: 1 is once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attempts: Option<u32>,
+    /// The id under which the router knows it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub request_id: Option<String>,
+}
+
+/// Seconds between the output tokens of one answer: inter-token latency (ITL). Tokens that arrive together have no gap
+/// between them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Gaps {
+    /// The median.
+    pub p50_s: f64,
+    /// What 99 % do not exceed.
+    pub p99_s: f64,
+    /// The longest.
+    pub max_s: f64,
 }
 
 // === impl Record ===
@@ -129,6 +167,14 @@ mod tests {
             base: Some(2),
             shared_tokens: Some(64),
             error: None,
+            reusable_tokens: Some(80),
+            after: Some(2),
+            think_s: Some(0.5),
+            gaps: Some(Gaps { p50_s: 0.01, p99_s: 0.02, max_s: 0.03 }),
+            stages_s: BTreeMap::from([("queue".into(), 0.001)]),
+            reason: Some("overlap".into()),
+            attempts: Some(1),
+            request_id: Some("r-1".into()),
         }
     }
 
@@ -169,6 +215,16 @@ mod tests {
         write(&records, &mut bytes).unwrap();
         bytes.extend_from_slice(b"\n");
         assert_eq!(read(&bytes[..]).unwrap(), records);
+    }
+
+    #[test]
+    fn a_line_of_the_first_fields_alone_is_a_record_and_is_written_as_short() {
+        let line = r#"{"id":3,"scheduled_s":1.0,"sent_s":1.0,"end_s":2.0,"prompt_tokens":9,"output_tokens":0,"status":503}"#;
+        let records = read(line.as_bytes()).unwrap();
+        assert!(records[0].stages_s.is_empty() && records[0].gaps.is_none());
+        let mut bytes = Vec::new();
+        write(&records, &mut bytes).unwrap();
+        assert_eq!(String::from_utf8(bytes).unwrap().trim_end(), line);
     }
 
     #[test]
