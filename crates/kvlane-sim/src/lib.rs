@@ -20,6 +20,9 @@ pub mod transfer;
 pub mod workload;
 pub mod world;
 
+/// Who waits for whom: what a run is sent by.
+pub use kvlane_trace::plan::Plan;
+
 pub use engine::{
     Batching, Engine, EngineConfig, EngineEvent, EngineRequest, EngineStats, Remote, own_block,
 };
@@ -27,5 +30,5 @@ pub use outcome::{Failure, Outcome};
 pub use pool::Eviction;
 pub use tier::CpuTier;
 pub use transfer::{Transfer, TransferConfig};
-pub use workload::{Drive, Plan};
+pub use workload::Drive;
 pub use world::{PrefillPool, ReportFeed, Run, Send, World, WorldConfig};

@@ -7,6 +7,7 @@
 pub mod ci;
 pub mod format;
 pub mod generate;
+pub mod plan;
 pub mod record;
 pub mod report;
 pub mod sample;
@@ -16,6 +17,7 @@ pub mod summary;
 pub mod trace;
 
 pub use format::{Format, Options, TraceError};
+pub use plan::Plan;
 pub use record::Record;
 pub use summary::{Percentiles, Summary};
 pub use trace::{Trace, TraceRequest};

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kvlane_core::rng::Rng;
+use kvlane_trace::plan::Plan;
 use kvlane_trace::trace::Trace;
 use serde::{Deserialize, Serialize};
 
@@ -13,7 +14,7 @@ use crate::figures::{Figures, figures};
 use crate::scenario::{
     Arm, Fleet, Open, RunError, Setting, Source, Stage, WorkloadSpec, conversations, retime,
 };
-use crate::workload::{Drive, Plan};
+use crate::workload::Drive;
 use crate::world::Send;
 
 /// One run.

@@ -5,10 +5,10 @@ use std::ops::Range;
 
 use kvlane_core::rng::Rng;
 use kvlane_trace::generate::{Arrivals, Workload, generate};
+use kvlane_trace::plan::Plan;
 use kvlane_trace::trace::Trace;
 
 use super::{Cell, Conversations, Open, OpenLoop, RunError, Stage, WorkloadSpec};
-use crate::workload::Plan;
 
 /// Factors on a rate that leave the times of a trace within what the clock counts.
 const LOADS: std::ops::RangeInclusive<f64> = 1e-6..=1e9;

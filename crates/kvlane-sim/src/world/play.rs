@@ -13,13 +13,14 @@ use kvlane_core::request::{RequestId, SchedulingRequest, SessionKey};
 use kvlane_core::scheduler::{Input, Output};
 use kvlane_core::time::Nanos;
 use kvlane_core::truth::Reported;
+use kvlane_trace::plan::Plan;
 use kvlane_trace::trace::{Trace, TraceRequest};
 
 use super::retry::Failed;
 use super::{Event, World};
 use crate::engine::{EngineEvent, EngineRequest, Remote};
 use crate::outcome::{Failure, Outcome};
-use crate::workload::{Drive, Plan, prompt_blocks, text_seed};
+use crate::workload::{Drive, prompt_blocks, text_seed};
 
 /// What to send.
 #[derive(Clone, Debug)]
@@ -506,18 +507,10 @@ impl Play<'_, '_> {
         let outcome = self.outcome(request);
         (outcome.end, outcome.failure) = (now, failure);
         self.left -= 1;
-        let root = self.send.plan.root[request as usize];
-        let place = self.place_of(root);
+        let place = self.place_of(self.send.plan.root[request as usize]);
         let run = self.run;
         for child in self.send.plan.children(request) {
-            let TraceRequest { arrival_s, think_s, .. } = *self.request(child);
-            let at = match think_s {
-                Some(think_s) => now + Nanos::from_secs_f64(f64::from(think_s)),
-                None => {
-                    let after_root_s = arrival_s - self.request(root).arrival_s;
-                    now.max(self.began[place] + Nanos::from_secs_f64(after_root_s))
-                }
-            };
+            let at = self.send.plan.due(self.send.trace, child, self.began[place], now);
             self.world.clock.schedule(at, Event::Due { run, request: child });
         }
         self.left_of[place] -= 1;
