@@ -161,7 +161,7 @@ fn limit(sorted: &[f64], figure: Figure) -> Interval {
 }
 
 /// The nearest rank, from zero.
-fn rank(count: usize, percent: u8) -> usize {
+pub(crate) fn rank(count: usize, percent: u8) -> usize {
     (count * usize::from(percent.min(100))).div_ceil(100).max(1) - 1
 }
 

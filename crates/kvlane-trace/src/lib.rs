@@ -5,9 +5,12 @@
 //! replay experienced. A [`Summary`] is what to say about many of them.
 
 pub mod ci;
+pub mod curve;
+pub mod draws;
 pub mod format;
 pub mod generate;
 pub mod plan;
+pub mod paired;
 pub mod record;
 pub mod report;
 pub mod sample;
