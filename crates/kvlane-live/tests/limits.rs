@@ -1,6 +1,9 @@
 //! What each client may use, and that nobody else feels it.
 
-use kvlane_live::config::{Config, LimitSpec};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use kvlane_live::config::{Config, LimitSpec, TokenSource};
 use kvlane_live::testing::{
     Client, FakeEngine, Reply, TestGateway, chat, chat_stream, config, event, eventually, soon,
 };
@@ -155,6 +158,26 @@ async fn a_request_that_no_engine_answers_has_used_nothing() {
     }
     assert_eq!(served(&gateway, &engine, "ann", "{}").await.status, 200);
     refused(&gateway, "ann").await;
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn nobody_counts_the_tokens_of_a_request_that_is_beyond_a_limit() {
+    let engine = FakeEngine::start("m").await;
+    let mut config = limits(&[LimitSpec { requests_per_minute: 1, ..each() }]);
+    config.tokens.source = TokenSource::Engine;
+    let gateway = TestGateway::start_at_speed(config, &[&engine], 0.0).await;
+    let counted = Arc::new(AtomicUsize::new(0));
+    let counts = Arc::clone(&counted);
+    engine.set_tokenizer(move |_| {
+        counts.fetch_add(1, Ordering::Relaxed);
+        Some((0..9).collect())
+    });
+    assert_eq!(served(&gateway, &engine, "", "{}").await.status, 200);
+    let once = counted.load(Ordering::Relaxed);
+    assert_eq!(once, 1);
+    refused(&gateway, "").await;
+    assert_eq!(counted.load(Ordering::Relaxed), once);
     gateway.end().await;
 }
 

@@ -166,6 +166,8 @@ async fn route(
     let counted = match estimated {
         Some(estimated) => estimated,
         None => {
+            // Who is beyond a limit is turned away before anybody counts tokens for that.
+            drop(admit(gateway, &served, facts, 0, account)?);
             let question = Question { pool, api, body, seed, apart, deadline };
             let asked = gateway.clock.now();
             timeline.enter_at(Stage::Tokenize, asked);
