@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::registry::Registry;
 
+use super::table::Registration;
 use crate::auth::{Denied, Identity};
 
 /// Names that have a row of their own; further ones share the row `other`.
@@ -40,9 +40,9 @@ pub(crate) struct AuthMetrics {
 // === impl AuthMetrics ===
 
 impl AuthMetrics {
-    pub(super) fn register(&self, r: &mut Registry) {
-        r.register("auth_requests", "Requests by whose key they showed", self.requests.clone());
-        r.register("tls_handshakes", "Connections under TLS that began, or did not", self.handshakes.clone());
+    pub(super) fn register(&self, r: &mut Registration<'_>) {
+        r.register("auth_requests", self.requests.clone());
+        r.register("tls_handshakes", self.handshakes.clone());
     }
 
     /// Counts a client with whom TLS began or did not.

@@ -9,8 +9,8 @@ use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::registry::Registry;
 
+use super::table::Registration;
 use super::{ModelLabel, WorkerLabel};
 
 /// Requests count for the share that is shed with a weight that falls to 1/e in this time.
@@ -127,20 +127,12 @@ struct ContinuedLabel {
 // === impl FaultMetrics ===
 
 impl FaultMetrics {
-    pub(super) fn register(&self, r: &mut Registry) {
-        r.register("worker_busy", "Attempts that were answered 429 or 503", self.busy.clone());
-        r.register("hedges", "Second copies of requests whose first was late", self.hedges.clone());
-        r.register("shed", "Requests refused with 429, by reason", self.shed.clone());
-        r.register(
-            "shed_ratio",
-            "Share of the requests of the last minute or so that were shed",
-            self.shed_share.clone(),
-        );
-        r.register(
-            "continuations",
-            "Streams that broke, where they can be continued",
-            self.continuations.clone(),
-        );
+    pub(super) fn register(&self, r: &mut Registration<'_>) {
+        r.register("worker_busy", self.busy.clone());
+        r.register("hedges", self.hedges.clone());
+        r.register("shed", self.shed.clone());
+        r.register("shed_ratio", self.shed_share.clone());
+        r.register("continuations", self.continuations.clone());
     }
 
     /// An engine had too much to do.

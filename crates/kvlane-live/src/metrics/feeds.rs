@@ -8,8 +8,8 @@ use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::registry::{Registry, Unit};
 
+use super::table::Registration;
 use super::{WorkerLabel, WorkerLabels};
 use crate::ingest::EventFeed;
 use crate::worker::Seat;
@@ -46,25 +46,15 @@ const STATES: [Feed; 4] = [Feed::Absent, Feed::Refused, Feed::Syncing, Feed::Liv
 // === impl FeedMetrics ===
 
 impl FeedMetrics {
-    pub(super) fn register(&self, r: &mut Registry) {
-        r.register(
-            "kv_events",
-            "What KV events said, in blocks where they were of blocks",
-            self.events.clone(),
-        );
-        r.register("kv_messages", "Messages of KV events by what became of them", self.messages.clone());
-        r.register("kv_incidents", "What happened to KV event feeds", self.incidents.clone());
-        r.register("kv_feed_state", "1 for the state of the KV event feed", self.state.clone());
-        r.register(
-            "kv_queue_messages",
-            "Messages of KV events that wait to be applied",
-            self.waiting.clone(),
-        );
-        let lag = "From the engine's making of the last KV events to their application here";
-        r.register_with_unit("kv_event_lag", lag, Unit::Seconds, self.lag.clone());
-        let age = "Since KV events were last applied";
-        r.register_with_unit("kv_event_age", age, Unit::Seconds, self.age.clone());
-        r.register("kv_blocks", "Blocks that the engine holds, by its KV events", self.blocks.clone());
+    pub(super) fn register(&self, r: &mut Registration<'_>) {
+        r.register("kv_events", self.events.clone());
+        r.register("kv_messages", self.messages.clone());
+        r.register("kv_incidents", self.incidents.clone());
+        r.register("kv_feed_state", self.state.clone());
+        r.register("kv_queue_messages", self.waiting.clone());
+        r.register("kv_event_lag", self.lag.clone());
+        r.register("kv_event_age", self.age.clone());
+        r.register("kv_blocks", self.blocks.clone());
     }
 
     /// Before the seats are read: whoever has left is no longer among them.

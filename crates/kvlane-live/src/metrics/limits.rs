@@ -5,8 +5,8 @@ use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::registry::Registry;
 
+use super::table::Registration;
 use crate::limits::{Limited, Limits};
 
 /// One entry of the configuration's limits.
@@ -85,11 +85,11 @@ pub(crate) struct LimitMetrics {
 // === impl LimitMetrics ===
 
 impl LimitMetrics {
-    pub(super) fn register(&self, r: &mut Registry) {
-        r.register("rate_limited", "Requests beyond what their client may use", self.limited.clone());
-        r.register("limit_requests_active", "Requests in flight that a limit counts", self.requests.clone());
-        r.register("limits_reached", "Bounds that no answer tells of", self.reached.clone());
-        r.register("limit_keys", "Keys whose use is remembered", self.keys.clone());
+    pub(super) fn register(&self, r: &mut Registration<'_>) {
+        r.register("rate_limited", self.limited.clone());
+        r.register("limit_requests_active", self.requests.clone());
+        r.register("limits_reached", self.reached.clone());
+        r.register("limit_keys", self.keys.clone());
     }
 
     pub(crate) fn reached(&self, reached: Reached) {

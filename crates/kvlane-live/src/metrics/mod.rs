@@ -7,6 +7,7 @@ mod faults;
 mod feeds;
 mod limits;
 mod stages;
+pub mod table;
 mod truth;
 
 use std::fmt::Write as _;
@@ -20,7 +21,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::registry::{Registry, Unit};
+use prometheus_client::registry::Registry;
 
 pub(crate) use self::auth::AuthMetrics;
 use self::faults::Shed;
@@ -28,6 +29,7 @@ pub(crate) use self::faults::{Continued, FaultMetrics, Hedged};
 pub(crate) use self::feeds::FeedMetrics;
 pub(crate) use self::limits::{LimitMetrics, Reached};
 use self::stages::{PoolStages, StageMetrics};
+use self::table::Registration;
 pub(crate) use self::truth::TruthMetrics;
 use crate::gateway::Gateway;
 
@@ -219,7 +221,7 @@ impl Metrics {
         let latency: fn() -> Histogram = || Histogram::new(LATENCY_BUCKETS);
         let tpot: fn() -> Histogram = || Histogram::new(TPOT_BUCKETS);
         let metrics = Self {
-            registry: Mutex::new(Registry::with_prefix("kvlane")),
+            registry: Mutex::new(Registry::with_prefix(table::PREFIX)),
             requests: Family::default(),
             duration: Family::new_with_constructor(latency),
             ttft: Family::new_with_constructor(latency),
@@ -261,93 +263,44 @@ impl Metrics {
     }
 
     fn register(&self) {
-        let Ok(mut r) = self.registry.lock() else { return };
-        let s = || Unit::Seconds;
-        r.register("requests", "Requests answered, by model, API and status", self.requests.clone());
-        r.register_with_unit("request_duration", "Request received to last byte", s(), self.duration.clone());
-        r.register_with_unit("ttft", "Request received to first token", s(), self.ttft.clone());
-        r.register_with_unit("tpot", "Mean time per output token after the first", s(), self.tpot.clone());
-        r.register(
-            "input_tokens",
-            "Prompt tokens, as engines count them where they tell",
-            self.input_tokens.clone(),
-        );
-        r.register("output_tokens", "Output tokens", self.output_tokens.clone());
-        r.register(
-            "cached_tokens",
-            "Prompt tokens that engines say they found in cache",
-            self.cached_tokens.clone(),
-        );
-        r.register(
-            "predicted_cached_tokens",
-            "Prompt tokens predicted to be in cache",
-            self.predicted_tokens.clone(),
-        );
-        r.register("retries", "Attempts after the first", self.retries.clone());
-        r.register("worker_failures", "Failed attempts", self.failures.clone());
-        r.register("worker_selection", "Placements by policy and reason", self.selections.clone());
-        r.register("worker_health", "1 if requests are placed there", self.health.clone());
-        r.register("worker_requests_active", "Requests in flight", self.worker_requests.clone());
-        r.register(
-            "worker_prefill_tokens",
-            "Uncached prompt tokens in flight",
-            self.worker_prefill_tokens.clone(),
-        );
-        r.register(
-            "worker_context_tokens",
-            "Prompt and output tokens in flight",
-            self.worker_context_tokens.clone(),
-        );
-        r.register(
-            "worker_kv_usage_ratio",
-            "KV cache use as the engine reports it",
-            self.worker_kv_usage.clone(),
-        );
-        r.register(
-            "worker_prefill_tokens_per_second",
-            "Uncached prompt tokens it computes in a second, as learned, for a prompt of 4096",
-            self.worker_prefill_rate.clone(),
-        );
-        r.register_with_unit(
-            "worker_decode_step",
-            "Time of a decode step with what it decodes at present, as learned",
-            s(),
-            self.worker_decode_step.clone(),
-        );
-        r.register(
-            "output_tokens_usual",
-            "Mean output tokens of the answers of late",
-            self.output_tokens_usual.clone(),
-        );
+        let mut registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut r = Registration::new(&mut registry);
+        r.register("requests", self.requests.clone());
+        r.register("request_duration", self.duration.clone());
+        r.register("ttft", self.ttft.clone());
+        r.register("tpot", self.tpot.clone());
+        r.register("input_tokens", self.input_tokens.clone());
+        r.register("output_tokens", self.output_tokens.clone());
+        r.register("cached_tokens", self.cached_tokens.clone());
+        r.register("predicted_cached_tokens", self.predicted_tokens.clone());
+        r.register("retries", self.retries.clone());
+        r.register("worker_failures", self.failures.clone());
+        r.register("worker_selection", self.selections.clone());
+        r.register("worker_health", self.health.clone());
+        r.register("worker_requests_active", self.worker_requests.clone());
+        r.register("worker_prefill_tokens", self.worker_prefill_tokens.clone());
+        r.register("worker_context_tokens", self.worker_context_tokens.clone());
+        r.register("worker_kv_usage_ratio", self.worker_kv_usage.clone());
+        r.register("worker_prefill_tokens_per_second", self.worker_prefill_rate.clone());
+        r.register("worker_decode_step", self.worker_decode_step.clone());
+        r.register("output_tokens_usual", self.output_tokens_usual.clone());
         self.stages.register(&mut r);
         self.faults.register(&mut r);
         self.auth.register(&mut r);
         self.truth.register(&mut r);
         self.feeds.register(&mut r);
         self.limits.register(&mut r);
-        r.register("config_reloads", "Configurations taken over or refused", self.reloads.clone());
-        r.register("tasks", "Tasks of all threads: connections, probes, feeds", self.tasks.clone());
-        r.register("queue_requests", "Requests waiting for a place", self.queue.clone());
-        r.register_with_unit(
-            "tokenize",
-            "Time until the tokens of a prompt were counted, waiting included",
-            s(),
-            self.tokenize.clone(),
-        );
-        r.register(
-            "prompts_estimated",
-            "Prompts whose tokens could not be counted, by reason",
-            self.prompts_estimated.clone(),
-        );
-        r.register("tokenizer_queue", "Prompts waiting to be counted", self.tokenizer_queue.clone());
-        r.register("tokenizer_cache_bytes", "Memory of cached encodings", self.tokenizer_cache_bytes.clone());
-        r.register(
-            "tokenizer_tokens",
-            "Tokens counted, by whether they came out of the cache or were encoded",
-            self.tokenizer_tokens.clone(),
-        );
-        r.register("index_bytes", "Memory counted by the prefix index", self.index_bytes.clone());
-        r.register("index_blocks", "Blocks in the prefix index, once per holder", self.index_blocks.clone());
+        r.register("config_reloads", self.reloads.clone());
+        r.register("tasks", self.tasks.clone());
+        r.register("queue_requests", self.queue.clone());
+        r.register("tokenize", self.tokenize.clone());
+        r.register("prompts_estimated", self.prompts_estimated.clone());
+        r.register("tokenizer_queue", self.tokenizer_queue.clone());
+        r.register("tokenizer_cache_bytes", self.tokenizer_cache_bytes.clone());
+        r.register("tokenizer_tokens", self.tokenizer_tokens.clone());
+        r.register("index_bytes", self.index_bytes.clone());
+        r.register("index_blocks", self.index_blocks.clone());
+        r.finish();
     }
 
     /// The handles of one pool.

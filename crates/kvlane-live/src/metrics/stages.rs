@@ -4,9 +4,9 @@ use kvlane_wire::server_timing::{Stage, Stages};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::registry::{Registry, Unit};
 
 use super::HistogramFamily;
+use super::table::Registration;
 
 /// Upper bounds in seconds: from what parsing takes to what a long prompt takes in a long queue.
 const STAGE_BUCKETS: [f64; 17] = [
@@ -36,9 +36,8 @@ impl Default for StageMetrics {
 }
 
 impl StageMetrics {
-    pub(super) fn register(&self, r: &mut Registry) {
-        let help = "Where the time until the head of an answer went, by stage";
-        r.register_with_unit("stage", help, Unit::Seconds, self.0.clone());
+    pub(super) fn register(&self, r: &mut Registration<'_>) {
+        r.register("stage", self.0.clone());
     }
 
     pub(super) fn pool(&self, model: &str) -> PoolStages {

@@ -8,9 +8,9 @@ use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::registry::Registry;
 
 use super::WorkerLabels;
+use super::table::Registration;
 
 /// One way of knowing a worker's cache.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -45,18 +45,16 @@ pub(crate) struct TruthMetrics {
 // === impl TruthMetrics ===
 
 impl TruthMetrics {
-    pub(super) fn register(&self, r: &mut Registry) {
-        r.register("worker_knowledge", "1 for the way in which its cache is known", self.knowledge.clone());
-        r.register("knowledge_changes", "Changes of how a cache is known", self.changes.clone());
-        r.register("prediction_answers", "Answers that told what they reused", self.answers.clone());
-        r.register("prediction_wrong", "Those of them that were predicted wrongly", self.wrong.clone());
-        r.register("prediction_predicted_tokens", "Tokens predicted to be reused", self.predicted.clone());
-        r.register("prediction_reported_tokens", "Tokens reported as reused", self.reported.clone());
-        r.register("prediction_both_tokens", "Tokens predicted and reported", self.both.clone());
-        let precision = "Of the tokens predicted of late, the share that was reused";
-        r.register("prediction_precision_ratio", precision, self.precision.clone());
-        let recall = "Of the tokens reused of late, the share that was predicted";
-        r.register("prediction_recall_ratio", recall, self.recall.clone());
+    pub(super) fn register(&self, r: &mut Registration<'_>) {
+        r.register("worker_knowledge", self.knowledge.clone());
+        r.register("knowledge_changes", self.changes.clone());
+        r.register("prediction_answers", self.answers.clone());
+        r.register("prediction_wrong", self.wrong.clone());
+        r.register("prediction_predicted_tokens", self.predicted.clone());
+        r.register("prediction_reported_tokens", self.reported.clone());
+        r.register("prediction_both_tokens", self.both.clone());
+        r.register("prediction_precision_ratio", self.precision.clone());
+        r.register("prediction_recall_ratio", self.recall.clone());
     }
 
     pub(crate) fn note(&self, model: &str, change: Change) {

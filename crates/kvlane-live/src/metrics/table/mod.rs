@@ -1,0 +1,222 @@
+//! The one table of all metrics: name, kind, unit, labels, what each means and when it gives cause for worry.
+//!
+//! What is registered takes its help and unit from here; `docs/metrics.md` is written from here.
+
+mod gateway;
+mod knowledge;
+mod requests;
+mod tokens;
+mod workers;
+
+use std::fmt::Write as _;
+
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::{Metric, Registry, Unit};
+
+/// What every name begins with.
+pub const PREFIX: &str = "kvlane";
+
+/// Metrics that belong together.
+pub struct Group {
+    /// A heading.
+    pub title: &'static str,
+    /// What they tell, in a sentence.
+    pub intro: &'static str,
+    /// The metrics.
+    pub rows: &'static [Row],
+}
+
+/// One metric.
+pub struct Row {
+    /// Its name without prefix, unit and `_total`.
+    pub name: &'static str,
+    /// What kind of metric it is.
+    pub kind: Kind,
+    /// Whether it is in seconds. Otherwise the name says what is counted.
+    pub seconds: bool,
+    /// Its labels, in order.
+    pub labels: &'static [&'static str],
+    /// What the exposition says of it.
+    pub help: &'static str,
+    /// What the document says of it, in Markdown.
+    pub meaning: &'static str,
+    /// When somebody should look, in Markdown; empty if it is only there to be set against others.
+    pub worry: &'static str,
+}
+
+/// Kinds of metrics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Only grows.
+    Counter,
+    /// Goes up and down.
+    Gauge,
+    /// Observations by size.
+    Histogram,
+}
+
+/// All metrics.
+pub const GROUPS: [Group; 5] =
+    [requests::GROUP, tokens::GROUP, workers::GROUP, knowledge::GROUP, gateway::GROUP];
+
+/// Every metric.
+pub fn rows() -> impl Iterator<Item = &'static Row> {
+    GROUPS.iter().flat_map(|group| group.rows)
+}
+
+// === impl Kind ===
+
+impl Kind {
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Counter => "counter",
+            Self::Gauge => "gauge",
+            Self::Histogram => "histogram",
+        }
+    }
+
+    fn is(self, metric: MetricType) -> bool {
+        matches!(
+            (self, metric),
+            (Self::Counter, MetricType::Counter)
+                | (Self::Gauge, MetricType::Gauge)
+                | (Self::Histogram, MetricType::Histogram)
+        )
+    }
+}
+
+// === impl Row ===
+
+impl Row {
+    /// The name that Prometheus shows.
+    pub fn full_name(&self) -> String {
+        let unit = if self.seconds { "_seconds" } else { "" };
+        let total = if self.kind == Kind::Counter { "_total" } else { "" };
+        format!("{PREFIX}_{}{unit}{total}", self.name)
+    }
+
+    fn unit(&self) -> &'static str {
+        const UNITS: [&str; 5] = ["ratio", "bytes", "tokens", "blocks", "requests"];
+        if self.name.ends_with("_per_second") {
+            return "tokens/s";
+        }
+        let named = |unit: &&str| self.name.split('_').any(|word| word == *unit);
+        match self.seconds {
+            true => "seconds",
+            false => UNITS.into_iter().find(named).unwrap_or_default(),
+        }
+    }
+}
+
+/// Registers all metrics, each under a name of the table.
+pub(super) struct Registration<'a> {
+    registry: &'a mut Registry,
+    done: Vec<&'static str>,
+}
+
+// === impl Registration ===
+
+impl<'a> Registration<'a> {
+    pub(super) fn new(registry: &'a mut Registry) -> Self {
+        Self { registry, done: Vec::new() }
+    }
+
+    /// # Panics
+    /// If the table does not have it, or has it as another kind, or it is registered already.
+    pub(super) fn register(&mut self, name: &'static str, metric: impl Metric) {
+        let row = rows().find(|row| row.name == name);
+        let row = row.unwrap_or_else(|| panic!("{name} is not in the table of metrics"));
+        assert!(row.kind.is(metric.metric_type()), "{name} is no {}", row.kind.name());
+        assert!(!self.done.contains(&name), "{name} is registered twice");
+        self.done.push(name);
+        match row.seconds {
+            true => self.registry.register_with_unit(name, row.help, Unit::Seconds, metric),
+            false => self.registry.register(name, row.help, metric),
+        }
+    }
+
+    /// # Panics
+    /// If the table has more.
+    pub(super) fn finish(self) {
+        let missing: Vec<_> = rows().map(|row| row.name).filter(|name| !self.done.contains(name)).collect();
+        assert!(missing.is_empty(), "nobody registers {missing:?}");
+    }
+}
+
+/// `docs/metrics.md`.
+pub fn markdown() -> String {
+    let mut page = String::from(HEAD);
+    for group in &GROUPS {
+        let _ = write!(page, "\n## {}\n\n{}\n", group.title, group.intro);
+        page += "\n| Name | Type | Unit | Labels | Meaning | When to worry |\n|---|---|---|---|---|---|\n";
+        for row in group.rows {
+            let labels: Vec<_> = row.labels.iter().map(|label| format!("`{label}`")).collect();
+            let cells = [
+                format!("`{}`", row.full_name()),
+                row.kind.name().into(),
+                row.unit().into(),
+                labels.join(", "),
+                row.meaning.into(),
+                row.worry.into(),
+            ];
+            let cells: Vec<_> = cells
+                .iter()
+                .map(|cell| if cell.is_empty() { " ".into() } else { format!(" {cell} ") })
+                .collect();
+            let _ = writeln!(page, "|{}|", cells.join("|"));
+        }
+    }
+    page += TAIL;
+    page
+}
+
+const HEAD: &str = "\
+# Metrics
+
+*Written by `cargo run -p kvlane-live --example metrics > docs/metrics.md` from the table in
+`crates/kvlane-live/src/metrics/table`; a test fails when the two differ.*
+
+`GET /metrics` on the metrics port, in OpenMetrics text. Names have the prefix `kvlane_`; times are in seconds. A histogram
+also has `_bucket`, `_sum` and `_count`. Labels are bounded: models and workers are those of the fleet, everything else is a
+closed set or has a limit, and a worker's series are dropped when it leaves.
+
+Rules for alerts and a dashboard are in [deploy](observability.md#prometheus-and-grafana).
+";
+
+const TAIL: &str = "
+Values of `reason` in `kvlane_worker_selection_total`: `random`, `turn`, `least_loaded`, `prefix_hit`, `prefix_miss`,
+`imbalance`, `saturated`, `lowest_cost`; see [policies](guide.md#policies).
+
+To see whether the prefix guess holds: `rate(kvlane_cached_tokens_total[5m]) / rate(kvlane_predicted_cached_tokens_total[5m])`.
+The counts are not exact twins where tokens are estimated: ours takes 4 bytes for a token.
+";
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::metrics::Metrics;
+
+    #[test]
+    fn every_row_is_registered_once() {
+        let names: BTreeSet<_> = rows().map(|row| row.name).collect();
+        assert_eq!(names.len(), rows().count(), "a name is there twice");
+        // It panics over a metric without a row, or a row without a metric.
+        let _ = Metrics::new();
+    }
+
+    #[test]
+    #[should_panic(expected = "nobody registers")]
+    fn a_row_without_a_metric_is_found() {
+        Registration::new(&mut Registry::default()).finish();
+    }
+
+    #[test]
+    #[should_panic(expected = "is no gauge")]
+    fn a_metric_of_another_kind_than_its_row_says_is_refused() {
+        let counter = prometheus_client::metrics::counter::Counter::<u64>::default();
+        Registration::new(&mut Registry::default()).register("tasks", counter);
+    }
+}
