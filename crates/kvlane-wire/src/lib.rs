@@ -4,7 +4,8 @@
 //! [`openai::ParsedRequest`] and a rendered prompt, a stream of server-sent events becomes token counts
 //! ([`sse`]) and goes on elsewhere when its engine dies ([`resume`]), a metrics page becomes a load report ([`engine`]), a model list its entries ([`models`]), what a ZeroMQ peer
 //! sends its messages ([`zmtp`]), and those, put in order ([`sequence`]), events of a cache ([`kv`]). How long the stages
-//! of a request took travels in a header ([`server_timing`]).
+//! of a request took travels in a header ([`server_timing`]), which trace it is part of in another ([`trace_context`]), and
+//! spans of it go to a collector ([`otlp`]).
 
 pub mod api;
 pub mod engine;
@@ -13,11 +14,13 @@ pub mod kv;
 pub mod models;
 pub mod msgpack;
 pub mod openai;
+pub mod otlp;
 pub mod prometheus;
 pub mod resume;
 pub mod salt;
 pub mod sequence;
 pub mod server_timing;
 pub mod sse;
+pub mod trace_context;
 mod usage;
 pub mod zmtp;

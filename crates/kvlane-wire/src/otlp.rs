@@ -1,0 +1,361 @@
+//! Spans as OpenTelemetry's collectors take them: OTLP 1.x, an `ExportTraceServiceRequest` in protobuf.
+//!
+//! Numbers of fields are those of opentelemetry-proto, `opentelemetry/proto/{trace,common,resource}/v1`. Only what is
+//! written here is there: seven messages are less than a library of all.
+
+use std::borrow::Cow;
+
+use crate::trace_context::{SpanId, TraceId};
+
+/// The path that spans are sent to.
+pub const TRACES_PATH: &str = "/v1/traces";
+/// The type of such a body.
+pub const CONTENT_TYPE: &str = "application/x-protobuf";
+
+/// One span.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Span {
+    /// The trace it is part of.
+    pub trace: TraceId,
+    /// Its own name in it.
+    pub id: SpanId,
+    /// Its parent, if it has one.
+    pub parent: Option<SpanId>,
+    /// Whether the parent is in another process.
+    pub parent_is_remote: bool,
+    /// Flags of the trace's context.
+    pub flags: u8,
+    /// The `tracestate` it came with.
+    pub trace_state: String,
+    /// What happened, for people.
+    pub name: Cow<'static, str>,
+    /// From whose side it is told.
+    pub kind: SpanKind,
+    /// When it began, in nanoseconds since 1970.
+    pub start: u64,
+    /// When it ended.
+    pub end: u64,
+    /// What is known of it.
+    pub attributes: Vec<(&'static str, Value)>,
+    /// What went wrong; empty if that needs no words.
+    pub error: Option<Cow<'static, str>>,
+}
+
+/// Sides of a span.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SpanKind {
+    /// Nobody else takes part.
+    Internal = 1,
+    /// Somebody called.
+    Server = 2,
+    /// Somebody is called.
+    Client = 3,
+}
+
+/// The value of an attribute.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Value {
+    /// Text.
+    Text(Cow<'static, str>),
+    /// A whole number.
+    Int(i64),
+    /// A number.
+    Float(f64),
+    /// Yes or no.
+    Bool(bool),
+}
+
+/// Who tells of spans.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Resource<'a> {
+    /// `service.name`.
+    pub service_name: &'a str,
+    /// `service.version`.
+    pub service_version: &'a str,
+    /// `service.instance.id`.
+    pub service_instance: &'a str,
+}
+
+/// The body that tells a collector of these spans.
+pub fn encode(resource: &Resource<'_>, spans: &[Span]) -> Vec<u8> {
+    let described = [
+        ("service.name", resource.service_name),
+        ("service.version", resource.service_version),
+        ("service.instance.id", resource.service_instance),
+    ];
+    let mut out = Message::default();
+    out.message(1, |resource_spans| {
+        resource_spans.message(1, |of| {
+            for (key, value) in described {
+                of.message(1, |attribute| attribute.key_value(key, &Value::Text(value.to_owned().into())));
+            }
+        });
+        resource_spans.message(2, |scope_spans| {
+            scope_spans.message(1, |scope| {
+                scope.bytes(1, b"kvlane");
+                scope.bytes(2, resource.service_version.as_bytes());
+            });
+            for span in spans {
+                scope_spans.message(2, |of| of.span(span));
+            }
+        });
+    });
+    out.0
+}
+
+/// How many spans a collector's answer says it has not taken, and why.
+pub fn rejected(answer: &[u8]) -> (u64, String) {
+    let (mut spans, mut why) = (0, String::new());
+    for (_, partial) in fields(answer).filter(|(number, _)| *number == 1) {
+        let Field::Bytes(partial) = partial else { continue };
+        for field in fields(partial) {
+            match field {
+                (1, Field::Number(number)) => spans = number,
+                (2, Field::Bytes(text)) => why = String::from_utf8_lossy(text).into_owned(),
+                _ => {}
+            }
+        }
+    }
+    (spans, why)
+}
+
+/// A message while it is written.
+#[derive(Default)]
+struct Message(Vec<u8>);
+
+/// Ways in which a field is written.
+const VARINT: u64 = 0;
+const FIXED64: u64 = 1;
+const LENGTH: u64 = 2;
+const FIXED32: u64 = 5;
+
+// === impl Message ===
+
+impl Message {
+    fn varint(&mut self, mut value: u64) {
+        while value >= 0x80 {
+            self.0.push(value as u8 | 0x80);
+            value >>= 7;
+        }
+        self.0.push(value as u8);
+    }
+
+    fn tag(&mut self, field: u64, wire: u64) {
+        self.varint(field << 3 | wire);
+    }
+
+    fn number(&mut self, field: u64, value: u64) {
+        self.tag(field, VARINT);
+        self.varint(value);
+    }
+
+    fn fixed64(&mut self, field: u64, value: u64) {
+        self.tag(field, FIXED64);
+        self.0.extend_from_slice(&value.to_le_bytes());
+    }
+
+    fn bytes(&mut self, field: u64, bytes: &[u8]) {
+        self.tag(field, LENGTH);
+        self.varint(bytes.len() as u64);
+        self.0.extend_from_slice(bytes);
+    }
+
+    /// A message within this one, written by `write`.
+    fn message(&mut self, field: u64, write: impl FnOnce(&mut Self)) {
+        let mut inner = Self::default();
+        write(&mut inner);
+        self.bytes(field, &inner.0);
+    }
+
+    fn key_value(&mut self, key: &str, value: &Value) {
+        self.bytes(1, key.as_bytes());
+        self.message(2, |any| match value {
+            Value::Text(text) => any.bytes(1, text.as_bytes()),
+            Value::Bool(is) => any.number(2, u64::from(*is)),
+            // Two's complement, as protobuf has negative numbers.
+            Value::Int(number) => any.number(3, *number as u64),
+            Value::Float(number) => any.fixed64(4, number.to_bits()),
+        });
+    }
+
+    fn span(&mut self, span: &Span) {
+        self.bytes(1, &span.trace.0.to_be_bytes());
+        self.bytes(2, &span.id.0.to_be_bytes());
+        if !span.trace_state.is_empty() {
+            self.bytes(3, span.trace_state.as_bytes());
+        }
+        if let Some(parent) = span.parent {
+            self.bytes(4, &parent.0.to_be_bytes());
+        }
+        self.bytes(5, span.name.as_bytes());
+        self.number(6, span.kind as u64);
+        self.fixed64(7, span.start);
+        self.fixed64(8, span.end);
+        for (key, value) in &span.attributes {
+            self.message(9, |attribute| attribute.key_value(key, value));
+        }
+        if let Some(error) = &span.error {
+            self.message(15, |status| {
+                if !error.is_empty() {
+                    status.bytes(2, error.as_bytes());
+                }
+                status.number(3, STATUS_ERROR);
+            });
+        }
+        let remote = if span.parent_is_remote { PARENT_KNOWN | PARENT_REMOTE } else { PARENT_KNOWN };
+        self.tag(16, FIXED32);
+        self.0.extend_from_slice(&(u32::from(span.flags) | remote).to_le_bytes());
+    }
+}
+
+const STATUS_ERROR: u64 = 2;
+/// It is known whether the parent is in another process,
+const PARENT_KNOWN: u32 = 0x100;
+/// and it is.
+const PARENT_REMOTE: u32 = 0x200;
+
+impl From<&'static str> for Value {
+    fn from(text: &'static str) -> Self {
+        Self::Text(text.into())
+    }
+}
+
+impl From<String> for Value {
+    fn from(text: String) -> Self {
+        Self::Text(text.into())
+    }
+}
+
+impl From<u32> for Value {
+    fn from(number: u32) -> Self {
+        Self::Int(number.into())
+    }
+}
+
+/// A field as it is read.
+#[derive(Debug, PartialEq)]
+enum Field<'a> {
+    Number(u64),
+    Bytes(&'a [u8]),
+}
+
+/// The fields of a message with their numbers, until something is no field.
+fn fields(mut left: &[u8]) -> impl Iterator<Item = (u64, Field<'_>)> {
+    std::iter::from_fn(move || {
+        let tag = read_varint(&mut left)?;
+        let field = match tag & 7 {
+            VARINT => Field::Number(read_varint(&mut left)?),
+            FIXED64 => Field::Number(u64::from_le_bytes(take(&mut left, 8)?.try_into().ok()?)),
+            LENGTH => {
+                let len = usize::try_from(read_varint(&mut left)?).ok()?;
+                Field::Bytes(take(&mut left, len)?)
+            }
+            FIXED32 => Field::Number(u32::from_le_bytes(take(&mut left, 4)?.try_into().ok()?).into()),
+            _ => return None,
+        };
+        Some((tag >> 3, field))
+    })
+}
+
+fn take<'a>(left: &mut &'a [u8], len: usize) -> Option<&'a [u8]> {
+    let (taken, rest) = left.split_at_checked(len)?;
+    *left = rest;
+    Some(taken)
+}
+
+fn read_varint(left: &mut &[u8]) -> Option<u64> {
+    let mut value = 0;
+    for shift in (0..64).step_by(7) {
+        let (byte, rest) = left.split_first()?;
+        *left = rest;
+        value |= u64::from(byte & 0x7f) << shift;
+        if byte & 0x80 == 0 {
+            return Some(value);
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn span() -> Span {
+        Span {
+            trace: TraceId(0x4bf9_2f35_77b3_4da6_a3ce_929d_0e0e_4736),
+            id: SpanId(0x00f0_67aa_0ba9_02b7),
+            parent: Some(SpanId(7)),
+            parent_is_remote: true,
+            flags: 1,
+            trace_state: "a=1".into(),
+            name: "chat m".into(),
+            kind: SpanKind::Client,
+            start: 1_000,
+            end: 2_000,
+            attributes: vec![("n", Value::Int(-1)), ("x", Value::Float(0.5)), ("b", Value::Bool(true))],
+            error: Some("broken".into()),
+        }
+    }
+
+    /// The only field of this number.
+    fn inner<'a>(message: &'a [u8], number: u64) -> Vec<Field<'a>> {
+        fields(message).filter(|(n, _)| *n == number).map(|(_, field)| field).collect()
+    }
+
+    fn message<'a>(message: &'a [u8], path: &[u64]) -> &'a [u8] {
+        path.iter().fold(message, |message, &number| match &inner(message, number)[..] {
+            [Field::Bytes(bytes), ..] => bytes,
+            other => panic!("field {number}: {other:?}"),
+        })
+    }
+
+    #[test]
+    fn a_span_is_where_the_protocol_has_it() {
+        let resource = Resource { service_name: "gate", service_version: "1", service_instance: "i" };
+        let body = encode(&resource, &[span(), Span { error: None, parent: None, ..span() }]);
+        assert_eq!(message(&body, &[1, 1, 1, 1]), b"service.name");
+        assert_eq!(message(&body, &[1, 1, 1, 2, 1]), b"gate");
+        assert_eq!(message(&body, &[1, 2, 1, 1]), b"kvlane");
+        assert_eq!(inner(message(&body, &[1, 2]), 2).len(), 2, "both spans");
+        let first = message(&body, &[1, 2, 2]);
+        assert_eq!(message(first, &[1])[..4], [0x4b, 0xf9, 0x2f, 0x35]);
+        assert_eq!(message(first, &[2])[..4], [0x00, 0xf0, 0x67, 0xaa]);
+        assert_eq!(
+            (message(first, &[3]), message(first, &[4])),
+            (&b"a=1"[..], &[0, 0, 0, 0, 0, 0, 0, 7][..])
+        );
+        assert_eq!(message(first, &[5]), b"chat m");
+        let numbers = [6, 7, 8, 16].map(|number| inner(first, number).pop());
+        assert_eq!(numbers, [3, 1_000, 2_000, 0x301].map(|number| Some(Field::Number(number))));
+        assert_eq!(inner(first, 9).len(), 3);
+        assert_eq!(inner(message(first, &[9, 2]), 3), [Field::Number(u64::MAX)], "-1");
+        assert_eq!(
+            (message(first, &[15, 2]), inner(message(first, &[15]), 3)),
+            (&b"broken"[..], vec![Field::Number(2)])
+        );
+    }
+
+    #[test]
+    fn what_a_collector_did_not_take_is_read() {
+        // partial_success { rejected_spans: 300, error_message: "no" }
+        let answer = [10, 7, 8, 0xac, 2, 18, 2, b'n', b'o'];
+        assert_eq!(rejected(&answer), (300, "no".into()));
+        assert_eq!(rejected(b""), (0, String::new()));
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_a_collector_answers_nothing_panics(answer in prop::collection::vec(any::<u8>(), 0..64)) {
+            let _ = rejected(&answer);
+        }
+
+        #[test]
+        fn numbers_are_read_as_they_were_written(number in any::<u64>()) {
+            let mut message = Message::default();
+            message.number(3, number);
+            prop_assert_eq!(fields(&message.0).collect::<Vec<_>>(), vec![(3, Field::Number(number))]);
+        }
+    }
+}
