@@ -8,7 +8,8 @@
 //! [`kvlane_trace::record::Record`] per request.
 
 pub mod calibrate;
+pub mod histogram;
 pub mod prompt;
 pub mod replay;
 
-pub use replay::{ErrorClass, ReplayConfig, ReplayError, ReplayReport, replay};
+pub use replay::{Api, ErrorClass, Prompts, ReplayConfig, ReplayError, ReplayReport, replay};

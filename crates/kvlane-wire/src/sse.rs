@@ -40,6 +40,7 @@ pub struct SseScanner {
     /// Where the last chunk's data had its choices.
     choices_at: usize,
     done: bool,
+    failed: bool,
 }
 
 /// What stands just before the next byte, as far as finding a blank line needs to know.
@@ -116,6 +117,11 @@ impl SseScanner {
         self.done
     }
 
+    /// Whether the stream said that it failed: a chunk that is an error, or an event of that name.
+    pub fn has_failed(&self) -> bool {
+        self.failed
+    }
+
     /// Adds to the carried event. Beyond the head, only the last [`TAIL_BYTES`] are sure to be kept.
     fn keep(&mut self, bytes: &[u8]) {
         self.carried = self.carried.saturating_add(bytes.len());
@@ -158,9 +164,10 @@ impl SseScanner {
         }
         match if name.is_empty() { leading_type(data) } else { name } {
             b"" => {
-                let silent = data.starts_with(b"{\"error\"")
-                    || self.without_choices(data)
-                    || (self.tokens == 0 && only_names_the_role(data));
+                let failed = data.starts_with(b"{\"error\"");
+                self.failed |= failed;
+                let silent =
+                    failed || self.without_choices(data) || (self.tokens == 0 && only_names_the_role(data));
                 self.tokens += u64::from(!silent);
                 self.counts.read_answer(tail);
             }
@@ -170,6 +177,7 @@ impl SseScanner {
                 const LAST: [&[u8]; 4] =
                     [b"message_stop", b"response.completed", b"response.incomplete", b"response.failed"];
                 self.done |= LAST.contains(&name);
+                self.failed |= matches!(name, b"error" | b"response.failed");
                 self.counts.read_answer(tail);
             }
         }
@@ -280,6 +288,22 @@ mod tests {
     /// What a scanner has seen, comparable.
     fn result(scanner: &SseScanner) -> (u64, Option<Usage>, bool) {
         (scanner.tokens(), scanner.usage(), scanner.is_done())
+    }
+
+    #[test]
+    fn a_stream_that_says_so_has_failed() {
+        for (stream, failed) in [
+            (CHAT, false),
+            (MESSAGES, false),
+            ("data: {\"error\":{\"message\":\"x\"}}\n\ndata: [DONE]\n\n", true),
+            ("data: {\"choices\":[{\"delta\":{\"content\":\"{\\\"error\\\"\"}}]}\n\n", false),
+            ("event: error\ndata: {\"type\":\"error\",\"error\":{}}\n\n", true),
+            ("event: response.failed\ndata: {\"type\":\"response.failed\"}\n\n", true),
+        ] {
+            let mut scanner = SseScanner::new();
+            scanner.push(stream.as_bytes());
+            assert_eq!(scanner.has_failed(), failed, "{stream}");
+        }
     }
 
     #[test]

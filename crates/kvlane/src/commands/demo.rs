@@ -121,11 +121,11 @@ pub(crate) fn run(args: &DemoArgs) -> Result<ExitCode> {
     ensure!((1..=ENGINES_MAX).contains(&args.engines), "--engines {}: take 1 to {ENGINES_MAX}", args.engines);
     let args = &DemoArgs { engine: engine(args)?, ..args.clone() };
     let policies: Vec<PolicyConfig> = args.policies.iter().map(|name| policy(name)).collect::<Result<_>>()?;
+    // All of the trace's time is compressed, so turns leave when the trace says and wait for no answer.
+    let options = Options { open_loop: true, ..Options::default() };
     let trace = match &args.trace {
-        Some(path) => {
-            format::open(path, &Options::default()).with_context(|| format!("--trace {}", path.display()))?
-        }
-        None => format::read(SLICE, &Options::default())?,
+        Some(path) => format::open(path, &options).with_context(|| format!("--trace {}", path.display()))?,
+        None => format::read(SLICE, &options)?,
     };
     let trace = Arc::new(trace);
     // A file that cannot be written is better known before the run than after it.
