@@ -216,7 +216,7 @@ async fn one(args: &DemoArgs, trace: &Arc<Trace>, policy: PolicyConfig) -> Resul
         },
         |done, _| bar.set_position(done as u64),
     );
-    let ReplayReport { records, wall_s, client_lag_s, first_errors } = replayed.await?;
+    let ReplayReport { records, wall_s, client_lag_s, first_errors, .. } = replayed.await?;
     bar.finish();
     if !std::io::stderr().is_terminal() {
         args.note(&format!("{name}: {} requests answered in {wall_s:.1} s", records.len()))?;
