@@ -20,7 +20,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 #[command(name = "kvlane", version, max_term_width = 110)]
 struct Cli {
     /// What is logged to stderr: error, warn, info, debug, trace, or a filter like `kvlane_live=debug` [default: info;
-    /// the demo and the doctor: warn].
+    /// the demo, the doctor and replays: warn].
     #[arg(long, global = true, env = "KVLANE_LOG")]
     log_level: Option<String>,
     #[command(subcommand)]
@@ -37,6 +37,8 @@ enum Command {
     MockEngine(commands::mock_engine::MockEngineArgs),
     /// Ask what another policy, fleet or load would do, in virtual time.
     Simulate(commands::simulate::SimulateArgs),
+    /// Send a trace or real prompts to a server at their times, and say how it answered.
+    Replay(Box<commands::replay::ReplayArgs>),
     /// Import or make traces.
     Trace(commands::trace::TraceArgs),
     /// Say what a model computes and reads on a machine, and what bounds prompts and decoding.
@@ -56,7 +58,7 @@ enum Command {
 
 fn main() -> std::process::ExitCode {
     let cli = Cli::parse();
-    let quiet = matches!(cli.command, Command::Demo(_) | Command::Doctor(_));
+    let quiet = matches!(cli.command, Command::Demo(_) | Command::Doctor(_) | Command::Replay(_));
     let log_level = cli.log_level.as_deref().unwrap_or(if quiet { "warn" } else { "info" });
     // A single word is a level; the filter would take any other word for the name of a module.
     if !log_level.contains(['=', ',']) && log_level.parse::<LevelFilter>().is_err() {
@@ -79,6 +81,7 @@ fn main() -> std::process::ExitCode {
         Command::Demo(args) => commands::demo::run(&args),
         Command::MockEngine(args) => commands::mock_engine::run(&args),
         Command::Simulate(args) => commands::simulate::run_command(&args),
+        Command::Replay(args) => commands::replay::run(&args),
         Command::Trace(args) => commands::trace::run(&args),
         Command::Roofline(args) => commands::roofline::run(&args),
         Command::Calibrate(args) => commands::calibrate::run(&args),

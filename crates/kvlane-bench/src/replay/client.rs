@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use kvlane_trace::summary::Percentiles;
+use serde::Serialize;
 
 use crate::histogram::Histogram;
 
@@ -11,7 +12,7 @@ use crate::histogram::Histogram;
 const LOOK: Duration = Duration::from_millis(5);
 
 /// How the client did.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Client {
     /// How late requests left, in seconds. `None` if there were none.
     pub lag_s: Option<Percentiles>,

@@ -9,6 +9,7 @@ mod body;
 mod client;
 mod clock;
 mod error;
+pub mod stages;
 mod target;
 mod travel;
 
@@ -45,6 +46,9 @@ pub const PROMPT_TOKENS_MAX: u32 = 2_000_000;
 
 /// Failures whose words are kept in a report.
 pub const ERRORS_KEPT_MAX: usize = 16;
+
+/// From the call to the replay's start, so that the first bodies are written by then.
+const LEAD: Duration = Duration::from_millis(100);
 
 /// Longest time from the start to an arrival, and longest think time: a year is more than any replay.
 const SECONDS_MAX: f64 = 3.2e7;
@@ -161,7 +165,7 @@ pub async fn replay(
     let plan = Plan::new(&trace);
     let total = trace.requests.len();
     let mut watch = Watch::begin();
-    let start = Instant::now();
+    let start = Instant::now() + LEAD;
 
     let (word, words) = mpsc::channel();
     let (scribe, asked) = mpsc::channel();

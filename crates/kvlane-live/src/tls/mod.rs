@@ -85,6 +85,14 @@ impl Tls {
     }
 }
 
+/// How a client speaks to servers that `authority` vouches for, or those whom everybody on this machine trusts.
+///
+/// # Errors
+/// A file of certificates that cannot be used.
+pub fn client(authority: Option<&Path>) -> Result<Arc<ClientConfig>, ConfigError> {
+    to_workers(&config::Tls { upstream_ca: authority.map(Path::to_owned), ..config::Tls::default() })
+}
+
 /// Begins TLS with a client: the connection, and whether it will speak HTTP/2.
 pub(crate) async fn accept(config: Arc<ServerConfig>, stream: TcpStream) -> io::Result<(Stream, bool)> {
     let stream = TlsAcceptor::from(config).accept(stream).await?;

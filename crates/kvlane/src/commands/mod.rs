@@ -7,6 +7,7 @@ pub(crate) mod doctor;
 pub(crate) mod key;
 pub(crate) mod mock_engine;
 mod page;
+pub(crate) mod replay;
 pub(crate) mod roofline;
 pub(crate) mod serve;
 pub(crate) mod simulate;

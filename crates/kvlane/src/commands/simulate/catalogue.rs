@@ -28,10 +28,15 @@ const TRACES: [(&str, &[u8]); 3] = [
     ("azure-conversation", include_bytes!("../../../assets/azure-conversation.csv.gz")),
 ];
 
+/// The trace that comes with kvlane by this name, as a file would hold it.
+pub(crate) fn trace(name: &Path) -> Option<&'static [u8]> {
+    TRACES.iter().find(|(known, _)| name == Path::new(known)).map(|(_, bytes)| *bytes)
+}
+
 /// Opens a trace: one that comes with kvlane by its name, any other as a file relative to `directory`.
 pub(super) fn open(path: &Path, directory: &Path) -> Result<Trace, TraceError> {
-    if let Some((_, bytes)) = TRACES.iter().find(|(name, _)| path == Path::new(name)) {
-        return format::read(*bytes, &Options::default());
+    if let Some(bytes) = trace(path) {
+        return format::read(bytes, &Options::default());
     }
     format::open(&directory.join(path), &Options::default())
 }

@@ -1,7 +1,7 @@
 //! `kvlane simulate`: what would another policy, another fleet, another load do? Answered in virtual time, by the router
 //! that runs in production around a calibrated engine model.
 
-mod catalogue;
+pub(crate) mod catalogue;
 mod page;
 mod tables;
 

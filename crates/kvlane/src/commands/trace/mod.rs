@@ -9,6 +9,8 @@ use clap::{Args, Subcommand};
 use kvlane_trace::format::{self, Format, Jitter, Options, normal};
 use kvlane_trace::trace::Trace;
 
+use super::simulate::catalogue;
+
 mod generate;
 mod import;
 mod sample;
@@ -75,6 +77,19 @@ pub(crate) fn run(args: &TraceArgs) -> Result<ExitCode> {
 impl ReadArgs {
     /// Reads a trace; `seed` is that of all that is drawn.
     pub(crate) fn open(&self, path: &Path, seed: u64) -> Result<Trace> {
+        let options = self.options(seed)?;
+        format::open(path, &options).with_context(|| path.display().to_string())
+    }
+
+    /// Reads a trace that comes with kvlane by its name, any other as a file.
+    pub(crate) fn open_any(&self, path: &Path, seed: u64) -> Result<Trace> {
+        match catalogue::trace(path) {
+            Some(bytes) => Ok(format::read(bytes, &self.options(seed)?)?),
+            None => self.open(path, seed),
+        }
+    }
+
+    fn options(&self, seed: u64) -> Result<Options> {
         let format = |name: &String| {
             let names = || Format::ALL.iter().map(|format| format.name()).collect::<Vec<_>>().join(", ");
             Format::by_name(name).with_context(|| format!("--format {name}: take one of {}", names()))
@@ -90,7 +105,7 @@ impl ReadArgs {
         if !(self.session_rate.is_finite() && self.session_rate > 0.0) {
             bail!("--session-rate {}: take more than 0", self.session_rate);
         }
-        let options = Options {
+        Ok(Options {
             format: self.format.as_ref().map(format).transpose()?,
             block_tokens: self.block_tokens,
             jitter,
@@ -99,8 +114,7 @@ impl ReadArgs {
             open_loop: self.open_loop,
             session_rate: self.session_rate,
             shared_head: !self.no_shared_head,
-        };
-        format::open(path, &options).with_context(|| path.display().to_string())
+        })
     }
 }
 
