@@ -109,10 +109,11 @@ pub struct ReceiptRow {
 pub const ROWS_MAX: usize = 64;
 
 /// The last decisions, oldest first. Bounded; memory is reused.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Receipts {
     ring: VecDeque<Receipt>,
     kept_max: usize,
+    rows_max: usize,
 }
 
 // === impl Receipts ===
@@ -120,7 +121,13 @@ pub struct Receipts {
 impl Receipts {
     /// Keeps the last `kept_max` decisions, or none.
     pub fn new(kept_max: usize) -> Self {
-        Self { ring: VecDeque::new(), kept_max }
+        Self { ring: VecDeque::new(), kept_max, rows_max: ROWS_MAX }
+    }
+
+    /// Keeps every row of a decision, however many there are.
+    #[must_use]
+    pub(crate) fn with_all_rows(self) -> Self {
+        Self { rows_max: usize::MAX, ..self }
     }
 
     /// Keeps another number from here on.
@@ -153,7 +160,7 @@ impl Receipts {
         rows.clear();
         let mut left_out = 0;
         for (candidate, &cost) in candidates.iter().zip(costs) {
-            if rows.len() >= ROWS_MAX - 1 && candidate.endpoint != placement.endpoint {
+            if rows.len() >= self.rows_max - 1 && candidate.endpoint != placement.endpoint {
                 left_out += 1;
                 continue;
             }

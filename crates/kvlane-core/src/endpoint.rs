@@ -35,6 +35,10 @@ impl EndpointId {
         self.0
     }
 
+    pub(crate) const fn numbered(number: u32) -> Self {
+        Self(number)
+    }
+
     /// How often the slot had been reused.
     #[cfg(test)]
     pub(crate) const fn generation(self) -> u16 {
@@ -90,6 +94,18 @@ struct Slot {
 // === impl Pool ===
 
 impl Pool {
+    /// Slot by slot: how often it was used before, and who is there.
+    pub(crate) fn slots(&self) -> impl Iterator<Item = (u16, Option<&Endpoint>)> {
+        self.slots.iter().map(|slot| (slot.generation, slot.endpoint.as_ref()))
+    }
+
+    /// The next slot is this one, and was used as often as its id says. Not in any other order than that of slots.
+    pub(crate) fn skip(&mut self, id: EndpointId) {
+        if id.slot() == self.slots.len() {
+            self.slots.push(Slot { generation: (id.0 >> 16) as u16, endpoint: None });
+        }
+    }
+
     /// The id the next [`Pool::join`] must use; none when the pool is full.
     pub fn next_id(&self) -> Option<EndpointId> {
         let free = self.slots.iter().position(|slot| slot.endpoint.is_none());
@@ -104,7 +120,18 @@ impl Pool {
         if self.next_id() != Some(id) {
             return;
         }
-        let endpoint = Endpoint {
+        if id.slot() == self.slots.len() {
+            self.slots.push(Slot::default());
+        }
+        self.seat(id, name);
+    }
+
+    /// Adds an endpoint in a slot that is there and free, and was used as often as its id says.
+    pub(crate) fn seat(&mut self, id: EndpointId, name: Arc<str>) {
+        let generation = (id.0 >> 16) as u16;
+        let free = |slot: &&mut Slot| slot.endpoint.is_none() && slot.generation == generation;
+        let Some(slot) = self.slots.get_mut(id.slot()).filter(free) else { return };
+        slot.endpoint = Some(Endpoint {
             id,
             name,
             healthy: true,
@@ -116,11 +143,7 @@ impl Pool {
             busy: Busy::default(),
             back_since: None,
             was_healthy: false,
-        };
-        if id.slot() == self.slots.len() {
-            self.slots.push(Slot::default());
-        }
-        self.slots[id.slot()].endpoint = Some(endpoint);
+        });
     }
 
     /// Removes an endpoint; its id will not come back.

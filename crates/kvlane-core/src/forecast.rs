@@ -7,6 +7,8 @@
 use foldhash::fast::FixedState;
 use std::hash::BuildHasher;
 
+use serde::{Deserialize, Serialize};
+
 use crate::request::{SchedulingRequest, SessionKey};
 
 /// Output tokens of an answer before the first one was seen: about what chats have (Mooncake's conversation trace, FAST'25,
@@ -38,10 +40,17 @@ pub struct Forecast {
 }
 
 /// A mean that begins as the plain one and then forgets.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct Average {
     mean: f64,
     seen: f64,
+}
+
+/// What has been seen but for single conversations.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Usual {
+    pool: Average,
+    kinds: Vec<(u16, Average)>,
 }
 
 /// What an answer is counted under.
@@ -120,6 +129,22 @@ impl Forecast {
             (*key, *average) = (session, Average::default());
         }
         average.add(tokens, SESSION_MEMORY);
+    }
+
+    /// What has been seen but for single conversations.
+    pub(crate) fn usual(&self) -> Usual {
+        let kinds = (0..).zip(&self.kinds).filter(|(_, kind)| kind.seen > 0.0);
+        Usual { pool: self.pool, kinds: kinds.map(|(at, kind)| (at, *kind)).collect() }
+    }
+
+    /// Goes on from there.
+    pub(crate) fn resume(&mut self, usual: Usual) {
+        self.pool = usual.pool;
+        for (at, average) in usual.kinds {
+            if let Some(kind) = self.kinds.get_mut(usize::from(at)) {
+                *kind = average;
+            }
+        }
     }
 
     fn slot(&self, session: SessionKey) -> usize {

@@ -20,6 +20,7 @@ pub mod policy;
 mod queue;
 pub mod rates;
 mod recent;
+pub mod recording;
 pub mod request;
 mod ring;
 pub mod rng;

@@ -26,7 +26,7 @@ pub struct Rates {
 }
 
 /// Two factors on an endpoint's [`Rates`], learned from its answers.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Pace {
     prefill: Factor,
     decode: Factor,
@@ -37,7 +37,7 @@ pub struct Pace {
 
 /// Follows the median of what it is shown: half of the samples are above it. One that is off, because an engine had no
 /// room or a network stood still, moves it as little as any other.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 struct Factor {
     value: f64,
     samples: u32,

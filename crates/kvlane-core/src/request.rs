@@ -33,6 +33,20 @@ impl SessionKey {
 #[serde(transparent)]
 pub struct TenantKey(pub u64);
 
+/// Names a request as its client or the gateway calls it, whatever becomes of it: a hash, to find it in a recording by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct RequestKey(pub u64);
+
+// === impl RequestKey ===
+
+impl RequestKey {
+    /// The key of a request that is called `name`.
+    pub fn named(name: &[u8]) -> Self {
+        Self(xxh3_64_with_seed(name, 0))
+    }
+}
+
 /// A request as the scheduler sees it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SchedulingRequest {
@@ -69,6 +83,9 @@ pub struct SchedulingRequest {
     /// The first block of its prompt, which policies that hash prompts go by. [`crate::router::Router::arrive`] fills it in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub head: Option<BlockHash>,
+    /// What it is called, for people who look for it. Nothing is decided by it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<RequestKey>,
 }
 
 impl SchedulingRequest {
@@ -86,6 +103,7 @@ impl SchedulingRequest {
             whole_answer: false,
             hedge: false,
             head: None,
+            name: None,
         }
     }
 }

@@ -23,6 +23,16 @@ impl Rng {
         Self { state }
     }
 
+    /// Its state, to go on from later.
+    pub(crate) fn state(&self) -> [u64; 4] {
+        self.state
+    }
+
+    /// One that goes on from a state.
+    pub(crate) fn resumed(state: [u64; 4]) -> Self {
+        Self { state }
+    }
+
     /// 64 uniform bits.
     pub fn next_u64(&mut self) -> u64 {
         let s = &mut self.state;

@@ -9,7 +9,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Rw
 
 use foldhash::fast::FixedState;
 use hashbrown::HashMap;
-use serde::{Deserialize, Serialize};
 
 use crate::block::BlockHash;
 use crate::decision::Placement;
@@ -19,6 +18,7 @@ use crate::index::Overlap;
 use crate::index::approx::{self, ApproxIndex, Piece, Pieces};
 use crate::index::exact::{self, Applied, ExactIndex};
 use crate::index::speculation::Speculation;
+use crate::recording::{Entry, Recording, Tape};
 use crate::request::{RequestId, SchedulingRequest};
 use crate::scheduler::{self, Input, Output, Scheduler};
 use crate::time::Nanos;
@@ -55,7 +55,7 @@ struct Exact {
 
 struct State {
     scheduler: Scheduler,
-    recording: Option<Recording>,
+    tape: Option<Tape>,
     /// The prompts of those who wait: they are looked up when their turn comes.
     prompts: HashMap<RequestId, Prompt, FixedState>,
 }
@@ -75,15 +75,6 @@ pub struct Scratch {
     speculation: Overlap,
 }
 
-/// What a scheduler was told, in the order in which it was told: enough to live through it again.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Recording {
-    /// How the scheduler was set up at first: another configuration later is among the inputs.
-    pub config: scheduler::Config,
-    /// Its inputs with their times, in lock order.
-    pub inputs: Vec<(Nanos, Input)>,
-}
-
 // === impl Router ===
 
 impl Router {
@@ -95,11 +86,28 @@ impl Router {
     /// A router without endpoints that writes down all that its scheduler is told. Unbounded: for tests and short
     /// captures.
     pub fn recorded(config: Config) -> Self {
-        let recording = Recording { config: config.scheduler.clone(), inputs: Vec::new() };
-        Self::with(config, Some(recording))
+        Self::with(config, Some(Tape::kept()))
     }
 
-    fn with(config: Config, recording: Option<Recording>) -> Self {
+    /// Has a tape written from here on, in place of the one before, or none. What that one holds it hands over.
+    pub fn record(&self, tape: Option<Tape>) {
+        let before = std::mem::replace(&mut self.state().tape, tape);
+        drop(before);
+    }
+
+    /// Has the tape hand over what it holds.
+    pub fn flush_tape(&self) {
+        if let Some(tape) = &mut self.state().tape {
+            tape.hand_over();
+        }
+    }
+
+    /// Whether a tape is written.
+    pub fn is_recorded(&self) -> bool {
+        self.state().tape.is_some()
+    }
+
+    fn with(config: Config, tape: Option<Tape>) -> Self {
         Self {
             block_tokens: AtomicU32::new(config.block_tokens),
             approximate: Mutex::new(config.index),
@@ -111,7 +119,7 @@ impl Router {
             may_wait: AtomicBool::new(config.scheduler.queue_len_max > 0),
             state: Mutex::new(State {
                 scheduler: Scheduler::new(config.scheduler),
-                recording,
+                tape,
                 prompts: HashMap::default(),
             }),
         }
@@ -120,8 +128,19 @@ impl Router {
     /// What a [`Router::recorded`] one was told; nothing from any other.
     pub fn recording(&self) -> Recording {
         let state = self.state();
-        let nothing = || Recording { config: state.scheduler.config().clone(), inputs: Vec::new() };
-        state.recording.clone().unwrap_or_else(nothing)
+        let mut recording = Recording { config: state.scheduler.config().clone(), inputs: Vec::new() };
+        let segments = state.tape.as_ref().map(Tape::segments).unwrap_or_default();
+        let mut begun = false;
+        for (at, entry) in segments.iter().flat_map(|segment| segment.entries().flatten()) {
+            match entry {
+                Entry::Synopsis(synopsis) if !std::mem::replace(&mut begun, true) => {
+                    recording.config = synopsis.config;
+                }
+                Entry::Input(input) => recording.inputs.push((at, input)),
+                _ => {}
+            }
+        }
+        recording
     }
 
     /// Adds an endpoint and returns its id; none when the pool is full.
@@ -250,6 +269,12 @@ impl Router {
         let (id, tokens) = (request.id, request.prompt_tokens);
         let placed = self.with_state(now, out, |state, out| {
             let first = out.len();
+            if let Some(tape) = &mut state.tape
+                && request.attempt == 0
+                && !request.hedge
+            {
+                tape.prompt(id, chain, block_tokens);
+            }
             state.step(now, Input::Arrived { request, overlap, block_tokens }, out);
             if state.scheduler.waits(id) {
                 state.prompts.insert(id, Prompt { chain: chain.into(), tokens });
@@ -493,34 +518,22 @@ fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
 
 impl State {
     fn step(&mut self, now: Nanos, input: Input, out: &mut Vec<Output>) {
-        if let Some(recording) = &mut self.recording {
-            recording.inputs.push((now, input.clone()));
+        if let Some(tape) = &mut self.tape {
+            tape.told(now, &input, &self.scheduler);
         }
         let first = out.len();
         if let (Input::Finished { request }, false) = (&input, self.prompts.is_empty()) {
             self.prompts.remove(request);
         }
         self.scheduler.step(now, input, out);
+        if let Some(tape) = &mut self.tape {
+            tape.came(now, &out[first..]);
+        }
         if !self.prompts.is_empty() {
             for request in out[first..].iter().filter_map(Output::request) {
                 self.prompts.remove(&request);
             }
         }
-    }
-}
-
-// === impl Recording ===
-
-impl Recording {
-    /// Lives through it again: the outputs, input by input.
-    pub fn replay(&self) -> Vec<Vec<Output>> {
-        let mut scheduler = Scheduler::new(self.config.clone());
-        let step = |(now, input): &(Nanos, Input)| {
-            let mut out = Vec::new();
-            scheduler.step(*now, input.clone(), &mut out);
-            out
-        };
-        self.inputs.iter().map(step).collect()
     }
 }
 

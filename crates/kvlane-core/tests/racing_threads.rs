@@ -10,9 +10,10 @@ use kvlane_core::decision::Placement;
 use kvlane_core::endpoint::EndpointId;
 use kvlane_core::index::approx;
 use kvlane_core::policy::PolicyConfig;
+use kvlane_core::recording::Recording;
 use kvlane_core::request::{RequestId, SchedulingRequest};
 use kvlane_core::rng::Rng;
-use kvlane_core::router::{self, Recording, Router, Scratch};
+use kvlane_core::router::{self, Router, Scratch};
 use kvlane_core::scheduler::{self, Input, Output};
 use kvlane_core::time::Nanos;
 

@@ -158,6 +158,19 @@ impl Effect {
     }
 }
 
+/// What placing a request at an endpoint costs the fleet, in seconds, as far as the row tells: the terms first token,
+/// decode, slower, stall and behind. What depends on what the policy remembers is left out, so it measures any policy.
+pub fn seconds(request: &SchedulingRequest, output_tokens: u32, usual_output_tokens: f64, row: &Candidate) -> f64 {
+    let output_tokens = f64::from(output_tokens);
+    let InFlight { requests, prefilling, prefill_tokens, prefill_pairs, .. } = row.load.in_flight;
+    let Effect { prefill_s, before_s, with_s } = Effect::of(request, output_tokens, row);
+    let decoding = f64::from(requests.saturating_sub(prefilling));
+    row.rates.prefill_s(prefill_tokens, prefill_pairs)
+        + prefill_s * (1.0 + STALL_WORTH * decoding + BEHIND * f64::from(prefilling))
+        + DECODE_WORTH * output_tokens * with_s
+        + DECODE_WORTH * output_tokens.min(usual_output_tokens) * (with_s - before_s) * f64::from(requests)
+}
+
 // === impl FleetCost ===
 
 impl FleetCost {

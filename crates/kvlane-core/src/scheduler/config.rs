@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::shadow::Shadow;
 use super::{Output, Scheduler};
 use crate::admission::Admission;
 use crate::breaker;
@@ -39,6 +40,9 @@ pub struct Config {
     /// How many requests may be sent to a second endpoint because the first is late.
     #[serde(default = "Config::usual_hedges")]
     pub hedges: budget::Config,
+    /// A second policy that is asked of every decision what it would do, and does nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shadow: Option<PolicyConfig>,
     /// Decisions kept for people to read.
     pub receipts_max: u32,
     /// Seed of all randomness, from the start on: another one later changes nothing.
@@ -61,6 +65,7 @@ impl Config {
             breaker: breaker::Config::default(),
             retries: Self::usual_retries(),
             hedges: Self::usual_hedges(),
+            shadow: None,
             receipts_max: 0,
             seed: 0,
         }
@@ -86,6 +91,9 @@ impl Scheduler {
     pub(super) fn configure(&mut self, now: Nanos, config: Config, out: &mut Vec<Output>) {
         if config.policy != self.config.policy {
             self.policy = config.policy.build();
+        }
+        if config.shadow != self.config.shadow || config.policy != self.config.policy {
+            self.shadow = Shadow::of(&config);
         }
         if config.timing != self.config.timing {
             self.learning.set_base(config.timing.as_deref());

@@ -68,6 +68,11 @@ impl Flights {
         self.hasher.hash_one(id.0)
     }
 
+    /// In no order.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Flight> {
+        self.table.iter()
+    }
+
     pub(super) fn contains(&self, id: RequestId) -> bool {
         self.table.find(self.hash(id), |flight| flight.request == id).is_some()
     }

@@ -1,7 +1,7 @@
 //! What a pool's answers teach: how fast its endpoints work and how long answers are.
 
 use crate::endpoint::Endpoint;
-use crate::forecast::{Forecast, Kind};
+use crate::forecast::{Forecast, Kind, Usual};
 use crate::load::{InFlight, Load};
 use crate::rates::{FirstTokenWork, Pace, Rates};
 use crate::request::{SchedulingRequest, SessionKey};
@@ -47,12 +47,52 @@ pub(super) struct Timed {
     prefilled: (u64, u64),
 }
 
+// === impl Timed ===
+
+impl Timed {
+    /// Of a request that was placed before anybody looked: when its first token comes teaches nothing.
+    pub(super) fn resumed(
+        now: Nanos,
+        request: &SchedulingRequest,
+        output_tokens: u32,
+        endpoint: Option<&Endpoint>,
+    ) -> Self {
+        let prefilled =
+            endpoint.map(|endpoint| (endpoint.pace.prefilled_tokens, endpoint.pace.prefilled_pairs));
+        Self {
+            placed: now,
+            work: None,
+            kind: Kind::of(request),
+            session: request.session,
+            output_tokens,
+            since: now,
+            untimed: 0,
+            prefilled: prefilled.unwrap_or_default(),
+        }
+    }
+
+    pub(super) fn session(&self) -> Option<SessionKey> {
+        self.session
+    }
+}
+
 // === impl Learning ===
 
 impl Learning {
     /// Of machines that are known, or not.
     pub(super) fn new(timing: Option<&TimingModel>) -> Self {
         Self { base: timing.map(Rates::of).unwrap_or_default(), ..Self::default() }
+    }
+
+    /// What all endpoints together are like.
+    pub(super) fn pace(&self) -> Pace {
+        self.pace
+    }
+
+    /// Goes on from what was learned before.
+    pub(super) fn resume(&mut self, pace: Pace, usual: Usual) {
+        self.pace = pace;
+        self.forecast.resume(usual);
     }
 
     /// Other machines, or another idea of them: how far endpoints are from it is to be learned. How long answers are is not.

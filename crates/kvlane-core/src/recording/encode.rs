@@ -1,0 +1,330 @@
+//! Entries to bytes: what both sides remember while they write or read a segment, and the writing.
+
+use super::bytes::{Keys, folded, put};
+use crate::decision::Rejection;
+use crate::endpoint::EndpointId;
+use crate::policy::Reason;
+use crate::request::{RequestId, SchedulingRequest};
+use crate::scheduler::Synopsis;
+use crate::scheduler::{Input, TOKENS_TOLD};
+use crate::time::Nanos;
+use crate::truth::Prediction;
+
+/// What an entry is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Kind {
+    Synopsis,
+    Rare,
+    Reported,
+    Arrived,
+    FirstToken,
+    Begun,
+    Lot,
+    Tokens,
+    Wrote,
+    Answered,
+    Counted,
+    Failed,
+    Succeeded,
+    Refreshed,
+    Finished,
+    Tick,
+    Placed,
+    Refused,
+}
+
+impl Kind {
+    pub(super) const ALL: [Self; 18] = [
+        Self::Synopsis,
+        Self::Rare,
+        Self::Reported,
+        Self::Arrived,
+        Self::FirstToken,
+        Self::Begun,
+        Self::Lot,
+        Self::Tokens,
+        Self::Wrote,
+        Self::Answered,
+        Self::Counted,
+        Self::Failed,
+        Self::Succeeded,
+        Self::Refreshed,
+        Self::Finished,
+        Self::Tick,
+        Self::Placed,
+        Self::Refused,
+    ];
+}
+
+/// The bit that says that an entry is about the request of the one before.
+pub(super) const SAME_REQUEST: u8 = 1 << 5;
+/// How a time is told: in the two highest bits.
+pub(super) const SAME_TIME: u8 = 0;
+pub(super) const MICROS_ON: u8 = 1;
+pub(super) const NANOS_ON: u8 = 2;
+pub(super) const NANOS_BACK: u8 = 3;
+
+/// Reasons of a refusal, by their number.
+pub(super) const REJECTIONS: [Rejection; 4] =
+    [Rejection::NoEndpoint, Rejection::QueueFull, Rejection::QueueTimeout, Rejection::BudgetSpent];
+
+/// What is said of a request that not every request has.
+pub(super) mod has {
+    pub(in super::super) const EXCLUDED: u64 = 1;
+    pub(in super::super) const ATTEMPT: u64 = 1 << 1;
+    pub(in super::super) const SESSION: u64 = 1 << 2;
+    pub(in super::super) const TENANT: u64 = 1 << 3;
+    pub(in super::super) const HEAD: u64 = 1 << 4;
+    pub(in super::super) const OVERLAP: u64 = 1 << 5;
+    pub(in super::super) const NAME: u64 = 1 << 6;
+    pub(in super::super) const PRIORITY: u64 = 1 << 7;
+    pub(in super::super) const OUTPUT_MAX: u64 = 1 << 8;
+    pub(in super::super) const WHOLE_ANSWER: u64 = 1 << 9;
+    pub(in super::super) const HEDGE: u64 = 1 << 10;
+    pub(in super::super) const BLOCK_TOKENS: u64 = 1 << 11;
+}
+
+/// What both sides remember of a segment.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Memory {
+    pub(super) at: Nanos,
+    /// The request that came last.
+    pub(super) newest: u64,
+    /// The request of the entry before.
+    pub(super) same: u64,
+    pub(super) block_tokens: u32,
+    pub(super) sessions: Keys,
+    pub(super) tenants: Keys,
+    pub(super) heads: Keys,
+    pub(super) names: Keys,
+}
+
+// === impl Memory ===
+
+impl Memory {
+    /// Forgets all, at the beginning of a segment.
+    pub(super) fn clear(&mut self) {
+        let Self { sessions, tenants, heads, names, .. } = self;
+        [sessions, tenants, heads, names].into_iter().for_each(Keys::clear);
+        (self.at, self.newest, self.same, self.block_tokens) = (Nanos::ZERO, 0, 0, 0);
+    }
+
+    /// The first byte and the time, and the request if it is about one.
+    fn begin(&mut self, out: &mut Vec<u8>, kind: Kind, now: Nanos, request: Option<RequestId>) {
+        let mut first = kind as u8;
+        let on = now.0.wrapping_sub(self.at.0);
+        let (told, how) = match () {
+            () if now == self.at => (None, SAME_TIME),
+            () if now < self.at => (Some(self.at.0 - now.0), NANOS_BACK),
+            () if on.is_multiple_of(1000) => (Some(on / 1000), MICROS_ON),
+            () => (Some(on), NANOS_ON),
+        };
+        self.at = now;
+        first |= how << 6;
+        let request = request.map(|request| request.0);
+        if request == Some(self.same) {
+            first |= SAME_REQUEST;
+        }
+        out.push(first);
+        if let Some(told) = told {
+            put(out, told);
+        }
+        if let Some(request) = request.filter(|request| *request != self.same) {
+            put(out, folded(self.newest.wrapping_sub(request) as i64));
+            self.same = request;
+        }
+    }
+
+    pub(super) fn synopsis(&mut self, out: &mut Vec<u8>, now: Nanos, synopsis: &Synopsis) {
+        self.begin(out, Kind::Synopsis, now, None);
+        put_json(out, synopsis);
+    }
+
+    pub(super) fn placed(
+        &mut self,
+        out: &mut Vec<u8>,
+        now: Nanos,
+        request: RequestId,
+        endpoint: EndpointId,
+        reason: Reason,
+    ) {
+        self.begin(out, Kind::Placed, now, Some(request));
+        let reason = Reason::ALL.iter().position(|other| *other == reason).unwrap_or(0);
+        put(out, u64::from(endpoint.number()) << 4 | reason as u64);
+    }
+
+    pub(super) fn refused(&mut self, out: &mut Vec<u8>, now: Nanos, request: RequestId, why: Rejection) {
+        self.begin(out, Kind::Refused, now, Some(request));
+        out.push(REJECTIONS.iter().position(|other| *other == why).unwrap_or(0) as u8);
+    }
+
+    pub(super) fn input(&mut self, out: &mut Vec<u8>, now: Nanos, input: &Input) {
+        match input {
+            Input::Arrived { request, overlap, block_tokens } => {
+                self.arrived(out, now, request, overlap, *block_tokens);
+            }
+            Input::FirstToken { request } => self.begin(out, Kind::FirstToken, now, Some(*request)),
+            Input::Begun { request } => self.begin(out, Kind::Begun, now, Some(*request)),
+            Input::Tokens { request, count: TOKENS_TOLD } => self.begin(out, Kind::Lot, now, Some(*request)),
+            Input::Tokens { request, count } => {
+                self.begin(out, Kind::Tokens, now, Some(*request));
+                put(out, u64::from(*count));
+            }
+            Input::Wrote { request, output_tokens } => {
+                self.begin(out, Kind::Wrote, now, Some(*request));
+                put(out, u64::from(*output_tokens));
+            }
+            Input::Answered { request, reported } => {
+                self.begin(out, Kind::Answered, now, Some(*request));
+                put(out, u64::from(reported.prompt_tokens));
+                put(out, u64::from(reported.cached_tokens));
+            }
+            Input::Failed { request } => self.begin(out, Kind::Failed, now, Some(*request)),
+            Input::Succeeded { request } => self.begin(out, Kind::Succeeded, now, Some(*request)),
+            Input::Refreshed { request, overlap } => {
+                self.begin(out, Kind::Refreshed, now, Some(*request));
+                put_overlap(out, overlap);
+            }
+            Input::Finished { request } => self.begin(out, Kind::Finished, now, Some(*request)),
+            Input::Tick => self.begin(out, Kind::Tick, now, None),
+            Input::Reported { endpoint, reported } => {
+                self.begin(out, Kind::Reported, now, None);
+                put(out, u64::from(endpoint.number()));
+                put(out, u64::from(reported.running));
+                put(out, u64::from(reported.waiting));
+                out.extend_from_slice(&reported.kv_usage_ratio.to_bits().to_le_bytes());
+                out.push(u8::from(reported.kv_capacity_tokens.is_some()));
+                reported.kv_capacity_tokens.into_iter().for_each(|tokens| put(out, tokens));
+            }
+            Input::Counted { endpoint, queries, hits, block_tokens } => {
+                self.begin(out, Kind::Counted, now, None);
+                put(out, u64::from(endpoint.number()));
+                out.extend_from_slice(&queries.to_bits().to_le_bytes());
+                out.extend_from_slice(&hits.to_bits().to_le_bytes());
+                put(out, u64::from(*block_tokens));
+            }
+            Input::Joined { .. }
+            | Input::Draining { .. }
+            | Input::Left { .. }
+            | Input::Health { .. }
+            | Input::Fed { .. }
+            | Input::Forgot { .. }
+            | Input::Busy { .. }
+            | Input::Configured { .. } => {
+                self.begin(out, Kind::Rare, now, None);
+                put_json(out, input);
+            }
+        }
+    }
+
+    fn arrived(
+        &mut self,
+        out: &mut Vec<u8>,
+        now: Nanos,
+        request: &SchedulingRequest,
+        overlap: &[(EndpointId, Prediction)],
+        block_tokens: u32,
+    ) {
+        let SchedulingRequest {
+            id,
+            prompt_tokens,
+            excluded,
+            attempt,
+            session,
+            tenant,
+            priority,
+            output_tokens_max,
+            whole_answer,
+            hedge,
+            head,
+            name,
+        } = request;
+        self.begin(out, Kind::Arrived, now, Some(*id));
+        self.newest = id.0;
+        put(out, u64::from(*prompt_tokens));
+        let flag = |there: bool, flag: u64| if there { flag } else { 0 };
+        let flags = flag(!excluded.is_empty(), has::EXCLUDED)
+            | flag(*attempt > 0, has::ATTEMPT)
+            | flag(session.is_some(), has::SESSION)
+            | flag(tenant.is_some(), has::TENANT)
+            | flag(head.is_some(), has::HEAD)
+            | flag(!overlap.is_empty(), has::OVERLAP)
+            | flag(name.is_some(), has::NAME)
+            | flag(*priority != 0, has::PRIORITY)
+            | flag(output_tokens_max.is_some(), has::OUTPUT_MAX)
+            | flag(*whole_answer, has::WHOLE_ANSWER)
+            | flag(*hedge, has::HEDGE)
+            | flag(block_tokens != self.block_tokens, has::BLOCK_TOKENS);
+        put(out, flags);
+        if !excluded.is_empty() {
+            put(out, excluded.len() as u64);
+            excluded.iter().for_each(|id| put(out, u64::from(id.number())));
+        }
+        if *attempt > 0 {
+            put(out, u64::from(*attempt));
+        }
+        session.iter().for_each(|key| self.sessions.put(out, key.0));
+        tenant.iter().for_each(|key| self.tenants.put(out, key.0));
+        head.iter().for_each(|key| self.heads.put(out, key.0));
+        name.iter().for_each(|key| self.names.put(out, key.0));
+        if *priority != 0 {
+            out.push(*priority as u8);
+        }
+        output_tokens_max.iter().for_each(|max| put(out, u64::from(*max)));
+        if block_tokens != self.block_tokens {
+            put(out, u64::from(block_tokens));
+            self.block_tokens = block_tokens;
+        }
+        if !overlap.is_empty() {
+            put_overlap(out, overlap);
+        }
+    }
+}
+
+fn put_json(out: &mut Vec<u8>, value: &impl serde::Serialize) {
+    // Nothing that can be told has keys that JSON has not; were it so, a reader would say that this is damaged.
+    let json = serde_json::to_vec(value).unwrap_or_default();
+    put(out, json.len() as u64);
+    out.extend_from_slice(&json);
+}
+
+/// Groups of endpoints of which the same is predicted, as runs of slots.
+fn put_overlap(out: &mut Vec<u8>, overlap: &[(EndpointId, Prediction)]) {
+    if let [(endpoint, prediction)] = overlap {
+        put(out, 1);
+        put_prediction(out, *prediction);
+        put(out, 1);
+        put(out, u64::from(endpoint.number()));
+        return put(out, 0);
+    }
+    let key = |(id, prediction): &(EndpointId, Prediction)| (prediction.exact, prediction.approximate, *id);
+    let mut sorted = overlap.to_vec();
+    if !sorted.is_sorted_by_key(key) {
+        sorted.sort_unstable_by_key(key);
+    }
+    let groups = || sorted.chunk_by(|a, b| a.1 == b.1);
+    let next = |a: &(EndpointId, Prediction), b: &(EndpointId, Prediction)| {
+        a.0.number().checked_add(1) == Some(b.0.number())
+    };
+    put(out, groups().count() as u64);
+    for group in groups() {
+        put_prediction(out, group[0].1);
+        let runs = || group.chunk_by(next);
+        put(out, runs().count() as u64);
+        let mut from = 0;
+        for run in runs() {
+            let first = u64::from(run[0].0.number());
+            put(out, first - from);
+            put(out, run.len() as u64 - 1);
+            from = first + run.len() as u64;
+        }
+    }
+}
+
+fn put_prediction(out: &mut Vec<u8>, Prediction { exact, approximate }: Prediction) {
+    put(out, u64::from(exact) << 1 | u64::from(exact == approximate));
+    if exact != approximate {
+        put(out, u64::from(approximate));
+    }
+}

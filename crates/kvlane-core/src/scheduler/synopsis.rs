@@ -1,0 +1,181 @@
+//! How a scheduler stands, in so much as it takes to go on from there: what a recording begins with where its beginning is
+//! not the scheduler's.
+//!
+//! What is left out is learned again: what single conversations' answers were like, what predictions were worth, breakers
+//! and back-offs, what a policy remembers, and who waits.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::flights::Flight;
+use super::{Config, Scheduler};
+use crate::endpoint::{Endpoint, EndpointId};
+use crate::forecast::Usual;
+use crate::load::Reported;
+use crate::queue::{Account, Lane};
+use crate::rates::Pace;
+use crate::request::{RequestId, SchedulingRequest, SessionKey};
+use crate::rng::Rng;
+use crate::scheduler::learning::Timed;
+use crate::time::Nanos;
+use crate::truth::{Feed, Prediction};
+
+/// Most that one request in flight counts of anything.
+const SUM_MAX: u64 = 1 << 40;
+
+/// How a scheduler stands.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Synopsis {
+    /// How it is set up.
+    pub config: Config,
+    /// Whether nothing has happened before.
+    pub first: bool,
+    rng: [u64; 4],
+    pace: Pace,
+    usual: Usual,
+    /// Slot by slot: how often it was used before, and who is there.
+    slots: Vec<(u16, Option<Seated>)>,
+    flights: Vec<InTheAir>,
+}
+
+/// An endpoint.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Seated {
+    name: Arc<str>,
+    healthy: bool,
+    draining: bool,
+    feed: Feed,
+    reported: Option<(Reported, Nanos)>,
+    pace: Pace,
+}
+
+/// A request in flight: as a row, since there are many.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct InTheAir(
+    RequestId,
+    EndpointId,
+    /// Prompt tokens, those to compute, their pairs; tokens of its context and of its answer; of a block.
+    (u32, u32, u64, u64, u32, u32),
+    Prediction,
+    /// Its prompt is work to come; its first token came.
+    (bool, bool),
+    Option<SessionKey>,
+);
+
+// === impl Synopsis ===
+
+impl Synopsis {
+    /// The endpoints, with what people call them.
+    pub fn endpoints(&self) -> impl Iterator<Item = (EndpointId, &Arc<str>)> {
+        (0..).zip(&self.slots).filter_map(|(slot, (generation, seated))| {
+            seated.as_ref().map(|seated| (EndpointId::new(slot, *generation), &seated.name))
+        })
+    }
+}
+
+// === impl Scheduler ===
+
+impl Scheduler {
+    /// How it stands.
+    pub fn synopsis(&self) -> Synopsis {
+        let seat = |(generation, endpoint): (u16, Option<&Endpoint>)| {
+            let seated = endpoint.map(|endpoint| Seated {
+                name: Arc::clone(&endpoint.name),
+                healthy: endpoint.healthy,
+                draining: endpoint.draining,
+                feed: endpoint.truth.feed(),
+                reported: endpoint.load.reported,
+                pace: endpoint.pace,
+            });
+            (generation, seated)
+        };
+        let slots: Vec<_> = self.pool.slots().map(seat).collect();
+        let mut flights: Vec<_> = self.flights.iter().map(InTheAir::of).collect();
+        flights.sort_unstable_by_key(|flight| flight.0);
+        Synopsis {
+            config: self.config.clone(),
+            first: slots.is_empty() && flights.is_empty() && self.queued() == 0,
+            rng: self.rng.state(),
+            pace: self.learning.pace(),
+            usual: self.learning.forecast.usual(),
+            slots,
+            flights,
+        }
+    }
+
+    /// One that goes on from there.
+    pub fn resumed(now: Nanos, synopsis: Synopsis) -> Self {
+        let Synopsis { config, first: _, rng, pace, usual, slots, flights } = synopsis;
+        let mut scheduler = Self::new(config);
+        scheduler.rng = Rng::resumed(rng);
+        scheduler.learning.resume(pace, usual);
+        for (slot, (generation, seated)) in (0..=u16::MAX).zip(slots) {
+            let id = EndpointId::new(slot, generation);
+            scheduler.pool.skip(id);
+            let Some(Seated { name, healthy, draining, feed, reported, pace }) = seated else { continue };
+            scheduler.pool.seat(id, name);
+            scheduler.found(now, id, healthy);
+            if let Some(endpoint) = scheduler.pool.get_mut(id) {
+                endpoint.draining = draining;
+                endpoint.load.reported = reported;
+                endpoint.pace = pace;
+                endpoint.truth.set_feed(feed);
+            }
+        }
+        scheduler.tell_admission();
+        for flight in flights {
+            scheduler.resume(now, flight);
+        }
+        scheduler
+    }
+
+    fn resume(&mut self, now: Nanos, flight: InTheAir) {
+        let InTheAir(request, endpoint, tokens, prediction, (prefilling, computed), session) = flight;
+        let (prompt_tokens, prefill_tokens, prefill_pairs, context_tokens, output_tokens, block_tokens) =
+            tokens;
+        if self.flights.contains(request) {
+            return;
+        }
+        // None of these sums overflows, whatever is read.
+        let (prefill_pairs, context_tokens) = (prefill_pairs.min(SUM_MAX), context_tokens.min(SUM_MAX));
+        let asked = SchedulingRequest { session, ..SchedulingRequest::new(request, prompt_tokens) };
+        if let Some(ledger) = self.pool.in_flight_mut(endpoint) {
+            ledger.requests = ledger.requests.saturating_add(1);
+            ledger.prefilling = ledger.prefilling.saturating_add(u32::from(prefilling));
+            ledger.prefill_tokens = ledger.prefill_tokens.saturating_add(prefill_tokens.into());
+            ledger.prefill_pairs = ledger.prefill_pairs.saturating_add(prefill_pairs);
+            ledger.context_tokens = ledger.context_tokens.saturating_add(context_tokens);
+        }
+        self.flights.insert(Flight {
+            request,
+            endpoint,
+            era: 0,
+            prefill_tokens,
+            prefill_pairs,
+            context_tokens,
+            prompt_tokens,
+            block_tokens,
+            prediction: Some(prediction),
+            prefilling,
+            computed,
+            timed: Timed::resumed(now, &asked, output_tokens, self.pool.get(endpoint)),
+            account: Account::of(&asked, Lane::GoesOn),
+            output_tokens_due: 0,
+            turn: None,
+        });
+    }
+}
+
+// === impl InTheAir ===
+
+impl InTheAir {
+    fn of(flight: &Flight) -> Self {
+        let Flight { request, endpoint, prompt_tokens, prefill_tokens, prefill_pairs, .. } = *flight;
+        let Flight { context_tokens, block_tokens, prefilling, computed, ref timed, .. } = *flight;
+        let tokens =
+            (prompt_tokens, prefill_tokens, prefill_pairs, context_tokens, timed.output_tokens, block_tokens);
+        let prediction = flight.prediction.unwrap_or_default();
+        Self(request, endpoint, tokens, prediction, (prefilling, computed), timed.session())
+    }
+}
