@@ -9,6 +9,7 @@
 
 pub mod calibrate;
 pub mod histogram;
+pub mod matrix;
 pub mod prompt;
 pub mod replay;
 
