@@ -521,7 +521,13 @@ fn report(
     for (name, count) in &verdicts.counts {
         writeln!(say, "{count:>9}  {name}")?;
     }
-    for name in ["kvlane_retries_total", "kvlane_shed_total", "kvlane_worker_failures_total"] {
+    for name in [
+        "kvlane_retries_total",
+        "kvlane_hedges_total",
+        "kvlane_continuations_total",
+        "kvlane_shed_total",
+        "kvlane_worker_failures_total",
+    ] {
         for line in metrics.lines().filter(|line| line.starts_with(name)) {
             writeln!(say, "  {line}")?;
         }
