@@ -33,8 +33,8 @@ pub struct Lease {
     charge: Option<Arc<Charge>>,
     first_token: Option<Nanos>,
     tokens: u64,
-    /// The answer had begun before it.
-    continues: bool,
+    /// Tokens of the answer that another worker has written before, if it had begun.
+    before: Option<u64>,
 }
 
 // === impl Lease ===
@@ -61,7 +61,7 @@ impl Lease {
             charge: routed.charge.clone(),
             first_token: None,
             tokens: 0,
-            continues: false,
+            before: None,
         }
     }
 
@@ -80,7 +80,7 @@ impl Lease {
     pub fn begin(&mut self) {
         self.gateway.begin(&self.pool, self.request);
         if let Some(charge) = &self.charge {
-            charge.note(None, 0);
+            charge.note(None, self.before.unwrap_or(0));
         }
     }
 
@@ -93,7 +93,7 @@ impl Lease {
         if first {
             let now = self.gateway.clock.now();
             self.first_token = Some(now);
-            if !self.continues {
+            if self.before.is_none() {
                 self.pool.metrics.ttft.observe((now - self.received).as_secs_f64());
                 if self.gateway.config().hedge.enabled {
                     self.pool.first_tokens.note(now - self.placed);
@@ -102,7 +102,7 @@ impl Lease {
         }
         self.tokens += u64::from(tokens);
         if let Some(charge) = &self.charge {
-            charge.note(None, self.tokens);
+            charge.note(None, self.before.unwrap_or(0) + self.tokens);
         }
         // The first one is told of by `first`.
         self.gateway.progress(&self.pool, self.request, first, tokens - u32::from(first));
@@ -116,7 +116,9 @@ impl Lease {
         let output_tokens = usage.map_or(self.tokens, |usage| u64::from(usage.completion_tokens));
         metrics.output_tokens.inc_by(output_tokens);
         if let Some(charge) = &self.charge {
-            charge.note(usage.map(|usage| usage.prompt_tokens), output_tokens);
+            // What was written before is in the prompt that the engine has counted.
+            let before = if usage.is_some() { 0 } else { self.before.unwrap_or(0) };
+            charge.note(usage.map(|usage| usage.prompt_tokens), before + output_tokens);
         }
         if output_tokens > 0 {
             let output_tokens = u32::try_from(output_tokens).unwrap_or(u32::MAX);
@@ -142,15 +144,16 @@ impl Lease {
         }
     }
 
-    /// It is to go on with an answer of which another worker has written the beginning, and the first tokens if `begun`.
-    pub(crate) fn continues(&mut self, begun: bool) {
-        self.continues = begun;
+    /// It is to go on with an answer of which another worker has written so many tokens, if any.
+    pub(crate) fn continues(&mut self, before: Option<u64>) {
+        self.before = before;
     }
 
-    /// The answer goes on elsewhere: counts what came of it here. Tells whether anything did.
-    pub(crate) fn hand_on(self) -> bool {
+    /// The answer goes on elsewhere: counts what came of it here. Tells how much there is of it, if it has begun.
+    pub(crate) fn hand_on(self) -> Option<u64> {
         self.pool.metrics.output_tokens.inc_by(self.tokens);
-        self.tokens > 0 || self.continues
+        let written = self.before.unwrap_or(0) + self.tokens;
+        (written > 0).then_some(written)
     }
 
     /// The worker has failed it.

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use kvlane_live::config::{Budget, Config};
+use kvlane_live::config::{Budget, Config, LimitSpec};
 use kvlane_live::testing::{Call, Client, FakeEngine, TestGateway, config, eventually};
 use serde_json::{Value, json};
 
@@ -417,6 +417,36 @@ async fn a_client_that_leaves_while_the_rest_is_asked_for_ends_that_too() {
     let mut second = engines[1 - first].call().await;
     drop(client);
     second.gateway_gone().await;
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_is_charged_for_what_each_engine_has_written() {
+    let engines = engines::<2>().await;
+    let limits = vec![LimitSpec { tokens_per_minute: 6000, ..LimitSpec::default() }];
+    let all: Vec<_> = engines.iter().collect();
+    // Its clock stands still: nothing comes back.
+    let gateway = TestGateway::start_at_speed(Config { limits, ..continuing() }, &all, 0.0).await;
+    let asked = json!({"model": "m", "prompt": "one", "stream": true, "max_tokens": 900}).to_string();
+    let words = |id: &str| text(id, " x").repeat(200);
+    let (mut client, first, engine) =
+        begun(&gateway, &engines, "/v1/completions", &asked, &(words("a") + &text("a", "last"))).await;
+    client.see("last").await;
+    engine.reset();
+    let mut second = engines[1 - first].call().await;
+    second.begin_stream().await;
+    second.chunk(&(words("b") + &text("b", "end"))).await;
+    client.see("end").await;
+    drop(client);
+    second.gateway_gone().await;
+    gateway.ledger_is_zero().await;
+    let mut client = gateway.client().await;
+    let short = json!({"model": "m", "prompt": "one", "max_tokens": 1}).to_string();
+    client.request("POST", "/v1/completions", &short).await;
+    let (_, call) = call(&engines).await;
+    call.answer(200, "{}").await;
+    let left = client.reply().await.header("x-ratelimit-remaining-tokens").and_then(|left| left.parse().ok());
+    assert!(left.is_some_and(|left: u32| (5580..5600).contains(&left)), "402 and two prompts: {left:?}");
     gateway.end().await;
 }
 

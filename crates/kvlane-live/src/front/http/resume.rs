@@ -116,10 +116,10 @@ impl Continuation {
             Ok(Next::Ask { api, body }) => {
                 self.left -= 1;
                 let worker = Arc::clone(&lease.worker);
-                let begun = lease.hand_on();
+                let written = lease.hand_on();
                 let asked = Arc::clone(asked);
                 self.rest = Some(Box::pin(async move {
-                    let rest = asked.ask(api, &body, &worker, begun).await;
+                    let rest = asked.ask(api, &body, &worker, written).await;
                     let outcome = if rest.is_some() { Continued::resumed } else { Continued::refused };
                     asked.gateway.metrics.faults.note_continued(outcome);
                     rest
@@ -134,7 +134,13 @@ impl Continuation {
 
 impl Asked {
     /// Asks for the rest until somebody begins to write it, but not `dead`.
-    async fn ask(&self, api: Api, body: &Bytes, dead: &Worker, begun: bool) -> Option<(Answer, Lease)> {
+    async fn ask(
+        &self,
+        api: Api,
+        body: &Bytes,
+        dead: &Worker,
+        written: Option<u64>,
+    ) -> Option<(Answer, Lease)> {
         let Self { gateway, upstreams, routed, .. } = self;
         let mut parts = self.parts.clone();
         if Api::from_path(parts.uri.path()) != Some(api) {
@@ -147,7 +153,7 @@ impl Asked {
         let mut attempts = Attempts::new(gateway, routed, excluded, deadlines).again();
         loop {
             let mut lease = attempts.place().await.ok()?;
-            lease.continues(begun);
+            lease.continues(written);
             let head = request_head(&parts, &lease, body.len(), &self.account);
             let sent = upstreams.send(&lease.worker, &parts.method, &head, body);
             match attempts.answer(&lease, sent).await {
