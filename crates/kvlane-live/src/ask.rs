@@ -70,6 +70,25 @@ impl Engine {
         self.ask(&Method::POST, path, body).await
     }
 
+    /// Tells it something, under header fields that each end in CR LF: the status and body of its answer.
+    ///
+    /// # Errors
+    /// What went wrong, for people.
+    pub(crate) async fn tell(&self, path: &str, fields: &str, body: &Bytes) -> Result<(u16, Bytes), String> {
+        let (Self { worker, upstreams, limit, .. }, method) = (self, &Method::POST);
+        let address = &worker.address;
+        let head = format!(
+            "POST {}{path} HTTP/1.1\r\nhost: {}\r\nuser-agent: kvlane/{}\r\n{fields}content-length: {}\r\n\r\n",
+            address.base_path,
+            address.authority,
+            env!("CARGO_PKG_VERSION"),
+            body.len()
+        );
+        let what = What { method, path, head: &head, body };
+        let answer = exchange(upstreams, worker, what, *limit, ANSWER_BYTES_MAX).await;
+        answer.map(|(status, body)| (status.as_u16(), body))
+    }
+
     async fn ask(&self, method: &Method, path: &str, body: &Bytes) -> Result<(u16, Bytes), String> {
         let Self { worker, upstreams, limit, rank } = self;
         // vLLM's and SGLang's.

@@ -38,6 +38,7 @@ use crate::timeline::Timeline;
 use crate::timings::Timings;
 use crate::tls::Tls;
 use crate::tokenize::{Counting, Tokenizers};
+use crate::traces::Traces;
 use crate::upstream::Upstreams;
 use crate::warm::Warm;
 use crate::worker::{Worker, WorkerId};
@@ -54,6 +55,8 @@ pub struct Gateway {
     pub(crate) limits: Limits,
     /// What workers were given before it was there.
     pub(crate) warm: Warm,
+    /// What is told to a collector of traces.
+    pub(crate) traces: Traces,
     /// How often its configuration was replaced, and what came of the last time.
     pub(crate) reloads: Reloads,
     /// Who may do what. Replaced whole.
@@ -192,6 +195,7 @@ impl Gateway {
             hints: ArcSwap::from_pointee(hints),
             limits,
             warm,
+            traces: Traces::new(&config.tracing),
             reloads: Reloads::default(),
             allowed: Arc::new(ArcSwap::new(auth.allowed())),
             auth: ArcSwap::from_pointee(auth),

@@ -13,6 +13,7 @@ use kvlane_wire::sse::Usage;
 use crate::gateway::{Gateway, ModelPool, Occupant, Routed};
 use crate::limits::Charge;
 use crate::metrics::FailureKind;
+use crate::traces::Attempt;
 use crate::worker::Worker;
 
 /// A request in flight at one worker.
@@ -35,6 +36,8 @@ pub struct Lease {
     tokens: u64,
     /// Tokens of the answer that another worker has written before, if it had begun.
     before: Option<u64>,
+    /// What a trace is told of it.
+    attempt: Option<Box<Attempt>>,
 }
 
 // === impl Lease ===
@@ -49,7 +52,9 @@ impl Lease {
     ) -> Self {
         let worker = Arc::clone(&seat.worker);
         let placed = gateway.clock.now();
+        let attempt = Attempt::begin(&gateway, routed, &seat, &placement, placed);
         Self {
+            attempt,
             gateway,
             pool: Arc::clone(&routed.served.pool),
             worker,
@@ -68,6 +73,18 @@ impl Lease {
     /// The gateway that placed it.
     pub fn gateway(&self) -> &Arc<Gateway> {
         &self.gateway
+    }
+
+    /// What a trace is told of it.
+    pub(crate) fn attempt(&self) -> Option<&Attempt> {
+        self.attempt.as_deref()
+    }
+
+    /// It has come to nothing, for traces.
+    pub(crate) fn trace_failure(&self, why: &'static str) {
+        if let Some(attempt) = &self.attempt {
+            attempt.failed(why);
+        }
     }
 
     /// The pool it was placed in.
@@ -93,6 +110,9 @@ impl Lease {
         if first {
             let now = self.gateway.clock.now();
             self.first_token = Some(now);
+            if let Some(attempt) = &mut self.attempt {
+                attempt.first_token(now);
+            }
             if self.before.is_none() {
                 self.pool.metrics.ttft.observe((now - self.received).as_secs_f64());
                 if self.gateway.config().hedge.enabled {
@@ -115,6 +135,9 @@ impl Lease {
         metrics.duration.observe((now - self.received).as_secs_f64());
         let output_tokens = usage.map_or(self.tokens, |usage| u64::from(usage.completion_tokens));
         metrics.output_tokens.inc_by(output_tokens);
+        if let Some(attempt) = &mut self.attempt {
+            attempt.complete(output_tokens, usage);
+        }
         if let Some(charge) = &self.charge {
             // What was written before is in the prompt that the engine has counted.
             let before = if usage.is_some() { 0 } else { self.before.unwrap_or(0) };
@@ -151,6 +174,7 @@ impl Lease {
 
     /// The answer goes on elsewhere: counts what came of it here. Tells how much there is of it, if it has begun.
     pub(crate) fn hand_on(self) -> Option<u64> {
+        self.trace_failure(FailureKind::mid_stream.name());
         self.pool.metrics.output_tokens.inc_by(self.tokens);
         let written = self.before.unwrap_or(0) + self.tokens;
         (written > 0).then_some(written)
@@ -158,12 +182,14 @@ impl Lease {
 
     /// The worker has failed it.
     pub(crate) fn failed(&self, kind: FailureKind) {
+        self.trace_failure(kind.name());
         self.gateway.metrics.note_failure(&self.worker.url, kind);
         self.gateway.step(&self.pool, Input::Failed { request: self.request });
     }
 
     /// The worker has too much to do for it, and says for how long, if it does.
     pub(crate) fn busy(&self, retry_after: Option<Duration>) {
+        self.trace_failure("busy");
         self.gateway.metrics.faults.note_busy(&self.worker.url);
         let retry_after = retry_after.map(|after| Nanos(u64::try_from(after.as_nanos()).unwrap_or(u64::MAX)));
         self.gateway.step(&self.pool, Input::Busy { request: self.request, retry_after });

@@ -29,6 +29,7 @@ mod timeline;
 pub mod timings;
 pub mod tls;
 pub mod tokenize;
+mod traces;
 pub mod upstream;
 mod warm;
 pub mod worker;

@@ -58,6 +58,8 @@ needs_restart! {
     "routing.index_snapshot" => routing.index_snapshot,
     "kv_events" => kv_events,
     "tokens" => tokens,
+    "tracing.queue_size" => tracing.queue_size,
+    "log" => log,
 }
 
 /// How the prompts of one pool are counted, which is settled when it opens.

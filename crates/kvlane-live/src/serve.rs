@@ -30,6 +30,7 @@ use crate::ingest::{Ingest, write_snapshot};
 use crate::metrics::{Metrics, Reached};
 use crate::timings::Timings;
 use crate::tokenize::Tokenizers;
+use crate::traces::export;
 use crate::warm;
 
 /// Connections handed to a relay thread that it has not taken yet.
@@ -174,6 +175,9 @@ impl Serving {
             let keeping = file.keep(Arc::clone(&gateway), kill.clone(), kept.clone());
             threads.push(thread(name, runtime()?, kept, keeping)?);
         }
+        let told = CancellationToken::new();
+        let telling = export(Arc::clone(&gateway), kill.clone(), told.clone());
+        threads.push(thread("traces", runtime()?, told, telling)?);
         threads.push(thread("ingest", sockets, kill.clone(), std::future::ready(()))?);
         threads.push(thread("apply", appliers, kill.clone(), std::future::ready(()))?);
         threads.push(thread("admin", admin, kill.clone(), work)?);

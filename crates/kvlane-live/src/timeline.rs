@@ -3,18 +3,26 @@
 //! One stage follows the other without a gap: whoever enters the next one ends the one before, at one reading of the
 //! clock. What comes of it is the `Server-Timing` header and a histogram per stage.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use http::HeaderValue;
 use kvlane_core::time::Nanos;
 use kvlane_wire::server_timing::{Stage, Stages};
+use kvlane_wire::trace_context::{SpanId, TraceId};
 use tokio::time::Instant;
+use tracing::field::{DisplayValue, display};
 
 use crate::clock::Clock;
+use crate::traces::{RequestTrace, SPANS_MAX};
 
 /// One request's stages so far.
 #[derive(Debug)]
 pub(crate) struct Timeline {
     clock: Clock,
+    /// The request's id.
+    request_id: HeaderValue,
+    /// The trace it is told in, if it is in one.
+    trace: Option<Arc<RequestTrace>>,
     state: Mutex<State>,
 }
 
@@ -25,17 +33,33 @@ struct State {
     /// and since when.
     since: Nanos,
     stages: Stages,
-    /// The head is on its way: nothing is added any more.
-    closed: bool,
+    /// The stages with their times, where they are told in a trace.
+    intervals: Option<Vec<(Stage, Nanos, Nanos)>>,
+    /// The head is on its way since then: nothing is added any more.
+    closed: Option<Nanos>,
+    /// The attempt that was answered.
+    winner: Option<SpanId>,
 }
 
 // === impl Timeline ===
 
 impl Timeline {
     /// A request whose head came at `received`: its body is to be read.
-    pub(crate) fn start(clock: Clock, received: Nanos) -> Self {
-        let state = State { stage: Stage::Read, since: received, stages: Stages::default(), closed: false };
-        Self { clock, state: Mutex::new(state) }
+    pub(crate) fn start(
+        clock: Clock,
+        received: Nanos,
+        request_id: HeaderValue,
+        trace: Option<Arc<RequestTrace>>,
+    ) -> Self {
+        let state = State {
+            stage: Stage::Read,
+            since: received,
+            stages: Stages::default(),
+            intervals: trace.as_ref().filter(|trace| trace.is_recorded()).map(|_| Vec::new()),
+            closed: None,
+            winner: None,
+        };
+        Self { clock, request_id, trace, state: Mutex::new(state) }
     }
 
     /// The next stage begins, and the one before is over.
@@ -48,9 +72,28 @@ impl Timeline {
         self.state().enter(next, now);
     }
 
-    /// The engine has had the whole request since `at`.
-    pub(crate) fn sent(&self, at: Instant) {
-        self.enter_at(Stage::Engine, self.clock.at(at));
+    /// The request's id, for logs.
+    pub(crate) fn request_id(&self) -> &str {
+        self.request_id.to_str().unwrap_or_default()
+    }
+
+    /// The trace it is part of, for logs.
+    pub(crate) fn trace_id(&self) -> Option<DisplayValue<TraceId>> {
+        self.trace.as_ref().map(|trace| display(trace.id()))
+    }
+
+    /// Which trace it is told in.
+    pub(crate) fn trace(&self) -> Option<&Arc<RequestTrace>> {
+        self.trace.as_ref()
+    }
+
+    /// The engine has had the whole request since `at`, and answers it; in a trace that attempt is `attempt`.
+    pub(crate) fn answered(&self, at: Instant, attempt: Option<SpanId>) {
+        let mut state = self.state();
+        state.enter(Stage::Engine, self.clock.at(at));
+        if state.closed.is_none() {
+            state.winner = attempt;
+        }
     }
 
     /// What was sent has come to nothing, and is counted as such.
@@ -64,8 +107,14 @@ impl Timeline {
         let mut state = self.state();
         let stage = state.stage;
         state.enter(stage, now);
-        state.closed = true;
+        state.closed.get_or_insert(now);
         state.stages
+    }
+
+    /// What a trace tells of it: the stages one by one, when the head went out, the attempt that was answered.
+    pub(crate) fn intervals(&self) -> (Vec<(Stage, Nanos, Nanos)>, Option<Nanos>, Option<SpanId>) {
+        let mut state = self.state();
+        (state.intervals.take().unwrap_or_default(), state.closed, state.winner)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -77,12 +126,17 @@ impl Timeline {
 
 impl State {
     fn enter(&mut self, next: Stage, now: Nanos) {
-        if self.closed {
+        if self.closed.is_some() {
             return;
         }
         // Differences of whole microseconds, so that they add up to the whole.
         let micros = |at: Nanos| at.0 / 1000;
         self.stages.add(self.stage, micros(now).saturating_sub(micros(self.since)));
+        if let Some(intervals) = &mut self.intervals
+            && intervals.len() < SPANS_MAX
+        {
+            intervals.push((self.stage, self.since, self.since.max(now)));
+        }
         // Clocks of other threads are no later, but may have been read earlier.
         (self.stage, self.since) = (next, self.since.max(now));
     }
@@ -94,13 +148,15 @@ mod tests {
 
     use super::*;
 
+    const ID: HeaderValue = HeaderValue::from_static("a");
+
     proptest! {
         #[test]
         fn stages_add_up_to_the_whole_time(
             received in 0..1u64 << 40, steps in prop::collection::vec((0..8usize, 0..5_000_000u64, any::<bool>()), 0..20),
         ) {
             // It stands still, so closing adds nothing.
-            let timeline = Timeline::start(Clock::start(0.0), Nanos(received));
+            let timeline = Timeline::start(Clock::start(0.0), Nanos(received), ID, None);
             let mut now = received;
             for (stage, nanos, fails) in steps {
                 now += nanos;
@@ -118,7 +174,7 @@ mod tests {
 
     #[test]
     fn what_came_to_nothing_is_a_retry() {
-        let timeline = Timeline::start(Clock::start(0.0), Nanos::ZERO);
+        let timeline = Timeline::start(Clock::start(0.0), Nanos::ZERO, ID, None);
         let at = |ms: u64| Nanos(ms * 1_000_000);
         timeline.enter_at(Stage::Place, at(1));
         timeline.enter_at(Stage::Send, at(2));

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use kvlane_core::policy::PolicyConfig;
 use kvlane_live::auth::Role;
-use kvlane_live::config::{BYTES_PER_TOKEN, Config, FeedSpec, KeySpec, WorkerSpec};
+use kvlane_live::config::{BYTES_PER_TOKEN, Config, FeedSpec, KeySpec, Log, WorkerSpec};
 use kvlane_live::secret::{KeyHash, Secret, revealed};
 use serde_json::{Value, json};
 
@@ -152,6 +152,9 @@ pub(crate) struct ConfigArgs {
     /// Its private key (PEM).
     #[arg(long, value_name = "FILE")]
     tls_key_path: Option<PathBuf>,
+    /// The collector that traces of requests are sent to, in OTLP over HTTP: `http://host:4318`. None are sent without.
+    #[arg(long, env = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", value_name = "URL")]
+    otlp_traces_endpoint: Option<String>,
     /// Do not read the KV events of workers.
     #[arg(long)]
     no_kv_events: bool,
@@ -170,6 +173,11 @@ impl ConfigArgs {
     /// The file that is read, if one is.
     pub(crate) fn file(&self) -> Option<PathBuf> {
         self.config.clone()
+    }
+
+    /// What is to be logged, and how. Whoever loads the configuration says what is wrong with it.
+    pub(crate) fn log(&self) -> Log {
+        self.load().map(|config| config.log).unwrap_or_default()
     }
 
     /// The configuration, validated.
@@ -303,6 +311,7 @@ impl ConfigArgs {
         flag("api-keys-file", "auth.keys_file", self.api_keys_file.as_ref().map(|path| json!(path)));
         flag("tls-cert-path", "tls.certificate", self.tls_cert_path.as_ref().map(|path| json!(path)));
         flag("tls-key-path", "tls.private_key", self.tls_key_path.as_ref().map(|path| json!(path)));
+        flag("otlp-traces-endpoint", "tracing.endpoint", self.otlp_traces_endpoint.clone().map(Value::from));
         flag("insecure-admin", "auth.open_admin", self.insecure_admin.then_some(json!(true)));
         flag("tokenizer-path", "tokens.path", self.tokenizer_path.as_ref().map(|path| json!(path)));
         flag("chat-template", "tokens.chat_template", self.chat_template.as_ref().map(|path| json!(path)));

@@ -6,7 +6,8 @@ mod timing_file;
 
 use std::io::{IsTerminal as _, Write as _};
 
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, ValueEnum};
+use kvlane_live::config::{Log, LogFormat};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
@@ -23,8 +24,18 @@ struct Cli {
     /// the demo, the doctor and replays: warn].
     #[arg(long, global = true, env = "KVLANE_LOG")]
     log_level: Option<String>,
+    /// How a line of the log is written: `text` for people, or `json` for programs [default: text].
+    #[arg(long, global = true, env = "KVLANE_LOG_FORMAT", value_enum)]
+    log_format: Option<Format>,
     #[command(subcommand)]
     command: Command,
+}
+
+/// Ways to write a line of the log.
+#[derive(Clone, Copy, ValueEnum)]
+enum Format {
+    Text,
+    Json,
 }
 
 #[derive(Subcommand)]
@@ -60,6 +71,17 @@ fn main() -> std::process::ExitCode {
     let cli = Cli::parse();
     let quiet = matches!(cli.command, Command::Demo(_) | Command::Doctor(_) | Command::Replay(_));
     let log_level = cli.log_level.as_deref().unwrap_or(if quiet { "warn" } else { "info" });
+    let quiet = matches!(cli.command, Command::Demo(_) | Command::Doctor(_));
+    let said = match &cli.command {
+        Command::Serve(args) => args.log(),
+        _ => Log::default(),
+    };
+    let default = if quiet { "warn" } else { "info" };
+    let log_level = cli.log_level.as_deref().or(said.level.as_deref()).unwrap_or(default);
+    let json = match cli.log_format {
+        Some(format) => matches!(format, Format::Json),
+        None => said.format == LogFormat::Json,
+    };
     // A single word is a level; the filter would take any other word for the name of a module.
     if !log_level.contains(['=', ',']) && log_level.parse::<LevelFilter>().is_err() {
         return fail(&anyhow::anyhow!(
@@ -70,12 +92,12 @@ fn main() -> std::process::ExitCode {
         Ok(filter) => filter,
         Err(error) => return fail(&anyhow::anyhow!("--log-level {log_level}: {error}")),
     };
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_target(false)
-        .init();
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    if json {
+        log.json().flatten_event(true).with_current_span(false).with_span_list(false).init();
+    } else {
+        log.with_ansi(std::io::stderr().is_terminal()).with_target(false).init();
+    }
     let done = match cli.command {
         Command::Serve(args) => commands::serve::run(&args),
         Command::Demo(args) => commands::demo::run(&args),
@@ -92,6 +114,10 @@ fn main() -> std::process::ExitCode {
     };
     match done {
         Ok(code) => code,
+        Err(error) if json => {
+            tracing::error!(error = told_once(&error), "kvlane ends");
+            std::process::ExitCode::FAILURE
+        }
         Err(error) => fail(&error),
     }
 }

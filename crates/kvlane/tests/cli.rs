@@ -148,13 +148,46 @@ fn every_flag_is_in_the_guide() {
             let listed = flags(&path);
             assert!(listed.contains(&"--log-level".to_owned()), "{path:?}: {listed:?}");
             // The one of all commands is in the guide, whatever document has the others.
-            for flag in listed.iter().filter(|flag| *flag != "--help" && *flag != "--log-level") {
+            for flag in listed
+                .iter()
+                .filter(|flag| !["--help", "--log-level", "--log-format"].contains(&flag.as_str()))
+            {
                 let explained = [' ', '`', '='].iter().any(|end| text.contains(&format!("`{flag}{end}")));
                 assert!(explained, "{name} does not explain {flag} of {path:?}");
             }
         }
     }
-    assert!(guide().contains("`--log-level`"));
+    assert!(guide().contains("`--log-level`") && guide().contains("`--log-format json`"));
+}
+
+#[test]
+fn a_log_for_programs_is_an_object_on_each_line() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("kvlane.yaml");
+    std::fs::write(&file, "log: {format: json}\nserver: {port: 1}\nmetrics: {port: 1}\n").expect("written");
+    let file = file.to_str().expect("UTF-8");
+    // Two addresses that are one: it logs its configuration, and ends.
+    for args in [
+        vec!["serve", "--config", file],
+        vec!["serve", "--log-format", "json", "--port", "1", "--prometheus-port", "1"],
+    ] {
+        let output = run(&args);
+        assert_eq!(output.status.code(), Some(1), "{args:?}");
+        let text = String::from_utf8(output.stderr).expect("UTF-8");
+        let lines: Vec<serde_json::Value> =
+            text.lines().map(|line| serde_json::from_str(line).expect("an object on each line")).collect();
+        assert_eq!(
+            (&lines[0]["level"], &lines[0]["message"]),
+            (&"INFO".into(), &"configuration".into()),
+            "{text}"
+        );
+        let last = lines.last().expect("lines");
+        assert_eq!((&last["level"], &last["message"]), (&"ERROR".into(), &"kvlane ends".into()), "{text}");
+        assert!(last["timestamp"].is_string() && last["error"].is_string(), "{text}");
+    }
+    // A flag comes first.
+    let output = run(&["serve", "--config", file, "--log-format", "text"]);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("\nerror: "));
 }
 
 #[test]

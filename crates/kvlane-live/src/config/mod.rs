@@ -5,6 +5,7 @@
 mod faults;
 mod kv_events;
 mod limits;
+mod observe;
 mod routing;
 mod security;
 mod server;
@@ -26,6 +27,7 @@ pub use self::faults::{
 pub use self::kv_events::KvEvents;
 pub(crate) use self::limits::ANY;
 pub use self::limits::LimitSpec;
+pub use self::observe::{Log, LogFormat, Tracing};
 use self::routing::validate_policy;
 pub use self::routing::{PoolOverride, Routing};
 pub use self::security::{KeySpec, Security, Tls};
@@ -77,6 +79,10 @@ pub struct Config {
     pub limits: Vec<LimitSpec>,
     /// Under which certificates clients, operators and workers are spoken to.
     pub tls: Tls,
+    /// What a collector of traces is told.
+    pub tracing: Tracing,
+    /// What is logged, and how.
+    pub log: Log,
 }
 
 /// What is wrong with a configuration, where, and what to write instead.
@@ -149,6 +155,7 @@ impl Config {
         self.hints.validate()?;
         self.validate_security()?;
         limits::validate(&self.limits)?;
+        self.validate_tracing()?;
         Ok(())
     }
 
@@ -158,7 +165,7 @@ impl Config {
         let timings = routing.pools.values().filter_map(|pool| pool.timing.as_ref()).chain(&routing.timing);
         // A preset is no file.
         let timings = timings.filter(|said| TimingModel::preset(said).is_err()).map(PathBuf::from);
-        timings.chain(self.files_of_security()).collect()
+        timings.chain(self.files_of_security()).chain(self.files_of_tracing()).collect()
     }
 
     fn validate_workers(&self) -> Result<(), ConfigError> {

@@ -6,6 +6,7 @@ mod auth;
 mod faults;
 mod feeds;
 mod limits;
+mod spans;
 mod stages;
 pub mod table;
 mod truth;
@@ -28,6 +29,7 @@ use self::faults::Shed;
 pub(crate) use self::faults::{Continued, FaultMetrics, Hedged};
 pub(crate) use self::feeds::FeedMetrics;
 pub(crate) use self::limits::{LimitMetrics, Reached};
+pub(crate) use self::spans::SpanMetrics;
 use self::stages::{PoolStages, StageMetrics};
 use self::table::Registration;
 pub(crate) use self::truth::TruthMetrics;
@@ -139,6 +141,24 @@ pub enum FailureKind {
     unfit,
 }
 
+// === impl FailureKind ===
+
+impl FailureKind {
+    /// Its name, for people.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::connect => "connect",
+            Self::connect_timeout => "connect_timeout",
+            Self::broken => "broken",
+            Self::garbage => "garbage",
+            Self::status => "status",
+            Self::mid_stream => "mid_stream",
+            Self::timeout => "timeout",
+            Self::unfit => "unfit",
+        }
+    }
+}
+
 type HistogramFamily<L> = Family<L, Histogram, fn() -> Histogram>;
 
 /// All metrics.
@@ -169,6 +189,7 @@ pub struct Metrics {
     worker_decode_step: Family<WorkerLabels, Gauge<f64, AtomicU64>>,
     output_tokens_usual: Family<ModelLabel, Gauge<f64, AtomicU64>>,
     stages: StageMetrics,
+    pub(crate) spans: SpanMetrics,
     pub(crate) faults: FaultMetrics,
     pub(crate) auth: AuthMetrics,
     pub(crate) truth: TruthMetrics,
@@ -247,6 +268,7 @@ impl Metrics {
             worker_decode_step: Family::default(),
             output_tokens_usual: Family::default(),
             stages: StageMetrics::default(),
+            spans: SpanMetrics::default(),
             faults: FaultMetrics::default(),
             auth: AuthMetrics::default(),
             truth: TruthMetrics::default(),
@@ -285,6 +307,7 @@ impl Metrics {
         r.register("worker_decode_step", self.worker_decode_step.clone());
         r.register("output_tokens_usual", self.output_tokens_usual.clone());
         self.stages.register(&mut r);
+        self.spans.register(&mut r);
         self.faults.register(&mut r);
         self.auth.register(&mut r);
         self.truth.register(&mut r);

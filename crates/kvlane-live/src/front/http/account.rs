@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode};
 use kvlane_core::time::Nanos;
 use kvlane_wire::api::Api;
 
@@ -13,6 +13,7 @@ use crate::gateway::{Gateway, ModelPool};
 use crate::limits::Left;
 use crate::metrics::RequestLabels;
 use crate::timeline::Timeline;
+use crate::traces::{Ending, Traces};
 
 /// The status counted when the client has left before its answer's end.
 const CLIENT_CLOSED_REQUEST: u16 = 499;
@@ -50,24 +51,28 @@ struct State {
 // === impl Account ===
 
 impl Account {
-    pub(crate) fn open(
+    pub(crate) fn open<B>(
         gateway: &Arc<Gateway>,
         api: Option<Api>,
         dialect: Dialect,
-        headers: &HeaderMap,
+        request: &Request<B>,
         counted: bool,
     ) -> Arc<Self> {
-        let names = &gateway.config().server.request_id_headers;
+        let (config, headers) = (gateway.config(), request.headers());
+        let names = &config.server.request_id_headers;
         let given = names.iter().find_map(|name| headers.get(name.as_str()).filter(|id| is_usable(id)));
+        let request_id = given.cloned().unwrap_or_else(made_id);
         let received = gateway.clock.now();
+        let traced = counted.then(|| Traces::begin(&config.tracing, gateway.clock, api, request));
+        let trace = traced.flatten();
         Arc::new(Self {
             gateway: Arc::clone(gateway),
             api,
             dialect,
             counted,
             received,
-            timeline: Arc::new(Timeline::start(gateway.clock, received)),
-            request_id: given.cloned().unwrap_or_else(made_id),
+            timeline: Arc::new(Timeline::start(gateway.clock, received, request_id.clone(), trace)),
+            request_id,
             state: Mutex::default(),
         })
     }
@@ -113,6 +118,35 @@ impl Account {
         self.state().settled = true;
     }
 
+    /// It is over: tells logs and traces, where somebody wants to know.
+    fn tell(&self, pool: Option<&ModelPool>, status: u16, settled: bool) {
+        let model = pool.map(|pool| pool.model.as_str());
+        tracing::debug!(
+            target: "kvlane::access",
+            request_id = self.timeline.request_id(),
+            trace_id = self.timeline.trace_id(),
+            api = self.api.map_or("other", Api::name),
+            model,
+            status,
+            client_left = !settled,
+            duration_s = (self.gateway.clock.now() - self.received).as_secs_f64(),
+            "request"
+        );
+        let Some(trace) = self.timeline.trace().filter(|trace| trace.is_recorded()) else { return };
+        let (stages, began, winner) = self.timeline.intervals();
+        let spans = trace.finish(&Ending {
+            received: self.received,
+            status,
+            left: !settled,
+            model,
+            request_id: self.timeline.request_id(),
+            stages: &stages,
+            began,
+            winner,
+        });
+        self.gateway.traces.tell(&self.gateway.metrics.spans, spans);
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -126,6 +160,7 @@ impl Drop for Account {
         let State { pool, status, settled, .. } = std::mem::take(&mut *self.state());
         let code = if settled { status } else { CLIENT_CLOSED_REQUEST };
         let api = self.api.map_or("other", Api::name);
+        self.tell(pool.as_deref(), status, settled);
         let model = pool.map_or_else(String::new, |pool| pool.model.clone());
         self.gateway.metrics.requests.get_or_create(&RequestLabels { model, api, code }).inc();
     }

@@ -175,7 +175,10 @@ impl<'a> Attempts<'a> {
                 lease.busy(retry_after(&answer.headers));
                 self.exclude(&lease);
             }
-            Outcome::Late(_) => self.gateway.metrics.note_failure(&worker.url, FailureKind::timeout),
+            Outcome::Late(_) => {
+                lease.trace_failure(FailureKind::timeout.name());
+                self.gateway.metrics.note_failure(&worker.url, FailureKind::timeout);
+            }
             Outcome::Answered(_) | Outcome::Unable(_) | Outcome::Broken(_) => {
                 lease.failed(outcome.kind());
                 self.failed.push(worker.id);
@@ -196,9 +199,13 @@ impl<'a> Attempts<'a> {
             Outcome::Broken(error) => Err(ApiError::Upstream { worker: name(), error, attempts: self.made }),
             Outcome::Late(limit) => Err(ApiError::UpstreamTimeout { worker: name(), limit }),
         };
+        let timeline = &self.routed.timeline;
+        let (request_id, trace_id) = (timeline.request_id(), timeline.trace_id());
         match &said {
-            Ok(response) => tracing::debug!(worker = %worker.url, status = %response.status(), "turned down"),
-            Err(error) => tracing::debug!(%error, "an attempt failed"),
+            Ok(response) => {
+                tracing::debug!(request_id, trace_id, worker = %worker.url, status = %response.status(), "turned down")
+            }
+            Err(error) => tracing::debug!(request_id, trace_id, %error, "an attempt failed"),
         }
         self.said = Some(said);
     }

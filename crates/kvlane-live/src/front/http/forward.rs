@@ -29,6 +29,7 @@ use crate::hints::Facts;
 use crate::lease::Lease;
 use crate::limits::{Ask, Charge};
 use crate::tokenize::{Counted, Counting, Question};
+use crate::traces::{Attempt, TRACEPARENT, TRACESTATE};
 use crate::upstream::{Answer, Upstreams, is_hop_by_hop};
 
 /// Names the data-parallel rank that shall serve a request, to engines that have several.
@@ -74,9 +75,9 @@ pub(super) async fn forward(
         let (lease, outcome) = hedge::answer(&mut attempts, lease, &sending, turned_down).await;
         match outcome {
             Outcome::Answered(mut answer) => {
-                account.timeline.sent(answer.sent);
+                account.timeline.answered(answer.sent, lease.attempt().map(Attempt::id));
                 mark(&mut answer.headers, &lease);
-                let transcript = Continuation::transcript(gateway, api, &body, &answer);
+                let transcript = Continuation::transcript(gateway, account, api, &body, &answer);
                 let Some(transcript) = transcript else {
                     return Ok(relay(answer, Some(lease), account, limits));
                 };
@@ -318,6 +319,11 @@ pub(super) fn request_head(parts: &Parts, lease: &Lease, body_len: usize, accoun
         b" HTTP/1.1\r\nhost: ",
     ]);
     put(&[address.authority.as_bytes(), b"\r\nx-request-id: ", account.request_id.as_bytes(), b"\r\n"]);
+    let trace = account.timeline.trace();
+    if let Some(trace) = trace {
+        let context = trace.outgoing(lease.attempt().map(Attempt::id)).to_string();
+        put(&[b"traceparent: ", context.as_bytes(), b"\r\n"]);
+    }
     let authorization = lease.worker.authorization();
     let strips = authorization.is_some() || !lease.gateway().auth().forwards_credentials();
     if let Some(authorization) = &authorization {
@@ -329,7 +335,9 @@ pub(super) fn request_head(parts: &Parts, lease: &Lease, body_len: usize, accoun
             || name == header::EXPECT
             || name == REQUEST_ID
             || (strips && is_credential(name))
-            || (name == RANK && lease.seat.rank.is_some());
+            || (name == RANK && lease.seat.rank.is_some())
+            || (name == TRACEPARENT && trace.is_some())
+            || (name == TRACESTATE && trace.is_some_and(|trace| !trace.has_caller()));
         // An answer that is compressed could not be watched.
         if !ours
             && name != header::ACCEPT_ENCODING

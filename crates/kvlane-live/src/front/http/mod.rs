@@ -209,7 +209,7 @@ impl Front {
         let (api, dialect) = (Api::from_path(path), Dialect::of(path));
         let in_chunks = request.headers().contains_key(header::TRANSFER_ENCODING);
         let counted = matches!(self.door, Door::Clients { .. });
-        let account = Account::open(&self.gateway, api, dialect, request.headers(), counted);
+        let account = Account::open(&self.gateway, api, dialect, &request, counted);
         let mut response = match self.dispatch(request, api, &account).await {
             Ok(response) => response,
             Err(error) => error.into_response(dialect),

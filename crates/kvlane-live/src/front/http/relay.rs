@@ -177,10 +177,14 @@ impl Relay {
                 Broke::Cut => lease.failed(FailureKind::mid_stream),
                 Broke::Silent => lease.failed(FailureKind::timeout),
                 Broke::Deadline => {
+                    lease.trace_failure(FailureKind::timeout.name());
                     lease.gateway().metrics.note_failure(&lease.worker.url, FailureKind::timeout)
                 }
             }
-            tracing::debug!(worker = %lease.worker.url, %error, "an answer broke after it had begun");
+            let timeline = &self.account.timeline;
+            let (request_id, trace_id) = (timeline.request_id(), timeline.trace_id());
+            let worker = &*lease.worker.url;
+            tracing::debug!(request_id, trace_id, worker, %error, "an answer broke after it had begun");
         }
         self.last_words(broke, error)
     }

@@ -67,6 +67,7 @@ impl Continuation {
     /// A transcript of the answer to `body`, if it is of a kind that can be continued and the operator wants that.
     pub(super) fn transcript(
         gateway: &Arc<Gateway>,
+        account: &Account,
         api: Option<Api>,
         body: &Bytes,
         answer: &Answer,
@@ -79,7 +80,8 @@ impl Continuation {
         match Transcript::begin(api?, body.clone(), config.buffer_bytes_max) {
             Ok(transcript) => Some(transcript),
             Err(unfit) => {
-                tracing::debug!(%unfit, "an answer that could not be continued");
+                let (request_id, trace_id) = (account.timeline.request_id(), account.timeline.trace_id());
+                tracing::debug!(request_id, trace_id, %unfit, "an answer that could not be continued");
                 None
             }
         }
@@ -101,7 +103,9 @@ impl Continuation {
         let note = |outcome| asked.gateway.metrics.faults.note_continued(outcome);
         match self.transcript.resume(asked.means()) {
             Err(unfit) => {
-                tracing::debug!(%unfit, "a broken answer cannot be continued");
+                let timeline = &asked.account.timeline;
+                let (request_id, trace_id) = (timeline.request_id(), timeline.trace_id());
+                tracing::debug!(request_id, trace_id, %unfit, "a broken answer cannot be continued");
                 note(Continued::unfit);
                 None
             }
@@ -159,7 +163,9 @@ impl Asked {
             match attempts.answer(&lease, sent).await {
                 Outcome::Answered(answer) if is_stream(&answer) => return Some((answer, lease)),
                 Outcome::Answered(answer) => {
-                    tracing::debug!(worker = %lease.worker.url, status = %answer.status, "no continuation");
+                    let (request_id, trace_id) = (routed.timeline.request_id(), routed.timeline.trace_id());
+                    let worker = &*lease.worker.url;
+                    tracing::debug!(request_id, trace_id, worker, status = %answer.status, "no continuation");
                     return None;
                 }
                 outcome => attempts.failed(lease, outcome, |_, _| Response::new(Body::Whole(None))),

@@ -71,6 +71,15 @@ const ROWS: &[Row] = &[
         worry: "`refused` grows: the file is wrong, and the one before still holds",
     },
     Row {
+        name: "trace_spans",
+        kind: Counter,
+        seconds: false,
+        labels: &["outcome"],
+        help: "Spans of traces by what became of them",
+        meaning: "Spans of [traces](observability.md#traces): `sent`, `dropped` (no room in the queue), `failed` (the collector could not be reached, or refused them), `rejected` (the collector took others of the same batch)",
+        worry: "anything but `sent` grows: the collector is down or too slow",
+    },
+    Row {
         name: "tasks",
         kind: Gauge,
         seconds: false,
