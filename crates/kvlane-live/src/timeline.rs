@@ -26,6 +26,16 @@ pub(crate) struct Timeline {
     state: Mutex<State>,
 }
 
+/// What a trace tells of it.
+pub(crate) struct Course {
+    /// Its stages, one after the other: from when to when.
+    pub(crate) stages: Vec<(Stage, Nanos, Nanos)>,
+    /// When its answer began.
+    pub(crate) began: Option<Nanos>,
+    /// The attempt that the answer came of.
+    pub(crate) winner: Option<SpanId>,
+}
+
 #[derive(Debug)]
 struct State {
     /// What is going on,
@@ -111,10 +121,14 @@ impl Timeline {
         state.stages
     }
 
-    /// What a trace tells of it: the stages one by one, when the head went out, the attempt that was answered.
-    pub(crate) fn intervals(&self) -> (Vec<(Stage, Nanos, Nanos)>, Option<Nanos>, Option<SpanId>) {
+    /// What a trace tells of it. Once.
+    pub(crate) fn course(&self) -> Course {
         let mut state = self.state();
-        (state.intervals.take().unwrap_or_default(), state.closed, state.winner)
+        Course {
+            stages: state.intervals.take().unwrap_or_default(),
+            began: state.closed,
+            winner: state.winner,
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

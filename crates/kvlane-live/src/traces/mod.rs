@@ -28,6 +28,7 @@ pub(crate) use self::export::{export, split};
 use crate::clock::{Clock, unix_time};
 use crate::config::Tracing;
 use crate::metrics::SpanMetrics;
+use crate::timeline::Course;
 
 /// Which trace a request is part of, and who its parent is.
 pub(crate) const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
@@ -84,11 +85,7 @@ pub(crate) struct Ending<'a> {
     pub(crate) left: bool,
     pub(crate) model: Option<&'a str>,
     pub(crate) request_id: &'a str,
-    /// Its stages, one after the other; then its answer, from the time when that began.
-    pub(crate) stages: &'a [(Stage, Nanos, Nanos)],
-    pub(crate) began: Option<Nanos>,
-    /// The attempt that the answer came of.
-    pub(crate) winner: Option<SpanId>,
+    pub(crate) course: Course,
 }
 
 // === impl Traces ===
@@ -172,15 +169,16 @@ impl RequestTrace {
         let Some(record) = &self.record else { return Vec::new() };
         let mut spans = std::mem::take(&mut *record.attempts());
         let own = self.context.span;
-        for &(stage, from, to) in ending.stages {
+        let Course { stages, began, winner } = &ending.course;
+        for &(stage, from, to) in stages {
             let parent = match stage {
-                Stage::Send | Stage::Engine => ending.winner.unwrap_or(own),
+                Stage::Send | Stage::Engine => winner.unwrap_or(own),
                 _ => own,
             };
             spans.push(self.span(record, made_span(), parent, stage.name().into(), from, to));
         }
         let now = record.clock.now();
-        if let (Some(began), Some(winner)) = (ending.began, ending.winner) {
+        if let (Some(began), Some(winner)) = (*began, *winner) {
             spans.push(self.span(record, made_span(), winner, "answer".into(), began, now));
         }
         let route = record.api.map(|_| record.path.clone());

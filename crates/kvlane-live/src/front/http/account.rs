@@ -133,16 +133,13 @@ impl Account {
             "request"
         );
         let Some(trace) = self.timeline.trace().filter(|trace| trace.is_recorded()) else { return };
-        let (stages, began, winner) = self.timeline.intervals();
         let spans = trace.finish(&Ending {
             received: self.received,
             status,
             left: !settled,
             model,
             request_id: self.timeline.request_id(),
-            stages: &stages,
-            began,
-            winner,
+            course: self.timeline.course(),
         });
         self.gateway.traces.tell(&self.gateway.metrics.spans, spans);
     }
