@@ -58,7 +58,7 @@ fn fields(mut left: &[u8]) -> Vec<(u64, u64, &[u8])> {
     found
 }
 
-fn all<'a>(message: &'a [u8], number: u64) -> impl Iterator<Item = &'a [u8]> {
+fn all(message: &[u8], number: u64) -> impl Iterator<Item = &[u8]> {
     fields(message).into_iter().filter(move |field| field.0 == number).map(|field| field.2)
 }
 
