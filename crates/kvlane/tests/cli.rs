@@ -199,6 +199,7 @@ fn help_and_version_are_no_failures() {
         "demo",
         "mock-engine",
         "trace",
+        "replay",
         "simulate",
         "roofline",
         "calibrate",

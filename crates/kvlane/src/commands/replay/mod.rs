@@ -129,6 +129,7 @@ enum PickError {
 
 /// Runs it.
 pub(crate) fn run(args: &ReplayArgs) -> Result<ExitCode> {
+    ensure!(args.speed > 0.0 && args.speed.is_finite(), "--speed {}: take more than 0", args.speed);
     ensure!(args.late_max_ms > 0.0, "--late-max-ms {}: take more than 0", args.late_max_ms);
     ensure!(args.cpu_max_percent > 0.0, "--cpu-max-percent {}: take more than 0", args.cpu_max_percent);
     let (trace, prompts) = args.load()?;

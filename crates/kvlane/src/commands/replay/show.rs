@@ -11,6 +11,9 @@ use kvlane_trace::report::{Page, Part, Report, Run, Section, Table, number, perc
 use kvlane_trace::summary::{Percentiles, Summary};
 use serde::Serialize;
 
+/// Share of the prompt tokens beyond what the trace repeats that chat templates may explain.
+const WARM: f64 = 0.05;
+
 /// Endpoints and kinds of error that tables list at most.
 const ROWS_MAX: usize = 64;
 
@@ -139,6 +142,12 @@ impl Found {
             text.push_str(&format!(" Conversations began {} times as fast as in the trace.", self.speed));
         }
         match (cached_share, self.cached_share_max) {
+            (Some(share), Some(most)) if share > most + WARM => text.push_str(&format!(
+                " From caches came {} of the prompt tokens, though the trace repeats only {}: the caches had seen these prompts \
+                 before. Flush them, or take another --seed.",
+                percent(share),
+                percent(most)
+            )),
             (Some(share), Some(most)) => text.push_str(&format!(
                 " From caches came {} of the prompt tokens; a cache that never forgets would have had {}.",
                 percent(share),
