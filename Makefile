@@ -1,8 +1,8 @@
 # demo, test, lint, bench and ci need the Rust toolchain (1.89 or later, https://rustup.rs) and nothing else; each is one
 # line of cargo that can be typed by hand.
 
-.PHONY: demo test lint bench scenarios placement placement-live chaos soak crowd e2e-vllm e2e-sglang e2e-llamacpp e2e-sdk \
-	e2e-api race deny sbom ci cargo
+.PHONY: demo test lint bench scenarios placement placement-live chaos soak crowd replay-schedule e2e-vllm e2e-sglang \
+	e2e-llamacpp e2e-sdk e2e-api race deny sbom ci cargo
 
 # A trace through the gateway onto four mock engines, under three policies.
 demo: cargo
@@ -49,6 +49,11 @@ soak: cargo
 crowd: cargo
 	cargo build --release --locked -p kvlane --bin kvlane --example chaos
 	target/release/examples/chaos crowd
+
+# How late a replay's requests leave at 500 a second, and how far two replays of one trace are apart. Two minutes.
+replay-schedule: cargo
+	cargo build --release --locked -p kvlane --bin kvlane --example replay_schedule
+	target/release/examples/replay_schedule
 
 # All benches; figures are printed, never asserted.
 bench: cargo
