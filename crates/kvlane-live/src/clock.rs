@@ -29,7 +29,9 @@ impl Clock {
 
     /// What it showed at that moment.
     pub(crate) fn at(&self, moment: Instant) -> Nanos {
-        let nanos = u64::try_from((moment - self.origin).as_nanos()).unwrap_or(u64::MAX);
+        // Whole microseconds: nothing here is as exact as that, and they are shorter to write down.
+        let nanos =
+            u64::try_from((moment - self.origin).as_micros()).unwrap_or(u64::MAX).saturating_mul(1000);
         // The casts saturate.
         Nanos(if self.speed == 1.0 { nanos } else { (nanos as f64 * self.speed) as u64 })
     }

@@ -13,7 +13,7 @@ use arc_swap::ArcSwap;
 use kvlane_core::block::BlockHash;
 use kvlane_core::decision::{Placement, Refused, Rejection};
 use kvlane_core::endpoint::EndpointId;
-use kvlane_core::request::{RequestId, SchedulingRequest};
+use kvlane_core::request::{RequestId, RequestKey, SchedulingRequest};
 use kvlane_core::router::{Router, Scratch};
 use kvlane_core::scheduler::{Input, Output};
 use kvlane_core::time::Nanos;
@@ -33,6 +33,7 @@ use crate::ingest::EventFeed;
 use crate::lease::Lease;
 use crate::limits::{Charge, Limits};
 use crate::metrics::{Metrics, PoolMetrics, SelectionMetrics};
+use crate::recorder::Recorder;
 use crate::reload::Reloads;
 use crate::timeline::Timeline;
 use crate::timings::Timings;
@@ -65,6 +66,8 @@ pub struct Gateway {
     tls: ArcSwap<Tls>,
     /// Where workers may be that somebody names from outside.
     pub(crate) allowed: Arc<ArcSwap<Allowed>>,
+    /// What writes down what schedulers are told.
+    pub(crate) recorder: Recorder,
     /// Its time.
     pub clock: Clock,
     /// Its metrics.
@@ -142,6 +145,8 @@ pub(crate) struct Routed {
     pub(crate) received: Nanos,
     /// Where its time goes.
     pub(crate) timeline: Arc<Timeline>,
+    /// What its client or the gateway calls it.
+    pub(crate) name: RequestKey,
     pub(crate) deadline: Instant,
     /// What it was let in with.
     pub(crate) charge: Option<Arc<Charge>>,
@@ -201,6 +206,7 @@ impl Gateway {
             auth: ArcSwap::from_pointee(auth),
             tls: ArcSwap::from_pointee(tls),
             config: ArcSwap::from_pointee(config),
+            recorder: Recorder::default(),
             clock,
             metrics: Metrics::new(),
             tokenizers,
@@ -256,6 +262,15 @@ impl Gateway {
             upstreams.speak_as(Arc::clone(&tls.workers));
         }
         self.tls.store(Arc::new(tls));
+    }
+
+    /// Has everything recorded from here on, or nothing, as the configuration says.
+    ///
+    /// # Errors
+    /// When there is nowhere to write.
+    pub(crate) fn record(&self) -> std::io::Result<()> {
+        let config = self.config();
+        self.recorder.configure(&config.recorder, &self.metrics.recorder, self.clock.now(), &self.pools())
     }
 
     /// All pools.
@@ -360,6 +375,7 @@ impl Gateway {
             excluded: Arc::clone(excluded),
             attempt: if let Copy::Again(attempt) = copy { attempt } else { 0 },
             hedge: matches!(copy, Copy::Hedge),
+            name: Some(routed.name),
             ..routed.facts.apply(SchedulingRequest::new(id, routed.prompt_tokens))
         };
         let now = self.clock.now();

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use kvlane_core::decision::Placement;
 use kvlane_core::request::RequestId;
-use kvlane_core::scheduler::Input;
+use kvlane_core::scheduler::{Input, TOKENS_TOLD};
 use kvlane_core::time::Nanos;
 use kvlane_core::truth::Reported;
 use kvlane_wire::sse::Usage;
@@ -34,6 +34,8 @@ pub struct Lease {
     charge: Option<Arc<Charge>>,
     first_token: Option<Nanos>,
     tokens: u64,
+    /// Those of them that the scheduler has not been told of.
+    untold: u32,
     /// Tokens of the answer that another worker has written before, if it had begun.
     before: Option<u64>,
     /// What a trace is told of it.
@@ -66,6 +68,7 @@ impl Lease {
             charge: routed.charge.clone(),
             first_token: None,
             tokens: 0,
+            untold: 0,
             before: None,
         }
     }
@@ -125,7 +128,12 @@ impl Lease {
             charge.note(None, self.before.unwrap_or(0) + self.tokens);
         }
         // The first one is told of by `first`.
-        self.gateway.progress(&self.pool, self.request, first, tokens - u32::from(first));
+        self.untold = self.untold.saturating_add(tokens - u32::from(first));
+        let told = self.untold - self.untold % TOKENS_TOLD;
+        if first || told > 0 {
+            self.untold -= told;
+            self.gateway.progress(&self.pool, self.request, first, told);
+        }
     }
 
     /// The answer has come to its end: measures it. `usage` is what the engine counted, where it tells.
@@ -145,6 +153,7 @@ impl Lease {
         }
         if output_tokens > 0 {
             let output_tokens = u32::try_from(output_tokens).unwrap_or(u32::MAX);
+            self.untold = 0;
             self.gateway.step(&self.pool, Input::Wrote { request: self.request, output_tokens });
         }
         metrics.predicted_tokens.inc_by(self.placement.overlap_tokens.into());
@@ -203,6 +212,9 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
+        if self.untold > 0 {
+            self.gateway.progress(&self.pool, self.request, false, self.untold);
+        }
         self.gateway.step(&self.pool, Input::Finished { request: self.request });
     }
 }

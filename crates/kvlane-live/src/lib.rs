@@ -19,6 +19,7 @@ pub mod ingest;
 pub mod lease;
 pub mod limits;
 pub mod metrics;
+mod recorder;
 pub mod reload;
 mod sealed;
 pub mod secret;

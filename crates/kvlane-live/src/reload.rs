@@ -178,6 +178,9 @@ impl Serving {
         self.fleet.show_keys(&next);
         self.gateway.set_config(next, timings);
         self.fleet.configure_pools();
+        if let Err(error) = self.gateway.record() {
+            tracing::error!(%error, "nothing is recorded otherwise than before");
+        }
         self.gateway.reloads.told.send_replace(());
         let mut reloaded = Reloaded { changed, needs_restart, ..Reloaded::default() };
         let mut joining = Vec::new();

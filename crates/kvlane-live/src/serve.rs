@@ -96,6 +96,7 @@ impl Serving {
         let tokenizers = Tokenizers::start(&config)?;
         let gateway =
             Arc::new(Gateway::new(config, security, Clock::start(speed), timings, tokenizers, drained));
+        gateway.record()?;
         let mut threads = Vec::new();
 
         let runtime = || {
@@ -195,6 +196,8 @@ impl Serving {
         let drained =
             timeout(self.gateway.config().server.shutdown_grace, self.connections.wait()).await.is_ok();
         drop(self.kill);
+        // What was told is in the files before anybody says that all is over.
+        self.gateway.recorder.end(&self.gateway.pools());
         let (done, joined) = oneshot::channel();
         std::thread::spawn(move || {
             for thread in self.threads {

@@ -2,6 +2,7 @@
 
 mod decisions;
 mod readiness;
+mod whatif;
 mod workers;
 
 use http::request::Parts;
@@ -11,6 +12,7 @@ use serde_json::{Value, json};
 
 use self::decisions::decisions;
 use self::readiness::{model, models, readiness};
+use self::whatif::whatif;
 use self::workers::{Change, add, describe, find, url_in_query};
 use crate::auth;
 use crate::config::WorkerSpec;
@@ -59,7 +61,13 @@ pub(crate) fn is_for_operators(path: &str) -> bool {
     path.starts_with("/workers/")
         || matches!(
             path,
-            "/workers" | "/add_worker" | "/remove_worker" | "/list_workers" | "/decisions" | "/metrics"
+            "/workers"
+                | "/add_worker"
+                | "/remove_worker"
+                | "/list_workers"
+                | "/decisions"
+                | "/whatif"
+                | "/metrics"
         )
 }
 
@@ -94,6 +102,7 @@ async fn operate(
             text_response(StatusCode::OK, kind, gateway.metrics.render(gateway))
         }
         ("GET", "/decisions", _) => json_response(StatusCode::OK, &decisions(gateway, parts)?),
+        ("GET", "/whatif", _) => json_response(StatusCode::OK, &whatif(gateway)?),
         ("GET", "/workers", _) => {
             let workers: Vec<Value> =
                 front.fleet.workers().iter().map(|worker| describe(gateway, worker)).collect();

@@ -6,6 +6,7 @@ mod faults;
 mod kv_events;
 mod limits;
 mod observe;
+mod recorder;
 mod routing;
 mod security;
 mod server;
@@ -28,6 +29,7 @@ pub use self::kv_events::KvEvents;
 pub(crate) use self::limits::ANY;
 pub use self::limits::LimitSpec;
 pub use self::observe::{Log, LogFormat, Tracing};
+pub use self::recorder::Recorder;
 use self::routing::validate_policy;
 pub use self::routing::{PoolOverride, Routing};
 pub use self::security::{KeySpec, Security, Tls};
@@ -83,6 +85,8 @@ pub struct Config {
     pub tracing: Tracing,
     /// What is logged, and how.
     pub log: Log,
+    /// Whether what schedulers are told is written down.
+    pub recorder: Recorder,
 }
 
 /// What is wrong with a configuration, where, and what to write instead.
@@ -142,6 +146,9 @@ impl Config {
             return wrong("health.path", format!("'{}' must begin with '/'", health.path));
         }
         validate_policy("routing.policy", &routing.policy)?;
+        if let Some(policy) = &routing.shadow_policy {
+            validate_policy("routing.shadow_policy", policy)?;
+        }
         for (model, pool) in &routing.pools {
             if model.is_empty() {
                 return wrong("routing.pools", "a model's name is empty: write MODEL=POLICY".into());
@@ -153,6 +160,7 @@ impl Config {
         self.validate_faults()?;
         self.tokens.validate()?;
         self.hints.validate()?;
+        self.recorder.validate()?;
         self.validate_security()?;
         limits::validate(&self.limits)?;
         self.validate_tracing()?;
@@ -281,6 +289,7 @@ impl Config {
                 },
                 retries: budget(self.retry.budget),
                 hedges: budget(self.hedge.budget),
+                shadow: routing.shadow_policy.clone(),
                 receipts_max: routing.receipts,
                 seed: routing.seed,
                 ..scheduler::Config::new(policy.clone())

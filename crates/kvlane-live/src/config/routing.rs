@@ -16,6 +16,9 @@ pub struct Routing {
     /// The policy of every pool that `pools` does not name.
     #[serde(deserialize_with = "name_or_config")]
     pub policy: PolicyConfig,
+    /// A second policy that is asked of every decision what it would have done, for `GET /whatif`.
+    #[serde(deserialize_with = "policy_or_none")]
+    pub shadow_policy: Option<PolicyConfig>,
     /// What differs for the pool of one model.
     pub pools: BTreeMap<String, PoolOverride>,
     /// How long the engines take: a timing file that `kvlane calibrate` wrote, or `model@gpu`. It is learned; with one,
@@ -55,6 +58,7 @@ impl Default for Routing {
     fn default() -> Self {
         Self {
             policy: PolicyConfig::FleetCost(Default::default()),
+            shadow_policy: None,
             pools: BTreeMap::new(),
             timing: None,
             session_admission: false,
@@ -93,6 +97,13 @@ pub struct PoolOverride {
 
 fn some_policy<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<PolicyConfig>, D::Error> {
     name_or_config(deserializer).map(Some)
+}
+
+fn policy_or_none<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<PolicyConfig>, D::Error> {
+    #[derive(Deserialize)]
+    struct Said(#[serde(deserialize_with = "name_or_config")] PolicyConfig);
+
+    Ok(Option::<Said>::deserialize(deserializer)?.map(|Said(policy)| policy))
 }
 
 pub(super) fn validate_policy(field: &str, policy: &PolicyConfig) -> Result<(), ConfigError> {

@@ -25,9 +25,11 @@ impl ModelPool {
         let timings = gateway.timings.load();
         let timing = timings.of(model).map(|file| &file.timing);
         let config = gateway.config().router(model, timing);
+        let router = Router::new(config);
+        gateway.recorder.attach(&router, model);
         Self {
             model: model.into(),
-            router: Router::new(config),
+            router,
             counting: gateway.tokenizers.counting(model),
             metrics: gateway.metrics.pool(model),
             first_tokens: FirstTokens::default(),

@@ -6,6 +6,7 @@ mod auth;
 mod faults;
 mod feeds;
 mod limits;
+mod recorder;
 mod spans;
 mod stages;
 pub mod table;
@@ -29,6 +30,7 @@ use self::faults::Shed;
 pub(crate) use self::faults::{Continued, FaultMetrics, Hedged};
 pub(crate) use self::feeds::FeedMetrics;
 pub(crate) use self::limits::{LimitMetrics, Reached};
+pub(crate) use self::recorder::RecorderMetrics;
 pub(crate) use self::spans::SpanMetrics;
 use self::stages::{PoolStages, StageMetrics};
 use self::table::Registration;
@@ -192,6 +194,7 @@ pub struct Metrics {
     pub(crate) spans: SpanMetrics,
     pub(crate) faults: FaultMetrics,
     pub(crate) auth: AuthMetrics,
+    pub(crate) recorder: RecorderMetrics,
     pub(crate) truth: TruthMetrics,
     feeds: FeedMetrics,
     pub(crate) reloads: Family<ReloadLabel, Counter>,
@@ -271,6 +274,7 @@ impl Metrics {
             spans: SpanMetrics::default(),
             faults: FaultMetrics::default(),
             auth: AuthMetrics::default(),
+            recorder: RecorderMetrics::default(),
             truth: TruthMetrics::default(),
             feeds: FeedMetrics::default(),
             reloads: Family::default(),
@@ -310,6 +314,7 @@ impl Metrics {
         self.spans.register(&mut r);
         self.faults.register(&mut r);
         self.auth.register(&mut r);
+        self.recorder.register(&mut r);
         self.truth.register(&mut r);
         self.feeds.register(&mut r);
         self.limits.register(&mut r);

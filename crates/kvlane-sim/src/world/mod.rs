@@ -14,7 +14,7 @@ use kvlane_core::event::KvEvent;
 use kvlane_core::load::Reported;
 use kvlane_core::rng::Rng;
 use kvlane_core::router::{self, Router, Scratch};
-use kvlane_core::scheduler::{self, Input, Output};
+use kvlane_core::scheduler::{self, Input, Output, TOKENS_TOLD};
 use kvlane_core::time::Nanos;
 use kvlane_core::truth::Feed;
 
@@ -26,10 +26,6 @@ use crate::engine::{Engine, EngineConfig, EngineEvent, EngineStats};
 use crate::fault::{EventFeed, Fault};
 use crate::rules::Rules;
 use crate::transfer::{Transfer, TransferConfig};
-
-/// Tokens after which the router is told how far an answer has come. The gateway tells it what each read of the stream
-/// brought; this is as close, by a thousandth of a usual context, and far cheaper.
-const TOKEN_EVERY: u32 = 16;
 
 /// An engine that runs more sequences than this is watched step by step: to find out how long it will be quiet takes as
 /// long as they are many, and the more there are the sooner one ends.
@@ -215,7 +211,7 @@ impl World {
         let exact = config.exact.is_some();
         let (router, mut slots) = (Router::new(config), Vec::new());
         for (n, mut engine) in engines.into_iter().enumerate() {
-            (engine.kv_events, engine.token_every) = (exact, TOKEN_EVERY);
+            (engine.kv_events, engine.token_every) = (exact, TOKENS_TOLD);
             let name = format!("engine-{n}").into();
             let Some(id) = router.join(Nanos::ZERO, name, true, false, &mut self.outputs) else { break };
             if exact {

@@ -5,11 +5,11 @@
 //! pause.
 
 use kvlane_core::decision::Rejection;
-use kvlane_core::scheduler::Input;
+use kvlane_core::scheduler::{Input, TOKENS_TOLD};
 use kvlane_core::time::Nanos;
 
+use super::Event;
 use super::play::{DECODE, Flight, Play};
-use super::{Event, TOKEN_EVERY};
 use crate::fault::Fault;
 use crate::outcome::{Failure, Outcome};
 
@@ -125,7 +125,7 @@ impl Play<'_, '_> {
         let generated = seat.engine.generated_tokens(u64::from(request)).unwrap_or(0);
         let outcome = self.outcome(request);
         if outcome.first_token.is_some() && generated > 0 {
-            outcome.output_tokens = 1 + (generated - 1) / TOKEN_EVERY * TOKEN_EVERY;
+            outcome.output_tokens = 1 + (generated - 1) / TOKENS_TOLD * TOKENS_TOLD;
         }
     }
 

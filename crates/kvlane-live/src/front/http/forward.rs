@@ -8,6 +8,7 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use kvlane_core::block::ChainSeed;
 use kvlane_core::decision::{Placement, Refused, Rejection};
 use kvlane_core::endpoint::EndpointId;
+use kvlane_core::request::RequestKey;
 use kvlane_core::truth::{Feed, Knowledge};
 use kvlane_wire::api::Api;
 use kvlane_wire::openai::{self, ParseError, ParsedRequest};
@@ -134,13 +135,15 @@ async fn route(
 ) -> Result<(Routed, Option<Bytes>), ApiError> {
     let (received, timeline) = (account.received, Arc::clone(&account.timeline));
     timeline.enter(Stage::Parse);
+    let name = RequestKey::named(account.request_id.as_bytes());
     let Some(api) = api else {
         let served = unparsed_pool(gateway, parts, body)?;
         let facts = gateway.hints.load().read(&parts.headers, None, identity(parts));
         timeline.enter(Stage::Place);
         let charge = admit(gateway, &served, facts, 0, account)?;
         let (chain, prompt_tokens) = (Vec::new(), 0);
-        let routed = Routed { served, chain, prompt_tokens, facts, received, timeline, deadline, charge };
+        let routed =
+            Routed { served, chain, prompt_tokens, facts, received, name, timeline, deadline, charge };
         return Ok((routed, None));
     };
     let isolates = gateway.config().auth.isolate_tenants;
@@ -190,7 +193,7 @@ async fn route(
     let Counted { chain, tokens: prompt_tokens } = counted;
     let charge = admit(gateway, &served, facts, prompt_tokens, account)?;
     let salted = ours.filter(|_| takes_salt(api)).map(|salt| salted(body, &salt)).transpose()?;
-    let routed = Routed { served, chain, prompt_tokens, facts, received, timeline, deadline, charge };
+    let routed = Routed { served, chain, prompt_tokens, facts, received, name, timeline, deadline, charge };
     Ok((routed, salted))
 }
 
