@@ -70,8 +70,6 @@ enum Command {
 fn main() -> std::process::ExitCode {
     let cli = Cli::parse();
     let quiet = matches!(cli.command, Command::Demo(_) | Command::Doctor(_) | Command::Replay(_));
-    let log_level = cli.log_level.as_deref().unwrap_or(if quiet { "warn" } else { "info" });
-    let quiet = matches!(cli.command, Command::Demo(_) | Command::Doctor(_));
     let said = match &cli.command {
         Command::Serve(args) => args.log(),
         _ => Log::default(),
