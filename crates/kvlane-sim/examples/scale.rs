@@ -64,7 +64,8 @@ fn ladder(file: &Path, arm: Option<&str>) -> Result<(), Failure> {
         Err(TraceError::Open { path: path.into(), source })
     };
     let before = cpu_s()?;
-    let rows = scenario::run(&scenario, Path::new("."), &no_trace, 1, None, &|_, _| ())?;
+    let rows =
+        scenario::run(&scenario, Path::new("."), &no_trace, 1, scenario::Aside::default(), &|_, _| ())?;
     let cpu_s = cpu_s()? - before;
     let requests: f64 = rows.iter().filter_map(|row| row.simulated.get("requests")).sum();
     let mut out = std::io::stdout();

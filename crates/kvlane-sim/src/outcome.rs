@@ -2,6 +2,8 @@
 
 use kvlane_core::decision::Rejection;
 use kvlane_core::time::Nanos;
+use kvlane_trace::record::Record;
+use kvlane_trace::trace::Trace;
 
 /// What one request experienced. Times count from the start of the world.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -76,5 +78,113 @@ impl Outcome {
     /// Seconds to the end.
     pub fn e2e_s(&self) -> f64 {
         (self.end - self.due).as_secs_f64()
+    }
+
+    /// The record that a replay of `trace` begun at `start` would have of it. Endpoints are called by their places, and a
+    /// request is sent when it is due.
+    pub fn record(&self, trace: &Trace, start: Nanos) -> Record {
+        let since = |at: Nanos| (at - start).as_secs_f64();
+        let asked = trace.requests[self.request as usize];
+        Record {
+            id: u64::from(self.request),
+            scheduled_s: since(self.due),
+            sent_s: since(self.due),
+            first_token_s: self.first_token.map(since),
+            end_s: since(self.end),
+            prompt_tokens: self.prompt_tokens,
+            cached_tokens: self.is_ok().then_some(self.cached_tokens),
+            output_tokens: self.output_tokens,
+            endpoint: self.endpoint.map(|place| format!("engine-{place}")),
+            status: self.failure.map_or(200, Failure::status),
+            session: Some(asked.session),
+            base: asked.base.map(u64::from),
+            shared_tokens: asked.base.map(|_| asked.shared_blocks.saturating_mul(trace.block_tokens)),
+            error: self.failure.map(|failure| failure.class().to_owned()),
+            reusable_tokens: Some(self.reusable_tokens),
+            after: asked.after.filter(|&after| after < self.request).map(u64::from),
+            think_s: asked.think_s.map(f64::from),
+            attempts: Some(u32::from(self.attempts)),
+            ..Record::default()
+        }
+    }
+}
+
+// === impl Failure ===
+
+impl Failure {
+    /// The HTTP status that a gateway would answer; 0 where the client has gone.
+    fn status(self) -> u16 {
+        match self {
+            Self::Rejected(_) | Self::Busy => 503,
+            Self::Refused(_) => 400,
+            Self::Broken => 502,
+            Self::TimedOut => 0,
+        }
+    }
+
+    /// Its class, in the words of records.
+    fn class(self) -> &'static str {
+        match self {
+            Self::Rejected(_) | Self::Busy | Self::Refused(_) => "status",
+            Self::Broken => "reset",
+            Self::TimedOut => "timeout",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvlane_trace::trace::{Builder, TraceRequest};
+
+    use super::*;
+
+    #[test]
+    fn a_record_has_the_latencies_of_its_outcome_and_the_trace_s_place_in_it() {
+        let mut builder = Builder::new(16);
+        let request = TraceRequest { input_tokens: 40, output_tokens: 5, ..TraceRequest::default() };
+        builder.push(TraceRequest { session: 3, ..request }, &[1, 2]).expect("room");
+        let turn = TraceRequest { session: 3, after: Some(0), think_s: Some(2.5), ..request };
+        builder.push(turn, &[1, 2, 3]).expect("room");
+        let trace = builder.finish();
+        let at = Nanos::from_secs;
+        let outcome = Outcome {
+            request: 1,
+            root: 0,
+            endpoint: Some(2),
+            attempts: 2,
+            due: at(12),
+            first_token: Some(at(13)),
+            end: at(17),
+            prompt_tokens: 40,
+            cached_tokens: 16,
+            moved_tokens: 0,
+            reusable_tokens: 32,
+            output_tokens: 5,
+            failure: None,
+        };
+        let record = outcome.record(&trace, at(10));
+        assert_eq!((record.id, record.scheduled_s, record.endpoint.as_deref()), (1, 2.0, Some("engine-2")));
+        assert_eq!(
+            (record.ttft_s(), record.e2e_s(), record.tpot_s()),
+            (outcome.ttft_s(), 5.0, outcome.tpot_s())
+        );
+        assert_eq!((record.session, record.after, record.think_s), (Some(3), Some(0), Some(2.5)));
+        assert_eq!(
+            (record.base, record.shared_tokens, record.reusable_tokens),
+            (Some(0), Some(32), Some(32))
+        );
+        assert_eq!((record.cached_tokens, record.attempts), (Some(16), Some(2)));
+        assert!(record.is_ok());
+        for (failure, status, class) in [
+            (Failure::Rejected(Rejection::QueueFull), 503, "status"),
+            (Failure::Broken, 502, "reset"),
+            (Failure::TimedOut, 0, "timeout"),
+        ] {
+            let record = Outcome { failure: Some(failure), ..outcome }.record(&trace, at(10));
+            assert_eq!(
+                (record.status, record.error.as_deref(), record.is_ok()),
+                (status, Some(class), false)
+            );
+        }
     }
 }

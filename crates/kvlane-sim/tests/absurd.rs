@@ -1,6 +1,6 @@
 //! Scenarios that make little sense are refused or end, and traces that are no whole hours are measured like others.
 
-use kvlane_sim::scenario::{Row, RunError, Scenario, run};
+use kvlane_sim::scenario::{Aside, Row, RunError, Scenario, run};
 use kvlane_trace::format::{self, Options};
 use serde_json::{Value, json};
 
@@ -17,7 +17,7 @@ fn simulate(changed: Value, trace: &str) -> Result<Vec<Row>, RunError> {
     }
     let scenario: Scenario = serde_json::from_value(scenario).expect("a scenario");
     let open = |_: &std::path::Path| format::read(trace.as_bytes(), &Options::default());
-    run(&scenario, std::path::Path::new(""), &open, 1, None, &|_, _| {})
+    run(&scenario, std::path::Path::new(""), &open, 1, Aside::default(), &|_, _| {})
 }
 
 fn trace(first_s: f64) -> String {

@@ -5,7 +5,7 @@ use std::path::Path;
 use kvlane_core::policy::PolicyConfig;
 use kvlane_sim::figures::{Figures, Judgement};
 use kvlane_sim::scenario::{
-    Arm, CacheKnowledge, ClosedLoop, Conversations, FaultSpec, Fleet, Group, OpenLoop, Published, Row,
+    Arm, Aside, CacheKnowledge, ClosedLoop, Conversations, FaultSpec, Fleet, Group, OpenLoop, Published, Row,
     RunError, Scenario, Stage, WorkloadSpec, run,
 };
 use kvlane_sim::{Batching, CpuTier, Eviction, TransferConfig};
@@ -32,7 +32,7 @@ fn no_trace(_: &Path) -> Result<Trace, TraceError> {
 }
 
 fn rows(scenario: &Scenario, threads: usize) -> Result<Vec<Row>, RunError> {
-    run(scenario, Path::new(""), &no_trace, threads, None, &|_, _| {})
+    run(scenario, Path::new(""), &no_trace, threads, Aside::default(), &|_, _| {})
 }
 
 /// A figure that a file may have: of any size, and none with more digits than it needs.
@@ -304,7 +304,9 @@ fn threads_do_not_show_and_every_request_is_told_of() {
         assert!(over <= total);
         told.fetch_max(over, std::sync::atomic::Ordering::Relaxed);
     };
-    let run = |threads| run(&scenario, Path::new(""), &no_trace, threads, None, &progress).expect("it runs");
+    let run = |threads| {
+        run(&scenario, Path::new(""), &no_trace, threads, Aside::default(), &progress).expect("it runs")
+    };
     let figures = |rows: &[Row]| -> Vec<(String, Figures)> {
         rows.iter().map(|row| (row.arm.clone(), row.simulated.clone())).collect()
     };

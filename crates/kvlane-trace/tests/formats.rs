@@ -185,6 +185,28 @@ fn a_recording_keeps_sessions_and_shared_prefixes() {
 }
 
 #[test]
+fn a_recording_tells_who_waited_for_whom_and_for_how_long() {
+    let line = |rest: &str| {
+        format!(
+            "{{\"sent_s\":0.0,\"end_s\":2.0,\"prompt_tokens\":10,\"output_tokens\":3,\"status\":200,{rest}}}\n"
+        )
+    };
+    let text = [
+        line("\"id\":7,\"scheduled_s\":0.0,\"session\":4"),
+        line("\"id\":8,\"scheduled_s\":1.0,\"session\":5"),
+        line("\"id\":9,\"scheduled_s\":3.0,\"session\":4,\"after\":7,\"think_s\":0.5"),
+        line("\"id\":10,\"scheduled_s\":4.0,\"session\":5,\"after\":8"),
+        line("\"id\":11,\"scheduled_s\":5.0,\"session\":6,\"after\":99,\"think_s\":1.0"),
+    ]
+    .concat();
+    let trace = read(text.as_bytes(), &Options::default()).unwrap();
+    let waits: Vec<_> = trace.requests.iter().map(|request| (request.after, request.think_s)).collect();
+    assert_eq!(waits, [(None, None), (None, None), (Some(0), Some(0.5)), (Some(1), None), (None, None)]);
+    let wrong = text.replace("\"think_s\":0.5", "\"think_s\":-0.5");
+    assert!(read(wrong.as_bytes(), &Options::default()).unwrap_err().to_string().contains("think_s"));
+}
+
+#[test]
 fn a_session_s_delay_counts_from_the_turn_before() {
     let text = "{\"session_id\": \"x\", \"timestamp\": 1000, \"input_length\": 600, \"output_length\": 5, \"hash_ids\": [1, 2]}\n\
                 {\"session_id\": 7, \"timestamp\": 1500, \"input_length\": 600, \"output_length\": 5}\n\

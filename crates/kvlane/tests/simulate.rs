@@ -132,6 +132,38 @@ fn open_and_closed_loops_and_factors_on_the_trace_are_all_driven() {
 }
 
 #[test]
+fn records_of_every_row_become_files_that_are_a_trace_again() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let records = folder.path().join("records");
+    let path = records.display().to_string();
+    let fleet = ["--workload", "chat", "--preset", "llama-3.1-8b@h100", "--policy", "least_load,fleet_cost"];
+    let report = figures(&[&fleet[..], &["--rate", "1x5,2x5", "--seeds", "2", "--records", &path]].concat());
+    let mut names: Vec<String> = std::fs::read_dir(&records)
+        .expect("made")
+        .map(|entry| entry.expect("readable").file_name().to_string_lossy().into_owned())
+        .collect();
+    names.sort();
+    let expected = ["fleet_cost-rate-1", "fleet_cost-rate-2", "least_load-rate-1", "least_load-rate-2"];
+    assert_eq!(names, expected.map(|name| format!("{name}.jsonl")));
+    let file = std::fs::File::open(records.join("fleet_cost-rate-2.jsonl")).expect("a file");
+    let found = kvlane_trace::record::read(std::io::BufReader::new(file)).expect("records");
+    assert!(found.iter().all(|record| record.is_ok() && record.endpoint.is_some()));
+    assert!(found.iter().any(|record| record.after.is_some()), "chats have turns");
+    // Figures are means over both seeds, records are of the first.
+    let first = figures(&[&fleet[..], &["--rate", "1x5,2x5"]].concat());
+    let requests = |report: &Value| rows(report)[3]["simulated"]["requests"].as_f64();
+    assert_eq!(requests(&first), Some(found.len() as f64));
+    assert_ne!(requests(&first), requests(&report));
+    let trace = kvlane_trace::format::open(
+        &records.join("fleet_cost-rate-2.jsonl"),
+        &kvlane_trace::format::Options::default(),
+    );
+    let trace = trace.expect("a trace");
+    let turns = trace.requests.iter().filter(|request| request.after.is_some()).count();
+    assert_eq!(turns, found.iter().filter(|record| record.after.is_some()).count(), "they wait there, too");
+}
+
+#[test]
 fn the_type_of_keys_and_values_and_the_size_of_blocks_reach_the_engine() {
     // Prompts that fill the cache: twice as many tokens fit in half the bytes.
     let full = [

@@ -20,7 +20,7 @@ pub use faults::FaultSpec;
 pub use fleet::{Fleet, Group};
 pub(crate) use points::{Source, conversations, retime};
 pub(crate) use run::Setting;
-pub use run::{Cell, Open, Row, RunError, run};
+pub use run::{Aside, Cell, Open, Row, RunError, run};
 
 use crate::figures::{Figures, Judgement};
 use crate::pool::Eviction;

@@ -17,6 +17,7 @@ use kvlane_core::{router, scheduler};
 use kvlane_trace::TraceError;
 use kvlane_trace::ci::Interval;
 use kvlane_trace::generate::WorkloadError;
+use kvlane_trace::record::Record;
 use kvlane_trace::trace::Trace;
 
 use super::points::{Point, Source, points, retime};
@@ -24,6 +25,7 @@ use super::{Arm, CacheKnowledge, Published, Scenario, Stage};
 use crate::engine::EngineConfig;
 use crate::fault::{EventFeed, Fault};
 use crate::figures::{Figures, Judgement, figures, mean, request_intervals, seed_intervals, whole};
+use crate::outcome::Outcome;
 use crate::transfer::TransferConfig;
 use crate::workload::Drive;
 use crate::world::{Decisions, PrefillPool, ReportFeed, Send, World, WorldConfig};
@@ -101,6 +103,17 @@ pub struct Row {
     pub intervals: BTreeMap<String, Interval>,
     /// Decisions made and, if that was asked for, the wall-clock time they took, over all seeds.
     pub decisions: Decisions,
+    /// What each request experienced under the first seed, if [`Aside::records`] asked for it.
+    pub records: Vec<Record>,
+}
+
+/// What is noted beside the figures.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Aside {
+    /// Times decisions.
+    pub stopwatch: Option<fn() -> Nanos>,
+    /// Whether each request's record is kept: some 500 bytes for each.
+    pub records: bool,
 }
 
 /// What one job found of one row.
@@ -108,6 +121,7 @@ struct Found {
     figures: Figures,
     intervals: BTreeMap<String, Interval>,
     decisions: Decisions,
+    records: Vec<Record>,
 }
 
 /// What all jobs share.
@@ -116,6 +130,8 @@ struct Prepared<'a> {
     setting: Setting,
     source: Source,
     points: Vec<Point>,
+    /// Whether records are kept.
+    records: bool,
 }
 
 /// Opens the trace that a scenario names.
@@ -123,7 +139,7 @@ pub type Open<'a> = dyn Fn(&Path) -> Result<Trace, TraceError> + 'a;
 
 /// Runs a scenario on `threads` threads. A timing file's path is relative to `directory`, traces are opened by `open`.
 /// `progress` is told how many of how many
-/// requests are over, from any thread. Decisions are timed if there is a `stopwatch`.
+/// requests are over, from any thread.
 ///
 /// # Errors
 /// If the scenario makes no sense or its trace cannot be read.
@@ -132,10 +148,10 @@ pub fn run(
     directory: &Path,
     open: &Open<'_>,
     threads: usize,
-    stopwatch: Option<fn() -> Nanos>,
+    aside: Aside,
     progress: &(dyn Fn(usize, usize) + Sync),
 ) -> Result<Vec<Row>, RunError> {
-    let prepared = Prepared::new(scenario, directory, open, stopwatch)?;
+    let prepared = Prepared::new(scenario, directory, open, aside)?;
     let seeds = scenario.seeds.max(1);
     let (arms, loads) = (scenario.policies.len(), prepared.points.len());
     let count = arms.saturating_mul(loads).saturating_mul(seeds as usize);
@@ -168,14 +184,16 @@ pub fn run(
         }
     });
     let found = found.into_inner().unwrap_or_else(PoisonError::into_inner);
-    let found: Vec<Vec<Found>> = found.into_values().collect::<Result<_, _>>()?;
+    let mut found: Vec<Vec<Found>> = found.into_values().collect::<Result<_, _>>()?;
     let mut rows: Vec<Row> = Vec::new();
-    for (arm, of_arm) in scenario.policies.iter().zip(found.chunks(loads * seeds as usize)) {
+    for (arm, of_arm) in scenario.policies.iter().zip(found.chunks_mut(loads * seeds as usize)) {
         let first = rows.len();
-        for (point, of_point) in prepared.points.iter().zip(of_arm.chunks(seeds as usize)) {
+        for (point, of_point) in prepared.points.iter().zip(of_arm.chunks_mut(seeds as usize)) {
             for (place, cell) in point.cells().into_iter().enumerate() {
+                let of_first = of_point.first_mut().and_then(|found| found.get_mut(place));
+                let records = of_first.map(|found| std::mem::take(&mut found.records)).unwrap_or_default();
                 let seeds: Vec<&Found> = of_point.iter().filter_map(|found| found.get(place)).collect();
-                rows.push(row(scenario, arm, cell, &seeds));
+                rows.push(Row { records, ..row(scenario, arm, cell, &seeds) });
             }
         }
         let whole = whole_arm(scenario, arm, &rows[first..]);
@@ -196,7 +214,15 @@ fn row(scenario: &Scenario, arm: &Arm, cell: Cell, found: &[&Found]) -> Row {
         time: sum.time + found.decisions.time,
     });
     let published = published(scenario, arm, cell);
-    Row { arm: arm.arm.clone(), cell, published, simulated: mean(&runs), intervals, decisions }
+    Row {
+        arm: arm.arm.clone(),
+        cell,
+        published,
+        simulated: mean(&runs),
+        intervals,
+        decisions,
+        records: Vec::new(),
+    }
 }
 
 /// The arm as a whole, if something was published of it. Rates are means over its rows; whatever belongs to requests is
@@ -214,6 +240,7 @@ fn whole_arm(scenario: &Scenario, arm: &Arm, rows: &[Row]) -> Option<Row> {
         simulated: whole(&simulated),
         intervals: BTreeMap::new(),
         decisions: Decisions::default(),
+        records: Vec::new(),
     })
 }
 
@@ -321,7 +348,7 @@ impl<'a> Prepared<'a> {
         scenario: &'a Scenario,
         directory: &Path,
         open: &Open<'_>,
-        stopwatch: Option<fn() -> Nanos>,
+        aside: Aside,
     ) -> Result<Self, RunError> {
         let fleet = &scenario.fleet;
         let engines = fleet.configs(directory)?;
@@ -362,8 +389,9 @@ impl<'a> Prepared<'a> {
             scenario.faults.iter().map(|fault| fault.fault(fleet.engines())).collect::<Result<_, _>>()?;
         Ok(Self {
             scenario,
-            setting: Setting { engines, link: fleet.link(), faults, stopwatch },
+            setting: Setting { engines, link: fleet.link(), faults, stopwatch: aside.stopwatch },
             points,
+            records: aside.records,
             source: Source::new(&scenario.workload, open)?,
         })
     }
@@ -385,6 +413,7 @@ impl<'a> Prepared<'a> {
     /// One policy, one point, one seed: what was found of each of the point's cells.
     fn job(&self, arm: &Arm, point: &Point, seed: u32, tell: &dyn Fn()) -> Result<Vec<Found>, RunError> {
         let mut world = self.setting.world(arm, seed);
+        let keep = self.records && seed == 1;
         let content_seed = u64::from(seed);
         let mut content = match point.conversations() {
             None => self.source.all(content_seed)?,
@@ -411,6 +440,7 @@ impl<'a> Prepared<'a> {
                     &mut world,
                     &Send { trace, plan, requests: all, origin_s: first_s, drive },
                     tell,
+                    keep,
                 )])
             }
             Point::Clients(clients, _) => {
@@ -419,6 +449,7 @@ impl<'a> Prepared<'a> {
                     &mut world,
                     &Send { trace, plan, requests: all, origin_s: first_s, drive },
                     tell,
+                    keep,
                 )])
             }
             Point::Stage(_) => {
@@ -427,6 +458,7 @@ impl<'a> Prepared<'a> {
                     &mut world,
                     &Send { trace, plan, requests: all, origin_s: 0.0, drive },
                     tell,
+                    keep,
                 )])
             }
             Point::Stages(open) => {
@@ -434,7 +466,7 @@ impl<'a> Prepared<'a> {
                 for requests in ranges {
                     let drive = Drive::Open { load: 1.0 };
                     let send = Send { trace, plan, requests, origin_s: 0.0, drive };
-                    found.push(self.play(&mut world, &send, tell));
+                    found.push(self.play(&mut world, &send, tell, keep));
                     world.rest(Nanos::from_secs_f64(open.pause_s));
                 }
                 Ok(found.split_off(usize::from(open.warm_up.is_some())))
@@ -442,8 +474,8 @@ impl<'a> Prepared<'a> {
         }
     }
 
-    /// Plays a part of a trace and sums it up.
-    fn play(&self, world: &mut World, send: &Send<'_>, tell: &dyn Fn()) -> Found {
+    /// Plays a part of a trace and sums it up. Records are kept if `keep` says so.
+    fn play(&self, world: &mut World, send: &Send<'_>, tell: &dyn Fn(), keep: bool) -> Found {
         let (before, decided) = (world.engine_stats(), world.decisions());
         // One step may end several requests.
         let mut told = 0;
@@ -459,6 +491,8 @@ impl<'a> Prepared<'a> {
         // Of several seeds it is they that tell how far a figure can be trusted.
         let alone = self.scenario.seeds <= 1;
         let intervals = if alone { request_intervals(&run, 1) } else { BTreeMap::new() };
-        Found { figures, intervals, decisions }
+        let record = |outcome: &Outcome| outcome.record(send.trace, run.start);
+        let records = if keep { run.outcomes.iter().map(record).collect() } else { Vec::new() };
+        Found { figures, intervals, decisions, records }
     }
 }

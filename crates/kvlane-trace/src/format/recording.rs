@@ -1,8 +1,8 @@
 //! The records of a replay, one JSON object on a line: see [`Record`].
 //!
 //! A record tells when a request was due and how long prompt and answer were, and of its place in the replayed trace
-//! what [`Record::session`], [`Record::base`] and [`Record::shared_tokens`] say. What is lost: who waited for whom and
-//! for how long, the pace of a replay that was sped up (times are the replay's), and what failed answers would have
+//! what [`Record::session`], [`Record::after`], [`Record::think_s`], [`Record::base`] and [`Record::shared_tokens`] say.
+//! What is lost: the pace of a replay that was sped up (times are the replay's), and what failed answers would have
 //! become (they are as long as what was received). Prompts are as long as the engine counted them, its chat template
 //! included.
 
@@ -56,11 +56,18 @@ pub(super) fn read<R: BufRead>(lines: &mut Lines<R>, options: &Options) -> Resul
             let TraceRequest { input_tokens, output_tokens, .. } = draft.builder.requests()[base as usize];
             input_tokens.saturating_add(output_tokens).div_ceil(block_tokens)
         });
+        let after = record.after.and_then(|after| places.get(&after)).copied();
+        let think_s = record.think_s.filter(|_| after.is_some());
+        if let Some(wrong) = think_s.filter(|seconds| !(0.0..1e15).contains(seconds)) {
+            return Err(Fault::Field("think_s", format!("{wrong} is no time in seconds")));
+        }
         let request = TraceRequest {
             arrival_s: record.scheduled_s,
             input_tokens: record.prompt_tokens,
             output_tokens: record.output_tokens,
             session,
+            after,
+            think_s: think_s.map(|seconds| seconds as f32),
             base,
             shared_blocks: (record.shared_tokens.unwrap_or(0) / block_tokens).min(there_is),
             ..TraceRequest::default()

@@ -3,6 +3,7 @@
 
 pub(crate) mod catalogue;
 mod page;
+mod records;
 mod tables;
 
 use std::fs::File;
@@ -18,7 +19,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use kvlane_core::policy::PolicyConfig;
 use kvlane_core::time::Nanos;
 use kvlane_sim::scenario::{
-    Arm, CacheKnowledge, Cell, ClosedLoop, Conversations, Group, OpenLoop, Row, Scenario, Stage,
+    Arm, Aside, CacheKnowledge, Cell, ClosedLoop, Conversations, Group, OpenLoop, Row, Scenario, Stage,
     WorkloadSpec, run,
 };
 use kvlane_trace::generate::Workload;
@@ -99,6 +100,10 @@ pub(crate) struct SimulateArgs {
     /// Write the figures as JSON (schema kvlane.simulate/1) to a file, or to stdout without one.
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     json: Option<PathBuf>,
+    /// Write what each request experienced under the first seed, in the form of a replay's records: a file for each row,
+    /// named by policy and load, into this directory, which is made if need be.
+    #[arg(long, value_name = "DIR")]
+    records: Option<PathBuf>,
     #[command(flatten)]
     page: PageArgs,
 }
@@ -125,6 +130,9 @@ pub(crate) fn run_command(args: &SimulateArgs) -> Result<ExitCode> {
     // A file that cannot be written is better known before the run than after it.
     let mut json = args.json.as_deref().filter(|path| *path != Path::new("-")).map(create).transpose()?;
     args.page.check()?;
+    if let Some(directory) = &args.records {
+        std::fs::create_dir_all(directory).with_context(|| format!("--records {}", directory.display()))?;
+    }
 
     let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
     bar.set_style(ProgressStyle::with_template("{bar:48} {pos}/{len} requests  {elapsed}")?);
@@ -136,7 +144,8 @@ pub(crate) fn run_command(args: &SimulateArgs) -> Result<ExitCode> {
         }
     };
     let open = |path: &Path| catalogue::open(path, &directory);
-    let rows = run(&scenario, &directory, &open, jobs, Some(wall_clock), &progress)?;
+    let aside = Aside { stopwatch: Some(wall_clock), records: args.records.is_some() };
+    let rows = run(&scenario, &directory, &open, jobs, aside, &progress)?;
     bar.finish_and_clear();
 
     let figures = serde_json::to_string_pretty(&to_json(&scenario, &rows))?;
@@ -151,6 +160,9 @@ pub(crate) fn run_command(args: &SimulateArgs) -> Result<ExitCode> {
             write!(std::io::stderr(), "{tables}")?;
         }
         None => write!(out, "{tables}")?,
+    }
+    if let Some(directory) = &args.records {
+        records::write(&rows, directory)?;
     }
     args.page.write(|| page::page(&scenario, &rows))?;
     Ok(ExitCode::SUCCESS)
