@@ -23,6 +23,7 @@ use kvlane_trace::record::Record;
 use kvlane_trace::summary::Percentiles;
 use kvlane_trace::trace::{Trace, TraceRequest};
 use serde_json::{Map, Value};
+use tokio::sync::Notify;
 
 use self::body::Bodies;
 use self::client::Watch;
@@ -85,6 +86,8 @@ pub struct ReplayConfig {
     pub fields: Map<String, Value>,
     /// Whom to trust at an `https` address.
     pub tls: Option<Arc<rustls::ClientConfig>>,
+    /// Ends the replay early when it is notified: what is in flight is given up, and only what had ended is reported.
+    pub stop: Arc<Notify>,
 }
 
 /// What prompts are made of.
@@ -123,6 +126,7 @@ impl Default for ReplayConfig {
             headers: Vec::new(),
             fields: Map::new(),
             tls: None,
+            stop: Arc::default(),
         }
     }
 }
@@ -132,6 +136,8 @@ impl Default for ReplayConfig {
 pub struct ReplayReport {
     /// One record per request, in the trace's order. Times are seconds since the replay's start, not scaled back.
     pub records: Vec<Record>,
+    /// Requests that have no record, since the replay was ended early.
+    pub unfinished: usize,
     /// From the start to the last request's end, in seconds.
     pub wall_s: f64,
     /// How late this client sent requests, in seconds. Large lags mean that the client was the bottleneck. `None`
@@ -162,6 +168,7 @@ pub async fn replay(
     let target = Arc::new(Target::new(&config)?);
     let bodies = Bodies::new(&config)?;
     let (trace, speed, timeout) = (config.trace.clone(), config.speed, config.request_timeout);
+    let stop = config.stop.clone();
     let plan = Plan::new(&trace);
     let total = trace.requests.len();
     let mut watch = Watch::begin();
@@ -207,6 +214,7 @@ pub async fn replay(
         let arrival = tokio::select! {
             biased;
             arrival = arrivals.recv() => arrival,
+            () = stop.notified() => break,
             never = watch.look() => match never {},
         };
         let Arrival { record, gaps, failure } = arrival.expect("the clock has let all requests depart");
@@ -230,7 +238,9 @@ pub async fn replay(
     let mut lags: Vec<f64> = records.iter().map(Record::lag_s).collect();
     let client = watch.end(&mut lags);
     let client_lag_s = client.lag_s;
-    Ok(ReplayReport { records, wall_s, client_lag_s, client, itl_s: itl.percentiles(), first_errors })
+    let unfinished = total - records.len();
+    let itl_s = itl.percentiles();
+    Ok(ReplayReport { records, unfinished, wall_s, client_lag_s, client, itl_s, first_errors })
 }
 
 /// The models that the server serves.
@@ -632,6 +642,23 @@ mod tests {
         let report = replay(config, |_, _| {}).await.expect("a good configuration");
         assert!(report.records.iter().all(Record::is_ok), "{:?}", report.first_errors);
         assert_eq!(heard.lock().expect("whole").len(), 10);
+    }
+
+    #[tokio::test]
+    async fn a_replay_that_is_stopped_reports_what_had_ended() {
+        let (addr, heard) = listening(usize::MAX).await;
+        let mut config = config(addr, 3);
+        // Two at once, and one that nobody will wait for.
+        config.trace = trace([request(0), request(1), request(20_000_000)], 16);
+        let stop = config.stop.clone();
+        let stop_at_two = |done, _| {
+            if done == 2 {
+                stop.notify_one()
+            }
+        };
+        let report = replay(config, stop_at_two).await.expect("a good configuration");
+        assert_eq!((report.records.len(), report.unfinished), (2, 1));
+        assert_eq!(heard.lock().expect("whole").len(), 2);
     }
 
     #[tokio::test]

@@ -20,6 +20,7 @@ use kvlane_tokens::{Config as TokensConfig, Source, Tokenizer};
 use kvlane_trace::record;
 use kvlane_trace::trace::Trace;
 use serde_json::{Map, Value};
+use tokio::sync::Notify;
 
 use self::show::Found;
 use super::page::PageArgs;
@@ -27,6 +28,8 @@ use super::trace::ReadArgs;
 
 /// What the program ends with when the client was the bottleneck.
 const BOTTLENECK: u8 = 3;
+/// What it ends with at the second interrupt, as shells have it.
+const INTERRUPTED: i32 = 130;
 
 /// What a replay can be told.
 #[derive(Args, Clone, Debug)]
@@ -164,6 +167,7 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<ExitCode> {
             ProgressDrawTarget::stderr(),
         );
         bar.set_style(ProgressStyle::with_template("{bar:48} {pos}/{len} answered  {elapsed}")?);
+        tokio::spawn(stop_when_told(config.stop.clone()));
         let report = replay(config.clone(), |done, _| bar.set_position(done as u64)).await?;
         bar.finish_and_clear();
         anyhow::Ok(report)
@@ -171,6 +175,12 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<ExitCode> {
     if let Some(path) = &args.records {
         let file = std::io::BufWriter::new(File::create(path)?);
         record::write(&report.records, file).context("--records")?;
+    }
+    if report.unfinished > 0 {
+        args.tell(&format!(
+            "note: stopped early; {} requests had not ended and are left out",
+            report.unfinished
+        ))?;
     }
     let bounds = Bounds { late_s: args.late_max_ms / 1e3, cpu_share: args.cpu_max_percent / 100.0 };
     let why = report.client.bottleneck(&bounds);
@@ -201,7 +211,18 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<ExitCode> {
     }
     args.page.write(|| found.page(&report.records))?;
     let answered = report.records.iter().any(record::Record::is_ok);
-    Ok(if answered { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if answered && report.unfinished == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The first interrupt ends the replay, the second one the program.
+async fn stop_when_told(stop: Arc<Notify>) {
+    // Where interrupts cannot be heard they end the program, as they do anywhere.
+    if tokio::signal::ctrl_c().await.is_ok() {
+        stop.notify_one();
+        if tokio::signal::ctrl_c().await.is_ok() {
+            std::process::exit(INTERRUPTED);
+        }
+    }
 }
 
 /// The model that the server serves.
@@ -294,6 +315,7 @@ impl ReplayArgs {
             headers: self.header.clone(),
             fields: self.field.iter().cloned().collect::<Map<_, _>>(),
             tls,
+            stop: Arc::default(),
         })
     }
 

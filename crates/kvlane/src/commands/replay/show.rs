@@ -31,6 +31,8 @@ pub(super) struct Found {
     wall_s: f64,
     requests_per_s: f64,
     summary: Summary,
+    /// Requests that were left out, since the replay was ended early.
+    unfinished: usize,
     /// Between any two tokens of an answer.
     itl_s: Option<Percentiles>,
     /// What a cache that never forgets would have held, as a share of the prompt tokens of the answered requests.
@@ -79,6 +81,7 @@ impl Found {
             wall_s: report.wall_s,
             requests_per_s: if report.wall_s > 0.0 { records.len() as f64 / report.wall_s } else { 0.0 },
             summary: Summary::of(records, 1.0),
+            unfinished: report.unfinished,
             itl_s: report.itl_s,
             cached_share_max: (all > 0).then(|| reusable as f64 / all as f64),
             errors,
@@ -138,6 +141,9 @@ impl Found {
             number(output_tokens as f64),
             number(output_tokens_per_s),
         );
+        if self.unfinished > 0 {
+            text.push_str(&format!(" Stopped early: {} more had not ended.", self.unfinished));
+        }
         if self.speed != 1.0 {
             text.push_str(&format!(" Conversations began {} times as fast as in the trace.", self.speed));
         }
