@@ -2,7 +2,7 @@
 # line of cargo that can be typed by hand.
 
 .PHONY: demo test lint bench scenarios placement placement-live chaos soak crowd replay-schedule e2e-vllm e2e-sglang \
-	e2e-llamacpp e2e-sdk e2e-api race deny sbom ci cargo
+	e2e-llamacpp e2e-sdk e2e-api e2e-prometheus race deny sbom ci cargo
 
 # A trace through the gateway onto four mock engines, under three policies.
 demo: cargo
@@ -91,6 +91,13 @@ e2e-api: cargo
 	cargo build --release --locked -p kvlane
 	e2e/venv.sh api
 	e2e/.work/api/bin/python e2e/api/test_api.py -v
+
+# A real Prometheus scrapes a run: alert rules, every panel of the dashboard, every metric's row, spans as OpenTelemetry reads
+# them. Debian's prometheus and 5 MB from PyPI, once.
+e2e-prometheus: cargo
+	cargo build --release --locked -p kvlane
+	e2e/prometheus/setup.sh
+	e2e/.work/prometheus/bin/python e2e/prometheus/test_prometheus.py -v
 
 # What a request costs beside nginx, HAProxy, sglang-router and vllm-router. Linux; installs with apt-get and pip.
 race: cargo
