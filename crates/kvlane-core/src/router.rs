@@ -478,6 +478,17 @@ impl Router {
         (index.bytes(), index.blocks_held())
     }
 
+    /// Blocks that each of these was given and is expected to hold still.
+    pub fn blocks_given(&self, endpoints: &[EndpointId]) -> Vec<u64> {
+        let index = self.index();
+        endpoints.iter().map(|endpoint| index.blocks_of(*endpoint)).collect()
+    }
+
+    /// Bytes that the index of our own dispatches may use.
+    pub fn index_bytes_max(&self) -> usize {
+        self.approximate.lock().unwrap_or_else(PoisonError::into_inner).memory_bytes_max
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

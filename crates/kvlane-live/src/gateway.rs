@@ -29,6 +29,7 @@ use crate::clock::Clock;
 use crate::config::{Config, ConfigError};
 use crate::first_tokens::FirstTokens;
 use crate::hints::{Facts, Hints};
+use crate::history::{History, Lately};
 use crate::ingest::EventFeed;
 use crate::lease::Lease;
 use crate::limits::{Charge, Limits};
@@ -72,6 +73,8 @@ pub struct Gateway {
     pub clock: Clock,
     /// Its metrics.
     pub metrics: Metrics,
+    /// What the last minutes were like.
+    pub(crate) history: History,
     /// What it counts tokens with.
     pub(crate) tokenizers: Tokenizers,
     table: ArcSwap<Table>,
@@ -116,6 +119,8 @@ pub struct ModelPool {
     pub(crate) metrics: PoolMetrics,
     /// How long first tokens take, while requests may be hedged.
     pub(crate) first_tokens: FirstTokens,
+    /// How long its requests took of late.
+    pub(crate) lately: Lately,
     seats: ArcSwap<Vec<Option<Arc<Occupant>>>>,
     waiters: Mutex<HashMap<RequestId, oneshot::Sender<Output>>>,
     /// The block size of each endpoint that has told it.
@@ -209,6 +214,7 @@ impl Gateway {
             recorder: Recorder::default(),
             clock,
             metrics: Metrics::new(),
+            history: History::default(),
             tokenizers,
             table: ArcSwap::default(),
             workers: Mutex::default(),

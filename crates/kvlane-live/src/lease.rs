@@ -118,6 +118,7 @@ impl Lease {
             }
             if self.before.is_none() {
                 self.pool.metrics.ttft.observe((now - self.received).as_secs_f64());
+                self.pool.lately.ttft.note((now - self.received).as_secs_f64());
                 if self.gateway.config().hedge.enabled {
                     self.pool.first_tokens.note(now - self.placed);
                 }
@@ -141,6 +142,7 @@ impl Lease {
         let now = self.gateway.clock.now();
         let metrics = &self.pool.metrics;
         metrics.duration.observe((now - self.received).as_secs_f64());
+        self.pool.lately.duration.note((now - self.received).as_secs_f64());
         let output_tokens = usage.map_or(self.tokens, |usage| u64::from(usage.completion_tokens));
         metrics.output_tokens.inc_by(output_tokens);
         if let Some(attempt) = &mut self.attempt {
@@ -172,7 +174,9 @@ impl Lease {
         if let Some(first) = self.first_token
             && self.tokens > 1
         {
-            metrics.tpot.observe((now - first).as_secs_f64() / (self.tokens - 1) as f64);
+            let tpot_s = (now - first).as_secs_f64() / (self.tokens - 1) as f64;
+            metrics.tpot.observe(tpot_s);
+            self.pool.lately.tpot.note(tpot_s);
         }
     }
 

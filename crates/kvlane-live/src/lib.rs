@@ -15,6 +15,7 @@ pub mod fleet;
 pub mod front;
 pub mod gateway;
 pub mod hints;
+mod history;
 pub mod ingest;
 pub mod lease;
 pub mod limits;

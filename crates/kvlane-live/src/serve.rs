@@ -26,6 +26,7 @@ use crate::config::Config;
 use crate::fleet::Fleet;
 use crate::front::http::{Door, Front};
 use crate::gateway::{Gateway, Security};
+use crate::history::keep_history;
 use crate::ingest::{Ingest, write_snapshot};
 use crate::metrics::{Metrics, Reached};
 use crate::timings::Timings;
@@ -150,6 +151,7 @@ impl Serving {
             let counted = &counting.metrics;
             tokio::join!(
                 keep_keys(Arc::clone(&counting)),
+                keep_history(Arc::clone(&counting)),
                 Front::accept(counted, server, stop_accepting, |stream| spread(counted, &lanes, stream)),
                 Front::accept(counted, metrics, stop_operators, |stream| drop(operators.spawn(stream))),
             );

@@ -44,6 +44,8 @@ pub struct ApproxIndex {
     newest: u32,
     bytes: usize,
     blocks_held: u64,
+    /// The same by the slot of the holder.
+    held_by_slot: Vec<u64>,
     /// Scratch: the runs of a prompt and the endpoint's position in each.
     path: Vec<(u32, usize)>,
 }
@@ -120,6 +122,7 @@ impl ApproxIndex {
             newest: NIL,
             bytes: 0,
             blocks_held: 0,
+            held_by_slot: Vec::new(),
             path: Vec::new(),
         }
     }
@@ -132,6 +135,11 @@ impl ApproxIndex {
     /// Blocks held, each counted once per holder.
     pub fn blocks_held(&self) -> u64 {
         self.blocks_held
+    }
+
+    /// Blocks held by an endpoint, and by those before it in its slot as far as they are still being removed.
+    pub fn blocks_of(&self, endpoint: EndpointId) -> u64 {
+        self.held_by_slot.get(endpoint.slot()).copied().unwrap_or(0)
     }
 
     /// Finds, for every endpoint, how many leading blocks of `chain` it holds at `now`.
@@ -269,9 +277,23 @@ impl ApproxIndex {
     fn deepen(&mut self, run: u32, position: usize, depth: u32) {
         let hold = &mut self.runs[run as usize].holds[position];
         if depth > hold.depth {
-            self.blocks_held += u64::from(depth - hold.depth);
+            let (endpoint, more) = (hold.endpoint, depth - hold.depth);
             hold.depth = depth;
+            self.note_held(endpoint, more);
         }
+    }
+
+    fn note_held(&mut self, endpoint: EndpointId, blocks: u32) {
+        if endpoint.slot() >= self.held_by_slot.len() {
+            self.held_by_slot.resize(endpoint.slot() + 1, 0);
+        }
+        self.held_by_slot[endpoint.slot()] += u64::from(blocks);
+        self.blocks_held += u64::from(blocks);
+    }
+
+    fn note_lost(&mut self, endpoint: EndpointId, blocks: u32) {
+        self.held_by_slot[endpoint.slot()] -= u64::from(blocks);
+        self.blocks_held -= u64::from(blocks);
     }
 
     fn add_run(&mut self, hashes: Vec<BlockHash>, parent: u32) -> u32 {
@@ -348,7 +370,7 @@ impl ApproxIndex {
         for hold in holds {
             if hold.depth > at {
                 self.push_hold(run, Hold { depth: hold.depth - at, ..hold });
-                self.blocks_held -= u64::from(at);
+                self.note_lost(hold.endpoint, at);
                 // As old as the hold it was cut from, and to be evicted just after it.
                 let position = self.add_hold(head, hold.endpoint, at, hold.touched);
                 let link = self.runs[head as usize].holds[position].link;
@@ -379,7 +401,7 @@ impl ApproxIndex {
         };
         self.link_newest(link);
         self.bytes += LINK_BYTES;
-        self.blocks_held += u64::from(depth);
+        self.note_held(endpoint, depth);
         self.push_hold(run, Hold { touched, endpoint, depth, link })
     }
 
@@ -405,7 +427,7 @@ impl ApproxIndex {
                 holds.shrink_to(holds.len() * 2);
             }
             self.bytes -= (before - holds.capacity()) * HOLD_BYTES;
-            self.blocks_held -= u64::from(hold.depth);
+            self.note_lost(hold.endpoint, hold.depth);
         }
         self.bytes -= LINK_BYTES;
         self.unlink(at);
@@ -518,6 +540,7 @@ pub(super) mod tests {
             (0..index.runs.len() as u32).filter(|&r| !index.runs[r as usize].hashes.is_empty()).collect();
         assert_eq!(index.heads.len(), live.len());
         let (mut bytes, mut blocks, mut held) = (0, 0, BTreeMap::new());
+        let mut by_slot = BTreeMap::new();
         for &at in &live {
             let run = &index.runs[at as usize];
             bytes += RUN_BYTES + run.hashes.len() * BLOCK_BYTES + run.holds.capacity() * HOLD_BYTES;
@@ -532,6 +555,7 @@ pub(super) mod tests {
                 assert!(depth >= 1 && depth as usize <= run.hashes.len());
                 bytes += LINK_BYTES;
                 blocks += u64::from(depth);
+                *by_slot.entry(endpoint.slot()).or_insert(0) += u64::from(depth);
                 assert!(held.insert(link, touched).is_none());
                 if run.parent != NIL {
                     let parent = &index.runs[run.parent as usize];
@@ -543,6 +567,9 @@ pub(super) mod tests {
             }
         }
         assert_eq!((index.bytes, index.blocks_held), (bytes, blocks));
+        for (slot, held) in index.held_by_slot.iter().enumerate() {
+            assert_eq!(by_slot.get(&slot).unwrap_or(&0), held, "slot {slot}");
+        }
         let (mut at, mut last) = (index.oldest, Nanos::ZERO);
         while at != NIL {
             let touched = held.remove(&at).expect("each once");

@@ -1,6 +1,8 @@
 //! The operators' API: who serves, how it goes, why requests went where they went.
 
 mod decisions;
+mod fleet;
+mod page;
 mod readiness;
 mod whatif;
 mod workers;
@@ -8,9 +10,11 @@ mod workers;
 use http::request::Parts;
 use http::{HeaderValue, Method, Response, StatusCode, header};
 use hyper::body::Incoming;
+use kvlane_core::time::Nanos;
 use serde_json::{Value, json};
 
 use self::decisions::decisions;
+use self::fleet::fleet;
 use self::readiness::{model, models, readiness};
 use self::whatif::whatif;
 use self::workers::{Change, add, describe, find, url_in_query};
@@ -39,6 +43,13 @@ pub(crate) async fn answer(
         "/openapi.yaml" if get => text_response(StatusCode::OK, "application/yaml", OPENAPI.into()),
         "/v1/models" if get => json_response(StatusCode::OK, &models(gateway)),
         _ if get && path.starts_with("/v1/models/") => model(gateway, &path["/v1/models/".len()..])?,
+        // On the operators' port, and nowhere else.
+        "/dashboard" | "/dashboard.js" | "/dashboard.css" if matches!(front.door, Door::Operators { .. }) => {
+            match page::file(path) {
+                Some(file) if get => file,
+                _ => return Err(wrong_method(parts, READ)),
+            }
+        }
         "/liveness" | "/health" | "/readiness" | "/openapi.yaml" => return Err(wrong_method(parts, READ)),
         // Elsewhere a worker is asked.
         _ if matches!(front.door, Door::Operators { .. })
@@ -53,7 +64,16 @@ pub(crate) async fn answer(
 
 /// Whether anybody may know what is at this path, whoever they are: those who watch over the gateway have no key.
 pub(crate) fn is_open(path: &str) -> bool {
-    matches!(path, "/liveness" | "/health" | "/readiness" | "/openapi.yaml")
+    matches!(
+        path,
+        "/liveness"
+            | "/health"
+            | "/readiness"
+            | "/openapi.yaml"
+            | "/dashboard"
+            | "/dashboard.js"
+            | "/dashboard.css"
+    )
 }
 
 /// Whether a path is the operators'.
@@ -67,6 +87,8 @@ pub(crate) fn is_for_operators(path: &str) -> bool {
                 | "/list_workers"
                 | "/decisions"
                 | "/whatif"
+                | "/fleet"
+                | "/history"
                 | "/metrics"
         )
 }
@@ -103,6 +125,10 @@ async fn operate(
         }
         ("GET", "/decisions", _) => json_response(StatusCode::OK, &decisions(gateway, parts)?),
         ("GET", "/whatif", _) => json_response(StatusCode::OK, &whatif(gateway)?),
+        ("GET", "/fleet", _) => json_response(StatusCode::OK, &fleet(front, parts)),
+        ("GET", "/history", _) => {
+            json_response(StatusCode::OK, &gateway.history.describe(gateway.clock.now(), since(parts)?))
+        }
         ("GET", "/workers", _) => {
             let workers: Vec<Value> =
                 front.fleet.workers().iter().map(|worker| describe(gateway, worker)).collect();
@@ -184,6 +210,15 @@ fn wrong_method(parts: &Parts, allow: &'static str) -> ApiError {
 
 fn refused(status: StatusCode, message: &str) -> ApiError {
     ApiError::Admin { status, message: message.into() }
+}
+
+/// The time after which things are asked for: all of them where the query does not say.
+fn since(parts: &Parts) -> Result<Option<Nanos>, ApiError> {
+    let Some(text) = query(parts, "since_s") else { return Ok(None) };
+    match text.parse::<f64>() {
+        Ok(secs) if secs >= 0.0 && secs.is_finite() => Ok(Some(Nanos::from_secs_f64(secs))),
+        _ => Err(refused(StatusCode::BAD_REQUEST, &format!("since_s={text}: take seconds, 0 or more"))),
+    }
 }
 
 fn query(parts: &Parts, key: &str) -> Option<String> {

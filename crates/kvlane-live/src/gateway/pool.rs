@@ -15,6 +15,7 @@ use tokio::time::Instant;
 
 use super::{Gateway, ModelPool, Occupant};
 use crate::first_tokens::FirstTokens;
+use crate::history::Lately;
 use crate::ingest::EventFeed;
 use crate::worker::Worker;
 
@@ -33,6 +34,7 @@ impl ModelPool {
             counting: gateway.tokenizers.counting(model),
             metrics: gateway.metrics.pool(model),
             first_tokens: FirstTokens::default(),
+            lately: Lately::default(),
             seats: ArcSwap::default(),
             waiters: Mutex::default(),
             block_sizes: Mutex::default(),

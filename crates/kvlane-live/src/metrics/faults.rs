@@ -88,6 +88,16 @@ impl Shed {
         }
     }
 
+    /// How many were refused so far, by the code that their clients read.
+    pub(crate) fn by_reason(&self) -> [(&'static str, u64); REASONS.len()] {
+        std::array::from_fn(|n| (REASONS[n].1, self.by_reason[n].get()))
+    }
+
+    /// The share of the requests of late that were refused.
+    pub(crate) fn share(&self) -> f64 {
+        self.share.get()
+    }
+
     fn note(&self, now: Nanos, note: impl FnOnce(&mut Recent)) {
         let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
         let age_s = now.0.saturating_sub(recent.at.0) as f64 / 1e9;

@@ -156,6 +156,7 @@ impl Drop for Account {
         }
         let State { pool, status, settled, .. } = std::mem::take(&mut *self.state());
         let code = if settled { status } else { CLIENT_CLOSED_REQUEST };
+        self.gateway.history.note_end(code);
         let api = self.api.map_or("other", Api::name);
         self.tell(pool.as_deref(), status, settled);
         let model = pool.map_or_else(String::new, |pool| pool.model.clone());

@@ -1,0 +1,1218 @@
+// The dashboard. Once a second it asks /fleet, /history and /decisions of the port it came from, and shows what they say.
+// Text reaches the page as text only. The key is in this tab's session storage and in the Authorization header, nowhere else.
+
+const EVERY_MS = 1000;
+const EVERY_HIDDEN_MS = 10_000;
+const PATIENCE_MS = 5000;
+const DECISIONS_KEPT = 60;
+const CHANGES_KEPT = 60;
+const TREND_POINTS = 90;
+const MAP_FROM = 13;
+
+const $ = id => document.getElementById(id);
+
+// === Making elements ===
+
+function make(tag, traits = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(traits)) {
+    if (name === "class") element.className = value;
+    else if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (value !== undefined && value !== false) element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.filter(child => child !== undefined && child !== null && child !== false));
+  return element;
+}
+
+function draw(tag, traits = {}, ...children) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(traits)) element.setAttribute(name, value);
+  element.append(...children);
+  return element;
+}
+
+/** Writes only what differs: an unchanged cell costs no layout, and a screen reader hears nothing of it. */
+function setText(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+function setClass(element, name) {
+  if (element.getAttribute("class") !== name) element.setAttribute("class", name);
+}
+
+// === Words and figures ===
+
+const whole = new Intl.NumberFormat("en");
+
+function count(value) {
+  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  const size = Math.abs(value);
+  if (size >= 9.995e8) return (value / 1e9).toFixed(size < 9.995e9 ? 2 : 1) + "B";
+  if (size >= 999_500) return (value / 1e6).toFixed(size < 9.995e6 ? 2 : 1) + "M";
+  if (size >= 9995) return (value / 1e3).toFixed(size < 99_950 ? 1 : 0) + "k";
+  if (size >= 100 || Number.isInteger(value)) return whole.format(Math.round(value));
+  return value.toFixed(size < 9.95 ? 2 : 1);
+}
+
+function seconds(value) {
+  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  const size = Math.abs(value);
+  if (size < 0.000_95) return (value * 1e6).toFixed(0) + " µs";
+  if (size < 0.009_95) return (value * 1e3).toFixed(1) + " ms";
+  if (size < 0.9995) return (value * 1e3).toFixed(0) + " ms";
+  if (size < 9.995) return value.toFixed(2) + " s";
+  if (size < 119.5) return value.toFixed(size < 59.5 ? 1 : 0) + " s";
+  if (size < 7170) return (value / 60).toFixed(0) + " min";
+  return (value / 3600).toFixed(1) + " h";
+}
+
+function share(value) {
+  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  const percent = value * 100;
+  return (percent > 0 && percent < 9.95 || percent > 99 && percent < 100 ? percent.toFixed(1) : percent.toFixed(0)) + " %";
+}
+
+function bytes(value) {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let unit = 0;
+  while (value >= 1024 && unit < units.length - 1) { value /= 1024; unit += 1; }
+  return `${unit === 0 || value >= 100 ? value.toFixed(0) : value.toFixed(1)} ${units[unit]}`;
+}
+
+function ago(span) {
+  return span < 1 ? "now" : span < 60 ? `${Math.floor(span)} s ago` : span < 3600 ? `${Math.floor(span / 60)} min ago` : `${Math.floor(span / 3600)} h ago`;
+}
+
+function plural(n, one, many = one + "s") { return `${whole.format(n)} ${n === 1 ? one : many}`; }
+
+/** A worker's name without what all of them begin with. */
+function short(name) { return name === null || name === undefined ? "one that has left" : name.replace(/^https?:\/\//, ""); }
+
+const STATES = {
+  serving: "serving", draining: "draining", leaving: "leaving", joining: "not asked yet", failing: "does not answer", down: "down",
+};
+const TRUST = {
+  exact: ["exact", "Known from its KV events, and predictions hold"],
+  degraded: ["degraded", "Known from its KV events, but predictions have been wrong of late"],
+  approximate: ["approximate", "Known from what was sent there"],
+  load_only: ["load only", "Its cache is not known: only its load counts"],
+};
+const BREAKERS = { closed: "closed", open: "open", half_open: "half-open" };
+const FEEDS = { absent: "none", refused: "refused", syncing: "catching up", live: "live" };
+const REASONS = {
+  random: "drawn at random", turn: "its turn", least_loaded: "the least in flight",
+  prefix_hit: "it holds most of this prompt", prefix_miss: "nobody holds enough of this prompt, so load decided",
+  imbalance: "the fleet was out of balance, so load decided", saturated: "whoever holds the prefix was too busy",
+  lowest_cost: "the lowest cost", affinity: "its conversation goes there",
+};
+
+// === State ===
+
+const page = {
+  key: sessionStorage.getItem("kvlane-key"),
+  fleet: null,
+  model: null,
+  span: Number(localStorage.getItem("kvlane-span")) || 300,
+  paused: false,
+  history: null,
+  decisions: [],
+  decisionsAt: null,
+  chosen: null,
+  sort: null,
+  find: "",
+  sheet: null,
+  before: new Map(),
+  trends: new Map(),
+  answeredAt: 0,
+  costs: [],
+};
+
+// === Asking ===
+
+class Refused extends Error {
+  constructor(status, message) { super(message); this.status = status; }
+}
+
+async function ask(path, method = "GET", body) {
+  const headers = {};
+  if (page.key) headers.authorization = `Bearer ${page.key}`;
+  if (body !== undefined) headers["content-type"] = "application/json";
+  const answer = await fetch(path, {
+    method, headers, body: body === undefined ? undefined : JSON.stringify(body),
+    signal: AbortSignal.timeout(PATIENCE_MS), cache: "no-store", credentials: "omit", redirect: "error",
+  });
+  const told = await answer.json().catch(() => null);
+  if (!answer.ok) throw new Refused(answer.status, told?.error?.message ?? `${method} ${path} answered ${answer.status}`);
+  return told;
+}
+
+async function refresh() {
+  const since = page.history ? `?since_s=${page.history.newest}` : "";
+  const after = page.decisionsAt === null ? "" : `&since_s=${page.decisionsAt}`;
+  const [fleet, history, decisions] = await Promise.all([
+    ask("fleet"), ask(`history${since}`), ask(`decisions?limit=40&candidates=6${after}`),
+  ]);
+  if (page.fleet && fleet.now_s < page.fleet.now_s) {
+    // Another gateway: its time has begun again, and nothing kept here belongs to it.
+    Object.assign(page, { history: null, decisions: [], decisionsAt: null, chosen: null });
+    page.before.clear();
+    page.trends.clear();
+    page.fleet = fleet;
+    noteChange("The gateway has started again", "");
+    return refresh();
+  }
+  const begun = performance.now();
+  page.fleet = fleet;
+  page.answeredAt = Date.now();
+  keepHistory(history);
+  keepDecisions(decisions);
+  show();
+  page.costs.push(performance.now() - begun);
+  if (page.costs.length > 60) page.costs.shift();
+}
+
+let timer = 0;
+let refreshing = false;
+
+async function tick() {
+  clearTimeout(timer);
+  if (refreshing) return;
+  refreshing = true;
+  const begun = Date.now();
+  try {
+    await refresh();
+    $("banner").hidden = true;
+    if ($("app").hidden) open();
+  } catch (error) {
+    if (error instanceof Refused && (error.status === 401 || error.status === 403)) {
+      refreshing = false;
+      return close(error);
+    }
+    trouble(error);
+  }
+  refreshing = false;
+  showLive();
+  if (page.paused) return;
+  const every = document.hidden ? EVERY_HIDDEN_MS : EVERY_MS;
+  timer = setTimeout(tick, Math.max(50, every - (Date.now() - begun)));
+}
+
+function trouble(error) {
+  const silent = !(error instanceof Refused);
+  const since = page.answeredAt ? ` What is shown is as of ${clock(page.answeredAt)}.` : "";
+  const what = silent && (error.name === "TimeoutError" || error instanceof TypeError)
+    ? "The gateway does not answer."
+    : `Something is wrong: ${error.message}.`;
+  if ($("app").hidden) {
+    $("gate").hidden = false;
+    setText($("gate-why"), what);
+  } else {
+    setText($("banner"), what + since);
+    $("banner").hidden = false;
+  }
+}
+
+function clock(ms) { return new Date(ms).toLocaleTimeString("en-GB"); }
+
+/** The gateway's time as that of this machine. */
+function moment(at) { return page.answeredAt - (page.fleet.now_s - at) * 1000; }
+
+// === The key ===
+
+function open() {
+  $("gate").hidden = true;
+  $("app").hidden = false;
+  $("leave").hidden = !page.key;
+  show();
+}
+
+function close(error) {
+  const tried = page.key !== null;
+  page.key = null;
+  page.fleet = null;
+  page.history = null;
+  page.decisions = [];
+  page.decisionsAt = null;
+  page.before.clear();
+  sessionStorage.removeItem("kvlane-key");
+  for (const dialog of document.querySelectorAll("dialog[open]")) dialog.close();
+  $("app").hidden = true;
+  for (const emptied of ["tiles", "changes", "decision-list", "why", "index", "map"]) $(emptied).replaceChildren();
+  $("endpoints").tBodies[0].replaceChildren();
+  rows.clear();
+  tiles.clear();
+  $("gate").hidden = false;
+  $("gate-why").className = error && tried ? "wrong" : "";
+  setText($("gate-why"), error && (tried || error.status === 403) ? error.message : "This gateway shows its fleet to operators.");
+  $("gate-key").value = "";
+  $("gate-key").focus();
+}
+
+$("gate-form").addEventListener("submit", event => {
+  event.preventDefault();
+  page.key = $("gate-key").value.trim();
+  $("gate-key").value = "";
+  // Before it is known to be good it is in no storage.
+  ask("fleet").then(() => sessionStorage.setItem("kvlane-key", page.key), () => {}).finally(tick);
+});
+$("leave").addEventListener("click", () => {
+  clearTimeout(timer);
+  close(null);
+});
+
+// === What is kept ===
+
+function keepHistory(told) {
+  const fresh = page.history ?? { newest: 0, ends: {}, pools: new Map() };
+  const append = (kept, columns) => {
+    for (const [name, values] of Object.entries(columns)) {
+      if (!Array.isArray(values)) continue;
+      const column = kept[name] ??= [];
+      column.push(...values);
+      if (column.length > told.rows_max) column.splice(0, column.length - told.rows_max);
+    }
+  };
+  append(fresh.ends, told.ends);
+  for (const pool of told.pools) {
+    if (!fresh.pools.has(pool.model)) fresh.pools.set(pool.model, {});
+    append(fresh.pools.get(pool.model), pool);
+  }
+  fresh.newest = fresh.ends.t_s?.at(-1) ?? 0;
+  page.history = fresh;
+}
+
+function keepDecisions(told) {
+  const seen = new Set(page.decisions.map(decision => decision.request));
+  const fresh = [];
+  for (const pool of told.pools) {
+    for (const decision of pool.decisions) {
+      if (!seen.has(decision.request)) fresh.push({ ...decision, model: pool.model, policy: pool.policy });
+    }
+  }
+  if (fresh.length === 0) return;
+  page.decisions = [...fresh, ...page.decisions].sort((a, b) => b.at_s - a.at_s || b.request - a.request);
+  page.decisionsAt = page.decisions[0].at_s;
+  const chosen = page.decisions.find(decision => decision.request === page.chosen?.request);
+  page.decisions.length = Math.min(page.decisions.length, DECISIONS_KEPT);
+  // The one that is read stays while it is read.
+  if (chosen && !page.decisions.includes(chosen)) page.decisions.push(chosen);
+}
+
+/** Endpoints of the model that is shown, and workers that have no place yet. */
+function endpoints() {
+  const all = [];
+  for (const worker of page.fleet.workers) {
+    if (worker.endpoints.length === 0) all.push({ id: `${worker.id}/`, name: worker.url, worker, of: null });
+    for (const of of worker.endpoints) {
+      if (of.model === page.model) all.push({ id: `${worker.id}/${of.model}/${of.rank ?? ""}`, name: of.endpoint, worker, of });
+    }
+  }
+  return all;
+}
+
+function pool() { return page.fleet.pools.find(pool => pool.model === page.model); }
+function past() { return page.history?.pools.get(page.model) ?? {}; }
+function last(values) { return values?.length ? values.at(-1) : null; }
+
+// === Showing ===
+
+function show() {
+  const models = page.fleet.pools.map(pool => pool.model);
+  if (!models.includes(page.model)) page.model = models[0] ?? null;
+  showModels(models);
+  const all = endpoints();
+  noteChanges();
+  showSummary(all);
+  showTiles(all);
+  charts.forEach(chart => chart.show());
+  showFleet(all);
+  showDecisions();
+  showIndex(all);
+  if (page.sheet) showSheet();
+  $("add").hidden = !page.fleet.you.may_change;
+  const who = page.fleet.you.name ? `${page.fleet.you.name}, ${page.fleet.you.role}` : page.fleet.you.may_change ? "no key needed" : page.fleet.you.role;
+  setText($("about"), `kvlane ${page.fleet.version} · up ${seconds(page.fleet.now_s)} · ${who}`);
+  const mean = page.costs.reduce((sum, cost) => sum + cost, 0) / Math.max(1, page.costs.length);
+  setText($("cost"), page.costs.length ? `an update takes ${mean.toFixed(1)} ms of this browser` : "");
+}
+
+function showModels(models) {
+  const select = $("model");
+  if (select.options.length !== models.length || models.some((model, n) => select.options[n].value !== model)) {
+    select.replaceChildren(...models.map(model => make("option", { value: model }, model)));
+  }
+  select.value = page.model ?? "";
+  $("model-label").hidden = models.length < 2;
+}
+
+function showLive() {
+  const live = $("live");
+  const late = page.answeredAt && Date.now() - page.answeredAt > 3000;
+  setClass(live, page.paused ? "live paused" : late ? "live late" : "live");
+  setText(live.lastElementChild, page.paused ? "paused" : late ? ago((Date.now() - page.answeredAt) / 1000) : "live");
+}
+
+function tally(all) {
+  const states = {};
+  for (const { worker } of all) states[worker.state] = (states[worker.state] ?? 0) + 1;
+  return states;
+}
+
+function showSummary(all) {
+  const states = tally(all);
+  const open = all.filter(({ of }) => of?.breaker?.state === "open").length;
+  const parts = [];
+  if (states.down) parts.push(`${plural(states.down, "endpoint")} down`);
+  if (states.failing) parts.push(`${plural(states.failing, "endpoint does", "endpoints do")} not answer`);
+  if (open) parts.push(`${plural(open, "breaker")} open`);
+  const bad = parts.length > 0 || page.fleet.configuration.problem;
+  const serving = states.serving ?? 0;
+  if (page.fleet.configuration.problem) parts.push(`the configuration was refused: ${page.fleet.configuration.problem}`);
+  if (page.fleet.stopping) parts.push("the gateway is stopping");
+  const rest = all.length === 0 ? "No endpoint yet" : serving === all.length ? `All ${plural(serving, "endpoint")} serving` : `${serving} of ${plural(all.length, "endpoint")} serving`;
+  setText($("summary"), [rest, ...parts].join(" · "));
+  setClass($("summary"), bad ? "trouble" : "");
+  const mark = bad ? "● " : "";
+  const title = `${mark}kvlane · ${serving}/${all.length} serving`;
+  if (document.title !== title) document.title = title;
+}
+
+// === Figures at the top ===
+
+const tiles = new Map();
+
+function tile(name, figure, unit, more, values) {
+  let shown = tiles.get(name);
+  if (!shown) {
+    const area = draw("path", { class: "area" });
+    const line = draw("path", { class: "line" });
+    const svg = draw("svg", { viewBox: "0 0 100 26", preserveAspectRatio: "none", "aria-hidden": "true" }, area, line);
+    const number = make("span");
+    const suffix = make("small");
+    const note = make("div", { class: "more" });
+    const root = make("div", { class: "tile", role: "group", "aria-label": name },
+      make("div", { class: "name" }, name), make("div", { class: "figure" }, number, suffix), note, svg);
+    shown = { number, suffix, note, area, line };
+    tiles.set(name, shown);
+    $("tiles").append(root);
+  }
+  setText(shown.number, figure);
+  setText(shown.suffix, unit);
+  setText(shown.note, more);
+  const points = buckets(values ?? [], 80).values;
+  const top = Math.max(1e-9, ...points.filter(value => value !== null));
+  const at = (value, n) => `${(100 * n / Math.max(1, points.length - 1)).toFixed(1)} ${(25 - 22 * (value ?? 0) / top).toFixed(1)}`;
+  const line = points.length > 1 ? "M" + points.map(at).join("L") : "";
+  shown.line.setAttribute("d", line);
+  shown.area.setAttribute("d", line && `${line}L100 26L0 26Z`);
+}
+
+function showTiles(all) {
+  const rows = past();
+  const now = pool();
+  const n = Math.min(page.span, rows.t_s?.length ?? 0);
+  const recent = name => (rows[name] ?? []).slice(-n);
+  const cached = rolling(rows.cached_tokens, rows.input_tokens, 10);
+  const predicted = rolling(rows.predicted_cached_tokens, rows.input_tokens, 10);
+  const kv = all.map(({ of }) => of?.reported?.kv_usage_ratio).filter(value => value !== null && value !== undefined);
+  const shed = Object.values(now?.shed ?? {}).reduce((sum, value) => sum + value, 0);
+  tile("Requests", count(last(rows.requests)), "/s", `${count(last(rows.output_tokens))} output tokens/s`, recent("requests"));
+  tile("Time to first token", seconds(last(rows.ttft_p50_s)), "p50", `p90 ${seconds(last(rows.ttft_p90_s))} · p99 ${seconds(last(rows.ttft_p99_s))}`, recent("ttft_p50_s"));
+  tile("From cache", share(last(cached)), "of prompt tokens", `predicted ${share(last(predicted))}`, cached.slice(-n));
+  tile("In flight", count(now?.in_flight ?? 0), "requests", `${count(last(rows.context_tokens))} tokens, ${count(last(rows.prefill_tokens))} to compute`, recent("context_tokens"));
+  tile("KV cache use", kv.length ? share(kv.reduce((sum, value) => sum + value, 0) / kv.length) : "–", "", kv.length ? `fullest ${share(Math.max(...kv))}` : "no endpoint reports", recent("kv_usage_ratio"));
+  tile("Waiting", count(now?.queued ?? 0), `of ${count(now?.queue_max ?? 0)}`, `${count(shed)} shed since the start`, recent("queued"));
+}
+
+/** Sums of one column over those of another, over so many rows: what came in one second says little. */
+function rolling(part, of, rows) {
+  const out = [];
+  let [above, below] = [0, 0];
+  for (let n = 0; n < (of?.length ?? 0); n += 1) {
+    above += part[n] ?? 0;
+    below += of[n] ?? 0;
+    if (n >= rows) { above -= part[n - rows] ?? 0; below -= of[n - rows] ?? 0; }
+    out.push(below > 1 ? Math.min(1, Math.max(0, above / below)) : null);
+  }
+  return out;
+}
+
+/** At most so many points: means of equal spans, nothing where nothing was said. */
+function buckets(values, most) {
+  if (values.length <= most) return { values, size: 1 };
+  const size = Math.ceil(values.length / most);
+  const out = [];
+  for (let from = values.length % size; from < values.length; from += size) {
+    const told = values.slice(from, from + size).filter(value => value !== null);
+    out.push(told.length ? told.reduce((sum, value) => sum + value, 0) / told.length : null);
+  }
+  return { values: out, size };
+}
+
+// === Charts ===
+
+const charts = [];
+/** The row under the pointer, from the newest: the same in all charts. */
+let pointed = null;
+
+class Chart {
+  /** `series` are `{name, of(columns), look}`; with `stack` they lie on one another. */
+  constructor({ title, unit, series, stack = false, top = null, columns = past }) {
+    Object.assign(this, { title, unit, series, stack, fixedTop: top, columns, asTable: false, width: 400 });
+    this.legend = make("div", { class: "legend" });
+    this.values = series.map(({ name, look }) => {
+      const value = make("b");
+      this.legend.append(make("span", { class: look.split(" ")[0] }, make("i", { class: look.includes("dash") ? "dash" : "" }), name, value));
+      return value;
+    });
+    this.rows = make("button", { class: "rows", "aria-pressed": "false", "aria-label": `${title}: as a table`, onclick: () => this.turn() }, "Table");
+    this.svg = draw("svg", { tabindex: "0", role: "img" });
+    this.told = make("div", { class: "told", tabindex: "0", hidden: true });
+    this.root = make("section", { class: "chart", "aria-label": title }, make("div", { class: "top" }, make("h2", {}, title), this.rows, this.legend), this.svg, this.told);
+    this.svg.addEventListener("pointermove", event => this.point(event));
+    this.svg.addEventListener("pointerleave", () => pointAt(null));
+    this.svg.addEventListener("blur", () => pointAt(null));
+    this.svg.addEventListener("keydown", event => this.step(event));
+    new ResizeObserver(entries => {
+      this.width = Math.max(200, Math.round(entries[0].contentRect.width));
+      if (page.fleet) this.show();
+    }).observe(this.root);
+    $("charts").append(this.root);
+  }
+
+  turn() {
+    this.asTable = !this.asTable;
+    this.rows.setAttribute("aria-pressed", this.asTable);
+    setText(this.rows, this.asTable ? "Chart" : "Table");
+    this.svg.toggleAttribute("hidden", this.asTable);
+    this.told.hidden = !this.asTable;
+    this.show();
+  }
+
+  point(event) {
+    const box = this.svg.getBoundingClientRect();
+    const x = (event.clientX - box.left - this.left) / (this.width - this.left);
+    pointAt(Math.round((1 - Math.min(1, Math.max(0, x))) * page.span));
+  }
+
+  step(event) {
+    const by = { ArrowLeft: 1, ArrowRight: -1, PageUp: 30, PageDown: -30, Home: page.span, End: -page.span }[event.key];
+    if (by === undefined) return;
+    event.preventDefault();
+    pointAt(Math.min(page.span, Math.max(0, (pointed ?? 0) + by)));
+    say(`${pointed} seconds ago: ${this.series.map(({ name }, n) => `${name} ${this.values[n].textContent}`).join(", ")}`, true);
+  }
+
+  show() {
+    const columns = this.columns();
+    const times = columns.t_s ?? [];
+    const all = this.series.map(({ of }) => of(columns));
+    const now = page.fleet.now_s;
+    this.tell(times, all, now);
+    if (this.asTable) return this.tabulate(times, all, now);
+    const first = times.findIndex(t => t >= now - page.span);
+    const lines = first < 0 ? all.map(() => []) : all.map(values => values.slice(first));
+    const t = first < 0 ? [] : times.slice(first);
+    const [width, height, left, bottom] = [this.width, 132, this.left = 44, 16];
+    const thin = Math.max(1, Math.ceil(t.length / ((width - left) / 2)));
+    const points = [];
+    for (let from = t.length % thin; from < t.length; from += thin) {
+      points.push({
+        t: t[Math.min(t.length - 1, from + (thin >> 1))],
+        values: lines.map(values => {
+          let [sum, told] = [0, 0];
+          for (let n = from; n < from + thin && n < values.length; n += 1) if (values[n] !== null) { sum += values[n]; told += 1; }
+          return told ? sum / told : null;
+        }),
+      });
+    }
+    if (this.stack) for (const point of points) point.values.reduce((sum, value, n) => point.values[n] = sum + (value ?? 0), 0);
+    const highest = Math.max(0, ...points.flatMap(point => point.values.map(value => value ?? 0)));
+    const [top, step] = this.fixedTop ? [this.fixedTop, this.fixedTop / 2] : scale(highest, this.unit === seconds);
+    const x = at => left + (width - left) * (1 - (now - at) / page.span);
+    const y = value => 6 + (height - bottom - 6) * (1 - value / top);
+    const parts = [];
+    for (let value = 0; value <= top * 1.001; value += step) {
+      const at = Math.round(y(value)) + .5;
+      parts.push(draw("line", { class: "grid", x1: left, x2: width, y1: at, y2: at }));
+      parts.push(draw("text", { x: left - 7, y: at + 3.5, "text-anchor": "end" }, value === 0 && this.unit === seconds ? "0" : this.unit(value).replace(".00", "")));
+    }
+    for (const [part, anchor] of [[0, "start"], [.5, "middle"], [1, "end"]]) {
+      const back = page.span * (1 - part);
+      parts.push(draw("text", { x: left + (width - left) * part, y: height - 2, "text-anchor": anchor }, back === 0 ? "now" : back >= 60 ? `−${back / 60} min` : `−${back} s`));
+    }
+    const order = this.stack ? [...this.series.keys()].reverse() : [...this.series.keys()].reverse();
+    for (const n of order) {
+      const { look } = this.series[n];
+      const runs = [];
+      let run = [];
+      for (const point of points) {
+        if (point.values[n] === null) { if (run.length) runs.push(run); run = []; } else run.push(point);
+      }
+      if (run.length) runs.push(run);
+      const line = runs.map(run => "M" + run.map(point => `${x(point.t).toFixed(1)} ${y(point.values[n]).toFixed(1)}`).join("L") + (run.length === 1 ? "h1.5" : "")).join("");
+      if (!line) continue;
+      if (this.stack || look.includes("area")) {
+        const area = this.stack
+          ? runs.map(run => "M" + run.map(point => `${x(point.t).toFixed(1)} ${y(point.values[n]).toFixed(1)}`).join("L") + "L" + [...run].reverse().map(point => `${x(point.t).toFixed(1)} ${y(n ? point.values[n - 1] : 0).toFixed(1)}`).join("L") + "Z").join("")
+          : runs.map(run => "M" + run.map(point => `${x(point.t).toFixed(1)} ${y(point.values[n]).toFixed(1)}`).join("L") + `L${x(run.at(-1).t).toFixed(1)} ${y(0)}L${x(run[0].t).toFixed(1)} ${y(0)}Z`).join("");
+        parts.push(draw("path", { class: `fill ${this.stack ? "solid" : "soft"} ${look}`, d: area }));
+      }
+      if (!this.stack) parts.push(draw("path", { class: look, d: line }));
+    }
+    if (pointed !== null) parts.push(draw("line", { class: "cursor", x1: x(now - pointed), x2: x(now - pointed), y1: 4, y2: height - bottom }));
+    this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    this.svg.replaceChildren(...parts);
+  }
+
+  /** The values at the pointer, or the newest. */
+  tell(times, all, now) {
+    let row = times.length - 1;
+    if (pointed !== null) {
+      row = times.findIndex(t => t >= now - pointed - .5);
+      if (row < 0) row = times.length - 1;
+    }
+    const values = all.map(values => this.unit(values[row] ?? null));
+    this.values.forEach((value, n) => setText(value, values[n]));
+    const label = `${this.title}: ${this.series.map(({ name }, n) => `${name} ${values[n]}`).join(", ")}. Arrow keys go back in time.`;
+    // Not each second: whoever has it read out should hear it to its end.
+    if (document.activeElement !== this.svg) this.svg.setAttribute("aria-label", label);
+  }
+
+  /** A row for every thirtieth of the span. */
+  tabulate(times, all, now) {
+    const every = Math.max(1, Math.round(page.span / 30));
+    const body = [];
+    for (let row = times.length - 1; row >= 0 && times[row] >= now - page.span; row -= every) {
+      body.push(make("tr", {}, make("td", {}, clock(moment(times[row]))), ...all.map(values => make("td", {}, this.unit(values[row] ?? null)))));
+    }
+    const head = make("tr", {}, make("th", { scope: "col" }, "Time"), ...this.series.map(({ name }) => make("th", { scope: "col" }, name)));
+    const scrolled = this.told.scrollTop;
+    this.told.replaceChildren(make("table", { class: "small" }, make("caption", { class: "unseen" }, this.title), make("thead", {}, head), make("tbody", {}, ...body)));
+    this.told.scrollTop = scrolled;
+  }
+}
+
+function pointAt(back) {
+  if (pointed === back) return;
+  pointed = back;
+  if (page.fleet) charts.forEach(chart => chart.show());
+}
+
+/** A round top that holds `highest`, and the step of the lines below it. */
+function scale(highest, ofTime) {
+  const least = ofTime ? 0.01 : 1;
+  const value = Math.max(highest * 1.05, least);
+  const power = 10 ** Math.floor(Math.log10(value));
+  const top = [1, 2, 4, 5, 10].map(n => n * power).find(top => top >= value * .999);
+  return [top, top / 2];
+}
+
+const column = name => columns => columns[name] ?? [];
+
+function openCharts() {
+  charts.push(
+    new Chart({ title: "Time to first token", unit: seconds, series: [
+      { name: "p50", of: column("ttft_p50_s"), look: "c0" },
+      { name: "p90", of: column("ttft_p90_s"), look: "c1" },
+      { name: "p99", of: column("ttft_p99_s"), look: "c2" },
+    ] }),
+    new Chart({ title: "Prompt tokens from cache", unit: share, top: 1, series: [
+      { name: "reported", of: columns => rolling(columns.cached_tokens, columns.input_tokens, 10), look: "c0 area" },
+      { name: "predicted", of: columns => rolling(columns.predicted_cached_tokens, columns.input_tokens, 10), look: "c2 dash" },
+    ] }),
+    new Chart({ title: "Requests per second", unit: count, stack: true, columns: () => page.history?.ends ?? {}, series: [
+      { name: "answered", of: column("answered"), look: "c1" },
+      { name: "bad", of: column("refused"), look: "c2" },
+      { name: "shed", of: column("shed"), look: "c-warn" },
+      { name: "failed", of: column("failed"), look: "c-bad" },
+      { name: "left", of: column("left"), look: "c-mute" },
+    ] }),
+    new Chart({ title: "Time per output token", unit: seconds, series: [
+      { name: "p50", of: column("tpot_p50_s"), look: "c0" },
+      { name: "p99", of: column("tpot_p99_s"), look: "c2" },
+    ] }),
+    new Chart({ title: "Queue", unit: count, series: [
+      { name: "in flight", of: column("in_flight"), look: "c1 area" },
+      { name: "waiting", of: column("queued"), look: "c0" },
+      { name: "shed/s", of: column("shed"), look: "c-warn" },
+    ] }),
+    new Chart({ title: "Tokens in flight", unit: count, series: [
+      { name: "context", of: column("context_tokens"), look: "c1 area" },
+      { name: "to compute", of: column("prefill_tokens"), look: "c0" },
+    ] }),
+  );
+}
+
+// === The fleet ===
+
+const COLUMNS = [
+  { name: "Endpoint", by: row => row.name },
+  { name: "Load in tokens", by: row => row.of?.context_tokens ?? -1, wide: true },
+  { name: "KV use", by: row => row.of?.reported?.kv_usage_ratio ?? -1 },
+  { name: "Holds", by: row => holds(row.of)?.tokens ?? -1 },
+  { name: "Trust", by: row => ["load_only", "approximate", "degraded", "exact"].indexOf(row.of?.knowledge) },
+  { name: "Breaker", by: row => ["closed", "half_open", "open"].indexOf(row.of?.breaker?.state) },
+  { name: "Event feed", by: row => row.of?.feed?.lag_s ?? -1 },
+  { name: "Decode step", by: row => row.of?.rates?.decode_step_s ?? -1 },
+  { name: "Load, last 90 s", by: null },
+];
+
+/** What an endpoint holds of prompts: as its events say while they count, else as was sent there. */
+function holds(of) {
+  if (!of?.holds) return null;
+  const told = of.feed?.state === "live";
+  return { tokens: told ? of.holds.events_tokens : of.holds.dispatches_tokens, told };
+}
+
+const rows = new Map();
+
+function openFleet() {
+  const head = $("endpoints").tHead.rows[0];
+  COLUMNS.forEach(({ name, by }, n) => {
+    const cell = make("th", { scope: "col" }, by ? make("button", { type: "button", onclick: () => sortBy(n) }, name) : name);
+    head.append(cell);
+  });
+}
+
+function sortBy(n) {
+  const falls = n !== 0;
+  page.sort = page.sort?.n === n ? (page.sort.falls === falls ? { n, falls: !falls } : null) : { n, falls };
+  [...$("endpoints").tHead.rows[0].cells].forEach((cell, at) => {
+    if (page.sort?.n === at) cell.setAttribute("aria-sort", page.sort.falls ? "descending" : "ascending");
+    else cell.removeAttribute("aria-sort");
+  });
+  sortedAt = 0;
+  showFleet(endpoints());
+}
+
+function newRow(id) {
+  const dot = make("span", { class: "dot", role: "img" });
+  const name = make("button", { class: "link", type: "button", onclick: () => openSheet(id) });
+  const note = make("span", { class: "note" });
+  const meter = (...parts) => {
+    const value = make("span", { class: "value" });
+    return { value, root: make("div", { class: "meter" }, make("span", { class: "track", "aria-hidden": "true" }, ...parts), value) };
+  };
+  const [prefill, context, used] = [make("i", { class: "first" }), make("i"), make("i")];
+  const [load, kv] = [meter(prefill, context), meter(used)];
+  const trust = make("span", { class: "trust" }, make("span", { class: "bars", "aria-hidden": "true" }, make("i"), make("i"), make("i")), make("span"));
+  const [held, breaker, feed, step] = [make("span"), make("span"), make("span"), make("span")];
+  const line = draw("path");
+  const trend = draw("svg", { class: "trend", viewBox: "0 0 96 20", "aria-hidden": "true" }, line);
+  const cells = [make("div", { class: "who" }, dot, name, note), load.root, kv.root, held, trust, breaker, feed, step, trend];
+  const root = make("tr", {}, ...cells.map((cell, n) => make("td", {
+    "data-name": COLUMNS[n].name, class: [COLUMNS[n].wide && "wide", n === 8 && "trend-cell"].filter(Boolean).join(" ") || undefined,
+  }, cell)));
+  const square = make("b", { onclick: () => openSheet(id) });
+  return { root, dot, name, note, prefill, context, load: load.value, used, kv: kv.value, held, trust, breaker, feed, step, line, square };
+}
+
+function width(element, part) {
+  const value = `${Math.round(1000 * Math.min(1, Math.max(0, part || 0))) / 10}%`;
+  if (element.style.width !== value) element.style.width = value;
+}
+
+/** What is wrong with an endpoint, in a few words, and how bad that is. */
+function ailment({ worker, of }) {
+  switch (worker.state) {
+    case "down": return ["bad", worker.problem ? `down: ${worker.problem}` : "down"];
+    case "failing": return ["bad", `does not answer (${worker.failed_probes} of ${page.fleet.probes.failure_threshold} probes failed)`];
+    case "joining": return ["off", "not asked yet"];
+    case "leaving": return ["off", "leaves when its last request is over"];
+    case "draining": return ["off", "draining"];
+  }
+  if (of?.breaker?.state === "open") return ["warn", "its breaker is open"];
+  if (of?.breaker?.state === "half_open") return ["warn", "one request is let through"];
+  if (worker.parity.state === "mismatch") return ["warn", "counts tokens otherwise than we do"];
+  if (of?.busy_for_s) return ["warn", `busy, it says, for ${seconds(of.busy_for_s)}`];
+  if (of?.feed && (of.feed.state === "refused" || of.feed.problem)) return ["warn", of.feed.problem ?? "its event feed is refused"];
+  return ["", ""];
+}
+
+let sortedAt = 0;
+
+function showFleet(all) {
+  const body = $("endpoints").tBodies[0];
+  const most = Math.max(1000, ...all.map(({ of }) => of?.context_tokens ?? 0));
+  const wanted = page.find.toLowerCase();
+  const here = new Set();
+  for (const row of all) {
+    here.add(row.id);
+    let shown = rows.get(row.id);
+    if (!shown) {
+      shown = newRow(row.id);
+      rows.set(row.id, shown);
+      body.append(shown.root);
+      $("map").append(shown.square);
+      sortedAt = 0;
+    }
+    showRow(shown, row, most);
+    const hidden = wanted !== "" && !`${row.name} ${row.worker.state} ${row.of?.knowledge ?? ""} ${shown.note.textContent}`.toLowerCase().includes(wanted);
+    if (shown.root.hidden !== hidden) shown.root.hidden = hidden;
+  }
+  for (const [id, shown] of rows) {
+    if (here.has(id)) continue;
+    shown.root.remove();
+    shown.square.remove();
+    rows.delete(id);
+    page.trends.delete(id);
+  }
+  // Rows that jump each second cannot be read.
+  if (Date.now() - sortedAt > 5000) order(all, body);
+  $("find-label").hidden = all.length < MAP_FROM;
+  $("map").hidden = all.length < MAP_FROM;
+  const states = tally(all);
+  const words = Object.entries(states).filter(([state]) => state !== "serving").map(([state, n]) => `${n} ${STATES[state]}`);
+  setText($("fleet-note"), [plural(all.length, "endpoint"), ...words, page.model ?? "", pool()?.policy ?? ""].filter(Boolean).join(" · "));
+  $("fleet-empty").hidden = all.length > 0;
+  $("fleet-scroll").hidden = all.length === 0;
+  setText($("fleet-empty"), page.fleet.you.may_change ? "Nobody serves yet. Add an endpoint, or name workers in the configuration." : "Nobody serves yet.");
+}
+
+function order(all, body) {
+  sortedAt = Date.now();
+  let sorted = all;
+  if (page.sort) {
+    const { by } = COLUMNS[page.sort.n];
+    const sign = page.sort.falls ? -1 : 1;
+    const key = new Map(all.map(row => [row, by(row)]));
+    sorted = [...all].sort((a, b) => {
+      const [x, y] = [key.get(a), key.get(b)];
+      return sign * (typeof x === "string" ? x.localeCompare(y, "en", { numeric: true }) : x - y);
+    });
+  }
+  const wanted = sorted.map(row => rows.get(row.id).root);
+  if (wanted.some((root, n) => body.rows[n] !== root)) {
+    const focused = document.activeElement;
+    body.append(...wanted);
+    if (focused && body.contains(focused)) focused.focus({ preventScroll: true });
+  }
+}
+
+function showRow(shown, { id, name, worker, of }, most) {
+  const [severity, note] = ailment({ worker, of });
+  setClass(shown.root, severity);
+  setClass(shown.dot, `dot ${worker.state}`);
+  shown.dot.setAttribute("aria-label", STATES[worker.state]);
+  setText(shown.name, short(name));
+  setText(shown.note, note);
+  if (shown.note.title !== note) shown.note.title = note;
+  const [context, prefill] = [of?.context_tokens ?? 0, of?.prefill_tokens ?? 0];
+  width(shown.prefill, prefill / most);
+  width(shown.context, Math.max(0, context - prefill) / most);
+  setText(shown.load, of ? `${count(context)} · ${count(of.requests ?? 0)} req` : "–");
+  const used = of?.reported?.kv_usage_ratio;
+  width(shown.used, used);
+  setClass(shown.used, used > .9 ? "high" : "");
+  setText(shown.kv, share(used));
+  const held = holds(of);
+  setText(shown.held, held ? `${count(held.tokens)} tokens` : "–");
+  shown.held.title = held ? (held.told ? "As its KV events say" : "As was sent there") : "";
+  const [trust, why] = TRUST[of?.knowledge] ?? ["–", ""];
+  setClass(shown.trust, `trust ${of?.knowledge ?? ""}`);
+  setText(shown.trust.lastElementChild, trust);
+  shown.trust.title = why;
+  const state = of?.breaker?.state;
+  setText(shown.breaker, state === "open" && of.breaker.opens_for_s > 0 ? `open ${seconds(of.breaker.opens_for_s)}` : BREAKERS[state] ?? "–");
+  setClass(shown.breaker, state === "open" ? "is-bad" : state === "half_open" ? "is-warn" : "ok");
+  const feed = of?.feed;
+  setText(shown.feed, feed ? `${FEEDS[feed.state]}${feed.state === "live" && feed.lag_s !== null ? ` · ${seconds(Math.max(0, feed.lag_s))} lag` : ""}${feed.waiting ? ` · ${feed.waiting} waiting` : ""}` : "none");
+  setClass(shown.feed, !feed || feed.state === "live" ? "ok" : feed.state === "syncing" ? "is-warn" : "is-bad");
+  setText(shown.step, seconds(of?.rates?.decode_step_s));
+  const trend = page.trends.get(id) ?? [];
+  trend.push(context);
+  if (trend.length > TREND_POINTS) trend.shift();
+  page.trends.set(id, trend);
+  const from = TREND_POINTS - trend.length;
+  shown.line.setAttribute("d", "M" + trend.map((value, n) => `${(96 * (from + n) / (TREND_POINTS - 1)).toFixed(1)} ${(19 - 18 * Math.min(1, value / most)).toFixed(1)}`).join("L"));
+  setClass(shown.square, worker.state);
+  const fill = `${Math.round(100 * (used ?? context / most))}%`;
+  if (shown.square.style.getPropertyValue("--fill") !== fill) shown.square.style.setProperty("--fill", fill);
+  if (shown.square.title !== name) shown.square.title = name;
+}
+
+$("find").addEventListener("input", event => {
+  page.find = event.target.value.trim();
+  showFleet(endpoints());
+});
+
+// === Decisions ===
+
+function showDecisions() {
+  const of = page.decisions.filter(decision => decision.model === page.model);
+  const list = $("decision-list");
+  const kept = pool()?.decisions_kept;
+  setText($("decisions-note"), kept === 0 ? "routing.receipts is 0: none are kept" : "why did a request go there?");
+  const scrolled = list.scrollTop;
+  // Whoever has scrolled away from the newest reads: the list stays as it is.
+  if (scrolled < 40 || list.childElementCount === 0) {
+    list.replaceChildren(...of.map(decision => {
+      const chosen = decision.request === page.chosen?.request;
+      const held = decision.prompt_tokens ? decision.overlap_tokens / decision.prompt_tokens : 0;
+      const bar = make("i");
+      width(bar, held);
+      return make("div", {
+        class: "item", role: "option", id: `decision-${decision.request}`, "aria-selected": chosen,
+        onclick: () => choose(decision.request),
+      },
+        make("span", { class: "to" }, short(decision.worker)),
+        make("span", { class: "when" }, ago(page.fleet.now_s - decision.at_s)),
+        make("span", { class: "sub" }, `${REASONS[decision.reason] ?? decision.reason}${decision.attempt ? ` · attempt ${decision.attempt + 1}` : ""}`),
+        make("span", { class: "when" }, `${count(decision.prompt_tokens)} tokens`),
+        make("span", { class: "held", title: `holds ${share(held)} of the prompt` }, bar));
+    }));
+    list.scrollTop = scrolled;
+  }
+  if (page.chosen) list.setAttribute("aria-activedescendant", `decision-${page.chosen.request}`);
+  else list.removeAttribute("aria-activedescendant");
+  const shown = page.chosen ?? of[0];
+  if (shown) showWhy(shown);
+  else $("why").replaceChildren(make("p", { class: "muted" }, "No request has been placed yet."));
+}
+
+async function choose(request) {
+  const decision = page.decisions.find(decision => decision.request === request);
+  if (!decision) return;
+  page.chosen = page.chosen?.request === request ? null : decision;
+  $("decision-list").scrollTop = Math.min($("decision-list").scrollTop, 39);
+  showDecisions();
+  if (!page.chosen || decision.candidates_left_out === 0) return;
+  // The list has the foremost candidates only.
+  const told = await ask(`decisions?request=${request}`).catch(() => null);
+  const whole = told?.pools.flatMap(pool => pool.decisions)[0];
+  if (whole) Object.assign(decision, whole);
+  if (page.chosen === decision) showWhy(decision);
+}
+
+$("decision-list").addEventListener("keydown", event => {
+  const of = page.decisions.filter(decision => decision.model === page.model);
+  const at = of.findIndex(decision => decision.request === page.chosen?.request);
+  const to = { ArrowDown: at + 1, ArrowUp: Math.max(0, at - 1), Home: 0, End: of.length - 1 }[event.key];
+  if (event.key === "Escape") { page.chosen = null; showDecisions(); return; }
+  if (to === undefined || !of[to]) return;
+  event.preventDefault();
+  if (to !== at) choose(of[to].request);
+  $(`decision-${of[to].request}`)?.scrollIntoView({ block: "nearest" });
+});
+
+/** The picked one first, then by cost, then by what they hold. */
+function ranked(decision) {
+  const cost = row => row.cost ?? Infinity;
+  return [...decision.candidates].sort((a, b) =>
+    (b.worker === decision.worker) - (a.worker === decision.worker) || cost(a) - cost(b) || b.overlap_tokens - a.overlap_tokens || a.context_tokens - b.context_tokens);
+}
+
+function cost(value) { return value === null || value === undefined ? "–" : Math.abs(value) >= 1000 ? count(value) : String(Number(value.toPrecision(3))); }
+
+let whyShown = "";
+
+function showWhy(decision) {
+  const mark = `${decision.request} ${decision.candidates.length} ${page.chosen?.request === decision.request}`;
+  if (whyShown === mark && $("why").childElementCount) return;
+  whyShown = mark;
+  const order = ranked(decision);
+  const [picked, second] = order;
+  const said = make("p", { class: "said" }, "Sent to ", make("b", {}, short(decision.worker)), `: ${REASONS[decision.reason] ?? decision.reason}. `,
+    `It was expected to hold ${whole.format(decision.overlap_tokens)} of the prompt's ${whole.format(decision.prompt_tokens)} tokens`);
+  said.append(decision.prompt_tokens ? ` (${share(decision.overlap_tokens / decision.prompt_tokens)}). ` : ". ");
+  if (second) {
+    said.append("The runner-up was ", make("b", {}, short(second.worker)), `, which holds ${whole.format(second.overlap_tokens)}`);
+    said.append(picked.cost !== null && second.cost !== null
+      ? ` and would have cost ${cost(second.cost)} where the pick cost ${cost(picked.cost)}${second.cost > 0 && picked.cost < second.cost ? `, ${share(1 - picked.cost / second.cost)} less` : ""}.`
+      : ` and had ${plural(second.requests, "request")} in flight against ${whole.format(picked.requests)}.`);
+  } else said.append("There was nobody else to choose.");
+  const traits = [
+    `request ${decision.request}`, clock(moment(decision.at_s)), `policy ${decision.policy}`,
+    decision.session && `conversation ${decision.session}`, decision.tenant && `tenant ${decision.tenant}`,
+    decision.priority !== 0 && `priority ${decision.priority}`, decision.attempt > 0 && `attempt ${decision.attempt + 1}`,
+    `about ${whole.format(decision.expected_output_tokens)} output tokens expected`, page.chosen?.request === decision.request && "held: choose it again to go on",
+  ].filter(Boolean);
+  const costs = order.map(row => row.cost).filter(value => value !== null && value !== undefined);
+  const dearest = Math.max(...costs, 1e-12);
+  const timed = order.some(row => row.predicted_ttft_s !== undefined);
+  const bar = (part, value) => {
+    const filled = make("i");
+    width(filled, part);
+    return make("div", { class: "meter" }, make("span", { class: "track", "aria-hidden": "true" }, filled), make("span", { class: "value" }, value));
+  };
+  const head = ["Candidate", "Holds of it", "In flight", "To compute", timed && "First token", costs.length && "Cost"].filter(Boolean);
+  const body = order.map((row, n) => make("tr", { class: row.worker === decision.worker ? "picked" : "" },
+    make("td", {}, short(row.worker), row.worker === decision.worker ? make("span", { class: "tag" }, "picked") : n === 1 && make("span", { class: "tag second" }, "runner-up")),
+    make("td", {}, bar(decision.prompt_tokens ? row.overlap_tokens / decision.prompt_tokens : 0, count(row.overlap_tokens)), ),
+    make("td", {}, `${count(row.context_tokens)} `, make("span", { class: "unit" }, `· ${row.requests} req`)),
+    make("td", {}, count(row.prefill_tokens + Math.max(0, decision.prompt_tokens - row.overlap_tokens))),
+    timed && make("td", {}, seconds(row.predicted_ttft_s)),
+    costs.length > 0 && make("td", {}, row.cost === null ? "–" : bar(row.cost / dearest, cost(row.cost)))));
+  const left = decision.candidates_left_out;
+  $("why").replaceChildren(said, make("div", { class: "traits" }, ...traits.map(trait => make("span", {}, trait))),
+    make("table", {}, make("caption", { class: "unseen" }, "Candidates as the policy saw them"), make("thead", {}, make("tr", {}, ...head.map(name => make("th", { scope: "col" }, name)))), make("tbody", {}, ...body)),
+    left > 0 && make("p", { class: "muted" }, `and ${plural(left, "more candidate")}`) || "");
+}
+
+// === The index ===
+
+function showIndex(all) {
+  const of = pool();
+  if (!of) return $("index").replaceChildren();
+  const feeds = all.map(row => row.of?.feed).filter(Boolean);
+  const live = feeds.filter(feed => feed.state === "live");
+  const lags = live.map(feed => feed.lag_s).filter(lag => lag !== null);
+  const waiting = feeds.reduce((sum, feed) => sum + feed.waiting, 0);
+  const lost = feeds.reduce((sum, feed) => sum + feed.lost, 0);
+  const room = (used, most) => {
+    const filled = make("i");
+    width(filled, used / most);
+    return make("div", { class: "track", "aria-hidden": "true" }, filled);
+  };
+  const { events, dispatches } = of.index;
+  const facts = [
+    ["From KV events", events ? [`${count(events.blocks)} blocks, ${bytes(events.bytes)} of ${bytes(events.bytes_max)}`, room(events.bytes, events.bytes_max)] : ["not taken"]],
+    ["From dispatches", [`${count(dispatches.blocks)} blocks, ${bytes(dispatches.bytes)} of ${bytes(dispatches.bytes_max)}`, room(dispatches.bytes, dispatches.bytes_max)]],
+    ["Event feeds", [feeds.length ? `${live.length} of ${feeds.length} live${waiting ? `, ${whole.format(waiting)} messages waiting` : ""}` : "none"]],
+    ["Largest lag", [lags.length ? seconds(Math.max(0, ...lags)) : "–"]],
+    ["Messages lost", [feeds.length ? whole.format(lost) : "–"]],
+    ["Block", [`${whole.format(of.block_tokens)} tokens`]],
+    ["Tokens are", [of.tokens?.source === "estimate" || !of.tokens ? "estimated" : `counted (${of.tokens.source})`]],
+    ["Shed", [Object.entries(of.shed).map(([why, n]) => `${why.replaceAll("_", " ")} ${whole.format(n)}`).join(", ")]],
+  ];
+  const list = $("index");
+  if (list.childElementCount !== facts.length * 2) list.replaceChildren(...facts.flatMap(([name]) => [make("dt", {}, name), make("dd")]));
+  facts.forEach(([, value], n) => {
+    const cell = list.children[2 * n + 1];
+    if (cell.firstChild?.textContent !== value[0] || value.length > 1) cell.replaceChildren(...value);
+  });
+}
+
+// === Changes ===
+
+function noteChange(text, severity) {
+  const list = $("changes");
+  list.prepend(make("li", {}, make("time", {}, clock(page.answeredAt || Date.now())), make("span", { class: severity }, text)));
+  while (list.childElementCount > CHANGES_KEPT) list.lastElementChild.remove();
+}
+
+/** What differs from the last answer, for all models. */
+function noteChanges() {
+  const first = page.before.size === 0;
+  const here = new Map();
+  for (const worker of page.fleet.workers) {
+    here.set(worker.id, { name: short(worker.url), state: worker.state, problem: worker.problem });
+    for (const of of worker.endpoints) {
+      here.set(`${worker.id}/${of.model}/${of.rank ?? ""}`, {
+        name: short(of.endpoint), trust: of.knowledge, breaker: of.breaker?.state, feed: of.feed?.state,
+      });
+    }
+  }
+  if (!first) {
+    for (const [id, now] of here) {
+      const before = page.before.get(id);
+      if (!before) {
+        if (now.state) noteChange(`${now.name} was added`, "");
+        continue;
+      }
+      if (now.state !== before.state) {
+        const words = {
+          down: [`${now.name} is down${now.problem ? `: ${now.problem}` : ""}`, "is-bad"], failing: [`${now.name} does not answer`, "is-bad"],
+          draining: [`${now.name} drains`, ""], leaving: [`${now.name} leaves`, ""], joining: [`${now.name} joins`, ""], serving: [`${now.name} serves`, "is-good"],
+        };
+        noteChange(...words[now.state]);
+      }
+      if (now.breaker !== before.breaker && now.breaker && before.breaker) noteChange(`${now.name}: breaker ${BREAKERS[now.breaker]}`, now.breaker === "open" ? "is-bad" : "");
+      if (now.trust !== before.trust && now.trust && before.trust) noteChange(`${now.name}: trust ${TRUST[before.trust][0]} → ${TRUST[now.trust][0]}`, now.trust === "exact" ? "is-good" : "is-warn");
+    }
+    for (const [id, before] of page.before) if (!here.has(id) && before.state) noteChange(`${before.name} has left`, "");
+  } else if ($("changes").childElementCount === 0) noteChange("Opened", "");
+  page.before = here;
+}
+
+// === One endpoint ===
+
+function openSheet(id) {
+  page.sheet = id;
+  showSheet();
+  if (!$("sheet").open) $("sheet").showModal();
+}
+
+function facts(entries) {
+  return make("dl", { class: "facts" }, ...entries.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]));
+}
+
+function showSheet() {
+  const row = endpoints().find(row => row.id === page.sheet);
+  if (!row) {
+    page.sheet = null;
+    $("sheet").close();
+    return;
+  }
+  const { worker, of } = row;
+  const [, note] = ailment(row);
+  setText($("sheet-title"), short(row.name));
+  const scrolled = $("sheet").scrollTop;
+  const parts = [];
+  if (note) parts.push(make("p", { class: "problem" }, note[0].toUpperCase() + note.slice(1)));
+  if (of?.requests !== undefined) {
+    const reported = of.reported;
+    const held = holds(of);
+    parts.push(make("h3", {}, "Load"), facts([
+      ["State", STATES[worker.state]],
+      ["Requests in flight", `${whole.format(of.requests)}, ${whole.format(of.prefilling)} before their first token`],
+      ["Tokens in flight", whole.format(of.context_tokens)],
+      ["Still to compute", `${whole.format(of.prefill_tokens)} prompt tokens`],
+      ["It reports", reported ? `${whole.format(reported.running)} running, ${whole.format(reported.waiting)} waiting, ${seconds(reported.age_s)} ago` : "nothing"],
+      ["Prefill, as learned", `${count(of.rates.prefill_tokens_per_second)} tokens/s`],
+      ["Decode step, as learned", seconds(of.rates.decode_step_s)],
+    ]), make("h3", {}, "Cache"), facts([
+      ["KV use", reported ? share(reported.kv_usage_ratio) : "–"],
+      ["KV capacity", reported?.kv_capacity_tokens ? `${whole.format(reported.kv_capacity_tokens)} tokens` : "–"],
+      ["Holds", held ? `${whole.format(held.tokens)} tokens, ${held.told ? "as its events say" : "as was sent there"}` : "–"],
+      ["Trust", `${TRUST[of.knowledge][0]}: ${TRUST[of.knowledge][1].toLowerCase()}`],
+      ["Predictions", of.answers ? `${whole.format(of.answers)} answers compared, ${whole.format(of.answers_mispredicted)} mispredicted` : "nothing to compare yet"],
+      ["Of late", `${share(of.precision)} of what was predicted was there, ${share(of.recall)} of what was there was predicted`],
+      ["Counts tokens", `${worker.parity.state}${worker.parity.why ? `: ${worker.parity.why}` : ""}`],
+    ]), make("h3", {}, "Event feed"), facts(of.feed ? [
+      ["State", FEEDS[of.feed.state] + (of.feed.problem ? `: ${of.feed.problem}` : "")],
+      ["Lag", seconds(of.feed.lag_s)], ["Last event", of.feed.last_event_age_s === null ? "–" : ago(of.feed.last_event_age_s)],
+      ["Waiting", `${whole.format(of.feed.waiting)} messages`], ["Lost", `${whole.format(of.feed.lost)} messages`],
+    ] : [["State", "it has none"]]), make("h3", {}, "Breaker"), facts([
+      ["State", BREAKERS[of.breaker.state] + (of.breaker.opens_for_s > 0 ? `, for ${seconds(of.breaker.opens_for_s)} more` : "")],
+      ["Failures in a row", whole.format(of.breaker.failures)],
+      ["Says it is busy", of.busy_for_s ? `for ${seconds(of.busy_for_s)} more` : "no"],
+      ["Failed probes", whole.format(worker.failed_probes)],
+    ]));
+  }
+  $("sheet-body").replaceChildren(...parts);
+  $("sheet").scrollTop = scrolled;
+  showActions(worker);
+}
+
+function showActions(worker) {
+  const actions = $("sheet-actions");
+  const mark = `${worker.id} ${worker.state === "draining"} ${worker.state === "leaving"} ${page.fleet.you.may_change}`;
+  if (actions.dataset.mark === mark) return;
+  actions.dataset.mark = mark;
+  if (!page.fleet.you.may_change) return actions.replaceChildren(make("p", { class: "muted" }, "Changes need a key with the role admin."));
+  const several = worker.endpoints.length > 1 ? ` All ${worker.endpoints.length} of its endpoints.` : "";
+  const name = short(worker.url);
+  const buttons = [];
+  if (worker.state !== "leaving") {
+    buttons.push(worker.state === "draining"
+      ? make("button", { onclick: () => act(`Resume ${name}?`, `Requests are placed there again.${several}`, "Resume", `workers/${worker.id}`, "PUT", { draining: false }, `${name} takes requests again`) }, "Resume")
+      : make("button", { onclick: () => act(`Drain ${name}?`, `It takes no new requests; those in flight there go on to their end.${several}`, "Drain", `workers/${worker.id}`, "PUT", { draining: true }, `${name} drains`) }, "Drain"));
+    buttons.push(make("button", { onclick: () => act(`Remove ${name}?`, `It drains, and leaves the fleet when its last request is over.${several}${worker.configured ? " It is named in the configuration: after a restart it is back." : ""}`, "Remove", `workers/${worker.id}`, "DELETE", undefined, `${name} leaves`, true) }, "Remove"));
+  }
+  actions.replaceChildren(...buttons);
+}
+
+$("sheet").addEventListener("close", () => {
+  page.sheet = null;
+  $("sheet-actions").dataset.mark = "";
+});
+// A click beside it.
+$("sheet").addEventListener("click", event => { if (event.target === $("sheet")) $("sheet").close(); });
+
+// === Changing things ===
+
+function confirmed(title, text, yes, danger = false) {
+  const dialog = $("confirm");
+  setText($("confirm-title"), title);
+  setText($("confirm-text"), text);
+  setText($("confirm-yes"), yes);
+  $("confirm-yes").className = danger ? "danger" : "primary";
+  dialog.returnValue = "no";
+  dialog.showModal();
+  return new Promise(done => dialog.addEventListener("close", () => done(dialog.returnValue === "yes"), { once: true }));
+}
+
+async function act(title, text, yes, path, method, body, done, danger) {
+  if (!await confirmed(title, text, yes, danger)) return;
+  try {
+    await ask(path, method, body);
+    say(done);
+  } catch (error) {
+    say(`It was not done: ${error.message}`);
+  }
+  tick();
+}
+
+$("add").addEventListener("click", () => {
+  $("new-form").reset();
+  setText($("new-problem"), "");
+  $("new").showModal();
+});
+$("new-cancel").addEventListener("click", () => $("new").close());
+$("new-form").addEventListener("submit", async event => {
+  event.preventDefault();
+  const [url, model, key] = ["new-url", "new-model", "new-key"].map(id => $(id).value.trim());
+  if (!await confirmed(`Add ${short(url)}?`, "It is probed, and requests are placed there as soon as it answers. It is not written to the configuration: after a restart it is gone.", "Add")) return;
+  try {
+    await ask("workers", "POST", { url, ...model && { model }, ...key && { api_key: key } });
+    $("new").close();
+    say(`${short(url)} was added`);
+  } catch (error) {
+    setText($("new-problem"), error.message);
+  }
+  tick();
+});
+
+let saying = 0;
+
+/** Says something in passing; `quietly` only to those who listen. */
+function say(text, quietly = false) {
+  const said = $("said");
+  setClass(said, quietly ? "unseen" : "");
+  setText(said, text);
+  clearTimeout(saying);
+  saying = setTimeout(() => setText(said, ""), 4000);
+}
+
+// === Head ===
+
+$("pause").addEventListener("click", () => {
+  page.paused = !page.paused;
+  $("pause").setAttribute("aria-pressed", page.paused);
+  setText($("pause"), page.paused ? "Go on" : "Pause");
+  showLive();
+  if (!page.paused) tick();
+});
+$("model").addEventListener("change", event => {
+  page.model = event.target.value;
+  page.chosen = null;
+  rows.forEach(row => { row.root.remove(); row.square.remove(); });
+  rows.clear();
+  whyShown = "";
+  show();
+});
+$("span").addEventListener("change", event => {
+  page.span = Number(event.target.value);
+  localStorage.setItem("kvlane-span", page.span);
+  show();
+});
+document.addEventListener("visibilitychange", () => { if (!document.hidden && !page.paused && page.fleet) tick(); });
+
+const THEMES = { auto: "Auto", light: "Light", dark: "Dark" };
+const dark = matchMedia("(prefers-color-scheme: dark)");
+
+function dress() {
+  const theme = localStorage.getItem("kvlane-theme") ?? "auto";
+  document.documentElement.dataset.theme = theme === "auto" ? (dark.matches ? "dark" : "light") : theme;
+  setText($("theme"), THEMES[theme] ?? "Auto");
+  $("theme").setAttribute("aria-label", `Colours: ${THEMES[theme] ?? "Auto"}`);
+}
+dark.addEventListener("change", dress);
+$("theme").addEventListener("click", () => {
+  const names = Object.keys(THEMES);
+  const theme = localStorage.getItem("kvlane-theme") ?? "auto";
+  localStorage.setItem("kvlane-theme", names[(names.indexOf(theme) + 1) % names.length]);
+  dress();
+});
+
+// === Begin ===
+
+dress();
+$("span").value = String(page.span);
+if ($("span").selectedIndex < 0) { page.span = 300; $("span").value = "300"; }
+openFleet();
+openCharts();
+setInterval(showLive, 1000);
+tick();

@@ -1,0 +1,199 @@
+//! The whole fleet at a moment: all that the dashboard shows of it, in one answer.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use http::request::Parts;
+use kvlane_core::endpoint::{Endpoint, EndpointId};
+use kvlane_core::scheduler::Scheduler;
+use kvlane_core::time::Nanos;
+use serde_json::{Value, json};
+
+use crate::auth::{self, Role};
+use crate::front::http::Front;
+use crate::gateway::{Gateway, ModelPool};
+use crate::history::rounded;
+use crate::ingest::EventFeed;
+use crate::worker::{Seat, Worker};
+
+/// Prompt tokens for which an endpoint's rate of prefill is told, as in the metrics.
+const RATED_TOKENS: u64 = 4096;
+
+/// Pools and workers as they are now, and what whoever asks may do about them.
+pub(super) fn fleet(front: &Front, parts: &Parts) -> Value {
+    let gateway = &front.gateway;
+    let now = gateway.clock.now();
+    let identity = auth::identity(parts);
+    let open = !gateway.auth().operators_need_a_key() && identity.is_none();
+    let role = identity.map_or(if open { "admin" } else { "viewer" }, |identity| identity.role.name());
+    let pools = gateway.pools();
+    let endpoints: HashMap<(usize, EndpointId), Value> = pools
+        .iter()
+        .flat_map(|pool| {
+            endpoints(now, pool).into_iter().map(|(id, told)| ((Arc::as_ptr(pool) as usize, id), told))
+        })
+        .collect();
+    let health = gateway.config().health.clone();
+    let workers: Vec<Value> =
+        front.fleet.workers().iter().map(|worker| self::worker(now, worker, &endpoints)).collect();
+    json!({
+        "schema": "kvlane.fleet/1",
+        "version": env!("CARGO_PKG_VERSION"),
+        "now_s": now.as_secs_f64(),
+        "you": {
+            "name": identity.map(|identity| &*identity.name), "role": role,
+            "may_change": open || identity.is_some_and(|identity| identity.role == Role::Admin),
+        },
+        "stopping": gateway.stopping.load(Ordering::Relaxed),
+        "configuration": gateway.reloads.describe(),
+        "probes": {"interval_s": health.interval.as_secs_f64(), "failure_threshold": health.failure_threshold},
+        "tokenizer_queue": gateway.tokenizers.waiting(),
+        "pools": pools.iter().map(|pool| self::pool(gateway, pool)).collect::<Vec<_>>(),
+        "workers": workers,
+    })
+}
+
+fn pool(gateway: &Gateway, pool: &ModelPool) -> Value {
+    let (given_bytes, given_blocks) = pool.router.index_size();
+    let exact = pool.router.exact().map(|index| {
+        json!({"bytes": index.bytes(), "blocks": index.blocks_held(), "bytes_max": gateway.config().kv_events.index_memory})
+    });
+    let shed: Value = pool
+        .metrics
+        .shed
+        .by_reason()
+        .into_iter()
+        .map(|(why, count)| (why.to_owned(), json!(count)))
+        .collect();
+    let (policy, in_flight, queued, in_flight_max, queue_max, receipts) = pool.router.read(|scheduler| {
+        let config = scheduler.config();
+        let (in_flight_max, queue_max) = (config.in_flight_max, config.queue_len_max);
+        let policy = config.policy.name();
+        (policy, scheduler.in_flight(), scheduler.queued(), in_flight_max, queue_max, config.receipts_max)
+    });
+    let metrics = &pool.metrics;
+    json!({
+        "model": pool.model, "policy": policy, "block_tokens": pool.router.block_tokens(),
+        "tokens": pool.counting.describe(), "decisions_kept": receipts,
+        "in_flight": in_flight, "in_flight_max": in_flight_max, "queued": queued, "queue_max": queue_max,
+        "shed": shed, "shed_ratio": rounded(metrics.shed.share() as f32).unwrap_or(0.0),
+        "index": {
+            "events": exact,
+            "dispatches": {
+                "bytes": given_bytes, "blocks": given_blocks, "bytes_max": pool.router.index_bytes_max(),
+            },
+        },
+        "totals": {
+            "input_tokens": metrics.input_tokens.get(), "cached_tokens": metrics.cached_tokens.get(),
+            "predicted_cached_tokens": metrics.predicted_tokens.get(), "output_tokens": metrics.output_tokens.get(),
+            "retries": metrics.retries.get(),
+        },
+    })
+}
+
+/// What the pool knows of each of its endpoints. The scheduler's lock is held for a copy of the figures.
+fn endpoints(now: Nanos, pool: &ModelPool) -> Vec<(EndpointId, Value)> {
+    let known: Vec<(Endpoint, [f64; 2])> = pool.router.read(|scheduler: &Scheduler| {
+        let rated = |endpoint: &Endpoint| {
+            let (rates, load) = (scheduler.rates(endpoint), endpoint.load.in_flight);
+            let prefill_s = rates.prefill_s(RATED_TOKENS, RATED_TOKENS * (RATED_TOKENS + 1) / 2);
+            let step_s =
+                rates.decode_step_s(load.requests.saturating_sub(load.prefilling), load.context_tokens);
+            [RATED_TOKENS as f64 / prefill_s, step_s]
+        };
+        scheduler.pool().endpoints().map(|endpoint| (endpoint.clone(), rated(endpoint))).collect()
+    });
+    let ids: Vec<EndpointId> = known.iter().map(|(endpoint, _)| endpoint.id).collect();
+    let given = pool.router.blocks_given(&ids);
+    let block_tokens = u64::from(pool.router.block_tokens());
+    let told = known.iter().zip(given).map(|((endpoint, rates), given)| {
+        let events = pool.router.exact().map(|index| index.blocks_of(endpoint.id));
+        (endpoint.id, self::endpoint(now, endpoint, *rates, events, given, block_tokens))
+    });
+    told.collect()
+}
+
+fn endpoint(
+    now: Nanos,
+    endpoint: &Endpoint,
+    [prefill_rate, step_s]: [f64; 2],
+    events: Option<u64>,
+    given: u64,
+    block_tokens: u64,
+) -> Value {
+    let (load, truth, breaker) = (endpoint.load.in_flight, &endpoint.truth, &endpoint.breaker);
+    let reported = endpoint.load.reported.map(|(reported, at)| {
+        json!({
+            "running": reported.running, "waiting": reported.waiting,
+            "kv_usage_ratio": rounded(reported.kv_usage_ratio), "kv_capacity_tokens": reported.kv_capacity_tokens,
+            "age_s": rounded((now - at).as_secs_f64() as f32),
+        })
+    });
+    let until_s = |until: Option<Nanos>| until.map(|until| (until - now).as_secs_f64());
+    json!({
+        "requests": load.requests, "prefilling": load.prefilling,
+        "prefill_tokens": load.prefill_tokens, "context_tokens": load.context_tokens,
+        "reported": reported,
+        "rates": {"prefill_tokens_per_second": rounded(prefill_rate as f32), "decode_step_s": rounded(step_s as f32)},
+        "knowledge": truth.knowledge().name(),
+        "precision": rounded(truth.precision()), "recall": rounded(truth.recall()),
+        "answers": truth.totals().answers, "answers_mispredicted": truth.totals().wrong,
+        "breaker": {
+            "state": breaker.state().name(), "failures": breaker.failures(), "opens_for_s": until_s(breaker.until()),
+        },
+        "busy_for_s": until_s(endpoint.busy.until(now)),
+        "holds": {
+            "events_tokens": events.map(|blocks| blocks * block_tokens), "dispatches_tokens": given * block_tokens,
+        },
+    })
+}
+
+fn worker(now: Nanos, worker: &Worker, endpoints: &HashMap<(usize, EndpointId), Value>) -> Value {
+    let state = worker.state().clone();
+    let seats: Vec<Value> = state
+        .seats
+        .iter()
+        .map(|seat| {
+            let Seat { pool, endpoint, number, feed, .. } = seat;
+            // One that has just been seated is in the next answer.
+            let mut told =
+                endpoints.get(&(Arc::as_ptr(pool) as usize, *endpoint)).cloned().unwrap_or_else(|| json!({}));
+            told["model"] = json!(pool.model);
+            told["endpoint"] = json!(*worker.seat_name(*number));
+            told["rank"] = json!(number);
+            told["feed"] = json!(feed.as_ref().map(|feed| self::feed(now, feed)));
+            told
+        })
+        .collect();
+    json!({
+        "id": worker.id.0.to_string(), "url": *worker.url, "configured": worker.is_configured(),
+        "state": name_of_state(&state), "problem": state.problem, "failed_probes": state.probe_failures,
+        "parity": {"state": state.parity.name(), "why": state.parity.why()},
+        "endpoints": seats,
+    })
+}
+
+/// What matters of a feed at a glance; all of it is told by `GET /workers`.
+fn feed(now: Nanos, feed: &EventFeed) -> Value {
+    let seen = feed.seen();
+    let (waiting, dropped) = feed.waiting();
+    json!({
+        "state": seen.state.name(), "problem": seen.problem, "connected": seen.connected,
+        "lag_s": seen.applied_at.and_then(|_| rounded(seen.lag_s as f32)),
+        "last_event_age_s": seen.applied_at.and_then(|at| rounded((now - at).as_secs_f64() as f32)),
+        "waiting": waiting, "lost": seen.messages(dropped).iter().filter(|(what, _)| *what == "lost").map(|(_, n)| n).sum::<u64>(),
+    })
+}
+
+/// One word for how a worker fares, the worst that is true of it.
+fn name_of_state(state: &crate::worker::State) -> &'static str {
+    match state {
+        state if state.leaving => "leaving",
+        state if !state.healthy && state.problem.is_none() && state.seats.is_empty() => "joining",
+        state if !state.healthy => "down",
+        state if state.probe_failures > 0 => "failing",
+        state if state.draining => "draining",
+        _ => "serving",
+    }
+}
