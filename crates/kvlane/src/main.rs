@@ -54,6 +54,8 @@ enum Command {
     Trace(commands::trace::TraceArgs),
     /// Say what a model computes and reads on a machine, and what bounds prompts and decoding.
     Roofline(commands::roofline::RooflineArgs),
+    /// Routers against each other on one fleet: policies, loads and seeds, with intervals.
+    Bench(commands::bench::BenchArgs),
     /// Measure a live server and write the timing model that imitates it.
     Calibrate(commands::calibrate::CalibrateArgs),
     /// Examine engines: is all there that it takes to know their caches exactly?
@@ -104,6 +106,7 @@ fn main() -> std::process::ExitCode {
         Command::Replay(args) => commands::replay::run(&args),
         Command::Trace(args) => commands::trace::run(&args),
         Command::Roofline(args) => commands::roofline::run(&args),
+        Command::Bench(args) => commands::bench::run_command(&args),
         Command::Calibrate(args) => commands::calibrate::run(&args),
         Command::Doctor(args) => commands::doctor::run(&args),
         Command::Key(command) => commands::key::run(&command),

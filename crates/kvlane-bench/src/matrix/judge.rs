@@ -71,7 +71,7 @@ pub struct Run {
 pub struct Recorded {
     /// The run.
     pub run: Run,
-    /// Its records, in the trace's order.
+    /// Its records, in the trace's order and its seconds.
     pub records: Vec<Record>,
 }
 
@@ -196,13 +196,12 @@ impl Report {
             runs.sort_by_key(|one| one.run.job.seed);
             runs
         };
-        let speed = matrix.workload.speed;
         let mut cells = Vec::new();
         let mut drawn: BTreeMap<(usize, usize), Figures> = BTreeMap::new();
         for (which, named) in routers.iter().enumerate() {
             for (at, &load) in loads.iter().enumerate() {
                 let runs = counted(&named.router, load);
-                let figures = figures(&runs, speed, (which * loads.len() + at) as u64);
+                let figures = figures(&runs, (which * loads.len() + at) as u64);
                 cells.push(Cell {
                     router: named.router.clone(),
                     load,
@@ -231,8 +230,8 @@ impl Report {
                 paired.push(Against {
                     router: named.router.clone(),
                     load,
-                    ttft_s: compared(&|record| record.ttft_s().map(|s| s * speed)),
-                    e2e_s: compared(&|record| Some(record.e2e_s() * speed)),
+                    ttft_s: compared(&Record::ttft_s),
+                    e2e_s: compared(&|record| Some(record.e2e_s())),
                 });
             }
         }
@@ -267,7 +266,7 @@ impl Report {
 }
 
 /// The figures of a cell. `which` tells its chance from that of others.
-fn figures(runs: &[&Recorded], speed: f64, which: u64) -> Figures {
+fn figures(runs: &[&Recorded], which: u64) -> Figures {
     let mut found = Figures::new();
     let lots = |figure: usize| Lots::of(0, which * 64 + figure as u64);
     let mut put = |name: &str, drawn: Option<Drawn>| {
@@ -280,9 +279,9 @@ fn figures(runs: &[&Recorded], speed: f64, which: u64) -> Figures {
         };
         runs.iter().map(of_run).collect()
     };
-    let ttft = of_answers(&|record| record.ttft_s().map(|s| s * speed));
-    let e2e = of_answers(&|record| Some(record.e2e_s() * speed));
-    let tpot = of_answers(&|record| record.tpot_s().map(|s| s * speed * 1e3));
+    let ttft = of_answers(&Record::ttft_s);
+    let e2e = of_answers(&|record| Some(record.e2e_s()));
+    let tpot = of_answers(&|record| record.tpot_s().map(|s| s * 1e3));
     let kinds = [
         ("mean", Figure::Mean),
         ("p50", Figure::Percentile(50)),
@@ -325,15 +324,15 @@ fn figures(runs: &[&Recorded], speed: f64, which: u64) -> Figures {
                 .filter(|record| record.is_ok())
                 .map(|record| f64::from(record.output_tokens))
                 .sum();
-            Some(tokens / span_s(one, speed)?)
+            Some(tokens / span_s(one)?)
         }),
     );
-    put("req_s", of_runs(&|one| Some(answers(one) / span_s(one, speed)?)));
+    put("req_s", of_runs(&|one| Some(answers(one) / span_s(one)?)));
     put(
         "in_flight",
         of_runs(&|one| {
-            let busy_s: f64 = one.records.iter().map(|record| record.e2e_s() * speed).sum();
-            Some(busy_s / span_s(one, speed)?)
+            let busy_s: f64 = one.records.iter().map(|record| record.e2e_s()).sum();
+            Some(busy_s / span_s(one)?)
         }),
     );
     put(
@@ -348,10 +347,10 @@ fn figures(runs: &[&Recorded], speed: f64, which: u64) -> Figures {
 }
 
 /// From the first request's time to the last one's end.
-fn span_s(one: &Recorded, speed: f64) -> Option<f64> {
+fn span_s(one: &Recorded) -> Option<f64> {
     let start_s = one.records.iter().map(|record| record.scheduled_s).fold(f64::INFINITY, f64::min);
     let end_s = one.records.iter().map(|record| record.end_s).fold(f64::NEG_INFINITY, f64::max);
-    Some((end_s - start_s) * speed).filter(|span_s| *span_s > 0.0)
+    Some(end_s - start_s).filter(|span_s| *span_s > 0.0)
 }
 
 fn over_load(
@@ -402,7 +401,7 @@ mod tests {
     fn matrix(loads: &[f64], seeds: &[u32]) -> Matrix {
         let value = serde_json::json!({
             "fleet": {"engines": 2, "command": "engine {port}"},
-            "workload": {"generate": {"kind": "chat"}, "window_s": 10, "speed": 10},
+            "workload": {"generate": {"kind": "chat"}, "window_s": 10},
             "loads": {"rate": loads},
             "seeds": seeds,
             "routers": ["kvlane", "nginx"],
@@ -411,16 +410,16 @@ mod tests {
         serde_json::from_value(value).expect("a matrix")
     }
 
-    /// A run in which request `id` takes `ttft_s(id)` seconds of the trace, at ten times the speed.
+    /// A run in which request `id` takes `ttft_s(id)` to its first token, and a second more to its end.
     fn recorded(router: &str, load: f64, seed: u32, ttft_s: impl Fn(u64) -> f64) -> Recorded {
         let record = |id: u64| {
-            let scheduled_s = id as f64 * 0.1;
+            let scheduled_s = id as f64;
             Record {
                 id,
                 scheduled_s,
                 sent_s: scheduled_s,
-                first_token_s: Some(scheduled_s + ttft_s(id) / 10.0),
-                end_s: scheduled_s + ttft_s(id) / 10.0 + 0.1,
+                first_token_s: Some(scheduled_s + ttft_s(id)),
+                end_s: scheduled_s + ttft_s(id) + 1.0,
                 prompt_tokens: 100,
                 cached_tokens: Some(25),
                 output_tokens: 11,
@@ -451,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_are_in_the_traces_seconds_and_shares_of_all_tokens() {
+    fn figures_are_means_over_runs_and_shares_of_all_tokens() {
         let matrix = matrix(&[1.0], &[1, 2]);
         let runs = [recorded("kvlane", 1.0, 1, |_| 1.0), recorded("kvlane", 1.0, 2, |_| 3.0)];
         let report = judged(&matrix, &runs);
@@ -465,7 +464,7 @@ mod tests {
         // Of two seeds, 1 s and 3 s apart, a draw has either or both.
         let interval = cell.figures["ttft_mean_s"].interval.unwrap();
         assert!((interval.low - 1.0).abs() < 1e-9 && (interval.high - 3.0).abs() < 1e-9, "{interval:?}");
-        // 100 requests for 3 s each, over 10.9 s and the last one's 4 s (or 2 s).
+        // 100 requests of 2 s each over 101 s; of 4 s over 103 s.
         assert!(
             (value("in_flight") - (200.0 / 101.0 + 400.0 / 103.0) / 2.0).abs() < 0.01,
             "{}",

@@ -8,10 +8,13 @@
 //! [`Matrix`] is what a file says, [`run`] carries it out, [`judge`] says what was found, [`show`] shows it.
 
 pub mod judge;
+mod machine;
 pub mod process;
 pub mod ready;
 pub mod run;
 pub mod show;
+mod stage;
+pub mod store;
 pub mod template;
 pub mod workload;
 

@@ -3,9 +3,10 @@
 use kvlane_trace::ci::Interval;
 use kvlane_trace::draws::Estimate;
 use kvlane_trace::paired::Paired;
-use kvlane_trace::report::{Axis, Chart, Mark, Page, Part, Section, Series, Table, number, percent};
+use kvlane_trace::report::{self, Page, Part, Section, Table, number, percent};
 
-use super::judge::{Cell, Report};
+use super::Job;
+use super::judge::{Cell, Recorded, Report};
 
 /// Figures of the main table, and how they are headed.
 const COLUMNS: [(&str, &str); 8] = [
@@ -17,15 +18,6 @@ const COLUMNS: [(&str, &str); 8] = [
     ("e2e_p90_s", "p90"),
     ("tpot_mean_ms", "TPOT mean ms"),
     ("out_tok_s", "tokens/s"),
-];
-
-/// Figures that are drawn over load, and their axes.
-const CHARTS: [(&str, &str); 5] = [
-    ("ttft_mean_s", "Time to first token, mean (s)"),
-    ("ttft_p90_s", "Time to first token, 90th percentile (s)"),
-    ("e2e_mean_s", "Time to the end, mean (s)"),
-    ("cached_share", "Share of prompt tokens found in cache"),
-    ("in_flight", "Requests in flight, mean"),
 ];
 
 // === impl Report ===
@@ -40,23 +32,59 @@ impl Report {
                 match part {
                     Part::Text(text) => out.extend([text.as_str(), "\n"]),
                     Part::Table(table) => out.push_str(&table.to_text()),
-                    _ => {}
+                    Part::Chart(_) => {}
                 }
             }
         }
         out
     }
 
-    /// The report as a page.
-    pub fn to_page(&self) -> Page {
-        let mut sections = self.sections();
-        let charts: Vec<Part> =
-            CHARTS.iter().filter_map(|(figure, label)| self.chart(figure, label)).collect();
-        if !charts.is_empty() {
-            let place = sections.len().min(1);
-            sections.insert(place, Section { heading: "Over load".into(), parts: charts });
-        }
-        Page { title: self.title(), intro: self.intro(), sections }
+    /// The report as a page, with what requests experienced in one run of each router: under the first seed, at the
+    /// highest load that all of them have.
+    pub fn to_page(&self, recorded: &[Recorded]) -> Page {
+        let mut names: Vec<&str> = self.routers.iter().map(|named| named.router.as_str()).collect();
+        // The page compares the others with the first.
+        names.sort_by_key(|name| *name != self.ours);
+        let seed = self.matrix.seeds.first().copied().unwrap_or_default();
+        let run = |name: &str, load: f64| {
+            let job = Job { router: name.to_owned(), load, seed };
+            recorded.iter().find(|one| one.run.job == job && one.run.failure.is_none())
+        };
+        let mut loads = self.matrix.loads.values();
+        loads.sort_by(|a, b| b.total_cmp(a));
+        let missing = |load: &f64| names.iter().filter(|name| run(name, *load).is_none()).count();
+        let load = loads.iter().copied().min_by_key(missing).unwrap_or_default();
+        let of_run = |name: &&str| {
+            let one = run(name, load)?;
+            let name = format!("{name}, load {}, seed {seed}", number(load));
+            Some(report::Run { name, records: &one.records, ..report::Run::default() })
+        };
+        let point = |cell: &Cell| report::Point {
+            name: cell.router.clone(),
+            load: cell.load,
+            figures: cell.figures.iter().map(|(name, estimate)| (name.clone(), estimate.value)).collect(),
+            intervals: cell
+                .figures
+                .iter()
+                .filter_map(|(name, estimate)| Some((name.clone(), estimate.interval?)))
+                .collect(),
+            ..report::Point::default()
+        };
+        let several = loads.len() > 1;
+        let page = report::Report {
+            title: self.title(),
+            intro: self.intro(),
+            runs: names.iter().filter_map(of_run).collect(),
+            loads: several.then(|| report::Loads {
+                label: format!("Load ({})", self.load_unit),
+                points: self.cells.iter().filter(|cell| cell.runs > 0).map(point).collect(),
+            }),
+            sections: Vec::new(),
+        };
+        let mut page = page.page();
+        // What was asked comes first, whatever single runs show.
+        page.sections.splice(0..0, self.sections());
+        page
     }
 
     /// What the page is called.
@@ -131,7 +159,11 @@ impl Report {
         };
         let loads = self.matrix.loads.values();
         let rows = loads.iter().flat_map(|load| {
-            self.routers.iter().filter_map(|named| self.cell(&named.router, *load)).map(row)
+            self.routers
+                .iter()
+                .filter_map(|named| self.cell(&named.router, *load))
+                .filter(|cell| cell.runs > 0)
+                .map(row)
         });
         vec![Part::Table(Table { columns, rows: rows.collect() })]
     }
@@ -168,6 +200,7 @@ impl Report {
         let rows: Vec<Vec<String>> = self
             .paired
             .iter()
+            .filter(|one| one.ttft_s.is_some() || one.e2e_s.is_some())
             .map(|one| {
                 let matched =
                     one.ttft_s.or(one.e2e_s).map_or("0".to_owned(), |paired| paired.matched.to_string());
@@ -203,6 +236,7 @@ impl Report {
         let rows: Vec<Vec<String>> = self
             .over_load
             .iter()
+            .filter(|one| one.slope.is_some())
             .map(|one| {
                 let mut row = vec![
                     format!("{} {}", one.figure, one.router),
@@ -286,43 +320,6 @@ impl Report {
             }
         }
         if lines.is_empty() { Vec::new() } else { vec![Part::Text(lines.join("\n\n"))] }
-    }
-
-    /// A figure of all routers over load, or as bars where there is one load.
-    fn chart(&self, figure: &str, label: &str) -> Option<Part> {
-        let loads = self.matrix.loads.values();
-        let series: Vec<Series> = self
-            .routers
-            .iter()
-            .map(|named| {
-                let cells: Vec<(f64, Estimate)> = {
-                    let mut cells: Vec<(f64, Estimate)> = loads
-                        .iter()
-                        .filter_map(|load| {
-                            Some((*load, *self.cell(&named.router, *load)?.figures.get(figure)?))
-                        })
-                        .collect();
-                    cells.sort_by(|a, b| a.0.total_cmp(&b.0));
-                    cells
-                };
-                let bound = |estimate: &Estimate| {
-                    let Interval { low, high } =
-                        estimate.interval.unwrap_or(Interval { low: estimate.value, high: estimate.value });
-                    (low, high)
-                };
-                Series {
-                    name: named.router.clone(),
-                    points: cells.iter().map(|(load, estimate)| (*load, estimate.value)).collect(),
-                    band: cells.iter().map(|(_, estimate)| bound(estimate)).collect(),
-                    mark: if loads.len() > 1 { Mark::Line } else { Mark::Bars },
-                }
-            })
-            .filter(|series| !series.points.is_empty())
-            .collect();
-        let axis = |label: &str| Axis { label: label.to_owned(), log: false };
-        let x = axis(&format!("Load ({})", self.load_unit));
-        let chart = Chart { title: label.to_owned(), x, y: axis(label), series, ..Chart::default() };
-        (!chart.series.is_empty()).then_some(Part::Chart(chart))
     }
 }
 

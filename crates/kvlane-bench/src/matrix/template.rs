@@ -89,7 +89,7 @@ pub fn command(text: &str, values: &Values) -> Result<Vec<String>, TemplateError
         }
         if word == format!("{{{WORKERS}}}") {
             words.extend(values.engines.iter().map(|engine| engine.url.clone()));
-        } else if named.iter().any(|name| of_an_engine(name)) {
+        } else if named.iter().any(|name| values.of_an_engine(name)) {
             words.extend((0..values.engines.len()).map(|index| values.fill(&word, Some(index))));
         } else {
             words.push(values.fill(&word, None));
@@ -102,7 +102,7 @@ pub fn command(text: &str, values: &Values) -> Result<Vec<String>, TemplateError
 pub fn file(text: &str, values: &Values) -> String {
     let mut out = String::with_capacity(text.len());
     for line in text.lines() {
-        if names(line).into_iter().any(of_an_engine) {
+        if names(line).into_iter().any(|name| values.of_an_engine(name)) {
             for index in 0..values.engines.len() {
                 out.push_str(&values.fill(line, Some(index)));
                 out.push('\n');
@@ -121,6 +121,11 @@ impl Values {
     /// Sets a value; the last one counts.
     pub fn set(&mut self, name: &str, value: impl Into<String>) {
         self.plain.insert(name.to_owned(), Some(value.into()));
+    }
+
+    /// Whether a name stands for an engine: in an engine's own command `{index}` is its own.
+    fn of_an_engine(&self, name: &str) -> bool {
+        of_an_engine(name) && !self.plain.contains_key(name)
     }
 
     fn known(&self, name: &str) -> Result<(), TemplateError> {
@@ -260,6 +265,13 @@ mod tests {
                 "--events=http://127.0.0.1:8002=tcp://127.0.0.1:9002",
             ],
         );
+    }
+
+    #[test]
+    fn in_an_engines_own_command_its_index_is_its_own() {
+        let mut values = Values::default();
+        values.set("index", "3");
+        assert_eq!(command("e --seed {index}", &values).unwrap(), ["e", "--seed", "3"]);
     }
 
     #[test]

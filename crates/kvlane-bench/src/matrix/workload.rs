@@ -6,8 +6,9 @@
 use std::path::Path;
 
 use kvlane_core::rng::Rng;
-use kvlane_trace::format::{self, Options, TraceError};
+use kvlane_trace::format::TraceError;
 use kvlane_trace::generate::{self, Arrivals, WorkloadError};
+use kvlane_trace::plan::Plan;
 use kvlane_trace::trace::Trace;
 
 use super::{Loads, Workload};
@@ -18,15 +19,10 @@ const RAMP_S: f64 = 0.05;
 /// Where requests are taken from.
 #[derive(Debug)]
 pub enum Source {
-    /// A trace, and the root of each request's conversation.
-    Trace {
-        /// The whole trace.
-        trace: Trace,
-        /// For each request, the one that its conversation begins with.
-        root: Vec<u32>,
-    },
+    /// A trace, and who waits for whom in it.
+    Trace(Box<(Trace, Plan)>),
     /// A workload that is made.
-    Generated(generate::Workload),
+    Generated(Box<generate::Workload>),
 }
 
 /// Why there are no requests.
@@ -51,22 +47,24 @@ pub enum SourceError {
 // === impl Source ===
 
 impl Source {
-    /// Reads the trace, if it is one; its path is relative to `directory`.
+    /// What the matrix says: `open` reads its trace, if it has one.
     ///
     /// # Errors
     /// A trace that cannot be read, or has no request.
-    pub fn read(workload: &Workload, directory: &Path) -> Result<Self, SourceError> {
+    pub fn read(
+        workload: &Workload,
+        open: impl FnOnce(&Path) -> Result<Trace, TraceError>,
+    ) -> Result<Self, SourceError> {
         if let Some(generate) = &workload.generate {
-            return Ok(Self::Generated(generate.clone()));
+            return Ok(Self::Generated(Box::new(generate.clone())));
         }
-        let path = directory.join(workload.trace.as_deref().unwrap_or(Path::new("")));
-        let trace = format::open(&path, &Options::default())
-            .map_err(|why| SourceError::Trace { path: path.display().to_string(), why })?;
+        let path = workload.trace.as_deref().unwrap_or(Path::new(""));
+        let trace = open(path).map_err(|why| SourceError::Trace { path: path.display().to_string(), why })?;
         if trace.requests.is_empty() {
             return Err(SourceError::Short(format!("{} has no request", path.display())));
         }
-        let root = roots(&trace);
-        Ok(Self::Trace { trace, root })
+        let plan = Plan::new(&trace);
+        Ok(Self::Trace(Box::new((trace, plan))))
     }
 
     /// Whether it is made, not read.
@@ -86,10 +84,10 @@ impl Source {
         seed: u32,
     ) -> Result<Trace, SourceError> {
         let mut trace = match (self, loads) {
-            (Self::Trace { trace, root }, Loads::Rate(_)) => window(trace, root, workload, load, seed)?,
-            (Self::Trace { trace, root }, Loads::Sessions(_)) => {
-                let mut roots: Vec<u32> =
-                    (0..trace.requests.len() as u32).filter(|&index| root[index as usize] == index).collect();
+            (Self::Trace(read), Loads::Rate(_)) => window(&read.0, &read.1, workload, load, seed)?,
+            (Self::Trace(read), Loads::Sessions(_)) => {
+                let (trace, plan) = &**read;
+                let mut roots = plan.roots.clone();
                 let count = load as usize;
                 if roots.len() < count {
                     let why = format!("the trace has {} conversations, not {count}", roots.len());
@@ -100,7 +98,7 @@ impl Source {
                     let other = place + rng.below(roots.len() - place);
                     roots.swap(place, other);
                 }
-                together(trace, root, &roots[..count])
+                together(trace, plan, &roots[..count])
             }
             (Self::Generated(made), _) => {
                 let arrivals = match loads {
@@ -109,17 +107,14 @@ impl Source {
                     }
                     Loads::Sessions(_) => Arrivals::Closed { count: load as u32 },
                 };
-                let mut made = made.clone();
+                let mut made = (**made).clone();
                 made.set_arrivals(arrivals);
                 let trace = generate::generate(&made, seed.into())?;
                 match loads {
                     Loads::Rate(_) => trace,
                     Loads::Sessions(_) => {
-                        let root = roots(&trace);
-                        let first: Vec<u32> = (0..trace.requests.len() as u32)
-                            .filter(|&index| root[index as usize] == index)
-                            .collect();
-                        together(&trace, &root, &first)
+                        let plan = Plan::new(&trace);
+                        together(&trace, &plan, &plan.roots)
                     }
                 }
             }
@@ -135,23 +130,11 @@ impl Source {
     }
 }
 
-/// The request that each request's conversation begins with.
-fn roots(trace: &Trace) -> Vec<u32> {
-    let mut root: Vec<u32> = Vec::with_capacity(trace.requests.len());
-    for (index, request) in (0u32..).zip(&trace.requests) {
-        root.push(match request.after.filter(|&after| after < index) {
-            Some(after) => root[after as usize],
-            None => index,
-        });
-    }
-    root
-}
-
 /// What a trace sends in a window at a load, from the place that the workload says or the seed draws. A conversation that
 /// has begun before goes on as one that begins there; what would come later than the window is left out.
 fn window(
     trace: &Trace,
-    root: &[u32],
+    plan: &Plan,
     workload: &Workload,
     load: f64,
     seed: u32,
@@ -181,7 +164,7 @@ fn window(
         if !within(request.arrival_s) {
             continue;
         }
-        let began_s = *first[root[index] as usize].get_or_insert(request.arrival_s);
+        let began_s = *first[plan.root[index] as usize].get_or_insert(request.arrival_s);
         due_s[index] = (began_s - start_s) / load + (request.arrival_s - began_s);
         if due_s[index] < window_s {
             kept.push(index as u32);
@@ -191,7 +174,7 @@ fn window(
 }
 
 /// Conversations that begin together, in this order.
-fn together(trace: &Trace, root: &[u32], roots: &[u32]) -> Trace {
+fn together(trace: &Trace, plan: &Plan, roots: &[u32]) -> Trace {
     let mut begin_s = vec![None; trace.requests.len()];
     for (place, &root) in roots.iter().enumerate() {
         begin_s[root as usize] = Some(place as f64 * RAMP_S);
@@ -199,7 +182,7 @@ fn together(trace: &Trace, root: &[u32], roots: &[u32]) -> Trace {
     let mut due_s = vec![0.0; trace.requests.len()];
     let mut kept = Vec::new();
     for (index, request) in trace.requests.iter().enumerate() {
-        let root = root[index] as usize;
+        let root = plan.root[index] as usize;
         if let Some(begin_s) = begin_s[root] {
             due_s[index] = begin_s + (request.arrival_s - trace.requests[root].arrival_s);
             kept.push(index as u32);
@@ -247,8 +230,8 @@ mod tests {
             builder.push(request, &[]).expect("room");
         }
         let trace = builder.finish();
-        let root = roots(&trace);
-        Source::Trace { trace, root }
+        let plan = Plan::new(&trace);
+        Source::Trace(Box::new((trace, plan)))
     }
 
     fn workload(window_s: Option<f64>, start_s: Option<f64>, speed: f64) -> Workload {
@@ -306,7 +289,7 @@ mod tests {
 
     #[test]
     fn what_is_made_has_the_rate_or_the_number_that_the_load_says() {
-        let made = Source::Generated(generate::Workload::by_kind("chat").unwrap());
+        let made = Source::Generated(Box::new(generate::Workload::by_kind("chat").unwrap()));
         let requests =
             |loads: &Loads, load| made.requests(&workload(Some(100.0), None, 1.0), loads, load, 1).unwrap();
         let first = |trace: &Trace| trace.requests.iter().filter(|request| request.after.is_none()).count();

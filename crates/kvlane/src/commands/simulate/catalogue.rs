@@ -34,7 +34,7 @@ pub(crate) fn trace(name: &Path) -> Option<&'static [u8]> {
 }
 
 /// Opens a trace: one that comes with kvlane by its name, any other as a file relative to `directory`.
-pub(super) fn open(path: &Path, directory: &Path) -> Result<Trace, TraceError> {
+pub(crate) fn open(path: &Path, directory: &Path) -> Result<Trace, TraceError> {
     if let Some(bytes) = trace(path) {
         return format::read(bytes, &Options::default());
     }
