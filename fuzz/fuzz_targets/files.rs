@@ -1,5 +1,5 @@
-//! Any text as one of the files that operators write: the configuration, a scenario, a matrix, a timing file, a model's
-//! `config.json`. A configuration that is right is the same after it was printed.
+//! Any text as one of the files that operators write: the configuration, a scenario, a matrix of either kind, a timing
+//! file, a model's `config.json`. A configuration that is right is the same after it was printed.
 #![no_main]
 
 use kvlane_core::timing::{ModelShape, TimingFile};
@@ -12,7 +12,7 @@ use libfuzzer_sys::fuzz_target;
 fuzz_target!(|bytes: &[u8]| {
     let Some((&which, text)) = bytes.split_first() else { return };
     let Ok(text) = std::str::from_utf8(text) else { return };
-    match which % 5 {
+    match which % 6 {
         0 => {
             let Ok(config) = serde_saphyr::from_str::<Config>(text) else { return };
             if config.validate().is_ok() {
@@ -25,6 +25,12 @@ fuzz_target!(|bytes: &[u8]| {
         }
         2 => {
             let _ = serde_saphyr::from_str::<Matrix>(text);
+        }
+        5 => {
+            let Ok(matrix) = serde_saphyr::from_str::<kvlane_bench::matrix::Matrix>(text) else { return };
+            if matrix.check().is_ok() {
+                let _ = matrix.order();
+            }
         }
         3 => {
             let Ok(file) = TimingFile::from_json(text) else { return };

@@ -1,11 +1,15 @@
-//! Any bytes as the records of a replay: what is read is written and read back.
+//! Any bytes as the records of a replay, and as prompts to be sent: records that are read are written and read back.
 #![no_main]
 
+use kvlane_bench::prompt::given;
 use kvlane_trace::Summary;
 use kvlane_trace::record::{read, write};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
+    if let Ok(mut prompts) = given::read(bytes) {
+        let _ = given::trace(&mut prompts, Some(1.0), 0);
+    }
     let Ok(records) = read(bytes) else { return };
     let _ = Summary::of(&records, 1.0);
     let mut out = Vec::new();
