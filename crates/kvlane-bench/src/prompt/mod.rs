@@ -131,7 +131,7 @@ impl Words {
         for first in (0..tokens).step_by(8) {
             let draw = rng.next_u64().to_le_bytes();
             for &lot in &draw[..(tokens - first).min(8) as usize] {
-                out.extend_from_slice(&self.words[usize::from(lot) * self.words.len() >> 8]);
+                out.extend_from_slice(&self.words[(usize::from(lot) * self.words.len()) >> 8]);
             }
         }
     }
