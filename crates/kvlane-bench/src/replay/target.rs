@@ -158,12 +158,13 @@ impl Target {
         }
     }
 
-    /// A free connection that is young enough; the others are closed.
+    /// A free connection that is young enough; the others are closed. The server may have closed it, too: that is seen when
+    /// a request is sent on it.
     fn take(&self) -> Option<Connection> {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         let old = free.partition_point(|(since, _)| since.elapsed() > IDLE_MAX);
         free.drain(..old);
-        std::iter::from_fn(|| free.pop()).map(|(_, connection)| connection).find(SendRequest::is_ready)
+        free.pop().map(|(_, connection)| connection)
     }
 
     async fn open(&self) -> io::Result<Connection> {
