@@ -527,6 +527,10 @@ class Chart {
       });
     }
     if (this.stack) for (const point of points) point.values.reduce((sum, value, n) => point.values[n] = sum + (value ?? 0), 0);
+    // What has not happened needs no place in the legend.
+    this.series.forEach(({ seldom }, n) => {
+      if (seldom) this.values[n].parentElement.hidden = !lines[n].some(value => value > 0);
+    });
     const highest = Math.max(0, ...points.flatMap(point => point.values.map(value => value ?? 0)));
     const [top, step] = this.fixedTop ? [this.fixedTop, this.fixedTop / 2] : scale(highest, this.unit === seconds);
     const x = at => left + (width - left) * (1 - (now - at) / page.span);
@@ -623,10 +627,10 @@ function openCharts() {
     ] }),
     new Chart({ title: "Requests per second", unit: count, stack: true, columns: () => page.history?.ends ?? {}, series: [
       { name: "answered", of: column("answered"), look: "c1" },
-      { name: "bad", of: column("refused"), look: "c2" },
-      { name: "shed", of: column("shed"), look: "c-warn" },
-      { name: "failed", of: column("failed"), look: "c-bad" },
-      { name: "left", of: column("left"), look: "c-mute" },
+      { name: "refused", of: column("refused"), look: "c2", seldom: true },
+      { name: "shed", of: column("shed"), look: "c-warn", seldom: true },
+      { name: "failed", of: column("failed"), look: "c-bad", seldom: true },
+      { name: "client left", of: column("left"), look: "c-mute", seldom: true },
     ] }),
     new Chart({ title: "Time per output token", unit: seconds, series: [
       { name: "p50", of: column("tpot_p50_s"), look: "c0" },
@@ -635,7 +639,7 @@ function openCharts() {
     new Chart({ title: "Queue", unit: count, series: [
       { name: "in flight", of: column("in_flight"), look: "c1 area" },
       { name: "waiting", of: column("queued"), look: "c0" },
-      { name: "shed/s", of: column("shed"), look: "c-warn" },
+      { name: "shed/s", of: column("shed"), look: "c-warn", seldom: true },
     ] }),
     new Chart({ title: "Tokens in flight", unit: count, series: [
       { name: "context", of: column("context_tokens"), look: "c1 area" },
@@ -662,7 +666,10 @@ const COLUMNS = [
 function holds(of) {
   if (!of?.holds) return null;
   const told = of.feed?.state === "live";
-  return { tokens: told ? of.holds.events_tokens : of.holds.dispatches_tokens, told };
+  const room = of.reported?.kv_capacity_tokens ?? Infinity;
+  const sent = of.holds.dispatches_tokens;
+  // What was sent there and has since been evicted is not known: no more than there is room for.
+  return told ? { tokens: of.holds.events_tokens, told, most: false } : { tokens: Math.min(sent, room), told, most: sent > room };
 }
 
 const rows = new Map();
@@ -807,7 +814,7 @@ function showRow(shown, { id, name, worker, of }, most) {
   setClass(shown.used, used > .9 ? "high" : "");
   setText(shown.kv, share(used));
   const held = holds(of);
-  setText(shown.held, held ? `${count(held.tokens)} tokens` : "–");
+  setText(shown.held, held ? `${held.most ? "≤ " : ""}${count(held.tokens)} tokens` : "–");
   shown.held.title = held ? (held.told ? "As its KV events say" : "As was sent there") : "";
   const [trust, why] = TRUST[of?.knowledge] ?? ["–", ""];
   setClass(shown.trust, `trust ${of?.knowledge ?? ""}`);
@@ -967,14 +974,14 @@ function showIndex(all) {
   };
   const { events, dispatches } = of.index;
   const facts = [
-    ["From KV events", events ? [`${count(events.blocks)} blocks, ${bytes(events.bytes)} of ${bytes(events.bytes_max)}`, room(events.bytes, events.bytes_max)] : ["not taken"]],
-    ["From dispatches", [`${count(dispatches.blocks)} blocks, ${bytes(dispatches.bytes)} of ${bytes(dispatches.bytes_max)}`, room(dispatches.bytes, dispatches.bytes_max)]],
+    ["KV events", events ? [`${count(events.blocks)} blocks, ${bytes(events.bytes)} of ${bytes(events.bytes_max)}`, room(events.bytes, events.bytes_max)] : ["not taken"]],
+    ["Dispatches", [`${count(dispatches.blocks)} blocks, ${bytes(dispatches.bytes)} of ${bytes(dispatches.bytes_max)}`, room(dispatches.bytes, dispatches.bytes_max)]],
     ["Event feeds", [feeds.length ? `${live.length} of ${feeds.length} live${waiting ? `, ${whole.format(waiting)} messages waiting` : ""}` : "none"]],
     ["Largest lag", [lags.length ? seconds(Math.max(0, ...lags)) : "–"]],
     ["Messages lost", [feeds.length ? whole.format(lost) : "–"]],
     ["Block", [`${whole.format(of.block_tokens)} tokens`]],
     ["Tokens are", [of.tokens?.source === "estimate" || !of.tokens ? "estimated" : `counted (${of.tokens.source})`]],
-    ["Shed", [Object.entries(of.shed).map(([why, n]) => `${why.replaceAll("_", " ")} ${whole.format(n)}`).join(", ")]],
+    ["Shed", [Object.entries(of.shed).filter(([, n]) => n > 0).map(([why, n]) => `${why.replaceAll("_", " ")} ${whole.format(n)}`).join(", ") || "none"]],
   ];
   const list = $("index");
   if (list.childElementCount !== facts.length * 2) list.replaceChildren(...facts.flatMap(([name]) => [make("dt", {}, name), make("dd")]));
@@ -1065,7 +1072,7 @@ function showSheet() {
     ]), make("h3", {}, "Cache"), facts([
       ["KV use", reported ? share(reported.kv_usage_ratio) : "–"],
       ["KV capacity", reported?.kv_capacity_tokens ? `${whole.format(reported.kv_capacity_tokens)} tokens` : "–"],
-      ["Holds", held ? `${whole.format(held.tokens)} tokens, ${held.told ? "as its events say" : "as was sent there"}` : "–"],
+      ["Holds", held ? `${held.most ? "at most " : ""}${whole.format(held.tokens)} tokens, ${held.told ? "as its events say" : "as was sent there"}` : "–"],
       ["Trust", `${TRUST[of.knowledge][0]}: ${TRUST[of.knowledge][1].toLowerCase()}`],
       ["Predictions", of.answers ? `${whole.format(of.answers)} answers compared, ${whole.format(of.answers_mispredicted)} mispredicted` : "nothing to compare yet"],
       ["Of late", `${share(of.precision)} of what was predicted was there, ${share(of.recall)} of what was there was predicted`],
@@ -1196,7 +1203,7 @@ const dark = matchMedia("(prefers-color-scheme: dark)");
 function dress() {
   const theme = localStorage.getItem("kvlane-theme") ?? "auto";
   document.documentElement.dataset.theme = theme === "auto" ? (dark.matches ? "dark" : "light") : theme;
-  setText($("theme"), THEMES[theme] ?? "Auto");
+  setText($("theme"), `Theme: ${(THEMES[theme] ?? "Auto").toLowerCase()}`);
   $("theme").setAttribute("aria-label", `Colours: ${THEMES[theme] ?? "Auto"}`);
 }
 dark.addEventListener("change", dress);

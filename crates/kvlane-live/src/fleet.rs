@@ -315,9 +315,17 @@ impl Fleet {
         let mut reloads = self.gateway.reloads.watch();
         let (mut probed_at, mut due) = (None, Instant::now());
         let mut probes = 0u32;
+        // One look for each probe: there are engines that close what is idle, and go on.
+        let mut asked = false;
         loop {
             tokio::select! {
                 () = sleep_until(due) => {}
+                () = self.upstreams.closed(worker.id), if !asked => {
+                    asked = true;
+                    if self.upstreams.is_there(&worker).await {
+                        continue;
+                    }
+                }
                 Ok(()) = reloads.changed() => {
                     due = probed_at.map_or(due, |last| last + self.gateway.config().health.interval);
                     continue;
@@ -326,6 +334,7 @@ impl Fleet {
             }
             let now = Instant::now();
             (probed_at, due) = (Some(now), now + self.gateway.config().health.interval);
+            asked = false;
             if !self.gateway.workers().contains_key(&worker.id) {
                 // The last probe may have put its connection back after the worker had left.
                 return self.upstreams.forget(worker.id);

@@ -9,6 +9,7 @@
 mod chunked;
 #[cfg(feature = "testing")]
 pub(crate) mod pieces;
+mod watch;
 
 use std::collections::HashMap;
 use std::future::poll_fn;

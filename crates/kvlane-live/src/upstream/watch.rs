@@ -1,0 +1,65 @@
+//! Whether a worker is still there, told by what its connections tell without being asked: a process that dies closes
+//! them all, long before the next probe is due.
+
+use std::future::pending;
+use std::io;
+use std::sync::PoisonError;
+
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_rustls::TlsStream;
+
+use super::{Idle, Upstreams};
+use crate::tls::Stream;
+use crate::worker::{Worker, WorkerId};
+
+/// An idle connection that is looked at. It goes back unless it turns out to be closed.
+struct Watched<'a> {
+    home: &'a Upstreams,
+    worker: WorkerId,
+    idle: Option<Idle>,
+}
+
+// === impl Upstreams ===
+
+impl Upstreams {
+    /// Waits until the worker closes the connection that was used last, while that is idle; for ever if there is none.
+    pub(crate) async fn closed(&self, worker: WorkerId) {
+        let newest =
+            self.idle.lock().unwrap_or_else(PoisonError::into_inner).get_mut(&worker).and_then(Vec::pop);
+        let mut watched = Watched { home: self, worker, idle: newest };
+        let Some(Idle { stream, .. }) = &mut watched.idle else { return pending().await };
+        while socket(stream).readable().await.is_ok() && stream.is_silent() {}
+        watched.idle = None;
+    }
+
+    /// Whether somebody listens where the worker is. The connection that shows it is kept.
+    pub(crate) async fn is_there(&self, worker: &Worker) -> bool {
+        let connect_timeout = self.config.load().connect_timeout;
+        let connected: io::Result<Stream> = timeout(connect_timeout, self.connect(worker))
+            .await
+            .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
+        connected.map(|stream| self.put_idle(worker.id, stream)).is_ok()
+    }
+}
+
+// === impl Watched ===
+
+impl Drop for Watched<'_> {
+    fn drop(&mut self) {
+        if let Some(idle) = self.idle.take() {
+            let mut all = self.home.idle.lock().unwrap_or_else(PoisonError::into_inner);
+            all.entry(self.worker).or_default().push(idle);
+        }
+    }
+}
+
+fn socket(stream: &Stream) -> &TcpStream {
+    match stream {
+        Stream::Plain(socket) => socket,
+        Stream::Tls(stream) => match &**stream {
+            TlsStream::Client(client) => client.get_ref().0,
+            TlsStream::Server(server) => server.get_ref().0,
+        },
+    }
+}
