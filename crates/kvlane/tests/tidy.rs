@@ -292,6 +292,14 @@ fn every_metric_that_a_document_names_is_there() {
 }
 
 #[test]
+fn every_key_that_needs_a_restart_is_named() {
+    let operations = document("docs/operations.md");
+    for key in kvlane_live::reload::NEEDS_RESTART {
+        assert!(operations.contains(&format!("`{key}`")), "docs/operations.md does not name {key}");
+    }
+}
+
+#[test]
 fn every_limit_tells_in_which_metric_it_is_seen() {
     let (operations, metrics) = (document("docs/operations.md"), document("docs/metrics.md"));
     let sections = between(&operations, "\n## Limits\n", "\n### ");
