@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use kvlane_core::policy::PolicyConfig;
-use kvlane_live::config::Config;
+use kvlane_live::config::{Budget, Config};
 use kvlane_live::secret::Secret;
 use kvlane_live::testing::{
     Call, FakeEngine, TestGateway, chat, chat_stream, config, event, next_call, soon,
@@ -293,6 +293,70 @@ async fn a_collector_that_is_away_costs_spans_and_nothing_else() {
     })
     .await;
     assert!(spans("sent").await >= 3.0);
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn a_reload_begins_and_ends_traces() {
+    let (engine, collector) = (FakeEngine::start("m").await, FakeEngine::start("c").await);
+    let gateway = TestGateway::start(config(), &[&engine]).await;
+    let ask = || async {
+        let (reply, (head, _)) =
+            tokio::join!(gateway.ask("POST", CHAT, chat("m", "hi")), engine.answer("{}"));
+        assert_eq!(reply.status, 200);
+        head.contains("traceparent: ")
+    };
+    assert!(!ask().await);
+    let before = Config::clone(&gateway.gateway().config());
+    let mut next = before.clone();
+    next.tracing = traced(&collector).tracing;
+    next.tracing.queue_size = 7;
+    let reloaded = gateway.serving().reload(next).expect("it is taken over");
+    assert_eq!(reloaded.needs_restart, ["tracing.queue_size"]);
+    assert!(ask().await);
+    assert_eq!(named(&told(&collector).await, "chat m").kind, 3);
+    gateway.serving().reload(before).expect("it is taken over");
+    assert!(!ask().await);
+    assert!(collector.is_quiet().await);
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn a_second_copy_is_an_attempt_of_its_own() {
+    let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
+    let collector = FakeEngine::start("c").await;
+    let mut config = traced(&collector);
+    config.hedge.enabled = true;
+    config.hedge.delay = Some(Duration::from_millis(20));
+    config.hedge.budget = Budget { share: 1.0, per_second: 10.0 };
+    config.routing.policy = PolicyConfig::by_name("round_robin").expect("a policy");
+    let gateway = TestGateway::start(config, &[&a, &b]).await;
+    let mut client = gateway.client().await;
+    let prompt = "the same words again and again ".repeat(40);
+    // Both hold the prompt's prefix, so that either may have the second copy.
+    for _ in 0..2 {
+        client.request("POST", CHAT, &chat("m", &prompt)).await;
+        next_call(&[&a, &b]).await.1.answer(200, "{}").await;
+        client.reply().await;
+        told(&collector).await;
+    }
+    gateway.ledger_is_zero().await;
+    client.request("POST", CHAT, &chat_stream("m", &prompt)).await;
+    let (_, first) = next_call(&[&a, &b]).await;
+    let (_, mut second) = next_call(&[&a, &b]).await;
+    let parents = [&first, &second].map(|call| call.header("traceparent").expect("a parent").to_owned());
+    assert_ne!(parents[0], parents[1], "each is a parent of its own");
+    second.begin_stream().await;
+    second.chunk(&event("a")).await;
+    second.end_stream().await;
+    assert_eq!(client.reply().await.status, 200);
+    drop(first);
+    let told = told(&collector).await;
+    let attempts: Vec<_> = told.iter().filter(|span| span.name == "chat m").collect();
+    assert_eq!(attempts.len(), 2, "{told:?}");
+    let won = attempts.iter().find(|span| parents[1].contains(&span.id)).expect("the second");
+    assert_eq!(named(&told, "engine").parent, won.id, "the stages are those of the one that answered");
+    drop(client);
     gateway.end().await;
 }
 
