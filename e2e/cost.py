@@ -1,0 +1,142 @@
+#!/usr/bin/env python3
+"""What a setting of the gateway costs: its CPU time per request, with it and without.
+
+    cargo build --release --locked -p kvlane && python3 e2e/cost.py
+    python3 e2e/cost.py 'plain=--set server.server_timing=false' 'recorded=--set recorder.dir=/tmp/recordings'
+
+Each argument is a name and options of `kvlane serve`; the first is what the others are compared with. All gateways stand
+beside one another and take turns, ROUNDS times each, so that what else the machine does meets all of them. Chats are streams of
+EVENTS tokens. Client and engine are this program; only the CPU time of the gateways counts, from /proc. Python's standard
+library only; Linux.
+"""
+
+import asyncio
+import os
+import socket
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+KVLANE = os.environ.get("KVLANE", str(Path(__file__).resolve().parent.parent / "target" / "release" / "kvlane"))
+ROUNDS = int(os.environ.get("ROUNDS", "12"))
+REQUESTS = int(os.environ.get("REQUESTS", "2000"))
+EVENTS = int(os.environ.get("EVENTS", "32"))
+CLIENTS = 8
+TICK = os.sysconf("SC_CLK_TCK")
+BODY = b'{"model":"m","stream":true,"messages":[{"role":"user","content":"%s"}]}' % (b"some words of a prompt " * 100)
+EVENT = b'data: {"object":"chat.completion.chunk","choices":[{"index":0,"delta":{"content":" a"}}]}\n\n'
+DEFAULT = [
+    "nothing=--set server.server_timing=false",
+    "Server-Timing=",
+    "traces, none sampled=--otlp-traces-endpoint {collector} --set tracing.sample_ratio=0",
+    "traces, a tenth=--otlp-traces-endpoint {collector} --set tracing.sample_ratio=0.1",
+    "traces, all=--otlp-traces-endpoint {collector}",
+]
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+async def engine(reader, writer):
+    """Lists one model, streams every chat, and takes spans."""
+    stream = EVENT * EVENTS + b"data: [DONE]\n\n"
+    try:
+        while True:
+            head = await reader.readuntil(b"\r\n\r\n")
+            fields = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:-2])
+            await reader.readexactly(int(fields.get(b"content-length", 0)))
+            line = head.split(b"\r\n", 1)[0]
+            kind, body = b"application/json", b"{}"
+            if b"/v1/models" in line:
+                body = b'{"object":"list","data":[{"id":"m","object":"model"}]}'
+            elif b"/v1/chat/completions" in line:
+                kind, body = b"text/event-stream", stream
+            elif line.startswith(b"POST /v1/traces"):
+                body = b""
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: %s\r\ncontent-length: %d\r\n\r\n%s" % (kind, len(body), body))
+            await writer.drain()
+    except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
+        pass
+    finally:
+        writer.close()
+
+
+async def client(port, requests):
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    for _ in range(requests):
+        writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n%s" % (len(BODY), BODY))
+        head = await reader.readuntil(b"\r\n\r\n")
+        if not head.startswith(b"HTTP/1.1 200"):
+            raise SystemExit(head.decode())
+        if b"content-length" in head.lower():
+            length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length"))
+            await reader.readexactly(int(length.split(b":")[1]))
+        else:
+            await reader.readuntil(b"\r\n0\r\n\r\n")
+    writer.close()
+
+
+class Gateway:
+    def __init__(self, name, options, engine_port):
+        self.name, self.port, self.costs_us = name, free_port(), []
+        url = f"http://127.0.0.1:{engine_port}"
+        options = options.replace("{collector}", url).split()
+        self.process = subprocess.Popen(
+            [KVLANE, "--log-level", "warn", "serve", "--port", str(self.port), "--prometheus-port", "0", *options,
+             "--worker-urls", url],
+        )
+
+    def cpu_s(self):
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / TICK
+
+    async def ready(self):
+        for _ in range(600):
+            if self.process.poll() is not None:
+                raise SystemExit(f"{self.name}: the gateway ended with {self.process.returncode}")
+            try:
+                return await client(self.port, 20)
+            except (OSError, SystemExit):
+                await asyncio.sleep(0.05)
+        raise SystemExit(f"{self.name}: it is not ready")
+
+    async def round(self):
+        before = self.cpu_s()
+        await asyncio.gather(*(client(self.port, REQUESTS // CLIENTS) for _ in range(CLIENTS)))
+        self.costs_us.append((self.cpu_s() - before) / REQUESTS * 1e6)
+
+
+async def main():
+    server = await asyncio.start_server(engine, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    said = [each.partition("=") for each in sys.argv[1:] or DEFAULT]
+    gateways = [Gateway(name, options, port) for name, _, options in said]
+    try:
+        for gateway in gateways:
+            await gateway.ready()
+        for n in range(ROUNDS):
+            for gateway in gateways[n % len(gateways):] + gateways[: n % len(gateways)]:
+                await gateway.round()
+    finally:
+        for gateway in gateways:
+            gateway.process.terminate()
+        for gateway in gateways:
+            await asyncio.to_thread(gateway.process.wait)
+        # Those that answered them see their connections close.
+        await asyncio.sleep(0.1)
+        server.close()
+    first = gateways[0].costs_us
+    print(f"{'':24} CPU per request, median of {ROUNDS} rounds of {REQUESTS}, {EVENTS} tokens each")
+    for gateway in gateways:
+        # Round by round: both saw the same machine.
+        shares = [cost / other - 1 for cost, other in zip(gateway.costs_us, first, strict=True)]
+        spread = statistics.quantiles(shares, n=4) if gateway is not gateways[0] else None
+        more = f"{statistics.median(shares):+.1%} (quartiles {spread[0]:+.1%} to {spread[2]:+.1%})" if spread else ""
+        print(f"{gateway.name:24} {statistics.median(gateway.costs_us):7.1f} us  {more}")
+
+
+asyncio.run(main())
