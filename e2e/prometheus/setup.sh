@@ -3,6 +3,7 @@
 #
 #   Debian package, where promtool is missing (root or sudo):  prometheus
 #   PyPI packages, into e2e/.work/prometheus:                  opentelemetry-proto, grafana-foundation-sdk
+#   an OpenTelemetry collector, into e2e/.work/otelcol, if OTELCOL=1 (Go 1.25 or later; minutes of compiling)
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -16,4 +17,11 @@ if ! command -v promtool > /dev/null; then
     $root apt-get update -qq
     $root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends prometheus > /dev/null
 fi
-exec "$here/../venv.sh" prometheus
+"$here/../venv.sh" prometheus
+
+work=${E2E_WORK:-$here/../.work}
+if [ -n "${OTELCOL:-}" ] && [ ! -x "$work/otelcol/otelcol" ]; then
+    cp "$here/otelcol.yaml" "$work/"
+    cd "$work"
+    go run go.opentelemetry.io/collector/cmd/builder@v0.160.0 --config otelcol.yaml
+fi

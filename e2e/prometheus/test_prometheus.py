@@ -105,6 +105,32 @@ class Prometheus(Process):
             return False
 
 
+class RealCollector(Process):
+    """OpenTelemetry's, which writes all that it is told to its log. `OTELCOL=1 setup.sh` builds it."""
+
+    PROGRAM = WORK / "otelcol" / "otelcol"
+
+    def __init__(self):
+        self.port, config = free_port(), WORK / "otelcol-run.yaml"
+        config.write_text(json.dumps({
+            "receivers": {"otlp": {"protocols": {"http": {"endpoint": f"127.0.0.1:{self.port}"}}}},
+            "exporters": {"debug": {"verbosity": "detailed"}},
+            "service": {
+                "pipelines": {"traces": {"receivers": ["otlp"], "exporters": ["debug"]}},
+                "telemetry": {"metrics": {"level": "none"}},
+            },
+        }))
+        super().__init__("otelcol", [str(self.PROGRAM), f"--config={config}"])
+
+    def is_ready(self):
+        self.check_alive()
+        try:
+            # It answers, whatever it thinks of a GET.
+            return request(self.port, "/v1/traces").status == 405
+        except OSError:
+            return False
+
+
 def chat(text, stream, tokens=20):
     return {
         "model": "mock", "stream": stream, "max_tokens": tokens, "messages": [{"role": "user", "content": text}],
@@ -132,6 +158,7 @@ class Deployed(unittest.TestCase):
         cls.gateway = Gateway(
             cls.mocks, "fleet_cost", "--otlp-traces-endpoint", cls.collector.url, "--set", "tracing.interval=100ms",
             "--health-check-interval-secs", "1", "--cb-failure-threshold", "1",
+            "--log-format", "json", "--log-level", "info,kvlane::access=debug",
         )
         cls.addClassCleanup(cls.gateway.stop)
         cls.prometheus = Prometheus(cls.gateway.admin_port)
@@ -281,10 +308,56 @@ class Deployed(unittest.TestCase):
         failed = [span for _, span in self.collector.spans if span.status.code == 2]
         self.assertTrue(failed, "the worker that was killed failed somebody")
 
+    def test_logs_are_objects_and_requests_have_their_ids_in_them(self):
+        lines = [json.loads(line) for line in self.gateway.log.read_text().splitlines()]
+        for line in lines:
+            self.assertLessEqual({"timestamp", "level", "target", "message"}, set(line), line)
+        requests = [line for line in lines if line["target"] == "kvlane::access"]
+        self.assertGreater(len(requests), 60)
+        for line in requests:
+            self.assertRegex(line["request_id"], r"^kvl-[0-9a-f]{24}$")
+            self.assertRegex(line["trace_id"], r"^[0-9a-f]{32}$")
+        traced = [line for line in requests if line["trace_id"] == CALLER[3:35]]
+        self.assertEqual([(line["model"], line["status"], line["client_left"]) for line in traced], [("mock", 200, False)])
+        self.assertNotIn("and so on", self.gateway.log.read_text(), "nothing of prompts")
+
     def test_spans_are_counted(self):
         sent = until("they are counted", lambda: self.prometheus.value('kvlane_trace_spans_total{outcome="sent"}'))
         self.assertGreater(sent, 400)
         self.assertLessEqual(sent, len(self.collector.spans))
+
+
+@unittest.skipUnless(RealCollector.PROGRAM.exists(), "no collector: OTELCOL=1 e2e/prometheus/setup.sh builds one")
+class Collected(unittest.TestCase):
+    def test_a_real_collector_takes_every_span(self):
+        collector = RealCollector()
+        self.addCleanup(collector.stop)
+        until("the collector is ready", collector.is_ready)
+        mock = Mock(9)
+        self.addCleanup(mock.stop)
+        start([mock])
+        endpoint = f"http://127.0.0.1:{collector.port}"
+        gateway = Gateway([mock], "fleet_cost", "--otlp-traces-endpoint", endpoint, "--set", "tracing.interval=10ms")
+        self.addCleanup(gateway.stop)
+        headers = {"traceparent": CALLER, "tracestate": "vendor=1"}
+        self.assertEqual(request(gateway.port, CHAT, chat("hello", True), headers=headers).status, 200)
+        self.assertEqual(request(gateway.port, CHAT, b"{", headers=headers).status, 400)
+        log = until("both are told", lambda: (text := collector.log.read_text()).count("POST " + CHAT) >= 2 and text)
+        for told in [
+            f"Trace ID       : {CALLER[3:35]}", f"Parent ID      : {CALLER[36:52]}", "TraceState     : vendor=1",
+            "Name           : chat mock", "Kind           : Client", "Kind           : Server", "Kind           : Internal",
+            "service.name: Str(kvlane)", "gen_ai.operation.name: Str(chat)", "gen_ai.usage.output_tokens: Int(20)",
+            "http.response.status_code: Int(400)",
+        ]:
+            self.assertIn(told, log)
+
+        def outcomes():
+            text = request(gateway.admin_port, "/metrics").body.decode()
+            return dict(re.findall(r'kvlane_trace_spans_total\{outcome="(\w+)"\} (\d+)', text))
+
+        sent = until("they are counted", lambda: outcomes().get("sent"))
+        self.assertEqual(set(outcomes()), {"sent"})
+        self.assertEqual(int(sent), log.count("Span #"))
 
 
 if __name__ == "__main__":
