@@ -2,6 +2,16 @@
 
 use std::path::{Path, PathBuf};
 
+use std::sync::{Arc, Mutex};
+
+use kvlane_core::index::approx;
+use kvlane_core::policy::PolicyConfig;
+use kvlane_core::recording::Tape;
+use kvlane_core::recording::file::{Head, add, begin};
+use kvlane_core::request::{RequestId, SchedulingRequest};
+use kvlane_core::router::{self, Router, Scratch};
+use kvlane_core::scheduler::{self, Input};
+use kvlane_core::time::Nanos;
 use kvlane_trace::format::{Format, Jitter, Options, TraceError, normal, open, read};
 use kvlane_trace::generate::{Arrivals, Workload, generate};
 use kvlane_trace::trace::Trace;
@@ -46,7 +56,38 @@ fn texts() -> Vec<(Vec<u8>, Format)> {
     texts.push((burstgpt.into(), Format::BurstGpt));
     texts.push((recording.into(), Format::Recording));
     texts.push((normal, Format::Normal));
+    texts.push((gateway(), Format::Gateway));
     texts
+}
+
+/// What a gateway has recorded of two requests.
+fn gateway() -> Vec<u8> {
+    let head = Head {
+        schema: "kvlane.recording/1".into(),
+        model: "m".into(),
+        version: "0".into(),
+        origin_unix_s: 1e9,
+        begun: Nanos::ZERO,
+    };
+    let file = Arc::new(Mutex::new(begin(&head)));
+    let router = Router::new(router::Config {
+        scheduler: scheduler::Config::new(PolicyConfig::by_name("least_load").expect("one")),
+        index: approx::Config { memory_bytes_max: 1 << 20, ttl: Nanos::MAX },
+        exact: None,
+        block_tokens: 16,
+    });
+    let sink = Arc::clone(&file);
+    router.record(Some(Tape::new(move |segment| add(&mut sink.lock().expect("no panic"), &segment, &[]))));
+    let (mut scratch, mut out) = (Scratch::default(), Vec::new());
+    router.join(Nanos(1), "e".into(), true, false, &mut out);
+    for n in 0..2 {
+        let request = SchedulingRequest::new(RequestId(n), 100 + n as u32);
+        router.arrive(Nanos::from_secs(n), request, &[], &mut scratch, &mut out);
+        router.step(Nanos::from_secs(n), Input::Finished { request: RequestId(n) }, &mut out);
+    }
+    router.record(None);
+    let file = file.lock().expect("no panic").clone();
+    file
 }
 
 fn chat(count: u32) -> Trace {

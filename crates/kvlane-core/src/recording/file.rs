@@ -155,7 +155,8 @@ impl<'a> Iterator for Frames<'a> {
     type Item = Frame<'a>;
 
     fn next(&mut self) -> Option<Frame<'a>> {
-        while let Some(rest) = self.0.strip_prefix(MAGIC) {
+        // An end of line stands between files that were read one after the other.
+        while let Some(rest) = self.0.strip_prefix(MAGIC).or_else(|| self.0.strip_prefix(b"\n")) {
             self.0 = rest;
         }
         if self.0.is_empty() {

@@ -9,7 +9,7 @@ use std::iter::Peekable;
 
 use super::decode::{Damaged, Entries};
 use super::{Entry, Synopsis};
-use crate::decision::Receipt;
+use crate::decision::{Receipt, Rejection};
 use crate::endpoint::EndpointId;
 use crate::policy::{PolicyConfig, Reason};
 use crate::request::RequestId;
@@ -58,6 +58,8 @@ pub struct Step<'a> {
     pub input: &'a Input,
     /// The request that was placed upon that, where, and why, as recorded.
     pub placed: Option<(RequestId, EndpointId, Reason)>,
+    /// A request that was refused upon that, and why.
+    pub refused: Option<(RequestId, Rejection)>,
     /// Where the replay's policy would have sent it, and why.
     pub picked: Option<(EndpointId, Reason)>,
     /// All that the policy saw, if that was asked for.
@@ -99,10 +101,10 @@ impl Replay {
                 Err(Damaged { .. }) => self.tally.damaged += 1,
                 Ok((at, Entry::Synopsis(synopsis))) => self.begin(at, number, *synopsis),
                 Ok((at, Entry::Input(input))) => {
-                    let (placed, refused) = outcome(&mut entries);
-                    self.tally.refused += refused;
+                    let outcome = Outcome::of(&mut entries);
+                    self.tally.refused += outcome.refusals;
                     let explain = explained(&input);
-                    if !self.step(at, &input, placed, explain, &mut each) {
+                    if !self.step(at, &input, outcome, explain, &mut each) {
                         return false;
                     }
                 }
@@ -132,7 +134,7 @@ impl Replay {
         &mut self,
         at: Nanos,
         input: &Input,
-        placed: Option<(RequestId, EndpointId, Reason)>,
+        Outcome { placed, refused, .. }: Outcome,
         explain: bool,
         each: &mut impl FnMut(&Step<'_>) -> bool,
     ) -> bool {
@@ -160,7 +162,7 @@ impl Replay {
             }
         }
         let receipt = scheduler.receipts().iter().next_back();
-        let go_on = each(&Step { at, input, placed, picked, receipt, scheduler });
+        let go_on = each(&Step { at, input, placed, refused, picked, receipt, scheduler });
         if explain {
             scheduler.set_explained(false);
         }
@@ -168,17 +170,32 @@ impl Replay {
     }
 }
 
-/// What came of the input before: who was placed, and how many were refused.
-fn outcome(entries: &mut Peekable<Entries<'_>>) -> (Option<(RequestId, EndpointId, Reason)>, u64) {
-    let (mut placed, mut refused) = (None, 0);
-    loop {
-        match entries.peek() {
-            Some(Ok((_, Entry::Placed { request, endpoint, reason }))) => {
-                placed = Some((*request, *endpoint, *reason));
+/// What came of an input.
+#[derive(Default)]
+struct Outcome {
+    placed: Option<(RequestId, EndpointId, Reason)>,
+    refused: Option<(RequestId, Rejection)>,
+    refusals: u64,
+}
+
+// === impl Outcome ===
+
+impl Outcome {
+    /// Of the input before.
+    fn of(entries: &mut Peekable<Entries<'_>>) -> Self {
+        let mut outcome = Self::default();
+        loop {
+            match entries.peek() {
+                Some(Ok((_, Entry::Placed { request, endpoint, reason }))) => {
+                    outcome.placed = Some((*request, *endpoint, *reason));
+                }
+                Some(Ok((_, Entry::Refused { request, why }))) => {
+                    outcome.refused = Some((*request, *why));
+                    outcome.refusals += 1;
+                }
+                _ => return outcome,
             }
-            Some(Ok((_, Entry::Refused { .. }))) => refused += 1,
-            _ => return (placed, refused),
+            entries.next();
         }
-        entries.next();
     }
 }

@@ -14,12 +14,12 @@ pub(super) struct Files {
 // === impl Files ===
 
 impl Files {
-    /// The `.json` files of a directory, by name.
+    /// The `.json` and `.kvrec` files of a directory, by name.
     pub(super) fn of(directory: &Path) -> io::Result<Self> {
         let mut rest = Vec::new();
         for entry in fs::read_dir(directory)? {
             let path = entry?.path();
-            if path.extension().is_some_and(|extension| extension == "json") {
+            if path.extension().is_some_and(|extension| extension == "json" || extension == "kvrec") {
                 rest.push(path);
             }
         }

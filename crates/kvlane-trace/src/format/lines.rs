@@ -9,6 +9,9 @@ use super::{REQUESTS_MAX, TraceError};
 /// Longest line in bytes. A session of a coding agent is one line and may be millions of tokens in blocks of 64.
 const LINE_BYTES_MAX: u64 = 64 * 1024 * 1024;
 
+/// Most bytes of a file that has no lines.
+const REST_BYTES_MAX: u64 = 8 << 30;
+
 /// Why a line is no request.
 #[derive(Debug)]
 pub(super) enum Fault {
@@ -53,6 +56,18 @@ impl<R: BufRead> Lines<R> {
                 return Ok(Some((self.line, self.bytes.trim_ascii_end())));
             }
         }
+    }
+
+    /// All that is left, for a format that has no lines.
+    pub(super) fn rest(&mut self) -> Result<Vec<u8>, TraceError> {
+        let mut bytes = Vec::new();
+        let read = self.input.by_ref().take(REST_BYTES_MAX + 1).read_to_end(&mut bytes);
+        read.map_err(|source| TraceError::Read { line: 0, source })?;
+        if bytes.len() as u64 > REST_BYTES_MAX {
+            let why = format!("longer than {REST_BYTES_MAX} bytes: take fewer files");
+            return Err(TraceError::Line { line: 1, field: "recording", why });
+        }
+        Ok(bytes)
     }
 
     /// Calls `take` for each line that is not blank, and fails with the first that it refuses, or counts it.

@@ -17,6 +17,7 @@ mod burstgpt;
 mod clock;
 mod csv;
 mod files;
+mod gateway;
 mod lines;
 pub mod mooncake;
 pub mod normal;
@@ -68,6 +69,7 @@ formats! {
     normal Normal "normal" "kvlane's own: what the others are imported into.";
     weka Weka "weka" "Sessions of a coding agent from Weka's kv-cache-tester, as published or packed.";
     bailian Bailian "bailian" "Qwen-Bailian JSONL.";
+    gateway Gateway "gateway" "What the gateway has recorded.";
     recording Recording "recording" "The records of a replay.";
     mooncake Mooncake "mooncake" "Mooncake JSONL, with the further fields of AIPerf and Dynamo.";
     azure Azure "azure" "Azure's CSV of 2023 and 2024.";
@@ -182,7 +184,8 @@ struct Draft {
     infer_sessions: bool,
 }
 
-/// Reads a file, plain or gzip; which of the two, its first bytes tell. Of a directory, its `.json` files, by name.
+/// Reads a file, plain or gzip; which of the two, its first bytes tell. Of a directory, its `.json` or
+/// `.kvrec` files, by name.
 pub fn open(path: &Path, options: &Options) -> Result<Trace, TraceError> {
     let failed = |source| TraceError::Open { path: path.to_owned(), source };
     if path.is_dir() {
