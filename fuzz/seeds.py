@@ -95,8 +95,8 @@ record = (b'{"id":0,"scheduled_s":0.5,"sent_s":0.5,"end_s":2.0,"prompt_tokens":1
           b'"shared_tokens":112}\n')
 put("traces", "recording", b"\x0f" + record)
 put("records", "prompts", b'{"messages":[{"role":"user","content":"hi"}],"session":"a","think_s":1.5}\n{"prompt":[1,2],"output_tokens":3}\n')
-put("requests", "trace", b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
-put("requests", "stages", b'read;dur=0.041, parse;desc="a, b";dur=0.062, engine;dur=87.310')
+put("telemetry", "trace", b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
+put("telemetry", "stages", b'read;dur=0.041, parse;desc="a, b";dur=0.062, engine;dur=87.310')
 put("records", "two", record)
 
 put("files", "config", b"\x00" + (here.parent / "config/example.yaml").read_bytes())
