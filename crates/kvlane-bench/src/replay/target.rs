@@ -230,3 +230,41 @@ pub(super) fn describe(error: &dyn std::error::Error) -> String {
     }
     text
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_free_connection_that_the_server_has_closed_is_replaced() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
+        let base_url = format!("http://{}", listener.local_addr().expect("bound"));
+        let target = Target::new(&ReplayConfig { base_url, ..Default::default() }).expect("an address");
+        let ask = || target.send(target.request(Method::GET, "/v1/models", Bytes::new()));
+        let answer = async || {
+            let (mut stream, _) = listener.accept().await.expect("a client");
+            let mut heard = Vec::new();
+            while !heard.ends_with(b"\r\n\r\n") {
+                assert!(stream.read_buf(&mut heard).await.expect("it reads") > 0);
+            }
+            stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await.expect("it writes");
+            stream
+        };
+        let (first, stream) = tokio::join!(ask(), answer());
+        let (answered, connection) = first.expect("an answer");
+        drop(answered);
+        target.give_back(connection).await;
+        drop(stream);
+        let closed =
+            || target.free.lock().expect("whole").iter().all(|(_, connection)| connection.is_closed());
+        assert_eq!(target.free.lock().expect("whole").len(), 1);
+        while !closed() {
+            tokio::task::yield_now().await;
+        }
+        let (second, _stream) = tokio::join!(ask(), answer());
+        assert_eq!(second.expect("an answer").0.status(), StatusCode::OK);
+    }
+}
