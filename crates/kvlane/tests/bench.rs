@@ -27,7 +27,7 @@ routers:
   - {router: broken, command: "{kvlane} no-such-command --port {port}"}
 warm_up: {requests: 4}
 # How busy this machine is does not matter here.
-client: {lag_p99_max_s: 1000}
+client: {lag_p99_max_s: 1000, cpu_share_max: 1000}
 "#;
 
 #[test]

@@ -15,7 +15,7 @@ use super::{Job, Matrix};
 pub const SCHEMA: &str = "kvlane.bench/1";
 
 /// The figures of a cell, units last. Times are in the trace's seconds, but for what the router costs.
-pub const FIGURES: [&str; 17] = [
+pub const FIGURES: [&str; 19] = [
     "ttft_mean_s",
     "ttft_p50_s",
     "ttft_p90_s",
@@ -26,6 +26,8 @@ pub const FIGURES: [&str; 17] = [
     "e2e_p99_s",
     "tpot_mean_ms",
     "tpot_p90_ms",
+    "itl_p50_ms",
+    "itl_p99_ms",
     "cached_share",
     "failed_share",
     "out_tok_s",
@@ -58,6 +60,10 @@ pub struct Run {
     pub first_errors: Vec<String>,
     /// The 99th percentile of how late the client sent, seconds of the clock.
     pub client_lag_p99_s: Option<f64>,
+    /// The median of the time between two tokens of an answer, in the trace's seconds.
+    pub itl_p50_s: Option<f64>,
+    /// What 99 % of those times do not exceed.
+    pub itl_p99_s: Option<f64>,
     /// CPU time of the router while requests were sent, in seconds; only on Linux and of routers that were started.
     pub router_cpu_s: Option<f64>,
     /// Its resident memory when the last request had ended.
@@ -314,6 +320,8 @@ fn figures(runs: &[&Recorded], which: u64) -> Figures {
         let samples: Vec<Vec<f64>> = runs.iter().map(|one| figure(one).into_iter().collect()).collect();
         Drawn::of(&samples, Figure::Mean, lots(5))
     };
+    put("itl_p50_ms", of_runs(&|one| one.run.itl_p50_s.map(|s| s * 1e3)));
+    put("itl_p99_ms", of_runs(&|one| one.run.itl_p99_s.map(|s| s * 1e3)));
     let answers = |one: &Recorded| one.records.iter().filter(|record| record.is_ok()).count() as f64;
     put(
         "out_tok_s",
@@ -437,6 +445,8 @@ mod tests {
             errors_by_class: BTreeMap::new(),
             first_errors: Vec::new(),
             client_lag_p99_s: Some(0.001),
+            itl_p50_s: Some(0.1),
+            itl_p99_s: Some(0.2),
             router_cpu_s: Some(0.002),
             router_rss_bytes: Some(3 << 20),
             failure: None,

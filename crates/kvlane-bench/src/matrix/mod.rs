@@ -198,9 +198,11 @@ pub struct Client {
     pub request_timeout_s: f64,
     /// Ask for answers of exactly the trace's length (`ignore_eos`).
     pub ignore_eos: bool,
-    /// A run whose 99th percentile of lateness, in seconds of the clock, is above this does not count: the client was
-    /// the bottleneck.
+    /// A run in which this client was later than this, in seconds of the clock, does not count: the client was the
+    /// bottleneck. The 99th percentile counts, of when requests left and of when the client came to what was due.
     pub lag_p99_max_s: f64,
+    /// Nor does one in which it used more than this share of the CPU time that it could have had.
+    pub cpu_share_max: f64,
     /// The variable of the environment that has the API key.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub api_key_env: Option<String>,
@@ -264,7 +266,13 @@ impl Default for WarmUp {
 
 impl Default for Client {
     fn default() -> Self {
-        Self { request_timeout_s: 1800.0, ignore_eos: true, lag_p99_max_s: 0.05, api_key_env: None }
+        Self {
+            request_timeout_s: 1800.0,
+            ignore_eos: true,
+            lag_p99_max_s: 0.05,
+            cpu_share_max: 0.9,
+            api_key_env: None,
+        }
     }
 }
 
@@ -333,6 +341,7 @@ impl Matrix {
         positive("warm_up.ready_timeout_s", self.warm_up.ready_timeout_s)?;
         positive("client.request_timeout_s", self.client.request_timeout_s)?;
         positive("client.lag_p99_max_s", self.client.lag_p99_max_s)?;
+        positive("client.cpu_share_max", self.client.cpu_share_max)?;
         let runs = names.len() * self.seeds.len() * self.loads.values().len();
         if runs > RUNS_MAX {
             return fail("routers", format!("{runs} runs are more than {RUNS_MAX}"));

@@ -19,7 +19,7 @@ use super::stage::{Failure, Stage};
 use super::template::{self, Values};
 use super::workload::{Source, SourceError};
 use super::{Job, Matrix, MatrixError};
-use crate::replay::{ReplayReport, replay};
+use crate::replay::{Bounds, ReplayReport, replay};
 
 /// Failures of a run whose words are kept.
 const ERRORS_KEPT_MAX: usize = 4;
@@ -138,6 +138,8 @@ impl Stage<'_> {
             errors_by_class: BTreeMap::new(),
             first_errors: Vec::new(),
             client_lag_p99_s: None,
+            itl_p50_s: None,
+            itl_p99_s: None,
             router_cpu_s: None,
             router_rss_bytes: None,
             failure: None,
@@ -172,7 +174,7 @@ impl Stage<'_> {
         let before = router.process.as_ref().and_then(Process::usage);
         let requests = Arc::new(requests);
         let config = self.replay(&router.url, requests.clone(), job.seed.into());
-        let ReplayReport { records, wall_s, client_lag_s, first_errors, .. } =
+        let ReplayReport { records, wall_s, client_lag_s, client, itl_s, first_errors, .. } =
             replay(config, |ended, _| sent(ended)).await?;
         let after = router.process.as_ref().and_then(Process::usage);
         router.check(&mut fleet)?;
@@ -182,8 +184,11 @@ impl Stage<'_> {
         }
         run.wall_s = wall_s;
         run.client_lag_p99_s = client_lag_s.map(|lag| lag.p99);
+        let speed = self.matrix.workload.speed;
+        run.itl_p50_s = itl_s.map(|itl| itl.p50 * speed);
+        run.itl_p99_s = itl_s.map(|itl| itl.p99 * speed);
         run.first_errors = first_errors.into_iter().take(ERRORS_KEPT_MAX).collect();
-        let (from_s, speed) = (self.matrix.warm_up.window_s, self.matrix.workload.speed);
+        let from_s = self.matrix.warm_up.window_s;
         // By the trace's own times, which are the same behind every router: when a later turn is due is not.
         let counts = |record: &Record| {
             let asked = requests.requests.get(record.id as usize);
@@ -196,10 +201,11 @@ impl Stage<'_> {
             let class = record.error.clone().unwrap_or_else(|| "status".to_owned());
             *run.errors_by_class.entry(class).or_default() += 1;
         }
-        let max_s = self.matrix.client.lag_p99_max_s;
-        match run.client_lag_p99_s.filter(|lag_s| *lag_s > max_s) {
-            Some(lag_s) => Err(Failure::Late { lag_s, max_s }),
-            None => Ok(records),
+        let asked = &self.matrix.client;
+        let bounds = Bounds { late_s: asked.lag_p99_max_s, cpu_share: asked.cpu_share_max };
+        match client.bottleneck(&bounds) {
+            why if why.is_empty() => Ok(records),
+            why => Err(Failure::Late(why.join("; "))),
         }
     }
     /// The routers with what they call their versions.
