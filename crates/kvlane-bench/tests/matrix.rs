@@ -91,6 +91,18 @@ async fn every_run_begins_with_caches_emptied_and_warm_up_requests_count_in_noth
 }
 
 #[tokio::test]
+async fn requests_of_the_warm_up_window_are_sent_and_not_counted() {
+    let ((engine, _), (router, asked)) = (server(200).await, server(200).await);
+    let mut matrix = matrix(&engine, &router, "nothing");
+    (matrix.warm_up.requests, matrix.warm_up.window_s) = (0, 5.0);
+    let (report, recorded) = carried_out(&matrix, |_| None).await;
+    let counted: usize = recorded.iter().map(|one| one.records.len()).sum();
+    assert!(0 < counted && counted < asked.lock().unwrap().len(), "{counted}");
+    assert!(recorded.iter().all(|one| one.records.iter().all(|record| record.scheduled_s >= 5.0)));
+    assert_eq!(report.runs.iter().map(|run| run.requests as usize).sum::<usize>(), counted);
+}
+
+#[tokio::test]
 async fn a_cache_that_cannot_be_emptied_is_a_run_that_does_not_count() {
     let ((engine, _), (router, asked)) = (server(404).await, server(200).await);
     let (report, recorded) = carried_out(&matrix(&engine, &router, "vllm"), |_| None).await;

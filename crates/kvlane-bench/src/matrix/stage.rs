@@ -135,13 +135,29 @@ impl<'a> Stage<'a> {
             self.flush(&mut found, job, directory).await?;
             return Ok(found);
         };
+        for start_n in 1.. {
+            match self.started(command, job, directory).await {
+                // Somebody may have taken a port; others are tried.
+                Err(Failure::Ended(_)) if start_n < STARTS => {}
+                done => return done,
+            }
+        }
+        unreachable!("the last start returns")
+    }
+
+    /// Engines that are ready.
+    async fn started(&self, command: &str, job: &Job, directory: &Path) -> Result<Fleet, Failure> {
+        let fleet = &self.matrix.fleet;
         let mut found = Fleet { engines: Vec::new(), places: Vec::new() };
-        let names = template::port_names([command.as_str()]);
-        for index in 0..fleet.engines {
+        let names = template::port_names([command]);
+        // All at once: a port that one of them has not bound yet would be free for the next.
+        let of_one = 1 + names.len();
+        let free = free_ports(of_one * fleet.engines as usize).map_err(|why| start("the fleet", why))?;
+        for (index, free) in free.chunks(of_one).enumerate() {
             let what = format!("engine {index}");
             let mut values = self.values(job, directory);
             values.set("index", index.to_string());
-            let (url, ports) = ports(&mut values, &names).map_err(|why| start(&what, why))?;
+            let (url, ports) = ports(&mut values, &names, free);
             let words = self.words(&what, command, &values)?;
             let log = directory.join(format!("engine-{index}.log"));
             found.engines.push(self.start(&what, &words, log)?);
@@ -239,7 +255,8 @@ impl<'a> Stage<'a> {
             let program = router.program.clone().unwrap_or_default();
             values.set("program", self.path(template::file(&program, &values).trim_end()));
             values.set("config", directory.join("router.conf").to_string_lossy());
-            let (url, _) = ports(&mut values, &names).map_err(|why| start(&arm.name, why))?;
+            let free = free_ports(1 + names.len()).map_err(|why| start(&arm.name, why))?;
+            let (url, _) = ports(&mut values, &names, &free);
             let text = template::file(config, &values);
             std::fs::write(directory.join("router.conf"), text).map_err(|why| start(&arm.name, why))?;
             let words = self.words(&arm.name, &command, &values)?;
@@ -372,16 +389,15 @@ fn start(what: &str, why: io::Error) -> Failure {
     Failure::Start { what: what.to_owned(), why }
 }
 
-/// Sets `{port}` and the ports that are named; returns the address of the first.
-fn ports(values: &mut Values, names: &[&str]) -> io::Result<(String, BTreeMap<String, u16>)> {
-    let free = free_ports(1 + names.len())?;
+/// Sets `{port}` and the ports that are named, of as many that are free; returns the address of the first.
+fn ports(values: &mut Values, names: &[&str], free: &[u16]) -> (String, BTreeMap<String, u16>) {
     values.set("port", free[0].to_string());
     let named: BTreeMap<String, u16> =
         names.iter().map(ToString::to_string).zip(free[1..].iter().copied()).collect();
     for (name, port) in &named {
         values.set(&format!("port:{name}"), port.to_string());
     }
-    Ok((format!("http://127.0.0.1:{}", free[0]), named))
+    (format!("http://127.0.0.1:{}", free[0]), named)
 }
 
 /// A path of a server, or a URL that stands for itself.
