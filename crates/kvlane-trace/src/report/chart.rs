@@ -7,7 +7,8 @@
 use std::fmt::Write as _;
 
 use super::html::escape;
-use super::{Axis, Chart, Mark, Series, number};
+use super::plot::{Plot, colour};
+use super::{Axis, Chart, Mark, Series, Table, number};
 
 /// The drawing, and its margins around the plot: above it the label of the vertical axis, below it ticks and label of
 /// the horizontal one.
@@ -16,8 +17,6 @@ const HEIGHT: f64 = 300.0;
 const TOP: f64 = 24.0;
 const BOTTOM: f64 = 44.0;
 const RIGHT: f64 = 14.0;
-/// Colours of the page; further series begin again.
-const COLOURS: usize = 8;
 /// Width of a digit of the tick labels, generously.
 const DIGIT: f64 = 6.8;
 /// Spaces between ticks that are aimed at, horizontally and vertically.
@@ -50,48 +49,71 @@ struct Scale {
     groups: Vec<f64>,
 }
 
-/// The chart with title and legend.
-pub(super) fn figure(chart: &Chart, out: &mut String) {
-    let title = escape(&chart.title);
-    let _ = writeln!(out, "<figure>\n<figcaption>{title}</figcaption>");
-    if chart.series.len() > 1 {
-        out.push_str("<ul class=\"legend\">");
-        for (place, series) in chart.series.iter().enumerate() {
-            let _ = write!(out, "<li style=\"{}\">{}</li>", colour(place), escape(&series.name));
-        }
-        out.push_str("</ul>\n");
+/// Rows of the figures beside a chart, of each series and of all.
+const FIGURES_MAX: usize = 25;
+const FIGURES_ALL_MAX: usize = 250;
+/// Dots that tell their values under the pointer. More are drawn as one path.
+const DOTS_APART_MAX: usize = 200;
+
+/// The chart as a drawing.
+pub(super) fn plot(chart: &Chart) -> Plot {
+    let mut marks = String::new();
+    drawing(chart, &mut marks);
+    Plot {
+        title: chart.title.clone(),
+        legend: chart.series.iter().map(|series| series.name.clone()).collect(),
+        width: WIDTH,
+        height: HEIGHT,
+        marks,
+        about: about(chart),
+        figures: figures(chart),
+        ..Plot::default()
     }
-    let _ = writeln!(out, "<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{title}\">");
-    drawing(chart, out);
-    out.push_str("</svg>\n</figure>\n");
 }
 
-/// The chart as a file of its own: title and legend above the drawing, `style` inside.
-pub(super) fn file(chart: &Chart, style: &str) -> String {
-    let title = escape(&chart.title);
-    let (head, row) = (22.0, 16.0);
-    let above = head + row * chart.series.len() as f64;
-    let mut out = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {}\" role=\"img\" aria-label=\"{title}\" \
-         font-family=\"system-ui,sans-serif\">\n<style>{style}</style>\n\
-         <rect width=\"100%\" height=\"100%\" style=\"fill:var(--page)\"/>\n<text x=\"8\" y=\"16\">{title}</text>\n",
-        HEIGHT + above
-    );
-    for (place, series) in chart.series.iter().enumerate() {
-        let y = head + row * place as f64;
-        let _ = writeln!(
-            out,
-            "<g style=\"{}\"><rect class=\"dot\" x=\"8\" y=\"{}\" width=\"14\" height=\"3\"/><text x=\"28\" y=\"{}\">{}</text></g>",
-            colour(place),
-            y + 6.0,
-            y + 11.0,
-            escape(&series.name)
-        );
+/// What is on it, in a sentence.
+fn about(chart: &Chart) -> String {
+    let range = |value: fn(&(f64, f64)) -> f64| {
+        let values = || chart.series.iter().flat_map(|series| &series.points).map(value);
+        let finite = || values().filter(|value| value.is_finite());
+        let (low, high) = (finite().fold(f64::NAN, f64::min), finite().fold(f64::NAN, f64::max));
+        format!("{} to {}", number(low), number(high))
+    };
+    let names: Vec<&str> = chart.series.iter().map(|series| series.name.as_str()).collect();
+    format!(
+        "{} from {}, over {} from {}. Shown: {}",
+        chart.y.label,
+        range(|point| point.1),
+        chart.x.label,
+        range(|point| point.0),
+        names.join(", ")
+    )
+}
+
+/// Its points as a table: all of them where they are few, else as many evenly chosen ones.
+fn figures(chart: &Chart) -> Table {
+    let banded = chart.series.iter().any(|series| !series.band.is_empty());
+    let mut columns = vec!["series".to_owned(), chart.x.label.clone(), chart.y.label.clone()];
+    if banded {
+        columns.push("interval".to_owned());
     }
-    let _ = writeln!(out, "<g transform=\"translate(0 {above})\">");
-    drawing(chart, &mut out);
-    out.push_str("</g>\n</svg>\n");
-    out
+    let mut rows = Vec::new();
+    for series in &chart.series {
+        let count = series.points.len();
+        let shown = count.min(FIGURES_MAX);
+        for place in 0..shown {
+            let index = if shown > 1 { place * (count - 1) / (shown - 1) } else { 0 };
+            let (x, y) = series.points[index];
+            let mut row = vec![series.name.clone(), number(x), number(y)];
+            let interval = |&(low, high): &(f64, f64)| format!("{} to {}", number(low), number(high));
+            if banded {
+                row.push(series.band.get(index).map_or(String::new(), interval));
+            }
+            rows.push(row);
+        }
+    }
+    rows.truncate(FIGURES_ALL_MAX);
+    Table { columns, rows }
 }
 
 fn drawing(chart: &Chart, out: &mut String) {
@@ -108,10 +130,6 @@ fn drawing(chart: &Chart, out: &mut String) {
         }
         out.push_str("</g>\n");
     }
-}
-
-fn colour(place: usize) -> String {
-    format!("--c:var(--s{})", place % COLOURS)
 }
 
 // === impl Scale ===
@@ -216,7 +234,7 @@ fn gap(sorted: &[f64]) -> f64 {
 }
 
 /// 1, 2 or 5 times a power of ten: the one closest above `about`.
-fn round_step(about: f64) -> f64 {
+pub(super) fn round_step(about: f64) -> f64 {
     let power = 10f64.powf(about.log10().floor());
     let factor = [1.0, 2.0, 5.0, 10.0].into_iter().find(|factor| factor * power >= about * (1.0 - 1e-9));
     factor.unwrap_or(10.0) * power
@@ -395,6 +413,16 @@ fn trail(points: &[(f64, f64)], steps: bool) -> String {
 }
 
 fn dots(chart: &Chart, series: &Series, x: &Scale, y: &Scale, out: &mut String) {
+    if series.points.len() > DOTS_APART_MAX {
+        let mut path = String::new();
+        for &(px, py) in &series.points {
+            if let (Some(px), Some(py)) = (x.at(px), y.at(py)) {
+                let _ = write!(path, "M{px:.1} {py:.1}h0");
+            }
+        }
+        let _ = writeln!(out, "<path class=\"dots\" d=\"{path}\"/>");
+        return;
+    }
     for (index, &(px, py)) in series.points.iter().enumerate() {
         let (Some(px), Some(py)) = (x.at(px), y.at(py)) else { continue };
         whisker(series, index, px, y, out);
@@ -524,7 +552,7 @@ mod tests {
         let points = vec![(0.0, 1.0), (1.0, 2.0), (2.0, f64::NAN), (3.0, 1.0), (4.0, 2.0)];
         let series = vec![Series { name: "a".into(), points, ..Series::default() }];
         let mut out = String::new();
-        figure(&Chart { series, ..Chart::default() }, &mut out);
+        drawing(&Chart { series, ..Chart::default() }, &mut out);
         assert_eq!(out.matches("class=\"line\"").count(), 2);
         assert_eq!(out.matches("<title>").count(), 4);
     }
@@ -538,7 +566,7 @@ mod tests {
             mark: Mark::Bars,
         };
         let mut out = String::new();
-        figure(&Chart { series: vec![series("a"), series("b")], ..Chart::default() }, &mut out);
+        drawing(&Chart { series: vec![series("a"), series("b")], ..Chart::default() }, &mut out);
         let lefts: Vec<f64> = out
             .split("<rect class=\"bar\" x=\"")
             .skip(1)

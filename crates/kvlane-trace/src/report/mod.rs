@@ -1,11 +1,15 @@
 //! What a command has found, for people: tables and charts, as a page to open in a browser or as text.
 //!
-//! A [`Page`] becomes one HTML file that needs nothing else: styles and charts (SVG) are in it, it follows the
-//! reader's choice of light or dark, and it can be read without scripts. The same [`Table`] is aligned text in a
+//! A [`Page`] becomes one HTML file that needs nothing else: styles, charts (SVG) and a small
+//! script are in it, it follows the reader's choice of light or dark, and all there is to read can be read without
+//! the script. The same [`Table`] is aligned text in a
 //! terminal. The same page is the same bytes, so reports can be compared.
 
+mod bars;
 mod chart;
+mod heat;
 mod html;
+mod plot;
 mod runs;
 
 pub use runs::{Loads, Point, Report, Run};
@@ -39,6 +43,80 @@ pub enum Part {
     Table(Table),
     /// A chart.
     Chart(Chart),
+    /// Bars, one below the other.
+    Bars(BarChart),
+    /// A heat map, as broad as the page.
+    Heat(HeatMap),
+    /// Key figures side by side.
+    Tiles(Vec<Tile>),
+}
+
+/// A key figure.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Tile {
+    /// What it is.
+    pub label: String,
+    /// The figure with its unit.
+    pub value: String,
+    /// What to read it against.
+    pub note: String,
+    /// Whether the note tells of something better or worse.
+    pub trend: Trend,
+}
+
+/// Whether something got better. It is told in words, too, for whoever does not see the colour.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Trend {
+    /// Neither, or nothing to compare with.
+    #[default]
+    None,
+    /// Better.
+    Better,
+    /// Worse.
+    Worse,
+}
+
+/// Horizontal bars, each of one piece or of several.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct BarChart {
+    /// What it shows.
+    pub title: String,
+    /// Quantity and unit of the axis.
+    pub unit: String,
+    /// What the pieces are, in the order of the legend.
+    pub pieces: Vec<String>,
+    /// What [`Bar::bound`] is.
+    pub bound: String,
+    /// The bars from above.
+    pub bars: Vec<Bar>,
+}
+
+/// One bar.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Bar {
+    /// What it stands for.
+    pub name: String,
+    /// The lengths of its pieces.
+    pub values: Vec<f64>,
+    /// What it could at most be, drawn as a line across.
+    pub bound: Option<f64>,
+}
+
+/// A shade for every name and every stretch of an axis.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct HeatMap {
+    /// What it shows.
+    pub title: String,
+    /// Quantity and unit of the horizontal axis.
+    pub x: String,
+    /// Where its first stretch begins.
+    pub from: f64,
+    /// How long a stretch is.
+    pub step: f64,
+    /// Quantity and unit of the shades.
+    pub unit: String,
+    /// Name and values of each row. What is no finite number is left blank.
+    pub rows: Vec<(String, Vec<f64>)>,
 }
 
 /// Rows of cells. The first column names the row and is aligned left, the others right.
@@ -109,16 +187,23 @@ impl Page {
 
     /// Its charts as SVG files: a name from the chart's title with `.svg` behind it, no two alike, and the text.
     pub fn plots(&self) -> Vec<(String, String)> {
-        let mut plots: Vec<(String, String)> = Vec::new();
-        for part in self.sections.iter().flat_map(|section| &section.parts) {
-            let Part::Chart(chart) = part else { continue };
-            let name = html::file_name(&chart.title);
-            let taken = |name: &String| plots.iter().any(|(other, _)| other == name);
-            let numbered = (2..).map(|n| format!("{name}-{n}.svg"));
-            let name = std::iter::once(format!("{name}.svg")).chain(numbered).find(|name| !taken(name));
-            plots.extend(name.map(|name| (name, chart.to_svg())));
+        let mut taken = Vec::new();
+        let plots = self.sections.iter().flat_map(|section| &section.parts).filter_map(Part::plot);
+        plots.map(|plot| (format!("{}.svg", plot.name(&mut taken)), plot.file())).collect()
+    }
+}
+
+// === impl Part ===
+
+impl Part {
+    /// What is drawn of it, if anything.
+    fn plot(&self) -> Option<plot::Plot> {
+        match self {
+            Self::Chart(chart) => Some(chart::plot(chart)),
+            Self::Bars(bars) => Some(bars::plot(bars)),
+            Self::Heat(map) => Some(heat::plot(map)),
+            Self::Text(_) | Self::Table(_) | Self::Tiles(_) => None,
         }
-        plots
     }
 }
 
@@ -127,7 +212,7 @@ impl Page {
 impl Chart {
     /// The chart as one SVG file.
     pub fn to_svg(&self) -> String {
-        html::svg(self)
+        chart::plot(self).file()
     }
 }
 

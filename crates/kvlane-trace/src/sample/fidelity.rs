@@ -355,6 +355,6 @@ mod tests {
         let text = fidelity.to_text();
         assert!(text.contains("window+thin") && text.contains("found by LRU of"), "{text}");
         let html = fidelity.to_page("t").to_html();
-        assert_eq!(html.matches("<figure>").count(), 2);
+        assert_eq!(html.matches("<figure data-file=").count(), 2);
     }
 }
