@@ -52,6 +52,8 @@ enum Command {
     Replay(Box<commands::replay::ReplayArgs>),
     /// Import or make traces.
     Trace(commands::trace::TraceArgs),
+    /// Make a page of recorded runs, and say what changed between them.
+    Report(commands::report::ReportArgs),
     /// Say what a model computes and reads on a machine, and what bounds prompts and decoding.
     Roofline(commands::roofline::RooflineArgs),
     /// Routers against each other on one fleet: policies, loads and seeds, with intervals.
@@ -105,6 +107,7 @@ fn main() -> std::process::ExitCode {
         Command::Simulate(args) => commands::simulate::run_command(&args),
         Command::Replay(args) => commands::replay::run(&args),
         Command::Trace(args) => commands::trace::run(&args),
+        Command::Report(args) => commands::report::run(&args),
         Command::Roofline(args) => commands::roofline::run(&args),
         Command::Bench(args) => commands::bench::run_command(&args),
         Command::Calibrate(args) => commands::calibrate::run(&args),

@@ -9,6 +9,7 @@ pub(crate) mod key;
 pub(crate) mod mock_engine;
 mod page;
 pub(crate) mod replay;
+pub(crate) mod report;
 pub(crate) mod roofline;
 pub(crate) mod serve;
 pub(crate) mod simulate;
