@@ -4,7 +4,7 @@ use kvlane_live::auth::Role;
 use kvlane_live::config::{Config, KeySpec};
 use kvlane_live::secret::KeyHash;
 use kvlane_live::testing::{
-    Client, FakeEngine, Reply, TestGateway, chat, chat_stream, config, event, eventually,
+    Client, FakeEngine, Reply, TestGateway, chat, chat_stream, config, event, eventually, soon,
 };
 use serde_json::{Value, json};
 
@@ -144,25 +144,27 @@ async fn an_engine_that_dies_is_seen_without_a_probe_that_is_due_and_without_a_r
 async fn the_past_is_told_second_by_second_and_from_a_time_on() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
-    let (reply, ()) =
-        tokio::join!(gateway.ask("POST", "/v1/chat/completions", chat_stream("m", "hello")), async {
-            let mut call = engine.call().await;
-            call.send("HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n")
-                .await;
-            for _ in 0..3 {
-                call.send(&event("token")).await;
-            }
-            call.send("data: [DONE]\n\n").await;
-        });
-    assert_eq!(reply.status, 200);
     let rows = |told: &Value| told["pools"][0]["t_s"].as_array().map_or(0, Vec::len);
     let mut told = json!(null);
-    // Rows come once a second.
-    for _ in 0..10_000 {
-        told = gateway.operate("GET", "/history", "").await.json();
-        if rows(&told) >= 2 && !told["pools"][0]["ttft_p50_s"][rows(&told) - 1].is_null() {
-            break;
+    // Rows come once a second, and what came before the first of them is in none.
+    while rows(&told) < 1 {
+        told = soon("a row", gateway.operate("GET", "/history", "")).await.json();
+    }
+    let body = chat_stream("m", "hello");
+    let (reply, ()) = tokio::join!(gateway.ask("POST", "/v1/chat/completions", body), async {
+        let mut call = engine.call().await;
+        call.begin_stream().await;
+        for _ in 0..3 {
+            call.chunk(&event("token")).await;
         }
+        call.chunk("data: [DONE]\n\n").await;
+        call.end_stream().await;
+    });
+    assert_eq!(reply.status, 200);
+    let newest =
+        |told: &Value| told["pools"][0]["ttft_p50_s"].as_array().and_then(|column| column.last()?.as_f64());
+    while newest(&told).is_none() {
+        told = soon("its row", gateway.operate("GET", "/history", "")).await.json();
     }
     assert_eq!(told["schema"], "kvlane.history/1");
     let pool = &told["pools"][0];
