@@ -4,6 +4,7 @@
 .PHONY: demo test lint bench scenarios placement placement-live chaos soak crowd replay-schedule e2e-vllm e2e-sglang \
 	e2e-llamacpp e2e-sdk e2e-api e2e-prometheus race deny sbom ci cargo
 	e2e-llamacpp e2e-sdk e2e-api e2e-loadgens race race-placement deny sbom ci cargo
+	e2e-llamacpp e2e-sdk e2e-api e2e-dashboard race deny sbom ci cargo
 
 # A trace through the gateway onto four mock engines, under three policies.
 demo: cargo
@@ -106,6 +107,10 @@ e2e-prometheus: cargo
 	cargo build --release --locked -p kvlane
 	e2e/prometheus/setup.sh
 	e2e/.work/prometheus/bin/python e2e/prometheus/test_prometheus.py -v
+# The dashboard in headless Chromium (Debian: apt-get install chromium; python3.10 or later, nothing from PyPI).
+e2e-dashboard: cargo
+	cargo build --release --locked -p kvlane
+	python3 e2e/browser/dashboard/test_dashboard.py -v
 
 # What a request costs beside nginx, HAProxy, sglang-router and vllm-router. Linux; installs with apt-get and pip.
 race: cargo

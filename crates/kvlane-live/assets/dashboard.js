@@ -673,6 +673,11 @@ function holds(of) {
 }
 
 const rows = new Map();
+/** A line that nobody sees is not drawn. */
+const inView = new IntersectionObserver(entries => {
+  const seen = new Map(entries.map(entry => [entry.target, entry.isIntersecting]));
+  for (const row of rows.values()) if (seen.has(row.root)) row.inView = seen.get(row.root);
+});
 
 function openFleet() {
   const head = $("endpoints").tHead.rows[0];
@@ -712,7 +717,8 @@ function newRow(id) {
     "data-name": COLUMNS[n].name, class: [COLUMNS[n].wide && "wide", n === 8 && "trend-cell"].filter(Boolean).join(" ") || undefined,
   }, cell)));
   const square = make("b", { onclick: () => openSheet(id) });
-  return { root, dot, name, note, prefill, context, load: load.value, used, kv: kv.value, held, trust, breaker, feed, step, line, square };
+  inView.observe(root);
+  return { inView: true, id, root, dot, name, note, prefill, context, load: load.value, used, kv: kv.value, held, trust, breaker, feed, step, line, square };
 }
 
 function width(element, part) {
@@ -760,6 +766,7 @@ function showFleet(all) {
   }
   for (const [id, shown] of rows) {
     if (here.has(id)) continue;
+    inView.unobserve(shown.root);
     shown.root.remove();
     shown.square.remove();
     rows.delete(id);
@@ -832,7 +839,7 @@ function showRow(shown, { id, name, worker, of }, most) {
   if (trend.length > TREND_POINTS) trend.shift();
   page.trends.set(id, trend);
   const from = TREND_POINTS - trend.length;
-  shown.line.setAttribute("d", "M" + trend.map((value, n) => `${(96 * (from + n) / (TREND_POINTS - 1)).toFixed(1)} ${(19 - 18 * Math.min(1, value / most)).toFixed(1)}`).join("L"));
+  if (shown.inView) shown.line.setAttribute("d", "M" + trend.map((value, n) => `${(96 * (from + n) / (TREND_POINTS - 1)).toFixed(1)} ${(19 - 18 * Math.min(1, value / most)).toFixed(1)}`).join("L"));
   setClass(shown.square, worker.state);
   const fill = `${Math.round(100 * (used ?? context / most))}%`;
   if (shown.square.style.getPropertyValue("--fill") !== fill) shown.square.style.setProperty("--fill", fill);
@@ -860,7 +867,7 @@ function showDecisions() {
       const bar = make("i");
       width(bar, held);
       return make("div", {
-        class: "item", role: "option", id: `decision-${decision.request}`, "aria-selected": chosen,
+        class: "item", role: "option", id: `decision-${decision.request}`, "aria-selected": String(chosen),
         onclick: () => choose(decision.request),
       },
         make("span", { class: "to" }, short(decision.worker)),
