@@ -616,12 +616,12 @@ const column = name => columns => columns[name] ?? [];
 
 function openCharts() {
   charts.push(
-    new Chart({ title: "Time to first token", unit: seconds, series: [
+    new Chart({ title: "First token", unit: seconds, series: [
       { name: "p50", of: column("ttft_p50_s"), look: "c0" },
       { name: "p90", of: column("ttft_p90_s"), look: "c1" },
       { name: "p99", of: column("ttft_p99_s"), look: "c2" },
     ] }),
-    new Chart({ title: "Prompt tokens from cache", unit: share, top: 1, series: [
+    new Chart({ title: "Prompt from cache", unit: share, top: 1, series: [
       { name: "reported", of: columns => rolling(columns.cached_tokens, columns.input_tokens, 10), look: "c0 area" },
       { name: "predicted", of: columns => rolling(columns.predicted_cached_tokens, columns.input_tokens, 10), look: "c2 dash" },
     ] }),
@@ -657,9 +657,9 @@ const COLUMNS = [
   { name: "Holds", by: row => holds(row.of)?.tokens ?? -1 },
   { name: "Trust", by: row => ["load_only", "approximate", "degraded", "exact"].indexOf(row.of?.knowledge) },
   { name: "Breaker", by: row => ["closed", "half_open", "open"].indexOf(row.of?.breaker?.state) },
-  { name: "Event feed", by: row => row.of?.feed?.lag_s ?? -1 },
+  { name: "Feed, its lag", by: row => row.of?.feed?.lag_s ?? -1 },
   { name: "Decode step", by: row => row.of?.rates?.decode_step_s ?? -1 },
-  { name: "Load, last 90 s", by: null },
+  { name: "Last 90 s", by: null },
 ];
 
 /** What an endpoint holds of prompts: as its events say while they count, else as was sent there. */
@@ -831,7 +831,7 @@ function showRow(shown, { id, name, worker, of }, most) {
   setText(shown.breaker, state === "open" && of.breaker.opens_for_s > 0 ? `open ${seconds(of.breaker.opens_for_s)}` : BREAKERS[state] ?? "–");
   setClass(shown.breaker, state === "open" ? "is-bad" : state === "half_open" ? "is-warn" : "ok");
   const feed = of?.feed;
-  setText(shown.feed, feed ? `${FEEDS[feed.state]}${feed.state === "live" && feed.lag_s !== null ? ` · ${seconds(Math.max(0, feed.lag_s))} lag` : ""}${feed.waiting ? ` · ${feed.waiting} waiting` : ""}` : "none");
+  setText(shown.feed, feed ? `${FEEDS[feed.state]}${feed.state === "live" && feed.lag_s !== null ? ` · ${seconds(Math.max(0, feed.lag_s))}` : ""}${feed.waiting ? ` · ${feed.waiting} waiting` : ""}` : "none");
   setClass(shown.feed, !feed || feed.state === "live" ? "ok" : feed.state === "syncing" ? "is-warn" : "is-bad");
   setText(shown.step, seconds(of?.rates?.decode_step_s));
   const trend = page.trends.get(id) ?? [];
