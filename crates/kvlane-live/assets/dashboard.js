@@ -419,7 +419,7 @@ function showTiles(all) {
   tile("Requests", count(last(rows.requests)), "/s", `${count(last(rows.output_tokens))} output tokens/s`, recent("requests"));
   tile("Time to first token", seconds(last(rows.ttft_p50_s)), "p50", `p90 ${seconds(last(rows.ttft_p90_s))} · p99 ${seconds(last(rows.ttft_p99_s))}`, recent("ttft_p50_s"));
   tile("From cache", share(last(cached)), "of prompt tokens", `predicted ${share(last(predicted))}`, cached.slice(-n));
-  tile("In flight", count(now?.in_flight ?? 0), "requests", `${count(last(rows.context_tokens))} tokens, ${count(last(rows.prefill_tokens))} to compute`, recent("context_tokens"));
+  tile("In flight", count(last(rows.in_flight) ?? 0), "requests", `${count(last(rows.context_tokens))} tokens, ${count(last(rows.prefill_tokens))} to compute`, recent("context_tokens"));
   tile("KV cache use", kv.length ? share(kv.reduce((sum, value) => sum + value, 0) / kv.length) : "–", "", kv.length ? `fullest ${share(Math.max(...kv))}` : "no endpoint reports", recent("kv_usage_ratio"));
   tile("Waiting", count(now?.queued ?? 0), `of ${count(now?.queue_max ?? 0)}`, `${count(shed)} shed since the start`, recent("queued"));
 }

@@ -65,7 +65,7 @@ class Stack:
         while not self.ended.wait(pause_s):
             messages = messages[:1] if len(messages) > 12 else messages
             messages.append({"role": "user", "content": f"user {n} turn {len(messages)} " * 40})
-            body = {"model": MODEL, "messages": messages, "max_tokens": 60, "stream": True}
+            body = {"model": MODEL, "messages": messages, "max_tokens": 60, "stream": True, "stream_options": {"include_usage": True}}
             try:
                 request(self.port, "/v1/chat/completions", body, headers={"x-session-id": f"s{n}"})
             except (OSError, http.client.HTTPException):
