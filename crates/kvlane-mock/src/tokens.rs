@@ -45,17 +45,19 @@ impl Prompt {
     /// token, finds them.
     #[must_use]
     pub(crate) fn answered(mut self, block_tokens: u32, output_tokens: u32) -> Self {
-        let block_tokens = block_tokens as usize;
-        let mut block: Vec<u8> = ids(&self.rendered[self.blocks.len() * block_tokens * TOKEN_BYTES..])
-            .flat_map(u32::to_le_bytes)
-            .collect();
-        for index in 0..output_tokens {
-            block.extend_from_slice(answer_word(self.key, index));
-            if block.len() == block_tokens * TOKEN_BYTES {
+        let block_bytes = block_tokens as usize * TOKEN_BYTES;
+        let mut block: Vec<u8> =
+            ids(&self.rendered[self.blocks.len() * block_bytes..]).flat_map(u32::to_le_bytes).collect();
+        let mut word: &[u8] = &[];
+        for index in 0..=output_tokens {
+            block.extend_from_slice(word);
+            // The prompt alone may fill it, with a last token that is short of its bytes.
+            if block.len() == block_bytes {
                 let hash = self.seed.next(self.blocks.last().copied(), ContentHash::of(&block));
                 self.blocks.push(hash);
                 block.clear();
             }
+            word = answer_word(self.key, index);
         }
         self
     }
@@ -102,6 +104,16 @@ mod tests {
 
     fn prompt(text: &str) -> Prompt {
         Prompt::new(ChainSeed::new("m", None, None), text.into(), 2).expect("short")
+    }
+
+    #[test]
+    fn a_block_that_ends_in_a_token_short_of_its_bytes_is_one_and_those_of_the_answer_follow() {
+        for text in ["abcdefgh", "abcdefg", "abcde"] {
+            let blocks = |output_tokens| prompt(text).answered(2, output_tokens).blocks.len();
+            assert_eq!([blocks(0), blocks(1), blocks(2), blocks(5)], [1, 1, 2, 3], "{text}");
+        }
+        // Its bytes are those of the token with zeros for what is missing.
+        assert_eq!(prompt("abcdefg").answered(2, 0).blocks, prompt("abcdefg\0").blocks);
     }
 
     #[test]
