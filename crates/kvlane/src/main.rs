@@ -50,6 +50,8 @@ enum Command {
     Simulate(commands::simulate::SimulateArgs),
     /// Send a trace or real prompts to a server at their times, and say how it answered.
     Replay(Box<commands::replay::ReplayArgs>),
+    /// Say why a recorded request went where it went, and what other policies would have done.
+    Explain(commands::explain::ExplainArgs),
     /// Import or make traces.
     Trace(commands::trace::TraceArgs),
     /// Make a page of recorded runs, and say what changed between them.
@@ -106,6 +108,7 @@ fn main() -> std::process::ExitCode {
         Command::MockEngine(args) => commands::mock_engine::run(&args),
         Command::Simulate(args) => commands::simulate::run_command(&args),
         Command::Replay(args) => commands::replay::run(&args),
+        Command::Explain(args) => commands::explain::run(&args),
         Command::Trace(args) => commands::trace::run(&args),
         Command::Report(args) => commands::report::run(&args),
         Command::Roofline(args) => commands::roofline::run(&args),
