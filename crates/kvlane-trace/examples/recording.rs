@@ -1,5 +1,6 @@
 //! What a recording costs: drives a router as a gateway would, with and without a tape, and says how many bytes a request
-//! takes and how much longer its inputs take to process. The file is left for `kvlane explain`.
+//! takes, how much more CPU time its inputs, and how long it takes to live through it again. The file is left for
+//! `kvlane explain`.
 //!
 //! `cargo run --release -p kvlane-trace --example recording -- --requests 1000000 --out big.kvrec`
 
@@ -13,8 +14,8 @@ use kvlane_core::block::{BlockHash, ChainSeed};
 use kvlane_core::index::approx;
 use kvlane_core::load::Reported;
 use kvlane_core::policy::PolicyConfig;
-use kvlane_core::recording::file::{Head, Shared, add, begin};
-use kvlane_core::recording::{Segment, Sharing, Tape};
+use kvlane_core::recording::file::{Frame, Frames, Head, Shared, add, begin};
+use kvlane_core::recording::{Replay, Segment, Sharing, Tape};
 use kvlane_core::request::{RequestId, RequestKey, SchedulingRequest, SessionKey};
 use kvlane_core::rng::Rng;
 use kvlane_core::router::{self, Router, Scratch};
@@ -59,7 +60,7 @@ fn main() -> Result<(), Failure> {
         let (mut bytes, mut sharing, mut busy_s) = (begin(&head), Sharing::new(1 << 19), 0.0);
         let mut len = 0;
         while let Ok(segment) = receive.recv() {
-            let started = Instant::now();
+            let started_s = cpu_s();
             let mut hashes = &segment.hashes[..];
             let mut shared = Vec::new();
             for &(request, count) in &segment.prompts {
@@ -73,7 +74,7 @@ fn main() -> Result<(), Failure> {
             file.write_all(&bytes)?;
             len += bytes.len() as u64;
             bytes.clear();
-            busy_s += started.elapsed().as_secs_f64();
+            busy_s += cpu_s() - started_s;
         }
         Ok((len, busy_s))
     });
@@ -91,7 +92,31 @@ fn main() -> Result<(), Failure> {
         len as f64 / 1e6,
         len as f64 / requests as f64
     )?;
+    let (started, started_s) = (Instant::now(), cpu_s());
+    let bytes = std::fs::read(&out)?;
+    let mut replay = Replay::new(None);
+    for frame in Frames::new(&bytes).ok_or("no recording")? {
+        if let Frame::Segment { number, bytes } = frame {
+            replay.segment(number, bytes, |_| false, |_| true);
+        }
+    }
+    let tally = replay.tally();
+    writeln!(
+        std::io::stdout(),
+        "lived through again in {:.2} s ({:.2} s of CPU): {} inputs, {} of {} placements as recorded",
+        started.elapsed().as_secs_f64(),
+        cpu_s() - started_s,
+        tally.inputs,
+        tally.same,
+        tally.placed
+    )?;
     Ok(())
+}
+
+/// Seconds that this thread has been on a CPU: others on the machine do not count.
+fn cpu_s() -> f64 {
+    let told = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    told.split(' ').next().and_then(|nanos| nanos.parse::<f64>().ok()).unwrap_or(0.0) / 1e9
 }
 
 /// Sends that many requests through a router: the seconds that it took.
@@ -125,7 +150,7 @@ fn drive(requests: u64, policy: &PolicyConfig, tape: Option<Tape>) -> Result<f64
     let mut next_session = SESSIONS as u64;
     let mut flying: VecDeque<(RequestId, u32)> = VecDeque::new();
     let mut now = Nanos::from_micros(10);
-    let started = Instant::now();
+    let started_s = cpu_s();
     for n in 0..requests {
         let id = RequestId(n + 1);
         let at = rng.below(SESSIONS);
@@ -178,7 +203,7 @@ fn drive(requests: u64, policy: &PolicyConfig, tape: Option<Tape>) -> Result<f64
         }
         out.clear();
     }
-    let took_s = started.elapsed().as_secs_f64();
+    let took_s = cpu_s() - started_s;
     if taped {
         router.record(None);
     }
