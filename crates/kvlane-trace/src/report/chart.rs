@@ -271,10 +271,16 @@ fn log_ticks(low: f64, high: f64, spaces: f64) -> Vec<(f64, String)> {
             scaled => format!("{}{sign}", (scaled * 1e6).round() / 1e6),
         }
     };
-    values
+    let ticks: Vec<(f64, String)> = values
         .filter(|value| (low - 1e-9..=high + 1e-9).contains(&value.log10()))
         .map(|value| (value, label(value)))
-        .collect()
+        .collect();
+    // Within one step of a power round numbers of the values themselves tell more.
+    let (from, to) = (10f64.powf(low), 10f64.powf(high));
+    if ticks.len() < 2 && to > from && plain(to) {
+        return linear_ticks(from, to, round_step((to - from) / spaces));
+    }
+    ticks
 }
 
 /// What figures up to `size` are counted in, and its sign; `e` stands for a power of ten. Below `least`, in ones.
@@ -526,6 +532,7 @@ mod tests {
             ["0.1", "1", "10", "100", "1k", "10k", "100k", "1M", "10M"]
         );
         assert_eq!(labels(&scale(&[1.5, 60.0], true, 7.0).ticks), ["2", "5", "10", "20", "50"]);
+        assert_eq!(labels(&scale(&[12.1, 15.9], true, 4.0).ticks), ["13", "14", "15"]);
         assert!(scale(&[1e-9, 1e9], true, 7.0).ticks.len() <= 8);
     }
 

@@ -39,8 +39,8 @@ pub(super) fn plot(map: &HeatMap) -> Plot {
     all.sort_unstable_by(f64::total_cmp);
     let low = all.first().copied().unwrap_or(0.0).min(0.0);
     let largest = all.last().copied().unwrap_or(0.0);
-    let high = all.get(((all.len() as f64 * CLIP) as usize).min(all.len().saturating_sub(1))).copied();
-    let high = high.filter(|high| *high > low).unwrap_or(if largest > low { largest } else { low + 1.0 });
+    let high = map.most.or_else(|| high(&all)).filter(|high| *high > low);
+    let high = high.unwrap_or(if largest > low { largest } else { low + 1.0 });
     let shade = |value: f64| {
         let share = ((value - low) / (high - low)).clamp(0.0, 1.0);
         value.is_finite().then(|| ((share * SHADES as f64) as usize).min(SHADES - 1))
@@ -92,6 +92,11 @@ pub(super) fn plot(map: &HeatMap) -> Plot {
         broad: true,
         ..Plot::default()
     }
+}
+
+/// What all but a few of some sorted values stay below.
+pub(super) fn high(sorted: &[f64]) -> Option<f64> {
+    sorted.get(((sorted.len() as f64 * CLIP) as usize).min(sorted.len().checked_sub(1)?)).copied()
 }
 
 /// The end of a long name tells more than its beginning.
@@ -199,6 +204,7 @@ mod tests {
             from: 0.0,
             step: 2.0,
             unit: "Requests".into(),
+            most: None,
             rows,
         }
     }
@@ -212,6 +218,16 @@ mod tests {
         let used = |shade: usize| plot.marks.matches(&format!("var(--h{shade})")).count() > 1;
         assert!(used(SHADES - 1) && used(2), "{}", plot.marks);
         assert!(plot.marks.contains("4 and more"));
+    }
+
+    #[test]
+    fn maps_with_the_same_end_have_the_same_shades() {
+        let most = Some(8.0);
+        let low = plot(&HeatMap { most, ..map(vec![("a".into(), vec![1.0, 2.0])]) });
+        let high = plot(&HeatMap { most, ..map(vec![("a".into(), vec![1.0, 9.0])]) });
+        let first = |plot: &Plot| plot.marks.split("fill:").nth(1).map(|rest| rest[..8].to_owned());
+        assert_eq!(first(&low), first(&high));
+        assert!(high.marks.contains("8 and more") && !low.marks.contains("and more"));
     }
 
     #[test]

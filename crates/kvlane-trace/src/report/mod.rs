@@ -115,6 +115,9 @@ pub struct HeatMap {
     pub step: f64,
     /// Quantity and unit of the shades.
     pub unit: String,
+    /// What the darkest shade stands for, such as the same for maps that are to be compared; if `None`, a value that all
+    /// but a few cells stay below.
+    pub most: Option<f64>,
     /// Name and values of each row. What is no finite number is left blank.
     pub rows: Vec<(String, Vec<f64>)>,
 }

@@ -65,7 +65,8 @@ fn between(first: &Run<'_>, other: &Run<'_>) -> Vec<Part> {
     parts.push(Part::Chart(dots(first, other, &pairs)));
     parts.push(Part::Chart(ratios(first, other, &pairs)));
     parts.push(Part::Text(
-        "Why, as far as the records tell. What the groups add to the mean sums up to its whole change."
+        "Why, as far as the records tell: mean changes of each group. What the groups add to the mean of all sums up to its whole \
+         change."
             .to_owned(),
     ));
     parts.push(Part::Table(reasons(&pairs)));
@@ -237,8 +238,8 @@ fn reasons(pairs: &[Pair<'_>]) -> Table {
         "requests",
         "share",
         "at another endpoint",
-        "cached tokens, mean change",
-        "TTFT, mean change ms",
+        "cached tokens",
+        "TTFT ms",
         "adds to the mean ms",
     ];
     let row = |((why, slower), group): ((Why, bool), Group)| {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::Run;
 use crate::ci::{self, Figure};
 use crate::record::Record;
-use crate::report::{Axis, Chart, HeatMap, Mark, Part, Series};
+use crate::report::{Axis, Chart, HeatMap, Mark, Part, Series, heat};
 use crate::summary::Percentiles;
 
 /// Stretches of time at most.
@@ -66,26 +66,34 @@ pub(super) fn over_time(runs: &[Run<'_>]) -> Vec<Part> {
 
 pub(super) fn endpoints(runs: &[Run<'_>]) -> Vec<Part> {
     let Some(stretches) = Stretches::of(runs) else { return Vec::new() };
+    let runs = &runs[..runs.len().min(MAPS_MAX)];
+    let places: Vec<Places<'_>> = runs.iter().map(|run| places(run.records)).collect();
+    let in_flight: Vec<Vec<Vec<f64>>> =
+        runs.iter().zip(&places).map(|(run, places)| places.in_flight(run.records, stretches)).collect();
+    // One end of the shades for all runs, so that they can be compared.
+    let mut all: Vec<f64> = in_flight.iter().flatten().flatten().copied().collect();
+    all.sort_unstable_by(f64::total_cmp);
+    let most = heat::high(&all);
     let mut parts = Vec::new();
-    for run in runs.iter().take(MAPS_MAX) {
-        let places = places(run.records);
+    for ((run, places), in_flight) in runs.iter().zip(&places).zip(in_flight) {
         if places.names.is_empty() {
             continue;
         }
-        let map = |what: &str, unit: &str, rows: Vec<Vec<f64>>| {
+        let map = |what: &str, unit: &str, most: Option<f64>, rows: Vec<Vec<f64>>| {
             Part::Heat(HeatMap {
                 title: format!("{what}, by endpoint and time: {}", run.name),
                 x: "Time (s)".to_owned(),
                 from: stretches.from,
                 step: stretches.step,
                 unit: unit.to_owned(),
+                most,
                 rows: places.names.iter().cloned().zip(rows).collect(),
             })
         };
-        parts.push(map("Requests in flight", "Requests", places.in_flight(run.records, stretches)));
+        parts.push(map("Requests in flight", "Requests", most, in_flight));
         if run.records.iter().any(|record| record.cached_tokens.is_some()) {
             let rows = places.cached(run.records, stretches);
-            parts.push(map("Prompt tokens from the cache", "%", rows));
+            parts.push(map("Prompt tokens from the cache", "%", Some(100.0), rows));
         }
     }
     parts

@@ -15,7 +15,11 @@ const SEED: u64 = 1;
 
 pub(super) fn parts(runs: &[Run<'_>]) -> Vec<Part> {
     let Some(first) = runs.first() else { return Vec::new() };
-    let mut parts = vec![Part::Tiles(tiles(first, &runs[1..])), Part::Table(figures(runs))];
+    let mut parts = Vec::new();
+    if let Some(last) = runs[1..].last() {
+        parts.push(Part::Text(format!("Of {}, beside {}:", last.name, first.name)));
+    }
+    parts.extend([Part::Tiles(tiles(first, &runs[1..])), Part::Table(figures(runs))]);
     let intervals = intervals(runs);
     if !intervals.rows.is_empty() {
         parts.push(Part::Text(
@@ -43,13 +47,13 @@ fn tiles(first: &Run<'_>, others: &[Run<'_>]) -> Vec<Tile> {
         let was = after.as_ref().and_then(|_| what(&before));
         let (mut note, mut trend) = (String::new(), Trend::None);
         if let Some(was) = was {
-            note = format!("{}{unit} in {}", number(was), first.name);
+            note = format!("was {}{unit}", number(was));
             let change = value / was - 1.0;
             if change.is_finite() && change.abs() >= CHANGE_MIN {
                 let better = (change < 0.0) == less_is_better;
                 trend = if better { Trend::Better } else { Trend::Worse };
                 let word = if better { "better" } else { "worse" };
-                note = format!("{:+.0} %, {word}: {note}", change * 100.0);
+                note = format!("{:+.0} %, {word}; {note}", change * 100.0);
             }
         }
         Some(Tile { label: label.to_owned(), value: format!("{}{unit}", number(value)), note, trend })
@@ -76,9 +80,6 @@ fn tiles(first: &Run<'_>, others: &[Run<'_>]) -> Vec<Tile> {
             }
             _ => {}
         }
-    }
-    if let Some(run) = others.last() {
-        tiles.iter_mut().for_each(|tile| tile.label = format!("{}: {}", run.name, tile.label));
     }
     tiles
 }
