@@ -32,7 +32,8 @@ impl Report {
                 match part {
                     Part::Text(text) => out.extend([text.as_str(), "\n"]),
                     Part::Table(table) => out.push_str(&table.to_text()),
-                    Part::Chart(_) => {}
+                    // What is to be looked at has no place in text.
+                    Part::Chart(_) | Part::Bars(_) | Part::Heat(_) | Part::Tiles(_) => {}
                 }
             }
         }
