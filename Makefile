@@ -5,6 +5,7 @@
 	e2e-llamacpp e2e-sdk e2e-api e2e-prometheus race deny sbom ci cargo
 	e2e-llamacpp e2e-sdk e2e-api e2e-loadgens race race-placement deny sbom ci cargo
 	e2e-llamacpp e2e-sdk e2e-api e2e-dashboard race deny sbom ci cargo
+	e2e-llamacpp e2e-sdk e2e-api e2e-report race deny sbom ci cargo
 
 # A trace through the gateway onto four mock engines, under three policies.
 demo: cargo
@@ -111,6 +112,10 @@ e2e-prometheus: cargo
 e2e-dashboard: cargo
 	cargo build --release --locked -p kvlane
 	python3 e2e/browser/dashboard/test_dashboard.py -v
+# Reports in headless Chromium (Debian: apt-get install chromium; python3.10 or later, nothing from PyPI).
+e2e-report: cargo
+	cargo build --release --locked -p kvlane
+	python3 e2e/browser/report/test_report.py -v
 
 # What a request costs beside nginx, HAProxy, sglang-router and vllm-router. Linux; installs with apt-get and pip.
 race: cargo
