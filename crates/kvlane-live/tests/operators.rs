@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use kvlane_core::policy::PolicyConfig;
+use kvlane_core::scheduler::TOKENS_TOLD;
 use kvlane_core::timing::{TimingFile, TimingModel};
 use kvlane_live::config::PoolOverride;
 use kvlane_live::testing::{Client, FakeEngine, TestGateway, chat, chat_stream, config, event};
@@ -268,11 +269,12 @@ async fn load_is_shown_while_it_lasts() {
     let (requests, prefill, context) = load().await;
     assert!(requests == 1 && prefill > 90 && context == prefill, "{prefill} {context}");
     call.begin_stream().await;
-    call.chunk(&event("a")).await;
+    call.chunk(&event("a").repeat(1 + TOKENS_TOLD as usize)).await;
     call.chunk(&event("b")).await;
     client.head().await;
     client.see("\"b\"").await;
-    assert_eq!(load().await, (1, 0, context + 1), "the prefill is over, and one token has followed it");
+    let told = context + u64::from(TOKENS_TOLD);
+    assert_eq!(load().await, (1, 0, told), "the prefill is over, and tokens have followed it in lots");
     call.end_stream().await;
     client.rest().await;
     gateway.ledger_is_zero().await;
