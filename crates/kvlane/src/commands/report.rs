@@ -32,11 +32,7 @@ pub(crate) struct ReportArgs {
 /// Runs it.
 pub(crate) fn run(args: &ReportArgs) -> Result<ExitCode> {
     ensure!(args.page.wanted(), "where to? Give --html FILE, --plots DIR or both");
-    ensure!(
-        args.files.len() <= RUNS_MAX,
-        "{} files: a report takes at most {RUNS_MAX}",
-        args.files.len()
-    );
+    ensure!(args.files.len() <= RUNS_MAX, "{} files: a report takes at most {RUNS_MAX}", args.files.len());
     args.page.check()?;
     let mut runs: Vec<(String, Vec<Record>)> = Vec::new();
     for file in &args.files {
