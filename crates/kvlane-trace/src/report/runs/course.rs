@@ -126,10 +126,11 @@ impl Stretches {
 
     /// Adds to every stretch the share of it that lies between two times.
     fn spread(&self, from_s: f64, to_s: f64, sums: &mut [f64]) {
-        for place in self.at(from_s)..=self.at(to_s) {
+        let first = self.at(from_s);
+        for (place, sum) in sums.iter_mut().enumerate().take(self.at(to_s) + 1).skip(first) {
             let begin = self.from + place as f64 * self.step;
             let inside = to_s.min(begin + self.step) - from_s.max(begin);
-            sums[place] += (inside / self.step).max(0.0);
+            *sum += (inside / self.step).max(0.0);
         }
     }
 }

@@ -9,15 +9,18 @@ const POINTS: usize = 300;
 /// Points of the last percent.
 const TAIL: usize = 50;
 
-/// What is drawn: title, axis, quantity, factor from seconds.
-const CHARTS: [(&str, &str, fn(&Record) -> Option<f64>, f64); 3] = [
+/// Title, axis, quantity in seconds, factor to the axis.
+type Drawn = (&'static str, &'static str, fn(&Record) -> Option<f64>, f64);
+
+/// What is drawn.
+const CHARTS: [Drawn; 3] = [
     ("Time to first token", "TTFT (s)", Record::ttft_s, 1.0),
     ("Time to the end of the answer", "E2E (s)", |record| Some(record.e2e_s()), 1.0),
     ("Time per output token", "TPOT (ms)", Record::tpot_s, 1e3),
 ];
 
 pub(super) fn parts(runs: &[Run<'_>]) -> Vec<Part> {
-    let chart = |&(title, label, quantity, scale): &(&str, &str, fn(&Record) -> Option<f64>, f64)| {
+    let chart = |&(title, label, quantity, scale): &Drawn| {
         let series: Vec<Series> = runs
             .iter()
             .filter_map(|run| {
