@@ -1,11 +1,9 @@
 # demo, test, lint, bench and ci need the Rust toolchain (1.89 or later, https://rustup.rs) and nothing else; each is one
 # line of cargo that can be typed by hand.
 
-.PHONY: demo test lint bench scenarios placement placement-live chaos soak crowd replay-schedule e2e-vllm e2e-sglang \
-	e2e-llamacpp e2e-sdk e2e-api e2e-prometheus race deny sbom ci cargo
-	e2e-llamacpp e2e-sdk e2e-api e2e-loadgens race race-placement deny sbom ci cargo
-	e2e-llamacpp e2e-sdk e2e-api e2e-dashboard race deny sbom ci cargo
-	e2e-llamacpp e2e-sdk e2e-api e2e-report race deny sbom ci cargo
+.PHONY: demo test lint scenarios placement placement-live chaos soak crowd replay-schedule bench e2e-vllm e2e-sglang \
+	e2e-llamacpp e2e-sdk e2e-loadgens e2e-api e2e-prometheus e2e-dashboard e2e-report race race-placement deny sbom ci \
+	cargo
 
 # A trace through the gateway onto four mock engines, under three policies.
 demo: cargo
