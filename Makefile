@@ -106,10 +106,12 @@ e2e-prometheus: cargo
 	cargo build --release --locked -p kvlane
 	e2e/prometheus/setup.sh
 	e2e/.work/prometheus/bin/python e2e/prometheus/test_prometheus.py -v
+
 # The dashboard in headless Chromium (Debian: apt-get install chromium; python3.10 or later, nothing from PyPI).
 e2e-dashboard: cargo
 	cargo build --release --locked -p kvlane
 	python3 e2e/browser/dashboard/test_dashboard.py -v
+
 # Reports in headless Chromium (Debian: apt-get install chromium; python3.10 or later, nothing from PyPI).
 e2e-report: cargo
 	cargo build --release --locked -p kvlane
