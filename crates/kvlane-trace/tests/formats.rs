@@ -86,8 +86,7 @@ fn gateway() -> Vec<u8> {
         router.step(Nanos::from_secs(n), Input::Finished { request: RequestId(n) }, &mut out);
     }
     router.record(None);
-    let file = file.lock().expect("no panic").clone();
-    file
+    file.lock().expect("no panic").clone()
 }
 
 fn chat(count: u32) -> Trace {
