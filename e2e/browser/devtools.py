@@ -28,6 +28,7 @@ class Browser:
     def __init__(self, *flags):
         if not CHROMIUM:
             raise SystemExit("Chromium is missing: apt-get install chromium, or name it in CHROMIUM")
+        self.pages = []
         self.profile = tempfile.mkdtemp(prefix="kvlane-browser-")
         command = [
             CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run",
@@ -49,6 +50,7 @@ class Browser:
         with urllib.request.urlopen(asked, timeout=PATIENCE_S) as answer:
             target = json.load(answer)["webSocketDebuggerUrl"]
         page = Page(target)
+        self.pages.append(page)
         for domain in ("Page", "Runtime", "Network", "Log", "Performance"):
             page.call(f"{domain}.enable")
         page.resize(width, height)
@@ -59,6 +61,8 @@ class Browser:
         return page
 
     def close(self):
+        for page in self.pages:
+            page.socket.socket.close()
         self.process.terminate()
         try:
             self.process.wait(10)
