@@ -14,7 +14,7 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use kvlane_core::recording::file::{self, Head, Shared};
+use kvlane_core::recording::file::{self, Head};
 use kvlane_core::recording::{Segment, Sharing, Tape};
 use kvlane_core::router::Router;
 use kvlane_core::time::Nanos;
@@ -200,7 +200,7 @@ impl Writing {
             .entry(Arc::clone(model))
             .or_insert_with(|| Pool { open: None, sharing: Sharing::new(HASHES_MAX) });
         self.bytes.clear();
-        file::add(&mut self.bytes, segment, &pool.shared(segment));
+        file::add(&mut self.bytes, segment, &pool.sharing.of_segment(segment));
         let full = |open: &Open| open.len + self.bytes.len() as u64 > self.config.file_bytes;
         if pool.open.as_ref().is_some_and(full)
             && let Some(Open { path, len, .. }) = pool.open.take()
@@ -241,25 +241,6 @@ impl Writing {
             // There are more pools than files fit in: whose file is longest begins another one.
             self.closed.push((path, len));
         }
-    }
-}
-
-// === impl Pool ===
-
-impl Pool {
-    /// What the prompts of a segment share with those before them.
-    fn shared(&mut self, segment: &Segment) -> Vec<Shared> {
-        let mut hashes = &segment.hashes[..];
-        let mut shared = Vec::with_capacity(segment.prompts.len());
-        for &(request, len) in &segment.prompts {
-            let (own, rest) = hashes.split_at((len as usize).min(hashes.len()));
-            hashes = rest;
-            // A prompt that shares nothing needs no word.
-            if let base @ Some(_) = self.sharing.of(request, own) {
-                shared.push(Shared { request, base });
-            }
-        }
-        shared
     }
 }
 
@@ -307,6 +288,7 @@ fn files(dir: &Path) -> io::Result<Vec<(PathBuf, u64)>> {
 
 #[cfg(test)]
 mod tests {
+    use kvlane_core::recording::file::Shared;
     use kvlane_core::request::RequestId;
 
     use super::*;

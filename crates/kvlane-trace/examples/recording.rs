@@ -14,7 +14,7 @@ use kvlane_core::block::{BlockHash, ChainSeed};
 use kvlane_core::index::approx;
 use kvlane_core::load::Reported;
 use kvlane_core::policy::PolicyConfig;
-use kvlane_core::recording::file::{Frame, Frames, Head, Shared, add, begin};
+use kvlane_core::recording::file::{Frame, Frames, Head, add, begin};
 use kvlane_core::recording::{Replay, Segment, Sharing, Tape};
 use kvlane_core::request::{RequestId, RequestKey, SchedulingRequest, SessionKey};
 use kvlane_core::rng::Rng;
@@ -61,16 +61,7 @@ fn main() -> Result<(), Failure> {
         let mut len = 0;
         while let Ok(segment) = receive.recv() {
             let started_s = cpu_s();
-            let mut hashes = &segment.hashes[..];
-            let mut shared = Vec::new();
-            for &(request, count) in &segment.prompts {
-                let (own, rest) = hashes.split_at(count as usize);
-                hashes = rest;
-                if let base @ Some(_) = sharing.of(request, own) {
-                    shared.push(Shared { request, base });
-                }
-            }
-            add(&mut bytes, &segment, &shared);
+            add(&mut bytes, &segment, &sharing.of_segment(&segment));
             file.write_all(&bytes)?;
             len += bytes.len() as u64;
             bytes.clear();

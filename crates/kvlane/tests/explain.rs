@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use kvlane_core::block::ChainSeed;
 use kvlane_core::index::approx;
 use kvlane_core::policy::PolicyConfig;
-use kvlane_core::recording::file::{Head, Shared, add, begin};
+use kvlane_core::recording::file::{Head, add, begin};
 use kvlane_core::recording::{Sharing, Tape};
 use kvlane_core::request::{RequestId, RequestKey, SchedulingRequest, SessionKey};
 use kvlane_core::router::{self, Router, Scratch};
@@ -36,14 +36,7 @@ fn recording(dir: &Path, policy: &str) -> PathBuf {
     let sink = Arc::clone(&file);
     router.record(Some(Tape::new(move |segment| {
         let (file, sharing) = &mut *sink.lock().expect("no panic");
-        let mut hashes = &segment.hashes[..];
-        let mut shared = Vec::new();
-        for &(request, len) in &segment.prompts {
-            let (own, rest) = hashes.split_at(len as usize);
-            hashes = rest;
-            shared.push(Shared { request, base: sharing.of(request, own) });
-        }
-        add(file, &segment, &shared);
+        add(file, &segment, &sharing.of_segment(&segment));
     })));
     let (mut out, mut scratch) = (Vec::new(), Scratch::default());
     for n in 0..3 {

@@ -1,5 +1,7 @@
 //! Which earlier request a prompt begins like, found by the hashes of a few of its blocks.
 
+use super::Segment;
+use super::file::Shared;
 use crate::block::BlockHash;
 use crate::recent::Recent;
 use crate::request::RequestId;
@@ -33,6 +35,20 @@ impl Sharing {
         let found = known.checked_sub(1).and_then(|last| self.owners.get(&hashes[last]).copied());
         hashes[known..].iter().for_each(|&hash| self.owners.insert(hash, request));
         found.map(|base| (base, known as u32))
+    }
+
+    /// What the prompts of a segment share with those before them. One that shares nothing needs no word.
+    pub fn of_segment(&mut self, segment: &Segment) -> Vec<Shared> {
+        let mut hashes = &segment.hashes[..];
+        let mut shared = Vec::with_capacity(segment.prompts.len());
+        for &(request, len) in &segment.prompts {
+            let (own, rest) = hashes.split_at((len as usize).min(hashes.len()));
+            hashes = rest;
+            if let base @ Some(_) = self.of(request, own) {
+                shared.push(Shared { request, base });
+            }
+        }
+        shared
     }
 }
 

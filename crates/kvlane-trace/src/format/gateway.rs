@@ -249,7 +249,7 @@ mod tests {
     use kvlane_core::block::ChainSeed;
     use kvlane_core::index::approx;
     use kvlane_core::policy::PolicyConfig;
-    use kvlane_core::recording::file::{Head, Shared, add, begin};
+    use kvlane_core::recording::file::{Head, add, begin};
     use kvlane_core::recording::{Sharing, Tape};
     use kvlane_core::router::{Config, Router, Scratch};
     use kvlane_core::scheduler;
@@ -277,14 +277,7 @@ mod tests {
         let sink = Arc::clone(&file);
         router.record(Some(Tape::new(move |segment| {
             let (file, sharing) = &mut *sink.lock().expect("no panic");
-            let mut hashes = &segment.hashes[..];
-            let mut shared = Vec::new();
-            for &(request, len) in &segment.prompts {
-                let (own, rest) = hashes.split_at(len as usize);
-                hashes = rest;
-                shared.push(Shared { request, base: sharing.of(request, own) });
-            }
-            add(file, &segment, &shared);
+            add(file, &segment, &sharing.of_segment(&segment));
         })));
         router.join(Nanos(1), "e".into(), true, false, &mut Vec::new());
         play(&router);
