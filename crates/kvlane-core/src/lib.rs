@@ -19,7 +19,7 @@ pub mod load;
 pub mod policy;
 mod queue;
 pub mod rates;
-mod recent;
+pub mod recent;
 pub mod recording;
 pub mod request;
 mod ring;

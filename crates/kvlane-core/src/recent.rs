@@ -11,7 +11,7 @@ use foldhash::fast::FixedState;
 use hashbrown::HashMap;
 
 /// At most `max` values by key.
-pub(crate) struct Recent<K, V> {
+pub struct Recent<K, V> {
     young: HashMap<K, V, FixedState>,
     old: HashMap<K, V, FixedState>,
     young_max: usize,
@@ -21,12 +21,12 @@ pub(crate) struct Recent<K, V> {
 
 impl<K: Hash + Eq, V> Recent<K, V> {
     /// An empty map with room for `max` values, two at least.
-    pub(crate) fn new(max: usize) -> Self {
+    pub fn new(max: usize) -> Self {
         Self { young: HashMap::default(), old: HashMap::default(), young_max: (max / 2).max(1) }
     }
 
     /// The value of a key, which is used by this.
-    pub(crate) fn get(&mut self, key: &K) -> Option<&mut V> {
+    pub fn get(&mut self, key: &K) -> Option<&mut V> {
         if let Some((key, value)) = self.old.remove_entry(key) {
             self.insert(key, value);
         }
@@ -34,7 +34,7 @@ impl<K: Hash + Eq, V> Recent<K, V> {
     }
 
     /// The value of a key, which is used by this and begins as `first`.
-    pub(crate) fn get_or_insert(&mut self, key: K, first: impl FnOnce() -> V) -> &mut V {
+    pub fn get_or_insert(&mut self, key: K, first: impl FnOnce() -> V) -> &mut V {
         let value = self.old.remove(&key);
         if self.young.len() >= self.young_max && !self.young.contains_key(&key) {
             self.old = mem::take(&mut self.young);
@@ -43,7 +43,7 @@ impl<K: Hash + Eq, V> Recent<K, V> {
     }
 
     /// Sets the value of a key.
-    pub(crate) fn insert(&mut self, key: K, value: V) {
+    pub fn insert(&mut self, key: K, value: V) {
         self.old.remove(&key);
         if self.young.len() >= self.young_max && !self.young.contains_key(&key) {
             self.old = mem::take(&mut self.young);

@@ -149,7 +149,7 @@ async fn exchange(
 ) -> Result<(StatusCode, Bytes), String> {
     let What { method, path, head, body } = what;
     let exchange = async {
-        let answer = upstreams.send(worker, method, head.as_bytes(), body).await;
+        let answer = upstreams.send(worker, method, head.as_bytes(), body, || ()).await;
         let mut answer = answer.map_err(|error| format!("{method} {path}: {error}"))?;
         let mut whole = BytesMut::new();
         while let Some(piece) = std::future::poll_fn(|cx| answer.body.poll_piece(cx)).await {

@@ -340,6 +340,10 @@ impl Fleet {
                 return self.upstreams.forget(worker.id);
             }
             let probed = self.probe(&worker, probes).await;
+            if probed.is_err() {
+                // Whether it has started again is told by whether its port was closed meanwhile.
+                self.upstreams.is_there(&worker).await;
+            }
             probes = match &probed {
                 Ok(()) => probes.wrapping_add(1),
                 Err(_) => 0,

@@ -34,8 +34,10 @@ use crate::ingest::EventFeed;
 use crate::lease::Lease;
 use crate::limits::{Charge, Limits};
 use crate::metrics::{Metrics, PoolMetrics, SelectionMetrics};
+use crate::objects::Objects;
 use crate::recorder::Recorder;
 use crate::reload::Reloads;
+use crate::salt::SaltKey;
 use crate::timeline::Timeline;
 use crate::timings::Timings;
 use crate::tls::Tls;
@@ -55,6 +57,8 @@ pub struct Gateway {
     pub(crate) hints: ArcSwap<Hints>,
     /// What each client may use.
     pub(crate) limits: Limits,
+    /// Which worker made which stored response, file or batch.
+    pub(crate) objects: Objects,
     /// What workers were given before it was there.
     pub(crate) warm: Warm,
     /// What is told to a collector of traces.
@@ -155,6 +159,8 @@ pub(crate) struct Routed {
     pub(crate) deadline: Instant,
     /// What it was let in with.
     pub(crate) charge: Option<Arc<Charge>>,
+    /// The worker that keeps what it refers to.
+    pub(crate) pinned: Option<WorkerId>,
 }
 
 /// Who is let in, and under which certificates.
@@ -197,7 +203,8 @@ impl Gateway {
         tokenizers: Tokenizers,
         drained: mpsc::UnboundedSender<Arc<Worker>>,
     ) -> Self {
-        let (hints, limits) = (Hints::new(&config.hints), Limits::default());
+        let salts = SaltKey::read(&config.auth).ok().flatten().unwrap_or_else(SaltKey::generate);
+        let (hints, limits) = (Hints::new(&config.hints, salts), Limits::default());
         limits.configure(&config.limits, &hints);
         let warm = Warm::read(&config, &clock);
         Self {
@@ -205,6 +212,7 @@ impl Gateway {
             hints: ArcSwap::from_pointee(hints),
             limits,
             warm,
+            objects: Objects::default(),
             traces: Traces::new(&config.tracing),
             reloads: Reloads::default(),
             allowed: Arc::new(ArcSwap::new(auth.allowed())),
@@ -239,7 +247,9 @@ impl Gateway {
                 self.metrics.limits.forget(&gone.key, &gone.model);
             }
         }
-        let hints = self.hints.load().reset(&config.hints);
+        // It was read a moment ago, when the configuration was checked: failing now, the one before stays.
+        let salts = SaltKey::read(&config.auth).ok().flatten();
+        let hints = self.hints.load().reset(&config.hints, salts);
         self.limits.configure(&config.limits, &hints);
         self.hints.store(Arc::new(hints));
         for upstreams in self.upstreams().iter() {

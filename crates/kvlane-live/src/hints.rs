@@ -22,7 +22,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::auth::{Identity, is_credential};
 use crate::config::{ConfigError, within, wrong};
-use crate::secret::KeyHash;
+use crate::salt::SaltKey;
 
 /// Longer names of tenants are not looked at. API keys have some hundred bytes, signed tokens a few thousand.
 const TENANT_BYTES_MAX: usize = 8 << 10;
@@ -104,6 +104,7 @@ pub(crate) struct Hints {
     priority_headers: Vec<HeaderName>,
     priorities: BTreeMap<String, i8>,
     keys: RandomState,
+    salts: SaltKey,
 }
 
 /// What was said of one request. The same for all its attempts.
@@ -128,7 +129,7 @@ impl Facts {
 // === impl Hints ===
 
 impl Hints {
-    pub(crate) fn new(config: &Config) -> Self {
+    pub(crate) fn new(config: &Config, salts: SaltKey) -> Self {
         let headers = |names: &[String]| names.iter().filter_map(|name| name.try_into().ok()).collect();
         Self {
             session_headers: headers(&config.session_headers),
@@ -136,12 +137,14 @@ impl Hints {
             priority_headers: headers(&config.priority_headers),
             priorities: config.priorities.clone(),
             keys: RandomState::new(),
+            salts,
         }
     }
 
-    /// Others, to which tenants are the same.
-    pub(crate) fn reset(&self, config: &Config) -> Self {
-        Self { keys: self.keys.clone(), ..Self::new(config) }
+    /// Others, to which tenants are the same. Their salts are, too, unless there is another key.
+    pub(crate) fn reset(&self, config: &Config, salts: Option<SaltKey>) -> Self {
+        let salts = salts.unwrap_or_else(|| self.salts.clone());
+        Self { keys: self.keys.clone(), ..Self::new(config, salts) }
     }
 
     /// What is said in a request's head and, where its body is understood, there.
@@ -166,23 +169,24 @@ impl Hints {
     }
 
     /// What keeps the blocks of whom a request is for from those of all others: the same for the same tenant at every
-    /// gateway and after a restart, and nothing that another tenant's `cache_salt` can be.
+    /// gateway with the same key, and nothing that another tenant's `cache_salt` can be.
     pub(crate) fn salt(
         &self,
         headers: &HeaderMap,
         identity: Option<&Arc<Identity>>,
         theirs: Option<&str>,
     ) -> String {
-        let (kind, name) = match self.tenant(headers, identity.map(|identity| &**identity)) {
-            None => (0, &b""[..]),
-            Some(Tenant::Named(name)) => (1, name),
-            Some(Tenant::Holder(key)) => (2, key),
-            Some(Tenant::Known(name)) => (3, name),
+        let (kind, name): (&[u8], _) = match self.tenant(headers, identity.map(|identity| &**identity)) {
+            None => (b"0", &b""[..]),
+            Some(Tenant::Named(name)) => (b"1", name),
+            Some(Tenant::Holder(key)) => (b"2", key),
+            Some(Tenant::Known(name)) => (b"3", name),
         };
-        // Each part with its length, so that no two requests of different tenants are the same bytes.
-        let (len, theirs) = ((name.len() as u64).to_le_bytes(), theirs.map(str::as_bytes));
-        let parts = [&[kind, theirs.is_some().into()][..], &len, name, theirs.unwrap_or_default()];
-        KeyHash::of_bytes(&parts.concat()).to_hex()[..32].to_owned()
+        let own = [kind, name];
+        match theirs {
+            None => self.salts.salt(&own),
+            Some(theirs) => self.salts.salt(&[own[0], own[1], theirs.as_bytes()]),
+        }
     }
 
     /// Whom a request is for: whoever shows a key is believed nothing else, unless the key says so.
@@ -304,7 +308,7 @@ mod tests {
 
     #[test]
     fn whoever_says_nothing_is_nobody_in_particular() {
-        let hints = Hints::new(&Config::default());
+        let hints = Hints::new(&Config::default(), SaltKey::generate());
         let body = ParsedRequest::default();
         assert_eq!(read(&hints, &[("accept", "*/*")]), Facts::default());
         let whole = Facts { whole_answer: true, ..Facts::default() };
@@ -313,7 +317,7 @@ mod tests {
 
     #[test]
     fn a_session_is_named_by_the_first_header_then_by_the_body() {
-        let hints = Hints::new(&Config::default());
+        let hints = Hints::new(&Config::default(), SaltKey::generate());
         let body = ParsedRequest { session: Some(Cow::Borrowed("a")), ..ParsedRequest::default() };
         let named_by = |fields: &[(&str, &[u8])]| hints.read(&headers(fields), Some(&body), None).session;
         let a = named_by(&[]);
@@ -332,7 +336,7 @@ mod tests {
 
     #[test]
     fn sessions_of_one_name_are_as_many_as_their_tenants() {
-        let hints = Hints::new(&Config::default());
+        let hints = Hints::new(&Config::default(), SaltKey::generate());
         let tenants = [
             vec![],
             vec![("x-llm-d-inference-fairness-id", "t")],
@@ -355,7 +359,7 @@ mod tests {
     #[test]
     fn a_session_has_the_same_key_at_every_gateway_and_a_tenant_has_not() {
         let fields = [("x-session-id", "s"), ("authorization", "Bearer sk-1")];
-        let read = || read(&Hints::new(&Config::default()), &fields);
+        let read = || read(&Hints::new(&Config::default(), SaltKey::generate()), &fields);
         let (one, other) = (read(), read());
         assert_eq!(one.session, other.session);
         assert_ne!(one.tenant, other.tenant);
@@ -363,7 +367,7 @@ mod tests {
 
     #[test]
     fn an_api_key_is_one_tenant_however_it_is_sent() {
-        let hints = Hints::new(&Config::default());
+        let hints = Hints::new(&Config::default(), SaltKey::generate());
         let tenant = |fields: &[(&str, &str)]| read(&hints, fields).tenant;
         let holder = tenant(&[("authorization", "Bearer sk-1")]);
         assert!(holder.is_some());
@@ -375,13 +379,14 @@ mod tests {
         let named = ("x-llm-d-inference-fairness-id", "sk-1");
         assert_ne!(tenant(&[named]), holder, "a name is no key");
         assert_eq!(tenant(&[named, ("authorization", "Bearer sk-2")]), tenant(&[named]));
-        let nobody = Hints::new(&Config { tenant_headers: Vec::new(), ..Config::default() });
+        let nobody =
+            Hints::new(&Config { tenant_headers: Vec::new(), ..Config::default() }, SaltKey::generate());
         assert_eq!(read(&nobody, &[named, ("authorization", "Bearer sk-1")]).tenant, None);
     }
 
     #[test]
     fn whoever_shows_a_key_is_that_keys_tenant_whatever_they_say() {
-        let hints = Hints::new(&Config::default());
+        let hints = Hints::new(&Config::default(), SaltKey::generate());
         let known = |name: &str, trusted| Arc::new(Identity { name: name.into(), role: Role::User, trusted });
         let read =
             |fields: &[(&str, &[u8])], who: &Arc<Identity>| hints.read(&headers(fields), None, Some(who));
@@ -409,7 +414,7 @@ mod tests {
     fn no_two_tenants_have_a_salt_in_common() {
         let known =
             |name: &str| Some(Arc::new(Identity { name: name.into(), role: Role::User, trusted: false }));
-        let hints = Hints::new(&Config::default());
+        let hints = Hints::new(&Config::default(), SaltKey::generate());
         let salt = |who: &Option<Arc<Identity>>, theirs: Option<&str>| {
             hints.salt(&HeaderMap::new(), who.as_ref(), theirs)
         };
@@ -430,16 +435,15 @@ mod tests {
         ];
         let apart: std::collections::BTreeSet<_> = all.iter().collect();
         assert_eq!(apart.len(), all.len(), "{all:?}");
-        assert_eq!(
-            Hints::new(&Config::default()).salt(&HeaderMap::new(), ann.as_ref(), None),
-            own,
-            "everywhere the same"
-        );
+        let again = hints.reset(&Config::default(), None);
+        assert_eq!(again.salt(&HeaderMap::new(), ann.as_ref(), None), own, "the same under the same key");
+        let rotated = hints.reset(&Config::default(), Some(SaltKey::generate()));
+        assert_ne!(rotated.salt(&HeaderMap::new(), ann.as_ref(), None), own, "another under another key");
     }
 
     #[test]
     fn a_priority_is_a_number_in_range_or_a_name_that_is_known() {
-        let hints = Hints::new(&Config::default());
+        let hints = Hints::new(&Config::default(), SaltKey::generate());
         let priority = |fields: &[(&str, &str)]| read(&hints, fields).priority;
         for (said, expect) in [
             ("7", 7),
@@ -497,7 +501,7 @@ mod tests {
                     headers.append(HeaderName::try_from(names[name % names.len()]).expect("a name"), value);
                 }
             }
-            let hints = Hints::new(&config);
+            let hints = Hints::new(&config, SaltKey::generate());
             let facts = hints.read(&headers, None, None);
             prop_assert_eq!(facts, hints.read(&headers, None, None));
             prop_assert!((-PRIORITY_MAX..=PRIORITY_MAX).contains(&facts.priority));

@@ -1,6 +1,7 @@
 //! The live shadow of a placement: dropping it tells the scheduler that the request is over, however it ended.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use kvlane_core::decision::Placement;
@@ -32,6 +33,8 @@ pub struct Lease {
     pub(crate) placed: Nanos,
     /// What the request was let in with.
     charge: Option<Arc<Charge>>,
+    /// Whether any of it went to the worker.
+    sent: AtomicBool,
     first_token: Option<Nanos>,
     tokens: u64,
     /// Those of them that the scheduler has not been told of.
@@ -66,6 +69,7 @@ impl Lease {
             received: routed.received,
             placed,
             charge: routed.charge.clone(),
+            sent: AtomicBool::new(false),
             first_token: None,
             tokens: 0,
             untold: 0,
@@ -93,6 +97,20 @@ impl Lease {
     /// The pool it was placed in.
     pub fn pool(&self) -> &Arc<ModelPool> {
         &self.pool
+    }
+
+    /// The request goes to the worker: from here on it is at work, and whoever leaves has used that work.
+    pub(crate) fn sent(&self) {
+        if let Some(charge) = self.charge.as_ref().filter(|_| !self.sent.swap(true, Ordering::Relaxed)) {
+            charge.sent(self.placement.overlap_tokens);
+        }
+    }
+
+    /// The worker has not done what it was sent: that is not the client's to pay.
+    fn lost(&self) {
+        if let Some(charge) = self.charge.as_ref().filter(|_| self.sent.swap(false, Ordering::Relaxed)) {
+            charge.lost();
+        }
     }
 
     /// The answer has begun, and it is none whose tokens come one by one: its prefill is over, but when the first token
@@ -195,6 +213,7 @@ impl Lease {
 
     /// The worker has failed it.
     pub(crate) fn failed(&self, kind: FailureKind) {
+        self.lost();
         self.trace_failure(kind.name());
         self.gateway.metrics.note_failure(&self.worker.url, kind);
         self.gateway.step(&self.pool, Input::Failed { request: self.request });
@@ -202,6 +221,7 @@ impl Lease {
 
     /// The worker has too much to do for it, and says for how long, if it does.
     pub(crate) fn busy(&self, retry_after: Option<Duration>) {
+        self.lost();
         self.trace_failure("busy");
         self.gateway.metrics.faults.note_busy(&self.worker.url);
         let retry_after = retry_after.map(|after| Nanos(u64::try_from(after.as_nanos()).unwrap_or(u64::MAX)));

@@ -2,13 +2,14 @@
 //!
 //! [`Limits`] finds the entries of the configuration that are about a request, each with a [`Limiter`] of the core, and
 //! lets it in if all of them do. What it is let in with is a [`Charge`], which its leases share: the last one that goes tells
-//! the limiters what the request took. A request that no engine began to answer has used nothing.
+//! the limiters what the request took: what its answer has, or, if its client left before that, the prompt tokens that an
+//! engine had to compute. A request that never went to an engine, or that every engine lost, has used nothing.
 //!
 //! Tokens are charged when a request comes: its prompt, and what answers of its model usually have, but no more than it
 //! asks for. At its end the engine's own count takes their place, or the tokens that have passed where it tells none.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwap;
@@ -64,6 +65,10 @@ pub(crate) struct Charge {
     prompt_tokens: u32,
     /// One more than the tokens it took; 0 while no engine has begun to answer it.
     took: AtomicU64,
+    /// Engines that were sent it and have not lost it.
+    engines: AtomicU32,
+    /// Prompt tokens that the last of them had to compute.
+    uncached_tokens: AtomicU32,
 }
 
 /// A request is beyond a limit: of which entry, and what.
@@ -159,7 +164,9 @@ impl Limits {
         }
         let (permits, took) = (Mutex::new(permits), AtomicU64::new(0));
         // Refused, what the others have let in is given back with it.
-        let charge = Charge { gateway: Arc::clone(gateway), permits, prompt_tokens: ask.prompt_tokens, took };
+        let (engines, uncached_tokens) = (AtomicU32::new(0), AtomicU32::new(0));
+        let (gateway, prompt_tokens) = (Arc::clone(gateway), ask.prompt_tokens);
+        let charge = Charge { gateway, permits, prompt_tokens, took, engines, uncached_tokens };
         (left, limited.map_or(Ok(Some(Arc::new(charge))), Err))
     }
 
@@ -202,14 +209,33 @@ impl Charge {
         let took = prompt_tokens.saturating_add(output_tokens);
         self.took.store(took.saturating_add(1), Ordering::Relaxed);
     }
+
+    /// It goes to an engine that is thought to hold so many of its prompt's tokens.
+    pub(crate) fn sent(&self, overlap_tokens: u32) {
+        self.uncached_tokens.store(self.prompt_tokens.saturating_sub(overlap_tokens), Ordering::Relaxed);
+        self.engines.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// An engine that was sent it has failed it.
+    pub(crate) fn lost(&self) {
+        self.engines.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// The tokens it took, if it took any engine's time.
+    fn tokens(&mut self) -> Option<u64> {
+        let answered = self.took.get_mut().checked_sub(1);
+        let sent = (*self.engines.get_mut() > 0).then_some(u64::from(*self.uncached_tokens.get_mut()));
+        answered.or(sent)
+    }
 }
 
 impl Drop for Charge {
     fn drop(&mut self) {
         let now = self.gateway.clock.now();
         let permits = std::mem::take(self.permits.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let tokens = self.tokens();
         for (used, permit) in permits {
-            match self.took.get_mut().checked_sub(1) {
+            match tokens {
                 Some(tokens) => lock(&used).settle(now, permit, tokens),
                 None => lock(&used).cancel(now, permit),
             }
@@ -293,7 +319,7 @@ mod tests {
 
     #[test]
     fn an_entry_that_names_a_key_holds_for_it_instead_of_that_for_all() {
-        let hints = Hints::new(&crate::config::Hints::default());
+        let hints = Hints::new(&crate::config::Hints::default(), crate::salt::SaltKey::generate());
         let limits = Limits::default();
         limits.configure(
             &[spec("*", "*"), spec("a", "*"), spec("*", "m"), spec("b", "m"), spec("a", "lora")],

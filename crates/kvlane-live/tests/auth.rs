@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use kvlane_live::auth::Role;
-use kvlane_live::config::{Config, KeySpec, WorkerSpec};
+use kvlane_live::config::{Config, ExtraPath, KeySpec, WorkerSpec};
 use kvlane_live::gateway::Security;
 use kvlane_live::secret::{KeyHash, Secret};
 use kvlane_live::serve::Serving;
@@ -73,6 +73,57 @@ async fn a_client_without_a_good_key_reaches_no_engine() {
         assert!(page.contains(row), "{row} is not in {page}");
     }
     gateway.end().await;
+}
+
+#[tokio::test]
+async fn an_engines_path_that_is_on_no_list_is_relayed_to_those_whom_the_configuration_names() {
+    let engine = FakeEngine::start("m").await;
+    let mut config = three_keys();
+    let extra = |path: &str, role| ExtraPath { path: path.into(), role };
+    config.server.extra_paths = vec![
+        extra("/v1/load_lora_adapter", Role::Admin),
+        extra("/v1/stats/{}", Role::Viewer),
+        extra("/v1/render", Role::User),
+    ];
+    let gateway = TestGateway::start(config, &[&engine]).await;
+    for (method, path, allowed) in [
+        ("POST", "/v1/load_lora_adapter", &["boss"][..]),
+        ("GET", "/v1/stats/x", &["watch", "boss"]),
+        ("POST", "/v1/render", &["ann", "boss"]),
+    ] {
+        for who in ["ann", "watch", "boss"] {
+            let at = gateway.address();
+            let fields = bearer(who);
+            if allowed.contains(&who) {
+                let (reply, _) = tokio::join!(ask(at, method, path, &fields, "{}"), engine.answer("{}"));
+                assert_eq!(reply.status, 200, "{who} {path}");
+            } else {
+                assert_eq!(ask(at, method, path, &fields, "{}").await.status, 403, "{who} {path}");
+            }
+        }
+        assert_eq!(ask(gateway.address(), method, path, "", "{}").await.status, 401, "{path}");
+    }
+    assert!(engine.is_quiet().await);
+    gateway.end().await;
+}
+
+#[test]
+fn a_path_that_is_known_or_ambiguous_is_no_extra_path() {
+    for (path, why) in [
+        ("/v1/chat/completions", "without being named"),
+        ("/v1/files/{}", "without being named"),
+        ("/workers", "the gateway's own"),
+        ("/workers/{}", "the gateway's own"),
+        ("/v1/models", "the gateway's own"),
+        ("/v1/%63", "is no path"),
+        ("v1/x", "is no path"),
+        ("/v1/../x", "is no path"),
+    ] {
+        let mut config = config();
+        config.server.extra_paths = vec![ExtraPath { path: path.into(), role: Role::Admin }];
+        let error = config.validate().expect_err(path).to_string();
+        assert!(error.contains("server.extra_paths") && error.contains(why), "{error}");
+    }
 }
 
 #[tokio::test]

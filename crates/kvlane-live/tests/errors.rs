@@ -343,7 +343,7 @@ async fn without_any_endpoint_every_request_is_told_so() {
     for (method, path, body) in [
         ("POST", "/v1/chat/completions", chat("m", "hi")),
         ("POST", "/generate", r#"{"text":"a"}"#.into()),
-        ("GET", "/v1/x", "".into()),
+        ("GET", "/v1/files", "".into()),
     ] {
         let reply = gateway.ask(method, path, body).await;
         assert_eq!((reply.status, reply.error_code().as_str()), (503, "no_endpoint_ready"), "{path}");

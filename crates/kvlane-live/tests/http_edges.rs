@@ -62,10 +62,17 @@ async fn chunks_that_are_none_reach_no_engine() {
 }
 
 #[tokio::test]
-async fn a_path_that_leads_elsewhere_reaches_no_engine() {
+async fn a_path_that_a_server_may_read_otherwise_reaches_no_engine() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     for path in [
+        "/v1/%63hat/completions",
+        "/v1/chat/completions%2f",
+        "/v1/chat/completions;x=y",
+        "/v1//chat/completions",
+        "//v1/chat/completions",
+        "/v1/chat\\completions",
+        "/v1/files/a%2fb",
         "/v1/../reset_prefix_cache",
         "/v1/x/../../reset_prefix_cache",
         "/v1/%2e%2e/reset_prefix_cache",
@@ -75,14 +82,38 @@ async fn a_path_that_leads_elsewhere_reaches_no_engine() {
         "/v1/./models",
         "/v1/..",
     ] {
-        let reply = gateway.ask("GET", path, "").await;
-        assert_eq!((reply.status, reply.error_code().as_str()), (404, "not_found"), "{path}");
+        for method in ["GET", "POST"] {
+            let reply = gateway.ask(method, path, chat("m", "hi")).await;
+            assert_eq!((reply.status, reply.error_code().as_str()), (400, "bad_path"), "{method} {path}");
+        }
     }
     assert!(engine.is_quiet().await);
-    for path in ["/v1/files/a..b", "/v1/files/.hidden", "/v1/files/a%2fb"] {
+    for path in ["/v1/files/a..b", "/v1/files/.hidden"] {
         let (reply, _) = tokio::join!(gateway.ask("GET", path, ""), engine.answer("{}"));
         assert_eq!(reply.status, 200, "{path}");
     }
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn what_is_on_no_list_reaches_no_engine_and_no_other_method_does() {
+    let engine = FakeEngine::start("m").await;
+    let gateway = TestGateway::start(config(), &[&engine]).await;
+    for path in
+        ["/v1/load_lora_adapter", "/v1/start_profile", "/v1/chat/completions/", "/v1/files/", "/V1/files"]
+    {
+        let reply = gateway.ask("POST", path, chat("m", "hi")).await;
+        assert_eq!((reply.status, reply.error_code().as_str()), (404, "not_found"), "{path}");
+    }
+    for (method, path, allow) in [
+        ("TRACE", "/v1/files/a", "GET, DELETE"),
+        ("PATCH", "/v1/audio/speech", "POST"),
+        ("GET", "/v1/chat/completions", "POST"),
+    ] {
+        let reply = gateway.ask(method, path, "").await;
+        assert_eq!((reply.status, reply.header("allow")), (405, Some(allow)), "{method} {path}");
+    }
+    assert!(engine.is_quiet().await);
     gateway.end().await;
 }
 

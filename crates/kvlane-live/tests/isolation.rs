@@ -2,9 +2,10 @@
 
 use kvlane_live::auth::Role;
 use kvlane_live::config::{Config, KeySpec};
-use kvlane_live::secret::KeyHash;
+use kvlane_live::secret::{KeyHash, Secret};
 use kvlane_live::testing::{
-    CachingEngine, Client, FakeEngine, Reply, TestGateway, caching_config, caching_gateway, config, tokens,
+    CachingEngine, Client, FakeEngine, Reply, TestGateway, caching_config, caching_gateway, config,
+    next_call, tokens,
 };
 use serde_json::{Value, json};
 
@@ -155,6 +156,94 @@ async fn every_api_that_knows_a_salt_is_sent_the_tenants_and_no_other() {
         }
     }
     gateway.end().await;
+}
+
+#[tokio::test]
+async fn what_is_relayed_unparsed_is_salted_too_or_not_relayed() {
+    let engine = FakeEngine::start("m").await;
+    let gateway = TestGateway::start(of_two_tenants(config(), true), &[&engine]).await;
+    let body = json!({"model": "m", "input": "hello", "cache_salt": "theirs"});
+    let mut salts = Vec::new();
+    for who in ["ann", "bob"] {
+        let (mut sent, _) = ask(&gateway, &engine, who, "", "/v1/pooling", body.clone()).await;
+        salts.push(sent["cache_salt"].take());
+        let mut rest = body.clone();
+        rest["cache_salt"].take();
+        assert_eq!(sent, rest);
+    }
+    assert!(salts[0] != salts[1] && salts[0].as_str().is_some_and(|salt| salt.len() == 32), "{salts:?}");
+    let refused = async |method: &str, path: &str, body: &str| {
+        let mut client = Client::connect(gateway.address()).await;
+        client.request_with(method, path, "authorization: Bearer k-ann\r\n", body).await;
+        let reply = client.reply().await;
+        (reply.status, reply.error_code())
+    };
+    assert_eq!(
+        refused("POST", "/v1/pooling", "hello").await,
+        (400, "invalid_body".into()),
+        "no object, no salt"
+    );
+    assert_eq!(refused("POST", "/v1/pooling", r#"{"cache_salt":[]}"#).await.0, 400);
+    assert_eq!(refused("GET", "/v1/files", "").await, (403, "not_isolated".into()));
+    assert_eq!(refused("GET", "/v1/files/f", "").await, (404, "object_not_found".into()));
+    assert!(engine.is_quiet().await);
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn a_stored_response_is_its_makers_and_is_asked_of_the_engine_that_has_it() {
+    let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
+    let mut config = of_two_tenants(config(), true);
+    config.routing.policy = kvlane_core::policy::PolicyConfig::RoundRobin(Default::default());
+    let gateway = TestGateway::start(config, &[&a, &b]).await;
+    let send = async |who: &str, method: &str, path: &str, body: Value| {
+        let mut client = Client::connect(gateway.address()).await;
+        let fields = format!("authorization: Bearer k-{who}\r\n");
+        let body = if body.is_null() { String::new() } else { body.to_string() };
+        client.request_with(method, path, &fields, &body).await;
+        client
+    };
+    for n in 0..4 {
+        let id = format!("resp_{n}");
+        let mut client = send("ann", "POST", "/v1/responses", json!({"model": "m", "input": "hello"})).await;
+        let (maker, call) = next_call(&[&a, &b]).await;
+        call.answer(200, &format!(r#"{{"id":"{id}","output":[]}}"#)).await;
+        client.reply().await;
+        let path = format!("/v1/responses/{id}");
+        let more = json!({"model": "m", "input": "more", "previous_response_id": id});
+        for (method, path, body) in [
+            ("GET", path.as_str(), Value::Null),
+            ("POST", "/v1/responses", more),
+            ("DELETE", &path, Value::Null),
+        ] {
+            let mut others = send("bob", method, path, body.clone()).await;
+            let reply = others.reply().await;
+            assert_eq!((reply.status, reply.error_code().as_str()), (404, "object_not_found"), "{method}");
+            let mut own = send("ann", method, path, body).await;
+            let (asked, call) = next_call(&[&a, &b]).await;
+            assert_eq!(asked, maker, "{method} {path}");
+            call.answer(200, "{}").await;
+            assert_eq!(own.reply().await.status, 200);
+        }
+    }
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn salts_are_those_of_the_key_that_gateways_share_and_of_nothing_else() {
+    let salt_of = async |key: Option<&str>| {
+        let engine = FakeEngine::start("m").await;
+        let mut config = of_two_tenants(config(), true);
+        config.auth.tenant_salt_key = key.map(Secret::new);
+        let gateway = TestGateway::start(config, &[&engine]).await;
+        let (sent, _) = ask(&gateway, &engine, "ann", "", "/v1/completions", completion("hello")).await;
+        gateway.end().await;
+        sent["cache_salt"].as_str().expect("a salt").to_owned()
+    };
+    let (one, other) = (Some("0123456789abcdef"), Some("0123456789abcdeF"));
+    assert_eq!(salt_of(one).await, salt_of(one).await);
+    assert_ne!(salt_of(one).await, salt_of(other).await);
+    assert_ne!(salt_of(None).await, salt_of(None).await, "without one each gateway makes its own");
 }
 
 #[tokio::test]

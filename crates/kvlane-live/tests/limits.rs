@@ -162,6 +162,26 @@ async fn a_request_that_no_engine_answers_has_used_nothing() {
 }
 
 #[tokio::test]
+async fn a_request_that_its_client_leaves_at_the_engine_has_used_what_its_prompt_takes() {
+    let engine = FakeEngine::start("m").await;
+    let spec = LimitSpec { requests_per_minute: 5, tokens_per_minute: 1_000_000, ..each() };
+    let gateway = start(&[spec], &engine).await;
+    let prompt = "x".repeat(20_000);
+    for _ in 0..5 {
+        let client = begin(&gateway, "ann", &chat("m", &prompt)).await;
+        let mut call = engine.call().await;
+        drop(client);
+        call.gateway_gone().await;
+        gateway.ledger_is_zero().await;
+    }
+    let reply = refused(&gateway, "ann").await;
+    let left: u64 = reply.header("x-ratelimit-remaining-tokens").expect("told").parse().expect("a number");
+    assert!(left < 1_000_000 - 4_000, "an uncached prompt of 5,000 tokens was computed: {left}");
+    assert!(engine.is_quiet().await);
+    gateway.end().await;
+}
+
+#[tokio::test]
 async fn nobody_counts_the_tokens_of_a_request_that_is_beyond_a_limit() {
     let engine = FakeEngine::start("m").await;
     let mut config = limits(&[LimitSpec { requests_per_minute: 1, ..each() }]);

@@ -211,7 +211,7 @@ async fn metrics_can_be_read_and_count_what_happened() {
         tokio::join!(gateway.ask("POST", "/v1/chat/completions", chat("m", "hi")), engine.answer(&answer));
     assert_eq!(reply.status, 200);
     for n in 0..50 {
-        let path = format!("/v1/made/up/{n}");
+        let path = format!("/v1/files/made-up-{n}");
         let reply = tokio::join!(gateway.ask("GET", &path, ""), engine.answer("{}")).0;
         assert_eq!(reply.status, 200);
         gateway.ask("POST", "/v1/chat/completions", chat(&format!("made-up-{n}"), "hi")).await;

@@ -1,7 +1,7 @@
 //! What a client sends reaches an engine, and what the engine answers reaches the client, as it is and at once.
 
 use kvlane_live::config::WorkerSpec;
-use kvlane_live::testing::{FakeEngine, TestGateway, chat, chat_stream, config, event};
+use kvlane_live::testing::{FakeEngine, TestGateway, chat, chat_stream, config, event, next_call};
 use serde_json::json;
 use tokio::net::TcpListener;
 
@@ -42,13 +42,15 @@ async fn every_api_reaches_the_engine_with_its_body_byte_for_byte() {
 }
 
 #[tokio::test]
-async fn an_unknown_path_under_v1_passes_through_with_its_query() {
+async fn a_listed_path_passes_through_unparsed_with_its_query() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
-    for (method, body) in
-        [("GET", ""), ("POST", "--b\r\nnot json"), ("DELETE", ""), ("POST", r#"{"model":"m"}"#)]
-    {
-        let target = "/v1/files/a%20b?limit=5&after=x";
+    for (method, target, body) in [
+        ("GET", "/v1/files/a-b?limit=5&after=x%20y", ""),
+        ("POST", "/v1/audio/transcriptions", "--b\r\nnot json"),
+        ("DELETE", "/v1/files/a-b", ""),
+        ("POST", "/v1/moderations?x", r#"{"model":"m"}"#),
+    ] {
         let (reply, (head, received)) = tokio::join!(gateway.ask(method, target, body), engine.answer("{}"));
         assert!(head.starts_with(&format!("{method} {target} HTTP/1.1\r\n")), "{head}");
         assert_eq!((received.as_slice(), reply.status), (body.as_bytes(), 200));
@@ -101,8 +103,31 @@ async fn models_are_merged_over_the_fleet() {
         tokio::select! { _ = a.answer("{}") => {}, _ = b.answer("{}") => {} }
     });
     assert_eq!(reply.status, 200, "an adapter is served by its model's workers");
-    let reply = gateway.ask("POST", "/v1/whatever", "{}").await;
-    assert_eq!((reply.status, reply.error_code().as_str()), (400, "missing_field"), "two pools, none named");
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn an_unparsed_request_goes_to_the_model_it_names_or_to_the_first_by_name() {
+    let (a, b) = (FakeEngine::start("a").await, FakeEngine::start("b").await);
+    let gateway = TestGateway::start(config(), &[&b, &a]).await;
+    let form = "--x\r\ncontent-disposition: form-data; name=\"model\"\r\n\r\nb\r\n--x--\r\n";
+    for (path, fields, body, to_b) in [
+        ("/v1/moderations", "", r#"{"model":"b"}"#, true),
+        ("/v1/audio/transcriptions", "content-type: multipart/form-data; boundary=x\r\n", form, true),
+        ("/v1/files?purpose=x&model=b", "", "", true),
+        ("/v1/files", "x-gateway-model-name: b\r\n", "", true),
+        ("/v1/files", "", "", false),
+        ("/v1/audio/transcriptions", "content-type: multipart/form-data; boundary=y\r\n", form, false),
+    ] {
+        let mut client = gateway.client().await;
+        client.request_with("POST", path, fields, body).await;
+        let (answered, call) = next_call(&[&a, &b]).await;
+        assert_eq!(answered == 1, to_b, "{path} {fields}");
+        call.answer(200, "{}").await;
+        assert_eq!(client.reply().await.status, 200);
+    }
+    let reply = gateway.ask("POST", "/v1/moderations", r#"{"model":"c"}"#).await;
+    assert_eq!((reply.status, reply.error_code().as_str()), (404, "model_not_found"));
     gateway.end().await;
 }
 
@@ -187,7 +212,7 @@ async fn an_answer_without_a_body_is_whole_at_once() {
         ("GET", "HTTP/1.1 304 Not Modified\r\ncontent-length: 5\r\n\r\n"),
         ("GET", "HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"),
     ] {
-        let (reply, ()) = tokio::join!(gateway.ask(method, "/v1/thing", ""), async {
+        let (reply, ()) = tokio::join!(gateway.ask(method, "/v1/files/thing", ""), async {
             let mut call = engine.call().await;
             call.send(head).await;
             call.keep();
@@ -195,9 +220,9 @@ async fn an_answer_without_a_body_is_whole_at_once() {
         assert_eq!((reply.status, reply.body.len()), (head[9..12].parse().expect("a status"), 0));
     }
     let mut client = gateway.client().await;
-    client.request("HEAD", "/v1/thing", "").await;
+    client.request("HEAD", "/v1/files/thing", "").await;
     let mut call = engine.call().await;
-    assert_eq!(call.target(), "HEAD /v1/thing");
+    assert_eq!(call.target(), "HEAD /v1/files/thing");
     call.send("HTTP/1.1 200 OK\r\ncontent-length: 77\r\n\r\n").await;
     call.keep();
     let (status, headers) = client.head().await;
@@ -251,29 +276,58 @@ async fn an_upstream_connection_is_used_again() {
 }
 
 #[tokio::test]
-async fn an_idle_upstream_connection_that_was_closed_is_replaced_unnoticed() {
+async fn a_request_that_an_engine_took_on_an_idle_connection_is_an_attempt_like_any_other() {
+    for (retries, status) in [(0, 502), (1, 200)] {
+        let engine = FakeEngine::start("m").await;
+        let mut config = config();
+        config.server.relay_threads = 1;
+        config.retry.max_total_retries = retries;
+        config.retry.max_worker_retries = 2;
+        let gateway = TestGateway::start(config, &[&engine]).await;
+        let mut client = gateway.client().await;
+        client.request("POST", "/v1/chat/completions", &chat("m", "one")).await;
+        engine.answer("{}").await;
+        client.reply().await;
+        client.request("POST", "/v1/chat/completions", &chat("m", "two")).await;
+        // The engine has read it, and may have been at work on it for as long as it likes.
+        drop(engine.call().await);
+        if retries > 0 {
+            let again = engine.call().await;
+            assert!(String::from_utf8_lossy(&again.body).contains("two"));
+            again.answer(200, "{}").await;
+        }
+        assert_eq!(client.reply().await.status, status);
+        assert!(engine.is_quiet().await, "it is sent no oftener than it may be");
+        let failures = format!(r#"kvlane_worker_failures_total{{worker="{}",kind="broken"}}"#, engine.url());
+        assert_eq!(gateway.metric(&failures).await, Some(1.0));
+        gateway.end().await;
+    }
+}
+
+#[tokio::test]
+async fn an_idle_connection_that_was_closed_is_replaced_and_nobody_has_failed() {
     let engine = FakeEngine::start("m").await;
     let mut config = config();
     config.server.relay_threads = 1;
+    config.retry.max_total_retries = 0;
     let gateway = TestGateway::start(config, &[&engine]).await;
     let mut client = gateway.client().await;
     client.request("POST", "/v1/chat/completions", &chat("m", "one")).await;
-    engine.answer("{}").await;
-    client.reply().await;
-    client.request("POST", "/v1/chat/completions", &chat("m", "two")).await;
-    let call = engine.call().await;
-    // The engine closed the idle connection just as the request went out on it.
+    let mut call = engine.call().await;
+    // The whole answer, and then the end of the connection.
+    call.send("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}").await;
     drop(call);
-    let again = engine.call().await;
-    assert!(String::from_utf8_lossy(&again.body).contains("two"));
-    again.answer(200, "{}").await;
-    assert_eq!(client.reply().await.status, 200);
-    assert_eq!(
-        gateway
-            .metric(&format!(r#"kvlane_worker_failures_total{{worker="{}",kind="broken"}}"#, engine.url()))
-            .await,
-        None
+    client.reply().await;
+    let (reply, _) = tokio::join!(
+        async {
+            client.request("POST", "/v1/chat/completions", &chat("m", "two")).await;
+            client.reply().await
+        },
+        engine.answer("{}")
     );
+    assert_eq!(reply.status, 200);
+    let failures = format!(r#"kvlane_worker_failures_total{{worker="{}",kind="broken"}}"#, engine.url());
+    assert_eq!(gateway.metric(&failures).await, None);
     gateway.end().await;
 }
 

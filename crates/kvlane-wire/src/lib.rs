@@ -15,6 +15,7 @@ pub mod models;
 pub mod msgpack;
 pub mod openai;
 pub mod otlp;
+pub mod path;
 pub mod prometheus;
 pub mod resume;
 pub mod salt;

@@ -44,6 +44,8 @@ pub struct ParsedRequest<'a> {
     pub output_tokens_max: Option<u32>,
     /// `cache_salt`: requests with different salts must not share cached prefixes (vLLM).
     pub cache_salt: Option<Cow<'a, str>>,
+    /// Responses' `previous_response_id`: an engine keeps that response, and knows of no other engine's.
+    pub previous_response: Option<Cow<'a, str>>,
     /// SGLang's `lora_path`: the adapter, which is part of what a cached block belongs to.
     pub lora: Option<Cow<'a, str>>,
     /// The conversation this belongs to, by `session_id`, `session_params.id`, `prompt_cache_key`, `user` or
@@ -114,6 +116,7 @@ enum Field {
     Stream,
     OutputTokens(u8),
     SamplingParams,
+    PreviousResponse,
     CacheSalt,
     Lora,
     Session(u8),
@@ -149,9 +152,12 @@ const fn prompt_fields(api: Api) -> &'static [(&'static str, Field)] {
         Api::ChatCompletions => &[("messages", Field::Messages), ("tools", Field::Tools)],
         Api::Completions => &[("prompt", Field::Prompts), ("prompt_embeds", Field::Documents)],
         Api::Embeddings => &[("input", Field::Prompts), ("messages", Field::Messages)],
-        Api::Responses => {
-            &[("input", Field::Messages), ("instructions", Field::System), ("tools", Field::Tools)]
-        }
+        Api::Responses => &[
+            ("input", Field::Messages),
+            ("instructions", Field::System),
+            ("tools", Field::Tools),
+            ("previous_response_id", Field::PreviousResponse),
+        ],
         Api::Messages => &[("messages", Field::Messages), ("system", Field::System), ("tools", Field::Tools)],
         Api::Rerank => &[("query", Field::Prompts), ("documents", Field::Documents)],
         Api::Score => &[
@@ -216,6 +222,7 @@ pub fn parse<'a>(api: Api, body: &'a [u8], prompt: &mut Vec<u8>) -> Result<Parse
         let start = reader.out.len();
         match field {
             Field::Model => request.model = Some(reader.text(name)?),
+            Field::PreviousResponse => request.previous_response = Some(reader.text(name)?),
             Field::CacheSalt => request.cache_salt = Some(reader.text(name)?),
             Field::Stream if kind == Kind::Bool => request.stream = reader.scanner.boolean()?,
             Field::Stream => return Err(ParseError::WrongType { field: name, expected: "true or false" }),

@@ -76,6 +76,11 @@ pub(crate) fn is_open(path: &str) -> bool {
     )
 }
 
+/// Whether what follows in a path is the name of something of the gateway's own, which may be encoded: a model, a worker.
+pub(crate) fn names_something(path: &str) -> bool {
+    path.starts_with("/workers/") || path.starts_with("/v1/models/")
+}
+
 /// Whether a path is the operators'.
 pub(crate) fn is_for_operators(path: &str) -> bool {
     path.starts_with("/workers/")
@@ -231,7 +236,7 @@ pub(crate) fn in_query(target: &http::Uri, key: &str) -> Option<String> {
 }
 
 /// Undoes percent encoding; what is not valid stays as it is.
-fn percent_decoded(text: &str) -> String {
+pub(crate) fn percent_decoded(text: &str) -> String {
     let mut out = Vec::with_capacity(text.len());
     let mut bytes = text.bytes();
     while let Some(byte) = bytes.next() {

@@ -33,7 +33,7 @@ pub use self::recorder::Recorder;
 use self::routing::validate_policy;
 pub use self::routing::{PoolOverride, Routing};
 pub use self::security::{KeySpec, Security, Tls};
-pub use self::server::{Metrics, Server};
+pub use self::server::{ExtraPath, Metrics, Server};
 pub use self::workers::{FeedSpec, WorkerSpec};
 pub use crate::hints::Config as Hints;
 use crate::timings::Timings;
@@ -158,6 +158,7 @@ impl Config {
             }
         }
         self.validate_faults()?;
+        server.validate_paths()?;
         self.tokens.validate()?;
         self.hints.validate()?;
         self.recorder.validate()?;

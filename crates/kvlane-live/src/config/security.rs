@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Config, ConfigError, wrong};
 use crate::auth::{Auth, JwtSpec, Network, Role};
+use crate::salt::SaltKey;
 use crate::secret::{KeyHash, Secret};
 
 /// Who may use the gateway, and who may operate it.
@@ -26,6 +27,8 @@ pub struct Security {
     pub forward_credentials: bool,
     /// Whether what one tenant sent is kept from all others: no prefix of theirs is found, here or in engines.
     pub isolate_tenants: bool,
+    /// The secret under which tenants' salts are made, the same at all gateways of a fleet; none: one is made at start.
+    pub tenant_salt_key: Option<Secret>,
     /// Networks in which workers that are added while running must be; empty: all but those that no worker is in.
     pub allowed_networks: Vec<Network>,
 }
@@ -111,14 +114,16 @@ impl Config {
             key.read().map_err(|problem| ConfigError { field, problem })?;
         }
         crate::tls::Tls::read(&self.tls)?;
+        SaltKey::read(&self.auth)?;
         self.auth.validate(self)
     }
 
     /// The files that keys and certificates are in.
     pub(super) fn files_of_security(&self) -> impl Iterator<Item = PathBuf> {
         let keys = self.worker_keys().filter_map(|(_, key)| key.file().map(PathBuf::from));
+        let salts = self.auth.tenant_salt_key.as_ref().and_then(Secret::file).map(PathBuf::from);
         let tokens = self.auth.jwt.as_ref().and_then(|jwt| jwt.jwks_file.clone());
-        self.auth.keys_file.clone().into_iter().chain(tokens).chain(keys).chain(self.tls.files())
+        self.auth.keys_file.clone().into_iter().chain(tokens).chain(salts).chain(keys).chain(self.tls.files())
     }
 }
 

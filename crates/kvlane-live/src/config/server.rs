@@ -3,7 +3,15 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
+use kvlane_wire::path::{PATH_BYTES_MAX, Target, is_plain};
 use serde::{Deserialize, Serialize};
+
+use super::{ConfigError, within, wrong};
+use crate::admin;
+use crate::auth::Role;
+
+/// Most paths beside those that are known.
+const EXTRA_PATHS_MAX: usize = 64;
 
 /// The address clients talk to, and what is accepted there.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -38,8 +46,21 @@ pub struct Server {
     pub reload_interval: Duration,
     /// Request headers that may carry a request id, in order of preference.
     pub request_id_headers: Vec<String>,
+    /// Engine paths that are relayed beside those that the guide lists, each with who may use it.
+    pub extra_paths: Vec<ExtraPath>,
     /// Whether answers say in `Server-Timing` where the time until their head went.
     pub server_timing: bool,
+}
+
+/// A path of engines that is relayed, though kvlane does not know it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ExtraPath {
+    /// The path, `{}` standing for one segment.
+    pub path: String,
+    /// Who may use it: `viewer` and `admin` are operators.
+    #[serde(default)]
+    pub role: Role,
 }
 
 impl Default for Server {
@@ -56,8 +77,35 @@ impl Default for Server {
             shutdown_grace: Duration::from_secs(180),
             reload_interval: Duration::from_secs(1),
             request_id_headers: vec!["x-request-id".into(), "x-correlation-id".into()],
+            extra_paths: Vec::new(),
             server_timing: true,
         }
+    }
+}
+
+// === impl Server ===
+
+impl Server {
+    /// Checks what is relayed.
+    pub(super) fn validate_paths(&self) -> Result<(), ConfigError> {
+        within("server.extra_paths", self.extra_paths.len(), 0, EXTRA_PATHS_MAX)?;
+        for ExtraPath { path, .. } in &self.extra_paths {
+            let example = path.replace("{}", "x");
+            let problem = if !is_plain(&example) || path.len() > PATH_BYTES_MAX {
+                "is no path: it begins with `/` and has neither `%`, `;` nor empty or dotted segments"
+            } else if Target::of(&example).is_some() {
+                "is relayed without being named"
+            } else if admin::is_for_operators(&example)
+                || admin::is_open(&example)
+                || example.starts_with("/v1/models")
+            {
+                "is the gateway's own"
+            } else {
+                continue;
+            };
+            return wrong("server.extra_paths", format!("'{path}' {problem}"));
+        }
+        Ok(())
     }
 }
 

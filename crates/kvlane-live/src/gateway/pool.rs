@@ -17,7 +17,7 @@ use super::{Gateway, ModelPool, Occupant};
 use crate::first_tokens::FirstTokens;
 use crate::history::Lately;
 use crate::ingest::EventFeed;
-use crate::worker::Worker;
+use crate::worker::{Worker, WorkerId};
 
 // === impl ModelPool ===
 
@@ -127,6 +127,16 @@ impl ModelPool {
             return Vec::new();
         }
         occupants().filter(|other| other.rank != Some(rank)).map(|other| other.endpoint).collect()
+    }
+
+    /// All endpoints that are not this worker; none if it has no endpoint here.
+    pub(crate) fn endpoints_but(&self, worker: WorkerId) -> Vec<EndpointId> {
+        let seats = self.seats.load();
+        let occupants = || seats.iter().flatten();
+        if !occupants().any(|occupant| occupant.worker.id == worker) {
+            return Vec::new();
+        }
+        occupants().filter(|other| other.worker.id != worker).map(|other| other.endpoint).collect()
     }
 
     /// All endpoints that are this worker.

@@ -1,9 +1,11 @@
 //! A connection, encrypted or not. What is not encrypted costs one comparison per call, and nothing is boxed for it.
 
 use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
+use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsStream;
@@ -52,7 +54,9 @@ impl Stream {
                 socket
             }
         };
-        matches!(socket.try_read(&mut [0]), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
+        // The kernel is asked, not the runtime, which knows of an end only after it has waited for events again.
+        let peeked = SockRef::from(socket).peek(&mut [MaybeUninit::uninit()]);
+        matches!(peeked, Err(error) if error.kind() == io::ErrorKind::WouldBlock)
     }
 }
 

@@ -47,6 +47,9 @@ pub enum UpstreamError {
     /// No connection within the time for it.
     #[error("no connection within {0:?}")]
     ConnectTimeout(std::time::Duration),
+    /// A connection that had been idle took nothing of the request: the worker had closed it.
+    #[error("the idle connection had been closed: {0}")]
+    Stale(io::Error),
     /// The connection broke before a whole head had come.
     #[error("the connection broke before an answer: {0}")]
     Broken(io::Error),
@@ -66,7 +69,7 @@ pub enum UpstreamError {
 impl UpstreamError {
     /// Whether the worker has seen nothing of the request.
     pub(crate) const fn is_before_sending(&self) -> bool {
-        matches!(self, Self::Connect(_) | Self::ConnectTimeout(_))
+        matches!(self, Self::Connect(_) | Self::ConnectTimeout(_) | Self::Stale(_))
     }
 }
 
@@ -130,18 +133,23 @@ impl Upstreams {
         self.tls.store(tls);
     }
 
-    /// Sends a request and waits for the head of its answer. A connection that was idle and turns out to be closed
-    /// is replaced once by a fresh one.
+    /// Sends a request and waits for the head of its answer; tells `sending` just before the first byte goes.
+    ///
+    /// An idle connection of which the worker took no byte is replaced by a fresh one. One that breaks later may have
+    /// carried the request to the engine, which may be at work on it: that attempt has failed (RFC 9110, section 9.2.2,
+    /// lets a client repeat a POST on its own only where it knows that it was not applied).
     pub(crate) async fn send(
         self: &Arc<Self>,
         worker: &Worker,
         method: &Method,
         head: &[u8],
         body: &Bytes,
+        sending: impl Fn(),
     ) -> Result<Answer, UpstreamError> {
         if let Some(stream) = self.take_idle(worker.id) {
+            sending();
             match self.exchange(stream, worker.id, method, head, body).await {
-                Err(UpstreamError::Broken(_)) => {}
+                Err(UpstreamError::Stale(_)) => {}
                 answered => return answered,
             }
         }
@@ -151,6 +159,7 @@ impl Upstreams {
             Ok(Err(error)) => return Err(UpstreamError::Connect(error)),
             Err(_) => return Err(UpstreamError::ConnectTimeout(connect_timeout)),
         };
+        sending();
         self.exchange(stream, worker.id, method, head, body).await
     }
 
@@ -372,8 +381,9 @@ async fn converse(
 ) -> Result<Conversed, UpstreamError> {
     // A worker may refuse a large body before it has read it, and then read no further: so while the socket takes no
     // more, its answer is looked for. Mostly it takes all at once.
+    let mut taken = false;
     let came = {
-        let mut writing = std::pin::pin!(write_all(writer, head, body));
+        let mut writing = std::pin::pin!(write_all(writer, head, body, &mut taken));
         tokio::select! {
             biased;
             written = writing.as_mut() => Sent::Ended(written),
@@ -383,6 +393,7 @@ async fn converse(
     let sent = Instant::now();
     let (head, whole) = match came {
         Sent::Ended(Ok(())) => (read_head(reader, buffer, method).await?, true),
+        Sent::Ended(Err(error)) if !taken => return Err(UpstreamError::Stale(error)),
         // It may have refused the request and closed: then its answer counts, not the failed write.
         Sent::Ended(Err(error)) => match read_head(reader, buffer, method).await {
             Err(UpstreamError::Broken(_)) => return Err(UpstreamError::Broken(error)),
@@ -399,8 +410,13 @@ enum Sent {
     Answered(Result<Head, UpstreamError>),
 }
 
-/// Writes head and body with as few calls as the socket takes.
-async fn write_all(stream: &mut (impl AsyncWrite + Unpin), head: &[u8], body: &[u8]) -> io::Result<()> {
+/// Writes head and body with as few calls as the socket takes. Tells in `taken` whether it took any byte.
+async fn write_all(
+    stream: &mut (impl AsyncWrite + Unpin),
+    head: &[u8],
+    body: &[u8],
+    taken: &mut bool,
+) -> io::Result<()> {
     let mut written = 0;
     while written < head.len() {
         let slices = [IoSlice::new(&head[written..]), IoSlice::new(body)];
@@ -408,6 +424,7 @@ async fn write_all(stream: &mut (impl AsyncWrite + Unpin), head: &[u8], body: &[
             0 => return Err(io::ErrorKind::WriteZero.into()),
             n => written += n,
         }
+        *taken = true;
     }
     stream.write_all(&body[written - head.len()..]).await?;
     // Under TLS what was written may still be here.

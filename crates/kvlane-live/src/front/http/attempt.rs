@@ -286,7 +286,7 @@ impl Outcome {
             Self::Answered(_) | Self::Busy(_) | Self::Unable(_) => FailureKind::status,
             Self::Late(_) => FailureKind::timeout,
             Self::Broken(error) => match error {
-                UpstreamError::Connect(_) => FailureKind::connect,
+                UpstreamError::Connect(_) | UpstreamError::Stale(_) => FailureKind::connect,
                 UpstreamError::ConnectTimeout(_) => FailureKind::connect_timeout,
                 UpstreamError::Broken(_) => FailureKind::broken,
                 UpstreamError::Garbage(_) => FailureKind::garbage,

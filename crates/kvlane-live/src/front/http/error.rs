@@ -37,6 +37,17 @@ pub enum ApiError {
     /// Nothing is found at this path.
     #[error("no such path: {0}")]
     UnknownPath(String),
+    /// Another server may read the path as a different one.
+    #[error("the path is ambiguous: send it unencoded, without `;`, `//`, `.` or `..` segments")]
+    BadPath,
+    /// No object of this id, or none of this tenant's.
+    #[error("there is no object `{0}` here")]
+    UnknownObject(String),
+    /// What is kept there is not kept apart by tenant.
+    #[error(
+        "{0} is not served while tenants are kept apart (auth.isolate_tenants): engines share it among all of them"
+    )]
+    NotIsolated(&'static str),
     /// The path takes other methods.
     #[error("{method} is not for {path}, which takes {allow}")]
     WrongMethod {
@@ -106,10 +117,13 @@ impl ApiError {
     /// Its HTTP status.
     pub fn status(&self) -> StatusCode {
         match self {
-            Self::BadRequest(_) | Self::MissingField(_) | Self::BodyBroken(_) => StatusCode::BAD_REQUEST,
+            Self::BadRequest(_) | Self::MissingField(_) | Self::BodyBroken(_) | Self::BadPath => {
+                StatusCode::BAD_REQUEST
+            }
             Self::BodyTimeout(_) => StatusCode::REQUEST_TIMEOUT,
             Self::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
-            Self::UnknownModel(_) | Self::UnknownPath(_) => StatusCode::NOT_FOUND,
+            Self::UnknownModel(_) | Self::UnknownPath(_) | Self::UnknownObject(_) => StatusCode::NOT_FOUND,
+            Self::NotIsolated(_) => StatusCode::FORBIDDEN,
             Self::WrongMethod { .. } => StatusCode::METHOD_NOT_ALLOWED,
             Self::Rejected { why: Rejection::NoEndpoint, .. } => StatusCode::SERVICE_UNAVAILABLE,
             Self::Rejected { .. } | Self::RateLimited(_) => StatusCode::TOO_MANY_REQUESTS,
@@ -142,6 +156,9 @@ impl ApiError {
             Self::TooLarge { .. } => "body_too_large",
             Self::UnknownModel(_) => "model_not_found",
             Self::UnknownPath(_) => "not_found",
+            Self::UnknownObject(_) => "object_not_found",
+            Self::NotIsolated(_) => "not_isolated",
+            Self::BadPath => "bad_path",
             Self::WrongMethod { .. } => "method_not_allowed",
             Self::Rejected { why: Rejection::NoEndpoint, .. } => "no_endpoint_ready",
             Self::Rejected { why: Rejection::QueueFull, .. } => "queue_full",

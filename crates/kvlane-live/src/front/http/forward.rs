@@ -21,6 +21,7 @@ use super::attempt::{Attempts, Outcome};
 use super::deadlines::Deadlines;
 use super::error::ApiError;
 use super::hedge::{self, Sending};
+use super::passed::{self, Passing};
 use super::relay::{Limits, Relay};
 use super::resume::{Asked, Continuation};
 use super::{Account, Body, REQUEST_ID};
@@ -29,6 +30,7 @@ use crate::gateway::{Gateway, ModelPool, Routed, Served};
 use crate::hints::Facts;
 use crate::lease::Lease;
 use crate::limits::{Ask, Charge};
+use crate::objects::Origin;
 use crate::tokenize::{Counted, Counting, Question};
 use crate::traces::{Attempt, TRACEPARENT, TRACESTATE};
 use crate::upstream::{Answer, Upstreams, is_hop_by_hop};
@@ -42,18 +44,46 @@ thread_local! {
     static PROMPT: std::cell::RefCell<Vec<u8>> = const { std::cell::RefCell::new(Vec::new()) };
 }
 
+/// What a client asks an engine for.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Wanted {
+    /// An API whose body is parsed.
+    Api(Api),
+    /// A path that is relayed unparsed.
+    Passed(Passing),
+}
+
+// === impl Wanted ===
+
+impl Wanted {
+    fn api(self) -> Option<Api> {
+        if let Self::Api(api) = self { Some(api) } else { None }
+    }
+
+    /// Whether the answer names an object that later requests can name.
+    fn makes_object(self, parts: &Parts) -> bool {
+        match self {
+            Self::Api(api) => api == Api::Responses,
+            Self::Passed(passing) => passing.makes_object(parts),
+        }
+    }
+}
+
 /// Answers a client request from the fleet.
 pub(super) async fn forward(
     gateway: &Arc<Gateway>,
     upstreams: &Arc<Upstreams>,
-    api: Option<Api>,
+    wanted: Wanted,
     parts: &Parts,
     body: Bytes,
     account: &Arc<Account>,
 ) -> Result<Response<Body>, ApiError> {
     let deadlines = Deadlines::of(&gateway.config(), parts.uri.path());
     let deadline = Instant::now() + deadlines.total;
-    let (routed, salted) = route(gateway, upstreams, api, parts, &body, account, deadline).await?;
+    let (routed, salted) = match wanted {
+        Wanted::Api(api) => route(gateway, upstreams, api, parts, &body, account, deadline).await?,
+        Wanted::Passed(passing) => passed::route(gateway, passing, parts, &body, account, deadline)?,
+    };
     let body = salted.unwrap_or(body);
     account.set_pool(&routed.served.pool);
     routed.served.pool.metrics.shed.arrived(account.received);
@@ -62,7 +92,7 @@ pub(super) async fn forward(
     let sending = Sending { upstreams, parts, body: &body, account };
     let turned_down = |mut answer: Answer, lease: &Lease| {
         mark(&mut answer.headers, lease);
-        relay(answer, None, account, limits)
+        relay(answer, None, account, limits, None)
     };
     loop {
         let lease = match attempts.place().await {
@@ -78,9 +108,11 @@ pub(super) async fn forward(
             Outcome::Answered(mut answer) => {
                 account.timeline.answered(answer.sent, lease.attempt().map(Attempt::id));
                 mark(&mut answer.headers, &lease);
-                let transcript = Continuation::transcript(gateway, account, api, &body, &answer);
+                let transcript = Continuation::transcript(gateway, account, wanted.api(), &body, &answer);
                 let Some(transcript) = transcript else {
-                    return Ok(relay(answer, Some(lease), account, limits));
+                    let makes = wanted.makes_object(parts) && answer.status.is_success();
+                    let origin = Origin { worker: lease.worker.id, tenant: routed.facts.tenant() };
+                    return Ok(relay(answer, Some(lease), account, limits, makes.then_some(origin)));
                 };
                 drop(attempts);
                 let (gateway, upstreams) = (Arc::clone(gateway), Arc::clone(upstreams));
@@ -104,9 +136,14 @@ pub(super) async fn forward(
 /// The endpoints that must not serve the request: those that lack its model, and those of other ranks if the client
 /// names one.
 fn excluded_for(routed: &Routed, parts: &Parts) -> Arc<[EndpointId]> {
-    let lacking = &routed.served.lacking;
+    let (pool, lacking) = (&routed.served.pool, &routed.served.lacking);
+    if let Some(others) =
+        routed.pinned.map(|worker| pool.endpoints_but(worker)).filter(|others| !others.is_empty())
+    {
+        return lacking.iter().copied().chain(others).collect();
+    }
     let asked = parts.headers.get(RANK).and_then(|value| value.to_str().ok()?.trim().parse().ok());
-    match asked.map(|rank| routed.served.pool.of_other_ranks(rank)) {
+    match asked.map(|rank| pool.of_other_ranks(rank)) {
         Some(others) if !others.is_empty() => lacking.iter().copied().chain(others).collect(),
         _ => Arc::clone(lacking),
     }
@@ -127,7 +164,7 @@ fn rejected(gateway: &Gateway, pool: &ModelPool, refused: Refused) -> ApiError {
 async fn route(
     gateway: &Arc<Gateway>,
     upstreams: &Arc<Upstreams>,
-    api: Option<Api>,
+    api: Api,
     parts: &Parts,
     body: &Bytes,
     account: &Account,
@@ -136,18 +173,8 @@ async fn route(
     let (received, timeline) = (account.received, Arc::clone(&account.timeline));
     timeline.enter(Stage::Parse);
     let name = RequestKey::named(account.request_id.as_bytes());
-    let Some(api) = api else {
-        let served = unparsed_pool(gateway, parts, body)?;
-        let facts = gateway.hints.load().read(&parts.headers, None, identity(parts));
-        timeline.enter(Stage::Place);
-        let charge = admit(gateway, &served, facts, 0, account)?;
-        let (chain, prompt_tokens) = (Vec::new(), 0);
-        let routed =
-            Routed { served, chain, prompt_tokens, facts, received, name, timeline, deadline, charge };
-        return Ok((routed, None));
-    };
     let isolates = gateway.config().auth.isolate_tenants;
-    let (served, facts, seed, estimated, salt) = rendered(api, body, |parsed, prompt| {
+    let (served, facts, seed, estimated, salt, pinned) = rendered(api, body, |parsed, prompt| {
         let served = match &parsed.model {
             Some(model) => named_pool(gateway, model)?,
             None => only_pool(gateway, api)?,
@@ -163,7 +190,9 @@ async fn route(
         let estimates = matches!(served.pool.counting, Counting::Estimate);
         let estimated = estimates.then(|| Counted::estimate(seed, prompt, served.pool.router.block_tokens()));
         let facts = hints.read(&parts.headers, Some(parsed), identity(parts));
-        Ok((served, facts, seed, estimated, (ours, apart)))
+        let before = parsed.previous_response.as_deref();
+        let origin = before.map(|id| passed::object(gateway, id, facts, isolates)).transpose()?.flatten();
+        Ok((served, facts, seed, estimated, (ours, apart), origin.map(|origin| origin.worker)))
     })?;
     let (ours, apart) = salt;
     let pool = &served.pool;
@@ -193,7 +222,8 @@ async fn route(
     let Counted { chain, tokens: prompt_tokens } = counted;
     let charge = admit(gateway, &served, facts, prompt_tokens, account)?;
     let salted = ours.filter(|_| takes_salt(api)).map(|salt| salted(body, &salt)).transpose()?;
-    let routed = Routed { served, chain, prompt_tokens, facts, received, name, timeline, deadline, charge };
+    let routed =
+        Routed { served, chain, prompt_tokens, facts, received, name, timeline, deadline, charge, pinned };
     Ok((routed, salted))
 }
 
@@ -203,7 +233,7 @@ fn takes_salt(api: Api) -> bool {
 }
 
 /// A body with this salt. It has been understood before, so there is no error; were there one, it would not go on as it is.
-fn salted(body: &[u8], salt: &str) -> Result<Bytes, ApiError> {
+pub(super) fn salted(body: &[u8], salt: &str) -> Result<Bytes, ApiError> {
     let text = std::str::from_utf8(body).map_err(|error| ParseError::NotUtf8 { at: error.valid_up_to() })?;
     Ok(with_cache_salt(text, salt).map_err(ParseError::from)?.into())
 }
@@ -215,7 +245,7 @@ fn apart(salt: &str) -> u64 {
 }
 
 /// Lets a request in, if its client may use so much.
-fn admit(
+pub(super) fn admit(
     gateway: &Arc<Gateway>,
     served: &Served,
     facts: Facts,
@@ -258,7 +288,7 @@ fn rendered<T>(
     })
 }
 
-fn named_pool(gateway: &Gateway, model: &str) -> Result<Arc<Served>, ApiError> {
+pub(super) fn named_pool(gateway: &Gateway, model: &str) -> Result<Arc<Served>, ApiError> {
     let table = gateway.table();
     if let Some(served) = table.by_name.get(model) {
         return Ok(Arc::clone(served));
@@ -270,7 +300,7 @@ fn named_pool(gateway: &Gateway, model: &str) -> Result<Arc<Served>, ApiError> {
     Err(ApiError::UnknownModel(model.chars().take(200).collect()))
 }
 
-fn no_endpoint(gateway: &Gateway) -> ApiError {
+pub(super) fn no_endpoint(gateway: &Gateway) -> ApiError {
     let retry_after_s = gateway.config().health.interval.as_secs().max(1);
     ApiError::Rejected { why: Rejection::NoEndpoint, retry_after_s }
 }
@@ -285,26 +315,6 @@ fn only_pool(gateway: &Gateway, api: Api) -> Result<Arc<Served>, ApiError> {
         _ => Err(ApiError::MissingField(
             "`model` is missing: name one of those that GET /v1/models lists".into(),
         )),
-    }
-}
-
-/// For a path we do not know: the model of a JSON body if it has one that we serve, else the only pool.
-fn unparsed_pool(gateway: &Gateway, parts: &Parts, body: &Bytes) -> Result<Arc<Served>, ApiError> {
-    #[derive(serde::Deserialize)]
-    struct Named {
-        model: Option<String>,
-    }
-    let named = serde_json::from_slice::<Named>(body).ok().and_then(|named| named.model);
-    if let Some(model) = named {
-        return named_pool(gateway, &model);
-    }
-    match &gateway.table().pools[..] {
-        [] => Err(no_endpoint(gateway)),
-        [pool] => named_pool(gateway, &pool.model),
-        _ => Err(ApiError::MissingField(format!(
-            "{}: several models are served here, and the body names none",
-            parts.uri.path()
-        ))),
     }
 }
 
@@ -370,9 +380,16 @@ fn named_in_connection(parts: &Parts, name: &header::HeaderName) -> bool {
 }
 
 /// An engine's answer as the client's.
-fn relay(answer: Answer, lease: Option<Lease>, account: &Arc<Account>, limits: Limits) -> Response<Body> {
+fn relay(
+    answer: Answer,
+    lease: Option<Lease>,
+    account: &Arc<Account>,
+    limits: Limits,
+    origin: Option<Origin>,
+) -> Response<Body> {
     let Answer { status, headers, body, .. } = answer;
-    let relay = Relay::new(status, &headers, body, lease, Arc::clone(account), limits);
+    let mut relay = Relay::new(status, &headers, body, lease, Arc::clone(account), limits);
+    relay.makes_object = origin;
     response(status, headers, relay)
 }
 

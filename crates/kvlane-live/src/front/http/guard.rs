@@ -9,17 +9,75 @@ use std::sync::Arc;
 use http::request::Parts;
 use http::{HeaderMap, StatusCode, Uri, header};
 
+use kvlane_wire::api::Api;
+use kvlane_wire::path::{self, Target, is_plain};
+
 use super::error::ApiError;
+use super::passed::Passing;
 use super::{Door, Front};
 use crate::admin;
 use crate::auth::{self, Access, Role};
 use crate::clock::unix_time;
 
+/// What a request is for, by its path.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Purpose {
+    /// An API whose body is parsed.
+    Api(Api),
+    /// A path of an engine that is relayed unparsed.
+    Pass(Passing),
+    /// An engine's path that `server.extra_paths` gives to operators of this role.
+    Operate(Role),
+    /// The gateway's own, or nothing's.
+    Own,
+}
+
+// === impl Purpose ===
+
+impl Purpose {
+    /// That of a request to `path`. A path which another server may read as a different one has none.
+    pub(super) fn of(front: &Front, path: &str) -> Result<Self, ApiError> {
+        if !is_plain(path) && !admin::names_something(path) {
+            return Err(ApiError::BadPath);
+        }
+        if matches!(front.door, Door::Operators { .. }) {
+            return Ok(Self::Own);
+        }
+        let listed = Target::of(path).map(|target| match target {
+            Target::Api(api) => Self::Api(api),
+            Target::Passed(passed) => Self::Pass(Passing::Listed(passed)),
+        });
+        let extra = || {
+            let config = front.gateway.config();
+            let extra = config.server.extra_paths.iter().find(|extra| path::matches(&extra.path, path))?;
+            Some(match extra.role {
+                Role::User => Self::Pass(Passing::Extra),
+                role => Self::Operate(role),
+            })
+        };
+        Ok(listed.or_else(extra).unwrap_or(Self::Own))
+    }
+
+    /// The API whose body is parsed, if it is for one.
+    pub(super) fn api(self) -> Option<Api> {
+        if let Self::Api(api) = self { Some(api) } else { None }
+    }
+
+    /// The methods that engines take there; none if any.
+    pub(super) fn methods(self) -> Option<&'static str> {
+        match self {
+            Self::Api(_) => Some("POST"),
+            Self::Pass(Passing::Listed(passed)) => Some(passed.methods),
+            Self::Pass(Passing::Extra) | Self::Operate(_) | Self::Own => None,
+        }
+    }
+}
+
 /// Lets a request in, and notes who sent it.
-pub(super) fn admit(front: &Front, parts: &mut Parts) -> Result<(), ApiError> {
+pub(super) fn admit(front: &Front, parts: &mut Parts, purpose: Purpose) -> Result<(), ApiError> {
     let path = parts.uri.path();
     let auth = front.gateway.auth();
-    let operates = admin::is_for_operators(path);
+    let operates = admin::is_for_operators(path) || matches!(purpose, Purpose::Operate(_));
     let clients = matches!(front.door, Door::Clients { .. });
     let needed = match (clients, operates) {
         _ if admin::is_open(path) => false,
@@ -27,7 +85,18 @@ pub(super) fn admit(front: &Front, parts: &mut Parts) -> Result<(), ApiError> {
         (true, _) => auth.clients_need_a_key() || (operates && auth.has_keys()),
         (false, _) => auth.operators_need_a_key(),
     };
-    let access = if clients && !operates { Access::Use } else { auth::access_of(&parts.method) };
+    let access = match purpose {
+        Purpose::Operate(Role::Admin) => Access::Change,
+        Purpose::Operate(_) => Access::Look,
+        _ if clients && !operates => Access::Use,
+        _ => auth::access_of(&parts.method),
+    };
+    if matches!(purpose, Purpose::Operate(_)) && front.door == (Door::Clients { loopback: false }) && !needed
+    {
+        let message =
+            "this path is an operator's: it needs a key with that role, or a gateway on loopback".into();
+        return Err(ApiError::Admin { status: StatusCode::FORBIDDEN, message });
+    }
     let admitted = auth.admit(&parts.headers, access, needed, unix_time());
     front.gateway.metrics.auth.note(&admitted);
     match admitted? {
@@ -36,17 +105,6 @@ pub(super) fn admit(front: &Front, parts: &mut Parts) -> Result<(), ApiError> {
         None => {}
     }
     Ok(())
-}
-
-/// Whether a path leaves the place it begins at: whoever resolves it would find another than the one that was asked for.
-pub(super) fn leads_up(path: &str) -> bool {
-    path.split(['/', '\\']).any(|segment| {
-        let dots = segment.replace("%2e", ".").replace("%2E", ".");
-        let hides = |coded: &str| segment.contains(coded);
-        dots == "."
-            || dots == ".."
-            || ["%2f", "%2F", "%5c", "%5C"].into_iter().any(hides) && dots.contains("..")
-    })
 }
 
 /// Refuses what a page in a browser may have sent.

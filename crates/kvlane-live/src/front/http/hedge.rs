@@ -41,7 +41,7 @@ struct Race {
 impl Sending<'_> {
     async fn send(&self, lease: &Lease) -> Result<Answer, UpstreamError> {
         let head = request_head(self.parts, lease, self.body.len(), self.account);
-        self.upstreams.send(&lease.worker, &self.parts.method, &head, self.body).await
+        self.upstreams.send(&lease.worker, &self.parts.method, &head, self.body, || lease.sent()).await
     }
 }
 

@@ -11,6 +11,7 @@ pub mod error;
 mod forward;
 mod guard;
 mod hedge;
+mod passed;
 mod patient;
 mod read;
 mod relay;
@@ -33,7 +34,7 @@ use hyper::rt::Executor;
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use kvlane_wire::api::Api;
+use kvlane_wire::path::allows;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -43,6 +44,9 @@ pub(crate) use self::account::Account;
 use self::deadlines::Deadlines;
 use self::dialect::Dialect;
 use self::error::ApiError;
+use self::forward::Wanted;
+use self::guard::Purpose;
+use self::passed::Passing;
 use self::patient::Patient;
 use self::relay::Relay;
 use crate::admin;
@@ -206,11 +210,16 @@ impl Front {
 
     async fn answer(&self, request: Request<Incoming>) -> Response<Body> {
         let path = request.uri().path();
-        let (api, dialect) = (Api::from_path(path), Dialect::of(path));
+        let (purpose, dialect) = (Purpose::of(&self, path), Dialect::of(path));
+        let api = purpose.as_ref().ok().and_then(|purpose| purpose.api());
         let in_chunks = request.headers().contains_key(header::TRANSFER_ENCODING);
         let counted = matches!(self.door, Door::Clients { .. });
         let account = Account::open(&self.gateway, api, dialect, &request, counted);
-        let mut response = match self.dispatch(request, api, &account).await {
+        let answered = match purpose {
+            Ok(purpose) => self.dispatch(request, purpose, &account).await,
+            Err(error) => Err(error),
+        };
+        let mut response = match answered {
             Ok(response) => response,
             Err(error) => error.into_response(dialect),
         };
@@ -230,29 +239,28 @@ impl Front {
     async fn dispatch(
         &self,
         request: Request<Incoming>,
-        api: Option<Api>,
+        purpose: Purpose,
         account: &Arc<Account>,
     ) -> Result<Response<Body>, ApiError> {
         let (mut parts, mut body) = request.into_parts();
-        guard::admit(self, &mut parts)?;
+        guard::admit(self, &mut parts, purpose)?;
         let path = parts.uri.path();
-        let clients = matches!(self.door, Door::Clients { .. });
-        if api.is_some() && clients {
-            if parts.method != Method::POST {
-                let method = parts.method.to_string();
-                return Err(ApiError::WrongMethod { method, path: path.into(), allow: "POST" });
+        let wanted = match purpose {
+            Purpose::Api(api) => Wanted::Api(api),
+            Purpose::Pass(passing) => Wanted::Passed(passing),
+            Purpose::Operate(_) => Wanted::Passed(Passing::Extra),
+            Purpose::Own => {
+                let answered = admin::answer(self, &parts, &mut body).await?;
+                return answered.ok_or_else(|| ApiError::UnknownPath(path.chars().take(200).collect()));
             }
-            let body = read::body(&self.gateway, path, &parts.headers, &mut body).await?;
-            return forward::forward(&self.gateway, &self.upstreams, api, &parts, body, account).await;
+        };
+        let method = if parts.method == Method::HEAD { "GET" } else { parts.method.as_str() };
+        if let Some(allow) = purpose.methods().filter(|allow| !allows(allow, method)) {
+            let method = parts.method.to_string();
+            return Err(ApiError::WrongMethod { method, path: path.into(), allow });
         }
-        if let Some(response) = admin::answer(self, &parts, &mut body).await? {
-            return Ok(response);
-        }
-        if clients && path.starts_with("/v1/") && !guard::leads_up(path) {
-            let body = read::body(&self.gateway, path, &parts.headers, &mut body).await?;
-            return forward::forward(&self.gateway, &self.upstreams, None, &parts, body, account).await;
-        }
-        Err(ApiError::UnknownPath(path.chars().take(200).collect()))
+        let body = read::body(&self.gateway, path, &parts.headers, &mut body).await?;
+        forward::forward(&self.gateway, &self.upstreams, wanted, &parts, body, account).await
     }
 }
 

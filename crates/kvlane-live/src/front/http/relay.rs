@@ -16,6 +16,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::lease::Lease;
 use crate::metrics::FailureKind;
+use crate::objects::Origin;
 use crate::upstream::AnswerBody;
 
 use super::Account;
@@ -36,6 +37,8 @@ pub struct Relay {
     pub(super) ended: bool,
     pub(super) lease: Option<Lease>,
     pub(super) account: Arc<Account>,
+    /// Of which object the answer's first piece has the id.
+    pub(super) makes_object: Option<Origin>,
     /// Whether an answer like this one shows that the engine is well.
     sound: bool,
     limits: Limits,
@@ -108,6 +111,7 @@ impl Relay {
             ended: false,
             lease,
             account,
+            makes_object: None,
             sound,
             limits,
             last_piece,
@@ -122,6 +126,9 @@ impl Relay {
     /// Looks at a piece: what the client gets for it.
     pub(super) fn see(&mut self, piece: Bytes) -> Bytes {
         self.last_piece = Instant::now();
+        if let (Some(origin), Some(lease)) = (self.makes_object.take(), &self.lease) {
+            lease.gateway().objects.note(&piece, origin);
+        }
         match (self.watch.see(&piece), &mut self.lease) {
             (Seen::Tokens(tokens), Some(lease)) => lease.progress(tokens),
             (Seen::Beginning, Some(lease)) => lease.begin(),

@@ -159,7 +159,7 @@ impl Asked {
             let mut lease = attempts.place().await.ok()?;
             lease.continues(written);
             let head = request_head(&parts, &lease, body.len(), &self.account);
-            let sent = upstreams.send(&lease.worker, &parts.method, &head, body);
+            let sent = upstreams.send(&lease.worker, &parts.method, &head, body, || lease.sent());
             match attempts.answer(&lease, sent).await {
                 Outcome::Answered(answer) if is_stream(&answer) => return Some((answer, lease)),
                 Outcome::Answered(answer) => {

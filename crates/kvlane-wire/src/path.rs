@@ -1,0 +1,325 @@
+//! Request paths: which can be read in one way only, and which are relayed to engines unparsed.
+//!
+//! A gateway matches bytes. Servers behind it resolve them: FastAPI decodes `%63`, others drop `;x`, merge `//` or follow
+//! `..`. A path that a server may resolve to another one is refused before it is matched, and what is relayed without being
+//! parsed is a closed list: an engine's administration also lives below `/v1`.
+
+use crate::api::Api;
+
+/// The longest path that is looked at, in bytes.
+pub const PATH_BYTES_MAX: usize = 1024;
+
+/// A client path that is relayed to an engine as it is.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Passed {
+    /// The path, `{}` standing for one segment.
+    pub pattern: &'static str,
+    /// The methods it takes, as `Allow` lists them.
+    pub methods: &'static str,
+    /// What the engine keeps behind it.
+    pub keeps: Keeps,
+}
+
+/// What an engine remembers of a request to a [`Passed`] path that another tenant's request could find.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keeps {
+    /// Nothing that is addressed by the request.
+    Nothing,
+    /// The prompt's blocks, if the body is a JSON object: a `cache_salt` keeps tenants apart.
+    Prompt,
+    /// An object with an id (a file, a batch, a stored response) that anybody who knows the id can ask for.
+    Object,
+}
+
+/// Every path that is relayed unparsed. OpenAI's and Anthropic's APIs, and what vLLM and SGLang add for inference.
+pub const PASSED: &[Passed] = &[
+    passed("/v1/messages/count_tokens", "POST", Keeps::Nothing),
+    passed("/v1/moderations", "POST", Keeps::Prompt),
+    passed("/v1/classify", "POST", Keeps::Prompt),
+    passed("/classify", "POST", Keeps::Prompt),
+    passed("/v1/pooling", "POST", Keeps::Prompt),
+    passed("/pooling", "POST", Keeps::Prompt),
+    passed("/v2/rerank", "POST", Keeps::Prompt),
+    passed("/v1/audio/transcriptions", "POST", Keeps::Nothing),
+    passed("/v1/audio/translations", "POST", Keeps::Nothing),
+    passed("/v1/audio/speech", "POST", Keeps::Prompt),
+    passed("/v1/images/generations", "POST", Keeps::Prompt),
+    passed("/v1/images/edits", "POST", Keeps::Nothing),
+    passed("/v1/images/variations", "POST", Keeps::Nothing),
+    passed("/v1/responses/{}", "GET, DELETE", Keeps::Object),
+    passed("/v1/responses/{}/cancel", "POST", Keeps::Object),
+    passed("/v1/responses/{}/input_items", "GET", Keeps::Object),
+    passed("/v1/files", "GET, POST", Keeps::Object),
+    passed("/v1/files/{}", "GET, DELETE", Keeps::Object),
+    passed("/v1/files/{}/content", "GET", Keeps::Object),
+    passed("/v1/batches", "GET, POST", Keeps::Object),
+    passed("/v1/batches/{}", "GET", Keeps::Object),
+    passed("/v1/batches/{}/cancel", "POST", Keeps::Object),
+    passed("/v1/videos", "GET, POST", Keeps::Object),
+    passed("/v1/videos/{}", "GET, DELETE", Keeps::Object),
+    passed("/v1/videos/{}/content", "GET", Keeps::Object),
+];
+
+const fn passed(pattern: &'static str, methods: &'static str, keeps: Keeps) -> Passed {
+    Passed { pattern, methods, keeps }
+}
+
+/// What a client path is, where it is an engine's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// An API whose body is parsed.
+    Api(Api),
+    /// One that is relayed as it is.
+    Passed(&'static Passed),
+}
+
+// === impl Target ===
+
+impl Target {
+    /// The target at `path` (no query string), if it is one. The path is [plain](is_plain).
+    pub fn of(path: &str) -> Option<Self> {
+        let passed = || PASSED.iter().find(|passed| matches(passed.pattern, path)).map(Self::Passed);
+        Api::from_path(path).map(Self::Api).or_else(passed)
+    }
+
+    /// The methods it takes, as `Allow` lists them.
+    pub const fn methods(self) -> &'static str {
+        match self {
+            Self::Api(_) => "POST",
+            Self::Passed(passed) => passed.methods,
+        }
+    }
+}
+
+// === impl Passed ===
+
+impl Passed {
+    /// The id that `path` names, if this is a path of one object.
+    pub fn object<'a>(&self, path: &'a str) -> Option<&'a str> {
+        let at = self.pattern.split('/').position(|segment| segment == "{}")?;
+        path.split('/').nth(at)
+    }
+}
+
+/// Whether a list as `Allow` has it names `method`.
+pub fn allows(methods: &str, method: &str) -> bool {
+    methods.split(", ").any(|allowed| allowed == method)
+}
+
+/// Whether `path` has the form of `pattern`, in which `{}` stands for any one segment.
+pub fn matches(pattern: &str, path: &str) -> bool {
+    let (mut pattern, mut path) = (pattern.split('/'), path.split('/'));
+    loop {
+        match (pattern.next(), path.next()) {
+            (None, None) => return true,
+            (Some("{}"), Some(segment)) if !segment.is_empty() => {}
+            (Some(wanted), Some(segment)) if wanted == segment => {}
+            _ => return false,
+        }
+    }
+}
+
+/// Whether every server reads `path` as the same one: visible ASCII that is neither encoded nor a parameter, no empty or
+/// dotted segment within it.
+pub fn is_plain(path: &str) -> bool {
+    let Some(rest) = path.strip_prefix('/') else { return false };
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/-._~!$&'()*+,=:@".contains(&byte);
+    // A slash at the end is a name of its own, which no list has.
+    let named = |segment: &str| !matches!(segment, "" | "." | "..");
+    path.len() <= PATH_BYTES_MAX
+        && path.bytes().all(plain)
+        && (rest.is_empty() || rest.strip_suffix('/').unwrap_or(rest).split('/').all(named))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_path_that_two_servers_may_read_differently_is_not_plain() {
+        for path in [
+            "",
+            "v1/files",
+            "*",
+            "//v1/files",
+            "/v1//files",
+            "/v1/files//",
+            "/v1/./files",
+            "/v1/../files",
+            "/v1/..",
+            "/v1/.",
+            "/v1/%63hat/completions",
+            "/v1/chat%2fcompletions",
+            "/v1/chat/completions;x",
+            "/v1;/chat/completions",
+            "/v1\\chat",
+            "/v1/chat completions",
+            "/v1/chat\u{0}",
+            "/v1/ch\u{e4}t",
+            "/v1/files?",
+            "/v1/#",
+        ] {
+            assert!(!is_plain(path), "{path}");
+        }
+        assert!(!is_plain(&format!("/{}", "x".repeat(PATH_BYTES_MAX))));
+        for path in ["/", "/v1/files/", "/v1/files/a..b", "/v1/files/.hidden", "/v1/models/org:m@1+x,y=(z)!"]
+        {
+            assert!(is_plain(path), "{path}");
+        }
+    }
+
+    #[test]
+    fn a_braced_segment_is_any_one_segment() {
+        assert!(matches("/v1/files/{}", "/v1/files/a"));
+        assert!(matches("/v1/files/{}/content", "/v1/files/a/content"));
+        for path in ["/v1/files", "/v1/files/", "/v1/files/a/b", "/v1/files/a/", "/v1/file/a"] {
+            assert!(!matches("/v1/files/{}", path), "{path}");
+        }
+    }
+
+    #[test]
+    fn an_object_is_named_by_its_segment() {
+        let object = |path| match Target::of(path) {
+            Some(Target::Passed(passed)) => passed.object(path),
+            other => panic!("{path}: {other:?}"),
+        };
+        assert_eq!(object("/v1/responses/resp_1"), Some("resp_1"));
+        assert_eq!(object("/v1/files/f/content"), Some("f"));
+        assert_eq!(object("/v1/files"), None);
+    }
+
+    #[test]
+    fn what_is_parsed_is_not_also_passed_and_administration_is_neither() {
+        for passed in PASSED {
+            assert_eq!(Api::from_path(passed.pattern), None, "{}", passed.pattern);
+        }
+        for path in [
+            "/v1/load_lora_adapter",
+            "/v1/unload_lora_adapter",
+            "/v1/reset_prefix_cache",
+            "/reset_prefix_cache",
+            "/flush_cache",
+            "/v1/start_profile",
+            "/sleep",
+            "/invocations",
+            "/v1/anything",
+        ] {
+            assert_eq!(Target::of(path), None, "{path}");
+        }
+    }
+
+    /// All that a lenient server may take `path` for: decoded once or twice, without parameters, with slashes merged and
+    /// dots followed, in lower case, without a slash at the end.
+    fn readings(path: &[u8]) -> BTreeSet<Vec<u8>> {
+        let mut all = BTreeSet::from([path.to_vec()]);
+        let steps: [fn(&[u8]) -> Vec<u8>; 8] =
+            [decoded, without_parameters, merged, resolved, lower, unslashed, forward, cut_at_nul];
+        for _ in 0..3 {
+            let more: Vec<_> = all.iter().flat_map(|path| steps.iter().map(move |step| step(path))).collect();
+            all.extend(more);
+        }
+        all
+    }
+
+    fn decoded(path: &[u8]) -> Vec<u8> {
+        let (mut out, mut at) = (Vec::new(), 0);
+        while at < path.len() {
+            let digits = path.get(at + 1..at + 3).and_then(|digits| std::str::from_utf8(digits).ok());
+            match digits.and_then(|digits| u8::from_str_radix(digits, 16).ok()).filter(|_| path[at] == b'%') {
+                Some(byte) => {
+                    out.push(byte);
+                    at += 3;
+                }
+                None => {
+                    out.push(path[at]);
+                    at += 1;
+                }
+            }
+        }
+        out
+    }
+
+    fn without_parameters(path: &[u8]) -> Vec<u8> {
+        let segments = path.split(|&byte| byte == b'/');
+        let bare = segments.map(|segment| segment.split(|&byte| byte == b';').next().unwrap_or_default());
+        bare.collect::<Vec<_>>().join(&b'/')
+    }
+
+    fn merged(path: &[u8]) -> Vec<u8> {
+        let mut out = path.to_vec();
+        out.dedup_by(|a, b| *a == b'/' && *b == b'/');
+        out
+    }
+
+    fn resolved(path: &[u8]) -> Vec<u8> {
+        let mut out: Vec<&[u8]> = Vec::new();
+        for segment in path.split(|&byte| byte == b'/') {
+            match segment {
+                b"." => {}
+                b".." => _ = out.pop(),
+                segment => out.push(segment),
+            }
+        }
+        out.join(&b'/')
+    }
+
+    fn lower(path: &[u8]) -> Vec<u8> {
+        path.to_ascii_lowercase()
+    }
+
+    fn unslashed(path: &[u8]) -> Vec<u8> {
+        path.strip_suffix(b"/").unwrap_or(path).to_vec()
+    }
+
+    fn forward(path: &[u8]) -> Vec<u8> {
+        path.iter().map(|&byte| if byte == b'\\' { b'/' } else { byte }).collect()
+    }
+
+    fn cut_at_nul(path: &[u8]) -> Vec<u8> {
+        path.split(|&byte| byte == 0).next().unwrap_or_default().to_vec()
+    }
+
+    fn paths() -> impl Strategy<Value = String> {
+        let known: Vec<&'static str> = PASSED
+            .iter()
+            .map(|passed| passed.pattern)
+            .chain(["/v1/chat/completions", "/v1/responses"])
+            .collect();
+        let oddity = proptest::sample::select(vec![
+            "%63", "%2f", "%2e%2e", "..", ".", "//", "/", ";x", "\\", "%00", "%25", "C", "\u{0}", "é", "?",
+            "{}",
+        ]);
+        (
+            proptest::sample::select(known),
+            proptest::collection::vec((any::<prop::sample::Index>(), oddity), 0..4),
+        )
+            .prop_map(|(path, oddities)| {
+                let mut path = path.to_owned();
+                for (at, oddity) in oddities {
+                    let mut at = at.index(path.len() + 1);
+                    while !path.is_char_boundary(at) {
+                        at -= 1;
+                    }
+                    path.insert_str(at, oddity);
+                }
+                path
+            })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(4096))]
+        #[test]
+        fn no_server_takes_a_relayed_path_for_another_target(path in paths()) {
+            if let Some(target) = Target::of(&path).filter(|_| is_plain(&path)) {
+                for reading in readings(path.as_bytes()) {
+                    let read = std::str::from_utf8(&reading).ok().and_then(Target::of);
+                    prop_assert!(read.is_none_or(|read| read == target), "{path} may be read as {reading:?}");
+                }
+            }
+        }
+    }
+}
