@@ -71,6 +71,8 @@ pub struct Endpoint {
     pub pace: Pace,
     /// Whether its answers of late allow to place requests there.
     pub breaker: Breaker,
+    /// Whether it has stopped making progress on what is in flight there.
+    pub stalled: bool,
     /// Until when it wants none, as it says.
     pub busy: Busy,
     /// Since when it is back, while it is given less than its share.
@@ -140,6 +142,7 @@ impl Pool {
             truth: Truth::default(),
             pace: Pace::default(),
             breaker: Breaker::default(),
+            stalled: false,
             busy: Busy::default(),
             back_since: None,
             was_healthy: false,

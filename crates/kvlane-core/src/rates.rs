@@ -144,6 +144,11 @@ impl Factor {
 // === impl Pace ===
 
 impl Pace {
+    /// Whether any answer has shown how fast prompts are computed.
+    pub(crate) fn is_learned(&self) -> bool {
+        self.prefill.samples > 0
+    }
+
     /// The rates of an endpoint with this pace, in a pool of this pace, whose machines are taken to have `rates`.
     pub fn rates(&self, pool: &Self, rates: &Rates) -> Rates {
         let (prefill, decode) = (self.prefill.or(&pool.prefill), self.decode.or(&pool.decode));

@@ -7,6 +7,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::block::BlockHash;
 use crate::endpoint::EndpointId;
+use crate::time::Nanos;
 
 /// Names a request for as long as it is queued or in flight. The driver hands them out, each once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -76,10 +77,10 @@ pub struct SchedulingRequest {
     /// Whether its answer is wanted all at once, so that nobody sees when its first token comes.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub whole_answer: bool,
-    /// Whether it is a second copy of a request in flight, in case the first is late. Its endpoint must hold its prefix,
-    /// and it waits in no queue; the first one's endpoint is among `excluded`.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub hedge: bool,
+    /// If it is a second copy of a request in flight, because the first is late: how long that one has waited. It waits in
+    /// no queue; the first one's endpoint is among `excluded`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hedge: Option<Nanos>,
     /// The first block of its prompt, which policies that hash prompts go by. [`crate::router::Router::arrive`] fills it in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub head: Option<BlockHash>,
@@ -101,7 +102,7 @@ impl SchedulingRequest {
             priority: 0,
             output_tokens_max: None,
             whole_answer: false,
-            hedge: false,
+            hedge: None,
             head: None,
             name: None,
         }

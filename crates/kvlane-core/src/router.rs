@@ -271,7 +271,7 @@ impl Router {
             let first = out.len();
             if let Some(tape) = &mut state.tape
                 && request.attempt == 0
-                && !request.hedge
+                && request.hedge.is_none()
             {
                 tape.prompt(id, chain, block_tokens);
             }

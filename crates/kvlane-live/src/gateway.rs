@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwap;
 use kvlane_core::block::BlockHash;
+use kvlane_core::culprit::{Culprits, PromptKey};
 use kvlane_core::decision::{Placement, Refused, Rejection};
 use kvlane_core::endpoint::EndpointId;
 use kvlane_core::request::{RequestId, RequestKey, SchedulingRequest};
@@ -44,6 +45,7 @@ use crate::tls::Tls;
 use crate::tokenize::{Counting, Tokenizers};
 use crate::traces::Traces;
 use crate::upstream::Upstreams;
+use crate::vitals::Vitals;
 use crate::warm::Warm;
 use crate::worker::{Worker, WorkerId};
 
@@ -59,6 +61,8 @@ pub struct Gateway {
     pub(crate) limits: Limits,
     /// Which worker made which stored response, file or batch.
     pub(crate) objects: Objects,
+    /// Prompts under which engines died.
+    culprits: Mutex<Culprits>,
     /// What workers were given before it was there.
     pub(crate) warm: Warm,
     /// What is told to a collector of traces.
@@ -141,6 +145,8 @@ pub(crate) struct Occupant {
     pub(crate) name: Arc<str>,
     /// What it tells of its cache, if it tells.
     pub(crate) feed: Option<Arc<EventFeed>>,
+    /// Whether its engine makes progress.
+    pub(crate) vitals: Arc<Vitals>,
     selections: SelectionMetrics,
 }
 
@@ -159,6 +165,8 @@ pub(crate) struct Routed {
     pub(crate) deadline: Instant,
     /// What it was let in with.
     pub(crate) charge: Option<Arc<Charge>>,
+    /// What its prompt is called when engines die under it.
+    pub(crate) prompt: PromptKey,
     /// The worker that keeps what it refers to.
     pub(crate) pinned: Option<WorkerId>,
 }
@@ -187,8 +195,8 @@ impl Security {
 enum Copy {
     /// For the first time, or after so many others.
     Again(u32),
-    /// Beside another that is late.
-    Hedge,
+    /// Beside another that has waited for so long.
+    Hedge(Nanos),
 }
 
 // === impl Gateway ===
@@ -213,6 +221,7 @@ impl Gateway {
             limits,
             warm,
             objects: Objects::default(),
+            culprits: Mutex::default(),
             traces: Traces::new(&config.tracing),
             reloads: Reloads::default(),
             allowed: Arc::new(ArcSwap::new(auth.allowed())),
@@ -309,6 +318,10 @@ impl Gateway {
         self.workers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    pub(crate) fn culprits(&self) -> MutexGuard<'_, Culprits> {
+        self.culprits.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(crate) fn next_worker_id(&self) -> WorkerId {
         WorkerId(self.next_worker.fetch_add(1, Ordering::Relaxed))
     }
@@ -370,13 +383,18 @@ impl Gateway {
         }
     }
 
-    /// Finds an endpoint for a second copy of a request, if there is to be one. It waits for none.
+    /// Finds an endpoint for a second copy of a request of which the first has waited for so long. It waits for none.
+    ///
+    /// # Errors
+    /// Why there is to be none, and if that is for now only, when to ask again.
     pub(crate) async fn place_hedge(
         self: &Arc<Self>,
         routed: &Routed,
+        waited: Nanos,
         excluded: &Arc<[EndpointId]>,
-    ) -> Option<Lease> {
-        self.place_once(routed, Copy::Hedge, excluded).await.ok().flatten()
+    ) -> Result<Lease, Refused> {
+        let placed = self.place_once(routed, Copy::Hedge(waited), excluded).await?;
+        placed.ok_or(Refused::at_once(Rejection::NoEndpoint))
     }
 
     async fn place_once(
@@ -390,7 +408,7 @@ impl Gateway {
         let request = SchedulingRequest {
             excluded: Arc::clone(excluded),
             attempt: if let Copy::Again(attempt) = copy { attempt } else { 0 },
-            hedge: matches!(copy, Copy::Hedge),
+            hedge: if let Copy::Hedge(waited) = copy { Some(waited) } else { None },
             name: Some(routed.name),
             ..routed.facts.apply(SchedulingRequest::new(id, routed.prompt_tokens))
         };

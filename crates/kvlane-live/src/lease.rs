@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use kvlane_core::culprit::PromptKey;
 use kvlane_core::decision::Placement;
 use kvlane_core::request::RequestId;
 use kvlane_core::scheduler::{Input, TOKENS_TOLD};
@@ -33,6 +34,8 @@ pub struct Lease {
     pub(crate) placed: Nanos,
     /// What the request was let in with.
     charge: Option<Arc<Charge>>,
+    /// What its prompt is called when engines die under it.
+    prompt: PromptKey,
     /// Whether any of it went to the worker.
     sent: AtomicBool,
     first_token: Option<Nanos>,
@@ -57,6 +60,7 @@ impl Lease {
     ) -> Self {
         let worker = Arc::clone(&seat.worker);
         let placed = gateway.clock.now();
+        seat.vitals.arrive(placed);
         let attempt = Attempt::begin(&gateway, routed, &seat, &placement, placed);
         Self {
             attempt,
@@ -69,6 +73,7 @@ impl Lease {
             received: routed.received,
             placed,
             charge: routed.charge.clone(),
+            prompt: routed.prompt,
             sent: AtomicBool::new(false),
             first_token: None,
             tokens: 0,
@@ -128,8 +133,9 @@ impl Lease {
             return;
         }
         let first = self.first_token.is_none();
+        let now = self.gateway.clock.now();
+        self.seat.vitals.hear(now);
         if first {
-            let now = self.gateway.clock.now();
             self.first_token = Some(now);
             if let Some(attempt) = &mut self.attempt {
                 attempt.first_token(now);
@@ -161,6 +167,9 @@ impl Lease {
         let metrics = &self.pool.metrics;
         metrics.duration.observe((now - self.received).as_secs_f64());
         self.pool.lately.duration.note((now - self.received).as_secs_f64());
+        if usage.is_some() {
+            self.seat.vitals.hear(now);
+        }
         let output_tokens = usage.map_or(self.tokens, |usage| u64::from(usage.completion_tokens));
         metrics.output_tokens.inc_by(output_tokens);
         if let Some(attempt) = &mut self.attempt {
@@ -173,7 +182,10 @@ impl Lease {
         }
         if output_tokens > 0 {
             let output_tokens = u32::try_from(output_tokens).unwrap_or(u32::MAX);
-            self.untold = 0;
+            let untold = std::mem::take(&mut self.untold);
+            if untold > 0 {
+                self.gateway.progress(&self.pool, self.request, false, untold);
+            }
             self.gateway.step(&self.pool, Input::Wrote { request: self.request, output_tokens });
         }
         metrics.predicted_tokens.inc_by(self.placement.overlap_tokens.into());
@@ -219,6 +231,18 @@ impl Lease {
         self.gateway.step(&self.pool, Input::Failed { request: self.request });
     }
 
+    /// The worker's engine has died with it in flight. Whether it has seen that once too often to be placed again.
+    pub(crate) fn died(&self) -> bool {
+        self.gateway.culprits().died(self.gateway.clock.now(), self.prompt)
+    }
+
+    /// The worker says that it cannot answer, and not whose fault that is.
+    pub(crate) fn faulted(&self) {
+        self.lost();
+        self.trace_failure(FailureKind::status.name());
+        self.gateway.metrics.note_failure(&self.worker.url, FailureKind::status);
+    }
+
     /// The worker has too much to do for it, and says for how long, if it does.
     pub(crate) fn busy(&self, retry_after: Option<Duration>) {
         self.lost();
@@ -239,6 +263,7 @@ impl Drop for Lease {
         if self.untold > 0 {
             self.gateway.progress(&self.pool, self.request, false, self.untold);
         }
+        self.seat.vitals.leave();
         self.gateway.step(&self.pool, Input::Finished { request: self.request });
     }
 }

@@ -27,6 +27,7 @@ mod salt;
 mod sealed;
 pub mod secret;
 pub mod serve;
+mod stall;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod timeline;
@@ -35,5 +36,6 @@ pub mod tls;
 pub mod tokenize;
 mod traces;
 pub mod upstream;
+mod vitals;
 mod warm;
 pub mod worker;

@@ -29,6 +29,7 @@ use crate::gateway::{Gateway, Security};
 use crate::history::keep_history;
 use crate::ingest::{Ingest, write_snapshot};
 use crate::metrics::{Metrics, Reached};
+use crate::stall;
 use crate::timings::Timings;
 use crate::tokenize::Tokenizers;
 use crate::traces::export;
@@ -144,6 +145,13 @@ impl Serving {
         let stop_accepting = stop.clone();
         let stop_operators = kill.clone();
         let counting = Arc::clone(&gateway);
+        let watching = (speed == 1.0).then(|| stall::watch(Arc::clone(&gateway), gateway.new_upstreams()));
+        let watch_stalls = async move {
+            // In front of engines that imitate others at another speed, a second is no second.
+            if let Some(watching) = watching {
+                watching.await;
+            }
+        };
         let work = async move {
             let server = TcpListener::from_std(server);
             let metrics = TcpListener::from_std(metrics);
@@ -152,6 +160,7 @@ impl Serving {
             tokio::join!(
                 keep_keys(Arc::clone(&counting)),
                 keep_history(Arc::clone(&counting)),
+                watch_stalls,
                 Front::accept(counted, server, stop_accepting, |stream| spread(counted, &lanes, stream)),
                 Front::accept(counted, metrics, stop_operators, |stream| drop(operators.spawn(stream))),
             );

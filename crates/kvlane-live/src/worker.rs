@@ -185,6 +185,11 @@ impl Worker {
         }
     }
 
+    /// Whether it is down: its probes say so, or it has refused a connection since it was last up.
+    pub(crate) fn is_down(&self) -> bool {
+        self.unfit.load(Ordering::Acquire) || self.is_gone()
+    }
+
     /// Waits until its probes find that it is down.
     pub(crate) async fn unfit(&self) {
         let mut told = std::pin::pin!(self.found_unfit.notified());

@@ -110,15 +110,32 @@ async fn if_one_copy_fails_the_other_answers() {
 }
 
 #[tokio::test]
-async fn a_copy_goes_only_where_the_prompt_is_held() {
+async fn a_copy_goes_where_the_prompt_is_not_held_if_that_is_expected_to_be_sooner() {
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
     let engines = [&a, &b];
     let gateway = TestGateway::start(hedged(), &engines).await;
     let mut client = ask(&gateway, &prompt()).await;
+    let (first, call) = next_call(&engines).await;
+    let mut copy = engines[1 - first].call().await;
+    stream(&mut copy, "answer").await;
+    end(copy).await;
+    assert_eq!(client.reply().await.status, 200);
+    drop(call);
+    gateway.ledger_is_zero().await;
+    assert_eq!(hedges(&gateway, "won").await, Some(1.0));
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn no_copy_goes_anywhere_before_the_first_has_waited_for_as_long_as_that_would_take() {
+    let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
+    let engines = [&a, &b];
+    let gateway = TestGateway::start(hedged(), &engines).await;
+    // Two million tokens: a minute, at the rates that are assumed.
+    let mut client = ask(&gateway, &"x".repeat(8 << 20)).await;
     let (_, mut call) = next_call(&engines).await;
-    while hedges(&gateway, "refused").await != Some(1.0) {
-        tokio::task::yield_now().await;
-    }
+    let begun = std::time::Instant::now();
+    eventually("a copy would have been sent", || begun.elapsed() > Duration::from_millis(80)).await;
     stream(&mut call, "answer").await;
     end(call).await;
     assert_eq!(client.reply().await.status, 200);

@@ -132,7 +132,7 @@ async fn tokens_are_told_in_lots_and_none_is_left_out() {
         counts.swap_remove(wanted)
     };
     let whole = told(0);
-    assert_eq!(whole.iter().sum::<u32>(), 32, "39 behind the first, of which the end tells the rest");
+    assert_eq!(whole.iter().sum::<u32>(), 39, "all behind the first, the rest of them at the end");
     assert!(whole.iter().all(|count| count % 16 == 0));
     assert!(inputs.iter().any(|input| matches!(input, Input::Wrote { output_tokens: 40, .. })));
     let cut = told(1);

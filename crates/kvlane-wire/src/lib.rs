@@ -9,6 +9,7 @@
 
 pub mod api;
 pub mod engine;
+pub mod failure;
 pub mod json;
 pub mod kv;
 pub mod models;

@@ -662,6 +662,7 @@ mod tests {
                 model: Some("m1".into()),
                 stream: true,
                 output_tokens_max: Some(64),
+                previous_response: None,
                 cache_salt: Some("tenant-a".into()),
                 lora: None,
                 session: Some("u".into()),

@@ -11,7 +11,7 @@ use serde::de::{self, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::endpoint::EndpointId;
-use crate::load::Load;
+use crate::load::{InFlight, Load};
 use crate::rates::Rates;
 use crate::request::SchedulingRequest;
 use crate::rng::Rng;
@@ -54,6 +54,17 @@ impl Candidate {
     pub fn uncached_pairs(&self, request: &SchedulingRequest) -> u64 {
         let (cached, tokens) = (u64::from(self.overlap_tokens), u64::from(self.uncached_tokens(request)));
         tokens * cached + tokens * (tokens + 1) / 2
+    }
+
+    /// When the first token of a request that is placed here at once is expected, in seconds: when the prompts before it
+    /// and its own are computed, and a step is over.
+    pub fn first_token_s(&self, request: &SchedulingRequest) -> f64 {
+        let InFlight { requests, prefilling, prefill_tokens, prefill_pairs, context_tokens } =
+            self.load.in_flight;
+        let tokens = prefill_tokens + u64::from(self.uncached_tokens(request));
+        let pairs = prefill_pairs + self.uncached_pairs(request);
+        let step_s = self.rates.decode_step_s(requests.saturating_sub(prefilling), context_tokens);
+        self.rates.prefill_s(tokens, pairs) + step_s
     }
 
     /// Share of its KV blocks that it says are in use, 0 to 1; 0 if it says nothing, or nonsense.

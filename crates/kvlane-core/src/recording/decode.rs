@@ -173,7 +173,10 @@ fn arrived(memory: &mut Memory, rest: &mut Cursor<'_>, id: RequestId) -> Option<
     if is(has::OUTPUT_MAX) {
         request.output_tokens_max = Some(rest.u32()?);
     }
-    (request.whole_answer, request.hedge) = (is(has::WHOLE_ANSWER), is(has::HEDGE));
+    if is(has::HEDGE) {
+        request.hedge = Some(Nanos(rest.number()?));
+    }
+    request.whole_answer = is(has::WHOLE_ANSWER);
     if is(has::BLOCK_TOKENS) {
         memory.block_tokens = rest.u32()?;
     }

@@ -208,6 +208,8 @@ impl Memory {
             | Input::Draining { .. }
             | Input::Left { .. }
             | Input::Health { .. }
+            | Input::Stalled { .. }
+            | Input::Blamed { .. }
             | Input::Fed { .. }
             | Input::Forgot { .. }
             | Input::Busy { .. }
@@ -254,7 +256,7 @@ impl Memory {
             | flag(*priority != 0, has::PRIORITY)
             | flag(output_tokens_max.is_some(), has::OUTPUT_MAX)
             | flag(*whole_answer, has::WHOLE_ANSWER)
-            | flag(*hedge, has::HEDGE)
+            | flag(hedge.is_some(), has::HEDGE)
             | flag(block_tokens != self.block_tokens, has::BLOCK_TOKENS);
         put(out, flags);
         if !excluded.is_empty() {
@@ -272,6 +274,7 @@ impl Memory {
             out.push(*priority as u8);
         }
         output_tokens_max.iter().for_each(|max| put(out, u64::from(*max)));
+        hedge.iter().for_each(|waited| put(out, waited.0));
         if block_tokens != self.block_tokens {
             put(out, u64::from(block_tokens));
             self.block_tokens = block_tokens;

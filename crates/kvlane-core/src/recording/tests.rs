@@ -33,7 +33,8 @@ fn overlaps() -> impl Strategy<Value = Vec<(EndpointId, Prediction)>> {
 fn requests() -> impl Strategy<Value = SchedulingRequest> {
     let keys = || prop::option::of(prop_oneof![0u64..5, any::<u64>()]);
     let numbers = (ids(), any::<u32>(), 0u32..3, any::<i8>(), prop::option::of(any::<u32>()));
-    let flags = (any::<bool>(), any::<bool>(), prop::collection::vec(endpoints(), 0..3));
+    let hedge = prop::option::of(any::<u64>().prop_map(Nanos));
+    let flags = (any::<bool>(), hedge, prop::collection::vec(endpoints(), 0..3));
     (numbers, (keys(), keys(), keys(), keys()), flags).prop_map(
         |((id, tokens, attempt, priority, max), (session, tenant, head, name), (whole, hedge, excluded))| {
             SchedulingRequest {
@@ -78,6 +79,8 @@ fn inputs() -> impl Strategy<Value = Input> {
         (endpoints(), any::<bool>()).prop_map(|(endpoint, healthy)| Input::Health { endpoint, healthy }),
         endpoints().prop_map(|endpoint| Input::Fed { endpoint, feed: Feed::Live }),
         endpoints().prop_map(|endpoint| Input::Left { endpoint }),
+        endpoints().prop_map(|endpoint| Input::Blamed { endpoint }),
+        (endpoints(), any::<bool>()).prop_map(|(endpoint, stalled)| Input::Stalled { endpoint, stalled }),
         endpoints().prop_map(|endpoint| Input::Joined {
             endpoint,
             name: "e".into(),

@@ -6,6 +6,7 @@ use super::{Input, Output, Scheduler};
 use crate::breaker::State;
 use crate::decision::{Refused, Rejection};
 use crate::endpoint::EndpointId;
+use crate::policy::Candidate;
 use crate::queue::{Account, Lane, Waiting};
 use crate::request::{RequestId, SchedulingRequest, SessionKey};
 use crate::time::Nanos;
@@ -14,9 +15,6 @@ use crate::truth::Prediction;
 /// Of those who wait, how many are looked at for one who can go, while the endpoints that the first may go to take none.
 const LOOKED_AT_MAX: usize = 16;
 
-/// A hedge goes where one in so many of its prompt's tokens is held, at least. Half: what is left to compute then takes
-/// less time than the request has waited for already, and no endpoint does more than half of a prompt's work again.
-const HEDGE_OVERLAP: u32 = 2;
 /// Nobody is told to come again sooner: `Retry-After` counts whole seconds.
 const RETRY_AFTER_MIN: Nanos = Nanos::from_secs(1);
 /// Requests that are over per second below which that is no rate: one in half a minute.
@@ -39,8 +37,11 @@ pub(super) struct Called {
 impl Input {
     /// Whether it changes which endpoints take requests, or what they hold.
     pub(super) fn is_of_fleet(&self) -> bool {
-        use Input::{Draining, Health, Joined, Left, Reported};
-        matches!(self, Joined { .. } | Draining { .. } | Left { .. } | Health { .. } | Reported { .. })
+        use Input::{Draining, Health, Joined, Left, Reported, Stalled};
+        matches!(
+            self,
+            Joined { .. } | Draining { .. } | Left { .. } | Health { .. } | Stalled { .. } | Reported { .. }
+        )
     }
 
     /// Whether it changes which endpoints take requests.
@@ -66,8 +67,8 @@ impl Scheduler {
             // It has its place already, or waits for it: an answer to one of two would be lost.
             return;
         }
-        if request.hedge {
-            return self.hedge(now, &waiting, overlap, out);
+        if let Some(waited) = request.hedge {
+            return self.hedge(now, &waiting, waited, overlap, out);
         }
         let again = request.attempt > 0;
         if !again {
@@ -108,11 +109,14 @@ impl Scheduler {
         }
     }
 
-    /// A second copy of a request in flight wants a place, where it costs little or nowhere.
+    /// A second copy of a request in flight, of which the first has waited for so long, wants a place: where its first token
+    /// is expected soonest, once the first copy has waited for as long as that takes. So a request waits for twice as long
+    /// as it had to at most, whenever its first copy would have answered. If it is too early, the refusal says by how much.
     fn hedge(
         &mut self,
         now: Nanos,
         waiting: &Waiting,
+        waited: Nanos,
         overlap: &[(EndpointId, Prediction)],
         out: &mut Vec<Output>,
     ) {
@@ -120,14 +124,22 @@ impl Scheduler {
         let busy = self.is_full() || self.queued() > 0;
         let fit = if busy { Fit::Nobody } else { self.fill_rows(now, request, overlap, Or::Nobody) };
         if fit == Fit::Rows {
-            let tokens_min = request.prompt_tokens.div_ceil(HEDGE_OVERLAP);
             let pool = &self.pool;
             let proven = |id| pool.get(id).is_some_and(|endpoint| endpoint.breaker.state() == State::Closed);
-            self.rows.retain(|row| row.overlap_tokens >= tokens_min && proven(row.endpoint));
+            self.rows.retain(|row| proven(row.endpoint));
         }
-        if fit != Fit::Rows || self.rows.is_empty() {
+        let expected_s = |row: &Candidate| row.first_token_s(request);
+        let soonest = self.rows.iter().copied().min_by(|a, b| expected_s(a).total_cmp(&expected_s(b)));
+        let Some(soonest) = soonest.filter(|_| fit == Fit::Rows) else {
             return self.refuse(now, request, false, Rejection::NoEndpoint, out);
+        };
+        let early = Nanos::from_secs_f64(expected_s(&soonest)) - waited;
+        if early > Nanos::ZERO {
+            let refused = Refused { why: Rejection::NoEndpoint, retry_after: early };
+            return out.push(Output::Reject { request: request.id, refused });
         }
+        self.rows.clear();
+        self.rows.push(soonest);
         if !self.hedges.spend(now, &self.config.hedges) {
             return self.refuse(now, request, false, Rejection::BudgetSpent, out);
         }
@@ -399,31 +411,36 @@ mod tests {
     }
 
     #[test]
-    fn a_hedge_goes_to_a_holder_of_its_prefix_or_nowhere() {
+    fn a_hedge_goes_where_its_first_token_is_soonest_once_the_first_copy_has_waited_as_long() {
         let hedges = budget::Config { share: 0.5, per_second: 0.0 };
         let mut world = World::new(Config { hedges, ..patient(20) }, 3);
         (0..6).for_each(|id| _ = world.arrive(id, 100, &[]));
         let mut next = 100;
-        let mut hedge = |world: &mut World, overlap: &[(EndpointId, Prediction)]| {
+        let mut hedge = |world: &mut World, waited_ms: u64, overlap: &[(EndpointId, Prediction)]| {
             next += 1;
-            let excluded = [endpoint(0)].into();
+            let (hedge, excluded) = (Some(Nanos::from_millis(waited_ms)), [endpoint(0)].into());
             let request =
-                SchedulingRequest { hedge: true, excluded, ..SchedulingRequest::new(RequestId(next), 99) };
+                SchedulingRequest { hedge, excluded, ..SchedulingRequest::new(RequestId(next), 20_000) };
             let out = ask(world, request, overlap);
-            placed(&out).ok_or_else(|| refused(&out).expect("one or the other").why)
+            placed(&out).ok_or_else(|| refused(&out).expect("one or the other"))
         };
-        assert_eq!(hedge(&mut world, &[]), Err(Rejection::NoEndpoint));
-        assert_eq!(hedge(&mut world, &[holds(0, 99)]), Err(Rejection::NoEndpoint), "its first copy is there");
-        assert_eq!(hedge(&mut world, &[holds(2, 49)]), Err(Rejection::NoEndpoint), "less than half");
-        for _ in 0..3 {
-            assert_eq!(hedge(&mut world, &[holds(2, 50)]), Ok(endpoint(2)));
-        }
-        assert_eq!(hedge(&mut world, &[holds(2, 50)]), Err(Rejection::BudgetSpent));
+        let early = hedge(&mut world, 100, &[]).expect_err("0.5 s of prefill and more elsewhere");
+        assert_eq!(early.why, Rejection::NoEndpoint);
+        let wait = early.retry_after.as_secs_f64();
+        assert!((0.5..0.8).contains(&wait), "it says when: {wait}");
+        let all = hedge(&mut world, 100, &[holds(0, 20_000)]).expect_err("its first copy is there");
+        assert_eq!(all.retry_after, early.retry_after);
+        assert_eq!(hedge(&mut world, 100, &[holds(2, 19_900)]), Ok(endpoint(2)), "there it is soon");
+        assert_eq!(hedge(&mut world, 800, &[]), Ok(endpoint(1)), "it has waited for long enough");
+        assert_eq!(hedge(&mut world, 800, &[holds(2, 19_900)]), Ok(endpoint(2)));
+        let spent = hedge(&mut world, 2000, &[holds(2, 19_900)]).map_err(|refused| refused.why);
+        assert_eq!(spent, Err(Rejection::BudgetSpent));
         let generous = budget::Config { share: 0.0, per_second: 100.0 };
         let config = Config { hedges: generous, ..patient(9) };
         world.now = Nanos::from_secs(10);
         world.step(Input::Configured { config: Box::new(config) });
-        assert_eq!(hedge(&mut world, &[holds(2, 50)]), Err(Rejection::NoEndpoint), "the pool is full");
+        let full = hedge(&mut world, 2000, &[holds(2, 19_900)]).expect_err("the pool is full");
+        assert_eq!((full.why, full.retry_after), (Rejection::NoEndpoint, Nanos::ZERO));
         assert_eq!(world.scheduler.queued(), 0, "it does not wait");
     }
 

@@ -30,6 +30,8 @@ pub(super) struct Flight {
     pub(super) prefilling: bool,
     /// Its first token came, so it counts among those that the engine's counters have to account for.
     pub(super) computed: bool,
+    /// Its answer comes token by token.
+    pub(super) is_stream: bool,
     /// What its endpoint's speed is learned from.
     pub(super) timed: Timed,
     /// Whose counter it is charged to.

@@ -1,8 +1,8 @@
 //! Which endpoints take requests at this moment: health, breakers, busy ones, full ones, and those that have just come
 //! back. All policies choose among the same rows.
 //!
-//! - An endpoint takes requests if it is healthy and stays, its breaker admits, it has not said that it is busy, and it
-//!   is not full. One that comes back takes less than its share at first.
+//! - An endpoint takes requests if it is healthy and stays, makes progress, its breaker admits, it has not said that it is
+//!   busy, and it is not full. One that comes back takes less than its share at first.
 //! - While others are merely busy or full, requests wait for them, if there is a queue.
 //! - Where there is nothing to wait for, the least bad one is tried: to fail a request because its endpoint might fail it
 //!   helps nobody.
@@ -30,6 +30,8 @@ enum Gate {
     Probed,
     /// Its breaker is open.
     Open,
+    /// It has stopped making progress.
+    Stalled,
 }
 
 /// Whom a request has to choose from.
@@ -103,7 +105,9 @@ impl Scheduler {
                 endpoint.busy.until(now),
                 endpoint.back_since.map(|since| since + slow_start),
             ];
-            any |= until.iter().any(Option::is_some) || endpoint.breaker.state() != State::Closed;
+            any |= until.iter().any(Option::is_some)
+                || endpoint.breaker.state() != State::Closed
+                || endpoint.stalled;
             review_at = until.into_iter().flatten().fold(review_at, Nanos::min);
         }
         self.gates = Gates { any, review_at };
@@ -117,6 +121,25 @@ impl Scheduler {
         }
         endpoint.healthy = healthy;
         endpoint.was_healthy |= healthy;
+    }
+
+    /// An endpoint has stopped making progress, or makes progress again.
+    pub(super) fn stall(&mut self, now: Nanos, endpoint: EndpointId, stalled: bool) {
+        let Some(endpoint) = self.pool.get_mut(endpoint) else { return };
+        if endpoint.stalled && !stalled {
+            endpoint.back_since = Some(now);
+        }
+        endpoint.stalled = stalled;
+    }
+
+    /// An error that an endpoint answered was its own.
+    pub(super) fn blame(&mut self, now: Nanos, endpoint: EndpointId, out: &mut Vec<Output>) {
+        let Some(endpoint) = self.pool.get_mut(endpoint) else { return };
+        let era = endpoint.breaker.era();
+        if endpoint.breaker.failed(now, era, &self.config.breaker, &mut self.rng) {
+            out.push(Output::Breaker { endpoint: endpoint.id, state: endpoint.breaker.state() });
+            self.review(now, out);
+        }
     }
 
     /// What became of a request, for the endpoint that it was placed at.
@@ -310,7 +333,9 @@ fn is_full(endpoint: &Endpoint, in_flight_max: u32) -> bool {
 }
 
 fn gate(endpoint: &Endpoint, now: Nanos, in_flight_max: u32) -> Gate {
-    if endpoint.breaker.state() == State::Open {
+    if endpoint.stalled {
+        Gate::Stalled
+    } else if endpoint.breaker.state() == State::Open {
         Gate::Open
     } else if !endpoint.breaker.admits() {
         Gate::Probed
@@ -330,7 +355,7 @@ fn badness(endpoint: &Endpoint, now: Nanos, in_flight_max: u32) -> (Gate, Nanos,
     let until = match gate {
         Gate::Busy => endpoint.busy.until(now),
         Gate::Open => endpoint.breaker.until(),
-        Gate::Free | Gate::Full | Gate::Probed => None,
+        Gate::Free | Gate::Full | Gate::Probed | Gate::Stalled => None,
     };
     let requests = endpoint.load.in_flight.requests;
     (gate, until.unwrap_or_default(), endpoint.breaker.failures(), requests)
@@ -397,6 +422,51 @@ mod tests {
             Output::Reject { refused, .. } => Some(refused.why),
             _ => None,
         })
+    }
+
+    #[test]
+    fn an_endpoint_that_makes_no_progress_gets_none_until_it_does_or_nobody_is_left() {
+        let mut world = world(2, usual());
+        let stall = |world: &mut World, slot, stalled| {
+            world.step(Input::Stalled { endpoint: endpoint(slot), stalled })
+        };
+        assert_eq!(stall(&mut world, 0, true), []);
+        for id in 0..3 {
+            assert_eq!(
+                placed(&arrive(&mut world, id, 0, &[])),
+                Some(endpoint(1)),
+                "the idle one stands still"
+            );
+        }
+        stall(&mut world, 1, true);
+        assert_eq!(placed(&arrive(&mut world, 3, 0, &[])), Some(endpoint(0)), "the least bad is tried");
+        stall(&mut world, 0, false);
+        assert_eq!(placed(&arrive(&mut world, 4, 0, &[])), Some(endpoint(0)));
+    }
+
+    #[test]
+    fn an_endpoint_that_is_blamed_for_its_errors_opens_as_one_that_fails() {
+        let mut world = world(2, Config { breaker: breakers(2, Nanos::ZERO), ..usual() });
+        let blame = |world: &mut World| world.step(Input::Blamed { endpoint: endpoint(0) });
+        assert_eq!(blame(&mut world), []);
+        assert_eq!(blame(&mut world), [state(0, State::Open)]);
+        assert_eq!(placed(&arrive(&mut world, 0, 0, &[])), Some(endpoint(1)));
+    }
+
+    #[test]
+    fn what_an_endpoint_is_expected_to_do_follows_from_what_is_in_flight_there() {
+        let mut world = world(1, usual());
+        let expected = |world: &World| world.scheduler.expected(endpoint(0));
+        assert_eq!(expected(&world), None, "nothing");
+        let request =
+            SchedulingRequest { whole_answer: true, ..SchedulingRequest::new(RequestId(0), 100_000) };
+        world.step(Input::Arrived { request, overlap: Vec::new(), block_tokens: 16 });
+        let long = expected(&world).expect("a prompt");
+        assert!(long.sign_s > 5.0 && !long.is_seen && !long.is_learned, "{long:?}");
+        arrive(&mut world, 1, 0, &[]);
+        assert!(expected(&world).is_some_and(|expected| expected.is_seen));
+        world.step(Input::Begun { request: RequestId(0) });
+        assert!(expected(&world).is_some_and(|expected| expected.sign_s < 0.1), "the long one is computed");
     }
 
     #[test]

@@ -11,6 +11,9 @@ use crate::timing::TimingModel;
 /// Tokens of an answer that are timed together: one at a time would measure how a network bundles them.
 const TIMED_TOKENS: u32 = 8;
 
+/// The fewest tokens at the end of an answer that are timed: one alone would.
+const LAST_TOKENS_MIN: u32 = 2;
+
 /// Share of a KV cache in use from which a first token may have waited for room, and then says nothing about speed.
 const FULL_RATIO: f32 = 0.85;
 
@@ -82,6 +85,11 @@ impl Learning {
     /// Of machines that are known, or not.
     pub(super) fn new(timing: Option<&TimingModel>) -> Self {
         Self { base: timing.map(Rates::of).unwrap_or_default(), ..Self::default() }
+    }
+
+    /// Whether any answer has taught how fast endpoints compute prompts.
+    pub(super) fn is_learned(&self) -> bool {
+        self.pace.is_learned()
     }
 
     /// What all endpoints together are like.
@@ -174,10 +182,20 @@ impl Learning {
     ) {
         timed.output_tokens = timed.output_tokens.saturating_add(count);
         timed.untimed = timed.untimed.saturating_add(count);
-        let Some(endpoint) = endpoint else { return };
-        if timed.untimed < TIMED_TOKENS {
-            return;
+        if timed.untimed >= TIMED_TOKENS {
+            self.time(now, timed, endpoint);
         }
+    }
+
+    /// An answer's last token has come: the ones that were not timed are, so that short answers teach, too.
+    pub(super) fn last_token(&mut self, now: Nanos, timed: &mut Timed, endpoint: Option<&mut Endpoint>) {
+        if timed.untimed >= LAST_TOKENS_MIN {
+            self.time(now, timed, endpoint);
+        }
+    }
+
+    fn time(&mut self, now: Nanos, timed: &mut Timed, endpoint: Option<&mut Endpoint>) {
+        let Some(endpoint) = endpoint else { return };
         let InFlight { requests, prefilling, context_tokens, .. } = endpoint.load.in_flight;
         let pace = &mut endpoint.pace;
         let (tokens, pairs) = (pace.prefilled_tokens, pace.prefilled_pairs);

@@ -47,6 +47,18 @@ pub enum Input {
         /// Fit.
         healthy: bool,
     },
+    /// An endpoint has stopped making progress on what is in flight there, or makes progress again.
+    Stalled {
+        /// Which.
+        endpoint: EndpointId,
+        /// Stopped.
+        stalled: bool,
+    },
+    /// An endpoint answered a request with an error that was the endpoint's own: another one answered it soundly.
+    Blamed {
+        /// Which.
+        endpoint: EndpointId,
+    },
     /// An endpoint said how loaded it is.
     Reported {
         /// Which.

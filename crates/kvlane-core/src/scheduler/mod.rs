@@ -28,6 +28,7 @@ use crate::queue::{Account, Lane, Queue, Waiting};
 use crate::rates::Rates;
 use crate::request::RequestId;
 use crate::rng::Rng;
+use crate::stall::Expected;
 use crate::time::Nanos;
 use crate::truth::{self, Change, Feed, Knowledge, Prediction};
 
@@ -135,6 +136,8 @@ impl Scheduler {
             }
             Input::Left { endpoint } => self.pool.leave(endpoint),
             Input::Health { endpoint, healthy } => self.found(now, endpoint, healthy),
+            Input::Stalled { endpoint, stalled } => self.stall(now, endpoint, stalled),
+            Input::Blamed { endpoint } => self.blame(now, endpoint, out),
             Input::Reported { endpoint, reported } => self.pool.report(endpoint, now, reported),
             Input::Arrived { request, overlap, block_tokens } => {
                 let waiting = Waiting { request, block_tokens, deadline: now + self.config.queue_timeout };
@@ -143,7 +146,7 @@ impl Scheduler {
             Input::FirstToken { request } => self.first_token(now, request, true, out),
             Input::Begun { request } => self.first_token(now, request, false, out),
             Input::Tokens { request, count } => self.tokens(now, request, count),
-            Input::Wrote { request, output_tokens } => self.wrote(request, output_tokens),
+            Input::Wrote { request, output_tokens } => self.wrote(now, request, output_tokens),
             Input::Answered { request, reported } => self.answered(request, reported, out),
             Input::Fed { endpoint, feed } => self.learn(endpoint, out, |truth| truth.set_feed(feed)),
             Input::Forgot { endpoint } => self.learn(endpoint, out, |truth| truth.forget()),
@@ -223,6 +226,20 @@ impl Scheduler {
     /// The last decisions.
     pub fn receipts(&self) -> &Receipts {
         &self.receipts
+    }
+
+    /// What an endpoint is expected to do next, if it has anything to do.
+    pub fn expected(&self, endpoint: EndpointId) -> Option<Expected> {
+        let endpoint = self.pool.get(endpoint)?;
+        let InFlight { requests, prefilling, prefill_tokens, prefill_pairs, context_tokens } =
+            endpoint.load.in_flight;
+        let mut flights = self.flights.iter().filter(|flight| flight.endpoint == endpoint.id);
+        let is_seen = flights.any(|flight| flight.is_stream);
+        let rates = self.rates(endpoint);
+        // All prompts may be computed before any decoding goes on (SGLang), so that is how long a sign may take.
+        let sign_s = rates.prefill_s(prefill_tokens, prefill_pairs)
+            + rates.decode_step_s(requests.saturating_sub(prefilling), context_tokens);
+        (requests > 0).then(|| Expected { sign_s, is_seen, is_learned: self.learning.is_learned() })
     }
 
     /// Requests dispatched and not yet settled.
@@ -306,6 +323,7 @@ impl Scheduler {
             prediction: Some(prediction),
             prefilling: true,
             computed: false,
+            is_stream: !request.whole_answer,
             timed,
             account: Account::of(request, lane),
             output_tokens_due: output_tokens,
@@ -405,8 +423,9 @@ impl Scheduler {
     }
 
     /// Takes over how long an answer is from who wrote it.
-    fn wrote(&mut self, request: RequestId, output_tokens: u32) {
+    fn wrote(&mut self, now: Nanos, request: RequestId, output_tokens: u32) {
         let Some(flight) = self.flights.get_mut(request) else { return };
+        self.learning.last_token(now, &mut flight.timed, self.pool.get_mut(flight.endpoint));
         let seen = std::mem::replace(&mut flight.timed.output_tokens, output_tokens);
         charge(&mut self.queue, flight, output_tokens.saturating_sub(seen.max(1)));
         // The last token is no context of any other, as the first one was not counted.
@@ -875,7 +894,7 @@ mod tests {
             tokens: u32,
             overlap: u32,
             retry: bool,
-            hedge: bool,
+            hedge: Option<u64>,
             session: Option<u64>,
             tenant: u64,
             priority: i8,
@@ -897,6 +916,8 @@ mod tests {
         Finish(usize),
         Health(u16, bool),
         Drain(u16, bool),
+        Stall(u16, bool),
+        Blame(u16),
         Churn(u16),
         Wait(u64),
     }
@@ -905,7 +926,7 @@ mod tests {
         let any_request = || 0usize..40;
         prop_oneof![
             6 => (
-                (0u32..5000, 0u32..6000, any::<bool>(), prop::bool::weighted(0.2)),
+                (0u32..5000, 0u32..6000, any::<bool>(), prop::option::weighted(0.2, 0..1_000_000_000u64)),
                 (prop::option::of(0u64..5), 0u64..3, -1i8..2),
             )
                 .prop_map(|((tokens, overlap, retry, hedge), (session, tenant, priority))| Act::Arrive {
@@ -927,6 +948,8 @@ mod tests {
             5 => any_request().prop_map(Act::Finish),
             1 => (0u16..3, any::<bool>()).prop_map(|(e, up)| Act::Health(e, up)),
             1 => (0u16..3, any::<bool>()).prop_map(|(e, on)| Act::Drain(e, on)),
+            1 => (0u16..3, any::<bool>()).prop_map(|(e, on)| Act::Stall(e, on)),
+            1 => (0u16..3).prop_map(Act::Blame),
             1 => (0u16..3).prop_map(Act::Churn),
             2 => (0u64..20).prop_map(Act::Wait),
         ]
@@ -967,7 +990,7 @@ mod tests {
                     Act::Arrive { tokens, overlap, retry, hedge, session, tenant, priority } => {
                         let mut request = SchedulingRequest::new(RequestId(asked.len() as u64), tokens);
                         request.attempt = u32::from(retry);
-                        request.hedge = hedge;
+                        request.hedge = hedge.map(Nanos);
                         if !retry {
                             firsts.push(request.id);
                         }
@@ -1028,6 +1051,14 @@ mod tests {
                         world.step(Input::Health { endpoint, healthy })
                     }
 
+                    Act::Stall(slot, stalled) => {
+                        let endpoint = world.seated(slot);
+                        world.step(Input::Stalled { endpoint, stalled })
+                    }
+                    Act::Blame(slot) => {
+                        let endpoint = world.seated(slot);
+                        world.step(Input::Blamed { endpoint })
+                    }
                     Act::Drain(slot, draining) => {
                         let endpoint = world.seated(slot);
                         world.step(Input::Draining { endpoint, draining })

@@ -45,6 +45,8 @@ struct Seated {
     name: Arc<str>,
     healthy: bool,
     draining: bool,
+    #[serde(default)]
+    stalled: bool,
     feed: Feed,
     reported: Option<(Reported, Nanos)>,
     pace: Pace,
@@ -84,6 +86,7 @@ impl Scheduler {
                 name: Arc::clone(&endpoint.name),
                 healthy: endpoint.healthy,
                 draining: endpoint.draining,
+                stalled: endpoint.stalled,
                 feed: endpoint.truth.feed(),
                 reported: endpoint.load.reported,
                 pace: endpoint.pace,
@@ -113,11 +116,13 @@ impl Scheduler {
         for (slot, (generation, seated)) in (0..=u16::MAX).zip(slots) {
             let id = EndpointId::new(slot, generation);
             scheduler.pool.skip(id);
-            let Some(Seated { name, healthy, draining, feed, reported, pace }) = seated else { continue };
+            let Some(Seated { name, healthy, draining, stalled, feed, reported, pace }) = seated else {
+                continue;
+            };
             scheduler.pool.seat(id, name);
             scheduler.found(now, id, healthy);
             if let Some(endpoint) = scheduler.pool.get_mut(id) {
-                endpoint.draining = draining;
+                (endpoint.draining, endpoint.stalled) = (draining, stalled);
                 endpoint.load.reported = reported;
                 endpoint.pace = pace;
                 endpoint.truth.set_feed(feed);
@@ -159,6 +164,7 @@ impl Scheduler {
             prediction: Some(prediction),
             prefilling,
             computed,
+            is_stream: true,
             timed: Timed::resumed(now, &asked, output_tokens, self.pool.get(endpoint)),
             account: Account::of(&asked, Lane::GoesOn),
             output_tokens_due: 0,

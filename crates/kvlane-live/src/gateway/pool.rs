@@ -59,10 +59,10 @@ impl ModelPool {
             let seats = self.seats.load();
             let counted = |occupant: &Arc<Occupant>| {
                 let selections = gateway.metrics.selection(&occupant.name, policy);
-                let Occupant { endpoint, worker, rank, name, feed, .. } = &**occupant;
-                let (worker, name) = (Arc::clone(worker), Arc::clone(name));
+                let Occupant { endpoint, worker, rank, name, feed, vitals, .. } = &**occupant;
+                let (worker, name, vitals) = (Arc::clone(worker), Arc::clone(name), Arc::clone(vitals));
                 let (endpoint, rank, feed) = (*endpoint, *rank, feed.clone());
-                Arc::new(Occupant { endpoint, worker, rank, name, feed, selections })
+                Arc::new(Occupant { endpoint, worker, rank, name, feed, vitals, selections })
             };
             let seats: Vec<_> = seats.iter().map(|seat| seat.as_ref().map(counted)).collect();
             self.seats.store(Arc::new(seats));
@@ -93,7 +93,9 @@ impl ModelPool {
             seats.resize(endpoint.slot() + 1, None);
         }
         let (worker_there, called) = (Arc::clone(worker), Arc::clone(&name));
-        let occupant = Occupant { endpoint, worker: worker_there, rank, name: called, feed, selections };
+        let vitals = Arc::default();
+        let occupant =
+            Occupant { endpoint, worker: worker_there, rank, name: called, feed, vitals, selections };
         seats[endpoint.slot()] = Some(Arc::new(occupant));
         self.seats.store(Arc::new(seats));
         let mut outputs = Vec::new();
@@ -144,6 +146,11 @@ impl ModelPool {
         let seats = self.seats.load();
         let same = seats.iter().flatten().filter(|occupant| occupant.worker.id == worker.id);
         same.map(|occupant| occupant.endpoint).collect()
+    }
+
+    /// Everybody who sits here.
+    pub(crate) fn occupants(&self) -> Vec<Arc<Occupant>> {
+        self.seats.load().iter().flatten().cloned().collect()
     }
 
     pub(crate) fn occupant(&self, endpoint: EndpointId) -> Option<Arc<Occupant>> {

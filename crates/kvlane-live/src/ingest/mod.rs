@@ -189,6 +189,14 @@ impl EventFeed {
         }
     }
 
+    /// When its last batch came.
+    pub(crate) fn last_batch(&self) -> Option<Nanos> {
+        match self.spoke_at.load(Ordering::Relaxed) {
+            0 => None,
+            at => Some(Nanos(at)),
+        }
+    }
+
     /// Ends it. When this returns, nothing of it is applied any more.
     pub(crate) fn close(&self, pool: &ModelPool, endpoint: EndpointId) {
         *self.stage() = Stage { open: false, live_at: None };

@@ -24,6 +24,8 @@ pub(crate) struct FaultMetrics {
     hedges: Family<HedgeLabel, Counter>,
     shed: Family<ShedLabel, Counter>,
     shed_share: Family<ModelLabel, Gauge<f64, AtomicU64>>,
+    stalled: Family<WorkerLabel, Gauge>,
+    stalls: Family<WorkerLabel, Counter>,
 }
 
 /// What came of a second copy of a request.
@@ -143,6 +145,8 @@ impl FaultMetrics {
         r.register("shed", self.shed.clone());
         r.register("shed_ratio", self.shed_share.clone());
         r.register("continuations", self.continuations.clone());
+        r.register("worker_stalled", self.stalled.clone());
+        r.register("worker_stalls", self.stalls.clone());
     }
 
     /// An engine had too much to do.
@@ -170,8 +174,20 @@ impl FaultMetrics {
         self.continuations.get_or_create(&ContinuedLabel { outcome }).inc();
     }
 
+    /// An endpoint has stopped making progress, or makes progress again.
+    pub(crate) fn note_stalled(&self, worker: &str, stalled: bool) {
+        let label = WorkerLabel { worker: worker.into() };
+        self.stalled.get_or_create(&label).set(i64::from(stalled));
+        if stalled {
+            self.stalls.get_or_create(&label).inc();
+        }
+    }
+
     pub(super) fn forget_worker(&self, worker: &str) {
-        self.busy.remove(&WorkerLabel { worker: worker.into() });
+        let label = WorkerLabel { worker: worker.into() };
+        self.busy.remove(&label);
+        self.stalled.remove(&label);
+        self.stalls.remove(&label);
     }
 }
 

@@ -141,6 +141,7 @@ pub enum FailureKind {
     mid_stream,
     timeout,
     unfit,
+    stalled,
 }
 
 // === impl FailureKind ===
@@ -157,6 +158,7 @@ impl FailureKind {
             Self::mid_stream => "mid_stream",
             Self::timeout => "timeout",
             Self::unfit => "unfit",
+            Self::stalled => "stalled",
         }
     }
 }
@@ -371,8 +373,10 @@ impl Metrics {
     pub(crate) fn forget_worker(&self, worker: &str) {
         self.health.remove(&WorkerLabel { worker: worker.into() });
         self.faults.forget_worker(worker);
-        use FailureKind::{broken, connect, connect_timeout, garbage, mid_stream, status, timeout, unfit};
-        for kind in [connect, connect_timeout, broken, garbage, status, mid_stream, timeout, unfit] {
+        use FailureKind::{
+            broken, connect, connect_timeout, garbage, mid_stream, stalled, status, timeout, unfit,
+        };
+        for kind in [connect, connect_timeout, broken, garbage, status, mid_stream, timeout, unfit, stalled] {
             self.failures.remove(&FailureLabels { worker: worker.into(), kind });
         }
     }

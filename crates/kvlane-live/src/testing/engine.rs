@@ -41,6 +41,7 @@ struct Shared {
     heads_only: AtomicBool,
     connections: AtomicUsize,
     probes: AtomicUsize,
+    pages: AtomicUsize,
     calls: mpsc::UnboundedSender<Call>,
 }
 
@@ -81,6 +82,7 @@ impl FakeEngine {
             heads_only: AtomicBool::new(false),
             connections: AtomicUsize::new(0),
             probes: AtomicUsize::new(0),
+            pages: AtomicUsize::new(0),
             calls: sender,
         });
         let stop = CancellationToken::new();
@@ -171,6 +173,11 @@ impl FakeEngine {
     /// Probes of its health answered so far.
     pub fn probes(&self) -> usize {
         self.shared.probes.load(Ordering::Relaxed)
+    }
+
+    /// Times that its metrics were read so far.
+    pub fn pages_read(&self) -> usize {
+        self.shared.pages.load(Ordering::Relaxed)
     }
 
     /// The next request that is not a probe.
@@ -279,7 +286,10 @@ impl Shared {
                 sources => Some((200, "application/json", sources)),
             },
             "GET /server_info HTTP/1.1" => Some((404, "text/plain", String::new())),
-            "GET /metrics HTTP/1.1" => Some((200, "text/plain", text(&self.metrics))),
+            "GET /metrics HTTP/1.1" => {
+                self.pages.fetch_add(1, Ordering::Relaxed);
+                Some((200, "text/plain", text(&self.metrics)))
+            }
             "POST /tokenize HTTP/1.1" if field(head, "user-agent") == Some("kvlane") => {
                 let mut tokenizer = self.tokenizer.lock().unwrap_or_else(PoisonError::into_inner);
                 let Some(tokenize) = &mut *tokenizer else { return Some((404, "text/plain", String::new())) };
@@ -287,6 +297,8 @@ impl Shared {
                 let Some(tokens) = tokenize(&question) else { return Some((0, "", String::new())) };
                 Some((200, "application/json", json!({"count": tokens.len(), "tokens": tokens}).to_string()))
             }
+            // One token, to see whether its engine works: the test gives it.
+            "POST /v1/completions HTTP/1.1" => None,
             line if line.starts_with("POST ") && field(head, "user-agent") == Some("kvlane") => {
                 Some((404, "text/plain", String::new()))
             }

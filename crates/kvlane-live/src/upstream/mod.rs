@@ -59,6 +59,9 @@ pub enum UpstreamError {
     /// Nothing came in time.
     #[error("no answer had begun within {0:?}")]
     Silent(std::time::Duration),
+    /// Its engine has stopped making progress.
+    #[error("its engine makes no progress, and no content had come")]
+    Stalled,
     /// The worker's probes say that it is down.
     #[error("it fails its probes, and no answer had begun")]
     Unfit,
@@ -276,10 +279,17 @@ impl AnswerBody {
         }
     }
 
-    /// Waits until the body has begun. What came of it is the next piece.
-    pub(crate) async fn first_piece(&mut self) -> io::Result<()> {
-        self.first = poll_fn(|cx| self.poll_piece(cx)).await.transpose()?;
-        Ok(())
+    /// Waits for a piece and puts it behind those that were waited for before: what came of the body is the next piece.
+    /// All of that, or nothing at the body's end.
+    pub(crate) async fn wait_for_more(&mut self) -> io::Result<Option<&Bytes>> {
+        let before = self.first.take();
+        let more = poll_fn(|cx| self.poll_piece(cx)).await.transpose();
+        let ended = matches!(more, Ok(None));
+        self.first = match (before, more?) {
+            (Some(before), Some(more)) => Some([before, more].concat().into()),
+            (before, more) => before.or(more),
+        };
+        Ok(self.first.as_ref().filter(|_| !ended))
     }
 
     /// The next piece of the body, or nothing at its end.

@@ -4,6 +4,7 @@
 use std::future::pending;
 use std::io;
 use std::sync::PoisonError;
+use std::time::Duration;
 
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -12,6 +13,9 @@ use tokio_rustls::TlsStream;
 use super::{Idle, Upstreams};
 use crate::tls::Stream;
 use crate::worker::{Worker, WorkerId};
+
+/// Time for a refusal: a machine that is there refuses at once, and a retry waits for it.
+const REFUSAL_WITHIN: Duration = Duration::from_millis(100);
 
 /// An idle connection that is looked at. It goes back unless it turns out to be closed.
 struct Watched<'a> {
@@ -31,6 +35,12 @@ impl Upstreams {
         let Some(Idle { stream, .. }) = &mut watched.idle else { return pending().await };
         while socket(stream).readable().await.is_ok() && stream.is_silent() {}
         watched.idle = None;
+    }
+
+    /// Whether the worker refuses connections: its process is gone.
+    pub(crate) async fn refuses(&self, worker: &Worker) -> bool {
+        let connected = timeout(REFUSAL_WITHIN, self.connect(worker)).await;
+        matches!(connected, Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused)
     }
 
     /// Whether somebody listens where the worker is. The connection that shows it is kept.

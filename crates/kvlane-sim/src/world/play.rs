@@ -419,7 +419,10 @@ impl Play<'_, '_> {
             }
             EngineEvent::Finished { id } if pool == DECODE => {
                 let request = id as u32;
-                self.outcome(request).output_tokens = self.request(request).output_tokens;
+                let output_tokens = self.request(request).output_tokens;
+                self.outcome(request).output_tokens = output_tokens;
+                let (now, wrote) = (self.now(), Input::Wrote { request: self.id(request), output_tokens });
+                self.world.routers[pool].step(now, wrote, &mut self.world.outputs);
                 self.settle(request, None);
             }
             EngineEvent::Finished { id } => self.hand_over(seat, id as u32),

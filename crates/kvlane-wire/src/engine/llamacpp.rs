@@ -1,11 +1,18 @@
 //! llama.cpp's `llama-server` (`tools/server`), which serves metrics only when started with `--metrics`.
 
 use super::cache::CacheNames;
+use super::progress::ProgressNames;
 use super::{Dialect, Names};
 
 /// Every answer tells what was reused, so counters are not needed.
 pub(super) const CACHE: CacheNames =
     CacheNames { block_tokens: None, queried_tokens: &[], hit_tokens: &[], rank_label: None };
+
+/// The first counts calls of the model, those for parts of prompts among them.
+pub(super) const PROGRESS: ProgressNames = ProgressNames {
+    names: &["llamacpp:n_decode_total", "llamacpp:prompt_tokens_total", "llamacpp:tokens_predicted_total"],
+    rank_label: None,
+};
 
 pub(super) const NAMES: Names = Names {
     dialect: Dialect::LlamaCpp,

@@ -5,6 +5,7 @@
 mod cache;
 mod feed;
 mod llamacpp;
+mod progress;
 mod sglang;
 mod vllm;
 
@@ -12,6 +13,8 @@ use std::collections::BTreeMap;
 
 pub use cache::{PrefixCache, block_tokens, prefix_caches};
 pub use feed::{FeedError, FeedSource, resolve, sglang_feeds, vllm_feeds};
+
+pub use progress::progress;
 
 use kvlane_core::load::Reported;
 

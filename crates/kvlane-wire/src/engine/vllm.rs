@@ -1,6 +1,7 @@
 //! vLLM (`vllm/v1/metrics/loggers.py`). One line per data-parallel rank, told apart by the label `engine`.
 
 use super::cache::CacheNames;
+use super::progress::ProgressNames;
 use super::{Capacity, Dialect, Names};
 
 pub(super) const CACHE: CacheNames = CacheNames {
@@ -11,6 +12,19 @@ pub(super) const CACHE: CacheNames = CacheNames {
     rank_label: Some("engine"),
 };
 use crate::prometheus::Sample;
+
+/// Counters move with the steps that bring tokens, the share of blocks with every chunk of a prompt.
+pub(super) const PROGRESS: ProgressNames = ProgressNames {
+    names: &[
+        "vllm:iteration_tokens_total_count",
+        "vllm:iteration_tokens_total_sum",
+        "vllm:generation_tokens_total",
+        "vllm:prompt_tokens_total",
+        "vllm:kv_cache_usage_perc",
+        "vllm:gpu_cache_usage_perc",
+    ],
+    rank_label: Some("engine"),
+};
 
 pub(super) const NAMES: Names = Names {
     dialect: Dialect::Vllm,

@@ -4,14 +4,18 @@
 //! broke it has failed; the one that says 429 or 503 is busy, which is no fault. Either is told to the scheduler, and
 //! another is tried. What the last one said is kept: it is the client's if nobody does better.
 
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
-use kvlane_core::decision::Refused;
+use kvlane_core::decision::{Refused, Rejection};
 use kvlane_core::endpoint::EndpointId;
 use kvlane_core::rng::Rng;
+use kvlane_core::scheduler::Input;
+use kvlane_wire::failure::{Fault, fault, first_error};
 use kvlane_wire::server_timing::Stage;
+use kvlane_wire::sse::SseScanner;
 use tokio::time::{Instant, sleep_until};
 
 use super::Body;
@@ -22,11 +26,16 @@ use crate::config;
 use crate::gateway::{Gateway, Routed};
 use crate::lease::Lease;
 use crate::metrics::{FailureKind, Hedged};
-use crate::upstream::{Answer, UpstreamError};
+use crate::upstream::{Answer, UpstreamError, Upstreams};
 use crate::worker::WorkerId;
 
 /// When to come again, if an engine that is busy does not say.
 const RETRY_AFTER_S: u64 = 1;
+
+/// What is held of a stream without content; beyond that it is passed on as it comes.
+const HELD_BYTES_MAX: usize = 64 << 10;
+/// Engines that say of a request that they failed, and not whose fault it is, before that is its answer.
+const FAULTS_MAX: usize = 2;
 
 /// What an attempt came to.
 pub(super) enum Outcome {
@@ -36,6 +45,8 @@ pub(super) enum Outcome {
     Busy(Answer),
     /// The engine, or what stands before it, says that it cannot answer.
     Unable(Answer),
+    /// The engine says 500, or that it failed before any content of a stream: by its own fault, or nobody knows whose.
+    Faulty(Answer, Fault),
     /// No answer.
     Broken(UpstreamError),
     /// None before the request's own time was over.
@@ -54,6 +65,12 @@ pub(super) struct Attempts<'a> {
     excluded: Arc<[EndpointId]>,
     /// Who has failed, once for each time.
     failed: Vec<WorkerId>,
+    /// Who has said that they failed, and not whose fault it was: if another one answers, it was theirs.
+    faulted: Vec<EndpointId>,
+    /// Whose connection broke with the last one: its engine may have died.
+    broke: Option<Lease>,
+    /// Too many engines died under this prompt.
+    barred: bool,
     /// Whether the last one cost its engine no work.
     was_free: bool,
     /// What the client gets if no further attempt does better.
@@ -79,15 +96,24 @@ impl Outcome {
         matches!(self, Self::Answered(_))
     }
 
-    pub(super) fn of(answered: Result<Answer, UpstreamError>) -> Self {
+    pub(super) fn of(answered: Result<(Answer, Option<Fault>), UpstreamError>) -> Self {
         match answered {
-            Ok(answer) => match answer.status {
+            Ok((answer, Some(fault @ (Fault::Engine | Fault::Unknown)))) => Self::Faulty(answer, fault),
+            Ok((answer, _)) => match answer.status {
                 StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => Self::Busy(answer),
                 StatusCode::BAD_GATEWAY | StatusCode::GATEWAY_TIMEOUT => Self::Unable(answer),
                 _ => Self::Answered(answer),
             },
             Err(error) => Self::Broken(error),
         }
+    }
+
+    /// Whether an engine that ends like this has died or hangs.
+    fn is_death(&self) -> bool {
+        matches!(
+            self,
+            Self::Faulty(_, Fault::Engine) | Self::Broken(UpstreamError::Stalled | UpstreamError::Unfit)
+        )
     }
 }
 
@@ -101,8 +127,20 @@ impl<'a> Attempts<'a> {
         deadlines: Deadlines,
     ) -> Self {
         let retry = gateway.config().retry.clone();
-        let failed = Vec::new();
-        Self { gateway, routed, deadlines, retry, made: 0, excluded, failed, was_free: true, said: None }
+        Self {
+            gateway,
+            routed,
+            deadlines,
+            retry,
+            made: 0,
+            excluded,
+            failed: Vec::new(),
+            faulted: Vec::new(),
+            broke: None,
+            barred: false,
+            was_free: true,
+            said: None,
+        }
     }
 
     /// The attempts to have an answer continued: none of them is a first one.
@@ -146,15 +184,30 @@ impl<'a> Attempts<'a> {
         may.then(|| config.delay.or_else(|| self.routed.served.pool.first_tokens.late())).flatten()
     }
 
-    /// A place for a second copy of what `first` is late with, if there is to be one.
-    pub(super) async fn hedge(&mut self, first: &Lease) -> Option<Lease> {
+    /// A place for a second copy of what `first` is late with, or how long to wait before asking again, if it is too early.
+    pub(super) async fn hedge(&mut self, first: &Lease) -> Result<Lease, Option<Duration>> {
         let endpoints = self.routed.served.pool.endpoints_of(&first.worker);
         let excluded = self.excluded.iter().copied().chain(endpoints).collect();
-        let placed = self.gateway.place_hedge(self.routed, &excluded).await;
-        if placed.is_none() {
-            self.gateway.metrics.faults.note_hedge(Hedged::refused);
+        let waited = self.gateway.clock.now() - first.placed;
+        let placed = self.gateway.place_hedge(self.routed, waited, &excluded).await;
+        placed.map_err(|refused| {
+            let early = (refused.why == Rejection::NoEndpoint).then_some(refused.retry_after.0);
+            early.filter(|&early| early > 0).map(Duration::from_nanos)
+        })
+    }
+
+    /// There is to be no second copy.
+    pub(super) fn is_not_hedged(&self) {
+        self.gateway.metrics.faults.note_hedge(Hedged::refused);
+    }
+
+    /// One has answered well: those that failed with the same request did so by their own fault.
+    pub(super) fn succeeded(&mut self) {
+        let pool = &self.routed.served.pool;
+        for endpoint in self.faulted.drain(..) {
+            self.gateway.step(pool, Input::Blamed { endpoint });
         }
-        placed
+        self.gateway.culprits().answered(self.routed.prompt);
     }
 
     /// One has come to nothing: tells the scheduler why, and keeps what it said. `relay` makes an answer of an engine's.
@@ -168,7 +221,7 @@ impl<'a> Attempts<'a> {
         self.was_free = match &outcome {
             Outcome::Busy(_) => true,
             Outcome::Broken(error) => error.is_before_sending(),
-            Outcome::Answered(_) | Outcome::Unable(_) | Outcome::Late(_) => false,
+            Outcome::Answered(_) | Outcome::Unable(_) | Outcome::Faulty(..) | Outcome::Late(_) => false,
         };
         match &outcome {
             Outcome::Busy(answer) => {
@@ -179,8 +232,14 @@ impl<'a> Attempts<'a> {
                 lease.trace_failure(FailureKind::timeout.name());
                 self.gateway.metrics.note_failure(&worker.url, FailureKind::timeout);
             }
-            Outcome::Answered(_) | Outcome::Unable(_) | Outcome::Broken(_) => {
+            Outcome::Faulty(_, Fault::Client | Fault::Unknown) => {
+                lease.faulted();
+                self.faulted.push(lease.seat.endpoint);
+                self.exclude(&lease);
+            }
+            Outcome::Answered(_) | Outcome::Unable(_) | Outcome::Faulty(..) | Outcome::Broken(_) => {
                 lease.failed(outcome.kind());
+                self.barred |= outcome.is_death() && lease.died();
                 self.failed.push(worker.id);
                 let times = self.failed.iter().filter(|&&failed| failed == worker.id).count();
                 if times >= self.retry.max_worker_retries as usize {
@@ -189,8 +248,11 @@ impl<'a> Attempts<'a> {
             }
         }
         let name = || worker.url.to_string();
+        let broke = matches!(outcome, Outcome::Broken(UpstreamError::Broken(_)));
         let said = match outcome {
-            Outcome::Answered(answer) | Outcome::Unable(answer) => Ok(relay(answer, &lease)),
+            Outcome::Answered(answer) | Outcome::Unable(answer) | Outcome::Faulty(answer, _) => {
+                Ok(relay(answer, &lease))
+            }
             Outcome::Busy(answer) => {
                 let mut response = relay(answer, &lease);
                 response.headers_mut().entry(header::RETRY_AFTER).or_insert(HeaderValue::from(RETRY_AFTER_S));
@@ -208,10 +270,25 @@ impl<'a> Attempts<'a> {
             Err(error) => tracing::debug!(request_id, trace_id, %error, "an attempt failed"),
         }
         self.said = Some(said);
+        self.broke = broke.then_some(lease);
     }
 
     /// Whether there is another attempt; waits until it is due.
-    pub(super) async fn go_on(&mut self) -> bool {
+    pub(super) async fn go_on(&mut self, upstreams: &Upstreams) -> bool {
+        if let Some(lease) = self.broke.take() {
+            let worker = Arc::clone(&lease.worker);
+            // Its connection broke: by itself, or because its process ended.
+            let died = upstreams.refuses(&worker).await;
+            self.barred |= died && lease.died();
+        }
+        if self.barred {
+            let barred = self.gateway.culprits().barred(self.gateway.clock.now(), self.routed.prompt);
+            self.said = Some(Err(ApiError::KillsEngines { left: barred.unwrap_or_default() }));
+            return false;
+        }
+        if self.faulted.len() >= FAULTS_MAX {
+            return false;
+        }
         let retries = self.made.saturating_sub(1);
         let at_once = retries == 0 && self.was_free;
         let pause = if at_once { Duration::ZERO } else { self.pause(retries) };
@@ -261,10 +338,8 @@ impl Patience {
     ) -> Outcome {
         let begun = async {
             let mut answer = sent.await?;
-            if answer.status.is_success() && is_event_stream(&answer.headers) {
-                answer.body.first_piece().await.map_err(UpstreamError::Broken)?;
-            }
-            Ok(answer)
+            let fault = begin(&mut answer).await.map_err(UpstreamError::Broken)?;
+            Ok((answer, fault))
         };
         let silent = self.within.map(|within| (Instant::now() + within, within));
         let silent = silent.filter(|(due, _)| *due < self.deadline);
@@ -272,6 +347,7 @@ impl Patience {
             biased;
             begun = begun => Outcome::of(begun),
             () = lease.worker.unfit() => Outcome::Broken(UpstreamError::Unfit),
+            () = lease.seat.vitals.stalled() => Outcome::Broken(UpstreamError::Stalled),
             () = sleep_until(silent.map_or(self.deadline, |(due, _)| due)) => match silent {
                 Some((_, within)) => Outcome::Broken(UpstreamError::Silent(within)),
                 None => Outcome::Late(self.total),
@@ -283,7 +359,7 @@ impl Patience {
 impl Outcome {
     fn kind(&self) -> FailureKind {
         match self {
-            Self::Answered(_) | Self::Busy(_) | Self::Unable(_) => FailureKind::status,
+            Self::Answered(_) | Self::Busy(_) | Self::Unable(_) | Self::Faulty(..) => FailureKind::status,
             Self::Late(_) => FailureKind::timeout,
             Self::Broken(error) => match error {
                 UpstreamError::Connect(_) | UpstreamError::Stale(_) => FailureKind::connect,
@@ -292,9 +368,36 @@ impl Outcome {
                 UpstreamError::Garbage(_) => FailureKind::garbage,
                 UpstreamError::Silent(_) => FailureKind::timeout,
                 UpstreamError::Unfit => FailureKind::unfit,
+                UpstreamError::Stalled => FailureKind::stalled,
             },
         }
     }
+}
+
+/// Waits until a stream has content, or an answer of 500 its first words. Whose fault it is, if it says that it failed.
+///
+/// A 200 head says nothing: vLLM sends it, and `response.created`, before its engine has seen the request. Until there is
+/// content another engine can answer, so all of that is held.
+async fn begin(answer: &mut Answer) -> io::Result<Option<Fault>> {
+    if answer.status == StatusCode::INTERNAL_SERVER_ERROR {
+        let words = answer.body.wait_for_more().await?;
+        return Ok(Some(words.map_or(Fault::Unknown, |words| fault(words))));
+    }
+    if !answer.status.is_success() || !is_event_stream(&answer.headers) {
+        return Ok(None);
+    }
+    let (mut scanner, mut seen) = (SseScanner::new(), 0);
+    while let Some(held) = answer.body.wait_for_more().await? {
+        scanner.push(&held[seen..]);
+        if scanner.has_failed() && scanner.tokens() == 0 {
+            return Ok(Some(first_error(held).map_or(Fault::Unknown, |(_, error)| fault(error))));
+        }
+        seen = held.len();
+        if scanner.tokens() > 0 || scanner.is_done() || seen > HELD_BYTES_MAX {
+            break;
+        }
+    }
+    Ok(None)
 }
 
 /// The pause after so many retries, somewhere in the jitter as `unit` in 0 to 1 says.

@@ -2,6 +2,7 @@
 
 use http::{HeaderValue, StatusCode, header};
 use kvlane_core::decision::Rejection;
+use kvlane_core::time::Nanos;
 use kvlane_wire::openai::ParseError;
 
 use super::Body;
@@ -79,6 +80,16 @@ pub enum ApiError {
         /// How many attempts there were.
         attempts: u32,
     },
+    /// Engines died with this prompt in flight.
+    #[error(
+        "several engines failed while this request was in flight there, so it is not tried again for {} s: it may be \
+         what they fail of",
+        left.0.div_ceil(1_000_000_000)
+    )]
+    KillsEngines {
+        /// For how much longer.
+        left: Nanos,
+    },
     /// The worker did not begin to answer in time.
     #[error("worker {worker} did not begin to answer within {limit:?}")]
     UpstreamTimeout {
@@ -130,6 +141,7 @@ impl ApiError {
             Self::Upstream { error: UpstreamError::ConnectTimeout(_) | UpstreamError::Silent(_), .. }
             | Self::UpstreamTimeout { .. } => StatusCode::GATEWAY_TIMEOUT,
             Self::Upstream { .. } => StatusCode::BAD_GATEWAY,
+            Self::KillsEngines { .. } => StatusCode::INTERNAL_SERVER_ERROR,
             Self::Denied(denied) => denied.status(),
             Self::Admin { status, .. } => *status,
         }
@@ -166,6 +178,7 @@ impl ApiError {
             Self::Rejected { why: Rejection::BudgetSpent, .. } => "retry_budget_spent",
             Self::RateLimited(_) => "rate_limited",
             Self::Upstream { .. } => "upstream_error",
+            Self::KillsEngines { .. } => "request_fails_engines",
             Self::UpstreamTimeout { .. } => "upstream_timeout",
             Self::Denied(Denied::Missing) => "missing_api_key",
             Self::Denied(Denied::Invalid) => "invalid_api_key",
@@ -189,6 +202,10 @@ impl ApiError {
         };
         if let Some(retry_after_s) = retry_after_s {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(retry_after_s));
+        }
+        if matches!(self, Self::KillsEngines { .. }) {
+            // OpenAI's and Anthropic's clients repeat a 500 by themselves unless they are told not to.
+            response.headers_mut().insert("x-should-retry", HeaderValue::from_static("false"));
         }
         if status == StatusCode::UNAUTHORIZED {
             response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));

@@ -6,6 +6,7 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use kvlane_core::block::ChainSeed;
+use kvlane_core::culprit::PromptKey;
 use kvlane_core::decision::{Placement, Refused, Rejection};
 use kvlane_core::endpoint::EndpointId;
 use kvlane_core::request::RequestKey;
@@ -87,6 +88,9 @@ pub(super) async fn forward(
     let body = salted.unwrap_or(body);
     account.set_pool(&routed.served.pool);
     routed.served.pool.metrics.shed.arrived(account.received);
+    if let Some(left) = gateway.culprits().barred(gateway.clock.now(), routed.prompt) {
+        return Err(ApiError::KillsEngines { left });
+    }
     let limits = Limits { idle: deadlines.idle, deadline };
     let mut attempts = Attempts::new(gateway, &routed, excluded_for(&routed, parts), deadlines);
     let sending = Sending { upstreams, parts, body: &body, account };
@@ -106,6 +110,9 @@ pub(super) async fn forward(
         let (lease, outcome) = hedge::answer(&mut attempts, lease, &sending, turned_down).await;
         match outcome {
             Outcome::Answered(mut answer) => {
+                if answer.status.is_success() {
+                    attempts.succeeded();
+                }
                 account.timeline.answered(answer.sent, lease.attempt().map(Attempt::id));
                 mark(&mut answer.headers, &lease);
                 let transcript = Continuation::transcript(gateway, account, wanted.api(), &body, &answer);
@@ -127,7 +134,7 @@ pub(super) async fn forward(
                 attempts.failed(lease, outcome, turned_down);
             }
         }
-        if !attempts.go_on().await {
+        if !attempts.go_on(upstreams).await {
             return attempts.said().unwrap_or_else(|| Err(no_endpoint(gateway)));
         }
     }
@@ -222,8 +229,21 @@ async fn route(
     let Counted { chain, tokens: prompt_tokens } = counted;
     let charge = admit(gateway, &served, facts, prompt_tokens, account)?;
     let salted = ours.filter(|_| takes_salt(api)).map(|salt| salted(body, &salt)).transpose()?;
-    let routed =
-        Routed { served, chain, prompt_tokens, facts, received, name, timeline, deadline, charge, pinned };
+    // The last block's hash is one of the whole chain.
+    let prompt = PromptKey(chain.last().map_or_else(|| xxh3_64(body), |block| block.0));
+    let routed = Routed {
+        served,
+        chain,
+        prompt_tokens,
+        facts,
+        received,
+        name,
+        timeline,
+        deadline,
+        charge,
+        prompt,
+        pinned,
+    };
     Ok((routed, salted))
 }
 

@@ -1,11 +1,12 @@
 //! A second copy of a request whose first is late, where the operator has switched that on.
 //!
-//! Only of streams, only before the first byte, only to an endpoint that holds the prompt's prefix, and out of a budget:
-//! the scheduler says where, or that it is not to be. Whoever begins to answer first answers. The other is let go, and its
+//! Only of streams, only before the first content, only once the first copy has waited for as long as the second is expected
+//! to take, and out of a budget: the scheduler says where, or that it is not to be. Whoever begins to answer first answers. The other is let go, and its
 //! engine hears it at once.
 
 use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::Response;
@@ -18,6 +19,9 @@ use super::{Account, Body};
 use crate::lease::Lease;
 use crate::metrics::Hedged;
 use crate::upstream::{Answer, UpstreamError, Upstreams};
+
+/// How often a place for a second copy is asked for.
+const ASKED_MAX: u32 = 8;
 
 /// What is asked, as it is sent to any engine.
 pub(super) struct Sending<'a> {
@@ -59,23 +63,19 @@ pub(super) async fn answer(
     };
     let raced = {
         let mut first = pin!(patience.answer(&lease, sending.send(&lease)));
-        let early = tokio::select! {
-            biased;
-            outcome = first.as_mut() => Some(outcome),
-            () = sleep(delay) => None,
-        };
-        match early {
-            Some(outcome) => Err(outcome),
-            None => match attempts.hedge(&lease).await {
-                None => Err(first.await),
-                Some(second) => {
-                    let (second_won, outcome, failed) = {
-                        let copy = pin!(patience.answer(&second, sending.send(&second)));
-                        race(first, copy).await
-                    };
-                    Ok(Race { second, second_won, outcome, failed })
-                }
-            },
+        match second(attempts, &lease, first.as_mut(), delay).await {
+            Second::NotNeeded(outcome) => Err(outcome),
+            Second::Refused => {
+                attempts.is_not_hedged();
+                Err(first.await)
+            }
+            Second::Placed(second) => {
+                let (second_won, outcome, failed) = {
+                    let copy = pin!(patience.answer(&second, sending.send(&second)));
+                    race(first, copy).await
+                };
+                Ok(Race { second, second_won, outcome, failed })
+            }
         }
     };
     let Race { second, second_won, outcome, failed } = match raced {
@@ -93,6 +93,38 @@ pub(super) async fn answer(
         None => drop(loser),
     }
     (winner, outcome)
+}
+
+/// Whether there is a second copy.
+enum Second {
+    /// The first one has come to something.
+    NotNeeded(Outcome),
+    /// There is to be none.
+    Refused,
+    /// There.
+    Placed(Lease),
+}
+
+/// Waits for the first copy, and after `delay` for a place for a second one: asked for again where it was too early.
+async fn second(
+    attempts: &mut Attempts<'_>,
+    lease: &Lease,
+    mut first: Pin<&mut impl Future<Output = Outcome>>,
+    mut delay: Duration,
+) -> Second {
+    for _ in 0..ASKED_MAX {
+        tokio::select! {
+            biased;
+            outcome = first.as_mut() => return Second::NotNeeded(outcome),
+            () = sleep(delay) => {}
+        }
+        match attempts.hedge(lease).await {
+            Ok(second) => return Second::Placed(second),
+            Err(Some(early)) => delay = early,
+            Err(None) => return Second::Refused,
+        }
+    }
+    Second::Refused
 }
 
 /// The first of two that is an answer, and whether it is the second's; if one fails, what the other one comes to.

@@ -4,12 +4,14 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::request::Parts;
+use kvlane_core::culprit::PromptKey;
 use kvlane_core::request::RequestKey;
 use kvlane_wire::openai::ParseError;
 use kvlane_wire::path::{Keeps, Passed};
 use kvlane_wire::server_timing::Stage;
 use memchr::memmem;
 use tokio::time::Instant;
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::Account;
 use super::error::ApiError;
@@ -91,6 +93,7 @@ pub(super) fn route(
         name: RequestKey::named(account.request_id.as_bytes()),
         deadline,
         charge,
+        prompt: PromptKey(xxh3_64(body)),
         pinned,
     };
     Ok((routed, with_salt))

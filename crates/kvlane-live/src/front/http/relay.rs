@@ -10,6 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode, header};
 use http_body::{Frame, SizeHint};
+use kvlane_wire::failure::{Fault, fault, first_error};
 use kvlane_wire::sse::SseScanner;
 use kvlane_wire::sse::{Usage, usage_in_json};
 use tokio::time::{Instant, Sleep, sleep_until};
@@ -26,6 +27,12 @@ use super::whole::WholeEvents;
 /// How much of a JSON answer's end is kept to find its usage in.
 const TAIL_BYTES: usize = 4096;
 
+/// How often a silent answer's engine is looked at.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Silence from which on an answer is over whose engine is known to be gone: one that is about to end may still send what it
+/// has.
+const SILENT_AT_A_DEAD_ENGINE: Duration = Duration::from_secs(4);
+
 /// An answer on its way. Dropping it before its end cancels the request at the worker.
 pub struct Relay {
     pub(super) body: AnswerBody,
@@ -33,6 +40,8 @@ pub struct Relay {
     pub(super) whole: WholeEvents,
     /// How it goes on elsewhere, if it may.
     pub(super) continuation: Option<Box<Continuation>>,
+    /// Whose fault it is, if the engine has said within the answer that it failed.
+    pub(super) fault: Option<Fault>,
     /// Nothing follows any more.
     pub(super) ended: bool,
     pub(super) lease: Option<Lease>,
@@ -97,7 +106,7 @@ impl Relay {
         limits: Limits,
     ) -> Self {
         let last_piece = Instant::now();
-        let alarm = Box::pin(sleep_until(limits.deadline.min(last_piece + limits.idle)));
+        let alarm = Box::pin(sleep_until(limits.deadline.min(last_piece + limits.idle.min(LOOK_EVERY))));
         // An engine says 500 of itself or of a request that it cannot cope with: who knows.
         let sound = !status.is_server_error();
         let watch = Watch::new(headers);
@@ -108,6 +117,7 @@ impl Relay {
             watch,
             whole,
             continuation,
+            fault: None,
             ended: false,
             lease,
             account,
@@ -140,8 +150,11 @@ impl Relay {
             }
             return piece;
         };
-        let whole = self.whole.pass(piece, scanner.pending());
-        if !self.body.is_done() {
+        let (failed, whole) = (scanner.has_failed(), self.whole.pass(piece, scanner.pending()));
+        if failed && self.fault.is_none() {
+            self.fault = Some(first_error(&whole).map_or(Fault::Unknown, |(_, error)| fault(error)));
+        }
+        if !self.body.is_done() || self.goes_on_elsewhere() {
             return whole;
         }
         match (whole.is_empty(), self.end()) {
@@ -158,7 +171,24 @@ impl Relay {
         self.whole.take()
     }
 
+    /// Whether the engine has failed within the answer, and another one may write the rest.
+    pub(super) fn goes_on_elsewhere(&self) -> bool {
+        self.continuation.is_some() && matches!(self.fault, Some(Fault::Engine | Fault::Unknown))
+    }
+
     fn complete(&mut self) {
+        match (self.fault, &self.lease) {
+            (Some(Fault::Engine), Some(lease)) => {
+                lease.failed(FailureKind::mid_stream);
+                lease.died();
+                self.lease = None;
+            }
+            (Some(Fault::Unknown), Some(lease)) => {
+                lease.faulted();
+                self.lease = None;
+            }
+            _ => {}
+        }
         if let Some(mut lease) = self.lease.take() {
             if let Watch::Events(scanner) = &mut self.watch {
                 lease.progress(scanner.finish());
@@ -210,6 +240,18 @@ impl Relay {
         }
     }
 
+    /// Whether its engine is known to be gone: then a silent answer is over, or goes on elsewhere.
+    fn engine_is_gone(&self, silent: Duration) -> Option<(Broke, &'static str)> {
+        let lease = self.lease.as_ref().filter(|_| silent >= SILENT_AT_A_DEAD_ENGINE)?;
+        if lease.worker.is_down() {
+            Some((Broke::Cut, "the worker is down"))
+        } else if self.continuation.is_some() && lease.seat.vitals.is_stalled() {
+            Some((Broke::Silent, "the worker's engine makes no progress"))
+        } else {
+            None
+        }
+    }
+
     /// Whether the answer has been silent for too long, or takes too long as a whole.
     pub(super) fn poll_late(&mut self, cx: &mut Context<'_>) -> Poll<(Broke, io::Error)> {
         let late = |broke, why| Poll::Ready((broke, io::Error::new(io::ErrorKind::TimedOut, why)));
@@ -221,7 +263,10 @@ impl Relay {
             if now >= silent_until {
                 return late(Broke::Silent, "the worker was silent for too long");
             }
-            self.alarm.as_mut().reset(silent_until.min(self.limits.deadline));
+            if let Some((broke, why)) = self.engine_is_gone(now - self.last_piece) {
+                return late(broke, why);
+            }
+            self.alarm.as_mut().reset(silent_until.min(self.limits.deadline).min(now + LOOK_EVERY));
         }
         Poll::Pending
     }

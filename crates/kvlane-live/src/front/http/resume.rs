@@ -17,6 +17,7 @@ use http::{Response, StatusCode, Uri};
 use http_body::Frame;
 use kvlane_core::endpoint::EndpointId;
 use kvlane_wire::api::Api;
+use kvlane_wire::failure::{Fault, first_error};
 use kvlane_wire::resume::{Means, Next, Transcript, Unfit};
 use tokio::time::Instant;
 
@@ -161,7 +162,10 @@ impl Asked {
             let head = request_head(&parts, &lease, body.len(), &self.account);
             let sent = upstreams.send(&lease.worker, &parts.method, &head, body, || lease.sent());
             match attempts.answer(&lease, sent).await {
-                Outcome::Answered(answer) if is_stream(&answer) => return Some((answer, lease)),
+                Outcome::Answered(answer) if is_stream(&answer) => {
+                    attempts.succeeded();
+                    return Some((answer, lease));
+                }
                 Outcome::Answered(answer) => {
                     let (request_id, trace_id) = (routed.timeline.request_id(), routed.timeline.trace_id());
                     let worker = &*lease.worker.url;
@@ -170,7 +174,7 @@ impl Asked {
                 }
                 outcome => attempts.failed(lease, outcome, |_, _| Response::new(Body::Whole(None))),
             }
-            if !attempts.go_on().await {
+            if !attempts.go_on(upstreams).await {
                 return None;
             }
         }
@@ -211,7 +215,7 @@ impl Relay {
             let passed = match self.body.poll_piece(cx) {
                 Poll::Ready(Some(Ok(piece))) => {
                     let piece = self.see(piece);
-                    self.pass(piece)
+                    if self.goes_on_elsewhere() { self.break_at_error(&piece) } else { self.pass(piece) }
                 }
                 Poll::Ready(None) => {
                     let held = self.end();
@@ -255,6 +259,22 @@ impl Relay {
         Err(self.last_words(Broke::Cut, error))
     }
 
+    /// The engine has said within `piece` that it failed: what the client gets of what it said before.
+    fn break_at_error(&mut self, piece: &Bytes) -> Result<Bytes, Last> {
+        let before = first_error(piece).map_or(piece.len(), |(at, _)| at);
+        let passed = self.pass(piece.slice(..before))?;
+        let error = io::Error::other("the engine says that it failed");
+        let more = match self.break_off(Broke::Cut, error) {
+            Ok(more) => more,
+            Err(Some(Ok(last))) => match last.into_data() {
+                Ok(last) => last,
+                Err(_) => return Err(None),
+            },
+            Err(last) => return Err(last),
+        };
+        Ok([passed, more].concat().into())
+    }
+
     /// The stream has broken: what the client gets until it goes on, or its last words.
     fn break_off(&mut self, broke: Broke, error: io::Error) -> Result<Bytes, Last> {
         let failure = match broke {
@@ -262,16 +282,19 @@ impl Relay {
             Broke::Silent => FailureKind::timeout,
             Broke::Deadline => return Err(self.fail(broke, error)),
         };
-        let said_all = matches!(&self.watch, Watch::Events(scanner) if scanner.is_done());
+        let said_all =
+            matches!(&self.watch, Watch::Events(scanner) if scanner.is_done() && !scanner.has_failed());
         let Some(continuation) = self.continuation.as_deref_mut().filter(|_| !said_all) else {
             return Err(self.fail(broke, error));
         };
         let Some(lease) = self.lease.take() else { return Err(self.fail(broke, error)) };
         lease.failed(failure);
+        let barred = self.fault == Some(Fault::Engine) && lease.died();
         self.body.close();
         // The transcript holds what is no whole event yet; the client has none of it.
         self.whole = WholeEvents::default();
-        let Some(bytes) = continuation.go_on(lease) else { return Err(self.last_words(broke, error)) };
+        let goes_on = if barred { None } else { continuation.go_on(lease) };
+        let Some(bytes) = goes_on else { return Err(self.last_words(broke, error)) };
         if continuation.rest.is_some() {
             continuation.broke = Some((broke, error));
         } else {
@@ -284,6 +307,7 @@ impl Relay {
     /// Another engine's answer is the rest.
     fn join(&mut self, answer: Answer, lease: Lease) {
         self.watch = Watch::new(&answer.headers);
+        self.fault = None;
         self.body = answer.body;
         self.lease = Some(lease);
         self.last_piece = Instant::now();

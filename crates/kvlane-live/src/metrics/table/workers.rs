@@ -17,6 +17,24 @@ const ROWS: &[Row] = &[
         worry: "0 for longer than a restart takes",
     },
     Row {
+        name: "worker_stalled",
+        kind: Gauge,
+        seconds: false,
+        labels: &["worker"],
+        help: "1 while requests are in flight and the engine makes no progress",
+        meaning: "1 while requests are in flight there and its engine makes no progress, though it may answer health checks",
+        worry: "1: the engine hangs; look at its log",
+    },
+    Row {
+        name: "worker_stalls",
+        kind: Counter,
+        seconds: false,
+        labels: &["worker"],
+        help: "Times that the engine stopped making progress",
+        meaning: "Times that its engine stopped making progress",
+        worry: "it grows",
+    },
+    Row {
         name: "worker_requests_active",
         kind: Gauge,
         seconds: false,
@@ -85,7 +103,7 @@ const ROWS: &[Row] = &[
         seconds: false,
         labels: &["worker", "kind"],
         help: "Failed attempts",
-        meaning: "Failed attempts; `kind` is `connect`, `connect_timeout`, `broken`, `garbage`, `status`, `mid_stream`, `timeout`, or `unfit` if its probes failed while a request waited",
+        meaning: "Failed attempts; `kind` is `connect`, `connect_timeout`, `broken`, `garbage`, `status`, `mid_stream`, `timeout`, `unfit` if its probes failed while a request waited, or `stalled` if its engine made no progress",
         worry: "one worker has most of them",
     },
     Row {
