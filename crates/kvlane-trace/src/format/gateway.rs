@@ -147,7 +147,7 @@ impl Reading {
     }
 
     fn arrived(&mut self, at_s: f64, request: &SchedulingRequest, block_tokens: u32) {
-        if request.attempt > 0 || request.hedge {
+        if request.attempt > 0 || request.hedge.is_some() {
             let known = request.name.and_then(|name| self.names.get(&name)).copied();
             if let Some(place) = known {
                 self.attempts.insert(request.id, place);

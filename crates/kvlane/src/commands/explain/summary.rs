@@ -70,7 +70,7 @@ pub(super) fn read(files: &Files) -> Result<Summary> {
                     Input::Arrived { request, block_tokens, overlap } => {
                         summary.block_tokens = *block_tokens;
                         summary.exact |= overlap.iter().any(|(_, prediction)| prediction.exact > 0);
-                        summary.requests += u64::from(request.attempt == 0 && !request.hedge);
+                        summary.requests += u64::from(request.attempt == 0 && request.hedge.is_none());
                         arrived.insert(request.id, step.at);
                     }
                     Input::FirstToken { request } => {
