@@ -5,6 +5,7 @@
 
 mod admission;
 pub mod block;
+pub mod bounded;
 pub mod breaker;
 pub mod budget;
 pub mod busy;

@@ -277,8 +277,9 @@ impl Scheduler {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bounded::Share;
     use crate::breaker;
-    use crate::budget;
+    use crate::budget::{self, PerSecond};
     use crate::scheduler::Config;
     use crate::scheduler::tests::{World, config, endpoint, placed};
 
@@ -379,7 +380,7 @@ mod tests {
 
     #[test]
     fn so_many_are_tried_again_and_no_more() {
-        let retries = budget::Config { share: 0.5, per_second: 0.0 };
+        let retries = budget::Config { share: Share::of(0.5), per_second: PerSecond::of(0.0) };
         let mut world = World::new(Config { retries, ..patient(0) }, 1);
         (0..10).for_each(|id| _ = world.arrive(id, 10, &[]));
         let mut again = (10..30).map(|id| {
@@ -400,7 +401,7 @@ mod tests {
 
     #[test]
     fn a_hedge_goes_to_a_holder_of_its_prefix_or_nowhere() {
-        let hedges = budget::Config { share: 0.5, per_second: 0.0 };
+        let hedges = budget::Config { share: Share::of(0.5), per_second: PerSecond::of(0.0) };
         let mut world = World::new(Config { hedges, ..patient(20) }, 3);
         (0..6).for_each(|id| _ = world.arrive(id, 100, &[]));
         let mut next = 100;
@@ -419,7 +420,7 @@ mod tests {
             assert_eq!(hedge(&mut world, &[holds(2, 50)]), Ok(endpoint(2)));
         }
         assert_eq!(hedge(&mut world, &[holds(2, 50)]), Err(Rejection::BudgetSpent));
-        let generous = budget::Config { share: 0.0, per_second: 100.0 };
+        let generous = budget::Config { share: Share::of(0.0), per_second: PerSecond::of(100.0) };
         let config = Config { hedges: generous, ..patient(9) };
         world.now = Nanos::from_secs(10);
         world.step(Input::Configured { config: Box::new(config) });
