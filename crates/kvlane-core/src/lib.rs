@@ -31,3 +31,4 @@ mod table;
 pub mod time;
 pub mod timing;
 pub mod truth;
+mod whole;

@@ -29,6 +29,7 @@ use crate::gateway::{Gateway, Security};
 use crate::history::keep_history;
 use crate::ingest::{Ingest, write_snapshot};
 use crate::metrics::{Metrics, Reached};
+use crate::panics::{guard, persist};
 use crate::timings::Timings;
 use crate::tokenize::Tokenizers;
 use crate::traces::export;
@@ -150,8 +151,8 @@ impl Serving {
             let (Ok(server), Ok(metrics)) = (server, metrics) else { return };
             let counted = &counting.metrics;
             tokio::join!(
-                keep_keys(Arc::clone(&counting)),
-                keep_history(Arc::clone(&counting)),
+                persist("the keys of tokens", || keep_keys(Arc::clone(&counting))),
+                persist("the history", || keep_history(Arc::clone(&counting))),
                 Front::accept(counted, server, stop_accepting, |stream| spread(counted, &lanes, stream)),
                 Front::accept(counted, metrics, stop_operators, |stream| drop(operators.spawn(stream))),
             );
@@ -232,16 +233,23 @@ fn thread(
     kill: CancellationToken,
     work: impl Future<Output = ()> + Send + 'static,
 ) -> io::Result<JoinHandle<()>> {
+    let need = !LEISURE.contains(&name);
     std::thread::Builder::new().name(name.into()).spawn(move || {
-        runtime.block_on(async {
-            tokio::select! {
-                () = async { work.await; kill.cancelled().await } => {}
-                () = kill.cancelled() => {}
-            }
+        let name = std::thread::current().name().unwrap_or_default().to_owned();
+        guard(&name, need, || {
+            runtime.block_on(async {
+                tokio::select! {
+                    () = async { work.await; kill.cancelled().await } => {}
+                    () = kill.cancelled() => {}
+                }
+            });
+            runtime.shutdown_background();
         });
-        runtime.shutdown_background();
     })
 }
+
+/// Threads without which requests are served as well.
+const LEISURE: [&str; 3] = ["traces", "snapshot", "dispatches"];
 
 /// A file that is written now and then.
 struct Keep {
