@@ -1,16 +1,17 @@
-//! What several threads share is changed as a whole or not at all.
+//! Aborts the process if a panic leaves the scheduler or an index half changed.
 //!
-//! A scheduler or an index that a panic leaves in the middle of a change has lost track: a request would be in flight for
-//! ever, or a block held by an endpoint that has lost it. Nothing can tell what is wrong, so nothing may go on with it: the
-//! process ends, and whoever watches over it starts it again. A panic while such a thing is only read leaves it as it is.
+//! After a panic in the middle of a change the state is inconsistent: a request would be in flight for ever, or an endpoint
+//! would be credited with a block that it has lost, and no check can tell which. The process aborts while the lock is still
+//! held, so that no other thread uses that state; a supervisor starts it again. A panic during a read changes nothing and
+//! unwinds. See `docs/decisions/0014-panics.md`.
 
 use std::ops::{Deref, DerefMut};
 use std::process::abort;
 use std::thread::panicking;
 
-/// Lives while something shared is changed.
+/// Exists while shared state is being changed.
 pub(crate) struct Change {
-    /// Something else was broken before: then the change is part of clearing up.
+    /// The thread was unwinding already when the change began: then the change is part of the clean-up.
     unwinding: bool,
 }
 
@@ -32,9 +33,9 @@ impl Drop for Change {
     }
 }
 
-/// Something that is locked to be changed.
+/// A lock's guard, for a change.
 pub(crate) struct Changing<G> {
-    // Looks at whether all is well before the lock is given back.
+    // Dropped first, so that the lock is still held when the process aborts.
     _change: Change,
     locked: G,
 }

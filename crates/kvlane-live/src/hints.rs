@@ -245,7 +245,7 @@ enum Tenant<'a> {
     Named(&'a [u8]),
     /// The holder of an API key that is not ours.
     Holder(&'a [u8]),
-    /// Somebody with credentials of another scheme than an API key's: the whole of them, which no key can imitate.
+    /// The holder of credentials of another scheme than `Bearer`, scheme included. No API key can be written the same.
     Credentials(&'a [u8]),
     /// Somebody who has shown who they are.
     Known(&'a [u8]),
@@ -495,7 +495,7 @@ mod tests {
         assert_eq!(Config::default().validate(), Ok(()));
     }
 
-    /// Ways in which a request says whom it is for, each for another principal.
+    /// Requests of different principals that share one name.
     fn principals(name: &str) -> Vec<(HeaderMap, Option<Arc<Identity>>)> {
         let known = |trusted| Some(Arc::new(Identity { name: name.into(), role: Role::User, trusted }));
         let header = |field: &str, value: &str| headers(&[(field, value.as_bytes())]);

@@ -1,8 +1,8 @@
-//! Panics: what is left of the gateway after one. See `docs/decisions/0014-panics.md`.
+//! Panic handling: counting, logging, restarting tasks. See `docs/decisions/0014-panics.md`.
 //!
-//! A panic unwinds, and costs what was being done: a connection, a prompt's count, a segment of a recording. It is counted
-//! and logged by a hook, whoever catches it. Tasks that must go on begin anew ([`persist`]); where a thread that all
-//! requests need breaks itself, or the decision core is left half changed, the process ends.
+//! A panic unwinds and costs what was being done: a connection, a prompt's count, a segment of a recording. A hook counts
+//! and logs every panic, caught or not. Tasks that must go on are restarted ([`persist`]). The process aborts if a thread
+//! that all requests need panics outside of its tasks ([`guard`]), or if the decision core is left half changed.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind, set_hook, take_hook};

@@ -231,6 +231,8 @@ async fn a_feed_that_tells_of_too_much_waits_and_no_other_does() {
     let (a, mut b) = (CachingEngine::start().await, CachingEngine::start().await);
     // The gateway's clock stands still, so what was used up does not come back.
     let (gateway, seats) = caching_gateway_at_speed(config(), &[&a, &b], 0.0).await;
+    // What comes while it catches up is held, and applied at once.
+    seats[0].is_right(&a).await;
     let names: Vec<u64> = (0..NAMES).collect();
     for _ in 0..10 {
         a.feed.publish(batch(None, &[Told::Removed(&names)]));

@@ -189,7 +189,7 @@ impl Default for Config {
         Self {
             replay: true,
             held_max: 20_000,
-            held_bytes_max: 64 << 20,
+            held_bytes_max: 16 << 20,
             replay_timeout: Nanos::from_secs(2),
             attempts_max: 3,
             replay_interval: Nanos::from_millis(200),

@@ -278,7 +278,7 @@ impl Default for Client {
 
 // === impl Matrix ===
 
-/// The largest rate, number of sessions, time in seconds or bound: more than anybody measures, and a `Duration` can hold it.
+/// The largest rate, number of sessions, time in seconds or bound. A `Duration` of as many seconds can be made.
 const POSITIVE_MAX: f64 = 1e10;
 
 impl Matrix {

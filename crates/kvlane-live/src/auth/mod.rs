@@ -335,12 +335,12 @@ fn blinded(blind: &hmac::Key, hash: KeyHash) -> [u8; 32] {
     tag
 }
 
-/// Names that stand for something else: in limits for each key, in metrics for those that have no row of their own, in
-/// logs for whoever shows no key.
+/// Names that no key may have, because they mean something else: every key in limits, keys without a row of their own in
+/// metrics, a request without a key in logs.
 pub(crate) const RESERVED: [&str; 3] = [ANY, OTHER, ANYBODY];
-/// Names in metrics beyond those that have a row of their own.
+/// The name in metrics of keys beyond those that have a row of their own.
 pub(crate) const OTHER: &str = "other";
-/// Somebody who shows no key, in logs.
+/// The name in logs of an operator without a key.
 pub(crate) const ANYBODY: &str = "anybody";
 
 /// Checks what somebody is to be called.

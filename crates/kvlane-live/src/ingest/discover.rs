@@ -99,7 +99,7 @@ fn source(host: &str, endpoint: &str, replay: Option<&str>, topic: &str, told_by
     })
 }
 
-/// Whether a host is this machine to whoever connects to it, by its address in any spelling or by the usual name.
+/// Whether a host means the machine of the program that connects to it: a loopback address in any spelling, or `localhost`.
 pub(super) fn is_loopback(host: &str) -> bool {
     let bare = host.trim_start_matches('[').trim_end_matches(']');
     bare.eq_ignore_ascii_case("localhost") || bare.parse().is_ok_and(leads_here)

@@ -223,8 +223,8 @@ impl EventFeed {
         }
     }
 
-    /// Whoever reads or applies it has broken: nothing that it told is believed before all is told again. Whether it is
-    /// still open.
+    /// A task of the feed has panicked: what the feed has told is forgotten until all of it is told again. Returns whether
+    /// the feed is still open.
     fn disbelieve(&self, gateway: &Gateway, pool: &ModelPool, endpoint: EndpointId) -> bool {
         let mut stage = self.stage();
         if !stage.open {
@@ -236,7 +236,7 @@ impl EventFeed {
             let mut seen = self.seen_mut();
             seen.state = truth::Feed::Syncing;
             seen.connected = false;
-            seen.problem = Some("what reads it broke, and begins anew".into());
+            seen.problem = Some("a task of this feed panicked; reading begins anew".into());
         }
         gateway.set_feed(pool, endpoint, truth::Feed::Syncing);
         drop(stage);
