@@ -5,17 +5,21 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::bounded::{Bounded, Share};
 use crate::fading::Fading;
 use crate::time::Nanos;
+
+/// So many a second: 0 to a million.
+pub type PerSecond = Bounded<0, 1_000_000>;
 
 /// A share of the requests, and what is always allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
     /// Share of the requests that arrive, 0 to 1.
-    pub share: f64,
+    pub share: Share,
     /// So many per second in any case.
-    pub per_second: f64,
+    pub per_second: PerSecond,
 }
 
 /// What is left.
@@ -28,18 +32,18 @@ pub(crate) struct Budget {
 
 impl Budget {
     pub(crate) fn new(config: &Config) -> Self {
-        Self { left: Fading::of(config.per_second) }
+        Self { left: Fading::of(config.per_second.get()) }
     }
 
     /// A request arrives.
     pub(crate) fn earn(&mut self, now: Nanos, config: &Config) {
-        self.left.at(now, config.per_second);
-        self.left.add(config.share);
+        self.left.at(now, config.per_second.get());
+        self.left.add(config.share.get());
     }
 
     /// A request is to be sent once more: whether it may be.
     pub(crate) fn spend(&mut self, now: Nanos, config: &Config) -> bool {
-        let enough = self.left.at(now, config.per_second) >= 1.0;
+        let enough = self.left.at(now, config.per_second.get()) >= 1.0;
         if enough {
             self.left.add(-1.0);
         }
@@ -61,7 +65,7 @@ mod tests {
             share in 0.0..1.0f64,
             per_second in 0.0..3.0f64,
         ) {
-            let config = Config { share, per_second };
+            let config = Config { share: Share::of(share), per_second: PerSecond::of(per_second) };
             let (mut budget, mut now) = (Budget::new(&config), Nanos::ZERO);
             let (mut arrived, mut again) = (0.0, 0.0);
             for (millis, earns) in steps {
@@ -80,7 +84,7 @@ mod tests {
 
     #[test]
     fn a_steady_share_may_be_sent_again_for_ever() {
-        let config = Config { share: 0.2, per_second: 0.0 };
+        let config = Config { share: Share::of(0.2), per_second: PerSecond::of(0.0) };
         let (mut budget, mut again) = (Budget::new(&config), 0);
         for n in 0..10_000 {
             let now = Nanos::from_millis(10 * n);

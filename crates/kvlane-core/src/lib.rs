@@ -5,6 +5,7 @@
 
 mod admission;
 pub mod block;
+pub mod bounded;
 pub mod breaker;
 pub mod budget;
 pub mod busy;
@@ -32,3 +33,4 @@ mod table;
 pub mod time;
 pub mod timing;
 pub mod truth;
+mod whole;

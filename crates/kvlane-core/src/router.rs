@@ -23,6 +23,7 @@ use crate::request::{RequestId, SchedulingRequest};
 use crate::scheduler::{self, Input, Output, Scheduler};
 use crate::time::Nanos;
 use crate::truth::{self, Feed, Prediction};
+use crate::whole::Changing;
 
 /// How one pool is routed.
 #[derive(Clone, Debug, PartialEq)]
@@ -294,7 +295,7 @@ impl Router {
         step: impl FnOnce(&mut State, &mut Vec<Output>) -> T,
     ) -> T {
         let first = out.len();
-        let mut state = self.state();
+        let mut state = Changing::of(self.state());
         let done = step(&mut state, out);
         let may_wait = state.scheduler.may_wait();
         if self.may_wait.load(Ordering::Relaxed) != may_wait {
@@ -319,7 +320,7 @@ impl Router {
             let block_tokens = self.block_tokens();
             let reusable = reusable(&chain, tokens, block_tokens);
             let overlap = self.look_up(now, reusable, block_tokens, scratch);
-            let mut state = self.state();
+            let mut state = Changing::of(self.state());
             let before = out.len();
             state.step(now, Input::Refreshed { request: id, overlap }, out);
             drop(state);
@@ -497,7 +498,7 @@ impl Router {
         read(&self.index)
     }
 
-    fn index_mut(&self) -> RwLockWriteGuard<'_, ApproxIndex> {
+    fn index_mut(&self) -> Changing<RwLockWriteGuard<'_, ApproxIndex>> {
         write(&self.index)
     }
 }
@@ -521,8 +522,8 @@ fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
     lock.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
-    lock.write().unwrap_or_else(PoisonError::into_inner)
+fn write<T>(lock: &RwLock<T>) -> Changing<RwLockWriteGuard<'_, T>> {
+    Changing::of(lock.write().unwrap_or_else(PoisonError::into_inner))
 }
 
 // === impl State ===

@@ -34,6 +34,7 @@ use crate::gateway::{Gateway, ModelPool};
 use crate::ingest::Ingest;
 use crate::ingest::discover::{self, Told};
 use crate::metrics::{Reached, WorkerLabel};
+use crate::panics::persist;
 use crate::upstream::Upstreams;
 use crate::worker::{Rank, Seat, ServedName, State, Worker, WorkerId};
 
@@ -94,7 +95,8 @@ impl Fleet {
             tasks: TaskTracker::new(),
             stop,
         });
-        fleet.spawn("drained workers", Arc::clone(&fleet).let_go(drained));
+        let (drained, letting_go) = (Arc::new(tokio::sync::Mutex::new(drained)), Arc::clone(&fleet));
+        fleet.spawn("drained workers".into(), move || Arc::clone(&letting_go).let_go(Arc::clone(&drained)));
         fleet
     }
 
@@ -122,7 +124,10 @@ impl Fleet {
         if !replaces {
             self.gateway.metrics.health.get_or_create(&WorkerLabel { worker: worker.url.to_string() }).set(0);
         }
-        self.spawn(&format!("probes of {}", worker.url), Arc::clone(self).watch(Arc::clone(&worker)));
+        let (fleet, probed) = (Arc::clone(self), Arc::clone(&worker));
+        self.spawn(format!("probes of {}", worker.url), move || {
+            Arc::clone(&fleet).watch(Arc::clone(&probed))
+        });
         tracing::info!(worker = %worker.url, "worker added");
         Ok(worker)
     }
@@ -169,7 +174,8 @@ impl Fleet {
         }
     }
 
-    async fn let_go(self: Arc<Self>, mut drained: mpsc::UnboundedReceiver<Arc<Worker>>) {
+    async fn let_go(self: Arc<Self>, drained: Arc<tokio::sync::Mutex<mpsc::UnboundedReceiver<Arc<Worker>>>>) {
+        let mut drained = drained.lock().await;
         while let Some(worker) = tokio::select! {
             worker = drained.recv() => worker,
             () = self.stop.cancelled() => None,
@@ -528,17 +534,12 @@ impl Fleet {
         ask(&self.upstreams, worker, &Method::GET, path, &Bytes::new(), limit, PROBE_BYTES_MAX).await
     }
 
-    /// Runs a task under its name; says so when it ends in any way but its own.
-    fn spawn(&self, name: &str, task: impl Future<Output = ()> + Send + 'static) {
-        let name = name.to_owned();
-        let task = self.tasks.spawn_on(task, &self.runtime);
-        self.runtime.spawn(async move {
-            if let Err(error) = task.await
-                && error.is_panic()
-            {
-                tracing::error!(task = name, %error, "a task broke");
-            }
-        });
+    /// Runs a task under its name. One that breaks is begun anew: a worker is probed until it has left.
+    fn spawn<F>(&self, name: String, task: impl FnMut() -> F + Send + 'static)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        self.tasks.spawn_on(async move { persist(&name, task).await }, &self.runtime);
     }
 }
 

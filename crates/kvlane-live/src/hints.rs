@@ -181,6 +181,7 @@ impl Hints {
             Some(Tenant::Named(name)) => (b"1", name),
             Some(Tenant::Holder(key)) => (b"2", key),
             Some(Tenant::Known(name)) => (b"3", name),
+            Some(Tenant::Credentials(said)) => (b"4", said),
         };
         let own = [kind, name];
         match theirs {
@@ -244,6 +245,8 @@ enum Tenant<'a> {
     Named(&'a [u8]),
     /// The holder of an API key that is not ours.
     Holder(&'a [u8]),
+    /// The holder of credentials of another scheme than `Bearer`, scheme included. No API key can be written the same.
+    Credentials(&'a [u8]),
     /// Somebody who has shown who they are.
     Known(&'a [u8]),
 }
@@ -254,13 +257,18 @@ fn tenant<'a>(name: &HeaderName, value: &'a HeaderValue) -> Option<Tenant<'a>> {
     let tenant = if name == header::AUTHORIZATION {
         let (scheme, key) =
             value.split_at(value.iter().position(|&byte| byte == b' ').unwrap_or(value.len()));
-        Tenant::Holder(if scheme.eq_ignore_ascii_case(b"bearer") { key.trim_ascii() } else { value })
+        if scheme.eq_ignore_ascii_case(b"bearer") {
+            Tenant::Holder(key.trim_ascii())
+        } else {
+            Tenant::Credentials(value)
+        }
     } else if name == API_KEY {
         Tenant::Holder(value)
     } else {
         Tenant::Named(value)
     };
-    let (Tenant::Named(said) | Tenant::Holder(said) | Tenant::Known(said)) = tenant;
+    let (Tenant::Named(said) | Tenant::Holder(said) | Tenant::Credentials(said) | Tenant::Known(said)) =
+        tenant;
     is_usable(said, TENANT_BYTES_MAX).then_some(tenant)
 }
 
@@ -279,6 +287,7 @@ fn session_key(tenant: Option<Tenant<'_>>, name: &[u8]) -> SessionKey {
         Some(Tenant::Named(tenant)) => xxh3_64_with_seed(tenant, 0x5E55_1040_0000_0002),
         Some(Tenant::Holder(key)) => xxh3_64_with_seed(key, 0x5E55_1040_0000_0003),
         Some(Tenant::Known(name)) => xxh3_64_with_seed(name, 0x5E55_1040_0000_0004),
+        Some(Tenant::Credentials(said)) => xxh3_64_with_seed(said, 0x5E55_1040_0000_0005),
     };
     SessionKey::named(name, seed)
 }
@@ -374,6 +383,11 @@ mod tests {
         assert_eq!(tenant(&[("authorization", "bearer   sk-1")]), holder);
         assert_eq!(tenant(&[("x-api-key", "sk-1")]), holder);
         assert_ne!(tenant(&[("authorization", "Basic sk-1")]), holder);
+        let basic = tenant(&[("authorization", "Basic sk-1")]);
+        assert!(basic.is_some());
+        for imitation in [("x-api-key", "Basic sk-1"), ("authorization", "Bearer Basic sk-1")] {
+            assert_ne!(tenant(&[imitation]), basic, "a key that is written as other credentials");
+        }
         assert_eq!(tenant(&[("authorization", "Bearer ")]), None);
         assert_eq!(tenant(&[("authorization", "Bearer")]), None);
         let named = ("x-llm-d-inference-fairness-id", "sk-1");
@@ -481,7 +495,43 @@ mod tests {
         assert_eq!(Config::default().validate(), Ok(()));
     }
 
+    /// Requests of different principals that share one name.
+    fn principals(name: &str) -> Vec<(HeaderMap, Option<Arc<Identity>>)> {
+        let known = |trusted| Some(Arc::new(Identity { name: name.into(), role: Role::User, trusted }));
+        let header = |field: &str, value: &str| headers(&[(field, value.as_bytes())]);
+        vec![
+            (HeaderMap::new(), known(false)),
+            (header("x-llm-d-inference-fairness-id", name), None),
+            (header("x-api-key", name), None),
+            (header("authorization", &format!("Basic {name}")), None),
+            (header("authorization", &format!("Bearer Basic {name}")), None),
+        ]
+    }
+
     proptest! {
+        /// However principals are called, no two of them share a tenant, a bucket of a limit, a session or a salt.
+        #[test]
+        fn no_two_principals_are_one_by_the_way_they_are_written(one in "[!-~]{1,40}", other in "[!-~]{1,40}") {
+            let hints = Hints::new(&Config::default(), SaltKey::generate());
+            let mut all = principals(&one);
+            if other != one {
+                all.extend(principals(&other));
+            }
+            all.push((HeaderMap::new(), None));
+            let seen = |(mut head, who): (HeaderMap, Option<Arc<Identity>>)| {
+                let salt = hints.salt(&head, who.as_ref(), None);
+                head.insert("x-session-id", HeaderValue::from_static("s"));
+                let facts = hints.read(&head, None, who.as_ref());
+                (facts.tenant, facts.session, salt)
+            };
+            let all: Vec<_> = all.into_iter().map(seen).collect();
+            for (n, (tenant, session, salt)) in all.iter().enumerate() {
+                for (other_tenant, other_session, other_salt) in &all[..n] {
+                    prop_assert!(tenant != other_tenant && session != other_session && salt != other_salt);
+                }
+            }
+        }
+
         #[test]
         fn any_bytes_in_any_header_are_read_in_the_same_way_twice(
             fields in prop::collection::vec(

@@ -21,6 +21,7 @@ pub mod lease;
 pub mod limits;
 pub mod metrics;
 mod objects;
+pub mod panics;
 mod recorder;
 pub mod reload;
 mod salt;

@@ -22,7 +22,8 @@ use crate::config::{ANY, LimitSpec};
 use crate::gateway::Gateway;
 use crate::hints::Hints;
 
-/// The bucket of whoever is nobody in particular, and the only one of a named key.
+/// The bucket of requests that are for no tenant in particular. Any other tenant has its own, also under an entry that names
+/// a key: a tenant that a trusted key's holder names is not the holder of the key of that name.
 const ONE: u64 = 0;
 
 /// All limits of a gateway. Replaced whole.
@@ -149,7 +150,7 @@ impl Limits {
                 0 => 0,
                 _ => u64::from(ask.prompt_tokens).saturating_add((ask.output_tokens)()),
             };
-            let key = if spec.key == ANY { ask.tenant.map_or(ONE, |tenant| tenant.0) } else { ONE };
+            let key = ask.tenant.map_or(ONE, |tenant| tenant.0);
             let mut limiter = lock(used);
             let admitted = limiter.admit(now, key, tokens);
             left.note(spec, limiter.standing(now, key));

@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -183,7 +184,8 @@ impl Running {
 impl Writing {
     fn run(mut self, receive: Receiver<Handed>) {
         while let Ok(Handed::Segment { model, segment }) = receive.recv() {
-            if let Err(error) = self.write(&model, &segment) {
+            let written = catch_unwind(AssertUnwindSafe(|| self.write(&model, &segment)));
+            if let Err(error) = written.unwrap_or_else(|_| self.begin_anew()) {
                 self.metrics.lost.inc();
                 let now_s = unix_time();
                 if now_s - self.warned_s >= WARNED_S {
@@ -192,6 +194,14 @@ impl Writing {
                 }
             }
         }
+    }
+
+    /// Something broke in the middle of a segment: none of the open files is known to end with a whole one, so none is gone
+    /// on with.
+    fn begin_anew(&mut self) -> io::Result<()> {
+        self.pools.clear();
+        self.closed = files(&self.config.dir)?;
+        Err(io::Error::other("writing a segment broke off"))
     }
 
     fn write(&mut self, model: &Arc<str>, segment: &Segment) -> io::Result<()> {

@@ -29,6 +29,7 @@ use crate::gateway::{Gateway, Security};
 use crate::history::keep_history;
 use crate::ingest::{Ingest, write_snapshot};
 use crate::metrics::{Metrics, Reached};
+use crate::panics::{guard, persist};
 use crate::stall;
 use crate::timings::Timings;
 use crate::tokenize::Tokenizers;
@@ -145,22 +146,17 @@ impl Serving {
         let stop_accepting = stop.clone();
         let stop_operators = kill.clone();
         let counting = Arc::clone(&gateway);
-        let watching = (speed == 1.0).then(|| stall::watch(Arc::clone(&gateway), gateway.new_upstreams()));
-        let watch_stalls = async move {
-            // In front of engines that imitate others at another speed, a second is no second.
-            if let Some(watching) = watching {
-                watching.await;
-            }
-        };
+        // In front of engines that imitate others at another speed, a second is no second.
+        let watched = (speed == 1.0).then(|| gateway.new_upstreams());
         let work = async move {
             let server = TcpListener::from_std(server);
             let metrics = TcpListener::from_std(metrics);
             let (Ok(server), Ok(metrics)) = (server, metrics) else { return };
             let counted = &counting.metrics;
             tokio::join!(
-                keep_keys(Arc::clone(&counting)),
-                keep_history(Arc::clone(&counting)),
-                watch_stalls,
+                persist("the keys of tokens", || keep_keys(Arc::clone(&counting))),
+                persist("the history", || keep_history(Arc::clone(&counting))),
+                persist("the watch over stalls", || stall::watch(Arc::clone(&counting), watched.clone())),
                 Front::accept(counted, server, stop_accepting, |stream| spread(counted, &lanes, stream)),
                 Front::accept(counted, metrics, stop_operators, |stream| drop(operators.spawn(stream))),
             );
@@ -241,16 +237,23 @@ fn thread(
     kill: CancellationToken,
     work: impl Future<Output = ()> + Send + 'static,
 ) -> io::Result<JoinHandle<()>> {
+    let need = !LEISURE.contains(&name);
     std::thread::Builder::new().name(name.into()).spawn(move || {
-        runtime.block_on(async {
-            tokio::select! {
-                () = async { work.await; kill.cancelled().await } => {}
-                () = kill.cancelled() => {}
-            }
+        let name = std::thread::current().name().unwrap_or_default().to_owned();
+        guard(&name, need, || {
+            runtime.block_on(async {
+                tokio::select! {
+                    () = async { work.await; kill.cancelled().await } => {}
+                    () = kill.cancelled() => {}
+                }
+            });
+            runtime.shutdown_background();
         });
-        runtime.shutdown_background();
     })
 }
+
+/// Threads without which requests are served as well.
+const LEISURE: [&str; 3] = ["traces", "snapshot", "dispatches"];
 
 /// A file that is written now and then.
 struct Keep {

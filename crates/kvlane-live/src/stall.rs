@@ -73,8 +73,9 @@ enum Said {
     Token(bool),
 }
 
-/// Watches all endpoints for as long as it is polled.
-pub(crate) async fn watch(gateway: Arc<Gateway>, upstreams: Arc<Upstreams>) {
+/// Watches all endpoints for as long as it is polled; none without connections to ask them on.
+pub(crate) async fn watch(gateway: Arc<Gateway>, upstreams: Option<Arc<Upstreams>>) {
+    let Some(upstreams) = upstreams else { return };
     let mut looks = interval(LOOK_EVERY);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let (mut watched, mut asked) = (HashMap::<Key, Watched>::new(), JoinSet::new());

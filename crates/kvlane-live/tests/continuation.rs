@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use kvlane_live::config::{Budget, Config, LimitSpec};
+use kvlane_live::config::{Budget, Config, LimitSpec, PerSecond, Share};
 use kvlane_live::testing::{Call, Client, FakeEngine, TestGateway, config, eventually, next_call};
 use serde_json::{Value, json};
 
@@ -277,7 +277,7 @@ async fn where_nobody_is_left_the_stream_ends_in_what_broke_it() {
 async fn a_continuation_costs_the_retry_budget_what_a_retry_costs() {
     let engines = engines::<2>().await;
     let mut config = continuing();
-    config.retry.budget = Budget { share: 0.0, per_second: 0.0 };
+    config.retry.budget = Budget { share: Share::of(0.0), per_second: PerSecond::of(0.0) };
     let gateway = start(config, &engines).await;
     let (mut client, first, engine) =
         begun(&gateway, &engines, "/v1/completions", &completion(), &text("a", " two")).await;

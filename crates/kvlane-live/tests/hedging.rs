@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use kvlane_core::policy::PolicyConfig;
-use kvlane_live::config::{Budget, Config};
+use kvlane_live::config::{Budget, Config, PerSecond, Share};
 use kvlane_live::testing::{
     Call, Client, FakeEngine, TestGateway, chat, chat_stream, config, event, eventually, next_call,
 };
@@ -20,7 +20,7 @@ fn hedged() -> Config {
     config.retry.initial_backoff = Duration::ZERO;
     config.hedge.enabled = true;
     config.hedge.delay = Some(Duration::from_millis(20));
-    config.hedge.budget = Budget { share: 1.0, per_second: 10.0 };
+    config.hedge.budget = Budget { share: Share::of(1.0), per_second: PerSecond::of(10.0) };
     config
 }
 
@@ -148,7 +148,7 @@ async fn copies_end_with_their_budget() {
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
     let engines = [&a, &b];
     let mut config = hedged();
-    config.hedge.budget = Budget { share: 0.0, per_second: 0.0 };
+    config.hedge.budget = Budget { share: Share::of(0.0), per_second: PerSecond::of(0.0) };
     let gateway = TestGateway::start(config, &engines).await;
     warm(&gateway, engines).await;
     let mut client = ask(&gateway, &prompt()).await;

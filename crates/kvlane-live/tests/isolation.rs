@@ -1,7 +1,7 @@
 //! What one tenant can learn of what another has sent: nothing that placement, receipts, headers or engines tell.
 
 use kvlane_live::auth::Role;
-use kvlane_live::config::{Config, KeySpec};
+use kvlane_live::config::{Config, KeySpec, LimitSpec};
 use kvlane_live::secret::{KeyHash, Secret};
 use kvlane_live::testing::{
     CachingEngine, Client, FakeEngine, Reply, TestGateway, caching_config, caching_gateway, config,
@@ -267,5 +267,67 @@ async fn no_prompt_answer_key_or_tenant_is_in_what_operators_see() {
             assert!(!page.text().contains(secret), "{secret} is in {path}");
         }
     }
+    gateway.end().await;
+}
+
+/// What an answer's head tells of others: where a request went, why, and how long each step took.
+const TELLTALE: [&str; 3] = ["x-router-backend", "x-router-reason", "server-timing"];
+
+#[tokio::test]
+async fn where_tenants_are_kept_apart_answers_do_not_say_where_they_come_from_or_why() {
+    let engine = FakeEngine::start("m").await;
+    for isolates in [true, false] {
+        let mut config = of_two_tenants(config(), isolates);
+        config.auth.keys[4].role = Role::Admin;
+        let gateway = TestGateway::start(config, &[&engine]).await;
+        for (who, told) in [("ann", !isolates), ("bob", !isolates), ("emil", true)] {
+            let fields = format!("authorization: Bearer k-{who}\r\n");
+            let mut client = Client::connect(gateway.address()).await;
+            let body = completion("hello").to_string();
+            client.request_with("POST", "/v1/completions", &fields, &body).await;
+            let answer = async {
+                let mut call = engine.call().await;
+                let head = "HTTP/1.1 200 OK\r\nserver-timing: scheduler;dur=3\r\ncontent-length: 2\r\n\r\n{}";
+                call.send(head).await;
+                call.keep();
+            };
+            let (reply, ()) = tokio::join!(client.reply(), answer);
+            assert_eq!(reply.status, 200);
+            for name in TELLTALE {
+                assert_eq!(reply.header(name).is_some(), told, "{name} to {who}, isolated: {isolates}");
+            }
+            assert!(reply.header("x-request-id").is_some());
+        }
+        // A key of a client opens nothing that tells of others.
+        for path in ["/decisions", "/workers", "/metrics", "/whatif"] {
+            let mut client = Client::connect(gateway.address()).await;
+            client.request_with("GET", path, "authorization: Bearer k-ann\r\n", "").await;
+            assert_eq!(client.reply().await.status, 403, "{path}");
+        }
+        gateway.end().await;
+    }
+}
+
+#[tokio::test]
+async fn what_is_left_to_one_tenant_says_nothing_of_the_answers_of_another() {
+    let engine = FakeEngine::start("m").await;
+    let mut config = of_two_tenants(config(), true);
+    config.limits = vec![LimitSpec { tokens_per_minute: 100_000, ..LimitSpec::default() }];
+    let gateway = TestGateway::start_at_speed(config, &[&engine], 0.0).await;
+    let left = async |who: &str, answered: u32| {
+        let mut client = Client::connect(gateway.address()).await;
+        let fields = format!("authorization: Bearer k-{who}\r\n");
+        client.request_with("POST", "/v1/completions", &fields, &completion("hello").to_string()).await;
+        let usage = json!({"usage": {"prompt_tokens": 2, "completion_tokens": answered}}).to_string();
+        let (_, reply) = tokio::join!(engine.answer(&usage), client.reply());
+        gateway.ledger_is_zero().await;
+        reply.header("x-ratelimit-remaining-tokens").map(str::to_owned)
+    };
+    let before = left("ann", 10).await;
+    assert!(before.is_some());
+    for _ in 0..5 {
+        left("bob", 5_000).await;
+    }
+    assert_eq!(left("carl", 10).await, before, "as the first one was told");
     gateway.end().await;
 }

@@ -6,7 +6,7 @@ use kvlane_core::truth::Feed;
 use kvlane_live::config::FeedSpec;
 use kvlane_live::testing::{
     BLOCK, CachingEngine, FakeEngine, FakeFeed, FeedSeat, TestGateway, Told, batch, caching_config as config,
-    caching_gateway, chain, chat, eventually, tokens,
+    caching_gateway, caching_gateway_at_speed, chain, chat, eventually, tokens,
 };
 use kvlane_live::tokenize::TokenSource;
 use serde_json::json;
@@ -222,5 +222,45 @@ async fn a_feed_whose_blocks_cannot_be_those_of_prompts_is_not_used() {
     let (gateway, seats) = caching_gateway(config, &[&a]).await;
     eventually("it is refused", || seats[0].seen().state == Feed::Refused).await;
     assert!(seats[0].seen().problem.expect("a problem").contains("--tokenizer-path"));
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn a_feed_that_tells_of_too_much_waits_and_no_other_does() {
+    const NAMES: u64 = 150_000;
+    let (a, mut b) = (CachingEngine::start().await, CachingEngine::start().await);
+    // The gateway's clock stands still, so what was used up does not come back.
+    let (gateway, seats) = caching_gateway_at_speed(config(), &[&a, &b], 0.0).await;
+    // What comes while it catches up is held, and applied at once.
+    seats[0].is_right(&a).await;
+    let names: Vec<u64> = (0..NAMES).collect();
+    for _ in 0..10 {
+        a.feed.publish(batch(None, &[Told::Removed(&names)]));
+    }
+    eventually("it waits", || seats[0].seen().events.unknown == 7 * NAMES).await;
+    let message = b.store(1, 5);
+    b.feed.publish(message);
+    seats[1].is_right(&b).await;
+    let reached = gateway.metric(r#"kvlane_limits_reached_total{limit="kv_event_work"}"#).await;
+    assert_eq!(reached, Some(1.0));
+    assert_eq!(seats[0].seen().events.unknown, 7 * NAMES);
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn a_message_with_too_many_names_costs_its_sender_trust() {
+    let mut a = CachingEngine::start().await;
+    let (gateway, seats) = gateway(&[&a]).await;
+    let message = a.store(1, 5);
+    a.feed.publish(message);
+    seats[0].is_right(&a).await;
+    let mut message = vec![0x92, 0x01, 0x91, 0x92, 0xAC];
+    message.extend_from_slice(b"BlockRemoved\xDD");
+    message.extend_from_slice(&15_000_000u32.to_be_bytes());
+    message.resize(message.len() + 15_000_000, 0x07);
+    a.feed.publish(message);
+    a.held.clear();
+    seats[0].becomes(Feed::Refused, &a).await;
+    assert_eq!(seats[0].seen().undecodable, 1);
     gateway.end().await;
 }

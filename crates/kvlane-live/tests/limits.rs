@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use kvlane_live::config::{Config, LimitSpec, TokenSource};
+use kvlane_live::auth::Role;
+use kvlane_live::config::{Config, KeySpec, LimitSpec, TokenSource};
+use kvlane_live::secret::KeyHash;
 use kvlane_live::testing::{
     Client, FakeEngine, Reply, TestGateway, chat, chat_stream, config, event, eventually, soon,
 };
@@ -296,5 +298,35 @@ async fn bounds_that_no_answer_tells_of_are_counted() {
         client.closed().await;
         is_reached(&gateway, "head_time", before as f64).await;
     }
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn a_key_and_a_tenant_of_its_name_have_a_limit_each() {
+    let engine = FakeEngine::start("m").await;
+    let mut config = limits(&[LimitSpec { requests_per_minute: 1, ..of("ann") }]);
+    let key = |name: &str, trusted| KeySpec {
+        name: name.into(),
+        sha256: KeyHash::of(&format!("k-{name}")),
+        role: Role::User,
+        trusted,
+    };
+    config.auth.keys = vec![key("ann", false), key("edge", true)];
+    let gateway = TestGateway::start_at_speed(config, &[&engine], 0.0).await;
+    let ask = async |fields: &str, expect: u16| {
+        let mut client = gateway.client().await;
+        client.request_with("POST", "/v1/chat/completions", fields, &chat("m", "hi")).await;
+        if expect == 200 {
+            engine.answer("{}").await;
+        }
+        assert_eq!(client.reply().await.status, expect, "{fields}");
+        gateway.ledger_is_zero().await;
+    };
+    let key = "authorization: Bearer k-ann\r\n";
+    let tenant = format!("authorization: Bearer k-edge\r\n{WHO}: ann\r\n");
+    ask(key, 200).await;
+    ask(key, 429).await;
+    ask(&tenant, 200).await;
+    ask(&tenant, 429).await;
     gateway.end().await;
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use kvlane_core::policy::PolicyConfig;
-use kvlane_live::config::{Budget, Config};
+use kvlane_live::config::{Budget, Config, PerSecond, Share};
 use kvlane_live::secret::Secret;
 use kvlane_live::testing::{
     Call, FakeEngine, TestGateway, chat, chat_stream, config, event, next_call, soon,
@@ -328,7 +328,7 @@ async fn a_second_copy_is_an_attempt_of_its_own() {
     let mut config = traced(&collector);
     config.hedge.enabled = true;
     config.hedge.delay = Some(Duration::from_millis(20));
-    config.hedge.budget = Budget { share: 1.0, per_second: 10.0 };
+    config.hedge.budget = Budget { share: Share::of(1.0), per_second: PerSecond::of(10.0) };
     config.routing.policy = PolicyConfig::by_name("round_robin").expect("a policy");
     let gateway = TestGateway::start(config, &[&a, &b]).await;
     let mut client = gateway.client().await;

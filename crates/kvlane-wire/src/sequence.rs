@@ -77,7 +77,8 @@ pub struct Counters {
     pub applied: u64,
     /// Times that a message came before the one it follows.
     pub gaps: u64,
-    /// Messages given up.
+    /// Messages given up. Numbers may jump by anything, so this is at most what the engine can have published:
+    /// [`LOST_BEFORE_MAX`], and [`MESSAGES_PER_S_MAX`] for each second since the stream began.
     pub lost: u64,
     /// Messages that had been applied before.
     pub duplicates: u64,
@@ -125,6 +126,8 @@ pub struct Sequence {
     round: Round,
     /// When the last replay was asked for.
     asked_at: Option<Nanos>,
+    /// When it was connected for the first time.
+    began_at: Option<Nanos>,
 }
 
 /// A stream that is not trusted, as something may be missing.
@@ -159,6 +162,11 @@ struct Replay {
     answered: bool,
 }
 
+/// Messages that an engine can have published in a second: it publishes one for each of its steps.
+pub const MESSAGES_PER_S_MAX: u64 = 10_000;
+/// Messages that can be lost of what was published before a stream was listened to.
+pub const LOST_BEFORE_MAX: u64 = 1_000_000;
+
 /// Messages whose hashes are kept. A message is known for a duplicate or for another one within so many.
 const RECENT: u64 = 1024;
 
@@ -181,7 +189,7 @@ impl Default for Config {
         Self {
             replay: true,
             held_max: 20_000,
-            held_bytes_max: 64 << 20,
+            held_bytes_max: 16 << 20,
             replay_timeout: Nanos::from_secs(2),
             attempts_max: 3,
             replay_interval: Nanos::from_millis(200),
@@ -207,6 +215,7 @@ impl Sequence {
             catching_up: None,
             round: Round(0),
             asked_at: None,
+            began_at: None,
         }
     }
 
@@ -226,6 +235,7 @@ impl Sequence {
     pub fn connected(&mut self, now: Nanos, out: &mut dyn FnMut(Step<'_>)) {
         self.disconnected();
         self.connected = true;
+        self.began_at.get_or_insert(now);
         if self.config.replay {
             let why = if self.first.is_some() { Doubt::Engine } else { Doubt::Missed };
             self.catch_up(why, now, out);
@@ -273,7 +283,7 @@ impl Sequence {
             }
         } else {
             self.counters.gaps += 1;
-            self.lose(seq - next);
+            self.lose(now, seq - next);
             self.clear(Cause::Lost, out);
             self.next = Some(seq);
             self.apply(seq, payload, out);
@@ -520,7 +530,7 @@ impl Sequence {
                     // What is held would be believed although something after it is missing.
                     self.drop_held();
                 }
-                self.give_up(out);
+                self.give_up(now, out);
                 return;
             }
         }
@@ -528,7 +538,7 @@ impl Sequence {
     }
 
     /// Forgets everything and goes on from the next message there is.
-    fn give_up(&mut self, out: &mut dyn FnMut(Step<'_>)) {
+    fn give_up(&mut self, now: Nanos, out: &mut dyn FnMut(Step<'_>)) {
         let before = self.next;
         self.counters.given_up += 1;
         self.catching_up = None;
@@ -537,7 +547,7 @@ impl Sequence {
         let mut expected = before;
         while let Some((&first, _)) = self.held.first_key_value() {
             // What is held may have gaps of its own, each of which costs as much again.
-            self.lose(expected.map_or(0, |next| first.saturating_sub(next)));
+            self.lose(now, expected.map_or(0, |next| first.saturating_sub(next)));
             self.clear(Cause::Lost, out);
             self.next = Some(first);
             self.release(out);
@@ -562,9 +572,14 @@ impl Sequence {
         self.clear(cause, out);
     }
 
-    /// Counts messages given up. Numbers are what a peer says they are, so their sum may be beyond all counting.
-    fn lose(&mut self, messages: u64) {
-        self.counters.lost = self.counters.lost.saturating_add(messages);
+    /// Counts messages given up. Numbers are what a peer says they are: one that jumps further than the engine can have
+    /// come does not stand for as many messages.
+    fn lose(&mut self, now: Nanos, messages: u64) {
+        let seconds = self.began_at.map_or(0, |began| (now - began).0 / 1_000_000_000);
+        let most = LOST_BEFORE_MAX.saturating_add(seconds.saturating_mul(MESSAGES_PER_S_MAX));
+        let lost = self.counters.lost.saturating_add(messages).min(most);
+        // Should a driver's time go back, nothing that was counted is taken back.
+        self.counters.lost = self.counters.lost.max(lost);
     }
 
     fn clear(&mut self, cause: Cause, out: &mut dyn FnMut(Step<'_>)) {
@@ -871,7 +886,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_jump_as_far_as_they_can_are_counted_as_far_as_they_can() {
+    fn numbers_that_jump_count_as_far_as_an_engine_can_have_come() {
         for config in [REPLAY, ALONE] {
             let mut stream = Stream::live_until(config, 0);
             for _ in 0..3 {
@@ -885,7 +900,32 @@ mod tests {
                 stream.wait(2);
             }
             assert!(stream.sequence.trusted());
-            assert!(config.replay || stream.sequence.counters().lost == u64::MAX);
+            let lost = stream.sequence.counters().lost;
+            let most = LOST_BEFORE_MAX + MESSAGES_PER_S_MAX * (stream.now.0 / 1_000_000_000);
+            assert!(lost <= most && (config.replay || lost >= LOST_BEFORE_MAX), "{lost} of {most}");
+        }
+    }
+
+    proptest! {
+        /// Whatever numbers a peer sends, no more messages are lost than it can have sent.
+        #[test]
+        fn no_more_is_lost_than_can_have_been_sent(
+            jumps in prop::collection::vec((any::<u64>(), 0u64..3_000, any::<bool>()), 1..60),
+            replay in any::<bool>(),
+        ) {
+            let mut stream = Stream::live_until(if replay { REPLAY } else { ALONE }, 0);
+            let mut before = 0;
+            for (seq, millis, ends) in jumps {
+                stream.now += Nanos::from_millis(millis);
+                stream.live(seq, b"b");
+                if ends {
+                    stream.ended();
+                }
+                let lost = stream.sequence.counters().lost;
+                let most = LOST_BEFORE_MAX as f64 + MESSAGES_PER_S_MAX as f64 * stream.now.as_secs_f64();
+                prop_assert!(lost >= before && lost as f64 <= most, "{} of {}", lost, most);
+                before = lost;
+            }
         }
     }
 

@@ -7,11 +7,14 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
+use kvlane_core::bounded::{AtLeastOne, Share};
 use kvlane_core::policy::PolicyConfig;
 use kvlane_live::auth::Role;
-use kvlane_live::config::{BYTES_PER_TOKEN, Config, FeedSpec, KeySpec, Log, WorkerSpec};
+use kvlane_live::config::{BYTES_PER_TOKEN, Config, FeedSpec, KeySpec, Log, Multiplier, WorkerSpec};
 use kvlane_live::secret::{KeyHash, Secret, revealed};
+use serde::Deserialize;
 use serde_json::{Value, json};
+use serde_path_to_error::{Path, Track};
 
 /// Everything about the configuration that can be said on the command line.
 #[derive(Args, Clone, Debug, Default)]
@@ -39,13 +42,13 @@ pub(crate) struct ConfigArgs {
     pool_policy: Vec<String>,
     /// cache_aware: share of the prompt that must match for the cache to decide [default: 0.3].
     #[arg(long)]
-    cache_threshold: Option<f64>,
+    cache_threshold: Option<Share>,
     /// cache_aware: difference of requests in flight that counts as out of balance [default: 64].
     #[arg(long)]
     balance_abs_threshold: Option<u32>,
     /// cache_aware: ratio of requests in flight that counts as out of balance [default: 1.5].
     #[arg(long)]
-    balance_rel_threshold: Option<f64>,
+    balance_rel_threshold: Option<AtLeastOne>,
     /// prefix_aware: requests in flight at which an endpoint is passed over [default: 8].
     #[arg(long)]
     saturation_inflight: Option<u32>,
@@ -108,10 +111,10 @@ pub(crate) struct ConfigArgs {
     retry_max_backoff_ms: Option<u64>,
     /// How much longer each pause is than the one before it [default: 1.5].
     #[arg(long)]
-    retry_backoff_multiplier: Option<f64>,
+    retry_backoff_multiplier: Option<Multiplier>,
     /// Share by which a pause is longer or shorter at random [default: 0.2].
     #[arg(long)]
-    retry_jitter_factor: Option<f64>,
+    retry_jitter_factor: Option<Share>,
     /// Failed requests in a row after which an endpoint is given none for a while [default: 3].
     #[arg(long)]
     cb_failure_threshold: Option<u32>,
@@ -255,9 +258,13 @@ impl ConfigArgs {
             let key = format!("routing.policy.{}", name.replace('-', "_"));
             flag(&format!("{name} goes with --policy {policy}"), &key, value);
         };
-        of_policy("cache_aware", "cache-threshold", self.cache_threshold.map(Value::from));
+        of_policy("cache_aware", "cache-threshold", self.cache_threshold.map(|value| json!(value)));
         of_policy("cache_aware", "balance-abs-threshold", self.balance_abs_threshold.map(Value::from));
-        of_policy("cache_aware", "balance-rel-threshold", self.balance_rel_threshold.map(Value::from));
+        of_policy(
+            "cache_aware",
+            "balance-rel-threshold",
+            self.balance_rel_threshold.map(|value| json!(value)),
+        );
         of_policy("prefix_aware", "saturation-inflight", self.saturation_inflight.map(Value::from));
         for pool in &self.pool_policy {
             let (model, name) =
@@ -300,9 +307,9 @@ impl ConfigArgs {
         let millis = |millis: Option<u64>| millis.map(|millis| json!(format!("{millis}ms")));
         flag("retry-initial-backoff-ms", "retry.initial_backoff", millis(self.retry_initial_backoff_ms));
         flag("retry-max-backoff-ms", "retry.max_backoff", millis(self.retry_max_backoff_ms));
-        let multiplier = self.retry_backoff_multiplier.map(Value::from);
+        let multiplier = self.retry_backoff_multiplier.map(|value| json!(value));
         flag("retry-backoff-multiplier", "retry.backoff_multiplier", multiplier);
-        flag("retry-jitter-factor", "retry.jitter", self.retry_jitter_factor.map(Value::from));
+        flag("retry-jitter-factor", "retry.jitter", self.retry_jitter_factor.map(|value| json!(value)));
         let threshold = self.cb_failure_threshold.or(self.disable_circuit_breaker.then_some(0));
         flag("cb-failure-threshold", "breaker.failure_threshold", threshold.map(Value::from));
         flag("cb-timeout-duration-secs", "breaker.cooldown_max", secs(self.cb_timeout_duration_secs));
@@ -337,7 +344,19 @@ fn feeds_of<'a>(
 
 /// Reads a configuration file.
 pub(crate) fn from_yaml(text: &str) -> Result<Config> {
-    serde_saphyr::from_str(text).map_err(|error| anyhow!("{error}"))
+    let mut track = Track::new();
+    serde_saphyr::with_deserializer_from_str(text, |file| {
+        Config::deserialize(serde_path_to_error::Deserializer::new(file, &mut track))
+    })
+    .map_err(|error| anyhow!("{}{error}", place(&track.path())))
+}
+
+/// The key that a mistake is in, as `section.key: `; nothing for the whole.
+fn place(path: &Path) -> String {
+    match path.to_string().as_str() {
+        "." => String::new(),
+        path => format!("{path}: "),
+    }
 }
 
 fn policy(name: &str) -> Result<Value> {
@@ -375,7 +394,12 @@ fn with(config: &Config, key: &str, value: Value) -> Result<Config> {
         }
         (_, at, value) => *at = value,
     }
-    serde_json::from_value(tree).map_err(|error| anyhow!("{key}: {error}"))
+    serde_path_to_error::deserialize(tree).map_err(|error| {
+        // The mistake may be below the key that was set, as in `--set retry={jitter: 2}`.
+        let below = error.path().to_string();
+        let at = if below.starts_with(key) { &below } else { key };
+        anyhow!("{at}: {}", error.inner())
+    })
 }
 
 #[cfg(test)]
@@ -420,15 +444,15 @@ mod tests {
         let args = ConfigArgs {
             retry_initial_backoff_ms: Some(10),
             retry_max_backoff_ms: Some(2500),
-            retry_backoff_multiplier: Some(2.0),
-            retry_jitter_factor: Some(0.5),
+            retry_backoff_multiplier: Some(Multiplier::of(2.0)),
+            retry_jitter_factor: Some(Share::of(0.5)),
             cb_failure_threshold: Some(7),
             cb_timeout_duration_secs: Some(30),
             ..ConfigArgs::default()
         };
         let Config { retry, breaker, .. } = load(args).expect("right");
         assert_eq!((retry.initial_backoff.as_millis(), retry.max_backoff.as_millis()), (10, 2500));
-        assert_eq!((retry.backoff_multiplier, retry.jitter), (2.0, 0.5));
+        assert_eq!((retry.backoff_multiplier.get(), retry.jitter.get()), (2.0, 0.5));
         assert_eq!((breaker.failure_threshold, breaker.cooldown_max.as_secs()), (7, 30));
         let off = load(ConfigArgs { disable_circuit_breaker: true, ..ConfigArgs::default() });
         assert_eq!(off.expect("right").breaker.failure_threshold, 0);
@@ -523,10 +547,13 @@ mod tests {
         check(set("routing.policy=best"), &["--set routing.policy=best", "no policy 'best'"]);
         check(set("server.request_timeout=1000y"), &["server.request_timeout", "a year"]);
         let of_cache_aware = ConfigArgs { policy: Some("cache_aware".into()), ..ConfigArgs::default() };
+        let balance_rel_threshold = Some(AtLeastOne::of(1.0));
+        assert!(load(ConfigArgs { balance_rel_threshold, ..of_cache_aware }).is_ok());
         check(
-            ConfigArgs { cache_threshold: Some(7.0), ..of_cache_aware },
-            &["routing.policy.cache_threshold", "0 to 1"],
+            set(r#"routing.policy={"name": "cache_aware", "cache_threshold": 7}"#),
+            &["routing.policy: cache_threshold: 7 is out of range: take 0 to 1"],
         );
+        check(set(r#"retry={"jitter": 2}"#), &["retry.jitter: 2 is out of range: take 0 to 1"]);
         check(set("server.relay_threads=100000"), &["server.relay_threads", "1024"]);
         check(set("retry.jitter=2"), &["retry.jitter", "0 to 1"]);
         check(set("retry.backoff_multiplier=.nan"), &["retry.backoff_multiplier"]);
@@ -557,7 +584,7 @@ mod tests {
         check(ConfigArgs { worker_urls: twice, ..ConfigArgs::default() }, &["workers[1].url", "twice"]);
         let args = ConfigArgs {
             policy: Some("lmetric".into()),
-            cache_threshold: Some(0.5),
+            cache_threshold: Some(Share::of(0.5)),
             ..ConfigArgs::default()
         };
         check(args, &["--cache-threshold", "unknown field"]);
@@ -565,6 +592,61 @@ mod tests {
             ConfigArgs { config: Some("/nowhere.yaml".into()), ..ConfigArgs::default() },
             &["/nowhere.yaml"],
         );
+    }
+
+    /// Where the numbers are that are not whole.
+    fn floats(tree: &Value, place: &str) -> Vec<String> {
+        let below = |(name, value): (String, &Value)| floats(value, &format!("{place}/{name}"));
+        match tree {
+            Value::Number(number) if number.is_f64() => vec![place.to_owned()],
+            Value::Object(fields) => {
+                fields.iter().map(|(name, value)| (name.clone(), value)).flat_map(below).collect()
+            }
+            Value::Array(values) => {
+                values.iter().enumerate().map(|(n, value)| (n.to_string(), value)).flat_map(below).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// Every number of the configuration that is not whole, those of every policy among them: with anything that is not
+    /// finite or far out of bounds, the file is refused with the key, the value and the bounds.
+    #[test]
+    fn no_number_is_taken_that_is_not_within_its_bounds() {
+        let mut seen = std::collections::BTreeSet::new();
+        for policy in PolicyConfig::NAMES {
+            let mut config = Config::default();
+            config.routing.policy = PolicyConfig::by_name(policy).expect("a policy");
+            let tree = serde_json::to_value(&config).expect("JSON");
+            for place in floats(&tree, "") {
+                let mut marked = tree.clone();
+                *marked.pointer_mut(&place).expect("it is there") = json!("@");
+                for value in [".nan", "-.nan", ".inf", "-.inf", "-0.001", "1e9999", "1.1e9"] {
+                    let text = marked.to_string().replace(r#""@""#, value);
+                    let file = tempfile::NamedTempFile::new().expect("a file");
+                    std::fs::write(&file, text).expect("written");
+                    let args = ConfigArgs { config: Some(file.path().into()), ..ConfigArgs::default() };
+                    let error = format!("{:#}", load(args).expect_err(&place));
+                    let (section, key) = place[1..].rsplit_once('/').expect("a key in a section");
+                    for word in [&section.replace('/', "."), key, "is out of range: take "] {
+                        assert!(error.contains(word), "{place} {value}: '{word}' is not in: {error}");
+                    }
+                }
+                seen.insert(place);
+            }
+        }
+        for place in [
+            "/retry/backoff_multiplier",
+            "/retry/jitter",
+            "/retry/budget/share",
+            "/retry/budget/per_second",
+            "/hedge/budget/share",
+            "/tracing/sample_ratio",
+            "/routing/policy/cache_threshold",
+            "/routing/policy/window_s",
+        ] {
+            assert!(seen.contains(place), "{place} is none of {seen:?}");
+        }
     }
 
     #[test]

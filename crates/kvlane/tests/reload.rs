@@ -6,6 +6,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
+use kvlane_live::config::Config;
+use serde_json::{Value, json};
+
 /// How long a line is waited for before the test counts as failed.
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -108,5 +111,46 @@ fn a_file_that_changes_is_reloaded_without_a_signal() {
     write(&file, &with("upstream: {idle_max: 9}\n"));
     let line = gateway.logs("configuration reloaded");
     assert!(line.contains("upstream.idle_max") && line.contains("retry.max_total_retries"), "{line}");
+    gateway.end();
+}
+
+/// Where the numbers of a configuration are that are not whole, as JSON pointers.
+fn floats(tree: &Value, place: &str) -> Vec<String> {
+    match tree {
+        Value::Number(number) if number.is_f64() => vec![place.to_owned()],
+        Value::Object(fields) => {
+            fields.iter().flat_map(|(name, value)| floats(value, &format!("{place}/{name}"))).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+#[test]
+fn no_reload_takes_a_number_that_is_not_within_its_bounds() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let file = directory.path().join("kvlane.yaml");
+    let mut config = Config::default();
+    (config.server.port, config.metrics.port) = (0, 0);
+    config.server.reload_interval = Duration::ZERO;
+    let tree = serde_json::to_value(&config).expect("JSON");
+    write(&file, &tree.to_string());
+    let mut gateway = Gateway::start(&file, &[]);
+    let places = floats(&tree, "");
+    assert!(places.len() >= 7, "{places:?}");
+    for place in places {
+        for value in [".nan", ".inf", "-.inf", "-1.0", "1e300"] {
+            let mut wrong = tree.clone();
+            *wrong.pointer_mut(&place).expect("it is there") = json!("@");
+            write(&file, &wrong.to_string().replace(r#""@""#, value));
+            gateway.signal("-HUP");
+            let line = gateway.logs("not reloaded");
+            let key = place[1..].replace('/', ".");
+            assert!(line.contains(&key) && line.contains("is out of range"), "{key} {value}: {line}");
+        }
+    }
+    config.retry.max_total_retries = 2;
+    write(&file, &serde_json::to_string(&config).expect("JSON"));
+    gateway.signal("-HUP");
+    gateway.logs("configuration reloaded");
     gateway.end();
 }

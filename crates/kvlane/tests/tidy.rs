@@ -217,6 +217,17 @@ fn nothing_is_unsafe_without_an_argument() {
     }
 }
 
+/// Tests always unwind, so none would notice.
+#[test]
+fn a_panic_unwinds_in_every_profile() {
+    for path in crates().into_iter().chain([root()]) {
+        let manifest = read(&path.join("Cargo.toml"));
+        let sets = |line: &&str| line.split('=').next().is_some_and(|key| key.trim() == "panic");
+        let set: Vec<&str> = manifest.lines().filter(sets).collect();
+        assert!(set.is_empty(), "{} sets {set:?}: see docs/decisions/0014-panics.md", path.display());
+    }
+}
+
 #[test]
 fn no_test_sleeps() {
     let (call, until) = (concat!("sle", "ep("), concat!("sle", "ep_until("));

@@ -278,6 +278,9 @@ impl Default for Client {
 
 // === impl Matrix ===
 
+/// The largest rate, number of sessions, time in seconds or bound. A `Duration` of as many seconds can be made.
+const POSITIVE_MAX: f64 = 1e10;
+
 impl Matrix {
     /// Whether it makes sense.
     ///
@@ -285,9 +288,11 @@ impl Matrix {
     /// The first key that does not, and what would.
     pub fn check(&self) -> Result<(), MatrixError> {
         let fail = |key: &str, why: String| Err(MatrixError { key: key.to_owned(), why });
-        let positive = |key: &str, value: f64| match value.is_finite() && value > 0.0 {
+        let positive = |key: &str, value: f64| match value > 0.0 && value <= POSITIVE_MAX {
             true => Ok(()),
-            false => fail(key, format!("{value} is not more than 0")),
+            false => {
+                fail(key, format!("{value} is out of range: take more than 0, at most {POSITIVE_MAX:e}"))
+            }
         };
         self.fleet.check()?;
         self.workload.check(&self.loads)?;

@@ -9,6 +9,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Candidate, PickContext, Policy, Reason};
+use crate::bounded::Amount;
 
 /// Its constants.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -18,12 +19,12 @@ pub struct Config {
     pub imbalance_max: u32,
     /// Standard deviations above the mean up to which a match counts
     /// (`AIBRIX_PREFIX_CACHE_STANDARD_DEVIATION_FACTOR`).
-    pub deviations: f64,
+    pub deviations: Amount,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { imbalance_max: 8, deviations: 1.0 }
+        Self { imbalance_max: 8, deviations: Amount::of(1.0) }
     }
 }
 
@@ -53,7 +54,7 @@ impl Policy for Aibrix {
         }
         let mean = sum / candidates.len() as f64;
         let deviation = (squares / candidates.len() as f64 - mean * mean).max(0.0).sqrt();
-        let usual = |row: &Candidate| requests(row) <= mean + self.config.deviations * deviation;
+        let usual = |row: &Candidate| requests(row) <= mean + self.config.deviations.get() * deviation;
         let matching = candidates.iter().filter(|row| row.overlap_tokens > 0);
         let longest = matching.clone().filter(|row| usual(row)).map(|row| row.overlap_tokens).max();
         let Some(longest) = longest else {

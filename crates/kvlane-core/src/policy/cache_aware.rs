@@ -8,26 +8,35 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Candidate, PickContext, Policy, Reason};
+use crate::bounded::{AtLeastOne, Share};
 
 /// Thresholds, with the defaults of the SGLang router's command line; [`RUST`] has the others.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
     /// Share of the prompt that must match for the cache to decide, 0 to 1.
-    pub cache_threshold: f64,
+    pub cache_threshold: Share,
     /// Difference of requests in flight beyond which the fleet may count as out of balance.
     pub balance_abs_threshold: u32,
     /// Ratio of requests in flight beyond which the fleet may count as out of balance.
-    pub balance_rel_threshold: f64,
+    pub balance_rel_threshold: AtLeastOne,
 }
 
 /// The defaults of the same policy in the router's Rust crate, which those of its command line replace.
 pub const RUST: Config =
-    Config { cache_threshold: 0.5, balance_abs_threshold: 32, balance_rel_threshold: 1.1 };
+    Config {
+        cache_threshold: Share::of(0.5),
+        balance_abs_threshold: 32,
+        balance_rel_threshold: AtLeastOne::of(1.1),
+    };
 
 impl Default for Config {
     fn default() -> Self {
-        Self { cache_threshold: 0.3, balance_abs_threshold: 64, balance_rel_threshold: 1.5 }
+        Self {
+            cache_threshold: Share::of(0.3),
+            balance_abs_threshold: 64,
+            balance_rel_threshold: AtLeastOne::of(1.5),
+        }
     }
 }
 
@@ -53,12 +62,12 @@ impl Policy for CacheAware {
         }
         let requests = |row: &Candidate| f64::from(row.load.in_flight.requests);
         let imbalanced = max - min > self.config.balance_abs_threshold
-            && f64::from(max) > self.config.balance_rel_threshold * f64::from(min);
+            && f64::from(max) > self.config.balance_rel_threshold.get() * f64::from(min);
         if imbalanced {
             cx.reason = Reason::Imbalance;
             return cx.cheapest(candidates, requests);
         }
-        let matches = f64::from(longest) > self.config.cache_threshold * f64::from(cx.request.prompt_tokens);
+        let matches = f64::from(longest) > self.config.cache_threshold.get() * f64::from(cx.request.prompt_tokens);
         if !matches {
             cx.reason = Reason::PrefixMiss;
             return cx.cheapest(candidates, requests);

@@ -16,6 +16,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Candidate, PickContext, Policy, Reason};
+use crate::bounded::AtLeastOne;
 use crate::request::SchedulingRequest;
 use crate::ring::Ring;
 
@@ -24,14 +25,14 @@ use crate::ring::Ring;
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
     /// How far above the mean an endpoint's requests in flight may be, at least 1.
-    pub load_factor: f64,
+    pub load_factor: AtLeastOne,
     /// Points of each endpoint on the ring, at most 4096.
     pub virtual_nodes: u32,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { load_factor: 1.25, virtual_nodes: 256 }
+        Self { load_factor: AtLeastOne::of(1.25), virtual_nodes: 256 }
     }
 }
 
@@ -67,7 +68,7 @@ impl Policy for ConsistentHash {
             cx.note(row, requests(candidate));
             (sum, min) = (sum + requests(candidate), min.min(requests(candidate)));
         }
-        let bound = self.config.load_factor * (sum + 1.0) / candidates.len() as f64;
+        let bound = self.config.load_factor.get() * (sum + 1.0) / candidates.len() as f64;
         let mut rows = self.ring.rows(key, candidates.iter().map(|row| row.endpoint));
         let owner = rows.next().unwrap_or(0);
         let within = |row: usize| requests(&candidates[row]) + 1.0 <= bound;

@@ -21,6 +21,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Candidate, PickContext, Policy, Reason};
+use crate::bounded::Amount;
 use crate::recent::Recent;
 use crate::request::{SchedulingRequest, TenantKey};
 use crate::table::ByEndpoint;
@@ -32,12 +33,12 @@ pub struct Config {
     /// Tokens a client's counters rise by.
     pub quantum_tokens: u32,
     /// What an output token costs in prompt tokens.
-    pub output_weight: f64,
+    pub output_weight: Amount,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { quantum_tokens: 16_384, output_weight: 2.0 }
+        Self { quantum_tokens: 16_384, output_weight: Amount::of(2.0) }
     }
 }
 
@@ -73,7 +74,7 @@ impl Dlpm {
     pub fn new(config: Config) -> Self {
         Self {
             quantum: i64::from(config.quantum_tokens.max(1)),
-            output_weight: config.output_weight,
+            output_weight: config.output_weight.get(),
             deficits: Recent::new(CLIENTS_MAX),
         }
     }

@@ -16,6 +16,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Candidate, PickContext, Policy, Reason};
+use crate::bounded::Amount;
 
 /// How the two kinds of blocks become one cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,9 +33,9 @@ pub enum Form {
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
     /// Prefill blocks that a block held is worth.
-    pub overlap_credit: f64,
+    pub overlap_credit: Amount,
     /// Weight of prefill blocks.
-    pub prefill_load_scale: f64,
+    pub prefill_load_scale: Amount,
     /// Tokens of a block.
     pub block_tokens: u32,
     /// Sum or product.
@@ -43,13 +44,18 @@ pub struct Config {
 
 impl Default for Config {
     fn default() -> Self {
-        Self { overlap_credit: 1.0, prefill_load_scale: 1.0, block_tokens: 16, form: Form::Sum }
+        Self { form: Form::Sum, ..LMETRIC }
     }
 }
 
 /// Dynamo's `lmetric` option.
 pub const LMETRIC: Config =
-    Config { overlap_credit: 1.0, prefill_load_scale: 1.0, block_tokens: 16, form: Form::Product };
+    Config {
+        overlap_credit: Amount::of(1.0),
+        prefill_load_scale: Amount::of(1.0),
+        block_tokens: 16,
+        form: Form::Product,
+    };
 
 /// The policy.
 pub struct Dynamo {
@@ -67,6 +73,7 @@ impl Policy for Dynamo {
     fn pick(&mut self, cx: &mut PickContext<'_>, candidates: &[Candidate]) -> usize {
         cx.reason = Reason::LowestCost;
         let Config { overlap_credit, prefill_load_scale, block_tokens, form } = self.config;
+        let (overlap_credit, prefill_load_scale) = (overlap_credit.get(), prefill_load_scale.get());
         let blocks = |tokens: f64| tokens / f64::from(block_tokens.max(1));
         let prompt_tokens = f64::from(cx.request.prompt_tokens);
         cx.cheapest(candidates, |row| {

@@ -14,30 +14,36 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Candidate, PickContext, Policy, Reason};
+use crate::bounded::{Amount, AtLeastOne, Share};
 
 /// Its constants.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
     /// Share of the prompt from which an endpoint is sticky, 0 to 1; at 0 nobody is.
-    pub threshold: f64,
+    pub threshold: Share,
     /// Milliseconds of queue that a sticky endpoint may have more than the others; 0: any.
-    pub penalty_max_ms: f64,
+    pub penalty_max_ms: Amount,
     /// Tokens of queue that are computed in a second.
-    pub prefill_tokens_s: f64,
+    pub prefill_tokens_s: AtLeastOne,
     /// Queued tokens from which all are equal.
     pub tokens_max: u64,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { threshold: 0.8, penalty_max_ms: 18_000.0, prefill_tokens_s: 15_928.0, tokens_max: 4_194_304 }
+        Self { penalty_max_ms: Amount::of(18_000.0), ..FIVE_SECONDS }
     }
 }
 
 /// With five seconds of queue in place of eighteen.
 pub const FIVE_SECONDS: Config =
-    Config { threshold: 0.8, penalty_max_ms: 5_000.0, prefill_tokens_s: 15_928.0, tokens_max: 4_194_304 };
+    Config {
+        threshold: Share::of(0.8),
+        penalty_max_ms: Amount::of(5_000.0),
+        prefill_tokens_s: AtLeastOne::of(15_928.0),
+        tokens_max: 4_194_304,
+    };
 
 /// The policy.
 pub struct LlmDAffinity {
@@ -54,6 +60,7 @@ impl LlmDAffinity {
 impl Policy for LlmDAffinity {
     fn pick(&mut self, cx: &mut PickContext<'_>, candidates: &[Candidate]) -> usize {
         let Config { threshold, penalty_max_ms, prefill_tokens_s, tokens_max } = self.config;
+        let (threshold, penalty_max_ms) = (threshold.get(), penalty_max_ms.get());
         let prompt_tokens = f64::from(cx.request.prompt_tokens.max(1));
         let is_sticky =
             |row: &Candidate| threshold > 0.0 && f64::from(row.overlap_tokens) / prompt_tokens >= threshold;
@@ -63,7 +70,7 @@ impl Policy for LlmDAffinity {
             let least = if is_sticky(row) { &mut sticky } else { &mut others };
             *least = least.min(queued(row));
         }
-        let too_far = penalty_max_ms > 0.0 && sticky - others > penalty_max_ms / 1e3 * prefill_tokens_s;
+        let too_far = penalty_max_ms > 0.0 && sticky - others > penalty_max_ms / 1e3 * prefill_tokens_s.get();
         let load = |row: &Candidate| queued(row).min(tokens_max as f64);
         cx.reason = match (sticky.is_finite(), too_far) {
             (false, _) => Reason::PrefixMiss,

@@ -5,9 +5,10 @@
 //! a policy that somebody has published are a set: a constant in the policy's file and one line below.
 
 use std::fmt;
+use std::marker::PhantomData;
 
 use serde::de::value::MapAccessDeserializer;
-use serde::de::{self, MapAccess, Visitor};
+use serde::de::{self, DeserializeSeed, IntoDeserializer, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::endpoint::EndpointId;
@@ -237,6 +238,14 @@ macro_rules! policies {
                 }
             }
 
+            /// The policy called `name` (or an alias of it) with the parameters that `deserializer` has.
+            fn with_parameters<'de, D: Deserializer<'de>>(name: &str, deserializer: D) -> Result<Self, D::Error> {
+                match name {
+                    $( $name $(| $alias)* => $module::Config::deserialize(deserializer).map(Self::$Type), )+
+                    _ => Err(no_policy(name)),
+                }
+            }
+
             /// Its name: that of a set if its parameters are exactly those.
             pub fn name(&self) -> &'static str {
                 match self {
@@ -330,20 +339,69 @@ pub fn name_or_config<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Poli
         }
 
         fn visit_str<E: de::Error>(self, name: &str) -> Result<PolicyConfig, E> {
-            PolicyConfig::by_name(name).ok_or_else(|| {
-                E::custom(format!(
-                    "there is no policy '{name}': take one of {}",
-                    PolicyConfig::NAMES.join(", ")
-                ))
-            })
+            PolicyConfig::by_name(name).ok_or_else(|| no_policy(name))
         }
 
-        fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<PolicyConfig, A::Error> {
-            PolicyConfig::deserialize(MapAccessDeserializer::new(map))
+        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<PolicyConfig, A::Error> {
+            let (mut name, mut parameters) = (None, Vec::new());
+            while let Some(key) = map.next_key::<String>()? {
+                match &*key {
+                    "name" => name = Some(map.next_value::<String>()?),
+                    _ => parameters.push((key, map.next_value()?)),
+                }
+            }
+            let name = name.ok_or_else(|| de::Error::missing_field("name"))?;
+            let parameters = Parameters { rest: parameters.into_iter(), value: None, error: PhantomData };
+            PolicyConfig::with_parameters(&name, MapAccessDeserializer::new(parameters))
         }
     }
 
     deserializer.deserialize_any(Either)
+}
+
+fn no_policy<E: de::Error>(name: &str) -> E {
+    E::custom(format!("there is no policy '{name}': take one of {}", PolicyConfig::NAMES.join(", ")))
+}
+
+/// A parameter's value, before it is known what it should be.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "a parameter is a number, a name, true or false")]
+enum Scalar {
+    Bool(bool),
+    Unsigned(u64),
+    Signed(i64),
+    Float(f64),
+    Text(String),
+}
+
+/// The parameters of a policy. What is wrong with one is told with its name.
+struct Parameters<E> {
+    rest: std::vec::IntoIter<(String, Scalar)>,
+    value: Option<(String, Scalar)>,
+    error: PhantomData<E>,
+}
+
+impl<'de, E: de::Error> MapAccess<'de> for Parameters<E> {
+    type Error = E;
+
+    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, E> {
+        self.value = self.rest.next();
+        self.value.as_ref().map(|(name, _)| seed.deserialize(name.as_str().into_deserializer())).transpose()
+    }
+
+    fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, E> {
+        let Some((name, value)) = self.value.take() else {
+            return Err(E::custom("a value without its name"));
+        };
+        let value = match value {
+            Scalar::Bool(value) => seed.deserialize(value.into_deserializer()),
+            Scalar::Unsigned(value) => seed.deserialize(value.into_deserializer()),
+            Scalar::Signed(value) => seed.deserialize(value.into_deserializer()),
+            Scalar::Float(value) => seed.deserialize(value.into_deserializer()),
+            Scalar::Text(value) => seed.deserialize(value.into_deserializer()),
+        };
+        value.map_err(|error: E| E::custom(format!("{name}: {error}")))
+    }
 }
 
 #[cfg(test)]

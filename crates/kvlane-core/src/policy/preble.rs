@@ -24,6 +24,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Candidate, PickContext, Policy, Reason};
+use crate::bounded::AtLeastOne;
 use crate::request::SchedulingRequest;
 use crate::table::ByEndpoint;
 use crate::time::Nanos;
@@ -33,12 +34,12 @@ use crate::time::Nanos;
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
     /// Seconds for which a placement counts as load.
-    pub window_s: f64,
+    pub window_s: AtLeastOne,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { window_s: 180.0 }
+        Self { window_s: AtLeastOne::of(180.0) }
     }
 }
 
@@ -126,7 +127,7 @@ impl Window {
 impl Preble {
     /// The policy with these parameters.
     pub fn new(config: Config) -> Self {
-        Self { part_s: (config.window_s / PARTS as f64).max(1e-3), windows: ByEndpoint::default() }
+        Self { part_s: (config.window_s.get() / PARTS as f64).max(1e-3), windows: ByEndpoint::default() }
     }
 
     fn part(&self, now: Nanos) -> u64 {

@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::consistent_hash::key;
 use super::{Candidate, PickContext, Policy, Reason};
+use crate::bounded::{Amount, AtLeastOne};
 use crate::ring::Ring;
 
 /// The bounds and the ring.
@@ -22,16 +23,16 @@ use crate::ring::Ring;
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
     /// How far above the mean an owner's requests in flight may be, as a factor.
-    pub load_factor: f64,
+    pub load_factor: AtLeastOne,
     /// And as a number.
-    pub load_margin: f64,
+    pub load_margin: Amount,
     /// Points of each endpoint on the ring, at most 4096.
     pub virtual_nodes: u32,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { load_factor: 1.25, load_margin: 10.0, virtual_nodes: 256 }
+        Self { load_factor: AtLeastOne::of(1.25), load_margin: Amount::of(10.0), virtual_nodes: 256 }
     }
 }
 
@@ -57,7 +58,7 @@ impl Policy for PrefixHash {
         };
         let sum: f64 = candidates.iter().map(requests).sum();
         let mean = (sum + 1.0) / candidates.len() as f64;
-        let bound = (self.config.load_factor * mean).max(mean + self.config.load_margin);
+        let bound = (self.config.load_factor.get() * mean).max(mean + self.config.load_margin.get());
         let owner = self.ring.rows(key, candidates.iter().map(|row| row.endpoint)).next().unwrap_or(0);
         let least = cx.cheapest(candidates, requests);
         let leaves = requests(&candidates[owner]) > bound && requests(&candidates[least]) <= bound;

@@ -16,6 +16,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Candidate, PickContext, Policy, Reason};
+use crate::bounded::{Amount, AtLeastOne};
 use crate::table::ByEndpoint;
 use crate::time::Nanos;
 
@@ -24,16 +25,20 @@ use crate::time::Nanos;
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
     /// Weight of KV pressure, in seconds.
-    pub kv_pressure_s: f64,
+    pub kv_pressure_s: Amount,
     /// Tokens per second that an engine works off.
-    pub throughput_tokens_s: f64,
+    pub throughput_tokens_s: AtLeastOne,
     /// Tokens of a request that waits.
     pub mean_prefill_tokens: u32,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        Self { kv_pressure_s: 0.15, throughput_tokens_s: 2000.0, mean_prefill_tokens: 1024 }
+        Self {
+            kv_pressure_s: Amount::of(0.15),
+            throughput_tokens_s: AtLeastOne::of(2000.0),
+            mean_prefill_tokens: 1024,
+        }
     }
 }
 
@@ -55,7 +60,7 @@ impl SmgLeastLoad {
     }
 
     fn seconds(&self, tokens: f64) -> f64 {
-        tokens / self.config.throughput_tokens_s.max(1e-9)
+        tokens / self.config.throughput_tokens_s.get()
     }
 
     /// The score of an engine that reports.
@@ -66,7 +71,7 @@ impl SmgLeastLoad {
         let usage = row.kv_usage().min(KV_USAGE_MAX);
         Some(
             self.seconds(queued + placed.map_or(0.0, |(_, tokens)| *tokens as f64))
-                + self.config.kv_pressure_s * usage / (1.0 - usage),
+                + self.config.kv_pressure_s.get() * usage / (1.0 - usage),
         )
     }
 }

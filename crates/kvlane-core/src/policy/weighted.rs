@@ -22,6 +22,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{Candidate, PickContext, Policy, Reason};
+use crate::bounded::Amount;
 use crate::table::ByEndpoint;
 
 /// The weights of the scores.
@@ -29,28 +30,39 @@ use crate::table::ByEndpoint;
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
     /// Of the engines' queues.
-    pub queue: f64,
+    pub queue: Amount,
     /// Of free KV cache.
-    pub kv: f64,
+    pub kv: Amount,
     /// Of what is in the cache.
-    pub prefix: f64,
+    pub prefix: Amount,
     /// Of our own requests in flight.
-    pub active_request: f64,
+    pub active_request: Amount,
     /// Of not having been given a prompt that nobody knows.
-    pub no_hit_lru: f64,
+    pub no_hit_lru: Amount,
+}
+
+/// The weights in the order of the fields.
+const fn weights(queue: f64, kv: f64, prefix: f64, active_request: f64, no_hit_lru: f64) -> Config {
+    Config {
+        queue: Amount::of(queue),
+        kv: Amount::of(kv),
+        prefix: Amount::of(prefix),
+        active_request: Amount::of(active_request),
+        no_hit_lru: Amount::of(no_hit_lru),
+    }
 }
 
 /// What llm-d's endpoint picker takes where nothing is configured.
 pub const LLM_D_DEFAULT: Config =
-    Config { queue: 2.0, kv: 2.0, prefix: 3.0, active_request: 0.0, no_hit_lru: 0.0 };
+    weights(2.0, 2.0, 3.0, 0.0, 0.0);
 
 /// What llm-d's performance tests take.
 pub const LLM_D_PERF: Config =
-    Config { queue: 0.0, kv: 2.0, prefix: 2.0, active_request: 4.0, no_hit_lru: 2.0 };
+    weights(0.0, 2.0, 2.0, 4.0, 2.0);
 
 impl Default for Config {
     fn default() -> Self {
-        Self { queue: 2.0, kv: 2.0, prefix: 3.0, active_request: 0.0, no_hit_lru: 2.0 }
+        weights(2.0, 2.0, 3.0, 0.0, 2.0)
     }
 }
 
@@ -76,6 +88,8 @@ impl Weighted {
 impl Policy for Weighted {
     fn pick(&mut self, cx: &mut PickContext<'_>, candidates: &[Candidate]) -> usize {
         let Config { queue, kv, prefix, active_request, no_hit_lru } = self.config;
+        let [queue, kv, prefix, active_request, no_hit_lru] =
+            [queue, kv, prefix, active_request, no_hit_lru].map(Amount::get);
         let prompt_tokens = f64::from(cx.request.prompt_tokens.max(1));
         let waiting =
             |row: &Candidate| row.load.reported.map_or(0.0, |(reported, _)| f64::from(reported.waiting));

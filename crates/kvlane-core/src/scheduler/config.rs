@@ -5,8 +5,9 @@ use serde::{Deserialize, Serialize};
 use super::shadow::Shadow;
 use super::{Output, Scheduler};
 use crate::admission::Admission;
+use crate::bounded::Share;
 use crate::breaker;
-use crate::budget;
+use crate::budget::{self, PerSecond};
 use crate::policy::PolicyConfig;
 use crate::time::Nanos;
 use crate::timing::TimingModel;
@@ -73,12 +74,12 @@ impl Config {
 
     /// A fifth of the requests, as Finagle and Envoy have it, and ten a second.
     fn usual_retries() -> budget::Config {
-        budget::Config { share: 0.2, per_second: 10.0 }
+        budget::Config { share: Share::of(0.2), per_second: PerSecond::of(10.0) }
     }
 
     /// One in twenty.
     fn usual_hedges() -> budget::Config {
-        budget::Config { share: 0.05, per_second: 0.0 }
+        budget::Config { share: Share::of(0.05), per_second: PerSecond::of(0.0) }
     }
 }
 

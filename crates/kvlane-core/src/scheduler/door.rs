@@ -289,8 +289,9 @@ impl Scheduler {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bounded::Share;
     use crate::breaker;
-    use crate::budget;
+    use crate::budget::{self, PerSecond};
     use crate::scheduler::Config;
     use crate::scheduler::tests::{World, config, endpoint, placed};
 
@@ -391,7 +392,7 @@ mod tests {
 
     #[test]
     fn so_many_are_tried_again_and_no_more() {
-        let retries = budget::Config { share: 0.5, per_second: 0.0 };
+        let retries = budget::Config { share: Share::of(0.5), per_second: PerSecond::of(0.0) };
         let mut world = World::new(Config { retries, ..patient(0) }, 1);
         (0..10).for_each(|id| _ = world.arrive(id, 10, &[]));
         let mut again = (10..30).map(|id| {
@@ -412,7 +413,7 @@ mod tests {
 
     #[test]
     fn a_hedge_goes_where_its_first_token_is_soonest_once_the_first_copy_has_waited_as_long() {
-        let hedges = budget::Config { share: 0.5, per_second: 0.0 };
+        let hedges = budget::Config { share: Share::of(0.5), per_second: PerSecond::of(0.0) };
         let mut world = World::new(Config { hedges, ..patient(20) }, 3);
         (0..6).for_each(|id| _ = world.arrive(id, 100, &[]));
         let mut next = 100;
@@ -435,7 +436,7 @@ mod tests {
         assert_eq!(hedge(&mut world, 800, &[holds(2, 19_900)]), Ok(endpoint(2)));
         let spent = hedge(&mut world, 2000, &[holds(2, 19_900)]).map_err(|refused| refused.why);
         assert_eq!(spent, Err(Rejection::BudgetSpent));
-        let generous = budget::Config { share: 0.0, per_second: 100.0 };
+        let generous = budget::Config { share: Share::of(0.0), per_second: PerSecond::of(100.0) };
         let config = Config { hedges: generous, ..patient(9) };
         world.now = Nanos::from_secs(10);
         world.step(Input::Configured { config: Box::new(config) });

@@ -119,7 +119,7 @@ async fn operate(
         ));
     }
     if method != "GET" {
-        let by = auth::identity(parts).map_or("anybody", |identity| &*identity.name);
+        let by = auth::identity(parts).map_or(auth::ANYBODY, |identity| &*identity.name);
         tracing::info!(method, path, by, "an operator's request");
     }
     let gateway = &front.gateway;

@@ -22,6 +22,8 @@ use crate::secret::KeyHash;
 
 /// What the names of those begin with who show a token: no key has such a name.
 pub(super) const PREFIX: &str = "jwt:";
+/// What follows in a name that is a hash of the claim.
+const HASHED: char = '#';
 /// Clocks may differ by this much.
 const LEEWAY_S: f64 = 60.0;
 /// The most keys of a set that are kept.
@@ -248,13 +250,14 @@ impl Jwt {
     }
 }
 
-/// What whoever a token names is called. A name that no key could have is hashed.
+/// What the subject of a token is called: as the claim says, or by the claim's hash where that is no name. A claim that
+/// begins as hashed names do is hashed, too: no claim is written as another one's hash.
 fn name_of(claim: &str) -> String {
     let short = claim.len() <= NAME_BYTES_MAX - PREFIX.len();
-    if short && claim.bytes().all(|byte| byte.is_ascii_graphic()) {
+    if short && !claim.starts_with(HASHED) && claim.bytes().all(|byte| byte.is_ascii_graphic()) {
         return format!("{PREFIX}{claim}");
     }
-    format!("{PREFIX}#{}", &KeyHash::of(claim).to_hex()[..32])
+    format!("{PREFIX}{HASHED}{}", &KeyHash::of(claim).to_hex()[..32])
 }
 
 /// A string, or those of a list.
@@ -486,6 +489,21 @@ mod tests {
             ("of a number", with(|claims| claims["sub"] = json!(7))),
         ] {
             assert_eq!(verify(&claims), Err(Wrong::Bad), "{what}");
+        }
+    }
+
+    proptest! {
+        /// No two subjects have one name, whatever they are and however they imitate each other.
+        #[test]
+        fn no_two_subjects_have_one_name(one in "(?s).{0,80}", other in "[#a-z ]{0,70}", same in any::<bool>()) {
+            let other = if same { one.clone() } else { other };
+            let named = name_of(&one);
+            prop_assert_eq!(named == name_of(&other), one == other, "{:?} {:?}", one, other);
+            // One that calls itself by the name of another.
+            let imitation = named.trim_start_matches(PREFIX);
+            prop_assert_eq!(named == name_of(imitation), one == imitation, "{:?}", one);
+            prop_assert!(named.len() <= NAME_BYTES_MAX && named.bytes().all(|byte| byte.is_ascii_graphic()));
+            prop_assert!(super::super::check_name(&named).is_err(), "no key has such a name");
         }
     }
 

@@ -27,8 +27,9 @@ pub(crate) use self::jwt::Jwt;
 pub use self::jwt::JwtSpec;
 use self::jwt::Wrong;
 pub(crate) use self::network::Unreachable;
+pub(crate) use self::network::leads_here;
 pub use self::network::{Allowed, Network};
-use crate::config::{ConfigError, KeySpec, Security, within, wrong};
+use crate::config::{ANY, ConfigError, KeySpec, Security, within, wrong};
 use crate::gateway::Gateway;
 use crate::secret::KeyHash;
 
@@ -334,6 +335,14 @@ fn blinded(blind: &hmac::Key, hash: KeyHash) -> [u8; 32] {
     tag
 }
 
+/// Names that no key may have, because they mean something else: every key in limits, keys without a row of their own in
+/// metrics, a request without a key in logs.
+pub(crate) const RESERVED: [&str; 3] = [ANY, OTHER, ANYBODY];
+/// The name in metrics of keys beyond those that have a row of their own.
+pub(crate) const OTHER: &str = "other";
+/// The name in logs of an operator without a key.
+pub(crate) const ANYBODY: &str = "anybody";
+
 /// Checks what somebody is to be called.
 ///
 /// # Errors
@@ -342,6 +351,11 @@ pub fn check_name(name: &str) -> Result<(), String> {
     let good = (1..=NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_graphic());
     if name.starts_with(jwt::PREFIX) {
         return Err(format!("'{name}': names that begin with {} are those of tokens", jwt::PREFIX));
+    }
+    if RESERVED.contains(&name) {
+        return Err(format!(
+            "'{name}' is no name of a key: limits, metrics or logs mean something else by it"
+        ));
     }
     if good {
         Ok(())
@@ -490,6 +504,10 @@ mod tests {
             ("ann user sk-plain".to_owned(), "SHA-256"),
             (format!("ann user {one}\nbob user {one}"), "'ann' and 'bob' have the same key"),
             (format!("{} user {one}", "n".repeat(65)), "1 to 64"),
+            (format!("jwt:ann user {one}"), "those of tokens"),
+            (format!("* user {one}"), "no name of a key"),
+            (format!("other user {one}"), "no name of a key"),
+            (format!("anybody admin {one}"), "no name of a key"),
         ] {
             let problem = read(&text).err().expect(word).to_string();
             assert!(problem.contains(word) && !problem.contains("sk-plain"), "{problem}");

@@ -1,11 +1,13 @@
 //! Which addresses a worker may have that somebody adds while the gateway runs.
 //!
-//! Whoever may add workers makes the gateway send requests to where they say. So it must not lead to what only this
-//! machine or its cloud may reach: link-local addresses, under which clouds hand out credentials, are never a worker's.
+//! An operator who may add workers makes the gateway send requests to an address of their choice, and an engine that says
+//! where it publishes its events makes the gateway connect there. Neither must lead to what only this machine or its cloud
+//! may reach: link-local addresses, clouds' metadata services and the like are never a worker's, and neither is an IPv6
+//! address that a translator or tunnel on the way turns into one of them.
 
 use std::fmt;
 use std::io;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 use tokio::net::{TcpStream, lookup_host};
@@ -18,9 +20,14 @@ pub struct Network {
     bits: u8,
 }
 
-/// Where added workers may be.
+/// Where added workers may be, and feeds that engines tell of.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Allowed(Vec<Network>);
+pub struct Allowed {
+    /// Empty: everywhere but where no worker is.
+    networks: Vec<Network>,
+    /// Not on this machine.
+    elsewhere: bool,
+}
 
 /// Why no address was found.
 #[derive(Debug, thiserror::Error)]
@@ -93,7 +100,12 @@ impl fmt::Display for Network {
 impl Allowed {
     /// These networks, or all if there are none.
     pub fn new(networks: &[Network]) -> Self {
-        Self(networks.to_vec())
+        Self { networks: networks.to_vec(), elsewhere: false }
+    }
+
+    /// Everywhere but where no worker is and, if it has to be `elsewhere`, on this machine.
+    pub(crate) fn anywhere(elsewhere: bool) -> Self {
+        Self { networks: Vec::new(), elsewhere }
     }
 
     /// Where `place`, a `host:port`, is, as far as a worker may be there.
@@ -131,42 +143,115 @@ impl Allowed {
     /// Why not.
     pub fn check(&self, address: IpAddr) -> Result<(), String> {
         let address = address.to_canonical();
-        if never_a_worker(address) {
-            return Err(format!(
-                "{address} is no address that a worker can have: it is link-local, or a cloud's own, or nobody's"
-            ));
+        if let Some(why) = never_a_worker(address) {
+            return Err(format!("no worker can be at {address}: {why}"));
         }
-        if !self.0.is_empty() && !self.0.iter().any(|network| network.contains(address)) {
-            let networks: Vec<String> = self.0.iter().map(Network::to_string).collect();
+        if self.elsewhere && leads_here(address) {
+            return Err(format!("{address} is this machine, and the worker is on another one"));
+        }
+        if !self.networks.is_empty() && !self.networks.iter().any(|network| network.contains(address)) {
+            let networks: Vec<String> = self.networks.iter().map(Network::to_string).collect();
             return Err(format!("{address} is in none of auth.allowed_networks ({})", networks.join(", ")));
         }
         Ok(())
     }
 }
 
-/// Addresses under which clouds answer for themselves (credentials, among other things), and those that name nobody or
-/// many.
-fn never_a_worker(address: IpAddr) -> bool {
-    /// Amazon's metadata service under IPv6, and Alibaba's, which is in no link-local range.
-    const METADATA: [IpAddr; 2] = [
-        IpAddr::V6(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254)),
-        IpAddr::V4(std::net::Ipv4Addr::new(100, 100, 100, 200)),
-    ];
-    let range = match address {
-        IpAddr::V4(address) => {
-            address.is_link_local()
-                || address.is_broadcast()
-                || address.octets()[0] == 0
-                || address.octets()[0] >= 224
-        }
-        IpAddr::V6(address) => {
-            // 64:ff9b::/96 (RFC 6052) is translated into the IPv4 address at its end.
-            let translated = address.segments()[..6] == [0x64, 0xff9b, 0, 0, 0, 0];
-            let [.., a, b, c, d] = address.octets();
-            address.is_unicast_link_local() || translated && never_a_worker(IpAddr::from([a, b, c, d]))
-        }
+/// Networks in which no worker is, and what is there.
+const NEVER: &[(Network, &str)] = &[
+    (v4([0, 0, 0, 0], 8), "it names no machine"),
+    (v4([100, 100, 100, 200], 32), METADATA),
+    (v4([168, 63, 129, 16], 32), METADATA),
+    (v4([169, 254, 0, 0], 16), LINK_LOCAL),
+    // IETF protocol assignments: NAT64 discovery, DS-Lite, and the metadata service of Oracle's first cloud, 192.0.0.192.
+    (v4([192, 0, 0, 0], 24), "the network is reserved for protocols and clouds' own services"),
+    (v4([192, 88, 99, 0], 24), "it is a relay between IPv6 and IPv4"),
+    (v4([224, 0, 0, 0], 4), MANY),
+    (v4([240, 0, 0, 0], 4), "it is reserved or names many machines"),
+    (v6([0, 0, 0, 0, 0, 0, 0, 0], 128), "it names no machine"),
+    (v6([0x100, 0, 0, 0, 0, 0, 0, 0], 64), "what is sent there is discarded"),
+    (v6([0xfe80, 0, 0, 0, 0, 0, 0, 0], 10), LINK_LOCAL),
+    (v6([0xfec0, 0, 0, 0, 0, 0, 0, 0], 10), "it is site-local, which has no meaning since 2004"),
+    (v6([0xff00, 0, 0, 0, 0, 0, 0, 0], 8), MANY),
+    // Amazon, Google, Oracle, Scaleway.
+    (v6([0xfd00, 0xec2, 0, 0, 0, 0, 0, 0], 32), METADATA),
+    (v6([0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254], 128), METADATA),
+    (v6([0xfd00, 0xc1, 0, 0, 0, 0, 0xa9fe, 0xa9fe], 128), METADATA),
+    (v6([0xfd00, 0x42, 0, 0, 0, 0, 0, 0x42], 128), METADATA),
+];
+
+const METADATA: &str = "a cloud answers for itself there, with credentials among other things";
+const LINK_LOCAL: &str = "it is link-local, where clouds hand out credentials";
+const MANY: &str = "it names many machines";
+
+const fn v4(base: [u8; 4], bits: u8) -> Network {
+    let [a, b, c, d] = base;
+    Network { base: IpAddr::V4(Ipv4Addr::new(a, b, c, d)), bits }
+}
+
+const fn v6(base: [u16; 8], bits: u8) -> Network {
+    let [a, b, c, d, e, f, g, h] = base;
+    Network { base: IpAddr::V6(Ipv6Addr::new(a, b, c, d, e, f, g, h)), bits }
+}
+
+/// Why no worker can have this address, nor one that leads to it, whatever networks are allowed.
+fn never_a_worker(address: IpAddr) -> Option<&'static str> {
+    let address = address.to_canonical();
+    if let Some((_, why)) = NEVER.iter().find(|(network, _)| network.contains(address)) {
+        return Some(why);
+    }
+    match address {
+        IpAddr::V4(_) => None,
+        IpAddr::V6(address) => embedded(address).find_map(|inner| never_a_worker(IpAddr::V4(inner))),
+    }
+}
+
+/// Whether an address is this machine's own, however it is written.
+pub(crate) fn leads_here(address: IpAddr) -> bool {
+    match address.to_canonical() {
+        IpAddr::V4(address) => address.is_loopback(),
+        IpAddr::V6(address) => address.is_loopback() || embedded(address).any(|inner| inner.is_loopback()),
+    }
+}
+
+/// The IPv4 addresses that a translator or tunnel on the way may take out of an IPv6 address and connect to. An IPv4
+/// address that is merely written as an IPv6 one has been made one before.
+fn embedded(address: Ipv6Addr) -> impl Iterator<Item = Ipv4Addr> {
+    let (segments, bits) = (address.segments(), address.to_bits());
+    // The 32 bits behind which so many are left.
+    let at = |rest: u32| (bits >> rest) as u32;
+    // An address that is cut around bits 64 to 71, which are zero: so many of its bits are before them (RFC 6052).
+    let around = |before: u32| {
+        let high = u64::from((bits >> 64) as u32) << (32 - before);
+        (high as u32) | (bits << 72 >> (96 + before)) as u32
     };
-    range || address.is_unspecified() || address.is_multicast() || METADATA.contains(&address)
+    let (plain, translated, nat64, own_nat64, tunnel, teredo, isatap) = (
+        matches!(segments, [0, 0, 0, 0, 0, 0, ..]) && !address.is_loopback(),
+        matches!(segments, [0, 0, 0, 0, 0xffff, 0, ..]),
+        matches!(segments, [0x64, 0xff9b, 0, 0, 0, 0, ..]),
+        matches!(segments, [0x64, 0xff9b, 1, ..]),
+        matches!(segments, [0x2002, ..]),
+        matches!(segments, [0x2001, 0, ..]),
+        matches!(segments, [_, _, _, _, 0 | 0x200, 0x5efe, ..]),
+    );
+    [
+        // IPv4-compatible (RFC 4291), IPv4-translated (RFC 2765), NAT64 under its well-known prefix (RFC 6052), ISATAP in
+        // any network (RFC 5214).
+        (plain || translated || nat64 || isatap).then(|| at(0)),
+        // NAT64 under a prefix for one's own network (RFC 8215), of 96, 64, 56 or 48 bits.
+        own_nat64.then(|| at(0)),
+        own_nat64.then(|| around(0)),
+        own_nat64.then(|| around(8)),
+        own_nat64.then(|| around(16)),
+        // 6to4 (RFC 3056).
+        tunnel.then(|| at(80)),
+        // Teredo (RFC 4380): its server, and its client behind a mask.
+        teredo.then(|| at(64)),
+        teredo.then(|| !at(0)),
+    ]
+    .into_iter()
+    .flatten()
+    .map(Ipv4Addr::from_bits)
 }
 
 #[cfg(test)]
@@ -202,29 +287,119 @@ mod tests {
         }
     }
 
+    /// Every way in which an IPv6 address has an IPv4 address within it.
+    fn written_as_ipv6(inner: Ipv4Addr) -> Vec<Ipv6Addr> {
+        let bits = u128::from(inner.to_bits());
+        let prefix = |text: &str| text.parse::<Ipv6Addr>().expect("an address").to_bits();
+        let (high, low) = (|n: u32| bits >> (32 - n), |n: u32| bits & ((1 << (32 - n)) - 1));
+        let around = |n: u32| prefix("64:ff9b:1::") | high(n) << 64 | low(n) << (24 + n);
+        [
+            prefix("::ffff:0:0") | bits,
+            bits,
+            prefix("::ffff:0:0:0") | bits,
+            prefix("64:ff9b::") | bits,
+            prefix("64:ff9b:1:abcd::") | bits,
+            prefix("64:ff9b:1:abcd::") | bits << 24,
+            around(8),
+            around(16),
+            prefix("2002::") | bits << 80 | 0xabcd,
+            prefix("2001::") | bits << 64 | !u128::from(u32::from(Ipv4Addr::new(8, 8, 8, 8))) & 0xffff_ffff,
+            prefix("2001:0:808:808::") | !bits & 0xffff_ffff,
+            prefix("fd00:1:2:3:0:5efe::") | bits,
+            prefix("2620:1:2:3:200:5efe::") | bits,
+        ]
+        .map(Ipv6Addr::from_bits)
+        .to_vec()
+    }
+
     #[test]
     fn nobody_adds_a_cloud_as_a_worker() {
         let anywhere = Allowed::new(&[network("0.0.0.0/0"), network("::/0")]);
-        for refused in [
+        let refused = |address: IpAddr| {
+            assert!(anywhere.check(address).is_err(), "{address}");
+            assert!(Allowed::default().check(address).is_err(), "{address}");
+        };
+        for inner in [
             "169.254.169.254",
-            "::ffff:169.254.169.254",
-            "64:ff9b::a9fe:a9fe",
-            "fe80::1",
-            "fd00:ec2::254",
+            "169.254.170.2",
+            "169.254.0.23",
+            "168.63.129.16",
+            "192.0.0.192",
+            "192.0.0.170",
+            "192.88.99.1",
             "100.100.100.200",
             "0.0.0.0",
-            "::",
-            "255.255.255.255",
-            "224.0.0.1",
-            "ff02::1",
             "0.1.2.3",
+            "224.0.0.1",
+            "239.255.255.250",
             "240.0.0.1",
+            "255.255.255.255",
         ] {
-            assert!(anywhere.check(address(refused)).is_err(), "{refused}");
-            assert!(Allowed::default().check(address(refused)).is_err(), "{refused}");
+            let inner: Ipv4Addr = inner.parse().expect("an address");
+            refused(inner.into());
+            let disguised = written_as_ipv6(inner);
+            // 0.0.0.1 as an IPv4-compatible address is ::1, this machine.
+            disguised.into_iter().for_each(|address| refused(address.into()));
         }
-        for taken in ["127.0.0.1", "10.0.0.7", "192.168.1.1", "8.8.8.8", "fd00::7", "::1"] {
+        for text in [
+            "fe80::1",
+            "fe80::a9fe:a9fe",
+            "febf::1",
+            "fec0::1",
+            "feff::1",
+            "fd00:ec2::254",
+            "fd00:ec2::253",
+            "fd20:ce::254",
+            "fd00:c1::a9fe:a9fe",
+            "fd00:42::42",
+            "100::1",
+            "::",
+            "ff02::1",
+            "ff0e::1",
+            // As they are commonly written.
+            "::169.254.169.254",
+            "2002:a9fe:a9fe::",
+            "64:ff9b::a9fe:a9fe",
+            "64:ff9b:1:a9fe:a9:fe00::",
+            "2001:0:a9fe:a9fe::",
+            "2001:0:808:808:0:0:5601:5601",
+        ] {
+            refused(address(text));
+        }
+        for taken in [
+            "127.0.0.1",
+            "10.0.0.7",
+            "100.100.100.201",
+            "168.63.129.17",
+            "172.16.0.1",
+            "192.0.1.1",
+            "192.168.1.1",
+            "8.8.8.8",
+            "::1",
+            "fd00::7",
+            "fd00:ec3::254",
+            "fd20:ce::255",
+            "2001:4860:4860::8888",
+            "2606:4700:4700::1111",
+        ] {
             assert_eq!(Allowed::default().check(address(taken)), Ok(()), "{taken}");
+        }
+        for address in written_as_ipv6(Ipv4Addr::new(10, 0, 0, 7)) {
+            assert_eq!(Allowed::default().check(address.into()), Ok(()), "{address}");
+        }
+    }
+
+    #[test]
+    fn this_machine_is_known_however_it_is_written() {
+        let mut here = written_as_ipv6(Ipv4Addr::new(127, 9, 9, 9));
+        here.push(Ipv6Addr::LOCALHOST);
+        for address in here {
+            assert!(leads_here(address.into()), "{address}");
+            assert!(Allowed::anywhere(true).check(address.into()).is_err(), "{address}");
+            assert_eq!(Allowed::anywhere(false).check(address.into()), Ok(()), "{address}");
+        }
+        for elsewhere in ["10.0.0.7", "::ffff:10.0.0.7", "fd00::1", "128.0.0.1"] {
+            assert_eq!(Allowed::anywhere(true).check(address(elsewhere)), Ok(()), "{elsewhere}");
         }
     }
 
@@ -252,6 +427,19 @@ mod tests {
     }
 
     proptest! {
+        /// However an IPv4 address is written as an IPv6 one, it is refused exactly if it is itself.
+        #[test]
+        fn an_address_within_an_address_is_looked_at(bits in any::<u32>(), low in 0u32..256) {
+            for bits in [bits, 0xa9fe_0000 | low, 0xc000_0000 | low, 0xe000_0000 | bits >> 4] {
+                let inner = Ipv4Addr::from_bits(bits);
+                let refused = Allowed::default().check(inner.into()).is_err();
+                for address in written_as_ipv6(inner) {
+                    let why = Allowed::default().check(address.into());
+                    prop_assert!(!refused || why.is_err() || address.is_loopback(), "{} in {}", inner, address);
+                }
+            }
+        }
+
         #[test]
         fn a_network_reads_back_as_it_is_written(base in any::<IpAddr>(), bits in 0u8..=128) {
             let bits = if base.is_ipv4() { bits.min(32) } else { bits };

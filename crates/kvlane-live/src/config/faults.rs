@@ -3,6 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use kvlane_core::bounded::Bounded;
+pub use kvlane_core::bounded::Share;
+pub use kvlane_core::budget::PerSecond;
 use serde::{Deserialize, Serialize};
 
 use crate::secret::Secret;
@@ -37,6 +40,9 @@ impl Default for Health {
     }
 }
 
+/// What each pause is longer by than the one before it: 1 to 100.
+pub type Multiplier = Bounded<1, 100>;
+
 /// How failed attempts are repeated. Only before the first byte of an answer has gone to the client.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -53,9 +59,9 @@ pub struct Retry {
     #[serde(with = "humantime_serde")]
     pub max_backoff: Duration,
     /// What each pause is longer by than the one before it.
-    pub backoff_multiplier: f64,
+    pub backoff_multiplier: Multiplier,
     /// Share of a pause by which it is longer or shorter at random.
-    pub jitter: f64,
+    pub jitter: Share,
     /// Retries allowed per pool, of all requests together.
     pub budget: Budget,
 }
@@ -65,9 +71,9 @@ pub struct Retry {
 #[serde(deny_unknown_fields, default)]
 pub struct Budget {
     /// Share of the requests that arrive, 0 to 1.
-    pub share: f64,
+    pub share: Share,
     /// So many per second in any case.
-    pub per_second: f64,
+    pub per_second: PerSecond,
 }
 
 impl Default for Retry {
@@ -77,8 +83,8 @@ impl Default for Retry {
             max_total_retries: 5,
             initial_backoff: Duration::from_millis(50),
             max_backoff: Duration::from_secs(30),
-            backoff_multiplier: 1.5,
-            jitter: 0.2,
+            backoff_multiplier: Multiplier::of(1.5),
+            jitter: Share::of(0.2),
             budget: Budget::default(),
         }
     }
@@ -86,7 +92,7 @@ impl Default for Retry {
 
 impl Default for Budget {
     fn default() -> Self {
-        Self { share: 0.2, per_second: 10.0 }
+        Self { share: Share::of(0.2), per_second: PerSecond::of(10.0) }
     }
 }
 
@@ -123,7 +129,11 @@ pub struct Hedge {
 
 impl Default for Hedge {
     fn default() -> Self {
-        Self { enabled: false, delay: None, budget: Budget { share: 0.05, per_second: 0.0 } }
+        Self {
+            enabled: false,
+            delay: None,
+            budget: Budget { share: Share::of(0.05), per_second: PerSecond::of(0.0) },
+        }
     }
 }
 

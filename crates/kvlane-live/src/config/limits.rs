@@ -14,8 +14,8 @@ pub(crate) const ANY: &str = "*";
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LimitSpec {
-    /// Whose: the name of a key, or of a tenant that is believed; `*` is each for itself, unless another entry for the same
-    /// model names it.
+    /// Whose: the name of a key, and likewise, for itself, of a tenant that is believed; `*` is each for itself, unless
+    /// another entry for the same model names it.
     pub key: String,
     /// Of which model: its base model or an adapter; `*` is all models together.
     pub model: String,

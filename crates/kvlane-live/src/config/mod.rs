@@ -23,7 +23,8 @@ use kvlane_core::{breaker, budget, router, scheduler};
 use serde::{Deserialize, Serialize};
 
 pub use self::faults::{
-    Breaker, Budget, Continuation, Health, Hedge, Retry, RouteTimeouts, Timeouts, Upstream,
+    Breaker, Budget, Continuation, Health, Hedge, Multiplier, PerSecond, Retry, RouteTimeouts, Share,
+    Timeouts, Upstream,
 };
 pub use self::kv_events::KvEvents;
 pub(crate) use self::limits::ANY;
@@ -110,7 +111,8 @@ pub(crate) fn wrong<T>(field: &str, problem: String) -> Result<T, ConfigError> {
     Err(ConfigError { field: field.into(), problem })
 }
 
-pub(crate) fn within<T: PartialOrd + fmt::Display>(
+/// Checks a whole number. Those that are not whole have a type that does: [`kvlane_core::bounded::Bounded`].
+pub(crate) fn within<T: Ord + fmt::Display>(
     field: &str,
     value: T,
     least: T,
@@ -223,12 +225,6 @@ impl Config {
         within("continuation.max_per_request", continuation.max_per_request, 1, 100)?;
         within("continuation.buffer_bytes_max", continuation.buffer_bytes_max, 1 << 10, 1 << 30)?;
         within("retry.max_worker_retries", retry.max_worker_retries, 1, u32::MAX)?;
-        within("retry.backoff_multiplier", retry.backoff_multiplier, 1.0, 100.0)?;
-        within("retry.jitter", retry.jitter, 0.0, 1.0)?;
-        within("retry.budget.share", retry.budget.share, 0.0, 1.0)?;
-        within("retry.budget.per_second", retry.budget.per_second, 0.0, 1e6)?;
-        within("hedge.budget.share", self.hedge.budget.share, 0.0, 1.0)?;
-        within("hedge.budget.per_second", self.hedge.budget.per_second, 0.0, 1e6)?;
         Ok(())
     }
 

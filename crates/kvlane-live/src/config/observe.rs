@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use kvlane_core::bounded::Share;
 use serde::{Deserialize, Serialize};
 
 use super::{Config, ConfigError, LEAST_TIME, within, wrong};
@@ -22,7 +23,7 @@ pub struct Tracing {
     /// What it is told that this is.
     pub service_name: String,
     /// Share of requests that are recorded, where nobody else has decided.
-    pub sample_ratio: f64,
+    pub sample_ratio: Share,
     /// Whether a request that comes with a trace is recorded if that is, and not otherwise.
     pub follow_parent: bool,
     /// Requests whose spans may wait to be sent; what is beyond is dropped.
@@ -64,7 +65,7 @@ impl Default for Tracing {
             endpoint: None,
             headers: BTreeMap::new(),
             service_name: "kvlane".into(),
-            sample_ratio: 1.0,
+            sample_ratio: Share::of(1.0),
             follow_parent: true,
             queue_size: 2048,
             batch_size: 512,
@@ -78,7 +79,7 @@ impl Default for Tracing {
 
 impl Config {
     pub(super) fn validate_tracing(&self) -> Result<(), ConfigError> {
-        let Tracing { endpoint, headers, service_name, sample_ratio, .. } = &self.tracing;
+        let Tracing { endpoint, headers, service_name, .. } = &self.tracing;
         if let Some(endpoint) = endpoint {
             split(endpoint).or_else(|problem| wrong("tracing.endpoint", problem))?;
         }
@@ -99,7 +100,6 @@ impl Config {
         if service_name.is_empty() {
             return wrong("tracing.service_name", "it is empty: write what this is to be called".into());
         }
-        within("tracing.sample_ratio", *sample_ratio, 0.0, 1.0)?;
         within("tracing.queue_size", self.tracing.queue_size, 1, 1_000_000)?;
         within("tracing.batch_size", self.tracing.batch_size, 1, 100_000)?;
         for (field, value) in

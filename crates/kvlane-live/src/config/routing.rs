@@ -106,53 +106,17 @@ fn policy_or_none<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<P
     Ok(Option::<Said>::deserialize(deserializer)?.map(|Said(policy)| policy))
 }
 
+/// Checks the whole numbers among a policy's parameters; the others are of bounded types.
 pub(super) fn validate_policy(field: &str, policy: &PolicyConfig) -> Result<(), ConfigError> {
+    let count = |name: &str, value: u32, most: u32| within(&format!("{field}.{name}"), value, 1, most);
     match policy {
-        PolicyConfig::CacheAware(config) => {
-            within(&format!("{field}.cache_threshold"), config.cache_threshold, 0.0, 1.0)?;
-            within(&format!("{field}.balance_rel_threshold"), config.balance_rel_threshold, 1.0, f64::MAX)
-        }
         PolicyConfig::PrefixAware(config) => {
-            within(&format!("{field}.saturation_inflight"), config.saturation_inflight, 1, u32::MAX)
+            count("saturation_inflight", config.saturation_inflight, u32::MAX)
         }
-        PolicyConfig::Weighted(config) => {
-            within(&format!("{field}.queue"), config.queue, 0.0, f64::MAX)?;
-            within(&format!("{field}.kv"), config.kv, 0.0, f64::MAX)?;
-            within(&format!("{field}.prefix"), config.prefix, 0.0, f64::MAX)?;
-            within(&format!("{field}.active_request"), config.active_request, 0.0, f64::MAX)?;
-            within(&format!("{field}.no_hit_lru"), config.no_hit_lru, 0.0, f64::MAX)
-        }
-        PolicyConfig::LlmDAffinity(config) => {
-            within(&format!("{field}.threshold"), config.threshold, 0.0, 1.0)?;
-            within(&format!("{field}.penalty_max_ms"), config.penalty_max_ms, 0.0, f64::MAX)?;
-            within(&format!("{field}.prefill_tokens_s"), config.prefill_tokens_s, 1.0, f64::MAX)
-        }
-        PolicyConfig::Dynamo(config) => {
-            within(&format!("{field}.overlap_credit"), config.overlap_credit, 0.0, f64::MAX)?;
-            within(&format!("{field}.prefill_load_scale"), config.prefill_load_scale, 0.0, f64::MAX)?;
-            within(&format!("{field}.block_tokens"), config.block_tokens, 1, u32::MAX)
-        }
-        PolicyConfig::Aibrix(config) => {
-            within(&format!("{field}.deviations"), config.deviations, 0.0, f64::MAX)
-        }
-        PolicyConfig::Preble(config) => within(&format!("{field}.window_s"), config.window_s, 1.0, f64::MAX),
-        PolicyConfig::SmgLeastLoad(config) => {
-            within(&format!("{field}.kv_pressure_s"), config.kv_pressure_s, 0.0, f64::MAX)?;
-            within(&format!("{field}.throughput_tokens_s"), config.throughput_tokens_s, 1.0, f64::MAX)
-        }
-        PolicyConfig::ConsistentHash(config) => {
-            within(&format!("{field}.load_factor"), config.load_factor, 1.0, f64::MAX)?;
-            within(&format!("{field}.virtual_nodes"), config.virtual_nodes, 1, 4096)
-        }
-        PolicyConfig::PrefixHash(config) => {
-            within(&format!("{field}.load_factor"), config.load_factor, 1.0, f64::MAX)?;
-            within(&format!("{field}.load_margin"), config.load_margin, 0.0, f64::MAX)?;
-            within(&format!("{field}.virtual_nodes"), config.virtual_nodes, 1, 4096)
-        }
-        PolicyConfig::Dlpm(config) => {
-            within(&format!("{field}.quantum_tokens"), config.quantum_tokens, 1, u32::MAX)?;
-            within(&format!("{field}.output_weight"), config.output_weight, 0.0, f64::MAX)
-        }
+        PolicyConfig::Dynamo(config) => count("block_tokens", config.block_tokens, u32::MAX),
+        PolicyConfig::ConsistentHash(config) => count("virtual_nodes", config.virtual_nodes, 4096),
+        PolicyConfig::PrefixHash(config) => count("virtual_nodes", config.virtual_nodes, 4096),
+        PolicyConfig::Dlpm(config) => count("quantum_tokens", config.quantum_tokens, u32::MAX),
         _ => Ok(()),
     }
 }

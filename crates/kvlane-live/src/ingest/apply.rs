@@ -19,15 +19,19 @@ use tokio::runtime::Handle;
 use tokio::task::{AbortHandle, yield_now};
 use tokio::time::{Instant, sleep_until};
 
+use super::allowance::{Allowance, WORK_PER_S_MAX};
 use super::queue::Item;
 use super::snapshot::Entry;
 use super::socket::{Patience, replay};
 use super::{EventFeed, Events, ToldBy};
 use crate::clock::unix_time;
 use crate::gateway::{Gateway, ModelPool};
+use crate::metrics::Reached;
 
-/// Messages of one feed that are applied before the others have their turn.
+/// Messages of one feed that are applied before the others have their turn, and the work in them: events, and names of
+/// blocks.
 const MESSAGES_PER_TURN: usize = 8;
+const WORK_PER_TURN: u64 = 1 << 16;
 /// Good messages in a row after which a feed that sent a bad one is believed again.
 const GOOD_MESSAGES: u32 = 16;
 /// Time in which the same complaint is not logged twice.
@@ -57,6 +61,8 @@ pub(super) struct Applier {
     /// What it held when another gateway ended, to begin with.
     kept: Option<Entry>,
     hands: Hands,
+    /// It has more work than one feed may give, and waits.
+    too_busy: bool,
 }
 
 /// What carries out the state machine's steps.
@@ -80,6 +86,7 @@ struct Hands {
     before: Counters,
     events: Events,
     complained: Option<(String, Nanos)>,
+    allowance: Allowance,
     /// The pool's block size is this endpoint's as well.
     agreed: Option<u32>,
     /// Blocks were skipped while it was refused, so all has to be told again.
@@ -116,11 +123,12 @@ impl Applier {
             before: Counters::default(),
             events: Events::default(),
             complained: None,
+            allowance: Allowance::default(),
             agreed: None,
             must_start_over: false,
         };
         let sequence = Sequence::new(config(&feed));
-        Self { feed, sequence, connected: false, kept, hands }
+        Self { feed, sequence, connected: false, kept, hands, too_busy: false }
     }
 
     /// Applies what comes until the feed is closed.
@@ -130,7 +138,7 @@ impl Applier {
             if !self.turn() {
                 break;
             }
-            if self.feed.queue.figures().0 > 0 {
+            if self.feed.queue.figures().0 > 0 && !self.too_busy {
                 yield_now().await;
                 continue;
             }
@@ -167,10 +175,16 @@ impl Applier {
     /// Applies some of what waits; whether the feed is still open.
     fn turn(&mut self) -> bool {
         let feed = Arc::clone(&self.feed);
+        let now = self.hands.gateway.clock.now();
+        self.wait_for_allowance(now);
+        let before = self.hands.allowance.done();
         for _ in 0..MESSAGES_PER_TURN {
             let mut stage = feed.stage();
             if !stage.open {
                 return false;
+            }
+            if self.too_busy || self.hands.allowance.done() - before > WORK_PER_TURN {
+                break;
             }
             let Some(item) = feed.queue.pop() else { break };
             // What it stands at is written down again when it is settled what it is worth.
@@ -189,6 +203,19 @@ impl Applier {
             stage.live_at = self.sequence.position().filter(|_| live);
         }
         stage.open
+    }
+
+    /// Notes whether the feed has to wait until it may give more work.
+    fn wait_for_allowance(&mut self, now: Nanos) {
+        let waits = !self.hands.allowance.refill(now) && self.feed.queue.figures().0 > 0;
+        if waits && !self.too_busy {
+            self.hands.gateway.metrics.limits.reached(Reached::KvEventWork);
+            self.hands.complain(
+                now,
+                &format!("it tells of more than {WORK_PER_S_MAX} blocks and events a second: it has to wait"),
+            );
+        }
+        self.too_busy = waits;
     }
 
     fn take(&mut self, item: Item) {
@@ -238,7 +265,8 @@ impl Applier {
     /// When something is to be done though nothing comes.
     fn deadline(&self) -> Option<Instant> {
         let sequence = self.sequence.next_deadline();
-        let at = [sequence, self.hands.silent_at()].into_iter().flatten().min()?;
+        let allowed = self.too_busy.then(|| self.hands.allowance.next());
+        let at = [sequence, self.hands.silent_at(), allowed].into_iter().flatten().min()?;
         let ahead = at.0.saturating_sub(self.hands.gateway.clock.now().0);
         Some(Instant::now() + Duration::from_nanos(ahead))
     }
@@ -300,7 +328,9 @@ impl Hands {
     }
 
     fn apply(&mut self, now: Nanos, payload: &[u8]) {
-        if let Err(why) = decode(payload, &mut self.batch) {
+        let decoded = decode(payload, &mut self.batch);
+        self.allowance.take(self.batch.work(), payload.len());
+        if let Err(why) = decoded {
             return self.garbage(now, &why.to_string());
         }
         self.feed.note_speech(now);
@@ -322,6 +352,8 @@ impl Hands {
             return self.refuse(Refusal::BlockSize, why);
         }
         self.put(now);
+        // A long message's memory is not kept until the next one comes.
+        self.batch.clear();
     }
 
     /// Brings the batch into the index.
@@ -515,15 +547,15 @@ fn config(feed: &EventFeed) -> Config {
 
 fn added(a: Counters, b: Counters) -> Counters {
     Counters {
-        applied: a.applied + b.applied,
-        gaps: a.gaps + b.gaps,
-        lost: a.lost + b.lost,
-        duplicates: a.duplicates + b.duplicates,
-        late: a.late + b.late,
-        overflows: a.overflows + b.overflows,
-        restarts: a.restarts + b.restarts,
-        replays: a.replays + b.replays,
-        cleared: a.cleared + b.cleared,
-        given_up: a.given_up + b.given_up,
+        applied: a.applied.saturating_add(b.applied),
+        gaps: a.gaps.saturating_add(b.gaps),
+        lost: a.lost.saturating_add(b.lost),
+        duplicates: a.duplicates.saturating_add(b.duplicates),
+        late: a.late.saturating_add(b.late),
+        overflows: a.overflows.saturating_add(b.overflows),
+        restarts: a.restarts.saturating_add(b.restarts),
+        replays: a.replays.saturating_add(b.replays),
+        cleared: a.cleared.saturating_add(b.cleared),
+        given_up: a.given_up.saturating_add(b.given_up),
     }
 }

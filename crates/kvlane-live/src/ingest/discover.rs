@@ -8,6 +8,7 @@ use kvlane_core::load::Reported;
 use kvlane_wire::engine::{FeedSource, resolve};
 
 use super::{Source, ToldBy};
+use crate::auth::leads_here;
 use crate::config::{FeedSpec, KvEvents};
 use crate::worker::Rank;
 
@@ -98,8 +99,10 @@ fn source(host: &str, endpoint: &str, replay: Option<&str>, topic: &str, told_by
     })
 }
 
-fn is_loopback(host: &str) -> bool {
-    matches!(host, "localhost" | "127.0.0.1" | "::1" | "[::1]")
+/// Whether a host means the machine of the program that connects to it: a loopback address in any spelling, or `localhost`.
+pub(super) fn is_loopback(host: &str) -> bool {
+    let bare = host.trim_start_matches('[').trim_end_matches(']');
+    bare.eq_ignore_ascii_case("localhost") || bare.parse().is_ok_and(leads_here)
 }
 
 #[cfg(test)]
@@ -173,7 +176,10 @@ mod tests {
     #[test]
     fn an_address_that_cannot_be_reached_from_here_is_the_workers() {
         let off = KvEvents::default();
-        check(&off, &[], told(&[(0, "tcp://127.0.0.1:1", None)]), &[0], &["0 10.0.0.7:1 -"]);
+        for ours in ["127.0.0.1", "127.9.9.9", "[::1]", "[::ffff:127.0.0.1]", "LocalHost"] {
+            let endpoint = format!("tcp://{ours}:1");
+            check(&off, &[], told(&[(0, &endpoint, None)]), &[0], &["0 10.0.0.7:1 -"]);
+        }
         check(&off, &["tcp://127.0.0.1:1"], told(&[]), &[0], &["0 127.0.0.1:1 -"]);
         check(&off, &[], told(&[(0, "ipc:///tmp/kv", None)]), &[0], &["0 -"]);
     }

@@ -13,6 +13,7 @@
 //! relay thread ever waits for one: the router's locks are held for one batch at a time, and between batches the feeds
 //! take turns.
 
+mod allowance;
 mod apply;
 pub(crate) mod discover;
 mod queue;
@@ -29,13 +30,18 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwap;
 use kvlane_core::endpoint::EndpointId;
+use kvlane_core::event::KvEvent;
 use kvlane_core::time::Nanos;
+use kvlane_core::truth;
 use kvlane_wire::sequence::Position;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
+use tokio::task::AbortHandle;
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use self::apply::{Applier, BLOCK_TOKENS, BLOCK_TOKENS_UNKNOWN};
+use self::discover::is_loopback;
 use self::queue::Queue;
 use self::snapshot::{Entry, Key, Writer};
 use self::socket::{Patience, subscribe};
@@ -45,6 +51,7 @@ use crate::canary::Parity;
 use crate::clock::unix_time;
 use crate::config::KvEvents;
 use crate::gateway::{Gateway, ModelPool};
+use crate::panics::AGAIN;
 use crate::worker::{Seat, Worker};
 
 /// Where one rank of an engine publishes what its cache holds.
@@ -77,7 +84,7 @@ pub struct EventFeed {
     pub name: Arc<str>,
     /// Where it comes from.
     pub source: Source,
-    /// Where it may come from, if it was not the configuration that named its worker.
+    /// Where it may be connected to; none: wherever it is, for the configuration says so.
     allowed: Option<Arc<ArcSwap<Allowed>>>,
     /// Which of several ranks; none if the worker has but one.
     rank: Option<u32>,
@@ -141,31 +148,56 @@ impl Ingest {
         let config = &self.gateway.config();
         let patience =
             Patience { connect: config.upstream.connect_timeout, heartbeat: config.kv_events.heartbeat };
-        let reader = Arc::clone(feed);
-        let subscribing = self.sockets.spawn(async move { subscribe(&reader, patience).await });
         let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner).remove(&feed.key(pool));
-        let applier = Applier::new(
-            Arc::clone(&self.gateway),
-            Arc::clone(pool),
-            endpoint,
-            Arc::clone(feed),
-            self.sockets.clone(),
-            patience,
-            // Without a replay nothing can be proven.
-            kept.filter(|_| feed.source.replay.is_some()),
-        );
-        let applying = self.appliers.spawn(applier.run());
-        let name = Arc::clone(&feed.name);
+        // Without a replay nothing can be proven.
+        let mut kept = kept.filter(|_| feed.source.replay.is_some());
+        let (gateway, sockets) = (Arc::clone(&self.gateway), self.sockets.clone());
+        let (feed, pool) = (Arc::clone(feed), Arc::clone(pool));
         self.appliers.spawn(async move {
-            for ended in [subscribing.await, applying.await] {
-                if let Err(error) = ended
-                    && error.is_panic()
-                {
-                    tracing::error!(feed = %name, %error, "a task of a KV event feed broke");
+            loop {
+                let reader = Arc::clone(&feed);
+                let subscribing = sockets.spawn(async move { subscribe(&reader, patience).await });
+                let applier = Applier::new(
+                    Arc::clone(&gateway),
+                    Arc::clone(&pool),
+                    endpoint,
+                    Arc::clone(&feed),
+                    sockets.clone(),
+                    patience,
+                    kept.take(),
+                );
+                let applying = tokio::spawn(applier.run());
+                let aborts = [subscribing.abort_handle(), applying.abort_handle()];
+                let both = async { tokio::try_join!(subscribing, applying).map(|_| ()) };
+                match both.await {
+                    Err(error) if error.is_panic() => {}
+                    _ => return,
+                }
+                aborts.iter().for_each(AbortHandle::abort);
+                tracing::error!(feed = %feed.name, "a task of a KV event feed broke: it begins anew");
+                if !feed.disbelieve(&gateway, &pool, endpoint) {
+                    return;
+                }
+                tokio::select! {
+                    () = sleep(AGAIN) => {}
+                    () = feed.closed.cancelled() => return,
                 }
             }
         });
     }
+}
+
+/// Where a feed of a worker on `host` may be, if the configuration names the worker. It names workers and their feeds
+/// wherever it likes: none. An engine that says it publishes on another host must not lead to where no worker can be, nor
+/// from another machine to this one.
+fn allowed(host: &str, source: &Source) -> Option<Allowed> {
+    let leads_away = |address: &String| {
+        let told = address.rsplit_once(':').map_or(address.as_str(), |(host, _)| host);
+        !told.trim_start_matches('[').trim_end_matches(']').eq_ignore_ascii_case(host)
+    };
+    let led_away = source.told_by == ToldBy::Engine
+        && [Some(&source.address), source.replay.as_ref()].into_iter().flatten().any(leads_away);
+    led_away.then(|| Allowed::anywhere(!is_loopback(host)))
 }
 
 // === impl EventFeed ===
@@ -174,8 +206,10 @@ impl EventFeed {
     fn new(config: &KvEvents, worker: &Arc<Worker>, rank: Option<u32>, source: Source) -> Self {
         Self {
             name: worker.seat_name(rank),
+            allowed: worker.allowed.clone().or_else(|| {
+                allowed(&worker.address.host, &source).map(|allowed| Arc::new(ArcSwap::from_pointee(allowed)))
+            }),
             source,
-            allowed: worker.allowed.clone(),
             rank,
             queue: Queue::new(config.queue_messages, config.queue_bytes),
             reconnect: Notify::new(),
@@ -195,6 +229,27 @@ impl EventFeed {
             0 => None,
             at => Some(Nanos(at)),
         }
+    }
+
+    /// A task of the feed has panicked: what the feed has told is forgotten until all of it is told again. Returns whether
+    /// the feed is still open.
+    fn disbelieve(&self, gateway: &Gateway, pool: &ModelPool, endpoint: EndpointId) -> bool {
+        let mut stage = self.stage();
+        if !stage.open {
+            return false;
+        }
+        stage.live_at = None;
+        pool.router.apply(endpoint, &KvEvent::Cleared);
+        {
+            let mut seen = self.seen_mut();
+            seen.state = truth::Feed::Syncing;
+            seen.connected = false;
+            seen.problem = Some("a task of this feed panicked; reading begins anew".into());
+        }
+        gateway.set_feed(pool, endpoint, truth::Feed::Syncing);
+        drop(stage);
+        self.queue.start_over();
+        true
     }
 
     /// Ends it. When this returns, nothing of it is applied any more.
@@ -331,4 +386,49 @@ pub(crate) fn write_snapshot(gateway: &Gateway, path: &Path) -> io::Result<()> {
         tracing::warn!(path = %path.display(), endpoints = left_out, "the snapshot of KV caches has no room for all");
     }
     writer.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::IpAddr;
+
+    use super::*;
+
+    fn source(address: &str, told_by: ToldBy) -> Source {
+        Source { address: address.into(), replay: None, topic: String::new(), told_by }
+    }
+
+    #[test]
+    fn an_engine_cannot_lead_its_feed_where_no_worker_can_be() {
+        for (host, address, refused) in [
+            ("10.0.0.7", "169.254.169.254:80", "169.254.169.254"),
+            ("10.0.0.7", "[::ffff:169.254.169.254]:80", "::ffff:169.254.169.254"),
+            ("10.0.0.7", "[64:ff9b::a9fe:a9fe]:80", "64:ff9b::a9fe:a9fe"),
+            ("gpu-1", "metadata.example:80", "169.254.169.254"),
+            ("10.0.0.7", "this-machine.example:80", "127.0.0.1"),
+            ("fd00::7", "[::1]:80", "::1"),
+            ("127.0.0.1", "169.254.169.254:80", "169.254.169.254"),
+        ] {
+            let allowed = allowed(host, &source(address, ToldBy::Engine)).expect("it leads away");
+            let refused: IpAddr = refused.parse().expect("an address");
+            assert!(allowed.check(refused).is_err(), "{host} leads to {address}");
+            assert_eq!(allowed.check(IpAddr::from([10, 0, 0, 8])), Ok(()), "another machine of the network");
+        }
+        let replay =
+            Source { replay: Some("169.254.169.254:80".into()), ..source("10.0.0.7:1", ToldBy::Engine) };
+        assert!(allowed("10.0.0.7", &replay).is_some(), "its replay, too");
+        let beside = allowed("127.0.0.1", &source("10.0.0.7:1", ToldBy::Engine)).expect("it leads away");
+        assert_eq!(
+            beside.check(IpAddr::from([127, 0, 0, 1])),
+            Ok(()),
+            "an engine on this machine may name it"
+        );
+        for (host, address) in
+            [("10.0.0.7", "10.0.0.7:5557"), ("fd00::7", "[fd00::7]:1"), ("GPU-1", "gpu-1:1")]
+        {
+            assert_eq!(allowed(host, &source(address, ToldBy::Engine)), None, "its own host: {address}");
+        }
+        let configured = source("169.254.1.1:1", ToldBy::Configuration);
+        assert_eq!(allowed("10.0.0.7", &configured), None, "the configuration may name any");
+    }
 }

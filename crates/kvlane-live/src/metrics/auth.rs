@@ -8,7 +8,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 
 use super::table::Registration;
-use crate::auth::{Denied, Identity};
+use crate::auth::{Denied, Identity, OTHER};
 
 /// Names that have a row of their own; further ones share the row `other`.
 const NAMES_MAX: usize = 1000;
@@ -66,7 +66,7 @@ impl AuthMetrics {
             return;
         }
         let known = name.is_empty() || self.names.fetch_add(1, Ordering::Relaxed) < NAMES_MAX;
-        let labels = if known { labels } else { AuthLabels { name: "other".to_owned(), ..labels } };
+        let labels = if known { labels } else { AuthLabels { name: OTHER.to_owned(), ..labels } };
         self.requests.get_or_create(&labels).inc();
     }
 }

@@ -48,6 +48,8 @@ pub(crate) enum Reached {
     PoolEndpoints,
     /// The gateway has no room for another worker.
     Workers,
+    /// A KV event feed tells of more than one may.
+    KvEventWork,
 }
 
 // === impl Reached ===
@@ -62,6 +64,7 @@ impl Reached {
             Self::Accept => "accept",
             Self::PoolEndpoints => "pool_endpoints",
             Self::Workers => "workers",
+            Self::KvEventWork => "kv_event_work",
         }
     }
 

@@ -6,6 +6,7 @@ mod auth;
 mod faults;
 mod feeds;
 mod limits;
+mod panics;
 mod recorder;
 mod spans;
 mod stages;
@@ -30,6 +31,7 @@ use self::faults::Shed;
 pub(crate) use self::faults::{Continued, FaultMetrics, Hedged};
 pub(crate) use self::feeds::FeedMetrics;
 pub(crate) use self::limits::{LimitMetrics, Reached};
+use self::panics::PanicMetrics;
 pub(crate) use self::recorder::RecorderMetrics;
 pub(crate) use self::spans::SpanMetrics;
 use self::stages::{PoolStages, StageMetrics};
@@ -202,6 +204,7 @@ pub struct Metrics {
     pub(crate) reloads: Family<ReloadLabel, Counter>,
     tasks: Gauge,
     pub(crate) limits: LimitMetrics,
+    panics: PanicMetrics,
     queue: Family<ModelLabel, Gauge>,
     index_bytes: Family<ModelLabel, Gauge>,
     index_blocks: Family<ModelLabel, Gauge>,
@@ -282,6 +285,7 @@ impl Metrics {
             reloads: Family::default(),
             tasks: Gauge::default(),
             limits: LimitMetrics::default(),
+            panics: PanicMetrics::default(),
             queue: Family::default(),
             index_bytes: Family::default(),
             index_blocks: Family::default(),
@@ -320,6 +324,7 @@ impl Metrics {
         self.truth.register(&mut r);
         self.feeds.register(&mut r);
         self.limits.register(&mut r);
+        self.panics.register(&mut r);
         r.register("config_reloads", self.reloads.clone());
         r.register("tasks", self.tasks.clone());
         r.register("queue_requests", self.queue.clone());
@@ -418,6 +423,7 @@ impl Metrics {
         self.truth.clear();
         self.feeds.clear();
         self.limits.read(&gateway.limits);
+        self.panics.read();
         let now = gateway.clock.now();
         for worker in gateway.workers().values() {
             worker.state().seats.iter().for_each(|seat| self.feeds.read(now, seat));

@@ -161,9 +161,21 @@ impl FeedSeat {
 ///
 /// # Panics
 /// When it does not start.
-pub async fn caching_gateway(mut config: Config, engines: &[&CachingEngine]) -> (TestGateway, Vec<FeedSeat>) {
+pub async fn caching_gateway(config: Config, engines: &[&CachingEngine]) -> (TestGateway, Vec<FeedSeat>) {
+    caching_gateway_at_speed(config, engines, 1.0).await
+}
+
+/// As [`caching_gateway`], with a clock of this speed.
+///
+/// # Panics
+/// When it does not start.
+pub async fn caching_gateway_at_speed(
+    mut config: Config,
+    engines: &[&CachingEngine],
+    speed: f64,
+) -> (TestGateway, Vec<FeedSeat>) {
     config.workers = engines.iter().map(|engine| engine.spec(vec![engine.feed.spec()])).collect();
-    let gateway = TestGateway::start(config, &[]).await;
+    let gateway = TestGateway::start_at_speed(config, &[], speed).await;
     let seats: Vec<FeedSeat> =
         engines.iter().map(|engine| FeedSeat::of(&gateway, &engine.http.url(), 0)).collect();
     for (engine, seat) in engines.iter().zip(&seats) {

@@ -20,7 +20,9 @@ use kvlane_core::policy::PolicyConfig;
 use serde_json::Value;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
-pub use self::caching::{BLOCK, CachingEngine, FeedSeat, caching_config, caching_gateway, chain, tokens};
+pub use self::caching::{
+    BLOCK, CachingEngine, FeedSeat, caching_config, caching_gateway, caching_gateway_at_speed, chain, tokens,
+};
 pub use self::client::{Client, Reply};
 pub use self::engine::{Call, FakeEngine, next_call};
 pub use self::feed::{FakeFeed, Told, batch};

@@ -110,7 +110,7 @@ impl Traces {
         let trace = caller.map_or_else(made_trace, |caller| caller.trace);
         let sampled = match caller {
             Some(caller) if config.follow_parent => caller.is_sampled(),
-            _ => is_drawn(trace, config.sample_ratio),
+            _ => is_drawn(trace, config.sample_ratio.get()),
         };
         let random = caller.map_or(RANDOM, |caller| caller.flags & RANDOM);
         let flags = random | if sampled { SAMPLED } else { 0 };
@@ -292,6 +292,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::config::Share;
 
     fn begun(config: &Tracing, headers: &[(&'static str, &str)]) -> Arc<RequestTrace> {
         let mut request = Request::post("/v1/completions").body(()).expect("a request");
@@ -302,6 +303,7 @@ mod tests {
     }
 
     fn config(sample_ratio: f64) -> Tracing {
+        let sample_ratio = Share::of(sample_ratio);
         Tracing { endpoint: Some("http://127.0.0.1:4318".into()), sample_ratio, ..Tracing::default() }
     }
 

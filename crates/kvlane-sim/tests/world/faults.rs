@@ -1,6 +1,7 @@
 //! Faults of every kind: what they do to requests, who finds out, and that those which overlap add up.
 
-use kvlane_core::budget;
+use kvlane_core::bounded::Share;
+use kvlane_core::budget::{self, PerSecond};
 use kvlane_core::decision::Rejection;
 use kvlane_core::endpoint::EndpointId;
 use kvlane_core::time::Nanos;
@@ -156,7 +157,8 @@ fn unprobed(config: WorldConfig) -> WorldConfig {
 fn a_fleet_that_does_not_answer_is_given_no_more_work_than_the_budget_allows() {
     let trace = conversations(150, 7);
     let mut config = unprobed(config("round_robin", 4, 1));
-    config.router.scheduler.retries = budget::Config { share: 0.2, per_second: 0.0 };
+    config.router.scheduler.retries =
+        budget::Config { share: Share::of(0.2), per_second: PerSecond::of(0.0) };
     config.faults =
         (0..4).map(|endpoint| Fault::BlackHole { at: Nanos::ZERO, endpoint, until: None }).collect();
     let (run, world) = play(config, &trace, OPEN);

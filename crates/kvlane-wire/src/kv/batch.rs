@@ -20,6 +20,8 @@ pub struct Batch {
     pub names: Vec<EngineHash>,
     /// What was passed over.
     pub ignored: Ignored,
+    /// Names of blocks that were read, those that were passed over among them.
+    pub(super) named: usize,
     /// Groups of layers that this message shows not to be full attention, one bit each.
     pub(super) groups_aside: u64,
     /// Names of adapters and salts, one after another.
@@ -113,16 +115,26 @@ pub struct Linker {
 // === impl Batch ===
 
 impl Batch {
-    /// Forgets everything but its memory.
+    /// Forgets everything but its memory, and of that what few messages need.
     pub fn clear(&mut self) {
         self.ts = 0.0;
         self.rank = None;
+        self.named = 0;
         self.events.clear();
         self.blocks.clear();
         self.names.clear();
         self.ignored = Ignored::default();
         self.groups_aside = 0;
         self.text.clear();
+        shrink(&mut self.events);
+        shrink(&mut self.blocks);
+        shrink(&mut self.names);
+        self.text.shrink_to(KEPT);
+    }
+
+    /// What it takes to apply it, about: its events, and the names of blocks in them.
+    pub fn work(&self) -> usize {
+        self.named.saturating_add(self.events.len())
     }
 
     /// The adapter whose blocks these are. Versions that tell only its number yield a name that no adapter has.
@@ -213,6 +225,10 @@ impl Linker {
                 KvEvent::Cleared => {}
             }
         }
+        self.stored.clear();
+        self.names.clear();
+        shrink(&mut self.stored);
+        shrink(&mut self.names);
         linked
     }
 
@@ -228,6 +244,78 @@ impl Linker {
     }
 }
 
+/// Lists that are longer give their memory back: a step of an engine changes some thousand blocks at most.
+const KEPT: usize = 1 << 14;
+
+/// Gives back what an empty list keeps beyond [`KEPT`].
+fn shrink<T>(list: &mut Vec<T>) {
+    if list.capacity() > KEPT {
+        list.shrink_to(KEPT);
+    }
+}
+
 fn indices(range: Range<u32>) -> Range<usize> {
     range.start as usize..range.end as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{DecodeError, NAMES_MAX, decode};
+    use super::*;
+
+    /// A batch of one removal of so many blocks, each named in one byte.
+    fn removal(names: usize) -> Vec<u8> {
+        let mut message = vec![0x92, 0x01, 0x91, 0x92, 0xAC];
+        message.extend_from_slice(b"BlockRemoved");
+        message.push(0xDD);
+        message.extend_from_slice(&u32::try_from(names).expect("a length").to_be_bytes());
+        message.resize(message.len() + names, 0x07);
+        message
+    }
+
+    fn bytes(batch: &Batch, linker: &Linker) -> usize {
+        8 * (batch.names.capacity() + linker.names.capacity())
+            + 16 * (batch.blocks.capacity() + linker.stored.capacity())
+            + size_of::<Event>() * batch.events.capacity()
+            + batch.text.capacity()
+    }
+
+    #[test]
+    fn a_message_with_too_many_names_is_refused_before_they_take_memory() {
+        let mut batch = Batch::default();
+        assert_eq!(decode(&removal(NAMES_MAX), &mut batch), Ok(()));
+        assert_eq!((batch.names.len(), batch.work()), (NAMES_MAX, NAMES_MAX + 1));
+        for beyond in [NAMES_MAX + 1, 15_000_000] {
+            let mut batch = Batch::default();
+            assert_eq!(decode(&removal(beyond), &mut batch), Err(DecodeError::TooManyNames(beyond)));
+            assert!(bytes(&batch, &Linker::default()) < 1 << 20);
+        }
+        // Two events of which each alone would do.
+        let mut two = removal(NAMES_MAX);
+        two[2] = 0x92;
+        two.extend_from_slice(&removal(1)[3..]);
+        assert_eq!(decode(&two, &mut batch), Err(DecodeError::TooManyNames(NAMES_MAX + 1)));
+    }
+
+    #[test]
+    fn a_long_message_leaves_no_memory_behind() {
+        let (mut batch, mut linker) = (Batch::default(), Linker::default());
+        decode(&removal(NAMES_MAX), &mut batch).expect("a batch");
+        let seed = ChainSeed::new("m", None, None);
+        let mut removed = 0;
+        linker.link(
+            &batch,
+            16,
+            |_, _| seed,
+            |_| None,
+            |event| {
+                if let KvEvent::Removed { blocks, .. } = event {
+                    removed += blocks.len();
+                }
+            },
+        );
+        batch.clear();
+        assert_eq!(removed, NAMES_MAX);
+        assert!(bytes(&batch, &linker) < 1 << 20, "{} bytes", bytes(&batch, &linker));
+    }
 }

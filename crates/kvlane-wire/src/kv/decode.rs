@@ -19,6 +19,9 @@ pub const BLOCK_TOKENS_MAX: u32 = 1 << 16;
 /// Events that one message may hold. An engine sends one message per step, which changes some thousand blocks at most.
 pub const EVENTS_MAX: usize = 1 << 17;
 
+/// Names of blocks that one message may hold: as many as a prompt of a million tokens has where a block is one token.
+pub const NAMES_MAX: usize = 1 << 20;
+
 /// Bytes of a message, far beyond what an engine sends: offsets into it fit 32 bits.
 pub const PAYLOAD_MAX: usize = 1 << 30;
 
@@ -51,6 +54,11 @@ pub enum DecodeError {
     /// More events than [`EVENTS_MAX`].
     #[error("a batch of {0} KV events, more than the {EVENTS_MAX} that one step of an engine can make")]
     TooManyEvents(u32),
+    /// More names of blocks than [`NAMES_MAX`].
+    #[error(
+        "a batch of KV events with {0} names of blocks or more, beyond the {NAMES_MAX} that one may have"
+    )]
+    TooManyNames(usize),
     /// A block size of 0 or more than [`BLOCK_TOKENS_MAX`].
     #[error("a block of {0} tokens")]
     BlockTokens(u64),
@@ -350,6 +358,11 @@ impl<'a, 'b> Reader<'a, 'b> {
             return Err(DecodeError::Twice("block_hashes"));
         }
         let count = scanner.array()?;
+        let named = self.batch.named.saturating_add(count as usize);
+        if named > NAMES_MAX {
+            return Err(DecodeError::TooManyNames(named));
+        }
+        self.batch.named = named;
         self.batch.names.reserve(scanner.remaining().min(count as usize));
         for _ in 0..count {
             self.batch.names.push(hash(scanner)?);

@@ -10,7 +10,7 @@ mod decode;
 pub mod version;
 
 pub use batch::{Batch, Event, Ignored, Linked, Linker, Stored};
-pub use decode::{BLOCK_TOKENS_MAX, DecodeError, EVENTS_MAX, PAYLOAD_MAX, decode};
+pub use decode::{BLOCK_TOKENS_MAX, DecodeError, EVENTS_MAX, NAMES_MAX, PAYLOAD_MAX, decode};
 
 #[cfg(doc)]
 use kvlane_core::event::KvEvent;

@@ -51,6 +51,8 @@ pub const MESSAGE_FRAMES_MAX: usize = 8;
 pub const COMMAND_BYTES_MAX: usize = 8 << 10;
 /// Most bytes of a ping's context, by RFC 37.
 pub const PING_CONTEXT_BYTES_MAX: usize = 16;
+/// Frames that are longer do not leave their memory to those that follow.
+const LONG_FRAME_BYTES: usize = 1 << 20;
 /// Room for reading that [`Connection::input`] makes.
 const READ_BYTES: usize = 64 << 10;
 
@@ -452,7 +454,12 @@ impl Connection {
             return Ok(None);
         }
         self.input.advance(header_bytes);
-        Ok(Some((kind, self.input.split_to(body_bytes).freeze())))
+        let body = self.input.split_to(body_bytes).freeze();
+        if body_bytes > LONG_FRAME_BYTES {
+            // What follows gets memory of its own. Otherwise the connection would keep that of its longest message.
+            self.input = BytesMut::from(&self.input[..]);
+        }
+        Ok(Some((kind, body)))
     }
 
     /// Looks at a command during the handshake.

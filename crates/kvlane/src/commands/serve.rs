@@ -13,6 +13,7 @@ use crate::config::ConfigArgs;
 
 /// Runs it.
 pub(crate) fn run(args: &ConfigArgs) -> Result<ExitCode> {
+    kvlane_live::panics::watch();
     // Before it is read, so that no change of it is missed.
     let mut watch = Watch::new(args.file().into_iter().collect());
     let config = args.load()?;

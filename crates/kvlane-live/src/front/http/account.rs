@@ -9,6 +9,7 @@ use kvlane_wire::api::Api;
 
 use super::REQUEST_ID;
 use super::dialect::Dialect;
+use super::forward;
 use crate::gateway::{Gateway, ModelPool};
 use crate::limits::Left;
 use crate::metrics::RequestLabels;
@@ -46,6 +47,8 @@ struct State {
     left: Left,
     status: u16,
     settled: bool,
+    /// Its client is not told what depends on the requests of others.
+    discreet: bool,
 }
 
 // === impl Account ===
@@ -81,6 +84,12 @@ impl Account {
         self.state().pool = Some(Arc::clone(pool));
     }
 
+    /// Its client is one of several tenants that are kept apart: where a request goes, why, and how long each step took
+    /// depends on the others' requests, so the answer does not say.
+    pub(crate) fn keep_apart(&self) {
+        self.state().discreet = true;
+    }
+
     /// What its client may still use.
     pub(crate) fn set_left(&self, left: Left) {
         self.state().left = left;
@@ -89,11 +98,16 @@ impl Account {
     /// Says in an answer's head which request it is for, what its client may still use, and where the time went.
     pub(crate) fn mark(&self, headers: &mut HeaderMap) {
         headers.insert(REQUEST_ID, self.request_id.clone());
-        let pool = {
+        let (pool, discreet) = {
             let state = self.state();
             state.left.tell(headers);
-            state.pool.clone()
+            (state.pool.clone(), state.discreet)
         };
+        if discreet {
+            forward::unmark(headers);
+            // The engine's own, too: it is shared.
+            headers.remove(SERVER_TIMING);
+        }
         if !self.counted || (self.api.is_none() && pool.is_none()) {
             return;
         }
@@ -101,7 +115,8 @@ impl Account {
         if let Some(pool) = pool {
             pool.metrics.stages.observe(&stages);
         }
-        if self.gateway.config().server.server_timing
+        if !discreet
+            && self.gateway.config().server.server_timing
             && let Ok(value) = HeaderValue::try_from(stages.format())
         {
             // Whoever stands behind us has told theirs: lists of one name are one list.

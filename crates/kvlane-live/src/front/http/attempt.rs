@@ -404,10 +404,11 @@ async fn begin(answer: &mut Answer) -> io::Result<Option<Fault>> {
 fn back_off(retry: &config::Retry, retries: u32, unit: f64) -> Duration {
     let most = retry.max_backoff.as_secs_f64();
     // Beyond a few dozen it is the longest anyway, or the multiplier is one.
-    let grown = retry.backoff_multiplier.powi(retries.min(64) as i32);
+    let grown = retry.backoff_multiplier.get().powi(retries.min(64) as i32);
     let mean = (retry.initial_backoff.as_secs_f64() * grown).min(most);
-    let around = 1.0 + retry.jitter * (2.0 * unit - 1.0);
-    Duration::from_secs_f64((mean * around).clamp(0.0, most))
+    let around = 1.0 + retry.jitter.get() * (2.0 * unit - 1.0);
+    // Within the longest by rounding, too.
+    Duration::try_from_secs_f64(mean * around).map_or(retry.max_backoff, |pause| pause.min(retry.max_backoff))
 }
 
 /// The seconds of a `Retry-After`. A date counts as not given: engines send none.
@@ -421,15 +422,16 @@ mod tests {
     use proptest::prelude::{any, prop_assert, proptest};
 
     use super::*;
+    use crate::config::Share;
 
     proptest! {
         #[test]
         fn a_pause_stays_within_its_jitter_and_below_the_longest(
             retries in any::<u32>(), unit in 0.0..1.0f64, jitter in 0.0..=1.0f64,
         ) {
-            let retry = config::Retry { jitter, ..config::Retry::default() };
+            let retry = config::Retry { jitter: Share::of(jitter), ..config::Retry::default() };
             let pause = back_off(&retry, retries, unit);
-            let mean = back_off(&config::Retry { jitter: 0.0, ..retry.clone() }, retries, unit).as_secs_f64();
+            let mean = back_off(&config::Retry { jitter: Share::of(0.0), ..retry.clone() }, retries, unit).as_secs_f64();
             prop_assert!(pause <= retry.max_backoff);
             let (least, most) = (mean * (1.0 - jitter), mean * (1.0 + jitter));
             prop_assert!((least - 1e-6..=most + 1e-6).contains(&pause.as_secs_f64()), "{pause:?} about {mean}");
@@ -438,7 +440,7 @@ mod tests {
 
     #[test]
     fn pauses_grow_to_the_longest() {
-        let retry = config::Retry { jitter: 0.0, ..config::Retry::default() };
+        let retry = config::Retry { jitter: Share::of(0.0), ..config::Retry::default() };
         let pauses: Vec<_> = (0..40).map(|n| back_off(&retry, n, 0.5)).collect();
         assert_eq!((pauses[0], pauses[1]), (retry.initial_backoff, retry.initial_backoff.mul_f64(1.5)));
         assert!(pauses.is_sorted() && pauses[39] == retry.max_backoff, "{pauses:?}");

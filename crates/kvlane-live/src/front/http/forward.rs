@@ -264,6 +264,9 @@ fn apart(salt: &str) -> u64 {
     xxh3_64(salt.as_bytes()).max(1) << 1
 }
 
+/// Tokens that an answer is charged with until its end, where tenants are kept apart.
+const ANSWER_TOKENS_APART: f64 = 256.0;
+
 /// Lets a request in, if its client may use so much.
 pub(super) fn admit(
     gateway: &Arc<Gateway>,
@@ -274,7 +277,11 @@ pub(super) fn admit(
 ) -> Result<Option<Arc<Charge>>, ApiError> {
     let pool = &served.pool;
     let output_tokens = || {
-        let usual = pool.router.read(|scheduler| scheduler.usual_output_tokens());
+        let usual = match gateway.config().auth.isolate_tenants {
+            // What a client is charged, and so what it is told to have left, says nothing of others' answers.
+            true => ANSWER_TOKENS_APART,
+            false => pool.router.read(|scheduler| scheduler.usual_output_tokens()),
+        };
         (usual as u64).min(facts.output_tokens_max().map_or(u64::MAX, u64::from))
     };
     let ask = Ask {
@@ -439,12 +446,17 @@ fn is_ours(name: &header::HeaderName) -> bool {
     ["x-router-", "x-kvlane-"].into_iter().any(|start| name.as_str().starts_with(start))
 }
 
-/// Says who answers and why.
-fn mark(headers: &mut HeaderMap, lease: &Lease) {
+/// Takes away what is a router's own word.
+pub(super) fn unmark(headers: &mut HeaderMap) {
     if headers.keys().any(is_ours) {
         let said: Vec<_> = headers.keys().filter(|name| is_ours(name)).cloned().collect();
         said.iter().for_each(|name| _ = headers.remove(name));
     }
+}
+
+/// Says who answers and why.
+fn mark(headers: &mut HeaderMap, lease: &Lease) {
+    unmark(headers);
     if let Ok(backend) = HeaderValue::from_str(&lease.seat.name) {
         headers.insert("x-router-backend", backend);
     }

@@ -140,6 +140,12 @@ fn names_this_machine(host: &str) -> bool {
 // === impl Front ===
 
 impl Front {
+    /// Whether this client may learn nothing of what others do: where tenants are kept apart, all but administrators.
+    pub(super) fn keeps_apart(&self, parts: &Parts) -> bool {
+        let operates = auth::identity(parts).is_some_and(|identity| identity.role == Role::Admin);
+        matches!(self.door, Door::Clients { .. }) && !operates && self.gateway.config().auth.isolate_tenants
+    }
+
     /// Whether this client may know who the workers are: all while there are no keys, then those who operate.
     pub(crate) fn shows_workers(&self, parts: &Parts) -> bool {
         let auth = self.gateway.auth();

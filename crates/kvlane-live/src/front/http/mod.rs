@@ -244,6 +244,9 @@ impl Front {
     ) -> Result<Response<Body>, ApiError> {
         let (mut parts, mut body) = request.into_parts();
         guard::admit(self, &mut parts, purpose)?;
+        if self.keeps_apart(&parts) {
+            account.keep_apart();
+        }
         let path = parts.uri.path();
         let wanted = match purpose {
             Purpose::Api(api) => Wanted::Api(api),

@@ -58,8 +58,17 @@ const ROWS: &[Row] = &[
         seconds: false,
         labels: &["limit"],
         help: "Bounds that no answer tells of",
-        meaning: "Times that a bound was met which no answer tells of: `head_time`, `head_bytes`, `handover`, `accept`, `pool_endpoints`, `workers`, see [limits](operations.md#limits)",
+        meaning: "Times that a bound was met which no answer tells of: `head_time`, `head_bytes`, `handover`, `accept`, `pool_endpoints`, `workers`, `kv_event_work`, see [limits](operations.md#limits)",
         worry: "it grows at all: the label names the bound",
+    },
+    Row {
+        name: "panics",
+        kind: Counter,
+        seconds: false,
+        labels: &["thread"],
+        help: "Errors in the program that cost what was being done",
+        meaning: "Panics by the kind of thread they were in: `relay` costs a client's connection, `tokens` one prompt's count, `ingest` and `apply` what one engine's KV events told, `recorder` a part of a recording. The log says where in the program",
+        worry: "it grows at all: report the line that is logged",
     },
     Row {
         name: "config_reloads",

@@ -1,0 +1,109 @@
+//! Aborts the process if a panic leaves the scheduler or an index half changed.
+//!
+//! After a panic in the middle of a change the state is inconsistent: a request would be in flight for ever, or an endpoint
+//! would be credited with a block that it has lost, and no check can tell which. The process aborts while the lock is still
+//! held, so that no other thread uses that state; a supervisor starts it again. A panic during a read changes nothing and
+//! unwinds. See `docs/decisions/0014-panics.md`.
+
+use std::ops::{Deref, DerefMut};
+use std::process::abort;
+use std::thread::panicking;
+
+/// Exists while shared state is being changed.
+pub(crate) struct Change {
+    /// The thread was unwinding already when the change began: then the change is part of the clean-up.
+    unwinding: bool,
+}
+
+// === impl Change ===
+
+impl Change {
+    #[inline]
+    pub(crate) fn begin() -> Self {
+        Self { unwinding: panicking() }
+    }
+}
+
+impl Drop for Change {
+    #[inline]
+    fn drop(&mut self) {
+        if panicking() && !self.unwinding {
+            abort();
+        }
+    }
+}
+
+/// A lock's guard, for a change.
+pub(crate) struct Changing<G> {
+    // Dropped first, so that the lock is still held when the process aborts.
+    _change: Change,
+    locked: G,
+}
+
+// === impl Changing ===
+
+impl<G> Changing<G> {
+    #[inline]
+    pub(crate) fn of(locked: G) -> Self {
+        Self { _change: Change::begin(), locked }
+    }
+}
+
+impl<G: Deref> Deref for Changing<G> {
+    type Target = G::Target;
+
+    #[inline]
+    fn deref(&self) -> &G::Target {
+        &self.locked
+    }
+}
+
+impl<G: DerefMut> DerefMut for Changing<G> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut G::Target {
+        &mut self.locked
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+    use std::process::Command;
+
+    use super::*;
+
+    /// Set for a process that is to break in the middle of a change.
+    const BREAK: &str = "KVLANE_TEST_BREAK_A_CHANGE";
+
+    #[test]
+    fn a_panic_in_the_middle_of_a_change_ends_the_process() {
+        if std::env::var_os(BREAK).is_some() {
+            let _ = catch_unwind(|| {
+                let _change = Change::begin();
+                resume_unwind(Box::new("in the middle"));
+            });
+            return;
+        }
+        let this = std::env::current_exe().expect("this test");
+        let name = "whole::tests::a_panic_in_the_middle_of_a_change_ends_the_process";
+        let ended = Command::new(this).args(["--exact", name]).env(BREAK, "1").output().expect("it runs");
+        assert!(!ended.status.success() && ended.status.code().is_none(), "{:?}", ended.status);
+    }
+
+    #[test]
+    fn a_change_that_is_made_while_something_else_unwinds_is_made() {
+        struct ClearsUp<'a>(&'a mut bool);
+        impl Drop for ClearsUp<'_> {
+            fn drop(&mut self) {
+                let _change = Change::begin();
+                *self.0 = true;
+            }
+        }
+        let mut done = false;
+        let unwound = catch_unwind(AssertUnwindSafe(|| {
+            let _clears_up = ClearsUp(&mut done);
+            resume_unwind(Box::new("something else"));
+        }));
+        assert!(unwound.is_err() && done);
+    }
+}
