@@ -96,6 +96,29 @@ async fn a_path_that_a_server_may_read_otherwise_reaches_no_engine() {
 }
 
 #[tokio::test]
+async fn a_head_that_two_servers_may_read_in_two_ways_is_refused() {
+    let engine = FakeEngine::start("m").await;
+    let gateway = TestGateway::start(config(), &[&engine]).await;
+    let body = chat("m", "hi");
+    let chunked = format!("{:x}\r\n{body}\r\n0\r\n\r\n", body.len());
+    let length = format!("content-length: {}\r\n", body.len());
+    for (fields, body) in [
+        ("host: x\r\ntransfer-encoding: gzip, chunked\r\n", &chunked),
+        ("host: x\r\ntransfer-encoding: chunked\r\ntransfer-encoding: chunked\r\n", &chunked),
+        (&*length, &body),
+        (&*format!("host: x\r\nhost: y\r\n{length}"), &body),
+        (&*format!("host: x\r\nhost: x\r\n{length}"), &body),
+    ] {
+        let mut client = gateway.client().await;
+        client.send(format!("POST /v1/chat/completions HTTP/1.1\r\n{fields}\r\n{body}")).await;
+        let answer = String::from_utf8_lossy(&client.closed().await).into_owned();
+        assert!(answer.starts_with("HTTP/1.1 400"), "{fields}: {answer}");
+    }
+    assert!(engine.is_quiet().await);
+    gateway.end().await;
+}
+
+#[tokio::test]
 async fn what_is_on_no_list_reaches_no_engine_and_no_other_method_does() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
@@ -215,6 +238,29 @@ async fn a_head_in_frames_without_end_ends_the_connection() {
     let mut stream = speak(&gateway, &frames).await;
     is_sent_away(&mut stream).await;
     assert!(engine.is_quiet().await);
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn a_head_of_more_fields_than_http_1_takes_is_refused_in_http_2_too() {
+    let engine = FakeEngine::start("m").await;
+    let gateway = TestGateway::start(config(), &[&engine]).await;
+    let mut block = POST.to_vec();
+    // `x: y`, literal and not to be indexed.
+    block.extend([0, 1, b'x', 1, b'y'].repeat(2000));
+    let mut stream = speak(&gateway, &frame(HEADERS, END_STREAM | END_HEADERS, 1, &block)).await;
+    let refused = loop {
+        match next_frame(&mut stream).await {
+            // `:status 431`, as HPACK writes what its static table has not: a name of that, and three digits.
+            Some((HEADERS, block)) => {
+                break block.windows(3).any(|digits| digits == b"431") || block.len() > 3;
+            }
+            Some((RST_STREAM | GOAWAY, _)) | None => break true,
+            Some(_) => {}
+        }
+    };
+    assert!(refused && engine.is_quiet().await);
+    drop(stream);
     gateway.end().await;
 }
 

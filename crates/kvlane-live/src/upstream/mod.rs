@@ -35,6 +35,8 @@ use crate::worker::{Worker, WorkerId};
 const READ_BYTES: usize = 16 << 10;
 /// The largest head an answer may have.
 const HEAD_BYTES_MAX: usize = 64 << 10;
+/// The most interim heads (1xx) before an answer.
+const INTERIM_HEADS_MAX: u32 = 16;
 /// The most header fields an answer may have.
 const HEADERS_MAX: usize = 96;
 
@@ -454,6 +456,7 @@ async fn read_head(
     buffer: &mut BytesMut,
     method: &Method,
 ) -> Result<Head, UpstreamError> {
+    let mut interim = 0;
     loop {
         if !buffer.is_empty()
             && let Some((len, head)) = parse_head(buffer, method)?
@@ -461,8 +464,12 @@ async fn read_head(
             drop(buffer.split_to(len));
             match head {
                 Some(head) => return Ok(head),
-                None => continue,
+                None if interim == INTERIM_HEADS_MAX => {
+                    return Err(UpstreamError::Garbage("it sends interim heads without end".into()));
+                }
+                None => interim += 1,
             }
+            continue;
         }
         if buffer.len() > HEAD_BYTES_MAX {
             return Err(UpstreamError::Garbage(format!("its head is longer than {HEAD_BYTES_MAX} bytes")));
@@ -627,6 +634,18 @@ mod tests {
         let relayed = head("HTTP/1.1 200 OK\r\nkeep-alive: 5\r\nx-a: 1\r\ncontent-length: 0\r\n\r\n");
         let headers = relayed.expect("well formed").expect("whole").1.expect("final").headers;
         assert_eq!(headers.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["x-a"]);
+    }
+
+    #[tokio::test]
+    async fn interim_heads_without_end_are_garbage() {
+        let answer = async |heads: usize| {
+            let interim = "HTTP/1.1 102 Processing\r\n\r\n".repeat(heads);
+            let text = format!("{interim}HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n");
+            read_head(&mut text.as_bytes(), &mut BytesMut::new(), &Method::POST).await.map(|head| head.status)
+        };
+        assert!(answer(INTERIM_HEADS_MAX as usize).await.is_ok_and(|status| status == StatusCode::OK));
+        let garbage = answer(INTERIM_HEADS_MAX as usize + 1).await.expect_err("one too many");
+        assert!(matches!(garbage, UpstreamError::Garbage(_)), "{garbage}");
     }
 
     #[test]

@@ -38,6 +38,12 @@ pub enum ApiError {
     /// Nothing is found at this path.
     #[error("no such path: {0}")]
     UnknownPath(String),
+    /// Two servers may read the head in two ways.
+    #[error("the head of the request is ambiguous: {0}")]
+    BadHead(&'static str),
+    /// The head has too many fields.
+    #[error("the head of the request has more than 100 fields")]
+    TooManyFields,
     /// Another server may read the path as a different one.
     #[error("the path is ambiguous: send it unencoded, without `;`, `//`, `.` or `..` segments")]
     BadPath,
@@ -128,9 +134,12 @@ impl ApiError {
     /// Its HTTP status.
     pub fn status(&self) -> StatusCode {
         match self {
-            Self::BadRequest(_) | Self::MissingField(_) | Self::BodyBroken(_) | Self::BadPath => {
-                StatusCode::BAD_REQUEST
-            }
+            Self::BadRequest(_)
+            | Self::MissingField(_)
+            | Self::BodyBroken(_)
+            | Self::BadPath
+            | Self::BadHead(_) => StatusCode::BAD_REQUEST,
+            Self::TooManyFields => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             Self::BodyTimeout(_) => StatusCode::REQUEST_TIMEOUT,
             Self::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::UnknownModel(_) | Self::UnknownPath(_) | Self::UnknownObject(_) => StatusCode::NOT_FOUND,
@@ -171,6 +180,8 @@ impl ApiError {
             Self::UnknownObject(_) => "object_not_found",
             Self::NotIsolated(_) => "not_isolated",
             Self::BadPath => "bad_path",
+            Self::BadHead(_) => "bad_head",
+            Self::TooManyFields => "too_many_fields",
             Self::WrongMethod { .. } => "method_not_allowed",
             Self::Rejected { why: Rejection::NoEndpoint, .. } => "no_endpoint_ready",
             Self::Rejected { why: Rejection::QueueFull, .. } => "queue_full",
@@ -210,7 +221,14 @@ impl ApiError {
         if status == StatusCode::UNAUTHORIZED {
             response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
-        if matches!(self, Self::BodyBroken(_) | Self::BodyTimeout(_) | Self::TooLarge { .. }) {
+        if matches!(
+            self,
+            Self::BodyBroken(_)
+                | Self::BodyTimeout(_)
+                | Self::TooLarge { .. }
+                | Self::BadHead(_)
+                | Self::TooManyFields
+        ) {
             response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         response

@@ -7,7 +7,8 @@
 use std::sync::Arc;
 
 use http::request::Parts;
-use http::{HeaderMap, StatusCode, Uri, header};
+use http::{HeaderMap, Request, StatusCode, Uri, Version, header};
+use hyper::body::Incoming;
 
 use kvlane_wire::api::Api;
 use kvlane_wire::path::{self, Target, is_plain};
@@ -18,6 +19,9 @@ use super::{Door, Front};
 use crate::admin;
 use crate::auth::{self, Access, Role};
 use crate::clock::unix_time;
+
+/// Most fields of a head, in HTTP/1 as in HTTP/2.
+const FIELDS_MAX: usize = 100;
 
 /// What a request is for, by its path.
 #[derive(Clone, Copy, Debug)]
@@ -71,6 +75,29 @@ impl Purpose {
             Self::Pass(Passing::Extra) | Self::Operate(_) | Self::Own => None,
         }
     }
+}
+
+/// Refuses a head that another server may read otherwise, or that hyper lets through and nobody needs.
+pub(super) fn is_strict(request: &Request<Incoming>) -> Result<(), ApiError> {
+    let headers = request.headers();
+    if headers.len() > FIELDS_MAX {
+        return Err(ApiError::TooManyFields);
+    }
+    let mut codings = headers.get_all(header::TRANSFER_ENCODING).iter();
+    let (coding, more) = (codings.next(), codings.next());
+    if more.is_some() || coding.is_some_and(|coding| !coding.as_bytes().eq_ignore_ascii_case(b"chunked")) {
+        return Err(ApiError::BadHead("its `Transfer-Encoding` is not `chunked` once"));
+    }
+    let hosts = headers.get_all(header::HOST).iter().count();
+    let named = match request.version() {
+        Version::HTTP_11 => hosts == 1,
+        // HTTP/1.0 has none, and HTTP/2 an authority.
+        _ => hosts <= 1,
+    };
+    if !named {
+        return Err(ApiError::BadHead("it has no `Host`, or several"));
+    }
+    Ok(())
 }
 
 /// Lets a request in, and notes who sent it.

@@ -211,6 +211,7 @@ impl Front {
     async fn answer(&self, request: Request<Incoming>) -> Response<Body> {
         let path = request.uri().path();
         let (purpose, dialect) = (Purpose::of(&self, path), Dialect::of(path));
+        let purpose = guard::is_strict(&request).and(purpose);
         let api = purpose.as_ref().ok().and_then(|purpose| purpose.api());
         let in_chunks = request.headers().contains_key(header::TRANSFER_ENCODING);
         let counted = matches!(self.door, Door::Clients { .. });
@@ -259,7 +260,7 @@ impl Front {
         };
         let method = if parts.method == Method::HEAD { "GET" } else { parts.method.as_str() };
         if let Some(allow) = purpose.methods().filter(|allow| !allows(allow, method)) {
-            let method = parts.method.to_string();
+            let method = parts.method.as_str().chars().take(32).collect();
             return Err(ApiError::WrongMethod { method, path: path.into(), allow });
         }
         let body = read::body(&self.gateway, path, &parts.headers, &mut body).await?;
