@@ -12,9 +12,9 @@ use kvlane_core::policy::PolicyConfig;
 use kvlane_live::auth::Role;
 use kvlane_live::config::{BYTES_PER_TOKEN, Config, FeedSpec, KeySpec, Log, Multiplier, WorkerSpec};
 use kvlane_live::secret::{KeyHash, Secret, revealed};
-use serde::Deserialize;
 use serde_json::{Value, json};
-use serde_path_to_error::{Path, Track};
+
+use crate::yaml;
 
 /// Everything about the configuration that can be said on the command line.
 #[derive(Args, Clone, Debug, Default)]
@@ -344,19 +344,7 @@ fn feeds_of<'a>(
 
 /// Reads a configuration file.
 pub(crate) fn from_yaml(text: &str) -> Result<Config> {
-    let mut track = Track::new();
-    serde_saphyr::with_deserializer_from_str(text, |file| {
-        Config::deserialize(serde_path_to_error::Deserializer::new(file, &mut track))
-    })
-    .map_err(|error| anyhow!("{}{error}", place(&track.path())))
-}
-
-/// The key that a mistake is in, as `section.key: `; nothing for the whole.
-fn place(path: &Path) -> String {
-    match path.to_string().as_str() {
-        "." => String::new(),
-        path => format!("{path}: "),
-    }
+    yaml::read(text)
 }
 
 fn policy(name: &str) -> Result<Value> {

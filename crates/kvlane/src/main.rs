@@ -3,6 +3,7 @@
 mod commands;
 mod config;
 mod timing_file;
+mod yaml;
 
 use std::io::{IsTerminal as _, Write as _};
 

@@ -17,6 +17,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::page::PageArgs;
 use super::simulate::catalogue;
+use crate::yaml;
 
 /// A matrix with every key, for `--example`.
 const EXAMPLE: &str = include_str!("../../../../config/bench.yaml");
@@ -122,7 +123,7 @@ pub(crate) fn run_command(args: &BenchArgs) -> Result<ExitCode> {
 /// The matrix, and the directory that its paths are relative to.
 fn read(file: &Path) -> Result<(Matrix, PathBuf)> {
     let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
-    let matrix = serde_saphyr::from_str(&text).map_err(|error| anyhow!("{}: {error}", file.display()))?;
+    let matrix = yaml::read(&text).with_context(|| format!("in {}", file.display()))?;
     let directory = std::path::absolute(file)?.parent().map(Path::to_owned).unwrap_or_default();
     Ok((matrix, directory))
 }

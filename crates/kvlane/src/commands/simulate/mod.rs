@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use std::sync::OnceLock;
 use std::time::Instant;
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use kvlane_core::policy::PolicyConfig;
@@ -27,6 +27,7 @@ use serde_json::{Map, Value, json};
 
 use super::page::PageArgs;
 
+use crate::yaml;
 /// What a simulation can be told.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct SimulateArgs {
@@ -193,8 +194,7 @@ fn scenario(args: &SimulateArgs) -> Result<(Scenario, PathBuf)> {
 }
 
 fn parse(text: &str) -> Result<Scenario> {
-    // It shows the line and what is behind it; its source says the same again.
-    serde_saphyr::from_str(text).map_err(|error| anyhow!("{error}"))
+    yaml::read(text)
 }
 
 fn from_flags(args: &SimulateArgs) -> Result<Scenario> {

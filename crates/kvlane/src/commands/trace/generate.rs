@@ -3,12 +3,13 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use kvlane_trace::generate::{Workload, generate};
 use serde_json::{Value, json};
 
 use super::save;
+use crate::yaml;
 
 /// What the generator can be told.
 #[derive(Args, Clone, Debug)]
@@ -65,7 +66,7 @@ impl GenerateArgs {
             (Some(path), _) => {
                 let text = std::fs::read_to_string(path)
                     .with_context(|| format!("cannot read {}", path.display()))?;
-                let tree: Value = serde_saphyr::from_str(&text).map_err(|error| anyhow!("{error}"))?;
+                let tree: Value = yaml::read(&text).with_context(|| format!("in {}", path.display()))?;
                 self.parse(&tree).with_context(|| format!("in {}", path.display()))?;
                 tree
             }
