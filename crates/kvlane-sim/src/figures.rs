@@ -149,6 +149,42 @@ fn imbalance(values: &[f64]) -> f64 {
     values.iter().fold(0.0, |most: f64, value| most.max(*value)) / mean
 }
 
+/// What long waits say of a fleet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Overload {
+    /// Requests arrive faster than the fleet serves them: the longer the run, the longer the waits.
+    Fleet,
+    /// Requests wait at some engines while others have less to do.
+    SomeEngines,
+}
+
+/// Mean time to the first token, in multiples of what is good, from which requests are said to wait too long.
+const OVERLOAD_TTFT_FACTOR: f64 = 10.0;
+/// How much more than the mean the busiest engine is at work, from which the fleet is said to be loaded unevenly.
+const OVERLOAD_IMBALANCE: f64 = 1.5;
+
+// === impl Overload ===
+
+impl Overload {
+    /// What the figures of a run say, if requests wait too long.
+    pub fn of(figures: &Figures, judgement: &Judgement) -> Option<Self> {
+        let ttft_s = figures.get("ttft_mean_s").copied()?;
+        if ttft_s < OVERLOAD_TTFT_FACTOR * judgement.slo_ttft_s {
+            return None;
+        }
+        let imbalance = figures.get("busy_imbalance").copied().unwrap_or(1.0);
+        Some(if imbalance < OVERLOAD_IMBALANCE { Self::Fleet } else { Self::SomeEngines })
+    }
+
+    /// Its name in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Fleet => "fleet",
+            Self::SomeEngines => "some_engines",
+        }
+    }
+}
+
 /// Confidence intervals of a single run's latencies, over its requests.
 pub fn request_intervals(run: &Run, seed: u64) -> BTreeMap<String, Interval> {
     const FIGURES: [(&str, Figure); 4] = [
@@ -250,6 +286,19 @@ mod tests {
         let run = Run { start: Nanos::ZERO, end: Nanos::from_secs(11), outcomes };
         let stats = |busy| EngineStats { busy: Nanos::from_secs(busy), ..EngineStats::default() };
         figures(&run, &Judgement::default(), &[stats(0), stats(1)], &[stats(3), stats(2)])
+    }
+
+    #[test]
+    fn long_waits_are_the_fleets_or_some_engines() {
+        let of = |ttft_mean_s: f64, busy_imbalance: f64| {
+            let figures = [("ttft_mean_s", ttft_mean_s), ("busy_imbalance", busy_imbalance)];
+            let figures = figures.map(|(name, value)| (name.to_owned(), value)).into();
+            Overload::of(&figures, &Judgement::default())
+        };
+        assert_eq!(of(19.0, 1.0), None);
+        assert_eq!(of(630.0, 1.1), Some(Overload::Fleet));
+        assert_eq!(of(630.0, 2.4), Some(Overload::SomeEngines));
+        assert_eq!(Overload::of(&Figures::new(), &Judgement::default()), None);
     }
 
     #[test]

@@ -74,6 +74,33 @@ fn rows(report: &Value) -> &[Value] {
 }
 
 #[test]
+fn a_fleet_that_cannot_keep_up_gets_a_remark() {
+    let overloaded =
+        ["--workload", "chat", "--preset", "llama-3.3-70b@h100x4", "--engines", "1", "--rate", "20x60"];
+    let args = [&overloaded[..], &["--policy", "round_robin"]].concat();
+    let told = prints(&args);
+    assert!(told.contains("Overloaded: requests arrive faster than the fleet serves them"), "{told}");
+    assert!(told.contains("  round_robin, rate 20: mean TTFT "), "{told}");
+    assert_eq!(rows(&figures(&args))[0]["overload"], "fleet");
+    let told = prints(&SMALL);
+    assert!(!told.contains("verloaded") && !told.contains("loaded:"), "{told}");
+    assert_eq!(rows(&figures(&SMALL))[0]["overload"], Value::Null);
+}
+
+#[test]
+fn gpus_that_cannot_share_the_heads_of_a_model_are_refused() {
+    let uneven = ["--workload", "chat", "--preset", "llama-3.3-70b@h100x3", "--rate", "1x1"];
+    fails(
+        &uneven,
+        FAILURE,
+        &["llama-3.3-70b@h100x3", "3 GPUs cannot share 64 attention heads", "1, 2, 4, 8"],
+    );
+    let uneven =
+        ["--workload", "chat", "--model", "llama-3.3-70b", "--gpu", "h100", "--tp", "3", "--rate", "1x1"];
+    fails(&uneven, FAILURE, &["3 GPUs cannot share 64 attention heads"]);
+}
+
+#[test]
 fn the_same_seeds_give_the_same_bytes_however_many_threads_there_are() {
     let run = |jobs| prints(&[&SMALL[..], &["--seeds", "3", "--jobs", jobs, "--json"]].concat());
     let one = run("1");

@@ -57,6 +57,9 @@ pub enum TimingFileError {
     /// A figure no machine has.
     #[error("`{0}` must be a positive finite number")]
     NotPositive(&'static str),
+    /// GPUs that cannot share the model's heads evenly.
+    #[error("`timing.gpus`: {0}")]
+    Split(String),
     /// A time that no host takes.
     #[error("`{0}` must be seconds between 0 and {HOST_SECS_MAX}")]
     HostTime(&'static str),
@@ -115,6 +118,7 @@ impl TimingFile {
                 return Err(TimingFileError::NotPositive(name));
             }
         }
+        file.timing.model.check_split(file.timing.gpus).map_err(TimingFileError::Split)?;
         for (name, value) in [
             ("timing.hardware.all_reduce_secs", hardware.all_reduce_secs),
             ("timing.host.step_secs", host.step_secs),
@@ -171,6 +175,10 @@ mod tests {
         };
         assert!(refuse("/schema", "kvlane.timing/9".into()).contains("kvlane.timing/9"));
         assert!(refuse("/timing/gpus", 0.into()).contains("`timing.gpus`"));
+        assert!(
+            refuse("/timing/gpus", 3.into())
+                .contains("`timing.gpus`: 3 GPUs cannot share 64 attention heads")
+        );
         assert!(refuse("/timing/hardware/efficiency/kv", 0.into()).contains("efficiency.kv"));
         assert!(refuse("/timing/host/step_secs", (-1.0).into()).contains("host.step_secs"));
         assert!(refuse("/timing/model/layers", "many".into()).contains("many"));

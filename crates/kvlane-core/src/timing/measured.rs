@@ -13,8 +13,6 @@ use super::{ModelShape, StepShape, TimingModel};
 const CHUNK_TOKENS: u32 = 8192;
 /// Share of a GPU's memory in use: vLLM's default, which the measurements of memory were made with.
 const MEMORY_SHARE: f64 = 0.90;
-/// GPUs that every model of the table fits on.
-const GPUS_ENOUGH: u32 = 8;
 
 /// `data/measured.json`.
 #[derive(Clone, Debug, Deserialize)]
@@ -125,8 +123,7 @@ impl Measured {
             Some(config) => ModelShape::from_config_json(model, &config.to_string()).ok()?,
             None => ModelShape::of(model)?,
         };
-        let timing = TimingModel::new(shape, gpu, GPUS_ENOUGH).ok()?;
-        Some(TimingModel { gpus, ..timing })
+        TimingModel::unchecked(shape, gpu, gpus)
     }
 }
 

@@ -42,6 +42,9 @@ const DENSE_ACTIVATION_BYTES: f64 = 3.67 * GIB;
 /// The same with experts. It gives the 650 K tokens that llm-d reports for DeepSeek on eight H200, within 1 %.
 const MOE_ACTIVATION_BYTES: f64 = 4.8 * GIB;
 
+/// Most GPUs of one engine.
+const GPUS_MAX: u32 = 64;
+
 /// What one step computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StepShape {
@@ -92,6 +95,14 @@ pub enum PresetError {
     /// The model or the GPU is not in the tables.
     #[error("preset `{0}` names an unknown model or GPU; known are {list}", list = known())]
     Unknown(String),
+    /// The model's heads cannot be shared evenly by so many GPUs.
+    #[error("preset `{name}`: {why}")]
+    Split {
+        /// The preset.
+        name: String,
+        /// What cannot be shared, and which numbers of GPUs do.
+        why: String,
+    },
     /// The weights leave no room for a KV cache.
     #[error("preset `{0}` does not fit: the weights leave no memory for a KV cache; use more GPUs")]
     DoesNotFit(String),
@@ -127,18 +138,23 @@ impl TimingModel {
     ///
     /// # Errors
     ///
-    /// An unknown GPU, and memory that the weights alone fill.
+    /// An unknown GPU, GPUs that cannot share the model's heads evenly, and memory that the weights alone fill.
     pub fn new(model: ModelShape, gpu: &str, gpus: u32) -> Result<Self, PresetError> {
         let name = || {
             if gpus == 1 { format!("{}@{gpu}", model.name) } else { format!("{}@{gpu}x{gpus}", model.name) }
         };
-        let hardware = Hardware::of(gpu, &model).ok_or_else(|| PresetError::Unknown(name()))?;
-        let timing =
-            Self { model: model.clone(), hardware, host: Host::default(), gpus, kv_dtype: Dtype::Bf16 };
+        let timing = Self::unchecked(model.clone(), gpu, gpus).ok_or_else(|| PresetError::Unknown(name()))?;
+        model.check_split(gpus).map_err(|why| PresetError::Split { name: name(), why })?;
         if timing.kv_capacity_tokens(0.90) == 0 {
             return Err(PresetError::DoesNotFit(name()));
         }
         Ok(timing)
+    }
+
+    /// `model` on `gpus` of the GPU of that name, whether or not it can run there; nothing if there is no such GPU.
+    pub(crate) fn unchecked(model: ModelShape, gpu: &str, gpus: u32) -> Option<Self> {
+        let hardware = Hardware::of(gpu, &model)?;
+        Some(Self { model, hardware, host: Host::default(), gpus, kv_dtype: Dtype::Bf16 })
     }
 
     /// The model and machine a name such as `qwen3-32b@h100x2` stands for: any model and GPU of the tables. A number
@@ -146,7 +162,8 @@ impl TimingModel {
     ///
     /// # Errors
     ///
-    /// A name of another form, an unknown model or GPU, and memory that the weights alone fill.
+    /// A name of another form, an unknown model or GPU, GPUs that cannot share the model's heads evenly, and memory that
+    /// the weights alone fill.
     pub fn preset(name: &str) -> Result<Self, PresetError> {
         let form = || PresetError::Form(name.to_owned());
         let unknown = || PresetError::Unknown(name.to_owned());
@@ -158,7 +175,7 @@ impl TimingModel {
         // The name of a GPU may itself end in an x.
         let (gpu, gpus) = match machine.rsplit_once('x') {
             Some((gpu, count)) if !Hardware::names().contains(&machine) => {
-                (gpu, count.parse().ok().filter(|n| (1..=64).contains(n)).ok_or_else(form)?)
+                (gpu, count.parse().ok().filter(|n| (1..=GPUS_MAX).contains(n)).ok_or_else(form)?)
             }
             _ => (machine, 1),
         };
@@ -170,6 +187,7 @@ impl TimingModel {
         Self::new(model, gpu, gpus).map_err(|error| match error {
             PresetError::Unknown(_) => unknown(),
             PresetError::DoesNotFit(_) => PresetError::DoesNotFit(name.to_owned()),
+            PresetError::Split { why, .. } => PresetError::Split { name: name.to_owned(), why },
             PresetError::Form(_) => form(),
         })
     }
@@ -271,6 +289,14 @@ mod tests {
             assert_eq!(error(name), PresetError::Form(name.into()));
         }
         assert_eq!(error("qwen2.5-7b@tpu"), PresetError::Unknown("qwen2.5-7b@tpu".into()));
+        let uneven = error("llama-3.3-70b@h100x3").to_string();
+        for part in
+            ["`llama-3.3-70b@h100x3`", "64 attention heads and 8 key-value heads", "1, 2, 4, 8, 16, 32, 64"]
+        {
+            assert!(uneven.contains(part), "{uneven}");
+        }
+        // Three share 24 heads, and not 8 key-value heads.
+        assert!(error("llama-3.2-3b@h100x3").to_string().contains("take one of 1, 2, 4, 8, 24"));
         assert_eq!(error("llama-3.3-70b@a100"), PresetError::DoesNotFit("llama-3.3-70b@a100".into()));
         assert!(error("x@y").to_string().contains("qwen3-32b"), "the message lists what is known");
     }

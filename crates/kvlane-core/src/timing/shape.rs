@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::GPUS_MAX;
+
 /// How a number is stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -227,6 +229,34 @@ impl ModelShape {
             Some(latent) => u64::from(latent.kv_rank) + u64::from(latent.rope_dim),
             None => 2 * u64::from(self.kv_heads) * u64::from(self.head_dim),
         }
+    }
+
+    /// Checks that tensor parallelism can spread the model over `gpus`: vLLM and SGLang give each GPU as many attention
+    /// heads, and as many key-value heads, or each key-value head to as many GPUs.
+    ///
+    /// # Errors
+    ///
+    /// What cannot be shared evenly, and the numbers of GPUs that do.
+    pub fn check_split(&self, gpus: u32) -> Result<(), String> {
+        let splits = |gpus: u32| {
+            let of_kv = self.kv_heads.is_multiple_of(gpus) || gpus.is_multiple_of(self.kv_heads);
+            self.heads.is_multiple_of(gpus) && (of_kv || self.latent.is_some())
+        };
+        // A model without heads is a machine's own limits, which any number of GPUs has.
+        if self.heads == 0 || self.kv_heads == 0 || (gpus > 0 && splits(gpus)) {
+            return Ok(());
+        }
+        let fine: Vec<String> = (1..=self.heads.min(GPUS_MAX))
+            .filter(|gpus| splits(*gpus))
+            .map(|gpus| gpus.to_string())
+            .collect();
+        let Self { heads, kv_heads, .. } = self;
+        let of_kv =
+            if self.latent.is_some() { String::new() } else { format!(" and {kv_heads} key-value heads") };
+        Err(format!(
+            "{gpus} GPUs cannot share {heads} attention heads{of_kv} evenly (tensor parallelism); take one of {}",
+            fine.join(", ")
+        ))
     }
 
     /// Over how many of `gpus` one token's keys and values are split. Key-value heads are split until each GPU has

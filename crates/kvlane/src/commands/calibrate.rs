@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use kvlane_bench::calibrate::fit::fit;
@@ -173,6 +173,7 @@ fn prior(args: &CalibrateArgs) -> Result<TimingModel> {
     let name = path.parent().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
     let name = name.unwrap_or_else(|| "model".into());
     let model = ModelShape::from_config_json(&name, &text).with_context(read)?;
+    model.check_split(args.tp).map_err(|why| anyhow!("--tp {}: {why}", args.tp))?;
     let hardware = match args.gpu.as_str() {
         GENERIC => generic(),
         gpu => match Hardware::of(gpu, &model) {

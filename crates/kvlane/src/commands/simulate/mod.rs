@@ -18,6 +18,7 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use kvlane_core::policy::PolicyConfig;
 use kvlane_core::time::Nanos;
+use kvlane_sim::figures::Overload;
 use kvlane_sim::scenario::{
     Arm, Aside, CacheKnowledge, Cell, ClosedLoop, Conversations, Group, OpenLoop, Row, Scenario, Stage,
     WorkloadSpec, run,
@@ -26,8 +27,8 @@ use kvlane_trace::generate::Workload;
 use serde_json::{Map, Value, json};
 
 use super::page::PageArgs;
-
 use crate::yaml;
+
 /// What a simulation can be told.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct SimulateArgs {
@@ -292,6 +293,8 @@ fn to_json(scenario: &Scenario, rows: &[Row]) -> Value {
         object.insert("simulated".into(), json!(row.simulated));
         object.insert("error".into(), json!(errors(row)));
         object.insert("intervals".into(), json!(row.intervals));
+        let overload = Overload::of(&row.simulated, &scenario.judgement);
+        object.insert("overload".into(), json!(overload.map(Overload::name)));
         Value::Object(object)
     };
     json!({

@@ -15,6 +15,11 @@ pub(super) fn page(scenario: &Scenario, rows: &[Row]) -> Page {
     loads.dedup();
     let several = loads.len() > 1;
     let mut sections = Vec::new();
+    let remarks = tables::remarks(scenario, rows);
+    if !remarks.is_empty() {
+        let parts = remarks.into_iter().map(Part::Text).collect();
+        sections.push(Section { heading: "Remarks".into(), parts });
+    }
     if !several {
         let charts = over_percentiles(rows).into_iter().map(Part::Chart);
         sections.push(Section { heading: "At a glance".into(), parts: charts.collect() });

@@ -1,6 +1,6 @@
 //! The figures of a simulation for a terminal, and as the tables of its report.
 
-use kvlane_sim::figures::{CLASSES, Figures};
+use kvlane_sim::figures::{CLASSES, Figures, Overload};
 use kvlane_sim::scenario::{Group, Row, Scenario};
 use kvlane_trace::report::Table;
 
@@ -49,7 +49,46 @@ pub(super) fn text(scenario: &Scenario, rows: &[Row]) -> String {
     let classes = classes(rows);
     out.push_str(&format!("\n{}\n\n{}", classes_intro(scenario), classes.to_text()));
     out.push_str(&format!("\n{}\n", decisions(rows)));
+    for remark in remarks(scenario, rows) {
+        out.push_str(&format!("\n{remark}\n"));
+    }
     out
+}
+
+/// What figures of an overloaded fleet are worth, and what to do about it: a text for each kind of overload.
+pub(super) fn remarks(scenario: &Scenario, rows: &[Row]) -> Vec<String> {
+    let texts = [
+        (
+            Overload::Fleet,
+            "Overloaded: requests arrive faster than the fleet serves them, so waits grow with the length of the run. Use \
+             more or larger engines (--engines, --preset), or a lower load (--load, --rate, --concurrency).",
+        ),
+        (
+            Overload::SomeEngines,
+            "Unevenly loaded: requests wait at some engines while others have less to do. Compare other policies (--policy).",
+        ),
+    ];
+    let of = |overload: Overload| -> Vec<String> {
+        let concerned =
+            rows.iter().filter(|row| Overload::of(&row.simulated, &scenario.judgement) == Some(overload));
+        let row = |row: &Row| {
+            format!(
+                "  {}, {}: mean TTFT {} s, p90 {} s; the busiest engine is at work {} times as long as the mean",
+                row.arm,
+                load(row),
+                number(&row.simulated, "ttft_mean_s", 1.0, 0),
+                number(&row.simulated, "ttft_p90_s", 1.0, 0),
+                number(&row.simulated, "busy_imbalance", 1.0, 1)
+            )
+        };
+        concerned.map(row).collect()
+    };
+    texts
+        .into_iter()
+        .map(|(overload, text)| (of(overload), text))
+        .filter(|(rows, _)| !rows.is_empty())
+        .map(|(rows, text)| format!("{text}\n{}", rows.join("\n")))
+        .collect()
 }
 
 /// What was simulated, in a sentence or two.
