@@ -121,6 +121,17 @@ fn a_workload_is_made_from_flags_as_from_a_file_and_the_same_every_time() {
 }
 
 #[test]
+fn a_trace_of_so_many_seconds_is_so_long_and_says_what_was_left_out() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let out = directory.path().join("chat.jsonl").display().to_string();
+    let said = says(&["generate", "chat", "--rate", "2", "--seconds", "600", "--out", &out]);
+    let span = said.split(" sessions in ").nth(1).and_then(|rest| rest.split(" s;").next());
+    let span_s: f64 = span.and_then(|span| span.parse().ok()).expect("a span");
+    assert!((500.0..=600.0).contains(&span_s), "{said}");
+    assert!(said.contains("are left out"), "{said}");
+}
+
+#[test]
 fn every_kind_is_listed_with_settings_that_a_file_may_have() {
     let said = says(&["generate", "--kinds"]);
     assert_eq!(said.lines().count(), kvlane_trace::generate::Workload::KINDS.len());

@@ -14,7 +14,7 @@ pub enum Arrivals {
         /// How many in all. Give this or `seconds`.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         count: Option<u32>,
-        /// For how long. Give this or `count`.
+        /// For how long: the trace ends then, and later turns of sessions that go on are left out. Give this or `count`.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         seconds: Option<f64>,
     },
@@ -88,6 +88,14 @@ impl Arrivals {
         };
         let fine = (0.5..=COUNT_MAX).contains(&count);
         if fine { Ok(()) } else { Err(format!("arrivals: {count} arrivals: take 1 to {COUNT_MAX}")) }
+    }
+
+    /// When nothing comes any more, later turns among it, if that is said.
+    pub(super) fn end_s(&self) -> Option<f64> {
+        match self {
+            Self::Poisson { seconds, .. } => *seconds,
+            Self::Stages { .. } | Self::Closed { .. } => None,
+        }
     }
 
     /// The times, in order.

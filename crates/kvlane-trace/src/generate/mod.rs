@@ -164,7 +164,16 @@ pub fn generate(workload: &Workload, seed: u64) -> Result<Trace, WorkloadError> 
     trace.notes.push(format!("made with seed {seed} of {settings}"));
     let arrival_s = |index: u32| trace.requests[index as usize].arrival_s;
     let mut order: Vec<u32> = (0..trace.requests.len() as u32).collect();
-    if order.is_sorted_by(|&a, &b| arrival_s(a) <= arrival_s(b)) {
+    // A turn comes after those before it: what is left out ends its session.
+    let late = workload.arrivals().end_s().map_or(0, |end_s| {
+        order.retain(|&index| arrival_s(index) < end_s);
+        trace.requests.len() - order.len()
+    });
+    if late > 0 {
+        let end_s = workload.arrivals().end_s().unwrap_or_default();
+        trace.notes.push(format!("{late} later turns would have come after {end_s} s and are left out"));
+    }
+    if late == 0 && order.is_sorted_by(|&a, &b| arrival_s(a) <= arrival_s(b)) {
         return Ok(trace);
     }
     order.sort_by(|&a, &b| arrival_s(a).total_cmp(&arrival_s(b)));
@@ -257,6 +266,24 @@ mod tests {
         let text = r#"{"kind": "shared-prefix", "block_tokens": 0}"#;
         let why = generate(&serde_json::from_str(text).unwrap(), 0).unwrap_err().to_string();
         assert!(why.starts_with("workload shared-prefix: block_tokens is 0"), "{why}");
+    }
+
+    #[test]
+    fn a_trace_of_so_many_seconds_ends_then_whatever_its_sessions_would_do() {
+        let poisson = |seconds| Arrivals::Poisson { rate: 2.0, count: None, seconds: Some(seconds) };
+        for kind in Workload::KINDS {
+            let trace = generate(&of_kind(kind, poisson(600.0)), 0).unwrap();
+            let last_s = trace.requests.iter().map(|request| request.arrival_s).fold(0.0, f64::max);
+            assert!((500.0..600.0).contains(&last_s), "{kind}: {last_s} s");
+            for (index, request) in (0..).zip(&trace.requests) {
+                assert!(request.after.is_none_or(|after| after < index), "{kind}: {index}");
+                assert!(request.base.is_none_or(|base| base < index), "{kind}: {index}");
+            }
+        }
+        let trace = generate(&of_kind("chat", poisson(600.0)), 0).unwrap();
+        assert!(trace.notes.iter().any(|note| note.contains("left out")), "{:?}", trace.notes);
+        let trace = generate(&of_kind("unshared", poisson(600.0)), 0).unwrap();
+        assert!(!trace.notes.iter().any(|note| note.contains("left out")), "{:?}", trace.notes);
     }
 
     /// How often each pair of lengths comes.

@@ -29,7 +29,7 @@ pub(crate) struct GenerateArgs {
     /// How many requests, or sessions.
     #[arg(long)]
     count: Option<u32>,
-    /// For how many seconds requests, or sessions, come.
+    /// How long the trace is, in seconds: later turns of sessions that would go on are left out.
     #[arg(long, conflicts_with = "count")]
     seconds: Option<f64>,
     /// Another seed makes another trace.
