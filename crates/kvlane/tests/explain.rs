@@ -133,7 +133,9 @@ fn a_conversation_and_the_slowest_requests_are_found() {
     assert_eq!(requests(&["--worst", "1"]), [40]);
     let nobody = kvlane(&["explain", path.to_str().expect("a path"), "--request", "nobody"]);
     assert_eq!(nobody.status.code(), Some(1));
-    assert!(text(&nobody.stdout).contains("no such request"));
+    assert_eq!(text(&nobody.stdout), "", "stdout is for what is found");
+    let said = text(&nobody.stderr);
+    assert!(said.contains("--request nobody: there is no such request"), "{said}");
 }
 
 #[test]

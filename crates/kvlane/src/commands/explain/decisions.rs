@@ -222,11 +222,13 @@ impl Decisions {
         })
     }
 
+    /// How far the recording was read.
+    pub(super) fn replayed(&self) -> String {
+        summary::told(&self.tally, &self.damage).trim_end().replace('\n', "; ")
+    }
+
     pub(super) fn text(&self) -> String {
         let mut out = String::new();
-        if self.is_empty() {
-            out += "no such request is in the recording\n";
-        }
         for decision in &self.found {
             out += &decision.text();
             out.push('\n');

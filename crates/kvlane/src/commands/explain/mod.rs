@@ -85,10 +85,15 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<ExitCode> {
         (.., Some(worst)) => Some(Wanted::Worst(worst)),
         _ => None,
     };
-    let mut nothing = false;
     if let Some(wanted) = &wanted {
         let decisions = decisions::explain(&files, wanted, SHOWN_MAX)?;
-        nothing = decisions.is_empty();
+        ensure!(
+            !decisions.is_empty(),
+            "{}: there is no such request in the recording of {}; {}",
+            args.wanted(),
+            files.model,
+            decisions.replayed()
+        );
         found["decisions"] = decisions.json();
         text += &decisions.text();
     }
@@ -105,7 +110,21 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<ExitCode> {
         }
     }
     write_out(args.json.as_deref(), &found, &text)?;
-    Ok(if nothing { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    Ok(ExitCode::SUCCESS)
+}
+
+// === impl ExplainArgs ===
+
+impl ExplainArgs {
+    /// The flag that says which decisions are wanted.
+    fn wanted(&self) -> String {
+        match (&self.request, &self.session, self.worst) {
+            (Some(request), ..) => format!("--request {request}"),
+            (_, Some(session), _) => format!("--session {session}"),
+            (.., Some(worst)) => format!("--worst {worst}"),
+            _ => String::new(),
+        }
+    }
 }
 
 fn write_out(json: Option<&Path>, found: &Value, text: &str) -> Result<()> {
