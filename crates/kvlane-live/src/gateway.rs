@@ -24,7 +24,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
-use self::pool::Waiting;
+use self::pool::{Ticker, Waiting};
 use crate::auth::{Allowed, Auth};
 use crate::clock::Clock;
 use crate::config::{Config, ConfigError};
@@ -131,6 +131,7 @@ pub struct ModelPool {
     pub(crate) lately: Lately,
     seats: ArcSwap<Vec<Option<Arc<Occupant>>>>,
     waiters: Mutex<HashMap<RequestId, oneshot::Sender<Output>>>,
+    ticker: Ticker,
     /// The block size of each endpoint that has told it.
     block_sizes: Mutex<BTreeMap<EndpointId, u32>>,
 }

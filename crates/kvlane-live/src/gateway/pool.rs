@@ -10,7 +10,7 @@ use kvlane_core::request::RequestId;
 use kvlane_core::router::Router;
 use kvlane_core::scheduler::{Input, Output, Scheduler};
 use kvlane_core::time::Nanos;
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
 use super::{Gateway, ModelPool, Occupant};
@@ -37,6 +37,7 @@ impl ModelPool {
             lately: Lately::default(),
             seats: ArcSwap::default(),
             waiters: Mutex::default(),
+            ticker: Ticker::default(),
             block_sizes: Mutex::default(),
         }
     }
@@ -162,6 +163,15 @@ impl ModelPool {
     }
 }
 
+/// Whose turn it is, of those who wait, to step the scheduler when something is due. One does, whoever has waited longest:
+/// ten thousand that wait cost what one costs.
+#[derive(Default)]
+pub(super) struct Ticker {
+    turn: tokio::sync::Mutex<()>,
+    /// Somebody has begun to wait: something may be due sooner.
+    look: Notify,
+}
+
 /// A request that may have to wait. Dropped before its answer, it leaves the queue.
 pub(super) struct Waiting<'a> {
     gateway: &'a Arc<Gateway>,
@@ -180,9 +190,16 @@ impl<'a> Waiting<'a> {
         Self { gateway, pool, id, answer, answered: false }
     }
 
-    /// Waits for the answer, or for `deadline`. Time passes for the scheduler only when it is stepped, so whoever waits
-    /// sees to it that it is.
+    /// Waits for the answer, or for `deadline`. Time passes for the scheduler only when it is stepped, so one of those who
+    /// wait sees to it that it is.
     pub(super) async fn wait(&mut self, deadline: Instant) -> Option<Output> {
+        let ticker = &self.pool.ticker;
+        ticker.look.notify_one();
+        let _turn = tokio::select! {
+            answer = &mut self.answer => return answer.ok(),
+            turn = ticker.turn.lock() => turn,
+            () = tokio::time::sleep_until(deadline) => return None,
+        };
         loop {
             let due = self.pool.router.read(Scheduler::next_deadline).unwrap_or(Nanos::MAX);
             let now = self.gateway.clock.now();
@@ -191,6 +208,7 @@ impl<'a> Waiting<'a> {
             let tick = Instant::now() + span.min(WAIT_TICK);
             tokio::select! {
                 answer = &mut self.answer => return answer.ok(),
+                () = ticker.look.notified() => {}
                 () = tokio::time::sleep_until(tick.min(deadline)) => {
                     if Instant::now() >= deadline {
                         return None;
@@ -204,7 +222,7 @@ impl<'a> Waiting<'a> {
 
 /// How soon the scheduler is stepped again when what was due has not happened.
 const OVERDUE_TICK: Duration = Duration::from_millis(10);
-/// How often whoever waits looks when something is due: an endpoint may have become busy until a time that is sooner.
+/// How often the ticker looks when something is due: an endpoint may have become busy until a time that is sooner.
 const WAIT_TICK: Duration = Duration::from_millis(250);
 
 impl Drop for Waiting<'_> {
@@ -213,5 +231,57 @@ impl Drop for Waiting<'_> {
         if !self.answered {
             self.gateway.step(self.pool, Input::Finished { request: self.id });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvlane_core::recording::Tape;
+    use tokio::sync::mpsc;
+
+    use super::*;
+    use crate::clock::Clock;
+    use crate::config::Config;
+    use crate::gateway::Security;
+    use crate::timings::Timings;
+    use crate::tokenize::Tokenizers;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_thousand_that_wait_step_the_scheduler_as_often_as_one() {
+        let config = Config::default();
+        let tokenizers = Tokenizers::start(&config).expect("threads");
+        let security = Security::read(&config).expect("right");
+        let (drained, _drained) = mpsc::unbounded_channel();
+        let timings = Timings::default();
+        let gateway = Gateway::new(config, security, Clock::start(1.0), timings, tokenizers, drained);
+        let gateway = Arc::new(gateway);
+        let pool = Arc::new(ModelPool::new(&gateway, "m"));
+        pool.router.record(Some(Tape::kept()));
+        let deadline = Instant::now() + Duration::from_secs(10);
+        let waits: Vec<_> = (0..1000)
+            .map(|n| {
+                let (gateway, pool) = (Arc::clone(&gateway), Arc::clone(&pool));
+                tokio::spawn(async move {
+                    let mut waiting = Waiting::new(&gateway, &pool, RequestId(n));
+                    let answer = waiting.wait(deadline).await;
+                    waiting.answered = true;
+                    answer.is_some()
+                })
+            })
+            .collect();
+        tokio::task::yield_now().await;
+        // One of them has its turn: whoever steps the scheduler is another one then.
+        let refused = kvlane_core::decision::Refused::at_once(kvlane_core::decision::Rejection::QueueTimeout);
+        let mut outputs = vec![Output::Reject { request: RequestId(0), refused }];
+        gateway.deliver(&pool, &mut outputs);
+        let mut answered = 0;
+        for wait in waits {
+            answered += usize::from(wait.await.expect("no panic"));
+        }
+        assert_eq!((answered, Instant::now()), (1, deadline));
+        let recording = pool.router.recording();
+        let ticks = recording.inputs.iter().filter(|(_, input)| matches!(input, Input::Tick)).count();
+        let usual = 10_000 / WAIT_TICK.as_millis() as usize;
+        assert!((usual - 1..=usual + 1).contains(&ticks), "{ticks} instead of {usual}");
     }
 }

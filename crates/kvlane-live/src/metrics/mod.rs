@@ -20,6 +20,8 @@ use std::sync::{Mutex, PoisonError};
 use kvlane_core::policy::{PolicyConfig, Reason};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
+use kvlane_core::rates::Rates;
+use kvlane_core::scheduler::Scheduler;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -41,6 +43,7 @@ use crate::gateway::Gateway;
 
 /// Upper bounds in seconds for times to first token and whole requests.
 const LATENCY_BUCKETS: [f64; 18] = [
+use crate::worker::Seat;
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 25.0, 50.0, 100.0, 300.0,
     1000.0,
 ];
@@ -425,39 +428,46 @@ impl Metrics {
         self.limits.read(&gateway.limits);
         self.panics.read();
         let now = gateway.clock.now();
-        for worker in gateway.workers().values() {
-            worker.state().seats.iter().for_each(|seat| self.feeds.read(now, seat));
-        }
+        let seats: Vec<Seat> =
+            gateway.workers().values().flat_map(|worker| worker.state().seats.clone()).collect();
+        seats.iter().for_each(|seat| self.feeds.read(now, seat));
         for gauges in [&self.queue, &self.index_bytes, &self.index_blocks] {
             gauges.clear();
+    /// The gauges of one endpoint.
+    fn read_endpoint(&self, model: &str, endpoint: &Endpoint, rates: &Rates) {
+        let labels = WorkerLabels { worker: endpoint.name.to_string(), model: model.into() };
+        self.truth.read(&labels, endpoint);
+        let load = endpoint.load.in_flight;
+        self.worker_requests.get_or_create(&labels).set(load.requests.into());
+        self.worker_prefill_tokens.get_or_create(&labels).set(load.prefill_tokens as i64);
+        self.worker_context_tokens.get_or_create(&labels).set(load.context_tokens as i64);
+        let prefill_s = rates.prefill_s(RATED_TOKENS, RATED_TOKENS * (RATED_TOKENS + 1) / 2);
+        let step_s = rates.decode_step_s(load.requests.saturating_sub(load.prefilling), load.context_tokens);
+        self.worker_prefill_rate.get_or_create(&labels).set(RATED_TOKENS as f64 / prefill_s);
+        self.worker_decode_step.get_or_create(&labels).set(step_s);
+        if let Some((reported, _)) = endpoint.load.reported {
+            self.worker_kv_usage.get_or_create(&labels).set(reported.kv_usage_ratio.into());
+        }
+    }
+
         }
         for pool in gateway.pools().iter() {
             let model = ModelLabel { model: pool.model.clone() };
             let (bytes, blocks) = pool.router.index_size();
             self.index_bytes.get_or_create(&model).set(bytes as i64);
             self.index_blocks.get_or_create(&model).set(blocks as i64);
-            pool.router.read(|scheduler| {
-                self.queue.get_or_create(&model).set(scheduler.queued() as i64);
-                self.output_tokens_usual.get_or_create(&model).set(scheduler.usual_output_tokens());
-                for endpoint in scheduler.pool().endpoints() {
-                    let labels =
-                        WorkerLabels { worker: endpoint.name.to_string(), model: pool.model.clone() };
-                    self.truth.read(&labels, endpoint);
-                    let load = endpoint.load.in_flight;
-                    self.worker_requests.get_or_create(&labels).set(load.requests.into());
-                    self.worker_prefill_tokens.get_or_create(&labels).set(load.prefill_tokens as i64);
-                    self.worker_context_tokens.get_or_create(&labels).set(load.context_tokens as i64);
-                    let rates = scheduler.rates(endpoint);
-                    let prefill_s = rates.prefill_s(RATED_TOKENS, RATED_TOKENS * (RATED_TOKENS + 1) / 2);
-                    let step_s = rates.decode_step_s(load.requests - load.prefilling, load.context_tokens);
-                    let per_second = RATED_TOKENS as f64 / prefill_s;
-                    self.worker_prefill_rate.get_or_create(&labels).set(per_second);
-                    self.worker_decode_step.get_or_create(&labels).set(step_s);
-                    if let Some((reported, _)) = endpoint.load.reported {
-                        self.worker_kv_usage.get_or_create(&labels).set(reported.kv_usage_ratio.into());
-                    }
-                }
-            });
+            // The scheduler's lock is held for a copy: labels are looked up, and text is written, without it.
+            let copied = |scheduler: &Scheduler| {
+                let with_rates = |endpoint: &Endpoint| (endpoint.clone(), scheduler.rates(endpoint));
+                let endpoints: Vec<_> = scheduler.pool().endpoints().map(with_rates).collect();
+                (scheduler.queued(), scheduler.usual_output_tokens(), endpoints)
+            };
+            let (queued, usual_output_tokens, endpoints) = pool.router.read(copied);
+            self.queue.get_or_create(&model).set(queued as i64);
+            self.output_tokens_usual.get_or_create(&model).set(usual_output_tokens);
+            for (endpoint, rates) in &endpoints {
+                self.read_endpoint(&pool.model, endpoint, rates);
+            }
         }
         let runtimes = gateway.runtimes.lock().unwrap_or_else(PoisonError::into_inner);
         let tasks: usize = runtimes.iter().map(|runtime| runtime.metrics().num_alive_tasks()).sum();
