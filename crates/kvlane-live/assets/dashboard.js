@@ -412,17 +412,26 @@ function showTiles(all) {
   const now = pool();
   const n = Math.min(page.span, rows.t_s?.length ?? 0);
   const recent = name => (rows[name] ?? []).slice(-n);
-  const cached = rolling(rows.cached_tokens, rows.input_tokens, 10);
-  const predicted = rolling(rows.predicted_cached_tokens, rows.input_tokens, 10);
+  const cache = fromCache.map(({ name, of }) => ({ name, values: of(rows) }));
+  // The first that says something is shown large; the others beside it.
+  const cached = cache.find(({ values }) => last(values) !== null && last(values) !== undefined) ?? cache[0];
+  const others = cache.filter(other => other !== cached).map(({ name, values }) => `${name} ${share(last(values))}`);
   const kv = all.map(({ of }) => of?.reported?.kv_usage_ratio).filter(value => value !== null && value !== undefined);
   const shed = Object.values(now?.shed ?? {}).reduce((sum, value) => sum + value, 0);
   tile("Requests", count(last(rows.requests)), "/s", `${count(last(rows.output_tokens))} output tokens/s`, recent("requests"));
   tile("Time to first token", seconds(last(rows.ttft_p50_s)), "p50", `p90 ${seconds(last(rows.ttft_p90_s))} · p99 ${seconds(last(rows.ttft_p99_s))}`, recent("ttft_p50_s"));
-  tile("From cache", share(last(cached)), "of prompt tokens", `predicted ${share(last(predicted))}`, cached.slice(-n));
+  tile("From cache", share(last(cached.values)), `of prompt tokens, ${cached.name}`, others.join(" · "), cached.values.slice(-n));
   tile("In flight", count(last(rows.in_flight) ?? 0), "requests", `${count(last(rows.context_tokens))} tokens, ${count(last(rows.prefill_tokens))} to compute`, recent("context_tokens"));
   tile("KV cache use", kv.length ? share(kv.reduce((sum, value) => sum + value, 0) / kv.length) : "–", "", kv.length ? `fullest ${share(Math.max(...kv))}` : "no endpoint reports", recent("kv_usage_ratio"));
   tile("Waiting", count(now?.queued ?? 0), `of ${count(now?.queue_max ?? 0)}`, `${count(shed)} shed since the start`, recent("queued"));
 }
+
+/** What is known of how much of the prompts came from caches, by who says so. Engines' counters are read with their probes. */
+const fromCache = [
+  { name: "reported", of: columns => rolling(columns.cached_tokens, columns.input_tokens, 10), look: "c0 area" },
+  { name: "engines count", of: columns => rolling(columns.engine_hit_tokens, columns.engine_queried_tokens, 30), look: "c1" },
+  { name: "predicted", of: columns => rolling(columns.predicted_cached_tokens, columns.prompt_tokens, 10), look: "c2 dash" },
+];
 
 /** Sums of one column over those of another, over so many rows: what came in one second says little. */
 function rolling(part, of, rows) {
@@ -621,10 +630,7 @@ function openCharts() {
       { name: "p90", of: column("ttft_p90_s"), look: "c1" },
       { name: "p99", of: column("ttft_p99_s"), look: "c2" },
     ] }),
-    new Chart({ title: "Prompt from cache", unit: share, top: 1, series: [
-      { name: "reported", of: columns => rolling(columns.cached_tokens, columns.input_tokens, 10), look: "c0 area" },
-      { name: "predicted", of: columns => rolling(columns.predicted_cached_tokens, columns.input_tokens, 10), look: "c2 dash" },
-    ] }),
+    new Chart({ title: "Prompt from cache", unit: share, top: 1, series: fromCache }),
     new Chart({ title: "Requests per second", unit: count, stack: true, columns: () => page.history?.ends ?? {}, series: [
       { name: "answered", of: column("answered"), look: "c1" },
       { name: "refused", of: column("refused"), look: "c2", seldom: true },

@@ -299,6 +299,7 @@ impl Fleet {
     }
 
     /// Lets all pools route as the configuration says.
+            seat.pool.metrics.engine_reuse.forget(seat.endpoint);
     pub(crate) fn configure_pools(&self) {
         // A pool that is being opened has either been made by what the configuration says by then, or is in the table.
         let _turn = self.turn();
@@ -406,6 +407,7 @@ impl Fleet {
     }
 
     /// Tells the pools in which a worker sits what it was given before this gateway was there. That is over before it takes
+                pool.metrics.engine_reuse.note(endpoint, *cache);
     /// its first request.
     async fn warm(&self, worker: &Arc<Worker>) {
         if self.gateway.warm.is_empty() {

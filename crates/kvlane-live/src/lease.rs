@@ -29,6 +29,7 @@ pub struct Lease {
     request: RequestId,
     /// Where and why.
     pub placement: Placement,
+    prompt_tokens: u32,
     received: Nanos,
     /// Since when it is there.
     pub(crate) placed: Nanos,
@@ -70,6 +71,7 @@ impl Lease {
             seat,
             request,
             placement,
+            prompt_tokens: routed.prompt_tokens,
             received: routed.received,
             placed,
             charge: routed.charge.clone(),
@@ -189,6 +191,7 @@ impl Lease {
             self.gateway.step(&self.pool, Input::Wrote { request: self.request, output_tokens });
         }
         metrics.predicted_tokens.inc_by(self.placement.overlap_tokens.into());
+        metrics.prompt_tokens.inc_by(self.prompt_tokens.into());
         if let Some(usage) = usage {
             metrics.input_tokens.inc_by(usage.prompt_tokens.into());
             metrics.cached_tokens.inc_by(usage.cached_tokens.unwrap_or(0).into());

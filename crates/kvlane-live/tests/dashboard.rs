@@ -1,5 +1,7 @@
 //! What the dashboard is made of: its files, and the answers it shows.
 
+use std::time::Duration;
+
 use kvlane_live::auth::Role;
 use kvlane_live::config::{Config, KeySpec};
 use kvlane_live::secret::KeyHash;
@@ -137,6 +139,45 @@ async fn an_engine_that_dies_is_seen_without_a_probe_that_is_due_and_without_a_r
         (&told["workers"][0]["state"], &told["workers"][0]["failed_probes"]),
         (&json!("failing"), &json!(1))
     );
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn what_came_from_caches_is_told_though_answers_do_not_report_it() {
+    let engine = FakeEngine::start("m").await;
+    let page = |queries: u64, hits: u64| {
+        format!("vllm:prefix_cache_queries_total {queries}\nvllm:prefix_cache_hits_total {hits}\n")
+    };
+    engine.set_metrics(&page(1000, 500));
+    let mut config = config();
+    config.health.interval = Duration::from_millis(1);
+    let gateway = TestGateway::start(config, &[&engine]).await;
+    let probes = engine.probes();
+    eventually("its counters are read", || engine.probes() > probes + 1).await;
+    for _ in 0..2 {
+        let body = chat_stream("m", &"a long prompt ".repeat(20));
+        let (reply, ()) = tokio::join!(gateway.ask("POST", "/v1/chat/completions", body), async {
+            let mut call = engine.call().await;
+            call.begin_stream().await;
+            call.chunk(&event("token")).await;
+            call.chunk("data: [DONE]\n\n").await;
+            call.end_stream().await;
+        });
+        assert_eq!(reply.status, 200);
+    }
+    engine.set_metrics(&page(1400, 700));
+    let mut told = fleet(&gateway).await;
+    while told["pools"][0]["totals"]["engine_queried_tokens"] != 400 {
+        told = soon("the counters", fleet(&gateway)).await;
+    }
+    let totals = &told["pools"][0]["totals"];
+    assert_eq!((&totals["input_tokens"], &totals["cached_tokens"]), (&json!(0), &json!(0)), "not reported");
+    assert_eq!(totals["engine_hit_tokens"], 200);
+    let (predicted, prompts) = (totals["predicted_cached_tokens"].as_u64(), totals["prompt_tokens"].as_u64());
+    assert!(predicted > Some(0) && predicted < prompts, "{totals}");
+    let counters = json!({"queried_tokens": 1400, "hit_tokens": 700});
+    assert_eq!(told["workers"][0]["endpoints"][0]["engine_cache"], counters);
+    assert_eq!(gateway.metric("kvlane_engine_hit_tokens_total{model=\"m\"}").await, Some(200.0));
     gateway.end().await;
 }
 

@@ -86,7 +86,10 @@ fn pool(gateway: &Gateway, pool: &ModelPool) -> Value {
         },
         "totals": {
             "input_tokens": metrics.input_tokens.get(), "cached_tokens": metrics.cached_tokens.get(),
-            "predicted_cached_tokens": metrics.predicted_tokens.get(), "output_tokens": metrics.output_tokens.get(),
+            "predicted_cached_tokens": metrics.predicted_tokens.get(), "prompt_tokens": metrics.prompt_tokens.get(),
+            "engine_queried_tokens": metrics.engine_reuse.queried_tokens.get(),
+            "engine_hit_tokens": metrics.engine_reuse.hit_tokens.get(),
+            "output_tokens": metrics.output_tokens.get(),
             "retries": metrics.retries.get(),
         },
     })
@@ -162,6 +165,9 @@ fn worker(now: Nanos, worker: &Worker, endpoints: &HashMap<(usize, EndpointId), 
             told["model"] = json!(pool.model);
             told["endpoint"] = json!(*worker.seat_name(*number));
             told["rank"] = json!(number);
+            told["engine_cache"] = json!(pool.metrics.engine_reuse.of(*endpoint).map(|cache| {
+                json!({"queried_tokens": cache.queried_tokens, "hit_tokens": cache.hit_tokens})
+            }));
             told["feed"] = json!(feed.as_ref().map(|feed| self::feed(now, feed)));
             told
         })

@@ -78,6 +78,9 @@ struct Totals {
     input_tokens: u64,
     cached_tokens: u64,
     predicted_tokens: u64,
+    prompt_tokens: u64,
+    engine_queried_tokens: u64,
+    engine_hit_tokens: u64,
     output_tokens: u64,
     retries: u64,
     shed: u64,
@@ -116,7 +119,7 @@ struct Column {
 }
 
 /// All columns of a pool's rows. Rates are per second.
-const COLUMNS: [Column; 19] = [
+const COLUMNS: [Column; 22] = [
     Column { name: "requests", of: |row| row.lately[2].total() as f64 / row.lately_s },
     Column { name: "ttft_p50_s", of: |row| row.lately[0].quantile(0.5) },
     Column { name: "ttft_p90_s", of: |row| row.lately[0].quantile(0.9) },
@@ -127,6 +130,9 @@ const COLUMNS: [Column; 19] = [
     Column { name: "input_tokens", of: |row| row.rate(|totals| totals.input_tokens) },
     Column { name: "cached_tokens", of: |row| row.rate(|totals| totals.cached_tokens) },
     Column { name: "predicted_cached_tokens", of: |row| row.rate(|totals| totals.predicted_tokens) },
+    Column { name: "prompt_tokens", of: |row| row.rate(|totals| totals.prompt_tokens) },
+    Column { name: "engine_queried_tokens", of: |row| row.rate(|totals| totals.engine_queried_tokens) },
+    Column { name: "engine_hit_tokens", of: |row| row.rate(|totals| totals.engine_hit_tokens) },
     Column { name: "output_tokens", of: |row| row.rate(|totals| totals.output_tokens) },
     Column { name: "retries", of: |row| row.rate(|totals| totals.retries) },
     Column { name: "shed", of: |row| row.rate(|totals| totals.shed) },
@@ -248,6 +254,9 @@ impl PoolPast {
             input_tokens: metrics.input_tokens.get(),
             cached_tokens: metrics.cached_tokens.get(),
             predicted_tokens: metrics.predicted_tokens.get(),
+            prompt_tokens: metrics.prompt_tokens.get(),
+            engine_queried_tokens: metrics.engine_reuse.queried_tokens.get(),
+            engine_hit_tokens: metrics.engine_reuse.hit_tokens.get(),
             output_tokens: metrics.output_tokens.get(),
             retries: metrics.retries.get(),
             shed: metrics.shed.by_reason().iter().map(|(_, count)| count).sum(),

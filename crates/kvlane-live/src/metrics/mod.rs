@@ -8,6 +8,7 @@ mod feeds;
 mod limits;
 mod panics;
 mod recorder;
+mod reuse;
 mod spans;
 mod stages;
 pub mod table;
@@ -17,11 +18,12 @@ use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use kvlane_core::endpoint::Endpoint;
 use kvlane_core::policy::{PolicyConfig, Reason};
-use prometheus_client::encoding::text::encode;
-use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
 use kvlane_core::rates::Rates;
 use kvlane_core::scheduler::Scheduler;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -35,15 +37,16 @@ pub(crate) use self::feeds::FeedMetrics;
 pub(crate) use self::limits::{LimitMetrics, Reached};
 use self::panics::PanicMetrics;
 pub(crate) use self::recorder::RecorderMetrics;
+pub(crate) use self::reuse::EngineReuse;
 pub(crate) use self::spans::SpanMetrics;
 use self::stages::{PoolStages, StageMetrics};
 use self::table::Registration;
 pub(crate) use self::truth::TruthMetrics;
 use crate::gateway::Gateway;
+use crate::worker::Seat;
 
 /// Upper bounds in seconds for times to first token and whole requests.
 const LATENCY_BUCKETS: [f64; 18] = [
-use crate::worker::Seat;
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 25.0, 50.0, 100.0, 300.0,
     1000.0,
 ];
@@ -181,6 +184,9 @@ pub struct Metrics {
     pub(crate) output_tokens: Family<ModelLabel, Counter>,
     pub(crate) cached_tokens: Family<ModelLabel, Counter>,
     pub(crate) predicted_tokens: Family<ModelLabel, Counter>,
+    pub(crate) prompt_tokens: Family<ModelLabel, Counter>,
+    engine_queried_tokens: Family<ModelLabel, Counter>,
+    engine_hit_tokens: Family<ModelLabel, Counter>,
     pub(crate) retries: Family<ModelLabel, Counter>,
     pub(crate) failures: Family<FailureLabels, Counter>,
     pub(crate) selections: Family<SelectionLabels, Counter>,
@@ -222,6 +228,9 @@ pub struct PoolMetrics {
     pub(crate) output_tokens: Counter,
     pub(crate) cached_tokens: Counter,
     pub(crate) predicted_tokens: Counter,
+    /// As counted here, of every request that was answered.
+    pub(crate) prompt_tokens: Counter,
+    pub(crate) engine_reuse: EngineReuse,
     pub(crate) tokenize: Histogram,
     pub(crate) retries: Counter,
     pub(crate) shed: Shed,
@@ -262,6 +271,9 @@ impl Metrics {
             output_tokens: Family::default(),
             cached_tokens: Family::default(),
             predicted_tokens: Family::default(),
+            prompt_tokens: Family::default(),
+            engine_queried_tokens: Family::default(),
+            engine_hit_tokens: Family::default(),
             retries: Family::default(),
             failures: Family::default(),
             selections: Family::default(),
@@ -308,6 +320,9 @@ impl Metrics {
         r.register("output_tokens", self.output_tokens.clone());
         r.register("cached_tokens", self.cached_tokens.clone());
         r.register("predicted_cached_tokens", self.predicted_tokens.clone());
+        r.register("prompt_tokens", self.prompt_tokens.clone());
+        r.register("engine_queried_tokens", self.engine_queried_tokens.clone());
+        r.register("engine_hit_tokens", self.engine_hit_tokens.clone());
         r.register("retries", self.retries.clone());
         r.register("worker_failures", self.failures.clone());
         r.register("worker_selection", self.selections.clone());
@@ -352,6 +367,11 @@ impl Metrics {
             output_tokens: self.output_tokens.get_or_create(&label).clone(),
             cached_tokens: self.cached_tokens.get_or_create(&label).clone(),
             predicted_tokens: self.predicted_tokens.get_or_create(&label).clone(),
+            prompt_tokens: self.prompt_tokens.get_or_create(&label).clone(),
+            engine_reuse: EngineReuse::new(
+                self.engine_queried_tokens.get_or_create(&label).clone(),
+                self.engine_hit_tokens.get_or_create(&label).clone(),
+            ),
             tokenize: self.tokenize.get_or_create(&label).clone(),
             retries: self.retries.get_or_create(&label).clone(),
             shed: self.faults.shed(&label),
@@ -413,6 +433,23 @@ impl Metrics {
         }
     }
 
+    /// The gauges of one endpoint.
+    fn read_endpoint(&self, model: &str, endpoint: &Endpoint, rates: &Rates) {
+        let labels = WorkerLabels { worker: endpoint.name.to_string(), model: model.into() };
+        self.truth.read(&labels, endpoint);
+        let load = endpoint.load.in_flight;
+        self.worker_requests.get_or_create(&labels).set(load.requests.into());
+        self.worker_prefill_tokens.get_or_create(&labels).set(load.prefill_tokens as i64);
+        self.worker_context_tokens.get_or_create(&labels).set(load.context_tokens as i64);
+        let prefill_s = rates.prefill_s(RATED_TOKENS, RATED_TOKENS * (RATED_TOKENS + 1) / 2);
+        let step_s = rates.decode_step_s(load.requests.saturating_sub(load.prefilling), load.context_tokens);
+        self.worker_prefill_rate.get_or_create(&labels).set(RATED_TOKENS as f64 / prefill_s);
+        self.worker_decode_step.get_or_create(&labels).set(step_s);
+        if let Some((reported, _)) = endpoint.load.reported {
+            self.worker_kv_usage.get_or_create(&labels).set(reported.kv_usage_ratio.into());
+        }
+    }
+
     /// The text exposition, with the gauges read now. Whoever has left since the last time is no longer among them.
     pub fn render(&self, gateway: &Gateway) -> String {
         let registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
@@ -433,23 +470,6 @@ impl Metrics {
         seats.iter().for_each(|seat| self.feeds.read(now, seat));
         for gauges in [&self.queue, &self.index_bytes, &self.index_blocks] {
             gauges.clear();
-    /// The gauges of one endpoint.
-    fn read_endpoint(&self, model: &str, endpoint: &Endpoint, rates: &Rates) {
-        let labels = WorkerLabels { worker: endpoint.name.to_string(), model: model.into() };
-        self.truth.read(&labels, endpoint);
-        let load = endpoint.load.in_flight;
-        self.worker_requests.get_or_create(&labels).set(load.requests.into());
-        self.worker_prefill_tokens.get_or_create(&labels).set(load.prefill_tokens as i64);
-        self.worker_context_tokens.get_or_create(&labels).set(load.context_tokens as i64);
-        let prefill_s = rates.prefill_s(RATED_TOKENS, RATED_TOKENS * (RATED_TOKENS + 1) / 2);
-        let step_s = rates.decode_step_s(load.requests.saturating_sub(load.prefilling), load.context_tokens);
-        self.worker_prefill_rate.get_or_create(&labels).set(RATED_TOKENS as f64 / prefill_s);
-        self.worker_decode_step.get_or_create(&labels).set(step_s);
-        if let Some((reported, _)) = endpoint.load.reported {
-            self.worker_kv_usage.get_or_create(&labels).set(reported.kv_usage_ratio.into());
-        }
-    }
-
         }
         for pool in gateway.pools().iter() {
             let model = ModelLabel { model: pool.model.clone() };
