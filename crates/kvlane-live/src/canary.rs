@@ -1,4 +1,6 @@
-//! Whether an engine counts as we do: asked when it registers, when it has been gone, and when its models change.
+//! Whether an engine counts as we do: asked when it registers, when it has been gone, and when its models or its block
+//! size change. Block sizes and context lengths are also compared between the members of a pool, again whenever a pool
+//! gains, changes or loses one.
 //!
 //! Knowing exactly what a cache holds is worth nothing if the prompts that are looked up in it are counted in another
 //! way: another tokenizer, another chat template, another block size. Nothing fails then, requests just go to the wrong
@@ -6,6 +8,7 @@
 //! `/tokenize`, and the ids compared one by one. One difference is enough for [`Parity::Mismatch`]: what this engine
 //! says of its cache is not believed.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -21,7 +24,7 @@ use crate::config::BYTES_PER_TOKEN;
 use crate::gateway::Gateway;
 use crate::tokenize::{Counting, tokenized};
 use crate::upstream::Upstreams;
-use crate::worker::{ServedName, Worker};
+use crate::worker::{ServedName, Worker, WorkerId};
 
 /// Characters shown of either side where texts part.
 const SHOWN_CHARS: usize = 24;
@@ -37,13 +40,25 @@ pub enum Parity {
     Mismatch(String),
 }
 
-/// What an engine says that counts as ours must too, remembered from the last time it was compared.
+/// What an engine said when it was last compared.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Compared {
-    /// Name, root and longest context of each model.
-    models: Vec<(String, Option<String>, Option<u64>)>,
+    /// The models that it listed.
+    models: Vec<Listed>,
     /// Tokens of a KV block, where its metrics tell.
     pub block_tokens: Option<u32>,
+    /// How its count compares with ours. Whether it agrees with the other members of its pools is not in here: that
+    /// depends on who they are, see [`compare_members`].
+    with_us: Parity,
+}
+
+/// One model as an engine listed it, as far as its count depends on it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Listed {
+    name: String,
+    base: String,
+    root: Option<String>,
+    max_model_len: Option<u64>,
 }
 
 /// One prompt of the set.
@@ -133,6 +148,11 @@ impl Parity {
             )),
             (Self::Verified | Self::Unverified(_), _) => None,
         }
+    }
+
+    /// Whether the engine is known to count in another way.
+    pub(crate) fn is_mismatch(&self) -> bool {
+        matches!(self, Self::Mismatch(_))
     }
 
     /// Why it is not verified.
@@ -250,27 +270,30 @@ pub fn text_difference(ours: &str, theirs: &str) -> Option<String> {
     })
 }
 
-/// Settles how the pools of `names` count, and compares with the worker if that is due. Called before it is seated, so
-/// that whoever listens to its events knows what they are worth.
+/// Settles how the pools of `names` count, and compares the worker's count with ours if that is due: it is new, it has
+/// been gone, or its models or its block size have changed. `page` is its metrics page, empty if there is none. Whether
+/// it was compared: then [`compare_members`] is due.
 pub(crate) async fn check(
     gateway: &Arc<Gateway>,
     upstreams: &Arc<Upstreams>,
     worker: &Arc<Worker>,
     names: &[ServedName],
-) {
+    page: &str,
+) -> bool {
     for base in bases(names) {
         let root = base.card["root"].as_str();
         gateway.settle_counting(&base.base, root.map(str::to_owned)).await;
     }
-    let mut compared = Compared {
-        models: names.iter().map(|served| (served.name.clone(), root(served), length(served))).collect(),
-        block_tokens: None,
-    };
+    let models: Vec<Listed> = names.iter().map(Listed::of).collect();
+    let mut block_tokens = block_tokens(page);
+    if let Some(before) = worker.state().compared.as_ref()
+        && !worker.is_gone()
+        && before.models == models
     {
-        let state = worker.state();
-        let before = state.compared.as_ref();
-        if !worker.is_gone() && before.is_some_and(|before| before.models == compared.models) {
-            return;
+        // A page that did not come this time takes nothing back.
+        block_tokens = block_tokens.or(before.block_tokens);
+        if before.block_tokens == block_tokens {
+            return false;
         }
     }
     let engine = Engine {
@@ -279,8 +302,7 @@ pub(crate) async fn check(
         limit: gateway.config().health.timeout,
         rank: None,
     };
-    compared.block_tokens = block_tokens_of(&engine).await;
-    let mut parity = compare_with_others(gateway, worker, &compared, names);
+    let mut with_us = Parity::Verified;
     for base in bases(names) {
         let counting = gateway.tokenizers.counting(&base.base);
         let ours = match &counting {
@@ -288,16 +310,125 @@ pub(crate) async fn check(
             Counting::Engine => Ours::Theirs,
             Counting::Estimate => Ours::Estimate,
         };
-        parity = parity.and(compare_all(&engine, base, ours).await);
+        with_us = with_us.and(compare_all(&engine, base, ours).await);
     }
-    let before = {
-        let mut state = worker.state();
-        state.compared = Some(compared);
-        std::mem::replace(&mut state.parity, parity.clone())
+    worker.state().compared = Some(Arc::new(Compared { models, block_tokens, with_us }));
+    true
+}
+
+/// Compares all members of all pools with each other, and sets the parity of each. Called whenever a pool gains, changes
+/// or loses a member. `joining` counts as a member although it has no seat yet: its KV event feeds know what they are
+/// worth before they are opened. Callers take turns: the fleet's lock.
+pub(crate) fn compare_members(gateway: &Gateway, joining: WorkerId) {
+    let workers: Vec<Arc<Worker>> = gateway.workers().values().cloned().collect();
+    let members: Vec<(&Arc<Worker>, Arc<Compared>)> = workers
+        .iter()
+        .filter_map(|worker| {
+            let state = worker.state();
+            let is_member = worker.id == joining || !state.seats.is_empty();
+            Some((worker, Arc::clone(state.compared.as_ref().filter(|_| is_member)?)))
+        })
+        .collect();
+    let said: Vec<(&str, &Compared)> =
+        members.iter().map(|(worker, compared)| (&*worker.url, &**compared)).collect();
+    for ((worker, compared), agreement) in members.iter().zip(agreements(&said)) {
+        let parity = agreement.and(compared.with_us.clone());
+        let before = std::mem::replace(&mut worker.state().parity, parity.clone());
+        if before != parity {
+            tell(worker, &parity);
+            gateway.parity_changed(worker);
+        }
+    }
+}
+
+/// Whether each member's blocks and contexts are as long as those of the others that serve the same models: one index
+/// serves them all. Where they differ, the size that most members have is the pool's; of two that are as frequent, that
+/// of the member that stands first. When each of them registered plays no part.
+fn agreements(members: &[(&str, &Compared)]) -> Vec<Parity> {
+    let (mut sizes, mut lengths): (HashMap<&str, Votes<'_>>, HashMap<&str, Votes<'_>>) = Default::default();
+    for (url, compared) in members {
+        for base in compared.bases() {
+            if let Some(size) = compared.block_tokens {
+                sizes.entry(base).or_default().add(url, size.into());
+            }
+        }
+        for Listed { name, max_model_len, .. } in &compared.models {
+            if let Some(length) = max_model_len {
+                lengths.entry(name).or_default().add(url, *length);
+            }
+        }
+    }
+    let agreement = |compared: &Compared| {
+        for base in compared.bases() {
+            if let Some(its) = compared.block_tokens
+                && let Some((other, size)) = winner(&sizes, base).filter(|(_, size)| *size != u64::from(its))
+            {
+                return Parity::Mismatch(format!(
+                    "its KV blocks have {its} tokens, those of {other} have {size}: give both the same --block-size"
+                ));
+            }
+        }
+        for Listed { name, max_model_len, .. } in &compared.models {
+            if let Some(its) = *max_model_len
+                && let Some((other, length)) = winner(&lengths, name).filter(|(_, length)| *length != its)
+            {
+                return Parity::Mismatch(format!(
+                    "it serves {name} with max_model_len {its}, {other} with {length}: give both the same \
+                     --max-model-len"
+                ));
+            }
+        }
+        Parity::Verified
     };
-    if before != parity {
-        tell(worker, &parity);
-        gateway.parity_changed(worker);
+    members.iter().map(|(_, compared)| agreement(compared)).collect()
+}
+
+fn winner<'a>(votes: &HashMap<&str, Votes<'a>>, of: &str) -> Option<(&'a str, u64)> {
+    votes.get(of)?.winner()
+}
+
+/// Which values members have: each with the first who has it, and with how many do.
+#[derive(Default)]
+struct Votes<'a>(Vec<(&'a str, u64, usize)>);
+
+// === impl Votes ===
+
+impl<'a> Votes<'a> {
+    fn add(&mut self, url: &'a str, value: u64) {
+        match self.0.iter_mut().find(|(_, other, _)| *other == value) {
+            Some((.., count)) => *count += 1,
+            None => self.0.push((url, value, 1)),
+        }
+    }
+
+    /// The value that most have; of two that are as frequent, the one that came first.
+    fn winner(&self) -> Option<(&'a str, u64)> {
+        // The last of the largest is what `max_by_key` takes.
+        let (url, value, _) = self.0.iter().rev().max_by_key(|(.., count)| *count)?;
+        Some((url, *value))
+    }
+}
+
+// === impl Compared ===
+
+impl Compared {
+    /// Each base model once.
+    fn bases(&self) -> impl Iterator<Item = &str> {
+        let bases = self.models.iter().map(|listed| listed.base.as_str());
+        bases
+            .enumerate()
+            .filter(|(n, base)| self.models[..*n].iter().all(|before| before.base != *base))
+            .map(|(_, base)| base)
+    }
+}
+
+// === impl Listed ===
+
+impl Listed {
+    fn of(served: &ServedName) -> Self {
+        let ServedName { name, base, card } = served;
+        let root = card["root"].as_str().map(str::to_owned);
+        Self { name: name.clone(), base: base.clone(), root, max_model_len: length(served) }
     }
 }
 
@@ -309,10 +440,6 @@ fn bases(names: &[ServedName]) -> impl Iterator<Item = &ServedName> {
         let named = names.iter().find(|other| other.base == served.base && other.name == other.base);
         first.then_some(named.unwrap_or(served))
     })
-}
-
-fn root(served: &ServedName) -> Option<String> {
-    served.card["root"].as_str().map(str::to_owned)
 }
 
 fn length(served: &ServedName) -> Option<u64> {
@@ -329,51 +456,6 @@ fn tell(worker: &Worker, parity: &Parity) {
             tracing::warn!(worker = %worker.url, why, "the engine counts differently: its KV events are not used");
         }
     }
-}
-
-/// Tokens of its KV blocks, where its metrics tell.
-async fn block_tokens_of(engine: &Engine) -> Option<u32> {
-    let (status, page) = engine.get("/metrics").await.ok()?;
-    block_tokens(std::str::from_utf8(&page).ok().filter(|_| status == 200)?)
-}
-
-/// Whether blocks and contexts are as long as those of the others that serve the same models: one index serves them
-/// all.
-fn compare_with_others(
-    gateway: &Gateway,
-    worker: &Worker,
-    compared: &Compared,
-    names: &[ServedName],
-) -> Parity {
-    let others: Vec<_> = {
-        let workers = gateway.workers();
-        workers.values().filter(|other| other.id < worker.id).cloned().collect()
-    };
-    for other in others {
-        let state = other.state();
-        let Some(its) = state.compared.as_ref().filter(|_| !state.seats.is_empty()) else { continue };
-        let shared = names.iter().filter(|served| state.names.iter().any(|name| name.base == served.base));
-        for served in shared {
-            if let (Some(ours), Some(theirs)) = (its.block_tokens, compared.block_tokens)
-                && ours != theirs
-            {
-                return Parity::Mismatch(format!(
-                    "its KV blocks have {theirs} tokens, those of {} have {ours}: give both the same --block-size",
-                    other.url
-                ));
-            }
-            let its_length = state.names.iter().find(|name| name.name == served.name).and_then(length);
-            if let (Some(ours), Some(theirs)) = (its_length, length(served))
-                && ours != theirs
-            {
-                return Parity::Mismatch(format!(
-                    "it serves {} with max_model_len {theirs}, {} with {ours}: give both the same --max-model-len",
-                    served.name, other.url
-                ));
-            }
-        }
-    }
-    Parity::Verified
 }
 
 /// Counts every sample on both sides.
@@ -511,6 +593,35 @@ mod tests {
         assert_eq!(text_difference("same", "same"), None);
         let said = text_difference("<s>user\nhé", "<s>user\nhe").expect("differ");
         assert_eq!(said, r#"after "<s>user\nh" the engine's text goes on "e" and ours "é""#);
+    }
+
+    fn said(block_tokens: u32, max_model_len: u64) -> Compared {
+        let listed =
+            Listed { name: "m".into(), base: "m".into(), root: None, max_model_len: Some(max_model_len) };
+        Compared { models: vec![listed], block_tokens: Some(block_tokens), with_us: Parity::Verified }
+    }
+
+    #[test]
+    fn the_size_that_most_members_have_is_the_pools() {
+        let (small, large) = (said(16, 4096), said(32, 4096));
+        let mismatched = |members: &[(&str, &Compared)]| -> Vec<bool> {
+            agreements(members).iter().map(Parity::is_mismatch).collect()
+        };
+        assert_eq!(mismatched(&[("a", &small)]), [false]);
+        assert_eq!(mismatched(&[("a", &small), ("b", &large)]), [false, true], "the first of as many");
+        assert_eq!(mismatched(&[("a", &small), ("b", &large), ("c", &large)]), [true, false, false]);
+        let longer = said(16, 8192);
+        assert_eq!(mismatched(&[("a", &longer), ("b", &small), ("c", &small)]), [true, false, false]);
+        let silent = Compared { block_tokens: None, ..said(16, 4096) };
+        assert_eq!(mismatched(&[("a", &silent), ("b", &large)]), [false, false]);
+    }
+
+    #[test]
+    fn members_of_other_pools_are_not_compared() {
+        let mut other = said(32, 8192);
+        (other.models[0].name, other.models[0].base) = ("n".into(), "n".into());
+        let all = [("a", &said(16, 4096)), ("b", &other)];
+        assert_eq!(agreements(&all), [Parity::Verified, Parity::Verified]);
     }
 
     #[test]

@@ -212,6 +212,7 @@ impl Fleet {
         tracing::info!(worker = %worker.url, "worker left");
     }
 
+        canary::compare_members(&self.gateway, worker.id);
     /// Whether a worker of this URL is there.
     fn is_there(&self, url: &str) -> bool {
         self.gateway.workers().values().any(|worker| *worker.url == *url)
@@ -378,7 +379,7 @@ impl Fleet {
         if worker.state().seats.is_empty() || probes.is_multiple_of(PROBES_PER_MODEL_LIST) {
             let names = self.names(worker).await?;
             let ranks = self.ranks(worker, &reports).await;
-            canary::check(&self.gateway, &self.upstreams, worker, &names).await;
+            let compared = canary::check(&self.gateway, &self.upstreams, worker, &names, page).await;
             {
                 let turn = self.turn();
                 if !worker.state().leaving {
@@ -394,6 +395,9 @@ impl Fleet {
                 let (queries, hits) = (cache.queried_tokens as f64, cache.hit_tokens as f64);
                 let block_tokens = pool.router.block_tokens();
                 self.gateway.step(&pool, Input::Counted { endpoint, queries, hits, block_tokens });
+                    if compared {
+                        canary::compare_members(&self.gateway, worker.id);
+                    }
             }
             // A page that tells no ranks apart says nothing of one of them.
             let of_it = reports.iter().find(|(rank, _)| number.is_none_or(|number| number == *rank));

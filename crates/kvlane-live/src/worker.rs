@@ -74,7 +74,7 @@ pub struct State {
     /// How its count of tokens compares with ours.
     pub parity: Parity,
     /// What it said when that was last found out.
-    pub compared: Option<Compared>,
+    pub compared: Option<Arc<Compared>>,
 }
 
 /// The place of one rank of a worker in one pool.

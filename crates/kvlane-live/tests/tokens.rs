@@ -1,15 +1,15 @@
 //! Tokens are counted, by whom the configuration says, and compared with the engine's own count.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 use kvlane_core::truth::Feed;
 use kvlane_live::canary::{self, Parity};
 use kvlane_live::config::{Config, PoolOverride, TokenSource, WorkerSpec};
 use kvlane_live::serve::Serving;
-use kvlane_live::testing::{FakeEngine, FakeFeed, Reply, TestGateway, chat, config, eventually};
+use kvlane_live::testing::{FakeEngine, FakeFeed, Reply, TestGateway, Told, batch, chat, config, eventually};
 use kvlane_tokens::{Prompt, Source, Tokenizer, UnixTime};
 use kvlane_wire::api::Api;
 use serde_json::{Value, json};
@@ -158,6 +158,116 @@ async fn engines_of_one_pool_must_agree_on_blocks_and_contexts() {
         }
         gateway.end().await;
     }
+}
+
+/// An engine of model `m` with blocks of `size` tokens, that counts as we estimate.
+async fn of_block_size(size: u32) -> FakeEngine {
+    let engine = FakeEngine::start("m").await;
+    engine.set_metrics(&format!("vllm:cache_config_info{{block_size=\"{size}\"}} 1\n"));
+    engine.set_tokenizer(as_estimated);
+    engine
+}
+
+/// Whether this engine's parity is a mismatch that names the other.
+fn differs_from(gateway: &TestGateway, engine: &FakeEngine, other: &FakeEngine) -> bool {
+    let worker = gateway.serving().fleet.find(&engine.url()).expect("a worker");
+    matches!(worker.parity(), Parity::Mismatch(why) if why.contains(&other.url()))
+}
+
+#[tokio::test]
+async fn which_engine_of_a_pool_differs_does_not_depend_on_who_registers_first() {
+    for first in [0, 1] {
+        let engines = [of_block_size(16).await, of_block_size(32).await];
+        let [one, two] = &engines;
+        engines[1 - first].set_healthy(false);
+        let mut config = config();
+        config.health.interval = Duration::from_millis(1);
+        config.workers = engines.iter().map(|engine| WorkerSpec::new(engine.url())).collect();
+        let serving = Serving::start(config).expect("the gateway starts");
+        let gateway = TestGateway::of(serving);
+        let worker = |engine: &FakeEngine| gateway.serving().fleet.find(&engine.url()).expect("a worker");
+        eventually("the first one serves", || worker(&engines[first]).state().healthy).await;
+        assert_eq!(worker(&engines[first]).parity(), Parity::Verified);
+        engines[1 - first].set_healthy(true);
+        eventually("both serve", || worker(&engines[1 - first]).state().healthy).await;
+        assert!(differs_from(&gateway, two, one), "{first} first: {:?}", worker(two).parity());
+        assert_eq!(worker(one).parity(), Parity::Verified, "{first} first");
+        // Alone again, whoever stays is compared with nobody.
+        gateway.serving().fleet.remove(&worker(one));
+        eventually("the other is alone", || worker(two).parity() == Parity::Verified).await;
+        gateway.end().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn two_engines_that_are_compared_at_the_same_time_are_compared_with_each_other() {
+    let engines = [of_block_size(16).await, of_block_size(32).await];
+    let both = Arc::new(Barrier::new(2));
+    for engine in &engines {
+        let (both, mut met) = (Arc::clone(&both), false);
+        engine.set_tokenizer(move |question| {
+            // Neither has been told what its count is worth when the other is asked.
+            if !std::mem::replace(&mut met, true) {
+                both.wait();
+            }
+            as_estimated(question)
+        });
+    }
+    let gateway = TestGateway::start(config(), &[&engines[0], &engines[1]]).await;
+    assert!(differs_from(&gateway, &engines[1], &engines[0]));
+    assert_eq!(parity_of(&gateway, &engines[0]).await["state"], "verified");
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn the_blocks_of_an_engine_that_differs_do_not_become_the_pools() {
+    let engines = [of_block_size(16).await, of_block_size(32).await];
+    let feeds = [FakeFeed::start().await, FakeFeed::start().await];
+    let mut config = engine_counts();
+    config.health.interval = Duration::from_millis(1);
+    let spec = |(engine, feed): (&FakeEngine, &FakeFeed)| WorkerSpec {
+        kv_events: vec![feed.spec()],
+        ..WorkerSpec::new(engine.url())
+    };
+    config.workers = engines.iter().zip(&feeds).map(spec).collect();
+    engines[0].set_healthy(false);
+    let gateway = TestGateway::of(Serving::start(config).expect("the gateway starts"));
+    let state = |engine: &FakeEngine| {
+        let worker = gateway.serving().fleet.find(&engine.url()).expect("a worker");
+        let seat = worker.state().seats.first().cloned();
+        seat.and_then(|seat| seat.feed).map(|feed| feed.seen().state)
+    };
+    let tokens: Vec<u32> = (0..32).collect();
+    feeds[1].publish(batch(None, &[Told::Stored(&[1], None, &tokens, 32, None)]));
+    eventually("alone, it says how long blocks are", || state(&engines[1]) == Some(Feed::Live)).await;
+    eventually("they are so long", || gateway.pool("m").router.block_tokens() == 32).await;
+    engines[0].set_healthy(true);
+    eventually("the other is believed", || {
+        feeds[0].publish(batch(None, &[Told::Stored(&[1, 2], None, &tokens, 16, None)]));
+        state(&engines[0]) == Some(Feed::Live) && gateway.pool("m").router.block_tokens() == 16
+    })
+    .await;
+    eventually("it is refused", || state(&engines[1]) == Some(Feed::Refused)).await;
+    feeds[1].publish(batch(None, &[Told::Stored(&[3], None, &tokens, 32, None)]));
+    eventually("it stays refused", || state(&engines[1]) == Some(Feed::Refused)).await;
+    assert_eq!(gateway.pool("m").router.block_tokens(), 16);
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn an_engine_that_comes_back_with_another_block_size_is_compared_again() {
+    let engines = [of_block_size(16).await, of_block_size(16).await];
+    let mut config = config();
+    config.health.interval = Duration::from_millis(1);
+    let gateway = TestGateway::start(config, &[&engines[0], &engines[1]]).await;
+    for engine in &engines {
+        assert_eq!(parity_of(&gateway, engine).await["state"], "verified");
+    }
+    engines[1].set_metrics("vllm:cache_config_info{block_size=\"64\"} 1\n");
+    eventually("it is seen", || differs_from(&gateway, &engines[1], &engines[0])).await;
+    engines[0].set_metrics("vllm:cache_config_info{block_size=\"64\"} 1\n");
+    eventually("they agree again", || !differs_from(&gateway, &engines[1], &engines[0])).await;
+    gateway.end().await;
 }
 
 #[tokio::test]

@@ -275,6 +275,9 @@ impl Applier {
     fn settle(&mut self) -> bool {
         let trusted = self.connected && self.sequence.trusted();
         let hands = &mut self.hands;
+        if hands.agreed.is_some() && self.feed.parity().is_mismatch() {
+            hands.forget_size();
+        }
         let (state, problem) = hands.worth(self.connected, trusted);
         let mut seen = self.feed.seen_mut();
         seen.seq = self.sequence.position().map(|position| position.seq);
@@ -404,6 +407,14 @@ impl Hands {
         }
         if !BLOCK_TOKENS.contains(&size) {
             return Err(format!("it says that its blocks have {size} tokens"));
+        }
+        if self.feed.parity().is_mismatch() {
+            // What is not believed does not settle the size for the others.
+            let pools = self.pool.router.block_tokens();
+            return match size == pools {
+                true => Ok(()),
+                false => Err(format!("its blocks have {size} tokens, and those of its pool have {pools}")),
+            };
         }
         let mut sizes = self.pool.block_sizes();
         let other = sizes.iter().find(|&(&other, &theirs)| other != self.endpoint && theirs != size);

@@ -140,6 +140,7 @@ impl Ingest {
     pub(crate) fn open(&self, feed: &Arc<EventFeed>, pool: &Arc<ModelPool>, endpoint: EndpointId) {
         // Prompts that come before the first event are to be cut as the engine cuts them, too.
         if let Some(size) = feed.block_tokens.filter(|size| BLOCK_TOKENS.contains(size))
+            && !feed.parity().is_mismatch()
             && pool.block_sizes().is_empty()
             && pool.router.set_block_tokens(size)
         {

@@ -98,6 +98,11 @@ impl TestGateway {
         gateway
     }
 
+    /// A gateway that was started by other means.
+    pub fn of(serving: Serving) -> Self {
+        Self { serving }
+    }
+
     /// Where clients go.
     pub fn address(&self) -> SocketAddr {
         self.serving.address
