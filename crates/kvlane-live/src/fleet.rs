@@ -26,8 +26,10 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use self::names::{list_names, served_names};
-use crate::ask::ask;
+use self::complaints::Complaints;
+use self::names::list_names;
+pub(crate) use self::outside::check_workers;
+use crate::address::worker_name;
 use crate::canary;
 use crate::config::WorkerSpec;
 use crate::gateway::{Gateway, ModelPool};

@@ -134,6 +134,21 @@ impl Recorder {
     }
 }
 
+/// Whether recordings can be written where the configuration says, as far as that is known without writing there.
+///
+/// # Errors
+/// When a part of the directory's path is something else.
+pub(crate) fn check(config: &Config) -> io::Result<()> {
+    let there = config.dir.ancestors().find(|part| part.exists());
+    match there {
+        Some(part) if config.enabled && !part.is_dir() => {
+            let why = format!("recorder.dir {}: {} is no directory", config.dir.display(), part.display());
+            Err(io::Error::new(io::ErrorKind::NotADirectory, why))
+        }
+        _ => Ok(()),
+    }
+}
+
 // === impl Running ===
 
 impl Running {

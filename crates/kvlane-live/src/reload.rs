@@ -21,7 +21,7 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 
 use crate::config::{Config, PoolOverride, WorkerSpec};
-use crate::fleet::WORKERS_MAX;
+use crate::fleet::{WORKERS_MAX, check_workers};
 use crate::gateway::{Gateway, Security};
 use crate::metrics::ReloadLabel;
 use crate::secret::revealed;
@@ -165,6 +165,7 @@ impl Serving {
         let timings = Timings::read(&next.routing).map_err(|error| error.to_string())?;
         let security = Security::read(&next).map_err(|error| error.to_string())?;
         let changes = WorkerChanges::between(&running.workers, &next.workers);
+        check_workers(&next).map_err(|error| error.to_string())?;
         let most = self.fleet.workers().len() + changes.come.len() + changes.differ.len();
         if most > WORKERS_MAX {
             return Err(format!(

@@ -23,13 +23,14 @@ use tokio_util::task::TaskTracker;
 use crate::auth::keep_keys;
 use crate::clock::Clock;
 use crate::config::Config;
-use crate::fleet::Fleet;
+use crate::fleet::{Fleet, check_workers};
 use crate::front::http::{Door, Front};
-use crate::gateway::{Gateway, Security};
+use crate::gateway::{Gateway, ModelPool, Security};
 use crate::history::keep_history;
 use crate::ingest::{Ingest, write_snapshot};
 use crate::metrics::{Metrics, Reached};
 use crate::panics::{guard, persist};
+use crate::recorder;
 use crate::stall;
 use crate::timings::Timings;
 use crate::tokenize::Tokenizers;
@@ -56,10 +57,51 @@ pub struct Serving {
     threads: Vec<JoinHandle<()>>,
 }
 
+/// What a configuration names, read and found to be right.
+struct Parts {
+    timings: Timings,
+    security: Security,
+    tokenizers: Tokenizers,
+}
+
+/// What was cut when a gateway ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cut {
+    /// Requests that had no whole answer: queued, or sent to a worker.
+    pub requests: usize,
+    /// Clients' connections that were open, idle or not.
+    pub connections: usize,
+}
+
 /// One relay thread, from the acceptor's side.
 struct Lane {
     handover: mpsc::Sender<std::net::TcpStream>,
     open: Arc<AtomicUsize>,
+}
+
+/// Reads all that a configuration names, as [`Serving::start`] does, and starts nothing.
+///
+/// # Errors
+/// The first thing for which a gateway would not start, ports that are taken apart.
+pub fn check(config: &Config) -> io::Result<()> {
+    Parts::read(config).map(drop)
+}
+
+// === impl Parts ===
+
+impl Parts {
+    fn read(config: &Config) -> io::Result<Self> {
+        fn invalid(why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
+            io::Error::new(io::ErrorKind::InvalidInput, why)
+        }
+        config.validate().map_err(invalid)?;
+        let timings = Timings::read(&config.routing).map_err(invalid)?;
+        let security = Security::read(config).map_err(invalid)?;
+        check_workers(config).map_err(invalid)?;
+        recorder::check(&config.recorder)?;
+        let tokenizers = Tokenizers::start(config)?;
+        Ok(Self { timings, security, tokenizers })
+    }
 }
 
 // === impl Serving ===
@@ -90,13 +132,8 @@ impl Serving {
             (CancellationToken::new(), CancellationToken::new(), TaskTracker::new());
         let end = kill.clone().drop_guard();
         let workers = config.workers.clone();
-        let timings =
-            Timings::read(&config.routing).map_err(|why| io::Error::new(io::ErrorKind::InvalidInput, why))?;
-        let invalid = |error| io::Error::new(io::ErrorKind::InvalidInput, error);
-        config.validate().map_err(invalid)?;
-        let security = Security::read(&config).map_err(invalid)?;
+        let Parts { timings, security, tokenizers } = Parts::read(&config)?;
         let (drained, drained_workers) = mpsc::unbounded_channel();
-        let tokenizers = Tokenizers::start(&config)?;
         let gateway =
             Arc::new(Gateway::new(config, security, Clock::start(speed), timings, tokenizers, drained));
         gateway.record()?;
@@ -195,13 +232,22 @@ impl Serving {
         Ok(Self { address, metrics_address, gateway, fleet, stop, kill: end, connections, threads })
     }
 
-    /// Stops accepting, lets requests in flight end within the grace, then ends. Whether all of them did.
-    pub async fn shut_down(self) -> bool {
+    /// Stops accepting, lets requests in flight end within the grace, then ends.
+    pub async fn shut_down(self) -> Cut {
+        self.shut_down_or(std::future::pending()).await
+    }
+
+    /// As [`Serving::shut_down`], with a grace that is over when `hurry` is.
+    pub async fn shut_down_or(self, hurry: impl Future<Output = ()>) -> Cut {
         self.gateway.stopping.store(true, Ordering::Relaxed);
         self.stop.cancel();
         self.connections.close();
-        let drained =
-            timeout(self.gateway.config().server.shutdown_grace, self.connections.wait()).await.is_ok();
+        let grace = self.gateway.config().server.shutdown_grace;
+        let drained = tokio::select! {
+            drained = timeout(grace, self.connections.wait()) => drained.is_ok(),
+            () = hurry => false,
+        };
+        let cut = if drained { Cut::default() } else { self.unfinished() };
         drop(self.kill);
         // What was told is in the files before anybody says that all is over.
         self.gateway.recorder.end(&self.gateway.pools());
@@ -213,7 +259,25 @@ impl Serving {
             let _ = done.send(());
         });
         let _ = joined.await;
-        drained
+        cut
+    }
+
+    /// What would be cut if all ended at this moment.
+    fn unfinished(&self) -> Cut {
+        let in_pool = |pool: &Arc<ModelPool>| {
+            pool.router.read(|scheduler| scheduler.in_flight() as usize + scheduler.queued() as usize)
+        };
+        let requests = self.gateway.pools().iter().map(in_pool).sum();
+        Cut { requests, connections: self.connections.len() }
+    }
+}
+
+// === impl Cut ===
+
+impl Cut {
+    /// Whether nothing was cut.
+    pub fn is_nothing(&self) -> bool {
+        *self == Self::default()
     }
 }
 

@@ -70,7 +70,7 @@ async fn a_path_prefix_of_a_worker_is_put_before_every_path() {
     let call = engine.call().await;
     assert_eq!(call.target(), "GET /engines/a/health");
     drop(call);
-    assert!(serving.shut_down().await);
+    assert!(serving.shut_down().await.is_nothing());
 }
 
 #[tokio::test]

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use kvlane_live::serve::Serving;
+use kvlane_live::config::WorkerSpec;
+use kvlane_live::serve::{Cut, Serving};
 use kvlane_live::testing::{FakeEngine, TestGateway, chat, chat_stream, config, event, eventually, soon};
 
 #[tokio::test]
@@ -82,6 +83,33 @@ async fn who_does_not_end_within_the_grace_is_cut() {
 }
 
 #[tokio::test]
+async fn who_is_in_a_hurry_cuts_what_is_in_flight_and_nothing_else() {
+    let engine = FakeEngine::start("m").await;
+    let start = || {
+        let mut config = config();
+        config.workers = vec![WorkerSpec::new(engine.url())];
+        Serving::start(config).expect("the gateway starts")
+    };
+    let serving = start();
+    eventually("it serves", || serving.fleet.workers().iter().all(|worker| worker.state().healthy)).await;
+    let cut = soon("the end", serving.shut_down_or(std::future::ready(()))).await;
+    assert_eq!(cut, Cut::default(), "nothing was in flight");
+
+    let serving = start();
+    eventually("it serves", || serving.fleet.workers().iter().all(|worker| worker.state().healthy)).await;
+    let gateway = TestGateway::of(serving);
+    let mut client = gateway.client().await;
+    client.request("POST", "/v1/chat/completions", &chat_stream("m", "hi")).await;
+    let mut call = engine.call().await;
+    call.begin_stream().await;
+    call.chunk(&event("one")).await;
+    client.head().await;
+    let cut = gateway.shut_down_or(std::future::ready(())).await;
+    assert_eq!(cut, Cut { requests: 1, connections: 1 });
+    call.gateway_gone().await;
+}
+
+#[tokio::test]
 async fn a_gateway_that_is_dropped_lets_go_of_its_ports() {
     let gateway = TestGateway::start(config(), &[]).await;
     let (address, metrics) = (gateway.address(), gateway.metrics_address());
@@ -105,7 +133,7 @@ async fn a_gateway_that_cannot_start_leaves_nothing_behind() {
     drop(taken);
     let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("an address");
     config.server.port = free.port();
-    let worker = kvlane_live::config::WorkerSpec::new("http://127.0.0.1:9");
+    let worker = WorkerSpec::new("http://127.0.0.1:9");
     config.workers = vec![worker.clone(), worker];
     let error = Serving::start(config).err().expect("the same worker twice");
     assert!(error.to_string().contains("is there twice"), "{error}");

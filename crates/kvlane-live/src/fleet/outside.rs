@@ -8,11 +8,11 @@ use std::sync::Arc;
 use kvlane_wire::engine::resolve;
 use tokio::time::timeout;
 
-use super::{AddError, Fleet};
+use super::{AddError, Fleet, WORKERS_MAX};
 use crate::auth::Unreachable;
 use crate::config::{Config, WorkerSpec};
 use crate::secret::Secret;
-use crate::worker::Worker;
+use crate::worker::{Worker, WorkerId};
 
 // === impl Fleet ===
 
@@ -56,6 +56,22 @@ impl Fleet {
             }
         }
     }
+}
+
+/// Checks that the workers of a configuration could all be added, their keys among it.
+///
+/// # Errors
+/// Why the first one that could not be added could not.
+pub(crate) fn check_workers(config: &Config) -> Result<(), AddError> {
+    if config.workers.len() > WORKERS_MAX {
+        return Err(AddError::TooMany);
+    }
+    for (n, spec) in config.workers.iter().enumerate() {
+        let named = |why: String| AddError::BadUrl(format!("workers[{n}] {}: {why}", spec.url));
+        let worker = Worker::new(WorkerId(0), spec).map_err(named)?;
+        worker.show_key(key_of(spec, config)).map_err(named)?;
+    }
+    Ok(())
 }
 
 /// What a worker of the configuration is shown.

@@ -28,7 +28,7 @@ pub use self::engine::{Call, FakeEngine, next_call};
 pub use self::feed::{FakeFeed, Told, batch};
 use crate::config::{Config, WorkerSpec};
 use crate::gateway::{Gateway, ModelPool};
-use crate::serve::Serving;
+use crate::serve::{Cut, Serving};
 
 /// How long a test waits for what must come before it counts as failed. Nothing is measured with it.
 pub const PATIENCE: Duration = Duration::from_secs(30);
@@ -174,12 +174,18 @@ impl TestGateway {
     /// When something stays in flight, or a connection does not end.
     pub async fn end(self) {
         self.ledger_is_zero().await;
-        assert!(soon("the gateway ends", self.serving.shut_down()).await, "connections were cut at shutdown");
+        let cut = soon("the gateway ends", self.serving.shut_down()).await;
+        assert!(cut.is_nothing(), "connections were cut at shutdown: {cut:?}");
     }
 
     /// Shuts the gateway down: whether all requests ended by themselves.
     pub async fn shut_down(self) -> bool {
-        soon("the gateway ends", self.serving.shut_down()).await
+        soon("the gateway ends", self.serving.shut_down()).await.is_nothing()
+    }
+
+    /// Shuts the gateway down within a grace that is over when `hurry` is: what was cut.
+    pub async fn shut_down_or(self, hurry: impl Future<Output = ()>) -> Cut {
+        soon("the gateway ends", self.serving.shut_down_or(hurry)).await
     }
 
     fn all_healthy(&self) -> bool {

@@ -10,9 +10,10 @@ use crate::config::ConfigArgs;
 /// The configuration file with every key.
 pub(crate) const EXAMPLE: &str = include_str!("../../../../config/example.yaml");
 
-/// Loads and validates, then prints what `serve` would run with.
+/// Loads, reads what it names as `serve` would, then prints what `serve` would run with.
 pub(crate) fn run(args: &ConfigArgs) -> Result<ExitCode> {
     let config = args.load()?;
+    kvlane_live::serve::check(&config)?;
     print(&serde_json::to_string_pretty(&config)?)
 }
 

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use kvlane_live::config::Config;
 use kvlane_live::reload::Watch;
-use kvlane_live::serve::Serving;
+use kvlane_live::serve::{Cut, Serving};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::config::ConfigArgs;
@@ -47,14 +47,19 @@ pub(crate) fn run(args: &ConfigArgs) -> Result<ExitCode> {
         tracing::info!(
             "stopping: no new connections, requests in flight may end (a second signal ends them)"
         );
-        let ended = tokio::select! {
-            ended = serving.shut_down() => ended,
-            _ = terminate.recv() => false,
-            _ = interrupt.recv() => false,
+        let again = async {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
         };
-        if !ended {
-            tracing::warn!("requests in flight were cut");
+        let Cut { requests, connections } = serving.shut_down_or(again).await;
+        if requests > 0 {
+            tracing::warn!(requests, "stopped: requests in flight were cut");
             return Ok(ExitCode::FAILURE);
+        }
+        if connections > 0 {
+            tracing::info!(connections, "connections without a placed request were closed");
         }
         tracing::info!("stopped");
         Ok(ExitCode::SUCCESS)
