@@ -17,6 +17,17 @@ pub struct Address {
     pub base_path: String,
 }
 
+/// A worker's URL as it is called everywhere: without a '/' at its end, and without the `/v1` that clients of OpenAI's API
+/// write there. Paths of requests have it.
+pub fn worker_name(url: &str) -> &str {
+    let url = url.trim_end_matches('/');
+    match url.strip_suffix("/v1") {
+        // `http://v1` is a host.
+        Some(rest) if !rest.ends_with('/') => rest.trim_end_matches('/'),
+        _ => url,
+    }
+}
+
 // === impl Address ===
 
 impl Address {
@@ -88,6 +99,22 @@ mod tests {
         assert_eq!(port("http://gpu-1"), Ok((80, false)));
         assert_eq!(port("https://gpu-1"), Ok((443, true)));
         assert_eq!(port("https://gpu-1:8443/v"), Ok((8443, true)));
+    }
+
+    #[test]
+    fn a_worker_is_called_without_the_v1_of_its_clients() {
+        for (url, name) in [
+            ("http://gpu:8000", "http://gpu:8000"),
+            ("http://gpu:8000/", "http://gpu:8000"),
+            ("http://gpu:8000/v1", "http://gpu:8000"),
+            ("http://gpu:8000/v1/", "http://gpu:8000"),
+            ("http://gpu:8000/a/v1", "http://gpu:8000/a"),
+            ("http://gpu:8000/av1", "http://gpu:8000/av1"),
+            ("http://v1", "http://v1"),
+            ("http://v1/v1", "http://v1"),
+        ] {
+            assert_eq!(worker_name(url), name, "{url}");
+        }
     }
 
     #[test]

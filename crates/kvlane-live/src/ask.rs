@@ -8,7 +8,8 @@ use http::{Method, StatusCode};
 use tokio::time::timeout;
 
 use crate::config;
-use crate::upstream::Upstreams;
+use crate::secret::Secret;
+use crate::upstream::{UpstreamError, Upstreams};
 use crate::worker::{Worker, WorkerId};
 
 /// Bytes of an answer that an [`Engine`] reads: a metrics page of many ranks is not short.
@@ -25,6 +26,20 @@ pub struct Engine {
     pub(crate) rank: Option<u32>,
 }
 
+/// Why a question has no answer.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum AskError {
+    /// There was no connection, or no answer that can be read.
+    #[error("{method} {path}: {error}")]
+    Upstream { method: Method, path: String, error: UpstreamError },
+    /// The answer is too long.
+    #[error("{method} {path} answered more than {bytes_max} bytes")]
+    TooLong { method: Method, path: String, bytes_max: usize },
+    /// The answer was not whole in time.
+    #[error("{method} {path}: no answer within {limit:?}")]
+    Late { method: Method, path: String, limit: Duration },
+}
+
 // === impl Engine ===
 
 impl Engine {
@@ -38,13 +53,22 @@ impl Engine {
         Ok(Self { worker, upstreams: Upstreams::new(config, Arc::default()), limit, rank: None })
     }
 
+    /// The same engine, shown this key.
+    ///
+    /// # Errors
+    /// Why it cannot be read.
+    pub fn showing(self, key: &Secret) -> Result<Self, String> {
+        self.worker.show_key(Some(key))?;
+        Ok(self)
+    }
+
     /// The same engine, asked at one of its data-parallel ranks.
     #[must_use]
     pub fn at_rank(&self, rank: u32) -> Self {
         Self { rank: Some(rank), ..self.clone() }
     }
 
-    /// Its URL, as given but for a `/` at its end.
+    /// Its URL, as given but for a `/` or `/v1` at its end.
     pub fn url(&self) -> &str {
         &self.worker.url
     }
@@ -86,7 +110,7 @@ impl Engine {
         );
         let what = What { method, path, head: &head, body };
         let answer = exchange(upstreams, worker, what, *limit, ANSWER_BYTES_MAX).await;
-        answer.map(|(status, body)| (status.as_u16(), body))
+        answer.map(|(status, body)| (status.as_u16(), body)).map_err(|error| error.to_string())
     }
 
     async fn ask(&self, method: &Method, path: &str, body: &Bytes) -> Result<(u16, Bytes), String> {
@@ -96,14 +120,14 @@ impl Engine {
         let head = head(worker, method, path, &rank, body);
         let what = What { method, path, head: &head, body };
         let answer = exchange(upstreams, worker, what, *limit, ANSWER_BYTES_MAX).await;
-        answer.map(|(status, body)| (status.as_u16(), body))
+        answer.map(|(status, body)| (status.as_u16(), body)).map_err(|error| error.to_string())
     }
 }
 
 /// Asks `worker` and reads all that it answers.
 ///
 /// # Errors
-/// What went wrong, for people: no connection, no whole answer within `limit`, or one of more than `bytes_max`.
+/// No connection, no whole answer within `limit`, or one of more than `bytes_max`.
 pub(crate) async fn ask(
     upstreams: &Arc<Upstreams>,
     worker: &Worker,
@@ -112,7 +136,7 @@ pub(crate) async fn ask(
     body: &Bytes,
     limit: Duration,
     bytes_max: usize,
-) -> Result<(StatusCode, Bytes), String> {
+) -> Result<(StatusCode, Bytes), AskError> {
     let head = head(worker, method, path, "", body);
     exchange(upstreams, worker, What { method, path, head: &head, body }, limit, bytes_max).await
 }
@@ -146,21 +170,28 @@ async fn exchange(
     what: What<'_>,
     limit: Duration,
     bytes_max: usize,
-) -> Result<(StatusCode, Bytes), String> {
+) -> Result<(StatusCode, Bytes), AskError> {
     let What { method, path, head, body } = what;
+    let named = || (method.clone(), path.to_owned());
+    let broken = |error| {
+        let (method, path) = named();
+        AskError::Upstream { method, path, error }
+    };
     let exchange = async {
         let answer = upstreams.send(worker, method, head.as_bytes(), body, || ()).await;
-        let mut answer = answer.map_err(|error| format!("{method} {path}: {error}"))?;
+        let mut answer = answer.map_err(broken)?;
         let mut whole = BytesMut::new();
         while let Some(piece) = std::future::poll_fn(|cx| answer.body.poll_piece(cx)).await {
-            whole.extend_from_slice(&piece.map_err(|error| format!("{method} {path}: {error}"))?);
+            whole.extend_from_slice(&piece.map_err(|error| broken(UpstreamError::Broken(error)))?);
             if whole.len() > bytes_max {
-                return Err(format!("{method} {path} answered more than {bytes_max} bytes"));
+                let (method, path) = named();
+                return Err(AskError::TooLong { method, path, bytes_max });
             }
         }
         Ok((answer.status, whole.freeze()))
     };
-    timeout(limit, exchange)
-        .await
-        .unwrap_or_else(|_| Err(format!("{method} {path}: no answer within {limit:?}")))
+    timeout(limit, exchange).await.unwrap_or_else(|_| {
+        let (method, path) = named();
+        Err(AskError::Late { method, path, limit })
+    })
 }

@@ -8,18 +8,18 @@
 //! each pool it sits in. The state's lock is held until the schedulers have been told, so that two who change their
 //! minds at a time leave both sides with the same one.
 
+mod complaints;
 mod names;
 mod outside;
+mod questions;
 mod succession;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
-use http::{Method, StatusCode};
-use kvlane_core::load::Reported;
+use http::StatusCode;
 use kvlane_core::scheduler::Input;
-use kvlane_wire::engine::{FeedError, FeedSource, load_reports, prefix_caches, sglang_feeds, vllm_feeds};
-use kvlane_wire::models;
+use kvlane_wire::engine::{load_reports, prefix_caches};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
@@ -34,7 +34,6 @@ use crate::canary;
 use crate::config::WorkerSpec;
 use crate::gateway::{Gateway, ModelPool};
 use crate::ingest::Ingest;
-use crate::ingest::discover::{self, Told};
 use crate::metrics::{Reached, WorkerLabel};
 use crate::panics::persist;
 use crate::upstream::Upstreams;
@@ -130,6 +129,14 @@ impl Fleet {
         self.spawn(format!("probes of {}", worker.url), move || {
             Arc::clone(&fleet).watch(Arc::clone(&probed))
         });
+        if worker.spec.url.trim_end_matches('/') != &*worker.url {
+            let url = &worker.spec.url;
+            tracing::warn!(
+                url,
+                "a worker's URL is written without /v1, which requests' paths have: taken as {}",
+                worker.url
+            );
+        }
         tracing::info!(worker = %worker.url, "worker added");
         Ok(worker)
     }
@@ -138,7 +145,7 @@ impl Fleet {
     pub fn find(&self, name: &str) -> Option<Arc<Worker>> {
         let workers = self.gateway.workers();
         let by_id = name.parse().ok().and_then(|id| workers.get(&WorkerId(id)));
-        let named = |worker: &&Arc<Worker>| *worker.url == *name.trim_end_matches('/');
+        let named = |worker: &&Arc<Worker>| *worker.url == *worker_name(name);
         by_id.or_else(|| workers.values().rev().find(named)).cloned()
     }
 
@@ -205,6 +212,7 @@ impl Fleet {
             return;
         }
         self.seat(worker, Vec::new(), Vec::new(), &turn);
+        canary::compare_members(&self.gateway, worker.id);
         if !self.is_there(&worker.url) {
             self.gateway.metrics.forget_worker(&worker.url);
         }
@@ -214,7 +222,6 @@ impl Fleet {
         tracing::info!(worker = %worker.url, "worker left");
     }
 
-        canary::compare_members(&self.gateway, worker.id);
     /// Whether a worker of this URL is there.
     fn is_there(&self, url: &str) -> bool {
         self.gateway.workers().values().any(|worker| *worker.url == *url)
@@ -292,6 +299,7 @@ impl Fleet {
                 feed.close(&seat.pool, seat.endpoint);
             }
             seat.pool.unseat(&self.gateway, seat.endpoint);
+            seat.pool.metrics.engine_reuse.forget(seat.endpoint);
             let elsewhere = || self.gateway.workers().values().any(|other| takes_over(other, worker, &seat));
             if !seats.iter().any(|kept| kept.number == seat.number) && !elsewhere() {
                 self.gateway.metrics.forget_seat(&worker.seat_name(seat.number));
@@ -302,7 +310,6 @@ impl Fleet {
     }
 
     /// Lets all pools route as the configuration says.
-            seat.pool.metrics.engine_reuse.forget(seat.endpoint);
     pub(crate) fn configure_pools(&self) {
         // A pool that is being opened has either been made by what the configuration says by then, or is in the table.
         let _turn = self.turn();
@@ -324,6 +331,7 @@ impl Fleet {
     async fn watch(self: Arc<Self>, worker: Arc<Worker>) {
         let mut reloads = self.gateway.reloads.watch();
         let (mut probed_at, mut due) = (None, Instant::now());
+        let mut complaints = Complaints::default();
         let mut probes = 0u32;
         // One look for each probe: there are engines that close what is idle, and go on.
         let mut asked = false;
@@ -359,6 +367,7 @@ impl Fleet {
                 Err(_) => 0,
             };
             self.judge(&worker, probed);
+            complaints.look(&worker, Instant::now());
             for upstreams in self.gateway.upstreams().iter() {
                 upstreams.sweep(worker.id);
             }
@@ -368,9 +377,10 @@ impl Fleet {
     /// Health, then models if they are not known or due, then load.
     async fn probe(&self, worker: &Arc<Worker>, probes: u32) -> Result<(), String> {
         let path = self.gateway.config().health.path.clone();
-        match self.get(worker, &path).await? {
-            (status, _) if status.is_success() => {}
-            (status, _) => return Err(format!("GET {path} answered {}", status.as_u16())),
+        match self.get(worker, &path).await {
+            Ok((status, _)) if status.is_success() => {}
+            Ok((status, _)) => return Err(complaints::of_status(worker, &path, status)),
+            Err(error) => return Err(complaints::of_error(&error)),
         }
         let page = match self.get(worker, "/metrics").await {
             Ok((StatusCode::OK, page)) => page,
@@ -385,6 +395,9 @@ impl Fleet {
             {
                 let turn = self.turn();
                 if !worker.state().leaving {
+                    if compared {
+                        canary::compare_members(&self.gateway, worker.id);
+                    }
                     self.seat(worker, names, ranks, &turn);
                 }
             }
@@ -394,12 +407,10 @@ impl Fleet {
         let seats = worker.state().seats.clone();
         for Seat { pool, endpoint, number, .. } in seats {
             if let Some((_, cache)) = caches.iter().find(|(rank, _)| *rank == number.unwrap_or(0)) {
+                pool.metrics.engine_reuse.note(endpoint, *cache);
                 let (queries, hits) = (cache.queried_tokens as f64, cache.hit_tokens as f64);
                 let block_tokens = pool.router.block_tokens();
                 self.gateway.step(&pool, Input::Counted { endpoint, queries, hits, block_tokens });
-                    if compared {
-                        canary::compare_members(&self.gateway, worker.id);
-                    }
             }
             // A page that tells no ranks apart says nothing of one of them.
             let of_it = reports.iter().find(|(rank, _)| number.is_none_or(|number| number == *rank));
@@ -413,7 +424,6 @@ impl Fleet {
     }
 
     /// Tells the pools in which a worker sits what it was given before this gateway was there. That is over before it takes
-                pool.metrics.engine_reuse.note(endpoint, *cache);
     /// its first request.
     async fn warm(&self, worker: &Arc<Worker>) {
         if self.gateway.warm.is_empty() {
@@ -482,66 +492,6 @@ impl Fleet {
         }
     }
 
-    /// The data-parallel ranks of a worker.
-    async fn ranks(&self, worker: &Worker, reports: &[(u32, Reported)]) -> Vec<Rank> {
-        let config = self.gateway.config().kv_events.clone();
-        let known = worker.state().ranks.clone();
-        let told = if config.enabled { self.feeds(worker).await } else { Told::Feeds(Vec::new()) };
-        discover::ranks(&config, &worker.address.host, &worker.kv_events, told, reports, &known)
-    }
-
-    /// Where a worker says it publishes KV events.
-    async fn feeds(&self, worker: &Worker) -> Told {
-        let ask = [
-            ("/kv_event_sources", vllm_feeds as fn(&str) -> Result<Vec<FeedSource>, FeedError>),
-            ("/server_info", sglang_feeds),
-        ];
-        for (path, feeds) in ask {
-            let Ok((status, body)) = self.get(worker, path).await else { return Told::Nothing };
-            if status.is_server_error() {
-                return Told::Nothing;
-            }
-            if status != StatusCode::OK {
-                continue;
-            }
-            match std::str::from_utf8(&body).map_err(|error| error.to_string()).map(feeds) {
-                Ok(Ok(feeds)) if !feeds.is_empty() => return Told::Feeds(feeds),
-                Ok(Ok(_)) => {}
-                // Somebody else's page under that name.
-                Ok(Err(error)) => tracing::debug!(worker = %worker.url, path, %error, "no KV event feeds"),
-                Err(error) => tracing::debug!(worker = %worker.url, path, error, "no KV event feeds"),
-            }
-        }
-        Told::Feeds(Vec::new())
-    }
-
-    /// The names under which a worker serves models.
-    async fn names(&self, worker: &Worker) -> Result<Vec<ServedName>, String> {
-        let listed = match self.get(worker, "/v1/models").await {
-            Ok((StatusCode::OK, body)) => {
-                models::parse(&body).map_err(|error| error.to_string()).and_then(served_names)
-            }
-            Ok((status, _)) => Err(format!("GET /v1/models answered {}", status.as_u16())),
-            Err(problem) => Err(problem),
-        };
-        match (listed, &worker.model) {
-            (Ok(names), None) => Ok(names),
-            (Err(problem), None) => Err(format!("{problem}: give this worker's model")),
-            (listed, Some(model)) => {
-                let card =
-                    listed.ok().and_then(|names| names.into_iter().find(|served| served.name == *model));
-                let made = serde_json::json!({"id": model, "object": "model", "owned_by": "kvlane"});
-                let card = card.map_or(made, |served| served.card);
-                Ok(vec![ServedName { name: model.clone(), base: model.clone(), card }])
-            }
-        }
-    }
-
-    async fn get(&self, worker: &Worker, path: &str) -> Result<(StatusCode, Bytes), String> {
-        let limit = self.gateway.config().health.timeout;
-        ask(&self.upstreams, worker, &Method::GET, path, &Bytes::new(), limit, PROBE_BYTES_MAX).await
-    }
-
     /// Runs a task under its name. One that breaks is begun anew: a worker is probed until it has left.
     fn spawn<F>(&self, name: String, task: impl FnMut() -> F + Send + 'static)
     where
@@ -572,9 +522,8 @@ fn set_health(gateway: &Gateway, worker: &Worker, problem: Option<String>) {
         gateway.step(&seat.pool, Input::Health { endpoint: seat.endpoint, healthy });
     }
     gateway.metrics.health.get_or_create(&WorkerLabel { worker: worker.url.to_string() }).set(healthy.into());
-    match &problem {
-        None => tracing::info!(worker = %worker.url, "worker healthy"),
-        Some(problem) => tracing::warn!(worker = %worker.url, problem, "worker unhealthy"),
+    if healthy {
+        tracing::info!(worker = %worker.url, "worker healthy");
     }
     state.problem = problem;
 }

@@ -20,6 +20,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::sleep;
 
+use crate::address::worker_name;
 use crate::config::{Config, PoolOverride, WorkerSpec};
 use crate::fleet::{WORKERS_MAX, check_workers};
 use crate::gateway::{Gateway, Security};
@@ -164,8 +165,8 @@ impl Serving {
             .map_err(|error| format!("{error} (with {needs_restart:?} as before the next restart)"))?;
         let timings = Timings::read(&next.routing).map_err(|error| error.to_string())?;
         let security = Security::read(&next).map_err(|error| error.to_string())?;
-        let changes = WorkerChanges::between(&running.workers, &next.workers);
         check_workers(&next).map_err(|error| error.to_string())?;
+        let changes = WorkerChanges::between(&running.workers, &next.workers);
         let most = self.fleet.workers().len() + changes.come.len() + changes.differ.len();
         if most > WORKERS_MAX {
             return Err(format!(
@@ -258,7 +259,7 @@ struct WorkerChanges {
 impl WorkerChanges {
     fn between(before: &[WorkerSpec], after: &[WorkerSpec]) -> Self {
         let by_url = |list: &[WorkerSpec]| -> BTreeMap<String, WorkerSpec> {
-            list.iter().map(|spec| (spec.url.trim_end_matches('/').to_owned(), spec.clone())).collect()
+            list.iter().map(|spec| (worker_name(&spec.url).to_owned(), spec.clone())).collect()
         };
         let (before, after) = (by_url(before), by_url(after));
         let mut changes = Self::default();

@@ -8,7 +8,7 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use kvlane_core::endpoint::EndpointId;
 use tokio::sync::Notify;
 
-use crate::address::Address;
+use crate::address::{Address, worker_name};
 use crate::auth::Allowed;
 use crate::canary::{Compared, Parity};
 use crate::config::{FeedSpec, WorkerSpec};
@@ -24,7 +24,7 @@ pub struct WorkerId(pub u64);
 pub struct Worker {
     /// Its id.
     pub id: WorkerId,
-    /// Its URL as given, without a trailing '/': its name everywhere.
+    /// Its URL as given, without a trailing `/` or `/v1`: its name everywhere.
     pub url: Arc<str>,
     /// Where it is reached.
     pub address: Address,
@@ -127,8 +127,9 @@ impl Worker {
         let authorization = spec.api_key.as_ref().map(authorization_of).transpose()?;
         Ok(Self {
             id,
-            url: spec.url.trim_end_matches('/').into(),
-            address: Address::parse(&spec.url)?,
+            url: worker_name(&spec.url).into(),
+            // What is no URL is named as it was written.
+            address: Address::parse(&spec.url).and_then(|_| Address::parse(worker_name(&spec.url)))?,
             model: spec.model.clone(),
             kv_events: spec.kv_events.clone(),
             spec: spec.clone(),

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use kvlane_core::policy::PolicyConfig;
 use kvlane_live::config::{Config, WorkerSpec};
+use kvlane_live::secret::Secret;
+use kvlane_live::serve::Serving;
 use kvlane_live::testing::{Client, FakeEngine, TestGateway, chat, chat_stream, config, event, eventually};
 use serde_json::{Value, json};
 
@@ -405,5 +407,45 @@ async fn a_model_whose_only_worker_has_not_come_up_is_not_ready_rather_than_unkn
         let reply = gateway.ask("POST", "/v1/chat/completions", chat(model, "hi")).await;
         assert_eq!(reply.status, status, "{model}");
     }
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn a_worker_that_wants_a_key_says_which_flag_gives_it() {
+    let engine = FakeEngine::start("m").await;
+    engine.require_key("sk-worker");
+    for (key, expect) in [(None, "set --worker-api-key"), (Some("sk-other"), "correct --worker-api-key")] {
+        let mut config = config();
+        config.upstream.api_key = key.map(Secret::new);
+        config.workers = vec![WorkerSpec::new(engine.url())];
+        let gateway = TestGateway::of(Serving::start(config).expect("the gateway starts"));
+        let worker = gateway.serving().fleet.find(&engine.url()).expect("a worker");
+        eventually("it is down", || worker.state().problem.is_some()).await;
+        let problem = worker.state().problem.clone().expect("one");
+        assert!(
+            problem.starts_with("GET /v1/models answered 401: ") && problem.contains(expect),
+            "{problem}"
+        );
+        gateway.end().await;
+    }
+    let mut config = config();
+    config.upstream.api_key = Some(Secret::new("sk-worker"));
+    TestGateway::start(config, &[&engine]).await.end().await;
+}
+
+#[tokio::test]
+async fn a_worker_whose_url_ends_in_v1_is_the_one_without() {
+    let engine = FakeEngine::start("m").await;
+    let mut config = config();
+    config.workers = vec![WorkerSpec::new(format!("{}/v1/", engine.url()))];
+    let gateway = TestGateway::start(config, &[]).await;
+    let worker = gateway.serving().fleet.find(&format!("{}/v1", engine.url())).expect("a worker");
+    assert_eq!(*worker.url, engine.url());
+    let (reply, (head, _)) =
+        tokio::join!(gateway.ask("POST", "/v1/chat/completions", chat("m", "hi")), engine.answer("{}"));
+    assert_eq!(reply.status, 200);
+    assert!(head.starts_with("POST /v1/chat/completions HTTP/1.1"), "{head}");
+    let again = gateway.ask("POST", "/workers", json!({"url": engine.url()}).to_string()).await;
+    assert_eq!(again.status, 409, "it is there already");
     gateway.end().await;
 }

@@ -9,6 +9,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use kvlane_core::bounded::{AtLeastOne, Share};
 use kvlane_core::policy::PolicyConfig;
+use kvlane_live::address::worker_name;
 use kvlane_live::auth::Role;
 use kvlane_live::config::{BYTES_PER_TOKEN, Config, FeedSpec, KeySpec, Log, Multiplier, WorkerSpec};
 use kvlane_live::secret::{KeyHash, Secret, revealed};
@@ -335,7 +336,7 @@ fn feeds_of<'a>(
     let Some((url, endpoints)) = said.rsplit_once('=') else {
         bail!("{flag} {said}: write WORKER=ENDPOINT, as in http://gpu-1:8000=tcp://gpu-1:5557");
     };
-    let same = |worker: &&mut WorkerSpec| worker.url.trim_end_matches('/') == url.trim_end_matches('/');
+    let same = |worker: &&mut WorkerSpec| worker_name(&worker.url) == worker_name(url);
     let Some(worker) = config.workers.iter_mut().find(same) else {
         bail!("{flag} {said}: '{url}' is none of the workers");
     };

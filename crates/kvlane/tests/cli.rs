@@ -294,6 +294,104 @@ fn a_configuration_that_cannot_be_ends_with_1_and_says_what_to_write() {
 }
 
 #[test]
+fn what_serve_refuses_check_refuses_in_the_same_words() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = |name: &str, text: &str| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, text).expect("written");
+        path.display().to_string()
+    };
+    let taken = file("taken", "");
+    let recorder = file("recorder.yaml", &format!("recorder: {{enabled: true, dir: {taken}/recordings}}\n"));
+    let key = file("key.yaml", "workers: [{url: 'http://a:1', api_key: {env: KVLANE_NO_SUCH_KEY}}]\n");
+    let pool = file("pool.yaml", "routing: {pools: {m: {tokenizer: meta-llama/Llama-3.1-8B}}}\n");
+    for (args, words) in [
+        (
+            &["--tokenizer-path", "meta-llama/Llama-3.1-8B"][..],
+            &["tokens.path", "meta-llama/Llama-3.1-8B"][..],
+        ),
+        (&["--config", &pool], &["routing.pools.m.tokenizer", "meta-llama/Llama-3.1-8B"]),
+        (&["--config", &recorder], &["recorder.dir", "is no directory"]),
+        (&["--config", &key], &["workers[0].api_key", "KVLANE_NO_SUCH_KEY"]),
+        (&["--api-keys-file", "/nowhere/keys"], &["auth.keys_file", "/nowhere/keys"]),
+        (&["--tls-cert-path", "/nowhere/c.pem", "--tls-key-path", "/nowhere/k.pem"], &["tls.certificate"]),
+        (&["--timing", "/nowhere/timing.json"], &["routing.timing", "/nowhere/timing.json"]),
+    ] {
+        let said = ["check", "serve"].map(|command| {
+            let args = [&[command, "--port", "0", "--prometheus-port", "0"], args].concat();
+            fails(&args, FAILURE, words);
+            text(&run(&args).stderr).lines().filter(|line| line.starts_with("error:")).collect::<String>()
+        });
+        assert_eq!(said[0], said[1].replace("the gateway cannot start: ", ""), "{args:?}");
+    }
+}
+
+#[test]
+fn a_mistake_in_a_file_is_told_once_and_shown() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("bad.yaml");
+    std::fs::write(&path, "server:\n  port: 1\n  prot: 2\n").expect("written");
+    let path = path.display().to_string();
+    for command in ["check", "serve"] {
+        let output = run(&[command, "--config", &path]);
+        let said = text(&output.stderr);
+        assert_eq!(said.matches("unknown field `prot`").count(), 1, "{said}");
+        assert_eq!(said.matches("error").count(), 1, "{said}");
+        assert!(
+            said.contains("bad.yaml") && said.contains("line 3") && said.contains("3 |   prot: 2"),
+            "{said}"
+        );
+    }
+}
+
+/// Reads a log until a line has all of these words.
+fn see(log: &mut impl BufRead, words: &[&str]) -> String {
+    let mut seen = String::new();
+    loop {
+        let mut line = String::new();
+        assert!(log.read_line(&mut line).expect("a log") > 0, "{words:?} are not in: {seen}");
+        if words.iter().all(|word| line.contains(word)) {
+            return line;
+        }
+        seen += &line;
+    }
+}
+
+#[test]
+fn a_worker_that_does_not_come_up_is_logged_with_its_cause_and_what_to_do() {
+    // The port of nobody: below 1024, and reserved.
+    let dead = "http://127.0.0.1:1/v1";
+    let args = ["serve", "--port", "0", "--prometheus-port", "0", "--relay-threads", "1"];
+    let args = [&args[..], &["--worker-urls", dead]].concat();
+    let mut child = kvlane(&args).stdin(Stdio::null()).stderr(Stdio::piped()).spawn().expect("it starts");
+    let mut log = BufReader::new(child.stderr.take().expect("piped"));
+    see(&mut log, &["WARN", "written without /v1", dead]);
+    see(
+        &mut log,
+        &["WARN", "worker down", "worker=http://127.0.0.1:1 ", "Connection refused", "start the server"],
+    );
+    assert!(
+        Command::new("sh").args(["-c", &format!("kill {}", child.id())]).status().expect("it runs").success()
+    );
+    assert_eq!(child.wait().expect("it ends").code(), Some(0));
+}
+
+#[test]
+fn two_signals_with_nothing_in_flight_cut_nothing() {
+    let args = ["serve", "--port", "0", "--prometheus-port", "0", "--relay-threads", "1"];
+    let args = [&args[..], &["--worker-urls", "http://127.0.0.1:1"]].concat();
+    let mut child = kvlane(&args).stdin(Stdio::null()).stderr(Stdio::piped()).spawn().expect("it starts");
+    let mut log = BufReader::new(child.stderr.take().expect("piped"));
+    see(&mut log, &["serving"]);
+    let both = format!("kill -TERM {0}; kill -INT {0}", child.id());
+    assert!(Command::new("sh").args(["-c", &both]).status().expect("it runs").success());
+    let mut rest = String::new();
+    log.read_to_string(&mut rest).expect("a log");
+    assert_eq!(child.wait().expect("it ends").code(), Some(0), "{rest}");
+    assert!(rest.contains("stopped") && !rest.contains("were cut"), "{rest}");
+}
+
+#[test]
 fn a_port_that_is_taken_is_named_with_its_key() {
     let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = taken.local_addr().expect("bound").port().to_string();

@@ -3,6 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use kvlane_live::auth::Role;
+use kvlane_live::config::KeySpec;
+use kvlane_live::secret::{KeyHash, Secret};
 use kvlane_live::testing::{FakeEngine, TestGateway, config};
 use kvlane_mock::{KvEventsConfig, KvEventsFaults, MockConfig, MockEngine};
 use serde_json::{Value, json};
@@ -234,4 +237,30 @@ fn every_row_is_in_its_document() {
     for row in rows {
         assert!(document.contains(&format!("`{row}`")), "docs/doctor.md does not explain {row}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_and_a_gateway_that_want_keys_are_shown_them() {
+    let engine = FakeEngine::start("m").await;
+    engine.require_key("sk-worker");
+    let (code, without) = report(&[&engine.url(), "--no-request"]).await;
+    assert_eq!((code, row(&without, 0, "models").0), (Some(1), "fail"));
+    let text = without.to_string();
+    assert!(text.contains("give --worker-api-key"), "{text}");
+    let (_, with) = report(&[&engine.url(), "--no-request", "--worker-api-key", "sk-worker"]).await;
+    assert_eq!(row(&with, 0, "models").0, "ok");
+
+    let mut config = config();
+    config.upstream.api_key = Some(Secret::new("sk-worker"));
+    let (name, sha256) = ("boss".into(), KeyHash::of("sk-admin"));
+    config.auth.keys = vec![KeySpec { name, sha256, role: Role::Admin, trusted: false }];
+    let gateway = TestGateway::start(config, &[&engine]).await;
+    let metrics = format!("http://{}", gateway.metrics_address());
+    let (url, worker_key) = (engine.url(), ["--worker-api-key", "sk-worker", "--no-request"]);
+    let args = [&[&*url, "--gateway", &metrics][..], &worker_key].concat();
+    let (_, without) = report(&args).await;
+    assert!(without.to_string().contains("give --admin-api-key"), "{without:#}");
+    let (_, with) = report(&[&args[..], &["--admin-api-key", "sk-admin"]].concat()).await;
+    assert!(with["gateway"].to_string().contains("healthy, token count"), "{with:#}");
+    gateway.end().await;
 }

@@ -188,8 +188,8 @@ impl Config {
             for (n, feed) in worker.kv_events.iter().enumerate() {
                 feed.validate(&format!("workers[{i}].kv_events[{n}]"))?;
             }
-            let same =
-                |other: &WorkerSpec| other.url.trim_end_matches('/') == worker.url.trim_end_matches('/');
+            let name = crate::address::worker_name;
+            let same = |other: &WorkerSpec| name(&other.url) == name(&worker.url);
             if self.workers[..i].iter().any(same) {
                 return wrong(&field, format!("'{}' is there twice", worker.url));
             }

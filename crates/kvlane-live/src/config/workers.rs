@@ -8,6 +8,7 @@ use serde::de::{MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::{ConfigError, wrong};
+use crate::address::worker_name;
 use crate::secret::Secret;
 
 /// One engine.
@@ -38,7 +39,7 @@ impl WorkerSpec {
 
     /// Whether both say the same of the same worker.
     pub(crate) fn is(&self, other: &Self) -> bool {
-        let named = |spec: &Self| Self { url: spec.url.trim_end_matches('/').to_owned(), ..spec.clone() };
+        let named = |spec: &Self| Self { url: worker_name(&spec.url).to_owned(), ..spec.clone() };
         named(self) == named(other)
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use kvlane_core::scheduler::Scheduler;
 
 use super::{AddError, Fleet};
+use crate::address::worker_name;
 use crate::config::WorkerSpec;
 use crate::worker::{Seat, Worker, WorkerId};
 
@@ -43,7 +44,7 @@ impl Fleet {
         for worker in self.workers() {
             {
                 let mut state = worker.state();
-                if *worker.url != *url.trim_end_matches('/') || state.leaving {
+                if *worker.url != *worker_name(url) || state.leaving {
                     continue;
                 }
                 (state.successors, state.may_be_spared) = (joining.to_vec(), true);

@@ -37,6 +37,8 @@ struct Shared {
     /// What `/tokenize` answers the gateway, by the body.
     tokenizer: Mutex<Option<Tokenize>>,
     healthy: AtomicBool,
+    /// The key without which the gateway's own questions are answered 401, but for those of its health.
+    key: Mutex<Option<String>>,
     /// Hands calls over when their head has come, the body unread.
     heads_only: AtomicBool,
     connections: AtomicUsize,
@@ -79,6 +81,7 @@ impl FakeEngine {
             kv_event_sources: Mutex::default(),
             tokenizer: Mutex::default(),
             healthy: AtomicBool::new(true),
+            key: Mutex::default(),
             heads_only: AtomicBool::new(false),
             connections: AtomicUsize::new(0),
             probes: AtomicUsize::new(0),
@@ -148,6 +151,11 @@ impl FakeEngine {
     /// Whether `/health` answers 200 or 503.
     pub fn set_healthy(&self, healthy: bool) {
         self.shared.healthy.store(healthy, Ordering::Relaxed);
+    }
+
+    /// From now on answers 401 to the gateway's own questions, but for those of its health, unless they show this key.
+    pub fn require_key(&self, key: &str) {
+        *self.shared.key.lock().unwrap_or_else(PoisonError::into_inner) = Some(key.into());
     }
 
     /// From now on hands a request over when its head has come, and leaves its body unread.
@@ -271,6 +279,14 @@ impl Shared {
 
     fn probe_answer(&self, head: &str, body: &[u8]) -> Option<(u16, &'static str, String)> {
         let text = |text: &Mutex<String>| text.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let wanted = self.key.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let shown = field(head, "authorization").and_then(|value| value.strip_prefix("Bearer "));
+        if wanted.is_some_and(|wanted| shown != Some(&wanted))
+            && field(head, "user-agent") == Some("kvlane")
+            && !head.starts_with("GET /health ")
+        {
+            return Some((401, "text/plain", String::new()));
+        }
         match head.split("\r\n").next()? {
             "GET /health HTTP/1.1" => {
                 self.probes.fetch_add(1, Ordering::Relaxed);

@@ -55,7 +55,7 @@ pub(super) async fn count(
         }
         Ok(_) => Err("engine_refused"),
         Err(problem) => {
-            tracing::debug!(model = pool.model, problem, "a prompt was estimated");
+            tracing::debug!(model = pool.model, %problem, "a prompt was estimated");
             Err("engine_failed")
         }
     }

@@ -60,11 +60,22 @@ pub(super) async fn examine(engine: &Engine, way: &Way) -> Examined {
     Examined { url: engine.url().to_owned(), facts, checks }
 }
 
+/// What to do about a bad status: a key where one is wanted, `fix` otherwise.
+fn key_or(status: u16, fix: &str) -> &str {
+    if matches!(status, 401 | 403) {
+        "the engine wants a key, or another one: give --worker-api-key"
+    } else {
+        fix
+    }
+}
+
 async fn reachable(engine: &Engine, checks: &mut Checks) -> bool {
     let fix = "start the engine, or correct the URL: the gateway probes GET /health there";
     match engine.get("/health").await {
         Ok((200, _)) => checks.ok("reachable", "GET /health answered 200"),
-        Ok((status, _)) => checks.fail("reachable", format!("GET /health answered {status}"), fix),
+        Ok((status, _)) => {
+            checks.fail("reachable", format!("GET /health answered {status}"), key_or(status, fix));
+        }
         Err(problem) => {
             checks.fail("reachable", problem, fix);
             return false;
@@ -80,7 +91,7 @@ async fn metrics(engine: &Engine, facts: &mut Facts, checks: &mut Checks) -> Opt
     let page = match engine.get("/metrics").await {
         Ok((200, page)) => String::from_utf8_lossy(&page).into_owned(),
         Ok((status, _)) => {
-            checks.warn("metrics", format!("GET /metrics answered {status}"), fix);
+            checks.warn("metrics", format!("GET /metrics answered {status}"), key_or(status, fix));
             return None;
         }
         Err(problem) => {
@@ -138,13 +149,13 @@ async fn model(engine: &Engine, facts: &mut Facts, checks: &mut Checks) {
     let fix =
         "the gateway asks GET /v1/models which model this is: give it as `model` of the worker otherwise";
     let listed = match engine.get("/v1/models").await {
-        Ok((200, body)) => models::parse(&body).map_err(|error| error.to_string()),
-        Ok((status, _)) => Err(format!("GET /v1/models answered {status}")),
-        Err(problem) => Err(problem),
+        Ok((200, body)) => models::parse(&body).map_err(|error| (error.to_string(), fix)),
+        Ok((status, _)) => Err((format!("GET /v1/models answered {status}"), key_or(status, fix))),
+        Err(problem) => Err((problem, fix)),
     };
     let listed = match listed {
         Ok(listed) => listed,
-        Err(problem) => return checks.fail("models", problem, fix),
+        Err((problem, fix)) => return checks.fail("models", problem, fix),
     };
     let Some(base) = listed.iter().find(|model| model.parent.is_none()) else {
         return checks.fail("models", "GET /v1/models lists no model", fix);

@@ -92,12 +92,14 @@ pub(super) async fn gateway(gateway: &Engine, examined: &[Examined]) -> Checks {
             return checks;
         }
     }
-    let workers = match gateway.get("/workers").await {
-        Ok((200, body)) => serde_json::from_slice::<Value>(&body).ok(),
-        _ => None,
+    let fix = "give the gateway's metrics port";
+    let (workers, fix) = match gateway.get("/workers").await {
+        Ok((200, body)) => (serde_json::from_slice::<Value>(&body).ok(), fix),
+        Ok((401 | 403, _)) => (None, "the gateway wants a key, or another one: give --admin-api-key"),
+        _ => (None, fix),
     };
     let Some(workers) = workers.as_ref().and_then(|told| told["workers"].as_array()) else {
-        checks.warn("workers", "GET /workers is not answered", "give the gateway's metrics port");
+        checks.warn("workers", "GET /workers is not answered", fix);
         return checks;
     };
     for one in examined {

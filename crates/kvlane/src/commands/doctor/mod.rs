@@ -20,6 +20,7 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::Args;
 use kvlane_live::ask::Engine;
+use kvlane_live::secret::Secret;
 use kvlane_tokens::{Source, Tokenizer};
 
 use self::check::{Checks, Verdict};
@@ -39,6 +40,12 @@ pub(crate) struct DoctorArgs {
     /// A gateway in front of them: what it knows is told too. Its metrics port, or its clients' port on loopback.
     #[arg(long, value_name = "URL")]
     gateway: Option<String>,
+    /// The key that the engines want to be shown.
+    #[arg(long, env = "KVLANE_WORKER_API_KEY", hide_env_values = true, value_name = "KEY")]
+    worker_api_key: Option<Secret>,
+    /// The key that the gateway wants to be shown: a viewer's or an administrator's.
+    #[arg(long, env = "KVLANE_ADMIN_API_KEY", hide_env_values = true, value_name = "KEY")]
+    admin_api_key: Option<Secret>,
     /// The model's tokenizer, which the gateway is to use: its directory, or a tokenizer file in it.
     #[arg(long, visible_alias = "model-path", value_name = "PATH")]
     tokenizer_path: Option<PathBuf>,
@@ -98,9 +105,14 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode> {
         Ok(way) => way,
         Err(error) => return usage(&error),
     };
-    let engine = |url: &String| Engine::at(url, way.patience);
-    let engines: Result<Vec<Engine>, String> = args.urls.iter().map(engine).collect();
-    let gateway = args.gateway.as_ref().map(engine).transpose();
+    let engine = |url: &String, flag: &str, key: &Option<Secret>| match key {
+        Some(key) => Engine::at(url, way.patience)?.showing(key).map_err(|error| format!("{flag}: {error}")),
+        None => Engine::at(url, way.patience),
+    };
+    let worker = |url| engine(url, "--worker-api-key", &args.worker_api_key);
+    let engines: Result<Vec<Engine>, String> = args.urls.iter().map(worker).collect();
+    let gateway = |url| engine(url, "--admin-api-key", &args.admin_api_key);
+    let gateway = args.gateway.as_ref().map(gateway).transpose();
     let (engines, gateway) = match (engines, gateway) {
         (Ok(engines), Ok(gateway)) => (engines, gateway),
         (Err(error), _) | (_, Err(error)) => return usage(&error),
