@@ -259,6 +259,20 @@ fn every_policy_is_in_the_guide_and_in_the_example() {
 }
 
 #[test]
+fn a_policys_section_names_its_reason_where_it_says_so() {
+    let guide = document("docs/guide.md");
+    let policies = guide.split("\n## Policies").nth(1).and_then(|rest| rest.split("\n## ").next());
+    let after = policies.expect("a chapter").split("Reason:").skip(1);
+    for text in after {
+        let word = text.split_whitespace().next().unwrap_or_default();
+        assert!(
+            Reason::ALL.iter().any(|reason| word.contains(reason.name())),
+            "docs/guide.md: Reason: {word}"
+        );
+    }
+}
+
+#[test]
 fn every_reason_and_error_code_is_in_the_guide() {
     let guide = document("docs/guide.md");
     let listed =
