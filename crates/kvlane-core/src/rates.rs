@@ -25,6 +25,9 @@ pub struct Rates {
     pub context_token_s: f64,
 }
 
+/// First tokens from which on a pace is more than a guess: by then it has moved up to thirtyfold.
+const LEARNED_SAMPLES: u32 = 8;
+
 /// Two factors on an endpoint's [`Rates`], learned from its answers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Pace {
@@ -144,9 +147,9 @@ impl Factor {
 // === impl Pace ===
 
 impl Pace {
-    /// Whether any answer has shown how fast prompts are computed.
+    /// Whether enough answers have shown how fast prompts are computed.
     pub(crate) fn is_learned(&self) -> bool {
-        self.prefill.samples > 0
+        self.prefill.samples >= LEARNED_SAMPLES
     }
 
     /// The rates of an endpoint with this pace, in a pool of this pace, whose machines are taken to have `rates`.

@@ -182,7 +182,9 @@ async fn an_engine_that_makes_no_progress_is_left_until_it_does() {
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
     let engines = [&a, &b];
     engines.iter().for_each(|engine| engine.set_metrics(&page(7)));
-    let gateway = TestGateway::start(in_turn(), &engines).await;
+    let mut config = in_turn();
+    config.routing.timing = Some("llama-3.1-8b@h100".into());
+    let gateway = TestGateway::start(config, &engines).await;
     let stalled =
         async |url: &str| gateway.metric(&format!(r#"kvlane_worker_stalled{{worker="{url}"}}"#)).await;
     let mut client = gateway.client().await;
@@ -221,7 +223,9 @@ async fn a_long_prefill_that_shows_in_the_engines_counters_is_no_stall() {
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
     let engines = [&a, &b];
     engines.iter().for_each(|engine| engine.set_metrics(&page(0)));
-    let gateway = TestGateway::start(in_turn(), &engines).await;
+    let mut config = in_turn();
+    config.routing.timing = Some("llama-3.1-8b@h100".into());
+    let gateway = TestGateway::start(config, &engines).await;
     let mut client = gateway.client().await;
     client.request("POST", "/v1/chat/completions", &chat_stream("m", "hi")).await;
     let (busy, mut call) = next_call(&engines).await;

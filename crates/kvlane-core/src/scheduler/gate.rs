@@ -462,11 +462,12 @@ mod tests {
             SchedulingRequest { whole_answer: true, ..SchedulingRequest::new(RequestId(0), 100_000) };
         world.step(Input::Arrived { request, overlap: Vec::new(), block_tokens: 16 });
         let long = expected(&world).expect("a prompt");
-        assert!(long.sign_s > 5.0 && !long.is_seen && !long.is_learned, "{long:?}");
+        assert!(long.token_s > 5.0 && long.step_s < 1.0, "{long:?}");
+        assert!(!long.is_seen && !long.is_learned, "{long:?}");
         arrive(&mut world, 1, 0, &[]);
         assert!(expected(&world).is_some_and(|expected| expected.is_seen));
         world.step(Input::Begun { request: RequestId(0) });
-        assert!(expected(&world).is_some_and(|expected| expected.sign_s < 0.1), "the long one is computed");
+        assert!(expected(&world).is_some_and(|expected| expected.token_s < 0.1), "the long one is computed");
     }
 
     #[test]

@@ -19,7 +19,7 @@ const FULL_RATIO: f32 = 0.85;
 
 /// Most prompt tokens of a step, to guess how many steps a prompt takes (vLLM's `max_num_batched_tokens` of its server on
 /// large GPUs).
-const STEP_TOKENS: u64 = 8192;
+pub(super) const STEP_TOKENS: u64 = 8192;
 
 /// Of one pool.
 #[derive(Debug, Default)]

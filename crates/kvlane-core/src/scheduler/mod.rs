@@ -40,7 +40,7 @@ pub use synopsis::Synopsis;
 use door::Called;
 use flights::{Flight, Flights, Turn};
 use gate::Gates;
-use learning::Learning;
+use learning::{Learning, STEP_TOKENS};
 use shadow::Shadow;
 use unseen::Unseen;
 
@@ -236,10 +236,13 @@ impl Scheduler {
         let mut flights = self.flights.iter().filter(|flight| flight.endpoint == endpoint.id);
         let is_seen = flights.any(|flight| flight.is_stream);
         let rates = self.rates(endpoint);
-        // All prompts may be computed before any decoding goes on (SGLang), so that is how long a sign may take.
-        let sign_s = rates.prefill_s(prefill_tokens, prefill_pairs)
-            + rates.decode_step_s(requests.saturating_sub(prefilling), context_tokens);
-        (requests > 0).then(|| Expected { sign_s, is_seen, is_learned: self.learning.is_learned() })
+        let decode_s = rates.decode_step_s(requests.saturating_sub(prefilling), context_tokens);
+        let prefill_s = rates.prefill_s(prefill_tokens, prefill_pairs);
+        // A step computes a part of what waits, and all prompts may be computed before any decoding goes on (SGLang).
+        let share = (STEP_TOKENS as f64 / prefill_tokens.max(1) as f64).min(1.0);
+        let is_learned = self.learning.is_learned() || self.config.timing.is_some();
+        let (step_s, token_s) = (share * prefill_s + decode_s, prefill_s + decode_s);
+        (requests > 0).then(|| Expected { step_s, token_s, is_seen, is_learned })
     }
 
     /// Requests dispatched and not yet settled.

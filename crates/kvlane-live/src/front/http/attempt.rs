@@ -9,14 +9,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
+use kvlane_core::breaker::State;
 use kvlane_core::decision::{Refused, Rejection};
-use kvlane_core::endpoint::EndpointId;
+use kvlane_core::endpoint::{Endpoint, EndpointId};
 use kvlane_core::rng::Rng;
 use kvlane_core::scheduler::Input;
 use kvlane_wire::failure::{Fault, fault, first_error};
 use kvlane_wire::server_timing::Stage;
 use kvlane_wire::sse::SseScanner;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until};
 
 use super::Body;
 use super::deadlines::Deadlines;
@@ -32,6 +33,8 @@ use crate::worker::WorkerId;
 /// When to come again, if an engine that is busy does not say.
 const RETRY_AFTER_S: u64 = 1;
 
+/// How often a request at an engine that stands still looks whether another one takes requests.
+const STALLED_LOOK_EVERY: Duration = Duration::from_secs(1);
 /// What is held of a stream without content; beyond that it is passed on as it comes.
 const HELD_BYTES_MAX: usize = 64 << 10;
 /// Engines that say of a request that they failed, and not whose fault it is, before that is its answer.
@@ -108,12 +111,9 @@ impl Outcome {
         }
     }
 
-    /// Whether an engine that ends like this has died or hangs.
+    /// Whether an engine that ends like this has died. One that stands still may go on.
     fn is_death(&self) -> bool {
-        matches!(
-            self,
-            Self::Faulty(_, Fault::Engine) | Self::Broken(UpstreamError::Stalled | UpstreamError::Unfit)
-        )
+        matches!(self, Self::Faulty(_, Fault::Engine) | Self::Broken(UpstreamError::Unfit))
     }
 }
 
@@ -347,7 +347,7 @@ impl Patience {
             biased;
             begun = begun => Outcome::of(begun),
             () = lease.worker.unfit() => Outcome::Broken(UpstreamError::Unfit),
-            () = lease.seat.vitals.stalled() => Outcome::Broken(UpstreamError::Stalled),
+            () = stalled(lease) => Outcome::Broken(UpstreamError::Stalled),
             () = sleep_until(silent.map_or(self.deadline, |(due, _)| due)) => match silent {
                 Some((_, within)) => Outcome::Broken(UpstreamError::Silent(within)),
                 None => Outcome::Late(self.total),
@@ -371,6 +371,20 @@ impl Outcome {
                 UpstreamError::Stalled => FailureKind::stalled,
             },
         }
+    }
+}
+
+/// Waits until the engine has stopped making progress while another one takes requests: to leave the only one helps nobody.
+async fn stalled(lease: &Lease) {
+    loop {
+        lease.seat.vitals.stalled().await;
+        let is_elsewhere = |other: &Endpoint| {
+            other.id != lease.seat.endpoint && !other.stalled && other.breaker.state() != State::Open
+        };
+        if lease.pool().router.read(|scheduler| scheduler.pool().eligible().any(is_elsewhere)) {
+            return;
+        }
+        sleep(STALLED_LOOK_EVERY).await;
     }
 }
 
