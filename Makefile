@@ -2,7 +2,7 @@
 # line of cargo that can be typed by hand.
 
 .PHONY: demo test lint scenarios placement placement-live chaos soak crowd replay-schedule bench e2e-vllm e2e-sglang \
-	e2e-llamacpp e2e-sdk e2e-loadgens e2e-api e2e-prometheus e2e-dashboard e2e-report race race-placement deny sbom ci \
+	e2e-llamacpp e2e-deaths e2e-sdk e2e-loadgens e2e-api e2e-prometheus e2e-dashboard e2e-report race race-placement deny sbom ci \
 	cargo
 
 # A trace through the gateway onto four mock engines, under three policies.
@@ -79,6 +79,12 @@ e2e-llamacpp: cargo
 	cargo build --release --locked -p kvlane
 	e2e/llamacpp/setup.sh
 	e2e/.work/llamacpp/venv/bin/python e2e/llamacpp/test_llamacpp.py -v
+
+# Two real vLLM servers behind the gateway, one of which dies under 24 requests. E2E_RUNS=10 for ten runs of each death.
+e2e-deaths: cargo
+	cargo build --release --locked -p kvlane
+	e2e/vllm/setup.sh
+	e2e/.work/venv/bin/python e2e/deaths/test_deaths.py
 
 # OpenAI's and Anthropic's Python SDKs, unmodified, through the gateway (15 MB from PyPI, once).
 e2e-sdk: cargo

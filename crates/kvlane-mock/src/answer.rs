@@ -10,7 +10,7 @@ use crate::error::ApiError;
 use crate::tokens;
 
 /// The API an answer is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Shape {
     /// OpenAI `/v1/chat/completions`.
     Chat,
@@ -62,6 +62,21 @@ const DONE: &str = "data: [DONE]\n\n";
 /// An event with its name in front, as Anthropic's messages and OpenAI's responses want it. `data` has a `type`.
 fn named(data: &Value) -> String {
     format!("event: {}\ndata: {data}\n\n", data["type"].as_str().unwrap_or_default())
+}
+
+// === impl Shape ===
+
+impl Shape {
+    /// The API at this path.
+    pub(crate) fn at(path: &str) -> Option<Self> {
+        Some(match path {
+            "/v1/chat/completions" => Self::Chat,
+            "/v1/completions" => Self::Completion,
+            "/v1/messages" => Self::Messages,
+            "/v1/responses" => Self::Responses,
+            _ => return None,
+        })
+    }
 }
 
 // === impl Answer ===

@@ -21,6 +21,7 @@ use serde_json::{Value, json};
 
 use crate::answer::{Answer, Shape};
 use crate::config::Settled;
+use crate::deaths::{Came, Ending, Fate};
 use crate::driver::{Driver, End, QueueFull, Ticket};
 use crate::error::ApiError;
 use crate::metrics;
@@ -43,6 +44,8 @@ pub(crate) struct Shared {
     pub(crate) drivers: Vec<Arc<Driver>>,
     /// What `/kv_event_sources` answers.
     sources: Value,
+    /// How the engine dies.
+    fate: Arc<Fate>,
     /// Requests that named no rank.
     unranked: AtomicUsize,
     /// Seconds since 1970 at the start.
@@ -51,9 +54,10 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub(crate) fn new(config: Settled, drivers: Vec<Arc<Driver>>, sources: Value) -> Self {
+    pub(crate) fn new(config: Settled, drivers: Vec<Arc<Driver>>, sources: Value, fate: Arc<Fate>) -> Self {
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-        Self { config, drivers, sources, unranked: AtomicUsize::new(0), created, started: Instant::now() }
+        let (unranked, started) = (AtomicUsize::new(0), Instant::now());
+        Self { config, drivers, sources, fate, unranked, created, started }
     }
 
     /// Seconds since 1970, from one reading of the calendar and a clock that never jumps.
@@ -69,7 +73,7 @@ pub(crate) fn router(shared: Arc<Shared>) -> Router {
     let answer =
         |shape| post(move |(State(shared), headers, body): Extracted| generate(shared, shape, headers, body));
     Router::new()
-        .route("/health", get(StatusCode::OK))
+        .route("/health", get(health))
         .route(
             "/version",
             get(async || Json(json!({"version": concat!(env!("CARGO_PKG_VERSION"), "+kvlane-mock")}))),
@@ -202,6 +206,37 @@ impl Shared {
     }
 }
 
+// What is said of an engine that has died.
+impl Shared {
+    fn ending(&self, shape: Shape, stream: bool, came: Came) -> &'static Ending {
+        self.fate.get().map_or(&Ending::Silence, |dying| dying.record.ending(shape, stream, came))
+    }
+
+    /// Waits until a stream has a head, which need not be until it has a token. False if it gets none.
+    async fn begins(&self, shape: Shape, ticket: &Ticket) -> bool {
+        let Some(dying) = self.fate.get() else { return true };
+        let has_head = dying.record.has_head(shape) || dying.record.goes_on;
+        let progress = if has_head { ticket.so_far() } else { ticket.begun().await };
+        match progress.end {
+            Some(End::Died(came)) => has_head && !matches!(self.ending(shape, true, came), Ending::Reply(_)),
+            _ => true,
+        }
+    }
+
+    /// The answer to a request whose answer had not begun.
+    async fn last_words(&self, shape: Shape, stream: bool, came: Came) -> Response {
+        match self.ending(shape, stream, came) {
+            Ending::Reply(reply) => {
+                let kind = HeaderValue::from_str(&reply.content_type)
+                    .unwrap_or(HeaderValue::from_static("application/json"));
+                (reply.status, [(CONTENT_TYPE, kind)], reply.body.clone()).into_response()
+            }
+            // The connection stays until its client, or the engine's end, closes it.
+            Ending::Events { .. } | Ending::Silence => std::future::pending().await,
+        }
+    }
+}
+
 /// Says how long the answer is, in words that no router reads: what a client knows of a trace, and no client of a model.
 const OUTPUT_TOKENS: &str = "x-mock-output-tokens";
 
@@ -250,20 +285,30 @@ async fn generate(
         key,
         include_usage: options.stream_options.unwrap_or_default().include_usage,
     };
-    if order.stream {
-        let mut response = Response::new(Body::new(Stream::new(ticket, answer)));
+    if order.stream && shared.begins(shape, &ticket).await {
+        let mut response = Response::new(Body::new(Stream::new(ticket, answer, shared.fate.clone())));
         let event_stream = HeaderValue::from_static("text/event-stream; charset=utf-8");
         response.headers_mut().insert(CONTENT_TYPE, event_stream);
         return Ok(response);
     }
     let progress = ticket.ended().await;
-    if let Some(End::Rejected(why)) = progress.end {
-        return Err(rejected(why));
+    match progress.end {
+        Some(End::Rejected(why)) => Err(rejected(why)),
+        Some(End::Died(came)) => Ok(shared.last_words(shape, order.stream, came).await),
+        _ => Ok(Json(answer.whole(progress)).into_response()),
     }
-    Ok(Json(answer.whole(progress)).into_response())
 }
 
-async fn embeddings((State(shared), headers, body): Extracted) -> Result<Json<Value>, ApiError> {
+/// Whether the server lives, which need not mean that the engine does.
+async fn health(State(shared): State<Arc<Shared>>) -> Response {
+    let Some(dying) = shared.fate.get() else { return StatusCode::OK.into_response() };
+    match dying.record.health(dying.since.elapsed()) {
+        Some(said) => said.into_response(),
+        None => std::future::pending().await,
+    }
+}
+
+async fn embeddings((State(shared), headers, body): Extracted) -> Result<Response, ApiError> {
     let order = shared.read(Api::Embeddings, &received(body)?)?;
     let (tokens, key) = (order.prompt.tokens, order.prompt.key);
     if tokens > shared.config.max_model_len {
@@ -273,8 +318,10 @@ async fn embeddings((State(shared), headers, body): Extracted) -> Result<Json<Va
         )));
     }
     let ticket = shared.submit(&headers, order.prompt, 0).await?;
-    if let Some(End::Rejected(why)) = ticket.ended().await.end {
-        return Err(rejected(why));
+    match ticket.ended().await.end {
+        Some(End::Rejected(why)) => return Err(rejected(why)),
+        Some(End::Died(came)) => return Ok(shared.last_words(Shape::Chat, false, came).await),
+        _ => {}
     }
     let vector = |index: u32| -> Vec<f64> {
         let mut rng = kvlane_core::rng::Rng::new(key.wrapping_add(u64::from(index)));
@@ -290,7 +337,8 @@ async fn embeddings((State(shared), headers, body): Extracted) -> Result<Json<Va
         "model": order.model,
         "data": data,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0},
-    })))
+    }))
+    .into_response())
 }
 
 async fn tokenize((State(shared), _, body): Extracted) -> Result<Json<Value>, ApiError> {
@@ -328,6 +376,9 @@ async fn models(State(shared): State<Arc<Shared>>) -> Json<Value> {
 }
 
 async fn metrics_page(State(shared): State<Arc<Shared>>) -> Response {
+    if shared.fate.get().is_some_and(|dying| dying.record.metrics_silent) {
+        return std::future::pending().await;
+    }
     let exposition = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     ([(CONTENT_TYPE, exposition)], metrics::render(&shared)).into_response()
 }

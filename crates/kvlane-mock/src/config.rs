@@ -5,6 +5,7 @@ use kvlane_sim::EngineConfig;
 use kvlane_wire::kv::version::{OLDEST, Version};
 use serde::{Deserialize, Serialize};
 
+use crate::deaths::{Death, DeathsLike};
 use crate::feed::{FeedConfig, KvEventsConfig, KvEventsFaults, KvEventsHashes};
 
 /// Most engines behind one API.
@@ -56,6 +57,8 @@ pub struct MockConfig {
     pub kv_events_hashes: KvEventsHashes,
     /// `--kv-events-faults`: what goes wrong with the feed.
     pub kv_events_faults: KvEventsFaults,
+    /// `--deaths-like`: the engine whose deaths it dies, when it is told to.
+    pub deaths_like: DeathsLike,
 }
 
 impl Default for MockConfig {
@@ -80,6 +83,7 @@ impl Default for MockConfig {
             kv_events_version: "0.32".into(),
             kv_events_hashes: KvEventsHashes::default(),
             kv_events_faults: KvEventsFaults::default(),
+            deaths_like: DeathsLike::default(),
         }
     }
 }
@@ -111,6 +115,14 @@ pub enum ConfigError {
         /// Tokens the cache holds.
         kv_tokens: u64,
     },
+    /// The engine whose deaths are imitated was not seen to die so.
+    #[error("there is no capture of {engine} for {death}: it has no such part, or nobody has recorded it")]
+    NoSuchDeath {
+        /// What was to happen.
+        death: Death,
+        /// `--deaths-like`.
+        engine: DeathsLike,
+    },
     /// A socket of the feed cannot be opened.
     #[error("cannot publish KV events of rank {rank} on {endpoint}: {error}")]
     Feed {
@@ -139,6 +151,7 @@ pub(crate) struct Settled {
     pub(crate) speed: f64,
     pub(crate) seed: u64,
     pub(crate) ranks: u32,
+    pub(crate) deaths_like: DeathsLike,
     pub(crate) feed: Option<FeedConfig>,
 }
 
@@ -238,6 +251,7 @@ impl MockConfig {
             speed: self.speed,
             seed: self.seed,
             ranks,
+            deaths_like: self.deaths_like,
             feed,
         })
     }

@@ -19,6 +19,7 @@ use kvlane_sim::{Engine, EngineConfig, EngineEvent, EngineRequest, EngineStats};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+use crate::deaths::Came;
 use crate::feed::{Feed, Text};
 use crate::metrics::Histogram;
 use crate::tokens::Prompt;
@@ -28,6 +29,8 @@ use crate::tokens::Prompt;
 pub(crate) enum End {
     Finished,
     Rejected(&'static str),
+    /// The engine died.
+    Died(Came),
 }
 
 /// What a request has come to.
@@ -68,6 +71,9 @@ struct Inner {
     slots: HashMap<u64, Slot>,
     next_id: u64,
     served: Served,
+    /// What `/metrics` tells while the engine stands still, for good if it is dead.
+    still: Option<(EngineStats, Served)>,
+    dead: bool,
     /// Kept between calls for its memory.
     events: Vec<(Nanos, EngineEvent)>,
     kv_events: Vec<(Nanos, KvEvent)>,
@@ -85,6 +91,9 @@ struct Clock {
     /// The speed when nothing slows the engine down.
     full_speed: f64,
 }
+
+/// The speed of an engine that stands still.
+const STILL: f64 = 0.0;
 
 struct Slot {
     arrived: Nanos,
@@ -125,6 +134,8 @@ impl Driver {
             slots: HashMap::new(),
             next_id: 0,
             served,
+            still: None,
+            dead: false,
             events: Vec::new(),
             kv_events: Vec::new(),
             wakers: Vec::new(),
@@ -154,11 +165,15 @@ impl Driver {
         let (prompt_tokens, output_seed) = (prompt.tokens, prompt.key);
         let prompt = prompt.answered(self.block_tokens, output_tokens);
         let (id, was_idle) = self.up_to_date(|inner, now| {
+            let id = inner.next_id;
+            inner.next_id += 1;
+            if inner.dead {
+                lock(&cell).progress.end = Some(End::Died(Came::After));
+                return Ok((id, false));
+            }
             if inner.engine.stats().waiting >= self.max_waiting {
                 return Err(QueueFull);
             }
-            let id = inner.next_id;
-            inner.next_id += 1;
             let (text, prompt_blocks) = match &mut inner.feed {
                 Some(feed) => {
                     let text = feed.enter(prompt);
@@ -184,7 +199,7 @@ impl Driver {
     /// The engine's counters and ours.
     pub(crate) fn stats(&self) -> (EngineStats, Served) {
         let inner = lock(&self.inner);
-        (inner.engine.stats(), inner.served.clone())
+        inner.still.clone().unwrap_or_else(|| (inner.engine.stats(), inner.served.clone()))
     }
 
     /// Empties the prefix cache, unless requests are in the engine.
@@ -198,13 +213,44 @@ impl Driver {
         })
     }
 
-    /// Makes every step take `factor` times as long as at full speed, that in progress included.
+    /// Makes every step take `factor` times as long as at full speed, that in progress included. One that stands still goes
+    /// on.
     pub(crate) fn slow_down(&self, factor: f64) {
         self.up_to_date(|inner, now| {
-            let speed = inner.clock.full_speed / factor;
-            inner.clock = Clock { at: (Instant::now(), now), speed, ..inner.clock };
+            if !inner.dead {
+                inner.still = None;
+                inner.set_speed(now, inner.clock.full_speed / factor);
+            }
         });
         self.changed.notify_one();
+    }
+
+    /// Stops the engine in the middle of its step. Requests are taken and wait; counters show nothing of them.
+    pub(crate) fn stand_still(&self) {
+        self.up_to_date(|inner, now| {
+            if inner.still.is_none() {
+                inner.still = Some((inner.engine.stats(), inner.served.clone()));
+                inner.set_speed(now, STILL);
+            }
+        });
+        self.changed.notify_one();
+    }
+
+    /// Ends the engine, for good. What comes is told so at once, what is in it when [`Driver::tell_of_death`] says so.
+    pub(crate) fn die(&self) {
+        self.stand_still();
+        lock(&self.inner).dead = true;
+    }
+
+    /// Tells requests in a dead engine that it is.
+    pub(crate) fn tell_of_death(&self) {
+        self.up_to_date(|inner, _| {
+            for (_, slot) in inner.slots.drain() {
+                let mut cell = lock(&slot.cell);
+                cell.progress.end = Some(End::Died(Came::Before));
+                inner.wakers.extend(cell.waker.take());
+            }
+        });
     }
 
     /// Cuts the feed's subscribers off, or lets them in again.
@@ -272,6 +318,10 @@ impl Clock {
 // === impl Inner ===
 
 impl Inner {
+    fn set_speed(&mut self, now: Nanos, speed: f64) {
+        self.clock = Clock { at: (Instant::now(), now), speed, ..self.clock };
+    }
+
     /// Runs every step that has ended and tells the requests.
     fn catch_up(&mut self, now: Nanos) {
         let mut events = std::mem::take(&mut self.events);
@@ -338,6 +388,16 @@ impl Ticket {
             none => *none = Some(cx.waker().clone()),
         }
         Poll::Pending
+    }
+
+    /// What the request has come to until now.
+    pub(crate) fn so_far(&self) -> Progress {
+        lock(&self.cell).progress
+    }
+
+    /// Waits for the first token, or the end.
+    pub(crate) async fn begun(&self) -> Progress {
+        std::future::poll_fn(|cx| self.poll_progress(cx, 0)).await
     }
 
     /// Waits for the end.

@@ -1,6 +1,7 @@
 //! What is done to a running engine: it gets slow, falls silent, breaks its connections, stops or floods its feed.
 //!
-//! What only the machine can do to a process, killing it and stopping it, is left to who runs it.
+//! It also dies, the way that a real engine was seen to (`deaths.rs`). What only the machine can do to a process, killing it
+//! and stopping it, is left to who runs it.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -12,9 +13,10 @@ use http::StatusCode;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
-use tokio::time::MissedTickBehavior;
+use tokio::time::{Instant, MissedTickBehavior};
 
 use crate::config::ConfigError;
+use crate::deaths::{Death, DeathsLike, Dying, Fate, Record};
 use crate::driver::Driver;
 use crate::error::ApiError;
 
@@ -42,6 +44,34 @@ pub enum Fault {
     FloodFeed,
     /// The feed is as it should be. Who was cut off may come back and ask for what was missed.
     RestoreFeed,
+    /// The engine's core is killed, its API server is not. Like the faults below, this looks as it did when it was done to
+    /// the engine of [`MockConfig::deaths_like`](crate::MockConfig::deaths_like); what is dead stays dead.
+    CoreKilled,
+    /// The engine's core stops in the middle of a step, until [`Fault::Heal`].
+    CoreStopped,
+    /// The API server is killed.
+    ServerKilled,
+    /// The API server stops, until [`Fault::Heal`].
+    ServerStopped,
+    /// The API server is asked to end, with requests in flight.
+    Terminated,
+    /// The process that runs the model gets no more memory.
+    OutOfMemory,
+}
+
+impl Fault {
+    /// The death that this is, if it is one.
+    fn death(self) -> Option<Death> {
+        Some(match self {
+            Self::CoreKilled => Death::CoreKilled,
+            Self::CoreStopped => Death::CoreStopped,
+            Self::ServerKilled => Death::ServerKilled,
+            Self::ServerStopped => Death::ServerStopped,
+            Self::Terminated => Death::Terminated,
+            Self::OutOfMemory => Death::OutOfMemory,
+            _ => return None,
+        })
+    }
 }
 
 /// What all connections of an engine look at.
@@ -50,6 +80,17 @@ pub(crate) struct Line {
     pub(crate) black_hole: bool,
     /// Times that connections were broken.
     pub(crate) resets: u64,
+    /// The port is closed.
+    pub(crate) closed: Option<Closed>,
+}
+
+/// What becomes of open connections when the port closes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Closed {
+    /// Idle ones are closed, the others when their answers are whole.
+    Idle,
+    /// All are closed.
+    All,
 }
 
 /// Where faults arrive.
@@ -57,6 +98,10 @@ pub(crate) struct Faults {
     line: watch::Sender<Line>,
     drivers: Vec<Arc<Driver>>,
     floods: Mutex<JoinSet<()>>,
+    like: DeathsLike,
+    fate: Arc<Fate>,
+    /// What is left to happen of a death.
+    dying: Mutex<JoinSet<()>>,
 }
 
 // === impl Faults ===
@@ -68,8 +113,14 @@ impl std::fmt::Debug for Faults {
 }
 
 impl Faults {
-    pub(crate) fn new(drivers: Vec<Arc<Driver>>) -> Arc<Self> {
-        Arc::new(Self { line: watch::Sender::default(), drivers, floods: Mutex::default() })
+    pub(crate) fn new(drivers: Vec<Arc<Driver>>, like: DeathsLike) -> Arc<Self> {
+        let line = watch::Sender::default();
+        let (floods, dying) = Default::default();
+        Arc::new(Self { line, drivers, floods, like, fate: Arc::default(), dying })
+    }
+
+    pub(crate) fn fate(&self) -> Arc<Fate> {
+        self.fate.clone()
     }
 
     pub(crate) fn line(&self) -> watch::Receiver<Line> {
@@ -78,6 +129,13 @@ impl Faults {
 
     /// Does it. To be called on a tokio runtime.
     pub(crate) fn cause(&self, fault: Fault) -> Result<(), ConfigError> {
+        if let Some(death) = fault.death() {
+            let Some(record) = self.like.record(death) else {
+                return Err(ConfigError::NoSuchDeath { death, engine: self.like });
+            };
+            self.die(death, record);
+            return Ok(());
+        }
         match fault {
             Fault::Slow { factor } => {
                 if !(1e-3..=1e6).contains(&factor) {
@@ -90,6 +148,7 @@ impl Faults {
             Fault::BlackHole => self.line.send_modify(|line| line.black_hole = true),
             Fault::Heal => {
                 self.line.send_modify(|line| line.black_hole = false);
+                self.fate.heal();
                 self.drivers.iter().for_each(|driver| driver.slow_down(1.0));
             }
             Fault::CutFeed => self.drivers.iter().for_each(|driver| driver.cut_feed(true)),
@@ -110,8 +169,45 @@ impl Faults {
                     driver.cut_feed(false);
                 }
             }
+            // Done above.
+            Fault::CoreKilled
+            | Fault::CoreStopped
+            | Fault::ServerKilled
+            | Fault::ServerStopped
+            | Fault::Terminated
+            | Fault::OutOfMemory => {}
         }
         Ok(())
+    }
+
+    /// Dies, or stops, as it was recorded. A dead engine does not die again.
+    fn die(&self, death: Death, record: &'static Record) {
+        match death {
+            Death::CoreStopped => {
+                if self.fate.meet(Dying { record, since: Instant::now(), stopped: true }) {
+                    self.drivers.iter().for_each(|driver| driver.stand_still());
+                }
+            }
+            Death::ServerStopped => self.line.send_modify(|line| line.black_hole = true),
+            Death::CoreKilled | Death::ServerKilled | Death::Terminated | Death::OutOfMemory => {
+                let since = Instant::now();
+                if !self.fate.meet(Dying { record, since, stopped: false }) || record.goes_on {
+                    return;
+                }
+                self.drivers.iter().for_each(|driver| driver.die());
+                let (line, drivers) = (self.line.clone(), self.drivers.clone());
+                let mut dying = self.dying.lock().unwrap_or_else(PoisonError::into_inner);
+                dying.spawn(async move {
+                    tokio::time::sleep_until(since + record.speaks_after).await;
+                    drivers.iter().for_each(|driver| driver.tell_of_death());
+                    let Some(closes_after) = record.closes_after else { return };
+                    tokio::time::sleep_until(since + closes_after).await;
+                    let closed = if record.gone { Closed::All } else { Closed::Idle };
+                    line.send_modify(|line| line.closed = Some(closed));
+                    drivers.iter().for_each(|driver| driver.cut_feed(true));
+                });
+            }
+        }
     }
 
     fn floods(&self) -> MutexGuard<'_, JoinSet<()>> {

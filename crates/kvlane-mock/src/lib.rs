@@ -8,7 +8,7 @@
 //! The way of a request: `api.rs` checks it, `tokens.rs` cuts its prompt into tokens and blocks, `driver.rs` runs the
 //! engine and keeps each request's progress, `answer.rs` and `stream.rs` turn progress into bytes.
 //!
-//! A running engine can be made slow, silent or worse (`fault.rs`).
+//! A running engine can be made slow, silent or worse (`fault.rs`), and dies as real engines were seen to (`deaths.rs`).
 //!
 //! What changes in the cache is told as vLLM tells it (`feed/`): KV events over ZeroMQ, in any of its versions' ways, with
 //! faults if so told.
@@ -20,6 +20,7 @@
 mod answer;
 mod api;
 mod config;
+mod deaths;
 mod driver;
 mod error;
 mod fault;
@@ -32,6 +33,7 @@ mod testing;
 mod tokens;
 
 pub use config::{ConfigError, MockConfig};
+pub use deaths::{Death, DeathsLike};
 pub use fault::Fault;
 pub use feed::{FeedAddresses, FeedCounts, KvEventsConfig, KvEventsFaults, KvEventsHashes};
 pub use serve::MockEngine;

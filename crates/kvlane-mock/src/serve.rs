@@ -16,7 +16,7 @@ use tokio::task::{JoinHandle, JoinSet};
 use crate::api::{self, Shared};
 use crate::config::{ConfigError, MockConfig};
 use crate::driver::Driver;
-use crate::fault::{self, Fault, Faults, Line};
+use crate::fault::{self, Closed, Fault, Faults, Line};
 use crate::feed::{Feed, FeedAddresses, FeedCounts, FeedInfo};
 
 /// Open connections beyond which new ones wait in the listener's backlog.
@@ -72,8 +72,9 @@ impl MockEngine {
         }
         let sources =
             feeds.iter().map(|feed| (feed.addresses.rank.to_string(), feed.source.clone())).collect();
-        let faults = Faults::new(drivers.clone());
-        let router = api::router(Arc::new(Shared::new(config, drivers, Value::Object(sources))));
+        let faults = Faults::new(drivers.clone(), config.deaths_like);
+        let shared = Shared::new(config, drivers, Value::Object(sources), faults.fate());
+        let router = api::router(Arc::new(shared));
         let (stop, stopped) = watch::channel(false);
         let server = tokio::spawn(accept(listener, router, stopped, faults.line()));
         Ok(Self { addr, stop, server, _engines: engines, feeds, faults, control: None })
@@ -119,12 +120,17 @@ impl MockEngine {
         self.control = Some(tokio::spawn(server));
     }
 
-    /// Stops accepting, lets every answer in progress come to its end and closes. Drop the future to cut this short.
-    pub async fn shutdown(mut self) {
-        self.stop.send_replace(true);
+    /// Returns once the engine has died of a [`Fault`] and its last connection has closed.
+    pub async fn died(&mut self) {
         if let Err(error) = (&mut self.server).await {
             tracing::error!(addr = %self.addr, %error, "mock engine's server died");
         }
+    }
+
+    /// Stops accepting, lets every answer in progress come to its end and closes. Drop the future to cut this short.
+    pub async fn shutdown(mut self) {
+        self.stop.send_replace(true);
+        self.died().await;
     }
 }
 
@@ -145,10 +151,12 @@ async fn accept(
     line: watch::Receiver<Line>,
 ) {
     let mut connections = JoinSet::new();
+    let mut port = line.clone();
     loop {
         tokio::select! {
             biased;
             () = told_to_stop(&mut stopped) => break,
+            () = closed(&mut port) => break,
             Some(_) = connections.join_next() => {}
             accepted = listener.accept(), if connections.len() < CONNECTIONS_MAX => match accepted {
                 Ok((stream, _)) => {
@@ -170,6 +178,13 @@ async fn told_to_stop(stopped: &mut watch::Receiver<bool>) {
     let _ = stopped.wait_for(|&stop| stop).await;
 }
 
+/// Returns once the port is to be closed, if ever.
+async fn closed(line: &mut watch::Receiver<Line>) {
+    if line.wait_for(|line| line.closed.is_some()).await.is_err() {
+        std::future::pending().await
+    }
+}
+
 async fn connection(
     stream: TcpStream,
     router: Router,
@@ -186,7 +201,14 @@ async fn connection(
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
     let mut stopping = false;
     loop {
-        let Line { black_hole, resets } = *line.borrow_and_update();
+        let Line { black_hole, resets, closed } = *line.borrow_and_update();
+        if closed == Some(Closed::All) {
+            return;
+        }
+        if closed == Some(Closed::Idle) && !stopping {
+            stopping = true;
+            std::pin::Pin::new(&mut connection).graceful_shutdown();
+        }
         if resets != resets_before {
             // What is lost is told to the other side at once. A dead socket does not mind.
             let _ = connection.into_parts().io.into_inner().set_zero_linger();

@@ -5,6 +5,7 @@
 
 use std::convert::Infallible;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use axum::body::HttpBody;
@@ -13,6 +14,7 @@ use http::StatusCode;
 use hyper::body::Frame;
 
 use crate::answer::{Answer, NUMBERED_END, TokenEvent};
+use crate::deaths::{Came, Ending, Fate};
 use crate::driver::{End, Progress, Ticket};
 use crate::error::ApiError;
 use crate::tokens;
@@ -26,16 +28,28 @@ pub(crate) struct Stream {
     answer: Answer,
     event: TokenEvent,
     sent: u32,
-    done: bool,
+    over: Over,
     buffer: BytesMut,
+    fate: Arc<Fate>,
+}
+
+/// Whether anything follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Over {
+    Not,
+    /// The body ends here.
+    Whole,
+    /// Nothing follows but the end of the connection, if that comes.
+    Silent,
 }
 
 // === impl Stream ===
 
 impl Stream {
-    pub(crate) fn new(ticket: Ticket, answer: Answer) -> Self {
+    /// What becomes of the stream if the engine dies is told by its `fate`.
+    pub(crate) fn new(ticket: Ticket, answer: Answer, fate: Arc<Fate>) -> Self {
         let event = answer.token_event();
-        Self { ticket, answer, event, sent: 0, done: false, buffer: BytesMut::new() }
+        Self { ticket, answer, event, sent: 0, over: Over::Not, buffer: BytesMut::new(), fate }
     }
 
     /// Renders tokens up to `until`.
@@ -64,12 +78,26 @@ impl Stream {
         if self.sent < progress.produced {
             return;
         }
-        let last = match end {
-            End::Finished => self.answer.closing(progress),
-            End::Rejected(why) => self.answer.broken(&rejected(why)),
+        self.over = Over::Whole;
+        match end {
+            End::Finished => self.buffer.extend_from_slice(self.answer.closing(progress).as_bytes()),
+            End::Rejected(why) => {
+                self.buffer.extend_from_slice(self.answer.broken(&rejected(why)).as_bytes());
+            }
+            End::Died(came) => self.die(came),
+        }
+    }
+
+    /// Says what a stream of the engine that this one dies like has said.
+    fn die(&mut self, came: Came) {
+        let ending = self.fate.get().map(|dying| dying.record.ending(self.answer.shape, true, came));
+        self.over = match ending {
+            Some(Ending::Events { text, whole }) => {
+                self.buffer.extend_from_slice(text.as_bytes());
+                if *whole { Over::Whole } else { Over::Silent }
+            }
+            _ => Over::Silent,
         };
-        self.buffer.extend_from_slice(last.as_bytes());
-        self.done = true;
     }
 }
 
@@ -82,16 +110,22 @@ impl HttpBody for Stream {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         let this = self.get_mut();
-        if this.done {
-            return Poll::Ready(None);
+        match this.over {
+            Over::Not => {}
+            Over::Whole => return Poll::Ready(None),
+            // Dropped when the client leaves, which the server sees by itself.
+            Over::Silent => return Poll::Pending,
         }
         let progress = ready!(this.ticket.poll_progress(cx, this.sent));
         this.advance(progress);
+        if this.buffer.is_empty() {
+            return Pin::new(this).poll_frame(cx);
+        }
         Poll::Ready(Some(Ok(Frame::data(this.buffer.split().freeze()))))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.done
+        self.over == Over::Whole
     }
 }
 

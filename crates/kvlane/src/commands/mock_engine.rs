@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::Args;
 use kvlane_core::timing::TimingFile;
-use kvlane_mock::{KvEventsConfig, KvEventsFaults, KvEventsHashes, MockConfig, MockEngine};
+use kvlane_mock::{DeathsLike, KvEventsConfig, KvEventsFaults, KvEventsHashes, MockConfig, MockEngine};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -80,8 +80,12 @@ pub(crate) struct MockEngineArgs {
     /// What goes wrong with the feed, such as drop=0.01,duplicate=0.01,reorder=0.01,delay=50ms,lie=0.1,silent=100.
     #[arg(long, value_name = "FAULTS", default_value = "", hide_default_value = true)]
     kv_events_faults: KvEventsFaults,
+    /// The engine whose deaths it dies when the control port tells it to: what clients see is what was recorded of that one.
+    #[arg(long, value_name = "ENGINE", default_value_t)]
+    deaths_like: DeathsLike,
     /// A port, on the same address, to tell the engine what goes wrong while it runs: POST /fault with
-    /// {"fault":"slow","factor":4}, or reset, black_hole, heal, cut_feed, flood_feed, restore_feed.
+    /// {"fault":"slow","factor":4}, or reset, black_hole, heal, cut_feed, flood_feed, restore_feed, core_killed, core_stopped,
+    /// server_killed, server_stopped, terminated, out_of_memory.
     #[arg(long, value_name = "PORT")]
     control_port: Option<u16>,
 }
@@ -103,6 +107,7 @@ pub(crate) fn run(args: &MockEngineArgs) -> Result<ExitCode> {
         kv_events_version: args.kv_events_version.clone(),
         kv_events_hashes: args.kv_events_hashes,
         kv_events_faults: args.kv_events_faults.clone(),
+        deaths_like: args.deaths_like,
         ..MockConfig::default()
     };
     if let Some(path) = &args.timing {
@@ -138,6 +143,10 @@ pub(crate) fn run(args: &MockEngineArgs) -> Result<ExitCode> {
         tokio::select! {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
+            () = engine.died() => {
+                tracing::info!("died, as told");
+                return Ok(ExitCode::SUCCESS);
+            }
         }
         tokio::select! {
             () = engine.shutdown() => {}
