@@ -361,7 +361,7 @@ def preempting(engine):
         for number in range(8):
             client = scene.client(f"one of eight {number}", server.apis[number % 2], 100, 400, number % 2 == 0)
             scene.phases[client] = "sent at once"
-        until("all are answered", lambda: all(client.is_over() for client in scene.clients), 240)
+        until("all are answered", lambda: all(client.is_over() for client in scene.clients), 600)
         for client in scene.clients:
             client.give_up()
         watched = {name: watch.stop() for name, watch in scene.watches.items()}
