@@ -7,7 +7,7 @@
 //!
 //! Time is the one thing that cannot be the same. So it stands still in the gateway, and in the world so little of it
 //! passes that no digit shown depends on it: nothing decays then, and no time to a first token is one that teaches. How
-//! fast tokens come is learned from eight of them on, so answers are shorter.
+//! fast tokens come is learned from answers of three and more, so these are shorter.
 
 use std::net::{Ipv4Addr, TcpListener};
 
@@ -38,7 +38,7 @@ fn trace(conversations: u32) -> Trace {
     workload.set_arrivals(Arrivals::Closed { count: conversations });
     let mut trace = generate(&workload, SEED).expect("a workload");
     for request in &mut trace.requests {
-        request.output_tokens = 1 + request.output_tokens % 8;
+        request.output_tokens = 1 + request.output_tokens % 2;
         request.think_s = request.think_s.map(|_| 0.0);
     }
     let plan = Plan::new(&trace);
