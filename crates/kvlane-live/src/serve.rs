@@ -264,9 +264,8 @@ impl Serving {
 
     /// What would be cut if all ended at this moment.
     fn unfinished(&self) -> Cut {
-        let in_pool = |pool: &Arc<ModelPool>| {
-            pool.router.read(|scheduler| scheduler.in_flight() as usize + scheduler.queued() as usize)
-        };
+        let in_pool =
+            |pool: &Arc<ModelPool>| pool.router.read(|scheduler| scheduler.in_flight() + scheduler.queued());
         let requests = self.gateway.pools().iter().map(in_pool).sum();
         Cut { requests, connections: self.connections.len() }
     }

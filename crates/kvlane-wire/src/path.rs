@@ -212,11 +212,14 @@ mod tests {
         }
     }
 
+    /// One thing that a lenient server does to a path.
+    type Step = fn(&[u8]) -> Vec<u8>;
+
     /// All that a lenient server may take `path` for: decoded once or twice, without parameters, with slashes merged and
     /// dots followed, in lower case, without a slash at the end.
     fn readings(path: &[u8]) -> BTreeSet<Vec<u8>> {
         let mut all = BTreeSet::from([path.to_vec()]);
-        let steps: [fn(&[u8]) -> Vec<u8>; 8] =
+        let steps: [Step; 8] =
             [decoded, without_parameters, merged, resolved, lower, unslashed, forward, cut_at_nul];
         for _ in 0..3 {
             let more: Vec<_> = all.iter().flat_map(|path| steps.iter().map(move |step| step(path))).collect();

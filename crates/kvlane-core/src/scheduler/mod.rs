@@ -242,7 +242,7 @@ impl Scheduler {
         let share = (STEP_TOKENS as f64 / prefill_tokens.max(1) as f64).min(1.0);
         let is_learned = self.learning.is_learned() || self.config.timing.is_some();
         let (step_s, token_s) = (share * prefill_s + decode_s, prefill_s + decode_s);
-        (requests > 0).then(|| Expected { step_s, token_s, is_seen, is_learned })
+        (requests > 0).then_some(Expected { step_s, token_s, is_seen, is_learned })
     }
 
     /// Requests dispatched and not yet settled.

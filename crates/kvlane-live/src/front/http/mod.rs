@@ -210,7 +210,7 @@ impl Front {
 
     async fn answer(&self, request: Request<Incoming>) -> Response<Body> {
         let path = request.uri().path();
-        let (purpose, dialect) = (Purpose::of(&self, path), Dialect::of(path));
+        let (purpose, dialect) = (Purpose::of(self, path), Dialect::of(path));
         let purpose = guard::is_strict(&request).and(purpose);
         let api = purpose.as_ref().ok().and_then(|purpose| purpose.api());
         let in_chunks = request.headers().contains_key(header::TRANSFER_ENCODING);
