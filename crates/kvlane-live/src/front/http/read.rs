@@ -11,6 +11,8 @@ use super::deadlines::Deadlines;
 use super::error::ApiError;
 use crate::gateway::Gateway;
 
+/// The least room for a body that does not come at once.
+const ROOM_MIN: usize = 4 << 10;
 /// How much of a body that is too large is read and thrown away, so that its sender gets to see why.
 const REFUSED_BYTES_MAX: u64 = 256 << 20;
 
@@ -52,11 +54,15 @@ async fn collect(limit: usize, body: &mut Incoming) -> Result<Bytes, ApiError> {
     if first.len() <= limit && (body.is_end_stream() || announced == Some(first.len() as u64)) {
         return Ok(first);
     }
-    let mut whole = BytesMut::with_capacity(announced.map_or(first.len() * 2, |len| len as usize).min(limit));
+    let mut whole = BytesMut::new();
+    let most = announced.map_or(limit, |len| len as usize).min(limit);
     let mut next = first;
     loop {
         if whole.len() + next.len() > limit {
             return Err(ApiError::TooLarge { limit });
+        }
+        if whole.capacity() < whole.len() + next.len() {
+            whole.reserve(room_for(whole.len() + next.len(), most) - whole.len());
         }
         whole.extend_from_slice(&next);
         next = match body.frame().await {
@@ -66,6 +72,12 @@ async fn collect(limit: usize, body: &mut Incoming) -> Result<Bytes, ApiError> {
     }
 }
 
+/// Room for a body of which `come` bytes have come and which may have `most`: four times that, so that what is announced takes no
+/// memory before it comes, and few bytes are moved.
+fn room_for(come: usize, most: usize) -> usize {
+    come.saturating_mul(4).max(ROOM_MIN).min(most).max(come)
+}
+
 async fn throw_away(body: &mut Incoming) {
     let mut thrown_away = 0;
     while let Some(Ok(frame)) = body.frame().await {
@@ -73,5 +85,19 @@ async fn throw_away(body: &mut Incoming) {
         if thrown_away > REFUSED_BYTES_MAX {
             break;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_announced_takes_no_memory_before_it_comes() {
+        assert_eq!(room_for(1, 64 << 20), ROOM_MIN);
+        assert_eq!(room_for(1, 10), 10, "no more than is announced");
+        assert_eq!(room_for(1 << 20, 64 << 20), 4 << 20);
+        assert_eq!(room_for(20 << 20, 64 << 20), 64 << 20);
+        assert_eq!(room_for(7, 3), 7, "what has come has room");
     }
 }
