@@ -358,15 +358,13 @@ impl Fleet {
                 return self.upstreams.forget(worker.id);
             }
             let probed = self.probe(&worker, probes).await;
-            if probed.is_err() {
-                // Whether it has started again is told by whether its port was closed meanwhile.
-                self.upstreams.is_there(&worker).await;
-            }
+            // A closed port needs no second opinion; and whatever answers there next has started since.
+            let refuses = probed.is_err() && self.upstreams.refuses(&worker).await;
             probes = match &probed {
                 Ok(()) => probes.wrapping_add(1),
                 Err(_) => 0,
             };
-            self.judge(&worker, probed);
+            self.judge(&worker, probed, refuses);
             complaints.look(&worker, Instant::now());
             for upstreams in self.gateway.upstreams().iter() {
                 upstreams.sweep(worker.id);
@@ -443,7 +441,7 @@ impl Fleet {
     }
 
     /// What a probe means for whether requests are placed there.
-    fn judge(self: &Arc<Self>, worker: &Worker, probed: Result<(), String>) {
+    fn judge(self: &Arc<Self>, worker: &Worker, probed: Result<(), String>, refuses: bool) {
         let health = &self.gateway.config().health;
         match probed {
             Ok(()) => {
@@ -480,7 +478,8 @@ impl Fleet {
                     if !state.healthy {
                         state.problem = Some(problem.clone());
                     }
-                    (state.healthy && state.probe_failures >= health.failure_threshold, first)
+                    let is_down = refuses || state.probe_failures >= health.failure_threshold;
+                    (state.healthy && is_down, first)
                 };
                 if unhealthy_now {
                     set_health(&self.gateway, worker, Some(problem));

@@ -74,7 +74,7 @@ async fn a_connection_closed_or_reset_without_an_answer_is_a_bad_gateway() {
 async fn an_engine_that_refuses_connections_is_a_bad_gateway() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(without_retries(), &[&engine]).await;
-    engine.refuse();
+    engine.close_port();
     let address: std::net::SocketAddr = engine.authority().parse().expect("an address");
     eventually("the engine refuses", || std::net::TcpStream::connect(address).is_err()).await;
     let reply = gateway.ask("POST", "/v1/chat/completions", chat("m", "hi")).await;

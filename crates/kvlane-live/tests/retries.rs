@@ -219,7 +219,7 @@ async fn an_attempt_that_no_engine_saw_is_repeated_at_once() {
     config.retry.initial_backoff = FOR_EVER;
     config.retry.max_backoff = FOR_EVER;
     let gateway = TestGateway::start(config, &[&a, &b]).await;
-    a.refuse();
+    a.close_port();
     let address: std::net::SocketAddr = a.authority().parse().expect("an address");
     eventually("it refuses", || std::net::TcpStream::connect(address).is_err()).await;
     for _ in 0..4 {

@@ -21,6 +21,8 @@ pub struct FakeEngine {
     stop: CancellationToken,
     /// Ends listening, and closes the connections that wait for their next request.
     refuse: CancellationToken,
+    /// Closes the port.
+    shut: CancellationToken,
     /// Ends accepting, while connections still queue in the kernel.
     deafen: CancellationToken,
 }
@@ -89,7 +91,7 @@ impl FakeEngine {
             calls: sender,
         });
         let stop = CancellationToken::new();
-        let (refuse, deafen) = (stop.child_token(), stop.child_token());
+        let (refuse, deafen, shut) = (stop.child_token(), stop.child_token(), stop.child_token());
         let engine = Self {
             url,
             calls: tokio::sync::Mutex::new(calls),
@@ -97,12 +99,14 @@ impl FakeEngine {
             stop: stop.clone(),
             refuse: refuse.clone(),
             deafen: deafen.clone(),
+            shut: shut.clone(),
         };
         tokio::spawn(async move {
             loop {
                 let stream = tokio::select! {
                     accepted = listener.accept() => accepted.expect("an engine accepts").0,
                     () = refuse.cancelled() => return,
+                    () = shut.cancelled() => return,
                     () = deafen.cancelled() => { refuse.cancelled().await; return }
                 };
                 let (shared, stop, refuse) = (Arc::clone(&shared), stop.clone(), refuse.clone());
@@ -166,6 +170,11 @@ impl FakeEngine {
     /// From now on refuses connections. Those that are idle close.
     pub fn refuse(&self) {
         self.refuse.cancel();
+    }
+
+    /// From now on refuses connections. Those that stand stay, so the gateway has no reason to look.
+    pub fn close_port(&self) {
+        self.shut.cancel();
     }
 
     /// From now on leaves new connections in the kernel's queue.
