@@ -239,6 +239,13 @@ impl Lease {
         self.gateway.culprits().died(self.gateway.clock.now(), self.prompt)
     }
 
+    /// The worker's engine has stopped making progress.
+    pub(crate) fn stalled(&self) {
+        self.lost();
+        self.trace_failure(FailureKind::stalled.name());
+        self.gateway.metrics.note_failure(&self.worker.url, FailureKind::stalled);
+    }
+
     /// The worker says that it cannot answer, and not whose fault that is.
     pub(crate) fn faulted(&self) {
         self.lost();

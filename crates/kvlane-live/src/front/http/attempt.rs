@@ -232,6 +232,8 @@ impl<'a> Attempts<'a> {
                 lease.trace_failure(FailureKind::timeout.name());
                 self.gateway.metrics.note_failure(&worker.url, FailureKind::timeout);
             }
+            // Its scheduler knows already. It is not excluded: should all others stand still too, it is as good as they are.
+            Outcome::Broken(UpstreamError::Stalled) => lease.stalled(),
             Outcome::Faulty(_, Fault::Client | Fault::Unknown) => {
                 lease.faulted();
                 self.faulted.push(lease.seat.endpoint);
