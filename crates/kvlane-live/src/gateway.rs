@@ -34,6 +34,7 @@ use crate::history::{History, Lately};
 use crate::ingest::EventFeed;
 use crate::lease::Lease;
 use crate::limits::{Charge, Limits};
+use crate::memory::Memory;
 use crate::metrics::{Metrics, PoolMetrics, SelectionMetrics};
 use crate::objects::Objects;
 use crate::recorder::Recorder;
@@ -59,6 +60,8 @@ pub struct Gateway {
     pub(crate) hints: ArcSwap<Hints>,
     /// What each client may use.
     pub(crate) limits: Limits,
+    /// What the requests of all clients hold.
+    pub(crate) memory: Arc<Memory>,
     /// Which worker made which stored response, file or batch.
     pub(crate) objects: Objects,
     /// Prompts under which engines died.
@@ -221,6 +224,7 @@ impl Gateway {
             hints: ArcSwap::from_pointee(hints),
             limits,
             warm,
+            memory: Memory::new(config.server.body_memory),
             objects: Objects::default(),
             culprits: Mutex::default(),
             traces: Traces::new(&config.tracing),
@@ -266,6 +270,7 @@ impl Gateway {
             upstreams.configure(config.upstream.clone());
         }
         self.timings.store(Arc::new(timings));
+        self.memory.set_most(config.server.body_memory);
         self.config.store(Arc::new(config));
     }
 

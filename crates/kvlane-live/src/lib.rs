@@ -19,6 +19,7 @@ mod history;
 pub mod ingest;
 pub mod lease;
 pub mod limits;
+mod memory;
 pub mod metrics;
 mod objects;
 pub mod panics;

@@ -6,29 +6,122 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 #[tokio::test]
-async fn a_body_with_two_lengths_is_one_request_and_nothing_behind_it_is() {
+async fn a_request_that_says_twice_how_long_it_is_reaches_no_engine() {
+    let engine = FakeEngine::start("m").await;
+    let gateway = TestGateway::start(config(), &[&engine]).await;
+    let body = chat("m", "hi");
+    let chunked = format!("{:x}\r\n{body}\r\n0\r\n\r\n", body.len());
+    let coding = "transfer-encoding: chunked\r\n";
+    for length in [0, 5, body.len(), 4000] {
+        let length = format!("Content-Length: {length}\r\n");
+        for fields in
+            [format!("{length}{coding}"), format!("{coding}{length}"), format!("{length}x: y\r\n{length}")]
+        {
+            let mut client = gateway.client().await;
+            let start = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n";
+            client.send(format!("{start}{fields}\r\n{chunked}")).await;
+            let reply = client.reply().await;
+            assert_eq!((reply.status, reply.error_code().as_str()), (400, "bad_head"), "{fields}");
+            assert!(reply.text().contains("more than once how long"), "{}", reply.text());
+            client.closed().await;
+        }
+    }
+    assert!(engine.is_quiet().await);
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn nothing_behind_a_body_in_chunks_is_read_as_a_request() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     let body = chat("m", "hi");
     let smuggled = Client::request_bytes("GET", "/v1/smuggled", "", "");
     let chunked = format!("{:x}\r\n{body}\r\n0\r\n\r\n{smuggled}", body.len());
-    let coding = "transfer-encoding: chunked\r\n";
-    for length in [0, 5, body.len(), 4000] {
-        let length = format!("content-length: {length}\r\n");
-        for fields in [format!("{length}{coding}"), format!("{coding}{length}"), coding.into()] {
+    let mut client = gateway.client().await;
+    let head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n";
+    client.send(format!("{head}{chunked}")).await;
+    let call = engine.call().await;
+    assert_eq!((call.body.as_slice(), call.header("transfer-encoding")), (body.as_bytes(), None));
+    assert_eq!(call.header("content-length"), Some(body.len().to_string().as_str()));
+    call.answer(200, "{}").await;
+    let reply = client.reply().await;
+    assert_eq!((reply.status, reply.header("connection")), (200, Some("close")));
+    assert!(client.closed().await.is_empty());
+    assert!(engine.is_quiet().await);
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn a_line_that_ends_in_lf_alone_is_refused_on_whatever_request_of_a_connection() {
+    let engine = FakeEngine::start("m").await;
+    let gateway = TestGateway::start(config(), &[&engine]).await;
+    let fine = Client::request_bytes("POST", "/v1/chat/completions", "", &chat("m", "hi"));
+    for bad in [
+        "GET /v1/models HTTP/1.1\nhost: x\r\n\r\n",
+        "GET /v1/models HTTP/1.1\r\nhost: x\n\r\n",
+        "GET /v1/models HTTP/1.1\r\nhost: x\r\n\n",
+        "\nGET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n",
+    ] {
+        for before in [0, 1] {
             let mut client = gateway.client().await;
-            let start = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n";
-            client.send(format!("{start}{fields}\r\n{chunked}")).await;
-            let call = engine.call().await;
-            assert_eq!((call.body.as_slice(), call.header("transfer-encoding")), (body.as_bytes(), None));
-            assert_eq!(call.header("content-length"), Some(body.len().to_string().as_str()));
-            call.answer(200, "{}").await;
+            client.send(format!("{}{bad}", fine.repeat(before))).await;
+            for _ in 0..before {
+                engine.answer("{}").await;
+                assert_eq!(client.reply().await.status, 200);
+            }
             let reply = client.reply().await;
-            assert_eq!((reply.status, reply.header("connection")), (200, Some("close")));
-            assert!(client.closed().await.is_empty(), "{fields}");
-            assert!(engine.is_quiet().await, "{fields}");
+            assert_eq!((reply.status, reply.error_code().as_str()), (400, "bad_head"), "{bad:?}");
+            client.closed().await;
         }
     }
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn a_head_without_end_is_refused_and_counted() {
+    let engine = FakeEngine::start("m").await;
+    let gateway = TestGateway::start(config(), &[&engine]).await;
+    for (refused, lines) in
+        [("x: y\r\n".repeat(20_000), "fields"), (format!("x: {}", "y".repeat(70_000)), "a line")]
+    {
+        let mut client = gateway.client().await;
+        client.try_send(format!("GET /v1/models HTTP/1.1\r\nhost: x\r\n{refused}").as_bytes()).await;
+        let answer = String::from_utf8_lossy(&client.closed().await).into_owned();
+        assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 431"), "{lines}: {answer}");
+    }
+    let seen = gateway.metric(r#"kvlane_limits_reached_total{limit="head_bytes"}"#).await;
+    assert_eq!(seen, Some(2.0));
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn bodies_hold_so_much_together_and_no_more() {
+    let engine = FakeEngine::start("m").await;
+    let mut config = config();
+    config.server.body_memory = 1 << 20;
+    let gateway = TestGateway::start(config, &[&engine]).await;
+    let held = async || gateway.metric("kvlane_body_memory_bytes").await.expect("a gauge");
+    let body = chat("m", &"x".repeat(600_000));
+    let request = Client::request_bytes("POST", "/v1/chat/completions", "", &body);
+    let mut first = gateway.client().await;
+    first.send(&request).await;
+    let call = engine.call().await;
+    assert!(held().await >= 600_000.0, "it may be sent again");
+    let reply = gateway.ask("POST", "/v1/chat/completions", &body).await;
+    assert_eq!((reply.status, reply.error_code().as_str()), (503, "body_memory_full"));
+    assert_eq!(reply.header("retry-after"), Some("1"));
+    let (little, _) =
+        tokio::join!(gateway.ask("POST", "/v1/chat/completions", chat("m", "hi")), engine.answer("{}"));
+    assert_eq!(little.status, 200, "what takes next to nothing is served");
+    call.answer(200, "{}").await;
+    assert_eq!(first.reply().await.status, 200);
+    while held().await > 0.0 {
+        tokio::task::yield_now().await;
+    }
+    let (reply, _) = tokio::join!(gateway.ask("POST", "/v1/chat/completions", &body), engine.answer("{}"));
+    assert_eq!(reply.status, 200);
+    let met = gateway.metric(r#"kvlane_limits_reached_total{limit="body_memory"}"#).await;
+    assert_eq!(met, Some(1.0));
     gateway.end().await;
 }
 

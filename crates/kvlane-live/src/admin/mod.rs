@@ -21,7 +21,7 @@ use self::workers::{Change, add, describe, find, url_in_query};
 use crate::auth;
 use crate::config::WorkerSpec;
 use crate::front::http::error::ApiError;
-use crate::front::http::{Body, Door, Front, json_response, read_body, text_response};
+use crate::front::http::{Body, Door, Front, json_response, read, text_response};
 
 /// The methods of what is only read.
 const READ: &str = "GET, HEAD";
@@ -140,7 +140,7 @@ async fn operate(
             json_response(StatusCode::OK, &json!({"workers": workers, "total": workers.len()}))
         }
         ("POST", "/workers", _) => {
-            let body = read_body(front, &parts.headers, body).await?;
+            let body = read::body(gateway, &mut parts.clone(), body).await?;
             let spec = serde_json::from_slice(&body).map_err(|error| {
                 let what = format!(
                     r#"the body is not {{"url": "http://host:port", "model": "name or absent"}}: {error}"#
@@ -157,7 +157,7 @@ async fn operate(
         ("GET", _, Some(name)) => json_response(StatusCode::OK, &describe(gateway, &*find(front, name)?)),
         ("PUT" | "PATCH", _, Some(name)) => {
             let worker = find(front, name)?;
-            let body = read_body(front, &parts.headers, body).await?;
+            let body = read::body(gateway, &mut parts.clone(), body).await?;
             let change: Change = serde_json::from_slice(&body).map_err(|error| {
                 refused(
                     StatusCode::BAD_REQUEST,

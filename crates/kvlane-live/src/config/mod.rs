@@ -104,6 +104,8 @@ pub struct ConfigError {
 const LEAST_TIME: Duration = Duration::from_millis(1);
 const MOST_TIME: Duration = Duration::from_secs(365 * 24 * 3600);
 
+/// The least that the requests of all clients may hold together.
+const BODY_MEMORY_MIN: usize = 1 << 20;
 /// Most paths with deadlines of their own.
 const ROUTES_MAX: usize = 1000;
 
@@ -144,6 +146,7 @@ impl Config {
         within("health.failure_threshold", health.failure_threshold, 1, u32::MAX)?;
         within("health.success_threshold", health.success_threshold, 1, u32::MAX)?;
         within("server.relay_threads", server.relay_threads, 0, 1024)?;
+        within("server.body_memory", server.body_memory, BODY_MEMORY_MIN, 1 << 40)?;
         if !health.path.starts_with('/') {
             return wrong("health.path", format!("'{}' must begin with '/'", health.path));
         }

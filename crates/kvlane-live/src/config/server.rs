@@ -25,6 +25,8 @@ pub struct Server {
     pub relay_threads: usize,
     /// Largest request body in bytes; beyond it 413.
     pub max_payload_size: usize,
+    /// What the requests of all clients may hold together, in bytes; beyond it 503.
+    pub body_memory: usize,
     /// Time a client has for a request's head, also on an idle connection.
     #[serde(with = "humantime_serde")]
     pub header_timeout: Duration,
@@ -70,6 +72,7 @@ impl Default for Server {
             port: 30_000,
             relay_threads: 0,
             max_payload_size: 64 << 20,
+            body_memory: 1 << 30,
             header_timeout: Duration::from_secs(60),
             body_timeout: Duration::from_secs(60),
             request_timeout: Duration::from_secs(1800),

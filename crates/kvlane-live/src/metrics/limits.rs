@@ -8,6 +8,7 @@ use prometheus_client::metrics::gauge::Gauge;
 
 use super::table::Registration;
 use crate::limits::{Limited, Limits};
+use crate::memory::Memory;
 
 /// One entry of the configuration's limits.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -40,6 +41,8 @@ pub(crate) enum Reached {
     HeadTime,
     /// A client's head is too large.
     HeadBytes,
+    /// The requests of all clients hold as much as they may.
+    BodyMemory,
     /// A relay thread did not keep up with its connections.
     Handover,
     /// A connection could not be accepted: out of descriptors, most likely.
@@ -60,6 +63,7 @@ impl Reached {
         match self {
             Self::HeadTime => "head_time",
             Self::HeadBytes => "head_bytes",
+            Self::BodyMemory => "body_memory",
             Self::Handover => "handover",
             Self::Accept => "accept",
             Self::PoolEndpoints => "pool_endpoints",
@@ -83,6 +87,7 @@ pub(crate) struct LimitMetrics {
     requests: Family<EntryLabels, Gauge>,
     keys: Family<EntryLabels, Gauge>,
     reached: Family<ReachedLabel, Counter>,
+    body_memory: Gauge,
 }
 
 // === impl LimitMetrics ===
@@ -93,6 +98,7 @@ impl LimitMetrics {
         r.register("limit_requests_active", self.requests.clone());
         r.register("limits_reached", self.reached.clone());
         r.register("limit_keys", self.keys.clone());
+        r.register("body_memory_bytes", self.body_memory.clone());
     }
 
     pub(crate) fn reached(&self, reached: Reached) {
@@ -105,7 +111,8 @@ impl LimitMetrics {
     }
 
     /// Takes over what stands now, and forgets entries that are no more.
-    pub(super) fn read(&self, limits: &Limits) {
+    pub(super) fn read(&self, limits: &Limits, memory: &Memory) {
+        self.body_memory.set(memory.held() as i64);
         self.requests.clear();
         self.keys.clear();
         let figures = limits.figures();

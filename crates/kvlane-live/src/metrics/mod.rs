@@ -462,7 +462,7 @@ impl Metrics {
         self.output_tokens_usual.clear();
         self.truth.clear();
         self.feeds.clear();
-        self.limits.read(&gateway.limits);
+        self.limits.read(&gateway.limits, &gateway.memory);
         self.panics.read();
         let now = gateway.clock.now();
         let seats: Vec<Seat> =

@@ -64,7 +64,7 @@ impl Account {
         let (config, headers) = (gateway.config(), request.headers());
         let names = &config.server.request_id_headers;
         let given = names.iter().find_map(|name| headers.get(name.as_str()).filter(|id| is_usable(id)));
-        let request_id = given.cloned().unwrap_or_else(made_id);
+        let request_id = given.map_or_else(made_id, copy);
         let received = gateway.clock.now();
         let traced = counted.then(|| Traces::begin(&config.tracing, gateway.clock, api, request));
         let trace = traced.flatten();
@@ -181,6 +181,11 @@ impl Drop for Account {
 
 fn is_usable(id: &HeaderValue) -> bool {
     (1..=REQUEST_ID_LEN_MAX).contains(&id.len()) && id.as_bytes().iter().all(u8::is_ascii_graphic)
+}
+
+/// A value with memory of its own, that keeps nothing of the head it is from.
+fn copy(value: &HeaderValue) -> HeaderValue {
+    HeaderValue::from_bytes(value.as_bytes()).unwrap_or_else(|_| value.clone())
 }
 
 /// An id nobody else has: the process's random start and a counter.

@@ -9,7 +9,11 @@ use super::Body;
 use super::dialect::Dialect;
 use crate::auth::Denied;
 use crate::limits::Limited;
+use crate::metrics::Reached;
 use crate::upstream::UpstreamError;
+
+/// When to come again after a 503 for want of memory: bodies take seconds to be read and sent.
+const NO_MEMORY_FOR_S: u64 = 1;
 
 /// Why a client gets no answer from an engine.
 #[derive(Debug, thiserror::Error)]
@@ -44,6 +48,17 @@ pub enum ApiError {
     /// The head has too many fields.
     #[error("the head of the request has more than 100 fields")]
     TooManyFields,
+    /// The head is too large.
+    #[error("the head of the request is larger than {limit} bytes")]
+    HeadTooLarge {
+        /// The limit.
+        limit: usize,
+    },
+    /// The requests of all clients hold as much as they may together.
+    #[error(
+        "requests hold all the memory that they may have together (server.body_memory): come again later, or raise it"
+    )]
+    NoMemory,
     /// Another server may read the path as a different one.
     #[error("the path is ambiguous: send it unencoded, without `;`, `//`, `.` or `..` segments")]
     BadPath,
@@ -139,7 +154,8 @@ impl ApiError {
             | Self::BodyBroken(_)
             | Self::BadPath
             | Self::BadHead(_) => StatusCode::BAD_REQUEST,
-            Self::TooManyFields => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+            Self::TooManyFields | Self::HeadTooLarge { .. } => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+            Self::NoMemory => StatusCode::SERVICE_UNAVAILABLE,
             Self::BodyTimeout(_) => StatusCode::REQUEST_TIMEOUT,
             Self::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::UnknownModel(_) | Self::UnknownPath(_) | Self::UnknownObject(_) => StatusCode::NOT_FOUND,
@@ -153,6 +169,15 @@ impl ApiError {
             Self::KillsEngines { .. } => StatusCode::INTERNAL_SERVER_ERROR,
             Self::Denied(denied) => denied.status(),
             Self::Admin { status, .. } => *status,
+        }
+    }
+
+    /// The bound that was met, if nothing but this answer would tell of it.
+    pub(super) fn reached(&self) -> Option<Reached> {
+        match self {
+            Self::HeadTooLarge { .. } => Some(Reached::HeadBytes),
+            Self::NoMemory => Some(Reached::BodyMemory),
+            _ => None,
         }
     }
 
@@ -182,6 +207,8 @@ impl ApiError {
             Self::BadPath => "bad_path",
             Self::BadHead(_) => "bad_head",
             Self::TooManyFields => "too_many_fields",
+            Self::HeadTooLarge { .. } => "head_too_large",
+            Self::NoMemory => "body_memory_full",
             Self::WrongMethod { .. } => "method_not_allowed",
             Self::Rejected { why: Rejection::NoEndpoint, .. } => "no_endpoint_ready",
             Self::Rejected { why: Rejection::QueueFull, .. } => "queue_full",
@@ -209,6 +236,7 @@ impl ApiError {
         let retry_after_s = match &self {
             Self::Rejected { retry_after_s, .. } => Some(*retry_after_s),
             Self::RateLimited(limited) => Some(limited.retry_after_s()),
+            Self::NoMemory => Some(NO_MEMORY_FOR_S),
             _ => None,
         };
         if let Some(retry_after_s) = retry_after_s {
@@ -228,6 +256,8 @@ impl ApiError {
                 | Self::TooLarge { .. }
                 | Self::BadHead(_)
                 | Self::TooManyFields
+                | Self::HeadTooLarge { .. }
+                | Self::NoMemory
         ) {
             response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         }

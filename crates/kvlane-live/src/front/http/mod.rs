@@ -10,12 +10,13 @@ mod dialect;
 pub mod error;
 mod forward;
 mod guard;
+mod heads;
 mod hedge;
 mod passed;
-mod patient;
-mod read;
+pub(crate) mod read;
 mod relay;
 mod resume;
+mod socket;
 mod whole;
 
 use std::convert::Infallible;
@@ -46,9 +47,10 @@ use self::dialect::Dialect;
 use self::error::ApiError;
 use self::forward::Wanted;
 use self::guard::Purpose;
+use self::heads::{Findings, HEAD_BYTES_MAX, Heads};
 use self::passed::Passing;
-use self::patient::Patient;
 use self::relay::Relay;
+use self::socket::Socket;
 use crate::admin;
 use crate::fleet::Fleet;
 use crate::gateway::Gateway;
@@ -58,9 +60,8 @@ use crate::upstream::Upstreams;
 
 /// The header under which a request id travels on.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-/// The most that one read takes, and what may stand unread before a head counts as too large: between this and twice
-/// this. A body that fits is taken as it is; a larger one is put together from pieces.
-const HEAD_BYTES_MAX: usize = 256 << 10;
+/// The most that one read takes: a body that fits is taken as it is, a larger one is put together from pieces.
+const READ_BYTES_MAX: usize = 256 << 10;
 /// Longest pause between two looks at a preface that comes in pieces.
 const PREFACE_PAUSE_MAX: Duration = Duration::from_millis(250);
 /// Streams at a time on one h2c connection.
@@ -155,10 +156,12 @@ impl Front {
             let config = self.gateway.config();
             (Deadlines::longest(&config), config.server.stream_idle_timeout)
         };
-        let io = TokioIo::new(Patient::new(stream, idle_timeout));
+        let findings = Arc::new(Findings::default());
+        let heads = (!h2).then(|| Heads::new(Arc::clone(&findings), &self.gateway.memory));
+        let io = TokioIo::new(Socket::new(stream, idle_timeout, heads));
         let service = service_fn(move |request| {
-            let front = Arc::clone(&self);
-            async move { Ok::<_, Infallible>(front.answer(request).await) }
+            let (front, found) = (Arc::clone(&self), if h2 { Ok(()) } else { findings.next() });
+            async move { Ok::<_, Infallible>(front.answer(request, found).await) }
         });
         if h2 {
             let mut builder = http2::Builder::new(Streams { stream_max });
@@ -175,7 +178,7 @@ impl Front {
             connection.await?;
         } else {
             let mut builder = http1::Builder::new();
-            builder.timer(TokioTimer::new()).header_read_timeout(header_timeout).max_buf_size(HEAD_BYTES_MAX);
+            builder.timer(TokioTimer::new()).header_read_timeout(header_timeout).max_buf_size(READ_BYTES_MAX);
             let mut connection = pin!(builder.serve_connection(io, service));
             tokio::select! {
                 ended = connection.as_mut() => return Ok(ended?),
@@ -208,10 +211,15 @@ impl Front {
         }
     }
 
-    async fn answer(&self, request: Request<Incoming>) -> Response<Body> {
+    /// The answer to a request; `found` is what is wrong with its head, as it came.
+    async fn answer(&self, request: Request<Incoming>, found: Result<(), ApiError>) -> Response<Body> {
         let path = request.uri().path();
         let (purpose, dialect) = (Purpose::of(self, path), Dialect::of(path));
-        let purpose = guard::is_strict(&request).and(purpose);
+        let mut head = self.gateway.memory.share();
+        let found = found.and_then(|()| guard::is_strict(&request)).and_then(|()| {
+            if head.grow_to(bytes_of(request.headers())) { Ok(()) } else { Err(ApiError::NoMemory) }
+        });
+        let purpose = found.and(purpose);
         let api = purpose.as_ref().ok().and_then(|purpose| purpose.api());
         let in_chunks = request.headers().contains_key(header::TRANSFER_ENCODING);
         let counted = matches!(self.door, Door::Clients { .. });
@@ -222,7 +230,12 @@ impl Front {
         };
         let mut response = match answered {
             Ok(response) => response,
-            Err(error) => error.into_response(dialect),
+            Err(error) => {
+                if let Some(reached) = error.reached() {
+                    self.gateway.metrics.limits.reached(reached);
+                }
+                error.into_response(dialect)
+            }
         };
         account.set_status(response.status());
         if !matches!(response.body(), Body::Relay(_)) {
@@ -254,7 +267,7 @@ impl Front {
             Purpose::Pass(passing) => Wanted::Passed(passing),
             Purpose::Operate(_) => Wanted::Passed(Passing::Extra),
             Purpose::Own => {
-                let answered = admin::answer(self, &parts, &mut body).await?;
+                let answered = Box::pin(admin::answer(self, &parts, &mut body)).await?;
                 return answered.ok_or_else(|| ApiError::UnknownPath(path.chars().take(200).collect()));
             }
         };
@@ -263,9 +276,16 @@ impl Front {
             let method = parts.method.as_str().chars().take(32).collect();
             return Err(ApiError::WrongMethod { method, path: path.into(), allow });
         }
-        let body = read::body(&self.gateway, path, &parts.headers, &mut body).await?;
-        forward::forward(&self.gateway, &self.upstreams, wanted, &parts, body, account).await
+        let body = read::body(&self.gateway, &mut parts, &mut body).await?;
+        // Boxed, as above, so that a connection whose request is still coming in takes little.
+        let forwarded = forward::forward(&self.gateway, &self.upstreams, wanted, &parts, body, account);
+        Box::pin(forwarded).await
     }
+}
+
+/// What the fields of a head take.
+fn bytes_of(headers: &http::HeaderMap) -> usize {
+    headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum()
 }
 
 /// Runs the streams of an h2c connection, each for so long at most. A client that grants a stream no room would
@@ -311,15 +331,6 @@ pub(crate) fn text_response(status: StatusCode, content_type: &'static str, text
     *response.status_mut() = status;
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
     response
-}
-
-/// Reads a small body, for the admin API.
-pub(crate) async fn read_body(
-    front: &Front,
-    headers: &http::HeaderMap,
-    body: &mut Incoming,
-) -> Result<Bytes, ApiError> {
-    read::body(&front.gateway, "", headers, body).await
 }
 
 impl http_body::Body for Body {

@@ -53,12 +53,21 @@ const ROWS: &[Row] = &[
         worry: "it nears 100,000: somebody makes up names",
     },
     Row {
+        name: "body_memory_bytes",
+        kind: Gauge,
+        seconds: false,
+        labels: &[],
+        help: "Bytes of requests that are held",
+        meaning: "What the requests of all clients hold: bodies that come in, wait or may be sent again",
+        worry: "it nears `server.body_memory`: further requests get 503",
+    },
+    Row {
         name: "limits_reached",
         kind: Counter,
         seconds: false,
         labels: &["limit"],
         help: "Bounds that no answer tells of",
-        meaning: "Times that a bound was met which no answer tells of: `head_time`, `head_bytes`, `handover`, `accept`, `pool_endpoints`, `workers`, `kv_event_work`, see [limits](operations.md#limits)",
+        meaning: "Times that a bound was met which no answer tells of: `head_time`, `head_bytes`, `body_memory`, `handover`, `accept`, `pool_endpoints`, `workers`, `kv_event_work`, see [limits](operations.md#limits)",
         worry: "it grows at all: the label names the bound",
     },
     Row {

@@ -1,4 +1,4 @@
-//! A client's socket that is given up when the client has taken nothing for too long.
+//! A client's socket: it is given up when the client has taken nothing for too long, and the heads that come in are looked at.
 //!
 //! While a client does not read, its answer is not asked for more, so nobody looks at the answer's own deadlines; its
 //! place at the engine would be taken for as long as the client likes. The alarm is set only when the socket is full.
@@ -12,21 +12,24 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
 
+use super::heads::Heads;
 use crate::tls::Stream;
 
 /// A socket with a limit on how long a write may stand still.
-pub(super) struct Patient {
+pub(super) struct Socket {
     stream: Stream,
+    /// Looks at what comes in, if that is HTTP/1.
+    heads: Option<Heads>,
     patience: Duration,
     /// Set while the socket takes nothing.
     alarm: Option<Pin<Box<Sleep>>>,
 }
 
-// === impl Patient ===
+// === impl Socket ===
 
-impl Patient {
-    pub(super) fn new(stream: Stream, patience: Duration) -> Self {
-        Self { stream, patience, alarm: None }
+impl Socket {
+    pub(super) fn new(stream: Stream, patience: Duration, heads: Option<Heads>) -> Self {
+        Self { stream, heads, patience, alarm: None }
     }
 
     fn watch<T>(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
@@ -45,17 +48,22 @@ impl Patient {
     }
 }
 
-impl AsyncRead for Patient {
+impl AsyncRead for Socket {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_read(cx, buffer)
+        let before = buffer.filled().len();
+        let read = Pin::new(&mut self.stream).poll_read(cx, buffer);
+        if let (Poll::Ready(Ok(())), Some(heads)) = (&read, &mut self.heads) {
+            heads.look(buffer, before);
+        }
+        read
     }
 }
 
-impl AsyncWrite for Patient {
+impl AsyncWrite for Socket {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(cx, bytes);
         self.watch(cx, written)
