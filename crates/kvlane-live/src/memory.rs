@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use bytes::Bytes;
 
 /// What a request may hold without being counted: what a connection takes anyway.
-const FREE_BYTES: usize = 4 << 10;
+const FREE_BYTES: usize = 8 << 10;
 
 /// What is held, and how much that may be.
 pub(crate) struct Memory {
@@ -114,13 +114,13 @@ mod tests {
 
     #[test]
     fn little_is_not_counted_and_less_may_be_allowed_later() {
-        let memory = Memory::new(10_000);
+        let memory = Memory::new(20_000);
         let (mut little, mut more) = (memory.share(), memory.share());
-        assert!(little.grow_to(FREE_BYTES) && more.grow_to(10_000));
-        assert_eq!(memory.held(), 10_000);
-        memory.set_most(5_000);
-        assert!(!more.grow_to(10_001) && little.grow_to(1), "what is held stays");
+        assert!(little.grow_to(FREE_BYTES) && more.grow_to(20_000));
+        assert_eq!(memory.held(), 20_000);
+        memory.set_most(10_000);
+        assert!(!more.grow_to(20_001) && little.grow_to(1), "what is held stays");
         drop(more);
-        assert!(!little.grow_to(5_001) && little.grow_to(5_000));
+        assert!(!little.grow_to(10_001) && little.grow_to(10_000));
     }
 }

@@ -31,22 +31,27 @@ async fn a_request_that_says_twice_how_long_it_is_reaches_no_engine() {
 }
 
 #[tokio::test]
-async fn nothing_behind_a_body_in_chunks_is_read_as_a_request() {
+async fn a_body_in_chunks_ends_where_its_chunks_do() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     let body = chat("m", "hi");
-    let smuggled = Client::request_bytes("GET", "/v1/smuggled", "", "");
-    let chunked = format!("{:x}\r\n{body}\r\n0\r\n\r\n{smuggled}", body.len());
-    let mut client = gateway.client().await;
+    let (one, two) = body.split_at(5);
+    let chunked = format!("5\r\n{one}\r\n{:X};x=y\r\n{two}\r\n0\r\nx: y\r\n\r\n", two.len());
     let head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n";
-    client.send(format!("{head}{chunked}")).await;
-    let call = engine.call().await;
-    assert_eq!((call.body.as_slice(), call.header("transfer-encoding")), (body.as_bytes(), None));
-    assert_eq!(call.header("content-length"), Some(body.len().to_string().as_str()));
-    call.answer(200, "{}").await;
-    let reply = client.reply().await;
-    assert_eq!((reply.status, reply.header("connection")), (200, Some("close")));
-    assert!(client.closed().await.is_empty());
+    let next = Client::request_bytes("GET", "/v1/nothing", "", "");
+    let request = format!("{head}{chunked}{next}");
+    for pieces in [1, 7, request.len()] {
+        let mut client = gateway.client().await;
+        for piece in request.as_bytes().chunks(pieces) {
+            client.send(piece).await;
+        }
+        let call = engine.call().await;
+        assert_eq!((call.body.as_slice(), call.header("transfer-encoding")), (body.as_bytes(), None));
+        assert_eq!(call.header("content-length"), Some(body.len().to_string().as_str()));
+        call.answer(200, "{}").await;
+        assert_eq!(client.reply().await.status, 200);
+        assert_eq!(client.reply().await.status, 404, "what follows is the next request");
+    }
     assert!(engine.is_quiet().await);
     gateway.end().await;
 }

@@ -396,8 +396,7 @@ async fn headers_about_one_connection_and_a_routers_own_are_not_relayed_in_eithe
                 proxy-authenticate: Basic\r\nx-router-backend: spoofed\r\nx-router-other: 1\r\nx-kvlane-a: 1\r\nx-kept: 3\r\nset-cookie: a\r\nset-cookie: b\r\ncontent-length: 2\r\n\r\n{}";
     call.send(head).await;
     call.keep();
-    let (interim, _) = client.head().await;
-    assert_eq!(interim, 100);
+    // The body was there when it would have been asked for.
     let reply = client.reply().await;
     for name in
         ["x-hop", "keep-alive", "upgrade", "proxy-authenticate", "connection", "x-router-other", "x-kvlane-a"]

@@ -7,9 +7,9 @@ mod readiness;
 mod whatif;
 mod workers;
 
+use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderValue, Method, Response, StatusCode, header};
-use hyper::body::Incoming;
 use kvlane_core::time::Nanos;
 use serde_json::{Value, json};
 
@@ -21,7 +21,7 @@ use self::workers::{Change, add, describe, find, url_in_query};
 use crate::auth;
 use crate::config::WorkerSpec;
 use crate::front::http::error::ApiError;
-use crate::front::http::{Body, Door, Front, json_response, read, text_response};
+use crate::front::http::{Body, Door, Front, json_response, text_response};
 
 /// The methods of what is only read.
 const READ: &str = "GET, HEAD";
@@ -32,7 +32,7 @@ const OPENAPI: &str = include_str!("../../../../docs/openapi.yaml");
 pub(crate) async fn answer(
     front: &Front,
     parts: &Parts,
-    body: &mut Incoming,
+    body: &Bytes,
 ) -> Result<Option<Response<Body>>, ApiError> {
     let path = parts.uri.path();
     let get = parts.method == Method::GET || parts.method == Method::HEAD;
@@ -81,6 +81,11 @@ pub(crate) fn names_something(path: &str) -> bool {
     path.starts_with("/workers/") || path.starts_with("/v1/models/")
 }
 
+/// Whether what is asked for has a body that is looked at.
+pub(crate) fn takes_body(parts: &Parts) -> bool {
+    is_for_operators(parts.uri.path()) && matches!(parts.method, Method::POST | Method::PUT | Method::PATCH)
+}
+
 /// Whether a path is the operators'.
 pub(crate) fn is_for_operators(path: &str) -> bool {
     path.starts_with("/workers/")
@@ -98,11 +103,7 @@ pub(crate) fn is_for_operators(path: &str) -> bool {
         )
 }
 
-async fn operate(
-    front: &Front,
-    parts: &Parts,
-    body: &mut Incoming,
-) -> Result<Option<Response<Body>>, ApiError> {
+async fn operate(front: &Front, parts: &Parts, body: &Bytes) -> Result<Option<Response<Body>>, ApiError> {
     // The front leaves out what a HEAD does not want.
     let (path, method) = match parts.method.as_str() {
         "HEAD" => (parts.uri.path(), "GET"),
@@ -140,8 +141,7 @@ async fn operate(
             json_response(StatusCode::OK, &json!({"workers": workers, "total": workers.len()}))
         }
         ("POST", "/workers", _) => {
-            let body = read::body(gateway, &mut parts.clone(), body).await?;
-            let spec = serde_json::from_slice(&body).map_err(|error| {
+            let spec = serde_json::from_slice(body).map_err(|error| {
                 let what = format!(
                     r#"the body is not {{"url": "http://host:port", "model": "name or absent"}}: {error}"#
                 );
@@ -157,8 +157,7 @@ async fn operate(
         ("GET", _, Some(name)) => json_response(StatusCode::OK, &describe(gateway, &*find(front, name)?)),
         ("PUT" | "PATCH", _, Some(name)) => {
             let worker = find(front, name)?;
-            let body = read::body(gateway, &mut parts.clone(), body).await?;
-            let change: Change = serde_json::from_slice(&body).map_err(|error| {
+            let change: Change = serde_json::from_slice(body).map_err(|error| {
                 refused(
                     StatusCode::BAD_REQUEST,
                     &format!(r#"the body is not {{"draining": true or false}}: {error}"#),

@@ -71,13 +71,6 @@ impl Reached {
             Self::KvEventWork => "kv_event_work",
         }
     }
-
-    /// What ended a connection, if it was one of them.
-    pub(crate) fn of(error: &(dyn std::error::Error + 'static)) -> Option<Self> {
-        let error = error.downcast_ref::<hyper::Error>()?;
-        let bounds = [(error.is_timeout(), Self::HeadTime), (error.is_parse_too_large(), Self::HeadBytes)];
-        bounds.into_iter().find_map(|(is, reached)| is.then_some(reached))
-    }
 }
 
 /// Requests that were turned away for what their client has used, and what is counted for that.

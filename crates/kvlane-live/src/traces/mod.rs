@@ -14,7 +14,8 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use http::header::HeaderName;
-use http::{HeaderMap, Request, StatusCode};
+use http::request::Parts;
+use http::{HeaderMap, StatusCode};
 use kvlane_core::rng::Rng;
 use kvlane_core::time::Nanos;
 use kvlane_wire::api::Api;
@@ -98,14 +99,14 @@ impl Traces {
     }
 
     /// A request has come. Nothing if there are no traces.
-    pub(crate) fn begin<B>(
+    pub(crate) fn begin(
         config: &Tracing,
         clock: Clock,
         api: Option<Api>,
-        request: &Request<B>,
+        parts: &Parts,
     ) -> Option<Arc<RequestTrace>> {
         config.endpoint.as_ref()?;
-        let headers = request.headers();
+        let headers = &parts.headers;
         let caller = only(headers, &TRACEPARENT).and_then(TraceContext::parse);
         let trace = caller.map_or_else(made_trace, |caller| caller.trace);
         let sampled = match caller {
@@ -118,8 +119,8 @@ impl Traces {
             clock,
             unix_zero: ((unix_time() * 1e9) as u64).saturating_sub(clock.now().0),
             api,
-            method: request.method().to_string(),
-            path: request.uri().path().chars().take(PATH_LEN_MAX).collect(),
+            method: parts.method.to_string(),
+            path: parts.uri.path().chars().take(PATH_LEN_MAX).collect(),
             trace_state: if caller.is_some() { trace_state(headers) } else { String::new() },
             attempts: Mutex::default(),
         });
@@ -295,11 +296,11 @@ mod tests {
     use crate::config::Share;
 
     fn begun(config: &Tracing, headers: &[(&'static str, &str)]) -> Arc<RequestTrace> {
-        let mut request = Request::post("/v1/completions").body(()).expect("a request");
+        let mut parts = http::Request::post("/v1/completions").body(()).expect("a request").into_parts().0;
         for (name, value) in headers {
-            request.headers_mut().append(*name, HeaderValue::from_str(value).expect("a value"));
+            parts.headers.append(*name, HeaderValue::from_str(value).expect("a value"));
         }
-        Traces::begin(config, Clock::start(0.0), Some(Api::Completions), &request).expect("there are traces")
+        Traces::begin(config, Clock::start(0.0), Some(Api::Completions), &parts).expect("there are traces")
     }
 
     fn config(sample_ratio: f64) -> Tracing {

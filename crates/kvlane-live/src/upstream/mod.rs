@@ -6,7 +6,7 @@
 //! A connection belongs to one relay thread. It goes back to the idle ones only when an answer has been read to its
 //! exact end, and an idle one that has become readable is not used again: the worker has closed it.
 
-mod chunked;
+pub(crate) mod chunked;
 #[cfg(feature = "testing")]
 pub(crate) mod pieces;
 mod watch;

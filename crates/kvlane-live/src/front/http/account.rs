@@ -3,7 +3,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode};
+use http::request::Parts;
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use kvlane_core::time::Nanos;
 use kvlane_wire::api::Api;
 
@@ -54,19 +55,19 @@ struct State {
 // === impl Account ===
 
 impl Account {
-    pub(crate) fn open<B>(
+    pub(crate) fn open(
         gateway: &Arc<Gateway>,
         api: Option<Api>,
         dialect: Dialect,
-        request: &Request<B>,
+        parts: &Parts,
         counted: bool,
     ) -> Arc<Self> {
-        let (config, headers) = (gateway.config(), request.headers());
+        let (config, headers) = (gateway.config(), &parts.headers);
         let names = &config.server.request_id_headers;
         let given = names.iter().find_map(|name| headers.get(name.as_str()).filter(|id| is_usable(id)));
         let request_id = given.map_or_else(made_id, copy);
         let received = gateway.clock.now();
-        let traced = counted.then(|| Traces::begin(&config.tracing, gateway.clock, api, request));
+        let traced = counted.then(|| Traces::begin(&config.tracing, gateway.clock, api, parts));
         let trace = traced.flatten();
         Arc::new(Self {
             gateway: Arc::clone(gateway),

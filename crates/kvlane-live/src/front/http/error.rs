@@ -45,6 +45,9 @@ pub enum ApiError {
     /// Two servers may read the head in two ways.
     #[error("the head of the request is ambiguous: {0}")]
     BadHead(&'static str),
+    /// The head is none of a request.
+    #[error("this is not HTTP/1.1: {0}")]
+    NoHttp(&'static str),
     /// The head has too many fields.
     #[error("the head of the request has more than 100 fields")]
     TooManyFields,
@@ -153,7 +156,8 @@ impl ApiError {
             | Self::MissingField(_)
             | Self::BodyBroken(_)
             | Self::BadPath
-            | Self::BadHead(_) => StatusCode::BAD_REQUEST,
+            | Self::BadHead(_)
+            | Self::NoHttp(_) => StatusCode::BAD_REQUEST,
             Self::TooManyFields | Self::HeadTooLarge { .. } => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             Self::NoMemory => StatusCode::SERVICE_UNAVAILABLE,
             Self::BodyTimeout(_) => StatusCode::REQUEST_TIMEOUT,
@@ -205,7 +209,7 @@ impl ApiError {
             Self::UnknownObject(_) => "object_not_found",
             Self::NotIsolated(_) => "not_isolated",
             Self::BadPath => "bad_path",
-            Self::BadHead(_) => "bad_head",
+            Self::BadHead(_) | Self::NoHttp(_) => "bad_head",
             Self::TooManyFields => "too_many_fields",
             Self::HeadTooLarge { .. } => "head_too_large",
             Self::NoMemory => "body_memory_full",
@@ -255,6 +259,7 @@ impl ApiError {
                 | Self::BodyTimeout(_)
                 | Self::TooLarge { .. }
                 | Self::BadHead(_)
+                | Self::NoHttp(_)
                 | Self::TooManyFields
                 | Self::HeadTooLarge { .. }
                 | Self::NoMemory

@@ -7,21 +7,18 @@
 use std::sync::Arc;
 
 use http::request::Parts;
-use http::{HeaderMap, Request, StatusCode, Uri, Version, header};
-use hyper::body::Incoming;
+use http::{HeaderMap, StatusCode, Uri, header};
 
 use kvlane_wire::api::Api;
 use kvlane_wire::path::{self, Target, is_plain};
 
 use super::error::ApiError;
+use super::head::FIELDS_MAX;
 use super::passed::Passing;
 use super::{Door, Front};
 use crate::admin;
 use crate::auth::{self, Access, Role};
 use crate::clock::unix_time;
-
-/// Most fields of a head, in HTTP/1 as in HTTP/2.
-const FIELDS_MAX: usize = 100;
 
 /// What a request is for, by its path.
 #[derive(Clone, Copy, Debug)]
@@ -77,25 +74,13 @@ impl Purpose {
     }
 }
 
-/// Refuses a head that another server may read otherwise, or that hyper lets through and nobody needs.
-pub(super) fn is_strict(request: &Request<Incoming>) -> Result<(), ApiError> {
-    let headers = request.headers();
-    if headers.len() > FIELDS_MAX {
+/// Refuses a head of HTTP/2 that would be refused in HTTP/1, and that hyper lets through.
+pub(super) fn is_strict(parts: &Parts) -> Result<(), ApiError> {
+    if parts.headers.len() > FIELDS_MAX {
         return Err(ApiError::TooManyFields);
     }
-    let mut codings = headers.get_all(header::TRANSFER_ENCODING).iter();
-    let (coding, more) = (codings.next(), codings.next());
-    if more.is_some() || coding.is_some_and(|coding| !coding.as_bytes().eq_ignore_ascii_case(b"chunked")) {
-        return Err(ApiError::BadHead("its `Transfer-Encoding` is not `chunked` once"));
-    }
-    let hosts = headers.get_all(header::HOST).iter().count();
-    let named = match request.version() {
-        Version::HTTP_11 => hosts == 1,
-        // HTTP/1.0 has none, and HTTP/2 an authority.
-        _ => hosts <= 1,
-    };
-    if !named {
-        return Err(ApiError::BadHead("it has no `Host`, or several"));
+    if parts.headers.get_all(header::HOST).iter().count() > 1 {
+        return Err(ApiError::BadHead("it has several `Host`"));
     }
     Ok(())
 }

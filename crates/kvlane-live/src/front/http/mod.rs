@@ -1,7 +1,7 @@
 //! The HTTP front door: HTTP/1.1 and h2c in, one connection one task, one relay thread per connection.
 //!
-//! Parsing heads, framing and upgrades are hyper's. What is ours is the way of one request: `read` its body,
-//! `forward` it, `relay` the answer; [`error`] is where errors become HTTP.
+//! A connection is served by [`h1`] or, in HTTP/2, by hyper. Both take a request the same way: `receive` it, with its body
+//! read (`read`), and `respond`: `forward` it, and `relay` the answer; [`error`] is where errors become HTTP.
 
 mod account;
 mod attempt;
@@ -10,10 +10,11 @@ mod dialect;
 pub mod error;
 mod forward;
 mod guard;
-mod heads;
+mod h1;
+mod head;
 mod hedge;
 mod passed;
-pub(crate) mod read;
+mod read;
 mod relay;
 mod resume;
 mod socket;
@@ -28,11 +29,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{self, HeaderName};
+use http::request::Parts;
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 use http_body::{Frame, SizeHint};
 use hyper::body::Incoming;
 use hyper::rt::Executor;
-use hyper::server::conn::{http1, http2};
+use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use kvlane_wire::path::allows;
@@ -47,21 +49,22 @@ use self::dialect::Dialect;
 use self::error::ApiError;
 use self::forward::Wanted;
 use self::guard::Purpose;
-use self::heads::{Findings, HEAD_BYTES_MAX, Heads};
+use self::h1::Client;
+use self::head::HEAD_BYTES_MAX;
 use self::passed::Passing;
+use self::read::Source;
 use self::relay::Relay;
 use self::socket::Socket;
 use crate::admin;
 use crate::fleet::Fleet;
 use crate::gateway::Gateway;
+use crate::memory::Held;
 use crate::metrics::{Metrics, Reached};
 use crate::tls::{self, Stream};
 use crate::upstream::Upstreams;
 
 /// The header under which a request id travels on.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-/// The most that one read takes: a body that fits is taken as it is, a larger one is put together from pieces.
-const READ_BYTES_MAX: usize = 256 << 10;
 /// Longest pause between two looks at a preface that comes in pieces.
 const PREFACE_PAUSE_MAX: Duration = Duration::from_millis(250);
 /// Streams at a time on one h2c connection.
@@ -82,6 +85,17 @@ pub(crate) enum Door {
     Clients { loopback: bool },
     /// Operators and Prometheus.
     Operators { loopback: bool },
+}
+
+/// A request that has come in.
+struct Received {
+    parts: Parts,
+    dialect: Dialect,
+    account: Arc<Account>,
+    /// What it is for and its body; or why it goes no further.
+    read: Result<(Purpose, Bytes), ApiError>,
+    /// The memory that its head takes, if it is much.
+    held: Held,
 }
 
 /// What all connections of one relay thread share.
@@ -126,11 +140,7 @@ impl Front {
     pub(crate) fn spawn(self: &Arc<Self>, stream: TcpStream) -> tokio::task::JoinHandle<()> {
         let front = Arc::clone(self);
         self.connections.spawn(async move {
-            let metrics = &front.gateway.metrics.limits;
-            if let Err(error) = Arc::clone(&front).serve(stream).await {
-                if let Some(reached) = Reached::of(&*error) {
-                    metrics.reached(reached);
-                }
+            if let Err(error) = front.serve(stream).await {
                 tracing::debug!(%error, "a connection ended");
             }
         })
@@ -151,42 +161,45 @@ impl Front {
             return Ok(());
         };
         let (stream, h2) = begun?;
-        let stop = self.stop.clone();
         let (stream_max, idle_timeout) = {
             let config = self.gateway.config();
             (Deadlines::longest(&config), config.server.stream_idle_timeout)
         };
-        let findings = Arc::new(Findings::default());
-        let heads = (!h2).then(|| Heads::new(Arc::clone(&findings), &self.gateway.memory));
-        let io = TokioIo::new(Socket::new(stream, idle_timeout, heads));
-        let service = service_fn(move |request| {
-            let (front, found) = (Arc::clone(&self), if h2 { Ok(()) } else { findings.next() });
-            async move { Ok::<_, Infallible>(front.answer(request, found).await) }
-        });
+        let socket = Socket::new(stream, idle_timeout);
         if h2 {
-            let mut builder = http2::Builder::new(Streams { stream_max });
-            builder
-                .timer(TokioTimer::new())
-                .max_concurrent_streams(H2_STREAMS_MAX)
-                .max_header_list_size(HEAD_BYTES_MAX as u32);
-            builder.keep_alive_interval(Some(header_timeout));
-            let mut connection = pin!(builder.serve_connection(io, service));
-            tokio::select! {
-                ended = connection.as_mut() => return Ok(ended?),
-                () = stop.cancelled() => connection.as_mut().graceful_shutdown(),
-            }
-            connection.await?;
-        } else {
-            let mut builder = http1::Builder::new();
-            builder.timer(TokioTimer::new()).header_read_timeout(header_timeout).max_buf_size(READ_BYTES_MAX);
-            let mut connection = pin!(builder.serve_connection(io, service));
-            tokio::select! {
-                ended = connection.as_mut() => return Ok(ended?),
-                () = stop.cancelled() => connection.as_mut().graceful_shutdown(),
-            }
-            connection.await?;
+            return Ok(Box::pin(self.serve_h2(socket, header_timeout, stream_max)).await?);
         }
-        Ok(())
+        Ok(Client::new(self, socket).serve().await?)
+    }
+
+    async fn serve_h2(
+        self: Arc<Self>,
+        socket: Socket,
+        ping_interval: Duration,
+        stream_max: Duration,
+    ) -> hyper::Result<()> {
+        let stop = self.stop.clone();
+        let service = service_fn(move |request: Request<Incoming>| {
+            let front = Arc::clone(&self);
+            async move {
+                let (parts, mut body) = request.into_parts();
+                let strict = guard::is_strict(&parts);
+                let received = front.receive(parts, strict, &mut body).await;
+                Ok::<_, Infallible>(front.respond(received).await)
+            }
+        });
+        let mut builder = http2::Builder::new(Streams { stream_max });
+        builder
+            .timer(TokioTimer::new())
+            .max_concurrent_streams(H2_STREAMS_MAX)
+            .max_header_list_size(HEAD_BYTES_MAX as u32)
+            .keep_alive_interval(Some(ping_interval));
+        let mut connection = pin!(builder.serve_connection(TokioIo::new(socket), service));
+        tokio::select! {
+            ended = connection.as_mut() => return ended,
+            () = stop.cancelled() => connection.as_mut().graceful_shutdown(),
+        }
+        connection.await
     }
 
     /// Finds out what a client speaks: TLS or not, and whether HTTP/2.
@@ -211,21 +224,54 @@ impl Front {
         }
     }
 
-    /// The answer to a request; `found` is what is wrong with its head, as it came.
-    async fn answer(&self, request: Request<Incoming>, found: Result<(), ApiError>) -> Response<Body> {
-        let path = request.uri().path();
-        let (purpose, dialect) = (Purpose::of(self, path), Dialect::of(path));
-        let mut head = self.gateway.memory.share();
-        let found = found.and_then(|()| guard::is_strict(&request)).and_then(|()| {
-            if head.grow_to(bytes_of(request.headers())) { Ok(()) } else { Err(ApiError::NoMemory) }
-        });
-        let purpose = found.and(purpose);
+    /// Lets a request in and reads its body; `head` says whether its head is as it should be.
+    async fn receive(&self, mut parts: Parts, head: Result<(), ApiError>, body: impl Source) -> Received {
+        let path = parts.uri.path();
+        let dialect = Dialect::of(path);
+        let purpose = head.and_then(|()| Purpose::of(self, path));
         let api = purpose.as_ref().ok().and_then(|purpose| purpose.api());
-        let in_chunks = request.headers().contains_key(header::TRANSFER_ENCODING);
         let counted = matches!(self.door, Door::Clients { .. });
-        let account = Account::open(&self.gateway, api, dialect, &request, counted);
-        let answered = match purpose {
-            Ok(purpose) => self.dispatch(request, purpose, &account).await,
+        let account = Account::open(&self.gateway, api, dialect, &parts, counted);
+        let mut held = self.gateway.memory.share();
+        let read = match purpose {
+            Ok(purpose) if held.grow_to(bytes_of(&parts.headers)) => {
+                self.let_in(&mut parts, purpose, body, &account).await
+            }
+            Ok(_) => Err(ApiError::NoMemory),
+            Err(error) => Err(error),
+        };
+        Received { parts, dialect, account, read, held }
+    }
+
+    async fn let_in(
+        &self,
+        parts: &mut Parts,
+        purpose: Purpose,
+        body: impl Source,
+        account: &Account,
+    ) -> Result<(Purpose, Bytes), ApiError> {
+        guard::admit(self, parts, purpose)?;
+        if self.keeps_apart(parts) {
+            account.keep_apart();
+        }
+        let method = if parts.method == Method::HEAD { "GET" } else { parts.method.as_str() };
+        if let Some(allow) = purpose.methods().filter(|allow| !allows(allow, method)) {
+            let method = parts.method.as_str().chars().take(32).collect();
+            return Err(ApiError::WrongMethod { method, path: parts.uri.path().into(), allow });
+        }
+        let body = match purpose {
+            Purpose::Own if !admin::takes_body(parts) => Bytes::new(),
+            _ => read::body(&self.gateway, parts, body).await?,
+        };
+        Ok((purpose, body))
+    }
+
+    /// The answer to a request.
+    async fn respond(&self, received: Received) -> Response<Body> {
+        let Received { parts, dialect, account, read, held: _held } = received;
+        let answered = match read {
+            // Boxed, so that a connection whose request is still coming in takes little.
+            Ok((purpose, body)) => Box::pin(self.dispatch(&parts, purpose, body, &account)).await,
             Err(error) => Err(error),
         };
         let mut response = match answered {
@@ -242,44 +288,27 @@ impl Front {
             account.settle();
         }
         account.mark(response.headers_mut());
-        if in_chunks {
-            // It may have had a length, too, by which somebody before us has told where the next request begins. That
-            // one is not read (RFC 9112, section 6.1).
-            response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
-        }
         response
     }
 
     async fn dispatch(
         &self,
-        request: Request<Incoming>,
+        parts: &Parts,
         purpose: Purpose,
+        body: Bytes,
         account: &Arc<Account>,
     ) -> Result<Response<Body>, ApiError> {
-        let (mut parts, mut body) = request.into_parts();
-        guard::admit(self, &mut parts, purpose)?;
-        if self.keeps_apart(&parts) {
-            account.keep_apart();
-        }
-        let path = parts.uri.path();
         let wanted = match purpose {
             Purpose::Api(api) => Wanted::Api(api),
             Purpose::Pass(passing) => Wanted::Passed(passing),
             Purpose::Operate(_) => Wanted::Passed(Passing::Extra),
             Purpose::Own => {
-                let answered = Box::pin(admin::answer(self, &parts, &mut body)).await?;
-                return answered.ok_or_else(|| ApiError::UnknownPath(path.chars().take(200).collect()));
+                let answered = Box::pin(admin::answer(self, parts, &body)).await?;
+                let path = || parts.uri.path().chars().take(200).collect();
+                return answered.ok_or_else(|| ApiError::UnknownPath(path()));
             }
         };
-        let method = if parts.method == Method::HEAD { "GET" } else { parts.method.as_str() };
-        if let Some(allow) = purpose.methods().filter(|allow| !allows(allow, method)) {
-            let method = parts.method.as_str().chars().take(32).collect();
-            return Err(ApiError::WrongMethod { method, path: path.into(), allow });
-        }
-        let body = read::body(&self.gateway, &mut parts, &mut body).await?;
-        // Boxed, as above, so that a connection whose request is still coming in takes little.
-        let forwarded = forward::forward(&self.gateway, &self.upstreams, wanted, &parts, body, account);
-        Box::pin(forwarded).await
+        forward::forward(&self.gateway, &self.upstreams, wanted, parts, body, account).await
     }
 }
 

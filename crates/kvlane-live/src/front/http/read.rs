@@ -2,7 +2,6 @@
 
 use bytes::{Bytes, BytesMut};
 use http::request::Parts;
-use http::{HeaderValue, header};
 use http_body::Body as _;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
@@ -15,97 +14,91 @@ use crate::memory::Held;
 
 /// The least room for a body that does not come at once.
 const ROOM_MIN: usize = 1 << 10;
-/// How much of a body that is too large is read and thrown away, so that its sender gets to see why.
-const REFUSED_BYTES_MAX: u64 = 256 << 20;
+/// How much of a body that is refused is read and thrown away, so that its sender gets to see why.
+pub(super) const REFUSED_BYTES_MAX: u64 = 256 << 20;
 
-/// The body of a request, in one piece. While it comes in, its head takes no more memory than it needs.
-pub(crate) async fn body(
-    gateway: &Gateway,
-    parts: &mut Parts,
-    body: &mut Incoming,
-) -> Result<Bytes, ApiError> {
+/// Where a body comes from.
+pub(super) trait Source: Send {
+    /// All of it, in one piece. `held` holds the memory that it takes; `parts` is made to take little, where it would keep more.
+    fn whole(
+        self,
+        parts: &mut Parts,
+        limit: usize,
+        held: &mut Held,
+    ) -> impl Future<Output = Result<Bytes, ApiError>> + Send;
+}
+
+/// The body of a request, in one piece.
+pub(super) async fn body(gateway: &Gateway, parts: &mut Parts, body: impl Source) -> Result<Bytes, ApiError> {
     let (within, bytes_max) = {
         let config = gateway.config();
         (Deadlines::of(&config, parts.uri.path()).body, config.server.max_payload_size)
     };
     let mut held = gateway.memory.share();
-    let read = timeout(within, collect(bytes_max, &mut held, parts, body)).await;
-    let read = read.unwrap_or(Err(ApiError::BodyTimeout(within)));
-    let waits = parts.headers.contains_key(header::EXPECT) && body.size_hint().exact().is_some();
-    if matches!(read, Err(ApiError::TooLarge { .. } | ApiError::NoMemory)) && !waits {
-        // A client that is still sending would not read an answer, and would lose it when the connection closes. One
-        // that announced too much and waits for a go-ahead has sent nothing.
-        let _ = timeout(within, throw_away(body)).await;
-    }
-    read.map(|body| held.with(body))
+    let read = timeout(within, body.whole(parts, bytes_max, &mut held)).await;
+    read.unwrap_or(Err(ApiError::BodyTimeout(within))).map(|body| held.with(body))
 }
 
-/// The whole body; `held` holds the memory that it takes.
-async fn collect(
-    limit: usize,
+/// Has a body hold so many bytes.
+pub(super) fn room(held: &mut Held, bytes: usize) -> Result<(), ApiError> {
+    if held.grow_to(bytes) { Ok(()) } else { Err(ApiError::NoMemory) }
+}
+
+/// Makes room for `more` bytes behind those that have come, of a body that may have `most`.
+pub(super) fn make_room(
+    whole: &mut BytesMut,
+    more: usize,
+    most: usize,
     held: &mut Held,
-    parts: &mut Parts,
-    body: &mut Incoming,
-) -> Result<Bytes, ApiError> {
-    let broken = |error: hyper::Error| ApiError::BodyBroken(error.to_string());
-    let announced = body.size_hint().exact();
-    if announced.is_some_and(|len| len > limit as u64) {
-        return Err(ApiError::TooLarge { limit });
+) -> Result<(), ApiError> {
+    let come = whole.len() + more;
+    if whole.capacity() < come {
+        let bytes = room_for(come, most);
+        room(held, bytes)?;
+        whole.reserve(bytes - whole.len());
     }
-    let mut first = Bytes::new();
-    while first.is_empty() {
-        match body.frame().await {
-            None => return Ok(first),
-            Some(frame) => first = frame.map_err(broken)?.into_data().unwrap_or_default(),
-        }
-    }
-    let room = |held: &mut Held, bytes| if held.grow_to(bytes) { Ok(()) } else { Err(ApiError::NoMemory) };
-    if first.len() <= limit && (body.is_end_stream() || announced == Some(first.len() as u64)) {
-        room(held, first.len())?;
-        return Ok(first);
-    }
-    compact(parts);
-    let mut whole = BytesMut::new();
-    let most = announced.map_or(limit, |len| len as usize).min(limit);
-    let mut next = first;
-    loop {
-        if whole.len() + next.len() > limit {
-            return Err(ApiError::TooLarge { limit });
-        }
-        if whole.capacity() < whole.len() + next.len() {
-            let bytes = room_for(whole.len() + next.len(), most);
-            room(held, bytes)?;
-            whole.reserve(bytes - whole.len());
-        }
-        whole.extend_from_slice(&next);
-        // hyper reads into the memory of this piece again, unless somebody has it.
-        drop(next);
-        next = match body.frame().await {
-            None => return Ok(whole.freeze()),
-            Some(frame) => frame.map_err(broken)?.into_data().unwrap_or_default(),
-        };
-    }
-}
-
-/// Gives a head memory of its own: as it comes it lies in the buffer of 8 KiB that hyper reads into, and keeps that from being
-/// used again.
-fn compact(parts: &mut Parts) {
-    let mut room = BytesMut::with_capacity(parts.headers.values().map(HeaderValue::len).sum());
-    for value in parts.headers.values_mut() {
-        room.extend_from_slice(value.as_bytes());
-        if let Ok(own) = HeaderValue::from_maybe_shared(room.split().freeze()) {
-            *value = own;
-        }
-    }
-    if let Ok(own) = parts.uri.to_string().parse() {
-        parts.uri = own;
-    }
+    Ok(())
 }
 
 /// Room for a body of which `come` bytes have come and which may have `most`: four times that, so that what is announced takes no
 /// memory before it comes, and few bytes are moved.
 fn room_for(come: usize, most: usize) -> usize {
     come.saturating_mul(4).max(ROOM_MIN).min(most).max(come)
+}
+
+/// Of a stream of HTTP/2.
+impl Source for &mut Incoming {
+    async fn whole(self, _: &mut Parts, limit: usize, held: &mut Held) -> Result<Bytes, ApiError> {
+        let read = collect(limit, held, self).await;
+        if matches!(read, Err(ApiError::TooLarge { .. } | ApiError::NoMemory)) {
+            // A client that is still sending might not read an answer.
+            throw_away(self).await;
+        }
+        read
+    }
+}
+
+async fn collect(limit: usize, held: &mut Held, body: &mut Incoming) -> Result<Bytes, ApiError> {
+    let announced = body.size_hint().exact();
+    if announced.is_some_and(|len| len > limit as u64) {
+        return Err(ApiError::TooLarge { limit });
+    }
+    let most = announced.map_or(limit, |len| len as usize);
+    let mut whole = BytesMut::new();
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| ApiError::BodyBroken(error.to_string()))?;
+        let piece = frame.into_data().unwrap_or_default();
+        if whole.len() + piece.len() > limit {
+            return Err(ApiError::TooLarge { limit });
+        }
+        if whole.is_empty() && body.is_end_stream() {
+            room(held, piece.len())?;
+            return Ok(piece);
+        }
+        make_room(&mut whole, piece.len(), most, held)?;
+        whole.extend_from_slice(&piece);
+    }
+    Ok(whole.freeze())
 }
 
 async fn throw_away(body: &mut Incoming) {

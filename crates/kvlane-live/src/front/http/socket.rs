@@ -1,4 +1,4 @@
-//! A client's socket: it is given up when the client has taken nothing for too long, and the heads that come in are looked at.
+//! A client's socket that is given up when the client has taken nothing for too long.
 //!
 //! While a client does not read, its answer is not asked for more, so nobody looks at the answer's own deadlines; its
 //! place at the engine would be taken for as long as the client likes. The alarm is set only when the socket is full.
@@ -12,14 +12,11 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
 
-use super::heads::Heads;
 use crate::tls::Stream;
 
 /// A socket with a limit on how long a write may stand still.
 pub(super) struct Socket {
     stream: Stream,
-    /// Looks at what comes in, if that is HTTP/1.
-    heads: Option<Heads>,
     patience: Duration,
     /// Set while the socket takes nothing.
     alarm: Option<Pin<Box<Sleep>>>,
@@ -28,8 +25,16 @@ pub(super) struct Socket {
 // === impl Socket ===
 
 impl Socket {
-    pub(super) fn new(stream: Stream, patience: Duration, heads: Option<Heads>) -> Self {
-        Self { stream, heads, patience, alarm: None }
+    pub(super) fn new(stream: Stream, patience: Duration) -> Self {
+        Self { stream, patience, alarm: None }
+    }
+
+    /// Whether something may have come. Under TLS nobody knows before it is read.
+    pub(super) fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match &self.stream {
+            Stream::Plain(stream) => stream.poll_read_ready(cx),
+            Stream::Tls(_) => Poll::Ready(Ok(())),
+        }
     }
 
     fn watch<T>(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
@@ -54,12 +59,7 @@ impl AsyncRead for Socket {
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let before = buffer.filled().len();
-        let read = Pin::new(&mut self.stream).poll_read(cx, buffer);
-        if let (Poll::Ready(Ok(())), Some(heads)) = (&read, &mut self.heads) {
-            heads.look(buffer, before);
-        }
-        read
+        Pin::new(&mut self.stream).poll_read(cx, buffer)
     }
 }
 
