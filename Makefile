@@ -2,7 +2,7 @@
 # line of cargo that can be typed by hand.
 
 .PHONY: demo test lint scenarios placement placement-live chaos soak crowd replay-schedule bench e2e-vllm e2e-sglang \
-	e2e-llamacpp e2e-deaths e2e-sdk e2e-loadgens e2e-api e2e-prometheus e2e-dashboard e2e-report race race-placement deny sbom ci \
+	e2e-llamacpp e2e-deaths e2e-attack e2e-sdk e2e-loadgens e2e-api e2e-prometheus e2e-dashboard e2e-report race race-placement deny sbom ci \
 	cargo
 
 # A trace through the gateway onto four mock engines, under three policies.
@@ -85,6 +85,15 @@ e2e-deaths: cargo
 	cargo build --release --locked -p kvlane
 	e2e/vllm/setup.sh
 	e2e/.work/venv/bin/python e2e/deaths/test_deaths.py
+
+# Clients, engines and feeds that mean harm, against the gateway in front of mock engines: python3 and its own library only.
+e2e-attack: cargo
+	cargo build --release --locked -p kvlane
+	python3 e2e/attack/heads.py
+	python3 e2e/attack/aborts.py
+	python3 e2e/attack/tenants.py
+	python3 e2e/attack/lying_feed.py
+	python3 e2e/attack/memory.py --idle $(or $(ATTACK_IDLE),0)
 
 # OpenAI's and Anthropic's Python SDKs, unmodified, through the gateway (15 MB from PyPI, once).
 e2e-sdk: cargo

@@ -49,8 +49,10 @@ class Rss:
 class Arena:
     """Starts a gateway and its engines, and ends them."""
 
-    def __init__(self, settings=(), engines=1, config=None, engine_urls=()):
+    def __init__(self, settings=(), engines=1, config=None, engine_urls=(), feeds=()):
         self.settings, self.engines, self.config = settings, engines, config or {}
+        # KV event feeds of the engines, one each.
+        self.feeds = feeds
         self.urls, self.processes, self.files = list(engine_urls), [], contextlib.ExitStack()
 
     def start(self, *arguments):
@@ -69,6 +71,8 @@ class Arena:
             "metrics": {"port": self.metrics_port},
             "workers": [{"url": url} for url in self.urls],
         }
+        for worker, feed in zip(config["workers"], self.feeds):
+            worker["kv_events"] = {"endpoint": feed}
         for section, fields in self.config.items():
             config[section] = config.get(section, {}) | fields if isinstance(fields, dict) else fields
         file = self.files.enter_context(tempfile.NamedTemporaryFile("w", suffix=".yaml"))

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A KV event feed that lies: what it costs the gateway in memory, and what the gateway counts.
 
-    e2e/attack/lying_feed.py target/release/kvlane
+    e2e/attack/lying_feed.py
 
 Starts a gateway on loopback whose only worker has this program's feed, and sends it messages of 15 million one-byte names of
 blocks, then messages whose numbers jump as far as they can. Prints the resident memory of the gateway before, at most, and
@@ -9,17 +9,13 @@ afterwards, and ends with 1 if it has grown by more than 30 MiB or if more messa
 Nothing but Python's own library is used, and nothing but loopback is connected to.
 """
 
-import json
-import os
-import re
 import socket
 import struct
-import subprocess
 import sys
-import tempfile
 import threading
 import time
-import urllib.request
+
+from arena import Arena
 
 NAMES = 15_000_000
 GROWN_MAX_MIB = 30
@@ -81,79 +77,33 @@ def removal(names):
     return b"\x92\x01\x91\x92\xacBlockRemoved\xdd" + struct.pack(">I", names) + b"\x07" * names
 
 
-def rss_mib(pid):
-    with open(f"/proc/{pid}/status") as status:
-        return int(re.search(r"VmRSS:\s+(\d+) kB", status.read())[1]) / 1024
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
-
-
-def metrics(port):
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-        return answer.read().decode()
-
-
-def value(text, name, labels):
-    found = re.search(rf"^{name}{{[^}}]*{labels}[^}}]*}} (\S+)$", text, re.M)
-    return float(found[1]) if found else 0.0
-
-
 def main():
-    kvlane = sys.argv[1] if len(sys.argv) > 1 else "target/release/kvlane"
-    engine_port, port, metrics_port = free_port(), free_port(), free_port()
     feed = Publisher()
-    engine = subprocess.Popen([kvlane, "mock-engine", "--port", str(engine_port)], stderr=subprocess.DEVNULL)
-    config = {
-        "server": {"port": port},
-        "metrics": {"port": metrics_port},
-        "workers": [{"url": f"http://127.0.0.1:{engine_port}", "kv_events": {"endpoint": f"tcp://127.0.0.1:{feed.port}"}}],
-    }
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
-        json.dump(config, file)
-        file.flush()
-        gateway = subprocess.Popen([kvlane, "serve", "--config", file.name], stderr=subprocess.DEVNULL)
-        try:
-            return attack(gateway.pid, metrics_port, feed)
-        finally:
-            for process in (gateway, engine):
-                process.terminate()
-                process.wait()
+    with Arena(feeds=[f"tcp://127.0.0.1:{feed.port}"]) as arena:
+        return attack(arena, feed)
 
 
-def attack(pid, metrics_port, feed):
+def attack(arena, feed):
     until = time.monotonic() + 60
     while feed.peer is None and time.monotonic() < until:
         time.sleep(0.1)
     time.sleep(2)
-    before = rss_mib(pid)
-    most = [before]
-    watching = threading.Event()
-
-    def watch():
-        while not watching.wait(0.02):
-            most[0] = max(most[0], rss_mib(pid))
-
-    threading.Thread(target=watch, daemon=True).start()
-    payload = removal(NAMES)
-    for seq in range(3):
-        feed.publish(seq, payload)
-        time.sleep(1)
-    time.sleep(5)
-    after = rss_mib(pid)
-    small = removal(1)
-    for seq in (10, 1 << 62, (1 << 64) - 3, 5, (1 << 64) - 2, 7, 1 << 63):
-        feed.publish(seq, small)
-        time.sleep(0.2)
-    time.sleep(2)
-    watching.set()
-    text = metrics(metrics_port)
-    lost = value(text, "kvlane_kv_messages_total", 'kind="lost"')
-    unread = value(text, "kvlane_kv_messages_total", 'kind="undecodable"')
-    print(f"RSS MiB: {before:.0f} before, {most[0]:.0f} at most, {after:.0f} after {unread:.0f} unreadable; {lost:.0f} lost")
-    return 1 if after - before > GROWN_MAX_MIB or lost > LOST_MAX else 0
+    with arena.watch() as rss:
+        payload = removal(NAMES)
+        for seq in range(3):
+            feed.publish(seq, payload)
+            time.sleep(1)
+        time.sleep(5)
+        after = rss.now()
+        small = removal(1)
+        for seq in (10, 1 << 62, (1 << 64) - 3, 5, (1 << 64) - 2, 7, 1 << 63):
+            feed.publish(seq, small)
+            time.sleep(0.2)
+        time.sleep(2)
+    lost = arena.metric("kvlane_kv_messages_total", 'kind="lost"')
+    unread = arena.metric("kvlane_kv_messages_total", 'kind="undecodable"')
+    print(f"RSS MiB: {rss.before:.0f} before, {rss.most:.0f} at most, {after:.0f} after {unread:.0f} unreadable; {lost:.0f} lost")
+    return 1 if after - rss.before > GROWN_MAX_MIB or lost > LOST_MAX else 0
 
 
 if __name__ == "__main__":

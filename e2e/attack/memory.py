@@ -8,6 +8,7 @@ after they are gone; meanwhile another client asks one thing after another, and 
 
 import argparse
 import asyncio
+import contextlib
 import resource
 import statistics
 import sys
@@ -118,8 +119,10 @@ def main():
     parser.add_argument("--only", help="attacks whose name has this")
     parser.add_argument("--set", action="append", default=[], help="a setting of the gateway")
     arguments = parser.parse_args()
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    wanted, hard = arguments.connections + arguments.idle + 1000, resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with contextlib.suppress(ValueError, OSError):
+        # More than the hard limit is root's to give.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, max(wanted, hard)))
     return asyncio.run(all_of(arguments))
 
 

@@ -70,17 +70,34 @@ class Cell:
     """A shape of load."""
 
     system_bytes: int
-    stream: bool
+    connections: int = 16
+    events: int = 0
+    pace_ms: int = 0
+
+    @property
+    def stream(self):
+        return self.events > 0
 
     def describe(self):
-        answer = "an answer of 32 events" if self.stream else "a whole answer"
-        return f"64 sessions sharing a system prompt of {self.system_bytes:,} bytes, {answer}"
+        pace = f" {self.pace_ms} ms apart" if self.pace_ms else ""
+        answer = f"an answer of {self.events} events{pace}" if self.stream else "a whole answer"
+        return f"64 sessions sharing a system prompt of {self.system_bytes:,} bytes, {answer}, {self.connections} connections"
 
 
+KB = 1024
 CELLS = {
-    "6k": Cell(6 * 1024, stream=False),
-    "stream": Cell(6 * 1024, stream=True),
-    "128k": Cell(128 * 1024, stream=False),
+    "2k": Cell(2 * KB),
+    "6k": Cell(6 * KB),
+    "32k": Cell(32 * KB),
+    "128k": Cell(128 * KB),
+    "512k": Cell(512 * KB),
+    "6k-4": Cell(6 * KB, connections=4),
+    "6k-64": Cell(6 * KB, connections=64),
+    "6k-256": Cell(6 * KB, connections=256),
+    "stream": Cell(6 * KB, events=32),
+    "stream-256": Cell(6 * KB, events=256),
+    # One by one, as an engine at work sends them.
+    "paced": Cell(6 * KB, connections=64, events=128, pace_ms=10),
 }
 
 
@@ -167,7 +184,7 @@ def haproxy(place):
 def router_options(place):
     """Options that kvlane, sglang-router and vllm-router have in common."""
     return [
-        "--host", "127.0.0.1", "--port", str(place.port), "--policy", "cache_aware",
+        "--host", "127.0.0.1", "--port", str(place.port),
         "--prometheus-host", "127.0.0.1", "--prometheus-port", str(place.metrics_port),
         "--worker-urls", *place.upstreams,
     ]
@@ -175,7 +192,7 @@ def router_options(place):
 
 def peer_options(place):
     # By default they refuse load early, or log every request.
-    return [*router_options(place), "--log-level", "error", "--max-concurrent-requests", "4096"]
+    return [*router_options(place), "--policy", "cache_aware", "--log-level", "error", "--max-concurrent-requests", "4096"]
 
 
 def package_version(package):
@@ -190,7 +207,11 @@ CONTENDERS = {
         SGLANG, lambda place: [SGLANG, "launch", *peer_options(place)], package_version("sglang-router")
     ),
     "vllm": Contender(VLLM, lambda place: [VLLM, *peer_options(place)], package_version("vllm-router")),
+    # As it comes: its default policy.
     "kvlane": Contender(KVLANE, lambda place: [KVLANE, "serve", *router_options(place)], [KVLANE, "--version"]),
+    "kvlane-cache-aware": Contender(
+        KVLANE, lambda place: [KVLANE, "serve", *router_options(place), "--policy", "cache_aware"], [KVLANE, "--version"]
+    ),
 }
 
 
@@ -305,7 +326,7 @@ def until(what, limit_s, condition):
 def ask(url, cell):
     """Status and body of one chat completion."""
     messages = [{"role": "user", "content": "Hello"}]
-    body = {"model": "tiny", "stream": cell.stream, "max_tokens": 32, "messages": messages}
+    body = {"model": "tiny", "stream": cell.stream, "max_tokens": cell.events, "seed": cell.pace_ms, "messages": messages}
     connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=ASK_S_MAX)
     try:
         connection.request("POST", "/v1/chat/completions", json.dumps(body), {"content-type": "application/json"})
@@ -323,12 +344,12 @@ def ready(process, url, cell):
         return False
 
 
-def load(url, cell, connections, seconds):
+def load(url, cell, seconds):
     """wrk's account of `seconds` of load."""
     command = [
-        *TETHER, "wrk", "--threads", "1", "--connections", str(connections), "--duration", f"{seconds}s",
+        *TETHER, "wrk", "--threads", "1", "--connections", str(cell.connections), "--duration", f"{seconds}s",
         "--timeout", "10s", "--script", str(HERE / "chat.lua"), url,
-        "--", str(cell.system_bytes), "stream" if cell.stream else "whole",
+        "--", str(cell.system_bytes), "stream" if cell.stream else "whole", str(cell.events), str(cell.pace_ms),
     ]
     try:
         ran = subprocess.run(command, capture_output=True, text=True, timeout=seconds + WRK_S_MAX, env=environment())
@@ -349,9 +370,9 @@ def measure(process, url, cell, expected, args, number):
         raise RaceError(f"{process.name} broke off after it had answered: {error!r}") from error
     if (status, body) != (200, expected):
         raise RaceError(f"{process.name} answers {status} {body[:200]!r}, the upstream 200 {expected[:200]!r}")
-    load(url, cell, args.connections, WARM_S)
+    load(url, cell, WARM_S)
     before_s = process.cpu_s()
-    run = load(url, cell, args.connections, args.seconds)
+    run = load(url, cell, args.seconds)
     cpu_s, rss_mib = process.cpu_s() - before_s, process.rss_mib()
     process.check_alive()
     if run["requests"] == 0:
@@ -482,7 +503,7 @@ def missing(contenders):
     for name in contenders:
         if name != DIRECT:
             build = "cargo build --release -p kvlane --bin kvlane"
-            programs[CONTENDERS[name].program] = build if name == "kvlane" else "e2e/race/setup.sh"
+            programs[CONTENDERS[name].program] = build if name.startswith("kvlane") else "e2e/race/setup.sh"
     absent = [program for program in programs if not shutil.which(program, path=PATH)]
     return [f"{program} is missing: {programs[program]}" for program in absent]
 
@@ -506,12 +527,11 @@ def arguments():
     parser = argparse.ArgumentParser(description="Compares what proxies cost per request, on this machine.")
     parser.add_argument("--cells", type=names([*CELLS]), default=[*CELLS], metavar="A,B",
                         help=f"shapes of load, of {','.join(CELLS)} (default: all)")
-    parser.add_argument("--contenders", type=names([*CONTENDERS, DIRECT]), default=[*CONTENDERS], metavar="A,B",
+    parser.add_argument("--contenders", type=names([*CONTENDERS, DIRECT]), default=["nginx", "haproxy", "sglang", "vllm", "kvlane"], metavar="A,B",
                         help=f"of {','.join(CONTENDERS)}, and {DIRECT}: wrk straight to an upstream, whose own cost is "
-                        f"shown (default: all but {DIRECT})")
+                        f"shown (default: nginx,haproxy,sglang,vllm,kvlane)")
     parser.add_argument("--rounds", type=within(1, 100), default=3, help="measurements of each (default: 3)")
     parser.add_argument("--seconds", type=within(1, 600), default=5, help="length of one measurement (default: 5)")
-    parser.add_argument("--connections", type=within(1, 1000), default=16, help="wrk's connections (default: 16)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample and the summary there")
     return parser.parse_args()
 
@@ -531,13 +551,13 @@ def main():
 
     host = machine()
     rows = {}
-    print(f"\n{host['cores']} cores of {host['cpu']}, Linux {host['kernel']}; {args.connections} connections, "
+    print(f"\n{host['cores']} cores of {host['cpu']}, Linux {host['kernel']}; "
           f"medians of {args.rounds} rounds of {args.seconds} s\n")
     for cell, runs in samples.items():
         rows[cell] = {name: summary(runs[name], runs.get(BASELINE, [])) for name in runs}
         print(table(cell, rows[cell], versions))
     if args.json:
-        settings = {"rounds": args.rounds, "seconds": args.seconds, "connections": args.connections}
+        settings = {"rounds": args.rounds, "seconds": args.seconds}
         account = {"machine": host, "settings": settings, "versions": versions, "cells": {
             cell: {name: {"summary": rows[cell][name], "samples": [dataclasses.asdict(sample) for sample in runs[name]]}
                    for name in runs}

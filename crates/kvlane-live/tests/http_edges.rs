@@ -57,6 +57,70 @@ async fn a_body_in_chunks_ends_where_its_chunks_do() {
 }
 
 #[tokio::test]
+async fn requests_that_are_sent_ahead_are_answered_in_their_order() {
+    let engine = FakeEngine::start("m").await;
+    let gateway = TestGateway::start(config(), &[&engine]).await;
+    let mut client = gateway.client().await;
+    let ask = |text: &str| Client::request_bytes("POST", "/v1/chat/completions", "", &chat("m", text));
+    // More than is kept while an answer is awaited.
+    client.send([ask("one"), ask(&"x".repeat(200_000)), ask("three")].concat()).await;
+    for n in ["1", "2", "3"] {
+        engine.answer(n).await;
+        assert_eq!(client.reply().await.text(), n);
+    }
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn a_body_that_nobody_wants_is_not_read_as_a_request() {
+    let engine = FakeEngine::start("m").await;
+    let gateway = TestGateway::start(config(), &[&engine]).await;
+    let smuggled = Client::request_bytes("POST", "/v1/chat/completions", "", &chat("m", "hi"));
+    let unwanted = Client::request_bytes("POST", "/v1/nothing", "", &smuggled);
+    let mut client = gateway.client().await;
+    client.send(format!("{unwanted}{unwanted}")).await;
+    for _ in 0..2 {
+        assert_eq!(client.reply().await.status, 404);
+    }
+    // Where it is not all there, the connection ends.
+    client.send(&unwanted[..unwanted.len() - 1]).await;
+    let reply = client.reply().await;
+    assert_eq!((reply.status, reply.header("connection")), (404, Some("close")));
+    client.try_send(&unwanted.as_bytes()[unwanted.len() - 1..]).await;
+    client.try_send(smuggled.as_bytes()).await;
+    assert!(client.closed().await.is_empty());
+    assert!(engine.is_quiet().await);
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn http_1_0_is_answered_without_chunks_and_kept_open_if_it_asks() {
+    let engine = FakeEngine::start("m").await;
+    let gateway = TestGateway::start(config(), &[&engine]).await;
+    let body = chat_stream("m", "hi");
+    let ask = |fields: &str| {
+        let length = body.len();
+        format!("POST /v1/chat/completions HTTP/1.0\r\n{fields}content-length: {length}\r\n\r\n{body}")
+    };
+    let mut client = gateway.client().await;
+    client.send(ask("connection: keep-alive\r\n")).await;
+    engine.answer("{}").await;
+    let reply = client.reply().await;
+    assert_eq!((reply.status, reply.header("connection")), (200, Some("keep-alive")));
+    client.send(ask("connection: keep-alive\r\n")).await;
+    let mut call = engine.call().await;
+    call.begin_stream().await;
+    call.chunk(&event("a")).await;
+    call.chunk("data: [DONE]\n\n").await;
+    call.end_stream().await;
+    let answer = String::from_utf8_lossy(&client.closed().await).into_owned();
+    let (head, events) = answer.split_once("\r\n\r\n").expect("a head");
+    assert!(!head.contains("chunked") && head.contains("connection: close"), "{head}");
+    assert_eq!(events, format!("{}data: [DONE]\n\n", event("a")));
+    gateway.end().await;
+}
+
+#[tokio::test]
 async fn a_line_that_ends_in_lf_alone_is_refused_on_whatever_request_of_a_connection() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;

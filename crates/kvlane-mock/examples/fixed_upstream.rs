@@ -1,16 +1,16 @@
 //! Upstreams that cost next to nothing and always the same: what `e2e/race` puts behind the proxies it compares.
 //!
 //! `fixed_upstream COUNT` serves COUNT loopback ports, prints their URLs one per line and runs until its standard input
-//! ends. Nothing is modelled: every POST is read whole and answered at once, with one JSON body, or with 32 server-sent
-//! events when it says `"stream": true`. Each event is written to the socket by itself, as an engine's tokens are, so
-//! that a proxy has to carry them one by one.
+//! ends. Nothing is modelled: every POST is read whole and answered at once, with one JSON body, or with as many server-sent
+//! events as its `max_tokens` when it says `"stream": true`. Each event is written to the socket by itself, as an engine's
+//! tokens are, so that a proxy has to carry them one by one; and so many milliseconds after the one before as its `seed` says.
 
 use std::convert::Infallible;
 use std::io::{self, Read, Write};
 use std::net::Ipv4Addr;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -23,6 +23,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
+use tokio::time::{Interval, interval};
 
 /// Ports one process serves at most.
 const PORTS_MAX: usize = 64;
@@ -38,9 +39,6 @@ const HEADER_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Pause after a failed accept, which is mostly the process's limit of open files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-
-/// Events of a streamed answer before `[DONE]`.
-const EVENTS: u32 = 32;
 
 const COMPLETION: &[u8] = br#"{"id":"chatcmpl-race","object":"chat.completion","created":1700000000,"model":"tiny","choices":[{"index":0,"message":{"role":"assistant","content":"fixed answer"},"finish_reason":"stop"}],"usage":{"prompt_tokens":1600,"completion_tokens":2,"total_tokens":1602}}"#;
 const EVENT: &[u8] = b"data: {\"id\":\"chatcmpl-race\",\"object\":\"chat.completion.chunk\",\"created\":1700000000,\"model\":\"tiny\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\"word \"},\"finish_reason\":null}]}\n\n";
@@ -60,6 +58,8 @@ struct Events {
     left: u32,
     /// Whether the event given last still waits in hyper's buffer.
     unwritten: bool,
+    /// When the next one is due, if they have a pace.
+    pace: Option<Interval>,
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -126,10 +126,11 @@ async fn answer(request: Request<Incoming>) -> Result<Answer, Infallible> {
         let Ok(body) = Limited::new(request.into_body(), BODY_BYTES_MAX).collect().await else {
             return Ok(empty(StatusCode::PAYLOAD_TOO_LARGE));
         };
-        if !wants_stream(&body.to_bytes()) {
+        let body = body.to_bytes();
+        if !wants_stream(&body) {
             return Ok(whole(COMPLETION, "application/json"));
         }
-        let events = Events { left: EVENTS + 1, unwritten: false };
+        let events = Events::of(&body);
         return Ok(typed(Response::new(Either::Right(events)), "text/event-stream"));
     }
     Ok(match request.uri().path() {
@@ -160,12 +161,33 @@ fn empty(status: StatusCode) -> Answer {
 /// Whether a body says `"stream": true`, wherever a proxy that writes the JSON anew has put it. The hop from quote to
 /// quote is the cheapest way through a long string; escapes do not matter to a load that has none.
 fn wants_stream(body: &[u8]) -> bool {
-    let Ok(text) = std::str::from_utf8(body) else { return false };
-    let mut after_key = text.split('"').skip_while(|&piece| piece != "stream").skip(1);
-    after_key.next().is_some_and(|value| value.trim_start_matches([':', ' ']).starts_with("true"))
+    value(body, "stream").is_some_and(|value| value.starts_with("true"))
+}
+
+/// What stands behind a key.
+fn value<'a>(body: &'a [u8], key: &str) -> Option<&'a str> {
+    let text = std::str::from_utf8(body).ok()?;
+    let mut after_key = text.split('"').skip_while(|&piece| piece != key).skip(1);
+    Some(after_key.next()?.trim_start_matches([':', ' ']))
+}
+
+/// The number behind a key, or 0.
+fn number(body: &[u8], key: &str) -> u32 {
+    let value = value(body, key).unwrap_or_default();
+    let end = value.find(|digit: char| !digit.is_ascii_digit()).unwrap_or(value.len());
+    value[..end].parse().unwrap_or(0)
 }
 
 // === impl Events ===
+
+impl Events {
+    /// Those that a body asks for.
+    fn of(body: &[u8]) -> Self {
+        let pace = Some(number(body, "seed")).filter(|&ms| ms > 0);
+        let pace = pace.map(|ms| interval(Duration::from_millis(ms.into())));
+        Self { left: number(body, "max_tokens") + 1, unwritten: false, pace }
+    }
+}
 
 impl Body for Events {
     type Data = Bytes;
@@ -179,9 +201,12 @@ impl Body for Events {
             return Poll::Ready(None);
         }
         // hyper writes its buffer out when the body has nothing more for the moment.
-        if std::mem::take(&mut self.unwritten) {
+        if std::mem::take(&mut self.unwritten) && self.pace.is_none() {
             cx.waker().wake_by_ref();
             return Poll::Pending;
+        }
+        if let Some(pace) = &mut self.pace {
+            ready!(pace.poll_tick(cx));
         }
         self.left -= 1;
         self.unwritten = true;

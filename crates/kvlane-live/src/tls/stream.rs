@@ -3,7 +3,7 @@
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 
 use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -31,6 +31,12 @@ macro_rules! either {
 // === impl Stream ===
 
 impl Stream {
+    /// As [`Stream::is_silent`], by what the runtime knows: it hears of an end when it waits for events.
+    pub(crate) fn seems_silent(&self) -> bool {
+        let Self::Plain(socket) = self else { return false };
+        socket.poll_read_ready(&mut Context::from_waker(Waker::noop())).is_pending()
+    }
+
     /// Whether nothing has come that nobody has read: neither from the socket, nor out of what came before.
     pub(crate) fn is_silent(&mut self) -> bool {
         let socket = match self {

@@ -16,6 +16,7 @@ use std::future::poll_fn;
 use std::io::{self, IoSlice};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use bytes::{Bytes, BytesMut};
@@ -33,6 +34,9 @@ use crate::worker::{Worker, WorkerId};
 
 /// Room for one read. An engine's event is some 200 bytes, an answer some kilobytes.
 const READ_BYTES: usize = 16 << 10;
+/// How long a connection is idle before the kernel is asked whether its worker has closed it; before, what the runtime knows
+/// is enough.
+const LOOKED_AT_AFTER: Duration = Duration::from_millis(10);
 /// The largest head an answer may have.
 const HEAD_BYTES_MAX: usize = 64 << 10;
 /// The most interim heads (1xx) before an answer.
@@ -158,14 +162,18 @@ impl Upstreams {
                 answered => return answered,
             }
         }
-        let connect_timeout = self.config.load().connect_timeout;
-        let stream = match timeout(connect_timeout, self.connect(worker)).await {
-            Ok(Ok(stream)) => stream,
-            Ok(Err(error)) => return Err(UpstreamError::Connect(error)),
-            Err(_) => return Err(UpstreamError::ConnectTimeout(connect_timeout)),
-        };
+        // Boxed, since it is rare and takes much more room than the rest.
+        let stream = Box::pin(self.connect_in_time(worker)).await?;
         sending();
         self.exchange(stream, worker.id, method, head, body).await
+    }
+
+    async fn connect_in_time(&self, worker: &Worker) -> Result<Stream, UpstreamError> {
+        let within = self.config.load().connect_timeout;
+        match timeout(within, self.connect(worker)).await {
+            Ok(connected) => connected.map_err(UpstreamError::Connect),
+            Err(_) => Err(UpstreamError::ConnectTimeout(within)),
+        }
     }
 
     async fn connect(&self, worker: &Worker) -> io::Result<Stream> {
@@ -195,7 +203,7 @@ impl Upstreams {
             }
             Stream::Tls(stream) => {
                 let (mut reader, mut writer) = tokio::io::split(&mut **stream);
-                converse(&mut reader, &mut writer, &mut buffer, method, head, body).await?
+                Box::pin(converse(&mut reader, &mut writer, &mut buffer, method, head, body)).await?
             }
         };
         let body = AnswerBody {
@@ -215,12 +223,13 @@ impl Upstreams {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
         let connections = idle.get_mut(&worker)?;
         while let Some(Idle { mut stream, since }) = connections.pop() {
-            if since.elapsed() > idle_timeout {
+            let idle = since.elapsed();
+            if idle > idle_timeout {
                 // The last one used is too old, so all are.
                 connections.clear();
                 return None;
             }
-            if stream.is_silent() {
+            if (idle < LOOKED_AT_AFTER && stream.seems_silent()) || stream.is_silent() {
                 return Some(stream);
             }
         }

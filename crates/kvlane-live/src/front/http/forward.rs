@@ -134,7 +134,7 @@ pub(super) async fn forward(
                 attempts.failed(lease, outcome, turned_down);
             }
         }
-        if !attempts.go_on(upstreams).await {
+        if !Box::pin(attempts.go_on(upstreams)).await {
             return attempts.said().unwrap_or_else(|| Err(no_endpoint(gateway)));
         }
     }

@@ -57,10 +57,25 @@ pub(super) async fn answer(
     relay: impl FnOnce(Answer, &Lease) -> Response<Body>,
 ) -> (Lease, Outcome) {
     let patience = attempts.patience();
-    let Some(delay) = attempts.hedge_delay() else {
-        let outcome = patience.answer(&lease, sending.send(&lease)).await;
-        return (lease, outcome);
-    };
+    match attempts.hedge_delay() {
+        None => {
+            let outcome = patience.answer(&lease, sending.send(&lease)).await;
+            (lease, outcome)
+        }
+        // Boxed, since it is rare and takes much more room than the rest.
+        Some(delay) => Box::pin(hedged(attempts, lease, sending, relay, delay)).await,
+    }
+}
+
+/// As [`answer`], with a second copy after `delay`.
+async fn hedged(
+    attempts: &mut Attempts<'_>,
+    lease: Lease,
+    sending: &Sending<'_>,
+    relay: impl FnOnce(Answer, &Lease) -> Response<Body>,
+    delay: Duration,
+) -> (Lease, Outcome) {
+    let patience = attempts.patience();
     let raced = {
         let mut first = pin!(patience.answer(&lease, sending.send(&lease)));
         match second(attempts, &lease, first.as_mut(), delay).await {
