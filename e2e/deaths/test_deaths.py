@@ -9,7 +9,7 @@ each client of the second round:
   late      waited longer than twice the slowest usual answer of its kind (streamed or whole) plus 5 s
   broken    a stream with content that neither ended whole nor, where continuation is off, in an error event
 
-E2E_RUNS=10 runs each death ten times; E2E_DEATHS and E2E_MODES choose (comma-separated names of the tables below).
+E2E_RUNS=10 runs each death ten times; E2E_WORDS=600 sends shorter prompts, so that a run takes minutes less; E2E_DEATHS and E2E_MODES choose (comma-separated names of the tables below).
 """
 
 import os
@@ -25,7 +25,7 @@ from engines import Gateway, start
 from record import body, words
 
 RUNS = int(os.environ.get("E2E_RUNS", "1"))
-REQUESTS, PROMPT_WORDS, ANSWER_TOKENS = 24, 2_500, 64
+REQUESTS, PROMPT_WORDS, ANSWER_TOKENS = 24, int(os.environ.get("E2E_WORDS", "2500")), 64
 DEATH_AFTER_S = 1.5
 # How much longer than allowed a client is looked at, to tell late from never.
 PATIENCE_S = 20

@@ -150,20 +150,23 @@ async fn a_request_under_which_two_engines_died_is_not_sent_to_a_third() {
     let mut config = in_turn();
     config.breaker.failure_threshold = 0;
     let gateway = TestGateway::start(config, &engines).await;
-    let (reply, ()) = tokio::join!(gateway.ask("POST", "/v1/chat/completions", chat("m", "poison")), async {
+    // They begin alike, as prompts of one application do.
+    let prompt = |last: &str| chat("m", &format!("{}{last}", "the same words ".repeat(100)));
+    let (poison, food) = (&prompt("poison"), &prompt("food"));
+    let (reply, ()) = tokio::join!(gateway.ask("POST", "/v1/chat/completions", poison), async {
         next_call(&engines).await.1.answer(500, DEAD).await;
         next_call(&engines).await.1.answer(500, DEAD).await;
     });
     assert_eq!((reply.status, reply.error_code().as_str()), (500, "request_fails_engines"));
     assert_eq!(reply.header("x-should-retry"), Some("false"), "clients would repeat it by themselves");
     for _ in 0..2 {
-        let again = gateway.ask("POST", "/v1/chat/completions", chat("m", "poison")).await;
+        let again = gateway.ask("POST", "/v1/chat/completions", poison).await;
         assert_eq!((again.status, again.error_code().as_str()), (500, "request_fails_engines"));
     }
     for engine in &engines {
         assert!(engine.is_quiet().await);
     }
-    let (reply, ()) = tokio::join!(gateway.ask("POST", "/v1/chat/completions", chat("m", "food")), async {
+    let (reply, ()) = tokio::join!(gateway.ask("POST", "/v1/chat/completions", food), async {
         next_call(&engines).await.1.answer(200, "{}").await;
     });
     assert_eq!(reply.status, 200, "others are served");
@@ -215,6 +218,27 @@ async fn an_engine_that_makes_no_progress_is_left_until_it_does() {
     while stalled(&engines[hangs].url()).await != Some(0.0) {
         tokio::task::yield_now().await;
     }
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn a_stream_with_content_on_an_engine_that_makes_no_progress_ends_in_an_error() {
+    let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
+    let engines = [&a, &b];
+    engines.iter().for_each(|engine| engine.set_metrics(&page(0)));
+    let mut config = in_turn();
+    config.routing.timing = Some("llama-3.1-8b@h100".into());
+    let gateway = TestGateway::start(config, &engines).await;
+    let mut client = gateway.client().await;
+    client.request("POST", "/v1/chat/completions", &chat_stream("m", "hi")).await;
+    let (hangs, mut call) = next_call(&engines).await;
+    call.begin_stream().await;
+    call.chunk(&event("hello")).await;
+    let reply = client.reply().await;
+    assert!(reply.status == 200 && reply.text().contains("hello"), "{reply:?}");
+    assert!(reply.text().contains("stream_silent") && !reply.text().contains("[DONE]"), "{reply:?}");
+    call.gateway_gone().await;
+    assert!(engines[1 - hangs].is_quiet().await, "it has been answered in part");
     gateway.end().await;
 }
 

@@ -24,7 +24,15 @@ pub enum Action {
         /// Which.
         engine: usize,
     },
-    /// A killed engine is started again, with an empty cache.
+    /// An engine dies the way that real ones were seen to. What its clients see, and when, is in the captures that a mock engine
+    /// replays (`kvlane mock-engine --deaths-like`).
+    Die {
+        /// Which.
+        engine: usize,
+        /// How.
+        death: Death,
+    },
+    /// An engine that is dead is started again, with an empty cache.
     Restart {
         /// Which.
         engine: usize,
@@ -90,6 +98,39 @@ pub enum Action {
     Reload,
     /// The router gets other certificates.
     RotateCertificates,
+}
+
+/// A way in which real engines die.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Death {
+    /// The process that schedules is killed; its API server answers 500, or nothing.
+    CoreKilled,
+    /// The process that schedules stands still; its API server says that all is well.
+    CoreStopped,
+    /// The API server is killed.
+    ServerKilled,
+    /// The API server is asked to end, with requests in flight.
+    Terminated,
+    /// The process that runs the model gets no more memory.
+    OutOfMemory,
+}
+
+impl Death {
+    /// All of them.
+    pub const ALL: [Self; 5] =
+        [Self::CoreKilled, Self::CoreStopped, Self::ServerKilled, Self::Terminated, Self::OutOfMemory];
+
+    /// Its name, as the captures have it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::CoreKilled => "core_killed",
+            Self::CoreStopped => "core_stopped",
+            Self::ServerKilled => "server_killed",
+            Self::Terminated => "terminated",
+            Self::OutOfMemory => "out_of_memory",
+        }
+    }
 }
 
 /// An action and its time.
@@ -162,6 +203,7 @@ enum Lane {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
     Kill,
+    Die,
     Pause,
     Slow,
     Reset,
@@ -174,8 +216,9 @@ enum Kind {
 }
 
 /// How often each is drawn, in proportion.
-const KINDS: [(Kind, usize); 10] = [
-    (Kind::Kill, 4),
+const KINDS: [(Kind, usize); 11] = [
+    (Kind::Kill, 2),
+    (Kind::Die, 4),
     (Kind::Pause, 3),
     (Kind::Slow, 3),
     (Kind::Reset, 3),
@@ -245,6 +288,7 @@ impl Script {
             match *action {
                 _ if action.engine() != Some(engine) => {}
                 Action::Kill { .. }
+                | Action::Die { .. }
                 | Action::Pause { .. }
                 | Action::Slow { .. }
                 | Action::BlackHole { .. } => {
@@ -268,6 +312,7 @@ impl Action {
     pub fn engine(&self) -> Option<usize> {
         match *self {
             Self::Kill { engine }
+            | Self::Die { engine, .. }
             | Self::Restart { engine }
             | Self::Pause { engine }
             | Self::Resume { engine }
@@ -289,6 +334,7 @@ impl fmt::Display for Action {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = match self {
             Self::Kill { .. } => "kill",
+            Self::Die { .. } => "die",
             Self::Restart { .. } => "restart",
             Self::Pause { .. } => "pause",
             Self::Resume { .. } => "resume",
@@ -310,6 +356,7 @@ impl fmt::Display for Action {
         }
         match self {
             Self::Slow { factor, .. } => write!(f, " by {factor}"),
+            Self::Die { death, .. } => write!(f, " of {}", death.name()),
             _ => Ok(()),
         }
     }
@@ -350,7 +397,7 @@ impl Draft<'_> {
             for engine in 0..self.config.engines {
                 let from = self.between(first..all_from);
                 let to = self.between(all_to..all_to + ragged);
-                let kind = [Kind::Kill, Kind::Pause, Kind::BlackHole][self.rng.below(3)];
+                let kind = [Kind::Kill, Kind::Die, Kind::Pause, Kind::BlackHole][self.rng.below(4)];
                 self.fault(kind, engine, from..to);
             }
             self.blackouts.push(first..all_to + ragged);
@@ -420,6 +467,10 @@ impl Draft<'_> {
     fn fault(&mut self, kind: Kind, engine: usize, span: Range<Nanos>) {
         let (begin, end) = match kind {
             Kind::Kill => (Action::Kill { engine }, Some(Action::Restart { engine })),
+            Kind::Die => {
+                let death = Death::ALL[self.rng.below(Death::ALL.len())];
+                (Action::Die { engine, death }, Some(Action::Restart { engine }))
+            }
             Kind::Pause => (Action::Pause { engine }, Some(Action::Resume { engine })),
             Kind::Slow => {
                 let factor = 2 + self.rng.below(FACTOR_MAX - 1) as u32;
@@ -447,7 +498,7 @@ impl Kind {
     fn lanes(self) -> &'static [Lane] {
         match self {
             // Nobody can do anything to the feed of a process that does not run.
-            Self::Kill | Self::Pause => &[Lane::Process, Lane::Feed],
+            Self::Kill | Self::Die | Self::Pause => &[Lane::Process, Lane::Feed],
             Self::Slow | Self::Reset | Self::BlackHole => &[Lane::Process],
             Self::CutFeed | Self::FloodFeed => &[Lane::Feed],
             Self::Drain => &[Lane::Drain],
@@ -494,15 +545,25 @@ mod tests {
                 let (mut process, mut feed, mut drains) = (None, false, false);
                 for action in script.steps.iter().map(|step| step.action).filter(|a| a.engine() == Some(engine)) {
                     match action {
-                        Action::Kill { .. } | Action::Pause { .. } | Action::Slow { .. } | Action::BlackHole { .. } => {
+                        Action::Kill { .. }
+                        | Action::Die { .. }
+                        | Action::Pause { .. }
+                        | Action::Slow { .. }
+                        | Action::BlackHole { .. } => {
                             prop_assert_eq!(process.replace(action), None);
                         }
                         Action::Reset { .. } => prop_assert_eq!(process, None),
-                        Action::Restart { .. } => prop_assert_eq!(process.take(), Some(Action::Kill { engine })),
+                        Action::Restart { .. } => {
+                            let was_dead = matches!(process.take(), Some(Action::Kill { .. } | Action::Die { .. }));
+                            prop_assert!(was_dead);
+                        }
                         Action::Resume { .. } => prop_assert_eq!(process.take(), Some(Action::Pause { engine })),
                         Action::Heal { .. } => prop_assert!(process.take().is_some()),
                         Action::CutFeed { .. } | Action::FloodFeed { .. } => {
-                            let runs = !matches!(process, Some(Action::Kill { .. } | Action::Pause { .. }));
+                            let stands = |action| {
+                                matches!(action, Action::Kill { .. } | Action::Die { .. } | Action::Pause { .. })
+                            };
+                            let runs = !process.is_some_and(stands);
                             prop_assert!(runs && !std::mem::replace(&mut feed, true));
                         }
                         Action::RestoreFeed { .. } => prop_assert!(std::mem::take(&mut feed)),
@@ -526,7 +587,7 @@ mod tests {
             .iter()
             .map(|step| step.action.to_string().split(' ').next().unwrap_or_default().to_owned())
             .collect();
-        assert_eq!(names.len(), 15, "{names:?}");
+        assert_eq!(names.len(), 16, "{names:?}");
         assert_eq!(script(7).blackouts.len(), 2);
         let blackout = script(7).blackouts[0].clone();
         let middle = Nanos(blackout.start.0.midpoint(blackout.end.0));

@@ -13,7 +13,7 @@ use kvlane_core::rng::Rng;
 use kvlane_core::time::Nanos;
 use kvlane_core::timing::TimingModel;
 use kvlane_core::{breaker, router, scheduler};
-use kvlane_sim::chaos::{self, Action, Script};
+use kvlane_sim::chaos::{self, Action, Death, Script};
 use kvlane_sim::fault::{EventFeed, Fault};
 use kvlane_sim::rules::{Probes, Rules};
 use kvlane_sim::{
@@ -82,7 +82,7 @@ fn conversations(rng: &mut Rng, length: Nanos) -> Trace {
 /// slow are busy instead; a world has no certificates.
 fn faults(script: &Script, rng: &mut Rng) -> Vec<Fault> {
     let ends = |begun: Action, ended: Action| match begun {
-        Action::Kill { engine } => ended == Action::Restart { engine },
+        Action::Kill { engine } | Action::Die { engine, .. } => ended == Action::Restart { engine },
         Action::Pause { engine } => ended == Action::Resume { engine },
         Action::Slow { engine, .. } | Action::BlackHole { engine } => ended == Action::Heal { engine },
         Action::CutFeed { engine } | Action::FloodFeed { engine } => ended == Action::RestoreFeed { engine },
@@ -96,6 +96,11 @@ fn faults(script: &Script, rng: &mut Rng) -> Vec<Fault> {
         let other = rng.below(2) == 0;
         faults.extend(match step.action {
             Action::Kill { engine } => Some(Fault::Death { at, endpoint: engine, back_at: until }),
+            // Connections stay and nothing comes: so it looks from outside, but that a world's probes are not answered either.
+            Action::Die { engine, death: Death::CoreStopped | Death::Terminated } => {
+                Some(Fault::BlackHole { at, endpoint: engine, until })
+            }
+            Action::Die { engine, .. } => Some(Fault::Death { at, endpoint: engine, back_at: until }),
             Action::Pause { engine } => Some(Fault::Pause { at, endpoint: engine, until }),
             Action::Slow { engine, .. } if other => {
                 let retry_after = (rng.below(2) == 0).then_some(Nanos::from_secs(1));

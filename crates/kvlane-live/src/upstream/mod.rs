@@ -52,7 +52,7 @@ pub enum UpstreamError {
     Connect(io::Error),
     /// No connection within the time for it.
     #[error("no connection within {0:?}")]
-    ConnectTimeout(std::time::Duration),
+    ConnectTimeout(Duration),
     /// A connection that had been idle took nothing of the request: the worker had closed it.
     #[error("the idle connection had been closed: {0}")]
     Stale(io::Error),
@@ -64,7 +64,7 @@ pub enum UpstreamError {
     Garbage(String),
     /// Nothing came in time.
     #[error("no answer had begun within {0:?}")]
-    Silent(std::time::Duration),
+    Silent(Duration),
     /// Its engine has stopped making progress.
     #[error("its engine makes no progress, and no content had come")]
     Stalled,

@@ -14,6 +14,9 @@ use crate::client;
 /// The model of most engines.
 pub(crate) const MODEL: &str = "m";
 
+/// Whose deaths the engines die, in turns: those that have a process of their own for what they compute.
+const DEATHS_LIKE: [&str; 2] = ["vllm-0.32", "sglang-0.5"];
+
 /// Ports below those that the kernel gives to outgoing connections: an engine comes back at the one it had.
 const PORTS: std::ops::Range<u16> = 15_000..32_000;
 
@@ -94,6 +97,7 @@ impl Fleet {
             let mut flags: Vec<String> =
                 ["mock-engine", "--model", model, "--seed", "7", "--port"].map(String::from).into();
             flags.push(serving.to_string());
+            flags.extend(["--deaths-like".into(), DEATHS_LIKE[n % DEATHS_LIKE.len()].into()]);
             if config.faults {
                 flags.extend(["--control-port".into(), control.to_string()]);
             }

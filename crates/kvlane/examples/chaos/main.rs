@@ -1,7 +1,7 @@
 //! A fleet of real processes under open load while things go wrong.
 //!
-//! `chaos script` plays a seeded script of faults against mock engines behind a gateway and judges how every request
-//! ended: with a complete answer, or with one clear error that an engine is to blame for while no other could have
+//! `chaos script` plays a seeded script of faults against mock engines behind a gateway, deaths among them that were recorded
+//! from vLLM and SGLang, and judges how every request ended: with a complete answer, or with one clear error that an engine is to blame for while no other could have
 //! answered. `chaos soak` runs for hours with few faults and looks at memory and descriptors. `chaos crowd` opens very many
 //! streams and lets clients be slow, and looks at how long others wait meanwhile. All leave what they have seen in `--dir`, end with code 1 if a promise was broken, and print the seed to have the same again.
 //!
@@ -28,7 +28,7 @@ use http::Method;
 use kvlane_core::rng::Rng;
 use kvlane_core::time::Nanos;
 use kvlane_mock::Fault;
-use kvlane_sim::chaos::{Action, Config as ScriptConfig, Script, Step};
+use kvlane_sim::chaos::{Action, Config as ScriptConfig, Death, Script, Step};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep_until};
@@ -390,7 +390,20 @@ fn apply(
             verdicts.note(engine, State::Broken);
             fleet.kill(engine)?;
         }
+        Action::Die { engine, death } => {
+            verdicts.note(engine, State::Broken);
+            let fault = match death {
+                Death::CoreKilled => Fault::CoreKilled,
+                Death::CoreStopped => Fault::CoreStopped,
+                Death::ServerKilled => Fault::ServerKilled,
+                Death::Terminated => Fault::Terminated,
+                Death::OutOfMemory => Fault::OutOfMemory,
+            };
+            cause(engine, fault, None);
+        }
         Action::Restart { engine } => {
+            // One that has died of itself may still stand.
+            fleet.kill(engine)?;
             fleet.restart(engine)?;
             verdicts.note(engine, State::Sound);
         }

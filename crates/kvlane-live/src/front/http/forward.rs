@@ -16,7 +16,7 @@ use kvlane_wire::openai::{self, ParseError, ParsedRequest};
 use kvlane_wire::salt::with_cache_salt;
 use kvlane_wire::server_timing::Stage;
 use tokio::time::Instant;
-use xxhash_rust::xxh3::xxh3_64;
+use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use super::attempt::{Attempts, Outcome};
 use super::deadlines::Deadlines;
@@ -38,6 +38,8 @@ use crate::upstream::{Answer, Upstreams, is_hop_by_hop};
 
 /// Names the data-parallel rank that shall serve a request, to engines that have several.
 const RANK: &str = "x-data-parallel-rank";
+/// How much of a body's end tells its prompt from others that have the same whole blocks.
+const PROMPT_END_BYTES: usize = 1024;
 /// Scratch memory for rendered prompts above which it is given back after use.
 const SCRATCH_BYTES_MAX: usize = 4 << 20;
 
@@ -229,8 +231,9 @@ async fn route(
     let Counted { chain, tokens: prompt_tokens } = counted;
     let charge = admit(gateway, &served, facts, prompt_tokens, account)?;
     let salted = ours.filter(|_| takes_salt(api)).map(|salt| salted(body, &salt)).transpose()?;
-    // The last block's hash is one of the whole chain.
-    let prompt = PromptKey(chain.last().map_or_else(|| xxh3_64(body), |block| block.0));
+    // The last block's hash is one of the whole chain, and what follows it is at the body's end.
+    let behind = &body[body.len().saturating_sub(PROMPT_END_BYTES)..];
+    let prompt = PromptKey(xxh3_64_with_seed(behind, chain.last().map_or(apart, |block| block.0)));
     let routed = Routed {
         served,
         chain,

@@ -32,6 +32,9 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// Silence from which on an answer is over whose engine is known to be gone: one that is about to end may still send what it
 /// has.
 const SILENT_AT_A_DEAD_ENGINE: Duration = Duration::from_secs(4);
+/// The same of an answer whose engine makes no progress, where it cannot go on elsewhere: longer, since the engine may recover, and
+/// no more than a client should have to wait that could ask again.
+const SILENT_AT_A_STALLED_ENGINE: Duration = Duration::from_secs(6);
 
 /// An answer on its way. Dropping it before its end cancels the request at the worker.
 pub struct Relay {
@@ -243,9 +246,10 @@ impl Relay {
     /// Whether its engine is known to be gone: then a silent answer is over, or goes on elsewhere.
     fn engine_is_gone(&self, silent: Duration) -> Option<(Broke, &'static str)> {
         let lease = self.lease.as_ref().filter(|_| silent >= SILENT_AT_A_DEAD_ENGINE)?;
+        let is_over = self.continuation.is_some() || silent >= SILENT_AT_A_STALLED_ENGINE;
         if lease.worker.is_down() {
             Some((Broke::Cut, "the worker is down"))
-        } else if self.continuation.is_some() && lease.seat.vitals.is_stalled() {
+        } else if is_over && lease.seat.vitals.is_stalled() {
             Some((Broke::Silent, "the worker's engine makes no progress"))
         } else {
             None
