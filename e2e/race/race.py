@@ -2,7 +2,7 @@
 
     e2e/race/setup.sh
     cargo build --release -p kvlane --bin kvlane -p kvlane-mock --example fixed_upstream
-    python3 e2e/race/race.py --cells 6k,stream,128k --contenders nginx,haproxy,sglang,vllm,kvlane
+    python3 e2e/race/race.py --cells 6k,paced,128k --contenders nginx,haproxy,sglang,vllm,kvlane
 
 A measurement starts one contender alone in front of four fixed-cost upstreams, loads it with wrk, and divides the CPU
 time of all its processes by the requests it carried. A round takes every contender once, each round beginning with
