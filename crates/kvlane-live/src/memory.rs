@@ -77,13 +77,16 @@ impl Held {
 
     /// Bytes that hold it for as long as any part of them is kept.
     pub(crate) fn with(self, bytes: Bytes) -> Bytes {
-        struct Owner(Bytes, #[expect(dead_code, reason = "it is dropped with the bytes")] Held);
+        struct Owner {
+            bytes: Bytes,
+            _held: Held,
+        }
         impl AsRef<[u8]> for Owner {
             fn as_ref(&self) -> &[u8] {
-                &self.0
+                &self.bytes
             }
         }
-        if self.bytes == 0 { bytes } else { Bytes::from_owner(Owner(bytes, self)) }
+        if self.bytes == 0 { bytes } else { Bytes::from_owner(Owner { bytes, _held: self }) }
     }
 }
 
