@@ -180,14 +180,19 @@ fn page(steps: u32) -> String {
     )
 }
 
+/// A gateway that knows how fast these engines are and how many steps they have taken.
+async fn of_known_rates(engines: &[&FakeEngine]) -> TestGateway {
+    engines.iter().for_each(|engine| engine.set_metrics(&page(0)));
+    let mut config = in_turn();
+    config.routing.timing = Some("llama-3.1-8b@h100".into());
+    TestGateway::start(config, engines).await
+}
+
 #[tokio::test]
 async fn an_engine_that_makes_no_progress_is_left_until_it_does() {
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
     let engines = [&a, &b];
-    engines.iter().for_each(|engine| engine.set_metrics(&page(7)));
-    let mut config = in_turn();
-    config.routing.timing = Some("llama-3.1-8b@h100".into());
-    let gateway = TestGateway::start(config, &engines).await;
+    let gateway = of_known_rates(&engines).await;
     let stalled =
         async |url: &str| gateway.metric(&format!(r#"kvlane_worker_stalled{{worker="{url}"}}"#)).await;
     let mut client = gateway.client().await;
@@ -225,10 +230,7 @@ async fn an_engine_that_makes_no_progress_is_left_until_it_does() {
 async fn a_stream_with_content_on_an_engine_that_makes_no_progress_ends_in_an_error() {
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
     let engines = [&a, &b];
-    engines.iter().for_each(|engine| engine.set_metrics(&page(0)));
-    let mut config = in_turn();
-    config.routing.timing = Some("llama-3.1-8b@h100".into());
-    let gateway = TestGateway::start(config, &engines).await;
+    let gateway = of_known_rates(&engines).await;
     let mut client = gateway.client().await;
     client.request("POST", "/v1/chat/completions", &chat_stream("m", "hi")).await;
     let (hangs, mut call) = next_call(&engines).await;
@@ -246,10 +248,7 @@ async fn a_stream_with_content_on_an_engine_that_makes_no_progress_ends_in_an_er
 async fn a_long_prefill_that_shows_in_the_engines_counters_is_no_stall() {
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
     let engines = [&a, &b];
-    engines.iter().for_each(|engine| engine.set_metrics(&page(0)));
-    let mut config = in_turn();
-    config.routing.timing = Some("llama-3.1-8b@h100".into());
-    let gateway = TestGateway::start(config, &engines).await;
+    let gateway = of_known_rates(&engines).await;
     let mut client = gateway.client().await;
     client.request("POST", "/v1/chat/completions", &chat_stream("m", "hi")).await;
     let (busy, mut call) = next_call(&engines).await;
