@@ -1,8 +1,8 @@
 //! A fleet of real processes under open load while things go wrong.
 //!
 //! `chaos script` plays a seeded script of faults against mock engines behind a gateway, deaths among them that were recorded
-//! from vLLM and SGLang, and judges how every request ended: with a complete answer, or with one clear error that an engine is to blame for while no other could have
-//! answered. `chaos soak` runs for hours with few faults and looks at memory and descriptors. `chaos crowd` opens very many
+//! from vLLM and SGLang, and judges how every request ended: with a complete answer, or with one clear error that an engine is
+//! to blame for while no other could have answered. `chaos soak` runs for hours with few faults and looks at memory and descriptors. `chaos crowd` opens very many
 //! streams and lets clients be slow, and looks at how long others wait meanwhile. All leave what they have seen in `--dir`, end with code 1 if a promise was broken, and print the seed to have the same again.
 //!
 //! Build the gateway first: `cargo build --release -p kvlane`. The clients are one thread, so that the gateway has the

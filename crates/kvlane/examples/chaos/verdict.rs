@@ -141,8 +141,7 @@ impl Verdicts {
                 if *status >= 500 || matches!(asked.expected, Expected::Answer { .. }) =>
             {
                 let name = format!("error {status} {code}");
-                // A request under which two engines have died may be what they died of.
-                let promised = self.truth.had_healthy(from, to) && code != "request_fails_engines";
+                let promised = self.truth.had_healthy(from, to);
                 let wrong =
                     promised.then(|| format!("{name}, though there was a healthy engine all the time"));
                 (name, wrong)

@@ -58,9 +58,7 @@ pub enum ApiError {
         limit: usize,
     },
     /// The requests of all clients hold as much as they may together.
-    #[error(
-        "requests hold all the memory that they may have together (server.body_memory): come again later, or raise it"
-    )]
+    #[error("the bodies of all requests fill server.body_memory: come again later, or raise it")]
     NoMemory,
     /// Another server may read the path as a different one.
     #[error("the path is ambiguous: send it unencoded, without `;`, `//`, `.` or `..` segments")]

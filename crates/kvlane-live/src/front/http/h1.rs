@@ -239,8 +239,7 @@ impl Client {
             ready!(self.socket.poll_readable(cx))?;
         }
         if self.buffer.capacity() == self.buffer.len() {
-            let room = if self.held.grow_to(self.read_bytes) { self.read_bytes } else { READ_BYTES_MIN };
-            self.buffer.reserve(room);
+            self.buffer.reserve(self.read_bytes);
         }
         poll_read_buf(Pin::new(&mut self.socket), cx, &mut self.buffer)
     }
@@ -258,11 +257,12 @@ impl Client {
             return Err(ApiError::TooLarge { limit });
         };
         if self.buffer.len() >= length || self.buffer.capacity() >= length {
-            room(held, length)?;
             while self.buffer.len() < length {
+                room(held, self.buffer.len())?;
                 self.go_ahead(coming).await?;
                 come(poll_fn(|cx| self.poll_fill(cx)).await)?;
             }
+            room(held, length)?;
             return Ok(self.buffer.split_to(length).freeze());
         }
         compact(parts);

@@ -67,17 +67,19 @@ impl Head {
         let mut request = httparse::Request::new(&mut fields);
         match request.parse(&buffer[..end]) {
             Ok(httparse::Status::Complete(_)) => {}
-            Ok(httparse::Status::Partial) => return Err(ApiError::NoHttp("its head ends too early")),
+            Ok(httparse::Status::Partial) => return Err(ApiError::NoHttp("its head is incomplete")),
             Err(httparse::Error::TooManyHeaders) => return Err(ApiError::TooManyFields),
-            Err(httparse::Error::Version) => return Err(ApiError::NoHttp("its version is another one")),
-            Err(httparse::Error::Token | httparse::Error::Status) => {
-                return Err(ApiError::NoHttp("its first line is none of a request"));
+            Err(httparse::Error::Version) => {
+                return Err(ApiError::NoHttp("its version is neither 1.0 nor 1.1"));
             }
-            Err(_) => return Err(ApiError::NoHttp("a field of its head has bytes that none may have")),
+            Err(httparse::Error::Token | httparse::Error::Status) => {
+                return Err(ApiError::NoHttp("its first line is not a request line"));
+            }
+            Err(_) => return Err(ApiError::NoHttp("a header field has bytes that are not allowed")),
         }
         let (method, target) = (request.method.unwrap_or_default(), request.path.unwrap_or_default());
         let method =
-            Method::from_bytes(method.as_bytes()).map_err(|_| ApiError::NoHttp("its method is none"))?;
+            Method::from_bytes(method.as_bytes()).map_err(|_| ApiError::NoHttp("its method is not valid"))?;
         let version = if request.version == Some(0) { Version::HTTP_10 } else { Version::HTTP_11 };
         let start = buffer.as_ptr() as usize;
         let place = |part: &[u8]| {
@@ -90,7 +92,7 @@ impl Head {
         let mut names: Vec<HeaderName> = Vec::with_capacity(request.headers.len());
         for (field, place_of) in request.headers.iter().zip(&mut places) {
             let name = HeaderName::from_bytes(field.name.as_bytes());
-            names.push(name.map_err(|_| ApiError::NoHttp("the name of a field of its head is none"))?);
+            names.push(name.map_err(|_| ApiError::NoHttp("the name of a header field is not valid"))?);
             let value = place(field.value);
             *place_of = (value.start, value.end);
         }
@@ -98,11 +100,11 @@ impl Head {
         for (name, (from, to)) in names.into_iter().zip(places) {
             let value = HeaderValue::from_maybe_shared(whole.slice(from..to));
             let value =
-                value.map_err(|_| ApiError::NoHttp("a field of its head has bytes that none may have"))?;
+                value.map_err(|_| ApiError::NoHttp("a header field has bytes that are not allowed"))?;
             headers.append(name, value);
         }
         let uri = Uri::from_maybe_shared(whole.slice(target));
-        let uri = uri.map_err(|_| ApiError::NoHttp("what it asks for is no path"))?;
+        let uri = uri.map_err(|_| ApiError::NoHttp("its target is not a valid path"))?;
         Self::of(method, uri, version, headers)
     }
 
