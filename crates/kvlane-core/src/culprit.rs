@@ -1,73 +1,198 @@
 //! Prompts under which engines died: which request may be the one that kills them.
 //!
 //! An engine that dies takes all its requests with it, and each of them is repeated elsewhere. If one of them is the cause,
-//! it kills the next engine too, and its client's own retries the ones after that. So each death is noted with the prompts
-//! that were in flight, and a prompt that has seen [`DEATHS_MAX`] of them within [`REMEMBERED`] is not placed again until
-//! the last one is that long ago. A prompt that is answered is cleared.
+//! it kills the next engine too, and its client's own retries the ones after that. The others were merely there. So each
+//! death is noted with the prompts that were in flight, and those prompts are suspects until they are answered:
+//!
+//! - After two deaths under one prompt it is [`Barred`](Standing::Barred), if nothing else explains them: no other suspect
+//!   was there at the second one, and no engine died without it.
+//! - Otherwise nobody knows which of the suspects it was, or whether it was one at all. They are tried [one at a
+//!   time](Standing::Alone), which clears all but the cause. A third death bars.
+//!
+//! An engine that fails its probes may be dead or out of reach. That counts as a death which is not certain: it makes
+//! suspects but bars nobody, until the engine is found [gone or well](Culprits::settle).
+
+use std::collections::VecDeque;
 
 use crate::recent::Recent;
 use crate::time::Nanos;
 
-/// Deaths under one prompt from which on it is not placed.
-pub const DEATHS_MAX: u32 = 2;
+/// Deaths under one prompt from which on it is suspected in earnest: barred, or tried alone.
+pub const DEATHS_MIN: usize = 2;
+/// Deaths under one prompt from which on it is barred, whatever else may explain them.
+pub const DEATHS_MAX: usize = 3;
 /// How long a death is remembered.
 pub const REMEMBERED: Nanos = Nanos::from_secs(600);
 /// Prompts that are remembered; beyond that the ones noted least recently are forgotten.
 pub const PROMPTS_MAX: usize = 4096;
+/// Deaths that are remembered; beyond that the oldest are forgotten.
+pub const RECORDS_MAX: usize = 64;
 
 /// Names a prompt: a hash of it and of its model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PromptKey(pub u64);
 
+/// Names an engine's process. One that is started again at the same address is the same one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct EngineKey(pub u64);
+
+/// A request that was in flight at an engine when it died.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// Its prompt.
+    pub prompt: PromptKey,
+    /// Where it was,
+    pub engine: EngineKey,
+    /// since when.
+    pub placed: Nanos,
+    /// Whether the engine is dead for sure.
+    pub certain: bool,
+}
+
+/// How a request with some prompt may be placed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// No engine has died under it.
+    Clear,
+    /// One has, as under all that were in flight there. It is placed as any other; who places it says [where](Culprits::placed).
+    Suspect,
+    /// Several have, and it may be the cause: placed while no other such prompt is in flight.
+    Alone {
+        /// Whether all of those engines have died for sure. If not, it is worth waiting until that is known.
+        certain: bool,
+    },
+    /// Not for so much longer: it kills engines.
+    Barred(Nanos),
+}
+
 /// The deaths of engines, by prompt.
 pub struct Culprits {
-    by_prompt: Recent<PromptKey, Deaths>,
-    /// Whether any is remembered: mostly not, and then nobody need look.
-    any: bool,
+    suspects: Recent<PromptKey, Suspect>,
+    /// The oldest first.
+    deaths: VecDeque<Death>,
+    /// What the next one is called.
+    next: u64,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Suspect {
+    /// The names of the last deaths under it.
+    deaths: Vec<u64>,
+    /// Where it was placed last.
+    at: Option<EngineKey>,
+    /// Whether another suspect was there at a death after its first.
+    in_company: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Deaths {
-    count: u32,
-    last: Nanos,
+struct Death {
+    name: u64,
+    engine: EngineKey,
+    /// When it was told of first.
+    at: Nanos,
+    certain: bool,
 }
 
 // === impl Culprits ===
 
 impl Default for Culprits {
     fn default() -> Self {
-        Self { by_prompt: Recent::new(PROMPTS_MAX), any: false }
+        Self { suspects: Recent::new(PROMPTS_MAX), deaths: VecDeque::new(), next: 0 }
     }
 }
 
 impl Culprits {
-    /// An engine died while a request with this prompt was in flight there. Whether that was one too many.
-    pub fn died(&mut self, now: Nanos, prompt: PromptKey) -> bool {
-        self.any = true;
-        let deaths = self.by_prompt.get_or_insert(prompt, || Deaths { count: 0, last: now });
-        if now - deaths.last > REMEMBERED {
-            deaths.count = 0;
+    /// How a request with this prompt may be placed.
+    pub fn standing(&mut self, now: Nanos, prompt: PromptKey) -> Standing {
+        if self.deaths.is_empty() {
+            return Standing::Clear;
         }
-        (deaths.count, deaths.last) = (deaths.count.saturating_add(1), now);
-        deaths.count >= DEATHS_MAX
+        let Some(suspect) = self.suspects.get(&prompt) else { return Standing::Clear };
+        let (mut known, mut certain, mut others, mut last) = (0, 0, 0, Nanos(0));
+        for death in self.deaths.iter().filter(|death| now - death.at <= REMEMBERED) {
+            if suspect.deaths.contains(&death.name) {
+                known += 1;
+                if death.certain {
+                    (certain, last) = (certain + 1, last.max(death.at));
+                }
+            } else {
+                others += 1;
+            }
+        }
+        let is_explained = suspect.in_company || others > 0;
+        match (known, certain) {
+            (0, _) => Standing::Clear,
+            (1, _) => Standing::Suspect,
+            (_, certain) if certain >= if is_explained { DEATHS_MAX } else { DEATHS_MIN } => {
+                Standing::Barred(last + REMEMBERED - now)
+            }
+            _ => Standing::Alone { certain: certain == known },
+        }
     }
 
-    /// For how much longer a request with this prompt is not to be placed, if it is not.
-    pub fn barred(&mut self, now: Nanos, prompt: PromptKey) -> Option<Nanos> {
-        if !self.any {
-            return None;
+    /// A request with a suspect prompt is in flight at this engine from now on.
+    pub fn placed(&mut self, prompt: PromptKey, engine: EngineKey) {
+        if let Some(suspect) = self.suspects.get(&prompt) {
+            suspect.at = Some(engine);
         }
-        let deaths = self.by_prompt.get(&prompt)?;
-        let until = deaths.last + REMEMBERED;
-        (deaths.count >= DEATHS_MAX && now < until).then(|| until - now)
+    }
+
+    /// An engine died.
+    pub fn died(&mut self, now: Nanos, report: Report) {
+        let Report { prompt, engine, placed, certain } = report;
+        // All requests that were there tell of one death, each at its own time.
+        let told = self.deaths.iter_mut().rfind(|death| death.engine == engine && death.at >= placed);
+        let name = match told {
+            Some(death) => {
+                death.certain |= certain;
+                death.name
+            }
+            None => {
+                self.forget(now);
+                self.next += 1;
+                self.deaths.push_back(Death { name: self.next, engine, at: now, certain });
+                self.next
+            }
+        };
+        let was_there = |suspect: &Suspect| {
+            suspect.at == Some(engine) || suspect.deaths.len() > 1 && suspect.deaths.last() == Some(&name)
+        };
+        let in_company = self.suspects.iter().any(|(&other, suspect)| other != prompt && was_there(suspect));
+        let suspect = self.suspects.get_or_insert(prompt, Suspect::default);
+        suspect.at = None;
+        suspect.deaths.retain(|known| self.deaths.iter().any(|death| death.name == *known));
+        if !suspect.deaths.contains(&name) {
+            suspect.deaths.push(name);
+        }
+        suspect.in_company = suspect.deaths.len() > 1 && (suspect.in_company || in_company);
+    }
+
+    /// It is known now what became of an engine that may have died: it is gone, or it was out of reach and is well.
+    pub fn settle(&mut self, engine: EngineKey, gone: bool) {
+        if gone {
+            self.deaths
+                .iter_mut()
+                .filter(|death| death.engine == engine)
+                .for_each(|death| death.certain = true);
+        } else {
+            self.deaths.retain(|death| death.certain || death.engine != engine);
+        }
     }
 
     /// A request with this prompt was answered.
     pub fn answered(&mut self, prompt: PromptKey) {
-        if self.any
-            && let Some(deaths) = self.by_prompt.get(&prompt)
+        if !self.deaths.is_empty()
+            && let Some(suspect) = self.suspects.get(&prompt)
         {
-            deaths.count = 0;
+            *suspect = Suspect::default();
+        }
+    }
+
+    /// Forgets what is long ago, and the oldest death if there is no room for another.
+    fn forget(&mut self, now: Nanos) {
+        self.deaths.retain(|death| now - death.at <= REMEMBERED);
+        if self.deaths.len() == RECORDS_MAX {
+            self.deaths.pop_front();
         }
     }
 }
@@ -75,34 +200,154 @@ impl Culprits {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rng::Rng;
+
+    const A: EngineKey = EngineKey(1);
+    const B: EngineKey = EngineKey(2);
+    const C: EngineKey = EngineKey(3);
+    const PROMPT: PromptKey = PromptKey(0);
+
+    fn at(seconds: u64) -> Nanos {
+        Nanos::from_secs(seconds)
+    }
+
+    /// A request with this prompt came to an engine a second before that died. How the prompt stands now.
+    fn dies(culprits: &mut Culprits, now: Nanos, prompt: PromptKey, engine: EngineKey) -> Standing {
+        culprits.died(now, Report { prompt, engine, placed: now - at(1), certain: true });
+        culprits.standing(now, prompt)
+    }
 
     #[test]
     fn a_prompt_under_which_two_engines_died_is_not_placed_until_that_is_long_ago() {
-        let (mut culprits, prompt, other) = (Culprits::default(), PromptKey(1), PromptKey(2));
-        let (second, at) = (Nanos::from_secs(1), Nanos::from_secs);
-        assert_eq!(culprits.barred(second, prompt), None);
-        assert!(!culprits.died(second, prompt));
-        assert_eq!(culprits.barred(second, prompt), None, "one death says little");
-        assert!(culprits.died(at(2), prompt));
-        assert_eq!(culprits.barred(at(3), prompt), Some(REMEMBERED - second));
-        assert_eq!(culprits.barred(at(3), other), None);
-        assert_eq!(culprits.barred(at(2) + REMEMBERED, prompt), None);
-        assert!(!culprits.died(at(3) + REMEMBERED, prompt), "those before are forgotten");
+        let mut culprits = Culprits::default();
+        assert_eq!(culprits.standing(at(1), PROMPT), Standing::Clear);
+        assert_eq!(dies(&mut culprits, at(1), PROMPT, A), Standing::Suspect, "one death says little");
+        assert_eq!(dies(&mut culprits, at(2), PROMPT, B), Standing::Barred(REMEMBERED));
+        assert_eq!(culprits.standing(at(3), PROMPT), Standing::Barred(REMEMBERED - at(1)));
+        assert_eq!(culprits.standing(at(3), PromptKey(1)), Standing::Clear);
+        let later = at(3) + REMEMBERED;
+        assert_eq!(culprits.standing(later, PROMPT), Standing::Clear);
+        assert_eq!(dies(&mut culprits, later, PROMPT, A), Standing::Suspect, "those before are forgotten");
+    }
+
+    #[test]
+    fn one_death_counts_once_however_many_requests_with_the_prompt_it_took() {
+        let mut culprits = Culprits::default();
+        for report in 5..20 {
+            culprits.died(at(report), Report { prompt: PROMPT, engine: A, placed: at(4), certain: true });
+            assert_eq!(culprits.standing(at(report), PROMPT), Standing::Suspect, "at {report}");
+        }
+        let again = dies(&mut culprits, at(30), PROMPT, A);
+        assert!(matches!(again, Standing::Barred(_)), "A was started again and died again");
+    }
+
+    #[test]
+    fn suspects_that_died_together_are_tried_alone_and_the_third_death_bars() {
+        let (mut culprits, others) = (Culprits::default(), [PromptKey(1), PromptKey(2)]);
+        let all = [others[0], PROMPT, others[1]];
+        for (second, engine, stand) in [(1, A, Standing::Suspect), (2, B, Standing::Alone { certain: true })]
+        {
+            all.iter().for_each(|&prompt| culprits.placed(prompt, engine));
+            assert_eq!(all.map(|prompt| dies(&mut culprits, at(second), prompt, engine)), [stand; 3]);
+        }
+        culprits.answered(others[0]);
+        assert_eq!(culprits.standing(at(3), others[0]), Standing::Clear);
+        assert!(matches!(dies(&mut culprits, at(3), PROMPT, C), Standing::Barred(_)));
+        assert_eq!(
+            culprits.standing(at(3), others[1]),
+            Standing::Alone { certain: true },
+            "it was not there"
+        );
+    }
+
+    #[test]
+    fn where_engines_die_of_other_causes_two_deaths_do_not_bar() {
+        let mut culprits = Culprits::default();
+        dies(&mut culprits, at(1), PromptKey(1), C);
+        dies(&mut culprits, at(2), PROMPT, A);
+        assert_eq!(dies(&mut culprits, at(3), PROMPT, B), Standing::Alone { certain: true });
+        assert!(matches!(dies(&mut culprits, at(4), PROMPT, C), Standing::Barred(_)));
+    }
+
+    #[test]
+    fn engines_that_may_only_be_out_of_reach_bar_nobody_until_they_are_found_gone() {
+        for gone in [true, false] {
+            let mut culprits = Culprits::default();
+            for (second, engine) in [(1, A), (2, B)] {
+                let report = Report { prompt: PROMPT, engine, placed: Nanos(0), certain: false };
+                culprits.died(at(second), report);
+            }
+            assert_eq!(culprits.standing(at(3), PROMPT), Standing::Alone { certain: false });
+            culprits.settle(A, true);
+            assert_eq!(culprits.standing(at(3), PROMPT), Standing::Alone { certain: false });
+            culprits.settle(B, gone);
+            let stands = if gone { Standing::Barred(REMEMBERED - at(1)) } else { Standing::Suspect };
+            assert_eq!(culprits.standing(at(3), PROMPT), stands);
+        }
     }
 
     #[test]
     fn a_prompt_that_is_answered_is_cleared() {
-        let (mut culprits, prompt) = (Culprits::default(), PromptKey(1));
-        culprits.died(Nanos(1), prompt);
-        culprits.answered(prompt);
-        assert!(!culprits.died(Nanos(2), prompt));
+        let mut culprits = Culprits::default();
+        dies(&mut culprits, at(1), PROMPT, A);
+        culprits.answered(PROMPT);
+        assert_eq!(culprits.standing(at(1), PROMPT), Standing::Clear);
+        assert_eq!(dies(&mut culprits, at(2), PROMPT, B), Standing::Suspect);
     }
 
     #[test]
-    fn many_prompts_are_no_more_memory() {
+    fn many_prompts_and_deaths_are_no_more_memory() {
         let mut culprits = Culprits::default();
-        (0..100_000).for_each(|n| _ = culprits.died(Nanos(n), PromptKey(n)));
-        assert!(culprits.died(Nanos(100_000), PromptKey(99_999)), "the last ones are there");
-        assert!(!culprits.died(Nanos(100_000), PromptKey(0)), "the first ones are not");
+        for n in 0..20_000 {
+            dies(&mut culprits, at(1) + Nanos(n), PromptKey(n), EngineKey(n));
+            dies(&mut culprits, at(1) + Nanos(n), PROMPT, EngineKey(n));
+        }
+        assert_eq!(culprits.deaths.len(), RECORDS_MAX);
+        assert!((PROMPTS_MAX / 2..=PROMPTS_MAX).contains(&culprits.suspects.iter().count()));
+        let all = culprits.suspects.iter().map(|(_, suspect)| suspect.deaths.len());
+        assert_eq!(all.max(), Some(RECORDS_MAX), "of the one that saw all");
+    }
+
+    /// A fleet in which one prompt kills every engine that it is sent to, beside others that are answered unless their engine
+    /// dies first, and come again elsewhere if it does.
+    #[test]
+    fn in_any_crowd_the_killer_is_stopped_after_three_and_nobody_else_is_barred() {
+        for seed in 0..2_000 {
+            let (mut rng, mut culprits) = (Rng::new(seed), Culprits::default());
+            let (crowd, engines) = (1 + rng.below(12) as u64, 2 + rng.below(4));
+            let mut waiting: Vec<PromptKey> = (0..=crowd).map(PromptKey).collect();
+            let (mut killed, mut now) = (0, at(0));
+            while !waiting.is_empty() {
+                now += at(1);
+                let mut there: Vec<(PromptKey, EngineKey)> = Vec::new();
+                let mut alone = false;
+                waiting.retain(|&prompt| match culprits.standing(now, prompt) {
+                    Standing::Barred(_) => {
+                        assert_eq!(prompt, PROMPT, "seed {seed}: a bystander is barred");
+                        false
+                    }
+                    Standing::Alone { .. } if alone => true,
+                    standing => {
+                        alone |= matches!(standing, Standing::Alone { .. });
+                        let engine = EngineKey(rng.below(engines) as u64);
+                        culprits.placed(prompt, engine);
+                        there.push((prompt, engine));
+                        false
+                    }
+                });
+                let dead = there.iter().find(|(prompt, _)| *prompt == PROMPT).map(|(_, engine)| *engine);
+                killed += usize::from(dead.is_some());
+                for (prompt, engine) in there {
+                    if Some(engine) == dead {
+                        let told = now + Nanos(rng.below(1000) as u64);
+                        culprits.died(told, Report { prompt, engine, placed: now, certain: true });
+                        waiting.push(prompt);
+                    } else {
+                        culprits.answered(prompt);
+                    }
+                }
+            }
+            assert!((DEATHS_MIN..=DEATHS_MAX).contains(&killed), "seed {seed}: it killed {killed}");
+        }
     }
 }

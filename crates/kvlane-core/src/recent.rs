@@ -42,6 +42,11 @@ impl<K: Hash + Eq, V> Recent<K, V> {
         self.young.entry(key).or_insert_with(|| value.unwrap_or_else(first))
     }
 
+    /// All of them, in no order, which does not use them.
+    pub fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
+        self.young.iter().chain(&self.old)
+    }
+
     /// Sets the value of a key.
     pub fn insert(&mut self, key: K, value: V) {
         self.old.remove(&key);

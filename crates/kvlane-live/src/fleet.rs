@@ -446,6 +446,7 @@ impl Fleet {
         match probed {
             Ok(()) => {
                 let restarted = worker.take_gone();
+                self.gateway.culprits().settle(worker.engine_key(), restarted);
                 let (healthy_now, first) = {
                     let mut state = worker.state();
                     if restarted {
@@ -470,6 +471,9 @@ impl Fleet {
                 }
             }
             Err(problem) => {
+                if refuses {
+                    self.gateway.culprits().settle(worker.engine_key(), true);
+                }
                 let (unhealthy_now, first) = {
                     let mut state = worker.state();
                     let first = !state.healthy && state.problem.is_none();

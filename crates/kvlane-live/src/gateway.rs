@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwap;
 use kvlane_core::block::BlockHash;
-use kvlane_core::culprit::{Culprits, PromptKey};
+use kvlane_core::culprit::{Culprits, PromptKey, Standing};
 use kvlane_core::decision::{Placement, Refused, Rejection};
 use kvlane_core::endpoint::EndpointId;
 use kvlane_core::request::{RequestId, RequestKey, SchedulingRequest};
@@ -21,7 +21,7 @@ use kvlane_core::time::Nanos;
 use kvlane_core::truth::{Change, Feed, Reported};
 use kvlane_wire::server_timing::Stage;
 use tokio::runtime::Handle;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Semaphore, SemaphorePermit, mpsc, oneshot};
 use tokio::time::Instant;
 
 use self::pool::{Ticker, Waiting};
@@ -66,6 +66,8 @@ pub struct Gateway {
     pub(crate) objects: Objects,
     /// Prompts under which engines died.
     culprits: Mutex<Culprits>,
+    /// Who of them is tried, where it may be the cause.
+    turn: Semaphore,
     /// What workers were given before it was there.
     pub(crate) warm: Warm,
     /// What is told to a collector of traces.
@@ -227,6 +229,7 @@ impl Gateway {
             memory: Memory::new(config.server.body_memory),
             objects: Objects::default(),
             culprits: Mutex::default(),
+            turn: Semaphore::new(1),
             traces: Traces::new(&config.tracing),
             reloads: Reloads::default(),
             allowed: Arc::new(ArcSwap::new(auth.allowed())),
@@ -326,6 +329,16 @@ impl Gateway {
 
     pub(crate) fn culprits(&self) -> MutexGuard<'_, Culprits> {
         self.culprits.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How a request with this prompt may be placed, by the engines that died under it.
+    pub(crate) fn standing(&self, prompt: PromptKey) -> Standing {
+        self.culprits().standing(self.clock.now(), prompt)
+    }
+
+    /// Waits until no other request is tried that may kill its engine. Nobody closes the semaphore.
+    pub(crate) async fn turn(&self) -> Option<SemaphorePermit<'_>> {
+        self.turn.acquire().await.ok()
     }
 
     pub(crate) fn next_worker_id(&self) -> WorkerId {

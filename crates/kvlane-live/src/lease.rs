@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use kvlane_core::culprit::PromptKey;
+use kvlane_core::culprit::{PromptKey, Report};
 use kvlane_core::decision::Placement;
 use kvlane_core::request::RequestId;
 use kvlane_core::scheduler::{Input, TOKENS_TOLD};
@@ -234,9 +234,16 @@ impl Lease {
         self.gateway.step(&self.pool, Input::Failed { request: self.request });
     }
 
-    /// The worker's engine has died with it in flight. Whether it has seen that once too often to be placed again.
-    pub(crate) fn died(&self) -> bool {
-        self.gateway.culprits().died(self.gateway.clock.now(), self.prompt)
+    /// It is in flight at the worker with a prompt that may kill it.
+    pub(crate) fn suspect(&self) {
+        self.gateway.culprits().placed(self.prompt, self.worker.engine_key());
+    }
+
+    /// The worker's engine has died with it in flight, or at least fails its probes.
+    pub(crate) fn died(&self, certain: bool) {
+        let report =
+            Report { prompt: self.prompt, engine: self.worker.engine_key(), placed: self.placed, certain };
+        self.gateway.culprits().died(self.gateway.clock.now(), report);
     }
 
     /// The worker's engine has stopped making progress.
@@ -262,8 +269,9 @@ impl Lease {
         self.gateway.step(&self.pool, Input::Busy { request: self.request, retry_after });
     }
 
-    /// The worker has answered it soundly.
+    /// The worker has answered it soundly, to the end.
     pub(crate) fn succeeded(&self) {
+        self.gateway.culprits().answered(self.prompt);
         self.gateway.step(&self.pool, Input::Succeeded { request: self.request });
     }
 }

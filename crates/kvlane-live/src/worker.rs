@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
+use kvlane_core::culprit::EngineKey;
 use kvlane_core::endpoint::EndpointId;
 use tokio::sync::Notify;
 
@@ -171,6 +172,11 @@ impl Worker {
     /// What people call its place: its URL, with `#rank` where it has several.
     pub(crate) fn seat_name(&self, rank: Option<u32>) -> Arc<str> {
         rank.map_or_else(|| Arc::clone(&self.url), |rank| format!("{}#{rank}", self.url).into())
+    }
+
+    /// What its engine is called when it dies.
+    pub(crate) fn engine_key(&self) -> EngineKey {
+        EngineKey(self.id.0)
     }
 
     /// What changes, under its lock: keep it short.

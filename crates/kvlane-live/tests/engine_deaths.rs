@@ -173,6 +173,49 @@ async fn a_request_under_which_two_engines_died_is_not_sent_to_a_third() {
     gateway.end().await;
 }
 
+#[tokio::test]
+async fn requests_under_which_engines_died_together_are_tried_one_at_a_time() {
+    let engine = FakeEngine::start("m").await;
+    let mut config = in_turn();
+    config.breaker.failure_threshold = 0;
+    let gateway = TestGateway::start(config, &[&engine]).await;
+    let ask = async |prompt: &str| gateway.ask("POST", "/v1/chat/completions", chat("m", prompt)).await;
+    for death in 1..=2 {
+        let (killer, bystander, ()) = tokio::join!(ask("killer"), ask("bystander"), async {
+            let (one, other) = (engine.call().await, engine.call().await);
+            one.answer(500, DEAD).await;
+            other.answer(500, DEAD).await;
+        });
+        assert_eq!(
+            (killer.text(), bystander.text()),
+            (DEAD.into(), DEAD.into()),
+            "death {death}: neither is barred"
+        );
+    }
+    let is = |call: &Call, prompt: &str| String::from_utf8_lossy(&call.body).contains(prompt);
+    let (killer, bystander, ()) = tokio::join!(ask("killer"), ask("bystander"), async {
+        let first = engine.call().await;
+        // Who is no suspect does not wait for those who are.
+        let (clear, ()) = tokio::join!(ask("clear"), async {
+            let call = engine.call().await;
+            assert!(is(&call, "clear"), "two suspects at once");
+            call.answer(200, "{}").await;
+        });
+        assert_eq!(clear.status, 200);
+        let answer = async |call: Call| {
+            if is(&call, "killer") { call.answer(500, DEAD).await } else { call.answer(200, "{}").await }
+        };
+        answer(first).await;
+        answer(engine.call().await).await;
+    });
+    assert_eq!(
+        (bystander.status, killer.error_code().as_str()),
+        (200, "request_fails_engines"),
+        "the third death bars"
+    );
+    gateway.end().await;
+}
+
 /// A page of vLLM whose core has taken so many steps.
 fn page(steps: u32) -> String {
     format!(

@@ -288,12 +288,17 @@ fn whole(order: &Order, text: &str) -> Result<Ending, String> {
 
 /// Events of a stream: its text, if it ends as its API says and nothing comes after that.
 fn stream(order: &Order, text: &str) -> Result<Ending, String> {
-    let (mut said, mut tokens, mut over) = (String::new(), None, None);
+    let (mut said, mut tokens) = (String::new(), None);
+    let mut over: Option<Result<(), String>> = None;
     let Some(events) = text.strip_suffix("\n\n") else {
         return Err(format!("the stream ends within an event: {:?}", tail(text)));
     };
     for event in events.split("\n\n") {
         if let Some(over) = &over {
+            // vLLM ends a stream in which it has failed like any other; SDKs have raised the error by then.
+            if over.is_err() && event == "data: [DONE]" {
+                continue;
+            }
             return Err(format!("{event:?} after {over:?}"));
         }
         let data = event.lines().find_map(|line| line.strip_prefix("data: "));

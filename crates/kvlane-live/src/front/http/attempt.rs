@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use kvlane_core::breaker::State;
+use kvlane_core::culprit::Standing;
 use kvlane_core::decision::{Refused, Rejection};
 use kvlane_core::endpoint::{Endpoint, EndpointId};
 use kvlane_core::rng::Rng;
@@ -17,7 +18,8 @@ use kvlane_core::scheduler::Input;
 use kvlane_wire::failure::{Fault, fault, first_error};
 use kvlane_wire::server_timing::Stage;
 use kvlane_wire::sse::SseScanner;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::sync::SemaphorePermit;
+use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use super::Body;
 use super::deadlines::Deadlines;
@@ -37,6 +39,11 @@ const RETRY_AFTER_S: u64 = 1;
 const STALLED_LOOK_EVERY: Duration = Duration::from_secs(1);
 /// What is held of a stream without content; beyond that it is passed on as it comes.
 const HELD_BYTES_MAX: usize = 64 << 10;
+/// For how long a request that may kill its engine waits for others like it, and for what becomes of the engines before. Then
+/// it is tried none the less.
+const TURN_WITHIN: Duration = Duration::from_secs(10);
+/// How often it looks whether that is known.
+const TURN_LOOK_EVERY: Duration = Duration::from_millis(250);
 /// Engines that say of a request that they failed, and not whose fault it is, before that is its answer.
 const FAULTS_MAX: usize = 2;
 
@@ -72,8 +79,10 @@ pub(super) struct Attempts<'a> {
     faulted: Vec<EndpointId>,
     /// Whose connection broke with the last one: its engine may have died.
     broke: Option<Lease>,
-    /// Too many engines died under this prompt.
-    barred: bool,
+    /// What the engines that died under this prompt make of it.
+    standing: Standing,
+    /// Held while no other request may be tried that may kill its engine.
+    turn: Option<SemaphorePermit<'a>>,
     /// Whether the last one cost its engine no work.
     was_free: bool,
     /// What the client gets if no further attempt does better.
@@ -111,9 +120,13 @@ impl Outcome {
         }
     }
 
-    /// Whether an engine that ends like this has died. One that stands still may go on.
-    fn is_death(&self) -> bool {
-        matches!(self, Self::Faulty(_, Fault::Engine) | Self::Broken(UpstreamError::Unfit))
+    /// Whether an engine that ends like this has died, or may have, and which of the two. One that stands still may go on.
+    fn death(&self) -> Option<bool> {
+        match self {
+            Self::Faulty(_, Fault::Engine) => Some(true),
+            Self::Broken(UpstreamError::Unfit) => Some(false),
+            _ => None,
+        }
     }
 }
 
@@ -137,7 +150,8 @@ impl<'a> Attempts<'a> {
             failed: Vec::new(),
             faulted: Vec::new(),
             broke: None,
-            barred: false,
+            standing: Standing::Clear,
+            turn: None,
             was_free: true,
             said: None,
         }
@@ -149,12 +163,45 @@ impl<'a> Attempts<'a> {
         self
     }
 
+    /// Waits for as long as it has to be tried alone and another one is, or it is not known whether engines died under it. Says
+    /// if it is not to be placed, since it kills them.
+    pub(super) async fn take_turn(&mut self) -> Result<(), ApiError> {
+        self.standing = self.gateway.standing(self.routed.prompt);
+        if matches!(self.standing, Standing::Alone { .. }) {
+            Box::pin(self.wait_for_turn()).await;
+        } else {
+            self.turn = None;
+        }
+        match self.standing {
+            Standing::Barred(left) => Err(ApiError::KillsEngines { left }),
+            Standing::Clear | Standing::Suspect | Standing::Alone { .. } => Ok(()),
+        }
+    }
+
+    async fn wait_for_turn(&mut self) {
+        let until = self.routed.deadline.min(Instant::now() + TURN_WITHIN);
+        if self.turn.is_none() {
+            self.turn = timeout_at(until, self.gateway.turn()).await.ok().flatten();
+        }
+        loop {
+            self.standing = self.gateway.standing(self.routed.prompt);
+            let unknown = matches!(self.standing, Standing::Alone { certain: false });
+            if !unknown || Instant::now() >= until {
+                return;
+            }
+            sleep(TURN_LOOK_EVERY).await;
+        }
+    }
+
     /// A place for the next one.
     pub(super) async fn place(&mut self) -> Result<Lease, Refused> {
         if self.made > 0 {
             self.routed.timeline.enter(Stage::Place);
         }
         let lease = self.gateway.place(self.routed, self.made, &self.excluded).await?;
+        if self.standing != Standing::Clear {
+            lease.suspect();
+        }
         if self.made > 0 {
             self.routed.served.pool.metrics.retries.inc();
         }
@@ -180,7 +227,11 @@ impl<'a> Attempts<'a> {
     /// After how long a second copy is sent, if one may be.
     pub(super) fn hedge_delay(&self) -> Option<Duration> {
         let config = &self.gateway.config().hedge;
-        let may = config.enabled && self.made == 1 && self.routed.facts.streams();
+        // What may kill an engine is not sent to two.
+        let may = config.enabled
+            && self.made == 1
+            && self.standing == Standing::Clear
+            && self.routed.facts.streams();
         may.then(|| config.delay.or_else(|| self.routed.served.pool.first_tokens.late())).flatten()
     }
 
@@ -207,7 +258,6 @@ impl<'a> Attempts<'a> {
         for endpoint in self.faulted.drain(..) {
             self.gateway.step(pool, Input::Blamed { endpoint });
         }
-        self.gateway.culprits().answered(self.routed.prompt);
     }
 
     /// One has come to nothing: tells the scheduler why, and keeps what it said. `relay` makes an answer of an engine's.
@@ -241,7 +291,9 @@ impl<'a> Attempts<'a> {
             }
             Outcome::Answered(_) | Outcome::Unable(_) | Outcome::Faulty(..) | Outcome::Broken(_) => {
                 lease.failed(outcome.kind());
-                self.barred |= outcome.is_death() && lease.died();
+                if let Some(certain) = outcome.death() {
+                    lease.died(certain);
+                }
                 self.failed.push(worker.id);
                 let times = self.failed.iter().filter(|&&failed| failed == worker.id).count();
                 if times >= self.retry.max_worker_retries as usize {
@@ -280,12 +332,18 @@ impl<'a> Attempts<'a> {
         if let Some(lease) = self.broke.take() {
             let worker = Arc::clone(&lease.worker);
             // Its connection broke: by itself, or because its process ended.
-            let died = upstreams.refuses(&worker).await;
-            self.barred |= died && lease.died();
+            if upstreams.refuses(&worker).await {
+                lease.died(true);
+            }
         }
-        if self.barred {
-            let barred = self.gateway.culprits().barred(self.gateway.clock.now(), self.routed.prompt);
-            self.said = Some(Err(ApiError::KillsEngines { left: barred.unwrap_or_default() }));
+        if let Standing::Barred(left) = self.gateway.standing(self.routed.prompt) {
+            let request_id = self.routed.timeline.request_id();
+            tracing::warn!(
+                request_id,
+                for_s = left.as_secs_f64(),
+                "engines died under this prompt: it is not placed again"
+            );
+            self.said = Some(Err(ApiError::KillsEngines { left }));
             return false;
         }
         if self.faulted.len() >= FAULTS_MAX {
@@ -302,7 +360,13 @@ impl<'a> Attempts<'a> {
         if !pause.is_zero() {
             sleep_until(due).await;
         }
-        true
+        match self.take_turn().await {
+            Ok(()) => true,
+            Err(barred) => {
+                self.said = Some(Err(barred));
+                false
+            }
+        }
     }
 
     /// What the client gets in the end, if anybody has said anything.

@@ -90,11 +90,9 @@ pub(super) async fn forward(
     let body = salted.unwrap_or(body);
     account.set_pool(&routed.served.pool);
     routed.served.pool.metrics.shed.arrived(account.received);
-    if let Some(left) = gateway.culprits().barred(gateway.clock.now(), routed.prompt) {
-        return Err(ApiError::KillsEngines { left });
-    }
     let limits = Limits { idle: deadlines.idle, deadline };
     let mut attempts = Attempts::new(gateway, &routed, excluded_for(&routed, parts), deadlines);
+    attempts.take_turn().await?;
     let sending = Sending { upstreams, parts, body: &body, account };
     let turned_down = |mut answer: Answer, lease: &Lease| {
         mark(&mut answer.headers, lease);

@@ -183,7 +183,7 @@ impl Relay {
         match (self.fault, &self.lease) {
             (Some(Fault::Engine), Some(lease)) => {
                 lease.failed(FailureKind::mid_stream);
-                lease.died();
+                lease.died(true);
                 self.lease = None;
             }
             (Some(Fault::Unknown), Some(lease)) => {

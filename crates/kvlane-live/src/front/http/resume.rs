@@ -156,6 +156,7 @@ impl Asked {
         let excluded = self.excluded.iter().copied().chain(dead).collect();
         let deadlines = Deadlines::of(&gateway.config(), self.parts.uri.path());
         let mut attempts = Attempts::new(gateway, routed, excluded, deadlines).again();
+        attempts.take_turn().await.ok()?;
         loop {
             let mut lease = attempts.place().await.ok()?;
             lease.continues(written);
@@ -289,12 +290,13 @@ impl Relay {
         };
         let Some(lease) = self.lease.take() else { return Err(self.fail(broke, error)) };
         lease.failed(failure);
-        let barred = self.fault == Some(Fault::Engine) && lease.died();
+        if self.fault == Some(Fault::Engine) {
+            lease.died(true);
+        }
         self.body.close();
         // The transcript holds what is no whole event yet; the client has none of it.
         self.whole = WholeEvents::default();
-        let goes_on = if barred { None } else { continuation.go_on(lease) };
-        let Some(bytes) = goes_on else { return Err(self.last_words(broke, error)) };
+        let Some(bytes) = continuation.go_on(lease) else { return Err(self.last_words(broke, error)) };
         if continuation.rest.is_some() {
             continuation.broke = Some((broke, error));
         } else {
