@@ -11,6 +11,7 @@ use kvlane_core::scheduler::{Input, TOKENS_TOLD};
 use kvlane_core::time::Nanos;
 use kvlane_core::truth::Reported;
 use kvlane_wire::sse::Usage;
+use tokio::time::Instant;
 
 use crate::gateway::{Gateway, ModelPool, Occupant, Routed};
 use crate::limits::Charge;
@@ -129,13 +130,13 @@ impl Lease {
         }
     }
 
-    /// `tokens` more have come from the worker in a stream. With the first, its prefill is over.
-    pub fn progress(&mut self, tokens: u32) {
+    /// `tokens` more came from the worker in a stream at this moment. With the first, its prefill is over.
+    pub fn progress(&mut self, moment: Instant, tokens: u32) {
         if tokens == 0 {
             return;
         }
         let first = self.first_token.is_none();
-        let now = self.gateway.clock.now();
+        let now = self.gateway.clock.at(moment);
         self.seat.vitals.hear(now);
         if first {
             self.first_token = Some(now);

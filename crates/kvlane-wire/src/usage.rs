@@ -80,10 +80,12 @@ impl Counts {
 
     /// Reads every object under this key; tells whether there was one.
     fn read_objects(&mut self, bytes: &[u8], key: &Finder<'_>) -> bool {
-        let mut found = false;
-        for at in key.find_iter(bytes) {
-            let after = bytes[at + key.needle().len()..].trim_ascii_start();
-            let Some(value) = after.strip_prefix(b":").map(<[u8]>::trim_ascii_start) else { continue };
+        let (mut found, mut rest) = (false, bytes);
+        // Mostly there is none, which costs one search.
+        while let Some(at) = key.find(rest) {
+            rest = &rest[at + key.needle().len()..];
+            let Some(value) = rest.trim_ascii_start().strip_prefix(b":") else { continue };
+            let value = value.trim_ascii_start();
             if value.first() == Some(&b'{') {
                 let mut counts = *self;
                 if counts.read_object(&mut Scanner::new(text(value))).is_ok() {

@@ -80,7 +80,16 @@ impl AsyncRead for Stream {
 impl AsyncWrite for Stream {
     #[inline]
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        either!(self, stream => Pin::new(stream).poll_write(cx, bytes))
+        match self.get_mut() {
+            // Mostly the socket takes it, and nobody need be woken for that.
+            Self::Plain(stream) => match stream.try_write(bytes) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    Pin::new(stream).poll_write(cx, bytes)
+                }
+                written => Poll::Ready(written),
+            },
+            Self::Tls(stream) => Pin::new(stream).poll_write(cx, bytes),
+        }
     }
 
     #[inline]

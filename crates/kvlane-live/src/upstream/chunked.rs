@@ -44,6 +44,9 @@ enum State {
 /// The most bytes that extensions of one chunk, or all trailers, may take.
 const EXTRA_BYTES_MAX: u16 = 8192;
 
+/// Digits of a chunk's size that is read at once.
+const DIGITS_USUAL: usize = 8;
+
 /// The coding is broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("broken chunked coding: expected {0}")]
@@ -75,6 +78,8 @@ impl Chunked {
                 data += take;
                 let left = left - take as u64;
                 self.state = if left == 0 { State::DataCr } else { State::Data { left } };
+            } else if let Some((state, len)) = self.state.usual(&bytes[read..]) {
+                (self.state, read) = (state, read + len);
             } else {
                 self.state = self.state.frame(bytes[read])?;
                 read += 1;
@@ -87,6 +92,25 @@ impl Chunked {
 // === impl State ===
 
 impl State {
+    /// The state after what mostly frames a chunk, if all of that is there: how long it is. As [`State::frame`] byte by byte.
+    fn usual(self, bytes: &[u8]) -> Option<(Self, usize)> {
+        match self {
+            Self::DataCr => bytes.starts_with(b"\r\n").then_some((Self::Size { size: 0, digits: 0 }, 2)),
+            Self::Size { size: 0, digits: 0 } => {
+                let (mut size, mut len) = (0, 0);
+                while let Some(digit) = bytes.get(len).and_then(|byte| (*byte as char).to_digit(16)) {
+                    (size, len) = (size << 4 | u64::from(digit), len + 1);
+                    if len > DIGITS_USUAL {
+                        return None;
+                    }
+                }
+                let whole = len > 0 && size > 0 && bytes[len..].starts_with(b"\r\n");
+                whole.then_some((Self::Data { left: size }, len + 2))
+            }
+            _ => None,
+        }
+    }
+
     /// The state after one byte of framing.
     fn frame(self, byte: u8) -> Result<Self, ChunkedError> {
         Ok(match (self, byte) {

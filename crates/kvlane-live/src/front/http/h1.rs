@@ -392,14 +392,15 @@ impl Client {
 
     /// Writes an answer to its end.
     fn poll_answer(&mut self, cx: &mut Context<'_>, body: &mut Body, end: End) -> Poll<io::Result<()>> {
-        // Whether there may be more of it now.
-        let mut more = true;
+        // Whether there may be more of it now, and whether any has come.
+        let (mut more, mut came) = (true, false);
         loop {
             while more && self.out.takes_more() {
                 match Pin::new(&mut *body).poll_frame(cx) {
                     Poll::Ready(Some(Ok(frame))) => {
                         if let Ok(data) = frame.into_data() {
                             self.out.push(data, end);
+                            came = true;
                         }
                     }
                     Poll::Ready(Some(Err(error))) => self.out.ended = Some(Err(error)),
@@ -417,6 +418,11 @@ impl Client {
                     self.out.flat = Vec::new();
                 }
                 return Poll::Ready(ended);
+            }
+            if came && matches!(body, Body::Relay(_)) {
+                // The client was listened to before. Should it have left just now, the next piece or the relay's own alarm, a
+                // second later at most, finds that.
+                return Poll::Pending;
             }
             ready!(self.poll_gone(cx));
             return Poll::Ready(Err(io::Error::new(io::ErrorKind::ConnectionAborted, "the client has left")));

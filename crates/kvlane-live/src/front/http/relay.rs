@@ -138,12 +138,13 @@ impl Relay {
 
     /// Looks at a piece: what the client gets for it.
     pub(super) fn see(&mut self, piece: Bytes) -> Bytes {
-        self.last_piece = Instant::now();
+        let now = Instant::now();
+        self.last_piece = now;
         if let (Some(origin), Some(lease)) = (self.makes_object.take(), &self.lease) {
             lease.gateway().objects.note(&piece, origin);
         }
         match (self.watch.see(&piece), &mut self.lease) {
-            (Seen::Tokens(tokens), Some(lease)) => lease.progress(tokens),
+            (Seen::Tokens(tokens), Some(lease)) => lease.progress(now, tokens),
             (Seen::Beginning, Some(lease)) => lease.begin(),
             _ => {}
         }
@@ -194,7 +195,7 @@ impl Relay {
         }
         if let Some(mut lease) = self.lease.take() {
             if let Watch::Events(scanner) = &mut self.watch {
-                lease.progress(scanner.finish());
+                lease.progress(self.last_piece, scanner.finish());
             }
             lease.complete(self.watch.usage());
             if self.sound {

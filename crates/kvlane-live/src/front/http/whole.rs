@@ -27,6 +27,9 @@ impl WholeEvents {
         }
         // An event that was too long has come to its end, or it would still be.
         self.within = false;
+        if pending == 0 {
+            return self.after_held(piece);
+        }
         if pending > piece.len() {
             self.held.extend_from_slice(&piece);
             return Bytes::new();
