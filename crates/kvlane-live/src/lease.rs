@@ -240,10 +240,10 @@ impl Lease {
         self.gateway.culprits().placed(self.prompt, self.worker.engine_key());
     }
 
-    /// The worker's engine has died with it in flight, or at least fails its probes.
+    /// The worker's engine has died with it in flight, or may have: then its probes tell, now or later.
     pub(crate) fn died(&self, certain: bool) {
-        let report =
-            Report { prompt: self.prompt, engine: self.worker.engine_key(), placed: self.placed, certain };
+        let (prompt, engine, placed) = (self.prompt, self.worker.engine_key(), self.placed);
+        let report = Report { prompt, engine, placed, certain: certain || self.worker.is_gone() };
         self.gateway.culprits().died(self.gateway.clock.now(), report);
     }
 

@@ -174,6 +174,34 @@ async fn a_request_under_which_two_engines_died_is_not_sent_to_a_third() {
 }
 
 #[tokio::test]
+async fn a_request_whose_engines_died_in_mid_stream_is_not_sent_to_a_third() {
+    let mut engines =
+        vec![FakeEngine::start("m").await, FakeEngine::start("m").await, FakeEngine::start("m").await];
+    let gateway = TestGateway::start(in_turn(), &engines.iter().collect::<Vec<_>>()).await;
+    let poison = chat_stream("m", "poison");
+    for _ in 0..2 {
+        let mut client = gateway.client().await;
+        client.request("POST", "/v1/chat/completions", &poison).await;
+        let (dies, mut call) = next_call(&engines.iter().collect::<Vec<_>>()).await;
+        call.begin_stream().await;
+        call.chunk(&event("hello")).await;
+        client.head().await;
+        client.see("hello").await;
+        let healthy = format!(r#"kvlane_worker_health{{worker="{}"}}"#, engines[dies].url());
+        drop(engines.swap_remove(dies));
+        call.reset();
+        client.rest().await;
+        while gateway.metric(&healthy).await != Some(0.0) {
+            tokio::task::yield_now().await;
+        }
+    }
+    let reply = gateway.ask("POST", "/v1/chat/completions", &poison).await;
+    assert_eq!((reply.status, reply.error_code().as_str()), (500, "request_fails_engines"));
+    assert!(engines[0].is_quiet().await);
+    gateway.end().await;
+}
+
+#[tokio::test]
 async fn requests_under_which_engines_died_together_are_tried_one_at_a_time() {
     let engine = FakeEngine::start("m").await;
     let mut config = in_turn();

@@ -14,6 +14,7 @@ mod watch;
 use std::collections::HashMap;
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -498,9 +499,11 @@ async fn read_head(
 /// A whole head at the start of `bytes`: its length, and the head unless it is an interim one (1xx).
 fn parse_head(bytes: &[u8], method: &Method) -> Result<Option<(usize, Option<Head>)>, UpstreamError> {
     let garbage = |what: &str| UpstreamError::Garbage(what.into());
-    let mut fields = [httparse::EMPTY_HEADER; HEADERS_MAX];
-    let mut parsed = httparse::Response::new(&mut fields);
-    let len = match parsed.parse(bytes) {
+    let mut fields = [MaybeUninit::uninit(); HEADERS_MAX];
+    let mut parsed = httparse::Response::new(&mut []);
+    let read =
+        httparse::ParserConfig::default().parse_response_with_uninit_headers(&mut parsed, bytes, &mut fields);
+    let len = match read {
         Ok(httparse::Status::Complete(len)) => len,
         Ok(httparse::Status::Partial) => return Ok(None),
         Err(error) => return Err(garbage(&error.to_string())),

@@ -196,6 +196,17 @@ fn made_id() -> HeaderValue {
         use std::hash::{BuildHasher, RandomState};
         RandomState::new().hash_one(std::process::id())
     });
-    let id = format!("kvl-{:016x}{:08x}", *START, NEXT.fetch_add(1, Ordering::Relaxed));
-    HeaderValue::try_from(id).unwrap_or(HeaderValue::from_static("kvl-0"))
+    let mut id = *b"kvl-..........................";
+    let (start, number) = id[4..].split_at_mut(16);
+    put_hex(start, *START);
+    put_hex(number, NEXT.fetch_add(1, Ordering::Relaxed));
+    HeaderValue::from_bytes(&id).unwrap_or(HeaderValue::from_static("kvl-0"))
+}
+
+/// Writes the last hexadecimal digits of a number, as many as there is room for.
+fn put_hex(room: &mut [u8], mut number: u64) {
+    for digit in room.iter_mut().rev() {
+        *digit = b"0123456789abcdef"[(number & 15) as usize];
+        number >>= 4;
+    }
 }

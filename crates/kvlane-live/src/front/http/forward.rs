@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::request::Parts;
-use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
+use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 use kvlane_core::block::ChainSeed;
 use kvlane_core::culprit::PromptKey;
 use kvlane_core::decision::{Placement, Refused, Rejection};
@@ -265,6 +265,11 @@ fn apart(salt: &str) -> u64 {
     xxh3_64(salt.as_bytes()).max(1) << 1
 }
 
+/// Says who answers,
+const BACKEND: HeaderName = HeaderName::from_static("x-router-backend");
+/// and why it was chosen.
+const REASON: HeaderName = HeaderName::from_static("x-router-reason");
+
 /// Tokens that an answer is charged with until its end, where tenants are kept apart.
 const ANSWER_TOKENS_APART: f64 = 256.0;
 
@@ -400,7 +405,7 @@ pub(super) fn request_head(parts: &Parts, lease: &Lease, body_len: usize, accoun
 }
 
 /// Whether the client's `Connection` header names this field as meant for us alone.
-fn named_in_connection(parts: &Parts, name: &header::HeaderName) -> bool {
+fn named_in_connection(parts: &Parts, name: &HeaderName) -> bool {
     parts.headers.get_all(header::CONNECTION).iter().any(|list| {
         list.to_str()
             .is_ok_and(|list| list.split(',').any(|item| item.trim().eq_ignore_ascii_case(name.as_str())))
@@ -443,7 +448,7 @@ fn response(status: StatusCode, headers: HeaderMap, relay: Relay) -> Response<Bo
 }
 
 /// Whether a header is a router's own word, which neither a client nor an engine can say.
-fn is_ours(name: &header::HeaderName) -> bool {
+fn is_ours(name: &HeaderName) -> bool {
     ["x-router-", "x-kvlane-"].into_iter().any(|start| name.as_str().starts_with(start))
 }
 
@@ -459,7 +464,7 @@ pub(super) fn unmark(headers: &mut HeaderMap) {
 fn mark(headers: &mut HeaderMap, lease: &Lease) {
     unmark(headers);
     if let Ok(backend) = HeaderValue::from_str(&lease.seat.name) {
-        headers.insert("x-router-backend", backend);
+        headers.insert(BACKEND, backend);
     }
     let Placement { reason, knowledge, feed, .. } = lease.placement;
     let reason = match (knowledge, feed) {
@@ -468,6 +473,6 @@ fn mark(headers: &mut HeaderMap, lease: &Lease) {
         _ => HeaderValue::try_from(format!("{}; knowledge={}", reason.name(), knowledge.name())),
     };
     if let Ok(reason) = reason {
-        headers.insert("x-router-reason", reason);
+        headers.insert(REASON, reason);
     }
 }

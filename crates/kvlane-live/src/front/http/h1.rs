@@ -359,8 +359,7 @@ impl Client {
         let out = &mut self.out.flat;
         out.reserve(KEPT_BYTES_MAX);
         let reason = status.canonical_reason().unwrap_or_default();
-        // Writing to memory fails of nothing.
-        let _ = write!(out, "HTTP/1.1 {} {reason}\r\n", status.as_str());
+        put(out, &[b"HTTP/1.1 ", status.as_str().as_bytes(), b" ", reason.as_bytes(), b"\r\n"]);
         for (name, value) in &headers {
             let ours = name == header::CONNECTION
                 || name == header::TRANSFER_ENCODING
@@ -374,6 +373,7 @@ impl Client {
             (End::Length, Some(length))
                 if !bodiless || (is_head && !headers.contains_key(header::CONTENT_LENGTH) && length > 0) =>
             {
+                // Writing to memory fails of nothing.
                 let _ = write!(out, "content-length: {length}\r\n");
             }
             _ => {}

@@ -3,6 +3,8 @@
 //! A head that two servers may read in two ways is refused here: a server before us may have read it in the other one, and
 //! think that the request ends elsewhere.
 
+use std::mem::MaybeUninit;
+
 use bytes::{Bytes, BytesMut};
 use http::header::{self, HeaderName};
 use http::request::Parts;
@@ -63,9 +65,9 @@ impl Head {
 
     /// Takes the head that `buffer` begins with and that ends at `end`.
     pub(super) fn take(buffer: &mut BytesMut, end: usize) -> Result<Self, ApiError> {
-        let mut fields = [httparse::EMPTY_HEADER; FIELDS_MAX];
-        let mut request = httparse::Request::new(&mut fields);
-        match request.parse(&buffer[..end]) {
+        let mut fields = [MaybeUninit::uninit(); FIELDS_MAX];
+        let mut request = httparse::Request::new(&mut []);
+        match request.parse_with_uninit_headers(&buffer[..end], &mut fields) {
             Ok(httparse::Status::Complete(_)) => {}
             Ok(httparse::Status::Partial) => return Err(ApiError::NoHttp("its head is incomplete")),
             Err(httparse::Error::TooManyHeaders) => return Err(ApiError::TooManyFields),
@@ -88,17 +90,15 @@ impl Head {
         };
         let target = place(target.as_bytes());
         let mut headers = HeaderMap::with_capacity(request.headers.len());
-        let mut places = [(0, 0); FIELDS_MAX];
-        let mut names: Vec<HeaderName> = Vec::with_capacity(request.headers.len());
-        for (field, place_of) in request.headers.iter().zip(&mut places) {
+        let mut fields = Vec::with_capacity(request.headers.len());
+        for field in request.headers.iter() {
             let name = HeaderName::from_bytes(field.name.as_bytes());
-            names.push(name.map_err(|_| ApiError::NoHttp("the name of a header field is not valid"))?);
-            let value = place(field.value);
-            *place_of = (value.start, value.end);
+            let name = name.map_err(|_| ApiError::NoHttp("the name of a header field is not valid"))?;
+            fields.push((name, place(field.value)));
         }
         let whole = buffer.split_to(end).freeze();
-        for (name, (from, to)) in names.into_iter().zip(places) {
-            let value = HeaderValue::from_maybe_shared(whole.slice(from..to));
+        for (name, place) in fields {
+            let value = HeaderValue::from_maybe_shared(whole.slice(place));
             let value =
                 value.map_err(|_| ApiError::NoHttp("a header field has bytes that are not allowed"))?;
             headers.append(name, value);

@@ -215,7 +215,10 @@ impl Relay {
         }
         if let Some(lease) = self.lease.take() {
             match broke {
-                Broke::Cut => lease.failed(FailureKind::mid_stream),
+                Broke::Cut => {
+                    lease.failed(FailureKind::mid_stream);
+                    lease.died(false);
+                }
                 Broke::Silent => lease.failed(FailureKind::timeout),
                 Broke::Deadline => {
                     lease.trace_failure(FailureKind::timeout.name());
