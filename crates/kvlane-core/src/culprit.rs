@@ -9,7 +9,7 @@
 //! - Otherwise nobody knows which of the suspects it was, or whether it was one at all. They are tried [one at a
 //!   time](Standing::Alone), which clears all but the cause. A third death bars.
 //!
-//! An engine that fails its probes or breaks a connection may be dead or out of reach. That counts as a death which is not
+//! An engine that fails its probes or breaks a stream may be dead or out of reach. That counts as a death which is not
 //! certain: it makes suspects but bars nobody, until the engine is found [gone or well](Culprits::settle).
 
 use std::collections::VecDeque;

@@ -331,8 +331,10 @@ impl<'a> Attempts<'a> {
     pub(super) async fn go_on(&mut self, upstreams: &Upstreams) -> bool {
         if let Some(lease) = self.broke.take() {
             let worker = Arc::clone(&lease.worker);
-            // Its connection broke: because its process ended, or by itself, which its next probe tells.
-            lease.died(upstreams.refuses(&worker).await);
+            // Its connection broke: by itself, or because its process ended.
+            if upstreams.refuses(&worker).await {
+                lease.died(true);
+            }
         }
         if let Standing::Barred(left) = self.gateway.standing(self.routed.prompt) {
             let request_id = self.routed.timeline.request_id();
