@@ -290,8 +290,8 @@ impl Relay {
         };
         let Some(lease) = self.lease.take() else { return Err(self.fail(broke, error)) };
         lease.failed(failure);
-        if matches!(broke, Broke::Cut) {
-            lease.died(self.fault == Some(Fault::Engine));
+        if self.fault == Some(Fault::Engine) {
+            lease.died(true);
         }
         self.body.close();
         // The transcript holds what is no whole event yet; the client has none of it.
