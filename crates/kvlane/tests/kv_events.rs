@@ -9,6 +9,7 @@ use kvlane_core::index::Overlap;
 use kvlane_core::policy::PolicyConfig;
 use kvlane_core::truth::Feed;
 use kvlane_live::config::{Config, WorkerSpec};
+use kvlane_live::ingest::Seen;
 use kvlane_live::testing::{Client, TestGateway, config, eventually, soon};
 use kvlane_live::tokenize::TokenSource;
 use kvlane_mock::{KvEventsConfig, KvEventsFaults, KvEventsHashes, MockConfig, MockEngine};
@@ -45,16 +46,27 @@ async fn gateway(engines: &[&MockEngine]) -> TestGateway {
     TestGateway::start(config, &[]).await
 }
 
+/// Whether every feed is live: nothing is missing that it knows of.
+fn all_live(gateway: &TestGateway, engines: &[&MockEngine]) -> bool {
+    every_feed(gateway, engines, |seen, _| seen.state == Feed::Live)
+}
+
 /// Whether every feed is live, and all that each engine has told is applied.
 fn caught_up(gateway: &TestGateway, engines: &[&MockEngine]) -> bool {
+    every_feed(gateway, engines, |seen, told| {
+        seen.state == Feed::Live && seen.seq.map_or(0, |seq| seq + 1) == told
+    })
+}
+
+/// Whether this holds of what is seen of every feed, and of how many messages its engine has sent.
+fn every_feed(gateway: &TestGateway, engines: &[&MockEngine], holds: impl Fn(Seen, u64) -> bool) -> bool {
     let fleet = &gateway.serving().fleet;
     engines.iter().all(|engine| {
         let worker = fleet.find(&format!("http://{}", engine.addr())).expect("it is a worker");
         let seats = worker.state().seats.clone();
         seats.iter().all(|seat| {
             let told = engine.feed_counts(seat.rank.number).expect("it has a feed").batches;
-            let seen = seat.feed.as_ref().expect("its feed was found").seen();
-            seen.state == Feed::Live && seen.seq.map_or(0, |seq| seq + 1) == told
+            holds(seat.feed.as_ref().expect("its feed was found").seen(), told)
         })
     })
 }
@@ -169,8 +181,10 @@ async fn lost_repeated_and_late_messages_do_not_last() {
     assert_eq!(gateway.pool("m").router.block_tokens(), BLOCK_TOKENS, "the block size is learned");
     let mut nudges = 0;
     for conversation in 0..8 {
-        // That the last message was lost shows with the next one, which may be lost as well.
+        // That the last message was lost shows with the next one, which may be lost as well. A feed that asks for what it
+        // lacks is waited for: it asks some times a second, and more requests would only make more gaps.
         while !caught_up(&gateway, &all) {
+            eventually("a feed catches up with what it knows of", || all_live(&gateway, &all)).await;
             assert!(nudges < 5000, "it never caught up");
             let mut client = Client::connect(engines[0].addr()).await;
             client.request("POST", "/v1/completions", &prompt(100 + nudges, 0).to_string()).await;
