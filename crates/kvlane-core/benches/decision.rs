@@ -10,7 +10,7 @@ use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use kvlane_core::block::{BlockHash, ChainSeed};
 use kvlane_core::endpoint::EndpointId;
 use kvlane_core::index::approx::{self, ApproxIndex};
-use kvlane_core::load::{InFlight, Load, Reported};
+use kvlane_core::load::{InFlight, Load, LoadReport};
 use kvlane_core::policy::{Candidate, PickContext, PolicyConfig, Reason};
 use kvlane_core::request::{RequestId, SchedulingRequest, SessionKey};
 use kvlane_core::rng::Rng;
@@ -110,7 +110,7 @@ fn pick(criterion: &mut Criterion) {
                 prefill_pairs: rng.below(100_000_000) as u64,
                 context_tokens: u64::from(requests) * 8000,
             };
-            let reported = Reported {
+            let reported = LoadReport {
                 running: requests,
                 waiting: rng.below(4) as u32,
                 kv_usage_ratio: rng.unit() as f32,

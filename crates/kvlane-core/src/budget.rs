@@ -6,7 +6,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::bounded::{Bounded, Share};
-use crate::fading::Fading;
+use crate::decaying_counter::DecayingCounter;
 use crate::time::Nanos;
 
 /// So many a second: 0 to a million.
@@ -25,14 +25,14 @@ pub struct Config {
 /// What is left.
 #[derive(Debug)]
 pub(crate) struct Budget {
-    left: Fading,
+    left: DecayingCounter,
 }
 
 // === impl Budget ===
 
 impl Budget {
     pub(crate) fn new(config: &Config) -> Self {
-        Self { left: Fading::of(config.per_second.get()) }
+        Self { left: DecayingCounter::of(config.per_second.get()) }
     }
 
     /// A request arrives.

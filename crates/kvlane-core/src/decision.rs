@@ -4,11 +4,11 @@ use std::collections::VecDeque;
 
 use serde::{Deserialize, Serialize};
 
+use crate::cache_accuracy::{Feed, Knowledge, Prediction};
 use crate::endpoint::EndpointId;
 use crate::policy::{Candidate, Reason};
 use crate::request::{RequestId, SchedulingRequest, SessionKey, TenantKey};
 use crate::time::Nanos;
-use crate::truth::{Feed, Knowledge, Prediction};
 
 /// Where a request goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -9,10 +9,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::breaker::Breaker;
 use crate::busy::Busy;
-use crate::load::{InFlight, Load, Reported};
+use crate::cache_accuracy::CacheAccuracy;
+use crate::load::{InFlight, Load, LoadReport};
 use crate::rates::Pace;
 use crate::time::Nanos;
-use crate::truth::Truth;
 
 /// Names an endpoint within its pool, for ever: a slot and how often the slot has been reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -66,7 +66,7 @@ pub struct Endpoint {
     /// Its load.
     pub load: Load,
     /// What we know of its cache, and how well that has held.
-    pub truth: Truth,
+    pub cache_accuracy: CacheAccuracy,
     /// How fast it has shown itself to be.
     pub pace: Pace,
     /// Whether its answers of late allow to place requests there.
@@ -139,7 +139,7 @@ impl Pool {
             healthy: true,
             draining: false,
             load: Load::default(),
-            truth: Truth::default(),
+            cache_accuracy: CacheAccuracy::default(),
             pace: Pace::default(),
             breaker: Breaker::default(),
             stalled: false,
@@ -207,15 +207,15 @@ impl Pool {
     }
 
     /// Stores what an engine says of itself.
-    pub fn report(&mut self, id: EndpointId, now: Nanos, reported: Reported) {
+    pub fn report(&mut self, id: EndpointId, now: Nanos, reported: LoadReport) {
         if let Some(endpoint) = self.get_mut(id) {
             endpoint.load.reported = Some((reported, now));
         }
     }
 
     /// What is known of the cache of an endpoint that is still here.
-    pub(crate) fn truth_mut(&mut self, id: EndpointId) -> Option<&mut Truth> {
-        self.get_mut(id).map(|endpoint| &mut endpoint.truth)
+    pub(crate) fn cache_accuracy_mut(&mut self, id: EndpointId) -> Option<&mut CacheAccuracy> {
+        self.get_mut(id).map(|endpoint| &mut endpoint.cache_accuracy)
     }
 
     /// The ledger of an endpoint that is still here.

@@ -3,21 +3,22 @@
 //! Nothing here waits, reads a clock, opens a socket or logs. The HTTP gateway and the simulator drive the same
 //! [`router::Router`]; what it was told can be recorded and lived through again.
 
-mod admission;
+mod abort_on_panic;
 pub mod block;
 pub mod bounded;
 pub mod breaker;
 pub mod budget;
 pub mod busy;
-pub mod culprit;
+pub mod cache_accuracy;
+mod decaying_counter;
 pub mod decision;
 pub mod endpoint;
 pub mod event;
-mod fading;
 pub mod forecast;
 pub mod index;
 pub mod limit;
 pub mod load;
+pub mod poison_prompts;
 pub mod policy;
 mod queue;
 pub mod rates;
@@ -28,9 +29,8 @@ mod ring;
 pub mod rng;
 pub mod router;
 pub mod scheduler;
+mod session_admission;
 pub mod stall;
 mod table;
 pub mod time;
 pub mod timing;
-pub mod truth;
-mod whole;

@@ -23,7 +23,7 @@ pub struct InFlight {
 
 /// What an engine says of itself, and when it said so.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Reported {
+pub struct LoadReport {
     /// Sequences in its batch.
     pub running: u32,
     /// Requests in its queue.
@@ -40,5 +40,5 @@ pub struct Load {
     /// Our own ledger, exact and immediate.
     pub in_flight: InFlight,
     /// The engine's last report and the time it was taken, if it reports at all.
-    pub reported: Option<(Reported, Nanos)>,
+    pub reported: Option<(LoadReport, Nanos)>,
 }

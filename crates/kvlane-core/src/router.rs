@@ -10,7 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, Rw
 use foldhash::fast::FixedState;
 use hashbrown::HashMap;
 
+use crate::abort_on_panic::AbortOnPanicGuard;
 use crate::block::BlockHash;
+use crate::cache_accuracy::{self, Feed, Prediction};
 use crate::decision::Placement;
 use crate::endpoint::EndpointId;
 use crate::event::{EngineHash, KvEvent};
@@ -18,12 +20,10 @@ use crate::index::Overlap;
 use crate::index::approx::{self, ApproxIndex, Piece, Pieces};
 use crate::index::exact::{self, Applied, ExactIndex};
 use crate::index::speculation::Speculation;
-use crate::recording::{Entry, Recording, Tape};
+use crate::recording::{Entry, Recorder, Recording};
 use crate::request::{RequestId, SchedulingRequest};
 use crate::scheduler::{self, Input, Output, Scheduler};
 use crate::time::Nanos;
-use crate::truth::{self, Feed, Prediction};
-use crate::whole::Changing;
 
 /// How one pool is routed.
 #[derive(Clone, Debug, PartialEq)]
@@ -56,7 +56,7 @@ struct Exact {
 
 struct State {
     scheduler: Scheduler,
-    tape: Option<Tape>,
+    tape: Option<Recorder>,
     /// The prompts of those who wait: they are looked up when their turn comes.
     prompts: HashMap<RequestId, Prompt, FixedState>,
 }
@@ -87,11 +87,11 @@ impl Router {
     /// A router without endpoints that writes down all that its scheduler is told. Unbounded: for tests and short
     /// captures.
     pub fn recorded(config: Config) -> Self {
-        Self::with(config, Some(Tape::kept()))
+        Self::with(config, Some(Recorder::in_memory()))
     }
 
     /// Has a tape written from here on, in place of the one before, or none. What that one holds it hands over.
-    pub fn record(&self, tape: Option<Tape>) {
+    pub fn record(&self, tape: Option<Recorder>) {
         let before = std::mem::replace(&mut self.state().tape, tape);
         drop(before);
     }
@@ -108,7 +108,7 @@ impl Router {
         self.state().tape.is_some()
     }
 
-    fn with(config: Config, tape: Option<Tape>) -> Self {
+    fn with(config: Config, tape: Option<Recorder>) -> Self {
         Self {
             block_tokens: AtomicU32::new(config.block_tokens),
             approximate: Mutex::new(config.index),
@@ -130,7 +130,7 @@ impl Router {
     pub fn recording(&self) -> Recording {
         let state = self.state();
         let mut recording = Recording { config: state.scheduler.config().clone(), inputs: Vec::new() };
-        let segments = state.tape.as_ref().map(Tape::segments).unwrap_or_default();
+        let segments = state.tape.as_ref().map(Recorder::segments).unwrap_or_default();
         let mut begun = false;
         for (at, entry) in segments.iter().flat_map(|segment| segment.entries().flatten()) {
             match entry {
@@ -295,7 +295,7 @@ impl Router {
         step: impl FnOnce(&mut State, &mut Vec<Output>) -> T,
     ) -> T {
         let first = out.len();
-        let mut state = Changing::of(self.state());
+        let mut state = AbortOnPanicGuard::of(self.state());
         let done = step(&mut state, out);
         let may_wait = state.scheduler.may_wait();
         if self.may_wait.load(Ordering::Relaxed) != may_wait {
@@ -320,7 +320,7 @@ impl Router {
             let block_tokens = self.block_tokens();
             let reusable = reusable(&chain, tokens, block_tokens);
             let overlap = self.look_up(now, reusable, block_tokens, scratch);
-            let mut state = Changing::of(self.state());
+            let mut state = AbortOnPanicGuard::of(self.state());
             let before = out.len();
             state.step(now, Input::Refreshed { request: id, overlap }, out);
             drop(state);
@@ -401,7 +401,13 @@ impl Router {
     }
 
     /// The answer has said what it took: that is compared with what was predicted. Before [`Input::Finished`].
-    pub fn observe(&self, now: Nanos, request: RequestId, reported: truth::Reported, out: &mut Vec<Output>) {
+    pub fn observe(
+        &self,
+        now: Nanos,
+        request: RequestId,
+        reported: cache_accuracy::ReportedReuse,
+        out: &mut Vec<Output>,
+    ) {
         self.step(now, Input::Answered { request, reported }, out);
     }
 
@@ -498,7 +504,7 @@ impl Router {
         read(&self.index)
     }
 
-    fn index_mut(&self) -> Changing<RwLockWriteGuard<'_, ApproxIndex>> {
+    fn index_mut(&self) -> AbortOnPanicGuard<RwLockWriteGuard<'_, ApproxIndex>> {
         write(&self.index)
     }
 }
@@ -522,8 +528,8 @@ fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
     lock.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn write<T>(lock: &RwLock<T>) -> Changing<RwLockWriteGuard<'_, T>> {
-    Changing::of(lock.write().unwrap_or_else(PoisonError::into_inner))
+fn write<T>(lock: &RwLock<T>) -> AbortOnPanicGuard<RwLockWriteGuard<'_, T>> {
+    AbortOnPanicGuard::of(lock.write().unwrap_or_else(PoisonError::into_inner))
 }
 
 // === impl State ===

@@ -11,14 +11,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwap;
 use kvlane_core::block::BlockHash;
-use kvlane_core::culprit::{Culprits, PromptKey, Standing};
+use kvlane_core::cache_accuracy::{Feed, KnowledgeChange, ReportedReuse};
 use kvlane_core::decision::{Placement, Refused, Rejection};
 use kvlane_core::endpoint::EndpointId;
+use kvlane_core::poison_prompts::{PoisonPrompts, PromptKey, Standing};
 use kvlane_core::request::{RequestId, RequestKey, SchedulingRequest};
 use kvlane_core::router::{Router, Scratch};
 use kvlane_core::scheduler::{Input, Output};
 use kvlane_core::time::Nanos;
-use kvlane_core::truth::{Change, Feed, Reported};
 use kvlane_wire::server_timing::Stage;
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, SemaphorePermit, mpsc, oneshot};
@@ -37,7 +37,7 @@ use crate::limits::{Charge, Limits};
 use crate::memory::Memory;
 use crate::metrics::{Metrics, PoolMetrics, SelectionMetrics};
 use crate::objects::Objects;
-use crate::recorder::Recorder;
+use crate::recording_writer::RecordingWriter;
 use crate::reload::Reloads;
 use crate::salt::SaltKey;
 use crate::timeline::Timeline;
@@ -65,7 +65,7 @@ pub struct Gateway {
     /// Which worker made which stored response, file or batch.
     pub(crate) objects: Objects,
     /// Prompts under which engines died.
-    culprits: Mutex<Culprits>,
+    culprits: Mutex<PoisonPrompts>,
     /// Who of them is tried, where it may be the cause.
     turn: Semaphore,
     /// What workers were given before it was there.
@@ -81,7 +81,7 @@ pub struct Gateway {
     /// Where workers may be that somebody names from outside.
     pub(crate) allowed: Arc<ArcSwap<Allowed>>,
     /// What writes down what schedulers are told.
-    pub(crate) recorder: Recorder,
+    pub(crate) recordings: RecordingWriter,
     /// Its time.
     pub clock: Clock,
     /// Its metrics.
@@ -236,7 +236,7 @@ impl Gateway {
             auth: ArcSwap::from_pointee(auth),
             tls: ArcSwap::from_pointee(tls),
             config: ArcSwap::from_pointee(config),
-            recorder: Recorder::default(),
+            recordings: RecordingWriter::default(),
             clock,
             metrics: Metrics::new(),
             history: History::default(),
@@ -304,7 +304,7 @@ impl Gateway {
     /// When there is nowhere to write.
     pub(crate) fn record(&self) -> std::io::Result<()> {
         let config = self.config();
-        self.recorder.configure(&config.recorder, &self.metrics.recorder, self.clock.now(), &self.pools())
+        self.recordings.configure(&config.recorder, &self.metrics.recorder, self.clock.now(), &self.pools())
     }
 
     /// All pools.
@@ -327,7 +327,7 @@ impl Gateway {
         self.workers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn culprits(&self) -> MutexGuard<'_, Culprits> {
+    pub(crate) fn culprits(&self) -> MutexGuard<'_, PoisonPrompts> {
         self.culprits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -534,7 +534,7 @@ impl Gateway {
     }
 
     /// An answer has said what it took.
-    pub(crate) fn observe(&self, pool: &ModelPool, request: RequestId, reported: Reported) {
+    pub(crate) fn observe(&self, pool: &ModelPool, request: RequestId, reported: ReportedReuse) {
         let now = self.clock.now();
         SCRATCH.with_borrow_mut(|(_, outputs)| {
             outputs.clear();
@@ -554,8 +554,8 @@ impl Gateway {
                     }
                 }
                 Output::Knowledge { endpoint, change } => {
-                    self.metrics.truth.note(&pool.model, change);
-                    let Change { from, to, cause } = change;
+                    self.metrics.cache_accuracy.note(&pool.model, change);
+                    let KnowledgeChange { from, to, cause } = change;
                     let worker = pool.occupant(endpoint);
                     let worker = worker.as_ref().map_or("one that left", |occupant| &*occupant.name);
                     let (from, to, cause) = (from.name(), to.name(), cause.name());

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use kvlane_core::culprit::{PromptKey, Report};
+use kvlane_core::cache_accuracy::ReportedReuse;
 use kvlane_core::decision::Placement;
+use kvlane_core::poison_prompts::{EngineDeath, PromptKey};
 use kvlane_core::request::RequestId;
 use kvlane_core::scheduler::{Input, TOKENS_TOLD};
 use kvlane_core::time::Nanos;
-use kvlane_core::truth::Reported;
 use kvlane_wire::sse::Usage;
 use tokio::time::Instant;
 
@@ -201,7 +201,7 @@ impl Lease {
                 feed.note_answer(now, self.received, computed_tokens, &self.pool);
             }
             if let Some(cached_tokens) = usage.cached_tokens {
-                let reported = Reported { prompt_tokens: usage.prompt_tokens, cached_tokens };
+                let reported = ReportedReuse { prompt_tokens: usage.prompt_tokens, cached_tokens };
                 self.gateway.observe(&self.pool, self.request, reported);
             }
         }
@@ -237,14 +237,14 @@ impl Lease {
 
     /// It is in flight at the worker with a prompt that may kill it.
     pub(crate) fn suspect(&self) {
-        self.gateway.culprits().placed(self.prompt, self.worker.engine_key());
+        self.gateway.culprits().note_placement(self.prompt, self.worker.engine_key());
     }
 
     /// The worker's engine has died with it in flight, or may have: then its probes tell, now or later.
     pub(crate) fn died(&self, certain: bool) {
         let (prompt, engine, placed) = (self.prompt, self.worker.engine_key(), self.placed);
-        let report = Report { prompt, engine, placed, certain: certain || self.worker.is_gone() };
-        self.gateway.culprits().died(self.gateway.clock.now(), report);
+        let report = EngineDeath { prompt, engine, placed, certain: certain || self.worker.is_gone() };
+        self.gateway.culprits().note_death(self.gateway.clock.now(), report);
     }
 
     /// The worker's engine has stopped making progress.

@@ -23,7 +23,7 @@ mod memory;
 pub mod metrics;
 mod objects;
 pub mod panics;
-mod recorder;
+mod recording_writer;
 pub mod reload;
 mod salt;
 mod sealed;

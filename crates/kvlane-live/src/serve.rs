@@ -30,7 +30,7 @@ use crate::history::keep_history;
 use crate::ingest::{Ingest, write_snapshot};
 use crate::metrics::{Metrics, Reached};
 use crate::panics::{guard, persist};
-use crate::recorder;
+use crate::recording_writer;
 use crate::stall;
 use crate::timings::Timings;
 use crate::tokenize::Tokenizers;
@@ -98,7 +98,7 @@ impl Parts {
         let timings = Timings::read(&config.routing).map_err(invalid)?;
         let security = Security::read(config).map_err(invalid)?;
         check_workers(config).map_err(invalid)?;
-        recorder::check(&config.recorder)?;
+        recording_writer::check(&config.recorder)?;
         let tokenizers = Tokenizers::start(config)?;
         Ok(Self { timings, security, tokenizers })
     }
@@ -250,7 +250,7 @@ impl Serving {
         let cut = if drained { Cut::default() } else { self.unfinished() };
         drop(self.kill);
         // What was told is in the files before anybody says that all is over.
-        self.gateway.recorder.end(&self.gateway.pools());
+        self.gateway.recordings.end(&self.gateway.pools());
         let (done, joined) = oneshot::channel();
         std::thread::spawn(move || {
             for thread in self.threads {

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::{ArcSwap, ArcSwapOption};
-use kvlane_core::culprit::EngineKey;
 use kvlane_core::endpoint::EndpointId;
+use kvlane_core::poison_prompts::EngineKey;
 use tokio::sync::Notify;
 
 use crate::address::{Address, worker_name};

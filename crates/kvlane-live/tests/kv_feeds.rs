@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kvlane_core::truth::Feed;
+use kvlane_core::cache_accuracy::Feed;
 use kvlane_live::config::FeedSpec;
 use kvlane_live::testing::{
     BLOCK, CachingEngine, FakeEngine, FakeFeed, FeedSeat, TestGateway, Told, batch, caching_config as config,

@@ -7,7 +7,7 @@ use std::fmt::{Debug, Write as _};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use kvlane_core::truth::Feed;
+use kvlane_core::cache_accuracy::Feed;
 use kvlane_live::panics;
 use kvlane_live::testing::{
     CachingEngine, FakeEngine, TestGateway, caching_config, caching_gateway, chat, config, eventually,

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
-use kvlane_core::truth::Feed;
+use kvlane_core::cache_accuracy::Feed;
 use kvlane_live::canary::{self, Parity};
 use kvlane_live::config::{Config, PoolOverride, TokenSource, WorkerSpec};
 use kvlane_live::serve::Serving;

@@ -28,7 +28,7 @@ fn corpus() -> Vec<String> {
         "README.md",
         "ARCHITECTURE.md",
         "crates/kvlane-core/src/block.rs",
-        "crates/kvlane-core/src/truth.rs",
+        "crates/kvlane-core/src/cache_accuracy.rs",
     ];
     let mut texts: Vec<_> =
         files.iter().filter_map(|file| std::fs::read_to_string(root.join(file)).ok()).collect();

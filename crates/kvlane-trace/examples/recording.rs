@@ -11,17 +11,17 @@ use std::sync::mpsc::sync_channel;
 use std::time::Instant;
 
 use kvlane_core::block::{BlockHash, ChainSeed};
+use kvlane_core::cache_accuracy;
 use kvlane_core::index::approx;
-use kvlane_core::load::Reported;
+use kvlane_core::load::LoadReport;
 use kvlane_core::policy::PolicyConfig;
 use kvlane_core::recording::file::{Frame, Frames, Head, add, begin};
-use kvlane_core::recording::{Replay, Segment, Sharing, Tape};
+use kvlane_core::recording::{Recorder, Replay, Segment, Sharing};
 use kvlane_core::request::{RequestId, RequestKey, SchedulingRequest, SessionKey};
 use kvlane_core::rng::Rng;
 use kvlane_core::router::{self, Router, Scratch};
 use kvlane_core::scheduler::{self, Input, Output, TOKENS_TOLD};
 use kvlane_core::time::Nanos;
-use kvlane_core::truth;
 
 type Failure = Box<dyn std::error::Error>;
 
@@ -70,7 +70,7 @@ fn main() -> Result<(), Failure> {
         Ok((len, busy_s))
     });
     // Here nothing may be lost, so a full channel is waited for.
-    let tape = Tape::new(move |segment| _ = send.send(segment));
+    let tape = Recorder::new(move |segment| _ = send.send(segment));
     let with_s = drive(requests, &policy, Some(tape))?;
     let (len, writing_s) = writer.join().map_err(|_| "the writer broke")??;
     let each = |s: f64| s * 1e9 / requests as f64;
@@ -111,7 +111,7 @@ fn cpu_s() -> f64 {
 }
 
 /// Sends that many requests through a router: the seconds that it took.
-fn drive(requests: u64, policy: &PolicyConfig, tape: Option<Tape>) -> Result<f64, Failure> {
+fn drive(requests: u64, policy: &PolicyConfig, tape: Option<Recorder>) -> Result<f64, Failure> {
     let router = Router::new(router::Config {
         scheduler: scheduler::Config { receipts_max: 1024, ..scheduler::Config::new(policy.clone()) },
         index: approx::Config { memory_bytes_max: 256 << 20, ttl: Nanos::from_secs(1800) },
@@ -176,14 +176,14 @@ fn drive(requests: u64, policy: &PolicyConfig, tape: Option<Tape>) -> Result<f64
                 router.progress(now, whose, false, TOKENS_TOLD, &mut out);
             }
             router.step(now, Input::Wrote { request, output_tokens }, &mut out);
-            let reported = truth::Reported { prompt_tokens, cached_tokens: prompt_tokens / 2 };
+            let reported = cache_accuracy::ReportedReuse { prompt_tokens, cached_tokens: prompt_tokens / 2 };
             router.observe(now, request, reported, &mut out);
             router.step(now, Input::Succeeded { request }, &mut out);
             router.step(now, Input::Finished { request }, &mut out);
         }
         if n.is_multiple_of(1000) {
             for &endpoint in &endpoints {
-                let reported = Reported {
+                let reported = LoadReport {
                     running: 20,
                     waiting: 1,
                     kv_usage_ratio: 0.5,

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use kvlane_core::index::approx;
 use kvlane_core::policy::PolicyConfig;
-use kvlane_core::recording::Tape;
+use kvlane_core::recording::Recorder;
 use kvlane_core::recording::file::{Head, add, begin};
 use kvlane_core::request::{RequestId, SchedulingRequest};
 use kvlane_core::router::{self, Router, Scratch};
@@ -77,7 +77,8 @@ fn gateway() -> Vec<u8> {
         block_tokens: 16,
     });
     let sink = Arc::clone(&file);
-    router.record(Some(Tape::new(move |segment| add(&mut sink.lock().expect("no panic"), &segment, &[]))));
+    router
+        .record(Some(Recorder::new(move |segment| add(&mut sink.lock().expect("no panic"), &segment, &[]))));
     let (mut scratch, mut out) = (Scratch::default(), Vec::new());
     router.join(Nanos(1), "e".into(), true, false, &mut out);
     for n in 0..2 {

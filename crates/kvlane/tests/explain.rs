@@ -5,15 +5,15 @@ use std::process::{Command, Output, Stdio};
 use std::sync::{Arc, Mutex};
 
 use kvlane_core::block::ChainSeed;
+use kvlane_core::cache_accuracy::ReportedReuse;
 use kvlane_core::index::approx;
 use kvlane_core::policy::PolicyConfig;
 use kvlane_core::recording::file::{Head, add, begin};
-use kvlane_core::recording::{Sharing, Tape};
+use kvlane_core::recording::{Recorder, Sharing};
 use kvlane_core::request::{RequestId, RequestKey, SchedulingRequest, SessionKey};
 use kvlane_core::router::{self, Router, Scratch};
 use kvlane_core::scheduler::{self, Input};
 use kvlane_core::time::Nanos;
-use kvlane_core::truth::Reported;
 use serde_json::Value;
 
 /// Writes a recording: sixty requests of seven conversations at three endpoints, each answered after a while. Request 40 is
@@ -34,7 +34,7 @@ fn recording(dir: &Path, policy: &str) -> PathBuf {
         block_tokens: 16,
     });
     let sink = Arc::clone(&file);
-    router.record(Some(Tape::new(move |segment| {
+    router.record(Some(Recorder::new(move |segment| {
         let (file, sharing) = &mut *sink.lock().expect("no panic");
         add(file, &segment, &sharing.of_segment(&segment));
     })));
@@ -53,7 +53,7 @@ fn recording(dir: &Path, policy: &str) -> PathBuf {
             session: Some(SessionKey::named(format!("chat-{session}").as_bytes(), 0)),
             ..SchedulingRequest::new(RequestId(n), prompt.len() as u32)
         };
-        let reported = Reported { prompt_tokens: request.prompt_tokens, cached_tokens: 320 };
+        let reported = ReportedReuse { prompt_tokens: request.prompt_tokens, cached_tokens: 320 };
         router.arrive(now, request, &chain, &mut scratch, &mut out);
         let (then, request) = (now + Nanos::from_millis(if n == 40 { 90 } else { 30 }), RequestId(n));
         router.progress(then, request, true, 16, &mut out);

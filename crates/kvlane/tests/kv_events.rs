@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 
 use kvlane_core::block::ChainSeed;
+use kvlane_core::cache_accuracy::Feed;
 use kvlane_core::index::Overlap;
 use kvlane_core::policy::PolicyConfig;
-use kvlane_core::truth::Feed;
 use kvlane_live::config::{Config, WorkerSpec};
 use kvlane_live::ingest::Seen;
 use kvlane_live::testing::{Client, TestGateway, config, eventually, soon};

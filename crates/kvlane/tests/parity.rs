@@ -13,7 +13,7 @@ use std::net::{Ipv4Addr, TcpListener};
 
 use kvlane_bench::prompt;
 use kvlane_core::decision::Receipt;
-use kvlane_core::load::Reported;
+use kvlane_core::load::LoadReport;
 use kvlane_core::policy::PolicyConfig;
 use kvlane_core::scheduler::{Input, Scheduler};
 use kvlane_core::time::Nanos;
@@ -122,7 +122,7 @@ fn world(name: &str, requests: usize, timing: TimingModel) -> World {
 fn report_idle(world: &World) {
     let engine = EngineConfig::vllm(timing(), BLOCK_TOKENS, 0.9);
     let kv_capacity_tokens = Some(u64::from(engine.blocks) * u64::from(BLOCK_TOKENS));
-    let reported = Reported { running: 0, waiting: 0, kv_usage_ratio: 0.0, kv_capacity_tokens };
+    let reported = LoadReport { running: 0, waiting: 0, kv_usage_ratio: 0.0, kv_capacity_tokens };
     let endpoints: Vec<_> =
         world.router().read(|scheduler| scheduler.pool().endpoints().map(|endpoint| endpoint.id).collect());
     for endpoint in endpoints {

@@ -11,13 +11,13 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, DeserializeSeed, IntoDeserializer, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
+use crate::cache_accuracy::{Knowledge, Prediction};
 use crate::endpoint::EndpointId;
 use crate::load::{InFlight, Load};
 use crate::rates::Rates;
 use crate::request::SchedulingRequest;
 use crate::rng::Rng;
 use crate::time::Nanos;
-use crate::truth::{Knowledge, Prediction};
 
 /// One eligible endpoint as a row.
 #[derive(Clone, Copy, Debug)]
@@ -506,7 +506,7 @@ mod tests {
 
     use super::*;
     use crate::block::BlockHash;
-    use crate::load::{InFlight, Reported};
+    use crate::load::{InFlight, LoadReport};
     use crate::request::{SessionKey, TenantKey};
 
     #[test]
@@ -553,11 +553,11 @@ mod tests {
         number().prop_map(|n| u32::try_from(n).unwrap_or(u32::MAX / 2).min(u32::MAX / 2))
     }
 
-    fn reported() -> impl Strategy<Value = Option<(Reported, Nanos)>> {
+    fn reported() -> impl Strategy<Value = Option<(LoadReport, Nanos)>> {
         let usage = prop_oneof![4 => 0f32..1.0, 1 => any::<f32>(), 1 => Just(f32::NAN), 1 => Just(1.0)];
         let reported = (count(), count(), usage, prop::option::of(number()), number());
         prop::option::of(reported.prop_map(|(running, waiting, kv_usage_ratio, kv_capacity_tokens, at)| {
-            (Reported { running, waiting, kv_usage_ratio, kv_capacity_tokens }, Nanos(at))
+            (LoadReport { running, waiting, kv_usage_ratio, kv_capacity_tokens }, Nanos(at))
         }))
     }
 

@@ -197,7 +197,7 @@ impl Policy for Preble {
 mod tests {
     use super::super::testing::{Case, near};
     use super::*;
-    use crate::load::Reported;
+    use crate::load::LoadReport;
 
     /// Prefill takes 1 ms a token, a decode step 10 ms whatever is in it.
     fn case(prompt_tokens: u32, rows: &[(u32, u32, u64, u64)]) -> Case {
@@ -273,7 +273,7 @@ mod tests {
         near(&case.costs, &[1.06 + 0.16 * 0.4 + 0.06, 0.1]);
         // 320 new tokens in a cache of 250 evict 70.
         let reported =
-            Reported { running: 0, waiting: 0, kv_usage_ratio: 0.0, kv_capacity_tokens: Some(250) };
+            LoadReport { running: 0, waiting: 0, kv_usage_ratio: 0.0, kv_capacity_tokens: Some(250) };
         case.rows[0].load.reported = Some((reported, Nanos::ZERO));
         case.pick();
         near(&case.costs[..1], &[1.06 + 0.07 * 0.4 + 0.06]);

@@ -99,10 +99,10 @@ impl Policy for SmgLeastLoad {
 mod tests {
     use super::super::testing::{Case, near};
     use super::*;
-    use crate::load::Reported;
+    use crate::load::LoadReport;
 
-    fn report(waiting: u32, kv_usage_ratio: f32, at: u64) -> Option<(Reported, Nanos)> {
-        let reported = Reported { running: 9, waiting, kv_usage_ratio, kv_capacity_tokens: None };
+    fn report(waiting: u32, kv_usage_ratio: f32, at: u64) -> Option<(LoadReport, Nanos)> {
+        let reported = LoadReport { running: 9, waiting, kv_usage_ratio, kv_capacity_tokens: None };
         Some((reported, Nanos(at)))
     }
 

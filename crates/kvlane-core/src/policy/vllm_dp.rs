@@ -61,10 +61,10 @@ impl Policy for VllmDp {
 mod tests {
     use super::super::testing::Case;
     use super::*;
-    use crate::load::Reported;
+    use crate::load::LoadReport;
 
-    fn report(waiting: u32, running: u32, at: u64) -> Option<(Reported, Nanos)> {
-        let reported = Reported { running, waiting, kv_usage_ratio: 0.0, kv_capacity_tokens: None };
+    fn report(waiting: u32, running: u32, at: u64) -> Option<(LoadReport, Nanos)> {
+        let reported = LoadReport { running, waiting, kv_usage_ratio: 0.0, kv_capacity_tokens: None };
         Some((reported, Nanos(at)))
     }
 

@@ -135,7 +135,7 @@ impl Policy for Weighted {
 #[cfg(test)]
 mod tests {
     use super::super::testing::Case;
-    use crate::load::Reported;
+    use crate::load::LoadReport;
     use crate::time::Nanos;
 
     /// Rows of overlap, requests of our own, requests the engine says are waiting, and its KV use.
@@ -143,7 +143,7 @@ mod tests {
         let plain: Vec<_> = rows.iter().map(|&(overlap, requests, ..)| (overlap, requests, 0, 0)).collect();
         let mut case = Case::new(name, 100, &plain);
         for (row, &(.., waiting, kv_usage_ratio)) in case.rows.iter_mut().zip(rows) {
-            let reported = Reported { running: 0, waiting, kv_usage_ratio, kv_capacity_tokens: None };
+            let reported = LoadReport { running: 0, waiting, kv_usage_ratio, kv_capacity_tokens: None };
             row.load.reported = Some((reported, Nanos::ZERO));
         }
         case

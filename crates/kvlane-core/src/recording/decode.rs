@@ -8,13 +8,13 @@ use super::encode::{
 };
 use super::{Entry, Segment};
 use crate::block::BlockHash;
+use crate::cache_accuracy::{Prediction, ReportedReuse};
 use crate::endpoint::EndpointId;
 use crate::load;
 use crate::policy::Reason;
 use crate::request::{RequestId, RequestKey, SchedulingRequest, SessionKey, TenantKey};
 use crate::scheduler::{Input, TOKENS_TOLD};
 use crate::time::Nanos;
-use crate::truth::{Prediction, Reported};
 
 /// Endpoints that one entry may name: a pool has no more.
 const ENDPOINTS_MAX: usize = 1 << 16;
@@ -89,7 +89,7 @@ impl<'a> Entries<'a> {
             Kind::Wrote => Input::Wrote { request: request(rest)?, output_tokens: rest.u32()? },
             Kind::Answered => {
                 let request = request(rest)?;
-                let reported = Reported { prompt_tokens: rest.u32()?, cached_tokens: rest.u32()? };
+                let reported = ReportedReuse { prompt_tokens: rest.u32()?, cached_tokens: rest.u32()? };
                 Input::Answered { request, reported }
             }
             Kind::Failed => Input::Failed { request: request(rest)? },
@@ -105,7 +105,7 @@ impl<'a> Entries<'a> {
                     0 => None,
                     _ => Some(rest.number()?),
                 };
-                let reported = load::Reported { running, waiting, kv_usage_ratio, kv_capacity_tokens };
+                let reported = load::LoadReport { running, waiting, kv_usage_ratio, kv_capacity_tokens };
                 Input::Reported { endpoint, reported }
             }
             Kind::Counted => Input::Counted {

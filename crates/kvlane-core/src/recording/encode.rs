@@ -1,14 +1,14 @@
 //! Entries to bytes: what both sides remember while they write or read a segment, and the writing.
 
 use super::bytes::{Keys, folded, put};
+use crate::cache_accuracy::Prediction;
 use crate::decision::Rejection;
 use crate::endpoint::EndpointId;
 use crate::policy::Reason;
 use crate::request::{RequestId, SchedulingRequest};
-use crate::scheduler::Synopsis;
+use crate::scheduler::Checkpoint;
 use crate::scheduler::{Input, TOKENS_TOLD};
 use crate::time::Nanos;
-use crate::truth::Prediction;
 
 /// What an entry is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,7 +136,7 @@ impl Memory {
         }
     }
 
-    pub(super) fn synopsis(&mut self, out: &mut Vec<u8>, now: Nanos, synopsis: &Synopsis) {
+    pub(super) fn synopsis(&mut self, out: &mut Vec<u8>, now: Nanos, synopsis: &Checkpoint) {
         self.begin(out, Kind::Synopsis, now, None);
         put_json(out, synopsis);
     }

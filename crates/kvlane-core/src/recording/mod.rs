@@ -1,10 +1,10 @@
 //! What a scheduler was told, written down so small that it can be done all the time, and lived through again.
 //!
-//! A [`Tape`] turns inputs into bytes while the scheduler's lock is held, and hands over a [`Segment`] whenever it has
+//! A [`Recorder`] turns inputs into bytes while the scheduler's lock is held, and hands over a [`Segment`] whenever it has
 //! enough of them. Whoever gets it puts it into a file ([`file`]) on a thread of its own. An [`Entries`] reads a segment,
 //! a [`Replay`] lives through what it reads. docs/decisions/0013-recordings.md says why it is as it is.
 //!
-//! Every segment stands for itself: it begins with a [`Synopsis`] of the scheduler, and its times, ids and keys refer to
+//! Every segment stands for itself: it begins with a [`Checkpoint`] of the scheduler, and its times, ids and keys refer to
 //! nothing before it. So a file can be cut at any segment, and whatever is lost costs no more than itself. Behind the
 //! synopsis follows entry by entry:
 //!
@@ -23,17 +23,17 @@ mod bytes;
 mod decode;
 mod encode;
 pub mod file;
+mod recorder;
 mod replay;
 mod sharing;
-mod tape;
 
 use serde::{Deserialize, Serialize};
 
-pub use crate::scheduler::Synopsis;
+pub use crate::scheduler::Checkpoint;
 pub use decode::{Damaged, Entries};
+pub use recorder::{Recorder, Segment};
 pub use replay::{Replay, Step, Tally};
 pub use sharing::{Sharing, shared_blocks};
-pub use tape::{Segment, Tape};
 
 use crate::decision::Rejection;
 use crate::endpoint::EndpointId;
@@ -46,7 +46,7 @@ use crate::time::Nanos;
 #[derive(Clone, Debug, PartialEq)]
 pub enum Entry {
     /// How the scheduler stood.
-    Synopsis(Box<Synopsis>),
+    Synopsis(Box<Checkpoint>),
     /// What it was told.
     Input(Input),
     /// What it did upon that: a request was placed.

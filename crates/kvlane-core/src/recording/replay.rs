@@ -2,13 +2,13 @@
 //!
 //! A replay follows: a request goes where it went, even where the policy would send it elsewhere this time, so that later
 //! decisions see the fleet as it was. Where a recording begins with its scheduler, nothing differs. Where it begins in the
-//! middle, or a part was lost, the replay goes on from a [`Synopsis`](super::Synopsis), and what that leaves out can make
+//! middle, or a part was lost, the replay goes on from a [`Checkpoint`](super::Synopsis), and what that leaves out can make
 //! it differ for a while: [`Tally`] counts how often.
 
 use std::iter::Peekable;
 
 use super::decode::{Damaged, Entries};
-use super::{Entry, Synopsis};
+use super::{Checkpoint, Entry};
 use crate::decision::{Receipt, Rejection};
 use crate::endpoint::EndpointId;
 use crate::policy::{PolicyConfig, Reason};
@@ -116,7 +116,7 @@ impl Replay {
     }
 
     /// A segment begins.
-    fn begin(&mut self, now: Nanos, number: u64, mut synopsis: Synopsis) {
+    fn begin(&mut self, now: Nanos, number: u64, mut synopsis: Checkpoint) {
         let follows = self.scheduler.is_some() && number == self.next;
         let lost = if self.scheduler.is_some() { number.saturating_sub(self.next) } else { 0 };
         self.next = number.saturating_add(1);

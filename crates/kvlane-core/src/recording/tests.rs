@@ -6,6 +6,7 @@ use super::encode::Memory;
 use super::file::{Frame, Frames, Head, Shared, add, begin};
 use super::*;
 use crate::block::{BlockHash, ChainSeed};
+use crate::cache_accuracy::{self, Feed, Prediction};
 use crate::decision::Placement;
 use crate::index::approx;
 use crate::load;
@@ -14,7 +15,6 @@ use crate::request::{RequestKey, SchedulingRequest, SessionKey, TenantKey};
 use crate::rng::Rng;
 use crate::router::{self, Router, Scratch};
 use crate::scheduler::{Config, Scheduler, TOKENS_TOLD};
-use crate::truth::{self, Feed, Prediction};
 
 fn ids() -> impl Strategy<Value = RequestId> {
     prop_oneof![(0u64..300).prop_map(RequestId), any::<u64>().prop_map(RequestId)]
@@ -67,7 +67,10 @@ fn inputs() -> impl Strategy<Value = Input> {
         (ids(), counts).prop_map(|(request, count)| Input::Tokens { request, count }),
         (ids(), any::<u32>()).prop_map(|(request, output_tokens)| Input::Wrote { request, output_tokens }),
         (ids(), any::<u32>(), any::<u32>()).prop_map(|(request, prompt_tokens, cached_tokens)| {
-            Input::Answered { request, reported: truth::Reported { prompt_tokens, cached_tokens } }
+            Input::Answered {
+                request,
+                reported: cache_accuracy::ReportedReuse { prompt_tokens, cached_tokens },
+            }
         }),
         ids().prop_map(|request| Input::Failed { request }),
         (ids(), any::<bool>())
@@ -98,7 +101,7 @@ fn inputs() -> impl Strategy<Value = Input> {
         (endpoints(), any::<u32>(), 0.0f32..1.0, prop::option::of(any::<u64>())).prop_map(
             |(endpoint, running, kv_usage_ratio, kv_capacity_tokens)| Input::Reported {
                 endpoint,
-                reported: load::Reported { running, waiting: 3, kv_usage_ratio, kv_capacity_tokens },
+                reported: load::LoadReport { running, waiting: 3, kv_usage_ratio, kv_capacity_tokens },
             }
         ),
     ]
@@ -168,7 +171,7 @@ fn recorded(policy: &str, seed: u64, handed_over_every: u64) -> (Vec<Segment>, V
         block_tokens: 16,
     });
     let sink = Arc::clone(&segments);
-    router.record(Some(Tape::new(move |segment| sink.lock().expect("no panic").push(segment))));
+    router.record(Some(Recorder::new(move |segment| sink.lock().expect("no panic").push(segment))));
     let (mut out, mut scratch, mut placed) = (Vec::new(), Scratch::default(), Vec::new());
     for n in 0..4 {
         router.join(Nanos(n), format!("e{n}").into(), true, false, &mut out).expect("room");

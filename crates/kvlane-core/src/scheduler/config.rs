@@ -4,11 +4,11 @@ use serde::{Deserialize, Serialize};
 
 use super::shadow::Shadow;
 use super::{Output, Scheduler};
-use crate::admission::Admission;
 use crate::bounded::Share;
 use crate::breaker;
 use crate::budget::{self, PerSecond};
 use crate::policy::PolicyConfig;
+use crate::session_admission::SessionAdmission;
 use crate::time::Nanos;
 use crate::timing::TimingModel;
 
@@ -105,7 +105,7 @@ impl Scheduler {
         match (config.session_admission, self.admission.is_some()) {
             (true, false) => {
                 // Whoever is here by now was not admitted, and is counted only if it still waits.
-                let mut admission = Admission::default();
+                let mut admission = SessionAdmission::default();
                 self.queue.sessions_going_on().for_each(|session| admission.enter(now, session));
                 let called = self.called.values().filter_map(|called| called.waiting.request.session);
                 called.for_each(|session| admission.enter(now, session));

@@ -6,12 +6,12 @@ use serde::{Deserialize, Serialize};
 
 use super::Config;
 use crate::breaker;
+use crate::cache_accuracy::{self, Feed, KnowledgeChange, Prediction};
 use crate::decision::{Placement, Refused};
 use crate::endpoint::EndpointId;
-use crate::load::Reported;
+use crate::load::LoadReport;
 use crate::request::{RequestId, SchedulingRequest};
 use crate::time::Nanos;
-use crate::truth::{self, Change, Feed, Prediction};
 
 /// Everything that can happen to a pool.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -64,7 +64,7 @@ pub enum Input {
         /// Which.
         endpoint: EndpointId,
         /// What it said.
-        reported: Reported,
+        reported: LoadReport,
     },
     /// A request wants a place, for the first time or again.
     Arrived {
@@ -105,7 +105,7 @@ pub enum Input {
         /// Whose.
         request: RequestId,
         /// What it said.
-        reported: truth::Reported,
+        reported: cache_accuracy::ReportedReuse,
     },
     /// An endpoint's event feed is in another state.
     Fed {
@@ -211,7 +211,7 @@ pub enum Output {
         /// Whose.
         endpoint: EndpointId,
         /// From what to what, and why.
-        change: Change,
+        change: KnowledgeChange,
     },
 }
 

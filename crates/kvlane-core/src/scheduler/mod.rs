@@ -5,44 +5,44 @@
 //! given back. Everything that can change the state is an [`Input`], and inputs can be written down: the same inputs
 //! in the same order give the same outputs.
 
+mod admission;
+mod availability;
+mod checkpoint;
 mod config;
-mod door;
-mod flights;
-mod gate;
+mod estimated_prefills;
+mod in_flight;
 mod learning;
 mod messages;
 mod shadow;
-mod synopsis;
-mod unseen;
 
 use std::collections::BTreeMap;
 
-use crate::admission::Admission;
 use crate::budget::Budget;
+use crate::cache_accuracy::{self, Feed, Knowledge, KnowledgeChange, Prediction};
+use crate::decaying_counter::DecayingCounter;
 use crate::decision::{Placement, Receipts};
 use crate::endpoint::{Endpoint, EndpointId, Pool};
-use crate::fading::Fading;
 use crate::load::InFlight;
 use crate::policy::{Candidate, PickContext, Policy, Reason};
 use crate::queue::{Account, Lane, Queue, Waiting};
 use crate::rates::Rates;
 use crate::request::RequestId;
 use crate::rng::Rng;
+use crate::session_admission::SessionAdmission;
 use crate::stall::Expected;
 use crate::time::Nanos;
-use crate::truth::{self, Change, Feed, Knowledge, Prediction};
 
+pub use checkpoint::Checkpoint;
 pub use config::Config;
 pub use messages::{Input, Output};
 pub use shadow::{Agreement, Shadowed};
-pub use synopsis::Synopsis;
 
-use door::Called;
-use flights::{Flight, Flights, Turn};
-use gate::Gates;
+use admission::Called;
+use availability::AvailabilitySummary;
+use estimated_prefills::EstimatedPrefills;
+use in_flight::{InFlightRequest, InFlightTable, Turn};
 use learning::{Learning, STEP_TOKENS};
 use shadow::Shadow;
-use unseen::Unseen;
 
 /// Tokens of an answer that a scheduler is told of at a time, but for the last ones: its ledger is right to a thousandth
 /// of a usual context, and told sixteen times as rarely. Gateway and simulator do it alike.
@@ -56,12 +56,12 @@ const OUTPUT_WEIGHT: i64 = 2;
 pub struct Scheduler {
     config: Config,
     pool: Pool,
-    flights: Flights,
+    flights: InFlightTable,
     queue: Queue,
-    admission: Option<Admission>,
+    admission: Option<SessionAdmission>,
     learning: Learning,
-    unseen: Unseen,
-    gates: Gates,
+    unseen: EstimatedPrefills,
+    gates: AvailabilitySummary,
     /// Nobody of those who wait first can go until an endpoint takes more.
     stalled: bool,
     /// Those whose turn has come.
@@ -69,7 +69,7 @@ pub struct Scheduler {
     retries: Budget,
     hedges: Budget,
     /// Requests that were over of late.
-    departed: Fading,
+    departed: DecayingCounter,
     policy: Box<dyn Policy>,
     shadow: Option<Box<Shadow>>,
     /// Where whoever is placed next goes, whatever the policy picks.
@@ -91,17 +91,17 @@ impl Scheduler {
     pub fn new(config: Config) -> Self {
         Self {
             pool: Pool::default(),
-            flights: Flights::default(),
+            flights: InFlightTable::default(),
             queue: Queue::new(config.queue_len_max as usize),
-            admission: config.session_admission.then(Admission::default),
+            admission: config.session_admission.then(SessionAdmission::default),
             learning: Learning::new(config.timing.as_deref()),
-            unseen: Unseen::default(),
-            gates: Gates::default(),
+            unseen: EstimatedPrefills::default(),
+            gates: AvailabilitySummary::default(),
             stalled: false,
             called: BTreeMap::new(),
             retries: Budget::new(&config.retries),
             hedges: Budget::new(&config.hedges),
-            departed: Fading::default(),
+            departed: DecayingCounter::default(),
             policy: config.policy.build(),
             shadow: Shadow::of(&config),
             destined: None,
@@ -148,10 +148,10 @@ impl Scheduler {
             Input::Tokens { request, count } => self.tokens(now, request, count),
             Input::Wrote { request, output_tokens } => self.wrote(now, request, output_tokens),
             Input::Answered { request, reported } => self.answered(request, reported, out),
-            Input::Fed { endpoint, feed } => self.learn(endpoint, out, |truth| truth.set_feed(feed)),
-            Input::Forgot { endpoint } => self.learn(endpoint, out, |truth| truth.forget()),
+            Input::Fed { endpoint, feed } => self.learn(endpoint, out, |accuracy| accuracy.set_feed(feed)),
+            Input::Forgot { endpoint } => self.learn(endpoint, out, |accuracy| accuracy.forget()),
             Input::Counted { endpoint, queries, hits, block_tokens } => {
-                self.learn(endpoint, out, |truth| truth.count(queries, hits, block_tokens));
+                self.learn(endpoint, out, |accuracy| accuracy.count(queries, hits, block_tokens));
             }
             Input::Failed { .. } | Input::Busy { .. } | Input::Succeeded { .. } => {
                 self.told(now, &input, out);
@@ -197,8 +197,11 @@ impl Scheduler {
 
     /// When to step with [`Input::Tick`] if nothing happens before.
     pub fn next_deadline(&self) -> Option<Nanos> {
-        let room =
-            self.admission.as_ref().filter(|_| self.queue.anyone_begins()).and_then(Admission::next_deadline);
+        let room = self
+            .admission
+            .as_ref()
+            .filter(|_| self.queue.anyone_begins())
+            .and_then(SessionAdmission::next_deadline);
         let gate = self.gates.next_deadline().filter(|_| self.queued() > 0);
         self.queue.next_deadline().into_iter().chain(room).chain(gate).min()
     }
@@ -268,7 +271,7 @@ impl Scheduler {
         self.config.queue_len_max > 0
             && (self.config.in_flight_max > 0
                 || self.admission.is_some()
-                || self.is_gated()
+                || self.may_be_unavailable()
                 || self.queued() > 0)
     }
 
@@ -300,7 +303,7 @@ impl Scheduler {
         let destined = self.destined.and_then(|id| self.rows.iter().position(|row| row.endpoint == id));
         let row = destined.unwrap_or(row);
         let Candidate { endpoint, overlap_tokens, knowledge, prediction, .. } = self.rows[row];
-        let feed = self.pool.get(endpoint).map_or(Feed::Absent, |endpoint| endpoint.truth.feed());
+        let feed = self.pool.get(endpoint).map_or(Feed::Absent, |endpoint| endpoint.cache_accuracy.feed());
         let placement = Placement { endpoint, overlap_tokens, reason, knowledge, feed };
         if explain {
             self.receipts.push(now, request, output_tokens, placement, &self.rows, &self.costs);
@@ -314,7 +317,7 @@ impl Scheduler {
         }
         let (uncached, pairs) = (picked.uncached_tokens(request), picked.uncached_pairs(request));
         let timed = self.learning.placed(now, request, &picked.load, uncached, pairs);
-        let flight = Flight {
+        let flight = InFlightRequest {
             request: request.id,
             endpoint,
             era: 0,
@@ -343,7 +346,7 @@ impl Scheduler {
             let step_s = picked.rates.decode_step_s(requests - prefilling, context_tokens);
             self.unseen.placed(now, request.id, picked.rates.prefill_s(tokens, pairs) + step_s);
         }
-        let flight = Flight { era: self.passes(endpoint, request.id), ..flight };
+        let flight = InFlightRequest { era: self.passes(endpoint, request.id), ..flight };
         // If it is the one request that a breaker lets through, those who waited for that have nothing to wait for.
         self.stalled = false;
         if let Some(ledger) = self.pool.in_flight_mut(endpoint) {
@@ -363,13 +366,15 @@ impl Scheduler {
         if std::mem::replace(&mut flight.computed, true) {
             return;
         }
-        let Flight { endpoint, era, prediction, prompt_tokens, prefill_tokens, prefill_pairs, .. } = *flight;
+        let InFlightRequest {
+            endpoint, era, prediction, prompt_tokens, prefill_tokens, prefill_pairs, ..
+        } = *flight;
         if seen {
             let (tokens, timed) = (u64::from(prefill_tokens), &mut flight.timed);
             self.learning.first_token(now, timed, self.pool.get_mut(endpoint), tokens, prefill_pairs);
         }
-        if let Some(truth) = self.pool.truth_mut(endpoint) {
-            truth.owe(prediction.unwrap_or_default(), prompt_tokens);
+        if let Some(accuracy) = self.pool.cache_accuracy_mut(endpoint) {
+            accuracy.owe(prediction.unwrap_or_default(), prompt_tokens);
         }
         self.prefilled(request);
         self.begun(now, endpoint, era, out);
@@ -389,16 +394,21 @@ impl Scheduler {
     }
 
     /// Compares what was predicted with what the answer says.
-    fn answered(&mut self, request: RequestId, reported: truth::Reported, out: &mut Vec<Output>) {
+    fn answered(
+        &mut self,
+        request: RequestId,
+        reported: cache_accuracy::ReportedReuse,
+        out: &mut Vec<Output>,
+    ) {
         let Some(flight) = self.flights.get_mut(request) else { return };
         flight.turn = flight.turn.map(|turn| Turn { held_tokens: Some(reported.cached_tokens), ..turn });
         let Some(prediction) = flight.prediction.take() else { return };
-        let Flight { endpoint, prompt_tokens, block_tokens, computed, .. } = *flight;
-        self.learn(endpoint, out, |truth| {
+        let InFlightRequest { endpoint, prompt_tokens, block_tokens, computed, .. } = *flight;
+        self.learn(endpoint, out, |accuracy| {
             if computed {
-                truth.repay(prediction, prompt_tokens);
+                accuracy.repay(prediction, prompt_tokens);
             }
-            truth.observe(prediction, prompt_tokens, reported, block_tokens)
+            accuracy.observe(prediction, prompt_tokens, reported, block_tokens)
         });
     }
 
@@ -407,9 +417,9 @@ impl Scheduler {
         &mut self,
         endpoint: EndpointId,
         out: &mut Vec<Output>,
-        change: impl FnOnce(&mut truth::Truth) -> Option<Change>,
+        change: impl FnOnce(&mut cache_accuracy::CacheAccuracy) -> Option<KnowledgeChange>,
     ) {
-        if let Some(change) = self.pool.truth_mut(endpoint).and_then(change) {
+        if let Some(change) = self.pool.cache_accuracy_mut(endpoint).and_then(change) {
             out.push(Output::Knowledge { endpoint, change });
         }
     }
@@ -480,7 +490,7 @@ impl Scheduler {
 }
 
 /// More tokens of an answer came. Those that were expected have been charged.
-fn charge(queue: &mut Queue, flight: &mut Flight, count: u32) {
+fn charge(queue: &mut Queue, flight: &mut InFlightRequest, count: u32) {
     let beyond = count.saturating_sub(flight.output_tokens_due);
     flight.output_tokens_due = flight.output_tokens_due.saturating_sub(count);
     if beyond > 0 {
@@ -495,7 +505,7 @@ mod tests {
     use super::*;
     use crate::breaker;
     use crate::decision::{Refused, Rejection};
-    use crate::load::Reported;
+    use crate::load::LoadReport;
     use crate::policy::PolicyConfig;
     use crate::request::{SchedulingRequest, SessionKey, TenantKey};
 
@@ -1018,11 +1028,11 @@ mod tests {
                         world.step(Input::Configured { config: Box::new(config) })
                     }
                     Act::Answered(r, cached_tokens) => {
-                        let reported = truth::Reported { prompt_tokens: 5000, cached_tokens };
+                        let reported = cache_accuracy::ReportedReuse { prompt_tokens: 5000, cached_tokens };
                         world.step(Input::Answered { request: RequestId(r as u64), reported })
                     }
                     Act::Holds(slot, tokens) => {
-                        let reported = Reported {
+                        let reported = LoadReport {
                             running: 0,
                             waiting: 0,
                             kv_usage_ratio: 0.0,
@@ -1124,7 +1134,7 @@ mod tests {
                 }
             }
             prop_assert_eq!((world.scheduler.in_flight(), world.scheduler.queued()), (0, 0));
-            prop_assert!(world.scheduler.admission.as_ref().is_none_or(Admission::is_idle));
+            prop_assert!(world.scheduler.admission.as_ref().is_none_or(SessionAdmission::is_idle));
             for endpoint in world.scheduler.pool.endpoints() {
                 prop_assert_eq!(endpoint.load.in_flight, InFlight::default());
             }

@@ -125,7 +125,7 @@ fn endpoint(
     given: u64,
     block_tokens: u64,
 ) -> Value {
-    let (load, truth, breaker) = (endpoint.load.in_flight, &endpoint.truth, &endpoint.breaker);
+    let (load, accuracy, breaker) = (endpoint.load.in_flight, &endpoint.cache_accuracy, &endpoint.breaker);
     let reported = endpoint.load.reported.map(|(reported, at)| {
         json!({
             "running": reported.running, "waiting": reported.waiting,
@@ -139,9 +139,9 @@ fn endpoint(
         "prefill_tokens": load.prefill_tokens, "context_tokens": load.context_tokens,
         "reported": reported,
         "rates": {"prefill_tokens_per_second": rounded(prefill_rate as f32), "decode_step_s": rounded(step_s as f32)},
-        "knowledge": truth.knowledge().name(),
-        "precision": rounded(truth.precision()), "recall": rounded(truth.recall()),
-        "answers": truth.totals().answers, "answers_mispredicted": truth.totals().wrong,
+        "knowledge": accuracy.knowledge().name(),
+        "precision": rounded(accuracy.precision()), "recall": rounded(accuracy.recall()),
+        "answers": accuracy.totals().answers, "answers_mispredicted": accuracy.totals().wrong,
         "breaker": {
             "state": breaker.state().name(), "failures": breaker.failures(), "opens_for_s": until_s(breaker.until()),
         },

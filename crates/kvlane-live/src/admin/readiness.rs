@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use http::{Response, StatusCode};
-use kvlane_core::truth::{Feed, Knowledge};
+use kvlane_core::cache_accuracy::{Feed, Knowledge};
 use serde_json::{Value, json};
 
 use super::percent_decoded;
@@ -24,7 +24,7 @@ pub(super) fn readiness(gateway: &Gateway, whole: bool) -> Response<Body> {
             let (all, eligible, knowledge) = pool.router.read(|scheduler| {
                 let endpoints = scheduler.pool().endpoints();
                 let knowledge: Vec<Knowledge> =
-                    endpoints.map(|endpoint| endpoint.truth.knowledge()).collect();
+                    endpoints.map(|endpoint| endpoint.cache_accuracy.knowledge()).collect();
                 (knowledge.len(), scheduler.pool().eligible().count(), knowledge)
             });
             any |= eligible > 0;

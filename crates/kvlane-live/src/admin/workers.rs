@@ -57,7 +57,7 @@ pub(super) fn describe(gateway: &Gateway, worker: &Worker) -> Value {
                 scheduler
                     .pool()
                     .get(seat.endpoint)
-                    .map(|endpoint| (endpoint.load, endpoint.truth.knowledge(), scheduler.rates(endpoint)))
+                    .map(|endpoint| (endpoint.load, endpoint.cache_accuracy.knowledge(), scheduler.rates(endpoint)))
             };
             let (load, knowledge, rates) = seat.pool.router.read(of_it).unwrap_or_default();
             let reported = load.reported.map(|(reported, at)| {

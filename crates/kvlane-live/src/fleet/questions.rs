@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use http::{Method, StatusCode};
-use kvlane_core::load::Reported;
+use kvlane_core::load::LoadReport;
 use kvlane_wire::engine::{FeedError, FeedSource, sglang_feeds, vllm_feeds};
 use kvlane_wire::models;
 
@@ -16,7 +16,7 @@ use crate::worker::{Rank, ServedName, Worker};
 
 impl Fleet {
     /// The data-parallel ranks of a worker.
-    pub(super) async fn ranks(&self, worker: &Worker, reports: &[(u32, Reported)]) -> Vec<Rank> {
+    pub(super) async fn ranks(&self, worker: &Worker, reports: &[(u32, LoadReport)]) -> Vec<Rank> {
         let config = self.gateway.config().kv_events.clone();
         let known = worker.state().ranks.clone();
         let told = if config.enabled { self.feeds(worker).await } else { Told::Feeds(Vec::new()) };

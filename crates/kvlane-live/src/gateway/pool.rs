@@ -27,7 +27,7 @@ impl ModelPool {
         let timing = timings.of(model).map(|file| &file.timing);
         let config = gateway.config().router(model, timing);
         let router = Router::new(config);
-        gateway.recorder.attach(&router, model);
+        gateway.recordings.attach(&router, model);
         Self {
             model: model.into(),
             router,
@@ -236,7 +236,7 @@ impl Drop for Waiting<'_> {
 
 #[cfg(test)]
 mod tests {
-    use kvlane_core::recording::Tape;
+    use kvlane_core::recording::Recorder;
     use tokio::sync::mpsc;
 
     use super::*;
@@ -256,7 +256,7 @@ mod tests {
         let gateway = Gateway::new(config, security, Clock::start(1.0), timings, tokenizers, drained);
         let gateway = Arc::new(gateway);
         let pool = Arc::new(ModelPool::new(&gateway, "m"));
-        pool.router.record(Some(Tape::kept()));
+        pool.router.record(Some(Recorder::in_memory()));
         let deadline = Instant::now() + Duration::from_secs(10);
         let waits: Vec<_> = (0..1000)
             .map(|n| {

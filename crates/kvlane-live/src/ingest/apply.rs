@@ -1,7 +1,7 @@
 //! One feed's messages, put in order and applied; and what the feed is worth meanwhile.
 //!
 //! Four things can stand against a feed, and each alone keeps its endpoint from being known exactly: its subscription is
-//! down or something is missing ([`truth::Feed::Syncing`], by the state machine of [`kvlane_wire::sequence`]); it owes an
+//! down or something is missing ([`cache_accuracy::Feed::Syncing`], by the state machine of [`kvlane_wire::sequence`]); it owes an
 //! event and stays silent (likewise); it cannot be used ([`Refusal`]); or prompts are counted in another way here than
 //! by the engine. They concern this endpoint and no other.
 
@@ -9,10 +9,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvlane_core::block::ChainSeed;
+use kvlane_core::cache_accuracy;
 use kvlane_core::endpoint::EndpointId;
 use kvlane_core::event::KvEvent;
 use kvlane_core::time::Nanos;
-use kvlane_core::truth;
 use kvlane_wire::kv::{Batch, Linker, decode};
 use kvlane_wire::sequence::{Cause, Config, Counters, Round, Sequence, Step};
 use tokio::runtime::Handle;
@@ -285,9 +285,9 @@ impl Applier {
         seen.problem = problem.clone();
         let before = std::mem::replace(&mut seen.state, state);
         if before == state {
-            return state == truth::Feed::Live;
+            return state == cache_accuracy::Feed::Live;
         }
-        if state == truth::Feed::Refused {
+        if state == cache_accuracy::Feed::Refused {
             seen.refusals += 1;
         }
         drop(seen);
@@ -295,12 +295,12 @@ impl Applier {
         let (feed, model) = (&*hands.feed.name, &hands.pool.model);
         let (from, to, problem) = (before.name(), state.name(), problem.unwrap_or_default());
         match state {
-            truth::Feed::Refused => {
+            cache_accuracy::Feed::Refused => {
                 tracing::error!(feed, model, from, to, problem, "KV events cannot be used");
             }
             _ => tracing::info!(feed, model, from, to, problem, "KV events"),
         }
-        state == truth::Feed::Live
+        state == cache_accuracy::Feed::Live
     }
 }
 
@@ -515,8 +515,8 @@ impl Hands {
     }
 
     /// What the feed is worth, and why not more.
-    fn worth(&self, connected: bool, trusted: bool) -> (truth::Feed, Option<String>) {
-        use truth::Feed::{Absent, Live, Refused, Syncing};
+    fn worth(&self, connected: bool, trusted: bool) -> (cache_accuracy::Feed, Option<String>) {
+        use cache_accuracy::Feed::{Absent, Live, Refused, Syncing};
         if self.refusal.is_some() {
             return (Refused, self.problem.clone());
         }

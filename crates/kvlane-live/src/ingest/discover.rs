@@ -4,7 +4,7 @@
 //! SGLang's `GET /server_info`. One that cannot say has its feeds where they are by convention, if the configuration
 //! names a convention; and otherwise it has none, which is nothing to complain of.
 
-use kvlane_core::load::Reported;
+use kvlane_core::load::LoadReport;
 use kvlane_wire::engine::{FeedSource, resolve};
 
 use super::{Source, ToldBy};
@@ -28,7 +28,7 @@ pub(crate) fn ranks(
     host: &str,
     configured: &[FeedSpec],
     told: Told,
-    reports: &[(u32, Reported)],
+    reports: &[(u32, LoadReport)],
     known: &[Rank],
 ) -> Vec<Rank> {
     let told = match told {
@@ -111,8 +111,8 @@ mod tests {
 
     const HOST: &str = "10.0.0.7";
 
-    fn reports(ranks: &[u32]) -> Vec<(u32, Reported)> {
-        let idle = Reported { running: 0, waiting: 0, kv_usage_ratio: 0.0, kv_capacity_tokens: None };
+    fn reports(ranks: &[u32]) -> Vec<(u32, LoadReport)> {
+        let idle = LoadReport { running: 0, waiting: 0, kv_usage_ratio: 0.0, kv_capacity_tokens: None };
         ranks.iter().map(|&rank| (rank, idle)).collect()
     }
 

@@ -29,10 +29,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwap;
+use kvlane_core::cache_accuracy;
 use kvlane_core::endpoint::EndpointId;
 use kvlane_core::event::KvEvent;
 use kvlane_core::time::Nanos;
-use kvlane_core::truth;
 use kvlane_wire::sequence::Position;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
@@ -243,11 +243,11 @@ impl EventFeed {
         pool.router.apply(endpoint, &KvEvent::Cleared);
         {
             let mut seen = self.seen_mut();
-            seen.state = truth::Feed::Syncing;
+            seen.state = cache_accuracy::Feed::Syncing;
             seen.connected = false;
             seen.problem = Some("a task of this feed panicked; reading begins anew".into());
         }
-        gateway.set_feed(pool, endpoint, truth::Feed::Syncing);
+        gateway.set_feed(pool, endpoint, cache_accuracy::Feed::Syncing);
         drop(stage);
         self.queue.start_over();
         true

@@ -1,8 +1,8 @@
 //! What operators see of a feed.
 
+use kvlane_core::cache_accuracy;
 use kvlane_core::endpoint::EndpointId;
 use kvlane_core::time::Nanos;
-use kvlane_core::truth;
 use kvlane_wire::sequence::Counters;
 use serde_json::{Value, json};
 
@@ -13,7 +13,7 @@ use crate::gateway::ModelPool;
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
     /// What it is worth.
-    pub state: truth::Feed,
+    pub state: cache_accuracy::Feed,
     /// Why it is not worth more.
     pub problem: Option<String>,
     /// Whether the subscription stands.

@@ -2,8 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use kvlane_core::cache_accuracy::Feed;
 use kvlane_core::time::Nanos;
-use kvlane_core::truth::Feed;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;

@@ -3,6 +3,7 @@
 //! Labels are bounded: models and workers are those of the fleet, everything else is a closed set.
 
 mod auth;
+mod cache_accuracy;
 mod faults;
 mod feeds;
 mod limits;
@@ -12,7 +13,6 @@ mod reuse;
 mod spans;
 mod stages;
 pub mod table;
-mod truth;
 
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -31,6 +31,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
 pub(crate) use self::auth::AuthMetrics;
+pub(crate) use self::cache_accuracy::CacheAccuracyMetrics;
 use self::faults::Shed;
 pub(crate) use self::faults::{Continued, FaultMetrics, Hedged};
 pub(crate) use self::feeds::FeedMetrics;
@@ -41,7 +42,6 @@ pub(crate) use self::reuse::EngineReuse;
 pub(crate) use self::spans::SpanMetrics;
 use self::stages::{PoolStages, StageMetrics};
 use self::table::Registration;
-pub(crate) use self::truth::TruthMetrics;
 use crate::gateway::Gateway;
 use crate::worker::Seat;
 
@@ -208,7 +208,7 @@ pub struct Metrics {
     pub(crate) faults: FaultMetrics,
     pub(crate) auth: AuthMetrics,
     pub(crate) recorder: RecorderMetrics,
-    pub(crate) truth: TruthMetrics,
+    pub(crate) cache_accuracy: CacheAccuracyMetrics,
     feeds: FeedMetrics,
     pub(crate) reloads: Family<ReloadLabel, Counter>,
     tasks: Gauge,
@@ -295,7 +295,7 @@ impl Metrics {
             faults: FaultMetrics::default(),
             auth: AuthMetrics::default(),
             recorder: RecorderMetrics::default(),
-            truth: TruthMetrics::default(),
+            cache_accuracy: CacheAccuracyMetrics::default(),
             feeds: FeedMetrics::default(),
             reloads: Family::default(),
             tasks: Gauge::default(),
@@ -339,7 +339,7 @@ impl Metrics {
         self.faults.register(&mut r);
         self.auth.register(&mut r);
         self.recorder.register(&mut r);
-        self.truth.register(&mut r);
+        self.cache_accuracy.register(&mut r);
         self.feeds.register(&mut r);
         self.limits.register(&mut r);
         self.panics.register(&mut r);
@@ -436,7 +436,7 @@ impl Metrics {
     /// The gauges of one endpoint.
     fn read_endpoint(&self, model: &str, endpoint: &Endpoint, rates: &Rates) {
         let labels = WorkerLabels { worker: endpoint.name.to_string(), model: model.into() };
-        self.truth.read(&labels, endpoint);
+        self.cache_accuracy.read(&labels, endpoint);
         let load = endpoint.load.in_flight;
         self.worker_requests.get_or_create(&labels).set(load.requests.into());
         self.worker_prefill_tokens.get_or_create(&labels).set(load.prefill_tokens as i64);
@@ -460,7 +460,7 @@ impl Metrics {
             gauges.clear();
         }
         self.output_tokens_usual.clear();
-        self.truth.clear();
+        self.cache_accuracy.clear();
         self.feeds.clear();
         self.limits.read(&gateway.limits, &gateway.memory);
         self.panics.read();

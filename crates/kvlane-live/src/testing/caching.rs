@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kvlane_core::block::{BlockHash, ChainSeed};
+use kvlane_core::cache_accuracy::Feed;
 use kvlane_core::endpoint::EndpointId;
 use kvlane_core::index::Overlap;
-use kvlane_core::truth::Feed;
 
 use super::{FakeEngine, FakeFeed, TestGateway, Told, batch, eventually};
 use crate::config::{Config, FeedSpec, WorkerSpec};

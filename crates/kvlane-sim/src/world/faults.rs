@@ -4,11 +4,11 @@
 //! or ends first, an endpoint is as it should be while any of them lasts, and as it was when all are over.
 
 use kvlane_core::block::BlockHash;
+use kvlane_core::cache_accuracy::Feed;
 use kvlane_core::endpoint::EndpointId;
 use kvlane_core::event::{EngineHash, KvEvent, StoredBlock, Tier};
 use kvlane_core::scheduler::{Input, Scheduler};
 use kvlane_core::time::Nanos;
-use kvlane_core::truth::Feed;
 
 use super::{Event, World};
 use crate::fault::Fault;

@@ -9,14 +9,14 @@ mod play;
 mod retry;
 mod seat;
 
+use kvlane_core::cache_accuracy::Feed;
 use kvlane_core::endpoint::EndpointId;
 use kvlane_core::event::KvEvent;
-use kvlane_core::load::Reported;
+use kvlane_core::load::LoadReport;
 use kvlane_core::rng::Rng;
 use kvlane_core::router::{self, Router, Scratch};
 use kvlane_core::scheduler::{self, Input, Output, TOKENS_TOLD};
 use kvlane_core::time::Nanos;
-use kvlane_core::truth::Feed;
 
 pub use play::{Run, Send};
 use seat::Seat;
@@ -144,7 +144,7 @@ enum Event {
     /// Engines say how loaded they are.
     Report,
     /// What they said arrives.
-    Reported { seat: u16, reported: Reported },
+    Reported { seat: u16, reported: LoadReport },
     /// What an engine says of its cache arrives.
     Kv { seat: u16, generation: u32, events: Vec<KvEvent> },
     /// Something goes wrong.
@@ -310,7 +310,7 @@ impl World {
         for (n, seat) in self.seats.iter_mut().enumerate().filter(|(_, seat)| seat.answers()) {
             seat.catch_up(now);
             let stats = seat.engine.stats();
-            let reported = Reported {
+            let reported = LoadReport {
                 running: stats.running,
                 waiting: stats.waiting,
                 kv_usage_ratio: stats.kv_blocks_used as f32 / stats.kv_blocks.max(1) as f32,

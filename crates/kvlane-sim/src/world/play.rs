@@ -8,11 +8,11 @@ use std::ops::Range;
 use foldhash::fast::FixedState;
 use hashbrown::HashMap;
 use kvlane_core::block::BlockHash;
+use kvlane_core::cache_accuracy::ReportedReuse;
 use kvlane_core::endpoint::EndpointId;
 use kvlane_core::request::{RequestId, SchedulingRequest, SessionKey};
 use kvlane_core::scheduler::{Input, Output};
 use kvlane_core::time::Nanos;
-use kvlane_core::truth::Reported;
 use kvlane_trace::plan::Plan;
 use kvlane_trace::trace::{Trace, TraceRequest};
 
@@ -470,7 +470,7 @@ impl Play<'_, '_> {
             return;
         }
         let (now, id) = (self.now(), self.id(request));
-        let reported = Reported { prompt_tokens: self.request(request).input_tokens, cached_tokens };
+        let reported = ReportedReuse { prompt_tokens: self.request(request).input_tokens, cached_tokens };
         self.world.routers[pool].observe(now, id, reported, &mut self.world.outputs);
     }
 

@@ -2,10 +2,10 @@
 
 use kvlane_core::bounded::Share;
 use kvlane_core::budget::{self, PerSecond};
+use kvlane_core::cache_accuracy::Feed;
 use kvlane_core::decision::Rejection;
 use kvlane_core::endpoint::EndpointId;
 use kvlane_core::time::Nanos;
-use kvlane_core::truth::Feed;
 use kvlane_sim::fault::Fault;
 use kvlane_sim::rules::{Probes, Rules};
 use kvlane_sim::{Failure, Outcome, WorldConfig};
@@ -240,7 +240,8 @@ fn a_feed_that_was_cut_or_flooded_begins_anew() {
         check(&trace, &run, &world);
         assert!(run.outcomes.iter().all(|outcome| outcome.is_ok() && outcome.attempts == 1));
         let blocks = world.router().exact().map_or(0, |index| index.blocks_of(EndpointId::new(0, 0)));
-        let feed = world.router().read(|s| s.pool().get(EndpointId::new(0, 0)).map(|e| e.truth.feed()));
+        let feed =
+            world.router().read(|s| s.pool().get(EndpointId::new(0, 0)).map(|e| e.cache_accuracy.feed()));
         (blocks, feed)
     };
     let (at, endpoint, end) = (secs(3.0), 0, Some(secs(8.0)));

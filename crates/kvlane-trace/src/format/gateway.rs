@@ -250,7 +250,7 @@ mod tests {
     use kvlane_core::index::approx;
     use kvlane_core::policy::PolicyConfig;
     use kvlane_core::recording::file::{Head, add, begin};
-    use kvlane_core::recording::{Sharing, Tape};
+    use kvlane_core::recording::{Recorder, Sharing};
     use kvlane_core::router::{Config, Router, Scratch};
     use kvlane_core::scheduler;
     use std::sync::{Arc, Mutex};
@@ -275,7 +275,7 @@ mod tests {
             block_tokens: 16,
         });
         let sink = Arc::clone(&file);
-        router.record(Some(Tape::new(move |segment| {
+        router.record(Some(Recorder::new(move |segment| {
             let (file, sharing) = &mut *sink.lock().expect("no panic");
             add(file, &segment, &sharing.of_segment(&segment));
         })));

@@ -16,7 +16,7 @@ pub use feed::{FeedError, FeedSource, resolve, sglang_feeds, vllm_feeds};
 
 pub use progress::progress;
 
-use kvlane_core::load::Reported;
+use kvlane_core::load::LoadReport;
 
 use crate::prometheus::{Sample, samples};
 
@@ -70,14 +70,14 @@ impl Dialect {
 
 /// What an engine's metrics page says of its load, and whose page it is. Counts are summed over the ranks behind one
 /// page, ratios averaged over them; a gauge that is missing counts as zero, as engines leave out what is idle.
-pub fn load_report(page: &str) -> Option<(Dialect, Reported)> {
+pub fn load_report(page: &str) -> Option<(Dialect, LoadReport)> {
     let (names, samples) = recognised(page)?;
     Some((names.dialect, names.reported(&samples)))
 }
 
 /// As [`load_report`], for each data-parallel rank by itself, in order of rank. A page that tells no ranks apart speaks
 /// for one rank, 0.
-pub fn load_reports(page: &str) -> Option<(Dialect, Vec<(u32, Reported)>)> {
+pub fn load_reports(page: &str) -> Option<(Dialect, Vec<(u32, LoadReport)>)> {
     let (names, samples) = recognised(page)?;
     let mut by_rank: BTreeMap<u32, Vec<Sample<'_>>> = BTreeMap::new();
     let mut common = Vec::new();
@@ -109,7 +109,7 @@ fn recognised(page: &str) -> Option<(&'static Names, Vec<Sample<'_>>)> {
 }
 
 impl Names {
-    fn reported(&self, samples: &[Sample<'_>]) -> Reported {
+    fn reported(&self, samples: &[Sample<'_>]) -> LoadReport {
         let values = |name: &'static str| {
             samples.iter().filter(move |sample| sample.name == name).map(|sample| sample.value)
         };
@@ -119,7 +119,7 @@ impl Names {
             let told = samples.iter().filter(|sample| sample.name == capacity.name);
             told.filter_map(capacity.tokens).sum::<f64>()
         });
-        Reported {
+        LoadReport {
             // Casts from floats saturate.
             running: total(self.running) as u32,
             waiting: total(self.waiting) as u32,

@@ -29,10 +29,10 @@ use self::search::Search;
 use self::storing::{AT_ONCE, Storing};
 use self::writer::Writer;
 use super::Overlap;
+use crate::abort_on_panic::AbortOnPanicGuard;
 use crate::block::{BlockHash, ChainSeed, ContentHash};
 use crate::endpoint::EndpointId;
 use crate::event::{EngineHash, KvEvent, StoredBlock, Tier};
-use crate::whole::Changing;
 
 /// Limits of the index.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -304,13 +304,13 @@ impl ExactIndex {
     }
 
     /// As [`ExactIndex::holder`], for an event: what an older endpoint in the slot left behind goes first.
-    fn enter(&self, endpoint: EndpointId) -> Option<Changing<MutexGuard<'_, Holder>>> {
+    fn enter(&self, endpoint: EndpointId) -> Option<AbortOnPanicGuard<MutexGuard<'_, Holder>>> {
         let slots = self.slots[endpoint.slot() / SLOTS].get_or_init(|| {
             let slots: Slots = (0..SLOTS).map(|_| Mutex::default()).collect();
             self.budget.used.fetch_add(size_of_val(&*slots), Ordering::Relaxed);
             slots
         });
-        let mut holder = Changing::of(lock(&slots[endpoint.slot() % SLOTS]));
+        let mut holder = AbortOnPanicGuard::of(lock(&slots[endpoint.slot() % SLOTS]));
         match holder.id {
             Some(id) if id == endpoint => {}
             Some(id) if endpoint.is_before(id) => return None,

@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use kvlane_core::breaker::State;
-use kvlane_core::culprit::Standing;
 use kvlane_core::decision::{Refused, Rejection};
 use kvlane_core::endpoint::{Endpoint, EndpointId};
+use kvlane_core::poison_prompts::Standing;
 use kvlane_core::rng::Rng;
 use kvlane_core::scheduler::Input;
 use kvlane_wire::failure::{Fault, fault, first_error};

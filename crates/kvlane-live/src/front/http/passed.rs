@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::request::Parts;
-use kvlane_core::culprit::PromptKey;
+use kvlane_core::poison_prompts::PromptKey;
 use kvlane_core::request::RequestKey;
 use kvlane_wire::openai::ParseError;
 use kvlane_wire::path::{Keeps, Passed};

@@ -7,19 +7,19 @@
 //! - Where there is nothing to wait for, the least bad one is tried: to fail a request because its endpoint might fail it
 //!   helps nobody.
 
-use super::flights::Flight;
+use super::in_flight::InFlightRequest;
 use super::{Input, Output, Scheduler};
 use crate::breaker::State;
+use crate::cache_accuracy::Prediction;
 use crate::endpoint::{Endpoint, EndpointId};
 use crate::policy::Candidate;
 use crate::request::{RequestId, SchedulingRequest};
 use crate::time::Nanos;
-use crate::truth::Prediction;
 
 /// What stands between a request and an endpoint that is healthy and stays. The order is the order in which one is tried
 /// all the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Gate {
+enum Availability {
     /// Nothing.
     Free,
     /// As many requests in flight as may be.
@@ -36,7 +36,7 @@ enum Gate {
 
 /// Whom a request has to choose from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fit {
+pub(super) enum Choice {
     /// The rows.
     Rows,
     /// Nobody until somebody is less busy or less full.
@@ -47,33 +47,33 @@ pub(super) enum Fit {
 
 /// What a request is to do if no endpoint takes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Or {
+pub(super) enum IfNoneAvailable {
     /// Wait, where somebody is only busy or full; else try the least bad.
     Wait,
     /// Try the least bad.
-    TryAnyway,
+    TryLeastBad,
     /// Go nowhere.
     Nobody,
 }
 
 /// Who takes requests: what is known without looking at each endpoint.
 #[derive(Debug)]
-pub(super) struct Gates {
+pub(super) struct AvailabilitySummary {
     /// Whether any endpoint's breaker is not closed, or it is busy, or it has just come back.
     any: bool,
     /// When any of that may be over.
     review_at: Nanos,
 }
 
-// === impl Gates ===
+// === impl AvailabilitySummary ===
 
-impl Default for Gates {
+impl Default for AvailabilitySummary {
     fn default() -> Self {
         Self { any: false, review_at: Nanos::MAX }
     }
 }
 
-impl Gates {
+impl AvailabilitySummary {
     /// When something changes if nothing happens before.
     pub(super) fn next_deadline(&self) -> Option<Nanos> {
         (self.review_at < Nanos::MAX).then_some(self.review_at)
@@ -110,7 +110,7 @@ impl Scheduler {
                 || endpoint.stalled;
             review_at = until.into_iter().flatten().fold(review_at, Nanos::min);
         }
-        self.gates = Gates { any, review_at };
+        self.gates = AvailabilitySummary { any, review_at };
     }
 
     /// An endpoint was found fit, or not.
@@ -148,7 +148,7 @@ impl Scheduler {
         else {
             return;
         };
-        let Some(&Flight { endpoint, era, .. }) = self.flights.get(*request) else { return };
+        let Some(&InFlightRequest { endpoint, era, .. }) = self.flights.get(*request) else { return };
         let Some(endpoint) = self.pool.get_mut(endpoint) else { return };
         let changed = match *input {
             Input::Failed { .. } => endpoint.breaker.failed(now, era, &self.config.breaker, &mut self.rng),
@@ -190,7 +190,7 @@ impl Scheduler {
     }
 
     /// Whether any endpoint may be behind a gate.
-    pub(super) fn is_gated(&self) -> bool {
+    pub(super) fn may_be_unavailable(&self) -> bool {
         self.gates.any || self.config.endpoint_in_flight_max > 0
     }
 
@@ -200,8 +200,8 @@ impl Scheduler {
         now: Nanos,
         request: &SchedulingRequest,
         overlap: &[(EndpointId, Prediction)],
-        or: Or,
-    ) -> Fit {
+        or: IfNoneAvailable,
+    ) -> Choice {
         let nothing = (EndpointId::new(0, 0), Prediction::default());
         for &(endpoint, Prediction { exact, approximate }) in overlap {
             if endpoint.slot() >= self.overlap_by_slot.len() {
@@ -226,39 +226,44 @@ impl Scheduler {
             let prediction = predicted(endpoint.id);
             Candidate {
                 endpoint: endpoint.id,
-                overlap_tokens: endpoint.truth.counting(prediction),
-                knowledge: endpoint.truth.knowledge(),
+                overlap_tokens: endpoint.cache_accuracy.counting(prediction),
+                knowledge: endpoint.cache_accuracy.knowledge(),
                 prediction,
                 load: endpoint.load,
                 rates: self.learning.rates(endpoint),
             }
         };
-        let (gated, in_flight_max) = (self.is_gated(), self.config.endpoint_in_flight_max);
+        let (gated, in_flight_max) = (self.may_be_unavailable(), self.config.endpoint_in_flight_max);
         let candidates = || self.pool.eligible().filter(|endpoint| !excluded(endpoint.id));
         self.rows.clear();
-        let mut fit = Fit::Rows;
+        let mut fit = Choice::Rows;
         if gated {
-            let free = |endpoint: &&Endpoint| gate(endpoint, now, in_flight_max) == Gate::Free;
+            let free =
+                |endpoint: &&Endpoint| availability_of(endpoint, now, in_flight_max) == Availability::Free;
             self.rows.extend(candidates().filter(free).map(row));
         } else {
             self.rows.extend(candidates().map(row));
         }
         if self.rows.is_empty() {
-            let worth_waiting =
-                |endpoint: &Endpoint| matches!(gate(endpoint, now, in_flight_max), Gate::Full | Gate::Busy);
+            let worth_waiting = |endpoint: &Endpoint| {
+                matches!(
+                    availability_of(endpoint, now, in_flight_max),
+                    Availability::Full | Availability::Busy
+                )
+            };
             // A limit on what an endpoint takes gives way to whoever has been placed before, and to nobody else.
             let least_bad = candidates()
                 .filter(|endpoint| request.attempt > 0 || !is_full(endpoint, in_flight_max))
                 .min_by_key(|endpoint| badness(endpoint, now, in_flight_max));
             fit = match least_bad {
-                _ if or == Or::Nobody => Fit::Nobody,
-                _ if or == Or::Wait && candidates().any(worth_waiting) => Fit::Later,
+                _ if or == IfNoneAvailable::Nobody => Choice::Nobody,
+                _ if or == IfNoneAvailable::Wait && candidates().any(worth_waiting) => Choice::Later,
                 Some(endpoint) => {
                     self.rows.push(row(endpoint));
-                    Fit::Rows
+                    Choice::Rows
                 }
-                None if candidates().next().is_some() => Fit::Later,
-                None => Fit::Nobody,
+                None if candidates().next().is_some() => Choice::Later,
+                None => Choice::Nobody,
             };
         } else if gated {
             self.start_slowly(now);
@@ -299,21 +304,23 @@ impl Scheduler {
 
     /// Whether somebody takes a request that waits, beside those who were called before; or nobody is left who will.
     pub(super) fn can_go(&self, now: Nanos, request: &SchedulingRequest) -> bool {
-        if !self.is_gated() {
+        if !self.may_be_unavailable() {
             return true;
         }
         let in_flight_max = self.config.endpoint_in_flight_max;
         let candidates = || self.pool.eligible().filter(|endpoint| !request.excluded.contains(&endpoint.id));
-        let gates = || candidates().map(|endpoint| gate(endpoint, now, in_flight_max));
+        let gates = || candidates().map(|endpoint| availability_of(endpoint, now, in_flight_max));
         let mut room = 0usize;
-        for endpoint in candidates().filter(|endpoint| gate(endpoint, now, in_flight_max) == Gate::Free) {
+        for endpoint in candidates()
+            .filter(|endpoint| availability_of(endpoint, now, in_flight_max) == Availability::Free)
+        {
             room = room.saturating_add(room_at(endpoint, in_flight_max));
             if room > self.called.len() {
                 return true;
             }
         }
         room == 0
-            && gates().all(|gate| !matches!(gate, Gate::Full | Gate::Busy))
+            && gates().all(|gate| !matches!(gate, Availability::Full | Availability::Busy))
             && (candidates().any(|endpoint| !is_full(endpoint, in_flight_max))
                 || candidates().next().is_none())
     }
@@ -332,30 +339,30 @@ fn is_full(endpoint: &Endpoint, in_flight_max: u32) -> bool {
     in_flight_max > 0 && endpoint.load.in_flight.requests >= in_flight_max
 }
 
-fn gate(endpoint: &Endpoint, now: Nanos, in_flight_max: u32) -> Gate {
+fn availability_of(endpoint: &Endpoint, now: Nanos, in_flight_max: u32) -> Availability {
     if endpoint.stalled {
-        Gate::Stalled
+        Availability::Stalled
     } else if endpoint.breaker.state() == State::Open {
-        Gate::Open
+        Availability::Open
     } else if !endpoint.breaker.admits() {
-        Gate::Probed
+        Availability::Probed
     } else if endpoint.busy.until(now).is_some() {
-        Gate::Busy
+        Availability::Busy
     } else if is_full(endpoint, in_flight_max) {
-        Gate::Full
+        Availability::Full
     } else {
-        Gate::Free
+        Availability::Free
     }
 }
 
 /// In which order endpoints are tried that should not be: what stands in the way, how soon that is over, how much they
 /// have failed, how much they have in flight.
-fn badness(endpoint: &Endpoint, now: Nanos, in_flight_max: u32) -> (Gate, Nanos, u32, u32) {
-    let gate = gate(endpoint, now, in_flight_max);
+fn badness(endpoint: &Endpoint, now: Nanos, in_flight_max: u32) -> (Availability, Nanos, u32, u32) {
+    let gate = availability_of(endpoint, now, in_flight_max);
     let until = match gate {
-        Gate::Busy => endpoint.busy.until(now),
-        Gate::Open => endpoint.breaker.until(),
-        Gate::Free | Gate::Full | Gate::Probed | Gate::Stalled => None,
+        Availability::Busy => endpoint.busy.until(now),
+        Availability::Open => endpoint.breaker.until(),
+        Availability::Free | Availability::Full | Availability::Probed | Availability::Stalled => None,
     };
     let requests = endpoint.load.in_flight.requests;
     (gate, until.unwrap_or_default(), endpoint.breaker.failures(), requests)

@@ -10,14 +10,14 @@ const STEP: Nanos = Nanos::from_millis(10);
 
 /// The amount that is left.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Fading {
+pub(crate) struct DecayingCounter {
     amount: f64,
     at: Nanos,
 }
 
-// === impl Fading ===
+// === impl DecayingCounter ===
 
-impl Fading {
+impl DecayingCounter {
     /// What is left in the long run of `income_s` a second.
     pub(crate) fn of(income_s: f64) -> Self {
         Self { amount: income_s * FADES_S, at: Nanos::ZERO }
@@ -41,7 +41,7 @@ impl Fading {
         self.amount += amount;
     }
 
-    /// How much came in each second of late, where it came in by [`Fading::add`].
+    /// How much came in each second of late, where it came in by [`DecayingCounter::add`].
     pub(crate) fn rate_s(&mut self, now: Nanos) -> f64 {
         self.at(now, 0.0) / FADES_S
     }
@@ -54,7 +54,7 @@ mod tests {
     #[test]
     fn it_tells_how_much_comes_in_and_forgets() {
         for millis in [1, 100, 2000] {
-            let mut fading = Fading::default();
+            let mut fading = DecayingCounter::default();
             let mut now = Nanos::from_secs(5);
             while now < Nanos::from_secs(200) {
                 now += Nanos::from_millis(millis);
@@ -69,7 +69,7 @@ mod tests {
 
     #[test]
     fn what_always_comes_in_is_there_from_the_start_and_bounded() {
-        let mut fading = Fading::of(2.0);
+        let mut fading = DecayingCounter::of(2.0);
         for secs in [1, 100, 1_000_000] {
             let amount = fading.at(Nanos::from_secs(secs), 2.0);
             assert!((amount - 20.0).abs() < 1e-6, "{amount}");

@@ -10,7 +10,7 @@
 //!   time](Standing::Alone), which clears all but the cause. A third death bars.
 //!
 //! An engine that fails its probes or breaks a stream may be dead or out of reach. That counts as a death which is not
-//! certain: it makes suspects but bars nobody, until the engine is found [gone or well](Culprits::settle).
+//! certain: it makes suspects but bars nobody, until the engine is found [gone or well](PoisonPrompts::settle).
 
 use std::collections::VecDeque;
 
@@ -38,7 +38,7 @@ pub struct EngineKey(pub u64);
 
 /// A request that was in flight at an engine when it died.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Report {
+pub struct EngineDeath {
     /// Its prompt.
     pub prompt: PromptKey,
     /// Where it was,
@@ -54,7 +54,7 @@ pub struct Report {
 pub enum Standing {
     /// No engine has died under it.
     Clear,
-    /// One has, as under all that were in flight there. It is placed as any other; who places it says [where](Culprits::placed).
+    /// One has, as under all that were in flight there. It is placed as any other; who places it says [where](PoisonPrompts::placed).
     Suspect,
     /// Several have, and it may be the cause: placed while no other such prompt is in flight.
     Alone {
@@ -66,7 +66,7 @@ pub enum Standing {
 }
 
 /// The deaths of engines, by prompt.
-pub struct Culprits {
+pub struct PoisonPrompts {
     suspects: Recent<PromptKey, Suspect>,
     /// The oldest first.
     deaths: VecDeque<Death>,
@@ -93,15 +93,15 @@ struct Death {
     certain: bool,
 }
 
-// === impl Culprits ===
+// === impl PoisonPrompts ===
 
-impl Default for Culprits {
+impl Default for PoisonPrompts {
     fn default() -> Self {
         Self { suspects: Recent::new(PROMPTS_MAX), deaths: VecDeque::new(), next: 0 }
     }
 }
 
-impl Culprits {
+impl PoisonPrompts {
     /// How a request with this prompt may be placed.
     pub fn standing(&mut self, now: Nanos, prompt: PromptKey) -> Standing {
         if self.deaths.is_empty() {
@@ -131,15 +131,15 @@ impl Culprits {
     }
 
     /// A request with a suspect prompt is in flight at this engine from now on.
-    pub fn placed(&mut self, prompt: PromptKey, engine: EngineKey) {
+    pub fn note_placement(&mut self, prompt: PromptKey, engine: EngineKey) {
         if let Some(suspect) = self.suspects.get(&prompt) {
             suspect.at = Some(engine);
         }
     }
 
     /// An engine died.
-    pub fn died(&mut self, now: Nanos, report: Report) {
-        let Report { prompt, engine, placed, certain } = report;
+    pub fn note_death(&mut self, now: Nanos, report: EngineDeath) {
+        let EngineDeath { prompt, engine, placed, certain } = report;
         // All requests that were there tell of one death, each at its own time.
         let told = self.deaths.iter_mut().rfind(|death| death.engine == engine && death.at >= placed);
         let name = match told {
@@ -212,14 +212,14 @@ mod tests {
     }
 
     /// A request with this prompt came to an engine a second before that died. How the prompt stands now.
-    fn dies(culprits: &mut Culprits, now: Nanos, prompt: PromptKey, engine: EngineKey) -> Standing {
-        culprits.died(now, Report { prompt, engine, placed: now - at(1), certain: true });
+    fn dies(culprits: &mut PoisonPrompts, now: Nanos, prompt: PromptKey, engine: EngineKey) -> Standing {
+        culprits.note_death(now, EngineDeath { prompt, engine, placed: now - at(1), certain: true });
         culprits.standing(now, prompt)
     }
 
     #[test]
     fn a_prompt_under_which_two_engines_died_is_not_placed_until_that_is_long_ago() {
-        let mut culprits = Culprits::default();
+        let mut culprits = PoisonPrompts::default();
         assert_eq!(culprits.standing(at(1), PROMPT), Standing::Clear);
         assert_eq!(dies(&mut culprits, at(1), PROMPT, A), Standing::Suspect, "one death says little");
         assert_eq!(dies(&mut culprits, at(2), PROMPT, B), Standing::Barred(REMEMBERED));
@@ -232,9 +232,12 @@ mod tests {
 
     #[test]
     fn one_death_counts_once_however_many_requests_with_the_prompt_it_took() {
-        let mut culprits = Culprits::default();
+        let mut culprits = PoisonPrompts::default();
         for report in 5..20 {
-            culprits.died(at(report), Report { prompt: PROMPT, engine: A, placed: at(4), certain: true });
+            culprits.note_death(
+                at(report),
+                EngineDeath { prompt: PROMPT, engine: A, placed: at(4), certain: true },
+            );
             assert_eq!(culprits.standing(at(report), PROMPT), Standing::Suspect, "at {report}");
         }
         let again = dies(&mut culprits, at(30), PROMPT, A);
@@ -243,11 +246,11 @@ mod tests {
 
     #[test]
     fn suspects_that_died_together_are_tried_alone_and_the_third_death_bars() {
-        let (mut culprits, others) = (Culprits::default(), [PromptKey(1), PromptKey(2)]);
+        let (mut culprits, others) = (PoisonPrompts::default(), [PromptKey(1), PromptKey(2)]);
         let all = [others[0], PROMPT, others[1]];
         for (second, engine, stand) in [(1, A, Standing::Suspect), (2, B, Standing::Alone { certain: true })]
         {
-            all.iter().for_each(|&prompt| culprits.placed(prompt, engine));
+            all.iter().for_each(|&prompt| culprits.note_placement(prompt, engine));
             assert_eq!(all.map(|prompt| dies(&mut culprits, at(second), prompt, engine)), [stand; 3]);
         }
         culprits.answered(others[0]);
@@ -262,7 +265,7 @@ mod tests {
 
     #[test]
     fn where_engines_die_of_other_causes_two_deaths_do_not_bar() {
-        let mut culprits = Culprits::default();
+        let mut culprits = PoisonPrompts::default();
         dies(&mut culprits, at(1), PromptKey(1), C);
         dies(&mut culprits, at(2), PROMPT, A);
         assert_eq!(dies(&mut culprits, at(3), PROMPT, B), Standing::Alone { certain: true });
@@ -272,10 +275,10 @@ mod tests {
     #[test]
     fn engines_that_may_only_be_out_of_reach_bar_nobody_until_they_are_found_gone() {
         for gone in [true, false] {
-            let mut culprits = Culprits::default();
+            let mut culprits = PoisonPrompts::default();
             for (second, engine) in [(1, A), (2, B)] {
-                let report = Report { prompt: PROMPT, engine, placed: Nanos(0), certain: false };
-                culprits.died(at(second), report);
+                let report = EngineDeath { prompt: PROMPT, engine, placed: Nanos(0), certain: false };
+                culprits.note_death(at(second), report);
             }
             assert_eq!(culprits.standing(at(3), PROMPT), Standing::Alone { certain: false });
             culprits.settle(A, true);
@@ -288,7 +291,7 @@ mod tests {
 
     #[test]
     fn a_prompt_that_is_answered_is_cleared() {
-        let mut culprits = Culprits::default();
+        let mut culprits = PoisonPrompts::default();
         dies(&mut culprits, at(1), PROMPT, A);
         culprits.answered(PROMPT);
         assert_eq!(culprits.standing(at(1), PROMPT), Standing::Clear);
@@ -297,7 +300,7 @@ mod tests {
 
     #[test]
     fn many_prompts_and_deaths_are_no_more_memory() {
-        let mut culprits = Culprits::default();
+        let mut culprits = PoisonPrompts::default();
         for n in 0..20_000 {
             dies(&mut culprits, at(1) + Nanos(n), PromptKey(n), EngineKey(n));
             dies(&mut culprits, at(1) + Nanos(n), PROMPT, EngineKey(n));
@@ -313,7 +316,7 @@ mod tests {
     #[test]
     fn in_any_crowd_the_killer_is_stopped_after_three_and_nobody_else_is_barred() {
         for seed in 0..2_000 {
-            let (mut rng, mut culprits) = (Rng::new(seed), Culprits::default());
+            let (mut rng, mut culprits) = (Rng::new(seed), PoisonPrompts::default());
             let (crowd, engines) = (1 + rng.below(12) as u64, 2 + rng.below(4));
             let mut waiting: Vec<PromptKey> = (0..=crowd).map(PromptKey).collect();
             let (mut killed, mut now) = (0, at(0));
@@ -330,7 +333,7 @@ mod tests {
                     standing => {
                         alone |= matches!(standing, Standing::Alone { .. });
                         let engine = EngineKey(rng.below(engines) as u64);
-                        culprits.placed(prompt, engine);
+                        culprits.note_placement(prompt, engine);
                         there.push((prompt, engine));
                         false
                     }
@@ -340,7 +343,7 @@ mod tests {
                 for (prompt, engine) in there {
                     if Some(engine) == dead {
                         let told = now + Nanos(rng.below(1000) as u64);
-                        culprits.died(told, Report { prompt, engine, placed: now, certain: true });
+                        culprits.note_death(told, EngineDeath { prompt, engine, placed: now, certain: true });
                         waiting.push(prompt);
                     } else {
                         culprits.answered(prompt);

@@ -6,14 +6,14 @@ use foldhash::fast::FixedState;
 use hashbrown::HashTable;
 
 use super::learning::Timed;
+use crate::cache_accuracy::Prediction;
 use crate::endpoint::EndpointId;
 use crate::queue::Account;
 use crate::request::{RequestId, SessionKey};
-use crate::truth::Prediction;
 
 /// A request in flight: what it has reserved, to be given back.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Flight {
+pub(super) struct InFlightRequest {
     pub(super) request: RequestId,
     pub(super) endpoint: EndpointId,
     /// How often its endpoint's breaker had opened before.
@@ -54,14 +54,14 @@ pub(super) struct Turn {
 
 /// Flights by request.
 #[derive(Default)]
-pub(super) struct Flights {
-    table: HashTable<Flight>,
+pub(super) struct InFlightTable {
+    table: HashTable<InFlightRequest>,
     hasher: FixedState,
 }
 
-// === impl Flights ===
+// === impl InFlightTable ===
 
-impl Flights {
+impl InFlightTable {
     pub(super) fn len(&self) -> usize {
         self.table.len()
     }
@@ -71,7 +71,7 @@ impl Flights {
     }
 
     /// In no order.
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Flight> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = &InFlightRequest> {
         self.table.iter()
     }
 
@@ -79,11 +79,11 @@ impl Flights {
         self.table.find(self.hash(id), |flight| flight.request == id).is_some()
     }
 
-    pub(super) fn get(&self, id: RequestId) -> Option<&Flight> {
+    pub(super) fn get(&self, id: RequestId) -> Option<&InFlightRequest> {
         self.table.find(self.hash(id), |flight| flight.request == id)
     }
 
-    pub(super) fn get_mut(&mut self, id: RequestId) -> Option<&mut Flight> {
+    pub(super) fn get_mut(&mut self, id: RequestId) -> Option<&mut InFlightRequest> {
         self.table.find_mut(self.hasher.hash_one(id.0), |flight| flight.request == id)
     }
 
@@ -92,13 +92,13 @@ impl Flights {
         self.table.iter_mut().for_each(|flight| flight.turn = None);
     }
 
-    pub(super) fn insert(&mut self, flight: Flight) {
+    pub(super) fn insert(&mut self, flight: InFlightRequest) {
         let hasher = &self.hasher;
         let hash = self.hash(flight.request);
         self.table.insert_unique(hash, flight, |flight| hasher.hash_one(flight.request.0));
     }
 
-    pub(super) fn remove(&mut self, id: RequestId) -> Option<Flight> {
+    pub(super) fn remove(&mut self, id: RequestId) -> Option<InFlightRequest> {
         let entry = self.table.find_entry(self.hash(id), |flight| flight.request == id).ok()?;
         Some(entry.remove().0)
     }

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use kvlane_core::recording::file::{self, Head};
-use kvlane_core::recording::{Segment, Sharing, Tape};
+use kvlane_core::recording::{Recorder, Segment, Sharing};
 use kvlane_core::router::Router;
 use kvlane_core::time::Nanos;
 
@@ -36,7 +36,7 @@ const WARNED_S: f64 = 60.0;
 
 /// What records, if anything does.
 #[derive(Default)]
-pub(crate) struct Recorder {
+pub(crate) struct RecordingWriter {
     running: Mutex<Option<Running>>,
 }
 
@@ -50,7 +50,7 @@ struct Running {
 
 /// What the thread is given.
 enum Handed {
-    /// By a tape.
+    /// By a recorder.
     Segment { model: Arc<str>, segment: Segment },
     /// There is no more.
     End,
@@ -81,9 +81,9 @@ struct Open {
     len: u64,
 }
 
-// === impl Recorder ===
+// === impl RecordingWriter ===
 
-impl Recorder {
+impl RecordingWriter {
     /// Records as the configuration says from here on, or no more. `pools` are all there are.
     ///
     /// # Errors
@@ -105,7 +105,7 @@ impl Recorder {
             None => None,
         };
         for pool in pools {
-            pool.router.record(next.as_ref().map(|next| next.tape(&pool.model)));
+            pool.router.record(next.as_ref().map(|next| next.recorder(&pool.model)));
         }
         if let Some(before) = std::mem::replace(&mut *running, next) {
             before.end();
@@ -116,7 +116,7 @@ impl Recorder {
     /// Records what a new pool's router is told, if anything is recorded.
     pub(crate) fn attach(&self, router: &Router, model: &str) {
         if let Some(running) = &*self.running() {
-            router.record(Some(running.tape(model)));
+            router.record(Some(running.recorder(model)));
         }
     }
 
@@ -174,10 +174,10 @@ impl Running {
         Ok(Self { config: config.clone(), metrics: metrics.clone(), send, thread })
     }
 
-    fn tape(&self, model: &str) -> Tape {
+    fn recorder(&self, model: &str) -> Recorder {
         let (send, lost) = (self.send.clone(), self.metrics.lost.clone());
         let model: Arc<str> = model.into();
-        Tape::new(move |segment| {
+        Recorder::new(move |segment| {
             // What ended while this was written is nobody's loss.
             let handed = Handed::Segment { model: Arc::clone(&model), segment };
             if let Err(TrySendError::Full(_)) = send.try_send(handed) {

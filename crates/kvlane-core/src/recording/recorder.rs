@@ -35,23 +35,23 @@ enum Sink {
 }
 
 /// Writes down what a scheduler is told and what it does.
-pub struct Tape {
+pub struct Recorder {
     sink: Sink,
     memory: Memory,
     segment: Segment,
     begun: Nanos,
 }
 
-// === impl Tape ===
+// === impl Recorder ===
 
-impl Tape {
+impl Recorder {
     /// One that hands segments over. Under a lock: whoever gets them must be quick, and drops them if need be.
     pub fn new(sink: impl FnMut(Segment) + Send + 'static) -> Self {
         Self::to(Sink::Handed(Box::new(sink)))
     }
 
     /// One that keeps all there is in memory.
-    pub fn kept() -> Self {
+    pub fn in_memory() -> Self {
         Self::to(Sink::Kept(Vec::new()))
     }
 
@@ -59,7 +59,7 @@ impl Tape {
         Self { sink, memory: Memory::default(), segment: Segment::default(), begun: Nanos::ZERO }
     }
 
-    /// The segments of a [`Tape::kept`] one, with what has not become one yet.
+    /// The segments of a [`Recorder::kept`] one, with what has not become one yet.
     pub fn segments(&self) -> Vec<Segment> {
         match &self.sink {
             Sink::Kept(segments) => segments.iter().chain([&self.segment]).cloned().collect(),
@@ -126,7 +126,7 @@ impl Tape {
     }
 }
 
-impl Drop for Tape {
+impl Drop for Recorder {
     fn drop(&mut self) {
         self.hand_over();
     }

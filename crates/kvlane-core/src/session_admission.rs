@@ -53,7 +53,7 @@ const LITTLE: u64 = ONE * 3 / 16;
 
 /// Of one pool.
 #[derive(Debug)]
-pub(crate) struct Admission {
+pub(crate) struct SessionAdmission {
     sessions: HashMap<SessionKey, Session, FixedState>,
     /// Active ones without a request, by since when.
     resting: BTreeSet<(Nanos, SessionKey)>,
@@ -114,9 +114,9 @@ struct Pauses {
     idle_span: Nanos,
 }
 
-// === impl Admission ===
+// === impl SessionAdmission ===
 
-impl Default for Admission {
+impl Default for SessionAdmission {
     fn default() -> Self {
         Self {
             sessions: HashMap::default(),
@@ -135,7 +135,7 @@ impl Default for Admission {
     }
 }
 
-impl Admission {
+impl SessionAdmission {
     /// How many endpoints there are, and what their caches hold; 0 if that is not known.
     pub(crate) fn set_fleet(&mut self, endpoints: usize, capacity_tokens: u64) {
         (self.endpoints, self.capacity_tokens) = (endpoints, capacity_tokens);
@@ -350,7 +350,7 @@ mod tests {
         Nanos::from_secs(secs)
     }
 
-    fn turn(admission: &mut Admission, from: u64, to: u64, key: u64, tokens: u64) {
+    fn turn(admission: &mut SessionAdmission, from: u64, to: u64, key: u64, tokens: u64) {
         admission.expire(secs(from));
         admission.enter(secs(from), SessionKey(key));
         admission.placed(SessionKey(key), tokens as u32, false);
@@ -358,8 +358,8 @@ mod tests {
         admission.check();
     }
 
-    fn admission(endpoints: usize, capacity_tokens: u64) -> Admission {
-        let mut admission = Admission::default();
+    fn admission(endpoints: usize, capacity_tokens: u64) -> SessionAdmission {
+        let mut admission = SessionAdmission::default();
         admission.set_fleet(endpoints, capacity_tokens);
         admission
     }
@@ -413,7 +413,7 @@ mod tests {
     }
 
     /// A round in which, of 32 turns and of 100 tokens each computed, so many were busy and so many lost.
-    fn round(admission: &mut Admission, busy: u64, lost: u32, held_back: bool) -> Option<u64> {
+    fn round(admission: &mut SessionAdmission, busy: u64, lost: u32, held_back: bool) -> Option<u64> {
         admission.round = Round::default();
         for n in 0..ROUND_TURNS_MIN {
             admission.placed(SessionKey(0), 1, n < busy);
@@ -465,7 +465,7 @@ mod tests {
         admission.check();
     }
 
-    impl Admission {
+    impl SessionAdmission {
         /// Sums are what they sum up.
         pub(crate) fn check(&self) {
             let sum = |busy: bool| -> u64 {

@@ -2,8 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use kvlane_core::cache_accuracy::{Knowledge, KnowledgeChange, Totals};
 use kvlane_core::endpoint::Endpoint;
-use kvlane_core::truth::{Change, Knowledge, Totals};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -28,9 +28,9 @@ struct ChangeLabels {
     to: &'static str,
 }
 
-/// Counters and gauges of [`kvlane_core::truth`].
+/// Counters and gauges of [`kvlane_core::cache_accuracy`].
 #[derive(Debug, Default)]
-pub(crate) struct TruthMetrics {
+pub(crate) struct CacheAccuracyMetrics {
     knowledge: Family<KnowledgeLabels, Gauge>,
     changes: Family<ChangeLabels, Counter>,
     answers: Family<WorkerLabels, Counter>,
@@ -42,9 +42,9 @@ pub(crate) struct TruthMetrics {
     recall: Family<WorkerLabels, Gauge<f64, AtomicU64>>,
 }
 
-// === impl TruthMetrics ===
+// === impl CacheAccuracyMetrics ===
 
-impl TruthMetrics {
+impl CacheAccuracyMetrics {
     pub(super) fn register(&self, r: &mut Registration<'_>) {
         r.register("worker_knowledge", self.knowledge.clone());
         r.register("knowledge_changes", self.changes.clone());
@@ -57,7 +57,7 @@ impl TruthMetrics {
         r.register("prediction_recall_ratio", self.recall.clone());
     }
 
-    pub(crate) fn note(&self, model: &str, change: Change) {
+    pub(crate) fn note(&self, model: &str, change: KnowledgeChange) {
         let labels = ChangeLabels { model: model.into(), from: change.from.name(), to: change.to.name() };
         self.changes.get_or_create(&labels).inc();
     }
@@ -72,13 +72,13 @@ impl TruthMetrics {
     }
 
     pub(super) fn read(&self, labels: &WorkerLabels, endpoint: &Endpoint) {
-        let truth = &endpoint.truth;
+        let accuracy = &endpoint.cache_accuracy;
         for knowledge in Knowledge::ALL {
             let WorkerLabels { worker, model } = labels.clone();
             let labels = KnowledgeLabels { worker, model, knowledge: knowledge.name() };
-            self.knowledge.get_or_create(&labels).set((knowledge == truth.knowledge()).into());
+            self.knowledge.get_or_create(&labels).set((knowledge == accuracy.knowledge()).into());
         }
-        let Totals { answers, wrong, predicted, reported, both } = truth.totals();
+        let Totals { answers, wrong, predicted, reported, both } = accuracy.totals();
         for (counters, total) in [
             (&self.answers, answers),
             (&self.wrong, wrong),
@@ -88,7 +88,7 @@ impl TruthMetrics {
         ] {
             counters.get_or_create(labels).inner().store(total, Ordering::Relaxed);
         }
-        self.precision.get_or_create(labels).set(truth.precision().into());
-        self.recall.get_or_create(labels).set(truth.recall().into());
+        self.precision.get_or_create(labels).set(accuracy.precision().into());
+        self.recall.get_or_create(labels).set(accuracy.recall().into());
     }
 }

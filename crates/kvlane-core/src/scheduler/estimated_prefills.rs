@@ -16,13 +16,13 @@ const EXPECTED_MAX: Nanos = Nanos::from_secs(600);
 
 /// Which prompts, and when.
 #[derive(Default)]
-pub(super) struct Unseen {
+pub(super) struct EstimatedPrefills {
     due: BinaryHeap<Reverse<(Nanos, RequestId)>>,
 }
 
-// === impl Unseen ===
+// === impl EstimatedPrefills ===
 
-impl Unseen {
+impl EstimatedPrefills {
     /// A request was placed now, and its prompt should be computed `expected_s` later.
     pub(super) fn placed(&mut self, now: Nanos, request: RequestId, expected_s: f64) {
         let due = now + Nanos::from_secs_f64(expected_s).min(EXPECTED_MAX);

@@ -102,7 +102,7 @@ impl Cause {
 
 /// A change of knowledge.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Change {
+pub struct KnowledgeChange {
     /// What it was.
     pub from: Knowledge,
     /// What it is.
@@ -122,7 +122,7 @@ pub struct Prediction {
 
 /// What an answer says it took.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Reported {
+pub struct ReportedReuse {
     /// Tokens of its prompt, cached ones included.
     pub prompt_tokens: u32,
     /// Those that came from the cache.
@@ -146,7 +146,7 @@ pub struct Totals {
 
 /// What one endpoint's predictions have been worth.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Truth {
+pub struct CacheAccuracy {
     feed: Feed,
     exact: Record,
     approximate: Record,
@@ -210,9 +210,9 @@ const DECAY: f32 = 1.0 - 1.0 / WINDOW as f32;
 /// How far apart an engine's counter and the prompts that we know of may be for all of them to be ours.
 const FOREIGN_SHARE_MAX: f64 = 0.1;
 
-// === impl Truth ===
+// === impl CacheAccuracy ===
 
-impl Truth {
+impl CacheAccuracy {
     /// How the endpoint's share of a prompt is known.
     pub fn knowledge(&self) -> Knowledge {
         match (self.feed, self.exact.worth, self.approximate.worth) {
@@ -261,7 +261,7 @@ impl Truth {
     }
 
     /// Takes note of the state of the feed. What was heard before a gap says nothing of what comes after it.
-    pub(crate) fn set_feed(&mut self, feed: Feed) -> Option<Change> {
+    pub(crate) fn set_feed(&mut self, feed: Feed) -> Option<KnowledgeChange> {
         if feed == self.feed {
             return None;
         }
@@ -274,7 +274,7 @@ impl Truth {
     }
 
     /// It has started again: nothing that was wrong with it needs to be so any more.
-    pub(crate) fn forget(&mut self) -> Option<Change> {
+    pub(crate) fn forget(&mut self) -> Option<KnowledgeChange> {
         let from = self.knowledge();
         let Self { feed, totals, .. } = *self;
         *self = Self { feed, totals, ..Self::default() };
@@ -286,9 +286,9 @@ impl Truth {
         &mut self,
         prediction: Prediction,
         prompt_tokens: u32,
-        reported: Reported,
+        reported: ReportedReuse,
         block_tokens: u32,
-    ) -> Option<Change> {
+    ) -> Option<KnowledgeChange> {
         let from = self.knowledge();
         let cached = reported.cached_tokens;
         let tolerance = block_tokens.max(TOKENS_OFF_MAX);
@@ -322,7 +322,7 @@ impl Truth {
         self.counted.approximate += u64::from(prediction.approximate);
     }
 
-    /// The request of an earlier [`Truth::owe`] has told after all.
+    /// The request of an earlier [`CacheAccuracy::owe`] has told after all.
     pub(crate) fn repay(&mut self, prediction: Prediction, prompt_tokens: u32) {
         let Counted { prompt_tokens: prompts, exact, approximate, .. } = &mut self.counted;
         *prompts = prompts.saturating_sub(prompt_tokens.into());
@@ -332,7 +332,7 @@ impl Truth {
 
     /// Compares the sums of predictions since the last call with what the engine's counters have moved by: tokens
     /// looked for in its cache, and found. Where others' requests have moved them too, nothing can be said.
-    pub(crate) fn count(&mut self, queries: f64, hits: f64, block_tokens: u32) -> Option<Change> {
+    pub(crate) fn count(&mut self, queries: f64, hits: f64, block_tokens: u32) -> Option<KnowledgeChange> {
         let Counted { last, prompt_tokens, exact, approximate } = self.counted;
         self.counted = Counted { last: Some((queries, hits)), ..Counted::default() };
         let (queries_before, hits_before) = last?;
@@ -344,14 +344,14 @@ impl Truth {
         }
         // Casts saturate, and sums between two looks at an engine's metrics are far below.
         let prediction = Prediction { exact: exact as u32, approximate: approximate as u32 };
-        let reported = Reported { prompt_tokens: asked as u32, cached_tokens: found as u32 };
+        let reported = ReportedReuse { prompt_tokens: asked as u32, cached_tokens: found as u32 };
         let tolerance = block_tokens.max((FOREIGN_SHARE_MAX * ours) as u32);
         self.observe(prediction, prompt_tokens as u32, reported, tolerance)
     }
 
-    fn change(&self, from: Knowledge, cause: Cause) -> Option<Change> {
+    fn change(&self, from: Knowledge, cause: Cause) -> Option<KnowledgeChange> {
         let to = self.knowledge();
-        (from != to).then_some(Change { from, to, cause })
+        (from != to).then_some(KnowledgeChange { from, to, cause })
     }
 }
 
@@ -414,100 +414,106 @@ mod tests {
     use super::*;
 
     /// A prompt of 1,000 tokens of which `cached` were reused.
-    fn reported(cached_tokens: u32) -> Reported {
-        Reported { prompt_tokens: 1000, cached_tokens }
+    fn reported(cached_tokens: u32) -> ReportedReuse {
+        ReportedReuse { prompt_tokens: 1000, cached_tokens }
     }
 
-    fn live() -> Truth {
-        let mut truth = Truth::default();
-        let change = truth.set_feed(Feed::Live).expect("a change");
+    fn live() -> CacheAccuracy {
+        let mut accuracy = CacheAccuracy::default();
+        let change = accuracy.set_feed(Feed::Live).expect("a change");
         assert_eq!((change.from, change.to), (Knowledge::Approximate, Knowledge::Exact));
-        truth
+        accuracy
     }
 
     /// The changes that `answers` answers bring, each predicted and reported so.
-    fn after(truth: &mut Truth, answers: u32, exact: u32, approximate: u32, cached: u32) -> Vec<Knowledge> {
+    fn after(
+        accuracy: &mut CacheAccuracy,
+        answers: u32,
+        exact: u32,
+        approximate: u32,
+        cached: u32,
+    ) -> Vec<Knowledge> {
         let prediction = Prediction { exact, approximate };
-        let observe = |_| truth.observe(prediction, 1000, reported(cached), 16);
+        let observe = |_| accuracy.observe(prediction, 1000, reported(cached), 16);
         (0..answers).filter_map(observe).map(|change| change.to).collect()
     }
 
     #[test]
     fn one_that_lies_steps_down_to_what_we_know_ourselves_and_comes_back_when_predictions_hold() {
-        let mut truth = live();
-        assert_eq!(after(&mut truth, 40, 800, 800, 800), []);
-        let down = after(&mut truth, WINDOW, 800, 320, 320);
+        let mut accuracy = live();
+        assert_eq!(after(&mut accuracy, 40, 800, 800, 800), []);
+        let down = after(&mut accuracy, WINDOW, 800, 320, 320);
         assert_eq!(down, [Knowledge::Degraded, Knowledge::Approximate]);
-        assert_eq!(truth.counting(Prediction { exact: 800, approximate: 320 }), 320);
-        let up = after(&mut truth, WINDOW, 320, 320, 320);
+        assert_eq!(accuracy.counting(Prediction { exact: 800, approximate: 320 }), 320);
+        let up = after(&mut accuracy, WINDOW, 320, 320, 320);
         assert_eq!(up, [Knowledge::Degraded, Knowledge::Exact]);
     }
 
     #[test]
     fn what_is_degraded_counts_as_far_as_it_was_right() {
-        let mut truth = live();
-        after(&mut truth, 12, 800, 0, 800);
-        assert_eq!(after(&mut truth, 4, 800, 0, 400), [Knowledge::Degraded]);
-        let counting = truth.counting(Prediction { exact: 1000, approximate: 7 });
+        let mut accuracy = live();
+        after(&mut accuracy, 12, 800, 0, 800);
+        assert_eq!(after(&mut accuracy, 4, 800, 0, 400), [Knowledge::Degraded]);
+        let counting = accuracy.counting(Prediction { exact: 1000, approximate: 7 });
         assert!((700..1000).contains(&counting), "{counting}");
-        assert!((0.7..1.0).contains(&truth.precision()));
-        assert_eq!(truth.recall(), 1.0);
+        assert!((0.7..1.0).contains(&accuracy.precision()));
+        assert_eq!(accuracy.recall(), 1.0);
     }
 
     #[test]
     fn an_engine_that_reuses_nothing_is_judged_by_its_load_alone() {
-        let mut truth = Truth::default();
-        assert_eq!(after(&mut truth, 40, 0, 900, 0), [Knowledge::LoadOnly]);
-        assert_eq!(truth.counting(Prediction { exact: 900, approximate: 900 }), 0);
-        assert_eq!(after(&mut truth, 40, 0, 900, 890), [Knowledge::Approximate]);
+        let mut accuracy = CacheAccuracy::default();
+        assert_eq!(after(&mut accuracy, 40, 0, 900, 0), [Knowledge::LoadOnly]);
+        assert_eq!(accuracy.counting(Prediction { exact: 900, approximate: 900 }), 0);
+        assert_eq!(after(&mut accuracy, 40, 0, 900, 890), [Knowledge::Approximate]);
     }
 
     #[test]
     fn a_block_more_or_less_is_right_and_two_are_not() {
-        let mut truth = live();
-        after(&mut truth, 32, 800, 0, 816);
-        after(&mut truth, 32, 800, 0, 784);
-        assert_eq!(truth.totals().wrong, 0);
-        after(&mut truth, 1, 800, 0, 832);
-        assert_eq!(truth.totals().wrong, 1);
+        let mut accuracy = live();
+        after(&mut accuracy, 32, 800, 0, 816);
+        after(&mut accuracy, 32, 800, 0, 784);
+        assert_eq!(accuracy.totals().wrong, 0);
+        after(&mut accuracy, 1, 800, 0, 832);
+        assert_eq!(accuracy.totals().wrong, 1);
     }
 
     #[test]
     fn prompts_nobody_knew_anything_of_say_nothing() {
-        let mut truth = live();
-        after(&mut truth, 3, 800, 800, 0);
-        after(&mut truth, 100, 0, 0, 0);
-        assert_eq!(truth.knowledge(), Knowledge::Exact, "three wrong ones are too few to judge by");
-        assert_eq!(after(&mut truth, 3, 800, 800, 0).first(), Some(&Knowledge::Degraded));
+        let mut accuracy = live();
+        after(&mut accuracy, 3, 800, 800, 0);
+        after(&mut accuracy, 100, 0, 0, 0);
+        assert_eq!(accuracy.knowledge(), Knowledge::Exact, "three wrong ones are too few to judge by");
+        assert_eq!(after(&mut accuracy, 3, 800, 800, 0).first(), Some(&Knowledge::Degraded));
     }
 
     #[test]
     fn while_a_feed_catches_up_our_own_dispatches_count() {
-        let mut truth = live();
-        let change = truth.set_feed(Feed::Syncing).expect("a change");
+        let mut accuracy = live();
+        let change = accuracy.set_feed(Feed::Syncing).expect("a change");
         assert_eq!((change.to, change.cause), (Knowledge::Approximate, Cause::Feed(Feed::Syncing)));
-        assert_eq!(truth.set_feed(Feed::Syncing), None);
-        assert_eq!(truth.counting(Prediction { exact: 5, approximate: 3 }), 3);
-        assert_eq!(truth.set_feed(Feed::Live).map(|change| change.to), Some(Knowledge::Exact));
+        assert_eq!(accuracy.set_feed(Feed::Syncing), None);
+        assert_eq!(accuracy.counting(Prediction { exact: 5, approximate: 3 }), 3);
+        assert_eq!(accuracy.set_feed(Feed::Live).map(|change| change.to), Some(Knowledge::Exact));
     }
 
     #[test]
     fn counters_tell_where_answers_do_not_unless_others_move_them_too() {
-        let mut truth = live();
+        let mut accuracy = live();
         let (mut queries, mut hits) = (0.0, 0.0);
-        let mut round = |truth: &mut Truth, foreign: f64, found: f64| {
-            (0..10).for_each(|_| truth.owe(Prediction { exact: 800, approximate: 800 }, 1000));
+        let mut round = |accuracy: &mut CacheAccuracy, foreign: f64, found: f64| {
+            (0..10).for_each(|_| accuracy.owe(Prediction { exact: 800, approximate: 800 }, 1000));
             (queries, hits) = (queries + 10_000.0 + foreign, hits + found);
-            truth.count(queries, hits, 16).map(|change| change.to)
+            accuracy.count(queries, hits, 16).map(|change| change.to)
         };
-        assert_eq!(round(&mut truth, 0.0, 0.0), None, "the first look has nothing to compare with");
+        assert_eq!(round(&mut accuracy, 0.0, 0.0), None, "the first look has nothing to compare with");
         for _ in 0..20 {
-            assert_eq!(round(&mut truth, 5000.0, 0.0), None, "others asked too");
+            assert_eq!(round(&mut accuracy, 5000.0, 0.0), None, "others asked too");
         }
-        assert_eq!(truth.totals().answers, 0);
-        let changes: Vec<_> = (0..12).filter_map(|_| round(&mut truth, 300.0, 1000.0)).collect();
+        assert_eq!(accuracy.totals().answers, 0);
+        let changes: Vec<_> = (0..12).filter_map(|_| round(&mut accuracy, 300.0, 1000.0)).collect();
         assert_eq!(changes[0], Knowledge::Degraded);
-        assert_eq!(truth.totals().wrong, 12);
+        assert_eq!(accuracy.totals().wrong, 12);
     }
 
     proptest! {
@@ -518,18 +524,18 @@ mod tests {
             exact in 0u32..1000,
             approximate in 0u32..1000,
         ) {
-            let mut truth = Truth::default();
+            let mut accuracy = CacheAccuracy::default();
             for ((exact, approximate, cached), feed) in answers.into_iter().zip(feeds) {
-                let before = truth.knowledge();
+                let before = accuracy.knowledge();
                 let feed = [Feed::Absent, Feed::Refused, Feed::Syncing, Feed::Live][feed];
-                let change = truth.set_feed(feed);
-                prop_assert_eq!(change.is_some(), before != truth.knowledge());
-                truth.observe(Prediction { exact, approximate }, 1000, reported(cached), 16);
-                prop_assert!(feed == Feed::Live || truth.knowledge() >= Knowledge::Approximate);
+                let change = accuracy.set_feed(feed);
+                prop_assert_eq!(change.is_some(), before != accuracy.knowledge());
+                accuracy.observe(Prediction { exact, approximate }, 1000, reported(cached), 16);
+                prop_assert!(feed == Feed::Live || accuracy.knowledge() >= Knowledge::Approximate);
             }
-            let counting = truth.counting(Prediction { exact, approximate });
+            let counting = accuracy.counting(Prediction { exact, approximate });
             prop_assert!(counting <= exact.max(approximate));
-            prop_assert!((0.0..=1.0).contains(&truth.precision()) && (0.0..=1.0).contains(&truth.recall()));
+            prop_assert!((0.0..=1.0).contains(&accuracy.precision()) && (0.0..=1.0).contains(&accuracy.recall()));
         }
     }
 }

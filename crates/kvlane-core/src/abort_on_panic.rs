@@ -10,21 +10,21 @@ use std::process::abort;
 use std::thread::panicking;
 
 /// Exists while shared state is being changed.
-pub(crate) struct Change {
+pub(crate) struct AbortOnPanic {
     /// The thread was unwinding already when the change began: then the change is part of the clean-up.
     unwinding: bool,
 }
 
-// === impl Change ===
+// === impl AbortOnPanic ===
 
-impl Change {
+impl AbortOnPanic {
     #[inline]
     pub(crate) fn begin() -> Self {
         Self { unwinding: panicking() }
     }
 }
 
-impl Drop for Change {
+impl Drop for AbortOnPanic {
     #[inline]
     fn drop(&mut self) {
         if panicking() && !self.unwinding {
@@ -34,22 +34,22 @@ impl Drop for Change {
 }
 
 /// A lock's guard, for a change.
-pub(crate) struct Changing<G> {
+pub(crate) struct AbortOnPanicGuard<G> {
     // Dropped first, so that the lock is still held when the process aborts.
-    _change: Change,
+    _change: AbortOnPanic,
     locked: G,
 }
 
-// === impl Changing ===
+// === impl AbortOnPanicGuard ===
 
-impl<G> Changing<G> {
+impl<G> AbortOnPanicGuard<G> {
     #[inline]
     pub(crate) fn of(locked: G) -> Self {
-        Self { _change: Change::begin(), locked }
+        Self { _change: AbortOnPanic::begin(), locked }
     }
 }
 
-impl<G: Deref> Deref for Changing<G> {
+impl<G: Deref> Deref for AbortOnPanicGuard<G> {
     type Target = G::Target;
 
     #[inline]
@@ -58,7 +58,7 @@ impl<G: Deref> Deref for Changing<G> {
     }
 }
 
-impl<G: DerefMut> DerefMut for Changing<G> {
+impl<G: DerefMut> DerefMut for AbortOnPanicGuard<G> {
     #[inline]
     fn deref_mut(&mut self) -> &mut G::Target {
         &mut self.locked
@@ -79,7 +79,7 @@ mod tests {
     fn a_panic_in_the_middle_of_a_change_ends_the_process() {
         if std::env::var_os(BREAK).is_some() {
             let _ = catch_unwind(|| {
-                let _change = Change::begin();
+                let _change = AbortOnPanic::begin();
                 resume_unwind(Box::new("in the middle"));
             });
             return;
@@ -95,7 +95,7 @@ mod tests {
         struct ClearsUp<'a>(&'a mut bool);
         impl Drop for ClearsUp<'_> {
             fn drop(&mut self) {
-                let _change = Change::begin();
+                let _change = AbortOnPanic::begin();
                 *self.0 = true;
             }
         }

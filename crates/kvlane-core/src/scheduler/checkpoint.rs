@@ -8,25 +8,25 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::flights::Flight;
+use super::in_flight::InFlightRequest;
 use super::{Config, Scheduler};
+use crate::cache_accuracy::{Feed, Prediction};
 use crate::endpoint::{Endpoint, EndpointId};
 use crate::forecast::Usual;
-use crate::load::Reported;
+use crate::load::LoadReport;
 use crate::queue::{Account, Lane};
 use crate::rates::Pace;
 use crate::request::{RequestId, SchedulingRequest, SessionKey};
 use crate::rng::Rng;
 use crate::scheduler::learning::Timed;
 use crate::time::Nanos;
-use crate::truth::{Feed, Prediction};
 
 /// Most that one request in flight counts of anything.
 const SUM_MAX: u64 = 1 << 40;
 
 /// How a scheduler stands.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Synopsis {
+pub struct Checkpoint {
     /// How it is set up.
     pub config: Config,
     /// Whether nothing has happened before.
@@ -35,26 +35,26 @@ pub struct Synopsis {
     pace: Pace,
     usual: Usual,
     /// Slot by slot: how often it was used before, and who is there.
-    slots: Vec<(u16, Option<Seated>)>,
-    flights: Vec<InTheAir>,
+    slots: Vec<(u16, Option<CheckpointEndpoint>)>,
+    flights: Vec<CheckpointRequest>,
 }
 
 /// An endpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-struct Seated {
+struct CheckpointEndpoint {
     name: Arc<str>,
     healthy: bool,
     draining: bool,
     #[serde(default)]
     stalled: bool,
     feed: Feed,
-    reported: Option<(Reported, Nanos)>,
+    reported: Option<(LoadReport, Nanos)>,
     pace: Pace,
 }
 
 /// A request in flight: as a row, since there are many.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-struct InTheAir(
+struct CheckpointRequest(
     RequestId,
     EndpointId,
     /// Prompt tokens, those to compute, their pairs; tokens of its context and of its answer; of a block.
@@ -65,9 +65,9 @@ struct InTheAir(
     Option<SessionKey>,
 );
 
-// === impl Synopsis ===
+// === impl Checkpoint ===
 
-impl Synopsis {
+impl Checkpoint {
     /// The endpoints, with what people call them.
     pub fn endpoints(&self) -> impl Iterator<Item = (EndpointId, &Arc<str>)> {
         (0..).zip(&self.slots).filter_map(|(slot, (generation, seated))| {
@@ -80,23 +80,23 @@ impl Synopsis {
 
 impl Scheduler {
     /// How it stands.
-    pub fn synopsis(&self) -> Synopsis {
+    pub fn synopsis(&self) -> Checkpoint {
         let seat = |(generation, endpoint): (u16, Option<&Endpoint>)| {
-            let seated = endpoint.map(|endpoint| Seated {
+            let seated = endpoint.map(|endpoint| CheckpointEndpoint {
                 name: Arc::clone(&endpoint.name),
                 healthy: endpoint.healthy,
                 draining: endpoint.draining,
                 stalled: endpoint.stalled,
-                feed: endpoint.truth.feed(),
+                feed: endpoint.cache_accuracy.feed(),
                 reported: endpoint.load.reported,
                 pace: endpoint.pace,
             });
             (generation, seated)
         };
         let slots: Vec<_> = self.pool.slots().map(seat).collect();
-        let mut flights: Vec<_> = self.flights.iter().map(InTheAir::of).collect();
+        let mut flights: Vec<_> = self.flights.iter().map(CheckpointRequest::of).collect();
         flights.sort_unstable_by_key(|flight| flight.0);
-        Synopsis {
+        Checkpoint {
             config: self.config.clone(),
             first: slots.is_empty() && flights.is_empty() && self.queued() == 0,
             rng: self.rng.state(),
@@ -108,15 +108,16 @@ impl Scheduler {
     }
 
     /// One that goes on from there.
-    pub fn resumed(now: Nanos, synopsis: Synopsis) -> Self {
-        let Synopsis { config, first: _, rng, pace, usual, slots, flights } = synopsis;
+    pub fn resumed(now: Nanos, synopsis: Checkpoint) -> Self {
+        let Checkpoint { config, first: _, rng, pace, usual, slots, flights } = synopsis;
         let mut scheduler = Self::new(config);
         scheduler.rng = Rng::resumed(rng);
         scheduler.learning.resume(pace, usual);
         for (slot, (generation, seated)) in (0..=u16::MAX).zip(slots) {
             let id = EndpointId::new(slot, generation);
             scheduler.pool.skip(id);
-            let Some(Seated { name, healthy, draining, stalled, feed, reported, pace }) = seated else {
+            let Some(CheckpointEndpoint { name, healthy, draining, stalled, feed, reported, pace }) = seated
+            else {
                 continue;
             };
             scheduler.pool.seat(id, name);
@@ -125,7 +126,7 @@ impl Scheduler {
                 (endpoint.draining, endpoint.stalled) = (draining, stalled);
                 endpoint.load.reported = reported;
                 endpoint.pace = pace;
-                endpoint.truth.set_feed(feed);
+                endpoint.cache_accuracy.set_feed(feed);
             }
         }
         scheduler.tell_admission();
@@ -135,8 +136,9 @@ impl Scheduler {
         scheduler
     }
 
-    fn resume(&mut self, now: Nanos, flight: InTheAir) {
-        let InTheAir(request, endpoint, tokens, prediction, (prefilling, computed), session) = flight;
+    fn resume(&mut self, now: Nanos, flight: CheckpointRequest) {
+        let CheckpointRequest(request, endpoint, tokens, prediction, (prefilling, computed), session) =
+            flight;
         let (prompt_tokens, prefill_tokens, prefill_pairs, context_tokens, output_tokens, block_tokens) =
             tokens;
         if self.flights.contains(request) {
@@ -152,7 +154,7 @@ impl Scheduler {
             ledger.prefill_pairs = ledger.prefill_pairs.saturating_add(prefill_pairs);
             ledger.context_tokens = ledger.context_tokens.saturating_add(context_tokens);
         }
-        self.flights.insert(Flight {
+        self.flights.insert(InFlightRequest {
             request,
             endpoint,
             era: 0,
@@ -173,12 +175,12 @@ impl Scheduler {
     }
 }
 
-// === impl InTheAir ===
+// === impl CheckpointRequest ===
 
-impl InTheAir {
-    fn of(flight: &Flight) -> Self {
-        let Flight { request, endpoint, prompt_tokens, prefill_tokens, prefill_pairs, .. } = *flight;
-        let Flight { context_tokens, block_tokens, prefilling, computed, ref timed, .. } = *flight;
+impl CheckpointRequest {
+    fn of(flight: &InFlightRequest) -> Self {
+        let InFlightRequest { request, endpoint, prompt_tokens, prefill_tokens, prefill_pairs, .. } = *flight;
+        let InFlightRequest { context_tokens, block_tokens, prefilling, computed, ref timed, .. } = *flight;
         let tokens =
             (prompt_tokens, prefill_tokens, prefill_pairs, context_tokens, timed.output_tokens, block_tokens);
         let prediction = flight.prediction.unwrap_or_default();

@@ -1,16 +1,16 @@
 //! Who goes in, who waits, who is turned away: the scheduler in front of its policy.
 
-use super::flights::{Flight, Turn};
-use super::gate::{Fit, Or};
+use super::availability::{Choice, IfNoneAvailable};
+use super::in_flight::{InFlightRequest, Turn};
 use super::{Input, Output, Scheduler};
 use crate::breaker::State;
+use crate::cache_accuracy::Prediction;
 use crate::decision::{Refused, Rejection};
 use crate::endpoint::EndpointId;
 use crate::policy::Candidate;
 use crate::queue::{Account, Lane, Waiting};
 use crate::request::{RequestId, SchedulingRequest, SessionKey};
 use crate::time::Nanos;
-use crate::truth::Prediction;
 
 /// Of those who wait, how many are looked at for one who can go, while the endpoints that the first may go to take none.
 const LOOKED_AT_MAX: usize = 16;
@@ -78,21 +78,21 @@ impl Scheduler {
         let lane = if again { Lane::GoesOn } else { self.lane(request) };
         let may_go = lane == Lane::GoesOn || !self.queue.anyone_begins() && self.may_begin(request);
         // Nobody overtakes those who wait, or takes the place that somebody is about to get.
-        let first = !self.queue.anyone_goes_on() && (self.called.is_empty() || !self.is_gated());
+        let first = !self.queue.anyone_goes_on() && (self.called.is_empty() || !self.may_be_unavailable());
         let mut fit = None;
         if again || !self.is_full() && may_go && first {
             // Whoever has been placed before makes nobody else give up.
             let can_wait = if again { self.queue.has_room() } else { self.config.queue_len_max > 0 };
-            let or_else = if can_wait { Or::Wait } else { Or::TryAnyway };
+            let or_else = if can_wait { IfNoneAvailable::Wait } else { IfNoneAvailable::TryLeastBad };
             fit = Some(self.fill_rows(now, request, overlap, or_else));
         }
-        if fit == Some(Fit::Nobody) {
+        if fit == Some(Choice::Nobody) {
             return self.refuse(now, request, false, Rejection::NoEndpoint, out);
         }
         if again && !self.retries.spend(now, &self.config.retries) {
             return self.refuse(now, request, false, Rejection::BudgetSpent, out);
         }
-        if fit == Some(Fit::Rows) {
+        if fit == Some(Choice::Rows) {
             self.queue.pass(Account::of(request, lane));
             self.enter(now, request.session);
             return self.place(now, &waiting, lane, out);
@@ -122,15 +122,19 @@ impl Scheduler {
     ) {
         let request = &waiting.request;
         let busy = self.is_full() || self.queued() > 0;
-        let fit = if busy { Fit::Nobody } else { self.fill_rows(now, request, overlap, Or::Nobody) };
-        if fit == Fit::Rows {
+        let fit = if busy {
+            Choice::Nobody
+        } else {
+            self.fill_rows(now, request, overlap, IfNoneAvailable::Nobody)
+        };
+        if fit == Choice::Rows {
             let pool = &self.pool;
             let proven = |id| pool.get(id).is_some_and(|endpoint| endpoint.breaker.state() == State::Closed);
             self.rows.retain(|row| proven(row.endpoint));
         }
         let expected_s = |row: &Candidate| row.first_token_s(request);
         let soonest = self.rows.iter().copied().min_by(|a, b| expected_s(a).total_cmp(&expected_s(b)));
-        let Some(soonest) = soonest.filter(|_| fit == Fit::Rows) else {
+        let Some(soonest) = soonest.filter(|_| fit == Choice::Rows) else {
             return self.refuse(now, request, false, Rejection::NoEndpoint, out);
         };
         let early = Nanos::from_secs_f64(expected_s(&soonest)) - waited;
@@ -256,10 +260,10 @@ impl Scheduler {
         // It may be over: its client has stopped waiting.
         let Some(Called { waiting, lane, place }) = self.called.remove(&request) else { return };
         self.stalled = false;
-        match self.fill_rows(now, &waiting.request, overlap, Or::Wait) {
-            Fit::Rows => self.place(now, &waiting, lane, out),
-            Fit::Later => self.queue.put_back(place, waiting),
-            Fit::Nobody => self.refuse(now, &waiting.request, true, Rejection::NoEndpoint, out),
+        match self.fill_rows(now, &waiting.request, overlap, IfNoneAvailable::Wait) {
+            Choice::Rows => self.place(now, &waiting, lane, out),
+            Choice::Later => self.queue.put_back(place, waiting),
+            Choice::Nobody => self.refuse(now, &waiting.request, true, Rejection::NoEndpoint, out),
         }
     }
 
@@ -274,7 +278,7 @@ impl Scheduler {
     }
 
     /// A turn of a conversation is over: what it found in the cache is evidence.
-    pub(super) fn turn_over(&mut self, now: Nanos, flight: &Flight) {
+    pub(super) fn turn_over(&mut self, now: Nanos, flight: &InFlightRequest) {
         let Some(Turn { session, sent_tokens, held_tokens }) = flight.turn else { return };
         if let (Some(admission), Some(held_tokens), true) =
             (&mut self.admission, held_tokens, flight.computed)
