@@ -4,7 +4,7 @@
 
 use kvlane_core::timing::{ModelShape, TimingFile};
 use kvlane_live::config::Config;
-use kvlane_live::secret::revealed;
+use kvlane_http::secret::revealed;
 use kvlane_sim::matrix::Matrix;
 use kvlane_sim::scenario::Scenario;
 use libfuzzer_sys::fuzz_target;

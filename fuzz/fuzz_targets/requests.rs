@@ -2,7 +2,7 @@
 #![no_main]
 
 use http::{HeaderMap, HeaderName, HeaderValue, Uri};
-use kvlane_live::address::Address;
+use kvlane_http::address::Address;
 use kvlane_live::testing::parsers;
 use libfuzzer_sys::fuzz_target;
 

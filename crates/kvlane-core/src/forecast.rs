@@ -4,9 +4,9 @@
 //! limit, and of the conversation. Before anything was seen an answer is taken to have [`USUAL_TOKENS`]. The request's
 //! own limit bounds the result. What a conversation does not say of itself is never asked for: no oracle.
 
-use foldhash::fast::FixedState;
 use std::hash::BuildHasher;
 
+use foldhash::fast::FixedState;
 use serde::{Deserialize, Serialize};
 
 use crate::request::{SchedulingRequest, SessionKey};

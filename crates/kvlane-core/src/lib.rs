@@ -10,6 +10,7 @@ pub mod breaker;
 pub mod budget;
 pub mod busy;
 pub mod cache_accuracy;
+pub mod config;
 mod decaying_counter;
 pub mod decision;
 pub mod endpoint;

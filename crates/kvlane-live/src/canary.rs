@@ -13,17 +13,17 @@ use std::fmt;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use kvlane_http::client::Client;
+use kvlane_http::connections::Connections;
 use kvlane_tokens::{Prompt, Tokenizer};
 use kvlane_wire::api::Api;
 use kvlane_wire::{openai, prometheus};
 use serde_json::{Value, json};
 
-use crate::ask::Engine;
 use crate::clock::date;
 use crate::config::BYTES_PER_TOKEN;
 use crate::gateway::Gateway;
 use crate::tokenize::{Counting, tokenized};
-use crate::upstream::Upstreams;
 use crate::worker::{ServedName, Worker, WorkerId};
 
 /// Characters shown of either side where texts part.
@@ -275,7 +275,7 @@ pub fn text_difference(ours: &str, theirs: &str) -> Option<String> {
 /// it was compared: then [`compare_members`] is due.
 pub(crate) async fn check(
     gateway: &Arc<Gateway>,
-    upstreams: &Arc<Upstreams>,
+    upstreams: &Arc<Connections>,
     worker: &Arc<Worker>,
     names: &[ServedName],
     page: &str,
@@ -287,7 +287,7 @@ pub(crate) async fn check(
     let models: Vec<Listed> = names.iter().map(Listed::of).collect();
     let mut block_tokens = block_tokens(page);
     if let Some(before) = worker.state().compared.as_ref()
-        && !worker.is_gone()
+        && !worker.upstream.is_gone()
         && before.models == models
     {
         // A page that did not come this time takes nothing back.
@@ -296,12 +296,8 @@ pub(crate) async fn check(
             return false;
         }
     }
-    let engine = Engine {
-        worker: Arc::clone(worker),
-        upstreams: Arc::clone(upstreams),
-        limit: gateway.config().health.timeout,
-        rank: None,
-    };
+    let limit = gateway.config().health.timeout;
+    let engine = Client::new(Arc::clone(&worker.upstream), Arc::clone(upstreams), limit);
     let mut with_us = Parity::Verified;
     for base in bases(names) {
         let counting = gateway.tokenizers.counting(&base.base);
@@ -459,7 +455,7 @@ fn tell(worker: &Worker, parity: &Parity) {
 }
 
 /// Counts every sample on both sides.
-async fn compare_all(engine: &Engine, served: &ServedName, ours: Ours<'_>) -> Parity {
+async fn compare_all(engine: &Client, served: &ServedName, ours: Ours<'_>) -> Parity {
     let mut parity = Parity::Verified;
     for sample in samples() {
         let Answer { outcome, max_model_len } = compare(engine, &served.name, &sample, ours).await;
@@ -488,7 +484,7 @@ async fn compare_all(engine: &Engine, served: &ServedName, ours: Ours<'_>) -> Pa
 }
 
 /// Counts one sample on both sides.
-pub async fn compare(engine: &Engine, model: &str, sample: &Sample, ours: Ours<'_>) -> Answer {
+pub async fn compare(engine: &Client, model: &str, sample: &Sample, ours: Ours<'_>) -> Answer {
     let body = sample.body(model);
     let nothing = |outcome| Answer { outcome, max_model_len: None };
     let theirs = match engine.post("/tokenize", &body).await {
@@ -524,7 +520,7 @@ pub async fn compare(engine: &Engine, model: &str, sample: &Sample, ours: Ours<'
 }
 
 /// The text of an engine's ids, if it tells: where texts differ, the template does; otherwise the tokenizer.
-async fn text_of(engine: &Engine, model: &str, tokens: &[u32]) -> Option<String> {
+async fn text_of(engine: &Client, model: &str, tokens: &[u32]) -> Option<String> {
     let body = json!({"model": model, "tokens": tokens}).to_string().into();
     let (status, answer) = engine.post("/detokenize", &body).await.ok()?;
     let told: Value = serde_json::from_slice(&answer).ok().filter(|_| status == 200)?;

@@ -19,6 +19,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use bytes::Bytes;
 use http::StatusCode;
 use kvlane_core::scheduler::Input;
+use kvlane_http::address::worker_name;
+use kvlane_http::connections::Connections;
 use kvlane_wire::engine::{load_reports, prefix_caches};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
@@ -29,14 +31,12 @@ use tokio_util::task::TaskTracker;
 use self::complaints::Complaints;
 use self::names::list_names;
 pub(crate) use self::outside::check_workers;
-use crate::address::worker_name;
 use crate::canary;
 use crate::config::WorkerSpec;
 use crate::gateway::{Gateway, ModelPool};
 use crate::ingest::Ingest;
 use crate::metrics::{Reached, WorkerLabel};
 use crate::panics::persist;
-use crate::upstream::Upstreams;
 use crate::worker::{Rank, Seat, ServedName, State, Worker, WorkerId};
 
 /// The largest answer to a probe that is read.
@@ -49,7 +49,7 @@ pub const WORKERS_MAX: usize = 4096;
 /// Who serves, and the tasks that watch them.
 pub struct Fleet {
     gateway: Arc<Gateway>,
-    upstreams: Arc<Upstreams>,
+    upstreams: Arc<Connections>,
     /// Held by whoever changes seats or the table.
     changes: Mutex<()>,
     ingest: Ingest,
@@ -217,7 +217,7 @@ impl Fleet {
             self.gateway.metrics.forget_worker(&worker.url);
         }
         for upstreams in self.gateway.upstreams().iter() {
-            upstreams.forget(worker.id);
+            upstreams.forget(worker.upstream.id);
         }
         tracing::info!(worker = %worker.url, "worker left");
     }
@@ -338,9 +338,9 @@ impl Fleet {
         loop {
             tokio::select! {
                 () = sleep_until(due) => {}
-                () = self.upstreams.closed(worker.id), if !asked => {
+                () = self.upstreams.closed(worker.upstream.id), if !asked => {
                     asked = true;
-                    if self.upstreams.is_there(&worker).await {
+                    if self.upstreams.is_there(&worker.upstream).await {
                         continue;
                     }
                 }
@@ -355,11 +355,11 @@ impl Fleet {
             asked = false;
             if !self.gateway.workers().contains_key(&worker.id) {
                 // The last probe may have put its connection back after the worker had left.
-                return self.upstreams.forget(worker.id);
+                return self.upstreams.forget(worker.upstream.id);
             }
             let probed = self.probe(&worker, probes).await;
             // A closed port needs no second opinion; and whatever answers there next has started since.
-            let refuses = probed.is_err() && self.upstreams.refuses(&worker).await;
+            let refuses = probed.is_err() && self.upstreams.refuses(&worker.upstream).await;
             probes = match &probed {
                 Ok(()) => probes.wrapping_add(1),
                 Err(_) => 0,
@@ -367,7 +367,7 @@ impl Fleet {
             self.judge(&worker, probed, refuses);
             complaints.look(&worker, Instant::now());
             for upstreams in self.gateway.upstreams().iter() {
-                upstreams.sweep(worker.id);
+                upstreams.sweep(worker.upstream.id);
             }
         }
     }
@@ -432,7 +432,7 @@ impl Fleet {
             let seats = worker.state().seats.clone();
             for Seat { pool, endpoint, number, .. } in &seats {
                 let name = worker.seat_name(*number);
-                gateway.warm.restore(&gateway, pool, *endpoint, &name, worker.is_gone());
+                gateway.warm.restore(&gateway, pool, *endpoint, &name, worker.upstream.is_gone());
             }
         });
         if told.await.is_err() {
@@ -445,7 +445,7 @@ impl Fleet {
         let health = &self.gateway.config().health;
         match probed {
             Ok(()) => {
-                let restarted = worker.take_gone();
+                let restarted = worker.upstream.take_gone();
                 self.gateway.culprits().settle(worker.engine_key(), restarted);
                 let (healthy_now, first) = {
                     let mut state = worker.state();

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use arc_swap::ArcSwap;
 use kvlane_core::block::BlockHash;
 use kvlane_core::cache_accuracy::{Feed, KnowledgeChange, ReportedReuse};
+use kvlane_core::config::ConfigError;
 use kvlane_core::decision::{Placement, Refused, Rejection};
 use kvlane_core::endpoint::EndpointId;
 use kvlane_core::poison_prompts::{PoisonPrompts, PromptKey, Standing};
@@ -19,15 +20,18 @@ use kvlane_core::request::{RequestId, RequestKey, SchedulingRequest};
 use kvlane_core::router::{Router, Scratch};
 use kvlane_core::scheduler::{Input, Output};
 use kvlane_core::time::Nanos;
+use kvlane_http::connections::Connections;
+use kvlane_http::network::Allowed;
+use kvlane_http::tls::Tls;
 use kvlane_wire::server_timing::Stage;
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, SemaphorePermit, mpsc, oneshot};
 use tokio::time::Instant;
 
 use self::pool::{Ticker, Waiting};
-use crate::auth::{Allowed, Auth};
+use crate::auth::Auth;
 use crate::clock::Clock;
-use crate::config::{Config, ConfigError};
+use crate::config::Config;
 use crate::first_tokens::FirstTokens;
 use crate::hints::{Facts, Hints};
 use crate::history::{History, Lately};
@@ -42,10 +46,8 @@ use crate::reload::Reloads;
 use crate::salt::SaltKey;
 use crate::timeline::Timeline;
 use crate::timings::Timings;
-use crate::tls::Tls;
 use crate::tokenize::{Counting, Tokenizers};
 use crate::traces::Traces;
-use crate::upstream::Upstreams;
 use crate::vitals::Vitals;
 use crate::warm::Warm;
 use crate::worker::{Worker, WorkerId};
@@ -92,7 +94,7 @@ pub struct Gateway {
     pub(crate) tokenizers: Tokenizers,
     table: ArcSwap<Table>,
     pub(crate) workers: Mutex<BTreeMap<WorkerId, Arc<Worker>>>,
-    pub(crate) upstreams: Mutex<Vec<Arc<Upstreams>>>,
+    pub(crate) upstreams: Mutex<Vec<Arc<Connections>>>,
     /// Those of its threads, for a count of what they run.
     pub(crate) runtimes: Mutex<Vec<Handle>>,
     /// It takes no new connections and ends soon.
@@ -293,7 +295,7 @@ impl Gateway {
         auth.inherit(&self.auth.load());
         self.auth.store(Arc::new(auth));
         for upstreams in self.upstreams().iter() {
-            upstreams.speak_as(Arc::clone(&tls.workers));
+            upstreams.set_tls(Arc::clone(&tls.workers));
         }
         self.tls.store(Arc::new(tls));
     }
@@ -372,13 +374,13 @@ impl Gateway {
     }
 
     /// The idle connections of a new relay thread.
-    pub(crate) fn new_upstreams(&self) -> Arc<Upstreams> {
-        let upstreams = Upstreams::new(self.config().upstream.clone(), Arc::clone(&self.tls().workers));
+    pub(crate) fn new_upstreams(&self) -> Arc<Connections> {
+        let upstreams = Connections::new(self.config().upstream.clone(), Arc::clone(&self.tls().workers));
         self.upstreams().push(Arc::clone(&upstreams));
         upstreams
     }
 
-    pub(crate) fn upstreams(&self) -> MutexGuard<'_, Vec<Arc<Upstreams>>> {
+    pub(crate) fn upstreams(&self) -> MutexGuard<'_, Vec<Arc<Connections>>> {
         self.upstreams.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -15,13 +15,13 @@ use std::sync::Arc;
 
 use http::header::{self, HeaderName};
 use http::{HeaderMap, HeaderValue};
+use kvlane_core::config::{ConfigError, within, wrong};
 use kvlane_core::request::{SchedulingRequest, SessionKey, TenantKey};
 use kvlane_wire::openai::{ParsedRequest, SESSION_BYTES_MAX};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::auth::{Identity, is_credential};
-use crate::config::{ConfigError, within, wrong};
 use crate::salt::SaltKey;
 
 /// Longer names of tenants are not looked at. API keys have some hundred bytes, signed tokens a few thousand.

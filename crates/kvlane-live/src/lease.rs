@@ -243,7 +243,8 @@ impl Lease {
     /// The worker's engine has died with it in flight, or may have: then its probes tell, now or later.
     pub(crate) fn died(&self, certain: bool) {
         let (prompt, engine, placed) = (self.prompt, self.worker.engine_key(), self.placed);
-        let report = EngineDeath { prompt, engine, placed, certain: certain || self.worker.is_gone() };
+        let report =
+            EngineDeath { prompt, engine, placed, certain: certain || self.worker.upstream.is_gone() };
         self.gateway.culprits().note_death(self.gateway.clock.now(), report);
     }
 

@@ -3,9 +3,7 @@
 //! [`serve::Serving`] starts it; [`gateway`] joins the core's router with workers and waiting requests; [`front`] is
 //! where requests come in; [`upstream`] is how they reach workers; [`fleet`] watches who is there.
 
-pub mod address;
 pub mod admin;
-pub mod ask;
 pub mod auth;
 pub mod canary;
 pub mod clock;
@@ -27,17 +25,14 @@ mod recording_writer;
 pub mod reload;
 mod salt;
 mod sealed;
-pub mod secret;
 pub mod serve;
 mod stall;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod timeline;
 pub mod timings;
-pub mod tls;
 pub mod tokenize;
 mod traces;
-pub mod upstream;
 mod vitals;
 mod warm;
 pub mod worker;

@@ -16,16 +16,16 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
+use kvlane_http::address::worker_name;
+use kvlane_http::secret::revealed;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use crate::address::worker_name;
 use crate::config::{Config, PoolOverride, WorkerSpec};
 use crate::fleet::{WORKERS_MAX, check_workers};
 use crate::gateway::{Gateway, Security};
 use crate::metrics::ReloadLabel;
-use crate::secret::revealed;
 use crate::serve::Serving;
 use crate::timings::Timings;
 use crate::tokenize::{Plan, plan};

@@ -7,7 +7,8 @@
 use ring::hmac;
 use ring::rand::SystemRandom;
 
-use crate::config::{ConfigError, Security, wrong};
+use crate::config::Security;
+use kvlane_core::config::{ConfigError, wrong};
 
 /// The fewest bytes of a configured key: as many as the salts have.
 const KEY_BYTES_MIN: usize = 16;
@@ -61,8 +62,9 @@ impl SaltKey {
 
 #[cfg(test)]
 mod tests {
+    use kvlane_http::secret::Secret;
+
     use super::*;
-    use crate::secret::Secret;
 
     fn key(key: &str) -> Result<Option<SaltKey>, ConfigError> {
         SaltKey::read(&Security { tenant_salt_key: Some(Secret::new(key)), ..Security::default() })

@@ -15,13 +15,13 @@ use kvlane_core::endpoint::EndpointId;
 use kvlane_core::scheduler::Input;
 use kvlane_core::stall::Counters;
 use kvlane_core::time::Nanos;
+use kvlane_http::client::ask;
+use kvlane_http::connections::Connections;
 use kvlane_wire::engine::progress;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::ask::ask;
 use crate::gateway::{Gateway, ModelPool, Occupant};
-use crate::upstream::Upstreams;
 
 /// How often endpoints are looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -74,7 +74,7 @@ enum Said {
 }
 
 /// Watches all endpoints for as long as it is polled; none without connections to ask them on.
-pub(crate) async fn watch(gateway: Arc<Gateway>, upstreams: Option<Arc<Upstreams>>) {
+pub(crate) async fn watch(gateway: Arc<Gateway>, upstreams: Option<Arc<Connections>>) {
     let Some(upstreams) = upstreams else { return };
     let mut looks = interval(LOOK_EVERY);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -225,13 +225,21 @@ enum Question {
 // === impl Question ===
 
 impl Question {
-    async fn ask(self, upstreams: &Arc<Upstreams>, pool: &ModelPool, seat: &Occupant) -> Said {
+    async fn ask(self, upstreams: &Arc<Connections>, pool: &ModelPool, seat: &Occupant) -> Said {
         let worker = &seat.worker;
         match self {
             Self::Page => {
                 let (method, nothing) = (&Method::GET, &Bytes::new());
-                let page =
-                    ask(upstreams, worker, method, "/metrics", nothing, PAGE_WITHIN, PAGE_BYTES_MAX).await;
+                let page = ask(
+                    upstreams,
+                    &worker.upstream,
+                    method,
+                    "/metrics",
+                    nothing,
+                    PAGE_WITHIN,
+                    PAGE_BYTES_MAX,
+                )
+                .await;
                 let Ok((StatusCode::OK, page)) = page else { return Said::Page(None) };
                 let by_rank = progress(std::str::from_utf8(&page).unwrap_or_default());
                 Said::Page(by_rank.get(&seat.rank.unwrap_or(0)).copied())
@@ -247,7 +255,7 @@ impl Question {
                     serde_json::json!({"model": model, "prompt": "0", "max_tokens": 1, "stream": false});
                 let answer = ask(
                     upstreams,
-                    worker,
+                    &worker.upstream,
                     &Method::POST,
                     "/v1/completions",
                     &body.to_string().into(),

@@ -4,18 +4,17 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use arc_swap::{ArcSwap, ArcSwapOption};
+use arc_swap::ArcSwap;
 use kvlane_core::endpoint::EndpointId;
 use kvlane_core::poison_prompts::EngineKey;
+use kvlane_http::network::Allowed;
+use kvlane_http::upstream::{Upstream, UpstreamId};
 use tokio::sync::Notify;
 
-use crate::address::{Address, worker_name};
-use crate::auth::Allowed;
 use crate::canary::{Compared, Parity};
 use crate::config::{FeedSpec, WorkerSpec};
 use crate::gateway::ModelPool;
 use crate::ingest::{EventFeed, Source};
-use crate::secret::Secret;
 
 /// Names a worker for as long as the gateway runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -27,20 +26,14 @@ pub struct Worker {
     pub id: WorkerId,
     /// Its URL as given, without a trailing `/` or `/v1`: its name everywhere.
     pub url: Arc<str>,
-    /// Where it is reached.
-    pub address: Address,
+    /// How it is reached.
+    pub upstream: Arc<Upstream>,
     /// The model it was said to serve; otherwise it is asked.
     pub model: Option<String>,
     /// Where it was said to publish KV events, by rank; otherwise it is asked.
     pub kv_events: Vec<FeedSpec>,
     /// All that was said of it.
     pub(crate) spec: WorkerSpec,
-    /// What it is shown as `Authorization`: its key.
-    authorization: ArcSwapOption<String>,
-    /// Where it may be, if it was not the configuration that named it.
-    pub(crate) allowed: Option<Arc<ArcSwap<Allowed>>>,
-    /// A connection was refused since it was last asked: nobody listened there.
-    gone: AtomicBool,
     /// Its probes say that it is down.
     unfit: AtomicBool,
     found_unfit: Notify,
@@ -117,56 +110,36 @@ pub struct ServedName {
 // === impl Worker ===
 
 impl Worker {
-    /// A worker nobody has spoken to yet.
+    /// A worker that has not been probed yet. With `allowed`, it was added from outside the configuration, and its address
+    /// must be in one of those networks.
     ///
     /// # Errors
     /// What is wrong with an address, for people.
-    pub fn new(id: WorkerId, spec: &WorkerSpec) -> Result<Self, String> {
+    pub fn new(
+        id: WorkerId,
+        spec: &WorkerSpec,
+        allowed: Option<Arc<ArcSwap<Allowed>>>,
+    ) -> Result<Self, String> {
         for feed in &spec.kv_events {
             feed.validate("kv_events").map_err(|error| error.to_string())?;
         }
-        let authorization = spec.api_key.as_ref().map(authorization_of).transpose()?;
+        let upstream = Upstream::new(UpstreamId(id.0), &spec.url, spec.api_key.as_ref(), allowed)?;
         Ok(Self {
             id,
-            url: worker_name(&spec.url).into(),
-            // What is no URL is named as it was written.
-            address: Address::parse(&spec.url).and_then(|_| Address::parse(worker_name(&spec.url)))?,
+            url: Arc::clone(&upstream.url),
+            upstream: Arc::new(upstream),
             model: spec.model.clone(),
             kv_events: spec.kv_events.clone(),
             spec: spec.clone(),
-            authorization: ArcSwapOption::from_pointee(authorization),
-            allowed: None,
-            gone: AtomicBool::new(false),
             unfit: AtomicBool::new(false),
             found_unfit: Notify::new(),
             state: Mutex::default(),
         })
     }
 
-    /// As it is, but only where `allowed`.
-    #[must_use]
-    pub(crate) fn only_where(self, allowed: Arc<ArcSwap<Allowed>>) -> Self {
-        Self { allowed: Some(allowed), ..self }
-    }
-
-    /// What it is shown as `Authorization`.
-    pub(crate) fn authorization(&self) -> Option<Arc<String>> {
-        self.authorization.load_full()
-    }
-
     /// Whether the configuration named it.
     pub(crate) fn is_configured(&self) -> bool {
-        self.allowed.is_none()
-    }
-
-    /// Is shown this key from here on.
-    ///
-    /// # Errors
-    /// Why it cannot be read; the one it had stays.
-    pub(crate) fn show_key(&self, key: Option<&Secret>) -> Result<(), String> {
-        let authorization = key.map(authorization_of).transpose()?;
-        self.authorization.store(authorization.map(Arc::new));
-        Ok(())
+        self.upstream.allowed().is_none()
     }
 
     /// What people call its place: its URL, with `#rank` where it has several.
@@ -194,7 +167,7 @@ impl Worker {
 
     /// Whether it is down: its probes say so, or it has refused a connection since it was last up.
     pub(crate) fn is_down(&self) -> bool {
-        self.unfit.load(Ordering::Acquire) || self.is_gone()
+        self.unfit.load(Ordering::Acquire) || self.upstream.is_gone()
     }
 
     /// Waits until its probes find that it is down.
@@ -207,34 +180,10 @@ impl Worker {
         }
     }
 
-    /// It refused a connection: whatever answers there next has started since, and its caches are empty.
-    pub fn note_gone(&self) {
-        self.gone.store(true, Ordering::Relaxed);
-    }
-
     /// How its count of tokens compares with ours.
     pub fn parity(&self) -> Parity {
         self.state().parity.clone()
     }
-
-    /// Whether it has been gone and nobody has taken note of it yet.
-    pub(crate) fn is_gone(&self) -> bool {
-        self.gone.load(Ordering::Relaxed)
-    }
-
-    /// Whether it was gone since this was last asked.
-    pub fn take_gone(&self) -> bool {
-        self.gone.swap(false, Ordering::Relaxed)
-    }
-}
-
-/// What shows a key to a worker.
-fn authorization_of(key: &Secret) -> Result<String, String> {
-    let key = key.read().map_err(|problem| format!("api_key: {problem}"))?;
-    if !key.bytes().all(|byte| byte.is_ascii_graphic()) {
-        return Err("api_key: a key has visible ASCII characters only".into());
-    }
-    Ok(format!("Bearer {key}"))
 }
 
 impl fmt::Debug for Worker {

@@ -2,10 +2,10 @@
 
 use std::net::SocketAddr;
 
+use kvlane_http::secret::{KeyHash, Secret};
 use kvlane_live::auth::Role;
 use kvlane_live::config::{Config, ExtraPath, KeySpec, WorkerSpec};
 use kvlane_live::gateway::Security;
-use kvlane_live::secret::{KeyHash, Secret};
 use kvlane_live::serve::Serving;
 use kvlane_live::testing::{Client, FakeEngine, Reply, TestGateway, chat, config, eventually, soon};
 use ring::rand::SystemRandom;

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use kvlane_http::secret::KeyHash;
 use kvlane_live::auth::Role;
 use kvlane_live::config::{Config, KeySpec};
-use kvlane_live::secret::KeyHash;
 use kvlane_live::testing::{
     Client, FakeEngine, Reply, TestGateway, chat, chat_stream, config, event, eventually, soon,
 };

@@ -1,8 +1,8 @@
 //! What one tenant can learn of what another has sent: nothing that placement, receipts, headers or engines tell.
 
+use kvlane_http::secret::{KeyHash, Secret};
 use kvlane_live::auth::Role;
 use kvlane_live::config::{Config, KeySpec, LimitSpec};
-use kvlane_live::secret::{KeyHash, Secret};
 use kvlane_live::testing::{
     CachingEngine, Client, FakeEngine, Reply, TestGateway, caching_config, caching_gateway, config,
     next_call, tokens,

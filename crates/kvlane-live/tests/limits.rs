@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use kvlane_http::secret::KeyHash;
 use kvlane_live::auth::Role;
 use kvlane_live::config::{Config, KeySpec, LimitSpec, TokenSource};
-use kvlane_live::secret::KeyHash;
 use kvlane_live::testing::{
     Client, FakeEngine, Reply, TestGateway, chat, chat_stream, config, event, eventually, soon,
 };

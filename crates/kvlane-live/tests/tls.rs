@@ -334,7 +334,7 @@ fn what_is_missing_or_wrong_is_named_with_its_file() {
     let (authority, files) = (Authority::new("ca"), Files::new());
     let (one, other) = (authority.sign(&["localhost"], "one"), authority.sign(&["localhost"], "other"));
     let (pem, key) = (files.write("one.pem", &one.certificate), files.write("other.key", &other.key));
-    let check = |change: &dyn Fn(&mut kvlane_live::config::Tls), words: &[&str]| {
+    let check = |change: &dyn Fn(&mut kvlane_http::tls::TlsConfig), words: &[&str]| {
         let mut config = Config::default();
         change(&mut config.tls);
         let problem = config.validate().expect_err("wrong").to_string();

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use kvlane_core::policy::PolicyConfig;
+use kvlane_http::secret::Secret;
 use kvlane_live::config::{Config, WorkerSpec};
-use kvlane_live::secret::Secret;
 use kvlane_live::serve::Serving;
 use kvlane_live::testing::{Client, FakeEngine, TestGateway, chat, chat_stream, config, event, eventually};
 use serde_json::{Value, json};

@@ -66,8 +66,9 @@ impl Transfer {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use proptest::prelude::*;
+
+    use super::*;
 
     fn link(slots: u32) -> Transfer {
         Transfer::new(TransferConfig { setup_s: 1.0, bytes_per_s: 10.0, slots })

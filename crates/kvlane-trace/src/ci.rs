@@ -167,9 +167,10 @@ pub(crate) fn rank(count: usize, percent: u8) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::{prop, prop_assert, prop_assert_eq, proptest};
+
     use super::*;
     use crate::Percentiles;
-    use proptest::prelude::{prop, prop_assert, prop_assert_eq, proptest};
 
     fn uniform(count: usize, seed: u64) -> Vec<f64> {
         let mut rng = Rng::new(seed);

@@ -198,11 +198,12 @@ fn crossings(xs: &[f64], apart: &[f64]) -> Vec<(f64, bool)> {
 
 #[cfg(test)]
 mod tests {
+    use kvlane_core::rng::Rng;
+    use proptest::prelude::{prop, prop_assert, proptest};
+
     use super::*;
     use crate::ci::Figure;
     use crate::draws::Lots;
-    use kvlane_core::rng::Rng;
-    use proptest::prelude::{prop, prop_assert, proptest};
 
     /// A curve without chance.
     fn exact(points: &[(f64, f64)]) -> Curve {

@@ -187,9 +187,10 @@ pub(crate) fn of_sorted(sorted: &[f64], times: Times<'_>, figure: Figure) -> f64
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::{prop, prop_assert, prop_assert_eq, proptest};
+
     use super::*;
     use crate::{Percentiles, ci};
-    use proptest::prelude::{prop, prop_assert, prop_assert_eq, proptest};
 
     const LOTS: Lots = Lots { runs: 1, requests: 2 };
 

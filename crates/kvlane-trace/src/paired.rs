@@ -114,9 +114,10 @@ impl Paired {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use kvlane_core::rng::Rng;
     use proptest::prelude::{prop, prop_assert, proptest};
+
+    use super::*;
 
     const LOTS: Lots = Lots { runs: 1, requests: 2 };
 

@@ -114,8 +114,9 @@ impl Summary {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use proptest::prelude::*;
+
+    use super::*;
 
     fn answer(id: u64, ttft_s: f64, cached_tokens: Option<u32>) -> Record {
         Record {

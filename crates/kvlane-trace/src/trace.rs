@@ -350,8 +350,9 @@ impl Chunks {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use proptest::prelude::*;
+
+    use super::*;
 
     fn request(input_tokens: u32) -> TraceRequest {
         TraceRequest { input_tokens, output_tokens: 1, ..TraceRequest::default() }

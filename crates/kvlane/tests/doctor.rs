@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use kvlane_http::secret::{KeyHash, Secret};
 use kvlane_live::auth::Role;
 use kvlane_live::config::KeySpec;
-use kvlane_live::secret::{KeyHash, Secret};
 use kvlane_live::testing::{FakeEngine, TestGateway, config};
 use kvlane_mock::{KvEventsConfig, KvEventsFaults, MockConfig, MockEngine};
 use serde_json::{Value, json};

@@ -10,14 +10,15 @@ use kvlane_core::policy::{PolicyConfig, Reason};
 use kvlane_live::metrics::table;
 
 /// The crates each crate may reach, whether directly or through another.
-const MAY_REACH: [(&str, &[&str]); 9] = [
+const MAY_REACH: [(&str, &[&str]); 10] = [
     ("kvlane-core", &[]),
     ("kvlane-wire", &["kvlane-core"]),
     ("kvlane-tokens", &["kvlane-core", "kvlane-wire"]),
+    ("kvlane-http", &["kvlane-core"]),
     ("kvlane-trace", &["kvlane-core"]),
     ("kvlane-sim", &["kvlane-core", "kvlane-trace"]),
     ("kvlane-mock", &["kvlane-core", "kvlane-sim", "kvlane-trace", "kvlane-wire"]),
-    ("kvlane-live", &["kvlane-core", "kvlane-wire", "kvlane-tokens"]),
+    ("kvlane-live", &["kvlane-core", "kvlane-http", "kvlane-wire", "kvlane-tokens"]),
     ("kvlane-bench", &["kvlane-core", "kvlane-trace", "kvlane-wire"]),
     (
         "kvlane",
@@ -28,6 +29,7 @@ const MAY_REACH: [(&str, &[&str]); 9] = [
             "kvlane-trace",
             "kvlane-sim",
             "kvlane-mock",
+            "kvlane-http",
             "kvlane-live",
             "kvlane-bench",
         ],

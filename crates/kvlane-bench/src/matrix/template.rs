@@ -226,8 +226,9 @@ fn split(text: &str) -> Result<Vec<String>, TemplateError> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use proptest::prelude::{any, prop, prop_assert, proptest};
+
+    use super::*;
 
     fn values() -> Values {
         let engine = |port: u16| EnginePlace {

@@ -11,9 +11,10 @@
 
 mod kept;
 
+use std::hash::BuildHasher;
+
 use foldhash::fast::FixedState;
 use hashbrown::HashTable;
-use std::hash::BuildHasher;
 
 pub use self::kept::{Piece, Pieces};
 use super::Overlap;

@@ -27,18 +27,17 @@ mod recorder;
 mod replay;
 mod sharing;
 
-use serde::{Deserialize, Serialize};
-
-pub use crate::scheduler::Checkpoint;
 pub use decode::{Damaged, Entries};
 pub use recorder::{Recorder, Segment};
 pub use replay::{Replay, Step, Tally};
+use serde::{Deserialize, Serialize};
 pub use sharing::{Sharing, shared_blocks};
 
 use crate::decision::Rejection;
 use crate::endpoint::EndpointId;
 use crate::policy::Reason;
 use crate::request::RequestId;
+pub use crate::scheduler::Checkpoint;
 use crate::scheduler::{self, Input, Output};
 use crate::time::Nanos;
 

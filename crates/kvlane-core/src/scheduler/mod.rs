@@ -17,6 +17,17 @@ mod shadow;
 
 use std::collections::BTreeMap;
 
+use admission::Called;
+use availability::AvailabilitySummary;
+pub use checkpoint::Checkpoint;
+pub use config::Config;
+use estimated_prefills::EstimatedPrefills;
+use in_flight::{InFlightRequest, InFlightTable, Turn};
+use learning::{Learning, STEP_TOKENS};
+pub use messages::{Input, Output};
+use shadow::Shadow;
+pub use shadow::{Agreement, Shadowed};
+
 use crate::budget::Budget;
 use crate::cache_accuracy::{self, Feed, Knowledge, KnowledgeChange, Prediction};
 use crate::decaying_counter::DecayingCounter;
@@ -31,18 +42,6 @@ use crate::rng::Rng;
 use crate::session_admission::SessionAdmission;
 use crate::stall::Expected;
 use crate::time::Nanos;
-
-pub use checkpoint::Checkpoint;
-pub use config::Config;
-pub use messages::{Input, Output};
-pub use shadow::{Agreement, Shadowed};
-
-use admission::Called;
-use availability::AvailabilitySummary;
-use estimated_prefills::EstimatedPrefills;
-use in_flight::{InFlightRequest, InFlightTable, Turn};
-use learning::{Learning, STEP_TOKENS};
-use shadow::Shadow;
 
 /// Tokens of an answer that a scheduler is told of at a time, but for the last ones: its ledger is right to a thousandth
 /// of a usual context, and told sixteen times as rarely. Gateway and simulator do it alike.

@@ -11,14 +11,14 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use http::Uri;
+use kvlane_core::config::{ConfigError, within, wrong};
+use kvlane_http::client::Client;
+use kvlane_http::secret::KeyHash;
 use ring::signature::{self, RsaPublicKeyComponents, UnparsedPublicKey};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{Identity, NAME_BYTES_MAX, Role};
-use crate::ask::Engine;
-use crate::config::{ConfigError, within, wrong};
-use crate::secret::KeyHash;
 
 /// What the names of those begin with who show a token: no key has such a name.
 pub(super) const PREFIX: &str = "jwt:";
@@ -170,7 +170,7 @@ impl Jwt {
     pub(crate) async fn fetch(&self) -> Result<(), String> {
         let Some(url) = &self.spec.jwks_url else { return Ok(()) };
         let (base, path) = page(url)?;
-        let (status, body) = Engine::at(&base, FETCH_MAX)?.get(&path).await?;
+        let (status, body) = Client::at(&base, FETCH_MAX)?.get(&path).await?;
         if status != 200 {
             return Err(format!("GET {path} answered {status}"));
         }

@@ -7,7 +7,6 @@
 //! in each process: how long that takes says nothing to whoever tries keys.
 
 pub(crate) mod jwt;
-mod network;
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -17,6 +16,9 @@ use std::time::Duration;
 use http::header::{self, HeaderMap};
 use http::request::Parts;
 use http::{Method, StatusCode};
+use kvlane_core::config::{ConfigError, within, wrong};
+use kvlane_http::network::Allowed;
+use kvlane_http::secret::KeyHash;
 use ring::hmac;
 use ring::rand::SystemRandom;
 use serde::{Deserialize, Serialize};
@@ -26,12 +28,8 @@ use tokio::time::sleep;
 pub(crate) use self::jwt::Jwt;
 pub use self::jwt::JwtSpec;
 use self::jwt::Wrong;
-pub(crate) use self::network::Unreachable;
-pub(crate) use self::network::leads_here;
-pub use self::network::{Allowed, Network};
-use crate::config::{ANY, ConfigError, KeySpec, Security, within, wrong};
+use crate::config::{ANY, KeySpec, Security};
 use crate::gateway::Gateway;
-use crate::secret::KeyHash;
 
 /// The most keys.
 const KEYS_MAX: usize = 10_000;

@@ -3,7 +3,7 @@
 use kvlane_core::limit;
 use serde::{Deserialize, Serialize};
 
-use super::{ConfigError, within, wrong};
+use kvlane_core::config::{ConfigError, within, wrong};
 
 /// The most entries.
 const LIMITS_MAX: usize = 10_000;

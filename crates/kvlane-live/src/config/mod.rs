@@ -12,19 +12,22 @@ mod security;
 mod server;
 mod workers;
 
-use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub use kvlane_core::config::ConfigError;
+use kvlane_core::config::{within, wrong};
 use kvlane_core::index::{approx, exact};
 use kvlane_core::time::Nanos;
 use kvlane_core::timing::TimingModel;
 use kvlane_core::{breaker, budget, router, scheduler};
+use kvlane_http::connections::ConnectionsConfig;
+use kvlane_http::tls::TlsConfig;
 use serde::{Deserialize, Serialize};
 
 pub use self::faults::{
     Breaker, Budget, Continuation, Health, Hedge, Multiplier, PerSecond, Retry, RouteTimeouts, Share,
-    Timeouts, Upstream,
+    Timeouts,
 };
 pub use self::kv_events::KvEvents;
 pub(crate) use self::limits::ANY;
@@ -33,7 +36,7 @@ pub use self::observe::{Log, LogFormat, Tracing};
 pub use self::recorder::Recorder;
 use self::routing::validate_policy;
 pub use self::routing::{PoolOverride, Routing};
-pub use self::security::{KeySpec, Security, Tls};
+pub use self::security::{KeySpec, Security};
 pub use self::server::{ExtraPath, Metrics, Server};
 pub use self::workers::{FeedSpec, WorkerSpec};
 pub use crate::hints::Config as Hints;
@@ -69,7 +72,7 @@ pub struct Config {
     /// When an endpoint that fails requests is given no more of them.
     pub breaker: Breaker,
     /// Connections to workers.
-    pub upstream: Upstream,
+    pub upstream: ConnectionsConfig,
     /// What engines tell of their caches.
     pub kv_events: KvEvents,
     /// How the tokens of prompts are counted.
@@ -81,23 +84,13 @@ pub struct Config {
     /// What each client may use.
     pub limits: Vec<LimitSpec>,
     /// Under which certificates clients, operators and workers are spoken to.
-    pub tls: Tls,
+    pub tls: TlsConfig,
     /// What a collector of traces is told.
     pub tracing: Tracing,
     /// What is logged, and how.
     pub log: Log,
     /// Whether what schedulers are told is written down.
     pub recorder: Recorder,
-}
-
-/// What is wrong with a configuration, where, and what to write instead.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{field}: {problem}")]
-pub struct ConfigError {
-    /// The field, as `section.key`.
-    pub field: String,
-    /// What is wrong and what would be right.
-    pub problem: String,
 }
 
 /// The shortest and the longest time that makes sense anywhere.
@@ -108,23 +101,6 @@ const MOST_TIME: Duration = Duration::from_secs(365 * 24 * 3600);
 const BODY_MEMORY_MIN: usize = 1 << 20;
 /// Most paths with deadlines of their own.
 const ROUTES_MAX: usize = 1000;
-
-pub(crate) fn wrong<T>(field: &str, problem: String) -> Result<T, ConfigError> {
-    Err(ConfigError { field: field.into(), problem })
-}
-
-/// Checks a whole number. Those that are not whole have a type that does: [`kvlane_core::bounded::Bounded`].
-pub(crate) fn within<T: Ord + fmt::Display>(
-    field: &str,
-    value: T,
-    least: T,
-    most: T,
-) -> Result<(), ConfigError> {
-    if value < least || value > most {
-        return wrong(field, format!("{value} is out of range: take {least} to {most}"));
-    }
-    Ok(())
-}
 
 // === impl Config ===
 
@@ -185,13 +161,13 @@ impl Config {
     fn validate_workers(&self) -> Result<(), ConfigError> {
         for (i, worker) in self.workers.iter().enumerate() {
             let field = format!("workers[{i}].url");
-            if let Err(problem) = crate::address::Address::parse(&worker.url) {
+            if let Err(problem) = kvlane_http::address::Address::parse(&worker.url) {
                 return wrong(&field, problem);
             }
             for (n, feed) in worker.kv_events.iter().enumerate() {
                 feed.validate(&format!("workers[{i}].kv_events[{n}]"))?;
             }
-            let name = crate::address::worker_name;
+            let name = kvlane_http::address::worker_name;
             let same = |other: &WorkerSpec| name(&other.url) == name(&worker.url);
             if self.workers[..i].iter().any(same) {
                 return wrong(&field, format!("'{}' is there twice", worker.url));

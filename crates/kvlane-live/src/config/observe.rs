@@ -5,10 +5,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use kvlane_core::bounded::Share;
+use kvlane_core::config::{ConfigError, within, wrong};
+use kvlane_http::secret::Secret;
 use serde::{Deserialize, Serialize};
 
-use super::{Config, ConfigError, LEAST_TIME, within, wrong};
-use crate::secret::Secret;
+use super::{Config, LEAST_TIME};
 use crate::traces::split;
 
 /// Traces of requests, sent to an OpenTelemetry collector.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::{ConfigError, within, wrong};
+use kvlane_core::config::{ConfigError, within, wrong};
 
 /// Whether what schedulers are told is written down, for `kvlane explain`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

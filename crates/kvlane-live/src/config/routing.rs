@@ -7,7 +7,7 @@ use std::time::Duration;
 use kvlane_core::policy::{PolicyConfig, name_or_config};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::{ConfigError, within};
+use kvlane_core::config::{ConfigError, within};
 
 /// How requests are placed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

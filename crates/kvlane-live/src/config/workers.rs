@@ -7,9 +7,9 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::{ConfigError, wrong};
-use crate::address::worker_name;
-use crate::secret::Secret;
+use kvlane_core::config::{ConfigError, wrong};
+use kvlane_http::address::worker_name;
+use kvlane_http::secret::Secret;
 
 /// One engine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -5,9 +5,9 @@ use std::time::Duration;
 use http::StatusCode;
 use tokio::time::Instant;
 
-use crate::ask::AskError;
-use crate::upstream::UpstreamError;
 use crate::worker::Worker;
+use kvlane_http::client::AskError;
+use kvlane_http::connections::UpstreamError;
 
 /// How long after the first warning the next one comes; each further pause is twice as long.
 const PAUSE: Duration = Duration::from_secs(30);
@@ -72,7 +72,7 @@ impl Complaints {
 pub(super) fn of_status(worker: &Worker, path: &str, status: StatusCode) -> String {
     let what = format!("GET {path} answered {}", status.as_u16());
     match status {
-        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN if worker.authorization().is_some() => {
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN if worker.upstream.authorization().is_some() => {
             format!(
                 "{what}: the worker does not accept its key; correct --worker-api-key (upstream.api_key), or the worker's own api_key"
             )
@@ -131,10 +131,10 @@ mod tests {
     use std::io;
 
     use http::Method;
+    use kvlane_http::secret::Secret;
 
     use super::*;
     use crate::config::WorkerSpec;
-    use crate::secret::Secret;
     use crate::worker::WorkerId;
 
     #[tokio::test(start_paused = true)]
@@ -155,7 +155,7 @@ mod tests {
 
     fn worker(key: Option<&str>) -> Worker {
         let spec = WorkerSpec { api_key: key.map(Secret::new), ..WorkerSpec::new("http://gpu:8000") };
-        Worker::new(WorkerId(1), &spec).expect("right")
+        Worker::new(WorkerId(1), &spec, None).expect("right")
     }
 
     #[test]

@@ -5,13 +5,13 @@
 
 use std::sync::Arc;
 
+use kvlane_http::network::Unreachable;
+use kvlane_http::secret::Secret;
 use kvlane_wire::engine::resolve;
 use tokio::time::timeout;
 
 use super::{AddError, Fleet, WORKERS_MAX};
-use crate::auth::Unreachable;
 use crate::config::{Config, WorkerSpec};
-use crate::secret::Secret;
 use crate::worker::{Worker, WorkerId};
 
 // === impl Fleet ===
@@ -19,9 +19,9 @@ use crate::worker::{Worker, WorkerId};
 impl Fleet {
     /// A worker of the configuration, which is shown the configuration's key if it has none of its own.
     pub(super) fn configured(&self, spec: &WorkerSpec) -> Result<Worker, AddError> {
-        let worker = Worker::new(self.gateway.next_worker_id(), spec).map_err(AddError::BadUrl)?;
+        let worker = Worker::new(self.gateway.next_worker_id(), spec, None).map_err(AddError::BadUrl)?;
         let config = self.gateway.config();
-        worker.show_key(key_of(spec, &config)).map_err(AddError::BadUrl)?;
+        worker.upstream.set_key(key_of(spec, &config)).map_err(AddError::BadUrl)?;
         Ok(worker)
     }
 
@@ -35,7 +35,8 @@ impl Fleet {
             let why = "api_key: write the key itself: neither files nor variables are read for who asks from outside";
             return Err(AddError::BadUrl(why.into()));
         }
-        let worker = Worker::new(self.gateway.next_worker_id(), spec).map_err(AddError::BadUrl)?;
+        let networks = Some(Arc::clone(&self.gateway.allowed));
+        let worker = Worker::new(self.gateway.next_worker_id(), spec, networks).map_err(AddError::BadUrl)?;
         let allowed = self.gateway.auth().allowed();
         let limit = self.gateway.config().upstream.connect_timeout;
         for place in places_of(spec, &worker) {
@@ -45,14 +46,14 @@ impl Fleet {
                 Ok(Ok(_) | Err(Unreachable::Unknown(_))) | Err(_) => {}
             }
         }
-        self.take_in(worker.only_where(Arc::clone(&self.gateway.allowed)), false)
+        self.take_in(worker, false)
     }
 
     /// Has the workers of the configuration shown the keys that it says. Those that others have named keep theirs.
     pub(crate) fn show_keys(&self, config: &Config) {
         for worker in self.workers().iter().filter(|worker| worker.is_configured()) {
-            if let Err(problem) = worker.show_key(key_of(&worker.spec, config)) {
-                tracing::error!(worker = %worker.url, problem, "it is shown the key it was shown before");
+            if let Err(problem) = worker.upstream.set_key(key_of(&worker.spec, config)) {
+                tracing::error!(worker = %worker.url, problem, "worker API key reload failed; keeping the previous key");
             }
         }
     }
@@ -68,8 +69,8 @@ pub(crate) fn check_workers(config: &Config) -> Result<(), AddError> {
     }
     for (n, spec) in config.workers.iter().enumerate() {
         let named = |why: String| AddError::BadUrl(format!("workers[{n}] {}: {why}", spec.url));
-        let worker = Worker::new(WorkerId(0), spec).map_err(named)?;
-        worker.show_key(key_of(spec, config)).map_err(named)?;
+        let worker = Worker::new(WorkerId(0), spec, None).map_err(named)?;
+        worker.upstream.set_key(key_of(spec, config)).map_err(named)?;
     }
     Ok(())
 }
@@ -82,6 +83,6 @@ fn key_of<'a>(spec: &'a WorkerSpec, config: &'a Config) -> Option<&'a Secret> {
 /// Every place that somebody who names this worker makes us connect to.
 fn places_of(spec: &WorkerSpec, worker: &Worker) -> Vec<String> {
     let feeds = spec.kv_events.iter().flat_map(|feed| [Some(&feed.endpoint), feed.replay.as_ref()]);
-    let feeds = feeds.flatten().filter_map(|feed| resolve(feed, &worker.address.host));
-    std::iter::once(worker.address.place()).chain(feeds).collect()
+    let feeds = feeds.flatten().filter_map(|feed| resolve(feed, &worker.upstream.address.host));
+    std::iter::once(worker.upstream.address.place()).chain(feeds).collect()
 }

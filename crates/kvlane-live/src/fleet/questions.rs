@@ -3,12 +3,12 @@
 use bytes::Bytes;
 use http::{Method, StatusCode};
 use kvlane_core::load::LoadReport;
+use kvlane_http::client::{AskError, ask};
 use kvlane_wire::engine::{FeedError, FeedSource, sglang_feeds, vllm_feeds};
 use kvlane_wire::models;
 
 use super::names::served_names;
 use super::{Fleet, PROBE_BYTES_MAX, complaints};
-use crate::ask::{AskError, ask};
 use crate::ingest::discover::{self, Told};
 use crate::worker::{Rank, ServedName, Worker};
 
@@ -20,7 +20,7 @@ impl Fleet {
         let config = self.gateway.config().kv_events.clone();
         let known = worker.state().ranks.clone();
         let told = if config.enabled { self.feeds(worker).await } else { Told::Feeds(Vec::new()) };
-        discover::ranks(&config, &worker.address.host, &worker.kv_events, told, reports, &known)
+        discover::ranks(&config, &worker.upstream.address.host, &worker.kv_events, told, reports, &known)
     }
 
     /// Where a worker says it publishes KV events.
@@ -68,6 +68,7 @@ impl Fleet {
 
     pub(super) async fn get(&self, worker: &Worker, path: &str) -> Result<(StatusCode, Bytes), AskError> {
         let limit = self.gateway.config().health.timeout;
-        ask(&self.upstreams, worker, &Method::GET, path, &Bytes::new(), limit, PROBE_BYTES_MAX).await
+        ask(&self.upstreams, &worker.upstream, &Method::GET, path, &Bytes::new(), limit, PROBE_BYTES_MAX)
+            .await
     }
 }

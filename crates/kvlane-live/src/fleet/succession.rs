@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use kvlane_core::scheduler::Scheduler;
+use kvlane_http::address::worker_name;
 
 use super::{AddError, Fleet};
-use crate::address::worker_name;
 use crate::config::WorkerSpec;
 use crate::worker::{Seat, Worker, WorkerId};
 

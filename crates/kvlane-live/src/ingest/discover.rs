@@ -5,10 +5,10 @@
 //! names a convention; and otherwise it has none, which is nothing to complain of.
 
 use kvlane_core::load::LoadReport;
+use kvlane_http::network::leads_here;
 use kvlane_wire::engine::{FeedSource, resolve};
 
 use super::{Source, ToldBy};
-use crate::auth::leads_here;
 use crate::config::{FeedSpec, KvEvents};
 use crate::worker::Rank;
 

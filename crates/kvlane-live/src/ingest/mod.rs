@@ -33,6 +33,7 @@ use kvlane_core::cache_accuracy;
 use kvlane_core::endpoint::EndpointId;
 use kvlane_core::event::KvEvent;
 use kvlane_core::time::Nanos;
+use kvlane_http::network::Allowed;
 use kvlane_wire::sequence::Position;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
@@ -46,7 +47,6 @@ use self::queue::Queue;
 use self::snapshot::{Entry, Key, Writer};
 use self::socket::{Patience, subscribe};
 pub use self::status::{Events, Seen};
-use crate::auth::Allowed;
 use crate::canary::Parity;
 use crate::clock::unix_time;
 use crate::config::KvEvents;
@@ -207,8 +207,9 @@ impl EventFeed {
     fn new(config: &KvEvents, worker: &Arc<Worker>, rank: Option<u32>, source: Source) -> Self {
         Self {
             name: worker.seat_name(rank),
-            allowed: worker.allowed.clone().or_else(|| {
-                allowed(&worker.address.host, &source).map(|allowed| Arc::new(ArcSwap::from_pointee(allowed)))
+            allowed: worker.upstream.allowed().cloned().or_else(|| {
+                allowed(&worker.upstream.address.host, &source)
+                    .map(|allowed| Arc::new(ArcSwap::from_pointee(allowed)))
             }),
             source,
             rank,

@@ -219,10 +219,11 @@ impl Reader<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use proptest::prelude::*;
 
     use super::*;
-    use std::fs;
 
     fn write(path: &Path, now_s: f64, room: u32, entries: &[Entry]) {
         let mut writer = Writer::create(path, now_s, room).expect("a file");

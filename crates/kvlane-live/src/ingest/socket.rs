@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Buf, Bytes};
+use kvlane_http::network::Allowed;
 use kvlane_wire::sequence::Round;
 use kvlane_wire::zmtp::{Connection, Event, Frames, Socket, ZmtpError};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -17,7 +18,6 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::EventFeed;
 use super::queue::Item;
-use crate::auth::Allowed;
 
 /// The first pause after a connection has ended, and the longest; each is twice the one before it.
 const PAUSE_FIRST: Duration = Duration::from_millis(100);

@@ -29,7 +29,7 @@ struct HandshakeLabel {
     outcome: &'static str,
 }
 
-/// Counters of [`crate::auth`] and [`crate::tls`].
+/// Counters of [`crate::auth`] and [`kvlane_http::tls`].
 #[derive(Debug, Default)]
 pub(crate) struct AuthMetrics {
     requests: Family<AuthLabels, Counter>,

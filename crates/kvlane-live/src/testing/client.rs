@@ -3,12 +3,12 @@
 use std::net::SocketAddr;
 
 use bytes::BytesMut;
+use kvlane_http::connections::Chunked;
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::soon;
-use crate::upstream::Chunked;
 
 /// One connection.
 pub struct Client {
@@ -117,7 +117,7 @@ impl Client {
         let bodiless = status == 204 || status == 304 || status < 200;
         self.framing = match (find("transfer-encoding"), find("content-length")) {
             _ if bodiless => Framing::Length(0),
-            (Some("chunked"), None) => Framing::Chunked(Chunked::new()),
+            (Some("chunked"), None) => Framing::Chunked(Chunked::start()),
             (None, Some(length)) => Framing::Length(length.parse().expect("a length")),
             (None, None) => Framing::UntilClose,
             both => panic!("ambiguous framing: {both:?}"),

@@ -1,12 +1,12 @@
 //! Doors to what reads bytes of others and is nobody's business otherwise. They are for fuzzing.
 
 use http::{HeaderMap, Method};
+use kvlane_http::connections::pieces;
 
 use crate::admin;
 use crate::auth::jwt;
 use crate::hints::{self, Hints};
 use crate::ingest::snapshot;
-use crate::upstream::pieces;
 use crate::warm;
 
 /// What would be relayed of a worker's answer that comes in these pieces, and then the connection closes: its status

@@ -6,7 +6,8 @@ use std::time::Duration;
 use kvlane_tokens::ContentFormat;
 use serde::{Deserialize, Serialize};
 
-use crate::config::{Config, ConfigError, within, wrong};
+use crate::config::Config;
+use kvlane_core::config::{ConfigError, within, wrong};
 
 /// How the tokens of prompts are counted.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use http::{Method, StatusCode};
+use kvlane_http::client::ask;
+use kvlane_http::connections::Connections;
 use kvlane_wire::api::Api;
 use serde::Deserialize;
 use tokio::time::Instant;
 
 use super::{Counted, Question, Why};
-use crate::ask::ask;
 use crate::gateway::Gateway;
-use crate::upstream::Upstreams;
 
 /// Bytes of an answer that are read: a million tokens of seven digits and a comma.
 const ANSWER_BYTES_MAX: usize = 8 << 20;
@@ -26,7 +26,7 @@ pub(crate) struct Tokenized {
 /// Asks one of the pool's workers, each in turn.
 pub(super) async fn count(
     gateway: &Arc<Gateway>,
-    upstreams: &Arc<Upstreams>,
+    upstreams: &Arc<Connections>,
     question: &Question<'_>,
 ) -> Result<Counted, Why> {
     // What `/tokenize` takes is what these take, and it ignores what it does not know (vLLM's
@@ -46,8 +46,15 @@ pub(super) async fn count(
         .tokens
         .engine_timeout
         .min(question.deadline.saturating_duration_since(Instant::now()));
-    let asked =
-        ask(upstreams, &worker.worker, &Method::POST, "/tokenize", question.body, limit, ANSWER_BYTES_MAX);
+    let asked = ask(
+        upstreams,
+        &worker.worker.upstream,
+        &Method::POST,
+        "/tokenize",
+        question.body,
+        limit,
+        ANSWER_BYTES_MAX,
+    );
     match asked.await {
         Ok((StatusCode::OK, answer)) => {
             let Tokenized { tokens, .. } = tokenized(&answer).map_err(|_| "engine_garbage")?;

@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use kvlane_core::block::{BlockHash, ChainSeed};
+use kvlane_http::connections::Connections;
 use kvlane_tokens::{Source, Tokenizer};
 use kvlane_wire::api::Api;
 use serde_json::{Value, json};
@@ -28,7 +29,6 @@ pub(crate) use self::engine::tokenized;
 use self::threads::{Job, TokenThreads};
 use crate::config::{BYTES_PER_TOKEN, Config};
 use crate::gateway::{Gateway, ModelPool};
-use crate::upstream::Upstreams;
 
 /// How a pool counts the tokens of its prompts.
 #[derive(Clone)]
@@ -108,7 +108,7 @@ impl Counting {
     pub(crate) async fn count(
         &self,
         gateway: &Arc<Gateway>,
-        upstreams: &Arc<Upstreams>,
+        upstreams: &Arc<Connections>,
         question: &Question<'_>,
     ) -> Result<Counted, Why> {
         match self {

@@ -45,7 +45,7 @@ impl Attempt {
         let served = &routed.served;
         let model = served.adapter.as_deref().unwrap_or(&served.pool.model);
         let operation = record.api.and_then(operation);
-        let address = &seat.worker.address;
+        let address = &seat.worker.upstream.address;
         let mut attributes: Vec<(&'static str, Value)> = vec![
             ("server.address", address.host.clone().into()),
             ("server.port", Value::Int(address.port.into())),

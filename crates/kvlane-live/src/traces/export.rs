@@ -12,9 +12,9 @@ use tokio::sync::mpsc::Receiver;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use crate::ask::Engine;
 use crate::config::Tracing;
 use crate::gateway::Gateway;
+use kvlane_http::client::Client;
 
 /// Times that one batch is sent at most,
 const ATTEMPTS: u32 = 3;
@@ -27,7 +27,7 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 struct Collector {
     endpoint: String,
     path: String,
-    engine: Engine,
+    client: Client,
 }
 
 /// Sends what is told until `kill`, and what waits then. Then cancels `done`.
@@ -139,7 +139,7 @@ impl Sender {
         if self.collector.as_ref().is_none_or(|collector| collector.endpoint != *endpoint) {
             self.collector = Some(Collector::at(endpoint, config.timeout)?);
         }
-        let Some(Collector { path, engine, .. }) = &self.collector else {
+        let Some(Collector { path, client, .. }) = &self.collector else {
             return Err(Failed { again: false, why: "no collector".into() });
         };
         let mut fields = format!("content-type: {}\r\n", otlp::CONTENT_TYPE);
@@ -151,7 +151,7 @@ impl Sender {
             }
             fields += &format!("{name}: {value}\r\n");
         }
-        let answered = engine.tell(path, &fields, body).await;
+        let answered = client.post_with(path, &fields, body).await;
         match answered.map_err(|why| Failed { again: true, why })? {
             (200..300, answer) => Ok(otlp::rejected(&answer)),
             // Those that may be tried again (OTLP, "Retryable Response Codes").
@@ -183,8 +183,8 @@ impl Collector {
     fn at(endpoint: &str, limit: Duration) -> Result<Self, Failed> {
         let wrong = |why: String| Failed { again: false, why };
         let (base, path) = split(endpoint).map_err(wrong)?;
-        let engine = Engine::at(&base, limit).map_err(wrong)?;
-        Ok(Self { endpoint: endpoint.into(), path, engine })
+        let client = Client::at(&base, limit).map_err(wrong)?;
+        Ok(Self { endpoint: endpoint.into(), path, client })
     }
 }
 
@@ -199,7 +199,7 @@ pub(crate) fn split(endpoint: &str) -> Result<(String, String), String> {
         path => path,
     };
     let base = format!("{scheme}://{authority}");
-    crate::address::Address::parse(&base)?;
+    kvlane_http::address::Address::parse(&base)?;
     Ok((base, path.to_owned()))
 }
 

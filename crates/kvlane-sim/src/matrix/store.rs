@@ -10,13 +10,13 @@ use std::io::{self, BufRead, BufReader, Write};
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
+use kvlane_core::policy::PolicyConfig;
+use kvlane_trace::generate::Workload;
 use serde::{Deserialize, Serialize};
 
 use super::{Job, Matrix, Pace};
 use crate::figures::{Figures, Judgement};
 use crate::scenario::{Arm, Fleet};
-use kvlane_core::policy::PolicyConfig;
-use kvlane_trace::generate::Workload;
 
 /// What lines are called.
 const SCHEMA: &str = "kvlane.placement-run/1";

@@ -11,13 +11,13 @@ mod added;
 mod cache;
 mod probe;
 
-use crate::bpe::Bpe;
-use crate::tokenizer::{Cut, Stats};
-use crate::unknown::Unknown;
-
 pub(crate) use added::AddedToken;
 use added::{Added, Piece};
 use cache::{Cache, Key};
+
+use crate::bpe::Bpe;
+use crate::tokenizer::{Cut, Stats};
+use crate::unknown::Unknown;
 
 /// Shorter pieces are encoded again rather than looked up where our own encoder does it.
 const REMEMBERED_BYTES_MIN: usize = 24;

@@ -11,13 +11,12 @@ mod responses;
 
 use std::borrow::Cow;
 
+pub(crate) use chat::Chat;
+pub(crate) use conversation::{Wants, conversation};
 use kvlane_wire::api::Api;
 
 use crate::json::{Json, Map, parse};
 use crate::unknown::Unknown;
-
-pub(crate) use chat::Chat;
-pub(crate) use conversation::{Wants, conversation};
 
 /// What a body asks to be made a prompt of.
 #[derive(Debug)]

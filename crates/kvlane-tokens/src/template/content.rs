@@ -5,12 +5,11 @@
 //! That takes the template's syntax tree, which minijinja offers under `unstable_machinery`: another release may shape it
 //! otherwise, and then this does not compile. A parser of our own could differ from the one that renders.
 
+use ast::{CallArg, Expr, Stmt};
 use minijinja::machinery::{ast, parse};
 use minijinja::syntax::SyntaxConfig;
 
 use crate::source::ContentFormat;
-
-use ast::{CallArg, Expr, Stmt};
 
 /// What the search needs of a template.
 #[derive(Default)]

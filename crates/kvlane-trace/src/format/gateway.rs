@@ -246,6 +246,8 @@ impl Seen {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Arc, Mutex};
+
     use kvlane_core::block::ChainSeed;
     use kvlane_core::index::approx;
     use kvlane_core::policy::PolicyConfig;
@@ -253,7 +255,6 @@ mod tests {
     use kvlane_core::recording::{Recorder, Sharing};
     use kvlane_core::router::{Config, Router, Scratch};
     use kvlane_core::scheduler;
-    use std::sync::{Arc, Mutex};
 
     use super::*;
     use crate::format::{self, Format};

@@ -152,11 +152,12 @@ fn first_ids(trace: &Trace) -> Vec<u64> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::format::{Format, Jitter, open};
     use crate::session;
     use crate::trace::Builder;
-    use proptest::prelude::*;
 
     fn mooncake() -> Options {
         Options { format: Some(Format::Mooncake), ..Options::default() }

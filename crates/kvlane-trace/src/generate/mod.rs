@@ -234,8 +234,9 @@ impl Draft {
 mod tests {
     use std::collections::{BTreeMap, BTreeSet};
 
-    use super::*;
     use proptest::prelude::*;
+
+    use super::*;
 
     fn of_kind(kind: &str, arrivals: Arrivals) -> Workload {
         let mut workload = Workload::by_kind(kind).expect("a kind");

@@ -281,8 +281,9 @@ pub fn percent(share: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use proptest::prelude::*;
+
+    use super::*;
 
     fn table(columns: &[&str], rows: &[&[&str]]) -> Table {
         let texts = |cells: &[&str]| cells.iter().map(ToString::to_string).collect::<Vec<_>>();

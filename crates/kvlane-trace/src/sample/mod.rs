@@ -12,11 +12,10 @@ mod fidelity;
 use std::fmt;
 use std::ops::Range;
 
+pub use fidelity::{Closeness, Fidelity};
 use serde::{Deserialize, Serialize};
 
 use crate::trace::{Trace, TraceRequest};
-
-pub use fidelity::{Closeness, Fidelity};
 
 /// How to cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -210,10 +209,11 @@ pub(crate) fn unit(seed: u64, index: u64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::session;
     use crate::trace::Builder;
-    use proptest::prelude::*;
 
     fn trace(rows: impl IntoIterator<Item = (f64, Vec<u64>)>) -> Trace {
         let mut builder = Builder::new(512);

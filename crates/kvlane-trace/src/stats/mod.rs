@@ -11,13 +11,12 @@ mod spread;
 
 use std::collections::HashMap;
 
+use recency::{Piece, Recency};
 use serde::{Deserialize, Serialize};
+use spread::Histogram;
+pub use spread::Spread;
 
 use crate::trace::{Trace, TraceRequest};
-use recency::{Piece, Recency};
-use spread::Histogram;
-
-pub use spread::Spread;
 
 /// Bins of the curve of arrivals, at most.
 const RATE_BINS_MAX: usize = 400;
@@ -461,10 +460,11 @@ fn common(trace: &Trace, path: &[(u32, u32, u32)], end: (u32, u32)) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::recency::tests::{kept_ids, traces};
     use super::*;
     use crate::trace::Builder;
-    use proptest::prelude::*;
 
     /// Hits of a cache of so many blocks that is asked block by block and evicts by the book.
     fn naive_lru(trace: &Trace, capacity: usize) -> u64 {

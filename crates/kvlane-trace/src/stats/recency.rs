@@ -227,9 +227,10 @@ impl Fenwick {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::trace::Builder;
-    use proptest::prelude::*;
 
     /// Requests of a few lengths that branch off one another: from the head, the middle or into the answer.
     pub(in crate::stats) fn traces() -> impl Strategy<Value = Trace> {

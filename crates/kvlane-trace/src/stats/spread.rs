@@ -101,8 +101,9 @@ impl Histogram {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use proptest::prelude::*;
+
+    use super::*;
 
     #[test]
     fn a_spread_has_its_ends_and_its_middle() {

@@ -5,8 +5,8 @@ use std::process::ExitCode;
 
 use anyhow::{Result, anyhow, bail};
 use clap::{Args, Subcommand};
+use kvlane_http::secret::KeyHash;
 use kvlane_live::auth::{Role, check_name};
-use kvlane_live::secret::KeyHash;
 
 /// The longest key that is hashed: no longer one would be looked at.
 const KEY_BYTES_MAX: u64 = 16 << 10;

@@ -15,6 +15,7 @@ use kvlane_core::endpoint::{Endpoint, EndpointId};
 use kvlane_core::poison_prompts::Standing;
 use kvlane_core::rng::Rng;
 use kvlane_core::scheduler::Input;
+use kvlane_http::connections::{Answer, Connections, UpstreamError};
 use kvlane_wire::failure::{Fault, fault, first_error};
 use kvlane_wire::server_timing::Stage;
 use kvlane_wire::sse::SseScanner;
@@ -22,6 +23,7 @@ use tokio::sync::SemaphorePermit;
 use tokio::time::{Instant, sleep, sleep_until, timeout_at};
 
 use super::Body;
+use super::attempt_error::AttemptError;
 use super::deadlines::Deadlines;
 use super::error::ApiError;
 use super::relay::is_event_stream;
@@ -29,7 +31,6 @@ use crate::config;
 use crate::gateway::{Gateway, Routed};
 use crate::lease::Lease;
 use crate::metrics::{FailureKind, Hedged};
-use crate::upstream::{Answer, UpstreamError, Upstreams};
 use crate::worker::WorkerId;
 
 /// When to come again, if an engine that is busy does not say.
@@ -58,7 +59,7 @@ pub(super) enum Outcome {
     /// The engine says 500, or that it failed before any content of a stream: by its own fault, or nobody knows whose.
     Faulty(Answer, Fault),
     /// No answer.
-    Broken(UpstreamError),
+    Broken(AttemptError),
     /// None before the request's own time was over.
     Late(Duration),
 }
@@ -108,7 +109,7 @@ impl Outcome {
         matches!(self, Self::Answered(_))
     }
 
-    pub(super) fn of(answered: Result<(Answer, Option<Fault>), UpstreamError>) -> Self {
+    pub(super) fn of(answered: Result<(Answer, Option<Fault>), AttemptError>) -> Self {
         match answered {
             Ok((answer, Some(fault @ (Fault::Engine | Fault::Unknown)))) => Self::Faulty(answer, fault),
             Ok((answer, _)) => match answer.status {
@@ -124,7 +125,7 @@ impl Outcome {
     fn death(&self) -> Option<bool> {
         match self {
             Self::Faulty(_, Fault::Engine) => Some(true),
-            Self::Broken(UpstreamError::Unfit) => Some(false),
+            Self::Broken(AttemptError::Unfit) => Some(false),
             _ => None,
         }
     }
@@ -283,7 +284,7 @@ impl<'a> Attempts<'a> {
                 self.gateway.metrics.note_failure(&worker.url, FailureKind::timeout);
             }
             // Its scheduler knows already. It is not excluded: should all others stand still too, it is as good as they are.
-            Outcome::Broken(UpstreamError::Stalled) => lease.stalled(),
+            Outcome::Broken(AttemptError::Stalled) => lease.stalled(),
             Outcome::Faulty(_, Fault::Client | Fault::Unknown) => {
                 lease.faulted();
                 self.faulted.push(lease.seat.endpoint);
@@ -302,7 +303,7 @@ impl<'a> Attempts<'a> {
             }
         }
         let name = || worker.url.to_string();
-        let broke = matches!(outcome, Outcome::Broken(UpstreamError::Broken(_)));
+        let broke = matches!(&outcome, Outcome::Broken(error) if error.is_broken_connection());
         let said = match outcome {
             Outcome::Answered(answer) | Outcome::Unable(answer) | Outcome::Faulty(answer, _) => {
                 Ok(relay(answer, &lease))
@@ -328,11 +329,11 @@ impl<'a> Attempts<'a> {
     }
 
     /// Whether there is another attempt; waits until it is due.
-    pub(super) async fn go_on(&mut self, upstreams: &Upstreams) -> bool {
+    pub(super) async fn go_on(&mut self, upstreams: &Connections) -> bool {
         if let Some(lease) = self.broke.take() {
             let worker = Arc::clone(&lease.worker);
             // Its connection broke: by itself, or because its process ended.
-            if upstreams.refuses(&worker).await {
+            if upstreams.refuses(&worker.upstream).await {
                 lease.died(true);
             }
         }
@@ -405,17 +406,17 @@ impl Patience {
         let begun = async {
             let mut answer = sent.await?;
             let fault = begin(&mut answer).await.map_err(UpstreamError::Broken)?;
-            Ok((answer, fault))
+            Ok::<_, AttemptError>((answer, fault))
         };
         let silent = self.within.map(|within| (Instant::now() + within, within));
         let silent = silent.filter(|(due, _)| *due < self.deadline);
         tokio::select! {
             biased;
             begun = begun => Outcome::of(begun),
-            () = lease.worker.unfit() => Outcome::Broken(UpstreamError::Unfit),
-            () = stalled(lease) => Outcome::Broken(UpstreamError::Stalled),
+            () = lease.worker.unfit() => Outcome::Broken(AttemptError::Unfit),
+            () = stalled(lease) => Outcome::Broken(AttemptError::Stalled),
             () = sleep_until(silent.map_or(self.deadline, |(due, _)| due)) => match silent {
-                Some((_, within)) => Outcome::Broken(UpstreamError::Silent(within)),
+                Some((_, within)) => Outcome::Broken(UpstreamError::Silent(within).into()),
                 None => Outcome::Late(self.total),
             },
         }
@@ -427,15 +428,7 @@ impl Outcome {
         match self {
             Self::Answered(_) | Self::Busy(_) | Self::Unable(_) | Self::Faulty(..) => FailureKind::status,
             Self::Late(_) => FailureKind::timeout,
-            Self::Broken(error) => match error {
-                UpstreamError::Connect(_) | UpstreamError::Stale(_) => FailureKind::connect,
-                UpstreamError::ConnectTimeout(_) => FailureKind::connect_timeout,
-                UpstreamError::Broken(_) => FailureKind::broken,
-                UpstreamError::Garbage(_) => FailureKind::garbage,
-                UpstreamError::Silent(_) => FailureKind::timeout,
-                UpstreamError::Unfit => FailureKind::unfit,
-                UpstreamError::Stalled => FailureKind::stalled,
-            },
+            Self::Broken(error) => error.kind(),
         }
     }
 }

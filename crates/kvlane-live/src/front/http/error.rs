@@ -6,11 +6,11 @@ use kvlane_core::time::Nanos;
 use kvlane_wire::openai::ParseError;
 
 use super::Body;
+use super::attempt_error::AttemptError;
 use super::dialect::Dialect;
 use crate::auth::Denied;
 use crate::limits::Limited;
 use crate::metrics::Reached;
-use crate::upstream::UpstreamError;
 
 /// When to come again after a 503 for want of memory: bodies take seconds to be read and sent.
 const NO_MEMORY_FOR_S: u64 = 1;
@@ -98,7 +98,7 @@ pub enum ApiError {
         /// The last one tried.
         worker: String,
         /// What it did.
-        error: UpstreamError,
+        error: AttemptError,
         /// How many attempts there were.
         attempts: u32,
     },
@@ -165,8 +165,8 @@ impl ApiError {
             Self::WrongMethod { .. } => StatusCode::METHOD_NOT_ALLOWED,
             Self::Rejected { why: Rejection::NoEndpoint, .. } => StatusCode::SERVICE_UNAVAILABLE,
             Self::Rejected { .. } | Self::RateLimited(_) => StatusCode::TOO_MANY_REQUESTS,
-            Self::Upstream { error: UpstreamError::ConnectTimeout(_) | UpstreamError::Silent(_), .. }
-            | Self::UpstreamTimeout { .. } => StatusCode::GATEWAY_TIMEOUT,
+            Self::Upstream { error, .. } if error.is_timeout() => StatusCode::GATEWAY_TIMEOUT,
+            Self::UpstreamTimeout { .. } => StatusCode::GATEWAY_TIMEOUT,
             Self::Upstream { .. } => StatusCode::BAD_GATEWAY,
             Self::KillsEngines { .. } => StatusCode::INTERNAL_SERVER_ERROR,
             Self::Denied(denied) => denied.status(),

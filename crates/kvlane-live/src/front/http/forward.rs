@@ -11,6 +11,7 @@ use kvlane_core::decision::{Placement, Refused, Rejection};
 use kvlane_core::endpoint::EndpointId;
 use kvlane_core::poison_prompts::PromptKey;
 use kvlane_core::request::RequestKey;
+use kvlane_http::connections::{Answer, Connections, is_hop_by_hop};
 use kvlane_wire::api::Api;
 use kvlane_wire::openai::{self, ParseError, ParsedRequest};
 use kvlane_wire::salt::with_cache_salt;
@@ -34,7 +35,6 @@ use crate::limits::{Ask, Charge};
 use crate::objects::Origin;
 use crate::tokenize::{Counted, Counting, Question};
 use crate::traces::{Attempt, TRACEPARENT, TRACESTATE};
-use crate::upstream::{Answer, Upstreams, is_hop_by_hop};
 
 /// Names the data-parallel rank that shall serve a request, to engines that have several.
 const RANK: &str = "x-data-parallel-rank";
@@ -75,7 +75,7 @@ impl Wanted {
 /// Answers a client request from the fleet.
 pub(super) async fn forward(
     gateway: &Arc<Gateway>,
-    upstreams: &Arc<Upstreams>,
+    upstreams: &Arc<Connections>,
     wanted: Wanted,
     parts: &Parts,
     body: Bytes,
@@ -170,7 +170,7 @@ fn rejected(gateway: &Gateway, pool: &ModelPool, refused: Refused) -> ApiError {
 /// Finds the pool and the prompt's blocks; and the body as it goes on, if not as it came.
 async fn route(
     gateway: &Arc<Gateway>,
-    upstreams: &Arc<Upstreams>,
+    upstreams: &Arc<Connections>,
     api: Api,
     parts: &Parts,
     body: &Bytes,
@@ -353,7 +353,7 @@ fn only_pool(gateway: &Gateway, api: Api) -> Result<Arc<Served>, ApiError> {
 
 /// The head of the request to the worker.
 pub(super) fn request_head(parts: &Parts, lease: &Lease, body_len: usize, account: &Account) -> Vec<u8> {
-    let address = &lease.worker.address;
+    let address = &lease.worker.upstream.address;
     let path = parts.uri.path_and_query().map_or("/", |path| path.as_str());
     let mut head = Vec::with_capacity(1024);
     let mut put = |pieces: &[&[u8]]| pieces.iter().for_each(|piece| head.extend_from_slice(piece));
@@ -370,7 +370,7 @@ pub(super) fn request_head(parts: &Parts, lease: &Lease, body_len: usize, accoun
         let context = trace.outgoing(lease.attempt().map(Attempt::id)).to_string();
         put(&[b"traceparent: ", context.as_bytes(), b"\r\n"]);
     }
-    let authorization = lease.worker.authorization();
+    let authorization = lease.worker.upstream.authorization();
     let strips = authorization.is_some() || !lease.gateway().auth().forwards_credentials();
     if let Some(authorization) = &authorization {
         put(&[b"authorization: ", authorization.as_bytes(), b"\r\n"]);

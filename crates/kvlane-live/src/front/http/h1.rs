@@ -21,6 +21,7 @@ use http::request::Parts;
 use http::{Method, Response, StatusCode, Version, header};
 use http_body::Body as _;
 use httpdate::HttpDate;
+use kvlane_http::connections::chunked::Chunked;
 use tokio::io::{AsyncRead as _, AsyncWrite as _, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep_until, timeout};
 use tokio_util::io::poll_read_buf;
@@ -33,7 +34,6 @@ use super::socket::Socket;
 use super::{Body, Front};
 use crate::memory::Held;
 use crate::metrics::Reached;
-use crate::upstream::chunked::Chunked;
 
 /// Room that is read into: at first, and at most. Between them it is as much as the request before took, so that a body that is
 /// like it lies in one piece behind its head, and none of it is moved.
@@ -290,7 +290,7 @@ impl Client {
         coming: &mut Coming,
     ) -> Result<Bytes, ApiError> {
         compact(parts);
-        let (mut chunked, mut whole) = (Chunked::new(), BytesMut::new());
+        let (mut chunked, mut whole) = (Chunked::start(), BytesMut::new());
         loop {
             let decoded = chunked.decode(&mut self.buffer);
             let (read, data) = decoded.map_err(|error| ApiError::BodyBroken(error.to_string()))?;

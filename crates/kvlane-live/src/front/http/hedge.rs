@@ -11,6 +11,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::Response;
 use http::request::Parts;
+use kvlane_http::connections::{Answer, Connections, UpstreamError};
 use tokio::time::sleep;
 
 use super::attempt::{Attempts, Outcome};
@@ -18,14 +19,13 @@ use super::forward::request_head;
 use super::{Account, Body};
 use crate::lease::Lease;
 use crate::metrics::Hedged;
-use crate::upstream::{Answer, UpstreamError, Upstreams};
 
 /// How often a place for a second copy is asked for.
 const ASKED_MAX: u32 = 8;
 
 /// What is asked, as it is sent to any engine.
 pub(super) struct Sending<'a> {
-    pub(super) upstreams: &'a Arc<Upstreams>,
+    pub(super) upstreams: &'a Arc<Connections>,
     pub(super) parts: &'a Parts,
     pub(super) body: &'a Bytes,
     pub(super) account: &'a Account,
@@ -45,7 +45,9 @@ struct Race {
 impl Sending<'_> {
     async fn send(&self, lease: &Lease) -> Result<Answer, UpstreamError> {
         let head = request_head(self.parts, lease, self.body.len(), self.account);
-        self.upstreams.send(&lease.worker, &self.parts.method, &head, self.body, || lease.sent()).await
+        self.upstreams
+            .send(&lease.worker.upstream, &self.parts.method, &head, self.body, || lease.sent())
+            .await
     }
 }
 

@@ -5,6 +5,7 @@
 
 mod account;
 mod attempt;
+pub mod attempt_error;
 mod deadlines;
 mod dialect;
 pub mod error;
@@ -37,6 +38,8 @@ use hyper::rt::Executor;
 use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use kvlane_http::connections::Connections;
+use kvlane_http::tls::{self, Stream};
 use kvlane_wire::path::allows;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
@@ -60,8 +63,6 @@ use crate::fleet::Fleet;
 use crate::gateway::Gateway;
 use crate::memory::Held;
 use crate::metrics::{Metrics, Reached};
-use crate::tls::{self, Stream};
-use crate::upstream::Upstreams;
 
 /// The header under which a request id travels on.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -102,7 +103,7 @@ struct Received {
 pub(crate) struct Front {
     pub(crate) gateway: Arc<Gateway>,
     pub(crate) fleet: Arc<Fleet>,
-    pub(crate) upstreams: Arc<Upstreams>,
+    pub(crate) upstreams: Arc<Connections>,
     pub(crate) door: Door,
     /// Stops reading new requests.
     pub(crate) stop: CancellationToken,

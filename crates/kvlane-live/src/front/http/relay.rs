@@ -10,19 +10,18 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode, header};
 use http_body::{Frame, SizeHint};
+use kvlane_http::connections::AnswerBody;
 use kvlane_wire::failure::{Fault, fault, first_error};
 use kvlane_wire::sse::SseScanner;
 use kvlane_wire::sse::{Usage, usage_in_json};
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use crate::lease::Lease;
-use crate::metrics::FailureKind;
-use crate::objects::Origin;
-use crate::upstream::AnswerBody;
-
 use super::Account;
 use super::resume::Continuation;
 use super::whole::WholeEvents;
+use crate::lease::Lease;
+use crate::metrics::FailureKind;
+use crate::objects::Origin;
 
 /// How much of a JSON answer's end is kept to find its usage in.
 const TAIL_BYTES: usize = 4096;
@@ -319,7 +318,7 @@ impl http_body::Body for Relay {
         match self.watch {
             // It may have to end in another event.
             Watch::Events(_) if !self.ended => SizeHint::default(),
-            _ => self.body.len().map_or_else(SizeHint::default, SizeHint::with_exact),
+            _ => self.body.bytes_left().map_or_else(SizeHint::default, SizeHint::with_exact),
         }
     }
 }

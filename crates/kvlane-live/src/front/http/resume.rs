@@ -16,6 +16,7 @@ use http::request::Parts;
 use http::{Response, StatusCode, Uri};
 use http_body::Frame;
 use kvlane_core::endpoint::EndpointId;
+use kvlane_http::connections::{Answer, Connections};
 use kvlane_wire::api::Api;
 use kvlane_wire::failure::{Fault, first_error};
 use kvlane_wire::resume::{Means, Next, Transcript, Unfit};
@@ -30,7 +31,6 @@ use super::{Account, Body};
 use crate::gateway::{Gateway, Routed};
 use crate::lease::Lease;
 use crate::metrics::{Continued, FailureKind};
-use crate::upstream::{Answer, Upstreams};
 use crate::worker::Worker;
 
 /// A stream that can go on elsewhere.
@@ -55,7 +55,7 @@ type Rest = Pin<Box<dyn Future<Output = Option<(Answer, Lease)>> + Send>>;
 /// What was asked, by whom.
 pub(super) struct Asked {
     pub(super) gateway: Arc<Gateway>,
-    pub(super) upstreams: Arc<Upstreams>,
+    pub(super) upstreams: Arc<Connections>,
     pub(super) parts: Parts,
     pub(super) account: Arc<Account>,
     pub(super) routed: Routed,
@@ -75,7 +75,7 @@ impl Continuation {
     ) -> Option<Transcript> {
         let config = &gateway.config().continuation;
         // A stream of known length cannot be made longer.
-        if !config.enabled || !is_stream(answer) || answer.body.len().is_some() {
+        if !config.enabled || !is_stream(answer) || answer.body.bytes_left().is_some() {
             return None;
         }
         match Transcript::begin(api?, body.clone(), config.buffer_bytes_max) {
@@ -161,7 +161,7 @@ impl Asked {
             let mut lease = attempts.place().await.ok()?;
             lease.continues(written);
             let head = request_head(&parts, &lease, body.len(), &self.account);
-            let sent = upstreams.send(&lease.worker, &parts.method, &head, body, || lease.sent());
+            let sent = upstreams.send(&lease.worker.upstream, &parts.method, &head, body, || lease.sent());
             match attempts.answer(&lease, sent).await {
                 Outcome::Answered(answer) if is_stream(&answer) => {
                     attempts.succeeded();

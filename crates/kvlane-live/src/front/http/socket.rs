@@ -12,7 +12,7 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Sleep, sleep};
 
-use crate::tls::Stream;
+use kvlane_http::tls::Stream;
 
 /// A socket with a limit on how long a write may stand still.
 pub(super) struct Socket {

@@ -1,6 +1,6 @@
 //! One engine: what it says of itself, row by row.
 
-use kvlane_live::ask::Engine;
+use kvlane_http::client::Client;
 use kvlane_live::canary;
 use kvlane_wire::engine::{Dialect, FeedSource, load_report, resolve, sglang_feeds, vllm_feeds};
 use kvlane_wire::models::{self, Model};
@@ -37,7 +37,7 @@ pub(super) struct Feed {
 }
 
 /// All checks of one engine.
-pub(super) async fn examine(engine: &Engine, way: &Way) -> Examined {
+pub(super) async fn examine(engine: &Client, way: &Way) -> Examined {
     let mut checks = Checks::default();
     let mut facts = Facts::default();
     if reachable(engine, &mut checks).await {
@@ -69,7 +69,7 @@ fn key_or(status: u16, fix: &str) -> &str {
     }
 }
 
-async fn reachable(engine: &Engine, checks: &mut Checks) -> bool {
+async fn reachable(engine: &Client, checks: &mut Checks) -> bool {
     let fix = "start the engine, or correct the URL: the gateway probes GET /health there";
     match engine.get("/health").await {
         Ok((200, _)) => checks.ok("reachable", "GET /health answered 200"),
@@ -85,7 +85,7 @@ async fn reachable(engine: &Engine, checks: &mut Checks) -> bool {
 }
 
 /// Reads the metrics page; returns it.
-async fn metrics(engine: &Engine, facts: &mut Facts, checks: &mut Checks) -> Option<String> {
+async fn metrics(engine: &Client, facts: &mut Facts, checks: &mut Checks) -> Option<String> {
     let fix = "turn metrics on (SGLang: --enable-metrics; llama.cpp: --metrics): without them the gateway does not see \
                what else the engine is doing";
     let page = match engine.get("/metrics").await {
@@ -118,7 +118,7 @@ async fn metrics(engine: &Engine, facts: &mut Facts, checks: &mut Checks) -> Opt
 }
 
 /// Finds out which engine this is, and its version.
-async fn version(engine: &Engine, facts: &mut Facts, checks: &mut Checks) {
+async fn version(engine: &Client, facts: &mut Facts, checks: &mut Checks) {
     for (path, key, dialect) in [
         ("/version", "version", Dialect::Vllm),
         ("/server_info", "version", Dialect::Sglang),
@@ -145,7 +145,7 @@ async fn version(engine: &Engine, facts: &mut Facts, checks: &mut Checks) {
     }
 }
 
-async fn model(engine: &Engine, facts: &mut Facts, checks: &mut Checks) {
+async fn model(engine: &Client, facts: &mut Facts, checks: &mut Checks) {
     let fix =
         "the gateway asks GET /v1/models which model this is: give it as `model` of the worker otherwise";
     let listed = match engine.get("/v1/models").await {
@@ -173,7 +173,7 @@ fn length(model: &Model) -> Option<u64> {
     model.card["max_model_len"].as_u64().or_else(|| model.card["meta"]["n_ctx_train"].as_u64())
 }
 
-async fn prefix_caching(engine: &Engine, page: Option<&str>, facts: &Facts, checks: &mut Checks) {
+async fn prefix_caching(engine: &Client, page: Option<&str>, facts: &Facts, checks: &mut Checks) {
     let on = match facts.dialect {
         Some(Dialect::Vllm) => page.and_then(|page| {
             let info = prometheus::samples(page).find(|sample| sample.name == "vllm:cache_config_info")?;
@@ -211,7 +211,7 @@ fn block_size(facts: &Facts, checks: &mut Checks) {
 }
 
 /// Finds out where it publishes KV events.
-async fn feeds(engine: &Engine, way: &Way, facts: &mut Facts, checks: &mut Checks) {
+async fn feeds(engine: &Client, way: &Way, facts: &mut Facts, checks: &mut Checks) {
     let told = told_feeds(engine).await;
     let feed = |source: &FeedSource| {
         let reached = |endpoint: &str| resolve(endpoint, engine.host());
@@ -268,7 +268,7 @@ async fn feeds(engine: &Engine, way: &Way, facts: &mut Facts, checks: &mut Check
     facts.feeds = feeds;
 }
 
-async fn told_feeds(engine: &Engine) -> Option<(&'static str, Vec<FeedSource>)> {
+async fn told_feeds(engine: &Client) -> Option<(&'static str, Vec<FeedSource>)> {
     if let Ok((200, body)) = engine.get("/kv_event_sources").await
         && let Ok(sources) = vllm_feeds(&String::from_utf8_lossy(&body))
     {
@@ -282,7 +282,7 @@ async fn told_feeds(engine: &Engine) -> Option<(&'static str, Vec<FeedSource>)> 
     None
 }
 
-async fn json(engine: &Engine, path: &str) -> Option<Value> {
+async fn json(engine: &Client, path: &str) -> Option<Value> {
     let (status, body) = engine.get(path).await.ok()?;
     serde_json::from_slice(&body).ok().filter(|_| status == 200)
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use kvlane_core::block::{BlockHash, ChainSeed};
 use kvlane_core::event::{EngineHash, KvEvent};
-use kvlane_live::ask::Engine;
+use kvlane_http::client::Client;
 use kvlane_wire::kv::{Batch, Linker, decode};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
@@ -28,7 +28,7 @@ pub(super) struct Told {
     pub(super) stored_tokens: Option<u32>,
     pub(super) block_tokens: Option<u32>,
     /// The engine, at the rank that was asked.
-    pub(super) engine: Engine,
+    pub(super) engine: Client,
 }
 
 /// What was heard of one feed.
@@ -50,7 +50,7 @@ type FromFeed = (usize, Result<Message, String>);
 
 /// Subscribes, sends a request and listens.
 pub(super) async fn listen(
-    engine: &Engine,
+    engine: &Client,
     model: &str,
     way: &Way,
     facts: &Facts,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Display;
 
-use kvlane_live::ask::Engine;
+use kvlane_http::client::Client;
 use serde_json::Value;
 
 use super::Examined;
@@ -75,7 +75,7 @@ fn same<T: PartialEq + Display + Copy>(
 }
 
 /// Asks a gateway what it knows of the engines.
-pub(super) async fn gateway(gateway: &Engine, examined: &[Examined]) -> Checks {
+pub(super) async fn gateway(gateway: &Client, examined: &[Examined]) -> Checks {
     let mut checks = Checks::default();
     let told = match gateway.get("/readiness").await {
         Ok((200 | 503, body)) => serde_json::from_slice::<Value>(&body).map_err(|error| error.to_string()),

@@ -19,8 +19,8 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
-use kvlane_live::ask::Engine;
-use kvlane_live::secret::Secret;
+use kvlane_http::client::Client;
+use kvlane_http::secret::Secret;
 use kvlane_tokens::{Source, Tokenizer};
 
 use self::check::{Checks, Verdict};
@@ -106,11 +106,11 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode> {
         Err(error) => return usage(&error),
     };
     let engine = |url: &String, flag: &str, key: &Option<Secret>| match key {
-        Some(key) => Engine::at(url, way.patience)?.showing(key).map_err(|error| format!("{flag}: {error}")),
-        None => Engine::at(url, way.patience),
+        Some(key) => Client::at(url, way.patience)?.with_key(key).map_err(|error| format!("{flag}: {error}")),
+        None => Client::at(url, way.patience),
     };
     let worker = |url| engine(url, "--worker-api-key", &args.worker_api_key);
-    let engines: Result<Vec<Engine>, String> = args.urls.iter().map(worker).collect();
+    let engines: Result<Vec<Client>, String> = args.urls.iter().map(worker).collect();
     let gateway = |url| engine(url, "--admin-api-key", &args.admin_api_key);
     let gateway = args.gateway.as_ref().map(gateway).transpose();
     let (engines, gateway) = match (engines, gateway) {
@@ -131,7 +131,7 @@ fn usage(error: &str) -> Result<ExitCode> {
     Ok(ExitCode::from(USAGE))
 }
 
-async fn examine(engines: &[Engine], gateway: Option<&Engine>, way: &Way) -> Report {
+async fn examine(engines: &[Client], gateway: Option<&Client>, way: &Way) -> Report {
     let mut examined = Vec::new();
     for some in engines.chunks(AT_A_TIME) {
         let mut asked: Vec<_> = some.iter().map(|engine| Box::pin(engine::examine(engine, way))).collect();

@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use kvlane_core::rng::Rng;
-use kvlane_live::ask::Engine;
+use kvlane_http::client::Client;
 use kvlane_wire::engine::Dialect;
 use serde_json::{Value, json};
 
@@ -52,7 +52,7 @@ pub(super) fn prompt(facts: &Facts, attempt: u32) -> String {
 ///
 /// # Errors
 /// Why there was none, for people.
-pub(super) async fn ask(engine: &Engine, model: &str, prompt: &str) -> Result<Asked, String> {
+pub(super) async fn ask(engine: &Client, model: &str, prompt: &str) -> Result<Asked, String> {
     let body: Bytes =
         json!({"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0}).to_string().into();
     let (status, answer) = engine.post("/v1/completions", &body).await?;

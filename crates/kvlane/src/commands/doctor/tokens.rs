@@ -1,11 +1,12 @@
 //! Whether the engine counts tokens as the gateway will: its tokenizer and its chat template.
 
-use kvlane_live::ask::Engine;
+use std::path::Path;
+
+use kvlane_http::client::Client;
 use kvlane_live::canary::{self, Ours, Outcome, Sample};
 use kvlane_tokens::{Source, Tokenizer};
 use kvlane_wire::api::Api;
 use serde_json::Value;
-use std::path::Path;
 
 use super::Way;
 use super::check::Checks;
@@ -22,7 +23,7 @@ struct Tally {
 }
 
 /// Compares the engine's count of every sample with ours.
-pub(super) async fn compare(engine: &Engine, way: &Way, facts: &mut Facts, checks: &mut Checks) {
+pub(super) async fn compare(engine: &Client, way: &Way, facts: &mut Facts, checks: &mut Checks) {
     let Some(model) = facts.model.clone() else {
         return checks.skip("tokenizer", "no model to ask about");
     };
@@ -107,7 +108,7 @@ fn told(checks: &mut Checks, name: &'static str, tally: &Tally, estimates: bool,
 }
 
 /// A hash of what the engine's tokenizer makes of the samples.
-async fn hash(engine: &Engine, model: &str) -> Option<u64> {
+async fn hash(engine: &Client, model: &str) -> Option<u64> {
     let mut all = Vec::new();
     for sample in canary::samples() {
         all.extend_from_slice(&ids(engine, model, &sample).await.unwrap_or_default());
@@ -117,12 +118,12 @@ async fn hash(engine: &Engine, model: &str) -> Option<u64> {
     (all.len() > canary::samples().len()).then(|| kvlane_core::block::ContentHash::of(&bytes).0)
 }
 
-async fn ids(engine: &Engine, model: &str, sample: &Sample) -> Option<Vec<u32>> {
+async fn ids(engine: &Client, model: &str, sample: &Sample) -> Option<Vec<u32>> {
     tokenized(engine, sample.body(model)).await
 }
 
 /// The engine's ids of a body.
-pub(super) async fn tokenized(engine: &Engine, body: bytes::Bytes) -> Option<Vec<u32>> {
+pub(super) async fn tokenized(engine: &Client, body: bytes::Bytes) -> Option<Vec<u32>> {
     let (status, answer) = engine.post("/tokenize", &body).await.ok()?;
     let told: Value = serde_json::from_slice(&answer).ok().filter(|_| status == 200)?;
     let ids = told["tokens"].as_array()?.iter().map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok()));

@@ -292,7 +292,7 @@ impl ReplayArgs {
         });
         let tls = match self.url.starts_with("https:") {
             true => {
-                let tls = kvlane_live::tls::client(self.ca.as_deref());
+                let tls = kvlane_http::tls::client(self.ca.as_deref());
                 Some(tls.map_err(|error| anyhow::anyhow!("--ca: {}", error.problem))?)
             }
             false => None,

@@ -31,7 +31,7 @@ pub struct Allowed {
 
 /// Why no address was found.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Unreachable {
+pub enum Unreachable {
     /// Nobody knows the name.
     #[error(transparent)]
     Unknown(io::Error),
@@ -104,7 +104,7 @@ impl Allowed {
     }
 
     /// Everywhere but where no worker is and, if it has to be `elsewhere`, on this machine.
-    pub(crate) fn anywhere(elsewhere: bool) -> Self {
+    pub fn anywhere(elsewhere: bool) -> Self {
         Self { networks: Vec::new(), elsewhere }
     }
 
@@ -112,7 +112,7 @@ impl Allowed {
     ///
     /// # Errors
     /// That it is nowhere, or nowhere where a worker may be.
-    pub(crate) async fn addresses(&self, place: &str) -> Result<Vec<SocketAddr>, Unreachable> {
+    pub async fn addresses(&self, place: &str) -> Result<Vec<SocketAddr>, Unreachable> {
         let all = lookup_host(place).await.map_err(Unreachable::Unknown)?;
         let (mut good, mut refused) = (Vec::new(), None);
         for address in all {
@@ -132,7 +132,7 @@ impl Allowed {
     ///
     /// # Errors
     /// Why there is no connection.
-    pub(crate) async fn connect(&self, place: &str) -> io::Result<TcpStream> {
+    pub async fn connect(&self, place: &str) -> io::Result<TcpStream> {
         let addresses = self.addresses(place).await.map_err(io::Error::from)?;
         TcpStream::connect(&addresses[..]).await
     }
@@ -207,7 +207,7 @@ fn never_a_worker(address: IpAddr) -> Option<&'static str> {
 }
 
 /// Whether an address is this machine's own, however it is written.
-pub(crate) fn leads_here(address: IpAddr) -> bool {
+pub fn leads_here(address: IpAddr) -> bool {
     match address.to_canonical() {
         IpAddr::V4(address) => address.is_loopback(),
         IpAddr::V6(address) => address.is_loopback() || embedded(address).any(|inner| inner.is_loopback()),

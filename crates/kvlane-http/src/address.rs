@@ -32,7 +32,7 @@ pub fn worker_name(url: &str) -> &str {
 
 impl Address {
     /// `host:port`, as sockets are told it.
-    pub(crate) fn place(&self) -> String {
+    pub fn place(&self) -> String {
         if self.host.contains(':') {
             format!("[{}]:{}", self.host, self.port)
         } else {

@@ -3,6 +3,7 @@
 //! [`Tls`] is what the configuration and the files it names say at one moment; a reload replaces it whole, and connections
 //! that stand keep what they began with. TLS 1.2 and 1.3, as rustls has them.
 
+mod config;
 mod stream;
 
 use std::fs;
@@ -10,6 +11,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
+use kvlane_core::config::{ConfigError, wrong};
 use rustls::crypto::{CryptoProvider, ring};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
@@ -18,8 +20,8 @@ use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-pub(crate) use self::stream::Stream;
-use crate::config::{self, ConfigError, wrong};
+pub use self::config::TlsConfig;
+pub use self::stream::Stream;
 
 /// Where systems keep the certificates that everybody trusts: Debian's place, Red Hat's, SUSE's, Alpine's and BSD's.
 const SYSTEM_ROOTS: [&str; 4] = [
@@ -35,12 +37,13 @@ const FILE_BYTES_MAX: u64 = 16 << 20;
 pub struct Tls {
     clients: Option<Arc<ServerConfig>>,
     operators: Option<Arc<ServerConfig>>,
-    pub(crate) workers: Arc<ToWorkers>,
+    /// Connections to engines.
+    pub workers: Arc<ToWorkers>,
 }
 
 /// How workers with an `https` address are spoken to.
 #[derive(Default)]
-pub(crate) struct ToWorkers {
+pub struct ToWorkers {
     /// Read when it is first needed, where the system's certificates are to be trusted.
     config: OnceLock<Result<Arc<ClientConfig>, String>>,
 }
@@ -52,7 +55,7 @@ impl Tls {
     ///
     /// # Errors
     /// The first file that cannot be used.
-    pub fn read(config: &config::Tls) -> Result<Self, ConfigError> {
+    pub fn read(config: &TlsConfig) -> Result<Self, ConfigError> {
         let own = match (&config.certificate, &config.private_key) {
             (None, None) => None,
             (Some(certificate), Some(key)) => Some((certificate, key)),
@@ -75,12 +78,12 @@ impl Tls {
     }
 
     /// How clients are spoken to; in the clear if there is nothing.
-    pub(crate) fn clients(&self) -> Option<&Arc<ServerConfig>> {
+    pub fn clients(&self) -> Option<&Arc<ServerConfig>> {
         self.clients.as_ref()
     }
 
     /// How operators are spoken to; in the clear if there is nothing.
-    pub(crate) fn operators(&self) -> Option<&Arc<ServerConfig>> {
+    pub fn operators(&self) -> Option<&Arc<ServerConfig>> {
         self.operators.as_ref()
     }
 }
@@ -90,11 +93,11 @@ impl Tls {
 /// # Errors
 /// A file of certificates that cannot be used.
 pub fn client(authority: Option<&Path>) -> Result<Arc<ClientConfig>, ConfigError> {
-    to_workers(&config::Tls { upstream_ca: authority.map(Path::to_owned), ..config::Tls::default() })
+    to_workers(&TlsConfig { upstream_ca: authority.map(Path::to_owned), ..TlsConfig::default() })
 }
 
 /// Begins TLS with a client: the connection, and whether it will speak HTTP/2.
-pub(crate) async fn accept(config: Arc<ServerConfig>, stream: TcpStream) -> io::Result<(Stream, bool)> {
+pub async fn accept(config: Arc<ServerConfig>, stream: TcpStream) -> io::Result<(Stream, bool)> {
     let stream = TlsAcceptor::from(config).accept(stream).await?;
     let h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
     Ok((Stream::Tls(Box::new(stream.into())), h2))
@@ -104,10 +107,9 @@ pub(crate) async fn accept(config: Arc<ServerConfig>, stream: TcpStream) -> io::
 
 impl ToWorkers {
     /// Begins TLS with a worker of this name.
-    pub(crate) async fn connect(&self, name: &str, stream: TcpStream) -> io::Result<Stream> {
-        let config = self
-            .config
-            .get_or_init(|| to_workers(&config::Tls::default()).map_err(|error| error.to_string()));
+    pub async fn connect(&self, name: &str, stream: TcpStream) -> io::Result<Stream> {
+        let config =
+            self.config.get_or_init(|| to_workers(&TlsConfig::default()).map_err(|error| error.to_string()));
         let config = config.clone().map_err(io::Error::other)?;
         let name = ServerName::try_from(name.to_owned()).map_err(io::Error::other)?;
         let stream = TlsConnector::from(config).connect(name, stream).await?;
@@ -146,7 +148,7 @@ fn server(
     Ok(Arc::new(config))
 }
 
-fn to_workers(config: &config::Tls) -> Result<Arc<ClientConfig>, ConfigError> {
+fn to_workers(config: &TlsConfig) -> Result<Arc<ClientConfig>, ConfigError> {
     let roots = match &config.upstream_ca {
         Some(path) => roots("tls.upstream_ca", path)?,
         None => system_roots()?,

@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsStream;
 
 /// A connection to a client or a worker.
-pub(crate) enum Stream {
+pub enum Stream {
     /// As it is.
     Plain(TcpStream),
     /// Under TLS.
@@ -32,13 +32,13 @@ macro_rules! either {
 
 impl Stream {
     /// As [`Stream::is_silent`], by what the runtime knows: it hears of an end when it waits for events.
-    pub(crate) fn seems_silent(&self) -> bool {
+    pub fn seems_silent(&self) -> bool {
         let Self::Plain(socket) = self else { return false };
         socket.poll_read_ready(&mut Context::from_waker(Waker::noop())).is_pending()
     }
 
     /// Whether nothing has come that nobody has read: neither from the socket, nor out of what came before.
-    pub(crate) fn is_silent(&mut self) -> bool {
+    pub fn is_silent(&mut self) -> bool {
         let socket = match self {
             Self::Plain(socket) => socket,
             Self::Tls(stream) => {

@@ -5,7 +5,7 @@
 
 /// Where in the coding the next byte is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Chunked {
+pub struct Chunked {
     state: State,
 }
 
@@ -50,23 +50,24 @@ const DIGITS_USUAL: usize = 8;
 /// The coding is broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("broken chunked coding: expected {0}")]
-pub(crate) struct ChunkedError(&'static str);
+pub struct ChunkedError(&'static str);
 
 // === impl Chunked ===
 
 impl Chunked {
-    pub(crate) const fn new() -> Self {
+    /// A decoder at the start of a body.
+    pub const fn start() -> Self {
         Self { state: State::Size { size: 0, digits: 0 } }
     }
 
     /// Whether the last byte of the body has been read.
-    pub(crate) fn is_done(self) -> bool {
+    pub fn is_done(self) -> bool {
         self.state == State::Done
     }
 
     /// Decodes `bytes` in place: how many were read, and how many bytes of data now stand at the front. All are read
     /// unless the body ends before.
-    pub(crate) fn decode(&mut self, bytes: &mut [u8]) -> Result<(usize, usize), ChunkedError> {
+    pub fn decode(&mut self, bytes: &mut [u8]) -> Result<(usize, usize), ChunkedError> {
         let (mut read, mut data) = (0, 0);
         while read < bytes.len() && self.state != State::Done {
             if let State::Data { left } = self.state {
@@ -150,7 +151,7 @@ mod tests {
 
     /// Decodes in pieces of at most `step` bytes: the data, and how many bytes were left unread at the end.
     fn decode(bytes: &[u8], step: usize) -> Result<(Vec<u8>, usize, bool), ChunkedError> {
-        let (mut chunked, mut out, mut unread) = (Chunked::new(), Vec::new(), 0);
+        let (mut chunked, mut out, mut unread) = (Chunked::start(), Vec::new(), 0);
         for piece in bytes.chunks(step) {
             let mut piece = piece.to_vec();
             let (read, data) = chunked.decode(&mut piece)?;

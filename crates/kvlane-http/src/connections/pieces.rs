@@ -4,7 +4,7 @@ use super::*;
 
 /// What would be relayed of a worker's answer to a request by `method` that comes in these pieces, and then the
 /// connection closes: its status and its body, if they are whole.
-pub(crate) fn relayed(method: &Method, pieces: &[&[u8]]) -> Option<(StatusCode, Vec<u8>)> {
+pub fn relayed(method: &Method, pieces: &[&[u8]]) -> Option<(StatusCode, Vec<u8>)> {
     let mut pieces = pieces.iter();
     let mut buffer = BytesMut::new();
     let head = loop {
@@ -24,8 +24,8 @@ pub(crate) fn relayed(method: &Method, pieces: &[&[u8]]) -> Option<(StatusCode, 
         framing: head.framing,
         first: None,
         reusable: false,
-        home: Upstreams::new(config::Upstream::default(), Arc::default()),
-        worker: WorkerId(0),
+        home: Connections::new(ConnectionsConfig::default(), Arc::default()),
+        upstream: UpstreamId(0),
     };
     let mut whole = Vec::new();
     loop {

@@ -10,46 +10,46 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsStream;
 
-use super::{Idle, Upstreams};
+use super::{Connections, Idle};
 use crate::tls::Stream;
-use crate::worker::{Worker, WorkerId};
+use crate::upstream::{Upstream, UpstreamId};
 
 /// Time for a refusal: a machine that is there refuses at once, and a retry waits for it.
 const REFUSAL_WITHIN: Duration = Duration::from_millis(100);
 
 /// An idle connection that is looked at. It goes back unless it turns out to be closed.
 struct Watched<'a> {
-    home: &'a Upstreams,
-    worker: WorkerId,
+    home: &'a Connections,
+    upstream: UpstreamId,
     idle: Option<Idle>,
 }
 
-// === impl Upstreams ===
+// === impl Connections ===
 
-impl Upstreams {
+impl Connections {
     /// Waits until the worker closes the connection that was used last, while that is idle; for ever if there is none.
-    pub(crate) async fn closed(&self, worker: WorkerId) {
+    pub async fn closed(&self, upstream: UpstreamId) {
         let newest =
-            self.idle.lock().unwrap_or_else(PoisonError::into_inner).get_mut(&worker).and_then(Vec::pop);
-        let mut watched = Watched { home: self, worker, idle: newest };
+            self.idle.lock().unwrap_or_else(PoisonError::into_inner).get_mut(&upstream).and_then(Vec::pop);
+        let mut watched = Watched { home: self, upstream, idle: newest };
         let Some(Idle { stream, .. }) = &mut watched.idle else { return pending().await };
         while socket(stream).readable().await.is_ok() && stream.is_silent() {}
         watched.idle = None;
     }
 
     /// Whether the worker refuses connections: its process is gone.
-    pub(crate) async fn refuses(&self, worker: &Worker) -> bool {
-        let connected = timeout(REFUSAL_WITHIN, self.connect(worker)).await;
+    pub async fn refuses(&self, upstream: &Upstream) -> bool {
+        let connected = timeout(REFUSAL_WITHIN, self.connect(upstream)).await;
         matches!(connected, Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused)
     }
 
     /// Whether somebody listens where the worker is. The connection that shows it is kept.
-    pub(crate) async fn is_there(&self, worker: &Worker) -> bool {
+    pub async fn is_there(&self, upstream: &Upstream) -> bool {
         let connect_timeout = self.config.load().connect_timeout;
-        let connected: io::Result<Stream> = timeout(connect_timeout, self.connect(worker))
+        let connected: io::Result<Stream> = timeout(connect_timeout, self.connect(upstream))
             .await
             .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
-        connected.map(|stream| self.put_idle(worker.id, stream)).is_ok()
+        connected.map(|stream| self.put_idle(upstream.id, stream)).is_ok()
     }
 }
 
@@ -59,7 +59,7 @@ impl Drop for Watched<'_> {
     fn drop(&mut self) {
         if let Some(idle) = self.idle.take() {
             let mut all = self.home.idle.lock().unwrap_or_else(PoisonError::into_inner);
-            all.entry(self.worker).or_default().push(idle);
+            all.entry(self.upstream).or_default().push(idle);
         }
     }
 }

@@ -1,14 +1,15 @@
-//! HTTP/1.1 to the workers: pooled connections, one request at a time on each, bodies as bytes.
+//! HTTP/1.1 client with a connection pool: one request at a time per connection, bodies as bytes.
 //!
-//! A library client hands over an answer chunk by chunk, as the engine framed it; a stream of 32 events costs 32
-//! frames on the way in and 32 on the way out. Here what one read brings is one piece, whatever its framing.
+//! A library client delivers a response chunk by chunk, as the server framed it: a stream of 32 events costs 32 frames
+//! on the way in and 32 on the way out. Here the bytes of one read are one piece, whatever their framing.
 //!
-//! A connection belongs to one relay thread. It goes back to the idle ones only when an answer has been read to its
-//! exact end, and an idle one that has become readable is not used again: the worker has closed it.
+//! A pool belongs to one relay thread. A connection returns to the pool only when its response has been read to the exact
+//! end. An idle connection that becomes readable is not reused: the upstream has closed it.
 
-pub(crate) mod chunked;
+pub mod chunked;
+mod config;
 #[cfg(feature = "testing")]
-pub(crate) mod pieces;
+pub mod pieces;
 mod watch;
 
 use std::collections::HashMap;
@@ -27,67 +28,61 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout};
 
-pub(crate) use self::chunked::Chunked;
+pub use self::chunked::Chunked;
+pub use self::config::ConnectionsConfig;
 use crate::address::Address;
-use crate::config;
 use crate::tls::{Stream, ToWorkers};
-use crate::worker::{Worker, WorkerId};
+use crate::upstream::{Upstream, UpstreamId};
 
-/// Room for one read. An engine's event is some 200 bytes, an answer some kilobytes.
+/// Buffer of one read. An engine's event has about 200 bytes, an answer a few kilobytes.
 const READ_BYTES: usize = 16 << 10;
-/// How long a connection is idle before the kernel is asked whether its worker has closed it; before, what the runtime knows
-/// is enough.
+/// Idle time from which on the kernel is asked whether the upstream has closed the connection. Up to then the runtime's own
+/// readiness is used.
 const LOOKED_AT_AFTER: Duration = Duration::from_millis(10);
-/// The largest head an answer may have.
+/// Largest head of a response.
 const HEAD_BYTES_MAX: usize = 64 << 10;
-/// The most interim heads (1xx) before an answer.
+/// Most interim responses (1xx) before a final one.
 const INTERIM_HEADS_MAX: u32 = 16;
-/// The most header fields an answer may have.
+/// Most header fields of a response.
 const HEADERS_MAX: usize = 96;
 
-/// Why a worker gave no answer. Always before the first byte of the body.
+/// Why an upstream gave no response. It always happens before the first byte of the body.
 #[derive(Debug, thiserror::Error)]
 pub enum UpstreamError {
-    /// No connection.
+    /// The connection failed.
     #[error("cannot connect: {0}")]
     Connect(io::Error),
-    /// No connection within the time for it.
+    /// No connection within `connect_timeout`.
     #[error("no connection within {0:?}")]
     ConnectTimeout(Duration),
-    /// A connection that had been idle took nothing of the request: the worker had closed it.
+    /// An idle connection accepted no byte of the request: the upstream had closed it.
     #[error("the idle connection had been closed: {0}")]
     Stale(io::Error),
-    /// The connection broke before a whole head had come.
+    /// The connection broke before a complete head had arrived.
     #[error("the connection broke before an answer: {0}")]
     Broken(io::Error),
-    /// What came is no HTTP.
+    /// The bytes received are not HTTP/1.1.
     #[error("the answer is not HTTP/1.1: {0}")]
     Garbage(String),
-    /// Nothing came in time.
+    /// No response began in time.
     #[error("no answer had begun within {0:?}")]
     Silent(Duration),
-    /// Its engine has stopped making progress.
-    #[error("its engine makes no progress, and no content had come")]
-    Stalled,
-    /// The worker's probes say that it is down.
-    #[error("it fails its probes, and no answer had begun")]
-    Unfit,
 }
 
 // === impl UpstreamError ===
 
 impl UpstreamError {
-    /// Whether the worker has seen nothing of the request.
-    pub(crate) const fn is_before_sending(&self) -> bool {
+    /// Whether the upstream has received nothing of the request.
+    pub const fn is_before_sending(&self) -> bool {
         matches!(self, Self::Connect(_) | Self::ConnectTimeout(_) | Self::Stale(_))
     }
 }
 
-/// The idle connections of one relay thread.
-pub(crate) struct Upstreams {
-    config: ArcSwap<config::Upstream>,
+/// The connection pool of one thread.
+pub struct Connections {
+    config: ArcSwap<ConnectionsConfig>,
     tls: ArcSwap<ToWorkers>,
-    idle: Mutex<HashMap<WorkerId, Vec<Idle>>>,
+    idle: Mutex<HashMap<UpstreamId, Vec<Idle>>>,
 }
 
 struct Idle {
@@ -95,26 +90,29 @@ struct Idle {
     since: Instant,
 }
 
-/// An answer whose head has come.
-pub(crate) struct Answer {
-    pub(crate) status: StatusCode,
-    pub(crate) headers: HeaderMap,
-    pub(crate) body: AnswerBody,
-    /// Since when the worker has had the whole request, or all of it that it wanted.
-    pub(crate) sent: Instant,
+/// A response whose head has arrived.
+pub struct Answer {
+    /// Its status.
+    pub status: StatusCode,
+    /// Its header fields, without hop-by-hop ones.
+    pub headers: HeaderMap,
+    /// Its body.
+    pub body: AnswerBody,
+    /// When the upstream had received the whole request, or as much of it as it read.
+    pub sent: Instant,
 }
 
-/// The body of an answer, as it comes.
-pub(crate) struct AnswerBody {
-    /// None once the connection has gone back to the idle ones.
+/// The body of a response, as it arrives.
+pub struct AnswerBody {
+    /// None once the connection is back in the pool.
     stream: Option<Stream>,
     buffer: BytesMut,
     framing: Framing,
-    /// Taken already, and to be given first.
+    /// A piece that was read ahead and is returned first.
     first: Option<Bytes>,
     reusable: bool,
-    home: Arc<Upstreams>,
-    worker: WorkerId,
+    home: Arc<Connections>,
+    upstream: UpstreamId,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,65 +123,69 @@ enum Framing {
     Done,
 }
 
-// === impl Upstreams ===
+// === impl Connections ===
 
-impl Upstreams {
-    pub(crate) fn new(config: config::Upstream, tls: Arc<ToWorkers>) -> Arc<Self> {
+impl Connections {
+    /// An empty pool.
+    pub fn new(config: ConnectionsConfig, tls: Arc<ToWorkers>) -> Arc<Self> {
         let (config, tls) = (ArcSwap::from_pointee(config), ArcSwap::new(tls));
         Arc::new(Self { config, tls, idle: Mutex::default() })
     }
 
-    /// Is set up in another way from here on. Idle connections stay.
-    pub(crate) fn configure(&self, config: config::Upstream) {
+    /// Replaces the configuration. Idle connections stay.
+    pub fn configure(&self, config: ConnectionsConfig) {
         self.config.store(Arc::new(config));
     }
 
-    /// Trusts and shows other certificates from here on. Idle connections stay.
-    pub(crate) fn speak_as(&self, tls: Arc<ToWorkers>) {
+    /// Replaces the certificates. Idle connections stay.
+    pub fn set_tls(&self, tls: Arc<ToWorkers>) {
         self.tls.store(tls);
     }
 
-    /// Sends a request and waits for the head of its answer; tells `sending` just before the first byte goes.
+    /// Sends a request and waits for the head of the response; calls `sending` just before the first byte is sent.
     ///
-    /// An idle connection of which the worker took no byte is replaced by a fresh one. One that breaks later may have
-    /// carried the request to the engine, which may be at work on it: that attempt has failed (RFC 9110, section 9.2.2,
-    /// lets a client repeat a POST on its own only where it knows that it was not applied).
-    pub(crate) async fn send(
+    /// If the upstream accepts no byte on an idle connection, a new connection is tried. If a connection breaks later, the
+    /// engine may have received the request and may be working on it, so the attempt fails (RFC 9110, section 9.2.2: a
+    /// client repeats a POST by itself only if it knows that the request was not applied).
+    ///
+    /// # Errors
+    /// Why there is no response.
+    pub async fn send(
         self: &Arc<Self>,
-        worker: &Worker,
+        upstream: &Upstream,
         method: &Method,
         head: &[u8],
         body: &Bytes,
         sending: impl Fn(),
     ) -> Result<Answer, UpstreamError> {
-        if let Some(stream) = self.take_idle(worker.id) {
+        if let Some(stream) = self.take_idle(upstream.id) {
             sending();
-            match self.exchange(stream, worker.id, method, head, body).await {
+            match self.exchange(stream, upstream.id, method, head, body).await {
                 Err(UpstreamError::Stale(_)) => {}
                 answered => return answered,
             }
         }
-        // Boxed, since it is rare and takes much more room than the rest.
-        let stream = Box::pin(self.connect_in_time(worker)).await?;
+        // Boxed: connecting is rare, and its future is much larger than the rest.
+        let stream = Box::pin(self.connect_in_time(upstream)).await?;
         sending();
-        self.exchange(stream, worker.id, method, head, body).await
+        self.exchange(stream, upstream.id, method, head, body).await
     }
 
-    async fn connect_in_time(&self, worker: &Worker) -> Result<Stream, UpstreamError> {
+    async fn connect_in_time(&self, upstream: &Upstream) -> Result<Stream, UpstreamError> {
         let within = self.config.load().connect_timeout;
-        match timeout(within, self.connect(worker)).await {
+        match timeout(within, self.connect(upstream)).await {
             Ok(connected) => connected.map_err(UpstreamError::Connect),
             Err(_) => Err(UpstreamError::ConnectTimeout(within)),
         }
     }
 
-    async fn connect(&self, worker: &Worker) -> io::Result<Stream> {
-        let Address { host, port, tls, .. } = &worker.address;
-        let connected = match &worker.allowed {
+    async fn connect(&self, upstream: &Upstream) -> io::Result<Stream> {
+        let Address { host, port, tls, .. } = &upstream.address;
+        let connected = match upstream.allowed() {
             None => TcpStream::connect((host.as_str(), *port)).await,
-            Some(allowed) => allowed.load_full().connect(&worker.address.place()).await,
+            Some(allowed) => allowed.load_full().connect(&upstream.address.place()).await,
         };
-        let stream = connected.inspect_err(|_| worker.note_gone())?;
+        let stream = connected.inspect_err(|_| upstream.note_gone())?;
         stream.set_nodelay(true)?;
         if *tls { self.tls.load_full().connect(host, stream).await } else { Ok(Stream::Plain(stream)) }
     }
@@ -191,7 +193,7 @@ impl Upstreams {
     async fn exchange(
         self: &Arc<Self>,
         mut stream: Stream,
-        worker: WorkerId,
+        upstream: UpstreamId,
         method: &Method,
         head: &[u8],
         body: &Bytes,
@@ -214,15 +216,15 @@ impl Upstreams {
             first: None,
             reusable: head.reusable && whole,
             home: Arc::clone(self),
-            worker,
+            upstream,
         };
         Ok(Answer { status: head.status, headers: head.headers, body, sent })
     }
 
-    fn take_idle(&self, worker: WorkerId) -> Option<Stream> {
+    fn take_idle(&self, upstream: UpstreamId) -> Option<Stream> {
         let idle_timeout = self.config.load().idle_timeout;
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        let connections = idle.get_mut(&worker)?;
+        let connections = idle.get_mut(&upstream)?;
         while let Some(Idle { mut stream, since }) = connections.pop() {
             let idle = since.elapsed();
             if idle > idle_timeout {
@@ -237,23 +239,23 @@ impl Upstreams {
         None
     }
 
-    /// Closes what is idle for this worker, which has left.
-    pub(crate) fn forget(&self, worker: WorkerId) {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner).remove(&worker);
+    /// Closes the idle connections to this upstream.
+    pub fn forget(&self, upstream: UpstreamId) {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner).remove(&upstream);
     }
 
-    /// Closes what has been idle for this worker for too long.
-    pub(crate) fn sweep(&self, worker: WorkerId) {
+    /// Closes the connections to this upstream that have been idle for longer than `idle_timeout`.
+    pub fn sweep(&self, upstream: UpstreamId) {
         let idle_timeout = self.config.load().idle_timeout;
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(connections) = idle.get_mut(&worker) {
+        if let Some(connections) = idle.get_mut(&upstream) {
             connections.retain(|connection| connection.since.elapsed() <= idle_timeout);
         }
     }
 
-    fn put_idle(&self, worker: WorkerId, stream: Stream) {
+    fn put_idle(&self, upstream: UpstreamId, stream: Stream) {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
-        let connections = idle.entry(worker).or_default();
+        let connections = idle.entry(upstream).or_default();
         if connections.len() < self.config.load().idle_max {
             connections.push(Idle { stream, since: Instant::now() });
         }
@@ -263,26 +265,26 @@ impl Upstreams {
 // === impl AnswerBody ===
 
 impl AnswerBody {
-    /// Closes the connection: the worker hears that nobody waits for the rest.
-    pub(crate) fn close(&mut self) {
+    /// Closes the connection, so that the upstream stops sending.
+    pub fn close(&mut self) {
         self.stream = None;
     }
 
-    /// Whether no byte is to come any more.
-    pub(crate) fn is_done(&self) -> bool {
+    /// Whether the whole body has been returned.
+    pub fn is_done(&self) -> bool {
         self.framing == Framing::Done && self.first.is_none()
     }
 
-    /// Whether the answer was over with its head. Then its connection is free, and nobody will ask for a piece.
-    pub(crate) fn is_over(&mut self) -> bool {
+    /// Whether the body is empty or complete; if so, returns the connection to the pool.
+    pub fn is_over(&mut self) -> bool {
         if self.is_done() {
             self.give_back();
         }
         self.is_done()
     }
 
-    /// How many bytes are to come, where that is known.
-    pub(crate) fn len(&self) -> Option<u64> {
+    /// Bytes still to come, if known.
+    pub fn bytes_left(&self) -> Option<u64> {
         let first = self.first.as_ref().map_or(0, Bytes::len) as u64;
         match self.framing {
             Framing::Length { left } => Some(first + left),
@@ -291,9 +293,12 @@ impl AnswerBody {
         }
     }
 
-    /// Waits for a piece and puts it behind those that were waited for before: what came of the body is the next piece.
-    /// All of that, or nothing at the body's end.
-    pub(crate) async fn wait_for_more(&mut self) -> io::Result<Option<&Bytes>> {
+    /// Waits for a piece and appends it to the pieces read ahead: returns all of them, or nothing at the body's end. They
+    /// remain the next piece of the body.
+    ///
+    /// # Errors
+    /// The connection broke.
+    pub async fn wait_for_more(&mut self) -> io::Result<Option<&Bytes>> {
         let before = self.first.take();
         let more = poll_fn(|cx| self.poll_piece(cx)).await.transpose();
         let ended = matches!(more, Ok(None));
@@ -304,8 +309,8 @@ impl AnswerBody {
         Ok(self.first.as_ref().filter(|_| !ended))
     }
 
-    /// The next piece of the body, or nothing at its end.
-    pub(crate) fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
+    /// The next piece of the body; `None` at its end.
+    pub fn poll_piece(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
         if let Some(first) = self.first.take() {
             return Poll::Ready(Some(Ok(first)));
         }
@@ -327,7 +332,7 @@ impl AnswerBody {
                 Ok(0) => {
                     let cut = io::Error::new(
                         io::ErrorKind::UnexpectedEof,
-                        "the worker closed the stream before its end",
+                        "the upstream closed the connection before the end of the body",
                     );
                     return Poll::Ready(Some(Err(cut)));
                 }
@@ -378,7 +383,7 @@ impl AnswerBody {
             && self.reusable
             && self.buffer.is_empty()
         {
-            self.home.put_idle(self.worker, stream);
+            self.home.put_idle(self.upstream, stream);
         }
     }
 }
@@ -557,7 +562,7 @@ fn parse_head(bytes: &[u8], method: &Method) -> Result<Option<(usize, Option<Hea
         method == Method::HEAD || status == StatusCode::NO_CONTENT || status == StatusCode::NOT_MODIFIED;
     let framing = match (bodiless, codings, length) {
         (true, ..) => Framing::Done,
-        (_, 1, None) if chunked => Framing::Chunked(Chunked::new()),
+        (_, 1, None) if chunked => Framing::Chunked(Chunked::start()),
         (_, 0, Some(0)) => Framing::Done,
         (_, 0, Some(left)) => Framing::Length { left },
         (_, 0, None) => Framing::UntilClose,
@@ -579,7 +584,7 @@ fn contains_token(list: &[u8], token: &[u8]) -> bool {
 }
 
 /// Headers that are about one connection and never relayed (RFC 9110, section 7.6.1).
-pub(crate) fn is_hop_by_hop(name: &HeaderName) -> bool {
+pub fn is_hop_by_hop(name: &HeaderName) -> bool {
     matches!(
         name.as_str(),
         "connection"
@@ -613,7 +618,7 @@ mod tests {
             |fields: &str, expect| assert_eq!(framing(&format!("HTTP/1.1 200 OK\r\n{fields}\r\n")), expect);
         check("content-length: 5\r\n", (Framing::Length { left: 5 }, true));
         check("content-length: 0\r\n", (Framing::Done, true));
-        check("transfer-encoding: chunked\r\n", (Framing::Chunked(Chunked::new()), true));
+        check("transfer-encoding: chunked\r\n", (Framing::Chunked(Chunked::start()), true));
         check("", (Framing::UntilClose, false));
         check("connection: Keep-Alive, Close\r\ncontent-length: 5\r\n", (Framing::Length { left: 5 }, false));
         assert_eq!(

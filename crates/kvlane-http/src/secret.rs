@@ -33,7 +33,7 @@ pub fn revealed<T>(work: impl FnOnce() -> T) -> T {
 }
 
 /// Whether [`revealed`] is at work.
-pub(crate) fn is_revealed() -> bool {
+pub fn is_revealed() -> bool {
     REVEALS.get()
 }
 
@@ -100,7 +100,7 @@ impl Secret {
     }
 
     /// The file it is in, if it is in one.
-    pub(crate) fn file(&self) -> Option<&Path> {
+    pub fn file(&self) -> Option<&Path> {
         match self {
             Self::File(path) => Some(path),
             Self::Plain(_) | Self::Env(_) => None,
@@ -157,7 +157,7 @@ impl KeyHash {
     }
 
     /// That of a key that need not be text.
-    pub(crate) fn of_bytes(key: &[u8]) -> Self {
+    pub fn of_bytes(key: &[u8]) -> Self {
         let mut hash = [0; 32];
         hash.copy_from_slice(ring::digest::digest(&ring::digest::SHA256, key).as_ref());
         Self(hash)

@@ -1,0 +1,12 @@
+//! HTTP/1.1 to engines: pooled connections, TLS, addresses, and one client for questions.
+//!
+//! [`upstream::Upstream`] is one server: its address, its key, which networks it may be in. [`connections::Connections`]
+//! sends requests there and relays bodies piece by piece. [`client`] asks one question and reads the whole answer.
+
+pub mod address;
+pub mod client;
+pub mod connections;
+pub mod network;
+pub mod secret;
+pub mod tls;
+pub mod upstream;
