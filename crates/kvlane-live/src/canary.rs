@@ -8,7 +8,7 @@
 //! `/tokenize`, and the ids compared one by one. One difference is enough for [`Parity::Mismatch`]: what this engine
 //! says of its cache is not believed.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 
@@ -317,11 +317,13 @@ pub(crate) async fn check(
 /// worth before they are opened. Callers take turns: the fleet's lock.
 pub(crate) fn compare_members(gateway: &Gateway, joining: WorkerId) {
     let workers: Vec<Arc<Worker>> = gateway.workers().values().cloned().collect();
+    let seated: HashSet<WorkerId> =
+        gateway.table().endpoints().map(|(_, endpoint)| endpoint.worker.id).collect();
     let members: Vec<(&Arc<Worker>, Arc<Compared>)> = workers
         .iter()
         .filter_map(|worker| {
             let state = worker.state();
-            let is_member = worker.id == joining || !state.seats.is_empty();
+            let is_member = worker.id == joining || seated.contains(&worker.id);
             Some((worker, Arc::clone(state.compared.as_ref().filter(|_| is_member)?)))
         })
         .collect();

@@ -33,11 +33,12 @@ use self::names::list_names;
 pub(crate) use self::outside::check_workers;
 use crate::canary;
 use crate::config::WorkerSpec;
-use crate::gateway::{Gateway, ModelPool};
+use crate::gateway::Gateway;
 use crate::ingest::Ingest;
 use crate::metrics::{Reached, WorkerLabel};
 use crate::panics::persist;
-use crate::worker::{Rank, Seat, ServedName, State, Worker, WorkerId};
+use crate::pool::{ModelPool, PoolEndpoint};
+use crate::worker::{Rank, ServedName, State, Worker, WorkerId};
 
 /// The largest answer to a probe that is read.
 const PROBE_BYTES_MAX: usize = 8 << 20;
@@ -158,7 +159,7 @@ impl Fleet {
     pub fn set_draining(&self, worker: &Worker, draining: bool) {
         let mut state = worker.state();
         if !state.leaving {
-            self.drain(&mut state, draining);
+            self.drain(worker.id, &mut state, draining);
             tracing::info!(worker = %worker.url, draining, "worker draining");
         }
     }
@@ -168,7 +169,7 @@ impl Fleet {
         {
             let mut state = worker.state();
             state.leaving = true;
-            self.drain(&mut state, true);
+            self.drain(worker.id, &mut state, true);
         }
         tracing::info!(worker = %worker.url, "worker leaving");
         self.leave_if_empty(worker);
@@ -176,10 +177,10 @@ impl Fleet {
         self.settle_predecessors(worker, true);
     }
 
-    fn drain(&self, state: &mut State, draining: bool) {
+    fn drain(&self, id: WorkerId, state: &mut State, draining: bool) {
         state.draining = draining;
-        for seat in &state.seats {
-            self.gateway.step(&seat.pool, Input::Draining { endpoint: seat.endpoint, draining });
+        for (pool, endpoint) in self.endpoints_of(id) {
+            pool.step(Input::Draining { endpoint: endpoint.id, draining });
         }
     }
 
@@ -197,11 +198,11 @@ impl Fleet {
         let turn = self.turn();
         {
             let mut state = worker.state();
-            let busy = state.seats.iter().any(|seat| {
+            let busy = self.endpoints_of(worker.id).iter().any(|(pool, endpoint)| {
                 let in_flight = |scheduler: &kvlane_core::scheduler::Scheduler| {
-                    scheduler.pool().get(seat.endpoint).map_or(0, |endpoint| endpoint.load.in_flight.requests)
+                    scheduler.pool().get(endpoint.id).map_or(0, |endpoint| endpoint.load.in_flight.requests)
                 };
-                seat.pool.router.read(in_flight) > 0
+                pool.router.read(in_flight) > 0
             });
             if !state.leaving || busy {
                 return;
@@ -211,7 +212,7 @@ impl Fleet {
         if self.gateway.workers().remove(&worker.id).is_none() {
             return;
         }
-        self.seat(worker, Vec::new(), Vec::new(), &turn);
+        self.register(worker, Vec::new(), Vec::new(), &turn);
         canary::compare_members(&self.gateway, worker.id);
         if !self.is_there(&worker.url) {
             self.gateway.metrics.forget_worker(&worker.url);
@@ -231,9 +232,14 @@ impl Fleet {
         self.changes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Seats each rank of the worker in the pools of the base models among `names`, and nowhere else, and lets clients
-    /// reach those pools under the names.
-    fn seat(
+    /// The endpoints of a worker, each with its pool.
+    pub fn endpoints_of(&self, worker: WorkerId) -> Vec<(Arc<ModelPool>, Arc<PoolEndpoint>)> {
+        self.gateway.table().endpoints_of(worker)
+    }
+
+    /// Registers each rank of the worker in the pools of the base models among `names`, and in no other pool, and lists
+    /// those names for clients.
+    fn register(
         &self,
         worker: &Arc<Worker>,
         names: Vec<ServedName>,
@@ -243,37 +249,36 @@ impl Fleet {
         let mut bases: Vec<&str> = names.iter().map(|served| served.base.as_str()).collect();
         bases.sort_unstable();
         bases.dedup();
-        let before = {
+        let before = self.endpoints_of(worker.id);
+        {
             let state = worker.state();
-            if state.names == names && state.ranks == ranks && state.seats.len() == bases.len() * ranks.len()
-            {
+            if state.names == names && state.ranks == ranks && before.len() == bases.len() * ranks.len() {
                 return;
             }
-            state.seats.clone()
-        };
+        }
         let several = ranks.len() > 1;
-        let wanted = |seat: &Seat| {
-            bases.contains(&seat.pool.model.as_str())
-                && ranks.contains(&seat.rank)
-                && seat.number.is_some() == several
-                && seat.feed.is_some() == (seat.rank.source.is_some() && bases.len() == 1)
+        let wanted = |(pool, endpoint): &(Arc<ModelPool>, Arc<PoolEndpoint>)| {
+            bases.contains(&pool.model.as_str())
+                && ranks.contains(&endpoint.rank)
+                && endpoint.number.is_some() == several
+                && endpoint.feed.is_some() == (endpoint.rank.source.is_some() && bases.len() == 1)
         };
-        let (mut seats, given_up): (Vec<Seat>, Vec<Seat>) = before.into_iter().partition(wanted);
+        let (mut endpoints, given_up): (Vec<_>, Vec<_>) = before.into_iter().partition(wanted);
         for (base, rank) in bases.iter().flat_map(|base| ranks.iter().map(move |rank| (*base, rank))) {
-            if seats.iter().any(|seat| seat.pool.model == base && seat.rank == *rank) {
+            if endpoints.iter().any(|(pool, endpoint)| pool.model == base && endpoint.rank == *rank) {
                 continue;
             }
             let pool = self.pool(base);
-            let number = several.then_some(rank.number);
             // Events do not say which of several base models they are of.
             let source = rank.source.clone().filter(|_| bases.len() == 1);
+            let number = several.then_some(rank.number);
             let feed = source.map(|source| self.ingest.feed(worker, number, source));
-            match pool.seat(&self.gateway, worker, number, feed.clone()) {
+            match pool.join(worker, rank.clone(), several, feed) {
                 Some(endpoint) => {
-                    if let Some(feed) = &feed {
-                        self.ingest.open(feed, &pool, endpoint);
+                    if let Some(feed) = &endpoint.feed {
+                        self.ingest.open(feed, &pool, endpoint.id);
                     }
-                    seats.push(Seat { pool, endpoint, rank: rank.clone(), number, feed });
+                    endpoints.push((pool, endpoint));
                 }
                 None => {
                     self.gateway.metrics.limits.reached(Reached::PoolEndpoints);
@@ -283,37 +288,44 @@ impl Fleet {
         }
         {
             let mut state = worker.state();
-            (state.seats, state.names, state.ranks) = (seats.clone(), names, ranks);
-            // Either may have changed while seats were taken.
-            for seat in &state.seats {
-                let (endpoint, healthy, draining) = (seat.endpoint, state.healthy, state.draining);
-                self.gateway.step(&seat.pool, Input::Health { endpoint, healthy });
-                self.gateway.step(&seat.pool, Input::Draining { endpoint, draining });
+            (state.names, state.ranks) = (names, ranks);
+            // Either may have changed while the endpoints joined.
+            for (pool, endpoint) in &endpoints {
+                let (endpoint, healthy, draining) = (endpoint.id, state.healthy, state.draining);
+                pool.step(Input::Health { endpoint, healthy });
+                pool.step(Input::Draining { endpoint, draining });
             }
         }
-        if !given_up.is_empty() && !seats.is_empty() {
-            tracing::info!(worker = %worker.url, "its models, ranks or KV event feeds have changed: it is seated anew");
+        if !given_up.is_empty() && !endpoints.is_empty() {
+            tracing::info!(worker = %worker.url, "re-registering worker: models, ranks or KV event feeds changed");
         }
-        for seat in given_up {
-            if let Some(feed) = &seat.feed {
-                feed.close(&seat.pool, seat.endpoint);
+        for (pool, gone) in given_up {
+            if let Some(feed) = &gone.feed {
+                feed.close();
             }
-            seat.pool.unseat(&self.gateway, seat.endpoint);
-            seat.pool.metrics.engine_reuse.forget(seat.endpoint);
-            let elsewhere = || self.gateway.workers().values().any(|other| takes_over(other, worker, &seat));
-            if !seats.iter().any(|kept| kept.number == seat.number) && !elsewhere() {
-                self.gateway.metrics.forget_seat(&worker.seat_name(seat.number));
+            pool.leave(gone.id);
+            pool.metrics.engine_reuse.forget(gone.id);
+            let elsewhere = || {
+                let of_other =
+                    |endpoint: &PoolEndpoint| endpoint.worker.id != worker.id && endpoint.name == gone.name;
+                self.gateway.table().endpoints().any(|(_, endpoint)| of_other(&endpoint))
+            };
+            if !endpoints.iter().any(|(_, kept)| kept.number == gone.number) && !elsewhere() {
+                self.gateway.metrics.forget_endpoint(&gone.name);
             }
         }
-        let served: Vec<_> = self.workers().iter().map(|worker| worker.state().clone()).collect();
-        self.gateway.change_table(|table| list_names(table, &served));
+        let served: Vec<_> =
+            self.workers().iter().map(|worker| (worker.id, worker.state().names.clone())).collect();
+        self.gateway.change_table(|snapshot| list_names(snapshot, &served));
     }
 
     /// Lets all pools route as the configuration says.
     pub(crate) fn configure_pools(&self) {
         // A pool that is being opened has either been made by what the configuration says by then, or is in the table.
         let _turn = self.turn();
-        self.gateway.pools().iter().for_each(|pool| pool.configure(&self.gateway));
+        for pool in self.gateway.pools() {
+            pool.configure(self.gateway.router_config(&pool.model));
+        }
     }
 
     /// The pool of a base model, made if need be.
@@ -321,9 +333,9 @@ impl Fleet {
         if let Some(pool) = self.gateway.table().pools.iter().find(|pool| pool.model == base) {
             return Arc::clone(pool);
         }
-        let pool = Arc::new(ModelPool::new(&self.gateway, base));
+        let pool = Arc::new(self.gateway.new_pool(base));
         tracing::info!(model = base, policy = pool.policy(), "pool opened");
-        self.gateway.change_table(|table| table.pools.push(Arc::clone(&pool)));
+        self.gateway.change_table(|snapshot| snapshot.pools.push(Arc::clone(&pool)));
         pool
     }
 
@@ -386,7 +398,7 @@ impl Fleet {
         };
         let page = std::str::from_utf8(&page).unwrap_or_default();
         let reports = load_reports(page).map(|(_, by_rank)| by_rank).unwrap_or_default();
-        if worker.state().seats.is_empty() || probes.is_multiple_of(PROBES_PER_MODEL_LIST) {
+        if self.endpoints_of(worker.id).is_empty() || probes.is_multiple_of(PROBES_PER_MODEL_LIST) {
             let names = self.names(worker).await?;
             let ranks = self.ranks(worker, &reports).await;
             let compared = canary::check(&self.gateway, &self.upstreams, worker, &names, page).await;
@@ -396,26 +408,26 @@ impl Fleet {
                     if compared {
                         canary::compare_members(&self.gateway, worker.id);
                     }
-                    self.seat(worker, names, ranks, &turn);
+                    self.register(worker, names, ranks, &turn);
                 }
             }
             self.warm(worker).await;
         }
         let caches = prefix_caches(page);
-        let seats = worker.state().seats.clone();
-        for Seat { pool, endpoint, number, .. } in seats {
+        for (pool, endpoint) in self.endpoints_of(worker.id) {
+            let (endpoint, number) = (endpoint.id, endpoint.number);
             if let Some((_, cache)) = caches.iter().find(|(rank, _)| *rank == number.unwrap_or(0)) {
                 pool.metrics.engine_reuse.note(endpoint, *cache);
                 let (queries, hits) = (cache.queried_tokens as f64, cache.hit_tokens as f64);
                 let block_tokens = pool.router.block_tokens();
-                self.gateway.step(&pool, Input::Counted { endpoint, queries, hits, block_tokens });
+                pool.step(Input::Counted { endpoint, queries, hits, block_tokens });
             }
             // A page that tells no ranks apart says nothing of one of them.
             let of_it = reports.iter().find(|(rank, _)| number.is_none_or(|number| number == *rank));
             if let Some(&(_, reported)) = of_it
                 && (number.is_none() || reports.len() > 1)
             {
-                self.gateway.step(&pool, Input::Reported { endpoint, reported });
+                pool.step(Input::Reported { endpoint, reported });
             }
         }
         Ok(())
@@ -429,14 +441,13 @@ impl Fleet {
         }
         let (gateway, worker) = (Arc::clone(&self.gateway), Arc::clone(worker));
         let told = tokio::task::spawn_blocking(move || {
-            let seats = worker.state().seats.clone();
-            for Seat { pool, endpoint, number, .. } in &seats {
-                let name = worker.seat_name(*number);
-                gateway.warm.restore(&gateway, pool, *endpoint, &name, worker.upstream.is_gone());
+            for (pool, endpoint) in gateway.table().endpoints_of(worker.id) {
+                let gone = worker.upstream.is_gone();
+                gateway.warm.restore(&gateway, &pool, endpoint.id, &endpoint.name, gone);
             }
         });
         if told.await.is_err() {
-            tracing::error!("telling what workers were given broke: they are as good as new");
+            tracing::error!("index snapshot restore failed; starting with an empty index");
         }
     }
 
@@ -450,10 +461,12 @@ impl Fleet {
                 let (healthy_now, first) = {
                     let mut state = worker.state();
                     if restarted {
-                        state.seats.iter().for_each(|seat| match &seat.feed {
-                            Some(feed) => feed.start_over(),
-                            None => self.gateway.forget(&seat.pool, seat.endpoint),
-                        });
+                        for (pool, endpoint) in self.endpoints_of(worker.id) {
+                            match &endpoint.feed {
+                                Some(feed) => feed.start_over(),
+                                None => pool.forget(endpoint.id),
+                            }
+                        }
                     }
                     state.probe_failures = 0;
                     state.successes = state.successes.saturating_add(1);
@@ -466,8 +479,11 @@ impl Fleet {
                 }
                 if healthy_now && !first {
                     // Whether it has been restarted meanwhile is to be seen from what it tells.
-                    let seats = worker.state().seats.clone();
-                    seats.iter().filter_map(|seat| seat.feed.as_ref()).for_each(|feed| feed.look_again());
+                    for (_, endpoint) in self.endpoints_of(worker.id) {
+                        if let Some(feed) = &endpoint.feed {
+                            feed.look_again();
+                        }
+                    }
                 }
             }
             Err(problem) => {
@@ -504,13 +520,6 @@ impl Fleet {
     }
 }
 
-/// Whether `other` has the place of a rank that `worker` gives up, under the same name.
-fn takes_over(other: &Worker, worker: &Worker, seat: &Seat) -> bool {
-    other.id != worker.id
-        && other.url == worker.url
-        && other.state().seats.iter().any(|place| place.number == seat.number)
-}
-
 /// Marks a worker fit (`None`) or unfit for requests, in every pool.
 fn set_health(gateway: &Gateway, worker: &Worker, problem: Option<String>) {
     let healthy = problem.is_none();
@@ -521,8 +530,8 @@ fn set_health(gateway: &Gateway, worker: &Worker, problem: Option<String>) {
     }
     state.healthy = healthy;
     (state.successes, state.probe_failures) = (0, 0);
-    for seat in &state.seats {
-        gateway.step(&seat.pool, Input::Health { endpoint: seat.endpoint, healthy });
+    for (pool, endpoint) in gateway.table().endpoints_of(worker.id) {
+        pool.step(Input::Health { endpoint: endpoint.id, healthy });
     }
     gateway.metrics.health.get_or_create(&WorkerLabel { worker: worker.url.to_string() }).set(healthy.into());
     if healthy {

@@ -3,21 +3,18 @@
 //! The [`Gateway`] is what all relay threads share. It holds the pools by model name, and each [`ModelPool`] joins the
 //! core's [`Router`] with the workers behind its endpoint ids and with the requests that wait for a place.
 
-mod pool;
-
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwap;
 use kvlane_core::block::BlockHash;
-use kvlane_core::cache_accuracy::{Feed, KnowledgeChange, ReportedReuse};
 use kvlane_core::config::ConfigError;
 use kvlane_core::decision::{Placement, Refused, Rejection};
 use kvlane_core::endpoint::EndpointId;
 use kvlane_core::poison_prompts::{PoisonPrompts, PromptKey, Standing};
 use kvlane_core::request::{RequestId, RequestKey, SchedulingRequest};
-use kvlane_core::router::{Router, Scratch};
+use kvlane_core::router::{self, Router};
 use kvlane_core::scheduler::{Input, Output};
 use kvlane_core::time::Nanos;
 use kvlane_http::connections::Connections;
@@ -25,30 +22,28 @@ use kvlane_http::network::Allowed;
 use kvlane_http::tls::Tls;
 use kvlane_wire::server_timing::Stage;
 use tokio::runtime::Handle;
-use tokio::sync::{Semaphore, SemaphorePermit, mpsc, oneshot};
+use tokio::sync::{Semaphore, SemaphorePermit, mpsc};
 use tokio::time::Instant;
 
-use self::pool::{Ticker, Waiting};
 use crate::auth::Auth;
 use crate::clock::Clock;
 use crate::config::Config;
-use crate::first_tokens::FirstTokens;
 use crate::hints::{Facts, Hints};
-use crate::history::{History, Lately};
-use crate::ingest::EventFeed;
+use crate::history::History;
 use crate::lease::Lease;
 use crate::limits::{Charge, Limits};
 use crate::memory::Memory;
-use crate::metrics::{Metrics, PoolMetrics, SelectionMetrics};
+use crate::metrics::Metrics;
 use crate::objects::Objects;
+use crate::pool::{ModelPool, Waiting};
 use crate::recording_writer::RecordingWriter;
 use crate::reload::Reloads;
 use crate::salt::SaltKey;
+use crate::snapshot::{Served, Snapshot};
 use crate::timeline::Timeline;
 use crate::timings::Timings;
-use crate::tokenize::{Counting, Tokenizers};
+use crate::tokenize::Tokenizers;
 use crate::traces::Traces;
-use crate::vitals::Vitals;
 use crate::warm::Warm;
 use crate::worker::{Worker, WorkerId};
 
@@ -92,7 +87,7 @@ pub struct Gateway {
     pub(crate) history: History,
     /// What it counts tokens with.
     pub(crate) tokenizers: Tokenizers,
-    table: ArcSwap<Table>,
+    table: ArcSwap<Snapshot>,
     pub(crate) workers: Mutex<BTreeMap<WorkerId, Arc<Worker>>>,
     pub(crate) upstreams: Mutex<Vec<Arc<Connections>>>,
     /// Those of its threads, for a count of what they run.
@@ -103,59 +98,6 @@ pub struct Gateway {
     next_worker: AtomicU64,
     /// Tells the fleet that a draining endpoint has no request left.
     pub(crate) drained: mpsc::UnboundedSender<Arc<Worker>>,
-}
-
-/// Pools, and by which model names they are reached. Replaced whole when the fleet changes.
-#[derive(Clone, Default)]
-pub(crate) struct Table {
-    pub(crate) pools: Vec<Arc<ModelPool>>,
-    pub(crate) by_name: HashMap<String, Arc<Served>>,
-    /// What `GET /v1/models` tells of each name, as the engine told it.
-    pub(crate) cards: BTreeMap<String, serde_json::Value>,
-}
-
-/// Who serves a name.
-pub(crate) struct Served {
-    pub(crate) pool: Arc<ModelPool>,
-    /// Endpoints of the pool that do not serve this name: an adapter need not be loaded everywhere.
-    pub(crate) lacking: Arc<[EndpointId]>,
-    /// The name, if it is an adapter's: its prompts share no blocks with those of the base model.
-    pub(crate) adapter: Option<Arc<str>>,
-}
-
-/// The endpoints that serve one model and its adapters.
-pub struct ModelPool {
-    /// The base model.
-    pub model: String,
-    /// Where its requests are placed.
-    pub router: Router,
-    /// How its prompts are counted.
-    pub(crate) counting: Counting,
-    pub(crate) metrics: PoolMetrics,
-    /// How long first tokens take, while requests may be hedged.
-    pub(crate) first_tokens: FirstTokens,
-    /// How long its requests took of late.
-    pub(crate) lately: Lately,
-    seats: ArcSwap<Vec<Option<Arc<Occupant>>>>,
-    waiters: Mutex<HashMap<RequestId, oneshot::Sender<Output>>>,
-    ticker: Ticker,
-    /// The block size of each endpoint that has told it.
-    block_sizes: Mutex<BTreeMap<EndpointId, u32>>,
-}
-
-/// The worker behind one endpoint id.
-pub(crate) struct Occupant {
-    pub(crate) endpoint: EndpointId,
-    pub(crate) worker: Arc<Worker>,
-    /// Its data-parallel rank, if the worker has several.
-    pub(crate) rank: Option<u32>,
-    /// What people call it: the worker's URL, with `#rank` where there are several.
-    pub(crate) name: Arc<str>,
-    /// What it tells of its cache, if it tells.
-    pub(crate) feed: Option<Arc<EventFeed>>,
-    /// Whether its engine makes progress.
-    pub(crate) vitals: Arc<Vitals>,
-    selections: SelectionMetrics,
 }
 
 /// A request that knows its pool and is to be placed, perhaps several times.
@@ -199,8 +141,8 @@ impl Security {
     }
 }
 
-/// Why a request is placed.
-enum Copy {
+/// Which attempt of a request is placed.
+enum AttemptKind {
     /// For the first time, or after so many others.
     Again(u32),
     /// Beside another that has waited for so long.
@@ -309,18 +251,32 @@ impl Gateway {
         self.recordings.configure(&config.recorder, &self.metrics.recorder, self.clock.now(), &self.pools())
     }
 
+    /// A pool for `model` without endpoints, as the configuration says.
+    pub(crate) fn new_pool(&self, model: &str) -> ModelPool {
+        let router = Router::new(self.router_config(model));
+        self.recordings.attach(&router, model);
+        let (counting, metrics) = (self.tokenizers.counting(model), self.metrics.pool(model));
+        ModelPool::new(model, router, counting, metrics, self.clock, self.drained.clone())
+    }
+
+    /// The configuration of the router of `model`'s pool.
+    pub(crate) fn router_config(&self, model: &str) -> router::Config {
+        let timings = self.timings.load();
+        self.config().router(model, timings.of(model).map(|file| &file.timing))
+    }
+
     /// All pools.
     pub fn pools(&self) -> Vec<Arc<ModelPool>> {
         self.table.load().pools.clone()
     }
 
-    pub(crate) fn table(&self) -> arc_swap::Guard<Arc<Table>> {
+    pub(crate) fn table(&self) -> arc_swap::Guard<Arc<Snapshot>> {
         self.table.load()
     }
 
     /// Replaces the table by what `change` makes of it. Callers take turns: the fleet's lock.
-    pub(crate) fn change_table(&self, change: impl FnOnce(&mut Table)) {
-        let mut table = Table::clone(&self.table.load());
+    pub(crate) fn change_table(&self, change: impl FnOnce(&mut Snapshot)) {
+        let mut table = Snapshot::clone(&self.table.load());
         change(&mut table);
         self.table.store(Arc::new(table));
     }
@@ -364,12 +320,11 @@ impl Gateway {
     /// What a worker's count of tokens is worth has changed. What the one that counts differently says of its cache is
     /// not believed.
     pub(crate) fn parity_changed(&self, worker: &Worker) {
-        let (seats, parity) = {
-            let state = worker.state();
-            (state.seats.clone(), state.parity.clone())
-        };
-        for feed in seats.iter().filter_map(|seat| seat.feed.as_ref()) {
-            feed.set_parity(parity.clone());
+        let parity = worker.parity();
+        for (_, endpoint) in self.table().endpoints_of(worker.id) {
+            if let Some(feed) = &endpoint.feed {
+                feed.set_parity(parity.clone());
+            }
         }
     }
 
@@ -397,7 +352,7 @@ impl Gateway {
         loop {
             // An endpoint that left between the decision and here is not among the next one's candidates, and whoever
             // did not know that it waits knows it then.
-            if let Some(lease) = self.place_once(routed, Copy::Again(attempt), excluded).await? {
+            if let Some(lease) = self.place_once(routed, AttemptKind::Again(attempt), excluded).await? {
                 routed.timeline.enter_at(Stage::Send, lease.placed);
                 return Ok(lease);
             }
@@ -414,47 +369,38 @@ impl Gateway {
         waited: Nanos,
         excluded: &Arc<[EndpointId]>,
     ) -> Result<Lease, Refused> {
-        let placed = self.place_once(routed, Copy::Hedge(waited), excluded).await?;
+        let placed = self.place_once(routed, AttemptKind::Hedge(waited), excluded).await?;
         placed.ok_or(Refused::at_once(Rejection::NoEndpoint))
     }
 
     async fn place_once(
         self: &Arc<Self>,
         routed: &Routed,
-        copy: Copy,
+        kind: AttemptKind,
         excluded: &Arc<[EndpointId]>,
     ) -> Result<Option<Lease>, Refused> {
         let pool = &routed.served.pool;
         let id = RequestId(self.next_request.fetch_add(1, Ordering::Relaxed));
         let request = SchedulingRequest {
             excluded: Arc::clone(excluded),
-            attempt: if let Copy::Again(attempt) = copy { attempt } else { 0 },
-            hedge: if let Copy::Hedge(waited) = copy { Some(waited) } else { None },
+            attempt: if let AttemptKind::Again(attempt) = kind { attempt } else { 0 },
+            hedge: if let AttemptKind::Hedge(waited) = kind { Some(waited) } else { None },
             name: Some(routed.name),
             ..routed.facts.apply(SchedulingRequest::new(id, routed.prompt_tokens))
         };
-        let now = self.clock.now();
-        let mut waiting = pool.router.may_wait().then(|| Waiting::new(self, pool, id));
-        let answer = SCRATCH.with_borrow_mut(|(scratch, outputs)| {
-            outputs.clear();
-            pool.router.arrive(now, request, &routed.chain, scratch, outputs);
-            let mine = outputs.iter().position(|output| output.request() == Some(id));
-            let mine = mine.map(|at| outputs.swap_remove(at));
-            self.deliver(pool, outputs);
-            mine
-        });
-        let output = match (answer, &mut waiting) {
+        let mut waiting = pool.router.may_wait().then(|| Waiting::new(pool, id));
+        let output = match (pool.arrive(request, &routed.chain), &mut waiting) {
             (Some(output), _) => output,
             (None, Some(waiting)) => {
-                if let Copy::Again(_) = copy {
+                if let AttemptKind::Again(_) = kind {
                     routed.timeline.enter(Stage::Queue);
                 }
                 let output = waiting.wait(routed.deadline).await;
                 output.ok_or(Refused::at_once(Rejection::QueueTimeout))?
             }
             (None, None) => {
-                // It began to wait in the moment in which that became possible, and nobody would hear of its turn.
-                self.step(pool, Input::Finished { request: id });
+                // Queueing was switched on after `may_wait` was read, and no task would receive its turn.
+                pool.step(Input::Finished { request: id });
                 return Ok(None);
             }
         };
@@ -472,122 +418,12 @@ impl Gateway {
     }
 
     fn lease(self: &Arc<Self>, routed: &Routed, id: RequestId, placement: Placement) -> Option<Lease> {
-        let seats = routed.served.pool.seats.load();
-        let occupant = seats
-            .get(placement.endpoint.slot())
-            .and_then(Option::as_ref)
-            .filter(|occupant| occupant.endpoint == placement.endpoint);
-        let Some(occupant) = occupant else {
-            self.step(&routed.served.pool, Input::Finished { request: id });
+        let pool = &routed.served.pool;
+        let Some(endpoint) = pool.endpoint(placement.endpoint) else {
+            pool.step(Input::Finished { request: id });
             return None;
         };
-        occupant.selections.inc(placement.reason);
-        Some(Lease::new(Arc::clone(self), routed, Arc::clone(occupant), id, placement))
+        endpoint.note_selection(placement.reason);
+        Some(Lease::new(Arc::clone(self), routed, endpoint, id, placement))
     }
-
-    /// One input to a pool's scheduler, and its consequences to whom they concern.
-    pub(crate) fn step(&self, pool: &ModelPool, input: Input) {
-        let now = self.clock.now();
-        SCRATCH.with_borrow_mut(|(_, outputs)| {
-            outputs.clear();
-            pool.router.step(now, input, outputs);
-            self.deliver(pool, outputs);
-        });
-    }
-
-    /// Tokens of an answer have come.
-    pub(crate) fn progress(&self, pool: &ModelPool, request: RequestId, first: bool, tokens: u32) {
-        let now = self.clock.now();
-        SCRATCH.with_borrow_mut(|(_, outputs)| {
-            outputs.clear();
-            pool.router.progress(now, request, first, tokens, outputs);
-            self.deliver(pool, outputs);
-        });
-    }
-
-    /// An answer whose tokens nobody sees coming has begun.
-    pub(crate) fn begin(&self, pool: &ModelPool, request: RequestId) {
-        let now = self.clock.now();
-        SCRATCH.with_borrow_mut(|(_, outputs)| {
-            outputs.clear();
-            pool.router.begin(now, request, outputs);
-            self.deliver(pool, outputs);
-        });
-    }
-
-    /// An engine has started again, with an empty cache.
-    pub(crate) fn forget(&self, pool: &ModelPool, endpoint: EndpointId) {
-        let now = self.clock.now();
-        SCRATCH.with_borrow_mut(|(_, outputs)| {
-            outputs.clear();
-            pool.router.forget(now, endpoint, outputs);
-            self.deliver(pool, outputs);
-        });
-    }
-
-    /// What an endpoint's event feed is worth has changed.
-    pub(crate) fn set_feed(&self, pool: &ModelPool, endpoint: EndpointId, feed: Feed) {
-        let now = self.clock.now();
-        SCRATCH.with_borrow_mut(|(_, outputs)| {
-            outputs.clear();
-            pool.router.set_feed(now, endpoint, feed, outputs);
-            self.deliver(pool, outputs);
-        });
-    }
-
-    /// An answer has said what it took.
-    pub(crate) fn observe(&self, pool: &ModelPool, request: RequestId, reported: ReportedReuse) {
-        let now = self.clock.now();
-        SCRATCH.with_borrow_mut(|(_, outputs)| {
-            outputs.clear();
-            pool.router.observe(now, request, reported, outputs);
-            self.deliver(pool, outputs);
-        });
-    }
-
-    /// Tells those who wait, and the fleet, what came of somebody else's input.
-    pub(crate) fn deliver(&self, pool: &ModelPool, outputs: &mut Vec<Output>) {
-        for output in outputs.drain(..) {
-            match output {
-                Output::Dispatch { request, .. } | Output::Reject { request, .. } => {
-                    // Whoever has stopped waiting settles it.
-                    if let Some(waiter) = pool.waiters().remove(&request) {
-                        let _ = waiter.send(output);
-                    }
-                }
-                Output::Knowledge { endpoint, change } => {
-                    self.metrics.cache_accuracy.note(&pool.model, change);
-                    let KnowledgeChange { from, to, cause } = change;
-                    let worker = pool.occupant(endpoint);
-                    let worker = worker.as_ref().map_or("one that left", |occupant| &*occupant.name);
-                    let (from, to, cause) = (from.name(), to.name(), cause.name());
-                    tracing::info!(
-                        worker,
-                        model = pool.model,
-                        from,
-                        to,
-                        cause,
-                        "knowledge of its cache changed"
-                    );
-                }
-                // The router answers it itself.
-                Output::Refresh { .. } => {}
-                Output::Breaker { endpoint, state } => {
-                    let worker = pool.occupant(endpoint);
-                    let worker = worker.as_ref().map_or("one that left", |occupant| &*occupant.name);
-                    tracing::info!(worker, model = pool.model, state = state.name(), "breaker");
-                }
-                Output::Drained { endpoint } => {
-                    if let Some(occupant) = pool.occupant(endpoint) {
-                        // The fleet's task ends with the gateway; then nobody needs to know.
-                        let _ = self.drained.send(Arc::clone(&occupant.worker));
-                    }
-                }
-            }
-        }
-    }
-}
-
-thread_local! {
-    static SCRATCH: std::cell::RefCell<(Scratch, Vec<Output>)> = Default::default();
 }

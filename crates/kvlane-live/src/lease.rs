@@ -13,9 +13,10 @@ use kvlane_core::time::Nanos;
 use kvlane_wire::sse::Usage;
 use tokio::time::Instant;
 
-use crate::gateway::{Gateway, ModelPool, Occupant, Routed};
+use crate::gateway::{Gateway, Routed};
 use crate::limits::Charge;
 use crate::metrics::FailureKind;
+use crate::pool::{ModelPool, PoolEndpoint};
 use crate::traces::Attempt;
 use crate::worker::Worker;
 
@@ -26,7 +27,7 @@ pub struct Lease {
     /// Where it is in flight.
     pub worker: Arc<Worker>,
     /// Where exactly.
-    pub(crate) seat: Arc<Occupant>,
+    pub(crate) endpoint: Arc<PoolEndpoint>,
     request: RequestId,
     /// Where and why.
     pub placement: Placement,
@@ -56,20 +57,20 @@ impl Lease {
     pub(crate) fn new(
         gateway: Arc<Gateway>,
         routed: &Routed,
-        seat: Arc<Occupant>,
+        endpoint: Arc<PoolEndpoint>,
         request: RequestId,
         placement: Placement,
     ) -> Self {
-        let worker = Arc::clone(&seat.worker);
+        let worker = Arc::clone(&endpoint.worker);
         let placed = gateway.clock.now();
-        seat.vitals.arrive(placed);
-        let attempt = Attempt::begin(&gateway, routed, &seat, &placement, placed);
+        endpoint.vitals.arrive(placed);
+        let attempt = Attempt::begin(&gateway, routed, &endpoint, &placement, placed);
         Self {
             attempt,
             gateway,
             pool: Arc::clone(&routed.served.pool),
             worker,
-            seat,
+            endpoint,
             request,
             placement,
             prompt_tokens: routed.prompt_tokens,
@@ -124,7 +125,7 @@ impl Lease {
     /// The answer has begun, and it is none whose tokens come one by one: its prefill is over, but when the first token
     /// came, and how fast they came, nobody saw.
     pub fn begin(&mut self) {
-        self.gateway.begin(&self.pool, self.request);
+        self.pool.begin(self.request);
         if let Some(charge) = &self.charge {
             charge.note(None, self.before.unwrap_or(0));
         }
@@ -137,7 +138,7 @@ impl Lease {
         }
         let first = self.first_token.is_none();
         let now = self.gateway.clock.at(moment);
-        self.seat.vitals.hear(now);
+        self.endpoint.vitals.hear(now);
         if first {
             self.first_token = Some(now);
             if let Some(attempt) = &mut self.attempt {
@@ -160,7 +161,7 @@ impl Lease {
         let told = self.untold - self.untold % TOKENS_TOLD;
         if first || told > 0 {
             self.untold -= told;
-            self.gateway.progress(&self.pool, self.request, first, told);
+            self.pool.progress(self.request, first, told);
         }
     }
 
@@ -171,7 +172,7 @@ impl Lease {
         metrics.duration.observe((now - self.received).as_secs_f64());
         self.pool.lately.duration.note((now - self.received).as_secs_f64());
         if usage.is_some() {
-            self.seat.vitals.hear(now);
+            self.endpoint.vitals.hear(now);
         }
         let output_tokens = usage.map_or(self.tokens, |usage| u64::from(usage.completion_tokens));
         metrics.output_tokens.inc_by(output_tokens);
@@ -187,22 +188,22 @@ impl Lease {
             let output_tokens = u32::try_from(output_tokens).unwrap_or(u32::MAX);
             let untold = std::mem::take(&mut self.untold);
             if untold > 0 {
-                self.gateway.progress(&self.pool, self.request, false, untold);
+                self.pool.progress(self.request, false, untold);
             }
-            self.gateway.step(&self.pool, Input::Wrote { request: self.request, output_tokens });
+            self.pool.step(Input::Wrote { request: self.request, output_tokens });
         }
         metrics.predicted_tokens.inc_by(self.placement.overlap_tokens.into());
         metrics.prompt_tokens.inc_by(self.prompt_tokens.into());
         if let Some(usage) = usage {
             metrics.input_tokens.inc_by(usage.prompt_tokens.into());
             metrics.cached_tokens.inc_by(usage.cached_tokens.unwrap_or(0).into());
-            if let Some(feed) = &self.seat.feed {
+            if let Some(feed) = &self.endpoint.feed {
                 let computed_tokens = usage.prompt_tokens.saturating_sub(usage.cached_tokens.unwrap_or(0));
                 feed.note_answer(now, self.received, computed_tokens, &self.pool);
             }
             if let Some(cached_tokens) = usage.cached_tokens {
                 let reported = ReportedReuse { prompt_tokens: usage.prompt_tokens, cached_tokens };
-                self.gateway.observe(&self.pool, self.request, reported);
+                self.pool.observe(self.request, reported);
             }
         }
         if let Some(first) = self.first_token
@@ -232,7 +233,7 @@ impl Lease {
         self.lost();
         self.trace_failure(kind.name());
         self.gateway.metrics.note_failure(&self.worker.url, kind);
-        self.gateway.step(&self.pool, Input::Failed { request: self.request });
+        self.pool.step(Input::Failed { request: self.request });
     }
 
     /// It is in flight at the worker with a prompt that may kill it.
@@ -268,22 +269,22 @@ impl Lease {
         self.trace_failure("busy");
         self.gateway.metrics.faults.note_busy(&self.worker.url);
         let retry_after = retry_after.map(|after| Nanos(u64::try_from(after.as_nanos()).unwrap_or(u64::MAX)));
-        self.gateway.step(&self.pool, Input::Busy { request: self.request, retry_after });
+        self.pool.step(Input::Busy { request: self.request, retry_after });
     }
 
     /// The worker has answered it soundly, to the end.
     pub(crate) fn succeeded(&self) {
         self.gateway.culprits().answered(self.prompt);
-        self.gateway.step(&self.pool, Input::Succeeded { request: self.request });
+        self.pool.step(Input::Succeeded { request: self.request });
     }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
         if self.untold > 0 {
-            self.gateway.progress(&self.pool, self.request, false, self.untold);
+            self.pool.progress(self.request, false, self.untold);
         }
-        self.seat.vitals.leave();
-        self.gateway.step(&self.pool, Input::Finished { request: self.request });
+        self.endpoint.vitals.leave();
+        self.pool.step(Input::Finished { request: self.request });
     }
 }

@@ -21,11 +21,13 @@ mod memory;
 pub mod metrics;
 mod objects;
 pub mod panics;
+pub mod pool;
 mod recording_writer;
 pub mod reload;
 mod salt;
 mod sealed;
 pub mod serve;
+mod snapshot;
 mod stall;
 #[cfg(feature = "testing")]
 pub mod testing;

@@ -22,8 +22,8 @@ use kvlane_core::time::Nanos;
 
 use crate::clock::unix_time;
 use crate::config::Recorder as Config;
-use crate::gateway::ModelPool;
 use crate::metrics::RecorderMetrics;
+use crate::pool::ModelPool;
 
 /// Segments that may wait to be written, of half a megabyte each.
 const WAITING_MAX: usize = 32;

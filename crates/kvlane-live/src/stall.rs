@@ -21,7 +21,8 @@ use kvlane_wire::engine::progress;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
 
-use crate::gateway::{Gateway, ModelPool, Occupant};
+use crate::gateway::Gateway;
+use crate::pool::{ModelPool, PoolEndpoint};
 
 /// How often endpoints are looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -46,7 +47,7 @@ type Key = (String, EndpointId);
 /// What is remembered of an endpoint that is silent or stalled.
 struct Watched {
     pool: Arc<ModelPool>,
-    seat: Arc<Occupant>,
+    endpoint: Arc<PoolEndpoint>,
     /// What its metrics page said last.
     page: Option<Page>,
     /// When it was asked last.
@@ -88,8 +89,9 @@ pub(crate) async fn watch(gateway: Arc<Gateway>, upstreams: Option<Arc<Connectio
                     let goes_on = endpoint.look(&gateway, now);
                     if let Some(question) = goes_on.then(|| endpoint.question(now)).flatten() {
                         let upstreams = Arc::clone(&upstreams);
-                        let (key, pool, seat) = (key.clone(), Arc::clone(&endpoint.pool), Arc::clone(&endpoint.seat));
-                        asked.spawn(async move { (key, question.ask(&upstreams, &pool, &seat).await) });
+                        let (key, pool, asked_of) =
+                            (key.clone(), Arc::clone(&endpoint.pool), Arc::clone(&endpoint.endpoint));
+                        asked.spawn(async move { (key, question.ask(&upstreams, &pool, &asked_of).await) });
                     }
                     goes_on
                 });
@@ -107,13 +109,13 @@ pub(crate) async fn watch(gateway: Arc<Gateway>, upstreams: Option<Arc<Connectio
 fn note_silent(gateway: &Gateway, watched: &mut HashMap<Key, Watched>) {
     let now = gateway.clock.now();
     for pool in &gateway.table().pools {
-        for seat in pool.occupants() {
-            if seat.vitals.is_idle() || now - seat.vitals.heard() < CLOSER_AFTER {
+        for endpoint in pool.endpoints() {
+            if endpoint.vitals.is_idle() || now - endpoint.vitals.heard() < CLOSER_AFTER {
                 continue;
             }
-            watched.entry((pool.model.clone(), seat.endpoint)).or_insert_with(|| Watched {
+            watched.entry((pool.model.clone(), endpoint.id)).or_insert_with(|| Watched {
                 pool: Arc::clone(pool),
-                seat,
+                endpoint,
                 page: None,
                 asked: Nanos::ZERO,
                 asking: false,
@@ -129,13 +131,13 @@ fn note_silent(gateway: &Gateway, watched: &mut HashMap<Key, Watched>) {
 impl Watched {
     /// Whether it has to be looked at again.
     fn look(&mut self, gateway: &Gateway, now: Nanos) -> bool {
-        let vitals = &self.seat.vitals;
-        if let Some(told) = self.seat.feed.as_ref().and_then(|feed| feed.last_batch()) {
+        let vitals = &self.endpoint.vitals;
+        if let Some(told) = self.endpoint.feed.as_ref().and_then(|feed| feed.last_batch()) {
             vitals.hear(told);
         }
         let silent = now - vitals.heard();
         if let Some(since) = self.stalled {
-            if self.pool.occupant(self.seat.endpoint).is_none() {
+            if self.pool.endpoint(self.endpoint.id).is_none() {
                 return false;
             }
             if vitals.heard() > since {
@@ -146,7 +148,7 @@ impl Watched {
         if vitals.is_idle() || silent < CLOSER_AFTER {
             return false;
         }
-        let expected = self.pool.router.read(|scheduler| scheduler.expected(self.seat.endpoint));
+        let expected = self.pool.router.read(|scheduler| scheduler.expected(self.endpoint.id));
         let (counters, still) = match &self.page {
             // What it said first is what it said when the silence was young: that is when it is read.
             Some(page) if now - page.read < PAGE_COUNTS_FOR => {
@@ -162,10 +164,10 @@ impl Watched {
     }
 
     fn set_stalled(&mut self, gateway: &Gateway, now: Nanos, silent: Option<Nanos>) {
-        let (endpoint, worker, stalled) = (self.seat.endpoint, &*self.seat.name, silent.is_some());
+        let (endpoint, worker, stalled) = (self.endpoint.id, &*self.endpoint.name, silent.is_some());
         self.stalled = stalled.then_some(now);
-        self.seat.vitals.set_stalled(stalled);
-        gateway.step(&self.pool, Input::Stalled { endpoint, stalled });
+        self.endpoint.vitals.set_stalled(stalled);
+        self.pool.step(Input::Stalled { endpoint, stalled });
         gateway.metrics.faults.note_stalled(worker, stalled);
         let model = &*self.pool.model;
         match silent {
@@ -202,12 +204,12 @@ impl Watched {
         self.asking = false;
         match said {
             Said::Page(None) | Said::Token(false) => {}
-            Said::Token(true) => self.seat.vitals.hear(now),
+            Said::Token(true) => self.endpoint.vitals.hear(now),
             Said::Page(Some(progress)) => match &mut self.page {
                 Some(page) if page.progress == progress => page.read = now,
                 before => {
                     if before.is_some() {
-                        self.seat.vitals.hear(now);
+                        self.endpoint.vitals.hear(now);
                     }
                     *before = Some(Page { progress, since: now, read: now });
                 }
@@ -225,8 +227,8 @@ enum Question {
 // === impl Question ===
 
 impl Question {
-    async fn ask(self, upstreams: &Arc<Connections>, pool: &ModelPool, seat: &Occupant) -> Said {
-        let worker = &seat.worker;
+    async fn ask(self, upstreams: &Arc<Connections>, pool: &ModelPool, endpoint: &PoolEndpoint) -> Said {
+        let worker = &endpoint.worker;
         match self {
             Self::Page => {
                 let (method, nothing) = (&Method::GET, &Bytes::new());
@@ -242,7 +244,7 @@ impl Question {
                 .await;
                 let Ok((StatusCode::OK, page)) = page else { return Said::Page(None) };
                 let by_rank = progress(std::str::from_utf8(&page).unwrap_or_default());
-                Said::Page(by_rank.get(&seat.rank.unwrap_or(0)).copied())
+                Said::Page(by_rank.get(&endpoint.number.unwrap_or(0)).copied())
             }
             Self::Token => {
                 let model = worker

@@ -26,7 +26,8 @@ use kvlane_core::time::Nanos;
 
 use crate::clock::{Clock, unix_time};
 use crate::config::Config;
-use crate::gateway::{Gateway, ModelPool};
+use crate::gateway::Gateway;
+use crate::pool::ModelPool;
 use crate::sealed::{self, BYTES_MAX, Kind, Reader, SealError};
 
 /// What is older than a week counts for nothing in any index.

@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwap;
-use kvlane_core::endpoint::EndpointId;
 use kvlane_core::poison_prompts::EngineKey;
 use kvlane_http::network::Allowed;
 use kvlane_http::upstream::{Upstream, UpstreamId};
@@ -13,8 +12,7 @@ use tokio::sync::Notify;
 
 use crate::canary::{Compared, Parity};
 use crate::config::{FeedSpec, WorkerSpec};
-use crate::gateway::ModelPool;
-use crate::ingest::{EventFeed, Source};
+use crate::ingest::Source;
 
 /// Names a worker for as long as the gateway runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -57,8 +55,6 @@ pub struct State {
     pub may_be_spared: bool,
     /// Probes that failed in a row.
     pub probe_failures: u32,
-    /// Its places in pools: one in each for each of its ranks.
-    pub seats: Vec<Seat>,
     /// Its data-parallel ranks and where each publishes what its cache holds; empty before it was asked.
     pub ranks: Vec<Rank>,
     /// The names under which it serves them.
@@ -69,21 +65,6 @@ pub struct State {
     pub parity: Parity,
     /// What it said when that was last found out.
     pub compared: Option<Arc<Compared>>,
-}
-
-/// The place of one rank of a worker in one pool.
-#[derive(Clone)]
-pub struct Seat {
-    /// The pool.
-    pub pool: Arc<ModelPool>,
-    /// Its id there.
-    pub endpoint: EndpointId,
-    /// Which rank.
-    pub rank: Rank,
-    /// Which of several ranks; none if the worker has but one.
-    pub number: Option<u32>,
-    /// What it tells of its cache, if it tells.
-    pub feed: Option<Arc<EventFeed>>,
 }
 
 /// One data-parallel rank of an engine: a scheduler and a cache of its own, behind an address that it may share with
@@ -142,8 +123,8 @@ impl Worker {
         self.upstream.allowed().is_none()
     }
 
-    /// What people call its place: its URL, with `#rank` where it has several.
-    pub(crate) fn seat_name(&self, rank: Option<u32>) -> Arc<str> {
+    /// The name of an endpoint of this worker: its URL, with `#rank` if the worker has several ranks.
+    pub(crate) fn endpoint_name(&self, rank: Option<u32>) -> Arc<str> {
         rank.map_or_else(|| Arc::clone(&self.url), |rank| format!("{}#{rank}", self.url).into())
     }
 
@@ -189,12 +170,5 @@ impl Worker {
 impl fmt::Debug for Worker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Worker").field("id", &self.id).field("url", &self.url).finish_non_exhaustive()
-    }
-}
-
-impl fmt::Debug for Seat {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (model, endpoint) = (&self.pool.model, &self.endpoint);
-        f.debug_struct("Seat").field("model", model).field("endpoint", endpoint).finish_non_exhaustive()
     }
 }

@@ -116,10 +116,10 @@ async fn what_engines_tell_of_their_caches_helps_nobody_but_whose_it_is() {
         let mut engine = CachingEngine::start().await;
         engine.http.set_tokenizer(|_| Some(tokens(1, 5)));
         let config = of_two_tenants(caching_config(), isolates);
-        let (gateway, seats) = caching_gateway(config, &[&engine]).await;
+        let (gateway, endpoints) = caching_gateway(config, &[&engine]).await;
         let stored = engine.store(1, 4);
         engine.feed.publish(stored);
-        seats[0].is_right(&engine).await;
+        endpoints[0].is_right(&engine).await;
         ask(
             &gateway,
             &engine.http,

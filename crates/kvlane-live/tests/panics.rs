@@ -115,16 +115,16 @@ async fn a_feed_whose_reader_breaks_is_not_believed_until_it_has_told_all_again(
     break_the_log();
     let mut a = CachingEngine::start().await;
     FEED.times.store(1, Ordering::Relaxed);
-    let (gateway, seats) = caching_gateway(caching_config(), &[&a]).await;
+    let (gateway, endpoints) = caching_gateway(caching_config(), &[&a]).await;
     let message = a.store(1, 5);
     a.feed.publish(message);
     eventually("it broke", || {
-        let seen = seats[0].seen();
+        let seen = endpoints[0].seen();
         seen.state == Feed::Syncing && seen.problem.is_some_and(|problem| problem.contains("begins anew"))
     })
     .await;
     eventually("it is subscribed again", || a.feed.subscriptions() == 2).await;
-    seats[0].is_right(&a).await;
+    endpoints[0].is_right(&a).await;
     assert_eq!(counted(&gateway, "apply").await, 1.0);
     gateway.end().await;
 }

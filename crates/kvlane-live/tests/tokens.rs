@@ -234,8 +234,8 @@ async fn the_blocks_of_an_engine_that_differs_do_not_become_the_pools() {
     let gateway = TestGateway::of(Serving::start(config).expect("the gateway starts"));
     let state = |engine: &FakeEngine| {
         let worker = gateway.serving().fleet.find(&engine.url()).expect("a worker");
-        let seat = worker.state().seats.first().cloned();
-        seat.and_then(|seat| seat.feed).map(|feed| feed.seen().state)
+        let endpoints = gateway.serving().fleet.endpoints_of(worker.id);
+        endpoints.first().and_then(|(_, endpoint)| endpoint.feed.as_ref()).map(|feed| feed.seen().state)
     };
     let tokens: Vec<u32> = (0..32).collect();
     feeds[1].publish(batch(None, &[Told::Stored(&[1], None, &tokens, 32, None)]));
@@ -286,8 +286,8 @@ async fn events_of_an_engine_that_counts_differently_are_refused_until_it_counts
     let gateway = TestGateway::start(config, &[]).await;
     let state = || {
         let worker = gateway.serving().fleet.find(&engine.url()).expect("a worker");
-        let seat = worker.state().seats[0].clone();
-        seat.feed.expect("a feed").seen().state
+        let endpoints = gateway.serving().fleet.endpoints_of(worker.id);
+        endpoints[0].1.feed.as_ref().expect("a feed").seen().state
     };
     eventually("it is refused", || state() == Feed::Refused).await;
     // Other models than before: reason enough to compare again.

@@ -196,11 +196,8 @@ async fn a_worker_that_drains_before_it_is_seated_gets_nothing() {
     gateway.ask("PUT", "/workers/1", r#"{"draining":true}"#).await;
     engine.set_healthy(true);
     let worker = gateway.serving().fleet.find("1").expect("a worker");
-    eventually("it is seated and healthy", || {
-        let state = worker.state();
-        state.healthy && !state.seats.is_empty()
-    })
-    .await;
+    let in_a_pool = || !gateway.serving().fleet.endpoints_of(worker.id).is_empty();
+    eventually("it is in a pool and healthy", || worker.state().healthy && in_a_pool()).await;
     assert_eq!(eligible(&gateway), 0);
     assert_eq!(gateway.ask("POST", "/v1/chat/completions", chat("m", "hi")).await.status, 503);
     gateway.end().await;
@@ -218,7 +215,7 @@ async fn a_worker_is_not_placed_on_before_it_counts_as_healthy() {
     let worker = gateway.serving().fleet.find("1").expect("a worker");
     eventually("its problem is known", || worker.state().problem.is_some()).await;
     engine.set_healthy(true);
-    eventually("it is seated", || !worker.state().seats.is_empty()).await;
+    eventually("it is in a pool", || !gateway.serving().fleet.endpoints_of(worker.id).is_empty()).await;
     assert!(!worker.state().healthy);
     assert_eq!(eligible(&gateway), 0, "the scheduler and the worker say the same");
     assert_eq!(gateway.ask("POST", "/v1/chat/completions", chat("m", "hi")).await.status, 503);

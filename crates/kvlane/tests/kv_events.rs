@@ -63,10 +63,9 @@ fn every_feed(gateway: &TestGateway, engines: &[&MockEngine], holds: impl Fn(See
     let fleet = &gateway.serving().fleet;
     engines.iter().all(|engine| {
         let worker = fleet.find(&format!("http://{}", engine.addr())).expect("it is a worker");
-        let seats = worker.state().seats.clone();
-        seats.iter().all(|seat| {
-            let told = engine.feed_counts(seat.rank.number).expect("it has a feed").batches;
-            holds(seat.feed.as_ref().expect("its feed was found").seen(), told)
+        fleet.endpoints_of(worker.id).iter().all(|(_, endpoint)| {
+            let told = engine.feed_counts(endpoint.rank.number).expect("it has a feed").batches;
+            holds(endpoint.feed.as_ref().expect("its feed was found").seen(), told)
         })
     })
 }

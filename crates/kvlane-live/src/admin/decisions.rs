@@ -12,7 +12,8 @@ use serde_json::{Value, json};
 
 use super::{query, refused, since};
 use crate::front::http::error::ApiError;
-use crate::gateway::{Gateway, ModelPool};
+use crate::gateway::Gateway;
+use crate::pool::ModelPool;
 
 /// Decisions returned at most: they are copied under the lock of the scheduler.
 const DECISIONS_MAX: usize = 200;
@@ -100,7 +101,7 @@ fn pool_decisions(pool: &ModelPool, timing: Option<&TimingFile>, asked: &Asked) 
             .take_while(|receipt| asked.since.is_none_or(|since| receipt.at > since));
         newest.filter(wanted).take(asked.limit).cloned().collect()
     });
-    let name = |endpoint| pool.occupant(endpoint).map(|occupant| occupant.name.to_string());
+    let name = |endpoint| pool.endpoint(endpoint).map(|endpoint| endpoint.name.to_string());
     let decisions: Vec<Value> = receipts
         .iter()
         .map(|receipt| {

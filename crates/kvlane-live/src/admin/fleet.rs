@@ -12,10 +12,11 @@ use serde_json::{Value, json};
 
 use crate::auth::{self, Role};
 use crate::front::http::Front;
-use crate::gateway::{Gateway, ModelPool};
+use crate::gateway::Gateway;
 use crate::history::rounded;
 use crate::ingest::EventFeed;
-use crate::worker::{Seat, Worker};
+use crate::pool::ModelPool;
+use crate::worker::Worker;
 
 /// Prompt tokens for which an endpoint's rate of prefill is told, as in the metrics.
 const RATED_TOKENS: u64 = 4096;
@@ -36,7 +37,7 @@ pub(super) fn fleet(front: &Front, parts: &Parts) -> Value {
         .collect();
     let health = gateway.config().health.clone();
     let workers: Vec<Value> =
-        front.fleet.workers().iter().map(|worker| self::worker(now, worker, &endpoints)).collect();
+        front.fleet.workers().iter().map(|worker| self::worker(now, gateway, worker, &endpoints)).collect();
     json!({
         "schema": "kvlane.fleet/1",
         "version": env!("CARGO_PKG_VERSION"),
@@ -152,31 +153,36 @@ fn endpoint(
     })
 }
 
-fn worker(now: Nanos, worker: &Worker, endpoints: &HashMap<(usize, EndpointId), Value>) -> Value {
+fn worker(
+    now: Nanos,
+    gateway: &Gateway,
+    worker: &Worker,
+    known: &HashMap<(usize, EndpointId), Value>,
+) -> Value {
     let state = worker.state().clone();
-    let seats: Vec<Value> = state
-        .seats
+    let endpoints: Vec<Value> = gateway
+        .table()
+        .endpoints_of(worker.id)
         .iter()
-        .map(|seat| {
-            let Seat { pool, endpoint, number, feed, .. } = seat;
-            // One that has just been seated is in the next answer.
-            let mut told =
-                endpoints.get(&(Arc::as_ptr(pool) as usize, *endpoint)).cloned().unwrap_or_else(|| json!({}));
+        .map(|(pool, endpoint)| {
+            // One that joined a moment ago is in the next answer.
+            let of_pool = known.get(&(Arc::as_ptr(pool) as usize, endpoint.id));
+            let mut told = of_pool.cloned().unwrap_or_else(|| json!({}));
             told["model"] = json!(pool.model);
-            told["endpoint"] = json!(*worker.seat_name(*number));
-            told["rank"] = json!(number);
-            told["engine_cache"] = json!(pool.metrics.engine_reuse.of(*endpoint).map(|cache| {
+            told["endpoint"] = json!(*endpoint.name);
+            told["rank"] = json!(endpoint.number);
+            told["engine_cache"] = json!(pool.metrics.engine_reuse.of(endpoint.id).map(|cache| {
                 json!({"queried_tokens": cache.queried_tokens, "hit_tokens": cache.hit_tokens})
             }));
-            told["feed"] = json!(feed.as_ref().map(|feed| self::feed(now, feed)));
+            told["feed"] = json!(endpoint.feed.as_ref().map(|feed| self::feed(now, feed)));
             told
         })
         .collect();
     json!({
         "id": worker.id.0.to_string(), "url": *worker.url, "configured": worker.is_configured(),
-        "state": name_of_state(&state), "problem": state.problem, "failed_probes": state.probe_failures,
+        "state": name_of_state(&state, !endpoints.is_empty()), "problem": state.problem, "failed_probes": state.probe_failures,
         "parity": {"state": state.parity.name(), "why": state.parity.why()},
-        "endpoints": seats,
+        "endpoints": endpoints,
     })
 }
 
@@ -193,10 +199,10 @@ fn feed(now: Nanos, feed: &EventFeed) -> Value {
 }
 
 /// One word for how a worker fares, the worst that is true of it.
-fn name_of_state(state: &crate::worker::State) -> &'static str {
+fn name_of_state(state: &crate::worker::State, is_registered: bool) -> &'static str {
     match state {
         state if state.leaving => "leaving",
-        state if !state.healthy && state.problem.is_none() && state.seats.is_empty() => "joining",
+        state if !state.healthy && state.problem.is_none() && !is_registered => "joining",
         state if !state.healthy => "down",
         state if state.probe_failures > 0 => "failing",
         state if state.draining => "draining",

@@ -1,5 +1,6 @@
 //! Whether there is anybody to serve, and what: for those who watch over the gateway, and for clients.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use http::{Response, StatusCode};
@@ -11,7 +12,6 @@ use crate::canary::Parity;
 use crate::front::http::error::ApiError;
 use crate::front::http::{Body, json_response};
 use crate::gateway::Gateway;
-use crate::worker::Seat;
 
 /// Whether there is anybody to serve requests; who and what is wrong with them only to those who may know.
 pub(super) fn readiness(gateway: &Gateway, whole: bool) -> Response<Body> {
@@ -48,13 +48,11 @@ pub(super) fn readiness(gateway: &Gateway, whole: bool) -> Response<Body> {
         .filter(|worker| !worker.state().healthy)
         .map(|worker| json!({"url": *worker.url, "problem": worker.state().problem}))
         .collect();
-    let workers = gateway.workers();
-    let seats: Vec<Seat> = workers.values().flat_map(|worker| worker.state().seats.clone()).collect();
-    drop(workers);
-    let feeds: Vec<Value> = seats
-        .iter()
-        .filter_map(|seat| seat.feed.as_ref())
-        .map(|feed| (feed, feed.seen()))
+    let table = gateway.table();
+    let feeds: Vec<Value> = table
+        .endpoints()
+        .filter_map(|(_, endpoint)| endpoint.feed.clone())
+        .map(|feed| (Arc::clone(&feed), feed.seen()))
         .filter(|(_, seen)| matches!(seen.state, Feed::Refused | Feed::Syncing))
         .map(
             |(feed, seen)| json!({"worker": *feed.name, "state": seen.state.name(), "problem": seen.problem}),

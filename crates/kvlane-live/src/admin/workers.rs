@@ -49,17 +49,18 @@ pub(super) fn url_in_query(parts: &Parts) -> Result<String, ApiError> {
 pub(super) fn describe(gateway: &Gateway, worker: &Worker) -> Value {
     let now = gateway.clock.now();
     let state = worker.state().clone();
-    let seats: Vec<Value> = state
-        .seats
+    let endpoints: Vec<Value> = gateway
+        .table()
+        .endpoints_of(worker.id)
         .iter()
-        .map(|seat| {
+        .map(|(pool, endpoint)| {
             let of_it = |scheduler: &Scheduler| {
                 scheduler
                     .pool()
-                    .get(seat.endpoint)
+                    .get(endpoint.id)
                     .map(|endpoint| (endpoint.load, endpoint.cache_accuracy.knowledge(), scheduler.rates(endpoint)))
             };
-            let (load, knowledge, rates) = seat.pool.router.read(of_it).unwrap_or_default();
+            let (load, knowledge, rates) = pool.router.read(of_it).unwrap_or_default();
             let reported = load.reported.map(|(reported, at)| {
                 json!({
                     "running": reported.running, "waiting": reported.waiting,
@@ -68,7 +69,7 @@ pub(super) fn describe(gateway: &Gateway, worker: &Worker) -> Value {
                 })
             });
             json!({
-                "model": seat.pool.model,
+                "model": pool.model,
                 "requests": load.in_flight.requests,
                 "prefill_tokens": load.in_flight.prefill_tokens,
                 "context_tokens": load.in_flight.context_tokens,
@@ -77,16 +78,16 @@ pub(super) fn describe(gateway: &Gateway, worker: &Worker) -> Value {
                     "step_s": rates.step_s, "sequence_s": rates.sequence_s, "context_token_s": rates.context_token_s,
                 },
                 "reported": reported,
-                "worker": *worker.seat_name(seat.number),
-                "rank": seat.number,
+                "worker": *endpoint.name,
+                "rank": endpoint.number,
                 "knowledge": knowledge.name(),
-                "kv_events": seat.feed.as_ref().map(|feed| feed.describe(now, &seat.pool, seat.endpoint)),
+                "kv_events": endpoint.feed.as_ref().map(|feed| feed.describe(now, pool, endpoint.id)),
             })
         })
         .collect();
     json!({
         "id": worker.id.0.to_string(), "url": *worker.url, "healthy": state.healthy, "draining": state.draining,
-        "leaving": state.leaving, "problem": state.problem, "pools": seats,
+        "leaving": state.leaving, "problem": state.problem, "pools": endpoints,
         "parity": {"state": state.parity.name(), "why": state.parity.why()},
     })
 }

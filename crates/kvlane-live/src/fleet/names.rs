@@ -6,37 +6,41 @@ use std::sync::Arc;
 use kvlane_core::endpoint::EndpointId;
 use kvlane_wire::models::Model;
 
-use crate::gateway::{ModelPool, Served, Table};
-use crate::worker::{ServedName, State};
+use crate::pool::ModelPool;
+use crate::snapshot::{Served, Snapshot};
+use crate::worker::{ServedName, WorkerId};
 
 /// Lists the names under which `workers` serve, and forgets pools without endpoints.
-pub(super) fn list_names(table: &mut Table, workers: &[State]) {
-    table.pools.retain(|pool| pool.router.read(|scheduler| scheduler.pool().endpoints().next().is_some()));
-    table.by_name.clear();
-    table.cards.clear();
+pub(super) fn list_names(snapshot: &mut Snapshot, workers: &[(WorkerId, Vec<ServedName>)]) {
+    snapshot.pools.retain(|pool| pool.router.read(|scheduler| scheduler.pool().endpoints().next().is_some()));
+    snapshot.by_name.clear();
+    snapshot.cards.clear();
+    let Snapshot { pools, by_name, cards } = snapshot;
     let mut holders: HashMap<&str, (&Arc<ModelPool>, HashSet<EndpointId>)> = HashMap::new();
     let mut adapters: HashSet<&str> = HashSet::new();
-    for worker in workers {
-        for ServedName { name, base, card } in &worker.names {
-            for seat in worker.seats.iter().filter(|seat| seat.pool.model == *base) {
-                let (pool, endpoints) = holders.entry(name).or_insert_with(|| (&seat.pool, HashSet::new()));
-                if Arc::ptr_eq(pool, &seat.pool) {
-                    endpoints.insert(seat.endpoint);
-                    if !card["parent"].is_null() {
-                        adapters.insert(name);
-                    }
-                    table.cards.entry(name.clone()).or_insert_with(|| card.clone());
+    for (worker, names) in workers {
+        for ServedName { name, base, card } in names {
+            let Some(pool) = pools.iter().find(|pool| pool.model == *base) else { continue };
+            let own = pool.endpoints().into_iter().filter(|endpoint| endpoint.worker.id == *worker);
+            let own: Vec<EndpointId> = own.map(|endpoint| endpoint.id).collect();
+            let (first, endpoints) = holders.entry(name).or_insert_with(|| (pool, HashSet::new()));
+            if !own.is_empty() && Arc::ptr_eq(first, pool) {
+                endpoints.extend(own);
+                if !card["parent"].is_null() {
+                    adapters.insert(name);
                 }
+                cards.entry(name.clone()).or_insert_with(|| card.clone());
             }
         }
     }
+    holders.retain(|_, (_, endpoints)| !endpoints.is_empty());
     for (name, (pool, holders)) in holders {
         let lacking = pool.router.read(|scheduler| {
             let endpoints = scheduler.pool().endpoints().map(|endpoint| endpoint.id);
             endpoints.filter(|endpoint| !holders.contains(endpoint)).collect()
         });
         let adapter = adapters.contains(name).then(|| name.into());
-        table.by_name.insert(name.to_owned(), Arc::new(Served { pool: Arc::clone(pool), lacking, adapter }));
+        by_name.insert(name.to_owned(), Arc::new(Served { pool: Arc::clone(pool), lacking, adapter }));
     }
 }
 

@@ -7,7 +7,8 @@ use kvlane_http::address::worker_name;
 
 use super::{AddError, Fleet};
 use crate::config::WorkerSpec;
-use crate::worker::{Seat, Worker, WorkerId};
+use crate::pool::ModelPool;
+use crate::worker::{Worker, WorkerId};
 
 // === impl Fleet ===
 
@@ -80,14 +81,15 @@ impl Fleet {
 
     /// Lets a worker leave that was to go, if nothing is left to wait for.
     fn leave_if_replaced(self: &Arc<Self>, worker: &Arc<Worker>) {
-        let (awaited, healthy, may_be_spared, seats) = {
+        let (awaited, healthy, may_be_spared) = {
             let state = worker.state();
-            (state.successors.clone(), state.healthy, state.may_be_spared, state.seats.clone())
+            (state.successors.clone(), state.healthy, state.may_be_spared)
         };
+        let endpoints = self.gateway.table().endpoints_of(worker.id);
         let spared = || {
             may_be_spared
                 && awaited.iter().all(|id| self.is_judged(*id))
-                && seats.iter().all(|seat| serves_elsewhere(worker, seat))
+                && endpoints.iter().all(|(pool, _)| serves_elsewhere(worker, pool))
         };
         if !(awaited.is_empty() || !healthy || spared()) {
             return;
@@ -114,12 +116,12 @@ impl Fleet {
 }
 
 /// Whether a pool has somebody who takes requests and stays, beside this worker.
-fn serves_elsewhere(worker: &Worker, seat: &Seat) -> bool {
+fn serves_elsewhere(worker: &Worker, pool: &ModelPool) -> bool {
     let eligible = |scheduler: &Scheduler| -> Vec<_> {
         scheduler.pool().eligible().map(|endpoint| endpoint.id).collect()
     };
-    let eligible = seat.pool.router.read(eligible);
-    let others = eligible.into_iter().filter_map(|endpoint| seat.pool.occupant(endpoint));
+    let eligible = pool.router.read(eligible);
+    let others = eligible.into_iter().filter_map(|endpoint| pool.endpoint(endpoint));
     let stays = |other: &Worker| other.id != worker.id && other.state().successors.is_empty();
-    others.into_iter().any(|occupant| stays(&occupant.worker))
+    others.into_iter().any(|endpoint| stays(&endpoint.worker))
 }

@@ -17,7 +17,8 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use self::spread::Counts;
 pub(crate) use self::spread::Spread;
-use crate::gateway::{Gateway, ModelPool};
+use crate::gateway::Gateway;
+use crate::pool::ModelPool;
 
 /// Time between two rows.
 const EVERY: Duration = Duration::from_secs(1);

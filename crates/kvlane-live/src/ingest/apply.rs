@@ -25,8 +25,9 @@ use super::snapshot::Entry;
 use super::socket::{Patience, replay};
 use super::{EventFeed, Events, ToldBy};
 use crate::clock::unix_time;
-use crate::gateway::{Gateway, ModelPool};
+use crate::gateway::Gateway;
 use crate::metrics::Reached;
+use crate::pool::ModelPool;
 
 /// Messages of one feed that are applied before the others have their turn, and the work in them: events, and names of
 /// blocks.
@@ -291,7 +292,7 @@ impl Applier {
             seen.refusals += 1;
         }
         drop(seen);
-        hands.gateway.set_feed(&hands.pool, hands.endpoint, state);
+        hands.pool.set_feed(hands.endpoint, state);
         let (feed, model) = (&*hands.feed.name, &hands.pool.model);
         let (from, to, problem) = (before.name(), state.name(), problem.unwrap_or_default());
         match state {
@@ -320,7 +321,7 @@ impl Hands {
                 tracing::warn!(feed = %self.feed.name, cause = name, "what it holds is forgotten");
                 match cause {
                     Cause::Restarted => {
-                        self.gateway.forget(&self.pool, self.endpoint);
+                        self.pool.forget(self.endpoint);
                         self.linker = Linker::default();
                         self.forget_size();
                     }
@@ -419,7 +420,7 @@ impl Hands {
         let mut sizes = self.pool.block_sizes();
         let other = sizes.iter().find(|&(&other, &theirs)| other != self.endpoint && theirs != size);
         if let Some((&other, theirs)) = other {
-            let name = self.pool.occupant(other).map(|occupant| Arc::clone(&occupant.name));
+            let name = self.pool.endpoint(other).map(|endpoint| Arc::clone(&endpoint.name));
             let name = name.as_deref().unwrap_or("another worker");
             return Err(format!(
                 "its blocks have {size} tokens, and those of {name} have {theirs}: \
@@ -489,7 +490,7 @@ impl Hands {
     fn end_of_stream(&mut self, now: Nanos, counters: Counters) {
         self.stop_replay();
         self.before = added(self.before, counters);
-        self.gateway.forget(&self.pool, self.endpoint);
+        self.pool.forget(self.endpoint);
         self.linker = Linker::default();
         self.forget_size();
         self.refusal = None;

@@ -50,9 +50,10 @@ pub use self::status::{Events, Seen};
 use crate::canary::Parity;
 use crate::clock::unix_time;
 use crate::config::KvEvents;
-use crate::gateway::{Gateway, ModelPool};
+use crate::gateway::Gateway;
 use crate::panics::AGAIN;
-use crate::worker::{Seat, Worker};
+use crate::pool::{ModelPool, PoolEndpoint};
+use crate::worker::Worker;
 
 /// Where one rank of an engine publishes what its cache holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -176,7 +177,7 @@ impl Ingest {
                 }
                 aborts.iter().for_each(AbortHandle::abort);
                 tracing::error!(feed = %feed.name, "a task of a KV event feed broke: it begins anew");
-                if !feed.disbelieve(&gateway, &pool, endpoint) {
+                if !feed.disbelieve(&pool, endpoint) {
                     return;
                 }
                 tokio::select! {
@@ -206,7 +207,7 @@ fn allowed(host: &str, source: &Source) -> Option<Allowed> {
 impl EventFeed {
     fn new(config: &KvEvents, worker: &Arc<Worker>, rank: Option<u32>, source: Source) -> Self {
         Self {
-            name: worker.seat_name(rank),
+            name: worker.endpoint_name(rank),
             allowed: worker.upstream.allowed().cloned().or_else(|| {
                 allowed(&worker.upstream.address.host, &source)
                     .map(|allowed| Arc::new(ArcSwap::from_pointee(allowed)))
@@ -235,7 +236,7 @@ impl EventFeed {
 
     /// A task of the feed has panicked: what the feed has told is forgotten until all of it is told again. Returns whether
     /// the feed is still open.
-    fn disbelieve(&self, gateway: &Gateway, pool: &ModelPool, endpoint: EndpointId) -> bool {
+    fn disbelieve(&self, pool: &ModelPool, endpoint: EndpointId) -> bool {
         let mut stage = self.stage();
         if !stage.open {
             return false;
@@ -248,17 +249,16 @@ impl EventFeed {
             seen.connected = false;
             seen.problem = Some("a task of this feed panicked; reading begins anew".into());
         }
-        gateway.set_feed(pool, endpoint, cache_accuracy::Feed::Syncing);
+        pool.set_feed(endpoint, cache_accuracy::Feed::Syncing);
         drop(stage);
         self.queue.start_over();
         true
     }
 
     /// Ends it. When this returns, nothing of it is applied any more.
-    pub(crate) fn close(&self, pool: &ModelPool, endpoint: EndpointId) {
+    pub(crate) fn close(&self) {
         *self.stage() = Stage { open: false, live_at: None };
         self.closed.cancel();
-        pool.block_sizes().remove(&endpoint);
     }
 
     /// The engine has started again, and its cache is empty: nothing that waits is true any more.
@@ -365,22 +365,23 @@ fn read_snapshot(gateway: &Gateway) -> BTreeMap<Key, Entry> {
 /// # Errors
 /// If the file cannot be written; the one before stays.
 pub(crate) fn write_snapshot(gateway: &Gateway, path: &Path) -> io::Result<()> {
-    let workers: Vec<Arc<Worker>> = gateway.workers().values().cloned().collect();
-    let seats: Vec<Seat> = workers.iter().flat_map(|worker| worker.state().seats.clone()).collect();
-    let live = |seat: &Seat| seat.feed.as_ref().is_some_and(|feed| feed.stage().live_at.is_some());
-    if !seats.iter().any(live) {
+    let table = gateway.table();
+    let endpoints: Vec<(&Arc<ModelPool>, Arc<PoolEndpoint>)> = table.endpoints().collect();
+    let live =
+        |endpoint: &PoolEndpoint| endpoint.feed.as_ref().is_some_and(|feed| feed.stage().live_at.is_some());
+    if !endpoints.iter().any(|(_, endpoint)| live(endpoint)) {
         // What an earlier one holds may still turn out to be true.
         return Ok(());
     }
-    let mut writer = Writer::create(path, unix_time(), u32::try_from(seats.len()).unwrap_or(u32::MAX))?;
+    let mut writer = Writer::create(path, unix_time(), u32::try_from(endpoints.len()).unwrap_or(u32::MAX))?;
     let mut left_out = 0;
-    for Seat { pool, endpoint, feed, .. } in &seats {
-        let (Some(feed), Some(index)) = (feed, pool.router.exact()) else { continue };
+    for (pool, endpoint) in &endpoints {
+        let (Some(feed), Some(index)) = (&endpoint.feed, pool.router.exact()) else { continue };
         let entry = {
             let stage = feed.stage();
             let Some(position) = stage.live_at else { continue };
             let block_tokens = pool.router.block_tokens();
-            Entry { key: feed.key(pool), position, block_tokens, events: index.export(*endpoint) }
+            Entry { key: feed.key(pool), position, block_tokens, events: index.export(endpoint.id) }
         };
         left_out += usize::from(!writer.add(&entry)?);
     }

@@ -7,7 +7,7 @@ use kvlane_wire::sequence::Counters;
 use serde_json::{Value, json};
 
 use super::{EventFeed, ToldBy};
-use crate::gateway::ModelPool;
+use crate::pool::ModelPool;
 
 /// What was seen of a feed so far.
 #[derive(Clone, Debug, Default)]

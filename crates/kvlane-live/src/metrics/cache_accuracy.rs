@@ -29,7 +29,7 @@ struct ChangeLabels {
 }
 
 /// Counters and gauges of [`kvlane_core::cache_accuracy`].
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct CacheAccuracyMetrics {
     knowledge: Family<KnowledgeLabels, Gauge>,
     changes: Family<ChangeLabels, Counter>,

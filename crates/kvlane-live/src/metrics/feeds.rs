@@ -12,7 +12,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use super::table::Registration;
 use super::{WorkerLabel, WorkerLabels};
 use crate::ingest::EventFeed;
-use crate::worker::Seat;
+use crate::pool::{ModelPool, PoolEndpoint};
 
 /// One kind of thing that a feed brought or went through.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -66,8 +66,8 @@ impl FeedMetrics {
         self.blocks.clear();
     }
 
-    pub(super) fn read(&self, now: Nanos, seat: &Seat) {
-        let Some(feed) = &seat.feed else { return };
+    pub(super) fn read(&self, now: Nanos, pool: &ModelPool, endpoint: &PoolEndpoint) {
+        let Some(feed) = &endpoint.feed else { return };
         let (feed, seen): (&EventFeed, _) = (feed, feed.seen());
         let (waiting, dropped) = feed.waiting();
         let worker = feed.name.to_string();
@@ -90,9 +90,9 @@ impl FeedMetrics {
             self.lag.get_or_create(&label).set(seen.lag_s);
             self.age.get_or_create(&label).set((now - at).as_secs_f64());
         }
-        if let Some(index) = seat.pool.router.exact() {
-            let labels = WorkerLabels { worker, model: seat.pool.model.clone() };
-            self.blocks.get_or_create(&labels).set(index.blocks_of(seat.endpoint) as i64);
+        if let Some(index) = pool.router.exact() {
+            let labels = WorkerLabels { worker, model: pool.model.clone() };
+            self.blocks.get_or_create(&labels).set(index.blocks_of(endpoint.id) as i64);
         }
     }
 }

@@ -18,6 +18,7 @@ use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use kvlane_core::cache_accuracy::KnowledgeChange;
 use kvlane_core::endpoint::Endpoint;
 use kvlane_core::policy::{PolicyConfig, Reason};
 use kvlane_core::rates::Rates;
@@ -43,7 +44,6 @@ pub(crate) use self::spans::SpanMetrics;
 use self::stages::{PoolStages, StageMetrics};
 use self::table::Registration;
 use crate::gateway::Gateway;
-use crate::worker::Seat;
 
 /// Upper bounds in seconds for times to first token and whole requests.
 const LATENCY_BUCKETS: [f64; 18] = [
@@ -235,6 +235,25 @@ pub struct PoolMetrics {
     pub(crate) retries: Counter,
     pub(crate) shed: Shed,
     pub(crate) stages: PoolStages,
+    selections: Family<SelectionLabels, Counter>,
+    cache_accuracy: CacheAccuracyMetrics,
+}
+
+// === impl PoolMetrics ===
+
+impl PoolMetrics {
+    /// The placement counters of one endpoint under `policy`.
+    pub(crate) fn selection(&self, worker: &str, policy: &'static str) -> SelectionMetrics {
+        SelectionMetrics(Reason::ALL.map(|reason| {
+            let labels = SelectionLabels { worker: worker.into(), policy, reason: reason.name() };
+            self.selections.get_or_create(&labels).clone()
+        }))
+    }
+
+    /// Counts a change of how an endpoint's cache is known.
+    pub(crate) fn note_knowledge(&self, model: &str, change: KnowledgeChange) {
+        self.cache_accuracy.note(model, change);
+    }
 }
 
 /// One endpoint's counters by reason, looked up once.
@@ -376,19 +395,13 @@ impl Metrics {
             retries: self.retries.get_or_create(&label).clone(),
             shed: self.faults.shed(&label),
             stages: self.stages.pool(model),
+            selections: self.selections.clone(),
+            cache_accuracy: self.cache_accuracy.clone(),
         }
     }
 
-    /// The selection counters of one worker in pools of `policy`.
-    pub fn selection(&self, worker: &str, policy: &'static str) -> SelectionMetrics {
-        SelectionMetrics(Reason::ALL.map(|reason| {
-            let labels = SelectionLabels { worker: worker.into(), policy, reason: reason.name() };
-            self.selections.get_or_create(&labels).clone()
-        }))
-    }
-
     /// Forgets what was counted of a place that a worker has given up.
-    pub(crate) fn forget_seat(&self, worker: &str) {
+    pub(crate) fn forget_endpoint(&self, worker: &str) {
         for policy in PolicyConfig::NAMES {
             for reason in Reason::ALL {
                 let labels = SelectionLabels { worker: worker.into(), policy, reason: reason.name() };
@@ -465,9 +478,9 @@ impl Metrics {
         self.limits.read(&gateway.limits, &gateway.memory);
         self.panics.read();
         let now = gateway.clock.now();
-        let seats: Vec<Seat> =
-            gateway.workers().values().flat_map(|worker| worker.state().seats.clone()).collect();
-        seats.iter().for_each(|seat| self.feeds.read(now, seat));
+        for (pool, endpoint) in gateway.table().endpoints() {
+            self.feeds.read(now, pool, &endpoint);
+        }
         for gauges in [&self.queue, &self.index_bytes, &self.index_blocks] {
             gauges.clear();
         }

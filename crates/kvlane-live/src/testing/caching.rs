@@ -10,8 +10,8 @@ use kvlane_core::index::Overlap;
 
 use super::{FakeEngine, FakeFeed, TestGateway, Told, batch, eventually};
 use crate::config::{Config, FeedSpec, WorkerSpec};
-use crate::gateway::ModelPool;
 use crate::ingest::{EventFeed, Seen};
+use crate::pool::ModelPool;
 use crate::tokenize::TokenSource;
 
 /// Tokens of a block of a [`CachingEngine`].
@@ -88,8 +88,8 @@ pub fn chain(tokens: &[u32], lora: Option<&str>) -> Vec<BlockHash> {
     chain
 }
 
-/// A seat of a gateway, with its feed.
-pub struct FeedSeat {
+/// An endpoint of a gateway, with its KV event feed.
+pub struct FeedEndpoint {
     /// The pool.
     pub pool: Arc<ModelPool>,
     /// Its id there.
@@ -98,17 +98,17 @@ pub struct FeedSeat {
     pub feed: Arc<EventFeed>,
 }
 
-// === impl FeedSeat ===
+// === impl FeedEndpoint ===
 
-impl FeedSeat {
-    /// The seat of a worker's rank.
+impl FeedEndpoint {
+    /// The endpoint of a worker's rank.
     ///
     /// # Panics
     /// When it has none, or no feed.
     pub fn of(gateway: &TestGateway, url: &str, rank: usize) -> Self {
         let worker = gateway.serving().fleet.find(url).expect("the worker is there");
-        let seat = worker.state().seats[rank].clone();
-        Self { pool: seat.pool, endpoint: seat.endpoint, feed: seat.feed.expect("it has a feed") }
+        let (pool, endpoint) = gateway.serving().fleet.endpoints_of(worker.id).swap_remove(rank);
+        Self { pool, endpoint: endpoint.id, feed: endpoint.feed.clone().expect("it has a feed") }
     }
 
     /// What was seen of its feed.
@@ -161,7 +161,7 @@ impl FeedSeat {
 ///
 /// # Panics
 /// When it does not start.
-pub async fn caching_gateway(config: Config, engines: &[&CachingEngine]) -> (TestGateway, Vec<FeedSeat>) {
+pub async fn caching_gateway(config: Config, engines: &[&CachingEngine]) -> (TestGateway, Vec<FeedEndpoint>) {
     caching_gateway_at_speed(config, engines, 1.0).await
 }
 
@@ -173,13 +173,13 @@ pub async fn caching_gateway_at_speed(
     mut config: Config,
     engines: &[&CachingEngine],
     speed: f64,
-) -> (TestGateway, Vec<FeedSeat>) {
+) -> (TestGateway, Vec<FeedEndpoint>) {
     config.workers = engines.iter().map(|engine| engine.spec(vec![engine.feed.spec()])).collect();
     let gateway = TestGateway::start_at_speed(config, &[], speed).await;
-    let seats: Vec<FeedSeat> =
-        engines.iter().map(|engine| FeedSeat::of(&gateway, &engine.http.url(), 0)).collect();
-    for (engine, seat) in engines.iter().zip(&seats) {
-        eventually("it is subscribed", || engine.feed.subscriptions() > 0 && seat.seen().connected).await;
+    let endpoints: Vec<FeedEndpoint> =
+        engines.iter().map(|engine| FeedEndpoint::of(&gateway, &engine.http.url(), 0)).collect();
+    for (engine, endpoint) in engines.iter().zip(&endpoints) {
+        eventually("it is subscribed", || engine.feed.subscriptions() > 0 && endpoint.seen().connected).await;
     }
-    (gateway, seats)
+    (gateway, endpoints)
 }

@@ -21,13 +21,15 @@ use serde_json::Value;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 pub use self::caching::{
-    BLOCK, CachingEngine, FeedSeat, caching_config, caching_gateway, caching_gateway_at_speed, chain, tokens,
+    BLOCK, CachingEngine, FeedEndpoint, caching_config, caching_gateway, caching_gateway_at_speed, chain,
+    tokens,
 };
 pub use self::client::{Client, Reply};
 pub use self::engine::{Call, FakeEngine, next_call};
 pub use self::feed::{FakeFeed, Told, batch};
 use crate::config::{Config, WorkerSpec};
-use crate::gateway::{Gateway, ModelPool};
+use crate::gateway::Gateway;
+use crate::pool::ModelPool;
 use crate::serve::{Cut, Serving};
 
 /// How long a test waits for what must come before it counts as failed. Nothing is measured with it.
@@ -189,11 +191,10 @@ impl TestGateway {
     }
 
     fn all_healthy(&self) -> bool {
-        let seated = |worker: &crate::worker::Worker| {
-            let state = worker.state();
-            state.healthy && !state.seats.is_empty()
+        let serves = |worker: &crate::worker::Worker| {
+            worker.state().healthy && !self.serving.fleet.endpoints_of(worker.id).is_empty()
         };
-        self.serving.fleet.workers().iter().all(|worker| seated(worker))
+        self.serving.fleet.workers().iter().all(|worker| serves(worker))
     }
 }
 

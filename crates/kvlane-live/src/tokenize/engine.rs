@@ -40,7 +40,7 @@ pub(super) async fn count(
         let eligible = scheduler.pool().eligible().count();
         scheduler.pool().eligible().nth(turn % eligible.max(1)).map(|endpoint| endpoint.id)
     });
-    let worker = endpoint.and_then(|endpoint| pool.occupant(endpoint)).ok_or("no_endpoint")?;
+    let worker = endpoint.and_then(|endpoint| pool.endpoint(endpoint)).ok_or("no_endpoint")?;
     let limit = gateway
         .config()
         .tokens

@@ -28,7 +28,8 @@ pub(crate) use self::config::{Plan, plan};
 pub(crate) use self::engine::tokenized;
 use self::threads::{Job, TokenThreads};
 use crate::config::{BYTES_PER_TOKEN, Config};
-use crate::gateway::{Gateway, ModelPool};
+use crate::gateway::Gateway;
+use crate::pool::ModelPool;
 
 /// How a pool counts the tokens of its prompts.
 #[derive(Clone)]

@@ -13,7 +13,8 @@ use kvlane_wire::sse::Usage;
 use kvlane_wire::trace_context::SpanId;
 
 use super::{RequestTrace, SPANS_MAX, made_span};
-use crate::gateway::{Gateway, Occupant, Routed};
+use crate::gateway::{Gateway, Routed};
+use crate::pool::PoolEndpoint;
 
 /// Bytes of what an engine may say of its maker.
 const PROVIDER_LEN_MAX: usize = 64;
@@ -36,7 +37,7 @@ impl Attempt {
     pub(crate) fn begin(
         gateway: &Gateway,
         routed: &Routed,
-        seat: &Occupant,
+        endpoint: &PoolEndpoint,
         placement: &Placement,
         began: Nanos,
     ) -> Option<Box<Self>> {
@@ -45,11 +46,11 @@ impl Attempt {
         let served = &routed.served;
         let model = served.adapter.as_deref().unwrap_or(&served.pool.model);
         let operation = record.api.and_then(operation);
-        let address = &seat.worker.upstream.address;
+        let address = &endpoint.worker.upstream.address;
         let mut attributes: Vec<(&'static str, Value)> = vec![
             ("server.address", address.host.clone().into()),
             ("server.port", Value::Int(address.port.into())),
-            ("kvlane.worker", seat.name.to_string().into()),
+            ("kvlane.worker", endpoint.name.to_string().into()),
             ("kvlane.reason", placement.reason.name().into()),
             ("kvlane.knowledge", placement.knowledge.name().into()),
             ("kvlane.prompt_tokens", routed.prompt_tokens.into()),

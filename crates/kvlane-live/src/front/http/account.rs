@@ -11,9 +11,10 @@ use kvlane_wire::api::Api;
 use super::REQUEST_ID;
 use super::dialect::Dialect;
 use super::forward;
-use crate::gateway::{Gateway, ModelPool};
+use crate::gateway::Gateway;
 use crate::limits::Left;
 use crate::metrics::RequestLabels;
+use crate::pool::ModelPool;
 use crate::timeline::Timeline;
 use crate::traces::{Ending, Traces};
 

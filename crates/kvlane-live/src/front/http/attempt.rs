@@ -257,7 +257,7 @@ impl<'a> Attempts<'a> {
     pub(super) fn succeeded(&mut self) {
         let pool = &self.routed.served.pool;
         for endpoint in self.faulted.drain(..) {
-            self.gateway.step(pool, Input::Blamed { endpoint });
+            pool.step(Input::Blamed { endpoint });
         }
     }
 
@@ -287,7 +287,7 @@ impl<'a> Attempts<'a> {
             Outcome::Broken(AttemptError::Stalled) => lease.stalled(),
             Outcome::Faulty(_, Fault::Client | Fault::Unknown) => {
                 lease.faulted();
-                self.faulted.push(lease.seat.endpoint);
+                self.faulted.push(lease.endpoint.id);
                 self.exclude(&lease);
             }
             Outcome::Answered(_) | Outcome::Unable(_) | Outcome::Faulty(..) | Outcome::Broken(_) => {
@@ -436,9 +436,9 @@ impl Outcome {
 /// Waits until the engine has stopped making progress while another one takes requests: to leave the only one helps nobody.
 async fn stalled(lease: &Lease) {
     loop {
-        lease.seat.vitals.stalled().await;
+        lease.endpoint.vitals.stalled().await;
         let is_elsewhere = |other: &Endpoint| {
-            other.id != lease.seat.endpoint && !other.stalled && other.breaker.state() != State::Open
+            other.id != lease.endpoint.id && !other.stalled && other.breaker.state() != State::Open
         };
         if lease.pool().router.read(|scheduler| scheduler.pool().eligible().any(is_elsewhere)) {
             return;

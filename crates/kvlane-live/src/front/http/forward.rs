@@ -28,11 +28,13 @@ use super::relay::{Limits, Relay};
 use super::resume::{Asked, Continuation};
 use super::{Account, Body, REQUEST_ID};
 use crate::auth::{identity, is_credential};
-use crate::gateway::{Gateway, ModelPool, Routed, Served};
+use crate::gateway::{Gateway, Routed};
 use crate::hints::Facts;
 use crate::lease::Lease;
 use crate::limits::{Ask, Charge};
 use crate::objects::Origin;
+use crate::pool::ModelPool;
+use crate::snapshot::Served;
 use crate::tokenize::{Counted, Counting, Question};
 use crate::traces::{Attempt, TRACEPARENT, TRACESTATE};
 
@@ -381,7 +383,7 @@ pub(super) fn request_head(parts: &Parts, lease: &Lease, body_len: usize, accoun
             || name == header::EXPECT
             || name == REQUEST_ID
             || (strips && is_credential(name))
-            || (name == RANK && lease.seat.rank.is_some())
+            || (name == RANK && lease.endpoint.number.is_some())
             || (name == TRACEPARENT && trace.is_some())
             || (name == TRACESTATE && trace.is_some_and(|trace| !trace.has_caller()));
         // An answer that is compressed could not be watched.
@@ -394,7 +396,7 @@ pub(super) fn request_head(parts: &Parts, lease: &Lease, body_len: usize, accoun
             put(&[name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"]);
         }
     }
-    if let Some(rank) = lease.seat.rank {
+    if let Some(rank) = lease.endpoint.number {
         put(&[RANK.as_bytes(), b": ", rank.to_string().as_bytes(), b"\r\n"]);
     }
     if body_len > 0 || parts.method == http::Method::POST || parts.method == http::Method::PUT {
@@ -463,7 +465,7 @@ pub(super) fn unmark(headers: &mut HeaderMap) {
 /// Says who answers and why.
 fn mark(headers: &mut HeaderMap, lease: &Lease) {
     unmark(headers);
-    if let Ok(backend) = HeaderValue::from_str(&lease.seat.name) {
+    if let Ok(backend) = HeaderValue::from_str(&lease.endpoint.name) {
         headers.insert(BACKEND, backend);
     }
     let Placement { reason, knowledge, feed, .. } = lease.placement;

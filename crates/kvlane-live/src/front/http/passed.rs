@@ -18,9 +18,10 @@ use super::error::ApiError;
 use super::forward::{admit, named_pool, no_endpoint, salted};
 use crate::auth::identity;
 use crate::config::BYTES_PER_TOKEN;
-use crate::gateway::{Gateway, Routed, Served};
+use crate::gateway::{Gateway, Routed};
 use crate::hints::Facts;
 use crate::objects::Origin;
+use crate::snapshot::Served;
 use crate::worker::WorkerId;
 
 /// Headers that name a request's model where nothing else does: Gateway API's body-based routing and AIBrix.
@@ -137,7 +138,7 @@ pub(super) fn object(
 /// A pool that a worker serves.
 fn pool_of(gateway: &Gateway, worker: WorkerId) -> Option<Arc<Served>> {
     let worker = gateway.workers().get(&worker).cloned()?;
-    let model = worker.state().seats.first().map(|seat| seat.pool.model.clone())?;
+    let model = gateway.table().endpoints_of(worker.id).first().map(|(pool, _)| pool.model.clone())?;
     named_pool(gateway, &model).ok()
 }
 

@@ -252,7 +252,7 @@ impl Relay {
         let is_over = self.continuation.is_some() || silent >= SILENT_AT_A_STALLED_ENGINE;
         if lease.worker.is_down() {
             Some((Broke::Cut, "the worker is down"))
-        } else if is_over && lease.seat.vitals.is_stalled() {
+        } else if is_over && lease.endpoint.vitals.is_stalled() {
             Some((Broke::Silent, "the worker's engine makes no progress"))
         } else {
             None
