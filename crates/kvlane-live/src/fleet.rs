@@ -31,12 +31,12 @@ use tokio_util::task::TaskTracker;
 use self::complaints::Complaints;
 use self::names::list_names;
 pub(crate) use self::outside::check_workers;
-use crate::canary;
 use crate::config::WorkerSpec;
 use crate::gateway::Gateway;
 use crate::ingest::Ingest;
 use crate::metrics::{Reached, WorkerLabel};
 use crate::panics::persist;
+use crate::parity_check;
 use crate::pool::{ModelPool, PoolEndpoint};
 use crate::worker::{Rank, ServedName, State, Worker, WorkerId};
 
@@ -213,7 +213,7 @@ impl Fleet {
             return;
         }
         self.register(worker, Vec::new(), Vec::new(), &turn);
-        canary::compare_members(&self.gateway, worker.id);
+        parity_check::compare_members(&self.gateway, worker.id);
         if !self.is_there(&worker.url) {
             self.gateway.metrics.forget_worker(&worker.url);
         }
@@ -401,12 +401,12 @@ impl Fleet {
         if self.endpoints_of(worker.id).is_empty() || probes.is_multiple_of(PROBES_PER_MODEL_LIST) {
             let names = self.names(worker).await?;
             let ranks = self.ranks(worker, &reports).await;
-            let compared = canary::check(&self.gateway, &self.upstreams, worker, &names, page).await;
+            let compared = parity_check::check(&self.gateway, &self.upstreams, worker, &names, page).await;
             {
                 let turn = self.turn();
                 if !worker.state().leaving {
                     if compared {
-                        canary::compare_members(&self.gateway, worker.id);
+                        parity_check::compare_members(&self.gateway, worker.id);
                     }
                     self.register(worker, names, ranks, &turn);
                 }

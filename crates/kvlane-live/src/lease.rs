@@ -146,7 +146,7 @@ impl Lease {
             }
             if self.before.is_none() {
                 self.pool.metrics.ttft.observe((now - self.received).as_secs_f64());
-                self.pool.lately.ttft.note((now - self.received).as_secs_f64());
+                self.pool.latencies.ttft.note((now - self.received).as_secs_f64());
                 if self.gateway.config().hedge.enabled {
                     self.pool.first_tokens.note(now - self.placed);
                 }
@@ -170,7 +170,7 @@ impl Lease {
         let now = self.gateway.clock.now();
         let metrics = &self.pool.metrics;
         metrics.duration.observe((now - self.received).as_secs_f64());
-        self.pool.lately.duration.note((now - self.received).as_secs_f64());
+        self.pool.latencies.duration.note((now - self.received).as_secs_f64());
         if usage.is_some() {
             self.endpoint.vitals.hear(now);
         }
@@ -199,7 +199,7 @@ impl Lease {
             metrics.cached_tokens.inc_by(usage.cached_tokens.unwrap_or(0).into());
             if let Some(feed) = &self.endpoint.feed {
                 let computed_tokens = usage.prompt_tokens.saturating_sub(usage.cached_tokens.unwrap_or(0));
-                feed.note_answer(now, self.received, computed_tokens, &self.pool);
+                feed.note_answer(now, self.received, computed_tokens, self.pool.known_block_tokens());
             }
             if let Some(cached_tokens) = usage.cached_tokens {
                 let reported = ReportedReuse { prompt_tokens: usage.prompt_tokens, cached_tokens };
@@ -211,7 +211,7 @@ impl Lease {
         {
             let tpot_s = (now - first).as_secs_f64() / (self.tokens - 1) as f64;
             metrics.tpot.observe(tpot_s);
-            self.pool.lately.tpot.note(tpot_s);
+            self.pool.latencies.tpot.note(tpot_s);
         }
     }
 

@@ -5,9 +5,10 @@
 
 pub mod admin;
 pub mod auth;
-pub mod canary;
 pub mod clock;
 pub mod config;
+mod exposition;
+pub mod feed;
 mod first_tokens;
 pub mod fleet;
 pub mod front;
@@ -15,12 +16,15 @@ pub mod gateway;
 pub mod hints;
 mod history;
 pub mod ingest;
+mod latency;
 pub mod lease;
 pub mod limits;
 mod memory;
 pub mod metrics;
 mod objects;
 pub mod panics;
+pub mod parity;
+pub mod parity_check;
 pub mod pool;
 mod recording_writer;
 pub mod reload;

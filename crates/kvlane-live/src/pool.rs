@@ -21,9 +21,9 @@ use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::time::Instant;
 
 use crate::clock::Clock;
+use crate::feed::EventFeed;
 use crate::first_tokens::FirstTokens;
-use crate::history::Lately;
-use crate::ingest::EventFeed;
+use crate::latency::Latencies;
 use crate::metrics::{PoolMetrics, SelectionMetrics};
 use crate::tokenize::Counting;
 use crate::vitals::Vitals;
@@ -41,7 +41,7 @@ pub struct ModelPool {
     /// Times to first token at its endpoints, recorded while hedging is on.
     pub(crate) first_tokens: FirstTokens,
     /// Latencies of its recent requests.
-    pub(crate) lately: Lately,
+    pub(crate) latencies: Latencies,
     clock: Clock,
     /// By slot.
     endpoints: ArcSwap<Vec<Option<Arc<PoolEndpoint>>>>,
@@ -91,7 +91,7 @@ impl ModelPool {
             counting,
             metrics,
             first_tokens: FirstTokens::default(),
-            lately: Lately::default(),
+            latencies: Latencies::default(),
             clock,
             endpoints: ArcSwap::default(),
             waiters: Mutex::default(),
@@ -118,6 +118,11 @@ impl ModelPool {
             }
             tracing::info!(model = self.model, from = before, to = policy, "routing policy changed");
         }
+    }
+
+    /// Tokens of a block of its engines' caches, once one of them has reported it.
+    pub(crate) fn known_block_tokens(&self) -> Option<u32> {
+        (!self.block_sizes().is_empty()).then(|| self.router.block_tokens())
     }
 
     /// The block size of each endpoint that has told it. They are all the same.

@@ -4,11 +4,11 @@
 //! alone, whoever knows the name could send requests to an engine under it and learn from `cached_tokens` what the tenant
 //! has sent. So a salt is an HMAC-SHA-256, truncated to 128 bits, under a key that only gateways have.
 
+use kvlane_core::config::{ConfigError, wrong};
 use ring::hmac;
 use ring::rand::SystemRandom;
 
 use crate::config::Security;
-use kvlane_core::config::{ConfigError, wrong};
 
 /// The fewest bytes of a configured key: as many as the salts have.
 const KEY_BYTES_MIN: usize = 16;

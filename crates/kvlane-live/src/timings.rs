@@ -3,10 +3,10 @@
 
 use std::collections::BTreeMap;
 
+use kvlane_core::config::{ConfigError, wrong};
 use kvlane_core::timing::{TimingFile, TimingModel};
 
 use crate::config::Routing;
-use kvlane_core::config::{ConfigError, wrong};
 
 /// What the operator says of the pools' engines.
 #[derive(Clone, Debug, Default, PartialEq)]

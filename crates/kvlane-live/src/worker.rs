@@ -10,9 +10,9 @@ use kvlane_http::network::Allowed;
 use kvlane_http::upstream::{Upstream, UpstreamId};
 use tokio::sync::Notify;
 
-use crate::canary::{Compared, Parity};
 use crate::config::{FeedSpec, WorkerSpec};
-use crate::ingest::Source;
+use crate::feed::Source;
+use crate::parity::{Compared, Parity};
 
 /// Names a worker for as long as the gateway runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

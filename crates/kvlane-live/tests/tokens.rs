@@ -6,8 +6,9 @@ use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 use kvlane_core::cache_accuracy::Feed;
-use kvlane_live::canary::{self, Parity};
 use kvlane_live::config::{Config, PoolOverride, TokenSource, WorkerSpec};
+use kvlane_live::parity::Parity;
+use kvlane_live::parity_check;
 use kvlane_live::serve::Serving;
 use kvlane_live::testing::{FakeEngine, FakeFeed, Reply, TestGateway, Told, batch, chat, config, eventually};
 use kvlane_tokens::{Prompt, Source, Tokenizer, UnixTime};
@@ -26,7 +27,7 @@ fn engine_counts() -> Config {
 /// Counts as the mock engine does, four bytes each: what an estimate assumes.
 fn as_estimated(question: &Value) -> Option<Vec<u32>> {
     let api = if question["messages"].is_null() { Api::Completions } else { Api::ChatCompletions };
-    Some(canary::estimated(api, question.to_string().as_bytes()))
+    Some(parity_check::estimated(api, question.to_string().as_bytes()))
 }
 
 async fn ask(gateway: &TestGateway, engine: &FakeEngine, body: String) -> Reply {
@@ -84,7 +85,7 @@ async fn a_prompt_that_the_engine_does_not_count_is_estimated_and_served() {
     let (reply, _) = tokio::join!(gateway.ask("POST", "/v1/embeddings", &embedding), engine.answer("{}"));
     assert_eq!(reply.status, 200);
     assert_eq!(estimates(&gateway, "api").await, Some(1.0), "it would not take such a body");
-    let expect = canary::estimated(Api::ChatCompletions, chat("m", "hi").as_bytes()).len();
+    let expect = parity_check::estimated(Api::ChatCompletions, chat("m", "hi").as_bytes()).len();
     assert_eq!(gateway.decisions().await[1]["prompt_tokens"], expect);
     gateway.end().await;
 }
@@ -423,7 +424,7 @@ async fn a_pool_can_have_a_tokenizer_of_its_own() {
         ask(&gateway, engine, body.clone()).await;
         let decisions = gateway.operate("GET", &format!("/decisions?model={model}"), "").await.json();
         let tokens = decisions["pools"][0]["decisions"][0]["prompt_tokens"].as_u64().expect("a number");
-        let estimate = canary::estimated(Api::ChatCompletions, body.as_bytes()).len() as u64;
+        let estimate = parity_check::estimated(Api::ChatCompletions, body.as_bytes()).len() as u64;
         assert_eq!(tokens == estimate, estimated, "{model}: {tokens}, estimated {estimate}");
     }
     gateway.end().await;

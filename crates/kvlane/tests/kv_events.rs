@@ -9,7 +9,7 @@ use kvlane_core::cache_accuracy::Feed;
 use kvlane_core::index::Overlap;
 use kvlane_core::policy::PolicyConfig;
 use kvlane_live::config::{Config, WorkerSpec};
-use kvlane_live::ingest::Seen;
+use kvlane_live::feed::Seen;
 use kvlane_live::testing::{Client, TestGateway, config, eventually, soon};
 use kvlane_live::tokenize::TokenSource;
 use kvlane_mock::{KvEventsConfig, KvEventsFaults, KvEventsHashes, MockConfig, MockEngine};

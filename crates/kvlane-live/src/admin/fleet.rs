@@ -11,10 +11,10 @@ use kvlane_core::time::Nanos;
 use serde_json::{Value, json};
 
 use crate::auth::{self, Role};
+use crate::feed::EventFeed;
 use crate::front::http::Front;
 use crate::gateway::Gateway;
 use crate::history::rounded;
-use crate::ingest::EventFeed;
 use crate::pool::ModelPool;
 use crate::worker::Worker;
 

@@ -20,6 +20,7 @@ use self::whatif::whatif;
 use self::workers::{Change, add, describe, find, url_in_query};
 use crate::auth;
 use crate::config::WorkerSpec;
+use crate::exposition;
 use crate::front::http::error::ApiError;
 use crate::front::http::{Body, Door, Front, json_response, text_response};
 
@@ -127,7 +128,7 @@ async fn operate(front: &Front, parts: &Parts, body: &Bytes) -> Result<Option<Re
     let answer = match (method, path, worker_name) {
         ("GET", "/metrics", _) => {
             let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-            text_response(StatusCode::OK, kind, gateway.metrics.render(gateway))
+            text_response(StatusCode::OK, kind, exposition::render(gateway))
         }
         ("GET", "/decisions", _) => json_response(StatusCode::OK, &decisions(gateway, parts)?),
         ("GET", "/whatif", _) => json_response(StatusCode::OK, &whatif(gateway)?),

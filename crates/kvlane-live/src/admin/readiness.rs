@@ -8,10 +8,10 @@ use kvlane_core::cache_accuracy::{Feed, Knowledge};
 use serde_json::{Value, json};
 
 use super::percent_decoded;
-use crate::canary::Parity;
 use crate::front::http::error::ApiError;
 use crate::front::http::{Body, json_response};
 use crate::gateway::Gateway;
+use crate::parity::Parity;
 
 /// Whether there is anybody to serve requests; who and what is wrong with them only to those who may know.
 pub(super) fn readiness(gateway: &Gateway, whole: bool) -> Response<Body> {

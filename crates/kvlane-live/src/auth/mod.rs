@@ -30,6 +30,7 @@ pub use self::jwt::JwtSpec;
 use self::jwt::Wrong;
 use crate::config::{ANY, KeySpec, Security};
 use crate::gateway::Gateway;
+use crate::metrics::OTHER_NAMES;
 
 /// The most keys.
 const KEYS_MAX: usize = 10_000;
@@ -149,6 +150,17 @@ impl Denied {
             Self::Forbidden { .. } => StatusCode::FORBIDDEN,
         }
     }
+}
+
+/// The outcome of an authentication and the name of the key, as metrics count them; nothing if no key was needed or sent.
+pub(crate) fn outcome(admitted: &Result<Option<Arc<Identity>>, Denied>) -> Option<(&'static str, &str)> {
+    Some(match admitted {
+        Ok(None) => return None,
+        Ok(Some(identity)) => ("accepted", &identity.name),
+        Err(Denied::Missing) => ("missing", ""),
+        Err(Denied::Invalid) => ("invalid", ""),
+        Err(Denied::Forbidden { name, .. }) => ("forbidden", name),
+    })
 }
 
 // === impl Auth ===
@@ -335,9 +347,7 @@ fn blinded(blind: &hmac::Key, hash: KeyHash) -> [u8; 32] {
 
 /// Names that no key may have, because they mean something else: every key in limits, keys without a row of their own in
 /// metrics, a request without a key in logs.
-pub(crate) const RESERVED: [&str; 3] = [ANY, OTHER, ANYBODY];
-/// The name in metrics of keys beyond those that have a row of their own.
-pub(crate) const OTHER: &str = "other";
+pub(crate) const RESERVED: [&str; 3] = [ANY, OTHER_NAMES, ANYBODY];
 /// The name in logs of an operator without a key.
 pub(crate) const ANYBODY: &str = "anybody";
 

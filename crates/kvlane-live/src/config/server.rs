@@ -3,12 +3,12 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
+use kvlane_core::config::{ConfigError, within, wrong};
 use kvlane_wire::path::{PATH_BYTES_MAX, Target, is_plain};
 use serde::{Deserialize, Serialize};
 
 use crate::admin;
 use crate::auth::Role;
-use kvlane_core::config::{ConfigError, within, wrong};
 
 /// Most paths beside those that are known.
 const EXTRA_PATHS_MAX: usize = 64;

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use http::StatusCode;
+use kvlane_http::client::AskError;
+use kvlane_http::connections::UpstreamError;
 use tokio::time::Instant;
 
 use crate::worker::Worker;
-use kvlane_http::client::AskError;
-use kvlane_http::connections::UpstreamError;
 
 /// How long after the first warning the next one comes; each further pause is twice as long.
 const PAUSE: Duration = Duration::from_secs(30);

@@ -20,11 +20,11 @@ use tokio::task::{AbortHandle, yield_now};
 use tokio::time::{Instant, sleep_until};
 
 use super::allowance::{Allowance, WORK_PER_S_MAX};
-use super::queue::Item;
 use super::snapshot::Entry;
 use super::socket::{Patience, replay};
-use super::{EventFeed, Events, ToldBy};
 use crate::clock::unix_time;
+use crate::feed::queue::Item;
+use crate::feed::{EventFeed, Events, ToldBy};
 use crate::gateway::Gateway;
 use crate::metrics::Reached;
 use crate::pool::ModelPool;
@@ -39,8 +39,6 @@ const GOOD_MESSAGES: u32 = 16;
 const COMPLAINT_INTERVAL: Nanos = Nanos::from_secs(60);
 /// Block sizes that engines have: SGLang's smallest page is one token, and vLLM's hybrid models reach some thousands.
 pub(super) const BLOCK_TOKENS: std::ops::RangeInclusive<u32> = 1..=65_536;
-/// Prompt tokens that fill a block of any engine whose block size is not known.
-pub(crate) const BLOCK_TOKENS_UNKNOWN: u32 = 256;
 
 /// Why a feed cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -521,7 +519,7 @@ impl Hands {
         if self.refusal.is_some() {
             return (Refused, self.problem.clone());
         }
-        if let Some(why) = self.feed.parity().disbelief(&self.pool.counting) {
+        if let Some(why) = self.feed.parity().disbelief(self.pool.counting.is_estimate()) {
             return (Refused, Some(why));
         }
         if !connected {

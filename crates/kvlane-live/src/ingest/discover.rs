@@ -8,8 +8,8 @@ use kvlane_core::load::LoadReport;
 use kvlane_http::network::leads_here;
 use kvlane_wire::engine::{FeedSource, resolve};
 
-use super::{Source, ToldBy};
 use crate::config::{FeedSpec, KvEvents};
+use crate::feed::{Source, ToldBy};
 use crate::worker::Rank;
 
 /// What an engine answered when it was asked where it publishes.

@@ -16,103 +16,33 @@
 mod allowance;
 mod apply;
 pub(crate) mod discover;
-mod queue;
 pub(crate) mod snapshot;
 mod socket;
-mod status;
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::io;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
 use kvlane_core::cache_accuracy;
 use kvlane_core::endpoint::EndpointId;
 use kvlane_core::event::KvEvent;
-use kvlane_core::time::Nanos;
 use kvlane_http::network::Allowed;
-use kvlane_wire::sequence::Position;
 use tokio::runtime::Handle;
-use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 use tokio::time::sleep;
-use tokio_util::sync::CancellationToken;
 
-use self::apply::{Applier, BLOCK_TOKENS, BLOCK_TOKENS_UNKNOWN};
+use self::apply::{Applier, BLOCK_TOKENS};
 use self::discover::is_loopback;
-use self::queue::Queue;
 use self::snapshot::{Entry, Key, Writer};
 use self::socket::{Patience, subscribe};
-pub use self::status::{Events, Seen};
-use crate::canary::Parity;
 use crate::clock::unix_time;
-use crate::config::KvEvents;
+use crate::feed::{EventFeed, Source, ToldBy};
 use crate::gateway::Gateway;
 use crate::panics::AGAIN;
 use crate::pool::{ModelPool, PoolEndpoint};
 use crate::worker::Worker;
-
-/// Where one rank of an engine publishes what its cache holds.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Source {
-    /// `host:port` of its PUB socket.
-    pub address: String,
-    /// `host:port` of its replay socket, if it has one.
-    pub replay: Option<String>,
-    /// What its messages' topic begins with.
-    pub topic: String,
-    /// Who says so.
-    pub told_by: ToldBy,
-}
-
-/// Who says where an engine publishes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ToldBy {
-    /// The configuration of this worker.
-    Configuration,
-    /// The engine.
-    Engine,
-    /// Nobody: it is where engines publish by convention, if they do.
-    Convention,
-}
-
-/// One feed, shared by those who read it, those who apply it and those who look at it.
-pub struct EventFeed {
-    /// What people call its endpoint.
-    pub name: Arc<str>,
-    /// Where it comes from.
-    pub source: Source,
-    /// Where it may be connected to; none: wherever it is, for the configuration says so.
-    allowed: Option<Arc<ArcSwap<Allowed>>>,
-    /// Which of several ranks; none if the worker has but one.
-    rank: Option<u32>,
-    queue: Queue,
-    /// Asks for the subscription to be made anew.
-    reconnect: Notify,
-    closed: CancellationToken,
-    /// Held while something of it is applied.
-    stage: Mutex<Stage>,
-    seen: Mutex<Seen>,
-    /// When a batch came last, in nanoseconds of the gateway's clock; 0 for never.
-    spoke_at: AtomicU64,
-    /// Since when it owes one; 0 while it does not.
-    owes_since: AtomicU64,
-    /// Whether the engine counts tokens as we do.
-    parity: Mutex<Parity>,
-    /// Tokens of its blocks, as its metrics tell before its events do.
-    block_tokens: Option<u32>,
-}
-
-/// Where a feed stands with respect to the index.
-#[derive(Clone, Copy, Debug)]
-struct Stage {
-    open: bool,
-    /// All up to here is in the index, and the feed is live.
-    live_at: Option<Position>,
-}
 
 /// The threads that read and apply feeds.
 pub struct Ingest {
@@ -134,7 +64,11 @@ impl Ingest {
 
     /// The feed of a rank of `worker` from `source`; nothing happens before it is opened.
     pub(crate) fn feed(&self, worker: &Arc<Worker>, rank: Option<u32>, source: Source) -> Arc<EventFeed> {
-        Arc::new(EventFeed::new(&self.gateway.config().kv_events, worker, rank, source))
+        let upstream = &worker.upstream;
+        let networks = upstream.allowed().cloned().or_else(|| {
+            allowed(&upstream.address.host, &source).map(|allowed| Arc::new(ArcSwap::from_pointee(allowed)))
+        });
+        Arc::new(EventFeed::new(&self.gateway.config().kv_events, worker, rank, source, networks))
     }
 
     /// Begins to read `feed` for its endpoint.
@@ -150,7 +84,7 @@ impl Ingest {
         let config = &self.gateway.config();
         let patience =
             Patience { connect: config.upstream.connect_timeout, heartbeat: config.kv_events.heartbeat };
-        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner).remove(&feed.key(pool));
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner).remove(&key(feed, pool));
         // Without a replay nothing can be proven.
         let mut kept = kept.filter(|_| feed.source.replay.is_some());
         let (gateway, sockets) = (Arc::clone(&self.gateway), self.sockets.clone());
@@ -177,7 +111,7 @@ impl Ingest {
                 }
                 aborts.iter().for_each(AbortHandle::abort);
                 tracing::error!(feed = %feed.name, "a task of a KV event feed broke: it begins anew");
-                if !feed.disbelieve(&pool, endpoint) {
+                if !disbelieve(&feed, &pool, endpoint) {
                     return;
                 }
                 tokio::select! {
@@ -202,146 +136,31 @@ fn allowed(host: &str, source: &Source) -> Option<Allowed> {
     led_away.then(|| Allowed::anywhere(!is_loopback(host)))
 }
 
-// === impl EventFeed ===
-
-impl EventFeed {
-    fn new(config: &KvEvents, worker: &Arc<Worker>, rank: Option<u32>, source: Source) -> Self {
-        Self {
-            name: worker.endpoint_name(rank),
-            allowed: worker.upstream.allowed().cloned().or_else(|| {
-                allowed(&worker.upstream.address.host, &source)
-                    .map(|allowed| Arc::new(ArcSwap::from_pointee(allowed)))
-            }),
-            source,
-            rank,
-            queue: Queue::new(config.queue_messages, config.queue_bytes),
-            reconnect: Notify::new(),
-            closed: CancellationToken::new(),
-            stage: Mutex::new(Stage { open: true, live_at: None }),
-            seen: Mutex::default(),
-            spoke_at: AtomicU64::new(0),
-            owes_since: AtomicU64::new(0),
-            parity: Mutex::new(worker.parity()),
-            block_tokens: worker.state().compared.as_ref().and_then(|said| said.block_tokens),
-        }
+/// A task of the feed has panicked: what the feed has told is forgotten until all of it is told again. Returns whether
+/// the feed is still open.
+fn disbelieve(feed: &EventFeed, pool: &ModelPool, endpoint: EndpointId) -> bool {
+    let mut stage = feed.stage();
+    if !stage.open {
+        return false;
     }
-
-    /// When its last batch came.
-    pub(crate) fn last_batch(&self) -> Option<Nanos> {
-        match self.spoke_at.load(Ordering::Relaxed) {
-            0 => None,
-            at => Some(Nanos(at)),
-        }
+    stage.live_at = None;
+    pool.router.apply(endpoint, &KvEvent::Cleared);
+    {
+        let mut seen = feed.seen_mut();
+        seen.state = cache_accuracy::Feed::Syncing;
+        seen.connected = false;
+        seen.problem = Some("a task of this feed panicked; reading begins anew".into());
     }
-
-    /// A task of the feed has panicked: what the feed has told is forgotten until all of it is told again. Returns whether
-    /// the feed is still open.
-    fn disbelieve(&self, pool: &ModelPool, endpoint: EndpointId) -> bool {
-        let mut stage = self.stage();
-        if !stage.open {
-            return false;
-        }
-        stage.live_at = None;
-        pool.router.apply(endpoint, &KvEvent::Cleared);
-        {
-            let mut seen = self.seen_mut();
-            seen.state = cache_accuracy::Feed::Syncing;
-            seen.connected = false;
-            seen.problem = Some("a task of this feed panicked; reading begins anew".into());
-        }
-        pool.set_feed(endpoint, cache_accuracy::Feed::Syncing);
-        drop(stage);
-        self.queue.start_over();
-        true
-    }
-
-    /// Ends it. When this returns, nothing of it is applied any more.
-    pub(crate) fn close(&self) {
-        *self.stage() = Stage { open: false, live_at: None };
-        self.closed.cancel();
-    }
-
-    /// The engine has started again, and its cache is empty: nothing that waits is true any more.
-    pub fn start_over(&self) {
-        self.queue.start_over();
-        self.reconnect.notify_one();
-    }
-
-    /// The engine has been out of reach: whether it is still the same one is to be seen from its numbers.
-    pub(crate) fn look_again(&self) {
-        self.reconnect.notify_one();
-    }
-
-    /// The engine has been compared with us again.
-    pub(crate) fn set_parity(&self, parity: Parity) {
-        *self.parity.lock().unwrap_or_else(PoisonError::into_inner) = parity;
-        self.queue.wake();
-    }
-
-    fn parity(&self) -> Parity {
-        self.parity.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// The engine has answered a request that was received at `received`, for which it computed so many prompt tokens:
-    /// if those fill a block, it has something to tell, before the answer or soon after it.
-    pub(crate) fn note_answer(&self, now: Nanos, received: Nanos, computed_tokens: u32, pool: &ModelPool) {
-        let block_tokens =
-            if pool.block_sizes().is_empty() { BLOCK_TOKENS_UNKNOWN } else { pool.router.block_tokens() };
-        let spoken = self.spoke_at.load(Ordering::Relaxed) >= received.0.max(1);
-        if computed_tokens < block_tokens || spoken {
-            return;
-        }
-        let first = self.owes_since.compare_exchange(0, now.0.max(1), Ordering::Relaxed, Ordering::Relaxed);
-        if first.is_ok() {
-            self.queue.wake();
-        }
-    }
-
-    fn note_speech(&self, now: Nanos) {
-        self.spoke_at.store(now.0.max(1), Ordering::Relaxed);
-        self.owes_since.store(0, Ordering::Relaxed);
-    }
-
-    /// Since when it owes an event.
-    fn owes_since(&self) -> Option<Nanos> {
-        match self.owes_since.load(Ordering::Relaxed) {
-            0 => None,
-            since => Some(Nanos(since)),
-        }
-    }
-
-    /// What was seen of it.
-    pub fn seen(&self) -> Seen {
-        self.seen_mut().clone()
-    }
-
-    /// Messages that wait to be applied, and messages dropped so far for want of room.
-    pub fn waiting(&self) -> (usize, u64) {
-        self.queue.figures()
-    }
-
-    fn stage(&self) -> MutexGuard<'_, Stage> {
-        self.stage.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Under which name it stands in a snapshot.
-    fn key(&self, pool: &ModelPool) -> Key {
-        let (name, address) = (self.name.to_string(), self.source.address.clone());
-        Key { name, model: pool.model.clone(), address }
-    }
-
-    fn seen_mut(&self) -> MutexGuard<'_, Seen> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+    pool.set_feed(endpoint, cache_accuracy::Feed::Syncing);
+    drop(stage);
+    feed.queue.start_over();
+    true
 }
 
-impl fmt::Debug for EventFeed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EventFeed")
-            .field("name", &self.name)
-            .field("source", &self.source)
-            .finish_non_exhaustive()
-    }
+/// The key of a feed in a snapshot.
+fn key(feed: &EventFeed, pool: &ModelPool) -> Key {
+    let (name, address) = (feed.name.to_string(), feed.source.address.clone());
+    Key { name, model: pool.model.clone(), address }
 }
 
 /// What the configured file holds. One that cannot be used costs what it holds, and nothing else.
@@ -381,7 +200,7 @@ pub(crate) fn write_snapshot(gateway: &Gateway, path: &Path) -> io::Result<()> {
             let stage = feed.stage();
             let Some(position) = stage.live_at else { continue };
             let block_tokens = pool.router.block_tokens();
-            Entry { key: feed.key(pool), position, block_tokens, events: index.export(endpoint.id) }
+            Entry { key: key(feed, pool), position, block_tokens, events: index.export(endpoint.id) }
         };
         left_out += usize::from(!writer.add(&entry)?);
     }

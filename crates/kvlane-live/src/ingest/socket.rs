@@ -16,8 +16,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream, lookup_host};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use super::EventFeed;
-use super::queue::Item;
+use crate::feed::EventFeed;
+use crate::feed::queue::Item;
 
 /// The first pause after a connection has ended, and the longest; each is twice the one before it.
 const PAUSE_FIRST: Duration = Duration::from_millis(100);

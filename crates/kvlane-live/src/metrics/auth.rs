@@ -1,6 +1,5 @@
 //! Who was let in and who was not.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use prometheus_client::encoding::EncodeLabelSet;
@@ -8,10 +7,11 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 
 use super::table::Registration;
-use crate::auth::{Denied, Identity, OTHER};
 
-/// Names that have a row of their own; further ones share the row `other`.
+/// Names that have a row of their own; further ones share the row [`OTHER_NAMES`].
 const NAMES_MAX: usize = 1000;
+/// The label of names that have no row of their own. No key has this name.
+pub(crate) const OTHER_NAMES: &str = "other";
 
 /// How a request with or without a key fared.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -51,22 +51,15 @@ impl AuthMetrics {
         self.handshakes.get_or_create(&HandshakeLabel { outcome }).inc();
     }
 
-    /// Counts one. Where there are no keys, or none was needed or shown, there is nothing to count.
-    pub(crate) fn note(&self, admitted: &Result<Option<Arc<Identity>>, Denied>) {
-        let (outcome, name) = match admitted {
-            Ok(None) => return,
-            Ok(Some(identity)) => ("accepted", &*identity.name),
-            Err(Denied::Missing) => ("missing", ""),
-            Err(Denied::Invalid) => ("invalid", ""),
-            Err(Denied::Forbidden { name, .. }) => ("forbidden", &**name),
-        };
+    /// Counts a request by the `outcome` of its authentication and the name its key belongs to.
+    pub(crate) fn note(&self, outcome: &'static str, name: &str) {
         let labels = AuthLabels { outcome, name: name.to_owned() };
         if let Some(row) = self.requests.get(&labels) {
             row.inc();
             return;
         }
         let known = name.is_empty() || self.names.fetch_add(1, Ordering::Relaxed) < NAMES_MAX;
-        let labels = if known { labels } else { AuthLabels { name: OTHER.to_owned(), ..labels } };
+        let labels = if known { labels } else { AuthLabels { name: OTHER_NAMES.to_owned(), ..labels } };
         self.requests.get_or_create(&labels).inc();
     }
 }
@@ -74,16 +67,14 @@ impl AuthMetrics {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::auth::Role;
 
     #[test]
     fn names_are_counted_one_by_one_up_to_a_limit() {
         let metrics = AuthMetrics::default();
         for n in 0..2 * NAMES_MAX {
-            let name = format!("n{n}").into();
-            metrics.note(&Ok(Some(Arc::new(Identity { name, role: Role::User, trusted: false }))));
+            metrics.note("accepted", &format!("n{n}"));
         }
-        metrics.note(&Err(Denied::Invalid));
+        metrics.note("invalid", "");
         let count = |outcome, name: &str| {
             metrics.requests.get(&AuthLabels { outcome, name: name.into() }).map(|row| row.get())
         };

@@ -63,7 +63,7 @@ impl CacheAccuracyMetrics {
     }
 
     /// Before the endpoints are read: whoever has left is no longer among them.
-    pub(super) fn clear(&self) {
+    pub(crate) fn clear(&self) {
         self.knowledge.clear();
         for counters in [&self.answers, &self.wrong, &self.predicted, &self.reported, &self.both] {
             counters.clear();
@@ -71,7 +71,7 @@ impl CacheAccuracyMetrics {
         [&self.precision, &self.recall].into_iter().for_each(Family::clear);
     }
 
-    pub(super) fn read(&self, labels: &WorkerLabels, endpoint: &Endpoint) {
+    pub(crate) fn read(&self, labels: &WorkerLabels, endpoint: &Endpoint) {
         let accuracy = &endpoint.cache_accuracy;
         for knowledge in Knowledge::ALL {
             let WorkerLabels { worker, model } = labels.clone();

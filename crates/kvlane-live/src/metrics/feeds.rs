@@ -11,8 +11,7 @@ use prometheus_client::metrics::gauge::Gauge;
 
 use super::table::Registration;
 use super::{WorkerLabel, WorkerLabels};
-use crate::ingest::EventFeed;
-use crate::pool::{ModelPool, PoolEndpoint};
+use crate::feed::EventFeed;
 
 /// One kind of thing that a feed brought or went through.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -58,7 +57,7 @@ impl FeedMetrics {
     }
 
     /// Before the seats are read: whoever has left is no longer among them.
-    pub(super) fn clear(&self) {
+    pub(crate) fn clear(&self) {
         [&self.events, &self.messages, &self.incidents].into_iter().for_each(Family::clear);
         self.state.clear();
         self.waiting.clear();
@@ -66,9 +65,9 @@ impl FeedMetrics {
         self.blocks.clear();
     }
 
-    pub(super) fn read(&self, now: Nanos, pool: &ModelPool, endpoint: &PoolEndpoint) {
-        let Some(feed) = &endpoint.feed else { return };
-        let (feed, seen): (&EventFeed, _) = (feed, feed.seen());
+    /// Sets the gauges of the feed of an endpoint of `model`, of which the index holds so many `blocks`.
+    pub(crate) fn set(&self, now: Nanos, model: &str, feed: &EventFeed, blocks: Option<u64>) {
+        let seen = feed.seen();
         let (waiting, dropped) = feed.waiting();
         let worker = feed.name.to_string();
         let label = WorkerLabel { worker: worker.clone() };
@@ -90,9 +89,9 @@ impl FeedMetrics {
             self.lag.get_or_create(&label).set(seen.lag_s);
             self.age.get_or_create(&label).set((now - at).as_secs_f64());
         }
-        if let Some(index) = pool.router.exact() {
-            let labels = WorkerLabels { worker, model: pool.model.clone() };
-            self.blocks.get_or_create(&labels).set(index.blocks_of(endpoint.id) as i64);
+        if let Some(blocks) = blocks {
+            let labels = WorkerLabels { worker, model: model.into() };
+            self.blocks.get_or_create(&labels).set(blocks as i64);
         }
     }
 }

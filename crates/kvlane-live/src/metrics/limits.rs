@@ -7,8 +7,6 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 
 use super::table::Registration;
-use crate::limits::{Limited, Limits};
-use crate::memory::Memory;
 
 /// One entry of the configuration's limits.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -98,21 +96,26 @@ impl LimitMetrics {
         self.reached.get_or_create(&ReachedLabel { limit: reached.name() }).inc();
     }
 
-    pub(crate) fn note(&self, limited: &Limited) {
-        let Limited { key, model, exceeded } = limited.clone();
-        self.limited.get_or_create(&LimitedLabels { key, model, limit: exceeded.kind.name() }).inc();
+    /// Counts a request that was rejected for exceeding the limit `kind` of the entry `key`, `model`.
+    pub(crate) fn note(&self, key: &str, model: &str, kind: Kind) {
+        let labels = LimitedLabels { key: key.into(), model: model.into(), limit: kind.name() };
+        self.limited.get_or_create(&labels).inc();
     }
 
-    /// Takes over what stands now, and forgets entries that are no more.
-    pub(super) fn read(&self, limits: &Limits, memory: &Memory) {
-        self.body_memory.set(memory.held() as i64);
+    /// Sets the gauges: bytes that request bodies hold, and of each entry its key, model, number of client keys, and requests
+    /// in flight. Entries that are not among them are dropped.
+    pub(crate) fn set(
+        &self,
+        body_bytes: usize,
+        entries: impl IntoIterator<Item = (String, String, usize, u64)>,
+    ) {
+        self.body_memory.set(body_bytes as i64);
         self.requests.clear();
         self.keys.clear();
-        let figures = limits.figures();
-        for (spec, keys, in_flight) in &figures {
-            let labels = EntryLabels { key: spec.key.clone(), model: spec.model.clone() };
-            self.requests.get_or_create(&labels).set(i64::try_from(*in_flight).unwrap_or(i64::MAX));
-            self.keys.get_or_create(&labels).set(*keys as i64);
+        for (key, model, keys, in_flight) in entries {
+            let labels = EntryLabels { key, model };
+            self.requests.get_or_create(&labels).set(i64::try_from(in_flight).unwrap_or(i64::MAX));
+            self.keys.get_or_create(&labels).set(keys as i64);
         }
     }
 

@@ -14,16 +14,11 @@ mod spans;
 mod stages;
 pub mod table;
 
-use std::fmt::Write as _;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, PoisonError};
 
 use kvlane_core::cache_accuracy::KnowledgeChange;
-use kvlane_core::endpoint::Endpoint;
 use kvlane_core::policy::{PolicyConfig, Reason};
-use kvlane_core::rates::Rates;
-use kvlane_core::scheduler::Scheduler;
-use prometheus_client::encoding::text::encode;
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -31,7 +26,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
-pub(crate) use self::auth::AuthMetrics;
+pub(crate) use self::auth::{AuthMetrics, OTHER_NAMES};
 pub(crate) use self::cache_accuracy::CacheAccuracyMetrics;
 use self::faults::Shed;
 pub(crate) use self::faults::{Continued, FaultMetrics, Hedged};
@@ -43,7 +38,6 @@ pub(crate) use self::reuse::EngineReuse;
 pub(crate) use self::spans::SpanMetrics;
 use self::stages::{PoolStages, StageMetrics};
 use self::table::Registration;
-use crate::gateway::Gateway;
 
 /// Upper bounds in seconds for times to first token and whole requests.
 const LATENCY_BUCKETS: [f64; 18] = [
@@ -56,9 +50,6 @@ const TPOT_BUCKETS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0
 /// Upper bounds in seconds for the time that counting a prompt takes.
 const TOKENIZE_BUCKETS: [f64; 12] =
     [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0];
-
-/// Prompt tokens for which a worker's rate of prefill is shown: the longer a prompt, the longer each of its tokens takes.
-const RATED_TOKENS: u64 = 4096;
 
 /// The model a request was for.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
@@ -175,7 +166,7 @@ type HistogramFamily<L> = Family<L, Histogram, fn() -> Histogram>;
 
 /// All metrics.
 pub struct Metrics {
-    registry: Mutex<Registry>,
+    pub(crate) registry: Mutex<Registry>,
     pub(crate) requests: Family<RequestLabels, Counter>,
     pub(crate) duration: HistogramFamily<ModelLabel>,
     pub(crate) ttft: HistogramFamily<ModelLabel>,
@@ -185,38 +176,38 @@ pub struct Metrics {
     pub(crate) cached_tokens: Family<ModelLabel, Counter>,
     pub(crate) predicted_tokens: Family<ModelLabel, Counter>,
     pub(crate) prompt_tokens: Family<ModelLabel, Counter>,
-    engine_queried_tokens: Family<ModelLabel, Counter>,
-    engine_hit_tokens: Family<ModelLabel, Counter>,
+    pub(crate) engine_queried_tokens: Family<ModelLabel, Counter>,
+    pub(crate) engine_hit_tokens: Family<ModelLabel, Counter>,
     pub(crate) retries: Family<ModelLabel, Counter>,
     pub(crate) failures: Family<FailureLabels, Counter>,
     pub(crate) selections: Family<SelectionLabels, Counter>,
     pub(crate) health: Family<WorkerLabel, Gauge>,
-    tokenize: HistogramFamily<ModelLabel>,
-    prompts_estimated: Family<EstimateLabels, Counter>,
-    tokenizer_queue: Gauge,
-    tokenizer_cache_bytes: Gauge,
-    tokenizer_tokens: Family<TokensLabel, Counter>,
-    worker_requests: Family<WorkerLabels, Gauge>,
-    worker_prefill_tokens: Family<WorkerLabels, Gauge>,
-    worker_context_tokens: Family<WorkerLabels, Gauge>,
-    worker_kv_usage: Family<WorkerLabels, Gauge<f64, AtomicU64>>,
-    worker_prefill_rate: Family<WorkerLabels, Gauge<f64, AtomicU64>>,
-    worker_decode_step: Family<WorkerLabels, Gauge<f64, AtomicU64>>,
-    output_tokens_usual: Family<ModelLabel, Gauge<f64, AtomicU64>>,
+    pub(crate) tokenize: HistogramFamily<ModelLabel>,
+    pub(crate) prompts_estimated: Family<EstimateLabels, Counter>,
+    pub(crate) tokenizer_queue: Gauge,
+    pub(crate) tokenizer_cache_bytes: Gauge,
+    pub(crate) tokenizer_tokens: Family<TokensLabel, Counter>,
+    pub(crate) worker_requests: Family<WorkerLabels, Gauge>,
+    pub(crate) worker_prefill_tokens: Family<WorkerLabels, Gauge>,
+    pub(crate) worker_context_tokens: Family<WorkerLabels, Gauge>,
+    pub(crate) worker_kv_usage: Family<WorkerLabels, Gauge<f64, AtomicU64>>,
+    pub(crate) worker_prefill_rate: Family<WorkerLabels, Gauge<f64, AtomicU64>>,
+    pub(crate) worker_decode_step: Family<WorkerLabels, Gauge<f64, AtomicU64>>,
+    pub(crate) output_tokens_usual: Family<ModelLabel, Gauge<f64, AtomicU64>>,
     stages: StageMetrics,
     pub(crate) spans: SpanMetrics,
     pub(crate) faults: FaultMetrics,
     pub(crate) auth: AuthMetrics,
     pub(crate) recorder: RecorderMetrics,
     pub(crate) cache_accuracy: CacheAccuracyMetrics,
-    feeds: FeedMetrics,
+    pub(crate) feeds: FeedMetrics,
     pub(crate) reloads: Family<ReloadLabel, Counter>,
-    tasks: Gauge,
+    pub(crate) tasks: Gauge,
     pub(crate) limits: LimitMetrics,
-    panics: PanicMetrics,
-    queue: Family<ModelLabel, Gauge>,
-    index_bytes: Family<ModelLabel, Gauge>,
-    index_blocks: Family<ModelLabel, Gauge>,
+    pub(crate) panics: PanicMetrics,
+    pub(crate) queue: Family<ModelLabel, Gauge>,
+    pub(crate) index_bytes: Family<ModelLabel, Gauge>,
+    pub(crate) index_blocks: Family<ModelLabel, Gauge>,
 }
 
 /// One pool's handles, looked up once.
@@ -428,88 +419,5 @@ impl Metrics {
 
     pub(crate) fn note_failure(&self, worker: &str, kind: FailureKind) {
         self.failures.get_or_create(&FailureLabels { worker: worker.into(), kind }).inc();
-    }
-
-    fn render_tokenizers(&self, gateway: &Gateway) {
-        self.tokenizer_queue.set(gateway.tokenizers.waiting() as i64);
-        let (mut bytes, mut reused, mut encoded) = (0, 0, 0);
-        for local in gateway.tokenizers.loaded() {
-            let stats = local.tokenizer.stats();
-            bytes += stats.cache_bytes;
-            reused += stats.tokens_reused;
-            encoded += stats.tokens_encoded;
-        }
-        self.tokenizer_cache_bytes.set(bytes as i64);
-        for (from, tokens) in [("cache", reused), ("text", encoded)] {
-            let counter = self.tokenizer_tokens.get_or_create(&TokensLabel { from });
-            counter.inner().store(tokens, Ordering::Relaxed);
-        }
-    }
-
-    /// The gauges of one endpoint.
-    fn read_endpoint(&self, model: &str, endpoint: &Endpoint, rates: &Rates) {
-        let labels = WorkerLabels { worker: endpoint.name.to_string(), model: model.into() };
-        self.cache_accuracy.read(&labels, endpoint);
-        let load = endpoint.load.in_flight;
-        self.worker_requests.get_or_create(&labels).set(load.requests.into());
-        self.worker_prefill_tokens.get_or_create(&labels).set(load.prefill_tokens as i64);
-        self.worker_context_tokens.get_or_create(&labels).set(load.context_tokens as i64);
-        let prefill_s = rates.prefill_s(RATED_TOKENS, RATED_TOKENS * (RATED_TOKENS + 1) / 2);
-        let step_s = rates.decode_step_s(load.requests.saturating_sub(load.prefilling), load.context_tokens);
-        self.worker_prefill_rate.get_or_create(&labels).set(RATED_TOKENS as f64 / prefill_s);
-        self.worker_decode_step.get_or_create(&labels).set(step_s);
-        if let Some((reported, _)) = endpoint.load.reported {
-            self.worker_kv_usage.get_or_create(&labels).set(reported.kv_usage_ratio.into());
-        }
-    }
-
-    /// The text exposition, with the gauges read now. Whoever has left since the last time is no longer among them.
-    pub fn render(&self, gateway: &Gateway) -> String {
-        let registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
-        for gauges in [&self.worker_requests, &self.worker_prefill_tokens, &self.worker_context_tokens] {
-            gauges.clear();
-        }
-        for gauges in [&self.worker_kv_usage, &self.worker_prefill_rate, &self.worker_decode_step] {
-            gauges.clear();
-        }
-        self.output_tokens_usual.clear();
-        self.cache_accuracy.clear();
-        self.feeds.clear();
-        self.limits.read(&gateway.limits, &gateway.memory);
-        self.panics.read();
-        let now = gateway.clock.now();
-        for (pool, endpoint) in gateway.table().endpoints() {
-            self.feeds.read(now, pool, &endpoint);
-        }
-        for gauges in [&self.queue, &self.index_bytes, &self.index_blocks] {
-            gauges.clear();
-        }
-        for pool in gateway.pools().iter() {
-            let model = ModelLabel { model: pool.model.clone() };
-            let (bytes, blocks) = pool.router.index_size();
-            self.index_bytes.get_or_create(&model).set(bytes as i64);
-            self.index_blocks.get_or_create(&model).set(blocks as i64);
-            // The scheduler's lock is held for a copy: labels are looked up, and text is written, without it.
-            let copied = |scheduler: &Scheduler| {
-                let with_rates = |endpoint: &Endpoint| (endpoint.clone(), scheduler.rates(endpoint));
-                let endpoints: Vec<_> = scheduler.pool().endpoints().map(with_rates).collect();
-                (scheduler.queued(), scheduler.usual_output_tokens(), endpoints)
-            };
-            let (queued, usual_output_tokens, endpoints) = pool.router.read(copied);
-            self.queue.get_or_create(&model).set(queued as i64);
-            self.output_tokens_usual.get_or_create(&model).set(usual_output_tokens);
-            for (endpoint, rates) in &endpoints {
-                self.read_endpoint(&pool.model, endpoint, rates);
-            }
-        }
-        let runtimes = gateway.runtimes.lock().unwrap_or_else(PoisonError::into_inner);
-        let tasks: usize = runtimes.iter().map(|runtime| runtime.metrics().num_alive_tasks()).sum();
-        self.tasks.set(tasks as i64);
-        self.render_tokenizers(gateway);
-        let mut text = String::new();
-        if encode(&mut text, &registry).is_err() {
-            let _ = write!(text, "# the metrics could not be written\n# EOF\n");
-        }
-        text
     }
 }

@@ -28,7 +28,7 @@ impl PanicMetrics {
     }
 
     /// Reads them, of every kind of thread.
-    pub(super) fn read(&self) {
+    pub(crate) fn read(&self) {
         for (thread, count) in panics::counts() {
             self.0.get_or_create(&PanicLabel { thread }).inner().store(count, Ordering::Relaxed);
         }

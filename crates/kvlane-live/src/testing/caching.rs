@@ -10,7 +10,7 @@ use kvlane_core::index::Overlap;
 
 use super::{FakeEngine, FakeFeed, TestGateway, Told, batch, eventually};
 use crate::config::{Config, FeedSpec, WorkerSpec};
-use crate::ingest::{EventFeed, Seen};
+use crate::feed::{EventFeed, Seen};
 use crate::pool::ModelPool;
 use crate::tokenize::TokenSource;
 

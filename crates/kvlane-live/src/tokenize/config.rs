@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use kvlane_core::config::{ConfigError, within, wrong};
 use kvlane_tokens::ContentFormat;
 use serde::{Deserialize, Serialize};
 
 use crate::config::Config;
-use kvlane_core::config::{ConfigError, within, wrong};
 
 /// How the tokens of prompts are counted.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -94,6 +94,11 @@ impl Counting {
         }
     }
 
+    /// Whether tokens are estimated from the length of a prompt.
+    pub(crate) fn is_estimate(&self) -> bool {
+        matches!(self, Self::Estimate)
+    }
+
     /// What operators are told.
     pub(crate) fn describe(&self) -> Value {
         match self {

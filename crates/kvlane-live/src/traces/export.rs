@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::Uri;
+use kvlane_http::client::Client;
 use kvlane_wire::otlp::{self, Resource, Span, TRACES_PATH};
 use tokio::sync::mpsc::Receiver;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
@@ -14,7 +15,6 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::Tracing;
 use crate::gateway::Gateway;
-use kvlane_http::client::Client;
 
 /// Times that one batch is sent at most,
 const ATTEMPTS: u32 = 3;

@@ -302,7 +302,7 @@ pub(super) fn admit(
     let (left, admitted) = gateway.limits.admit(gateway, &ask);
     account.set_left(left);
     admitted.map_err(|limited| {
-        gateway.metrics.limits.note(&limited);
+        gateway.metrics.limits.note(&limited.key, &limited.model, limited.exceeded.kind);
         ApiError::RateLimited(limited)
     })
 }

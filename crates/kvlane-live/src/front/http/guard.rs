@@ -110,7 +110,9 @@ pub(super) fn admit(front: &Front, parts: &mut Parts, purpose: Purpose) -> Resul
         return Err(ApiError::Admin { status: StatusCode::FORBIDDEN, message });
     }
     let admitted = auth.admit(&parts.headers, access, needed, unix_time());
-    front.gateway.metrics.auth.note(&admitted);
+    if let Some((outcome, name)) = auth::outcome(&admitted) {
+        front.gateway.metrics.auth.note(outcome, name);
+    }
     match admitted? {
         Some(identity) => _ = parts.extensions.insert(identity),
         None if operates && !needed => refuse_pages(front, parts, access)?,

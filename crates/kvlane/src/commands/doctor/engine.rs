@@ -1,7 +1,7 @@
 //! One engine: what it says of itself, row by row.
 
 use kvlane_http::client::Client;
-use kvlane_live::canary;
+use kvlane_live::parity_check;
 use kvlane_wire::engine::{Dialect, FeedSource, load_report, resolve, sglang_feeds, vllm_feeds};
 use kvlane_wire::models::{self, Model};
 use kvlane_wire::prometheus;
@@ -113,7 +113,7 @@ async fn metrics(engine: &Client, facts: &mut Facts, checks: &mut Checks) -> Opt
         }
         None => checks.warn("metrics", "GET /metrics has no gauges of vLLM, SGLang or llama.cpp", fix),
     }
-    facts.block_tokens = canary::block_tokens(&page);
+    facts.block_tokens = parity_check::block_tokens(&page);
     Some(page)
 }
 

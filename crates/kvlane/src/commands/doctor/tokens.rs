@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use kvlane_http::client::Client;
-use kvlane_live::canary::{self, Ours, Outcome, Sample};
+use kvlane_live::parity_check::{self, Ours, Outcome, Sample};
 use kvlane_tokens::{Source, Tokenizer};
 use kvlane_wire::api::Api;
 use serde_json::Value;
@@ -34,10 +34,10 @@ pub(super) async fn compare(engine: &Client, way: &Way, facts: &mut Facts, check
     let tokenizer = way.tokenizer.as_ref().or(found.as_ref());
     let ours = tokenizer.map_or(Ours::Estimate, Ours::Tokenizer);
     let (mut text, mut chat) = (Tally::default(), Tally::default());
-    for sample in canary::samples() {
+    for sample in parity_check::samples() {
         let tally = if sample.api == Api::Completions { &mut text } else { &mut chat };
         tally.all += 1;
-        match canary::compare(engine, &model, &sample, ours).await.outcome {
+        match parity_check::compare(engine, &model, &sample, ours).await.outcome {
             Outcome::Same => tally.same += 1,
             Outcome::Refused(_) => tally.refused.push(sample.name),
             Outcome::Unknown(why) => tally.unknown = Some(why),
@@ -110,12 +110,12 @@ fn told(checks: &mut Checks, name: &'static str, tally: &Tally, estimates: bool,
 /// A hash of what the engine's tokenizer makes of the samples.
 async fn hash(engine: &Client, model: &str) -> Option<u64> {
     let mut all = Vec::new();
-    for sample in canary::samples() {
+    for sample in parity_check::samples() {
         all.extend_from_slice(&ids(engine, model, &sample).await.unwrap_or_default());
         all.push(u32::MAX);
     }
     let bytes: Vec<u8> = all.iter().flat_map(|id| id.to_le_bytes()).collect();
-    (all.len() > canary::samples().len()).then(|| kvlane_core::block::ContentHash::of(&bytes).0)
+    (all.len() > parity_check::samples().len()).then(|| kvlane_core::block::ContentHash::of(&bytes).0)
 }
 
 async fn ids(engine: &Client, model: &str, sample: &Sample) -> Option<Vec<u32>> {

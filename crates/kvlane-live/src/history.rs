@@ -4,8 +4,6 @@
 //! Nothing here is on the way of a request but a counter or two. Once a second, on the admin thread, the counters and the
 //! ledgers are read and a row is kept; the oldest goes.
 
-mod spread;
-
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,9 +13,8 @@ use kvlane_core::time::Nanos;
 use serde_json::{Map, Value, json};
 use tokio::time::{MissedTickBehavior, interval};
 
-use self::spread::Counts;
-pub(crate) use self::spread::Spread;
 use crate::gateway::Gateway;
+use crate::latency::Counts;
 use crate::pool::ModelPool;
 
 /// Time between two rows.
@@ -26,17 +23,6 @@ const EVERY: Duration = Duration::from_secs(1);
 pub(crate) const ROWS_MAX: usize = 900;
 /// Rows over which latencies are taken: one second of a small fleet has too few answers for a percentile.
 const WINDOW: usize = 10;
-
-/// How long the requests of one pool took.
-#[derive(Default)]
-pub(crate) struct Lately {
-    /// From arrival to first token.
-    pub(crate) ttft: Spread,
-    /// Between two output tokens after the first, request by request.
-    pub(crate) tpot: Spread,
-    /// From arrival to the last byte.
-    pub(crate) duration: Spread,
-}
 
 /// How clients' requests have ended so far.
 #[derive(Default)]
@@ -262,7 +248,7 @@ impl PoolPast {
             retries: metrics.retries.get(),
             shed: metrics.shed.by_reason().iter().map(|(_, count)| count).sum(),
         };
-        let lately = &pool.lately;
+        let lately = &pool.latencies;
         let counts = [lately.ttft.counts(), lately.tpot.counts(), lately.duration.counts()];
         if let Some(first) = self.spreads.front() {
             let span = |rows: usize| {

@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 
 /// Something that happened at the sockets.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Item {
+pub(crate) enum Item {
     /// The subscription stands.
     Connected,
     /// It is gone, and why.
@@ -48,7 +48,7 @@ pub(super) enum Item {
 
 /// The queue of one feed.
 #[derive(Debug)]
-pub(super) struct Queue {
+pub(crate) struct Queue {
     messages_max: usize,
     bytes_max: usize,
     waiting: Mutex<Waiting>,
@@ -79,20 +79,20 @@ impl Item {
 // === impl Queue ===
 
 impl Queue {
-    pub(super) fn new(messages_max: usize, bytes_max: usize) -> Self {
+    pub(crate) fn new(messages_max: usize, bytes_max: usize) -> Self {
         let waiting = Mutex::default();
         Self { messages_max, bytes_max, waiting, filled: Notify::new(), drained: Notify::new() }
     }
 
     /// Adds something that is no message. There are but few of those: a handful for each connection.
-    pub(super) fn tell(&self, item: Item) {
+    pub(crate) fn tell(&self, item: Item) {
         debug_assert!(item.payload_bytes().is_none(), "a message has its own way in");
         self.waiting().items.push_back(item);
         self.filled.notify_one();
     }
 
     /// Adds a message of the subscription, or drops it.
-    pub(super) fn live(&self, seq: u64, payload: Bytes) {
+    pub(crate) fn live(&self, seq: u64, payload: Bytes) {
         let mut waiting = self.waiting();
         if self.has_room(&waiting, payload.len()) {
             waiting.push(Item::Live { seq, payload });
@@ -107,7 +107,7 @@ impl Queue {
     }
 
     /// Adds a message of a replay, once there is room.
-    pub(super) async fn replayed(&self, round: Round, seq: u64, payload: Bytes) {
+    pub(crate) async fn replayed(&self, round: Round, seq: u64, payload: Bytes) {
         loop {
             // Asked for before looking, so that no room made in between is missed.
             let drained = self.drained.notified();
@@ -124,7 +124,7 @@ impl Queue {
     }
 
     /// Throws away what waits, since whoever sent it is gone.
-    pub(super) fn start_over(&self) {
+    pub(crate) fn start_over(&self) {
         let mut waiting = self.waiting();
         waiting.items.clear();
         (waiting.messages, waiting.bytes) = (0, 0);
@@ -135,7 +135,7 @@ impl Queue {
     }
 
     /// The next item, if there is one.
-    pub(super) fn pop(&self) -> Option<Item> {
+    pub(crate) fn pop(&self) -> Option<Item> {
         let mut waiting = self.waiting();
         let item = waiting.items.pop_front()?;
         if let Some(bytes) = item.payload_bytes() {
@@ -148,17 +148,17 @@ impl Queue {
     }
 
     /// Waits until there may be something to do.
-    pub(super) async fn changed(&self) {
+    pub(crate) async fn changed(&self) {
         self.filled.notified().await;
     }
 
     /// Wakes whoever waits for items.
-    pub(super) fn wake(&self) {
+    pub(crate) fn wake(&self) {
         self.filled.notify_one();
     }
 
     /// Messages that wait, and messages dropped so far.
-    pub(super) fn figures(&self) -> (usize, u64) {
+    pub(crate) fn figures(&self) -> (usize, u64) {
         let waiting = self.waiting();
         (waiting.messages, waiting.dropped)
     }

@@ -1,4 +1,4 @@
-//! How long things took of late, in a few hundred bytes that every thread may write to.
+//! Latencies of recent requests: lock-free histograms of a few hundred bytes.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -9,28 +9,39 @@ const SHORTEST_S: f64 = 0.000_1;
 /// Steps up to 1,677 s.
 const STEPS: usize = 24 * STEPS_PER_DOUBLING;
 
+/// Latencies of the requests of one pool.
+#[derive(Default)]
+pub(crate) struct Latencies {
+    /// From arrival to first token.
+    pub(crate) ttft: Histogram,
+    /// Between two output tokens after the first, averaged per request.
+    pub(crate) tpot: Histogram,
+    /// From arrival to the last byte.
+    pub(crate) duration: Histogram,
+}
+
 /// Counts of times by how long they were. The counts only grow, modulo 2³²: what came of late is a difference.
-pub(crate) struct Spread([AtomicU32; STEPS]);
+pub(crate) struct Histogram([AtomicU32; STEPS]);
 
 /// Counts at some moment, or between two.
 #[derive(Clone)]
-pub(super) struct Counts([u32; STEPS]);
+pub(crate) struct Counts([u32; STEPS]);
 
-// === impl Spread ===
+// === impl Histogram ===
 
-impl Default for Spread {
+impl Default for Histogram {
     fn default() -> Self {
         Self([const { AtomicU32::new(0) }; STEPS])
     }
 }
 
-impl Spread {
+impl Histogram {
     /// Something took so many seconds.
     pub(crate) fn note(&self, seconds: f64) {
         self.0[step_of(seconds)].fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn counts(&self) -> Counts {
+    pub(crate) fn counts(&self) -> Counts {
         Counts(std::array::from_fn(|n| self.0[n].load(Ordering::Relaxed)))
     }
 }
@@ -39,17 +50,17 @@ impl Spread {
 
 impl Counts {
     /// What has come since `before`.
-    pub(super) fn since(&self, before: &Self) -> Self {
+    pub(crate) fn since(&self, before: &Self) -> Self {
         Self(std::array::from_fn(|n| self.0[n].wrapping_sub(before.0[n])))
     }
 
     /// How many there are.
-    pub(super) fn total(&self) -> u64 {
+    pub(crate) fn total(&self) -> u64 {
         self.0.iter().map(|count| u64::from(*count)).sum()
     }
 
     /// The time in seconds that a share of them did not exceed, within 5 %; NaN of none.
-    pub(super) fn quantile(&self, share: f64) -> f64 {
+    pub(crate) fn quantile(&self, share: f64) -> f64 {
         let total = self.total();
         // Casts saturate.
         let rank = ((total as f64 * share).ceil() as u64).max(1);
@@ -77,7 +88,7 @@ mod tests {
 
     #[test]
     fn quantiles_are_within_five_percent() {
-        let spread = Spread::default();
+        let spread = Histogram::default();
         let before = spread.counts();
         for n in 1..=1000 {
             spread.note(f64::from(n) / 1000.0);
@@ -92,7 +103,7 @@ mod tests {
 
     #[test]
     fn what_was_before_does_not_count_and_of_nothing_there_is_no_quantile() {
-        let spread = Spread::default();
+        let spread = Histogram::default();
         spread.note(100.0);
         let before = spread.counts();
         assert!(spread.counts().since(&before).quantile(0.5).is_nan());
@@ -102,7 +113,7 @@ mod tests {
 
     #[test]
     fn any_number_has_its_place() {
-        let spread = Spread::default();
+        let spread = Histogram::default();
         for seconds in [0.0, -1.0, f64::NAN, f64::INFINITY, f64::MIN_POSITIVE, 1e300] {
             spread.note(seconds);
         }

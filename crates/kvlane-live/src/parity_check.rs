@@ -23,43 +23,12 @@ use serde_json::{Value, json};
 use crate::clock::date;
 use crate::config::BYTES_PER_TOKEN;
 use crate::gateway::Gateway;
+use crate::parity::{Compared, Listed, Parity};
 use crate::tokenize::{Counting, tokenized};
 use crate::worker::{ServedName, Worker, WorkerId};
 
 /// Characters shown of either side where texts part.
 const SHOWN_CHARS: usize = 24;
-
-/// How an engine's count compares with ours.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Parity {
-    /// Every id of every prompt is the same.
-    Verified,
-    /// It could not be compared, or not all of it, for this reason. What the engine reports of each answer will tell.
-    Unverified(String),
-    /// They differ: where, and what to do.
-    Mismatch(String),
-}
-
-/// What an engine said when it was last compared.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Compared {
-    /// The models that it listed.
-    models: Vec<Listed>,
-    /// Tokens of a KV block, where its metrics tell.
-    pub block_tokens: Option<u32>,
-    /// How its count compares with ours. Whether it agrees with the other members of its pools is not in here: that
-    /// depends on who they are, see [`compare_members`].
-    with_us: Parity,
-}
-
-/// One model as an engine listed it, as far as its count depends on it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Listed {
-    name: String,
-    base: String,
-    root: Option<String>,
-    max_model_len: Option<u64>,
-}
 
 /// One prompt of the set.
 #[derive(Clone, Debug, PartialEq)]
@@ -115,62 +84,6 @@ pub struct Difference {
     ours: Vec<u32>,
     theirs: Vec<u32>,
     lengths: (usize, usize),
-}
-
-// === impl Parity ===
-
-impl Default for Parity {
-    fn default() -> Self {
-        Self::Unverified("not compared yet".into())
-    }
-}
-
-impl Parity {
-    /// Its name in what operators see.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Self::Verified => "verified",
-            Self::Unverified(_) => "unverified",
-            Self::Mismatch(_) => "mismatch",
-        }
-    }
-
-    /// Why blocks of such an engine cannot be those of prompts that are counted so, if they cannot. An estimate is
-    /// believed only where it is known to be what the engine counts.
-    pub(crate) fn disbelief(&self, counting: &Counting) -> Option<String> {
-        match (self, counting) {
-            (Self::Mismatch(why), _) => {
-                Some(format!("tokens are counted in another way here than by this engine: {why}"))
-            }
-            (Self::Unverified(why), Counting::Estimate) => Some(format!(
-                "prompts are estimated here, and nothing says that this engine counts so ({why}): give a tokenizer \
-                 (--tokenizer-path or tokens.path), or let the engine count (tokens.source: engine)"
-            )),
-            (Self::Verified | Self::Unverified(_), _) => None,
-        }
-    }
-
-    /// Whether the engine is known to count in another way.
-    pub(crate) fn is_mismatch(&self) -> bool {
-        matches!(self, Self::Mismatch(_))
-    }
-
-    /// Why it is not verified.
-    pub fn why(&self) -> Option<&str> {
-        match self {
-            Self::Verified => None,
-            Self::Unverified(why) | Self::Mismatch(why) => Some(why),
-        }
-    }
-
-    /// The worse of two.
-    #[must_use]
-    fn and(self, other: Self) -> Self {
-        match (&self, &other) {
-            (Self::Mismatch(_), _) | (Self::Unverified(_), Self::Verified | Self::Unverified(_)) => self,
-            _ => other,
-        }
-    }
 }
 
 // === impl Sample ===
