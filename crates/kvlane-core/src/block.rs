@@ -11,6 +11,10 @@
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
+/// Prompt bytes that count as one token where no tokenizer counts them. About right for English text in current
+/// vocabularies, and exact for prompts that are token ids (32-bit integers).
+pub const BYTES_PER_TOKEN: usize = 4;
+
 /// Chained hash of one full block of a prompt: it stands for the block and everything before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]

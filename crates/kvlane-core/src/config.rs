@@ -1,6 +1,12 @@
 //! Errors of configuration values: which field is wrong, and what would be right.
 
 use std::fmt;
+use std::time::Duration;
+
+/// The shortest time that a configured duration may have, where zero means nothing.
+pub const LEAST_TIME: Duration = Duration::from_millis(1);
+/// The longest time that a configured duration may have.
+pub const MOST_TIME: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// What is wrong with a configuration, where, and what to write instead.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -9,6 +9,7 @@
 //! minds at a time leave both sides with the same one.
 
 mod complaints;
+pub mod config;
 mod names;
 mod outside;
 mod questions;
@@ -31,13 +32,13 @@ use tokio_util::task::TaskTracker;
 use self::complaints::Complaints;
 use self::names::list_names;
 pub(crate) use self::outside::check_workers;
-use crate::config::WorkerSpec;
 use crate::gateway::Gateway;
 use crate::ingest::Ingest;
 use crate::metrics::{Reached, WorkerLabel};
 use crate::panics::persist;
 use crate::parity_check;
 use crate::pool::{ModelPool, PoolEndpoint};
+use crate::worker::config::WorkerSpec;
 use crate::worker::{Rank, ServedName, State, Worker, WorkerId};
 
 /// The largest answer to a probe that is read.

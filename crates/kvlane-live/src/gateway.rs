@@ -310,7 +310,9 @@ impl Gateway {
         }
         let (gateway, model) = (Arc::clone(self), model.to_owned());
         let settled = tokio::task::spawn_blocking(move || {
-            gateway.tokenizers.settle(&gateway.config(), &model, root.as_deref());
+            let config = gateway.config();
+            let pools = &config.routing.pools;
+            gateway.tokenizers.settle(&config.tokens, pools, &model, root.as_deref());
         });
         if settled.await.is_err() {
             tracing::error!("reading a tokenizer broke: tokens are estimated");

@@ -13,6 +13,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use kvlane_core::block::BYTES_PER_TOKEN;
 use kvlane_http::client::Client;
 use kvlane_http::connections::Connections;
 use kvlane_tokens::{Prompt, Tokenizer};
@@ -21,7 +22,6 @@ use kvlane_wire::{openai, prometheus};
 use serde_json::{Value, json};
 
 use crate::clock::date;
-use crate::config::BYTES_PER_TOKEN;
 use crate::gateway::Gateway;
 use crate::parity::{Compared, Listed, Parity};
 use crate::tokenize::{Counting, tokenized};

@@ -22,13 +22,15 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use crate::config::{Config, PoolOverride, WorkerSpec};
+use crate::config::Config;
 use crate::fleet::{WORKERS_MAX, check_workers};
 use crate::gateway::{Gateway, Security};
 use crate::metrics::ReloadLabel;
+use crate::routing::PoolOverride;
 use crate::serve::Serving;
 use crate::timings::Timings;
 use crate::tokenize::{Plan, plan};
+use crate::worker::config::WorkerSpec;
 
 /// One row for each key that only a restart changes.
 macro_rules! needs_restart {
@@ -237,7 +239,7 @@ fn keep_all(gateway: &Gateway, running: &Config, next: &mut Config) -> Result<Ve
             let pool = next.routing.pools.entry(model).or_default();
             (pool.tokenizer, pool.chat_template) = before;
             kept.push(POOL_TOKENS);
-        } else if let Plan::Local(source) = plan(next, &model) {
+        } else if let Plan::Local(source) = plan(&next.tokens, &next.routing.pools, &model) {
             let read = gateway.tokenizers.load(&source, &next.tokens.limits());
             read.map_err(|why| format!("routing.pools.{model}.tokenizer: {why}"))?;
         }
@@ -362,7 +364,7 @@ impl Watch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::FeedSpec;
+    use crate::worker::config::FeedSpec;
 
     #[test]
     fn workers_are_compared_by_url_and_then_by_all_that_is_said() {

@@ -8,7 +8,7 @@ use kvlane_core::config::{ConfigError, wrong};
 use ring::hmac;
 use ring::rand::SystemRandom;
 
-use crate::config::Security;
+use crate::auth::config::Security;
 
 /// The fewest bytes of a configured key: as many as the salts have.
 const KEY_BYTES_MIN: usize = 16;

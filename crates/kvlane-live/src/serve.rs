@@ -100,7 +100,7 @@ impl Parts {
         let security = Security::read(config).map_err(invalid)?;
         check_workers(config).map_err(invalid)?;
         recording_writer::check(&config.recorder)?;
-        let tokenizers = Tokenizers::start(config)?;
+        let tokenizers = Tokenizers::start(&config.tokens, &config.routing.pools)?;
         Ok(Self { timings, security, tokenizers })
     }
 }

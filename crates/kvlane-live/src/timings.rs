@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use kvlane_core::config::{ConfigError, wrong};
 use kvlane_core::timing::{TimingFile, TimingModel};
 
-use crate::config::Routing;
+use crate::routing::Routing;
 
 /// What the operator says of the pools' engines.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -57,7 +57,7 @@ fn one(field: &str, said: &str) -> Result<TimingFile, ConfigError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::PoolOverride;
+    use crate::routing::PoolOverride;
 
     fn routing(usual: Option<&str>, own: &[(&str, &str)]) -> Routing {
         let timing = |said: &str| Some(said.to_owned());

@@ -3,7 +3,9 @@
 
 use std::time::Duration;
 
-use kvlane_live::config::{Budget, Config, LimitSpec, PerSecond, Share};
+use kvlane_core::bounded::Share;
+use kvlane_core::budget::PerSecond;
+use kvlane_live::config::{Budget, Config, LimitSpec};
 use kvlane_live::testing::{Call, Client, FakeEngine, TestGateway, config, eventually, next_call};
 use serde_json::{Value, json};
 

@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
+use kvlane_core::bounded::Share;
+use kvlane_core::budget::PerSecond;
 use kvlane_core::policy::PolicyConfig;
-use kvlane_live::config::{Budget, Config, PerSecond, Share};
+use kvlane_live::config::{Budget, Config};
 use kvlane_live::testing::{
     Call, Client, FakeEngine, TestGateway, chat, chat_stream, config, event, eventually, next_call,
 };

@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use kvlane_core::bounded::Share;
+use kvlane_core::budget::PerSecond;
 use kvlane_core::policy::PolicyConfig;
 use kvlane_http::secret::Secret;
-use kvlane_live::config::{Budget, Config, PerSecond, Share};
+use kvlane_live::config::{Budget, Config};
 use kvlane_live::testing::{
     Call, FakeEngine, TestGateway, chat, chat_stream, config, event, next_call, soon,
 };

@@ -19,10 +19,10 @@ use self::readiness::{model, models, readiness};
 use self::whatif::whatif;
 use self::workers::{Change, add, describe, find, url_in_query};
 use crate::auth;
-use crate::config::WorkerSpec;
 use crate::exposition;
 use crate::front::http::error::ApiError;
 use crate::front::http::{Body, Door, Front, json_response, text_response};
+use crate::worker::config::WorkerSpec;
 
 /// The methods of what is only read.
 const READ: &str = "GET, HEAD";

@@ -8,12 +8,12 @@ use kvlane_core::scheduler::Scheduler;
 use serde_json::{Value, json};
 
 use super::{percent_decoded, query, refused};
-use crate::config::WorkerSpec;
 use crate::fleet::AddError;
 use crate::front::http::Front;
 use crate::front::http::error::ApiError;
 use crate::gateway::Gateway;
 use crate::worker::Worker;
+use crate::worker::config::WorkerSpec;
 
 /// The body of `PUT /workers/{id}`.
 #[derive(serde::Deserialize)]
@@ -60,6 +60,7 @@ pub(super) fn describe(gateway: &Gateway, worker: &Worker) -> Value {
                     .get(endpoint.id)
                     .map(|endpoint| (endpoint.load, endpoint.cache_accuracy.knowledge(), scheduler.rates(endpoint)))
             };
+            let blocks = pool.router.exact().map_or(0, |index| index.blocks_of(endpoint.id));
             let (load, knowledge, rates) = pool.router.read(of_it).unwrap_or_default();
             let reported = load.reported.map(|(reported, at)| {
                 json!({
@@ -81,7 +82,7 @@ pub(super) fn describe(gateway: &Gateway, worker: &Worker) -> Value {
                 "worker": *endpoint.name,
                 "rank": endpoint.number,
                 "knowledge": knowledge.name(),
-                "kv_events": endpoint.feed.as_ref().map(|feed| feed.describe(now, pool, endpoint.id)),
+                "kv_events": endpoint.feed.as_ref().map(|feed| feed.describe(now, blocks)),
             })
         })
         .collect();

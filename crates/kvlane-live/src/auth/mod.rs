@@ -6,6 +6,7 @@
 //! Keys are kept as their SHA-256 only. What is shown is hashed, and looked up under a second hash with a key of its own
 //! in each process: how long that takes says nothing to whoever tries keys.
 
+pub mod config;
 pub(crate) mod jwt;
 
 use std::collections::HashMap;
@@ -28,8 +29,9 @@ use tokio::time::sleep;
 pub(crate) use self::jwt::Jwt;
 pub use self::jwt::JwtSpec;
 use self::jwt::Wrong;
-use crate::config::{ANY, KeySpec, Security};
+use crate::auth::config::{KeySpec, Security};
 use crate::gateway::Gateway;
+use crate::limits::config::ANY;
 use crate::metrics::OTHER_NAMES;
 
 /// The most keys.

@@ -2,50 +2,40 @@
 //!
 //! The same structs are the YAML file's sections; `kvlane config` prints them.
 
-mod faults;
-mod kv_events;
-mod limits;
-mod observe;
-mod recorder;
-mod routing;
-mod security;
-mod server;
-mod workers;
+mod log;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub use kvlane_core::block::BYTES_PER_TOKEN;
 pub use kvlane_core::config::ConfigError;
-use kvlane_core::config::{within, wrong};
+use kvlane_core::config::{LEAST_TIME, MOST_TIME, within, wrong};
 use kvlane_core::index::{approx, exact};
 use kvlane_core::time::Nanos;
 use kvlane_core::timing::TimingModel;
 use kvlane_core::{breaker, budget, router, scheduler};
 use kvlane_http::connections::ConnectionsConfig;
+use kvlane_http::secret::Secret;
 use kvlane_http::tls::TlsConfig;
 use serde::{Deserialize, Serialize};
 
-pub use self::faults::{
-    Breaker, Budget, Continuation, Health, Hedge, Multiplier, PerSecond, Retry, RouteTimeouts, Share,
-    Timeouts,
-};
-pub use self::kv_events::KvEvents;
-pub(crate) use self::limits::ANY;
-pub use self::limits::LimitSpec;
-pub use self::observe::{Log, LogFormat, Tracing};
-pub use self::recorder::Recorder;
-use self::routing::validate_policy;
-pub use self::routing::{PoolOverride, Routing};
-pub use self::security::{KeySpec, Security};
-pub use self::server::{ExtraPath, Metrics, Server};
-pub use self::workers::{FeedSpec, WorkerSpec};
+pub use self::log::{Log, LogFormat};
+use crate::admin;
+pub use crate::auth::config::{KeySpec, Security};
+pub use crate::feed::config::KvEvents;
+pub use crate::fleet::config::Health;
+pub use crate::front::http::config::{ExtraPath, Metrics, Server};
+pub use crate::front::http::faults::{Continuation, Hedge, Multiplier, Retry, RouteTimeouts, Timeouts};
 pub use crate::hints::Config as Hints;
+pub use crate::limits::config::LimitSpec;
+pub use crate::recording_writer::config::Recorder;
+use crate::routing::validate_policy;
+pub use crate::routing::{Breaker, Budget, PoolOverride, Routing};
+use crate::salt::SaltKey;
 use crate::timings::Timings;
 pub use crate::tokenize::{Content, TokenSource, Tokens};
-
-/// Prompt bytes taken for one token where no tokenizer counts them. About right for English text in current
-/// vocabularies, and exact for prompts that are token ids (32-bit integers).
-pub const BYTES_PER_TOKEN: usize = 4;
+pub use crate::traces::config::Tracing;
+pub use crate::worker::config::{FeedSpec, WorkerSpec};
 
 /// Everything `kvlane serve` can be told.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -93,10 +83,6 @@ pub struct Config {
     pub recorder: Recorder,
 }
 
-/// The shortest and the longest time that makes sense anywhere.
-const LEAST_TIME: Duration = Duration::from_millis(1);
-const MOST_TIME: Duration = Duration::from_secs(365 * 24 * 3600);
-
 /// The least that the requests of all clients may hold together.
 const BODY_MEMORY_MIN: usize = 1 << 20;
 /// Most paths with deadlines of their own.
@@ -139,13 +125,13 @@ impl Config {
             }
         }
         self.validate_faults()?;
-        server.validate_paths()?;
+        server.validate_paths(|path| admin::is_for_operators(path) || admin::is_open(path))?;
         self.tokens.validate()?;
         self.hints.validate()?;
         self.recorder.validate()?;
         self.validate_security()?;
-        limits::validate(&self.limits)?;
-        self.validate_tracing()?;
+        crate::limits::config::validate(&self.limits)?;
+        self.tracing.validate()?;
         Ok(())
     }
 
@@ -155,7 +141,7 @@ impl Config {
         let timings = routing.pools.values().filter_map(|pool| pool.timing.as_ref()).chain(&routing.timing);
         // A preset is no file.
         let timings = timings.filter(|said| TimingModel::preset(said).is_err()).map(PathBuf::from);
-        timings.chain(self.files_of_security()).chain(self.files_of_tracing()).collect()
+        timings.chain(self.files_of_security()).chain(self.tracing.files()).collect()
     }
 
     fn validate_workers(&self) -> Result<(), ConfigError> {
@@ -240,6 +226,31 @@ impl Config {
             }
         }
         Ok(())
+    }
+
+    /// The keys that workers are shown, with the fields they are in.
+    fn worker_keys(&self) -> impl Iterator<Item = (String, &Secret)> {
+        let own = self.workers.iter().enumerate();
+        let own =
+            own.filter_map(|(i, worker)| Some((format!("workers[{i}].api_key"), worker.api_key.as_ref()?)));
+        self.upstream.api_key.as_ref().map(|key| ("upstream.api_key".to_owned(), key)).into_iter().chain(own)
+    }
+
+    fn validate_security(&self) -> Result<(), ConfigError> {
+        for (field, key) in self.worker_keys() {
+            key.read().map_err(|problem| ConfigError { field, problem })?;
+        }
+        kvlane_http::tls::Tls::read(&self.tls)?;
+        SaltKey::read(&self.auth)?;
+        self.auth.validate(self.metrics.host)
+    }
+
+    /// The files that keys and certificates are in.
+    fn files_of_security(&self) -> impl Iterator<Item = PathBuf> {
+        let keys = self.worker_keys().filter_map(|(_, key)| key.file().map(PathBuf::from));
+        let salts = self.auth.tenant_salt_key.as_ref().and_then(Secret::file).map(PathBuf::from);
+        let tokens = self.auth.jwt.as_ref().and_then(|jwt| jwt.jwks_file.clone());
+        self.auth.keys_file.clone().into_iter().chain(tokens).chain(salts).chain(keys).chain(self.tls.files())
     }
 
     /// How the pool of `model` is routed, whose engines take as long as `timing` says.

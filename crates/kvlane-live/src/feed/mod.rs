@@ -4,6 +4,7 @@
 //! readers of its [status](Seen): metrics, the admin API, and the request path, which notes answers for which an event is
 //! due.
 
+pub mod config;
 pub(crate) mod queue;
 mod status;
 
@@ -15,14 +16,14 @@ use arc_swap::ArcSwap;
 use kvlane_core::time::Nanos;
 use kvlane_http::network::Allowed;
 use kvlane_wire::sequence::Position;
+use serde_json::{Value, json};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use self::queue::Queue;
 pub use self::status::{Events, Seen};
-use crate::config::KvEvents;
+use crate::feed::config::KvEvents;
 use crate::parity::Parity;
-use crate::worker::Worker;
 
 /// Prompt tokens that fill a block of any engine whose block size is not known.
 pub(crate) const BLOCK_TOKENS_UNKNOWN: u32 = 256;
@@ -78,6 +79,22 @@ pub struct EventFeed {
     pub(crate) block_tokens: Option<u32>,
 }
 
+/// What is known of a feed before it is read.
+pub(crate) struct FeedFacts {
+    /// The name of its endpoint.
+    pub(crate) name: Arc<str>,
+    /// Where it is published.
+    pub(crate) source: Source,
+    /// The networks it must be in; none: any address, since the configuration names it.
+    pub(crate) allowed: Option<Arc<ArcSwap<Allowed>>>,
+    /// The data-parallel rank, if the worker has several.
+    pub(crate) rank: Option<u32>,
+    /// Whether the engine counts tokens as the gateway does.
+    pub(crate) parity: Parity,
+    /// Tokens of a block, if the engine's metrics have told.
+    pub(crate) block_tokens: Option<u32>,
+}
+
 /// Where a feed stands with respect to the index.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stage {
@@ -86,19 +103,27 @@ pub(crate) struct Stage {
     pub(crate) live_at: Option<Position>,
 }
 
+// === impl ToldBy ===
+
+impl ToldBy {
+    /// Its name in what operators see.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Configuration => "configuration",
+            Self::Engine => "engine",
+            Self::Convention => "convention",
+        }
+    }
+}
+
 // === impl EventFeed ===
 
 impl EventFeed {
-    /// A feed of `rank` of `worker`, which is read once it is opened.
-    pub(crate) fn new(
-        config: &KvEvents,
-        worker: &Worker,
-        rank: Option<u32>,
-        source: Source,
-        allowed: Option<Arc<ArcSwap<Allowed>>>,
-    ) -> Self {
+    /// A feed that is read once it is opened.
+    pub(crate) fn new(config: &KvEvents, facts: FeedFacts) -> Self {
+        let FeedFacts { name, source, allowed, rank, parity, block_tokens } = facts;
         Self {
-            name: worker.endpoint_name(rank),
+            name,
             allowed,
             source,
             rank,
@@ -109,8 +134,8 @@ impl EventFeed {
             seen: Mutex::default(),
             spoke_at: AtomicU64::new(0),
             owes_since: AtomicU64::new(0),
-            parity: Mutex::new(worker.parity()),
-            block_tokens: worker.state().compared.as_ref().and_then(|said| said.block_tokens),
+            parity: Mutex::new(parity),
+            block_tokens,
         }
     }
 
@@ -182,6 +207,21 @@ impl EventFeed {
         }
     }
 
+    /// Its part of `GET /workers`, where the index holds so many `blocks` of its endpoint.
+    pub(crate) fn describe(&self, now: Nanos, blocks: u64) -> Value {
+        let seen = self.seen();
+        let (waiting, dropped) = self.waiting();
+        json!({
+            "address": self.source.address, "replay": self.source.replay, "topic": self.source.topic,
+            "found_by": self.source.told_by.name(), "state": seen.state.name(), "problem": seen.problem,
+            "connected": seen.connected, "seq": seen.seq,
+            "last_event_age_s": seen.applied_at.map(|at| (now - at).as_secs_f64()),
+            "lag_s": seen.applied_at.map(|_| seen.lag_s), "blocks": blocks, "block_tokens": seen.block_tokens,
+            "waiting": waiting, "messages": counts(&seen.messages(dropped)), "incidents": counts(&seen.incidents()),
+            "events": counts(&seen.events.by_kind()),
+        })
+    }
+
     /// What was seen of it.
     pub fn seen(&self) -> Seen {
         self.seen_mut().clone()
@@ -208,4 +248,8 @@ impl fmt::Debug for EventFeed {
             .field("source", &self.source)
             .finish_non_exhaustive()
     }
+}
+
+fn counts(named: &[(&'static str, u64)]) -> Value {
+    named.iter().map(|&(name, count)| (name.to_owned(), Value::from(count))).collect()
 }

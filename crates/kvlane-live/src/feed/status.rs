@@ -1,13 +1,8 @@
 //! What operators see of a feed.
 
 use kvlane_core::cache_accuracy;
-use kvlane_core::endpoint::EndpointId;
 use kvlane_core::time::Nanos;
 use kvlane_wire::sequence::Counters;
-use serde_json::{Value, json};
-
-use super::{EventFeed, ToldBy};
-use crate::pool::ModelPool;
 
 /// What was seen of a feed so far.
 #[derive(Clone, Debug, Default)]
@@ -108,41 +103,4 @@ impl Seen {
             ("refusal", self.refusals),
         ]
     }
-}
-
-// === impl ToldBy ===
-
-impl ToldBy {
-    /// Its name in what operators see.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Configuration => "configuration",
-            Self::Engine => "engine",
-            Self::Convention => "convention",
-        }
-    }
-}
-
-// === impl EventFeed ===
-
-impl EventFeed {
-    /// Its part of `GET /workers`.
-    pub(crate) fn describe(&self, now: Nanos, pool: &ModelPool, endpoint: EndpointId) -> Value {
-        let seen = self.seen();
-        let (waiting, dropped) = self.waiting();
-        let blocks = pool.router.exact().map_or(0, |index| index.blocks_of(endpoint));
-        json!({
-            "address": self.source.address, "replay": self.source.replay, "topic": self.source.topic,
-            "found_by": self.source.told_by.name(), "state": seen.state.name(), "problem": seen.problem,
-            "connected": seen.connected, "seq": seen.seq,
-            "last_event_age_s": seen.applied_at.map(|at| (now - at).as_secs_f64()),
-            "lag_s": seen.applied_at.map(|_| seen.lag_s), "blocks": blocks, "block_tokens": seen.block_tokens,
-            "waiting": waiting, "messages": counts(&seen.messages(dropped)), "incidents": counts(&seen.incidents()),
-            "events": counts(&seen.events.by_kind()),
-        })
-    }
-}
-
-fn counts(named: &[(&'static str, u64)]) -> Value {
-    named.iter().map(|&(name, count)| (name.to_owned(), Value::from(count))).collect()
 }

@@ -134,8 +134,8 @@ mod tests {
     use kvlane_http::secret::Secret;
 
     use super::*;
-    use crate::config::WorkerSpec;
     use crate::worker::WorkerId;
+    use crate::worker::config::WorkerSpec;
 
     #[tokio::test(start_paused = true)]
     async fn a_worker_that_stays_down_is_warned_about_at_growing_intervals() {

@@ -11,7 +11,8 @@ use kvlane_wire::engine::resolve;
 use tokio::time::timeout;
 
 use super::{AddError, Fleet, WORKERS_MAX};
-use crate::config::{Config, WorkerSpec};
+use crate::config::Config;
+use crate::worker::config::WorkerSpec;
 use crate::worker::{Worker, WorkerId};
 
 // === impl Fleet ===

@@ -6,8 +6,8 @@ use kvlane_core::scheduler::Scheduler;
 use kvlane_http::address::worker_name;
 
 use super::{AddError, Fleet};
-use crate::config::WorkerSpec;
 use crate::pool::ModelPool;
+use crate::worker::config::WorkerSpec;
 use crate::worker::{Worker, WorkerId};
 
 // === impl Fleet ===

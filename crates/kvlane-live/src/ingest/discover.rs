@@ -8,9 +8,10 @@ use kvlane_core::load::LoadReport;
 use kvlane_http::network::leads_here;
 use kvlane_wire::engine::{FeedSource, resolve};
 
-use crate::config::{FeedSpec, KvEvents};
+use crate::feed::config::KvEvents;
 use crate::feed::{Source, ToldBy};
 use crate::worker::Rank;
+use crate::worker::config::FeedSpec;
 
 /// What an engine answered when it was asked where it publishes.
 #[derive(Clone, Debug, PartialEq, Eq)]

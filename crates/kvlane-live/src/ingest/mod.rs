@@ -38,7 +38,7 @@ use self::discover::is_loopback;
 use self::snapshot::{Entry, Key, Writer};
 use self::socket::{Patience, subscribe};
 use crate::clock::unix_time;
-use crate::feed::{EventFeed, Source, ToldBy};
+use crate::feed::{EventFeed, FeedFacts, Source, ToldBy};
 use crate::gateway::Gateway;
 use crate::panics::AGAIN;
 use crate::pool::{ModelPool, PoolEndpoint};
@@ -68,7 +68,10 @@ impl Ingest {
         let networks = upstream.allowed().cloned().or_else(|| {
             allowed(&upstream.address.host, &source).map(|allowed| Arc::new(ArcSwap::from_pointee(allowed)))
         });
-        Arc::new(EventFeed::new(&self.gateway.config().kv_events, worker, rank, source, networks))
+        let block_tokens = worker.state().compared.as_ref().and_then(|said| said.block_tokens);
+        let (name, parity) = (worker.endpoint_name(rank), worker.parity());
+        let facts = FeedFacts { name, source, allowed: networks, rank, parity, block_tokens };
+        Arc::new(EventFeed::new(&self.gateway.config().kv_events, facts))
     }
 
     /// Begins to read `feed` for its endpoint.

@@ -9,7 +9,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 
-use super::WorkerLabels;
+use super::labels::WorkerLabels;
 use super::table::Registration;
 
 /// One way of knowing a worker's cache.

@@ -10,8 +10,8 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 
+use super::labels::{ModelLabel, WorkerLabel};
 use super::table::Registration;
-use super::{ModelLabel, WorkerLabel};
 
 /// Requests count for the share that is shed with a weight that falls to 1/e in this time.
 const SHARE_SPAN_S: f64 = 60.0;

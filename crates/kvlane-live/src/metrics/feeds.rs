@@ -9,8 +9,8 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 
+use super::labels::{WorkerLabel, WorkerLabels};
 use super::table::Registration;
-use super::{WorkerLabel, WorkerLabels};
 use crate::feed::EventFeed;
 
 /// One kind of thing that a feed brought or went through.

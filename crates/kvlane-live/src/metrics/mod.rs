@@ -6,6 +6,7 @@ mod auth;
 mod cache_accuracy;
 mod faults;
 mod feeds;
+mod labels;
 mod limits;
 mod panics;
 mod recorder;
@@ -19,7 +20,6 @@ use std::sync::{Mutex, PoisonError};
 
 use kvlane_core::cache_accuracy::KnowledgeChange;
 use kvlane_core::policy::{PolicyConfig, Reason};
-use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -31,6 +31,11 @@ pub(crate) use self::cache_accuracy::CacheAccuracyMetrics;
 use self::faults::Shed;
 pub(crate) use self::faults::{Continued, FaultMetrics, Hedged};
 pub(crate) use self::feeds::FeedMetrics;
+use self::labels::HistogramFamily;
+pub use self::labels::{
+    EstimateLabels, FailureKind, FailureLabels, ModelLabel, ReloadLabel, RequestLabels, SelectionLabels,
+    TokensLabel, WorkerLabel, WorkerLabels,
+};
 pub(crate) use self::limits::{LimitMetrics, Reached};
 use self::panics::PanicMetrics;
 pub(crate) use self::recorder::RecorderMetrics;
@@ -50,119 +55,6 @@ const TPOT_BUCKETS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0
 /// Upper bounds in seconds for the time that counting a prompt takes.
 const TOKENIZE_BUCKETS: [f64; 12] =
     [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0];
-
-/// The model a request was for.
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-pub struct ModelLabel {
-    /// A model of the fleet.
-    pub model: String,
-}
-
-/// How a request ended.
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-pub struct RequestLabels {
-    /// A model of the fleet, or empty if it got no pool.
-    pub model: String,
-    /// The API, or `other`.
-    pub api: &'static str,
-    /// HTTP status; 499 when the client left.
-    pub code: u16,
-}
-
-/// Why a worker was picked.
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-pub struct SelectionLabels {
-    /// The worker's URL.
-    pub worker: String,
-    /// The pool's policy.
-    pub policy: &'static str,
-    /// The policy's reason.
-    pub reason: &'static str,
-}
-
-/// One worker in one pool.
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-pub struct WorkerLabels {
-    /// The worker's URL.
-    pub worker: String,
-    /// The pool's model.
-    pub model: String,
-}
-
-/// One worker.
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-pub struct WorkerLabel {
-    /// The worker's URL.
-    pub worker: String,
-}
-
-/// Why a prompt was estimated in a pool that counts.
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-pub struct EstimateLabels {
-    /// A model of the fleet.
-    pub model: String,
-    /// Why its tokens were not counted.
-    pub why: &'static str,
-}
-
-/// Where tokens that a tokenizer counted came from.
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-pub struct TokensLabel {
-    /// `cache`, or `text` that had to be encoded.
-    pub from: &'static str,
-}
-
-/// What came of a configuration that was to be taken over.
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-pub struct ReloadLabel {
-    /// `applied`, `unchanged` or `refused`.
-    pub result: &'static str,
-}
-
-/// Why an attempt on a worker failed.
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-pub struct FailureLabels {
-    /// The worker's URL.
-    pub worker: String,
-    /// What happened.
-    pub kind: FailureKind,
-}
-
-/// Ways in which an attempt fails.
-#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq, EncodeLabelValue)]
-#[allow(non_camel_case_types, missing_docs, reason = "the variants are the label values, word for word")]
-pub enum FailureKind {
-    connect,
-    connect_timeout,
-    broken,
-    garbage,
-    status,
-    mid_stream,
-    timeout,
-    unfit,
-    stalled,
-}
-
-// === impl FailureKind ===
-
-impl FailureKind {
-    /// Its name, for people.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::connect => "connect",
-            Self::connect_timeout => "connect_timeout",
-            Self::broken => "broken",
-            Self::garbage => "garbage",
-            Self::status => "status",
-            Self::mid_stream => "mid_stream",
-            Self::timeout => "timeout",
-            Self::unfit => "unfit",
-            Self::stalled => "stalled",
-        }
-    }
-}
-
-type HistogramFamily<L> = Family<L, Histogram, fn() -> Histogram>;
 
 /// All metrics.
 pub struct Metrics {

@@ -5,7 +5,7 @@ use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
 
-use super::HistogramFamily;
+use super::labels::HistogramFamily;
 use super::table::Registration;
 
 /// Upper bounds in seconds: from what parsing takes to what a long prompt takes in a long queue.

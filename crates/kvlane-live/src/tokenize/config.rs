@@ -1,5 +1,6 @@
 //! What can be said about tokens: where the tokenizers are, and how much work counting may be.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use kvlane_core::config::{ConfigError, within, wrong};
 use kvlane_tokens::ContentFormat;
 use serde::{Deserialize, Serialize};
 
-use crate::config::Config;
+use crate::routing::PoolOverride;
 
 /// How the tokens of prompts are counted.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -120,9 +121,8 @@ impl Tokens {
 }
 
 /// How the pool of `model` counts.
-pub(crate) fn plan(config: &Config, model: &str) -> Plan {
-    let Config { tokens, routing, .. } = config;
-    let differs = routing.pools.get(model);
+pub(crate) fn plan(tokens: &Tokens, pools: &BTreeMap<String, PoolOverride>, model: &str) -> Plan {
+    let differs = pools.get(model);
     let chat_template =
         differs.and_then(|pool| pool.chat_template.clone()).or_else(|| tokens.chat_template.clone());
     let local = |path: &Path| {
@@ -140,12 +140,9 @@ pub(crate) fn plan(config: &Config, model: &str) -> Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::PoolOverride;
 
     fn planned(tokens: Tokens, pool: PoolOverride) -> Plan {
-        let mut config = Config { tokens, ..Config::default() };
-        config.routing.pools.insert("m".into(), pool);
-        plan(&config, "m")
+        plan(&tokens, &BTreeMap::from([("m".into(), pool)]), "m")
     }
 
     fn with(tokenizer: &str) -> PoolOverride {

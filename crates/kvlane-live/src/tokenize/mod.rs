@@ -5,8 +5,8 @@
 //! count decides where a prompt is cheapest, never whether it is served.
 
 mod config;
-mod engine;
-mod threads;
+pub(crate) mod counted;
+pub(crate) mod threads;
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,22 +14,16 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use bytes::Bytes;
-use kvlane_core::block::{BlockHash, ChainSeed};
-use kvlane_http::connections::Connections;
 use kvlane_tokens::{Source, Tokenizer};
-use kvlane_wire::api::Api;
+use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::sync::oneshot;
-use tokio::time::{Instant, timeout_at};
+
+use crate::routing::PoolOverride;
 
 pub use self::config::{Content, TokenSource, Tokens};
 pub(crate) use self::config::{Plan, plan};
-pub(crate) use self::engine::tokenized;
-use self::threads::{Job, TokenThreads};
-use crate::config::{BYTES_PER_TOKEN, Config};
-use crate::gateway::Gateway;
-use crate::pool::ModelPool;
+pub(crate) use self::counted::Counted;
+use self::threads::TokenThreads;
 
 /// How a pool counts the tokens of its prompts.
 #[derive(Clone)]
@@ -48,28 +42,15 @@ pub(crate) struct Local {
     pub(crate) path: PathBuf,
 }
 
-/// A prompt that was counted.
-pub(crate) struct Counted {
-    pub(crate) chain: Vec<BlockHash>,
-    pub(crate) tokens: u32,
-}
-
-/// A prompt that is to be counted, and of whom.
-pub(crate) struct Question<'a> {
-    pub(crate) pool: &'a ModelPool,
-    pub(crate) api: Api,
-    pub(crate) body: &'a Bytes,
-    pub(crate) seed: ChainSeed,
-    /// Whose encodings it may find again: see [`kvlane_tokens::Prompt::apart`].
-    pub(crate) apart: u64,
-    pub(crate) deadline: Instant,
-}
-
-/// Why a prompt was estimated, as a metric's label.
-pub(crate) type Why = &'static str;
-
 /// A tokenizer's path, and that of its chat template if that is another.
 type Files = (PathBuf, Option<PathBuf>);
+
+/// What `/tokenize` answers, as far as it is read.
+#[derive(Deserialize)]
+pub(crate) struct Tokenized {
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) max_model_len: Option<u64>,
+}
 
 /// What all pools count with.
 pub(crate) struct Tokenizers {
@@ -77,9 +58,9 @@ pub(crate) struct Tokenizers {
     loaded: Mutex<BTreeMap<Files, Arc<Local>>>,
     /// How the pools of models count, once that is settled.
     settled: Mutex<BTreeMap<String, Counting>>,
-    threads: TokenThreads,
+    pub(crate) threads: TokenThreads,
     /// Whose turn it is to be asked.
-    turn: AtomicUsize,
+    pub(crate) turn: AtomicUsize,
 }
 
 // === impl Counting ===
@@ -106,65 +87,6 @@ impl Counting {
             other => json!({"source": other.name()}),
         }
     }
-
-    /// The chain and the number of tokens of a prompt.
-    ///
-    /// # Errors
-    /// Why they are to be estimated.
-    pub(crate) async fn count(
-        &self,
-        gateway: &Arc<Gateway>,
-        upstreams: &Arc<Connections>,
-        question: &Question<'_>,
-    ) -> Result<Counted, Why> {
-        match self {
-            Self::Local(local) => count_here(&gateway.tokenizers.threads, local, question).await,
-            Self::Engine => engine::count(gateway, upstreams, question).await,
-            Self::Estimate => Err("estimate"),
-        }
-    }
-}
-
-async fn count_here(threads: &TokenThreads, local: &Local, question: &Question<'_>) -> Result<Counted, Why> {
-    let (answer, answered) = oneshot::channel();
-    let job = Job {
-        tokenizer: Arc::clone(&local.tokenizer),
-        api: question.api,
-        body: Bytes::clone(question.body),
-        seed: question.seed,
-        apart: question.apart,
-        block_tokens: question.pool.router.block_tokens(),
-        answer,
-    };
-    if !threads.submit(job) {
-        return Err("queue_full");
-    }
-    match timeout_at(question.deadline, answered).await {
-        Ok(Ok(Ok(counted))) => Ok(counted),
-        Ok(Ok(Err(unknown))) => {
-            tracing::debug!(model = question.pool.model, %unknown, "a prompt was estimated");
-            Err(unknown.name())
-        }
-        Ok(Err(_)) | Err(_) => Err("timeout"),
-    }
-}
-
-// === impl Counted ===
-
-impl Counted {
-    pub(crate) fn of(seed: ChainSeed, tokens: &[u32], block_tokens: u32) -> Self {
-        let mut chain = Vec::new();
-        seed.chain_tokens(tokens, block_tokens as usize, &mut chain);
-        Self { chain, tokens: u32::try_from(tokens.len()).unwrap_or(u32::MAX).max(1) }
-    }
-
-    /// The count of a rendered prompt, four bytes a token, which is what `kvlane mock-engine` counts.
-    pub(crate) fn estimate(seed: ChainSeed, rendered: &[u8], block_tokens: u32) -> Self {
-        let mut chain = Vec::new();
-        seed.chain(rendered, block_tokens as usize * BYTES_PER_TOKEN, &mut chain);
-        let tokens = rendered.len().div_ceil(BYTES_PER_TOKEN);
-        Self { chain, tokens: u32::try_from(tokens).unwrap_or(u32::MAX).max(1) }
-    }
 }
 
 // === impl Tokenizers ===
@@ -174,19 +96,15 @@ impl Tokenizers {
     ///
     /// # Errors
     /// The first tokenizer that is not there or not usable, and what to do; or a thread that cannot be started.
-    pub(crate) fn start(config: &Config) -> io::Result<Self> {
-        let Tokens { threads, queue_size, .. } = config.tokens;
+    pub(crate) fn start(tokens: &Tokens, pools: &BTreeMap<String, PoolOverride>) -> io::Result<Self> {
+        let Tokens { threads, queue_size, .. } = *tokens;
         let threads = TokenThreads::start(threads, queue_size)?;
         let (loaded, settled) = (Mutex::default(), Mutex::default());
         let this = Self { loaded, settled, threads, turn: AtomicUsize::new(0) };
-        let own = config
-            .routing
-            .pools
-            .keys()
-            .map(|model| (format!("routing.pools.{model}.tokenizer"), model.as_str()));
+        let own = pools.keys().map(|model| (format!("routing.pools.{model}.tokenizer"), model.as_str()));
         for (field, model) in own.chain([("tokens.path".to_owned(), "")]) {
-            if let Plan::Local(source) = plan(config, model)
-                && let Err(why) = this.load(&source, &config.tokens.limits())
+            if let Plan::Local(source) = plan(tokens, pools, model)
+                && let Err(why) = this.load(&source, &tokens.limits())
             {
                 return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{field}: {why}")));
             }
@@ -238,8 +156,14 @@ impl Tokenizers {
     }
 
     /// Settles how the pool of `model` counts, whose weights the engine says are at `root`. May read files.
-    pub(crate) fn settle(&self, config: &Config, model: &str, root: Option<&str>) {
-        let counting = self.counting_of(config, model, root);
+    pub(crate) fn settle(
+        &self,
+        tokens: &Tokens,
+        pools: &BTreeMap<String, PoolOverride>,
+        model: &str,
+        root: Option<&str>,
+    ) {
+        let counting = self.counting_of(tokens, plan(tokens, pools, model), model, root);
         self.settled().entry(model.to_owned()).or_insert(counting);
     }
 
@@ -247,9 +171,9 @@ impl Tokenizers {
         self.settled.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn counting_of(&self, config: &Config, model: &str, root: Option<&str>) -> Counting {
-        let limits = config.tokens.limits();
-        let (source, auto) = match plan(config, model) {
+    fn counting_of(&self, tokens: &Tokens, plan: Plan, model: &str, root: Option<&str>) -> Counting {
+        let limits = tokens.limits();
+        let (source, auto) = match plan {
             Plan::Engine => return Counting::Engine,
             Plan::Estimate => return Counting::Estimate,
             Plan::Local(source) => (source, false),
@@ -272,6 +196,11 @@ impl Tokenizers {
             }
         }
     }
+}
+
+/// Reads an answer of `/tokenize`.
+pub(crate) fn tokenized(answer: &[u8]) -> Result<Tokenized, serde_json::Error> {
+    serde_json::from_slice(answer)
 }
 
 /// Whether an engine's `root` is a directory that can be read here and has a tokenizer. A relative one is the name of a

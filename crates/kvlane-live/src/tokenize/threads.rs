@@ -12,7 +12,7 @@ use kvlane_tokens::{Prompt, Tokenizer, Unknown};
 use kvlane_wire::api::Api;
 use tokio::sync::oneshot;
 
-use super::Counted;
+use super::counted::Counted;
 use crate::clock::date;
 
 /// Memory for prompts above which a thread gives it back after use: a million tokens with their text.
@@ -24,15 +24,15 @@ pub(crate) struct TokenThreads {
 }
 
 /// A prompt to be counted.
-pub(super) struct Job {
-    pub(super) tokenizer: Arc<Tokenizer>,
-    pub(super) api: Api,
-    pub(super) body: Bytes,
-    pub(super) seed: ChainSeed,
+pub(crate) struct Job {
+    pub(crate) tokenizer: Arc<Tokenizer>,
+    pub(crate) api: Api,
+    pub(crate) body: Bytes,
+    pub(crate) seed: ChainSeed,
     /// Whose encodings it may find again.
-    pub(super) apart: u64,
-    pub(super) block_tokens: u32,
-    pub(super) answer: oneshot::Sender<Result<Counted, Unknown>>,
+    pub(crate) apart: u64,
+    pub(crate) block_tokens: u32,
+    pub(crate) answer: oneshot::Sender<Result<Counted, Unknown>>,
 }
 
 struct Queue {
@@ -69,7 +69,7 @@ impl TokenThreads {
     }
 
     /// Hands a prompt over; false when too many wait already.
-    pub(super) fn submit(&self, job: Job) -> bool {
+    pub(crate) fn submit(&self, job: Job) -> bool {
         let mut state = self.queue.state();
         let room = state.jobs.len() < self.queue.len_max;
         if room {

@@ -13,8 +13,8 @@ use tokio::sync::mpsc::Receiver;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use crate::config::Tracing;
 use crate::gateway::Gateway;
+use crate::traces::config::Tracing;
 
 /// Times that one batch is sent at most,
 const ATTEMPTS: u32 = 3;

@@ -6,6 +6,7 @@
 //! nothing else (`export`). There is nothing in them of prompts, answers, keys or sessions.
 
 mod attempt;
+pub mod config;
 mod export;
 
 use std::borrow::Cow;
@@ -27,9 +28,9 @@ use tokio::sync::mpsc;
 pub(crate) use self::attempt::Attempt;
 pub(crate) use self::export::{export, split};
 use crate::clock::{Clock, unix_time};
-use crate::config::Tracing;
 use crate::metrics::SpanMetrics;
 use crate::timeline::Course;
+use crate::traces::config::Tracing;
 
 /// Which trace a request is part of, and who its parent is.
 pub(crate) const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
@@ -293,7 +294,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::config::Share;
+    use kvlane_core::bounded::Share;
 
     fn begun(config: &Tracing, headers: &[(&'static str, &str)]) -> Arc<RequestTrace> {
         let mut parts = http::Request::post("/v1/completions").body(()).expect("a request").into_parts().0;

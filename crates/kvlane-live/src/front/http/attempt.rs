@@ -495,7 +495,7 @@ mod tests {
     use proptest::prelude::{any, prop_assert, proptest};
 
     use super::*;
-    use crate::config::Share;
+    use kvlane_core::bounded::Share;
 
     proptest! {
         #[test]

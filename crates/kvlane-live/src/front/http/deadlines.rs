@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use crate::config::{Config, RouteTimeouts};
+use crate::config::Config;
+use crate::front::http::faults::RouteTimeouts;
 
 /// The deadlines of one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -20,6 +20,7 @@ use tokio::time::Instant;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use super::attempt::{Attempts, Outcome};
+use super::count::{Question, count};
 use super::deadlines::Deadlines;
 use super::error::ApiError;
 use super::hedge::{self, Sending};
@@ -35,7 +36,7 @@ use crate::limits::{Ask, Charge};
 use crate::objects::Origin;
 use crate::pool::ModelPool;
 use crate::snapshot::Served;
-use crate::tokenize::{Counted, Counting, Question};
+use crate::tokenize::Counted;
 use crate::traces::{Attempt, TRACEPARENT, TRACESTATE};
 
 /// Names the data-parallel rank that shall serve a request, to engines that have several.
@@ -196,7 +197,7 @@ async fn route(
         let salt = ours.as_deref().or(theirs);
         let seed = ChainSeed::new(&served.pool.model, adapter, salt);
         let apart = salt.map_or(0, apart);
-        let estimates = matches!(served.pool.counting, Counting::Estimate);
+        let estimates = served.pool.counting.is_estimate();
         let estimated = estimates.then(|| Counted::estimate(seed, prompt, served.pool.router.block_tokens()));
         let facts = hints.read(&parts.headers, Some(parsed), identity(parts));
         let before = parsed.previous_response.as_deref();
@@ -213,7 +214,7 @@ async fn route(
             let question = Question { pool, api, body, seed, apart, deadline };
             let asked = gateway.clock.now();
             timeline.enter_at(Stage::Tokenize, asked);
-            match Box::pin(pool.counting.count(gateway, upstreams, &question)).await {
+            match Box::pin(count(gateway, upstreams, &question)).await {
                 Ok(counted) => {
                     pool.metrics.tokenize.observe((gateway.clock.now() - asked).as_secs_f64());
                     counted

@@ -6,9 +6,12 @@
 mod account;
 mod attempt;
 pub mod attempt_error;
+pub mod config;
+mod count;
 mod deadlines;
 mod dialect;
 pub mod error;
+pub mod faults;
 mod forward;
 mod guard;
 mod h1;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::request::Parts;
+use kvlane_core::block::BYTES_PER_TOKEN;
 use kvlane_core::poison_prompts::PromptKey;
 use kvlane_core::request::RequestKey;
 use kvlane_wire::openai::ParseError;
@@ -17,7 +18,6 @@ use super::Account;
 use super::error::ApiError;
 use super::forward::{admit, named_pool, no_endpoint, salted};
 use crate::auth::identity;
-use crate::config::BYTES_PER_TOKEN;
 use crate::gateway::{Gateway, Routed};
 use crate::hints::Facts;
 use crate::objects::Origin;

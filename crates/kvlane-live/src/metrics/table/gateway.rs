@@ -1,7 +1,7 @@
 //! Metrics of the gateway itself.
 
-use super::Kind::{Counter, Gauge};
-use super::{Group, Row};
+use super::row::Kind::{Counter, Gauge};
+use super::row::{Group, Row};
 
 pub(super) const GROUP: Group =
     Group { title: "The gateway itself", intro: "Keys, limits, configuration, tasks.", rows: ROWS };

@@ -1,7 +1,7 @@
 //! Metrics of knowledge.
 
-use super::Kind::{Counter, Gauge};
-use super::{Group, Row};
+use super::row::Kind::{Counter, Gauge};
+use super::row::{Group, Row};
 
 pub(super) const GROUP: Group = Group {
     title: "Knowledge",

@@ -1,7 +1,7 @@
 //! Metrics of requests.
 
-use super::Kind::{Counter, Gauge, Histogram};
-use super::{Group, Row};
+use super::row::Kind::{Counter, Gauge, Histogram};
+use super::row::{Group, Row};
 
 pub(super) const GROUP: Group =
     Group { title: "Requests", intro: "What clients ask and how it ends.", rows: ROWS };

@@ -1,7 +1,7 @@
 //! Metrics of workers.
 
-use super::Kind::{Counter, Gauge};
-use super::{Group, Row};
+use super::row::Kind::{Counter, Gauge};
+use super::row::{Group, Row};
 
 pub(super) const GROUP: Group =
     Group { title: "Workers", intro: "Who is there, what they have to do, how they fare.", rows: ROWS };

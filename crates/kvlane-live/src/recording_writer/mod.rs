@@ -5,6 +5,8 @@
 //! for itself, so a file can end and another begin at any of them. What cannot be written, for a full disk or a directory
 //! that has gone, is lost and counted, and tried again with the next one.
 
+pub mod config;
+
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
@@ -21,9 +23,9 @@ use kvlane_core::router::Router;
 use kvlane_core::time::Nanos;
 
 use crate::clock::unix_time;
-use crate::config::Recorder as Config;
 use crate::metrics::RecorderMetrics;
 use crate::pool::ModelPool;
+use crate::recording_writer::config::Recorder as Config;
 
 /// Segments that may wait to be written, of half a megabyte each.
 const WAITING_MAX: usize = 32;

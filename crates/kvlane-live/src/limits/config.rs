@@ -58,7 +58,7 @@ impl LimitSpec {
     }
 }
 
-pub(super) fn validate(limits: &[LimitSpec]) -> Result<(), ConfigError> {
+pub(crate) fn validate(limits: &[LimitSpec]) -> Result<(), ConfigError> {
     within("limits", limits.len(), 0, LIMITS_MAX)?;
     let mut seen = std::collections::BTreeSet::new();
     for (n, spec) in limits.iter().enumerate() {

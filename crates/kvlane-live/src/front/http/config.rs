@@ -1,4 +1,4 @@
-//! The addresses that clients and operators talk to.
+//! The configuration sections `server` and `metrics`.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
@@ -7,7 +7,6 @@ use kvlane_core::config::{ConfigError, within, wrong};
 use kvlane_wire::path::{PATH_BYTES_MAX, Target, is_plain};
 use serde::{Deserialize, Serialize};
 
-use crate::admin;
 use crate::auth::Role;
 
 /// Most paths beside those that are known.
@@ -89,8 +88,11 @@ impl Default for Server {
 // === impl Server ===
 
 impl Server {
-    /// Checks what is relayed.
-    pub(super) fn validate_paths(&self) -> Result<(), ConfigError> {
+    /// Checks the paths that are relayed. `is_own` tells which paths are the gateway's own.
+    ///
+    /// # Errors
+    /// The first path that is wrong.
+    pub(crate) fn validate_paths(&self, is_own: impl Fn(&str) -> bool) -> Result<(), ConfigError> {
         within("server.extra_paths", self.extra_paths.len(), 0, EXTRA_PATHS_MAX)?;
         for ExtraPath { path, .. } in &self.extra_paths {
             let example = path.replace("{}", "x");
@@ -98,10 +100,7 @@ impl Server {
                 "is no path: it begins with `/` and has neither `%`, `;` nor empty or dotted segments"
             } else if Target::of(&example).is_some() {
                 "is relayed without being named"
-            } else if admin::is_for_operators(&example)
-                || admin::is_open(&example)
-                || example.starts_with("/v1/models")
-            {
+            } else if is_own(&example) || example.starts_with("/v1/models") {
                 "is the gateway's own"
             } else {
                 continue;

@@ -1,9 +1,11 @@
-//! How requests are placed, in all pools and in each.
+//! The configuration of routers: sections `routing` and `breaker`, and budgets.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use kvlane_core::bounded::Share;
+use kvlane_core::budget::PerSecond;
 use kvlane_core::policy::{PolicyConfig, name_or_config};
 use serde::{Deserialize, Deserializer, Serialize};
 
@@ -95,6 +97,50 @@ pub struct PoolOverride {
     pub chat_template: Option<PathBuf>,
 }
 
+/// When an endpoint that fails requests is given no more of them, and for how long.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Breaker {
+    /// Failed requests in a row after which it is given none for a while; 0 is never.
+    pub failure_threshold: u32,
+    /// For how long at first. It doubles with each failure that follows.
+    #[serde(with = "humantime_serde")]
+    pub cooldown: Duration,
+    /// For how long at most.
+    #[serde(with = "humantime_serde")]
+    pub cooldown_max: Duration,
+    /// How long one that comes back is given less than its share.
+    #[serde(with = "humantime_serde")]
+    pub slow_start: Duration,
+}
+
+impl Default for Breaker {
+    fn default() -> Self {
+        Self {
+            failure_threshold: 3,
+            cooldown: Duration::from_secs(1),
+            cooldown_max: Duration::from_secs(60),
+            slow_start: Duration::from_secs(10),
+        }
+    }
+}
+
+/// A share of the requests, and what is always allowed.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Budget {
+    /// Share of the requests that arrive, 0 to 1.
+    pub share: Share,
+    /// So many per second in any case.
+    pub per_second: PerSecond,
+}
+
+impl Default for Budget {
+    fn default() -> Self {
+        Self { share: Share::of(0.2), per_second: PerSecond::of(10.0) }
+    }
+}
+
 fn some_policy<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<PolicyConfig>, D::Error> {
     name_or_config(deserializer).map(Some)
 }
@@ -107,7 +153,7 @@ fn policy_or_none<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<P
 }
 
 /// Checks the whole numbers among a policy's parameters; the others are of bounded types.
-pub(super) fn validate_policy(field: &str, policy: &PolicyConfig) -> Result<(), ConfigError> {
+pub(crate) fn validate_policy(field: &str, policy: &PolicyConfig) -> Result<(), ConfigError> {
     let count = |name: &str, value: u32, most: u32| within(&format!("{field}.{name}"), value, 1, most);
     match policy {
         PolicyConfig::PrefixAware(config) => {

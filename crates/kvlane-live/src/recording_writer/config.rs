@@ -29,7 +29,7 @@ impl Default for Recorder {
 // === impl Recorder ===
 
 impl Recorder {
-    pub(super) fn validate(&self) -> Result<(), ConfigError> {
+    pub(crate) fn validate(&self) -> Result<(), ConfigError> {
         within("recorder.file_bytes", self.file_bytes, 1 << 20, 1 << 40)?;
         if self.max_bytes < 2 * self.file_bytes {
             let problem = format!("{} is less than two files of recorder.file_bytes", self.max_bytes);

@@ -8,6 +8,8 @@
 //! Tokens are charged when a request comes: its prompt, and what answers of its model usually have, but no more than it
 //! asks for. At its end the engine's own count takes their place, or the tokens that have passed where it tells none.
 
+pub mod config;
+
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,9 +20,9 @@ use kvlane_core::limit::{Exceeded, Limiter, Permit, Standing};
 use kvlane_core::request::TenantKey;
 use kvlane_core::time::Nanos;
 
-use crate::config::{ANY, LimitSpec};
 use crate::gateway::Gateway;
 use crate::hints::Hints;
+use crate::limits::config::{ANY, LimitSpec};
 
 /// The bucket of requests that are for no tenant in particular. Any other tenant has its own, also under an entry that names
 /// a key: a tenant that a trusted key's holder names is not the holder of the key of that name.

@@ -1,16 +1,15 @@
-//! What is told of requests: traces and logs.
+//! The configuration section `tracing`.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use kvlane_core::bounded::Share;
-use kvlane_core::config::{ConfigError, within, wrong};
+use kvlane_core::config::{ConfigError, LEAST_TIME, within, wrong};
 use kvlane_http::secret::Secret;
 use serde::{Deserialize, Serialize};
 
-use super::{Config, LEAST_TIME};
-use crate::traces::split;
+use super::split;
 
 /// Traces of requests, sent to an OpenTelemetry collector.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -39,27 +38,6 @@ pub struct Tracing {
     pub timeout: Duration,
 }
 
-/// What is logged, and how it is written. Flags come before.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Log {
-    /// As `--log-level`: a level, or a filter. None: info.
-    pub level: Option<String>,
-    /// How a line is written.
-    pub format: LogFormat,
-}
-
-/// Ways to write a line.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum LogFormat {
-    /// For people.
-    #[default]
-    Text,
-    /// For programs: an object on each line.
-    Json,
-}
-
 impl Default for Tracing {
     fn default() -> Self {
         Self {
@@ -76,11 +54,15 @@ impl Default for Tracing {
     }
 }
 
-// === impl Config ===
+// === impl Tracing ===
 
-impl Config {
-    pub(super) fn validate_tracing(&self) -> Result<(), ConfigError> {
-        let Tracing { endpoint, headers, service_name, .. } = &self.tracing;
+impl Tracing {
+    /// Checks what types cannot.
+    ///
+    /// # Errors
+    /// The first field that is wrong.
+    pub(crate) fn validate(&self) -> Result<(), ConfigError> {
+        let Tracing { endpoint, headers, service_name, .. } = self;
         if let Some(endpoint) = endpoint {
             split(endpoint).or_else(|problem| wrong("tracing.endpoint", problem))?;
         }
@@ -101,11 +83,9 @@ impl Config {
         if service_name.is_empty() {
             return wrong("tracing.service_name", "it is empty: write what this is to be called".into());
         }
-        within("tracing.queue_size", self.tracing.queue_size, 1, 1_000_000)?;
-        within("tracing.batch_size", self.tracing.batch_size, 1, 100_000)?;
-        for (field, value) in
-            [("tracing.interval", self.tracing.interval), ("tracing.timeout", self.tracing.timeout)]
-        {
+        within("tracing.queue_size", self.queue_size, 1, 1_000_000)?;
+        within("tracing.batch_size", self.batch_size, 1, 100_000)?;
+        for (field, value) in [("tracing.interval", self.interval), ("tracing.timeout", self.timeout)] {
             if value < LEAST_TIME || value > Duration::from_secs(3600) {
                 return wrong(field, format!("{value:?} is out of range: take {LEAST_TIME:?} to an hour"));
             }
@@ -114,7 +94,7 @@ impl Config {
     }
 
     /// Files with secrets that the collector is shown.
-    pub(super) fn files_of_tracing(&self) -> impl Iterator<Item = PathBuf> {
-        self.tracing.headers.values().filter_map(|secret| secret.file().map(Into::into))
+    pub(crate) fn files(&self) -> impl Iterator<Item = PathBuf> {
+        self.headers.values().filter_map(|secret| secret.file().map(Into::into))
     }
 }

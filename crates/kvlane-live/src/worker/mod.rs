@@ -1,5 +1,7 @@
 //! One engine as the gateway knows it: its address, what it serves, how it fares.
 
+pub mod config;
+
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,9 +12,9 @@ use kvlane_http::network::Allowed;
 use kvlane_http::upstream::{Upstream, UpstreamId};
 use tokio::sync::Notify;
 
-use crate::config::{FeedSpec, WorkerSpec};
 use crate::feed::Source;
 use crate::parity::{Compared, Parity};
+use crate::worker::config::{FeedSpec, WorkerSpec};
 
 /// Names a worker for as long as the gateway runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -1,42 +1,14 @@
-//! How failing workers are found, and what is done about what they failed.
+//! The configuration sections `timeouts`, `retry`, `continuation` and `hedge`.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use kvlane_core::bounded::Bounded;
 pub use kvlane_core::bounded::Share;
-pub use kvlane_core::budget::PerSecond;
+use kvlane_core::budget::PerSecond;
 use serde::{Deserialize, Serialize};
 
-/// How failing workers are found.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Health {
-    /// Path of the probe.
-    pub path: String,
-    /// Time between two probes of one worker. A worker that is down is probed as often.
-    #[serde(with = "humantime_serde")]
-    pub interval: Duration,
-    /// Time a probe may take.
-    #[serde(with = "humantime_serde")]
-    pub timeout: Duration,
-    /// Bad probes in a row that make a worker unhealthy.
-    pub failure_threshold: u32,
-    /// Good probes in a row that make it healthy again.
-    pub success_threshold: u32,
-}
-
-impl Default for Health {
-    fn default() -> Self {
-        Self {
-            path: "/health".into(),
-            interval: Duration::from_secs(2),
-            timeout: Duration::from_secs(5),
-            failure_threshold: 3,
-            success_threshold: 2,
-        }
-    }
-}
+use crate::routing::Budget;
 
 /// What each pause is longer by than the one before it: 1 to 100.
 pub type Multiplier = Bounded<1, 100>;
@@ -64,16 +36,6 @@ pub struct Retry {
     pub budget: Budget,
 }
 
-/// A share of the requests, and what is always allowed.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Budget {
-    /// Share of the requests that arrive, 0 to 1.
-    pub share: Share,
-    /// So many per second in any case.
-    pub per_second: PerSecond,
-}
-
 impl Default for Retry {
     fn default() -> Self {
         Self {
@@ -85,12 +47,6 @@ impl Default for Retry {
             jitter: Share::of(0.2),
             budget: Budget::default(),
         }
-    }
-}
-
-impl Default for Budget {
-    fn default() -> Self {
-        Self { share: Share::of(0.2), per_second: PerSecond::of(10.0) }
     }
 }
 
@@ -135,35 +91,7 @@ impl Default for Hedge {
     }
 }
 
-/// When an endpoint that fails requests is given no more of them, and for how long.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Breaker {
-    /// Failed requests in a row after which it is given none for a while; 0 is never.
-    pub failure_threshold: u32,
-    /// For how long at first. It doubles with each failure that follows.
-    #[serde(with = "humantime_serde")]
-    pub cooldown: Duration,
-    /// For how long at most.
-    #[serde(with = "humantime_serde")]
-    pub cooldown_max: Duration,
-    /// How long one that comes back is given less than its share.
-    #[serde(with = "humantime_serde")]
-    pub slow_start: Duration,
-}
-
-impl Default for Breaker {
-    fn default() -> Self {
-        Self {
-            failure_threshold: 3,
-            cooldown: Duration::from_secs(1),
-            cooldown_max: Duration::from_secs(60),
-            slow_start: Duration::from_secs(10),
-        }
-    }
-}
-
-/// Deadlines beside those of [`Server`](super::Server), and what differs by path.
+/// Deadlines beside those of [`Server`](super::config::Server), and what differs by path.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Timeouts {
@@ -178,16 +106,16 @@ pub struct Timeouts {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RouteTimeouts {
-    /// Instead of [`Server::body_timeout`](super::Server::body_timeout).
+    /// Instead of [`Server::body_timeout`](super::config::Server::body_timeout).
     #[serde(with = "humantime_serde", skip_serializing_if = "Option::is_none")]
     pub body_timeout: Option<Duration>,
     /// Instead of [`Timeouts::first_byte_timeout`], and for answers that come all at once too.
     #[serde(with = "humantime_serde", skip_serializing_if = "Option::is_none")]
     pub first_byte_timeout: Option<Duration>,
-    /// Instead of [`Server::stream_idle_timeout`](super::Server::stream_idle_timeout), for the worker's silence.
+    /// Instead of [`Server::stream_idle_timeout`](super::config::Server::stream_idle_timeout), for the worker's silence.
     #[serde(with = "humantime_serde", skip_serializing_if = "Option::is_none")]
     pub stream_idle_timeout: Option<Duration>,
-    /// Instead of [`Server::request_timeout`](super::Server::request_timeout).
+    /// Instead of [`Server::request_timeout`](super::config::Server::request_timeout).
     #[serde(with = "humantime_serde", skip_serializing_if = "Option::is_none")]
     pub request_timeout: Option<Duration>,
 }

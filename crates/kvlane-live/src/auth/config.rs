@@ -1,5 +1,6 @@
 //! Who may do what.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use kvlane_core::config::{ConfigError, wrong};
@@ -7,9 +8,7 @@ use kvlane_http::network::Network;
 use kvlane_http::secret::{KeyHash, Secret};
 use serde::{Deserialize, Serialize};
 
-use super::Config;
-use crate::auth::{Auth, JwtSpec, Role};
-use crate::salt::SaltKey;
+use super::{Auth, JwtSpec, Role};
 
 /// Who may use the gateway, and who may operate it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -51,46 +50,17 @@ pub struct KeySpec {
     pub trusted: bool,
 }
 
-// === impl Config ===
-
-impl Config {
-    /// The keys that workers are shown, with the fields they are in.
-    fn worker_keys(&self) -> impl Iterator<Item = (String, &Secret)> {
-        let own = self.workers.iter().enumerate();
-        let own =
-            own.filter_map(|(i, worker)| Some((format!("workers[{i}].api_key"), worker.api_key.as_ref()?)));
-        self.upstream.api_key.as_ref().map(|key| ("upstream.api_key".to_owned(), key)).into_iter().chain(own)
-    }
-
-    pub(super) fn validate_security(&self) -> Result<(), ConfigError> {
-        for (field, key) in self.worker_keys() {
-            key.read().map_err(|problem| ConfigError { field, problem })?;
-        }
-        kvlane_http::tls::Tls::read(&self.tls)?;
-        SaltKey::read(&self.auth)?;
-        self.auth.validate(self)
-    }
-
-    /// The files that keys and certificates are in.
-    pub(super) fn files_of_security(&self) -> impl Iterator<Item = PathBuf> {
-        let keys = self.worker_keys().filter_map(|(_, key)| key.file().map(PathBuf::from));
-        let salts = self.auth.tenant_salt_key.as_ref().and_then(Secret::file).map(PathBuf::from);
-        let tokens = self.auth.jwt.as_ref().and_then(|jwt| jwt.jwks_file.clone());
-        self.auth.keys_file.clone().into_iter().chain(tokens).chain(salts).chain(keys).chain(self.tls.files())
-    }
-}
-
 // === impl Security ===
 
 impl Security {
     /// Checks the keys, and that nobody without one can operate the gateway from another machine.
-    fn validate(&self, config: &Config) -> Result<(), ConfigError> {
+    pub(crate) fn validate(&self, metrics_host: IpAddr) -> Result<(), ConfigError> {
         let auth = Auth::read(self)?;
-        if !config.metrics.host.is_loopback() && !auth.operators_need_a_key() && !self.open_admin {
+        if !metrics_host.is_loopback() && !auth.operators_need_a_key() && !self.open_admin {
             let problem = format!(
                 "{}: whoever reaches the admin API can add a worker and so receive prompts. Set a key with the role \
                  admin (`kvlane key new`, --admin-api-key), or listen on loopback, or say --insecure-admin",
-                config.metrics.host
+                metrics_host
             );
             return wrong("metrics.host", problem);
         }

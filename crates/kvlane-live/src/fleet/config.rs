@@ -1,0 +1,35 @@
+//! The configuration section `health`.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+/// How failing workers are found.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Health {
+    /// Path of the probe.
+    pub path: String,
+    /// Time between two probes of one worker. A worker that is down is probed as often.
+    #[serde(with = "humantime_serde")]
+    pub interval: Duration,
+    /// Time a probe may take.
+    #[serde(with = "humantime_serde")]
+    pub timeout: Duration,
+    /// Bad probes in a row that make a worker unhealthy.
+    pub failure_threshold: u32,
+    /// Good probes in a row that make it healthy again.
+    pub success_threshold: u32,
+}
+
+impl Default for Health {
+    fn default() -> Self {
+        Self {
+            path: "/health".into(),
+            interval: Duration::from_secs(2),
+            timeout: Duration::from_secs(5),
+            failure_threshold: 3,
+            success_threshold: 2,
+        }
+    }
+}
