@@ -1,9 +1,10 @@
-//! Queue, selection and in-flight ledger of one pool as one state machine: [`Input`] in, [`Output`] out.
+//! Scheduler of one pool: queue, endpoint selection and in-flight ledger as one state machine. [`Input`] in, [`Output`]
+//! out.
 //!
-//! Selection and reservation are one step, so two requests never both see an endpoint as idle. Every request that is
-//! dispatched is settled by exactly one [`Input::Finished`], whatever happened to it; then its tokens have all been
-//! given back. Everything that can change the state is an [`Input`], and inputs can be written down: the same inputs
-//! in the same order give the same outputs.
+//! Selecting an endpoint and reserving its load is one step, so two requests never both see an endpoint as idle. Every
+//! dispatched request ends with exactly one [`Input::Finished`], whatever its outcome; that input releases all its
+//! reservations. Every state change is an [`Input`], and inputs can be serialized: the same inputs in the same order
+//! give the same outputs.
 
 mod admission;
 mod availability;
@@ -44,15 +45,16 @@ use in_flight::{InFlightRequest, InFlightTable, Turn};
 use learning::{Learning, STEP_TOKENS};
 use shadow::Shadow;
 
-/// Tokens of an answer that a scheduler is told of at a time, but for the last ones: its ledger is right to a thousandth
-/// of a usual context, and told sixteen times as rarely. Gateway and simulator do it alike.
+/// Output tokens reported to the scheduler in one [`Input::Tokens`]; the last report of an answer may hold fewer.
+/// Batching keeps the ledger within a thousandth of a typical context at a sixteenth of the inputs. Gateway and
+/// simulator use the same value.
 pub const TOKENS_TOLD: u32 = 16;
 
-/// What an output token counts when tenants are compared, where an uncached prompt token counts 1: as VTC
-/// (arXiv 2401.00588) and AIBrix's `vtc-basic` have it.
+/// Weight of an output token in fair queueing between tenants, where an uncached prompt token counts 1; same as VTC
+/// (arXiv 2401.00588) and AIBrix's `vtc-basic`.
 const OUTPUT_WEIGHT: i64 = 2;
 
-/// The scheduler of one pool. See the module.
+/// The scheduler of one pool. See the module documentation.
 pub struct Scheduler {
     config: Config,
     pool: Pool,
@@ -62,19 +64,19 @@ pub struct Scheduler {
     learning: Learning,
     unseen: EstimatedPrefills,
     gates: AvailabilitySummary,
-    /// Nobody of those who wait first can go until an endpoint takes more.
+    /// No queued request within the search limit can be dispatched until an endpoint accepts more.
     stalled: bool,
-    /// Those whose turn has come.
+    /// Dequeued requests that hold a dispatch slot and wait for [`Input::Refreshed`].
     called: BTreeMap<RequestId, Called>,
     retries: Budget,
     hedges: Budget,
-    /// Requests that were over of late.
+    /// Rate of recently finished requests.
     departed: DecayingCounter,
     policy: Box<dyn Policy>,
     shadow: Option<Box<Shadow>>,
-    /// Where whoever is placed next goes, whatever the policy picks.
+    /// Endpoint that the next placement uses, whatever the policy picks.
     destined: Option<EndpointId>,
-    /// Where the policy would have sent whoever was placed last.
+    /// The policy's own choice for the last placement.
     picked: Option<(EndpointId, Reason)>,
     rng: Rng,
     receipts: Receipts,
@@ -116,8 +118,8 @@ impl Scheduler {
         }
     }
 
-    /// Takes one input at `now` and appends what follows from it. Threads that race for the scheduler may bring
-    /// times that are out of order by as much as they race.
+    /// Applies one input at `now` and appends its consequences to `out`. Threads that race for the scheduler may pass
+    /// times that are slightly out of order.
     pub fn step(&mut self, now: Nanos, input: Input, out: &mut Vec<Output>) {
         let (of_fleet, of_gates) = (input.is_of_fleet(), input.is_of_gates());
         self.ripen(now, out);
@@ -170,8 +172,9 @@ impl Scheduler {
         self.drain_queue(now, out);
     }
 
-    /// As [`Scheduler::step`], but whoever is placed by this input goes to `destined`, if that takes requests: for a
-    /// replay, which follows what happened. Where the policy would have sent it, and why, if anybody was placed.
+    /// Like [`Scheduler::step`], but a request placed by this input goes to `destined` if that endpoint accepts
+    /// requests. Used by a replay, which follows the recorded placements. Returns the policy's own choice and its
+    /// reason, if a request was placed.
     pub fn step_to(
         &mut self,
         now: Nanos,
@@ -190,12 +193,12 @@ impl Scheduler {
         self.receipts = Receipts::new(usize::from(explained)).with_all_rows();
     }
 
-    /// How another policy would have decided, where there is one.
+    /// Decisions of the shadow policy, if one is configured.
     pub fn shadowed(&self) -> Option<Shadowed> {
         self.shadow.as_deref().map(Shadow::shadowed)
     }
 
-    /// When to step with [`Input::Tick`] if nothing happens before.
+    /// When to step with [`Input::Tick`] if no other input comes before.
     pub fn next_deadline(&self) -> Option<Nanos> {
         let room = self
             .admission
@@ -211,27 +214,27 @@ impl Scheduler {
         &self.pool
     }
 
-    /// How this pool schedules.
+    /// The pool's configuration.
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// How fast an endpoint of this pool works, as far as is known.
+    /// Estimated speed of an endpoint of this pool.
     pub fn rates(&self, endpoint: &Endpoint) -> Rates {
         self.learning.rates(endpoint)
     }
 
-    /// Mean output tokens of the answers of late.
+    /// Mean output tokens of recent answers.
     pub fn usual_output_tokens(&self) -> f64 {
         self.learning.forecast.usual_tokens()
     }
 
-    /// The last decisions.
+    /// The most recent decisions.
     pub fn receipts(&self) -> &Receipts {
         &self.receipts
     }
 
-    /// What an endpoint is expected to do next, if it has anything to do.
+    /// When an endpoint with requests in flight is expected to make progress; `None` if it is idle.
     pub fn expected(&self, endpoint: EndpointId) -> Option<Expected> {
         let endpoint = self.pool.get(endpoint)?;
         let InFlight { requests, prefilling, prefill_tokens, prefill_pairs, context_tokens } =
@@ -241,24 +244,25 @@ impl Scheduler {
         let rates = self.rates(endpoint);
         let decode_s = rates.decode_step_s(requests.saturating_sub(prefilling), context_tokens);
         let prefill_s = rates.prefill_s(prefill_tokens, prefill_pairs);
-        // A step computes a part of what waits, and all prompts may be computed before any decoding goes on (SGLang).
+        // One step computes part of the pending prefill, and all prompts may be computed before decoding continues
+        // (SGLang).
         let share = (STEP_TOKENS as f64 / prefill_tokens.max(1) as f64).min(1.0);
         let is_learned = self.learning.is_learned() || self.config.timing.is_some();
         let (step_s, token_s) = (share * prefill_s + decode_s, prefill_s + decode_s);
         (requests > 0).then_some(Expected { step_s, token_s, is_seen, is_learned })
     }
 
-    /// Requests dispatched and not yet settled.
+    /// Requests dispatched and not yet finished.
     pub fn in_flight(&self) -> usize {
         self.flights.len()
     }
 
-    /// Requests that wait for a place.
+    /// Requests waiting for dispatch.
     pub fn queued(&self) -> usize {
         self.queue.len() + self.called.len()
     }
 
-    /// Tells who admits conversations what there is room for.
+    /// Passes the fleet's KV cache capacity to session admission.
     fn tell_admission(&mut self) {
         if let Some(admission) = &mut self.admission {
             let (endpoints, capacity_tokens) = self.pool.kv_capacity_tokens();
@@ -266,7 +270,7 @@ impl Scheduler {
         }
     }
 
-    /// Whether a request that comes may have to wait.
+    /// Whether an arriving request may have to wait.
     pub fn may_wait(&self) -> bool {
         self.config.queue_len_max > 0
             && (self.config.in_flight_max > 0
@@ -275,7 +279,7 @@ impl Scheduler {
                 || self.queued() > 0)
     }
 
-    /// Selects among the rows and reserves.
+    /// Selects an endpoint among the rows and reserves its load.
     fn place(&mut self, now: Nanos, waiting: &Waiting, lane: Lane, out: &mut Vec<Output>) {
         let Waiting { request, block_tokens, .. } = waiting;
         let explain = self.receipts.is_on();
@@ -347,7 +351,7 @@ impl Scheduler {
             self.unseen.placed(now, request.id, picked.rates.prefill_s(tokens, pairs) + step_s);
         }
         let flight = InFlightRequest { era: self.passes(endpoint, request.id), ..flight };
-        // If it is the one request that a breaker lets through, those who waited for that have nothing to wait for.
+        // A half-open breaker admits one request; if this is that request, queued requests can no longer use it.
         self.stalled = false;
         if let Some(ledger) = self.pool.in_flight_mut(endpoint) {
             ledger.requests += 1;
@@ -360,7 +364,7 @@ impl Scheduler {
         out.push(Output::Dispatch { request: request.id, placement });
     }
 
-    /// A prompt is computed; `seen` is whether its first token was seen to come.
+    /// A prompt was prefilled; `seen` is whether its first token was observed.
     fn first_token(&mut self, now: Nanos, request: RequestId, seen: bool, out: &mut Vec<Output>) {
         let Some(flight) = self.flights.get_mut(request) else { return };
         if std::mem::replace(&mut flight.computed, true) {
@@ -380,7 +384,7 @@ impl Scheduler {
         self.begun(now, endpoint, era, out);
     }
 
-    /// A prompt is computed, or should be: it is no longer work to come.
+    /// Removes a prompt from the pending prefill: it was prefilled, or should be by estimate.
     fn prefilled(&mut self, request: RequestId) {
         let Some(flight) = self.flights.get_mut(request) else { return };
         let prefill_tokens = u64::from(std::mem::take(&mut flight.prefill_tokens));
@@ -393,7 +397,7 @@ impl Scheduler {
         }
     }
 
-    /// Compares what was predicted with what the answer says.
+    /// Compares the predicted prefix reuse with the reuse that the answer reports.
     fn answered(
         &mut self,
         request: RequestId,
@@ -412,7 +416,7 @@ impl Scheduler {
         });
     }
 
-    /// Changes what is known of an endpoint's cache, and tells if it is worth more or less then.
+    /// Changes an endpoint's cache accuracy and emits [`Output::Knowledge`] if its knowledge level changes.
     fn learn(
         &mut self,
         endpoint: EndpointId,
@@ -435,13 +439,13 @@ impl Scheduler {
         }
     }
 
-    /// Takes over how long an answer is from who wrote it.
+    /// Takes over the answer's final length.
     fn wrote(&mut self, now: Nanos, request: RequestId, output_tokens: u32) {
         let Some(flight) = self.flights.get_mut(request) else { return };
         self.learning.last_token(now, &mut flight.timed, self.pool.get_mut(flight.endpoint));
         let seen = std::mem::replace(&mut flight.timed.output_tokens, output_tokens);
         charge(&mut self.queue, flight, output_tokens.saturating_sub(seen.max(1)));
-        // The last token is no context of any other, as the first one was not counted.
+        // The last token is not part of any later token's context, just as the first one was not counted.
         let context_tokens = u64::from(flight.prompt_tokens) + u64::from(output_tokens.saturating_sub(1));
         let before = std::mem::replace(&mut flight.context_tokens, context_tokens);
         if let Some(ledger) = self.pool.in_flight_mut(flight.endpoint) {
@@ -449,7 +453,7 @@ impl Scheduler {
         }
     }
 
-    /// Gives back all that a request has reserved, or takes it out of the queue.
+    /// Releases everything that a request has reserved, or removes it from the queue.
     fn settle(&mut self, now: Nanos, request: RequestId, out: &mut Vec<Output>) {
         self.stalled = false;
         let Some(flight) = self.flights.remove(request) else {
@@ -489,7 +493,7 @@ impl Scheduler {
     }
 }
 
-/// More tokens of an answer came. Those that were expected have been charged.
+/// Charges further output tokens to the tenant. The forecast output tokens were charged at placement.
 fn charge(queue: &mut Queue, flight: &mut InFlightRequest, count: u32) {
     let beyond = count.saturating_sub(flight.output_tokens_due);
     flight.output_tokens_due = flight.output_tokens_due.saturating_sub(count);
@@ -522,11 +526,11 @@ mod tests {
     pub(super) struct World {
         pub(super) scheduler: Scheduler,
         pub(super) now: Nanos,
-        /// What is known of every prompt when its turn comes.
+        /// Overlap of every prompt, returned for each [`Output::Refresh`].
         pub(super) known: Vec<(EndpointId, Prediction)>,
-        /// Those whose turn has come and whose prompts nobody has looked up.
+        /// Dequeued requests whose prompts have not been looked up again.
         pub(super) unknown: Vec<RequestId>,
-        /// Whether they are kept waiting for that.
+        /// Whether [`Output::Refresh`] is left unanswered.
         pub(super) lazy: bool,
     }
 
@@ -550,7 +554,7 @@ mod tests {
             out
         }
 
-        /// Does what a router does with those whose turn has come.
+        /// Answers every [`Output::Refresh`], as the router does.
         pub(super) fn look_up(&mut self, out: &mut Vec<Output>) {
             loop {
                 let asked = out.extract_if(.., |output| matches!(output, Output::Refresh { .. }));
@@ -578,7 +582,7 @@ mod tests {
             self.step(Input::Arrived { request, overlap, block_tokens: 16 })
         }
 
-        /// Whoever sits in a slot now.
+        /// The endpoint that occupies a slot.
         fn seated(&self, slot: u16) -> EndpointId {
             self.scheduler.pool.endpoints().nth(slot.into()).expect("three endpoints").id
         }
@@ -660,7 +664,7 @@ mod tests {
         assert_eq!(
             (world.ledger(0).prefilling, world.ledger(0).prefill_tokens),
             (2, 16_000),
-            "a moment early"
+            "just before the estimate"
         );
         world.now += Nanos::from_millis(1);
         world.step(Input::Tick);
@@ -668,7 +672,7 @@ mod tests {
         assert_eq!(
             (ledger.requests, ledger.prefilling, ledger.prefill_tokens),
             (2, 1, 8000),
-            "the stream's is left"
+            "only the streaming request still counts as prefilling"
         );
         for id in [1, 0] {
             world.step(Input::Begun { request: RequestId(id) });
@@ -703,7 +707,7 @@ mod tests {
             let out = world.step(Input::Finished { request: RequestId(1) });
             out.iter().find_map(Output::request)
         };
-        assert_eq!(served(true), Some(RequestId(3)), "the other tenant has had less");
+        assert_eq!(served(true), Some(RequestId(3)), "the other tenant has used less");
         assert_eq!(served(false), served(true));
     }
 
@@ -742,7 +746,7 @@ mod tests {
         let first = placed(&world.arrive(1, 10, &[])).expect("placed");
         assert_eq!(placed(&world.arrive(2, 10, &[])), None, "waits");
         let out = world.step(Input::Finished { request: RequestId(1) });
-        assert!(placed(&out).is_some(), "the waiting one takes the place");
+        assert!(placed(&out).is_some(), "the queued request is dispatched");
         let mut request = SchedulingRequest::new(RequestId(1), 10);
         (request.attempt, request.excluded) = (1, [first].into());
         let out = world.step(Input::Arrived { request, overlap: Vec::new(), block_tokens: 16 });
@@ -767,13 +771,13 @@ mod tests {
         assert_eq!((world.arrive(2, 10, &[]), world.arrive(3, 10, &[])), (vec![], vec![]));
         let shed = [Output::Reject { request: RequestId(4), refused: in_a_second(Rejection::QueueFull) }];
         assert_eq!(world.arrive(4, 10, &[]), shed);
-        let deadline = world.scheduler.next_deadline().expect("somebody waits");
+        let deadline = world.scheduler.next_deadline().expect("a request is queued");
         world.now = deadline - Nanos(1);
         let expired =
             [Output::Reject { request: RequestId(2), refused: in_a_second(Rejection::QueueTimeout) }];
         assert_eq!(world.step(Input::Tick), expired);
         let out = world.step(Input::Finished { request: RequestId(1) });
-        assert!(matches!(out[..], [Output::Reject { request: RequestId(3), .. }]), "late by now: {out:?}");
+        assert!(matches!(out[..], [Output::Reject { request: RequestId(3), .. }]), "deadline has passed: {out:?}");
         assert_eq!((world.scheduler.queued(), world.scheduler.in_flight()), (0, 0));
     }
 
@@ -781,7 +785,7 @@ mod tests {
     fn a_request_that_arrives_twice_has_one_place() {
         let mut world = World::new(Config { in_flight_max: 1, ..config("round_robin") }, 1);
         assert!(placed(&world.arrive(1, 10, &[])).is_some());
-        assert_eq!(world.arrive(1, 10, &[]), [], "in flight");
+        assert_eq!(world.arrive(1, 10, &[]), [], "already in flight");
         assert_eq!((world.arrive(2, 10, &[]), world.arrive(2, 10, &[])), (vec![], vec![]), "waiting");
         assert_eq!(world.scheduler.queued(), 1);
         assert!(placed(&world.step(Input::Finished { request: RequestId(1) })).is_some());
@@ -838,11 +842,11 @@ mod tests {
             assert_eq!(receipt.rows[1].overlap_tokens, 60);
             let least = receipt.rows.iter().map(|row| row.cost).fold(f64::INFINITY, f64::min);
             let picked = receipt.rows.iter().find(|row| row.endpoint == receipt.placement.endpoint);
-            assert_eq!(picked.expect("among the rows").cost, least);
+            assert_eq!(picked.expect("picked endpoint is a candidate").cost, least);
         }
     }
 
-    /// A turn of a conversation.
+    /// Sends one turn of a conversation.
     fn said(world: &mut World, id: u64, session: u64, prompt_tokens: u32) -> Vec<Output> {
         let request = SchedulingRequest {
             session: Some(SessionKey(session)),
@@ -868,19 +872,19 @@ mod tests {
         let mut world = World::new(config, 1);
         limit(&mut world, 1000);
         assert!(placed(&said(&mut world, 1, 1, 900)).is_some());
-        assert_eq!(placed(&said(&mut world, 2, 2, 200)), None, "both do not fit");
-        assert!(placed(&world.arrive(3, 900, &[])).is_some(), "it is of no conversation");
-        assert!(placed(&said(&mut world, 4, 1, 900)).is_some(), "it goes on");
+        assert_eq!(placed(&said(&mut world, 2, 2, 200)), None, "the two conversations do not fit together");
+        assert!(placed(&world.arrive(3, 900, &[])).is_some(), "a request without a session is not gated");
+        assert!(placed(&said(&mut world, 4, 1, 900)).is_some(), "the active conversation continues");
         [1, 3, 4].into_iter().for_each(|id| assert_eq!(placed(&answered(&mut world, id)), None));
-        let idle_at = world.scheduler.next_deadline().expect("the first one rests");
+        let idle_at = world.scheduler.next_deadline().expect("the first conversation is idle");
         world.now = idle_at - Nanos(1);
-        assert!(placed(&world.step(Input::Tick)).is_some(), "the first one is idle by now");
-        assert_eq!(placed(&said(&mut world, 5, 1, 900)), None, "it has to come back");
+        assert!(placed(&world.step(Input::Tick)).is_some(), "the first conversation has expired");
+        assert_eq!(placed(&said(&mut world, 5, 1, 900)), None, "the expired conversation is gated again");
         assert_eq!(placed(&said(&mut world, 6, 3, 10)), None);
         world.step(Input::Finished { request: RequestId(5) });
         limit(&mut world, 10_000);
         world.step(Input::Tick);
-        assert_eq!((world.scheduler.queued(), world.scheduler.in_flight()), (0, 2), "more fits");
+        assert_eq!((world.scheduler.queued(), world.scheduler.in_flight()), (0, 2), "the larger fleet admits it");
     }
 
     #[test]
@@ -1085,7 +1089,7 @@ mod tests {
                         out
                     }
                     Act::Wait(span) => {
-                        // Long enough for conversations to have been idle for too long, at times.
+                        // Long enough for conversations to expire at times.
                         world.now += Nanos(if span == 19 { 100 * second } else { span });
                         world.step(Input::Tick)
                     }
@@ -1109,7 +1113,7 @@ mod tests {
                         && firsts.contains(&request)
                     {
                         let requests = world.scheduler.pool.get(placement.endpoint).map(|e| e.load.in_flight.requests);
-                        // Retries that were placed in the same step may have gone beyond it.
+                        // Retries placed in the same step may have exceeded the limit.
                         let most = endpoint_in_flight_max + beyond(placement.endpoint);
                         prop_assert!(requests <= Some(most), "{requests:?} in flight");
                     }
@@ -1121,13 +1125,13 @@ mod tests {
                 };
                 let scheduler = &world.scheduler;
                 let anyone_can = scheduler.queue.in_order(true).any(|(_, other)| scheduler.can_go(world.now, &other.request));
-                prop_assert!(!room || held(&world) || !anyone_can, "nobody waits while there is room");
+                prop_assert!(!room || held(&world) || !anyone_can, "a request waits while an endpoint has room");
                 if let Some(admission) = &world.scheduler.admission {
                     admission.check();
                 }
             }
             let waiting = asked.len() - answered.len() - given_up.len();
-            prop_assert_eq!(world.scheduler.queued(), waiting, "asked = answered + given up + waiting");
+            prop_assert_eq!(world.scheduler.queued(), waiting, "arrived = finished + cancelled + queued");
             for _ in 0..2 {
                 for &request in &asked {
                     world.step(Input::Finished { request });
