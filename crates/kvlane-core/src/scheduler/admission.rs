@@ -389,11 +389,7 @@ mod tests {
         assert_eq!(world.unknown, [RequestId(3)], "half-open admits one");
         let again = SchedulingRequest { attempt: 1, ..SchedulingRequest::new(RequestId(9), 10) };
         assert!(placed(&ask(&mut world, again, &[])).is_some(), "the probe is this retry");
-        assert_eq!(
-            world.unknown,
-            [RequestId(3), RequestId(4)],
-            "no endpoint is worth waiting for"
-        );
+        assert_eq!(world.unknown, [RequestId(3), RequestId(4)], "no endpoint is worth waiting for");
     }
 
     #[test]
@@ -435,9 +431,14 @@ mod tests {
         assert_eq!(early.why, Rejection::NoEndpoint);
         let wait = early.retry_after.as_secs_f64();
         assert!((0.5..0.8).contains(&wait), "wait {wait} s");
-        let all = hedge(&mut world, 100, &[holds(0, 20_000)]).expect_err("the cached endpoint runs the first copy");
+        let all =
+            hedge(&mut world, 100, &[holds(0, 20_000)]).expect_err("the cached endpoint runs the first copy");
         assert_eq!(all.retry_after, early.retry_after);
-        assert_eq!(hedge(&mut world, 100, &[holds(2, 19_900)]), Ok(endpoint(2)), "endpoint 2 holds the prefix");
+        assert_eq!(
+            hedge(&mut world, 100, &[holds(2, 19_900)]),
+            Ok(endpoint(2)),
+            "endpoint 2 holds the prefix"
+        );
         assert_eq!(hedge(&mut world, 800, &[]), Ok(endpoint(1)), "the first copy has waited long enough");
         assert_eq!(hedge(&mut world, 800, &[holds(2, 19_900)]), Ok(endpoint(2)));
         let spent = hedge(&mut world, 2000, &[holds(2, 19_900)]).map_err(|refused| refused.why);

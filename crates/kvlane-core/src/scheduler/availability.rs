@@ -447,7 +447,11 @@ mod tests {
             );
         }
         stall(&mut world, 1, true);
-        assert_eq!(placed(&arrive(&mut world, 3, 0, &[])), Some(endpoint(0)), "the least bad endpoint is tried");
+        assert_eq!(
+            placed(&arrive(&mut world, 3, 0, &[])),
+            Some(endpoint(0)),
+            "the least bad endpoint is tried"
+        );
         stall(&mut world, 0, false);
         assert_eq!(placed(&arrive(&mut world, 4, 0, &[])), Some(endpoint(0)));
     }
@@ -475,7 +479,10 @@ mod tests {
         arrive(&mut world, 1, 0, &[]);
         assert!(expected(&world).is_some_and(|expected| expected.is_seen));
         world.step(Input::Begun { request: RequestId(0) });
-        assert!(expected(&world).is_some_and(|expected| expected.token_s < 0.1), "the long prompt is prefilled");
+        assert!(
+            expected(&world).is_some_and(|expected| expected.token_s < 0.1),
+            "the long prompt is prefilled"
+        );
     }
 
     #[test]
@@ -484,7 +491,11 @@ mod tests {
         assert_eq!(placed(&arrive(&mut world, 0, 0, &[1])), Some(endpoint(0)));
         assert_eq!(fail(&mut world, 0), [state(0, State::Open)]);
         for id in 1..4 {
-            assert_eq!(placed(&arrive(&mut world, id, 0, &[])), Some(endpoint(1)), "endpoint 1 is idle and its breaker still closed");
+            assert_eq!(
+                placed(&arrive(&mut world, id, 0, &[])),
+                Some(endpoint(1)),
+                "endpoint 1 is idle and its breaker still closed"
+            );
         }
         world.now += Nanos::from_secs(2);
         let out = arrive(&mut world, 4, 0, &[]);
@@ -647,9 +658,16 @@ mod tests {
                 let requests = world.ledger(0).requests;
                 assert!(share.contains(&requests), "{requests} after {millis} ms, health {by_health}");
             }
-            assert!(placed(&arrive(&mut world, id, 0, &[1, 2])).is_some(), "no other endpoint is left for it");
+            assert!(
+                placed(&arrive(&mut world, id, 0, &[1, 2])).is_some(),
+                "no other endpoint is left for it"
+            );
             world.now = back_at + Nanos::from_secs(11);
-            assert_eq!(placed(&arrive(&mut world, id + 1, 0, &[])), Some(endpoint(0)), "it has the fewest in flight");
+            assert_eq!(
+                placed(&arrive(&mut world, id + 1, 0, &[])),
+                Some(endpoint(0)),
+                "it has the fewest in flight"
+            );
         }
     }
 

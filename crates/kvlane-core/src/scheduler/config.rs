@@ -151,7 +151,11 @@ mod tests {
         assert_eq!(placed(&world.arrive(0, 10, &[])), Some(endpoint(0)));
         assert_eq!((world.arrive(1, 10, &[]), world.arrive(2, 10, &[])), (vec![], vec![]));
         let roomy = Config { in_flight_max: 2, queue_len_max: 0, ..config.clone() };
-        assert_eq!(placed(&configure(&mut world, &roomy)), Some(endpoint(1)), "the queued request gets the added slot");
+        assert_eq!(
+            placed(&configure(&mut world, &roomy)),
+            Some(endpoint(1)),
+            "the queued request gets the added slot"
+        );
         assert_eq!(world.scheduler.queued(), 1, "queued requests stay queued");
         let out = world.arrive(3, 10, &[]);
         assert!(matches!(out[..], [Output::Reject { refused, .. }] if refused.why == Rejection::QueueFull));

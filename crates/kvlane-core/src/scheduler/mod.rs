@@ -777,7 +777,10 @@ mod tests {
             [Output::Reject { request: RequestId(2), refused: in_a_second(Rejection::QueueTimeout) }];
         assert_eq!(world.step(Input::Tick), expired);
         let out = world.step(Input::Finished { request: RequestId(1) });
-        assert!(matches!(out[..], [Output::Reject { request: RequestId(3), .. }]), "deadline has passed: {out:?}");
+        assert!(
+            matches!(out[..], [Output::Reject { request: RequestId(3), .. }]),
+            "deadline has passed: {out:?}"
+        );
         assert_eq!((world.scheduler.queued(), world.scheduler.in_flight()), (0, 0));
     }
 
@@ -884,7 +887,11 @@ mod tests {
         world.step(Input::Finished { request: RequestId(5) });
         limit(&mut world, 10_000);
         world.step(Input::Tick);
-        assert_eq!((world.scheduler.queued(), world.scheduler.in_flight()), (0, 2), "the larger fleet admits it");
+        assert_eq!(
+            (world.scheduler.queued(), world.scheduler.in_flight()),
+            (0, 2),
+            "the larger fleet admits it"
+        );
     }
 
     #[test]
