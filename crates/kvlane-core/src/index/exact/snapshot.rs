@@ -1,4 +1,4 @@
-//! What an endpoint holds, as events that tell it again.
+//! Export of an endpoint's blocks as KV events.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::PoisonError;
@@ -10,17 +10,17 @@ use crate::block::BlockHash;
 use crate::endpoint::EndpointId;
 use crate::event::{EngineHash, KvEvent, StoredBlock, Tier};
 
-/// Everything of one endpoint, by place.
+/// The export of one endpoint's blocks, by place.
 struct Snapshot<'a> {
     holder: &'a Holder,
     names: BTreeMap<Place, Vec<(EngineHash, Copies)>>,
     runs: BTreeMap<RunId, Told>,
-    /// Names of our making, for blocks that were lost in the middle: they are told, and at the end that they are gone.
+    /// Invented names for evicted blocks in the middle of a prompt: they are stored first and removed at the end.
     lost: BTreeMap<Place, EngineHash>,
     invented: BTreeSet<EngineHash>,
 }
 
-/// What is told of a run: all up to the last block that is held or that something held follows.
+/// The exported part of a run: up to the last block that is held or that a held block follows.
 struct Told {
     hashes: Vec<BlockHash>,
     parent: Option<RunId>,
@@ -30,8 +30,8 @@ struct Told {
 // === impl ExactIndex ===
 
 impl ExactIndex {
-    /// All that `endpoint` holds, parents before their children: what a snapshot is made of. Applied to an index where
-    /// the endpoint holds nothing, the events make it hold the same.
+    /// All blocks that `endpoint` holds, parents before children, for a snapshot. Applied to an index where the
+    /// endpoint holds nothing, the events reproduce its state.
     pub fn export(&self, endpoint: EndpointId) -> Vec<KvEvent> {
         let Some(holder) = self.holder(endpoint) else { return Vec::new() };
         let mut names: BTreeMap<Place, Vec<(EngineHash, Copies)>> = BTreeMap::new();
@@ -44,7 +44,7 @@ impl ExactIndex {
         snapshot.events()
     }
 
-    /// The runs of these places, and those before them that the endpoint may hold nothing of.
+    /// The runs of these places and their ancestors, of which the endpoint may hold nothing.
     fn told(&self, places: impl Iterator<Item = Place>) -> BTreeMap<RunId, Told> {
         let mut runs: BTreeMap<RunId, Told> = BTreeMap::new();
         let mut open: Vec<Place> = places.collect();
@@ -103,7 +103,7 @@ impl Snapshot<'_> {
         events
     }
 
-    /// Everything has been told once, in the accelerator.
+    /// Adds the further copies; every block has been exported once, in the GPU tier.
     fn tell_copies(&self, events: &mut Vec<KvEvent>) {
         let held = self.names.values().flatten().copied();
         let orphans = self.holder.orphans.iter().map(|(&name, orphan)| (name, orphan.copies));
@@ -129,7 +129,7 @@ impl Snapshot<'_> {
         self.runs.get(&run)?.hashes.get(offset as usize).copied()
     }
 
-    /// The name of the block before the one there; none if that begins a prompt.
+    /// The name of the block before this place; `None` if it begins a prompt.
     fn name_before(&mut self, Place { run, offset }: Place) -> Option<EngineHash> {
         let before = match offset.checked_sub(1) {
             Some(offset) => Place { run, offset },
@@ -163,7 +163,7 @@ impl Snapshot<'_> {
 // === impl Holder ===
 
 impl Holder {
-    /// Whether a name means something here, be it only what an orphan waits for.
+    /// Whether a name is in use, as that of a block or as the missing parent of an orphan.
     fn knows(&self, name: EngineHash) -> bool {
         self.names.get(Key::of(name)).is_some()
             || self.orphans.contains_key(&name)
