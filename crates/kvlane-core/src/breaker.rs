@@ -178,7 +178,7 @@ impl Breaker {
     }
 
     /// Becomes half-open if the cool-down is over. Returns whether the state changed.
-    pub(crate) fn ripen(&mut self, now: Nanos) -> bool {
+    pub(crate) fn end_cooldown(&mut self, now: Nanos) -> bool {
         let ripe = self.state == State::Open && self.until <= now;
         if ripe {
             self.state = State::HalfOpen;
@@ -226,7 +226,7 @@ mod tests {
         let mut breaker = Breaker::default();
         (0..2).for_each(|_| _ = fail(&mut breaker, Nanos(1)));
         let until = breaker.until().expect("open");
-        assert!(!breaker.ripen(until - Nanos(1)) && breaker.ripen(until));
+        assert!(!breaker.end_cooldown(until - Nanos(1)) && breaker.end_cooldown(until));
         assert!(breaker.admits());
         breaker.placed(RequestId(1));
         breaker.placed(RequestId(2));
@@ -251,7 +251,7 @@ mod tests {
             let ratio = cooldown.as_secs_f64() / secs;
             assert!((0.8..=1.2).contains(&ratio) && ratio != 1.0, "{cooldown:?} where {secs} s is due");
             now += cooldown;
-            assert!(breaker.ripen(now));
+            assert!(breaker.end_cooldown(now));
         }
         for (good_s, due_s) in [(7, 8.0), (8, 1.0)] {
             assert!(breaker.succeeded(now, breaker.era()));
@@ -261,7 +261,7 @@ mod tests {
             let cooldown = breaker.until().expect("open") - now;
             assert!((cooldown.as_secs_f64() / due_s - 1.0).abs() <= 0.2, "{cooldown:?} after {good_s} s");
             now += cooldown;
-            assert!(breaker.ripen(now));
+            assert!(breaker.end_cooldown(now));
         }
     }
 
@@ -271,7 +271,7 @@ mod tests {
             let mut breaker = Breaker::default();
             (0..2).for_each(|_| _ = fail(&mut breaker, Nanos(1)));
             let now = breaker.until().expect("open");
-            breaker.ripen(now);
+            breaker.end_cooldown(now);
             assert!(!breaker.begun(now, 0, &config()), "placed before it opened");
             assert!(breaker.begun(now, breaker.era(), &config()) && breaker.admits());
             assert!(!breaker.begun(now, breaker.era(), &config()), "already closed");

@@ -317,14 +317,14 @@ impl CacheAccuracy {
     }
 
     /// Adds a prefilled request whose reuse may be covered by the engine's counters instead of its answer.
-    pub(crate) fn owe(&mut self, prediction: Prediction, prompt_tokens: u32) {
+    pub(crate) fn expect_in_counters(&mut self, prediction: Prediction, prompt_tokens: u32) {
         self.counted.prompt_tokens += u64::from(prompt_tokens);
         self.counted.exact += u64::from(prediction.exact);
         self.counted.approximate += u64::from(prediction.approximate);
     }
 
-    /// Removes a request added by [`CacheAccuracy::owe`]: its answer reported its reuse.
-    pub(crate) fn repay(&mut self, prediction: Prediction, prompt_tokens: u32) {
+    /// Removes a request added by [`CacheAccuracy::expect_in_counters`]: its answer reported its reuse.
+    pub(crate) fn exclude_from_counters(&mut self, prediction: Prediction, prompt_tokens: u32) {
         let Counted { prompt_tokens: prompts, exact, approximate, .. } = &mut self.counted;
         *prompts = prompts.saturating_sub(prompt_tokens.into());
         *exact = exact.saturating_sub(prediction.exact.into());
@@ -503,7 +503,8 @@ mod tests {
         let mut accuracy = live();
         let (mut queries, mut hits) = (0.0, 0.0);
         let mut round = |accuracy: &mut CacheAccuracy, foreign: f64, found: f64| {
-            (0..10).for_each(|_| accuracy.owe(Prediction { exact: 800, approximate: 800 }, 1000));
+            (0..10)
+                .for_each(|_| accuracy.expect_in_counters(Prediction { exact: 800, approximate: 800 }, 1000));
             (queries, hits) = (queries + 10_000.0 + foreign, hits + found);
             accuracy.count(queries, hits, 16).map(|change| change.to)
         };

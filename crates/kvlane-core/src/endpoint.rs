@@ -124,11 +124,11 @@ impl Pool {
         if id.slot() == self.slots.len() {
             self.slots.push(Slot::default());
         }
-        self.seat(id, name);
+        self.join_at(id, name);
     }
 
     /// Adds an endpoint in an existing free slot, with the generation of its id.
-    pub(crate) fn seat(&mut self, id: EndpointId, name: Arc<str>) {
+    pub(crate) fn join_at(&mut self, id: EndpointId, name: Arc<str>) {
         let generation = (id.0 >> 16) as u16;
         let free = |slot: &&mut Slot| slot.endpoint.is_none() && slot.generation == generation;
         let Some(slot) = self.slots.get_mut(id.slot()).filter(free) else { return };

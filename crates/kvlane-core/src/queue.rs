@@ -50,16 +50,16 @@ pub(crate) struct Waiting {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Lane {
     /// A turn of an active conversation, or a request without a session.
-    GoesOn,
+    Active,
     /// A turn of a conversation that has become inactive.
-    Returns,
+    Returning,
     /// The first turn of a conversation.
-    Begins,
+    New,
 }
 
 impl Lane {
     pub(crate) fn is_gated(self) -> bool {
-        self != Self::GoesOn
+        self != Self::Active
     }
 }
 
@@ -80,9 +80,9 @@ pub(crate) struct Queue {
     deadlines: BTreeSet<(Nanos, u64)>,
     bands: BTreeMap<(Reverse<i8>, Lane), Band>,
     /// Queued requests of conversations that are not active, by conversation.
-    begins: HashMap<SessionKey, BTreeSet<u64>, FixedState>,
+    gated_by_session: HashMap<SessionKey, BTreeSet<u64>, FixedState>,
     /// Number of requests that wait for session admission, those without a session included.
-    begins_len: usize,
+    gated_len: usize,
     next_place: u64,
     len_max: usize,
 }
@@ -124,8 +124,8 @@ impl Queue {
             places: HashMap::default(),
             deadlines: BTreeSet::new(),
             bands: BTreeMap::new(),
-            begins: HashMap::default(),
-            begins_len: 0,
+            gated_by_session: HashMap::default(),
+            gated_len: 0,
             next_place: 0,
             len_max,
         }
@@ -136,13 +136,13 @@ impl Queue {
     }
 
     /// Whether any request waits for session admission.
-    pub(crate) fn anyone_begins(&self) -> bool {
-        self.begins_len > 0
+    pub(crate) fn has_gated(&self) -> bool {
+        self.gated_len > 0
     }
 
     /// The first request, in queue order, that waits for session admission.
     pub(crate) fn first_gated(&self) -> Option<&SchedulingRequest> {
-        let mut bands = self.bands.iter().filter(|((_, lane), _)| self.begins_len > 0 && lane.is_gated());
+        let mut bands = self.bands.iter().filter(|((_, lane), _)| self.gated_len > 0 && lane.is_gated());
         let place = bands.find_map(|(_, band)| Some(band.order.first()?.1))?;
         self.waiting.get(&place).map(|(waiting, _)| &waiting.request)
     }
@@ -160,7 +160,7 @@ impl Queue {
         self.next_place += 1;
         self.places.insert(waiting.request.id, place);
         self.deadlines.insert((waiting.deadline, place));
-        self.line_up(place, waiting, lane);
+        self.enqueue(place, waiting, lane);
         displaced
     }
 
@@ -169,7 +169,7 @@ impl Queue {
     pub(crate) fn put_back(&mut self, place: u64, waiting: Waiting) {
         self.places.insert(waiting.request.id, place);
         self.deadlines.insert((waiting.deadline, place));
-        self.line_up(place, waiting, Lane::GoesOn);
+        self.enqueue(place, waiting, Lane::Active);
     }
 
     /// Changes the bound. Requests queued beyond it stay.
@@ -178,9 +178,9 @@ impl Queue {
     }
 
     /// The conversations of the queued requests that need no session admission.
-    pub(crate) fn sessions_going_on(&self) -> impl Iterator<Item = SessionKey> {
-        let going_on = self.waiting.values().filter(|(_, lane)| *lane == Lane::GoesOn);
-        going_on.filter_map(|(waiting, _)| waiting.request.session)
+    pub(crate) fn ungated_sessions(&self) -> impl Iterator<Item = SessionKey> {
+        let ungated = self.waiting.values().filter(|(_, lane)| *lane == Lane::Active);
+        ungated.filter_map(|(waiting, _)| waiting.request.session)
     }
 
     pub(crate) fn contains(&self, id: RequestId) -> bool {
@@ -193,14 +193,14 @@ impl Queue {
     }
 
     /// Whether any queued request needs no session admission.
-    pub(crate) fn anyone_goes_on(&self) -> bool {
-        self.waiting.len() > self.begins_len
+    pub(crate) fn has_ungated(&self) -> bool {
+        self.waiting.len() > self.gated_len
     }
 
     /// Queued requests in the current dequeue order, with their positions; those that need session admission only if
     /// `may_begin`.
-    pub(crate) fn in_order(&self, may_begin: bool) -> impl Iterator<Item = (u64, &Waiting)> {
-        let bands = self.bands.iter().filter(move |((_, lane), _)| may_begin || *lane == Lane::GoesOn);
+    pub(crate) fn in_order(&self, may_admit: bool) -> impl Iterator<Item = (u64, &Waiting)> {
+        let bands = self.bands.iter().filter(move |((_, lane), _)| may_admit || *lane == Lane::Active);
         let places = bands.flat_map(|(_, band)| {
             let of = |(.., tenant): &(i64, u64, Option<TenantKey>)| band.tenants.get(tenant);
             band.order.iter().filter_map(of).flat_map(|tenant| tenant.waiting.iter().copied())
@@ -222,7 +222,7 @@ impl Queue {
     pub(crate) fn pass(&mut self, account: Account) {
         let band = self.bands.entry(account.band()).or_default();
         debug_assert!(
-            band.order.is_empty() || account.lane == Lane::GoesOn,
+            band.order.is_empty() || account.lane == Lane::Active,
             "a queued request was overtaken"
         );
         if let Some(tenant) = band.tenants.get(&account.tenant) {
@@ -251,11 +251,11 @@ impl Queue {
     }
 
     /// A conversation has been admitted: its other queued requests need no admission any more.
-    pub(crate) fn begun(&mut self, session: SessionKey, mut each: impl FnMut()) {
-        for place in self.begins.get(&session).cloned().unwrap_or_default() {
+    pub(crate) fn admit_session(&mut self, session: SessionKey, mut each: impl FnMut()) {
+        for place in self.gated_by_session.get(&session).cloned().unwrap_or_default() {
             if let Some((waiting, lane)) = self.leave_band(place) {
                 debug_assert!(lane.is_gated());
-                self.line_up(place, waiting, Lane::GoesOn);
+                self.enqueue(place, waiting, Lane::Active);
                 each();
             }
         }
@@ -275,13 +275,13 @@ impl Queue {
         gives_way.then(|| band.tenants.get(longest)?.waiting.last().copied()).flatten()
     }
 
-    fn line_up(&mut self, place: u64, waiting: Waiting, lane: Lane) {
+    fn enqueue(&mut self, place: u64, waiting: Waiting, lane: Lane) {
         let account = Account::of(&waiting.request, lane);
-        self.bands.entry(account.band()).or_default().line_up(account.tenant, place);
+        self.bands.entry(account.band()).or_default().enqueue(account.tenant, place);
         if lane.is_gated() {
-            self.begins_len += 1;
+            self.gated_len += 1;
             if let Some(session) = waiting.request.session {
-                self.begins.entry(session).or_default().insert(place);
+                self.gated_by_session.entry(session).or_default().insert(place);
             }
         }
         self.waiting.insert(place, (waiting, lane));
@@ -294,13 +294,13 @@ impl Queue {
             band.leave(account.tenant, place);
         }
         if lane.is_gated() {
-            self.begins_len -= 1;
+            self.gated_len -= 1;
             if let Some(session) = waiting.request.session
-                && let Some(places) = self.begins.get_mut(&session)
+                && let Some(places) = self.gated_by_session.get_mut(&session)
             {
                 places.remove(&place);
                 if places.is_empty() {
-                    self.begins.remove(&session);
+                    self.gated_by_session.remove(&session);
                 }
             }
         }
@@ -318,7 +318,7 @@ impl Queue {
 // === impl Band ===
 
 impl Band {
-    fn line_up(&mut self, key: Option<TenantKey>, place: u64) {
+    fn enqueue(&mut self, key: Option<TenantKey>, place: u64) {
         let floor = self.floor;
         let tenant = self.tenants.entry(key).or_default();
         let was_first = tenant.waiting.first().copied();
@@ -398,14 +398,14 @@ mod tests {
         displaced.map(|(waiting, _)| waiting.request.id.0)
     }
 
-    fn pop(queue: &mut Queue, may_begin: bool) -> Option<(Waiting, Lane)> {
-        let (place, _) = queue.in_order(may_begin).next()?;
+    fn pop(queue: &mut Queue, may_admit: bool) -> Option<(Waiting, Lane)> {
+        let (place, _) = queue.in_order(may_admit).next()?;
         queue.take_turn(place)
     }
 
-    fn drain(queue: &mut Queue, may_begin: bool, tokens: i64) -> Vec<u64> {
+    fn drain(queue: &mut Queue, may_admit: bool, tokens: i64) -> Vec<u64> {
         let mut order = Vec::new();
-        while let Some((waiting, lane)) = pop(queue, may_begin) {
+        while let Some((waiting, lane)) = pop(queue, may_admit) {
             queue.charge(Account::of(&waiting.request, lane), tokens);
             order.push(waiting.request.id.0);
         }
@@ -415,12 +415,12 @@ mod tests {
     #[test]
     fn priority_then_who_goes_on_then_who_was_served_least_then_who_came_first() {
         let mut queue = Queue::new(9);
-        push(&mut queue, 0, 0, 1, Lane::Begins);
-        push(&mut queue, 1, 0, 1, Lane::GoesOn);
-        push(&mut queue, 2, 0, 1, Lane::GoesOn);
-        push(&mut queue, 3, 0, 2, Lane::GoesOn);
-        push(&mut queue, 4, -1, 2, Lane::GoesOn);
-        push(&mut queue, 5, 1, 2, Lane::Begins);
+        push(&mut queue, 0, 0, 1, Lane::New);
+        push(&mut queue, 1, 0, 1, Lane::Active);
+        push(&mut queue, 2, 0, 1, Lane::Active);
+        push(&mut queue, 3, 0, 2, Lane::Active);
+        push(&mut queue, 4, -1, 2, Lane::Active);
+        push(&mut queue, 5, 1, 2, Lane::New);
         assert_eq!(drain(&mut queue, false, 10), [1, 3, 2, 4]);
         assert_eq!(drain(&mut queue, true, 10), [5, 0]);
     }
@@ -428,12 +428,12 @@ mod tests {
     #[test]
     fn whoever_was_idle_has_no_credit() {
         let mut queue = Queue::new(99);
-        (0..20).for_each(|id| _ = push(&mut queue, id, 0, 1, Lane::GoesOn));
+        (0..20).for_each(|id| _ = push(&mut queue, id, 0, 1, Lane::Active));
         for _ in 0..10 {
             let (waiting, lane) = pop(&mut queue, true).expect("the queue is not empty");
             queue.charge(Account::of(&waiting.request, lane), 100);
         }
-        (20..30).for_each(|id| _ = push(&mut queue, id, 0, 2, Lane::GoesOn));
+        (20..30).for_each(|id| _ = push(&mut queue, id, 0, 2, Lane::Active));
         let order = drain(&mut queue, true, 100);
         let (old, new) = order[..10].iter().partition::<Vec<u64>, _>(|&&id| id < 20);
         assert_eq!((old.len(), new.len()), (5, 5), "{order:?}");
@@ -442,16 +442,16 @@ mod tests {
     #[test]
     fn when_it_is_full_whoever_ranks_last_makes_room() {
         let mut queue = Queue::new(3);
-        (0..3).for_each(|id| assert_eq!(push(&mut queue, id, 0, 1, Lane::Begins), None));
-        assert_eq!(push(&mut queue, 3, 0, 1, Lane::Begins), Some(3), "the new request itself ranks last");
+        (0..3).for_each(|id| assert_eq!(push(&mut queue, id, 0, 1, Lane::New), None));
+        assert_eq!(push(&mut queue, 3, 0, 1, Lane::New), Some(3), "the new request itself ranks last");
         assert_eq!(
-            push(&mut queue, 4, 0, 2, Lane::Begins),
+            push(&mut queue, 4, 0, 2, Lane::New),
             Some(2),
             "the other tenant has three queued, this one none"
         );
-        assert_eq!(push(&mut queue, 5, 0, 2, Lane::Begins), Some(5), "displacing would be no fairer");
-        assert_eq!(push(&mut queue, 6, 0, 1, Lane::GoesOn), Some(1), "its conversation is active");
-        assert_eq!(push(&mut queue, 7, -1, 3, Lane::GoesOn), Some(7));
+        assert_eq!(push(&mut queue, 5, 0, 2, Lane::New), Some(5), "displacing would be no fairer");
+        assert_eq!(push(&mut queue, 6, 0, 1, Lane::Active), Some(1), "its conversation is active");
+        assert_eq!(push(&mut queue, 7, -1, 3, Lane::Active), Some(7));
         assert_eq!(drain(&mut queue, true, 1), [6, 0, 4]);
     }
 
@@ -459,20 +459,20 @@ mod tests {
     fn what_waits_of_a_conversation_that_has_begun_goes_on() {
         let mut queue = Queue::new(9);
         for (id, session) in [(0, 7), (1, 7), (2, 8)] {
-            assert!(queue.push(waiting(id, 0, None, Some(session)), Lane::Begins).is_none());
+            assert!(queue.push(waiting(id, 0, None, Some(session)), Lane::New).is_none());
         }
         let (first, _) = pop(&mut queue, true).expect("one request is queued");
         let mut moved = 0;
-        queue.begun(first.request.session.expect("named"), || moved += 1);
+        queue.admit_session(first.request.session.expect("named"), || moved += 1);
         assert_eq!((first.request.id.0, moved), (0, 1));
         assert_eq!(drain(&mut queue, false, 1), [1]);
-        assert!(queue.anyone_begins());
+        assert!(queue.has_gated());
     }
 
     #[derive(Clone, Debug)]
     enum Act {
         Push { tenant: u64, priority: i8, begins: bool, session: Option<u64>, patience: u64 },
-        Pop { may_begin: bool, tokens: i64 },
+        Pop { may_admit: bool, tokens: i64 },
         Correct { popped: usize, tokens: i64 },
         Cancel(u64),
         Wait(u64),
@@ -494,7 +494,7 @@ mod tests {
                 });
         let act = prop_oneof![
             10 => push,
-            8 => (any::<bool>(), 0..=U).prop_map(|(may_begin, tokens)| Act::Pop { may_begin, tokens }),
+            8 => (any::<bool>(), 0..=U).prop_map(|(may_admit, tokens)| Act::Pop { may_admit, tokens }),
             1 => (0usize..50, -20i64..20).prop_map(|(popped, tokens)| Act::Correct { popped, tokens }),
             1 => (0u64..300).prop_map(Act::Cancel),
             1 => (0u64..20).prop_map(Act::Wait),
@@ -530,7 +530,7 @@ mod tests {
                 let mut charged = None;
                 match act {
                     Act::Push { tenant, priority, begins, session, patience } => {
-                        let lane = if begins { Lane::Begins } else { Lane::GoesOn };
+                        let lane = if begins { Lane::New } else { Lane::Active };
                         let mut newcomer = waiting(next, priority, Some(tenant), session);
                         newcomer.deadline = now + Nanos(patience);
                         let account = Account::of(&newcomer.request, lane);
@@ -545,10 +545,10 @@ mod tests {
                             prop_assert!(Some(gone.band()) >= last, "the last band is displaced");
                         }
                     }
-                    Act::Pop { may_begin, tokens } => {
-                        let may = |account: &Account| may_begin || account.lane == Lane::GoesOn;
+                    Act::Pop { may_admit, tokens } => {
+                        let may = |account: &Account| may_admit || account.lane == Lane::Active;
                         let best = model.values().map(|(account, ..)| *account).filter(may).map(Account::band).min();
-                        let Some((out, lane)) = pop(&mut queue, may_begin) else {
+                        let Some((out, lane)) = pop(&mut queue, may_admit) else {
                             prop_assert_eq!(best, None);
                             continue;
                         };
@@ -557,12 +557,12 @@ mod tests {
                         let first = model.iter().find(|(_, (other, ..))| *other == account).map(|(&id, _)| id);
                         prop_assert_eq!(first, Some(out.request.id.0), "arrival order within a tenant");
                         let (.., session) = model.remove(&out.request.id.0).expect("it was queued");
-                        if let Some(session) = session.filter(|_| lane == Lane::Begins) {
+                        if let Some(session) = session.filter(|_| lane == Lane::New) {
                             let mut moved = 0;
-                            queue.begun(SessionKey(session), || moved += 1);
+                            queue.admit_session(SessionKey(session), || moved += 1);
                             for (account, _, other) in model.values_mut() {
-                                if *other == Some(session) && account.lane == Lane::Begins {
-                                    account.lane = Lane::GoesOn;
+                                if *other == Some(session) && account.lane == Lane::New {
+                                    account.lane = Lane::Active;
                                     moved -= 1;
                                 }
                             }
@@ -595,10 +595,10 @@ mod tests {
                     }
                 }
                 prop_assert_eq!(queue.len(), model.len());
-                let begins = model.values().any(|(account, ..)| account.lane == Lane::Begins);
-                prop_assert_eq!(queue.anyone_begins(), begins);
+                let begins = model.values().any(|(account, ..)| account.lane == Lane::New);
+                prop_assert_eq!(queue.has_gated(), begins);
                 for priority in 0..2 {
-                    for lane in [Lane::GoesOn, Lane::Begins] {
+                    for lane in [Lane::Active, Lane::New] {
                         for (a, b) in [(0, 1), (0, 2), (1, 2)] {
                             let of = |tenant| Account { priority, lane, tenant: Some(TenantKey(tenant)) };
                             let race = races.entry((priority, lane, a, b)).or_default();
@@ -619,7 +619,7 @@ mod tests {
             let mut left: Vec<u64> = drain(&mut queue, true, 1);
             left.sort_unstable();
             prop_assert!(left.iter().eq(model.keys()));
-            prop_assert!(queue.deadlines.is_empty() && queue.places.is_empty() && queue.begins.is_empty());
+            prop_assert!(queue.deadlines.is_empty() && queue.places.is_empty() && queue.gated_by_session.is_empty());
         }
     }
 }

@@ -536,7 +536,7 @@ fn write<T>(lock: &RwLock<T>) -> AbortOnPanicGuard<RwLockWriteGuard<'_, T>> {
 impl State {
     fn step(&mut self, now: Nanos, input: Input, out: &mut Vec<Output>) {
         if let Some(tape) = &mut self.tape {
-            tape.told(now, &input, &self.scheduler);
+            tape.record_input(now, &input, &self.scheduler);
         }
         let first = out.len();
         if let (Input::Finished { request }, false) = (&input, self.prompts.is_empty()) {
@@ -544,7 +544,7 @@ impl State {
         }
         self.scheduler.step(now, input, out);
         if let Some(tape) = &mut self.tape {
-            tape.came(now, &out[first..]);
+            tape.record_outputs(now, &out[first..]);
         }
         if !self.prompts.is_empty() {
             for request in out[first..].iter().filter_map(Output::request) {

@@ -56,14 +56,14 @@ const LITTLE: u64 = ONE * 3 / 16;
 pub(crate) struct SessionAdmission {
     sessions: HashMap<SessionKey, Session, FixedState>,
     /// Active conversations without a request, by the time at which they became idle.
-    resting: BTreeSet<(Nanos, SessionKey)>,
+    idle: BTreeSet<(Nanos, SessionKey)>,
     /// Remembered inactive conversations, by the time at which they became idle.
     past: BTreeSet<(Nanos, SessionKey)>,
     /// Number of conversations with a request.
     busy: usize,
     /// Needed tokens of the conversations with a request, and of the active idle ones.
     busy_tokens: u64,
-    resting_tokens: u64,
+    idle_tokens: u64,
     /// KV cache capacity of the fleet, and its number of endpoints.
     capacity_tokens: u64,
     endpoints: usize,
@@ -120,11 +120,11 @@ impl Default for SessionAdmission {
     fn default() -> Self {
         Self {
             sessions: HashMap::default(),
-            resting: BTreeSet::new(),
+            idle: BTreeSet::new(),
             past: BTreeSet::new(),
             busy: 0,
             busy_tokens: 0,
-            resting_tokens: 0,
+            idle_tokens: 0,
             capacity_tokens: 0,
             endpoints: 0,
             usual_tokens: 0,
@@ -144,23 +144,23 @@ impl SessionAdmission {
     /// The queue lane of a conversation's next request.
     pub(crate) fn lane(&self, key: SessionKey) -> Lane {
         match self.sessions.get(&key) {
-            Some(session) if session.active => Lane::GoesOn,
-            Some(_) => Lane::Returns,
-            None => Lane::Begins,
+            Some(session) if session.active => Lane::Active,
+            Some(_) => Lane::Returning,
+            None => Lane::New,
         }
     }
 
     /// Whether one more conversation fits, whose prompt has `prompt_tokens`.
     pub(crate) fn has_room(&self, prompt_tokens: u32) -> bool {
-        let active = self.busy + self.resting.len();
+        let active = self.busy + self.idle.len();
         let wanted = self.needed_tokens() + self.usual_tokens.max(prompt_tokens.into());
         active < self.endpoints || self.limit_tokens.is_none_or(|limit| wanted <= limit)
     }
 
     /// Expected need of the active conversations.
     fn needed_tokens(&self) -> u64 {
-        let resting = u128::from(self.resting_tokens) * u128::from(self.pauses.end_share()) / u128::from(ONE);
-        self.busy_tokens + resting as u64
+        let idle = u128::from(self.idle_tokens) * u128::from(self.pauses.end_share()) / u128::from(ONE);
+        self.busy_tokens + idle as u64
     }
 
     /// A request is admitted: it is dispatched, or queued without further admission.
@@ -182,8 +182,8 @@ impl SessionAdmission {
             self.pauses.ended(now - session.since);
         }
         if session.active {
-            self.resting.remove(&(session.since, key));
-            self.resting_tokens -= session.needed_tokens;
+            self.idle.remove(&(session.since, key));
+            self.idle_tokens -= session.needed_tokens;
         } else {
             self.past.remove(&(session.since, key));
         }
@@ -224,8 +224,8 @@ impl SessionAdmission {
         self.busy_tokens -= session.needed_tokens;
         if session.answered {
             session.since = now;
-            self.resting_tokens += session.needed_tokens;
-            self.resting.insert((now, key));
+            self.idle_tokens += session.needed_tokens;
+            self.idle.insert((now, key));
         } else {
             self.sessions.remove(&key);
         }
@@ -234,15 +234,15 @@ impl SessionAdmission {
 
     /// Makes conversations inactive that have been idle for too long.
     pub(crate) fn expire(&mut self, now: Nanos) {
-        while let Some(&(since, key)) = self.resting.first()
+        while let Some(&(since, key)) = self.idle.first()
             && (since + self.pauses.idle_span <= now || self.sessions.len() > SESSIONS_MAX)
         {
-            self.resting.pop_first();
+            self.idle.pop_first();
             self.past.insert((since, key));
             self.pauses.given_up();
             if let Some(session) = self.sessions.get_mut(&key) {
                 session.active = false;
-                self.resting_tokens -= session.needed_tokens;
+                self.idle_tokens -= session.needed_tokens;
             }
             self.forget();
         }
@@ -264,8 +264,8 @@ impl SessionAdmission {
     }
 
     /// Ends a round that has enough turns and adjusts the limit.
-    pub(crate) fn conclude(&mut self) {
-        let active = (self.busy + self.resting.len()) as u64;
+    pub(crate) fn end_round(&mut self) {
+        let active = (self.busy + self.idle.len()) as u64;
         if self.round.turns < active.max(ROUND_TURNS_MIN) {
             return;
         }
@@ -288,13 +288,13 @@ impl SessionAdmission {
 
     /// When the next conversation will have been idle for too long, without further input.
     pub(crate) fn next_deadline(&self) -> Option<Nanos> {
-        self.resting.first().map(|&(since, _)| since + self.pauses.idle_span)
+        self.idle.first().map(|&(since, _)| since + self.pauses.idle_span)
     }
 
     fn set_context(&mut self, key: SessionKey, tokens: u64) {
         let Some(session) = self.sessions.get_mut(&key) else { return };
         let needed = tokens.max(self.usual_tokens);
-        let sum = if session.requests > 0 { &mut self.busy_tokens } else { &mut self.resting_tokens };
+        let sum = if session.requests > 0 { &mut self.busy_tokens } else { &mut self.idle_tokens };
         *sum = *sum + needed - session.needed_tokens;
         (session.context_tokens, session.needed_tokens) = (tokens, needed);
     }
@@ -386,10 +386,10 @@ mod tests {
         (0..20).for_each(|n| turn(&mut admission, n * 9, n * 9 + 1, 1, 100));
         let idle_at = admission.next_deadline().expect("the conversation is idle");
         assert!((secs(172 + 8)..secs(172 + 12)).contains(&idle_at), "{idle_at:?}");
-        assert_eq!(admission.lane(SessionKey(1)), Lane::GoesOn);
+        assert_eq!(admission.lane(SessionKey(1)), Lane::Active);
         admission.expire(idle_at);
-        assert_eq!(admission.lane(SessionKey(1)), Lane::Returns);
-        assert_eq!(admission.lane(SessionKey(2)), Lane::Begins);
+        assert_eq!(admission.lane(SessionKey(1)), Lane::Returning);
+        assert_eq!(admission.lane(SessionKey(2)), Lane::New);
         assert_eq!(admission.next_deadline(), None);
         admission.check();
     }
@@ -408,9 +408,9 @@ mod tests {
         admission.enter(secs(1), SessionKey(1));
         admission.enter(secs(1), SessionKey(1));
         admission.leave(secs(2), SessionKey(1), None);
-        assert_eq!(admission.lane(SessionKey(1)), Lane::GoesOn);
+        assert_eq!(admission.lane(SessionKey(1)), Lane::Active);
         admission.leave(secs(2), SessionKey(1), None);
-        assert_eq!((admission.lane(SessionKey(1)), admission.busy_tokens), (Lane::Begins, 0));
+        assert_eq!((admission.lane(SessionKey(1)), admission.busy_tokens), (Lane::New, 0));
     }
 
     /// Ends a round of 32 turns with 100 computed tokens each, of which `busy` turns were busy and `lost` tokens per
@@ -423,7 +423,7 @@ mod tests {
             if held_back {
                 admission.hold_back();
             }
-            admission.conclude();
+            admission.end_round();
         }
         admission.limit_tokens
     }
@@ -478,9 +478,9 @@ mod tests {
                 let of = |session: &&Session| session.active && (session.requests > 0) == busy;
                 self.sessions.values().filter(of).map(|session| session.needed_tokens).sum()
             };
-            assert_eq!((self.busy_tokens, self.resting_tokens), (sum(true), sum(false)));
+            assert_eq!((self.busy_tokens, self.idle_tokens), (sum(true), sum(false)));
             let active = self.sessions.values().filter(|session| session.active).count();
-            assert_eq!(active, self.busy + self.resting.len());
+            assert_eq!(active, self.busy + self.idle.len());
             assert_eq!(self.sessions.len(), active + self.past.len());
         }
 

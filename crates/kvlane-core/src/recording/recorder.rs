@@ -77,7 +77,7 @@ impl Recorder {
     }
 
     /// Records an input, before the scheduler handles it.
-    pub(crate) fn told(&mut self, now: Nanos, input: &Input, scheduler: &Scheduler) {
+    pub(crate) fn record_input(&mut self, now: Nanos, input: &Input, scheduler: &Scheduler) {
         if self.segment.bytes.is_empty() {
             self.memory.clear();
             self.begun = now;
@@ -87,7 +87,7 @@ impl Recorder {
     }
 
     /// Records the decisions that followed from the input.
-    pub(crate) fn came(&mut self, now: Nanos, outputs: &[Output]) {
+    pub(crate) fn record_outputs(&mut self, now: Nanos, outputs: &[Output]) {
         for output in outputs {
             match *output {
                 Output::Dispatch { request, placement } => {

@@ -13,19 +13,19 @@ use crate::request::{RequestId, SchedulingRequest, SessionKey};
 use crate::time::Nanos;
 
 /// Queued requests examined per turn, in queue order, for one that an endpoint accepts.
-const LOOKED_AT_MAX: usize = 16;
+const EXAMINED_MAX: usize = 16;
 
 /// Smallest `Retry-After`, which counts whole seconds.
 const RETRY_AFTER_MIN: Nanos = Nanos::from_secs(1);
 /// Finished requests per second below which the rate is not used: one in 30 s.
-const DEPARTED_MIN_S: f64 = 1.0 / 30.0;
+const FINISHED_MIN_S: f64 = 1.0 / 30.0;
 /// `Retry-After` where the rate is too low to estimate a wait. Short enough to find free capacity soon, long enough not
 /// to load a stalled fleet with retries.
 const RETRY_AFTER_UNKNOWN: Nanos = Nanos::from_secs(5);
 
 /// A dequeued request that holds a dispatch slot. Its endpoint is chosen after the prefix lookup.
 #[derive(Debug)]
-pub(super) struct Called {
+pub(super) struct Dequeued {
     pub(super) waiting: Waiting,
     pub(super) lane: Lane,
     /// Its position in the queue.
@@ -36,7 +36,7 @@ pub(super) struct Called {
 
 impl Input {
     /// Whether the input changes which endpoints accept requests, or their capacity.
-    pub(super) fn is_of_fleet(&self) -> bool {
+    pub(super) fn changes_fleet(&self) -> bool {
         use Input::{Draining, Health, Joined, Left, Reported, Stalled};
         matches!(
             self,
@@ -45,8 +45,8 @@ impl Input {
     }
 
     /// Whether the input changes which endpoints accept requests.
-    pub(super) fn is_of_gates(&self) -> bool {
-        self.is_of_fleet() && !matches!(self, Self::Reported { .. })
+    pub(super) fn changes_availability(&self) -> bool {
+        self.changes_fleet() && !matches!(self, Self::Reported { .. })
     }
 }
 
@@ -75,10 +75,10 @@ impl Scheduler {
             self.retries.earn(now, &self.config.retries);
             self.hedges.earn(now, &self.config.hedges);
         }
-        let lane = if again { Lane::GoesOn } else { self.lane(request) };
-        let may_go = lane == Lane::GoesOn || !self.queue.anyone_begins() && self.may_begin(request);
+        let lane = if again { Lane::Active } else { self.lane(request) };
+        let may_go = lane == Lane::Active || !self.queue.has_gated() && self.may_admit(request);
         // A new request does not overtake queued requests, nor take the slot of a dequeued one.
-        let first = !self.queue.anyone_goes_on() && (self.called.is_empty() || !self.may_be_unavailable());
+        let first = !self.queue.has_ungated() && (self.dequeued.is_empty() || !self.may_be_unavailable());
         let mut fit = None;
         if again || !self.is_full() && may_go && first {
             // A retry does not displace a queued request.
@@ -97,14 +97,14 @@ impl Scheduler {
             self.enter(now, request.session);
             return self.place(now, &waiting, lane, out);
         }
-        self.stalled = false;
-        let session = waiting.request.session.filter(|_| lane == Lane::GoesOn);
+        self.queue_blocked = false;
+        let session = waiting.request.session.filter(|_| lane == Lane::Active);
         let left_out = self.queue.push(waiting, lane);
         if left_out.as_ref().is_none_or(|(other, _)| other.request.id != id) {
             self.enter(now, session);
         }
         if let Some((other, lane)) = left_out {
-            let entered = lane == Lane::GoesOn && other.request.id != id;
+            let entered = lane == Lane::Active && other.request.id != id;
             self.refuse(now, &other.request, entered, Rejection::QueueFull, out);
         }
     }
@@ -148,26 +148,26 @@ impl Scheduler {
         if !self.hedges.spend(now, &self.config.hedges) {
             return self.refuse(now, request, false, Rejection::BudgetSpent, out);
         }
-        self.queue.pass(Account::of(request, Lane::GoesOn));
+        self.queue.pass(Account::of(request, Lane::Active));
         self.enter(now, request.session);
-        self.place(now, waiting, Lane::GoesOn, out);
+        self.place(now, waiting, Lane::Active, out);
     }
 
     /// Whether a request is queued.
     pub fn waits(&self, request: RequestId) -> bool {
-        self.queue.contains(request) || self.called.contains_key(&request)
+        self.queue.contains(request) || self.dequeued.contains_key(&request)
     }
 
     /// Whether a request needs session admission.
     fn lane(&self, request: &SchedulingRequest) -> Lane {
         match (&self.admission, request.session) {
             (Some(admission), Some(session)) => admission.lane(session),
-            _ => Lane::GoesOn,
+            _ => Lane::Active,
         }
     }
 
     /// Whether there is capacity for the conversation of a request that is not active.
-    pub(super) fn may_begin(&self, request: &SchedulingRequest) -> bool {
+    pub(super) fn may_admit(&self, request: &SchedulingRequest) -> bool {
         self.admission.as_ref().is_none_or(|admission| admission.has_room(request.prompt_tokens))
     }
 
@@ -208,15 +208,15 @@ impl Scheduler {
     /// requests.
     fn retry_after(&mut self, now: Nanos) -> Nanos {
         let ahead = (self.queued() + 1) as f64;
-        let rate_s = self.departed.rate_s(now);
+        let rate_s = self.finished.rate_s(now);
         let span =
-            if rate_s > DEPARTED_MIN_S { Nanos::from_secs_f64(ahead / rate_s) } else { RETRY_AFTER_UNKNOWN };
+            if rate_s > FINISHED_MIN_S { Nanos::from_secs_f64(ahead / rate_s) } else { RETRY_AFTER_UNKNOWN };
         span.min(self.config.queue_timeout).max(RETRY_AFTER_MIN)
     }
 
     /// Whether the pool's in-flight limit is reached.
     pub(super) fn is_full(&self) -> bool {
-        let taken = self.flights.len() + self.called.len();
+        let taken = self.flights.len() + self.dequeued.len();
         self.config.in_flight_max > 0 && taken >= self.config.in_flight_max as usize
     }
 
@@ -224,16 +224,16 @@ impl Scheduler {
     /// endpoint is chosen after its prefix has been looked up again.
     pub(super) fn drain_queue(&mut self, now: Nanos, out: &mut Vec<Output>) {
         while let Some((waiting, lane)) = self.queue.pop_expired(now) {
-            self.stalled = false;
-            self.refuse(now, &waiting.request, lane == Lane::GoesOn, Rejection::QueueTimeout, out);
+            self.queue_blocked = false;
+            self.refuse(now, &waiting.request, lane == Lane::Active, Rejection::QueueTimeout, out);
         }
         if let Some(admission) = &mut self.admission {
             admission.expire(now);
         }
-        while !self.stalled && !self.is_full() {
-            let may_begin = self.queue.first_gated().is_some_and(|request| self.may_begin(request));
-            let Some(place) = self.next_turn(now, may_begin) else {
-                if let Some(admission) = self.admission.as_mut().filter(|_| self.queue.anyone_begins()) {
+        while !self.queue_blocked && !self.is_full() {
+            let may_admit = self.queue.first_gated().is_some_and(|request| self.may_admit(request));
+            let Some(place) = self.next_turn(now, may_admit) else {
+                if let Some(admission) = self.admission.as_mut().filter(|_| self.queue.has_gated()) {
                     admission.hold_back();
                 }
                 break;
@@ -243,10 +243,10 @@ impl Scheduler {
                 (lane.is_gated(), waiting.request.session, &mut self.admission)
             {
                 admission.enter(now, session);
-                self.queue.begun(session, || admission.enter(now, session));
+                self.queue.admit_session(session, || admission.enter(now, session));
             }
             let request = waiting.request.id;
-            self.called.insert(request, Called { waiting, lane, place });
+            self.dequeued.insert(request, Dequeued { waiting, lane, place });
             out.push(Output::Refresh { request });
         }
     }
@@ -260,8 +260,8 @@ impl Scheduler {
         out: &mut Vec<Output>,
     ) {
         // The request may have been cancelled meanwhile.
-        let Some(Called { waiting, lane, place }) = self.called.remove(&request) else { return };
-        self.stalled = false;
+        let Some(Dequeued { waiting, lane, place }) = self.dequeued.remove(&request) else { return };
+        self.queue_blocked = false;
         match self.fill_rows(now, &waiting.request, overlap, IfNoneAvailable::Wait) {
             Choice::Rows => self.place(now, &waiting, lane, out),
             Choice::Later => self.queue.put_back(place, waiting),
@@ -270,12 +270,13 @@ impl Scheduler {
     }
 
     /// The first queued request that an endpoint accepts.
-    fn next_turn(&mut self, now: Nanos, may_begin: bool) -> Option<u64> {
-        let mut first = self.queue.in_order(may_begin).take(LOOKED_AT_MAX).peekable();
+    fn next_turn(&mut self, now: Nanos, may_admit: bool) -> Option<u64> {
+        let mut first = self.queue.in_order(may_admit).take(EXAMINED_MAX).peekable();
         let anyone = first.peek().is_some();
-        let place = first.find(|(_, waiting)| self.can_go(now, &waiting.request)).map(|(place, _)| place);
+        let place =
+            first.find(|(_, waiting)| self.can_dispatch(now, &waiting.request)).map(|(place, _)| place);
         // With session admission, conversations may also begin as time passes.
-        self.stalled = anyone && place.is_none() && self.admission.is_none();
+        self.queue_blocked = anyone && place.is_none() && self.admission.is_none();
         place
     }
 
@@ -286,7 +287,7 @@ impl Scheduler {
             (&mut self.admission, held_tokens, flight.computed)
         {
             admission.observe(flight.prompt_tokens, sent_tokens, held_tokens);
-            admission.conclude();
+            admission.end_round();
         }
         self.leave(now, Some(session), flight.computed.then_some(flight.context_tokens));
     }

@@ -84,19 +84,19 @@ impl AvailabilitySummary {
 
 impl Scheduler {
     /// Reviews all endpoints if the time for it has come.
-    pub(super) fn ripen(&mut self, now: Nanos, out: &mut Vec<Output>) {
-        if self.gates.review_at <= now {
+    pub(super) fn review_if_due(&mut self, now: Nanos, out: &mut Vec<Output>) {
+        if self.availability.review_at <= now {
             self.review(now, out);
         }
     }
 
     /// Reviews all endpoints: breaker cool-downs, back-offs and slow starts that have ended.
     pub(super) fn review(&mut self, now: Nanos, out: &mut Vec<Output>) {
-        self.stalled = false;
+        self.queue_blocked = false;
         let (mut any, mut review_at) = (false, Nanos::MAX);
         let slow_start = self.config.breaker.slow_start;
         for endpoint in self.pool.endpoints_mut() {
-            if endpoint.breaker.ripen(now) {
+            if endpoint.breaker.end_cooldown(now) {
                 out.push(Output::Breaker { endpoint: endpoint.id, state: endpoint.breaker.state() });
             }
             endpoint.back_since = endpoint.back_since.filter(|since| now < *since + slow_start);
@@ -110,11 +110,11 @@ impl Scheduler {
                 || endpoint.stalled;
             review_at = until.into_iter().flatten().fold(review_at, Nanos::min);
         }
-        self.gates = AvailabilitySummary { any, review_at };
+        self.availability = AvailabilitySummary { any, review_at };
     }
 
     /// Sets an endpoint's health.
-    pub(super) fn found(&mut self, now: Nanos, endpoint: EndpointId, healthy: bool) {
+    pub(super) fn set_health(&mut self, now: Nanos, endpoint: EndpointId, healthy: bool) {
         let Some(endpoint) = self.pool.get_mut(endpoint) else { return };
         if healthy && !endpoint.healthy && endpoint.was_healthy {
             endpoint.back_since = Some(now);
@@ -133,7 +133,7 @@ impl Scheduler {
     }
 
     /// Counts an error that was the endpoint's own.
-    pub(super) fn blame(&mut self, now: Nanos, endpoint: EndpointId, out: &mut Vec<Output>) {
+    pub(super) fn count_failure(&mut self, now: Nanos, endpoint: EndpointId, out: &mut Vec<Output>) {
         let Some(endpoint) = self.pool.get_mut(endpoint) else { return };
         let era = endpoint.breaker.era();
         if endpoint.breaker.failed(now, era, &self.config.breaker, &mut self.rng) {
@@ -143,7 +143,7 @@ impl Scheduler {
     }
 
     /// Applies a request's outcome to its endpoint's breaker and back-off.
-    pub(super) fn told(&mut self, now: Nanos, input: &Input, out: &mut Vec<Output>) {
+    pub(super) fn apply_outcome(&mut self, now: Nanos, input: &Input, out: &mut Vec<Output>) {
         let (Input::Failed { request } | Input::Busy { request, .. } | Input::Succeeded { request }) = input
         else {
             return;
@@ -153,7 +153,7 @@ impl Scheduler {
         let changed = match *input {
             Input::Failed { .. } => endpoint.breaker.failed(now, era, &self.config.breaker, &mut self.rng),
             Input::Busy { retry_after, .. } => {
-                endpoint.busy.told(now, retry_after, &mut self.rng);
+                endpoint.busy.back_off(now, retry_after, &mut self.rng);
                 false
             }
             _ => {
@@ -183,7 +183,7 @@ impl Scheduler {
 
     /// Registers a placement with its endpoint's breaker, which may be waiting for a probe. Returns the breaker era,
     /// which distinguishes this request from those placed before the breaker opened.
-    pub(super) fn passes(&mut self, endpoint: EndpointId, request: RequestId) -> u32 {
+    pub(super) fn register_with_breaker(&mut self, endpoint: EndpointId, request: RequestId) -> u32 {
         let Some(endpoint) = self.pool.get_mut(endpoint) else { return 0 };
         endpoint.breaker.placed(request);
         endpoint.breaker.era()
@@ -191,7 +191,7 @@ impl Scheduler {
 
     /// Whether any endpoint may be unavailable.
     pub(super) fn may_be_unavailable(&self) -> bool {
-        self.gates.any || self.config.endpoint_in_flight_max > 0
+        self.availability.any || self.config.endpoint_in_flight_max > 0
     }
 
     /// Fills the rows with the endpoints that accept the request, or with the least bad one.
@@ -254,7 +254,7 @@ impl Scheduler {
             // Only a retry may exceed an endpoint's in-flight limit.
             let least_bad = candidates()
                 .filter(|endpoint| request.attempt > 0 || !is_full(endpoint, in_flight_max))
-                .min_by_key(|endpoint| badness(endpoint, now, in_flight_max));
+                .min_by_key(|endpoint| fallback_order(endpoint, now, in_flight_max));
             fit = match least_bad {
                 _ if or == IfNoneAvailable::Nobody => Choice::Nobody,
                 _ if or == IfNoneAvailable::Wait && candidates().any(worth_waiting) => Choice::Later,
@@ -266,7 +266,7 @@ impl Scheduler {
                 None => Choice::Nobody,
             };
         } else if gated {
-            self.start_slowly(now);
+            self.apply_slow_start(now);
         }
         for &(endpoint, _) in overlap {
             self.overlap_by_slot[endpoint.slot()] = nothing;
@@ -280,7 +280,7 @@ impl Scheduler {
     /// Slow start: removes rows of recently recovered endpoints that have their share. The share grows from nothing to
     /// the mean of what the other endpoints have in flight, and is at least one request. It does not apply if there are
     /// no others.
-    fn start_slowly(&mut self, now: Nanos) {
+    fn apply_slow_start(&mut self, now: Nanos) {
         let back_since =
             |row: &Candidate| self.pool.get(row.endpoint).and_then(|endpoint| endpoint.back_since);
         let settled = self.rows.iter().filter(|row| back_since(row).is_none());
@@ -304,24 +304,24 @@ impl Scheduler {
 
     /// Whether an endpoint accepts a queued request in addition to those already dequeued, or waiting has become
     /// pointless.
-    pub(super) fn can_go(&self, now: Nanos, request: &SchedulingRequest) -> bool {
+    pub(super) fn can_dispatch(&self, now: Nanos, request: &SchedulingRequest) -> bool {
         if !self.may_be_unavailable() {
             return true;
         }
         let in_flight_max = self.config.endpoint_in_flight_max;
         let candidates = || self.pool.eligible().filter(|endpoint| !request.excluded.contains(&endpoint.id));
-        let gates = || candidates().map(|endpoint| availability_of(endpoint, now, in_flight_max));
+        let availability = || candidates().map(|endpoint| availability_of(endpoint, now, in_flight_max));
         let mut room = 0usize;
         for endpoint in candidates()
             .filter(|endpoint| availability_of(endpoint, now, in_flight_max) == Availability::Free)
         {
             room = room.saturating_add(room_at(endpoint, in_flight_max));
-            if room > self.called.len() {
+            if room > self.dequeued.len() {
                 return true;
             }
         }
         room == 0
-            && gates().all(|gate| !matches!(gate, Availability::Full | Availability::Busy))
+            && availability().all(|gate| !matches!(gate, Availability::Full | Availability::Busy))
             && (candidates().any(|endpoint| !is_full(endpoint, in_flight_max))
                 || candidates().next().is_none())
     }
@@ -358,7 +358,7 @@ fn availability_of(endpoint: &Endpoint, now: Nanos, in_flight_max: u32) -> Avail
 
 /// Order in which unavailable endpoints are tried: by what blocks them, how soon that ends, how often they failed, and
 /// how much they have in flight.
-fn badness(endpoint: &Endpoint, now: Nanos, in_flight_max: u32) -> (Availability, Nanos, u32, u32) {
+fn fallback_order(endpoint: &Endpoint, now: Nanos, in_flight_max: u32) -> (Availability, Nanos, u32, u32) {
     let gate = availability_of(endpoint, now, in_flight_max);
     let until = match gate {
         Availability::Busy => endpoint.busy.until(now),

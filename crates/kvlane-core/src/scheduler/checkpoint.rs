@@ -69,8 +69,8 @@ struct CheckpointRequest(
 impl Checkpoint {
     /// The endpoints and their display names.
     pub fn endpoints(&self) -> impl Iterator<Item = (EndpointId, &Arc<str>)> {
-        (0..).zip(&self.slots).filter_map(|(slot, (generation, seated))| {
-            seated.as_ref().map(|seated| (EndpointId::new(slot, *generation), &seated.name))
+        (0..).zip(&self.slots).filter_map(|(slot, (generation, endpoint))| {
+            endpoint.as_ref().map(|endpoint| (EndpointId::new(slot, *generation), &endpoint.name))
         })
     }
 }
@@ -80,8 +80,8 @@ impl Checkpoint {
 impl Scheduler {
     /// Takes a checkpoint.
     pub fn synopsis(&self) -> Checkpoint {
-        let seat = |(generation, endpoint): (u16, Option<&Endpoint>)| {
-            let seated = endpoint.map(|endpoint| CheckpointEndpoint {
+        let checkpoint = |(generation, endpoint): (u16, Option<&Endpoint>)| {
+            let endpoint = endpoint.map(|endpoint| CheckpointEndpoint {
                 name: Arc::clone(&endpoint.name),
                 healthy: endpoint.healthy,
                 draining: endpoint.draining,
@@ -90,9 +90,9 @@ impl Scheduler {
                 reported: endpoint.load.reported,
                 pace: endpoint.pace,
             });
-            (generation, seated)
+            (generation, endpoint)
         };
-        let slots: Vec<_> = self.pool.slots().map(seat).collect();
+        let slots: Vec<_> = self.pool.slots().map(checkpoint).collect();
         let mut flights: Vec<_> = self.flights.iter().map(CheckpointRequest::of).collect();
         flights.sort_unstable_by_key(|flight| flight.0);
         Checkpoint {
@@ -112,15 +112,16 @@ impl Scheduler {
         let mut scheduler = Self::new(config);
         scheduler.rng = Rng::resumed(rng);
         scheduler.learning.resume(pace, usual);
-        for (slot, (generation, seated)) in (0..=u16::MAX).zip(slots) {
+        for (slot, (generation, endpoint)) in (0..=u16::MAX).zip(slots) {
             let id = EndpointId::new(slot, generation);
             scheduler.pool.skip(id);
-            let Some(CheckpointEndpoint { name, healthy, draining, stalled, feed, reported, pace }) = seated
+            let Some(CheckpointEndpoint { name, healthy, draining, stalled, feed, reported, pace }) =
+                endpoint
             else {
                 continue;
             };
-            scheduler.pool.seat(id, name);
-            scheduler.found(now, id, healthy);
+            scheduler.pool.join_at(id, name);
+            scheduler.set_health(now, id, healthy);
             if let Some(endpoint) = scheduler.pool.get_mut(id) {
                 (endpoint.draining, endpoint.stalled) = (draining, stalled);
                 endpoint.load.reported = reported;
@@ -128,7 +129,7 @@ impl Scheduler {
                 endpoint.cache_accuracy.set_feed(feed);
             }
         }
-        scheduler.tell_admission();
+        scheduler.update_admission_capacity();
         for flight in flights {
             scheduler.resume(now, flight);
         }
@@ -167,7 +168,7 @@ impl Scheduler {
             computed,
             is_stream: true,
             timed: Timed::resumed(now, &asked, output_tokens, self.pool.get(endpoint)),
-            account: Account::of(&asked, Lane::GoesOn),
+            account: Account::of(&asked, Lane::Active),
             output_tokens_due: 0,
             turn: None,
         });

@@ -108,12 +108,12 @@ impl Scheduler {
             (true, false) => {
                 // Requests already in flight were not admitted; only queued ones are counted.
                 let mut admission = SessionAdmission::default();
-                self.queue.sessions_going_on().for_each(|session| admission.enter(now, session));
-                let called = self.called.values().filter_map(|called| called.waiting.request.session);
-                called.for_each(|session| admission.enter(now, session));
+                self.queue.ungated_sessions().for_each(|session| admission.enter(now, session));
+                let dequeued = self.dequeued.values().filter_map(|dequeued| dequeued.waiting.request.session);
+                dequeued.for_each(|session| admission.enter(now, session));
                 self.flights.forget_turns();
                 self.admission = Some(admission);
-                self.tell_admission();
+                self.update_admission_capacity();
             }
             (false, true) => self.admission = None,
             _ => {}

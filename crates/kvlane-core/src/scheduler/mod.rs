@@ -38,7 +38,7 @@ pub use config::Config;
 pub use messages::{Input, Output};
 pub use shadow::{Agreement, Shadowed};
 
-use admission::Called;
+use admission::Dequeued;
 use availability::AvailabilitySummary;
 use estimated_prefills::EstimatedPrefills;
 use in_flight::{InFlightRequest, InFlightTable, Turn};
@@ -62,20 +62,20 @@ pub struct Scheduler {
     queue: Queue,
     admission: Option<SessionAdmission>,
     learning: Learning,
-    unseen: EstimatedPrefills,
-    gates: AvailabilitySummary,
+    estimated_prefills: EstimatedPrefills,
+    availability: AvailabilitySummary,
     /// No queued request within the search limit can be dispatched until an endpoint accepts more.
-    stalled: bool,
+    queue_blocked: bool,
     /// Dequeued requests that hold a dispatch slot and wait for [`Input::Refreshed`].
-    called: BTreeMap<RequestId, Called>,
+    dequeued: BTreeMap<RequestId, Dequeued>,
     retries: Budget,
     hedges: Budget,
     /// Rate of recently finished requests.
-    departed: DecayingCounter,
+    finished: DecayingCounter,
     policy: Box<dyn Policy>,
     shadow: Option<Box<Shadow>>,
     /// Endpoint that the next placement uses, whatever the policy picks.
-    destined: Option<EndpointId>,
+    forced: Option<EndpointId>,
     /// The policy's own choice for the last placement.
     picked: Option<(EndpointId, Reason)>,
     rng: Rng,
@@ -97,16 +97,16 @@ impl Scheduler {
             queue: Queue::new(config.queue_len_max as usize),
             admission: config.session_admission.then(SessionAdmission::default),
             learning: Learning::new(config.timing.as_deref()),
-            unseen: EstimatedPrefills::default(),
-            gates: AvailabilitySummary::default(),
-            stalled: false,
-            called: BTreeMap::new(),
+            estimated_prefills: EstimatedPrefills::default(),
+            availability: AvailabilitySummary::default(),
+            queue_blocked: false,
+            dequeued: BTreeMap::new(),
             retries: Budget::new(&config.retries),
             hedges: Budget::new(&config.hedges),
-            departed: DecayingCounter::default(),
+            finished: DecayingCounter::default(),
             policy: config.policy.build(),
             shadow: Shadow::of(&config),
-            destined: None,
+            forced: None,
             picked: None,
             rng: Rng::new(config.seed),
             receipts: Receipts::new(config.receipts_max as usize),
@@ -121,25 +121,25 @@ impl Scheduler {
     /// Applies one input at `now` and appends its consequences to `out`. Threads that race for the scheduler may pass
     /// times that are slightly out of order.
     pub fn step(&mut self, now: Nanos, input: Input, out: &mut Vec<Output>) {
-        let (of_fleet, of_gates) = (input.is_of_fleet(), input.is_of_gates());
-        self.ripen(now, out);
-        while let Some(request) = self.unseen.pop(now) {
+        let (changes_fleet, changes_availability) = (input.changes_fleet(), input.changes_availability());
+        self.review_if_due(now, out);
+        while let Some(request) = self.estimated_prefills.pop(now) {
             self.prefilled(request);
         }
         match input {
             Input::Joined { endpoint, name, healthy, draining } => {
                 self.pool.join(endpoint, name);
-                self.found(now, endpoint, healthy);
+                self.set_health(now, endpoint, healthy);
                 self.pool.set_draining(endpoint, draining);
             }
             Input::Draining { endpoint, draining } => {
                 self.pool.set_draining(endpoint, draining);
-                self.tell_drained(endpoint, out);
+                self.report_drained(endpoint, out);
             }
             Input::Left { endpoint } => self.pool.leave(endpoint),
-            Input::Health { endpoint, healthy } => self.found(now, endpoint, healthy),
+            Input::Health { endpoint, healthy } => self.set_health(now, endpoint, healthy),
             Input::Stalled { endpoint, stalled } => self.stall(now, endpoint, stalled),
-            Input::Blamed { endpoint } => self.blame(now, endpoint, out),
+            Input::Blamed { endpoint } => self.count_failure(now, endpoint, out),
             Input::Reported { endpoint, reported } => self.pool.report(endpoint, now, reported),
             Input::Arrived { request, overlap, block_tokens } => {
                 let waiting = Waiting { request, block_tokens, deadline: now + self.config.queue_timeout };
@@ -156,35 +156,35 @@ impl Scheduler {
                 self.learn(endpoint, out, |accuracy| accuracy.count(queries, hits, block_tokens));
             }
             Input::Failed { .. } | Input::Busy { .. } | Input::Succeeded { .. } => {
-                self.told(now, &input, out);
+                self.apply_outcome(now, &input, out);
             }
             Input::Finished { request } => self.settle(now, request, out),
             Input::Refreshed { request, overlap } => self.refreshed(now, request, &overlap, out),
             Input::Configured { config } => self.configure(now, *config, out),
             Input::Tick => {}
         }
-        if of_gates {
+        if changes_availability {
             self.review(now, out);
         }
-        if of_fleet {
-            self.tell_admission();
+        if changes_fleet {
+            self.update_admission_capacity();
         }
         self.drain_queue(now, out);
     }
 
-    /// Like [`Scheduler::step`], but a request placed by this input goes to `destined` if that endpoint accepts
+    /// Like [`Scheduler::step`], but a request placed by this input goes to `forced` if that endpoint accepts
     /// requests. Used by a replay, which follows the recorded placements. Returns the policy's own choice and its
     /// reason, if a request was placed.
     pub fn step_to(
         &mut self,
         now: Nanos,
         input: Input,
-        destined: Option<EndpointId>,
+        forced: Option<EndpointId>,
         out: &mut Vec<Output>,
     ) -> Option<(EndpointId, Reason)> {
-        (self.destined, self.picked) = (destined, None);
+        (self.forced, self.picked) = (forced, None);
         self.step(now, input, out);
-        self.destined = None;
+        self.forced = None;
         self.picked.take()
     }
 
@@ -203,9 +203,9 @@ impl Scheduler {
         let room = self
             .admission
             .as_ref()
-            .filter(|_| self.queue.anyone_begins())
+            .filter(|_| self.queue.has_gated())
             .and_then(SessionAdmission::next_deadline);
-        let gate = self.gates.next_deadline().filter(|_| self.queued() > 0);
+        let gate = self.availability.next_deadline().filter(|_| self.queued() > 0);
         self.queue.next_deadline().into_iter().chain(room).chain(gate).min()
     }
 
@@ -259,11 +259,11 @@ impl Scheduler {
 
     /// Requests waiting for dispatch.
     pub fn queued(&self) -> usize {
-        self.queue.len() + self.called.len()
+        self.queue.len() + self.dequeued.len()
     }
 
     /// Passes the fleet's KV cache capacity to session admission.
-    fn tell_admission(&mut self) {
+    fn update_admission_capacity(&mut self) {
         if let Some(admission) = &mut self.admission {
             let (endpoints, capacity_tokens) = self.pool.kv_capacity_tokens();
             admission.set_fleet(endpoints, capacity_tokens);
@@ -304,8 +304,8 @@ impl Scheduler {
             shadow.decide(now, request, output_tokens, usual, &self.rows, (row, reason));
         }
         self.picked = Some((self.rows[row].endpoint, reason));
-        let destined = self.destined.and_then(|id| self.rows.iter().position(|row| row.endpoint == id));
-        let row = destined.unwrap_or(row);
+        let forced = self.forced.and_then(|id| self.rows.iter().position(|row| row.endpoint == id));
+        let row = forced.unwrap_or(row);
         let Candidate { endpoint, overlap_tokens, knowledge, prediction, .. } = self.rows[row];
         let feed = self.pool.get(endpoint).map_or(Feed::Absent, |endpoint| endpoint.cache_accuracy.feed());
         let placement = Placement { endpoint, overlap_tokens, reason, knowledge, feed };
@@ -348,11 +348,11 @@ impl Scheduler {
                 picked.load.in_flight;
             let (tokens, pairs) = (prefill_tokens + u64::from(uncached), prefill_pairs + pairs);
             let step_s = picked.rates.decode_step_s(requests - prefilling, context_tokens);
-            self.unseen.placed(now, request.id, picked.rates.prefill_s(tokens, pairs) + step_s);
+            self.estimated_prefills.placed(now, request.id, picked.rates.prefill_s(tokens, pairs) + step_s);
         }
-        let flight = InFlightRequest { era: self.passes(endpoint, request.id), ..flight };
+        let flight = InFlightRequest { era: self.register_with_breaker(endpoint, request.id), ..flight };
         // A half-open breaker admits one request; if this is that request, queued requests can no longer use it.
-        self.stalled = false;
+        self.queue_blocked = false;
         if let Some(ledger) = self.pool.in_flight_mut(endpoint) {
             ledger.requests += 1;
             ledger.prefilling += 1;
@@ -378,7 +378,7 @@ impl Scheduler {
             self.learning.first_token(now, timed, self.pool.get_mut(endpoint), tokens, prefill_pairs);
         }
         if let Some(accuracy) = self.pool.cache_accuracy_mut(endpoint) {
-            accuracy.owe(prediction.unwrap_or_default(), prompt_tokens);
+            accuracy.expect_in_counters(prediction.unwrap_or_default(), prompt_tokens);
         }
         self.prefilled(request);
         self.begun(now, endpoint, era, out);
@@ -410,7 +410,7 @@ impl Scheduler {
         let InFlightRequest { endpoint, prompt_tokens, block_tokens, computed, .. } = *flight;
         self.learn(endpoint, out, |accuracy| {
             if computed {
-                accuracy.repay(prediction, prompt_tokens);
+                accuracy.exclude_from_counters(prediction, prompt_tokens);
             }
             accuracy.observe(prediction, prompt_tokens, reported, block_tokens)
         });
@@ -455,16 +455,16 @@ impl Scheduler {
 
     /// Releases everything that a request has reserved, or removes it from the queue.
     fn settle(&mut self, now: Nanos, request: RequestId, out: &mut Vec<Output>) {
-        self.stalled = false;
+        self.queue_blocked = false;
         let Some(flight) = self.flights.remove(request) else {
-            let called = self.called.remove(&request).map(|called| (called.waiting, Lane::GoesOn));
-            if let Some((waiting, Lane::GoesOn)) = called.or_else(|| self.queue.remove(request)) {
+            let dequeued = self.dequeued.remove(&request).map(|dequeued| (dequeued.waiting, Lane::Active));
+            if let Some((waiting, Lane::Active)) = dequeued.or_else(|| self.queue.remove(request)) {
                 self.leave(now, waiting.request.session, None);
             }
             return;
         };
-        self.departed.at(now, 0.0);
-        self.departed.add(1.0);
+        self.finished.at(now, 0.0);
+        self.finished.add(1.0);
         self.turn_over(now, &flight);
         self.learning.over(&flight.timed);
         if flight.output_tokens_due > 0 {
@@ -478,11 +478,11 @@ impl Scheduler {
             ledger.prefill_pairs -= flight.prefill_pairs;
             ledger.prefill_tokens -= u64::from(flight.prefill_tokens);
             ledger.context_tokens -= flight.context_tokens;
-            self.tell_drained(flight.endpoint, out);
+            self.report_drained(flight.endpoint, out);
         }
     }
 
-    fn tell_drained(&self, id: EndpointId, out: &mut Vec<Output>) {
+    fn report_drained(&self, id: EndpointId, out: &mut Vec<Output>) {
         let drained = self
             .pool
             .get(id)
@@ -1128,10 +1128,10 @@ mod tests {
                 let room = world.scheduler.queue.len() > 0 && !world.scheduler.is_full();
                 let held = |world: &World| {
                     let first = world.scheduler.queue.first_gated();
-                    first.is_some_and(|first| !world.scheduler.may_begin(first))
+                    first.is_some_and(|first| !world.scheduler.may_admit(first))
                 };
                 let scheduler = &world.scheduler;
-                let anyone_can = scheduler.queue.in_order(true).any(|(_, other)| scheduler.can_go(world.now, &other.request));
+                let anyone_can = scheduler.queue.in_order(true).any(|(_, other)| scheduler.can_dispatch(world.now, &other.request));
                 prop_assert!(!room || held(&world) || !anyone_can, "a request waits while an endpoint has room");
                 if let Some(admission) = &world.scheduler.admission {
                     admission.check();

@@ -241,7 +241,7 @@ impl ExactIndex {
                         let place = holder.names.place(at);
                         holder.names.remove(at);
                         if !holder.has_other_name(place, &self.budget) {
-                            writer.let_go(place.run, 1 << place.offset);
+                            writer.remove_holder(place.run, 1 << place.offset);
                         }
                     } else {
                         holder.names.set_copies(at, copies);
@@ -330,7 +330,7 @@ impl ExactIndex {
         places.sort_unstable();
         let mut writer = self.writer(endpoint);
         for blocks in places.chunk_by(|a, b| a.run == b.run) {
-            writer.let_go(blocks[0].run, blocks.iter().fold(0, |all, place| all | 1 << place.offset));
+            writer.remove_holder(blocks[0].run, blocks.iter().fold(0, |all, place| all | 1 << place.offset));
         }
         holder.names.clear(&self.budget);
         self.budget

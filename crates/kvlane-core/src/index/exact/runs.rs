@@ -232,7 +232,7 @@ impl Run {
     }
 
     /// Removes `endpoint` as a holder of these blocks. Returns whether the run still has a holder.
-    pub(super) fn let_go(&mut self, endpoint: EndpointId, blocks: u64, budget: &Budget) -> bool {
+    pub(super) fn remove_holder(&mut self, endpoint: EndpointId, blocks: u64, budget: &Budget) -> bool {
         if self.many.is_empty() {
             for hold in self.few.iter_mut().filter(|hold| hold.endpoint == endpoint) {
                 hold.blocks &= !blocks;

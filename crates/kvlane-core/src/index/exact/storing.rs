@@ -104,7 +104,7 @@ impl<'a> Storing<'a> {
         let copies = Copies::one(self.tier);
         let (mut done, mut after) = (0, after);
         while done < keys.len() {
-            let Some(row) = self.writer.seat(after, &hashes[done..], more) else {
+            let Some(row) = self.writer.add_blocks(after, &hashes[done..], more) else {
                 self.full = true;
                 break;
             };
@@ -129,7 +129,7 @@ impl<'a> Storing<'a> {
                 };
                 if let Some(other) = other {
                     let rest = ones(row.count - n as usize) & !(row.already >> n);
-                    self.writer.let_go(run, rest << place.offset);
+                    self.writer.remove_holder(run, rest << place.offset);
                     let Some(other) = other else {
                         self.full = true;
                         break;
@@ -195,7 +195,7 @@ impl<'a> Storing<'a> {
             copies = orphan.copies;
             let _ = copies.add(self.tier);
         }
-        let Some(place) = self.seat(key, after, hash, copies) else {
+        let Some(place) = self.add_blocks(key, after, hash, copies) else {
             self.full = true;
             return false;
         };
@@ -207,12 +207,18 @@ impl<'a> Storing<'a> {
         true
     }
 
-    fn seat(&mut self, key: Key, after: Option<Place>, hash: BlockHash, copies: Copies) -> Option<Place> {
-        let row = self.writer.seat(after, &[hash], 0)?;
+    fn add_blocks(
+        &mut self,
+        key: Key,
+        after: Option<Place>,
+        hash: BlockHash,
+        copies: Copies,
+    ) -> Option<Place> {
+        let row = self.writer.add_blocks(after, &[hash], 0)?;
         let place = row.first;
         if self.holder.names.insert(key, place, copies, self.budget).is_err() {
             if row.already == 0 {
-                self.writer.let_go(place.run, 1 << place.offset);
+                self.writer.remove_holder(place.run, 1 << place.offset);
             }
             return None;
         }
@@ -240,7 +246,8 @@ impl<'a> Storing<'a> {
             while let Some(name) = self.holder.waiting_for(parent) {
                 let Some(orphan) = self.holder.take_orphan(name, self.budget) else { break };
                 let room = self.holder.names.reserve(1, self.budget);
-                let place = room.then(|| self.seat(Key::of(name), Some(place), orphan.hash, orphan.copies));
+                let place =
+                    room.then(|| self.add_blocks(Key::of(name), Some(place), orphan.hash, orphan.copies));
                 match place.flatten() {
                     Some(place) => parents.push((name, place)),
                     None => self.applied.refused += 1,

@@ -50,10 +50,15 @@ impl<'a> Writer<'a> {
     /// endpoint must hold the block at `after`, so that it keeps its place meanwhile. Processes the blocks that fit
     /// into one run, at least one; `None` if there is no memory. About `more` blocks follow.
     #[inline]
-    pub(super) fn seat(&mut self, after: Option<Place>, hashes: &[BlockHash], more: usize) -> Option<Row> {
+    pub(super) fn add_blocks(
+        &mut self,
+        after: Option<Place>,
+        hashes: &[BlockHash],
+        more: usize,
+    ) -> Option<Row> {
         let (budget, endpoint) = (self.budget, self.endpoint);
         let Some(Place { run, offset }) = after else {
-            return self.seat_first(shard_of(hashes[0]), hashes, 0, None, more);
+            return self.add_first(shard_of(hashes[0]), hashes, 0, None, more);
         };
         let before = run.shard();
         let found = self.shard(before).run_mut(run);
@@ -64,7 +69,7 @@ impl<'a> Writer<'a> {
             if offset as usize == found.hashes().len() && !position.is_multiple_of(SPAN) {
                 return None;
             }
-            return self.seat_first(
+            return self.add_first(
                 next_shard(before, position, hashes[0]),
                 hashes,
                 position,
@@ -76,8 +81,8 @@ impl<'a> Writer<'a> {
         Some(Row { first: Place { run, offset }, count, already })
     }
 
-    /// Like [`Writer::seat`], where the first block begins a run.
-    fn seat_first(
+    /// Like [`Writer::add_blocks`], where the first block begins a run.
+    fn add_first(
         &mut self,
         at: usize,
         hashes: &[BlockHash],
@@ -105,10 +110,10 @@ impl<'a> Writer<'a> {
 
     /// Removes the endpoint as a holder of these blocks of a run, and frees runs that are no longer needed.
     #[inline]
-    pub(super) fn let_go(&mut self, run: RunId, blocks: u64) {
+    pub(super) fn remove_holder(&mut self, run: RunId, blocks: u64) {
         let (budget, endpoint) = (self.budget, self.endpoint);
         let shard = self.shard(run.shard());
-        if shard.run_mut(run).let_go(endpoint, blocks, budget) || shard.run(run).children > 0 {
+        if shard.run_mut(run).remove_holder(endpoint, blocks, budget) || shard.run(run).children > 0 {
             return;
         }
         let mut parent = shard.free(run, budget);
