@@ -256,7 +256,7 @@ pub fn parse<'a>(api: Api, body: &'a [u8], prompt: &mut Vec<u8>) -> Result<Parse
                 sections.place(0, start, reader.out);
             }
             Field::System => {
-                reader.spoken("system")?;
+                reader.implied_message("system")?;
                 sections.place(1, start, reader.out);
             }
             Field::Messages => {
@@ -415,7 +415,7 @@ impl<'a> Reader<'a, '_> {
     }
 
     /// Content outside of the messages, rendered as one message of `role`.
-    fn spoken(&mut self, role: &str) -> Result<(), ParseError> {
+    fn implied_message(&mut self, role: &str) -> Result<(), ParseError> {
         self.out.extend_from_slice(&[MESSAGE, SECTION]);
         self.out.extend_from_slice(role.as_bytes());
         self.out.push(SECTION + CONTENT);
@@ -426,7 +426,7 @@ impl<'a> Reader<'a, '_> {
     fn messages(&mut self, field: &'static str) -> Result<(), ParseError> {
         let wrong = ParseError::WrongType { field, expected: "an array of objects" };
         match self.scanner.peek()? {
-            Kind::String if field == "input" => return self.spoken("user"),
+            Kind::String if field == "input" => return self.implied_message("user"),
             Kind::Array => {}
             _ => return Err(wrong),
         }

@@ -583,7 +583,7 @@ mod tests {
         }
 
         /// The endpoint that occupies a slot.
-        fn seated(&self, slot: u16) -> EndpointId {
+        fn occupant(&self, slot: u16) -> EndpointId {
             self.scheduler.pool.endpoints().nth(slot.into()).expect("three endpoints").id
         }
 
@@ -1049,7 +1049,7 @@ mod tests {
                             kv_usage_ratio: 0.0,
                             kv_capacity_tokens: Some(tokens).filter(|&tokens| tokens > 0),
                         };
-                        let endpoint = world.seated(slot);
+                        let endpoint = world.occupant(slot);
                         world.step(Input::Reported { endpoint, reported })
                     }
                     Act::Failed(r) => world.step(Input::Failed { request: RequestId(r as u64) }),
@@ -1071,25 +1071,25 @@ mod tests {
                         world.step(Input::Finished { request })
                     }
                     Act::Health(slot, healthy) => {
-                        let endpoint = world.seated(slot);
+                        let endpoint = world.occupant(slot);
                         world.step(Input::Health { endpoint, healthy })
                     }
 
                     Act::Stall(slot, stalled) => {
-                        let endpoint = world.seated(slot);
+                        let endpoint = world.occupant(slot);
                         world.step(Input::Stalled { endpoint, stalled })
                     }
                     Act::Blame(slot) => {
-                        let endpoint = world.seated(slot);
+                        let endpoint = world.occupant(slot);
                         world.step(Input::Blamed { endpoint })
                     }
                     Act::Drain(slot, draining) => {
-                        let endpoint = world.seated(slot);
+                        let endpoint = world.occupant(slot);
                         world.step(Input::Draining { endpoint, draining })
                     }
 
                     Act::Churn(slot) => {
-                        let endpoint = world.seated(slot);
+                        let endpoint = world.occupant(slot);
                         let mut out = world.step(Input::Left { endpoint });
                         let endpoint = world.scheduler.pool.next_id().expect("room");
                         out.extend(world.step(joined(endpoint, "again")));

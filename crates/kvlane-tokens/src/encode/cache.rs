@@ -103,7 +103,7 @@ impl Cache {
             return;
         }
         while shard.bytes + bytes > self.shard_bytes_max {
-            shard.let_one_go();
+            shard.evict_one();
         }
         let place = shard.slots.len() as u32;
         shard.places.insert(key.0, place);
@@ -112,7 +112,7 @@ impl Cache {
     }
 
     /// Resets contents and counters.
-    pub(super) fn forget(&mut self) {
+    pub(super) fn reset(&mut self) {
         *self = Cache::new(self.shard_bytes_max * SHARDS);
     }
 
@@ -152,7 +152,7 @@ fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
 
 impl Shard {
     /// Evicts the next entry that was not used since the hand passed it.
-    fn let_one_go(&mut self) {
+    fn evict_one(&mut self) {
         debug_assert!(!self.slots.is_empty());
         loop {
             if self.hand >= self.slots.len() {

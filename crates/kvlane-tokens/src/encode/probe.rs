@@ -66,7 +66,7 @@ impl Encoder {
         let result = self.compare(library, added);
         self.chunks = chunks;
         // Entries from the probe belong to no prompt.
-        self.cache.forget();
+        self.cache.reset();
         result
     }
 

@@ -82,7 +82,7 @@ pub(super) struct Seam {
     /// Tokens of the answer that are in this stream's prompt.
     pub(super) before_tokens: u32,
     /// The client already has the prompt's token ids, or this stream's prompt differs from the request's.
-    pub(super) prompt_told: bool,
+    pub(super) prompt_sent: bool,
     /// The chunks are those of a completion, while the client's stream is a chat.
     pub(super) from_completion: bool,
 }
@@ -174,19 +174,19 @@ impl<'a> Chunk<'a> {
     }
 
     /// Whether the chunk can be dropped, because the client already has its text or ids, or its role.
-    pub(super) fn says_nothing(&self, role_told: bool) -> bool {
-        let may_go = (role_told || !self.role) && (self.role || self.swallowed > 0 || self.swallowed_ids > 0);
+    pub(super) fn says_nothing(&self, role_sent: bool) -> bool {
+        let may_go = (role_sent || !self.role) && (self.role || self.swallowed > 0 || self.swallowed_ids > 0);
         let has_ids = self.ids.as_ref().is_some_and(|ids| ids.len() > self.swallowed_ids);
         let silent = self.text.is_empty() && !has_ids && !self.finished && !self.calls && !self.reasons;
         may_go && silent && self.choices == 1
     }
 
     /// Appends it as an event of the stream that began with `head`.
-    pub(super) fn write(&self, head: &Head, seam: &Seam, role_told: bool, out: &mut Vec<u8>) {
+    pub(super) fn write(&self, head: &Head, seam: &Seam, role_sent: bool, out: &mut Vec<u8>) {
         let start = out.len();
         out.extend_from_slice(b"data: ");
         // The chunk was read before, so it is valid.
-        if self.write_top(head, seam, role_told, out).is_err() {
+        if self.write_top(head, seam, role_sent, out).is_err() {
             out.truncate(start);
             return;
         }
@@ -197,7 +197,7 @@ impl<'a> Chunk<'a> {
         &self,
         head: &Head,
         seam: &Seam,
-        role_told: bool,
+        role_sent: bool,
         out: &mut Vec<u8>,
     ) -> Result<(), JsonError> {
         let mut object = Object::open(out);
@@ -210,7 +210,7 @@ impl<'a> Chunk<'a> {
                     object.key("choices").push(b'[');
                     let mut walk = scanner.array()?;
                     while walk.item(scanner)? {
-                        self.write_choice(scanner, seam, role_told, object.out)?;
+                        self.write_choice(scanner, seam, role_sent, object.out)?;
                     }
                     object.out.push(b']');
                     continue;
@@ -220,7 +220,7 @@ impl<'a> Chunk<'a> {
                     continue;
                 }
                 // They describe a prompt other than the client's.
-                "prompt_token_ids" | "prompt_text" if seam.prompt_told => {
+                "prompt_token_ids" | "prompt_text" if seam.prompt_sent => {
                     scanner.skip()?;
                     continue;
                 }
@@ -240,7 +240,7 @@ impl<'a> Chunk<'a> {
         &self,
         scanner: &mut Scanner<'_>,
         seam: &Seam,
-        role_told: bool,
+        role_sent: bool,
         out: &mut Vec<u8>,
     ) -> Result<(), JsonError> {
         let mut object = Object::open(out);
@@ -252,7 +252,7 @@ impl<'a> Chunk<'a> {
                     let value = scanner.skip()?;
                     if seam.from_completion {
                         let mut delta = Object::open(object.key("delta"));
-                        if !role_told {
+                        if !role_sent {
                             delta.raw("role", "\"assistant\"");
                         }
                         self.write_text(value, delta.key("content"));
@@ -268,7 +268,7 @@ impl<'a> Chunk<'a> {
                         let kind = scanner.peek()?;
                         let value = scanner.skip()?;
                         match &*key.decode() {
-                            "role" if role_told => {}
+                            "role" if role_sent => {}
                             "content" if kind == Kind::String => {
                                 self.write_text(value, delta.key("content"));
                             }
@@ -277,7 +277,7 @@ impl<'a> Chunk<'a> {
                     }
                     delta.close();
                 }
-                "prompt_token_ids" if seam.prompt_told => drop(scanner.skip()?),
+                "prompt_token_ids" if seam.prompt_sent => drop(scanner.skip()?),
                 "token_ids" if self.swallowed_ids > 0 => {
                     scanner.skip()?;
                     let ids = self.ids.as_deref().unwrap_or_default();
@@ -428,7 +428,7 @@ impl Tokens {
     }
 
     /// Whether the client gets token ids.
-    pub(super) fn tell_ids(&self) -> bool {
+    pub(super) fn sends_ids(&self) -> bool {
         !self.ids.is_empty()
     }
 

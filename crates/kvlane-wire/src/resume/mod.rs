@@ -97,7 +97,7 @@ pub struct Transcript {
     edge: Edge,
     head: Option<Head>,
     /// Whether the client has the role.
-    role_told: bool,
+    role_sent: bool,
     text: String,
     tokens: Tokens,
     finished: bool,
@@ -121,7 +121,7 @@ impl Transcript {
             held: Vec::new(),
             edge: Edge::default(),
             head: None,
-            role_told: false,
+            role_sent: false,
             text: String::new(),
             tokens: Tokens::default(),
             finished: false,
@@ -209,7 +209,7 @@ impl Transcript {
             self.done = true;
             return Ok(Next::Close(head.last_chunk(self.request.api).into()));
         }
-        let continued = self.request.again(&self.text, &self.tokens, means)?;
+        let continued = self.request.continuation(&self.text, &self.tokens, means)?;
         // Ids that the last stream did not repeat must still be repeated.
         let mut ids = self.tokens.take_pending_ids();
         ids.extend(self.seam.take().map(|seam| seam.ids).unwrap_or_default());
@@ -218,7 +218,7 @@ impl Transcript {
             ids,
             prompt_tokens: self.tokens.prompt,
             before_tokens: continued.tokens,
-            prompt_told: continued.tokens > 0 || self.tokens.knows_prompt_ids(),
+            prompt_sent: continued.tokens > 0 || self.tokens.knows_prompt_ids(),
             from_completion: continued.api != self.request.api,
         });
         self.tokens.resume(continued.tokens, continued.by_ids);
@@ -293,9 +293,9 @@ impl Transcript {
         }
         seam.swallow(&mut chunk);
         let head = self.head.get_or_insert_with(|| Head::of(&chunk));
-        if !chunk.says_nothing(self.role_told) {
-            chunk.write(head, seam, self.role_told, out);
-            self.role_told |= seam.from_completion;
+        if !chunk.says_nothing(self.role_sent) {
+            chunk.write(head, seam, self.role_sent, out);
+            self.role_sent |= seam.from_completion;
         }
         if let Err(unfit) = self.take(&chunk) {
             // The stream can continue, but cannot be resumed again.
@@ -306,7 +306,7 @@ impl Transcript {
 
     /// Adds a chunk's content to the transcript.
     fn take(&mut self, chunk: &Chunk<'_>) -> Result<(), Unfit> {
-        self.role_told |= chunk.role;
+        self.role_sent |= chunk.role;
         self.finished |= chunk.finished;
         if chunk.calls {
             return Err(Unfit::ToolCall);

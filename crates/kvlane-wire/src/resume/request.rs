@@ -82,7 +82,7 @@ pub(super) struct Request {
 }
 
 /// A request for the rest of an answer.
-pub(super) struct Again {
+pub(super) struct Continuation {
     pub(super) api: Api,
     pub(super) body: Bytes,
     /// Bytes of the answer's text that it contains.
@@ -152,14 +152,19 @@ impl Request {
     }
 
     /// The request for what follows `text`.
-    pub(super) fn again(&self, text: &str, tokens: &Tokens, means: Means) -> Result<Again, Unfit> {
+    pub(super) fn continuation(
+        &self,
+        text: &str,
+        tokens: &Tokens,
+        means: Means,
+    ) -> Result<Continuation, Unfit> {
         let chat = self.api == Api::ChatCompletions;
-        if tokens.tell_ids() {
+        if tokens.sends_ids() {
             let (prompt, said) = tokens.all_ids().filter(|_| !self.stops).ok_or(Unfit::Ids)?;
             let limit = self.limit_by_ids(prompt.len(), tokens.sent, means).ok_or(Unfit::Ids)?;
             let body = self.rewritten(Rest::Ids { prompt, said, limit }, tokens.sent)?;
             let (api, tokens) = (Api::Completions, tokens.sent);
-            return Ok(Again { api, body, text_bytes: text.len(), tokens, by_ids: true });
+            return Ok(Continuation { api, body, text_bytes: text.len(), tokens, by_ids: true });
         }
         // Templates may trim the end of a message; the engine generates trailing whitespace again.
         let kept = if chat { text.trim_end() } else { text };
@@ -177,7 +182,7 @@ impl Request {
             }
             (self.rewritten(Rest::Text(kept), tokens.sent)?, tokens.sent)
         };
-        Ok(Again { api: self.api, body, text_bytes: kept.len(), tokens, by_ids: false })
+        Ok(Continuation { api: self.api, body, text_bytes: kept.len(), tokens, by_ids: false })
     }
 
     /// Output limit of a completion that continues a chat after `sent` tokens. `None` if it is unknown, or if a tool

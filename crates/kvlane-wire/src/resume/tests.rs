@@ -73,7 +73,7 @@ impl Engine {
             send(choice, 0, true);
         }
         let (mut text, mut ids, mut half) = (String::new(), Vec::new(), false);
-        let mut role_told = !self.role_with_text;
+        let mut role_sent = !self.role_with_text;
         for written in 1.. {
             let next = Self::next(&context);
             let id = next.unwrap_or(0).into();
@@ -102,8 +102,8 @@ impl Engine {
             }
             let told = std::mem::take(&mut ids);
             let first = written == told.len();
-            if chat && !role_told && !(text.is_empty() && reason.is_null()) {
-                role_told = true;
+            if chat && !role_sent && !(text.is_empty() && reason.is_null()) {
+                role_sent = true;
                 choice["delta"] = json!({"role": "assistant", "content": choice["delta"]["content"]});
             }
             if tells_ids {

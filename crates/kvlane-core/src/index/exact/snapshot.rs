@@ -14,14 +14,14 @@ use crate::event::{EngineHash, KvEvent, StoredBlock, Tier};
 struct Snapshot<'a> {
     holder: &'a Holder,
     names: BTreeMap<Place, Vec<(EngineHash, Copies)>>,
-    runs: BTreeMap<RunId, Told>,
+    runs: BTreeMap<RunId, ExportedRun>,
     /// Invented names for evicted blocks in the middle of a prompt: they are stored first and removed at the end.
     lost: BTreeMap<Place, EngineHash>,
     invented: BTreeSet<EngineHash>,
 }
 
 /// The exported part of a run: up to the last block that is held or that a held block follows.
-struct Told {
+struct ExportedRun {
     hashes: Vec<BlockHash>,
     parent: Option<RunId>,
     start: u32,
@@ -38,36 +38,36 @@ impl ExactIndex {
         for (name, place, copies) in holder.names.iter() {
             names.entry(place).or_default().push((name, copies));
         }
-        let runs = self.told(names.keys().copied());
+        let runs = self.exported_runs(names.keys().copied());
         let mut snapshot =
             Snapshot { holder: &holder, names, runs, lost: BTreeMap::new(), invented: BTreeSet::new() };
         snapshot.events()
     }
 
     /// The runs of these places and their ancestors, of which the endpoint may hold nothing.
-    fn told(&self, places: impl Iterator<Item = Place>) -> BTreeMap<RunId, Told> {
-        let mut runs: BTreeMap<RunId, Told> = BTreeMap::new();
+    fn exported_runs(&self, places: impl Iterator<Item = Place>) -> BTreeMap<RunId, ExportedRun> {
+        let mut runs: BTreeMap<RunId, ExportedRun> = BTreeMap::new();
         let mut open: Vec<Place> = places.collect();
         while let Some(Place { run, offset }) = open.pop() {
             let len = offset as usize + 1;
-            if runs.get(&run).is_some_and(|told| told.hashes.len() >= len) {
+            if runs.get(&run).is_some_and(|exported| exported.hashes.len() >= len) {
                 continue;
             }
-            let told = self.tell(run, len);
-            if let Some(parent) = told.parent {
-                let before = self.tell(parent, 0).start;
-                open.push(Place { run: parent, offset: told.start.saturating_sub(before + 1) });
+            let exported = self.export_run(run, len);
+            if let Some(parent) = exported.parent {
+                let before = self.export_run(parent, 0).start;
+                open.push(Place { run: parent, offset: exported.start.saturating_sub(before + 1) });
             }
-            runs.insert(run, told);
+            runs.insert(run, exported);
         }
         runs
     }
 
-    fn tell(&self, run: RunId, len: usize) -> Told {
+    fn export_run(&self, run: RunId, len: usize) -> ExportedRun {
         let shard = self.shards[run.shard()].read().unwrap_or_else(PoisonError::into_inner);
         let run = shard.run(run);
         let hashes = run.hashes()[..len.min(run.hashes().len())].to_vec();
-        Told { hashes, parent: run.parent(), start: run.start }
+        ExportedRun { hashes, parent: run.parent(), start: run.start }
     }
 }
 
@@ -75,7 +75,8 @@ impl ExactIndex {
 
 impl Snapshot<'_> {
     fn events(&mut self) -> Vec<KvEvent> {
-        let mut order: Vec<(u32, RunId)> = self.runs.iter().map(|(&run, told)| (told.start, run)).collect();
+        let mut order: Vec<(u32, RunId)> =
+            self.runs.iter().map(|(&run, exported)| (exported.start, run)).collect();
         order.sort_unstable();
         let mut events = Vec::new();
         for (_, run) in order {
@@ -99,12 +100,12 @@ impl Snapshot<'_> {
             let blocks = vec![StoredBlock { name, hash: orphan.hash }];
             events.push(KvEvent::Stored { parent: Some(orphan.parent), blocks, tier: Tier::Gpu });
         }
-        self.tell_copies(&mut events);
+        self.export_copies(&mut events);
         events
     }
 
     /// Adds the further copies; every block has been exported once, in the GPU tier.
-    fn tell_copies(&self, events: &mut Vec<KvEvent>) {
+    fn export_copies(&self, events: &mut Vec<KvEvent>) {
         let held = self.names.values().flatten().copied();
         let orphans = self.holder.orphans.iter().map(|(&name, orphan)| (name, orphan.copies));
         let (mut more, mut below, mut gone) = (Vec::new(), Vec::new(), Vec::new());
@@ -134,7 +135,7 @@ impl Snapshot<'_> {
         let before = match offset.checked_sub(1) {
             Some(offset) => Place { run, offset },
             None => {
-                let Told { parent, start, .. } = self.runs.get(&run)?;
+                let ExportedRun { parent, start, .. } = self.runs.get(&run)?;
                 let (run, start) = ((*parent)?, *start);
                 Place { run, offset: start.checked_sub(self.runs.get(&run)?.start + 1)? }
             }
