@@ -1,5 +1,5 @@
-//! What a decision costs at 256 endpoints and a prompt of 128 blocks, what each policy's part of it is, and what the index
-//! needs per block.
+//! Cost of a decision at 256 endpoints with a prompt of 128 blocks, each policy's share of it, and memory per block of
+//! the approximate index.
 //!
 //! `cargo bench -p kvlane-core --bench decision`
 
@@ -22,10 +22,10 @@ const ENDPOINTS: usize = 256;
 const BLOCKS: usize = 128;
 const BLOCK_BYTES: usize = 256;
 const PROMPT_TOKENS: u32 = (BLOCKS * 64) as u32;
-/// Blocks that all prompts begin with.
+/// Blocks of the common prefix.
 const SYSTEM_BLOCKS: usize = 24;
 
-/// A prompt with the common beginning and an end of its own.
+/// A prompt with the common prefix and its own end.
 fn prompt(n: u64) -> Vec<u8> {
     let mut text = vec![b's'; SYSTEM_BLOCKS * BLOCK_BYTES];
     let mut rng = Rng::new(n);
@@ -41,7 +41,7 @@ fn chain(text: &[u8]) -> Vec<BlockHash> {
     chain
 }
 
-/// 256 endpoints which all know the common beginning and eight prompts each, with some load.
+/// 256 endpoints that all hold the common prefix and eight prompts each, with some load.
 fn world(policy: &str) -> (Router, Vec<Vec<BlockHash>>) {
     let router = Router::new(router::Config {
         scheduler: scheduler::Config {
@@ -97,7 +97,7 @@ fn decide(criterion: &mut Criterion) {
     });
 }
 
-/// The pick alone, of each policy, among 256 rows: a quarter hold something of the prompt, all have some load.
+/// The pick alone, for each policy, among 256 rows: a quarter hold some of the prompt, all have some load.
 fn pick(criterion: &mut Criterion) {
     let mut rng = Rng::new(3);
     let rows: Vec<Candidate> = (0..ENDPOINTS)
@@ -148,7 +148,7 @@ fn pick(criterion: &mut Criterion) {
     }
 }
 
-/// Memory per block and holder, as the index counts it, for shapes from kind to cruel.
+/// Memory per block and holder, by the index's own count, for favourable and unfavourable shapes.
 fn memory(_: &mut Criterion) {
     let say = |what: &str, index: &ApproxIndex| {
         let per_block = index.bytes() as f64 / index.blocks_held() as f64;

@@ -1,5 +1,5 @@
-//! What an event and a lookup of the exact index cost: 256 endpoints, prompts of 8,192 blocks of which 16 share their
-//! first 512. Beside other indexes it is measured in `bench/index`.
+//! Cost of an event and of a lookup in the exact index: 256 endpoints, prompts of 8,192 blocks of which 16 share their
+//! first 512. `bench/index` compares it with other indexes.
 //!
 //! `cargo bench -p kvlane-core --bench exact`
 

@@ -1,4 +1,4 @@
-//! The cost of asking how long a step takes: the simulator asks millions of times.
+//! Cost of one query of the timing model: the simulator makes millions.
 
 use std::hint::black_box;
 

@@ -1,4 +1,4 @@
-//! What others measured of kernels, prompts, decode steps and memory, beside what the timing model says of them.
+//! Prints published measurements of kernels, prompts, decode steps and memory with the timing model's values.
 
 use std::io::{Result, Write as _};
 
@@ -12,7 +12,7 @@ fn main() -> Result<()> {
     for set in &measured.sets {
         let rows = set.rows.iter().map(|row| cells(set, row, measured.modelled(set, row)));
         let rows: Vec<[String; 6]> = std::iter::once(HEADINGS.map(str::to_owned)).chain(rows).collect();
-        // Whoever only prefills has no sequences, and memory has neither.
+        // A prefill has no sequences, and memory has neither.
         let shown: Vec<usize> = (0..HEADINGS.len())
             .filter(|&column| rows[1..].iter().any(|row| !row[column].is_empty()))
             .collect();

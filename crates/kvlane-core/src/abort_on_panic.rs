@@ -1,8 +1,8 @@
 //! Aborts the process if a panic leaves the scheduler or an index half changed.
 //!
-//! After a panic in the middle of a change the state is inconsistent: a request would be in flight for ever, or an endpoint
-//! would be credited with a block that it has lost, and no check can tell which. The process aborts while the lock is still
-//! held, so that no other thread uses that state; a supervisor starts it again. A panic during a read changes nothing and
+//! After a panic in the middle of a change the state is inconsistent: a request could stay in flight for ever, or an
+//! endpoint could be credited with an evicted block, and no check can tell. The process aborts while the lock is still
+//! held, so that no other thread uses that state; a supervisor restarts it. A panic during a read changes nothing and
 //! unwinds. See `docs/decisions/0014-panics.md`.
 
 use std::ops::{Deref, DerefMut};
@@ -11,7 +11,7 @@ use std::thread::panicking;
 
 /// Exists while shared state is being changed.
 pub(crate) struct AbortOnPanic {
-    /// The thread was unwinding already when the change began: then the change is part of the clean-up.
+    /// The thread was already unwinding when the change began; the change is part of the clean-up.
     unwinding: bool,
 }
 
@@ -33,7 +33,7 @@ impl Drop for AbortOnPanic {
     }
 }
 
-/// A lock's guard, for a change.
+/// A lock guard for a change.
 pub(crate) struct AbortOnPanicGuard<G> {
     // Dropped first, so that the lock is still held when the process aborts.
     _change: AbortOnPanic,
@@ -72,7 +72,7 @@ mod tests {
 
     use super::*;
 
-    /// Set for a process that is to break in the middle of a change.
+    /// Set for the child process that panics in the middle of a change.
     const BREAK: &str = "KVLANE_TEST_BREAK_A_CHANGE";
 
     #[test]
@@ -85,7 +85,7 @@ mod tests {
             return;
         }
         let this = std::env::current_exe().expect("this test");
-        let name = "whole::tests::a_panic_in_the_middle_of_a_change_ends_the_process";
+        let name = "abort_on_panic::tests::a_panic_in_the_middle_of_a_change_ends_the_process";
         let ended = Command::new(this).args(["--exact", name]).env(BREAK, "1").output().expect("it runs");
         assert!(!ended.status.success() && ended.status.code().is_none(), "{:?}", ended.status);
     }

@@ -1,12 +1,12 @@
-//! Block hashes: a prompt cut into blocks of equal size, each block's hash chained to the one before it.
+//! Block hashes: a prompt is cut into blocks of equal size, and each block's hash is chained to the one before it.
 //!
-//! Two prompts share their first n blocks exactly when their first n hashes are equal (up to a 64-bit collision).
-//! What else decides whether an engine may reuse a block, that is model, LoRA adapter and `cache_salt`, is the chain's
-//! seed, so different tenants never match each other, at any position.
+//! Two prompts share their first n blocks exactly when their first n hashes are equal (up to a 64-bit collision). The
+//! other properties that decide whether an engine may reuse a block (model, LoRA adapter and `cache_salt`) are the
+//! chain's seed, so different tenants never match each other, at any position.
 //!
-//! What a block holds is hashed by XXH3-64, the de-facto choice for router-side block hashes (Dynamo's
-//! `dynamo-kv-hashing`, SMG's `event_tree.rs`), without a seed: for blocks above 240 bytes XXH3 would derive a secret from
-//! it, each time. It is our own and never compared with an engine's.
+//! Block contents are hashed by XXH3-64, the de-facto choice for router-side block hashes (Dynamo's
+//! `dynamo-kv-hashing`, SMG's `event_tree.rs`), without a seed: for blocks above 240 bytes XXH3 would derive a secret
+//! from the seed at each call. These hashes are internal and never compared with an engine's.
 
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
@@ -15,34 +15,34 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 /// vocabularies, and exact for prompts that are token ids (32-bit integers).
 pub const BYTES_PER_TOKEN: usize = 4;
 
-/// Chained hash of one full block of a prompt: it stands for the block and everything before it.
+/// Chained hash of one full block of a prompt: it identifies the block and everything before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct BlockHash(pub u64);
 
-/// Hash of what one block holds, whatever comes before it: its tokens, and whatever else is part of it.
+/// Hash of one block's contents, independent of the blocks before it: its tokens and any other content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ContentHash(pub u64);
 
 impl ContentHash {
-    /// The hash of a block's bytes: of tokens, each as four little-endian bytes.
+    /// The hash of a block's bytes; tokens are four little-endian bytes each.
     pub fn of(block: &[u8]) -> Self {
         Self(xxh3_64(block))
     }
 
-    /// The hash of a block that also holds something that is no token, such as part of an image.
+    /// The hash of a block that also holds content other than tokens, such as part of an image.
     #[must_use]
     pub fn with(self, key: &[u8]) -> Self {
         Self(xxh3_64_with_seed(key, self.0))
     }
 }
 
-/// The start of a chain: everything but the tokens that decides whether a block can be reused.
+/// The start of a chain: everything except the tokens that decides whether a block can be reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChainSeed(u64);
 
 impl ChainSeed {
-    /// The seed for prompts of `model`, with this adapter and this cache salt if any.
+    /// The seed for prompts of `model`, with this adapter and cache salt, if any.
     pub fn new(model: &str, lora: Option<&str>, cache_salt: Option<&str>) -> Self {
         let field = |seed, value: Option<&str>| match value {
             Some(text) => xxh3_64_with_seed(text.as_bytes(), mix(seed, 1)),
@@ -51,7 +51,7 @@ impl ChainSeed {
         Self(field(field(xxh3_64(model.as_bytes()), lora), cache_salt))
     }
 
-    /// Appends the hashes of the full blocks of `bytes` to `out`; a last partial block has none.
+    /// Appends the hashes of the full blocks of `bytes` to `out`. A trailing partial block has no hash.
     pub fn chain(self, bytes: &[u8], block_bytes: usize, out: &mut Vec<BlockHash>) {
         let mut parent = self.0;
         out.reserve(bytes.len() / block_bytes.max(1));
@@ -61,7 +61,7 @@ impl ChainSeed {
         }));
     }
 
-    /// As [`ChainSeed::chain`], for tokens.
+    /// Like [`ChainSeed::chain`], for tokens.
     pub fn chain_tokens(self, tokens: &[u32], block_tokens: usize, out: &mut Vec<BlockHash>) {
         let mut parent = self.0;
         let mut bytes = Vec::with_capacity(4 * block_tokens.min(tokens.len()));
@@ -74,21 +74,21 @@ impl ChainSeed {
         }));
     }
 
-    /// The hash of one block that follows `parent`, or begins the chain.
+    /// The hash of one block that follows `parent`, or starts the chain.
     pub fn next(self, parent: Option<BlockHash>, content: ContentHash) -> BlockHash {
         BlockHash(link(parent.map_or(self.0, |hash| hash.0), content))
     }
 }
 
-/// The hash of a block after `parent`: both, kept apart by constants, multiplied to 128 bits and folded, the step that
-/// wyhash and rapidhash are made of. Both factors are hashes already, and this is all that is in the way of the next
-/// block's: a prompt of 100,000 tokens has thousands of them, one after the other.
+/// The hash of a block after `parent`: both are combined with constants, multiplied to 128 bits and folded, as in
+/// wyhash and rapidhash. Both factors are hashes already. This step is the only serial dependency between blocks, of
+/// which a prompt of 100,000 tokens has thousands.
 fn link(parent: u64, ContentHash(content): ContentHash) -> u64 {
     let product = u128::from(parent ^ 0xD1B5_4A32_D192_ED03) * u128::from(content ^ 0x9E37_79B9_7F4A_7C15);
     (product >> 64) as u64 ^ product as u64
 }
 
-/// One round of SplitMix64's finaliser, to keep the cases of a seed apart.
+/// One round of SplitMix64's finaliser, to separate the cases of a seed.
 fn mix(seed: u64, case: u64) -> u64 {
     let z = seed.wrapping_add(case.wrapping_mul(0x9E37_79B9_7F4A_7C15));
     let z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -128,7 +128,7 @@ mod tests {
                 chain.iter().map(|hash| hash.0 >> bits).collect::<std::collections::BTreeSet<u64>>().len()
             };
             assert_eq!(distinct(0), chain.len());
-            // Of 2^20 values, 100,000 drawn at random are 95,345 different ones.
+            // 100,000 values drawn at random from 2^20 contain 95,345 distinct ones.
             assert!((94_500..96_200).contains(&distinct(44)), "{}", distinct(44));
         }
     }

@@ -1,8 +1,8 @@
-//! Numbers of a configuration that are finite and within their bounds, by their type.
+//! Configuration numbers whose type guarantees that they are finite and within bounds.
 //!
-//! A comparison with NaN is false, so a check such as `value < least || value > most` lets NaN through, and whatever
-//! computes with it later is wrong far from its cause. A [`Bounded`] is checked where it is made and nowhere else: from
-//! a file, a flag or a program, no value outside of its bounds can be had.
+//! A comparison with NaN is false, so a check such as `value < least || value > most` accepts NaN, and a later
+//! computation fails far from the cause. A [`Bounded`] is checked only where it is constructed: neither a file, a flag
+//! nor code can obtain a value out of bounds.
 
 use std::fmt;
 use std::str::FromStr;
@@ -17,31 +17,31 @@ pub struct Bounded<const LEAST: u64, const MOST: u64>(f64);
 /// A share of something: 0 to 1.
 pub type Share = Bounded<0, 1>;
 
-/// A weight, a number of seconds or tokens: 0 to 10⁹. What policies compute with such numbers stays finite.
+/// A weight, or a number of seconds or tokens: 0 to 10⁹. Policies' results with such numbers stay finite.
 pub type Amount = Bounded<0, 1_000_000_000>;
 
-/// A factor or a rate that must not be below one: 1 to 10⁹.
+/// A factor or a rate of at least one: 1 to 10⁹.
 pub type AtLeastOne = Bounded<1, 1_000_000_000>;
 
-/// A number is none, or outside of its bounds.
+/// The number is NaN or outside its bounds.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
 #[error("{value} is out of range: take {least} to {most}")]
 pub struct OutOfBounds {
-    /// The number; NaN if what was written is no number.
+    /// The number; NaN if the text is not a number.
     pub value: f64,
-    /// The least that is taken.
+    /// The smallest accepted value.
     pub least: u64,
-    /// The most that is taken.
+    /// The largest accepted value.
     pub most: u64,
 }
 
-/// What was written is no number within its bounds.
+/// The text is not a number within the bounds.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum NotBounded {
-    /// It is no number.
-    #[error("'{0}' is no number")]
+    /// The text is not a number.
+    #[error("'{0}' is not a number")]
     NoNumber(String),
-    /// It is one outside of its bounds.
+    /// The number is outside its bounds.
     #[error(transparent)]
     OutOfBounds(#[from] OutOfBounds),
 }
@@ -49,11 +49,11 @@ pub enum NotBounded {
 // === impl Bounded ===
 
 impl<const LEAST: u64, const MOST: u64> Bounded<LEAST, MOST> {
-    /// The bounds, both of them taken.
+    /// The bounds, both inclusive.
     const BOUNDS: (f64, f64) = {
         assert!(
             LEAST <= MOST && MOST <= 1 << f64::MANTISSA_DIGITS,
-            "bounds are exact as floats, and in order"
+            "bounds must be exact as floats and in order"
         );
         (LEAST as f64, MOST as f64)
     };
@@ -61,10 +61,10 @@ impl<const LEAST: u64, const MOST: u64> Bounded<LEAST, MOST> {
     /// `value`, if it is within the bounds.
     ///
     /// # Errors
-    /// That it is not: NaN never is.
+    /// If `value` is out of bounds; NaN always is.
     pub const fn new(value: f64) -> Result<Self, OutOfBounds> {
         let (least, most) = Self::BOUNDS;
-        // Written so that NaN fails.
+        // This form rejects NaN.
         if least <= value && value <= most {
             Ok(Self(value))
         } else {
@@ -72,14 +72,14 @@ impl<const LEAST: u64, const MOST: u64> Bounded<LEAST, MOST> {
         }
     }
 
-    /// `value`, which the code itself names: a default, a published parameter.
+    /// A constant in the code: a default or a published parameter.
     ///
     /// # Panics
-    /// If it is out of bounds. Whatever comes from outside goes through [`Bounded::new`].
+    /// If `value` is out of bounds. External values go through [`Bounded::new`].
     pub const fn of(value: f64) -> Self {
         match Self::new(value) {
             Ok(bounded) => bounded,
-            Err(_) => panic!("a number in the code is outside of the bounds of its type"),
+            Err(_) => panic!("constant is outside the bounds of its type"),
         }
     }
 
@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Whatever bits a number has, it is taken exactly if it is finite and within the bounds.
+        /// For any bit pattern, a number is accepted exactly if it is finite and within the bounds.
         #[test]
         fn a_number_is_taken_exactly_if_it_is_within_its_bounds(bits in any::<u64>(), near in -2.0..4.0f64) {
             for value in [f64::from_bits(bits), near] {
@@ -134,7 +134,7 @@ mod tests {
                 if let Ok(taken) = taken {
                     prop_assert_eq!(taken.get(), value);
                     let text = serde_json::to_string(&taken).expect("JSON");
-                    prop_assert_eq!(serde_json::from_str::<Bounded<1, 3>>(&text).expect("the same"), taken);
+                    prop_assert_eq!(serde_json::from_str::<Bounded<1, 3>>(&text).expect("accepted as by `new`"), taken);
                 }
             }
         }
@@ -148,12 +148,12 @@ mod tests {
             ("-inf", "-inf is out of range: take 0 to 1"),
             ("1.5", "1.5 is out of range: take 0 to 1"),
             ("-0.5", "-0.5 is out of range: take 0 to 1"),
-            ("much", "'much' is no number"),
+            ("much", "'much' is not a number"),
         ] {
             assert_eq!(text.parse::<Share>().map_err(|error| error.to_string()), Err(problem.to_owned()));
         }
         assert_eq!("-0".parse(), Ok(Share::of(0.0)));
-        let error = serde_json::from_str::<Share>("2").expect_err("too much").to_string();
+        let error = serde_json::from_str::<Share>("2").expect_err("above the bound").to_string();
         assert!(error.contains("2 is out of range: take 0 to 1"), "{error}");
     }
 }

@@ -1,12 +1,12 @@
-//! Circuit breaker of one endpoint: whether its recent answers allow to place requests there.
+//! Circuit breaker per endpoint: closed, open, half-open.
 //!
-//! Closed, it takes requests. After [`Config::failure_threshold`] failures in a row it opens: none for a cool-down, which
-//! doubles each time the endpoint fails again. Then it is half-open: one request is let through, and what becomes of it
-//! closes the breaker or opens it again. The beginning of its answer closes it on trial, as answers may take minutes: until
-//! one has come to its end, a single failure opens it again.
+//! A closed breaker admits requests. After [`Config::failure_threshold`] consecutive failures it opens and admits none
+//! for a cool-down, which doubles each time the endpoint fails again. Then it is half-open: it admits one request (the
+//! probe), whose outcome closes the breaker or opens it again. The start of the probe's answer closes the breaker
+//! provisionally, as answers may take minutes: until an answer is complete, a single failure opens it again.
 //!
-//! Only requests that were placed since it last opened count: those that were there before fail one after the other, and
-//! say nothing that is not known.
+//! Only requests placed since it last opened count: those placed before fail one after the other and add no
+//! information.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,21 +14,21 @@ use crate::request::RequestId;
 use crate::rng::Rng;
 use crate::time::Nanos;
 
-/// By how much a cool-down differs from its length, up or down, so that endpoints that failed together are not tried
-/// together. Envoy and gRPC use a fifth, too.
+/// Relative jitter of a cool-down, up or down, so that endpoints that failed together are not probed together. Envoy
+/// and gRPC use a fifth, too.
 const JITTER: f64 = 0.2;
 
 /// When a breaker opens and for how long.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// Failed requests in a row that open it; 0 never opens it.
+    /// Consecutive failures that open it; 0 never opens it.
     pub failure_threshold: u32,
     /// First cool-down.
     pub cooldown: Nanos,
-    /// Longest cool-down. An endpoint that has been good for as long begins with the first one when it fails again.
+    /// Longest cool-down. An endpoint without failures for this long starts again with the first cool-down.
     pub cooldown_max: Nanos,
-    /// How long an endpoint that comes back is given less than its share.
+    /// Duration of slow start, in which a recovered endpoint gets less than its share.
     pub slow_start: Nanos,
 }
 
@@ -43,16 +43,16 @@ impl Default for Config {
     }
 }
 
-/// Where a breaker stands.
+/// State of a breaker.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
-    /// Requests are placed.
+    /// Requests are admitted.
     #[default]
     Closed,
-    /// None are, until its cool-down is over.
+    /// No request is admitted until the cool-down is over.
     Open,
-    /// One is, to see.
+    /// One probe request is admitted.
     HalfOpen,
 }
 
@@ -60,16 +60,16 @@ pub enum State {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Breaker {
     state: State,
-    /// Failures in a row while closed; all of them since it was closed last while not.
+    /// While closed: consecutive failures. Otherwise: failures since it was last closed.
     failures: u32,
-    /// How often it has opened; and how often without a long good time in between.
+    /// How often it has opened in total, and how often in a row without a long failure-free time between.
     opened: u32,
     opened_in_a_row: u32,
-    /// While open: when its cool-down is over.
+    /// While open: end of the cool-down.
     until: Nanos,
-    /// Since when it is closed.
+    /// When it was closed.
     closed_at: Nanos,
-    /// The request that is let through while half-open.
+    /// The probe request while half-open.
     probe: Option<RequestId>,
 }
 
@@ -89,22 +89,22 @@ impl State {
 // === impl Breaker ===
 
 impl Breaker {
-    /// Where it stands.
+    /// Its state.
     pub fn state(&self) -> State {
         self.state
     }
 
-    /// Failures in a row.
+    /// Consecutive failures.
     pub fn failures(&self) -> u32 {
         self.failures
     }
 
-    /// When its cool-down is over, while open.
+    /// End of the cool-down, while open.
     pub fn until(&self) -> Option<Nanos> {
         (self.state == State::Open).then_some(self.until)
     }
 
-    /// Whether a request may be placed.
+    /// Whether it admits a request.
     pub(crate) fn admits(&self) -> bool {
         match self.state {
             State::Closed => true,
@@ -113,19 +113,19 @@ impl Breaker {
         }
     }
 
-    /// What requests that are placed from here on are told apart by from those before it opened.
+    /// Identifies the requests placed from now on, as opposed to those placed before it last opened.
     pub(crate) fn era(&self) -> u32 {
         self.opened
     }
 
-    /// A request is placed.
+    /// A request was placed.
     pub(crate) fn placed(&mut self, request: RequestId) {
         if self.state == State::HalfOpen && self.probe.is_none() {
             self.probe = Some(request);
         }
     }
 
-    /// A request that was placed in `era` has failed. Whether it stands differently.
+    /// A request placed in `era` failed. Returns whether the state changed.
     pub(crate) fn failed(&mut self, now: Nanos, era: u32, config: &Config, rng: &mut Rng) -> bool {
         if era != self.opened || config.failure_threshold == 0 {
             return false;
@@ -148,12 +148,12 @@ impl Breaker {
         std::mem::replace(&mut self.state, State::Open) != State::Open
     }
 
-    /// A request that was placed in `era` was answered soundly. Whether it stands differently.
+    /// A request placed in `era` was answered successfully. Returns whether the state changed.
     pub(crate) fn succeeded(&mut self, now: Nanos, era: u32) -> bool {
         era == self.opened && self.close(now)
     }
 
-    /// The answer to a request that was placed in `era` has begun. Whether it stands differently.
+    /// The answer to a request placed in `era` has begun. Returns whether the state changed.
     pub(crate) fn begun(&mut self, now: Nanos, era: u32, config: &Config) -> bool {
         let closed = era == self.opened && self.state != State::Closed && self.close(now);
         if closed {
@@ -162,7 +162,7 @@ impl Breaker {
         closed
     }
 
-    /// Closes it, whatever it has seen. Whether it stands differently.
+    /// Closes the breaker unconditionally. Returns whether the state changed.
     pub(crate) fn close(&mut self, now: Nanos) -> bool {
         self.failures = 0;
         if self.state == State::Closed {
@@ -172,13 +172,13 @@ impl Breaker {
         true
     }
 
-    /// A request is over. If it was the one that was let through, and has told nothing, another one is.
+    /// A request is over. If it was the probe and has no outcome, another request may be the probe.
     pub(crate) fn over(&mut self, request: RequestId) {
         self.probe.take_if(|probe| *probe == request);
     }
 
-    /// Its cool-down may be over. Whether it stands differently.
-    pub(crate) fn ripen(&mut self, now: Nanos) -> bool {
+    /// Becomes half-open if the cool-down is over. Returns whether the state changed.
+    pub(crate) fn end_cooldown(&mut self, now: Nanos) -> bool {
         let ripe = self.state == State::Open && self.until <= now;
         if ripe {
             self.state = State::HalfOpen;
@@ -213,11 +213,11 @@ mod tests {
     fn so_many_failures_in_a_row_open_it() {
         let mut breaker = Breaker::default();
         assert!(!fail(&mut breaker, Nanos(1)));
-        assert!(!breaker.succeeded(Nanos(2), 0), "it was closed");
-        assert!(!fail(&mut breaker, Nanos(3)), "not in a row");
+        assert!(!breaker.succeeded(Nanos(2), 0), "already closed");
+        assert!(!fail(&mut breaker, Nanos(3)), "failures are not consecutive");
         assert!(fail(&mut breaker, Nanos(4)) && !breaker.admits());
-        assert!(!breaker.failed(Nanos(5), 0, &config(), &mut Rng::new(0)), "it was there before");
-        assert!(!breaker.succeeded(Nanos(5), 0), "so was this");
+        assert!(!breaker.failed(Nanos(5), 0, &config(), &mut Rng::new(0)), "placed before it opened");
+        assert!(!breaker.succeeded(Nanos(5), 0), "placed before it opened");
         assert_eq!((breaker.state(), breaker.era()), (State::Open, 1));
     }
 
@@ -226,13 +226,13 @@ mod tests {
         let mut breaker = Breaker::default();
         (0..2).for_each(|_| _ = fail(&mut breaker, Nanos(1)));
         let until = breaker.until().expect("open");
-        assert!(!breaker.ripen(until - Nanos(1)) && breaker.ripen(until));
+        assert!(!breaker.end_cooldown(until - Nanos(1)) && breaker.end_cooldown(until));
         assert!(breaker.admits());
         breaker.placed(RequestId(1));
         breaker.placed(RequestId(2));
-        assert!(!breaker.admits(), "one at a time");
+        assert!(!breaker.admits(), "one probe at a time");
         breaker.over(RequestId(2));
-        assert!(!breaker.admits(), "that was not the one");
+        assert!(!breaker.admits(), "the finished request was not the probe");
         breaker.over(RequestId(1));
         assert!(breaker.admits());
         breaker.placed(RequestId(3));
@@ -251,7 +251,7 @@ mod tests {
             let ratio = cooldown.as_secs_f64() / secs;
             assert!((0.8..=1.2).contains(&ratio) && ratio != 1.0, "{cooldown:?} where {secs} s is due");
             now += cooldown;
-            assert!(breaker.ripen(now));
+            assert!(breaker.end_cooldown(now));
         }
         for (good_s, due_s) in [(7, 8.0), (8, 1.0)] {
             assert!(breaker.succeeded(now, breaker.era()));
@@ -261,7 +261,7 @@ mod tests {
             let cooldown = breaker.until().expect("open") - now;
             assert!((cooldown.as_secs_f64() / due_s - 1.0).abs() <= 0.2, "{cooldown:?} after {good_s} s");
             now += cooldown;
-            assert!(breaker.ripen(now));
+            assert!(breaker.end_cooldown(now));
         }
     }
 
@@ -271,10 +271,10 @@ mod tests {
             let mut breaker = Breaker::default();
             (0..2).for_each(|_| _ = fail(&mut breaker, Nanos(1)));
             let now = breaker.until().expect("open");
-            breaker.ripen(now);
-            assert!(!breaker.begun(now, 0, &config()), "that one was there before");
+            breaker.end_cooldown(now);
+            assert!(!breaker.begun(now, 0, &config()), "placed before it opened");
             assert!(breaker.begun(now, breaker.era(), &config()) && breaker.admits());
-            assert!(!breaker.begun(now, breaker.era(), &config()), "it was closed");
+            assert!(!breaker.begun(now, breaker.era(), &config()), "already closed");
             if ends {
                 breaker.succeeded(now, breaker.era());
             }

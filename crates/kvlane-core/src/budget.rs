@@ -1,7 +1,8 @@
-//! How many requests may be sent more than once: a share of all, so that a failing fleet is not given more work for it.
+//! Retry and hedge budgets: limit how many requests are sent more than once to a share of all requests, so that retries
+//! do not overload a failing fleet.
 //!
-//! Each request that arrives pays its share in; so many per second come in any case; each that is sent once more takes
-//! one out. What nobody takes out fades within about ten seconds: a quiet hour saves nothing up for a bad one.
+//! Each arriving request adds its share; a constant rate per second is added in any case; each retry takes one. Unused
+//! budget decays within about ten seconds, so a quiet hour does not accumulate budget for a failure.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,20 +10,20 @@ use crate::bounded::{Bounded, Share};
 use crate::decaying_counter::DecayingCounter;
 use crate::time::Nanos;
 
-/// So many a second: 0 to a million.
+/// A rate per second, from 0 to a million.
 pub type PerSecond = Bounded<0, 1_000_000>;
 
-/// A share of the requests, and what is always allowed.
+/// Share of the requests, and minimum rate.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
     /// Share of the requests that arrive, 0 to 1.
     pub share: Share,
-    /// So many per second in any case.
+    /// Rate per second in any case.
     pub per_second: PerSecond,
 }
 
-/// What is left.
+/// The remaining budget.
 #[derive(Debug)]
 pub(crate) struct Budget {
     left: DecayingCounter,
@@ -35,13 +36,13 @@ impl Budget {
         Self { left: DecayingCounter::of(config.per_second.get()) }
     }
 
-    /// A request arrives.
+    /// Adds the share of an arriving request.
     pub(crate) fn earn(&mut self, now: Nanos, config: &Config) {
         self.left.at(now, config.per_second.get());
         self.left.add(config.share.get());
     }
 
-    /// A request is to be sent once more: whether it may be.
+    /// Takes one for a retry; false if the budget is spent.
     pub(crate) fn spend(&mut self, now: Nanos, config: &Config) -> bool {
         let enough = self.left.at(now, config.per_second.get()) >= 1.0;
         if enough {
@@ -58,7 +59,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Whatever comes when, no more are sent again than were paid for, and what is always allowed.
+        /// At any times, the number of retries is at most the earned share plus the minimum rate.
         #[test]
         fn nobody_sends_more_again_than_was_paid_for(
             steps in prop::collection::vec((0u64..3_000, any::<bool>()), 1..400),
@@ -93,6 +94,6 @@ mod tests {
         }
         assert!((1900..=2000).contains(&again), "{again} of 10000");
         let later = Nanos::from_secs(100_000);
-        assert!(!budget.spend(later, &config), "nothing is saved up");
+        assert!(!budget.spend(later, &config), "unused budget has decayed");
     }
 }

@@ -1,31 +1,31 @@
-//! Whether what we believe of an endpoint's cache is true, and what to do while it is not.
+//! Cache accuracy: compares predicted with reported prefix reuse, per endpoint, and falls back when predictions prove
+//! wrong.
 //!
-//! For every answer, what the endpoint was predicted to hold of the prompt is compared with what the engine says it
-//! reused. Both sources of predictions are checked all the time, the engine's events ([`crate::index::exact`]) and our
-//! own dispatches ([`crate::index::approx`]), whichever of them counts: so it is seen when one that was wrong holds
-//! again. What an endpoint's predictions are worth follows from two things, the state of its event feed and its last
-//! [`WINDOW`] answers, and has one of four names, [`Knowledge`].
+//! For every answer, the predicted reuse of its prompt is compared with the reuse that the engine reports. Both sources
+//! of predictions are checked all the time, whichever of them is in use: KV events ([`crate::index::exact`]) and our
+//! own dispatches ([`crate::index::approx`]). So recovery of an inaccurate source is noticed. The state of an
+//! endpoint's event feed and its last [`WINDOW`] answers determine one of four levels, [`Knowledge`].
 //!
-//! An answer is *wrong* for the events when prediction and report are more than a block apart, either way: too much
-//! means blocks that were evicted or never there, too little means stores that were not heard of. Dispatches are
-//! coarser: they count in estimated tokens and know no evictions, so for them shares of the prompt are compared, and
-//! they are wrong when those are more than [`APPROXIMATE_SHARE`] apart. An answer for which nothing was predicted and
-//! nothing reused says nothing.
+//! For KV events, an answer is *wrong* when prediction and report are more than a block apart, in either direction: a
+//! prediction that is too high means evicted or missing blocks, one that is too low means missed store events.
+//! Dispatches are coarser: they count estimated tokens and do not see evictions, so their shares of the prompt are
+//! compared, and they are wrong when the shares are more than [`APPROXIMATE_SHARE`] apart. An answer with neither
+//! predicted nor reported reuse is not counted.
 
 use serde::{Deserialize, Serialize};
 
-/// What the stream of an endpoint's KV events is worth. Told by whoever reads it.
+/// State of an endpoint's KV event feed, set by the feed's reader.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Feed {
-    /// There is none.
+    /// The endpoint has no feed.
     #[default]
     Absent,
-    /// There is one, and it cannot be used: its blocks or tokens are not ours, or it is not to be understood.
+    /// The feed cannot be used: its block size or tokens differ from ours, or it cannot be parsed.
     Refused,
-    /// Something is missing, and is being asked for again.
+    /// Events are missing and are being requested again.
     Syncing,
-    /// All that the engine has said is known.
+    /// All of the engine's events have been applied.
     Live,
 }
 
@@ -41,23 +41,23 @@ impl Feed {
     }
 }
 
-/// How an endpoint's share of a prompt is known, from best to worst.
+/// How an endpoint's overlap is known, from most to least accurate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Knowledge {
-    /// By the engine's events, and predictions hold.
+    /// By KV events, and predictions are accurate.
     Exact,
-    /// By the engine's events, but predictions have often been wrong of late: they count as far as they were right.
+    /// By KV events, but predictions have often been wrong recently: they are scaled by their precision.
     Degraded,
-    /// By what we have sent there.
+    /// By our dispatches to it.
     #[default]
     Approximate,
-    /// Not at all: what we have sent there tells nothing about what it reuses. Only its load counts.
+    /// Not known: dispatches do not predict its reuse. Only its load counts.
     LoadOnly,
 }
 
 impl Knowledge {
-    /// All of them.
+    /// All levels.
     pub const ALL: [Self; 4] = [Self::Exact, Self::Degraded, Self::Approximate, Self::LoadOnly];
 
     /// The name in headers, metrics, logs and receipts.
@@ -71,80 +71,80 @@ impl Knowledge {
     }
 }
 
-/// Why knowledge of an endpoint has changed.
+/// Why an endpoint's knowledge level has changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cause {
-    /// The state of its feed.
+    /// The state of its feed changed.
     Feed(Feed),
     /// Predictions were wrong too often.
     Wrong,
     /// Predictions hold again.
     HoldsAgain,
-    /// It has lost all, and what was wrong with it may be over.
+    /// The endpoint restarted: its cache is empty, and earlier errors may no longer apply.
     StartedAgain,
 }
 
 impl Cause {
-    /// In words, for logs.
+    /// A description for logs.
     pub const fn name(self) -> &'static str {
         match self {
-            Self::Feed(Feed::Absent) => "it has no event feed",
-            Self::Feed(Feed::Refused) => "its event feed cannot be used",
-            Self::Feed(Feed::Syncing) => "its event feed has gaps, or is out of reach",
-            Self::Feed(Feed::Live) => "its event feed is complete",
-            Self::Wrong => "what it reused differed too often from what was predicted",
-            Self::HoldsAgain => "predictions hold again",
-            Self::StartedAgain => "it started again",
+            Self::Feed(Feed::Absent) => "endpoint has no KV event feed",
+            Self::Feed(Feed::Refused) => "KV event feed cannot be used",
+            Self::Feed(Feed::Syncing) => "KV event feed has gaps or is unreachable",
+            Self::Feed(Feed::Live) => "KV event feed is complete",
+            Self::Wrong => "reported prefix reuse differed too often from predictions",
+            Self::HoldsAgain => "predictions are accurate again",
+            Self::StartedAgain => "endpoint restarted",
         }
     }
 }
 
-/// A change of knowledge.
+/// A change of the knowledge level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KnowledgeChange {
-    /// What it was.
+    /// The previous level.
     pub from: Knowledge,
-    /// What it is.
+    /// The current level.
     pub to: Knowledge,
-    /// Why.
+    /// Why it changed.
     pub cause: Cause,
 }
 
-/// What was predicted of one prompt at one endpoint, in tokens.
+/// Predicted reuse of one prompt at one endpoint, in tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Prediction {
-    /// By the engine's events, and by what we have sent there since.
+    /// By KV events, and by dispatches whose events are still to come.
     pub exact: u32,
-    /// By what we have sent there.
+    /// By dispatches.
     pub approximate: u32,
 }
 
-/// What an answer says it took.
+/// Prefix reuse that an answer reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReportedReuse {
-    /// Tokens of its prompt, cached ones included.
+    /// Prompt tokens, cached ones included.
     pub prompt_tokens: u32,
-    /// Those that came from the cache.
+    /// Prompt tokens that came from the cache.
     pub cached_tokens: u32,
 }
 
-/// Tokens over all answers so far, as counters.
+/// Counters over all answers so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// Answers that told what they reused.
+    /// Answers that reported their reuse.
     pub answers: u64,
-    /// Those of them for which the prediction that counted was wrong.
+    /// Answers for which the prediction in use was wrong.
     pub wrong: u64,
-    /// Tokens that were predicted to be reused.
+    /// Tokens predicted to be reused.
     pub predicted: u64,
-    /// Tokens that were reused.
+    /// Tokens reported as reused.
     pub reported: u64,
-    /// Tokens of both: the smaller of the two, answer by answer.
+    /// Tokens both predicted and reused: the smaller of the two, per answer.
     pub both: u64,
 }
 
-/// What one endpoint's predictions have been worth.
+/// Accuracy of one endpoint's predictions.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CacheAccuracy {
     feed: Feed,
@@ -154,14 +154,14 @@ pub struct CacheAccuracy {
     counted: Counted,
 }
 
-/// The last answers of one source of predictions.
+/// Recent answers of one source of predictions.
 #[derive(Clone, Copy, Debug, Default)]
 struct Record {
-    /// One bit for each answer, the last one lowest; set where it was wrong.
+    /// One bit per answer, the latest lowest; set if the prediction was wrong.
     wrong: u16,
     seen: u8,
     worth: Worth,
-    /// Tokens of late, older answers weighing less.
+    /// Recent tokens; older answers weigh less.
     predicted: f32,
     reported: f32,
     both: f32,
@@ -175,45 +175,46 @@ enum Worth {
     None,
 }
 
-/// What an engine's counters are compared with, where its answers tell nothing.
+/// State for comparing predictions with an engine's cache counters, where its answers do not report reuse.
 #[derive(Clone, Copy, Debug, Default)]
 struct Counted {
-    /// What the counters said last: tokens asked for and found.
+    /// Last counter values: tokens queried and tokens hit.
     last: Option<(f64, f64)>,
-    /// Sums over requests whose prompts were computed since.
+    /// Sums over requests prefilled since then.
     prompt_tokens: u64,
     exact: u64,
     approximate: u64,
 }
 
-/// Answers that are remembered of each source.
+/// Answers remembered per source.
 pub const WINDOW: u32 = 16;
-/// Wrong ones among them that make the engine's events count only as far as they were right, and none of them any more.
+/// Wrong answers in the window from which predictions by KV events are scaled by their precision, and from which they
+/// are not used.
 const POOR: u32 = 4;
 const WORTHLESS: u32 = 10;
-/// Wrong ones of dispatches among them from which on dispatches do not count. Higher, since there is nothing better to
-/// step down to than the load alone.
+/// Wrong answers in the window from which dispatches are not used. Higher, since the only fallback is load alone.
 const APPROXIMATE_WORTHLESS: u32 = 12;
-/// Wrong ones among them below which each step is taken back. Apart from those above, so that nothing flutters.
+/// Wrong answers in the window below which each fallback is reverted. Lower than the limits above, to avoid flapping.
 const GOOD_AGAIN: u32 = 1;
 const POOR_AGAIN: u32 = 4;
 const APPROXIMATE_GOOD_AGAIN: u32 = 6;
-/// Fewest answers to judge by.
+/// Fewest answers needed for a judgement.
 const SEEN_MIN: u32 = 6;
-/// Shares of a prompt that an approximate prediction may be off by.
+/// Tolerance of an approximate prediction, as a share of the prompt.
 pub const APPROXIMATE_SHARE: f32 = 0.25;
-/// Tokens that a prediction by events may be off by where blocks are smaller: SGLang matches single tokens, and templates
+/// Tolerance of an exact prediction in tokens, where blocks are smaller: SGLang matches single tokens, and templates
 /// differ in the last few.
 const TOKENS_OFF_MAX: u32 = 16;
-/// How much the past weighs against one more answer.
+/// Weight of the past when one answer is added.
 const DECAY: f32 = 1.0 - 1.0 / WINDOW as f32;
-/// How far apart an engine's counter and the prompts that we know of may be for all of them to be ours.
+/// Largest relative difference between an engine's counter and our prompts at which all of the engine's requests are
+/// taken to be ours.
 const FOREIGN_SHARE_MAX: f64 = 0.1;
 
 // === impl CacheAccuracy ===
 
 impl CacheAccuracy {
-    /// How the endpoint's share of a prompt is known.
+    /// The endpoint's knowledge level.
     pub fn knowledge(&self) -> Knowledge {
         match (self.feed, self.exact.worth, self.approximate.worth) {
             (Feed::Live, Worth::Good, _) => Knowledge::Exact,
@@ -228,7 +229,7 @@ impl CacheAccuracy {
         self.feed
     }
 
-    /// Tokens that count in a decision.
+    /// Predicted tokens to use in a decision.
     pub fn counting(&self, prediction: Prediction) -> u32 {
         match self.knowledge() {
             Knowledge::Exact => prediction.exact,
@@ -238,17 +239,17 @@ impl CacheAccuracy {
         }
     }
 
-    /// Tokens predicted and reported of all answers, by the source that counted.
+    /// Counters over all answers, by the source in use.
     pub fn totals(&self) -> Totals {
         self.totals
     }
 
-    /// Of the tokens predicted of late, the share that was reused; 1 if none were predicted.
+    /// Precision: the share of recently predicted tokens that were reused; 1 if none were predicted.
     pub fn precision(&self) -> f32 {
         self.source().precision()
     }
 
-    /// Of the tokens reused of late, the share that was predicted; 1 if none were reused.
+    /// Recall: the share of recently reused tokens that were predicted; 1 if none were reused.
     pub fn recall(&self) -> f32 {
         self.source().recall()
     }
@@ -260,7 +261,7 @@ impl CacheAccuracy {
         }
     }
 
-    /// Takes note of the state of the feed. What was heard before a gap says nothing of what comes after it.
+    /// Sets the state of the feed. Answers before a gap do not count for the feed after it.
     pub(crate) fn set_feed(&mut self, feed: Feed) -> Option<KnowledgeChange> {
         if feed == self.feed {
             return None;
@@ -273,7 +274,7 @@ impl CacheAccuracy {
         self.change(from, Cause::Feed(feed))
     }
 
-    /// It has started again: nothing that was wrong with it needs to be so any more.
+    /// The endpoint restarted: resets all judgements.
     pub(crate) fn forget(&mut self) -> Option<KnowledgeChange> {
         let from = self.knowledge();
         let Self { feed, totals, .. } = *self;
@@ -281,7 +282,7 @@ impl CacheAccuracy {
         self.change(from, Cause::StartedAgain)
     }
 
-    /// Compares what was predicted of a prompt with what the engine says it reused.
+    /// Compares a prompt's predicted reuse with the engine's report.
     pub(crate) fn observe(
         &mut self,
         prediction: Prediction,
@@ -315,23 +316,23 @@ impl CacheAccuracy {
         self.change(from, if better { Cause::HoldsAgain } else { Cause::Wrong })
     }
 
-    /// Takes note of a request whose answer will not tell what it reused: the engine's counters may.
-    pub(crate) fn owe(&mut self, prediction: Prediction, prompt_tokens: u32) {
+    /// Adds a prefilled request whose reuse may be covered by the engine's counters instead of its answer.
+    pub(crate) fn expect_in_counters(&mut self, prediction: Prediction, prompt_tokens: u32) {
         self.counted.prompt_tokens += u64::from(prompt_tokens);
         self.counted.exact += u64::from(prediction.exact);
         self.counted.approximate += u64::from(prediction.approximate);
     }
 
-    /// The request of an earlier [`CacheAccuracy::owe`] has told after all.
-    pub(crate) fn repay(&mut self, prediction: Prediction, prompt_tokens: u32) {
+    /// Removes a request added by [`CacheAccuracy::expect_in_counters`]: its answer reported its reuse.
+    pub(crate) fn exclude_from_counters(&mut self, prediction: Prediction, prompt_tokens: u32) {
         let Counted { prompt_tokens: prompts, exact, approximate, .. } = &mut self.counted;
         *prompts = prompts.saturating_sub(prompt_tokens.into());
         *exact = exact.saturating_sub(prediction.exact.into());
         *approximate = approximate.saturating_sub(prediction.approximate.into());
     }
 
-    /// Compares the sums of predictions since the last call with what the engine's counters have moved by: tokens
-    /// looked for in its cache, and found. Where others' requests have moved them too, nothing can be said.
+    /// Compares the predictions since the last call with the change of the engine's counters: tokens queried and tokens
+    /// hit. No comparison is possible if other clients' requests have changed the counters too.
     pub(crate) fn count(&mut self, queries: f64, hits: f64, block_tokens: u32) -> Option<KnowledgeChange> {
         let Counted { last, prompt_tokens, exact, approximate } = self.counted;
         self.counted = Counted { last: Some((queries, hits)), ..Counted::default() };
@@ -342,7 +343,7 @@ impl CacheAccuracy {
         if !all_ours || !(0.0..=f64::from(u32::MAX)).contains(&found) {
             return None;
         }
-        // Casts saturate, and sums between two looks at an engine's metrics are far below.
+        // Casts saturate, and sums between two reads of an engine's metrics are far below the limit.
         let prediction = Prediction { exact: exact as u32, approximate: approximate as u32 };
         let reported = ReportedReuse { prompt_tokens: asked as u32, cached_tokens: found as u32 };
         let tolerance = block_tokens.max((FOREIGN_SHARE_MAX * ours) as u32);
@@ -358,7 +359,7 @@ impl CacheAccuracy {
 // === impl Record ===
 
 impl Record {
-    /// Notes one answer; whether it was wrong.
+    /// Records one answer; returns whether it was wrong.
     fn judge(&mut self, predicted: u32, reported: u32, is_wrong: impl FnOnce() -> bool) -> bool {
         if predicted == 0 && reported == 0 {
             return false;
@@ -413,7 +414,7 @@ mod tests {
 
     use super::*;
 
-    /// A prompt of 1,000 tokens of which `cached` were reused.
+    /// A report for a prompt of 1,000 tokens of which `cached_tokens` were reused.
     fn reported(cached_tokens: u32) -> ReportedReuse {
         ReportedReuse { prompt_tokens: 1000, cached_tokens }
     }
@@ -425,7 +426,7 @@ mod tests {
         accuracy
     }
 
-    /// The changes that `answers` answers bring, each predicted and reported so.
+    /// The knowledge changes after `answers` answers with these predicted and reported tokens.
     fn after(
         accuracy: &mut CacheAccuracy,
         answers: u32,
@@ -483,7 +484,7 @@ mod tests {
         let mut accuracy = live();
         after(&mut accuracy, 3, 800, 800, 0);
         after(&mut accuracy, 100, 0, 0, 0);
-        assert_eq!(accuracy.knowledge(), Knowledge::Exact, "three wrong ones are too few to judge by");
+        assert_eq!(accuracy.knowledge(), Knowledge::Exact, "three wrong answers are too few");
         assert_eq!(after(&mut accuracy, 3, 800, 800, 0).first(), Some(&Knowledge::Degraded));
     }
 
@@ -502,13 +503,14 @@ mod tests {
         let mut accuracy = live();
         let (mut queries, mut hits) = (0.0, 0.0);
         let mut round = |accuracy: &mut CacheAccuracy, foreign: f64, found: f64| {
-            (0..10).for_each(|_| accuracy.owe(Prediction { exact: 800, approximate: 800 }, 1000));
+            (0..10)
+                .for_each(|_| accuracy.expect_in_counters(Prediction { exact: 800, approximate: 800 }, 1000));
             (queries, hits) = (queries + 10_000.0 + foreign, hits + found);
             accuracy.count(queries, hits, 16).map(|change| change.to)
         };
-        assert_eq!(round(&mut accuracy, 0.0, 0.0), None, "the first look has nothing to compare with");
+        assert_eq!(round(&mut accuracy, 0.0, 0.0), None, "the first reading has no predecessor");
         for _ in 0..20 {
-            assert_eq!(round(&mut accuracy, 5000.0, 0.0), None, "others asked too");
+            assert_eq!(round(&mut accuracy, 5000.0, 0.0), None, "other clients' requests are included");
         }
         assert_eq!(accuracy.totals().answers, 0);
         let changes: Vec<_> = (0..12).filter_map(|_| round(&mut accuracy, 300.0, 1000.0)).collect();

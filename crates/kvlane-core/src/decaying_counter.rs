@@ -1,14 +1,14 @@
-//! How much of something there was within the last ten seconds or so: what comes in fades.
+//! A counter that decays over about ten seconds.
 
 use crate::time::Nanos;
 
-/// How long it takes to fade: after that time about a third is left. Finagle keeps what a retry budget earns for as long
-/// (`RetryBudget.scala`, `DefaultTtl`).
+/// Time constant of the decay: after that time about a third is left. Finagle keeps a retry budget's deposits for as
+/// long (`RetryBudget.scala`, `DefaultTtl`).
 const FADES_S: f64 = 10.0;
-/// Least time that is worth the division.
+/// Shortest time step that is computed.
 const STEP: Nanos = Nanos::from_millis(10);
 
-/// The amount that is left.
+/// The decayed amount.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct DecayingCounter {
     amount: f64,
@@ -18,17 +18,17 @@ pub(crate) struct DecayingCounter {
 // === impl DecayingCounter ===
 
 impl DecayingCounter {
-    /// What is left in the long run of `income_s` a second.
+    /// The steady state of an income of `income_s` per second.
     pub(crate) fn of(income_s: f64) -> Self {
         Self { amount: income_s * FADES_S, at: Nanos::ZERO }
     }
 
-    /// What is left at `now`, where `income_s` has come in each second.
+    /// The amount at `now`, with an income of `income_s` per second since the last update.
     pub(crate) fn at(&mut self, now: Nanos, income_s: f64) -> f64 {
         let span = now - self.at;
         if span >= STEP {
-            // An implicit step towards income * FADES_S: no exponential function, whose last digits differ from platform
-            // to platform.
+            // An implicit step towards income * FADES_S. It avoids an exponential function, whose last digits differ
+            // between platforms.
             let span_s = span.as_secs_f64();
             self.amount = (self.amount + income_s * span_s) / (1.0 + span_s / FADES_S);
             self.at = now;
@@ -36,12 +36,12 @@ impl DecayingCounter {
         self.amount
     }
 
-    /// More comes in, or goes.
+    /// Adds an amount, which may be negative.
     pub(crate) fn add(&mut self, amount: f64) {
         self.amount += amount;
     }
 
-    /// How much came in each second of late, where it came in by [`DecayingCounter::add`].
+    /// Recent rate per second of the amounts passed to [`DecayingCounter::add`].
     pub(crate) fn rate_s(&mut self, now: Nanos) -> f64 {
         self.at(now, 0.0) / FADES_S
     }

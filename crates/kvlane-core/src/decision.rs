@@ -1,4 +1,4 @@
-//! What was decided, and the rows that explain it.
+//! Decisions, and the rows that explain them.
 
 use std::collections::VecDeque;
 
@@ -10,77 +10,77 @@ use crate::policy::{Candidate, Reason};
 use crate::request::{RequestId, SchedulingRequest, SessionKey, TenantKey};
 use crate::time::Nanos;
 
-/// Where a request goes.
+/// The endpoint chosen for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Placement {
     /// The endpoint.
     pub endpoint: EndpointId,
-    /// Leading prompt tokens it is expected to hold.
+    /// Leading prompt tokens that it is expected to hold.
     pub overlap_tokens: u32,
     /// Why it was picked.
     pub reason: Reason,
     /// How the overlap is known.
     pub knowledge: Knowledge,
-    /// The state of the endpoint's event feed.
+    /// The state of the endpoint's KV event feed.
     pub feed: Feed,
 }
 
-/// Why a request goes nowhere.
+/// Why a request is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Rejection {
-    /// No endpoint is healthy and stays, or all such have already failed this request.
+    /// No endpoint is healthy and accepts requests, or all such endpoints have already failed this request.
     NoEndpoint,
-    /// The pool's requests in flight and its queue are both at their limit.
+    /// The pool's in-flight limit and its queue limit are both reached.
     QueueFull,
-    /// It waited in the queue for as long as it may.
+    /// The request waited in the queue until its timeout.
     QueueTimeout,
-    /// It is a retry or a hedge, and enough requests are sent more than once already.
+    /// It is a retry or a hedge, and that budget is spent.
     BudgetSpent,
 }
 
-/// A request that goes nowhere: why, and when to come again.
+/// A rejection: why, and when to retry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refused {
     /// Why.
     pub why: Rejection,
-    /// Time after which there should be room, as the queue drains; 0 where that is not known.
+    /// Time after which the queue should have drained; 0 where that is not known.
     pub retry_after: Nanos,
 }
 
 // === impl Refused ===
 
 impl Refused {
-    /// Refused, and nobody knows until when.
+    /// A rejection without `retry_after`.
     pub const fn at_once(why: Rejection) -> Self {
         Self { why, retry_after: Nanos::ZERO }
     }
 }
 
-/// One decision as it can be shown to a person: all that the policy saw.
+/// One decision with everything that the policy saw, for inspection.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Receipt {
-    /// When.
+    /// Time of the decision.
     pub at: Nanos,
-    /// Which request.
+    /// The request.
     pub request: RequestId,
-    /// How often it had been placed before.
+    /// How often the request had been placed before.
     pub attempt: u32,
     /// Its prompt length.
     pub prompt_tokens: u32,
-    /// The conversation it is a turn of, if its client says.
+    /// The conversation it belongs to, if the client says.
     pub session: Option<SessionKey>,
-    /// Whom it is for, if its client says.
+    /// The tenant, if the client says.
     pub tenant: Option<TenantKey>,
-    /// How urgent it is.
+    /// Its priority.
     pub priority: i8,
-    /// Output tokens that its answer was expected to have.
+    /// Forecast output tokens.
     pub output_tokens: u32,
-    /// What was decided.
+    /// The decision.
     pub placement: Placement,
-    /// The rows the policy saw, at most [`ROWS_MAX`], the picked one always among them.
+    /// The rows that the policy saw, at most [`ROWS_MAX`], always including the picked one.
     pub rows: Vec<ReceiptRow>,
-    /// How many more rows there were.
+    /// Number of rows omitted.
     pub rows_left_out: u32,
 }
 
@@ -89,11 +89,11 @@ pub struct Receipt {
 pub struct ReceiptRow {
     /// The endpoint.
     pub endpoint: EndpointId,
-    /// Leading prompt tokens it was expected to hold.
+    /// Leading prompt tokens that it was expected to hold.
     pub overlap_tokens: u32,
-    /// How that was known.
+    /// How the overlap was known.
     pub knowledge: Knowledge,
-    /// What each source of knowledge said.
+    /// The prediction of each source.
     pub prediction: Prediction,
     /// Requests in flight there before this one.
     pub requests: u32,
@@ -101,14 +101,14 @@ pub struct ReceiptRow {
     pub prefill_tokens: u64,
     /// Tokens in flight there before this one.
     pub context_tokens: u64,
-    /// The policy's own cost, in its own unit; NaN where the policy gave none.
+    /// The policy's own cost, in its own unit; NaN where the policy computed none.
     pub cost: f64,
 }
 
 /// The most rows a receipt keeps.
 pub const ROWS_MAX: usize = 64;
 
-/// The last decisions, oldest first. Bounded; memory is reused.
+/// The most recent decisions, oldest first. Bounded; memory is reused.
 #[derive(Debug)]
 pub struct Receipts {
     ring: VecDeque<Receipt>,
@@ -130,7 +130,7 @@ impl Receipts {
         Self { rows_max: usize::MAX, ..self }
     }
 
-    /// Keeps another number from here on.
+    /// Changes how many decisions are kept.
     pub(crate) fn set_kept_max(&mut self, kept_max: usize) {
         self.ring.drain(..self.ring.len().saturating_sub(kept_max));
         self.kept_max = kept_max;
@@ -141,7 +141,7 @@ impl Receipts {
         self.kept_max > 0
     }
 
-    /// The last decisions, oldest first.
+    /// The kept decisions, oldest first.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = &Receipt> + ExactSizeIterator {
         self.ring.iter()
     }

@@ -1,7 +1,6 @@
-//! One routable engine and the pool of those that serve one model.
+//! Endpoints: one routable engine each, and the pool of endpoints that serve one model.
 //!
-//! A [`Pool`] is the only owner of the fleet's state and of our in-flight ledger per endpoint: whoever asks how loaded
-//! an endpoint is, asks here.
+//! The [`Pool`] is the only owner of the fleet's state and of the in-flight ledger per endpoint.
 
 use std::sync::Arc;
 
@@ -14,7 +13,7 @@ use crate::load::{InFlight, Load, LoadReport};
 use crate::rates::Pace;
 use crate::time::Nanos;
 
-/// Names an endpoint within its pool, for ever: a slot and how often the slot has been reused.
+/// Unique id of an endpoint within its pool: a slot, and how often the slot has been reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct EndpointId(u32);
@@ -25,12 +24,12 @@ impl EndpointId {
         Self(((generation as u32) << 16) | slot as u32)
     }
 
-    /// Position in the pool, dense and small: tables by endpoint are indexed by it.
+    /// Position in the pool, dense and small: an index for tables by endpoint.
     pub const fn slot(self) -> usize {
         (self.0 & 0xFFFF) as usize
     }
 
-    /// Both in one number, for hashing.
+    /// Slot and generation as one number, for hashing.
     pub(crate) const fn number(self) -> u32 {
         self.0
     }
@@ -45,7 +44,7 @@ impl EndpointId {
         (self.0 >> 16) as u16
     }
 
-    /// Whether `self` had the slot before `other`, which has the same. Counts of reuse start over at 65,536.
+    /// Whether `self` occupied the slot before `other`, which has the same slot. Generations wrap at 65,536.
     pub(crate) const fn is_before(self, other: Self) -> bool {
         let later = ((other.0 >> 16) as u16).wrapping_sub((self.0 >> 16) as u16);
         0 < later && later < 1 << 15
@@ -57,27 +56,27 @@ impl EndpointId {
 pub struct Endpoint {
     /// Its id.
     pub id: EndpointId,
-    /// What people call it: its address.
+    /// Its display name: its address.
     pub name: Arc<str>,
-    /// Whether requests may be placed there.
+    /// Whether requests may be placed on it.
     pub healthy: bool,
-    /// It takes no new request and leaves when the last one is over.
+    /// It accepts no new requests and leaves when its last request is over.
     pub draining: bool,
     /// Its load.
     pub load: Load,
-    /// What we know of its cache, and how well that has held.
+    /// The state of its KV event feed, and the accuracy of predictions about its cache.
     pub cache_accuracy: CacheAccuracy,
-    /// How fast it has shown itself to be.
+    /// Its measured speed.
     pub pace: Pace,
-    /// Whether its answers of late allow to place requests there.
+    /// Its circuit breaker.
     pub breaker: Breaker,
-    /// Whether it has stopped making progress on what is in flight there.
+    /// Whether it has stopped making progress on its requests in flight.
     pub stalled: bool,
-    /// Until when it wants none, as it says.
+    /// Its back-off after a busy answer.
     pub busy: Busy,
-    /// Since when it is back, while it is given less than its share.
+    /// When it recovered, during slow start.
     pub back_since: Option<Nanos>,
-    /// Whether it was fit before: who is found fit for the first time does not come back.
+    /// Whether it was healthy before: the first time it becomes healthy is not a recovery.
     pub(crate) was_healthy: bool,
 }
 
@@ -96,19 +95,19 @@ struct Slot {
 // === impl Pool ===
 
 impl Pool {
-    /// Slot by slot: how often it was used before, and who is there.
+    /// By slot: its generation, and its endpoint.
     pub(crate) fn slots(&self) -> impl Iterator<Item = (u16, Option<&Endpoint>)> {
         self.slots.iter().map(|slot| (slot.generation, slot.endpoint.as_ref()))
     }
 
-    /// The next slot is this one, and was used as often as its id says. Not in any other order than that of slots.
+    /// Adds an empty slot with the generation of `id`. Slots must be added in order.
     pub(crate) fn skip(&mut self, id: EndpointId) {
         if id.slot() == self.slots.len() {
             self.slots.push(Slot { generation: (id.0 >> 16) as u16, endpoint: None });
         }
     }
 
-    /// The id the next [`Pool::join`] must use; none when the pool is full.
+    /// The id that the next [`Pool::join`] must use; `None` if the pool is full.
     pub fn next_id(&self) -> Option<EndpointId> {
         let free = self.slots.iter().position(|slot| slot.endpoint.is_none());
         let slot = free.unwrap_or(self.slots.len());
@@ -116,8 +115,8 @@ impl Pool {
         Some(EndpointId::new(u16::try_from(slot).ok()?, generation))
     }
 
-    /// Adds a healthy, idle endpoint. An id other than [`Pool::next_id`] is ignored: it comes from a recording that
-    /// does not belong to this pool.
+    /// Adds a healthy, idle endpoint. An id other than [`Pool::next_id`] is ignored: it comes from a recording of a
+    /// different pool.
     pub fn join(&mut self, id: EndpointId, name: Arc<str>) {
         if self.next_id() != Some(id) {
             return;
@@ -125,11 +124,11 @@ impl Pool {
         if id.slot() == self.slots.len() {
             self.slots.push(Slot::default());
         }
-        self.seat(id, name);
+        self.join_at(id, name);
     }
 
-    /// Adds an endpoint in a slot that is there and free, and was used as often as its id says.
-    pub(crate) fn seat(&mut self, id: EndpointId, name: Arc<str>) {
+    /// Adds an endpoint in an existing free slot, with the generation of its id.
+    pub(crate) fn join_at(&mut self, id: EndpointId, name: Arc<str>) {
         let generation = (id.0 >> 16) as u16;
         let free = |slot: &&mut Slot| slot.endpoint.is_none() && slot.generation == generation;
         let Some(slot) = self.slots.get_mut(id.slot()).filter(free) else { return };
@@ -149,7 +148,7 @@ impl Pool {
         });
     }
 
-    /// Removes an endpoint; its id will not come back.
+    /// Removes an endpoint; its id is not reused.
     pub fn leave(&mut self, id: EndpointId) {
         if self.get(id).is_some() {
             let slot = &mut self.slots[id.slot()];
@@ -158,7 +157,7 @@ impl Pool {
         }
     }
 
-    /// The endpoint, if it is still here.
+    /// The endpoint, if it is still in the pool.
     pub fn get(&self, id: EndpointId) -> Option<&Endpoint> {
         self.slots.get(id.slot())?.endpoint.as_ref().filter(|endpoint| endpoint.id == id)
     }
@@ -176,13 +175,14 @@ impl Pool {
         self.slots.iter_mut().filter_map(|slot| slot.endpoint.as_mut())
     }
 
-    /// Those that are healthy and stay, in slot order. That they take requests at this moment is not said.
+    /// Healthy endpoints that are not draining, in slot order. Whether they accept requests at the moment is not
+    /// checked.
     pub fn eligible(&self) -> impl Iterator<Item = &Endpoint> {
         self.endpoints().filter(|endpoint| endpoint.healthy && !endpoint.draining)
     }
 
-    /// How many are healthy and stay, and the tokens that their KV caches hold: those that do not say are taken for
-    /// as large as those that do, and it is 0 if none says.
+    /// Number of eligible endpoints and their total KV cache capacity in tokens. Endpoints that report no capacity
+    /// count with the mean of the others; 0 if none reports.
     pub(crate) fn kv_capacity_tokens(&self) -> (usize, u64) {
         let told = |endpoint: &Endpoint| endpoint.load.reported?.0.kv_capacity_tokens;
         let (count, known, sum) = self.eligible().fold((0, 0, 0u64), |(count, known, sum), endpoint| {
@@ -192,33 +192,33 @@ impl Pool {
         (count, sum.checked_div(known).unwrap_or(0).saturating_mul(count as u64))
     }
 
-    /// Marks an endpoint fit or unfit for new requests.
+    /// Sets whether an endpoint is healthy.
     pub fn set_health(&mut self, id: EndpointId, healthy: bool) {
         if let Some(endpoint) = self.get_mut(id) {
             endpoint.healthy = healthy;
         }
     }
 
-    /// Stops (or resumes) placing new requests there.
+    /// Sets whether an endpoint is draining.
     pub fn set_draining(&mut self, id: EndpointId, draining: bool) {
         if let Some(endpoint) = self.get_mut(id) {
             endpoint.draining = draining;
         }
     }
 
-    /// Stores what an engine says of itself.
+    /// Stores an engine's load report.
     pub fn report(&mut self, id: EndpointId, now: Nanos, reported: LoadReport) {
         if let Some(endpoint) = self.get_mut(id) {
             endpoint.load.reported = Some((reported, now));
         }
     }
 
-    /// What is known of the cache of an endpoint that is still here.
+    /// The cache accuracy of an endpoint that is still in the pool.
     pub(crate) fn cache_accuracy_mut(&mut self, id: EndpointId) -> Option<&mut CacheAccuracy> {
         self.get_mut(id).map(|endpoint| &mut endpoint.cache_accuracy)
     }
 
-    /// The ledger of an endpoint that is still here.
+    /// The ledger of an endpoint that is still in the pool.
     pub(crate) fn in_flight_mut(&mut self, id: EndpointId) -> Option<&mut InFlight> {
         self.get_mut(id).map(|endpoint| &mut endpoint.load.in_flight)
     }
@@ -242,7 +242,7 @@ mod tests {
         let c = join(&mut pool, "c");
         assert_eq!(c.slot(), a.slot());
         assert_ne!(c, a);
-        assert!(pool.get(a).is_none(), "the old id names nobody");
+        assert!(pool.get(a).is_none(), "the old id is invalid");
         assert_eq!(pool.endpoints().map(|e| e.id).collect::<Vec<_>>(), [c, b]);
     }
 

@@ -1,14 +1,14 @@
-//! What an engine says its KV cache holds.
+//! KV events: the changes of an engine's KV cache.
 //!
-//! Engines name blocks by hashes of their own, which differ in kind and seed from engine to engine. Such a name is an
-//! opaque key: it says which block a removal or a parent means, and nothing else. What a block holds is told by its
+//! Engines name blocks by their own hashes, which differ in kind and seed from engine to engine. Such a name is an
+//! opaque key: it identifies the block that a removal or a parent refers to. A block's contents are identified by its
 //! [`BlockHash`], computed here from the tokens that the engine reports, so it matches the blocks of prompts.
 
 use serde::{Deserialize, Serialize};
 
 use crate::block::BlockHash;
 
-/// An engine's own name of a block. Only the engine that gave it knows what it means.
+/// An engine's name of a block. Meaningful only to the engine that assigned it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct EngineHash(pub u64);
@@ -17,19 +17,19 @@ pub struct EngineHash(pub u64);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Tier {
-    /// The memory of the accelerator.
+    /// Accelerator memory.
     #[default]
     Gpu,
-    /// Anything below it: the memory of its host, a disk, a store that several engines share.
+    /// Any tier below it: host memory, disk, or a store shared by several engines.
     Cpu,
 }
 
-/// A block under both of its names.
+/// A block with both of its names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct StoredBlock {
-    /// The engine's.
+    /// The engine's name.
     pub name: EngineHash,
-    /// Ours.
+    /// Our hash.
     pub hash: BlockHash,
 }
 
@@ -37,30 +37,29 @@ pub struct StoredBlock {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum KvEvent {
-    /// Blocks can be found from now on. Engines keep several copies of a block at times, tell of each, and later remove
-    /// each.
+    /// Blocks were stored. An engine may keep several copies of a block, report each of them, and later remove each.
     Stored {
-        /// The block before the first of them; none if they begin a prompt.
+        /// The block before the first one; `None` if they begin a prompt.
         parent: Option<EngineHash>,
-        /// Which, each following the one before it.
+        /// The blocks, each following the one before it.
         blocks: Vec<StoredBlock>,
-        /// Where.
+        /// Their tier.
         tier: Tier,
     },
-    /// Blocks that are known already are in another tier as well.
+    /// Blocks already known were copied to another tier.
     Copied {
-        /// Which.
+        /// The blocks.
         blocks: Vec<EngineHash>,
-        /// Where to.
+        /// The new tier.
         tier: Tier,
     },
-    /// One copy of each block is gone.
+    /// One copy of each block was removed.
     Removed {
-        /// Which.
+        /// The blocks.
         blocks: Vec<EngineHash>,
-        /// Where it was.
+        /// The tier of the removed copy.
         tier: Tier,
     },
-    /// Nothing can be found any more, in any tier.
+    /// All blocks in all tiers were removed.
     Cleared,
 }

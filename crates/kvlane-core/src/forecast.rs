@@ -1,8 +1,8 @@
-//! How long an answer will be: learned from the answers that were given.
+//! Forecast of answer lengths, learned from previous answers.
 //!
-//! Three averages, each trusted by how much it has seen: of the pool, of answers to prompts of a like length with a like
-//! limit, and of the conversation. Before anything was seen an answer is taken to have [`USUAL_TOKENS`]. The request's
-//! own limit bounds the result. What a conversation does not say of itself is never asked for: no oracle.
+//! Three averages, each weighted by its number of observations: of the pool, of answers to prompts of similar length
+//! and limit, and of the conversation. Before any observation an answer is assumed to have [`USUAL_TOKENS`]. The
+//! request's own limit bounds the result.
 
 use std::hash::BuildHasher;
 
@@ -11,26 +11,26 @@ use serde::{Deserialize, Serialize};
 
 use crate::request::{SchedulingRequest, SessionKey};
 
-/// Output tokens of an answer before the first one was seen: about what chats have (Mooncake's conversation trace, FAST'25,
-/// has a mean of 343, Azure's of 2023 one of 211).
+/// Assumed output tokens before any observation: typical for chats (Mooncake's conversation trace, FAST'25, has a mean
+/// of 343, Azure's of 2023 one of 211).
 pub const USUAL_TOKENS: f64 = 200.0;
 
-/// Answers after which the pool's average follows rather than gathers.
+/// Answers after which the pool's average becomes an exponential moving average.
 const POOL_MEMORY: f64 = 512.0;
-/// The same for prompts of a like length.
+/// The same for prompts of similar length.
 const KIND_MEMORY: f64 = 256.0;
-/// The same for a conversation: it changes its subject.
+/// The same for a conversation, whose subject changes faster.
 const SESSION_MEMORY: f64 = 8.0;
-/// Answers that count as much as what is believed without them: of a kind, of a conversation.
+/// Weight of the prior, in answers: for a kind, for a conversation.
 const KIND_DOUBT: f64 = 16.0;
 const SESSION_DOUBT: f64 = 2.0;
-/// Conversations remembered at most; another one takes the place of whichever has the same slot.
+/// Most remembered conversations; a new one replaces the one in its slot.
 const SESSIONS_MAX: usize = 1 << 14;
-/// Lengths of prompts by powers of two, with a limit and without, and limits by powers of four.
+/// Classes of prompt lengths, by powers of two, and of limits, by powers of four.
 const LENGTHS: usize = 24;
 const LIMITS: usize = 12;
 
-/// What has been seen of the answers of one pool. Bounded.
+/// Observations of one pool's answers. Bounded.
 #[derive(Clone, Debug)]
 pub struct Forecast {
     pool: Average,
@@ -39,28 +39,28 @@ pub struct Forecast {
     hasher: FixedState,
 }
 
-/// A mean that begins as the plain one and then forgets.
+/// A plain mean that becomes an exponential moving average.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 struct Average {
     mean: f64,
     seen: f64,
 }
 
-/// What has been seen but for single conversations.
+/// All observations except those of single conversations.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Usual {
     pool: Average,
     kinds: Vec<(u16, Average)>,
 }
 
-/// What an answer is counted under.
+/// The class that an answer is counted in.
 #[derive(Clone, Copy, Debug)]
 pub struct Kind(u16);
 
 // === impl Kind ===
 
 impl Kind {
-    /// Of an answer to this request.
+    /// The class of an answer to this request.
     pub fn of(request: &SchedulingRequest) -> Self {
         let bits = |n: u32| (u32::BITS - n.leading_zeros()) as usize;
         let length = bits(request.prompt_tokens).min(LENGTHS - 1);
@@ -77,7 +77,7 @@ impl Average {
         self.mean += (value - self.mean) / self.seen;
     }
 
-    /// The mean, pulled to `prior` as if that had been seen `doubt` times.
+    /// The mean, weighted with `prior` as if that had been observed `doubt` times.
     fn over(&self, prior: f64, doubt: f64) -> f64 {
         (self.mean * self.seen + prior * doubt) / (self.seen + doubt)
     }
@@ -102,7 +102,7 @@ impl Forecast {
         self.pool.over(USUAL_TOKENS, 4.0)
     }
 
-    /// Output tokens that the answer to this request is expected to have, at least 1.
+    /// Forecast output tokens of this request, at least 1.
     pub fn tokens(&self, request: &SchedulingRequest) -> u32 {
         let pool = self.usual_tokens();
         let kind = self.kinds[usize::from(Kind::of(request).0)].over(pool, KIND_DOUBT);
@@ -114,7 +114,7 @@ impl Forecast {
         (session.unwrap_or(kind).round() as u32).clamp(1, max)
     }
 
-    /// An answer is over, in full or because its client has left: what counts is for how long it kept an endpoint busy.
+    /// An answer has ended, by itself or because its client left: its length so far is what occupied the endpoint.
     pub fn answered(&mut self, kind: Kind, session: Option<SessionKey>, output_tokens: u32) {
         let tokens = f64::from(output_tokens);
         self.pool.add(tokens, POOL_MEMORY);
@@ -131,13 +131,13 @@ impl Forecast {
         average.add(tokens, SESSION_MEMORY);
     }
 
-    /// What has been seen but for single conversations.
+    /// All observations except those of single conversations.
     pub(crate) fn usual(&self) -> Usual {
         let kinds = (0..).zip(&self.kinds).filter(|(_, kind)| kind.seen > 0.0);
         Usual { pool: self.pool, kinds: kinds.map(|(at, kind)| (at, *kind)).collect() }
     }
 
-    /// Goes on from there.
+    /// Restores observations.
     pub(crate) fn resume(&mut self, usual: Usual) {
         self.pool = usual.pool;
         for (at, average) in usual.kinds {

@@ -1,7 +1,7 @@
 //! The decision core of kvlane: a pure function of time, inputs and a seed.
 //!
 //! Nothing here waits, reads a clock, opens a socket or logs. The HTTP gateway and the simulator drive the same
-//! [`router::Router`]; what it was told can be recorded and lived through again.
+//! [`router::Router`]; its inputs can be recorded and replayed.
 
 mod abort_on_panic;
 pub mod block;

@@ -1,12 +1,12 @@
-//! Rate limits and concurrency caps of many keys: requests and tokens per minute, requests at a time.
+//! Rate limits and concurrency limits per key: requests per minute, tokens per minute, concurrent requests.
 //!
-//! A key that has used nothing may use a minute's worth at once, and then as fast as its limit gives it back. Tokens are
-//! charged when a request is admitted, by what it is expected to take, and corrected when it is over. Since a cap on
-//! tokens is no cap on the length of a prompt, a request of more than a minute's worth is let in when nothing else is
-//! charged, and whoever sent it then waits for as long as that takes to come back.
+//! An unused key may use a minute's worth at once; after that, its limit refills at a constant rate. Tokens are charged
+//! at admission, by the expected number, and corrected when the request is over. Since a token rate is no limit on
+//! prompt length, a request of more than a minute's worth is admitted when the key has no other charge, and the key's
+//! next request waits until that charge has refilled.
 //!
-//! Each rate is kept as the time at which all that was used has come back (the generic cell rate algorithm of ATM Forum
-//! TM-4.0, section 4.4.2, with a minute as its tolerance), so that a key with nothing to remember need not be kept.
+//! Each rate is stored as the time at which all usage will have refilled (the generic cell rate algorithm of ATM Forum
+//! TM-4.0, section 4.4.2, with a minute as its tolerance), so that an unused key need not be stored.
 
 use foldhash::fast::FixedState;
 use hashbrown::HashMap;
@@ -14,12 +14,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::time::Nanos;
 
-/// What comes back within it may be used at once.
+/// Burst: the usage that refills within this time may be used at once.
 const MINUTE: Nanos = Nanos::from_secs(60);
-/// Keys below which nobody looks for those that can be forgotten.
+/// Number of keys below which idle keys are not collected.
 const KEYS_MIN: usize = 1024;
 
-/// What each key may use.
+/// Limits of each key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
@@ -27,10 +27,9 @@ pub struct Config {
     pub requests_per_minute: u64,
     /// Tokens of prompts and answers per minute; 0 is no limit.
     pub tokens_per_minute: u64,
-    /// Requests at a time; 0 is no limit.
+    /// Concurrent requests; 0 is no limit.
     pub concurrent_requests: u32,
-    /// Keys that are remembered while none of their requests is in flight. Beyond, those that have used the least begin
-    /// anew.
+    /// Keys remembered while none of their requests is in flight. Beyond that, the keys with the least usage are reset.
     pub keys_max: usize,
 }
 
@@ -40,7 +39,7 @@ impl Default for Config {
     }
 }
 
-/// What a request ran into.
+/// Which limit a request exceeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
@@ -52,56 +51,56 @@ pub enum Kind {
     Concurrency,
 }
 
-/// A request is beyond what its key may use.
+/// A request exceeds a limit of its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exceeded {
-    /// Of what.
+    /// The limit.
     pub kind: Kind,
-    /// When there is room for it, if nothing else comes; 0 where that is whenever another request ends.
+    /// Time after which it fits, without other requests; 0 if it fits once another request ends.
     pub retry_after: Nanos,
 }
 
-/// A request that was let in. It is given back by [`Limiter::settle`] or [`Limiter::cancel`], or counts for ever.
+/// An admitted request. It counts as in flight until [`Limiter::settle`] or [`Limiter::cancel`].
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a request in flight counts until it is settled"]
 pub struct Permit {
     key: u64,
     tokens: u64,
-    /// When what it was charged will have come back, if nothing is corrected.
+    /// When its charge will have refilled, without correction.
     requests_back: Nanos,
     tokens_back: Nanos,
 }
 
-/// What a key may still use, as response headers tell it.
+/// A key's remaining limits, as reported in response headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Standing {
-    /// Requests that would be let in at once; none where there is no limit.
+    /// Requests that would be admitted at once; `None` without a limit.
     pub requests_left: Option<u64>,
-    /// Time until all of its requests have come back.
+    /// Time until all of its requests have refilled.
     pub requests_reset: Nanos,
-    /// Tokens that would be let in at once; none where there is no limit.
+    /// Tokens that would be admitted at once; `None` without a limit.
     pub tokens_left: Option<u64>,
-    /// Time until all of its tokens have come back.
+    /// Time until all of its tokens have refilled.
     pub tokens_reset: Nanos,
     /// Its requests in flight.
     pub in_flight: u32,
 }
 
-/// What many keys have used of one set of limits.
+/// Usage of many keys under one set of limits.
 #[derive(Debug)]
 pub struct Limiter {
     config: Config,
     keys: HashMap<u64, Used, FixedState>,
-    /// Number of keys from which on it is worth looking for idle ones.
+    /// Number of keys at which idle ones are collected.
     sweep_len: usize,
 }
 
-/// What one key has used.
+/// Usage of one key.
 #[derive(Clone, Copy, Debug, Default)]
 struct Used {
-    /// When all requests have come back.
+    /// When all requests have refilled.
     requests_back: Nanos,
-    /// When all tokens have.
+    /// When all tokens have refilled.
     tokens_back: Nanos,
     in_flight: u32,
 }
@@ -122,35 +121,35 @@ impl Kind {
 // === impl Limiter ===
 
 impl Limiter {
-    /// Nobody has used anything.
+    /// A limiter without any usage.
     pub fn new(config: Config) -> Self {
         Self { config, keys: HashMap::default(), sweep_len: KEYS_MIN }
     }
 
-    /// What each key may use.
+    /// Limits of each key.
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// Other limits from here on. What a key has used is the same share of a minute as before.
+    /// Changes the limits. A key's usage stays the same share of a minute.
     pub fn configure(&mut self, config: Config) {
         self.config = config;
     }
 
-    /// Keys that are remembered.
+    /// Number of remembered keys.
     pub fn keys(&self) -> usize {
         self.keys.len()
     }
 
-    /// Requests that were let in and are neither settled nor cancelled.
+    /// Admitted requests that are neither settled nor cancelled.
     pub fn in_flight(&self) -> u64 {
         self.keys.values().map(|used| u64::from(used.in_flight)).sum()
     }
 
-    /// Lets in a request that is expected to take so many tokens, prompt and answer together.
+    /// Admits a request that is expected to take `tokens`, prompt and answer together.
     ///
     /// # Errors
-    /// What it is beyond; it has used nothing then. Where it is beyond several, the one that takes longest.
+    /// The limit it exceeds; the request then uses nothing. If it exceeds several, the one with the longest wait.
     pub fn admit(&mut self, now: Nanos, key: u64, tokens: u64) -> Result<Permit, Exceeded> {
         let Config { requests_per_minute, tokens_per_minute, concurrent_requests, .. } = self.config;
         let used = self.keys.get(&key).copied().unwrap_or_default();
@@ -178,7 +177,7 @@ impl Limiter {
         Ok(permit)
     }
 
-    /// A request is over and took so many tokens.
+    /// A request is over and took `tokens`.
     pub fn settle(&mut self, now: Nanos, permit: Permit, tokens: u64) {
         let per_minute = self.config.tokens_per_minute;
         let Some(used) = self.keys.get_mut(&permit.key) else { return };
@@ -191,7 +190,7 @@ impl Limiter {
         }
     }
 
-    /// A request that was let in goes nowhere: another limit is against it. It has used nothing.
+    /// An admitted request is not sent, because another limit rejects it. Its charge is returned.
     pub fn cancel(&mut self, now: Nanos, permit: Permit) {
         let requests = span(1, self.config.requests_per_minute);
         if let Some(used) = self.keys.get_mut(&permit.key) {
@@ -200,7 +199,7 @@ impl Limiter {
         self.settle(now, permit, 0);
     }
 
-    /// What a key may still use.
+    /// A key's remaining limits.
     pub fn standing(&self, now: Nanos, key: u64) -> Standing {
         let used = self.keys.get(&key).copied().unwrap_or_default();
         Standing {
@@ -212,7 +211,7 @@ impl Limiter {
         }
     }
 
-    /// Forgets keys with nothing to remember, and if that are too few, those that have used the least.
+    /// Removes keys without usage and, if that does not suffice, those with the least usage.
     fn forget(&mut self, now: Nanos) {
         if self.keys.len() < self.sweep_len.min(self.config.keys_max.saturating_add(1)) {
             return;
@@ -222,7 +221,7 @@ impl Limiter {
         if self.keys.len() > keys_max {
             let idle = self.keys.values().filter(|used| used.in_flight == 0);
             let mut back: Vec<Nanos> = idle.map(Used::back).collect();
-            // An eighth more than has to go, so that the next one need not look again.
+            // Removes an eighth more than necessary, so that the next call need not search again.
             let excess = (self.keys.len() - keys_max + keys_max / 8).min(back.len());
             if let Some(nth) = excess.checked_sub(1) {
                 let (_, &mut last, _) = back.select_nth_unstable(nth);
@@ -236,25 +235,25 @@ impl Limiter {
 // === impl Used ===
 
 impl Used {
-    /// When all has come back.
+    /// When all usage has refilled.
     fn back(&self) -> Nanos {
         self.requests_back.max(self.tokens_back)
     }
 }
 
-/// Time in which so much comes back, rounded up; none where there is no limit.
+/// Time in which `amount` refills, rounded up; zero without a limit.
 fn span(amount: u64, per_minute: u64) -> Nanos {
     let Some(per_minute) = std::num::NonZeroU64::new(per_minute) else { return Nanos::ZERO };
     let nanos = (u128::from(amount) * u128::from(MINUTE.0)).div_ceil(u128::from(per_minute.get()));
     Nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
 }
 
-/// How long it takes until `amount` fits within a minute's worth. More than that fits when nothing is used.
+/// Time until `amount` fits within a minute's worth. A larger amount fits when nothing is used.
 fn wait(now: Nanos, back: Nanos, amount: u64, per_minute: u64) -> Nanos {
     if per_minute == 0 { Nanos::ZERO } else { (back - now) + span(amount, per_minute).min(MINUTE) - MINUTE }
 }
 
-/// How much fits.
+/// The amount that fits now.
 fn left(now: Nanos, back: Nanos, per_minute: u64) -> Option<u64> {
     let room = MINUTE - (back - now);
     (per_minute > 0).then(|| {
@@ -263,8 +262,8 @@ fn left(now: Nanos, back: Nanos, per_minute: u64) -> Option<u64> {
     })
 }
 
-/// Gives back what a charge, all of it to come back at `charged_back`, was too high by: what time has given back since
-/// is not given back again.
+/// Returns the excess of a charge whose refill ends at `charged_back`; the part that has already refilled is not
+/// returned again.
 fn give_back(now: Nanos, back: &mut Nanos, charged_back: Nanos, span: Nanos) {
     *back = *back - span.min(charged_back - now);
 }
@@ -300,7 +299,7 @@ mod tests {
             limiter.settle(now, permit, 0);
         }
         assert_eq!(refused(limiter.admit(now, 1, 0)), (Kind::Requests, SECOND));
-        assert!(limiter.admit(now, 2, 0).is_ok(), "that is somebody else");
+        assert!(limiter.admit(now, 2, 0).is_ok(), "another key has its own limit");
         let soon = now + SECOND;
         assert_eq!(refused(limiter.admit(soon - Nanos(1), 1, 0)), (Kind::Requests, Nanos(1)));
         assert!(limiter.admit(soon, 1, 0).is_ok());
@@ -325,7 +324,7 @@ mod tests {
         let mut limiter = limiter(0, 60, 0);
         let long = limiter.admit(Nanos::ZERO, 1, 60).expect("within the limit");
         let later = Nanos::from_secs(90);
-        let _all = limiter.admit(later, 1, 60).expect("all has come back");
+        let _all = limiter.admit(later, 1, 60).expect("all usage has refilled");
         limiter.settle(later, long, 0);
         assert_eq!(limiter.standing(later, 1).tokens_left, Some(0));
     }
@@ -333,7 +332,7 @@ mod tests {
     #[test]
     fn more_than_a_minutes_worth_goes_in_alone_and_is_paid_off() {
         let mut limiter = limiter(0, 60, 0);
-        let permit = limiter.admit(Nanos::ZERO, 1, 180).expect("nothing else is charged");
+        let permit = limiter.admit(Nanos::ZERO, 1, 180).expect("the key has no other charge");
         limiter.settle(SECOND, permit, 180);
         assert_eq!(refused(limiter.admit(SECOND, 1, 60)), (Kind::Tokens, Nanos::from_secs(179)));
         assert!(limiter.admit(Nanos::from_secs(180), 1, 60).is_ok());
@@ -342,7 +341,7 @@ mod tests {
     #[test]
     fn so_many_at_a_time_until_one_is_over() {
         let mut limiter = limiter(0, 0, 1);
-        let first = limiter.admit(Nanos::ZERO, 1, 9).expect("nobody else is there");
+        let first = limiter.admit(Nanos::ZERO, 1, 9).expect("no other request is in flight");
         assert_eq!(refused(limiter.admit(Nanos::ZERO, 1, 9)), (Kind::Concurrency, Nanos::ZERO));
         limiter.settle(Nanos::ZERO, first, 9);
         assert!(limiter.admit(Nanos::ZERO, 1, 9).is_ok());
@@ -351,7 +350,7 @@ mod tests {
     #[test]
     fn a_cancelled_request_has_used_nothing() {
         let mut limiter = limiter(1, 60, 1);
-        let permit = limiter.admit(SECOND, 1, 60).expect("nothing is used");
+        let permit = limiter.admit(SECOND, 1, 60).expect("the key is unused");
         limiter.cancel(SECOND, permit);
         let standing = limiter.standing(SECOND, 1);
         assert_eq!((standing.requests_left, standing.tokens_left), (Some(1), Some(60)));
@@ -364,14 +363,14 @@ mod tests {
         let stays = limiter.admit(Nanos::ZERO, u64::MAX, 0).expect("within the limit");
         for key in 0..100_000 {
             let now = Nanos::from_millis(key);
-            let permit = limiter.admit(now, key, 0).expect("each comes once");
+            let permit = limiter.admit(now, key, 0).expect("each key sends one request");
             limiter.settle(now, permit, 0);
         }
-        assert!(limiter.keys() <= 2 * KEYS_MIN, "{} keys, 1000 of which owe", limiter.keys());
-        assert_eq!(limiter.in_flight(), 1, "whoever is in flight is remembered");
+        assert!(limiter.keys() <= 2 * KEYS_MIN, "{} keys, 1000 of which have usage", limiter.keys());
+        assert_eq!(limiter.in_flight(), 1, "a key with a request in flight is kept");
         limiter.configure(Config { keys_max: 100, ..limiter.config });
         for key in 0..10_000 {
-            let permit = limiter.admit(Nanos::from_secs(200), key, 0).expect("each comes once");
+            let permit = limiter.admit(Nanos::from_secs(200), key, 0).expect("each key sends one request");
             limiter.settle(Nanos::from_secs(200), permit, 0);
             assert!(limiter.keys() <= 101, "{} keys", limiter.keys());
         }
@@ -380,7 +379,7 @@ mod tests {
     }
 
     proptest! {
-        /// In any time, no key uses more than comes back in it and a minute's worth, and one request.
+        /// In any interval, a key uses at most the refill of that interval, a minute's worth and one request.
         #[test]
         fn nobody_uses_more_than_comes_back(
             asks in prop::collection::vec((0u64..20_000, 1u64..200, 0u64..100, any::<bool>()), 1..200),
@@ -404,10 +403,10 @@ mod tests {
                         used.push((now, took));
                     }
                     Err(Exceeded { retry_after, .. }) => {
-                        prop_assert_eq!(limiter.standing(now, 1), before, "a refusal uses nothing");
+                        prop_assert_eq!(limiter.standing(now, 1), before, "a rejected request uses nothing");
                         let cap = concurrent_requests > 0 && held.len() as u32 >= concurrent_requests;
                         let after = limiter.admit(now + retry_after, 1, tokens);
-                        prop_assert!(after.is_ok() || cap, "it was told to come at that time");
+                        prop_assert!(after.is_ok() || cap, "admitted after its `retry_after`");
                         if let Ok(permit) = after {
                             limiter.cancel(now + retry_after, permit);
                         }

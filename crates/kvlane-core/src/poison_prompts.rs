@@ -1,86 +1,88 @@
-//! Prompts under which engines died: which request may be the one that kills them.
+//! Poison prompts: finds requests that crash the engines they run on.
 //!
-//! An engine that dies takes all its requests with it, and each of them is repeated elsewhere. If one of them is the cause,
-//! it kills the next engine too, and its client's own retries the ones after that. The others were merely there. So each
-//! death is noted with the prompts that were in flight, and those prompts are suspects until they are answered:
+//! When an engine dies, all its requests in flight are retried elsewhere. If one of them is the cause, it kills the
+//! next engine too, and its client's own retries kill more. The other requests are bystanders. So each death is
+//! recorded with the prompts that were in flight, and those prompts are suspects until they are answered:
 //!
-//! - After two deaths under one prompt it is [`Barred`](Standing::Barred), if nothing else explains them: no other suspect
-//!   was there at the second one, and no engine died without it.
-//! - Otherwise nobody knows which of the suspects it was, or whether it was one at all. They are tried [one at a
-//!   time](Standing::Alone), which clears all but the cause. A third death bars.
+//! - After two deaths a prompt is [`Barred`](Standing::Barred), if no other suspect explains them: no other suspect was
+//!   in flight at the second death, and no engine died without this prompt.
+//! - Otherwise the cause is unknown, and may be none of the suspects. They are tried [one at a time](Standing::Alone),
+//!   which clears all but the cause. A third death bars the prompt.
 //!
-//! An engine that fails its probes or breaks a stream may be dead or out of reach. That counts as a death which is not
-//! certain: it makes suspects but bars nobody, until the engine is found [gone or well](PoisonPrompts::settle).
+//! An engine that fails its probes or breaks a stream may be dead or unreachable. That counts as an uncertain death: it
+//! makes suspects but bars no prompt, until the engine is known to be [dead or alive](PoisonPrompts::settle).
 
 use std::collections::VecDeque;
 
 use crate::recent::Recent;
 use crate::time::Nanos;
 
-/// Deaths under one prompt from which on it is suspected in earnest: barred, or tried alone.
+/// Deaths from which a prompt is barred, or tried alone.
 pub const DEATHS_MIN: usize = 2;
-/// Deaths under one prompt from which on it is barred, whatever else may explain them.
+/// Deaths from which a prompt is barred, whatever else may explain them.
 pub const DEATHS_MAX: usize = 3;
 /// How long a death is remembered.
 pub const REMEMBERED: Nanos = Nanos::from_secs(600);
-/// Prompts that are remembered; beyond that the ones noted least recently are forgotten.
+/// Remembered prompts; beyond that the least recently recorded are forgotten.
 pub const PROMPTS_MAX: usize = 4096;
-/// Deaths that are remembered; beyond that the oldest are forgotten.
+/// Remembered deaths; beyond that the oldest are forgotten.
 pub const RECORDS_MAX: usize = 64;
 
-/// Names a prompt: a hash of it and of its model.
+/// Identifies a prompt: a hash of the prompt and its model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PromptKey(pub u64);
 
-/// Names an engine's process. One that is started again at the same address is the same one.
+/// Identifies an engine by its address; a restarted engine keeps its key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct EngineKey(pub u64);
 
-/// A request that was in flight at an engine when it died.
+/// A request that was in flight at an engine when the engine died.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EngineDeath {
     /// Its prompt.
     pub prompt: PromptKey,
-    /// Where it was,
+    /// The engine.
     pub engine: EngineKey,
-    /// since when.
+    /// When the request was placed there.
     pub placed: Nanos,
     /// Whether the engine is dead for sure.
     pub certain: bool,
 }
 
-/// How a request with some prompt may be placed.
+/// How a request with a given prompt may be placed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// No engine has died under it.
+    /// No engine died with it in flight.
     Clear,
-    /// One has, as under all that were in flight there. It is placed as any other; who places it says [where](PoisonPrompts::placed).
+    /// One engine died with it and others in flight. The request is placed normally; the caller records
+    /// [where](PoisonPrompts::note_placement).
     Suspect,
-    /// Several have, and it may be the cause: placed while no other such prompt is in flight.
+    /// Several engines died with it in flight, and it may be the cause: place it only while no other such prompt is in
+    /// flight.
     Alone {
-        /// Whether all of those engines have died for sure. If not, it is worth waiting until that is known.
+        /// Whether all of these deaths are certain. If not, it is worth waiting until they are.
         certain: bool,
     },
-    /// Not for so much longer: it kills engines.
+    /// Barred for this much longer: the prompt kills engines.
     Barred(Nanos),
 }
 
-/// The deaths of engines, by prompt.
+/// Engine deaths by prompt.
 pub struct PoisonPrompts {
     suspects: Recent<PromptKey, Suspect>,
-    /// The oldest first.
+    /// Oldest first.
     deaths: VecDeque<Death>,
-    /// What the next one is called.
+    /// Id of the next death.
     next: u64,
 }
 
 #[derive(Clone, Debug, Default)]
 struct Suspect {
-    /// The names of the last deaths under it.
+    /// Ids of the recent deaths with this prompt in flight.
     deaths: Vec<u64>,
-    /// Where it was placed last.
+    /// The engine at which it was placed last.
     at: Option<EngineKey>,
-    /// Whether another suspect was there at a death after its first.
+    /// Whether another suspect was in flight at a death after its first.
     in_company: bool,
 }
 
@@ -88,7 +90,7 @@ struct Suspect {
 struct Death {
     name: u64,
     engine: EngineKey,
-    /// When it was told of first.
+    /// When it was first reported.
     at: Nanos,
     certain: bool,
 }
@@ -130,17 +132,17 @@ impl PoisonPrompts {
         }
     }
 
-    /// A request with a suspect prompt is in flight at this engine from now on.
+    /// Records that a request with a suspect prompt is in flight at this engine.
     pub fn note_placement(&mut self, prompt: PromptKey, engine: EngineKey) {
         if let Some(suspect) = self.suspects.get(&prompt) {
             suspect.at = Some(engine);
         }
     }
 
-    /// An engine died.
+    /// Records the death of an engine.
     pub fn note_death(&mut self, now: Nanos, report: EngineDeath) {
         let EngineDeath { prompt, engine, placed, certain } = report;
-        // All requests that were there tell of one death, each at its own time.
+        // All requests in flight there report the same death, each at its own time.
         let told = self.deaths.iter_mut().rfind(|death| death.engine == engine && death.at >= placed);
         let name = match told {
             Some(death) => {
@@ -167,7 +169,7 @@ impl PoisonPrompts {
         suspect.in_company = suspect.deaths.len() > 1 && (suspect.in_company || in_company);
     }
 
-    /// It is known now what became of an engine that may have died: it is gone, or it was out of reach and is well.
+    /// Resolves an uncertain death: the engine is dead, or was unreachable and is alive.
     pub fn settle(&mut self, engine: EngineKey, gone: bool) {
         if gone {
             self.deaths
@@ -188,7 +190,7 @@ impl PoisonPrompts {
         }
     }
 
-    /// Forgets what is long ago, and the oldest death if there is no room for another.
+    /// Drops old deaths, and the oldest death if there is no room for another.
     fn forget(&mut self, now: Nanos) {
         self.deaths.retain(|death| now - death.at <= REMEMBERED);
         if self.deaths.len() == RECORDS_MAX {
@@ -211,7 +213,7 @@ mod tests {
         Nanos::from_secs(seconds)
     }
 
-    /// A request with this prompt came to an engine a second before that died. How the prompt stands now.
+    /// A request with this prompt was placed one second before its engine died. Returns the prompt's standing.
     fn dies(culprits: &mut PoisonPrompts, now: Nanos, prompt: PromptKey, engine: EngineKey) -> Standing {
         culprits.note_death(now, EngineDeath { prompt, engine, placed: now - at(1), certain: true });
         culprits.standing(now, prompt)
@@ -221,13 +223,17 @@ mod tests {
     fn a_prompt_under_which_two_engines_died_is_not_placed_until_that_is_long_ago() {
         let mut culprits = PoisonPrompts::default();
         assert_eq!(culprits.standing(at(1), PROMPT), Standing::Clear);
-        assert_eq!(dies(&mut culprits, at(1), PROMPT, A), Standing::Suspect, "one death says little");
+        assert_eq!(dies(&mut culprits, at(1), PROMPT, A), Standing::Suspect, "one death is little evidence");
         assert_eq!(dies(&mut culprits, at(2), PROMPT, B), Standing::Barred(REMEMBERED));
         assert_eq!(culprits.standing(at(3), PROMPT), Standing::Barred(REMEMBERED - at(1)));
         assert_eq!(culprits.standing(at(3), PromptKey(1)), Standing::Clear);
         let later = at(3) + REMEMBERED;
         assert_eq!(culprits.standing(later, PROMPT), Standing::Clear);
-        assert_eq!(dies(&mut culprits, later, PROMPT, A), Standing::Suspect, "those before are forgotten");
+        assert_eq!(
+            dies(&mut culprits, later, PROMPT, A),
+            Standing::Suspect,
+            "the earlier deaths are forgotten"
+        );
     }
 
     #[test]
@@ -241,7 +247,7 @@ mod tests {
             assert_eq!(culprits.standing(at(report), PROMPT), Standing::Suspect, "at {report}");
         }
         let again = dies(&mut culprits, at(30), PROMPT, A);
-        assert!(matches!(again, Standing::Barred(_)), "A was started again and died again");
+        assert!(matches!(again, Standing::Barred(_)), "engine A restarted and died again");
     }
 
     #[test]
@@ -259,7 +265,7 @@ mod tests {
         assert_eq!(
             culprits.standing(at(3), others[1]),
             Standing::Alone { certain: true },
-            "it was not there"
+            "an engine died without it"
         );
     }
 
@@ -308,11 +314,11 @@ mod tests {
         assert_eq!(culprits.deaths.len(), RECORDS_MAX);
         assert!((PROMPTS_MAX / 2..=PROMPTS_MAX).contains(&culprits.suspects.iter().count()));
         let all = culprits.suspects.iter().map(|(_, suspect)| suspect.deaths.len());
-        assert_eq!(all.max(), Some(RECORDS_MAX), "of the one that saw all");
+        assert_eq!(all.max(), Some(RECORDS_MAX), "the prompt present at all deaths");
     }
 
-    /// A fleet in which one prompt kills every engine that it is sent to, beside others that are answered unless their engine
-    /// dies first, and come again elsewhere if it does.
+    /// A fleet in which one prompt kills every engine that it is sent to. The other requests are answered unless their
+    /// engine dies first, and are retried elsewhere if it does.
     #[test]
     fn in_any_crowd_the_killer_is_stopped_after_three_and_nobody_else_is_barred() {
         for seed in 0..2_000 {

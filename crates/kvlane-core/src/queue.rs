@@ -1,26 +1,28 @@
-//! Admission queue of one pool. Bounded, with a deadline each.
+//! Request queue of one pool. Bounded; each request has a deadline.
 //!
-//! A request leaves in exactly one of four ways: called, displaced, expired, cancelled. Who is called and finds no place
-//! comes back to where it was.
+//! A request leaves in exactly one of four ways: dequeued, displaced, expired, cancelled. A dequeued request that finds
+//! no endpoint returns to its position.
 //!
-//! Who goes first: the higher [`SchedulingRequest::priority`]; within a priority, turns of conversations that go on
-//! before those that begin one ([`Lane`]); within those, the tenant that has been served least; of one tenant, who came
-//! first. Those that begin may be held back as a whole ([`Queue::in_order`]) and then stand in nobody's way.
+//! Order: higher [`SchedulingRequest::priority`] first; within a priority, requests of active conversations before
+//! those that begin or resume one ([`Lane`]); within a lane, the tenant with the least service; within a tenant,
+//! arrival order. Requests that begin a conversation may be held back as a whole ([`Queue::in_order`]) and then block
+//! no others.
 //!
-//! **Fairness.** Each priority and lane keeps a counter for each tenant, of what it was served there: a virtual token
-//! counter (Sheng et al., *Fairness in Serving Large Language Models*, OSDI'24, arXiv 2401.00588), charged when a
-//! request is dispatched with what it is expected to take and corrected when it is over, as that paper's variant with
-//! predicted lengths does. Prompt tokens that a cache holds are not charged (as in DLPM, arXiv 2501.14312). The tenant
-//! with the lowest counter goes first. A tenant that comes to wait is lifted to the counter of whoever was served last,
-//! so that nobody saves up credit while idle. Hence, with U the largest charge of one request: the counters of any two
-//! tenants that wait differ by at most U, and of two that wait all through some time, neither is served more than 2 U
-//! beyond the other in it: one largest request each. Corrections add what they amount to.
+//! **Fairness.** Each priority and lane keeps a counter of the service of each tenant: a virtual token counter (Sheng
+//! et al., *Fairness in Serving Large Language Models*, OSDI'24, arXiv 2401.00588), charged at dispatch with the
+//! forecast and corrected when the request is over, as in that paper's variant with predicted lengths. Cached prompt
+//! tokens are not charged (as in DLPM, arXiv 2501.14312). The tenant with the lowest counter goes first. When a tenant
+//! without queued requests queues one, its counter is lifted to that of the tenant served last, so that an idle tenant
+//! accumulates no credit. Hence, with U the largest charge of one request: the counters of any two queued tenants
+//! differ by at most U, and of two tenants that stay queued during some interval, neither is served more than 2 U
+//! beyond the other in it: one largest request each. Corrections add their own amount.
 //!
-//! **Starvation.** Priorities are strict and do not age: a low one may wait until its deadline, and no longer. How fast
-//! one should age is a question whose answer nobody would find again in a configuration.
+//! **Starvation.** Priorities are strict and do not age: a request of low priority may wait until its deadline, but no
+//! longer. An ageing rate would be one more setting without an obvious value.
 //!
-//! **Full.** Whoever ranks last makes room: the latest request of the tenant with the most waiting in the last priority
-//! and lane, if the newcomer ranks before them or belongs to a tenant with at least two fewer there.
+//! **Full queue.** The lowest-ranked request is displaced: the latest request of the tenant with the most queued
+//! requests in the last priority and lane, if the new request ranks before them or its tenant has at least two fewer
+//! there.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,37 +33,37 @@ use hashbrown::HashMap;
 use crate::request::{RequestId, SchedulingRequest, SessionKey, TenantKey};
 use crate::time::Nanos;
 
-/// Tenants that a priority and lane remembers while they do not wait. Whoever is forgotten gains no more than one
-/// largest request.
+/// Tenants without queued requests that a priority and lane remembers. A forgotten tenant gains at most one largest
+/// request.
 const TENANTS_MAX: usize = 1024;
 
-/// A request that waits. What is known of its prefix is looked up when its turn has come.
+/// A queued request. Its prefix is looked up again when its turn comes.
 #[derive(Debug)]
 pub(crate) struct Waiting {
     pub(crate) request: SchedulingRequest,
-    /// Prompt tokens that one block stands for.
+    /// Prompt tokens per block.
     pub(crate) block_tokens: u32,
     pub(crate) deadline: Nanos,
 }
 
-/// Whether a request needs to be admitted. The order is the order in which they go.
+/// Whether a request needs session admission. The order is the dequeue order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Lane {
-    /// A turn of a conversation that goes on, or of none.
-    GoesOn,
-    /// A turn of a conversation that has been idle for long.
-    Returns,
+    /// A turn of an active conversation, or a request without a session.
+    Active,
+    /// A turn of a conversation that has become inactive.
+    Returning,
     /// The first turn of a conversation.
-    Begins,
+    New,
 }
 
 impl Lane {
     pub(crate) fn is_gated(self) -> bool {
-        self != Self::GoesOn
+        self != Self::Active
     }
 }
 
-/// Whose counter is charged.
+/// The tenant counter that a request is charged to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Account {
     priority: i8,
@@ -69,18 +71,18 @@ pub(crate) struct Account {
     tenant: Option<TenantKey>,
 }
 
-/// The queue.
+/// The request queue.
 #[derive(Debug)]
 pub(crate) struct Queue {
-    /// Those that wait, by the order in which they came.
+    /// Queued requests by arrival.
     waiting: BTreeMap<u64, (Waiting, Lane)>,
     places: HashMap<RequestId, u64, FixedState>,
     deadlines: BTreeSet<(Nanos, u64)>,
     bands: BTreeMap<(Reverse<i8>, Lane), Band>,
-    /// Of conversations that have not begun, all requests that wait.
-    begins: HashMap<SessionKey, BTreeSet<u64>, FixedState>,
-    /// How many wait for a conversation to begin, those without a name included.
-    begins_len: usize,
+    /// Queued requests of conversations that are not active, by conversation.
+    gated_by_session: HashMap<SessionKey, BTreeSet<u64>, FixedState>,
+    /// Number of requests that wait for session admission, those without a session included.
+    gated_len: usize,
     next_place: u64,
     len_max: usize,
 }
@@ -89,9 +91,9 @@ pub(crate) struct Queue {
 #[derive(Debug, Default)]
 struct Band {
     tenants: HashMap<Option<TenantKey>, Tenant, FixedState>,
-    /// Tenants that wait: by what they were served, then by who came first.
+    /// Tenants with queued requests, by service, then by first arrival.
     order: BTreeSet<(i64, u64, Option<TenantKey>)>,
-    /// The most that anybody who went had been served before. All counters are at most one charge above it.
+    /// Highest service that a dequeued tenant had before its dequeue. Every counter is at most one charge above it.
     floor: i64,
 }
 
@@ -122,8 +124,8 @@ impl Queue {
             places: HashMap::default(),
             deadlines: BTreeSet::new(),
             bands: BTreeMap::new(),
-            begins: HashMap::default(),
-            begins_len: 0,
+            gated_by_session: HashMap::default(),
+            gated_len: 0,
             next_place: 0,
             len_max,
         }
@@ -133,19 +135,19 @@ impl Queue {
         self.waiting.len()
     }
 
-    /// Whether anybody waits to be admitted.
-    pub(crate) fn anyone_begins(&self) -> bool {
-        self.begins_len > 0
+    /// Whether any request waits for session admission.
+    pub(crate) fn has_gated(&self) -> bool {
+        self.gated_len > 0
     }
 
-    /// Of those who wait to be admitted, who goes first.
+    /// The first request, in queue order, that waits for session admission.
     pub(crate) fn first_gated(&self) -> Option<&SchedulingRequest> {
-        let mut bands = self.bands.iter().filter(|((_, lane), _)| self.begins_len > 0 && lane.is_gated());
+        let mut bands = self.bands.iter().filter(|((_, lane), _)| self.gated_len > 0 && lane.is_gated());
         let place = bands.find_map(|(_, band)| Some(band.order.first()?.1))?;
         self.waiting.get(&place).map(|(waiting, _)| &waiting.request)
     }
 
-    /// Takes a request in. Returns whom there is no room for, if the queue is full: the newcomer or somebody else.
+    /// Queues a request. If the queue is full, returns the request without room: the new one or a displaced one.
     pub(crate) fn push(&mut self, waiting: Waiting, lane: Lane) -> Option<(Waiting, Lane)> {
         let mut displaced = None;
         if self.waiting.len() >= self.len_max {
@@ -158,46 +160,47 @@ impl Queue {
         self.next_place += 1;
         self.places.insert(waiting.request.id, place);
         self.deadlines.insert((waiting.deadline, place));
-        self.line_up(place, waiting, lane);
+        self.enqueue(place, waiting, lane);
         displaced
     }
 
-    /// Takes back one whose turn had come, to where it was: there is no place for it after all. It has been admitted.
+    /// Returns a dequeued request to its position, because no endpoint accepts it. Its conversation is admitted
+    /// already.
     pub(crate) fn put_back(&mut self, place: u64, waiting: Waiting) {
         self.places.insert(waiting.request.id, place);
         self.deadlines.insert((waiting.deadline, place));
-        self.line_up(place, waiting, Lane::GoesOn);
+        self.enqueue(place, waiting, Lane::Active);
     }
 
-    /// Another bound from here on. Who waits beyond it stays.
+    /// Changes the bound. Requests queued beyond it stay.
     pub(crate) fn set_len_max(&mut self, len_max: usize) {
         self.len_max = len_max;
     }
 
-    /// The conversations of those that wait for nothing but a place.
-    pub(crate) fn sessions_going_on(&self) -> impl Iterator<Item = SessionKey> {
-        let going_on = self.waiting.values().filter(|(_, lane)| *lane == Lane::GoesOn);
-        going_on.filter_map(|(waiting, _)| waiting.request.session)
+    /// The conversations of the queued requests that need no session admission.
+    pub(crate) fn ungated_sessions(&self) -> impl Iterator<Item = SessionKey> {
+        let ungated = self.waiting.values().filter(|(_, lane)| *lane == Lane::Active);
+        ungated.filter_map(|(waiting, _)| waiting.request.session)
     }
 
     pub(crate) fn contains(&self, id: RequestId) -> bool {
         self.places.contains_key(&id)
     }
 
-    /// Whether one more may wait without another one giving up.
+    /// Whether one more request fits without displacing another.
     pub(crate) fn has_room(&self) -> bool {
         self.waiting.len() < self.len_max
     }
 
-    /// Whether anybody waits for nothing but a place.
-    pub(crate) fn anyone_goes_on(&self) -> bool {
-        self.waiting.len() > self.begins_len
+    /// Whether any queued request needs no session admission.
+    pub(crate) fn has_ungated(&self) -> bool {
+        self.waiting.len() > self.gated_len
     }
 
-    /// Those who wait, in the order in which they go as it is at this moment, with their places; those that begin only
-    /// if they may.
-    pub(crate) fn in_order(&self, may_begin: bool) -> impl Iterator<Item = (u64, &Waiting)> {
-        let bands = self.bands.iter().filter(move |((_, lane), _)| may_begin || *lane == Lane::GoesOn);
+    /// Queued requests in the current dequeue order, with their positions; those that need session admission only if
+    /// `may_begin`.
+    pub(crate) fn in_order(&self, may_admit: bool) -> impl Iterator<Item = (u64, &Waiting)> {
+        let bands = self.bands.iter().filter(move |((_, lane), _)| may_admit || *lane == Lane::Active);
         let places = bands.flat_map(|(_, band)| {
             let of = |(.., tenant): &(i64, u64, Option<TenantKey>)| band.tenants.get(tenant);
             band.order.iter().filter_map(of).flat_map(|tenant| tenant.waiting.iter().copied())
@@ -205,7 +208,7 @@ impl Queue {
         places.filter_map(|place| Some((place, &self.waiting.get(&place)?.0)))
     }
 
-    /// Takes out the one at a place: its turn has come.
+    /// Removes the request at a position: its turn has come.
     pub(crate) fn take_turn(&mut self, place: u64) -> Option<(Waiting, Lane)> {
         let (waiting, lane) = self.waiting.get(&place)?;
         let account = Account::of(&waiting.request, *lane);
@@ -215,21 +218,24 @@ impl Queue {
         self.take(place)
     }
 
-    /// Whoever is placed without waiting stands in the counters as if it had.
+    /// Updates the counters for a request placed without queueing, as if it had been dequeued.
     pub(crate) fn pass(&mut self, account: Account) {
         let band = self.bands.entry(account.band()).or_default();
-        debug_assert!(band.order.is_empty() || account.lane == Lane::GoesOn, "somebody is overtaken");
+        debug_assert!(
+            band.order.is_empty() || account.lane == Lane::Active,
+            "a queued request was overtaken"
+        );
         if let Some(tenant) = band.tenants.get(&account.tenant) {
             band.floor = band.floor.max(tenant.served);
         }
     }
 
-    /// Charges a tenant for what it was, or will be, served; what it was charged too much comes back.
+    /// Charges a tenant for service; a negative charge returns an excess.
     pub(crate) fn charge(&mut self, account: Account, tokens: i64) {
         self.bands.entry(account.band()).or_default().charge(account.tenant, tokens);
     }
 
-    /// Takes out one whose deadline has come.
+    /// Removes one request whose deadline has passed.
     pub(crate) fn pop_expired(&mut self, now: Nanos) -> Option<(Waiting, Lane)> {
         let &(deadline, place) = self.deadlines.first()?;
         if deadline > now {
@@ -238,18 +244,18 @@ impl Queue {
         self.take(place)
     }
 
-    /// Takes out a request whose client has gone.
+    /// Removes a request whose client is gone.
     pub(crate) fn remove(&mut self, id: RequestId) -> Option<(Waiting, Lane)> {
         let place = *self.places.get(&id)?;
         self.take(place)
     }
 
-    /// A conversation has begun: what else of it waits goes on.
-    pub(crate) fn begun(&mut self, session: SessionKey, mut each: impl FnMut()) {
-        for place in self.begins.get(&session).cloned().unwrap_or_default() {
+    /// A conversation has been admitted: its other queued requests need no admission any more.
+    pub(crate) fn admit_session(&mut self, session: SessionKey, mut each: impl FnMut()) {
+        for place in self.gated_by_session.get(&session).cloned().unwrap_or_default() {
             if let Some((waiting, lane)) = self.leave_band(place) {
                 debug_assert!(lane.is_gated());
-                self.line_up(place, waiting, Lane::GoesOn);
+                self.enqueue(place, waiting, Lane::Active);
                 each();
             }
         }
@@ -259,7 +265,7 @@ impl Queue {
         self.deadlines.first().map(|&(deadline, _)| deadline)
     }
 
-    /// Who makes room for a newcomer, if anybody does.
+    /// The request that a new one displaces, if any.
     fn displaceable(&self, newcomer: Account) -> Option<u64> {
         let (&last, band) = self.bands.iter().rev().find(|(_, band)| !band.order.is_empty())?;
         let len = |tenant: &Option<TenantKey>| band.tenants.get(tenant).map_or(0, |t| t.waiting.len());
@@ -269,13 +275,13 @@ impl Queue {
         gives_way.then(|| band.tenants.get(longest)?.waiting.last().copied()).flatten()
     }
 
-    fn line_up(&mut self, place: u64, waiting: Waiting, lane: Lane) {
+    fn enqueue(&mut self, place: u64, waiting: Waiting, lane: Lane) {
         let account = Account::of(&waiting.request, lane);
-        self.bands.entry(account.band()).or_default().line_up(account.tenant, place);
+        self.bands.entry(account.band()).or_default().enqueue(account.tenant, place);
         if lane.is_gated() {
-            self.begins_len += 1;
+            self.gated_len += 1;
             if let Some(session) = waiting.request.session {
-                self.begins.entry(session).or_default().insert(place);
+                self.gated_by_session.entry(session).or_default().insert(place);
             }
         }
         self.waiting.insert(place, (waiting, lane));
@@ -288,13 +294,13 @@ impl Queue {
             band.leave(account.tenant, place);
         }
         if lane.is_gated() {
-            self.begins_len -= 1;
+            self.gated_len -= 1;
             if let Some(session) = waiting.request.session
-                && let Some(places) = self.begins.get_mut(&session)
+                && let Some(places) = self.gated_by_session.get_mut(&session)
             {
                 places.remove(&place);
                 if places.is_empty() {
-                    self.begins.remove(&session);
+                    self.gated_by_session.remove(&session);
                 }
             }
         }
@@ -312,7 +318,7 @@ impl Queue {
 // === impl Band ===
 
 impl Band {
-    fn line_up(&mut self, key: Option<TenantKey>, place: u64) {
+    fn enqueue(&mut self, key: Option<TenantKey>, place: u64) {
         let floor = self.floor;
         let tenant = self.tenants.entry(key).or_default();
         let was_first = tenant.waiting.first().copied();
@@ -320,7 +326,7 @@ impl Band {
             tenant.served = tenant.served.max(floor);
         }
         tenant.waiting.insert(place);
-        // Of two that wait, a conversation that has begun may have come before those that went on already.
+        // A request that was just admitted may have arrived before those queued in this lane.
         let first = was_first.map_or(place, |first| first.min(place));
         if was_first != Some(first) {
             if let Some(was_first) = was_first {
@@ -358,7 +364,7 @@ impl Band {
         self.forget();
     }
 
-    /// Keeps the table small: first who would be lifted anyway, then all that do not wait.
+    /// Bounds the table: first drops tenants whose counters would be lifted anyway, then all without queued requests.
     fn forget(&mut self) {
         let len_max = TENANTS_MAX.max(self.order.len() * 2);
         if self.tenants.len() > len_max {
@@ -392,14 +398,14 @@ mod tests {
         displaced.map(|(waiting, _)| waiting.request.id.0)
     }
 
-    fn pop(queue: &mut Queue, may_begin: bool) -> Option<(Waiting, Lane)> {
-        let (place, _) = queue.in_order(may_begin).next()?;
+    fn pop(queue: &mut Queue, may_admit: bool) -> Option<(Waiting, Lane)> {
+        let (place, _) = queue.in_order(may_admit).next()?;
         queue.take_turn(place)
     }
 
-    fn drain(queue: &mut Queue, may_begin: bool, tokens: i64) -> Vec<u64> {
+    fn drain(queue: &mut Queue, may_admit: bool, tokens: i64) -> Vec<u64> {
         let mut order = Vec::new();
-        while let Some((waiting, lane)) = pop(queue, may_begin) {
+        while let Some((waiting, lane)) = pop(queue, may_admit) {
             queue.charge(Account::of(&waiting.request, lane), tokens);
             order.push(waiting.request.id.0);
         }
@@ -409,12 +415,12 @@ mod tests {
     #[test]
     fn priority_then_who_goes_on_then_who_was_served_least_then_who_came_first() {
         let mut queue = Queue::new(9);
-        push(&mut queue, 0, 0, 1, Lane::Begins);
-        push(&mut queue, 1, 0, 1, Lane::GoesOn);
-        push(&mut queue, 2, 0, 1, Lane::GoesOn);
-        push(&mut queue, 3, 0, 2, Lane::GoesOn);
-        push(&mut queue, 4, -1, 2, Lane::GoesOn);
-        push(&mut queue, 5, 1, 2, Lane::Begins);
+        push(&mut queue, 0, 0, 1, Lane::New);
+        push(&mut queue, 1, 0, 1, Lane::Active);
+        push(&mut queue, 2, 0, 1, Lane::Active);
+        push(&mut queue, 3, 0, 2, Lane::Active);
+        push(&mut queue, 4, -1, 2, Lane::Active);
+        push(&mut queue, 5, 1, 2, Lane::New);
         assert_eq!(drain(&mut queue, false, 10), [1, 3, 2, 4]);
         assert_eq!(drain(&mut queue, true, 10), [5, 0]);
     }
@@ -422,12 +428,12 @@ mod tests {
     #[test]
     fn whoever_was_idle_has_no_credit() {
         let mut queue = Queue::new(99);
-        (0..20).for_each(|id| _ = push(&mut queue, id, 0, 1, Lane::GoesOn));
+        (0..20).for_each(|id| _ = push(&mut queue, id, 0, 1, Lane::Active));
         for _ in 0..10 {
-            let (waiting, lane) = pop(&mut queue, true).expect("somebody waits");
+            let (waiting, lane) = pop(&mut queue, true).expect("the queue is not empty");
             queue.charge(Account::of(&waiting.request, lane), 100);
         }
-        (20..30).for_each(|id| _ = push(&mut queue, id, 0, 2, Lane::GoesOn));
+        (20..30).for_each(|id| _ = push(&mut queue, id, 0, 2, Lane::Active));
         let order = drain(&mut queue, true, 100);
         let (old, new) = order[..10].iter().partition::<Vec<u64>, _>(|&&id| id < 20);
         assert_eq!((old.len(), new.len()), (5, 5), "{order:?}");
@@ -436,16 +442,16 @@ mod tests {
     #[test]
     fn when_it_is_full_whoever_ranks_last_makes_room() {
         let mut queue = Queue::new(3);
-        (0..3).for_each(|id| assert_eq!(push(&mut queue, id, 0, 1, Lane::Begins), None));
-        assert_eq!(push(&mut queue, 3, 0, 1, Lane::Begins), Some(3), "it is the last itself");
+        (0..3).for_each(|id| assert_eq!(push(&mut queue, id, 0, 1, Lane::New), None));
+        assert_eq!(push(&mut queue, 3, 0, 1, Lane::New), Some(3), "the new request itself ranks last");
         assert_eq!(
-            push(&mut queue, 4, 0, 2, Lane::Begins),
+            push(&mut queue, 4, 0, 2, Lane::New),
             Some(2),
-            "the other tenant has three, and it none"
+            "the other tenant has three queued, this one none"
         );
-        assert_eq!(push(&mut queue, 5, 0, 2, Lane::Begins), Some(5), "that would be no fairer");
-        assert_eq!(push(&mut queue, 6, 0, 1, Lane::GoesOn), Some(1), "it goes on");
-        assert_eq!(push(&mut queue, 7, -1, 3, Lane::GoesOn), Some(7));
+        assert_eq!(push(&mut queue, 5, 0, 2, Lane::New), Some(5), "displacing would be no fairer");
+        assert_eq!(push(&mut queue, 6, 0, 1, Lane::Active), Some(1), "its conversation is active");
+        assert_eq!(push(&mut queue, 7, -1, 3, Lane::Active), Some(7));
         assert_eq!(drain(&mut queue, true, 1), [6, 0, 4]);
     }
 
@@ -453,20 +459,20 @@ mod tests {
     fn what_waits_of_a_conversation_that_has_begun_goes_on() {
         let mut queue = Queue::new(9);
         for (id, session) in [(0, 7), (1, 7), (2, 8)] {
-            assert!(queue.push(waiting(id, 0, None, Some(session)), Lane::Begins).is_none());
+            assert!(queue.push(waiting(id, 0, None, Some(session)), Lane::New).is_none());
         }
-        let (first, _) = pop(&mut queue, true).expect("one waits");
+        let (first, _) = pop(&mut queue, true).expect("one request is queued");
         let mut moved = 0;
-        queue.begun(first.request.session.expect("named"), || moved += 1);
+        queue.admit_session(first.request.session.expect("named"), || moved += 1);
         assert_eq!((first.request.id.0, moved), (0, 1));
         assert_eq!(drain(&mut queue, false, 1), [1]);
-        assert!(queue.anyone_begins());
+        assert!(queue.has_gated());
     }
 
     #[derive(Clone, Debug)]
     enum Act {
         Push { tenant: u64, priority: i8, begins: bool, session: Option<u64>, patience: u64 },
-        Pop { may_begin: bool, tokens: i64 },
+        Pop { may_admit: bool, tokens: i64 },
         Correct { popped: usize, tokens: i64 },
         Cancel(u64),
         Wait(u64),
@@ -476,7 +482,7 @@ mod tests {
     const U: i64 = 100;
 
     fn acts() -> impl Strategy<Value = Vec<Act>> {
-        // Runs of pushes keep tenants waiting for long, which is what the bound is about.
+        // Runs of pushes keep tenants queued for long, which the bound is about.
         let push =
             (0u64..3, 0i8..2, prop::bool::weighted(0.3), prop::option::weighted(0.3, 0u64..3), 1u64..400)
                 .prop_map(|(tenant, priority, begins, session, patience)| Act::Push {
@@ -488,7 +494,7 @@ mod tests {
                 });
         let act = prop_oneof![
             10 => push,
-            8 => (any::<bool>(), 0..=U).prop_map(|(may_begin, tokens)| Act::Pop { may_begin, tokens }),
+            8 => (any::<bool>(), 0..=U).prop_map(|(may_admit, tokens)| Act::Pop { may_admit, tokens }),
             1 => (0usize..50, -20i64..20).prop_map(|(popped, tokens)| Act::Correct { popped, tokens }),
             1 => (0u64..300).prop_map(Act::Cancel),
             1 => (0u64..20).prop_map(Act::Wait),
@@ -496,7 +502,7 @@ mod tests {
         prop::collection::vec(act, 1..400)
     }
 
-    /// How two tenants fare who both wait.
+    /// Service of two tenants that are both queued.
     #[derive(Clone, Copy, Default)]
     struct Race {
         ahead: i64,
@@ -512,8 +518,8 @@ mod tests {
     }
 
     proptest! {
-        /// Nobody is lost or comes twice, whoever goes is the one whose turn it is, and of tenants that wait all the time
-        /// none is served more than two largest requests, and what was corrected, beyond another.
+        /// No request is lost or duplicated, the dequeued request is the one whose turn it is, and no tenant that stays
+        /// queued is served more than two largest requests, plus corrections, beyond another.
         #[test]
         fn whatever_happens_two_tenants_that_wait_are_served_alike(acts in acts(), corrections: bool) {
             let mut queue = Queue::new(40);
@@ -524,7 +530,7 @@ mod tests {
                 let mut charged = None;
                 match act {
                     Act::Push { tenant, priority, begins, session, patience } => {
-                        let lane = if begins { Lane::Begins } else { Lane::GoesOn };
+                        let lane = if begins { Lane::New } else { Lane::Active };
                         let mut newcomer = waiting(next, priority, Some(tenant), session);
                         newcomer.deadline = now + Nanos(patience);
                         let account = Account::of(&newcomer.request, lane);
@@ -534,29 +540,29 @@ mod tests {
                         let out = queue.push(newcomer, lane);
                         prop_assert_eq!(out.is_some(), full);
                         if let Some((out, _)) = out {
-                            let (gone, ..) = model.remove(&out.request.id.0).expect("it waited");
+                            let (gone, ..) = model.remove(&out.request.id.0).expect("it was queued");
                             let last = model.values().map(|(account, ..)| account.band()).max();
-                            prop_assert!(Some(gone.band()) >= last, "the last makes room");
+                            prop_assert!(Some(gone.band()) >= last, "the last band is displaced");
                         }
                     }
-                    Act::Pop { may_begin, tokens } => {
-                        let may = |account: &Account| may_begin || account.lane == Lane::GoesOn;
+                    Act::Pop { may_admit, tokens } => {
+                        let may = |account: &Account| may_admit || account.lane == Lane::Active;
                         let best = model.values().map(|(account, ..)| *account).filter(may).map(Account::band).min();
-                        let Some((out, lane)) = pop(&mut queue, may_begin) else {
+                        let Some((out, lane)) = pop(&mut queue, may_admit) else {
                             prop_assert_eq!(best, None);
                             continue;
                         };
                         let account = Account::of(&out.request, lane);
                         prop_assert_eq!(Some(account.band()), best);
                         let first = model.iter().find(|(_, (other, ..))| *other == account).map(|(&id, _)| id);
-                        prop_assert_eq!(first, Some(out.request.id.0), "of one tenant who came first");
-                        let (.., session) = model.remove(&out.request.id.0).expect("it waited");
-                        if let Some(session) = session.filter(|_| lane == Lane::Begins) {
+                        prop_assert_eq!(first, Some(out.request.id.0), "arrival order within a tenant");
+                        let (.., session) = model.remove(&out.request.id.0).expect("it was queued");
+                        if let Some(session) = session.filter(|_| lane == Lane::New) {
                             let mut moved = 0;
-                            queue.begun(SessionKey(session), || moved += 1);
+                            queue.admit_session(SessionKey(session), || moved += 1);
                             for (account, _, other) in model.values_mut() {
-                                if *other == Some(session) && account.lane == Lane::Begins {
-                                    account.lane = Lane::GoesOn;
+                                if *other == Some(session) && account.lane == Lane::New {
+                                    account.lane = Lane::Active;
                                     moved -= 1;
                                 }
                             }
@@ -580,7 +586,7 @@ mod tests {
                     Act::Wait(span) => {
                         now += Nanos(span);
                         while let Some((out, _)) = queue.pop_expired(now) {
-                            let (_, deadline, _) = model.remove(&out.request.id.0).expect("it waited");
+                            let (_, deadline, _) = model.remove(&out.request.id.0).expect("it was queued");
                             prop_assert!(deadline <= now);
                         }
                         let next = model.values().map(|&(_, deadline, _)| deadline).min();
@@ -589,10 +595,10 @@ mod tests {
                     }
                 }
                 prop_assert_eq!(queue.len(), model.len());
-                let begins = model.values().any(|(account, ..)| account.lane == Lane::Begins);
-                prop_assert_eq!(queue.anyone_begins(), begins);
+                let begins = model.values().any(|(account, ..)| account.lane == Lane::New);
+                prop_assert_eq!(queue.has_gated(), begins);
                 for priority in 0..2 {
-                    for lane in [Lane::GoesOn, Lane::Begins] {
+                    for lane in [Lane::Active, Lane::New] {
                         for (a, b) in [(0, 1), (0, 2), (1, 2)] {
                             let of = |tenant| Account { priority, lane, tenant: Some(TenantKey(tenant)) };
                             let race = races.entry((priority, lane, a, b)).or_default();
@@ -609,11 +615,11 @@ mod tests {
                     }
                 }
             }
-            // Nobody is left behind.
+            // No request is left behind.
             let mut left: Vec<u64> = drain(&mut queue, true, 1);
             left.sort_unstable();
             prop_assert!(left.iter().eq(model.keys()));
-            prop_assert!(queue.deadlines.is_empty() && queue.places.is_empty() && queue.begins.is_empty());
+            prop_assert!(queue.deadlines.is_empty() && queue.places.is_empty() && queue.gated_by_session.is_empty());
         }
     }
 }

@@ -1,31 +1,31 @@
-//! How fast an endpoint works: a step's time as a sum of a few products, and what is learned of their factors.
+//! Endpoint speed: a linear model of a step's time, and its factors learned per endpoint.
 //!
-//! [`Rates`] begin as those of the machine the operator named, or of a usual one. Each answer then corrects two factors
-//! of its endpoint, one on computing prompts and one on decoding: [`Pace`]. What one endpoint teaches also counts for
-//! those of which nothing is known yet. So mixed GPUs, a slow node and a throttled one show as what they are, and a
-//! machine that nobody named is known after a few dozen answers.
+//! [`Rates`] start as those of the configured machine, or of typical hardware. Each answer then corrects two factors of
+//! its endpoint, one for prefill and one for decoding: [`Pace`]. What is learned about one endpoint also applies to
+//! endpoints without own measurements. So mixed GPUs, slow nodes and throttled nodes get their own rates, and an
+//! unconfigured machine is known after a few dozen answers.
 
 use serde::{Deserialize, Serialize};
 
 use crate::time::Nanos;
 use crate::timing::{StepShape, TimingModel};
 
-/// What an engine's steps take, in seconds. A step that computes prompt tokens and decodes takes the sum.
+/// Step time of an engine, in seconds. A step with both prefill and decoding takes the sum.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rates {
-    /// For each uncached prompt token.
+    /// Per uncached prompt token.
     pub prefill_token_s: f64,
-    /// For each query-key pair of those tokens.
+    /// Per query-key pair of those tokens.
     pub prefill_pair_s: f64,
-    /// For any step: reading the weights, starting kernels.
+    /// Per step: reading the weights, launching kernels.
     pub step_s: f64,
-    /// For each decoding sequence.
+    /// Per decoding sequence.
     pub sequence_s: f64,
-    /// For each token of their contexts.
+    /// Per token of their contexts.
     pub context_token_s: f64,
 }
 
-/// First tokens from which on a pace is more than a guess: by then it has moved up to thirtyfold.
+/// Number of first tokens from which a pace counts as learned: by then it can have moved up to thirtyfold.
 const LEARNED_SAMPLES: u32 = 8;
 
 /// Two factors on an endpoint's [`Rates`], learned from its answers.
@@ -33,38 +33,38 @@ const LEARNED_SAMPLES: u32 = 8;
 pub struct Pace {
     prefill: Factor,
     decode: Factor,
-    /// Prompt tokens it has computed so far, and their query-key pairs.
+    /// Total prompt tokens it has prefilled, and their query-key pairs.
     pub(crate) prefilled_tokens: u64,
     pub(crate) prefilled_pairs: u64,
 }
 
-/// Follows the median of what it is shown: half of the samples are above it. One that is off, because an engine had no
-/// room or a network stood still, moves it as little as any other.
+/// Tracks the median of its samples. An outlier, from a full engine or a network stall, moves it no more than any other
+/// sample.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 struct Factor {
     value: f64,
     samples: u32,
 }
 
-/// How far a factor may be from what was expected.
+/// Largest factor; its inverse is the smallest.
 const FACTOR_MAX: f64 = 50.0;
 
-/// Machines of one kind are not told apart by the noise of their factors: requests would follow the noise, and prompts
-/// would be computed again where nothing is gained.
+/// Ratio within which an endpoint uses the pool's factor: otherwise requests would follow measurement noise, and
+/// prompts would be recomputed without gain.
 const ALIKE: f64 = 1.25;
 
-/// Least prompt tokens from which a time to first token says something about computing prompts rather than about steps.
+/// Fewest prompt tokens from which a time to first token measures prefill rather than step overhead.
 const PREFILL_TOKENS_MIN: u64 = 1024;
 
-/// A step's share of computing prompts up to which it says something about decoding.
+/// Largest share of prefill in an interval from which decoding is measured.
 const PREFILL_SHARE_MAX: f64 = 0.25;
 
 // === impl Rates ===
 
 impl Default for Rates {
-    /// An 8-billion-parameter model on one H100, about (Llama-3.1-8B by [`crate::timing`]). What differs from machine to
-    /// machine is rather the scale than the ratios: the time of a step over that of a token is the machine's arithmetic
-    /// over its memory bandwidth, whatever the model's size.
+    /// About an 8-billion-parameter model on one H100 (Llama-3.1-8B by [`crate::timing`]). Machines differ in scale
+    /// more than in ratios: the ratio of step time to token time is that of a machine's arithmetic to its memory
+    /// bandwidth, whatever the model's size.
     fn default() -> Self {
         Self {
             prefill_token_s: 25e-6,
@@ -77,7 +77,7 @@ impl Default for Rates {
 }
 
 impl Rates {
-    /// Of a machine whose steps are known.
+    /// The rates of a timing model.
     pub fn of(timing: &TimingModel) -> Self {
         let cost = timing.compile();
         let chunk = |position: u32, tokens: u32| {
@@ -102,12 +102,12 @@ impl Rates {
         }
     }
 
-    /// Seconds to compute so many prompt tokens with so many query-key pairs.
+    /// Seconds to prefill `tokens` with `pairs` query-key pairs.
     pub fn prefill_s(&self, tokens: u64, pairs: u64) -> f64 {
         self.prefill_token_s * tokens as f64 + self.prefill_pair_s * pairs as f64
     }
 
-    /// Seconds of a step in which `sequences` decode, with `context_tokens` before them in all.
+    /// Seconds of a step in which `sequences` decode, with `context_tokens` in total.
     pub fn decode_step_s(&self, sequences: u32, context_tokens: u64) -> f64 {
         self.step_s + self.sequence_s * f64::from(sequences) + self.context_token_s * context_tokens as f64
     }
@@ -129,7 +129,7 @@ impl Factor {
         let sample = sample.clamp(1.0 / FACTOR_MAX, FACTOR_MAX);
         let stride = 1.0 + 0.5 / (1.0 + f64::from(self.samples) / 8.0) + 0.02;
         self.samples = self.samples.saturating_add(1).min(200);
-        // Not past the sample: that would be a walk around it.
+        // Limited to the sample, to avoid oscillation around it.
         self.value = if sample > self.value {
             (self.value * stride).min(sample)
         } else {
@@ -137,7 +137,7 @@ impl Factor {
         };
     }
 
-    /// What is known of it; or of the whole pool, where that is nothing yet or no more than chance tells apart.
+    /// The factor; the pool's if there are no samples or the difference is within noise.
     fn or(&self, pool: &Self) -> f64 {
         let ratio = self.value / pool.value;
         if self.samples == 0 || (1.0 / ALIKE..ALIKE).contains(&ratio) { pool.value } else { self.value }
@@ -147,12 +147,12 @@ impl Factor {
 // === impl Pace ===
 
 impl Pace {
-    /// Whether enough answers have shown how fast prompts are computed.
+    /// Whether enough answers have been measured for prefill speed.
     pub(crate) fn is_learned(&self) -> bool {
         self.prefill.samples >= LEARNED_SAMPLES
     }
 
-    /// The rates of an endpoint with this pace, in a pool of this pace, whose machines are taken to have `rates`.
+    /// The rates of an endpoint with this pace, in a pool with pace `pool` and base rates `rates`.
     pub fn rates(&self, pool: &Self, rates: &Rates) -> Rates {
         let (prefill, decode) = (self.prefill.or(&pool.prefill), self.decode.or(&pool.decode));
         Rates {
@@ -164,8 +164,8 @@ impl Pace {
         }
     }
 
-    /// A first token came after `taken`: `expected_s` of computing prompts and `steps_s` of decoding by the pool's rates
-    /// without any pace.
+    /// A first token arrived `taken` after placement; `work` gives the expected prefill and decoding times by the base
+    /// rates.
     pub(crate) fn first_token(&mut self, pool: &mut Self, taken: Nanos, work: FirstTokenWork) {
         if work.tokens < PREFILL_TOKENS_MIN {
             return;
@@ -179,8 +179,8 @@ impl Pace {
         pool.prefill.see(sample);
     }
 
-    /// `count` tokens came within `taken`, each of a step that decodes for `step_s` by the rates without any pace, while
-    /// prompts of `prefill_s` by the same rates were computed.
+    /// `count` tokens arrived within `taken`. By the base rates, a decode step takes `step_s`, and the prefill done
+    /// meanwhile `prefill_s`.
     pub(crate) fn tokens(&mut self, pool: &mut Self, taken: Nanos, count: u32, step_s: f64, prefill_s: f64) {
         let prefill_s = prefill_s * self.prefill.or(&pool.prefill);
         if prefill_s > PREFILL_SHARE_MAX * taken.as_secs_f64() {
@@ -195,14 +195,14 @@ impl Pace {
     }
 }
 
-/// What had to be done before a first token could come, by rates without any pace.
+/// The work before a first token, by the base rates.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FirstTokenWork {
-    /// Prompt tokens: its own and those before it.
+    /// Prompt tokens: its own and those queued before it.
     pub(crate) tokens: u64,
-    /// Seconds to compute those.
+    /// Seconds to prefill them.
     pub(crate) prefill_s: f64,
-    /// Seconds of the steps meanwhile that decoding takes.
+    /// Seconds of decoding in the steps meanwhile.
     pub(crate) steps_s: f64,
 }
 
@@ -249,6 +249,6 @@ mod tests {
         let (slow, fresh) = (slow.rates(&pool, &base), fresh.rates(&pool, &base));
         assert!((slow.prefill_token_s / base.prefill_token_s - 4.0).abs() < 0.3);
         assert!((slow.step_s / base.step_s - 2.0).abs() < 0.1);
-        assert_eq!(fresh, slow, "nothing is known of it but its pool");
+        assert_eq!(fresh, slow, "an endpoint without samples uses its pool's pace");
     }
 }

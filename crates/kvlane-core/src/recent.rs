@@ -1,8 +1,8 @@
-//! A map that forgets what has not been used for longest.
+//! A bounded map that forgets the least recently used entries.
 //!
-//! Two generations: what is used moves into the young one, and when that is full the old one is dropped and the young
-//! one grows old. So it holds between half of its bound and all of it, and never forgets one of the `max / 2` entries
-//! used last. A lookup is a hash or two, with no list to keep in order.
+//! It has two generations: a used entry moves into the young one, and when that is full the old generation is dropped
+//! and the young one becomes old. So it holds between half of its bound and all of it, and never forgets one of the
+//! `max / 2` most recently used entries. A lookup takes one or two hash lookups and maintains no list.
 
 use std::hash::Hash;
 use std::mem;
@@ -20,12 +20,12 @@ pub struct Recent<K, V> {
 // === impl Recent ===
 
 impl<K: Hash + Eq, V> Recent<K, V> {
-    /// An empty map with room for `max` values, two at least.
+    /// An empty map with room for `max` values, at least two.
     pub fn new(max: usize) -> Self {
         Self { young: HashMap::default(), old: HashMap::default(), young_max: (max / 2).max(1) }
     }
 
-    /// The value of a key, which is used by this.
+    /// The value of a key; marks it as used.
     pub fn get(&mut self, key: &K) -> Option<&mut V> {
         if let Some((key, value)) = self.old.remove_entry(key) {
             self.insert(key, value);
@@ -33,7 +33,7 @@ impl<K: Hash + Eq, V> Recent<K, V> {
         self.young.get_mut(key)
     }
 
-    /// The value of a key, which is used by this and begins as `first`.
+    /// The value of a key, inserted as `first` if absent; marks it as used.
     pub fn get_or_insert(&mut self, key: K, first: impl FnOnce() -> V) -> &mut V {
         let value = self.old.remove(&key);
         if self.young.len() >= self.young_max && !self.young.contains_key(&key) {
@@ -42,7 +42,7 @@ impl<K: Hash + Eq, V> Recent<K, V> {
         self.young.entry(key).or_insert_with(|| value.unwrap_or_else(first))
     }
 
-    /// All of them, in no order, which does not use them.
+    /// All entries, in no particular order, without marking them as used.
     pub fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
         self.young.iter().chain(&self.old)
     }

@@ -1,26 +1,26 @@
-//! A ring for consistent hashing (Karger et al., 1997): each endpoint has many points on it, a key belongs to the first
-//! point at or after its hash. Who comes or goes moves only the keys of its own points.
+//! Consistent-hashing ring (Karger et al., 1997): each endpoint has many points on it, and a key belongs to the first
+//! point at or after its hash. An endpoint that joins or leaves moves only the keys of its own points.
 
 use crate::endpoint::EndpointId;
 use crate::table::ByEndpoint;
 
-/// Points of endpoints in the order of their hashes. Who has left keeps its points until its slot is taken over: a walk
-/// passes over them. At most `points_each` times the slots of the pool.
+/// Points sorted by hash. An endpoint that has left keeps its points until its slot is reused; a walk skips them. At
+/// most `points_each` times the slots of the pool.
 pub(crate) struct Ring {
     points: Vec<(u64, EndpointId)>,
     points_each: u32,
     members: ByEndpoint<()>,
-    /// Of the endpoints at hand the row, by slot; kept for its memory.
+    /// Row of each current endpoint, by slot; kept to reuse its memory.
     rows: Vec<Option<(EndpointId, usize)>>,
 }
 
-/// Most points of an endpoint: more cost memory and buy nothing.
+/// Most points per endpoint: more points cost memory and hardly improve balance.
 const POINTS_MAX: u32 = 4096;
 
 // === impl Ring ===
 
 impl Ring {
-    /// An empty ring on which each endpoint will have so many points, within 1 and [`POINTS_MAX`].
+    /// An empty ring with this many points per endpoint, clamped to 1..=[`POINTS_MAX`].
     pub(crate) fn new(points_each: u32) -> Self {
         Self {
             points: Vec::new(),
@@ -30,8 +30,8 @@ impl Ring {
         }
     }
 
-    /// The rows of `ids` in the order of their points from a key's place onwards, once around, each as often as it has
-    /// points. Who is not on the ring yet is put there.
+    /// The rows of `ids` in the order of their points from a key's position onwards, once around, each as often as it
+    /// has points. Adds endpoints that are not on the ring yet.
     pub(crate) fn rows(
         &mut self,
         key: u64,
@@ -62,12 +62,12 @@ impl Ring {
         }
         if self.points.len() > before {
             self.points.retain(|(_, id)| self.members.get(*id).is_some());
-            // A stable sort finds the long sorted run that is there already.
+            // A stable sort exploits the long run that is already sorted.
             self.points.sort();
         }
     }
 
-    /// Owners of the points from a key's place onwards, once around.
+    /// Owners of the points from a key's position onwards, once around.
     fn walk(&self, key: u64) -> impl Iterator<Item = EndpointId> + '_ {
         let place = mix(key);
         let first = self.points.partition_point(|(point, _)| *point < place);
@@ -75,7 +75,7 @@ impl Ring {
     }
 }
 
-/// Scatters a number over all 64 bits, the same way everywhere (SplitMix64's finaliser; Steele et al., 2014).
+/// Spreads a number over all 64 bits, identically on every platform (SplitMix64's finaliser; Steele et al., 2014).
 fn mix(x: u64) -> u64 {
     let mut z = x.wrapping_add(0x9E37_79B9_7F4A_7C15);
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);

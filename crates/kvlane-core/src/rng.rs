@@ -1,9 +1,9 @@
-//! Seeded randomness. Same seed, same choices, on every platform.
+//! Seeded random numbers. The same seed gives the same numbers on every platform.
 //!
-//! xoshiro256++ (Blackman and Vigna, 2019, <https://prng.di.unimi.it/>), its state filled by SplitMix64 as its
+//! xoshiro256++ (Blackman and Vigna, 2019, <https://prng.di.unimi.it/>), its state initialized by SplitMix64 as its
 //! authors advise. Not for secrets.
 
-/// A random number generator whose whole state is its seed and the number of draws so far.
+/// A random number generator whose state depends only on its seed and the number of draws.
 #[derive(Clone, Debug)]
 pub struct Rng {
     state: [u64; 4],
@@ -23,12 +23,12 @@ impl Rng {
         Self { state }
     }
 
-    /// Its state, to go on from later.
+    /// Its state, for [`Rng::resumed`].
     pub(crate) fn state(&self) -> [u64; 4] {
         self.state
     }
 
-    /// One that goes on from a state.
+    /// Restores a generator from its state.
     pub(crate) fn resumed(state: [u64; 4]) -> Self {
         Self { state }
     }

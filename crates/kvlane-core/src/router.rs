@@ -1,8 +1,8 @@
-//! The one decision path: look up, step, learn.
+//! The decision path: prefix lookup, scheduler step, index update.
 //!
-//! A [`Router`] joins one pool's [`Scheduler`] with the prefix index and owns their locks. Hashing happens before it
-//! is called; the lookup takes a shared lock on the index only; selection and reservation hold the scheduler's lock
-//! for arithmetic, never longer. The gateway and the simulator call the same methods.
+//! A [`Router`] joins one pool's [`Scheduler`] with the prefix index and owns their locks. The caller hashes the prompt
+//! before; the lookup takes only a shared lock on the index; selection and reservation hold the scheduler's lock for
+//! arithmetic only. The gateway and the simulator call the same methods.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -25,16 +25,16 @@ use crate::request::{RequestId, SchedulingRequest};
 use crate::scheduler::{self, Input, Output, Scheduler};
 use crate::time::Nanos;
 
-/// How one pool is routed.
+/// Configuration of one pool's router.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
-    /// Queue, policy and ledger.
+    /// Queue, policy and in-flight ledger.
     pub scheduler: scheduler::Config,
-    /// Limits of the index of our own dispatches.
+    /// Limits of the approximate index, which is fed by dispatches.
     pub index: approx::Config,
-    /// Limits of the index that the endpoints' events feed ([`Router::apply`]); none where nobody reads events.
+    /// Limits of the exact index, which is fed by KV events ([`Router::apply`]); `None` where no events are read.
     pub exact: Option<exact::Config>,
-    /// Prompt tokens that one block stands for, until [`Router::set_block_tokens`] says otherwise.
+    /// Prompt tokens per block, until [`Router::set_block_tokens`] changes it.
     pub block_tokens: u32,
 }
 
@@ -48,7 +48,7 @@ pub struct Router {
     state: Mutex<State>,
 }
 
-/// What the endpoints tell of their caches, and what they will tell.
+/// The index of KV events, and the dispatched blocks whose events have not arrived yet.
 struct Exact {
     index: ExactIndex,
     speculation: RwLock<Speculation>,
@@ -57,18 +57,18 @@ struct Exact {
 struct State {
     scheduler: Scheduler,
     tape: Option<Recorder>,
-    /// The prompts of those who wait: they are looked up when their turn comes.
+    /// Prompts of queued requests, looked up again when their turn comes.
     prompts: HashMap<RequestId, Prompt, FixedState>,
 }
 
-/// The prompt of a request that waits.
+/// The prompt of a queued request.
 #[derive(Clone)]
 struct Prompt {
     chain: Arc<[BlockHash]>,
     tokens: u32,
 }
 
-/// Memory that looking up needs, to be used again.
+/// Reusable memory for lookups.
 #[derive(Debug, Default)]
 pub struct Scratch {
     approximate: Overlap,
@@ -84,26 +84,25 @@ impl Router {
         Self::with(config, None)
     }
 
-    /// A router without endpoints that writes down all that its scheduler is told. Unbounded: for tests and short
-    /// captures.
+    /// A router without endpoints that records all inputs of its scheduler. Unbounded: for tests and short captures.
     pub fn recorded(config: Config) -> Self {
         Self::with(config, Some(Recorder::in_memory()))
     }
 
-    /// Has a tape written from here on, in place of the one before, or none. What that one holds it hands over.
+    /// Replaces the recorder, or removes it. The previous recorder writes out what it holds.
     pub fn record(&self, tape: Option<Recorder>) {
         let before = std::mem::replace(&mut self.state().tape, tape);
         drop(before);
     }
 
-    /// Has the tape hand over what it holds.
+    /// Makes the recorder write out what it holds.
     pub fn flush_tape(&self) {
         if let Some(tape) = &mut self.state().tape {
             tape.hand_over();
         }
     }
 
-    /// Whether a tape is written.
+    /// Whether inputs are being recorded.
     pub fn is_recorded(&self) -> bool {
         self.state().tape.is_some()
     }
@@ -126,7 +125,7 @@ impl Router {
         }
     }
 
-    /// What a [`Router::recorded`] one was told; nothing from any other.
+    /// The inputs of a router made by [`Router::recorded`]; empty for any other.
     pub fn recording(&self) -> Recording {
         let state = self.state();
         let mut recording = Recording { config: state.scheduler.config().clone(), inputs: Vec::new() };
@@ -144,7 +143,7 @@ impl Router {
         recording
     }
 
-    /// Adds an endpoint and returns its id; none when the pool is full.
+    /// Adds an endpoint and returns its id; `None` if the pool is full.
     pub fn join(
         &self,
         now: Nanos,
@@ -160,8 +159,8 @@ impl Router {
         })
     }
 
-    /// Routes in another way from here on; what is known stays. Whether events are taken, and the block size, which
-    /// engines tell, stay as they are.
+    /// Changes the configuration. The index contents stay, within the new limits. Whether events are accepted, and the
+    /// block size, which the engines determine, do not change.
     pub fn configure(&self, now: Nanos, config: Config, out: &mut Vec<Output>) {
         let Config { scheduler, index, exact, block_tokens: _ } = config;
         *self.approximate.lock().unwrap_or_else(PoisonError::into_inner) = index;
@@ -172,13 +171,13 @@ impl Router {
         self.step(now, Input::Configured { config: Box::new(scheduler) }, out);
     }
 
-    /// Prompt tokens that one block stands for.
+    /// Prompt tokens per block.
     pub fn block_tokens(&self) -> u32 {
         self.block_tokens.load(Ordering::Relaxed)
     }
 
-    /// Takes over the size of the engines' blocks. Chains of another size than before match nothing that is known, so
-    /// all of that goes; whether that was so.
+    /// Sets the engines' block size. Chains of a different block size match nothing in the index, so a change empties
+    /// it. Returns whether the size changed.
     pub fn set_block_tokens(&self, block_tokens: u32) -> bool {
         if self.block_tokens.swap(block_tokens, Ordering::Relaxed) == block_tokens {
             return false;
@@ -194,13 +193,13 @@ impl Router {
         true
     }
 
-    /// Forgets all that an endpoint was expected to hold: it has started again, with empty caches.
+    /// Forgets an endpoint's predicted cache contents: it has restarted with empty caches.
     pub fn forget(&self, now: Nanos, endpoint: EndpointId, out: &mut Vec<Output>) {
         self.step(now, Input::Forgot { endpoint }, out);
         self.apply(endpoint, &KvEvent::Cleared);
     }
 
-    /// Forgets what an endpoint was given and has not told of itself. In slices, so that requests come in between.
+    /// Forgets the blocks dispatched to an endpoint. Works in slices, so that requests can run in between.
     fn forget_dispatches(&self, endpoint: EndpointId) {
         let mut from = 0;
         while let Some(next) = self.index_mut().remove_endpoint(endpoint, from) {
@@ -211,20 +210,20 @@ impl Router {
         }
     }
 
-    /// The state of an endpoint's event feed, which decides whether its events count.
+    /// Sets the state of an endpoint's KV event feed, which decides whether its events are used.
     pub fn set_feed(&self, now: Nanos, endpoint: EndpointId, feed: Feed, out: &mut Vec<Output>) {
         self.step(now, Input::Fed { endpoint, feed }, out);
     }
 
-    /// Notes what `endpoint` says of its cache, in the order in which it says so. Without effect unless the router
-    /// takes events, but for [`KvEvent::Cleared`].
+    /// Applies a KV event of `endpoint`; events must come in the endpoint's order. Without effect if the router does
+    /// not accept events, except for [`KvEvent::Cleared`].
     pub fn apply(&self, endpoint: EndpointId, event: &KvEvent) -> Applied {
         if matches!(event, KvEvent::Cleared) {
             self.forget_dispatches(endpoint);
         }
         let Some(Exact { index, speculation }) = &self.exact else { return Applied::default() };
         let applied = index.apply(endpoint, event);
-        // In this order, so that nobody finds the block in neither.
+        // This order ensures that a concurrent lookup finds the block in at least one of the two.
         if let KvEvent::Stored { blocks, .. } = event
             && let Some(last) = blocks.last()
             && !read(speculation).is_empty()
@@ -234,17 +233,17 @@ impl Router {
         applied
     }
 
-    /// Our hash of the block that `endpoint` calls `name`, if it is known to hold it.
+    /// Our hash of the block that `endpoint` names `name`, if the endpoint is known to hold it.
     pub fn hash_of(&self, endpoint: EndpointId, name: EngineHash) -> Option<BlockHash> {
         self.exact.as_ref()?.index.hash_of(endpoint, name)
     }
 
-    /// The index of the endpoints' events, where they are taken.
+    /// The index of KV events, if events are accepted.
     pub fn exact(&self) -> Option<&ExactIndex> {
         self.exact.as_ref().map(|exact| &exact.index)
     }
 
-    /// Removes an endpoint and all that it was expected to hold.
+    /// Removes an endpoint and its predicted cache contents.
     pub fn leave(&self, now: Nanos, endpoint: EndpointId, out: &mut Vec<Output>) {
         self.step(now, Input::Left { endpoint }, out);
         self.forget_dispatches(endpoint);
@@ -253,8 +252,8 @@ impl Router {
         }
     }
 
-    /// Places a request whose prompt has these blocks, or queues or refuses it: what happened is in `out`, and
-    /// nothing is in `out` for it while it waits.
+    /// Places, queues or rejects a request whose prompt has these blocks. The result is in `out`; a queued request has
+    /// no entry there.
     pub fn arrive(
         &self,
         now: Nanos,
@@ -287,7 +286,7 @@ impl Router {
         }
     }
 
-    /// Steps the scheduler under its lock, and answers it when it asks what is known of a prompt.
+    /// Steps the scheduler under its lock and answers its requests for prefix lookups.
     fn with_state<T>(
         &self,
         now: Nanos,
@@ -308,7 +307,7 @@ impl Router {
         done
     }
 
-    /// Looks up the prompts of those whose turn has come, one after the other, and tells the scheduler.
+    /// Looks up the prompts of dequeued requests, one after the other, and passes the results to the scheduler.
     fn refresh(&self, now: Nanos, first: usize, out: &mut Vec<Output>) {
         let mut scratch = None;
         while let Some(at) = out[first..].iter().position(|output| matches!(output, Output::Refresh { .. })) {
@@ -330,7 +329,7 @@ impl Router {
         }
     }
 
-    /// What each endpoint is expected to hold of these blocks.
+    /// Predicted overlap of these blocks with each endpoint's cache.
     fn look_up(
         &self,
         now: Nanos,
@@ -359,13 +358,13 @@ impl Router {
         ours.chain(theirs).chain(sent).map(|(id, _)| predicted(id)).collect()
     }
 
-    /// Notes that `endpoint` has been given a prompt with these blocks by somebody else than this router, which knows what
-    /// it has placed itself.
+    /// Records that another router has sent a prompt with these blocks to `endpoint`. The router's own placements are
+    /// recorded automatically.
     pub fn learn(&self, now: Nanos, request: RequestId, chain: &[BlockHash], endpoint: EndpointId) {
         self.note_dispatch(now, request, chain, endpoint, false);
     }
 
-    /// A request is placed, whose prompt was looked up with this `scratch`.
+    /// Records a placement whose prompt was looked up with this `scratch`.
     fn note_placement(
         &self,
         now: Nanos,
@@ -376,14 +375,14 @@ impl Router {
         scratch: &Scratch,
     ) {
         let Placement { endpoint, feed, .. } = placement;
-        // Who has no feed will not tell of it, and nothing but dispatches counts there.
+        // An endpoint without a feed reports nothing; only dispatches count there.
         let told = feed == Feed::Absent
             || !reusable.is_empty() && scratch.exact.blocks(endpoint) as usize >= reusable.len();
         self.note_dispatch(now, request, chain, endpoint, told);
     }
 
-    /// `told` is whether there is nothing that the endpoint has still to tell: it has told of all that can be reused, and is
-    /// to be believed when it loses that, too; or it never tells.
+    /// `told` is whether no KV event is expected for this dispatch: the endpoint has already reported all reusable
+    /// blocks, and its removal events will be accurate too; or it has no feed.
     fn note_dispatch(
         &self,
         now: Nanos,
@@ -400,7 +399,7 @@ impl Router {
         }
     }
 
-    /// The answer has said what it took: that is compared with what was predicted. Before [`Input::Finished`].
+    /// Compares the reuse that the answer reports with the prediction. To be called before [`Input::Finished`].
     pub fn observe(
         &self,
         now: Nanos,
@@ -411,7 +410,7 @@ impl Router {
         self.step(now, Input::Answered { request, reported }, out);
     }
 
-    /// The first token of a request came, and `tokens` more after it.
+    /// The first token of a request arrived, and `tokens` more after it.
     pub fn progress(&self, now: Nanos, request: RequestId, first: bool, tokens: u32, out: &mut Vec<Output>) {
         if first && let Some(exact) = &self.exact {
             write(&exact.speculation).computed(now, request);
@@ -426,7 +425,7 @@ impl Router {
         });
     }
 
-    /// The answer of a request came, or began to, all at once.
+    /// A non-streamed answer arrived or began to arrive.
     pub fn begin(&self, now: Nanos, request: RequestId, out: &mut Vec<Output>) {
         if let Some(exact) = &self.exact {
             write(&exact.speculation).computed(now, request);
@@ -434,7 +433,7 @@ impl Router {
         self.with_state(now, out, |state, out| state.step(now, Input::Begun { request }, out));
     }
 
-    /// Any other input.
+    /// Steps the scheduler with any other input.
     pub fn step(&self, now: Nanos, input: Input, out: &mut Vec<Output>) {
         if let (Input::Finished { request }, Some(exact)) = (&input, &self.exact) {
             write(&exact.speculation).ended(*request);
@@ -442,19 +441,19 @@ impl Router {
         self.with_state(now, out, |state, out| state.step(now, input, out));
     }
 
-    /// Whether a request that comes may have to wait, as far as is known without a lock: in the moment in which that
-    /// changes it may wait although this said no.
+    /// Whether an arriving request may have to wait, read without a lock: at the moment at which this changes, a
+    /// request may wait although the result was false.
     pub fn may_wait(&self) -> bool {
         self.may_wait.load(Ordering::Relaxed)
     }
 
-    /// Reads the scheduler's state under its lock: keep it short.
+    /// Reads the scheduler's state under its lock; `read` must be short.
     pub fn read<T>(&self, read: impl FnOnce(&Scheduler) -> T) -> T {
         read(&self.state().scheduler)
     }
 
-    /// What endpoints were given, as far as it is remembered and stands in one slice, to be told to a router after this one:
-    /// the slice that begins at `from`, 0 at first. Where the next one begins, if there is one.
+    /// Exports one slice of the dispatch index, for [`Router::restore_dispatches`] of a later router. `from` is 0 at
+    /// first. Returns the start of the next slice, if there is one.
     pub fn export_dispatches(
         &self,
         now: Nanos,
@@ -464,8 +463,8 @@ impl Router {
         self.index().export(now, from, out)
     }
 
-    /// An endpoint that has just joined was given all this before this router was there, `since` longer ago than it says.
-    /// Requests come in between; those that the endpoint itself is given should not.
+    /// Restores exported dispatches of an endpoint that has just joined; `since` is the time since the export. Requests
+    /// to other endpoints may run in between; requests to this endpoint should not.
     pub fn restore_dispatches(&self, now: Nanos, since: Nanos, endpoint: EndpointId, pieces: &Pieces) {
         let mut hint = 0;
         for n in 0..pieces.len() {
@@ -473,25 +472,25 @@ impl Router {
                 hint = self.index_mut().restore(now, age + since, &chain, endpoint, hint);
             }
         }
-        // It may have left meanwhile, and nobody would forget it a second time.
+        // The endpoint may have left meanwhile; then its blocks would never be removed.
         if self.read(|scheduler| scheduler.pool().get(endpoint).is_none()) {
             self.forget_dispatches(endpoint);
         }
     }
 
-    /// Bytes and held blocks of the index of our own dispatches.
+    /// Bytes and blocks of the approximate index.
     pub fn index_size(&self) -> (usize, u64) {
         let index = self.index();
         (index.bytes(), index.blocks_held())
     }
 
-    /// Blocks that each of these was given and is expected to hold still.
+    /// Blocks that each of these endpoints is predicted to hold, according to dispatches.
     pub fn blocks_given(&self, endpoints: &[EndpointId]) -> Vec<u64> {
         let index = self.index();
         endpoints.iter().map(|endpoint| index.blocks_of(*endpoint)).collect()
     }
 
-    /// Bytes that the index of our own dispatches may use.
+    /// Memory limit of the approximate index, in bytes.
     pub fn index_bytes_max(&self) -> usize {
         self.approximate.lock().unwrap_or_else(PoisonError::into_inner).memory_bytes_max
     }
@@ -509,14 +508,14 @@ impl Router {
     }
 }
 
-/// Those of a prompt's blocks that can be reused: an engine computes at least the last token, or it could not tell the next
-/// one, and it reuses whole blocks.
+/// The reusable blocks of a prompt: an engine computes at least the last token, to produce the next one, and it reuses
+/// whole blocks.
 fn reusable(chain: &[BlockHash], prompt_tokens: u32, block_tokens: u32) -> &[BlockHash] {
     let blocks_max = prompt_tokens.saturating_sub(1) / block_tokens.max(1);
     &chain[..chain.len().min(blocks_max as usize)]
 }
 
-/// Where a request goes, if that is among the outputs.
+/// The placement of a request, if it is among the outputs.
 fn dispatched(outputs: &[Output], id: RequestId) -> Option<Placement> {
     outputs.iter().find_map(|output| match output {
         Output::Dispatch { request, placement } if *request == id => Some(*placement),
@@ -537,7 +536,7 @@ fn write<T>(lock: &RwLock<T>) -> AbortOnPanicGuard<RwLockWriteGuard<'_, T>> {
 impl State {
     fn step(&mut self, now: Nanos, input: Input, out: &mut Vec<Output>) {
         if let Some(tape) = &mut self.tape {
-            tape.told(now, &input, &self.scheduler);
+            tape.record_input(now, &input, &self.scheduler);
         }
         let first = out.len();
         if let (Input::Finished { request }, false) = (&input, self.prompts.is_empty()) {
@@ -545,7 +544,7 @@ impl State {
         }
         self.scheduler.step(now, input, out);
         if let Some(tape) = &mut self.tape {
-            tape.came(now, &out[first..]);
+            tape.record_outputs(now, &out[first..]);
         }
         if !self.prompts.is_empty() {
             for request in out[first..].iter().filter_map(Output::request) {
@@ -561,7 +560,7 @@ mod tests {
     use crate::block::ChainSeed;
     use crate::policy::PolicyConfig;
 
-    /// What is predicted by events of a prompt that was sent a moment ago to an endpoint with such a feed.
+    /// The exact prediction for a prompt that was just sent to an endpoint with this feed.
     fn predicted_after_dispatch(feed: Feed) -> Vec<u32> {
         let router = Router::recorded(Config {
             scheduler: scheduler::Config {
@@ -595,7 +594,7 @@ mod tests {
         assert_eq!(predicted_after_dispatch(Feed::Absent), [0, 0]);
     }
 
-    /// A router of three endpoints in which one request may be in flight, and a prompt's blocks.
+    /// A router of three endpoints with an in-flight limit of one, and a prompt's blocks.
     fn narrow() -> (Router, Vec<BlockHash>) {
         let scheduler = scheduler::Config {
             in_flight_max: 1,
@@ -630,8 +629,11 @@ mod tests {
         let placed =
             |n| dispatched(&out, RequestId(n)).map(|placed| (placed.endpoint, placed.overlap_tokens));
         assert_eq!((placed(1), placed(2)), (Some((elsewhere, 64)), Some((elsewhere, 64))));
-        assert!(out.iter().all(|output| !matches!(output, Output::Refresh { .. })), "that is between us");
-        assert!(router.state().prompts.is_empty(), "nobody waits");
+        assert!(
+            out.iter().all(|output| !matches!(output, Output::Refresh { .. })),
+            "`Refresh` is internal to the router"
+        );
+        assert!(router.state().prompts.is_empty(), "no request is queued");
         let replayed: Vec<_> = router.recording().replay().into_iter().flatten().collect();
         let told = |outputs: &[Output]| {
             outputs.iter().filter(|o| o.request().is_some()).copied().collect::<Vec<_>>()
@@ -674,9 +676,9 @@ mod tests {
         let scheduler = scheduler::Config { in_flight_max: 0, ..scheduler };
         let index = approx::Config { memory_bytes_max: 0, ttl: Nanos::MAX };
         router.configure(Nanos(3), Config { scheduler, index, exact: None, block_tokens: 999 }, &mut out);
-        assert!(!router.may_wait(), "without limits nobody does");
-        assert_eq!(router.block_tokens(), 4, "that is the engines' to tell");
-        assert!(router.index_size().1 > 0, "what is known stays until something comes");
+        assert!(!router.may_wait(), "no request waits without limits");
+        assert_eq!(router.block_tokens(), 4, "the engines determine the block size");
+        assert!(router.index_size().1 > 0, "existing entries stay until the next insertion");
         router.arrive(Nanos(4), SchedulingRequest::new(RequestId(1), 65), &chain, &mut scratch, &mut out);
         assert_eq!(router.index_size().1, 0);
     }

@@ -1,29 +1,29 @@
-//! Which conversations may begin: working-set admission, for fleets whose caches hold fewer conversations than want to
-//! go on at a time.
+//! Session admission: limits the active conversations to the working set that the fleet's KV caches can hold.
 //!
-//! A conversation whose next turn finds its context in a cache costs a few hundred tokens; one that does not costs all
-//! of it, and computing it drives out the context of another. Beyond some number of conversations each drives out the
-//! next, and no placement helps: the fleet is busy with computing again what it had. Operating systems know this as
-//! thrashing, and the cure is theirs too (Denning, *The working set model for program behavior*, CACM 1968): a
-//! conversation goes on only while the contexts of all that go on fit.
+//! A conversation whose next turn finds its context in a cache costs a few hundred prefill tokens. A conversation that
+//! does not find it costs the whole context, and its prefill evicts the context of another. Beyond some number of
+//! conversations each evicts the next, and no placement helps: the fleet is busy recomputing what it had cached.
+//! Operating systems call this thrashing, and the remedy is the same (Denning, *The working set model for program
+//! behavior*, CACM 1968): a conversation continues only while the contexts of all active conversations fit.
 //!
-//! - A conversation is **active** from its first request until it has been idle for longer than nine in ten of the
-//!   pauses that were seen to end. Its requests never wait here. A request of one that is not active waits until there
-//!   is room; those that come back before those that begin.
-//! - **Room** is there for all until the fleet thrashes. From then on it is there while what the active ones are
-//!   expected to need is below a limit. One that is being answered needs its context, and no less than is usual; one
-//!   that rests, that times the share of pauses that end at all. Where conversations have one turn each, only what is
-//!   being answered counts.
-//! - The **limit** follows from evidence. Each round, of as many turns as there are active conversations, tells which
-//!   share of the tokens that were computed had been sent to the same endpoint before, and which share of the turns found
-//!   their endpoint busy with other prompts. The product is about the share of the endpoints' time for prompts that is
-//!   wasted. Above three eighths the fleet thrashes: the limit is set, an eighth below what is needed at that moment. Above a
-//!   quarter it is lowered by another eighth; below three sixteenths it rises by a sixteenth a round while somebody
-//!   waits, and is given up when twice of what is needed would be within it. It is never below three quarters of what
-//!   the endpoints say their caches hold, since for a while after the fleet has thrashed everybody's context is gone, and one conversation for each endpoint may always go on.
+//! - A conversation is **active** from its first request until it has been idle for longer than the 90th percentile of
+//!   observed pauses. Requests of an active conversation never wait here. A request of an inactive conversation waits
+//!   until there is room; returning conversations are admitted before new ones.
+//! - **Room** is unlimited until the fleet thrashes. From then on there is room while the expected need of the active
+//!   conversations is below a limit. A conversation with a request needs its context, and at least the usual context;
+//!   an idle one needs that times the share of pauses that end in another turn. If all conversations have one turn,
+//!   only those with a request count.
+//! - The **limit** follows from evidence. Each round, of as many turns as there are active conversations, measures
+//!   which share of the computed tokens had been sent to the same endpoint before, and which share of the turns found
+//!   their endpoint busy with other prompts. The product approximates the share of the endpoints' prefill time that is
+//!   wasted. Above three eighths the fleet thrashes: the limit is set, an eighth below the current need. Above a
+//!   quarter it is lowered by another eighth. Below three sixteenths it rises by a sixteenth a round while a request
+//!   waits, and is removed once twice the current need is within it. It is never below three quarters of the cache
+//!   capacity that the endpoints report, since right after thrashing every context is lost; and one conversation per
+//!   endpoint may always be active.
 //!
-//! A fleet that keeps up is left alone, whatever its caches lose: a limit would have conversations wait for what costs
-//! next to nothing. Whoever has no session is none of this room's business.
+//! A fleet that keeps up has no limit, however much its caches evict: a limit would delay conversations to avoid a
+//! small cost. Requests without a session are not subject to this admission.
 
 use std::collections::BTreeSet;
 
@@ -34,83 +34,83 @@ use crate::queue::Lane;
 use crate::request::SessionKey;
 use crate::time::Nanos;
 
-/// Conversations that are remembered, active or not.
+/// Remembered conversations, active or not.
 const SESSIONS_MAX: usize = 65_536;
-/// How long a conversation stays active until pauses have been seen. Agents' tools take seconds (half of them up to nine,
-/// nine in ten up to 77, in Weka's traces), people minutes.
+/// How long a conversation stays active until pauses have been observed. Agents' tools take seconds (half of them up to
+/// nine, nine in ten up to 77, in Weka's traces), people minutes.
 const IDLE_SPAN: Nanos = Nanos::from_secs(60);
-/// Pauses after which each counts half.
+/// Number of observed pauses at which all counts are halved.
 const PAUSES_MAX: u32 = 4096;
-/// Least turns of a round.
+/// Fewest turns in a round.
 const ROUND_TURNS_MIN: u64 = 32;
-/// One, as a factor.
+/// The factor one, in fixed point.
 const ONE: u64 = 1024;
-/// Shares of the endpoints' time for prompts that goes into computing again what they had, in units of `1 / ONE`: the
-/// one from which on conversations are held back, and those above and below which fewer and more of them may go on.
+/// Wasted shares of the endpoints' prefill time, in units of `1 / ONE`: the one at which the limit is set, and those
+/// above and below which it is lowered and raised.
 const THRASHING: u64 = ONE * 3 / 8;
 const MUCH: u64 = ONE / 4;
 const LITTLE: u64 = ONE * 3 / 16;
 
-/// Of one pool.
+/// Session admission of one pool.
 #[derive(Debug)]
 pub(crate) struct SessionAdmission {
     sessions: HashMap<SessionKey, Session, FixedState>,
-    /// Active ones without a request, by since when.
-    resting: BTreeSet<(Nanos, SessionKey)>,
-    /// Those that are remembered and not active, by since when they rest.
+    /// Active conversations without a request, by the time at which they became idle.
+    idle: BTreeSet<(Nanos, SessionKey)>,
+    /// Remembered inactive conversations, by the time at which they became idle.
     past: BTreeSet<(Nanos, SessionKey)>,
-    /// How many have a request.
+    /// Number of conversations with a request.
     busy: usize,
-    /// What those need, and what those need that rest.
+    /// Needed tokens of the conversations with a request, and of the active idle ones.
     busy_tokens: u64,
-    resting_tokens: u64,
-    /// What the fleet's caches hold, and how many endpoints it has.
+    idle_tokens: u64,
+    /// KV cache capacity of the fleet, and its number of endpoints.
     capacity_tokens: u64,
     endpoints: usize,
-    /// Usual context of a conversation.
+    /// Moving average of a conversation's context.
     usual_tokens: u64,
     pauses: Pauses,
-    /// What they may need; without, all may go on.
+    /// Limit of the needed tokens; `None` admits every conversation.
     limit_tokens: Option<u64>,
     round: Round,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Session {
-    /// Requests that are in flight or wait for nothing but their turn.
+    /// Requests that are in flight or queued after admission.
     requests: u32,
-    /// Whether any of them was ever answered.
+    /// Whether any of its requests was ever answered.
     answered: bool,
     active: bool,
-    /// Since when it rests.
+    /// When it became idle.
     since: Nanos,
     context_tokens: u64,
-    /// What it counts.
+    /// Its contribution to the sum of needed tokens.
     needed_tokens: u64,
 }
 
-/// Evidence of one round.
+/// Measurements of one round.
 #[derive(Debug, Default)]
 struct Round {
     turns: u64,
     /// Turns that found their endpoint busy with other prompts.
     busy_turns: u64,
-    /// Tokens that had been sent to their endpoint before, and those of them that it did not hold.
+    /// Tokens that had been sent to their endpoint before but were no longer cached there.
     lost_tokens: u64,
-    /// Prompt tokens that were computed, those included.
+    /// Computed prompt tokens, lost ones included.
     computed_tokens: u64,
-    /// Somebody was kept waiting.
+    /// Whether a request was held back.
     held_back: bool,
 }
 
-/// How long conversations pause, as a histogram of four bins to the octave; older pauses weigh less.
+/// Histogram of pauses between turns, four bins to the octave; older pauses weigh less.
 #[derive(Debug)]
 struct Pauses {
     bins: Vec<u32>,
     ended: u32,
-    /// Those that had not ended when they were too long.
+    /// Pauses that exceeded the idle limit without ending.
     given_up: u32,
-    /// The pause that nine in ten of those that ended did not exceed, rounded up to the end of its bin.
+    /// 90th percentile of the pauses that ended, rounded up to the end of its bin.
     idle_span: Nanos,
 }
 
@@ -120,11 +120,11 @@ impl Default for SessionAdmission {
     fn default() -> Self {
         Self {
             sessions: HashMap::default(),
-            resting: BTreeSet::new(),
+            idle: BTreeSet::new(),
             past: BTreeSet::new(),
             busy: 0,
             busy_tokens: 0,
-            resting_tokens: 0,
+            idle_tokens: 0,
             capacity_tokens: 0,
             endpoints: 0,
             usual_tokens: 0,
@@ -136,34 +136,34 @@ impl Default for SessionAdmission {
 }
 
 impl SessionAdmission {
-    /// How many endpoints there are, and what their caches hold; 0 if that is not known.
+    /// Sets the number of endpoints and their cache capacity; 0 if the capacity is not known.
     pub(crate) fn set_fleet(&mut self, endpoints: usize, capacity_tokens: u64) {
         (self.endpoints, self.capacity_tokens) = (endpoints, capacity_tokens);
     }
 
-    /// Where a request of a conversation stands.
+    /// The queue lane of a conversation's next request.
     pub(crate) fn lane(&self, key: SessionKey) -> Lane {
         match self.sessions.get(&key) {
-            Some(session) if session.active => Lane::GoesOn,
-            Some(_) => Lane::Returns,
-            None => Lane::Begins,
+            Some(session) if session.active => Lane::Active,
+            Some(_) => Lane::Returning,
+            None => Lane::New,
         }
     }
 
-    /// Whether one more conversation fits, which comes with a prompt of so many tokens.
+    /// Whether one more conversation fits, whose prompt has `prompt_tokens`.
     pub(crate) fn has_room(&self, prompt_tokens: u32) -> bool {
-        let active = self.busy + self.resting.len();
+        let active = self.busy + self.idle.len();
         let wanted = self.needed_tokens() + self.usual_tokens.max(prompt_tokens.into());
         active < self.endpoints || self.limit_tokens.is_none_or(|limit| wanted <= limit)
     }
 
-    /// What the active ones are expected to need.
+    /// Expected need of the active conversations.
     fn needed_tokens(&self) -> u64 {
-        let resting = u128::from(self.resting_tokens) * u128::from(self.pauses.end_share()) / u128::from(ONE);
-        self.busy_tokens + resting as u64
+        let idle = u128::from(self.idle_tokens) * u128::from(self.pauses.end_share()) / u128::from(ONE);
+        self.busy_tokens + idle as u64
     }
 
-    /// A request comes and may go on: it is in flight from here, or waits for nothing but its turn.
+    /// A request is admitted: it is dispatched, or queued without further admission.
     pub(crate) fn enter(&mut self, now: Nanos, key: SessionKey) {
         let fresh = Session {
             requests: 0,
@@ -182,8 +182,8 @@ impl SessionAdmission {
             self.pauses.ended(now - session.since);
         }
         if session.active {
-            self.resting.remove(&(session.since, key));
-            self.resting_tokens -= session.needed_tokens;
+            self.idle.remove(&(session.since, key));
+            self.idle_tokens -= session.needed_tokens;
         } else {
             self.past.remove(&(session.since, key));
         }
@@ -192,20 +192,20 @@ impl SessionAdmission {
         self.busy_tokens += session.needed_tokens;
     }
 
-    /// A request has a place. `busy` is whether its endpoint was computing other prompts.
+    /// A request was placed. `busy` is whether its endpoint was computing other prompts.
     pub(crate) fn placed(&mut self, key: SessionKey, prompt_tokens: u32, busy: bool) {
         self.round.turns += 1;
         self.round.busy_turns += u64::from(busy);
         self.set_context(key, prompt_tokens.into());
     }
 
-    /// What a turn found of its prompt, and what it would have found if its endpoint had lost nothing that was sent there.
+    /// Records a turn's cache reuse: `sent_tokens` is the reuse without any eviction, `held_tokens` the actual reuse.
     pub(crate) fn observe(&mut self, prompt_tokens: u32, sent_tokens: u32, held_tokens: u32) {
         self.round.computed_tokens += u64::from(prompt_tokens.saturating_sub(held_tokens));
         self.round.lost_tokens += u64::from(sent_tokens.saturating_sub(held_tokens));
     }
 
-    /// A request is over. `context_tokens` are its prompt and answer if it had one.
+    /// A request is over. `context_tokens` counts its prompt and answer, if it was answered.
     pub(crate) fn leave(&mut self, now: Nanos, key: SessionKey, context_tokens: Option<u64>) {
         if let Some(tokens) = context_tokens {
             self.usual_tokens = match self.usual_tokens {
@@ -224,31 +224,32 @@ impl SessionAdmission {
         self.busy_tokens -= session.needed_tokens;
         if session.answered {
             session.since = now;
-            self.resting_tokens += session.needed_tokens;
-            self.resting.insert((now, key));
+            self.idle_tokens += session.needed_tokens;
+            self.idle.insert((now, key));
         } else {
             self.sessions.remove(&key);
         }
         self.forget();
     }
 
-    /// Time has passed: who has been idle for too long is not active any more.
+    /// Makes conversations inactive that have been idle for too long.
     pub(crate) fn expire(&mut self, now: Nanos) {
-        while let Some(&(since, key)) = self.resting.first()
+        while let Some(&(since, key)) = self.idle.first()
             && (since + self.pauses.idle_span <= now || self.sessions.len() > SESSIONS_MAX)
         {
-            self.resting.pop_first();
+            self.idle.pop_first();
             self.past.insert((since, key));
             self.pauses.given_up();
             if let Some(session) = self.sessions.get_mut(&key) {
                 session.active = false;
-                self.resting_tokens -= session.needed_tokens;
+                self.idle_tokens -= session.needed_tokens;
             }
             self.forget();
         }
     }
 
-    /// Keeps the table small. Who has a request stays, of those there are no more than fit into queue and fleet.
+    /// Bounds the table. Conversations with a request stay; their number is bounded by the queue and the in-flight
+    /// limit.
     fn forget(&mut self) {
         while self.sessions.len() > SESSIONS_MAX
             && let Some((_, key)) = self.past.pop_first()
@@ -257,21 +258,21 @@ impl SessionAdmission {
         }
     }
 
-    /// Somebody is kept waiting.
+    /// Records that a request was held back.
     pub(crate) fn hold_back(&mut self) {
         self.round.held_back = true;
     }
 
-    /// Draws the conclusion of a round that is over.
-    pub(crate) fn conclude(&mut self) {
-        let active = (self.busy + self.resting.len()) as u64;
+    /// Ends a round that has enough turns and adjusts the limit.
+    pub(crate) fn end_round(&mut self) {
+        let active = (self.busy + self.idle.len()) as u64;
         if self.round.turns < active.max(ROUND_TURNS_MIN) {
             return;
         }
         let Round { turns, busy_turns, lost_tokens, computed_tokens, held_back } =
             std::mem::take(&mut self.round);
         let lost_share = ONE * lost_tokens / computed_tokens.max(1);
-        // About the share of the endpoints' time for prompts that goes into computing again what they had.
+        // Approximates the share of the endpoints' prefill time spent on recomputing evicted tokens.
         let wasted_share = lost_share * busy_turns / turns;
         let needed = self.needed_tokens();
         let least = self.capacity_tokens / 4 * 3;
@@ -285,15 +286,15 @@ impl SessionAdmission {
         };
     }
 
-    /// When the next conversation will have been idle for too long, if nothing happens before.
+    /// When the next conversation will have been idle for too long, without further input.
     pub(crate) fn next_deadline(&self) -> Option<Nanos> {
-        self.resting.first().map(|&(since, _)| since + self.pauses.idle_span)
+        self.idle.first().map(|&(since, _)| since + self.pauses.idle_span)
     }
 
     fn set_context(&mut self, key: SessionKey, tokens: u64) {
         let Some(session) = self.sessions.get_mut(&key) else { return };
         let needed = tokens.max(self.usual_tokens);
-        let sum = if session.requests > 0 { &mut self.busy_tokens } else { &mut self.resting_tokens };
+        let sum = if session.requests > 0 { &mut self.busy_tokens } else { &mut self.idle_tokens };
         *sum = *sum + needed - session.needed_tokens;
         (session.context_tokens, session.needed_tokens) = (tokens, needed);
     }
@@ -335,7 +336,7 @@ impl Pauses {
         }
     }
 
-    /// Share of the pauses that end, in units of `1 / ONE`.
+    /// Share of the pauses that end in another turn, in units of `1 / ONE`.
     fn end_share(&self) -> u64 {
         let (ended, given_up) = (u64::from(self.ended), u64::from(self.given_up));
         (ended + 1) * ONE / (ended + given_up + 2)
@@ -383,12 +384,12 @@ mod tests {
     fn whoever_pauses_for_longer_than_is_usual_is_not_active() {
         let mut admission = admission(1, 1000);
         (0..20).for_each(|n| turn(&mut admission, n * 9, n * 9 + 1, 1, 100));
-        let idle_at = admission.next_deadline().expect("it rests");
+        let idle_at = admission.next_deadline().expect("the conversation is idle");
         assert!((secs(172 + 8)..secs(172 + 12)).contains(&idle_at), "{idle_at:?}");
-        assert_eq!(admission.lane(SessionKey(1)), Lane::GoesOn);
+        assert_eq!(admission.lane(SessionKey(1)), Lane::Active);
         admission.expire(idle_at);
-        assert_eq!(admission.lane(SessionKey(1)), Lane::Returns);
-        assert_eq!(admission.lane(SessionKey(2)), Lane::Begins);
+        assert_eq!(admission.lane(SessionKey(1)), Lane::Returning);
+        assert_eq!(admission.lane(SessionKey(2)), Lane::New);
         assert_eq!(admission.next_deadline(), None);
         admission.check();
     }
@@ -398,7 +399,7 @@ mod tests {
         let mut admission = admission(1, 1000);
         (0..200).for_each(|n| turn(&mut admission, n, n + 1, n, 600));
         let needed = admission.needed_tokens();
-        assert!(needed < 600, "60 rest, and hardly one of them is expected back: {needed}");
+        assert!(needed < 600, "60 are idle and few are expected to return: {needed}");
     }
 
     #[test]
@@ -407,12 +408,13 @@ mod tests {
         admission.enter(secs(1), SessionKey(1));
         admission.enter(secs(1), SessionKey(1));
         admission.leave(secs(2), SessionKey(1), None);
-        assert_eq!(admission.lane(SessionKey(1)), Lane::GoesOn);
+        assert_eq!(admission.lane(SessionKey(1)), Lane::Active);
         admission.leave(secs(2), SessionKey(1), None);
-        assert_eq!((admission.lane(SessionKey(1)), admission.busy_tokens), (Lane::Begins, 0));
+        assert_eq!((admission.lane(SessionKey(1)), admission.busy_tokens), (Lane::New, 0));
     }
 
-    /// A round in which, of 32 turns and of 100 tokens each computed, so many were busy and so many lost.
+    /// Ends a round of 32 turns with 100 computed tokens each, of which `busy` turns were busy and `lost` tokens per
+    /// turn were lost.
     fn round(admission: &mut SessionAdmission, busy: u64, lost: u32, held_back: bool) -> Option<u64> {
         admission.round = Round::default();
         for n in 0..ROUND_TURNS_MIN {
@@ -421,7 +423,7 @@ mod tests {
             if held_back {
                 admission.hold_back();
             }
-            admission.conclude();
+            admission.end_round();
         }
         admission.limit_tokens
     }
@@ -431,15 +433,19 @@ mod tests {
         let mut admission = admission(1, 1000);
         admission.enter(secs(0), SessionKey(7));
         admission.placed(SessionKey(7), 8000, false);
-        assert_eq!(round(&mut admission, 32, 35, false), None, "most of what is computed is new");
-        assert_eq!(round(&mut admission, 12, 100, false), None, "all is lost, and there is time for that");
+        assert_eq!(round(&mut admission, 32, 35, false), None, "most computed tokens are new");
+        assert_eq!(
+            round(&mut admission, 12, 100, false),
+            None,
+            "everything is lost, but few turns find a busy endpoint"
+        );
         assert_eq!(round(&mut admission, 24, 80, false), Some(7000));
-        assert_eq!(round(&mut admission, 12, 80, true), Some(6125), "more than a quarter");
-        assert_eq!(round(&mut admission, 8, 80, true), Some(6125), "a fifth");
+        assert_eq!(round(&mut admission, 12, 80, true), Some(6125), "above a quarter");
+        assert_eq!(round(&mut admission, 8, 80, true), Some(6125), "a fifth: unchanged");
         assert_eq!(round(&mut admission, 4, 80, true), Some(6125 / 16 * 17));
-        assert_eq!(round(&mut admission, 4, 80, false), Some(6125 / 16 * 17), "nobody would use it");
+        assert_eq!(round(&mut admission, 4, 80, false), Some(6125 / 16 * 17), "not raised: no request waits");
         admission.placed(SessionKey(7), 3000, false);
-        assert_eq!(round(&mut admission, 4, 80, false), None, "there is twice the room");
+        assert_eq!(round(&mut admission, 4, 80, false), None, "removed: the need is below half of it");
     }
 
     #[test]
@@ -466,24 +472,24 @@ mod tests {
     }
 
     impl SessionAdmission {
-        /// Sums are what they sum up.
+        /// Asserts that the sums match the conversations.
         pub(crate) fn check(&self) {
             let sum = |busy: bool| -> u64 {
                 let of = |session: &&Session| session.active && (session.requests > 0) == busy;
                 self.sessions.values().filter(of).map(|session| session.needed_tokens).sum()
             };
-            assert_eq!((self.busy_tokens, self.resting_tokens), (sum(true), sum(false)));
+            assert_eq!((self.busy_tokens, self.idle_tokens), (sum(true), sum(false)));
             let active = self.sessions.values().filter(|session| session.active).count();
-            assert_eq!(active, self.busy + self.resting.len());
+            assert_eq!(active, self.busy + self.idle.len());
             assert_eq!(self.sessions.len(), active + self.past.len());
         }
 
-        /// As if the fleet had thrashed.
+        /// Sets a limit, as if the fleet had thrashed.
         pub(crate) fn set_limit(&mut self, tokens: u64) {
             self.limit_tokens = Some(tokens);
         }
 
-        /// Whether nothing holds anything.
+        /// Whether no conversation has a request.
         pub(crate) fn is_idle(&self) -> bool {
             self.busy == 0 && self.busy_tokens == 0
         }

@@ -1,47 +1,47 @@
-//! Whether an engine with requests in flight has stopped making progress, though it still answers health checks.
+//! Stall detection: an engine with requests in flight makes no progress, though it still answers health checks.
 //!
-//! What a hung collective or a stopped engine process looks like from outside: connections stand, `/health` says 200, and no
-//! token comes. An engine is stalled when it has given no sign of progress for much longer than its own rates predict. Signs
-//! are tokens, answers, KV events, and changes of the engine's own counters of work; a long prefill that runs alone moves
-//! those counters with every step, and the same rates say how long it may take where there are none.
+//! A hung collective or a stopped engine process shows from outside as open connections, `/health` with 200, and no
+//! tokens. An engine is stalled when it has shown no progress for much longer than its own rates predict. Progress is
+//! tokens, answers, KV events, and changes of the engine's own work counters. A long prefill that runs alone changes
+//! those counters with every step; without counters, the rates bound how long it may take.
 
 use crate::time::Nanos;
 
-/// The shortest silence that counts as a stall: steps of an engine that is well take milliseconds, but a busy machine, a
-/// garbage collection or a compilation may take a second or two.
+/// Shortest silence that counts as a stall: steps of a working engine take milliseconds, but a busy machine, a garbage
+/// collection or a compilation may take a second or two.
 pub const SILENCE_MIN: Nanos = Nanos::from_secs(4);
-/// The same while nobody knows how fast the engines of the pool are: a machine that is a hundred times slower than assumed
-/// takes that long for a step.
+/// The same while the engines' speed is unknown: a machine a hundred times slower than assumed takes that long for a
+/// step.
 pub const SILENCE_MIN_UNLEARNED: Nanos = Nanos::from_secs(30);
-/// A silence counts from so many times the expected span on: rates are medians, not bounds.
+/// Multiple of the expected time from which a silence counts: rates are medians, not bounds.
 pub const EXPECTED_TIMES: f64 = 2.0;
-/// The same where the engine has no counters that could say otherwise.
+/// The same where the engine has no counters.
 pub const EXPECTED_TIMES_UNSEEN: f64 = 3.0;
 
-/// What an engine is expected to do next.
+/// When an engine is expected to make progress.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Expected {
-    /// Seconds until the end of a step, by the rates that were learned: then its counters move.
+    /// Seconds until the end of a step, by the learned rates: then its counters change.
     pub step_s: f64,
-    /// Seconds until a token comes: all prompts in flight there may be computed before.
+    /// Seconds until a token: all prompts in flight there may be prefilled before.
     pub token_s: f64,
-    /// Whether that sign would be seen here: some answer in flight is a stream.
+    /// Whether that token would be observed: at least one answer in flight is streamed.
     pub is_seen: bool,
-    /// Whether the rates were learned from answers of this pool, or the operator has said what its machines are.
+    /// Whether the rates were learned from this pool's answers, or the operator configured its machines.
     pub is_learned: bool,
 }
 
-/// What the engine's own counters of work say.
+/// The engine's own work counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counters {
-    /// It has none, or none that can be read.
+    /// Not available.
     Absent,
-    /// They were read and stood still throughout the silence.
+    /// They were read, and did not change during the silence.
     Still,
 }
 
 impl Expected {
-    /// The silence from which on the engine is stalled; never, where nothing would tell a stall from slow work.
+    /// The silence from which the engine counts as stalled; `None` if a stall cannot be told from slow work.
     pub fn patience(&self, counters: Counters) -> Option<Nanos> {
         let expected_s = match counters {
             Counters::Still => EXPECTED_TIMES * self.step_s,
@@ -63,8 +63,16 @@ mod tests {
     fn a_silence_is_a_stall_when_it_is_much_longer_than_expected_and_no_sooner_than_the_shortest() {
         assert_eq!(STEP.patience(Counters::Still), Some(SILENCE_MIN));
         let prefill = Expected { step_s: 3.0, token_s: 30.0, ..STEP };
-        assert_eq!(prefill.patience(Counters::Still), Some(Nanos::from_secs(6)), "each step shows");
-        assert_eq!(prefill.patience(Counters::Absent), Some(Nanos::from_secs(90)), "only the token shows");
+        assert_eq!(
+            prefill.patience(Counters::Still),
+            Some(Nanos::from_secs(6)),
+            "counters change with each step"
+        );
+        assert_eq!(
+            prefill.patience(Counters::Absent),
+            Some(Nanos::from_secs(90)),
+            "only tokens show progress"
+        );
     }
 
     #[test]

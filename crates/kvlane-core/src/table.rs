@@ -1,9 +1,9 @@
-//! A value per endpoint.
+//! A table of values by endpoint.
 
 use crate::endpoint::EndpointId;
 
-/// Values by endpoint, in a table by slot. Whoever takes over a slot begins with no value. At most one value per slot
-/// of the pool.
+/// Values by endpoint, indexed by slot. A new endpoint in a slot starts without a value. At most one value per slot of
+/// the pool.
 #[derive(Clone, Debug)]
 pub(crate) struct ByEndpoint<T> {
     slots: Vec<Option<(EndpointId, T)>>,
@@ -26,7 +26,7 @@ impl<T> ByEndpoint<T> {
         }
     }
 
-    /// The value of an endpoint, which begins as `first`.
+    /// The value of an endpoint, initialized with `first`.
     pub(crate) fn get_or_insert(&mut self, id: EndpointId, first: impl FnOnce() -> T) -> &mut T {
         if id.slot() >= self.slots.len() {
             self.slots.resize_with(id.slot() + 1, || None);

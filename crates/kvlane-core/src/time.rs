@@ -1,7 +1,7 @@
-//! Time as the core sees it: nanoseconds since an origin that the driver chose.
+//! Time in the core: nanoseconds since an origin that the driver chose.
 //!
-//! The core never reads a clock. The gateway passes monotonic time since its start, the simulator passes virtual
-//! time, a recording passes what was recorded.
+//! The core never reads a clock. The gateway passes monotonic time since its start, the simulator virtual time, a
+//! replay the recorded time.
 
 use std::ops::{Add, AddAssign, Sub};
 

@@ -1,4 +1,4 @@
-//! Eight threads race for one router; what it was told, replayed alone, gives the decisions that they got.
+//! Eight threads race for one router; replaying its recording on one thread reproduces their decisions.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -110,11 +110,11 @@ fn a_recording_of_eight_racing_threads_replays_to_identical_decisions() {
         let (seen, recording) = race(policy);
         waited +=
             recording.inputs.iter().filter(|(_, input)| matches!(input, Input::Refreshed { .. })).count();
-        assert!(seen.len() as u64 > REQUESTS_PER_THREAD / 4, "{policy}: {} found a place", seen.len());
+        assert!(seen.len() as u64 > REQUESTS_PER_THREAD / 4, "{policy}: {} were placed", seen.len());
         let written = serde_json::to_string(&recording).expect("recordings can be written");
         let read: Recording = serde_json::from_str(&written).expect("and read");
         let replayed: BTreeMap<_, _> = dispatches(read.replay().into_iter().flatten()).collect();
         assert_eq!(replayed, seen, "{policy}");
     }
-    assert!(waited > 100, "{waited} waited and were looked up again");
+    assert!(waited > 100, "{waited} were queued and looked up again");
 }

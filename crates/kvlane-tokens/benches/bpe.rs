@@ -1,6 +1,6 @@
-//! Tokens per second on one core, beside the `tokenizers` library. Printed, never asserted.
+//! Tokens per second on one core, compared with the `tokenizers` library. Printed, never asserted.
 //!
-//! The tokenizer is trained here on the repository's own text, or read from the file `TOKENIZER_JSON` names.
+//! The tokenizer is trained on the repository's own text, or read from the file in `TOKENIZER_JSON`.
 
 use std::hint::black_box;
 use std::path::Path;
@@ -31,7 +31,7 @@ const CHINESE: [&str; 12] = [
     "等待时间",
 ];
 
-/// All files below `folder` with one ending, in order of their names.
+/// All files below `folder` with this ending, ordered by name.
 fn read(folder: &Path, ending: &str) -> String {
     let mut paths: Vec<_> =
         std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
@@ -46,7 +46,7 @@ fn read(folder: &Path, ending: &str) -> String {
     paths.iter().map(text).collect()
 }
 
-/// Sentences of words drawn by a fixed sequence: no two alike, as in prose.
+/// Sentences of pseudo-random words, all different, as in prose.
 fn chinese() -> String {
     let mut state = 1_u64;
     let mut draw = || {

@@ -1,9 +1,9 @@
-//! From a request's body to its token ids: a conversation of 100,000 tokens whose first 95,000 were seen before, one
-//! that is seen for the first time, and a plain prompt that grows.
+//! From a request's body to its token ids: a conversation of 100,000 tokens whose first 95,000 are cached, an uncached
+//! one, and a growing plain prompt.
 //!
-//! Times are of the processor, where the system tells them (Linux), so that other work on the machine does not show.
+//! Measures CPU time where the operating system provides it (Linux), so that other load on the machine does not matter.
 //!
-//! `KVLANE_BENCH_TOKENIZER=DIR` takes a model's tokenizer and template instead of the small one of the tests.
+//! `KVLANE_BENCH_TOKENIZER=DIR` uses a model's tokenizer and template instead of the small one of the tests.
 
 use std::fmt::Write as _;
 use std::hint::black_box;
@@ -15,11 +15,11 @@ use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use kvlane_tokens::{Config, Prompt, Source, Tokenizer, UnixTime};
 use kvlane_wire::api::Api;
 
-/// Tokens that are new in each request.
+/// New tokens per request.
 const NEW_TOKENS: usize = 5_000;
-/// Tokens in all.
+/// Total tokens.
 const TOKENS: usize = 100_000;
-/// Tokens of one message.
+/// Tokens per message.
 const MESSAGE_TOKENS: usize = 800;
 
 fn tokenizer(cache_bytes_max: usize) -> Tokenizer {
@@ -30,8 +30,8 @@ fn tokenizer(cache_bytes_max: usize) -> Tokenizer {
     Tokenizer::load(&Source::at(dir), &Config { cache_bytes_max, ..Config::default() }).expect("a tokenizer")
 }
 
-/// Time that this thread has run. The system brings it up to date a few hundred times a second, so a measurement has to
-/// be longer than that, which criterion sees to.
+/// CPU time of this thread. The operating system updates it a few hundred times a second, so a measurement must be
+/// longer than that, which criterion ensures.
 struct ProcessorTime;
 
 // === impl ProcessorTime ===
@@ -71,7 +71,7 @@ thread_local! {
     static EPOCH: Instant = Instant::now();
 }
 
-/// English, code and other scripts, without end and never twice the same.
+/// An endless text of English, code and other scripts without repetition.
 struct Words(u64);
 
 // === impl Words ===
@@ -154,10 +154,10 @@ fn prompts(criterion: &mut Criterion<ProcessorTime>) {
     let mut group = criterion.benchmark_group("prompt");
     group.sample_size(20);
     let name = format!("chat of {} tokens in {} bytes", prompt.tokens.len(), whole.len());
-    group.bench_function(format!("{name}, seen before"), |bencher| {
+    group.bench_function(format!("{name}, cached"), |bencher| {
         bencher.iter(|| run(&warm, Api::ChatCompletions, &whole, &mut prompt));
     });
-    group.bench_function(format!("{name}, {NEW_TOKENS} of them new"), |bencher| {
+    group.bench_function(format!("{name}, {NEW_TOKENS} uncached"), |bencher| {
         bencher.iter_batched(
             || grown(&mut words),
             |body| run(&warm, Api::ChatCompletions, &body, &mut prompt),
@@ -165,7 +165,7 @@ fn prompts(criterion: &mut Criterion<ProcessorTime>) {
         );
     });
     let cold = tokenizer(0);
-    group.bench_function(format!("{name}, all new"), |bencher| {
+    group.bench_function(format!("{name}, uncached"), |bencher| {
         bencher.iter(|| run(&cold, Api::ChatCompletions, &whole, &mut prompt));
     });
 
@@ -176,7 +176,7 @@ fn prompts(criterion: &mut Criterion<ProcessorTime>) {
     };
     run(&warm, Api::Completions, &grown(&mut words), &mut prompt);
     group.bench_function(
-        format!("plain prompt of {} tokens, {NEW_TOKENS} of them new", prompt.tokens.len()),
+        format!("plain prompt of {} tokens, {NEW_TOKENS} uncached", prompt.tokens.len()),
         |bencher| {
             bencher.iter_batched(
                 || grown(&mut words),

@@ -1,5 +1,5 @@
-//! JSON as Python's `json.loads` reads it: the order of keys is kept, and of a repeated key the last value counts, at the
-//! place of the first. Text without escapes is borrowed from the body.
+//! JSON as read by Python's `json.loads`: keys keep their order, and of a repeated key the last value is used at the
+//! position of the first. Text without escapes is borrowed from the body.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
@@ -8,10 +8,10 @@ use std::fmt;
 use minijinja::Value;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 
-/// From here on a float may stand for an integer that Python would keep digit by digit.
+/// From here on a float may represent an integer that Python would keep exactly.
 const FLOAT_EXACT: f64 = 18_446_744_073_709_551_616.0;
 
-/// Objects of more keys look for repeated ones with a map.
+/// Largest number of keys for which duplicates are found without a map.
 const KEYS_COMPARED_MAX: usize = 12;
 
 #[derive(Clone, Debug, PartialEq)]
@@ -26,11 +26,11 @@ pub(crate) enum Json<'a> {
     Map(Map<'a>),
 }
 
-/// An object's entries in their order.
+/// An object's entries in order.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Map<'a>(pub(crate) Vec<(Cow<'a, str>, Json<'a>)>);
 
-/// Reads one document.
+/// Parses one document.
 pub(crate) fn parse(text: &str) -> Result<Json<'_>, serde_json::Error> {
     let mut from = serde_json::Deserializer::from_str(text);
     let json = Seed.deserialize(&mut from)?;
@@ -71,7 +71,7 @@ impl<'a> Json<'a> {
         matches!(self, Json::Null)
     }
 
-    /// What Python takes for true.
+    /// Whether Python treats the value as true.
     pub(crate) fn is_truthy(&self) -> bool {
         match self {
             Json::Null => false,
@@ -99,7 +99,7 @@ impl<'a> Json<'a> {
         }
     }
 
-    /// The same without a borrow.
+    /// Converts to owned text.
     pub(crate) fn into_owned(self) -> Json<'static> {
         match self {
             Json::Null => Json::Null,
@@ -129,7 +129,7 @@ impl<'a> Map<'a> {
         self.0.iter_mut().find(|(name, _)| name == key).map(|(_, value)| value)
     }
 
-    /// The value at `key` unless it is absent or null.
+    /// The value at `key`, unless it is absent or null.
     pub(crate) fn some(&self, key: &str) -> Option<&Json<'a>> {
         self.get(key).filter(|value| !value.is_null())
     }
@@ -138,12 +138,12 @@ impl<'a> Map<'a> {
         self.get(key).and_then(Json::as_str)
     }
 
-    /// Takes the value out, in place of which null stays.
+    /// Takes the value and leaves null in its place.
     pub(crate) fn take(&mut self, key: &str) -> Option<Json<'a>> {
         self.get_mut(key).map(|value| std::mem::replace(value, Json::Null)).filter(|value| !value.is_null())
     }
 
-    /// Sets the value, in its place if the key is there, else at the end.
+    /// Sets the value, in place if the key exists, otherwise at the end.
     pub(crate) fn set(&mut self, key: &'static str, value: Json<'a>) {
         match self.get_mut(key) {
             Some(slot) => *slot = value,
@@ -157,7 +157,7 @@ impl<'a> Map<'a> {
         )
     }
 
-    /// Of a repeated key the last value counts, at the place of the first.
+    /// Of a repeated key the last value is used at the position of the first.
     fn settle(mut entries: Vec<(Cow<'a, str>, Json<'a>)>) -> Map<'a> {
         let repeated = if entries.len() <= KEYS_COMPARED_MAX {
             entries.iter().enumerate().any(|(i, (key, _))| entries[..i].iter().any(|(other, _)| other == key))
@@ -220,7 +220,7 @@ impl<'de> Visitor<'de> for Seed {
 
     fn visit_f64<E: serde::de::Error>(self, x: f64) -> Result<Json<'de>, E> {
         if x.abs() >= FLOAT_EXACT {
-            return Err(E::custom("a number too large to be kept digit by digit"));
+            return Err(E::custom("integer too large to be kept exactly"));
         }
         Ok(Json::Float(x))
     }
@@ -249,7 +249,7 @@ impl<'de> Visitor<'de> for Seed {
         let mut entries = Vec::new();
         while let Some(key) = from.next_key_seed(Seed)? {
             let Json::Str(key) = key else {
-                return Err(A::Error::custom("a key that is no text"));
+                return Err(A::Error::custom("a key that is not a string"));
             };
             entries.push((key, from.next_value_seed(Seed)?));
         }

@@ -1,5 +1,5 @@
-//! Prompts as the engine counts them: a request's body becomes the text that the model's chat template makes of it, and
-//! the text becomes the token ids of the model's tokenizer.
+//! Exact prompt tokens: renders a request's body with the model's chat template, and encodes the text with the model's
+//! tokenizer.
 //!
 //! ```text
 //! body ── request ──► messages, tools, arguments ── template ──► text ── encode ──► token ids
@@ -7,8 +7,8 @@
 //!             └─ a prompt given as ids ────────────────────────────────────►┘
 //! ```
 //!
-//! Nothing here waits, logs or reads a clock; files are read once, in [`Tokenizer::load`]. What cannot be known is
-//! [`Unknown`], with the reason, and the caller estimates.
+//! Nothing here waits, logs or reads a clock; files are read once, in [`Tokenizer::load`]. If the tokens cannot be
+//! determined, the result is [`Unknown`] with the reason, and the caller estimates.
 
 pub mod bpe;
 mod encode;

@@ -1,4 +1,4 @@
-//! A model's files, as `transformers` reads them: the tokenizer, its special tokens, its chat templates.
+//! Loads a model's files as `transformers` does: the tokenizer, its special tokens, its chat templates.
 
 use std::fs;
 use std::io::{self, Read};
@@ -12,15 +12,15 @@ use crate::source::{Config, LoadError, Source};
 use crate::template::Template;
 use crate::tiktoken;
 
-/// The largest file that is read. Gemma's `tokenizer.json`, of 262,144 tokens, has 33 MB.
+/// Largest accepted file. Gemma's `tokenizer.json`, with 262,144 tokens, has 33 MB.
 const FILE_BYTES_MAX: u64 = 256 << 20;
 
-/// Attributes of a tokenizer that templates may name (transformers, `SPECIAL_TOKENS_ATTRIBUTES`).
+/// Tokenizer attributes available to templates (transformers, `SPECIAL_TOKENS_ATTRIBUTES`).
 const SPECIALS: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
-/// Architectures whose conversations vLLM 0.32 renders in code of its own, whatever their template says
-/// (`config/model.py`, `renderers/registry.py`; `gpt_oss` in `renderers/online_renderer.py`).
+/// Architectures whose conversations vLLM 0.32 renders in code instead of by template (`config/model.py`,
+/// `renderers/registry.py`; `gpt_oss` in `renderers/online_renderer.py`).
 const ENGINE_RENDERS: [(&str, &str); 8] = [
     ("GptOssForCausalLM", "harmony"),
     ("KimiK3ForConditionalGeneration", "kimi_k3"),
@@ -32,20 +32,20 @@ const ENGINE_RENDERS: [(&str, &str); 8] = [
     ("InklingForConditionalGeneration", "inkling"),
 ];
 
-/// What a source holds.
+/// The loaded contents of a source.
 pub(crate) struct Loaded {
     pub(crate) encoder: Encoder,
     pub(crate) template: Option<Template>,
-    /// The template for requests with tools, if there is one of its own.
+    /// The separate template for requests with tools, if any.
     pub(crate) tool_template: Option<Template>,
-    /// Special tokens by their attribute, for templates.
+    /// Special tokens by attribute, for templates.
     pub(crate) specials: Vec<(&'static str, String)>,
     pub(crate) vocab_size: usize,
-    /// Set if the engine renders this model's conversations itself: its name for that.
+    /// The engine's renderer for this model, if the engine renders its conversations without a template.
     pub(crate) engine_renders: Option<&'static str>,
 }
 
-/// The files of one directory.
+/// The files of a model's directory.
 struct Files {
     dir: PathBuf,
     tokenizer: PathBuf,
@@ -53,7 +53,7 @@ struct Files {
     specials_map: Value,
 }
 
-/// What a tokenizer's file comes to.
+/// The contents of a tokenizer file.
 struct Tokens {
     parts: Parts,
     vocab_size: usize,
@@ -96,7 +96,7 @@ impl Files {
         Ok(Files { dir, tokenizer, config, specials_map })
     }
 
-    /// Named special tokens, each a text or an object with a content.
+    /// Named special tokens, each a string or an object with a content.
     fn specials(&self) -> Vec<(&'static str, String)> {
         let named = |map: &Value, name: &str| {
             let token = &map[name];
@@ -117,10 +117,10 @@ impl Files {
         specials: &[(&'static str, String)],
     ) -> Result<Tokens, LoadError> {
         let format = |why: String| LoadError::Format { path: self.tokenizer.clone(), why };
-        let text = read(&self.tokenizer)?.ok_or_else(|| format("it has gone".into()))?;
+        let text = read(&self.tokenizer)?.ok_or_else(|| format("the file was removed".into()))?;
         let mut library: tokenizers::Tokenizer =
             text.parse().map_err(|error: tokenizers::Error| format(error.to_string()))?;
-        // `transformers` sets both for each call, whatever the file says.
+        // `transformers` sets both per call and ignores the file.
         library.with_truncation(None).map_err(|error| format(error.to_string()))?;
         library.with_padding(None);
         self.add_missing(&mut library).map_err(&format)?;
@@ -160,7 +160,7 @@ impl Files {
         })
     }
 
-    /// Adds what `tokenizer_config.json` lists and `tokenizer.json` does not have, in the order of the ids.
+    /// Adds the tokens that `tokenizer_config.json` lists and `tokenizer.json` lacks, in the order of their ids.
     fn add_missing(&self, library: &mut tokenizers::Tokenizer) -> Result<(), String> {
         let known: Vec<String> =
             library.get_added_tokens_decoder().into_values().map(|token| token.content).collect();
@@ -178,7 +178,7 @@ impl Files {
                 .map_err(|error| error.to_string())?;
             if library.token_to_id(&token.content) != Some(id) {
                 return Err(format!(
-                    "tokenizer_config.json gives {:?} id {id}, which tokenizer.json has no room for; are both files of one model?",
+                    "tokenizer_config.json gives {:?} id {id}, which does not fit tokenizer.json; are both files from the same model?",
                     token.content
                 ));
             }
@@ -186,8 +186,8 @@ impl Files {
         Ok(())
     }
 
-    /// Ids that go before and behind a text. `add_bos_token` and `add_eos_token` count where one of them is given
-    /// (transformers 5, `tokenization_utils_tokenizers.py`), else what the post-processor does.
+    /// Ids before and after a text. `add_bos_token` and `add_eos_token` are used if one of them is present
+    /// (transformers 5, `tokenization_utils_tokenizers.py`), otherwise the post-processor.
     fn ends(
         &self,
         library: &tokenizers::Tokenizer,
@@ -214,13 +214,13 @@ impl Files {
         let at = whole
             .windows(plain.len().max(1))
             .position(|window| window == plain)
-            .ok_or("its post-processor does more than to add tokens at the ends")?;
+            .ok_or("its post-processor does more than add tokens at the ends")?;
         Ok((whole[..at].to_vec(), whole[at + plain.len()..].to_vec()))
     }
 
     fn ranks(&self, config: &Config) -> Result<Tokens, LoadError> {
         let format = |why: String| LoadError::Format { path: self.tokenizer.clone(), why };
-        let text = read(&self.tokenizer)?.ok_or_else(|| format("it has gone".into()))?;
+        let text = read(&self.tokenizer)?.ok_or_else(|| format("the file was removed".into()))?;
         let ranks = tiktoken::ranks(&text).map_err(&format)?;
         let pattern = tiktoken::pattern(&self.tokenizer, &self.config).map_err(&format)?;
         let added: Vec<AddedToken> = listed(&self.config).into_iter().map(|(_, token, _)| token).collect();
@@ -240,7 +240,7 @@ impl Files {
         })
     }
 
-    /// The template for conversations, and the one for those with tools if it is another.
+    /// The template for conversations, and the one for those with tools if it differs.
     fn templates(
         &self,
         given: Option<&Path>,
@@ -311,7 +311,7 @@ impl Files {
     }
 }
 
-/// Tokens that `tokenizer_config.json` lists under `added_tokens_decoder`, by id, and whether they are special.
+/// Tokens in `tokenizer_config.json` under `added_tokens_decoder`, with their id and whether they are special.
 fn listed(config: &Value) -> Vec<(u32, AddedToken, bool)> {
     let mut listed: Vec<(u32, AddedToken, bool)> = Vec::new();
     for (id, token) in config["added_tokens_decoder"].as_object().into_iter().flatten() {
@@ -350,7 +350,7 @@ fn tokenizer_in(dir: &Path) -> Result<PathBuf, LoadError> {
     ranks.into_iter().next().ok_or_else(|| LoadError::NoTokenizer { path: dir.to_owned() })
 }
 
-/// Whether some pre-tokenizer treats a text's beginning apart from other pieces' (Metaspace, `prepend_scheme`).
+/// Whether a pre-tokenizer treats the start of a text differently (Metaspace, `prepend_scheme`).
 fn mentions_first(value: &Value) -> bool {
     match value {
         Value::Object(map) => map
@@ -361,7 +361,7 @@ fn mentions_first(value: &Value) -> bool {
     }
 }
 
-/// A file's text; nothing if it is not there.
+/// A file's text; `None` if the file does not exist.
 fn read(path: &Path) -> Result<Option<String>, LoadError> {
     let failed = |error| LoadError::Read { path: path.to_owned(), error };
     let file = match fs::File::open(path) {
@@ -383,5 +383,5 @@ fn json(path: &Path) -> Result<Option<Value>, LoadError> {
     let parsed = serde_json::from_str(&text);
     parsed
         .map(Some)
-        .map_err(|error| LoadError::Format { path: path.to_owned(), why: format!("it is not JSON: {error}") })
+        .map_err(|error| LoadError::Format { path: path.to_owned(), why: format!("not JSON: {error}") })
 }

@@ -1,25 +1,25 @@
-//! What a prompt is once it is known.
+//! A prompt in tokens.
 
-/// Seconds since 1970-01-01 00:00 UTC, for templates that print the date. Given by the caller.
+/// Seconds since 1970-01-01 00:00 UTC, for templates that print the date. Passed in by the caller.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct UnixTime(pub i64);
 
-/// A prompt in tokens, in memory that is used again from request to request.
+/// A prompt in tokens; its memory is reused between requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Prompt {
-    /// The token ids, as the engine will count them. After [`Unknown`](crate::Unknown), what it is known to begin with.
+    /// The token ids, as the engine counts them. After [`Unknown`](crate::Unknown), the known first tokens.
     pub tokens: Vec<u32>,
-    /// How many of them came out of the cache, or were given as ids, and cost no encoding.
+    /// How many of them came from the cache or were given as ids, and so cost no encoding.
     pub reused_tokens: u32,
-    /// The text the tokens were made of; empty if the prompt was given as ids.
+    /// The text that was encoded; empty if the prompt was given as ids.
     pub text: String,
-    /// Said before it is counted: what is remembered for one number is found under that number only, so that nobody learns
-    /// by the time it takes whether others have sent the same. 0 is everybody's; others are even.
+    /// Cache partition, set by the caller before encoding: entries of one partition are found only in that partition,
+    /// so that response times do not reveal other clients' prompts. 0 is shared; other values must be even.
     pub apart: u64,
 }
 
 impl Prompt {
-    /// Forgets what it holds and keeps the memory, and who it is apart for.
+    /// Clears the contents; keeps the memory and `apart`.
     pub fn clear(&mut self) {
         self.tokens.clear();
         self.reused_tokens = 0;

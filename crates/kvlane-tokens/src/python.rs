@@ -1,4 +1,4 @@
-//! What templates expect of Python: `json.dumps`, how floats print, `str.strip`, `strftime`.
+//! Python functions that templates rely on: `json.dumps`, float formatting, `str.strip`, `strftime`.
 
 use std::fmt::Write as _;
 
@@ -7,10 +7,10 @@ use minijinja::{Error, ErrorKind, Value};
 
 use crate::prompt::UnixTime;
 
-/// How deep a value may be nested to be written as JSON.
+/// Deepest nesting of a value that is written.
 const DEPTH_MAX: usize = 200;
 
-/// The arguments of `json.dumps` that change what is written.
+/// The arguments of `json.dumps` that affect the output.
 pub(crate) struct Dumps {
     pub(crate) ensure_ascii: bool,
     pub(crate) indent: Option<String>,
@@ -34,14 +34,14 @@ impl Default for Dumps {
 }
 
 impl Dumps {
-    /// Appends `value` as `json.dumps` writes it.
+    /// Appends `value` in the format of `json.dumps`.
     pub(crate) fn write(&self, value: &Value, out: &mut String) -> Result<(), Error> {
         self.value(value, 0, out)
     }
 
     fn value(&self, value: &Value, depth: usize, out: &mut String) -> Result<(), Error> {
         if depth > DEPTH_MAX {
-            return Err(Error::new(ErrorKind::InvalidOperation, "nested too deep for JSON"));
+            return Err(Error::new(ErrorKind::InvalidOperation, "nested too deeply for JSON"));
         }
         match value.kind() {
             ValueKind::None => out.push_str("null"),
@@ -142,7 +142,7 @@ impl Dumps {
 }
 
 fn not_json(kind: ValueKind) -> Error {
-    Error::new(ErrorKind::InvalidOperation, format!("a value of kind {kind} has no form in JSON"))
+    Error::new(ErrorKind::InvalidOperation, format!("a value of kind {kind} cannot be written as JSON"))
 }
 
 fn number(value: &Value, out: &mut String) {
@@ -158,8 +158,8 @@ fn number(value: &Value, out: &mut String) {
     }
 }
 
-/// Appends `x` as Python's `repr` does: the shortest digits that read back, an exponent below 1e-4 and from 1e16 on
-/// (`float_repr_style` "short", CPython `Python/pystrtod.c`).
+/// Appends `x` in the format of Python's `repr`: the shortest digits that read back exactly, with an exponent below
+/// 1e-4 and from 1e16 on (`float_repr_style` "short", CPython `Python/pystrtod.c`).
 pub(crate) fn float(x: f64, out: &mut String) {
     if x.is_nan() {
         return out.push_str("NaN");
@@ -202,7 +202,7 @@ pub(crate) fn float(x: f64, out: &mut String) {
     }
 }
 
-/// Appends `value` as Python's `str` writes it.
+/// Appends `value` in the format of Python's `str`.
 pub(crate) fn display(value: &Value, out: &mut String) -> Result<(), Error> {
     match value.as_str() {
         Some(text) => out.push_str(text),
@@ -212,10 +212,10 @@ pub(crate) fn display(value: &Value, out: &mut String) -> Result<(), Error> {
     Ok(())
 }
 
-/// Appends `value` as Python's `repr` writes it.
+/// Appends `value` in the format of Python's `repr`.
 fn repr(value: &Value, depth: usize, out: &mut String) -> Result<(), Error> {
     if depth > DEPTH_MAX {
-        return Err(Error::new(ErrorKind::InvalidOperation, "nested too deep to be printed"));
+        return Err(Error::new(ErrorKind::InvalidOperation, "nested too deeply to be printed"));
     }
     let separator = |at: usize, out: &mut String| out.push_str(if at > 0 { ", " } else { "" });
     match value.kind() {
@@ -251,7 +251,7 @@ fn repr(value: &Value, depth: usize, out: &mut String) -> Result<(), Error> {
     Ok(())
 }
 
-/// A text between quotes: single ones, unless only these are in it.
+/// Appends a quoted text: in single quotes, unless it contains single quotes and no double quotes.
 fn quoted(text: &str, out: &mut String) {
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
     out.push(quote);
@@ -270,12 +270,12 @@ fn quoted(text: &str, out: &mut String) {
     out.push(quote);
 }
 
-/// Whether Python's `str.strip` takes `c` for white space. Unlike Unicode it also takes the four separators.
+/// Whether Python's `str.strip` treats `c` as white space. Unlike Unicode, this includes the four separators.
 pub(crate) fn is_space(c: char) -> bool {
     c.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&c)
 }
 
-/// `datetime.strftime` in UTC and English. `None` for a directive that is not known here.
+/// `datetime.strftime` in UTC and English. `None` for an unsupported directive.
 pub(crate) fn strftime(format: &str, now: UnixTime) -> Option<String> {
     const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
     const MONTHS: [&str; 12] = [
@@ -353,8 +353,8 @@ pub(crate) fn strftime(format: &str, now: UnixTime) -> Option<String> {
     Some(out)
 }
 
-/// Year, month and day of a day counted from 1970-01-01 in the Gregorian calendar, counting years from March so that
-/// the leap day is a year's last. 146,097 days are 400 years.
+/// Year, month and day of a day counted from 1970-01-01 in the Gregorian calendar. Years start in March, so that the
+/// leap day is the last day of a year. 146,097 days are 400 years.
 fn civil(days: i64) -> (i64, i64, i64) {
     let days = days + 719_468;
     let era = days.div_euclid(146_097);

@@ -1,15 +1,15 @@
-//! Where a tokenizer comes from, and what can be wrong there.
+//! Tokenizer sources, settings and load errors.
 
 use std::path::PathBuf;
 
 use thiserror::Error;
 
-/// Where the files of a tokenizer are.
+/// Location of a tokenizer's files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Source {
-    /// A model's directory, or its `tokenizer.json`, `*.tiktoken` or `tiktoken.model`; the files beside it are read too.
+    /// A model's directory, or its `tokenizer.json`, `*.tiktoken` or `tiktoken.model`; files next to it are read too.
     pub path: PathBuf,
-    /// A file that holds the chat template to use instead of the model's own.
+    /// A chat template file that replaces the model's own.
     pub chat_template: Option<PathBuf>,
 }
 
@@ -20,10 +20,10 @@ impl Source {
     }
 }
 
-/// How message contents are handed to the template, vLLM's `--chat-template-content-format`.
+/// Form of message contents for the template, vLLM's `--chat-template-content-format`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ContentFormat {
-    /// What the template looks as if it wanted, as vLLM finds out.
+    /// Detected from the template, as in vLLM.
     #[default]
     Auto,
     /// As text.
@@ -32,18 +32,18 @@ pub enum ContentFormat {
     OpenAi,
 }
 
-/// Limits and choices.
+/// Limits and settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Most bytes of cached encodings.
+    /// Memory limit of cached encodings, in bytes.
     pub cache_bytes_max: usize,
-    /// Most bytes a template may print.
+    /// Longest output of a template, in bytes.
     pub text_bytes_max: usize,
-    /// Most instructions a template may take, in thousands.
+    /// Instruction limit of a template, in thousands.
     pub template_fuel_k: u32,
-    /// How message contents are handed to the template.
+    /// Form of message contents for the template.
     pub content_format: ContentFormat,
-    /// Whether tools are left out where `tool_choice` is `none`, vLLM's `--exclude-tools-when-tool-choice-none`.
+    /// Whether tools are omitted if `tool_choice` is `none`, vLLM's `--exclude-tools-when-tool-choice-none`.
     pub exclude_tools_when_tool_choice_none: bool,
 }
 
@@ -59,21 +59,21 @@ impl Default for Config {
     }
 }
 
-/// Why a tokenizer could not be loaded: what is missing, where, and what to do.
+/// Why a tokenizer could not be loaded, and what to do.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum LoadError {
     /// Neither a file nor a directory.
     #[error("no tokenizer at {path}: {error}; give a model's directory or its tokenizer.json")]
     Absent {
-        /// What was asked for.
+        /// The given path.
         path: PathBuf,
-        /// What the system said.
+        /// The operating system's error.
         error: std::io::Error,
     },
-    /// The directory holds no tokenizer in a known form.
+    /// The directory contains no supported tokenizer.
     #[error(
-        "{path} holds no tokenizer.json, *.tiktoken or tiktoken.model; copy the model's tokenizer files there"
+        "{path} contains no tokenizer.json, *.tiktoken or tiktoken.model; copy the model's tokenizer files there"
     )]
     NoTokenizer {
         /// The directory.
@@ -84,25 +84,25 @@ pub enum LoadError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The operating system's error.
         error: std::io::Error,
     },
-    /// A file is larger than any tokenizer's.
-    #[error("{path} has {bytes} bytes, more than the {max} a tokenizer file may have; is it the right file?")]
+    /// A file is too large for a tokenizer.
+    #[error("{path} has {bytes} bytes, above the limit of {max} for a tokenizer file; is it the right file?")]
     TooLarge {
         /// The file.
         path: PathBuf,
         /// Its size.
         bytes: u64,
-        /// The most that is read.
+        /// The limit.
         max: u64,
     },
-    /// A file is not what its name says.
+    /// A file's content is not valid.
     #[error("{path} is not usable: {why}")]
     Format {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it and what to do.
+        /// The problem and what to do.
         why: String,
     },
     /// The chat template does not compile.
@@ -110,7 +110,7 @@ pub enum LoadError {
     Template {
         /// The file.
         path: PathBuf,
-        /// Where and what.
+        /// The position and the problem.
         why: String,
     },
 }

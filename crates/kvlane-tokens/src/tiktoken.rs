@@ -1,7 +1,7 @@
-//! tiktoken's rank files: a token in base64 and its rank on each line (tiktoken 0.14, `tiktoken/load.py`).
+//! tiktoken's rank files: a base64 token and its rank per line (tiktoken 0.14, `tiktoken/load.py`).
 //!
-//! A file says nothing of how text is split into words, nor of special tokens. The latter are in
-//! `tokenizer_config.json`; the pattern is code of each model, and known here by the file's or the tokenizer's name.
+//! A file contains neither the split pattern nor the special tokens. The latter are in `tokenizer_config.json`; the
+//! pattern is part of each model's code, and is selected here by the file's or the tokenizer's name.
 
 use std::path::Path;
 
@@ -19,7 +19,7 @@ const QWEN: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}
 /// Kimi's tokenizer (`TikTokenTokenizer`, `pat_str` of its `tokenization_kimi.py`).
 const KIMI: &str = r"[\p{Han}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// Tokenizer classes and file names, and their patterns.
+/// Split patterns by tokenizer class or file name.
 const PATTERNS: [(&str, &str); 5] = [
     ("QWenTokenizer", QWEN),
     ("TikTokenTokenizer", KIMI),
@@ -28,26 +28,26 @@ const PATTERNS: [(&str, &str); 5] = [
     ("o200k_harmony.tiktoken", O200K),
 ];
 
-/// The tokens of a file and their ranks.
+/// The tokens in a file and their ranks.
 pub(crate) fn ranks(text: &str) -> Result<Vec<(Vec<u8>, u32)>, String> {
     let mut ranks = Vec::new();
     for (at, line) in text.lines().enumerate().filter(|(_, line)| !line.is_empty()) {
-        let bad = || format!("line {}: not a token in base64 and its rank; is it a tiktoken file?", at + 1);
+        let bad = || format!("line {}: not a base64 token and its rank; is it a tiktoken file?", at + 1);
         let (token, rank) = line.split_once(' ').ok_or_else(bad)?;
         let token = base64(token).ok_or_else(bad)?;
         let rank: u32 = rank.trim_end().parse().map_err(|_| bad())?;
-        // Kimi's file ends in tokens that stand for no bytes.
+        // Kimi's file ends in tokens without bytes.
         if !token.is_empty() {
             ranks.push((token, rank));
         }
     }
     if ranks.is_empty() {
-        return Err("it holds no tokens; is it a tiktoken file?".into());
+        return Err("no tokens; is it a tiktoken file?".into());
     }
     Ok(ranks)
 }
 
-/// The pattern that splits text into words: `pat_str` of the configuration, else what the names stand for.
+/// The split pattern: `pat_str` of the configuration, otherwise by name.
 pub(crate) fn pattern<'a>(path: &Path, config: &'a Value) -> Result<&'a str, String> {
     if let Some(pattern) = config["pat_str"].as_str() {
         return Ok(pattern);

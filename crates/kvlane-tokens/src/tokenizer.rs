@@ -1,4 +1,4 @@
-//! A model's tokenizer and chat templates, loaded.
+//! A loaded tokenizer with its chat templates.
 
 use std::fmt;
 
@@ -15,11 +15,11 @@ use crate::source::{Config, LoadError, Source};
 use crate::template::{Template, strftime_now};
 use crate::unknown::Unknown;
 
-/// What transformers puts behind a message that is to be continued, to find its end in the rendering
+/// Marker that transformers appends to a message to be continued, to find its end in the rendering
 /// (`utils/chat_template_utils.py`).
 const CONTINUE_TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
-/// A model's tokenizer and chat templates. Shared by all threads.
+/// A model's tokenizer and chat templates, shared by all threads.
 pub struct Tokenizer {
     encoder: Encoder,
     template: Option<Template>,
@@ -30,33 +30,33 @@ pub struct Tokenizer {
     reading: Reading,
 }
 
-/// Where a text may be cut before it is encoded.
+/// Where a text may be cut before encoding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cut {
-    /// At added tokens: pieces encoded apart are the whole encoded, tried on a set of texts when it was loaded.
+    /// At added tokens: pieces encoded separately give the ids of the whole, checked with a set of texts at load time.
     AtSpecialTokens,
     /// Nowhere, for this reason: every prompt is encoded as a whole.
     Never(String),
 }
 
-/// What the cache of encodings holds and was good for.
+/// Size and counters of the encoding cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Bytes held, bookkeeping included.
+    /// Bytes in use, including overhead.
     pub cache_bytes: u64,
-    /// Pieces held.
+    /// Cached pieces.
     pub cache_entries: u64,
-    /// Pieces found.
+    /// Pieces found in the cache.
     pub hits: u64,
-    /// Pieces that had to be encoded.
+    /// Pieces not found.
     pub misses: u64,
-    /// Tokens that came out of the cache.
+    /// Tokens taken from the cache.
     pub tokens_reused: u64,
-    /// Tokens that were encoded and looked for before.
+    /// Tokens encoded after a cache miss.
     pub tokens_encoded: u64,
 }
 
-/// Text, or ids, on the way to tokens.
+/// Text or ids to be converted to tokens.
 enum Text<'a> {
     Ids(Vec<u32>, Option<Truncate>),
     Plain(std::borrow::Cow<'a, str>, Shape),
@@ -66,7 +66,7 @@ enum Text<'a> {
 // === impl Tokenizer ===
 
 impl Tokenizer {
-    /// Reads the files of `source` and tries where texts may be cut. Takes about a second for a large vocabulary.
+    /// Reads the files of `source` and checks where texts may be cut. Takes about a second for a large vocabulary.
     pub fn load(source: &Source, config: &Config) -> Result<Tokenizer, LoadError> {
         let Loaded { encoder, template, tool_template, specials, vocab_size, engine_renders } =
             load(source, config)?;
@@ -76,18 +76,18 @@ impl Tokenizer {
         };
         let mut tokenizer =
             Tokenizer { encoder, template, tool_template, specials, vocab_size, engine_renders, reading };
-        // Without a template at hand vLLM merges, to be safe.
+        // Without a template vLLM merges system messages, to be safe.
         let system_first = tokenizer.templates().any(|template| template.system_first);
         tokenizer.reading.system_first = system_first;
         tokenizer.reading.disabled_effort_low = tokenizer.cannot_disable_thinking();
         Ok(tokenizer)
     }
 
-    /// The tokens of a request to `api`. After [`Unknown`], `out` holds the tokens it is known to begin with.
+    /// The tokens of a request to `api`. After [`Unknown`], `out` has the known first tokens.
     ///
     /// # Errors
     ///
-    /// Where the engine's tokens cannot be known here, and why.
+    /// Why the engine's tokens cannot be determined here.
     pub fn prompt(&self, api: Api, body: &[u8], now: UnixTime, out: &mut Prompt) -> Result<(), Unknown> {
         out.clear();
         let Prompt { tokens, reused_tokens, text, apart } = out;
@@ -114,7 +114,7 @@ impl Tokenizer {
         Ok(())
     }
 
-    /// The text the engine would encode for a request to `api`; empty if the prompt is given as ids.
+    /// The text that the engine would encode for a request to `api`; empty if the prompt is given as ids.
     ///
     /// # Errors
     ///
@@ -127,11 +127,11 @@ impl Tokenizer {
         Ok(())
     }
 
-    /// Appends the tokens of a text; `add_special` as the tokenizer's own beginning and end are wanted or not.
+    /// Appends the tokens of a text; `add_special` adds the tokenizer's own special tokens at both ends.
     ///
     /// # Errors
     ///
-    /// Where the tokenizer fails on the text.
+    /// If the tokenizer fails on the text.
     pub fn text(&self, text: &str, add_special: bool, out: &mut Vec<u32>) -> Result<(), Unknown> {
         self.encoder.encode(text, add_special, 0, out).map(|_| ())
     }
@@ -141,7 +141,7 @@ impl Tokenizer {
         self.templates().next().is_some()
     }
 
-    /// Ids there are, added tokens included.
+    /// Number of ids, added tokens included.
     pub fn vocab_size(&self) -> usize {
         self.vocab_size
     }
@@ -151,12 +151,12 @@ impl Tokenizer {
         self.encoder.cut().clone()
     }
 
-    /// Whether texts are encoded by our own encoder, rather than by the slower library.
+    /// Whether our own encoder is used instead of the slower library.
     pub fn is_fast(&self) -> bool {
         self.encoder.is_own()
     }
 
-    /// What the cache did.
+    /// Size and counters of the encoding cache.
     pub fn stats(&self) -> Stats {
         self.encoder.stats()
     }
@@ -207,7 +207,7 @@ impl Tokenizer {
         let messages: Vec<Value> = messages.into_iter().map(Map::into_value).collect();
         let mut context: Vec<(Value, Value)> = Vec::with_capacity(16);
         let mut set = |name: &str, value| context.push((Value::from(name), value));
-        // Later ones win.
+        // Later variables override earlier ones.
         for (name, token) in &self.specials {
             set(name, Value::from(token.as_str()));
         }
@@ -229,8 +229,9 @@ impl Tokenizer {
         Ok(())
     }
 
-    /// Keeps as many tokens as are wanted. An end that is named is cut off all of them; else the tokenizer cuts, which
-    /// vLLM sets to cut at the left, between the tokens that it adds (`renderers/params.py`, `tokenizers/registry.py`).
+    /// Keeps the requested number of tokens. If a side is given, all tokens are cut there; otherwise the tokenizer
+    /// cuts, which vLLM configures to cut on the left, between the special tokens it adds (`renderers/params.py`,
+    /// `tokenizers/registry.py`).
     fn truncate(&self, truncate: Truncate, add_special: bool, tokens: &mut Vec<u32>) {
         let keep = truncate.tokens as usize;
         if tokens.len() <= keep {
@@ -247,8 +248,8 @@ impl Tokenizer {
         }
     }
 
-    /// Whether the template rejects or ignores the effort `none`, so that vLLM asks for `low` where Anthropic's
-    /// `thinking` is disabled (`entrypoints/anthropic/serving.py`, `_probe_disabled_thinking_effort`).
+    /// Whether the template rejects or ignores the effort `none`, so that vLLM uses `low` for Anthropic's disabled
+    /// `thinking` (`entrypoints/anthropic/serving.py`, `_probe_disabled_thinking_effort`).
     fn cannot_disable_thinking(&self) -> bool {
         let rendered = |effort: &str| {
             let body = serde_json::json!({
@@ -277,7 +278,7 @@ impl fmt::Debug for Tokenizer {
     }
 }
 
-/// Puts the tag behind the last text of the last message; returns the text.
+/// Appends the marker to the last text of the last message; returns the text.
 fn mark_end(messages: &mut [Map<'_>]) -> Result<String, Unknown> {
     let nothing = || Unknown::Refused("no text to continue in the final message".into());
     let content = messages.last_mut().and_then(|message| message.get_mut("content")).ok_or_else(nothing)?;
@@ -298,12 +299,12 @@ fn mark_end(messages: &mut [Map<'_>]) -> Result<String, Unknown> {
     Ok(ending)
 }
 
-/// Ends the rendering where the tag is; without white space before it, if the template has trimmed the message.
+/// Truncates the rendering at the marker, and removes white space before it if the template has trimmed the message.
 fn end_at_mark(ending: &str, out: &mut String) -> Result<(), Unknown> {
     let tag = CONTINUE_TAG.trim_end();
     let at = out.rfind(tag).filter(|_| out.contains(ending.trim_matches(is_space)));
     let at =
-        at.ok_or_else(|| Unknown::Refused("the template does not print the final message as it is".into()))?;
+        at.ok_or_else(|| Unknown::Refused("the template does not print the final message unchanged".into()))?;
     let whole = out[at..].starts_with(CONTINUE_TAG);
     out.truncate(at);
     if !whole {

@@ -1,40 +1,40 @@
-//! Why the tokens of a request cannot be known here.
+//! Reasons why a request's tokens cannot be determined.
 
 use std::borrow::Cow;
 
 use thiserror::Error;
 
-/// Why a request's tokens are not known. The caller estimates, and nothing is wrong with the request itself unless
-/// [`Unknown::Body`] or [`Unknown::Refused`] says so: even then it is for the engine to say.
+/// Why a request's tokens cannot be determined. The caller estimates them. The request itself may be invalid only for
+/// [`Unknown::Body`] and [`Unknown::Refused`], and even then the engine decides.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Unknown {
-    /// The body is not what this API takes.
-    #[error("the body is not a request of this API: {0}")]
+    /// The body is invalid for this API.
+    #[error("the body is not a valid request of this API: {0}")]
     Body(Cow<'static, str>),
-    /// The API has no prompt in tokens that could be known here.
+    /// The API has no prompt whose tokens can be counted.
     #[error("prompts of {0} are not counted")]
     Api(&'static str),
-    /// The tokenizer came without a chat template.
+    /// The tokenizer has no chat template.
     #[error("the model has no chat template: give one with --chat-template")]
     NoTemplate,
-    /// The template refuses this conversation, as it would at the engine.
-    #[error("the chat template refuses the conversation: {0}")]
+    /// The template rejects this conversation, as it would in the engine.
+    #[error("the chat template rejects the conversation: {0}")]
     Refused(String),
-    /// The template failed, or wants something that is not offered here.
+    /// The template failed, or uses an unsupported function.
     #[error("the chat template cannot be rendered: {0}")]
     Template(String),
-    /// The rendering passed one of the limits.
-    #[error("the chat template passed a limit: {0}")]
+    /// The rendering exceeded a limit.
+    #[error("the chat template exceeded a limit: {0}")]
     Limit(Cow<'static, str>),
-    /// The prompt holds something other than text.
-    #[error("{0} take tokens that only the engine can count")]
+    /// The prompt contains content other than text.
+    #[error("only the engine can count the tokens of {0}")]
     Media(&'static str),
-    /// A field changes the prompt in a way that is not known here.
-    #[error("field {0} changes the prompt in a way that is not known here")]
+    /// A field affects the prompt in an unsupported way.
+    #[error("field {0} affects the prompt in an unsupported way")]
     Field(&'static str),
-    /// The model's conversations are rendered by the engine itself, not by a template.
-    #[error("conversations of this model are rendered by the engine, not by its template: {0}")]
+    /// The engine itself renders the model's conversations, without a template.
+    #[error("the engine renders this model's conversations itself, without its template: {0}")]
     EngineRenders(&'static str),
     /// The tokenizer failed on the text.
     #[error("the tokenizer failed: {0}")]

@@ -1,4 +1,4 @@
-//! The encoder beside the `tokenizers` library: the same ids, whatever the tokenizer and the text.
+//! Compares the encoder with the `tokenizers` library: the same ids for any tokenizer and text.
 
 use std::path::Path;
 use std::sync::LazyLock;
@@ -48,7 +48,7 @@ fn sequence(stages: impl IntoIterator<Item = Value>) -> Value {
     json!({"type": "Sequence", "pretokenizers": stages.into_iter().collect::<Vec<_>>()})
 }
 
-/// Pre-tokenizers as the files of the families have them.
+/// Pre-tokenizers as in the files of each family.
 fn pre_tokenizers() -> Vec<Value> {
     let mut removed = split(LLAMA3);
     removed["behavior"] = json!("Removed");
@@ -66,7 +66,7 @@ fn pre_tokenizers() -> Vec<Value> {
     ]
 }
 
-/// A model trained on the corpus in words as one pre-tokenizer splits it.
+/// A model trained on the corpus, split into words by one pre-tokenizer.
 fn trained(pre_tokenizer: &Value) -> Value {
     let mut tokenizer = Tokenizer::new(BPE::default());
     let pre_tokenizer: tokenizers::PreTokenizerWrapper =
@@ -81,7 +81,7 @@ fn trained(pre_tokenizer: &Value) -> Value {
     serde_json::to_value(&tokenizer).unwrap()
 }
 
-/// One tokenizer, twice.
+/// One tokenizer in both implementations.
 struct Both {
     name: String,
     ours: Bpe,
@@ -97,7 +97,7 @@ impl Both {
         }
     }
 
-    /// Where the two disagree on `text`, if they do.
+    /// The difference between the two on `text`, if any.
     fn difference(&self, text: &str) -> Option<String> {
         let expected = self.theirs.encode_fast(text, false).unwrap();
         let mut ids = vec![7];
@@ -188,8 +188,8 @@ prop_compose! {
     }
 }
 
-/// A tokenizer of arbitrary merges, in an order no training would give: a merge may come before the merges that make
-/// its parts, and a token may be made in several ways.
+/// A tokenizer of arbitrary merges, in an order that training would not produce: a merge may precede the merges that
+/// produce its parts, and a token may be produced in several ways.
 fn arbitrary_merges(picks: &[(Index, Index)], order: &[Index], ignore_merges: bool) -> Value {
     let mut alphabet: Vec<char> = ByteLevel::alphabet().into_iter().collect();
     alphabet.sort_unstable();
@@ -336,7 +336,7 @@ fn what_is_not_encoded_here_is_refused_with_its_reason() {
     assert!(Bpe::from_tokenizer(&plain).is_ok());
     let mut untyped = plain.clone();
     untyped["model"].as_object_mut().unwrap().remove("type");
-    assert!(Bpe::from_tokenizer(&untyped).is_ok(), "as GPT-2's file has it");
+    assert!(Bpe::from_tokenizer(&untyped).is_ok(), "as in GPT-2's file");
     let refused = |path: &str, value: Value, reason: &str| {
         let mut tokenizer = plain.clone();
         *tokenizer.pointer_mut(path).unwrap() = value;

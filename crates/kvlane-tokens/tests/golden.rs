@@ -1,4 +1,4 @@
-//! What vLLM 0.32 counted for requests to a small model, and what is counted here. See `data/README.md`.
+//! Compares token counts with those of vLLM 0.32 for requests to a small model. See `data/README.md`.
 
 use std::path::Path;
 
@@ -29,7 +29,7 @@ fn what_the_engine_served_is_counted_alike() {
     let mut prompt = Prompt::default();
     let mut compared = 0;
     for file in ["chat-golden.jsonl", "served.jsonl"] {
-        // The second time comes out of the cache.
+        // The second pass uses the cache.
         for line in lines(file).iter().chain(&lines(file)) {
             let body = line["body"].as_str().expect("a body");
             let api = Api::from_path(line["path"].as_str().expect("a path")).expect("an API");

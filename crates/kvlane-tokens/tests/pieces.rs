@@ -1,4 +1,4 @@
-//! Texts cut into pieces that are remembered have the ids of the whole, whatever came before.
+//! Texts cut into cached pieces have the ids of the whole, for any cache contents.
 
 use std::path::Path;
 
@@ -20,7 +20,7 @@ fn library() -> tokenizers::Tokenizer {
     tokenizers::Tokenizer::from_file(tiny().path.join("tokenizer.json")).expect("the small model's tokenizer")
 }
 
-/// Texts in which something can go wrong at an end or between two.
+/// Texts that are difficult at their ends or when joined.
 fn fragment() -> impl Strategy<Value = String> {
     prop_oneof![
         Just("<|eot_id|>".to_owned()),
@@ -41,7 +41,7 @@ fn text() -> impl Strategy<Value = String> {
     prop::collection::vec(fragment(), 0..12).prop_map(|parts| parts.concat())
 }
 
-/// Conversations that grow, turn by turn, from one of a few beginnings.
+/// Conversations that grow turn by turn from one of a few beginnings.
 fn conversations() -> impl Strategy<Value = Vec<Value>> {
     let turn = (0_usize..3, text());
     prop::collection::vec(turn, 1..10).prop_map(|turns| {
@@ -64,7 +64,7 @@ proptest! {
     #[test]
     fn whatever_was_asked_before_the_ids_are_those_of_the_whole_text(bodies in conversations()) {
         thread_local! {
-            // One is small enough to forget all the time, one remembers all, over all cases.
+            // Across all cases, one cache is so small that it evicts constantly, and one keeps everything.
             static TOKENIZERS: (Tokenizer, Tokenizer, tokenizers::Tokenizer) = (load(8 << 10), load(64 << 20), library());
         }
         TOKENIZERS.with(|(small, large, library)| {
@@ -90,7 +90,7 @@ proptest! {
         TOKENIZERS.with(|(tokenizer, library)| {
             let text = parts.concat().repeat(2);
             let at = text.char_indices().map(|(at, _)| at).nth(text.len() * cut / 1000).unwrap_or(text.len());
-            // A beginning, all of it, and all but a beginning: the same chunks at other places.
+            // A prefix, the whole, and the rest: the same chunks at other positions.
             for text in [&text[..at], &text, &text[at..]] {
                 let mut ids = Vec::new();
                 tokenizer.text(text, true, &mut ids).expect("tokens");
@@ -152,7 +152,7 @@ fn the_next_turn_encodes_only_what_is_new() {
     assert!(second > first + 300, "{second} after {first}");
     assert!(reused > first * 9 / 10 && reused < first, "{reused} of {first}");
 
-    // A plain prompt that grows is cut by its content.
+    // A growing plain prompt is cut by its content.
     let mut reused = 0;
     for words in [6000, 6500] {
         let text: Vec<String> = (0..words).map(|i| format!("word{}", i * i % 997)).collect();
@@ -162,7 +162,7 @@ fn the_next_turn_encodes_only_what_is_new() {
     }
     assert!(reused > 80, "{reused} %");
 
-    // Whoever is apart finds what they sent themselves, and nothing else.
+    // A cache partition finds its own entries and no others.
     let body = json!({"prompt": "What nobody else may know. ".repeat(200)}).to_string();
     let mut reused = |apart| {
         prompt.apart = apart;
@@ -173,7 +173,7 @@ fn the_next_turn_encodes_only_what_is_new() {
     assert!([reused(2), reused(4), reused(0)].iter().all(|&reused| reused > 1000));
 }
 
-/// A tokenizer of a few words in a directory of its own.
+/// A tokenizer of a few words in its own directory.
 fn made(pre_tokenizer: Value, normalizer: Value, added: Value) -> (tempfile::TempDir, Source) {
     let words = ["[UNK]", "▁", "▁a", "▁b", "a", "b", "\n", ".", "▁."];
     let vocab: serde_json::Map<String, Value> =
@@ -232,7 +232,7 @@ fn tokens_that_strip_stand_alone_or_are_normalized_are_respected() {
     let at_special = |cut: &Cut| *cut == Cut::AtSpecialTokens;
     check(metaspace("always"), Value::Null, tokens(), at_special);
     check(metaspace("never"), Value::Null, tokens(), at_special);
-    // A piece that is not the first is encoded as one.
+    // A piece that is not the first is encoded accordingly.
     check(metaspace("first"), Value::Null, tokens(), at_special);
     let prepend = json!({"type": "Sequence", "normalizers": [
         {"type": "Prepend", "prepend": "▁"}, {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]});
@@ -243,7 +243,7 @@ fn tokens_that_strip_stand_alone_or_are_normalized_are_respected() {
 fn where_pieces_cannot_be_encoded_apart_the_whole_is() {
     let metaspace =
         json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": true});
-    // Nothing can stand before a piece to make it not the first.
+    // No token can precede a piece to make it not the first.
     let tokens = json!([added(9, "<s>", json!({"lstrip": true}))]);
     check(metaspace, Value::Null, tokens, |cut| matches!(cut, Cut::Never(_)));
 }
@@ -277,7 +277,7 @@ fn what_is_wrong_with_the_files_is_said() {
 #[test]
 fn a_rank_file_is_a_tokenizer_whose_prompts_are_counted_but_not_its_conversations() {
     let dir = tempfile::tempdir().expect("a directory");
-    // Every byte, and "he", "ll", "hell" on top.
+    // Every byte, and "he", "ll", "hell" as further tokens.
     let base64 = |bytes: &[u8]| {
         const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
         let mut text = String::new();

@@ -1,6 +1,6 @@
-//! What vLLM 0.32 makes of conversations with templates like those in use, and what is made of them here.
+//! Compares renderings with those of vLLM 0.32, for conversations and templates like those in use.
 //!
-//! `oracle/render.py` has had vLLM's own code render each of `oracle/cases.py` with each of `oracle/templates`.
+//! `oracle/render.py` had vLLM's own code render each of `oracle/cases.py` with each of `oracle/templates`.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use kvlane_tokens::{Config, Prompt, Source, Tokenizer, UnixTime, Unknown};
 use kvlane_wire::api::Api;
 use serde_json::Value;
 
-/// 2026-11-20 16:37:30, where the clock of the oracle stands.
+/// 2026-11-20 16:37:30, the time of the oracle's clock.
 const NOW: UnixTime = UnixTime(1_795_192_650);
 
 fn tests() -> PathBuf {
@@ -43,7 +43,7 @@ fn conversations_are_rendered_as_the_engine_renders_them() {
             {
                 same += 1;
             }
-            // What the engine refuses costs it no prefill, so any reason will do here.
+            // A request that the engine rejects costs no prefill, so any reason is acceptable here.
             (Err(Unknown::Refused(_) | Unknown::Template(_)), Some(_)) => refused += 1,
             (result, error) => {
                 different.push_str(&format!(

@@ -1,11 +1,11 @@
-//! What it costs to take in KV events, from a message's bytes to the index: per block of 16 tokens, on one core.
+//! Cost of KV events, from a message's bytes to the index: per block of 16 tokens, on one core.
 //!
-//! The ids are of a vocabulary of 128,256, as Llama 3 has, so about half of them take five bytes and the others three.
-//! `prefill` messages store 512 blocks, as a step of 8,192 tokens does; `decode` messages store one block for each of 64
-//! requests. `apply` stores 65,536 blocks into an empty index and removes half of them, one event each, as vLLM does.
+//! The ids are from a vocabulary of 128,256, as in Llama 3, so about half of them take five bytes and the others three.
+//! `prefill` messages store 512 blocks, as a step of 8,192 tokens does; `decode` messages store one block for each of
+//! 64 requests. `apply` stores 65,536 blocks into an empty index and removes half of them, one event each, as vLLM
+//! does.
 //!
-//! On Linux what is measured is the time that this thread had a core for itself, so that other work on the machine counts
-//! for less.
+//! On Linux the benchmark measures this thread's CPU time, so that other load on the machine matters less.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -24,7 +24,7 @@ const ENDPOINT: EndpointId = EndpointId::new(0, 0);
 const BLOCK_TOKENS: u32 = 16;
 const VOCABULARY: usize = 128_256;
 
-/// Time on a core, as the scheduler counts it; where it does not tell, time by the clock.
+/// CPU time of this thread, as the operating system counts it; wall time where that is not available.
 struct CoreTime {
     origin: Instant,
 }
@@ -143,7 +143,7 @@ impl Writer {
     }
 
     fn stored(&mut self, names: &[u64], parent: Option<u64>, rng: &mut Rng) {
-        // Up to the kind of the group of layers, as vLLM 0.22 to 0.33 write for a model of one group.
+        // Up to the kind of the layer group, as vLLM 0.22 to 0.33 write for a model with one group.
         self.open("BlockStored", 10);
         for field in &STORED[..10] {
             self.field(field.name);
@@ -187,7 +187,7 @@ impl Writer {
 fn stores(encoding: Encoding, blocks: usize, events: usize, per_event: usize) -> (Vec<Vec<u8>>, Vec<u64>) {
     let mut rng = Rng::new(7);
     let names: Vec<u64> = (0..blocks).map(|_| rng.next_u64()).collect();
-    // Each event's place is one request, whose chain its blocks continue.
+    // Each position within an event is one request, whose chain the blocks there continue.
     let mut last = vec![None; events];
     let messages = names
         .chunks(events * per_event)
@@ -237,7 +237,7 @@ fn kv_events(criterion: &mut Criterion<CoreTime>) {
                 bencher.iter(|| {
                     for message in &messages {
                         decode(black_box(message), &mut batch).expect("a batch");
-                        // Every parent is known, which is what linking a block costs without an index.
+                        // Every parent is known: the cost of linking a block without an index.
                         let known = |name: EngineHash| Some(kvlane_core::block::BlockHash(name.0));
                         linker.link(&batch, BLOCK_TOKENS, seed, known, |event| {
                             black_box(event);

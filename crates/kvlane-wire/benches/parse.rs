@@ -1,11 +1,11 @@
-//! What a body and a stream cost to look at. Printed, never asserted.
+//! Cost of scanning a body and a stream. Printed, never asserted.
 
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use kvlane_wire::{api::Api, openai, sse::SseScanner};
 
-/// A chat body of about `bytes` whose bulk is one string; `line` characters stand between its escaped newlines.
+/// A chat body of about `bytes` that is mostly one string, with an escaped newline every `line` characters.
 fn chat(bytes: usize, line: usize) -> Vec<u8> {
     let mut text = String::with_capacity(bytes + bytes / line.max(1) * 2);
     while text.len() < bytes {

@@ -1,8 +1,8 @@
-//! The endpoints a client may call whose body names a model and carries a prompt.
+//! Inference APIs: the paths whose request body names a model and carries a prompt.
 //!
-//! Paths are matched exactly: anything else is for the gateway to pass through or refuse.
+//! Paths are matched exactly; the gateway relays or rejects any other path.
 
-/// An endpoint of an inference server, as far as placing a request needs to tell them apart.
+/// An API of an inference server, as far as request placement distinguishes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Api {
     /// OpenAI `/v1/chat/completions`.
@@ -28,7 +28,7 @@ pub enum Api {
 }
 
 impl Api {
-    /// Every endpoint, in the order of the enum.
+    /// Every API, in the order of the enum.
     pub const ALL: [Api; 10] = [
         Api::ChatCompletions,
         Api::Completions,
@@ -42,7 +42,7 @@ impl Api {
         Api::Generate,
     ];
 
-    /// The endpoint at `path` (no query string), if it is one of these.
+    /// The API at `path` (without query string), if it is one of these.
     pub fn from_path(path: &str) -> Option<Api> {
         Some(match path {
             "/v1/chat/completions" => Api::ChatCompletions,
@@ -59,7 +59,7 @@ impl Api {
         })
     }
 
-    /// The endpoint's name as a metric label.
+    /// The API's name as a metric label.
     pub const fn name(self) -> &'static str {
         match self {
             Api::ChatCompletions => "chat_completions",

@@ -1,30 +1,30 @@
-//! Whose fault an engine's error is, as far as its words tell: the client's, the engine's, or not said.
+//! Classifies an engine's error by its text: caused by the client, by the engine, or unknown.
 //!
-//! vLLM, SGLang and llama.cpp report a dead engine with the words that they report a bad request with: status 500 or an event
-//! `{"error": …}` in a stream whose head was 200. What tells them apart is the `code` or `type` in it, and a few sentences
-//! that only a server whose engine is gone says.
+//! vLLM, SGLang and llama.cpp report a dead engine in the same form as a bad request: status 500, or an event
+//! `{"error": …}` in a stream whose head was 200. The `code` or `type` in it distinguishes them, and a few sentences
+//! that only a server with a dead engine sends.
 
 use memchr::memmem;
 
 use crate::sse::{Edge, event_end, name_and_data};
 
-/// How much of an error is looked at.
+/// Bytes of an error that are examined.
 pub const ERROR_BYTES_MAX: usize = 4096;
 
-/// Whose fault an error is.
+/// The cause of an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The client's: another engine would say the same.
+    /// The client's request: another engine would answer the same.
     Client,
-    /// It does not say.
+    /// Unknown.
     Unknown,
-    /// The engine's: it is dead or dying.
+    /// The engine: it is dead or dying.
     Engine,
 }
 
-/// What a server says when its engine is gone, in lower case. vLLM: `EngineCore encountered an issue` and `EngineDeadError`
-/// (`vllm/v1/engine/exceptions.py`), and what its `/v1/messages` makes of that, a validation error of the same object;
-/// CUDA's own words in any engine.
+/// Texts of a server with a dead engine, in lower case. vLLM: `EngineCore encountered an issue` and `EngineDeadError`
+/// (`vllm/v1/engine/exceptions.py`), and the validation error of the same object in its `/v1/messages`; CUDA errors in
+/// any engine.
 const ENGINE_IS_GONE: [&str; 7] = [
     "enginecore encountered an issue",
     "enginedeaderror",
@@ -35,7 +35,7 @@ const ENGINE_IS_GONE: [&str; 7] = [
     "{'error': {'message': 'en",
 ];
 
-/// Kinds of errors that are the client's.
+/// Error types caused by the client.
 const CLIENTS: [&str; 9] = [
     "badrequest",
     "bad_request",
@@ -48,7 +48,7 @@ const CLIENTS: [&str; 9] = [
     "unprocessable",
 ];
 
-/// Whose fault an error is, by its JSON or text.
+/// Classifies an error by its JSON or text.
 pub fn fault(error: &[u8]) -> Fault {
     let error = error[..error.len().min(ERROR_BYTES_MAX)].to_ascii_lowercase();
     let has = |words: &str| memmem::find(&error, words.as_bytes()).is_some();
@@ -69,7 +69,7 @@ pub fn fault(error: &[u8]) -> Fault {
         CLIENTS.into_iter().any(|kind| memmem::find(value, kind.as_bytes()).is_some())
     };
     let says = |key, test: &dyn Fn(&[u8]) -> bool| value(key).is_some_and(test);
-    // Anthropic's envelope has `"type": "error"` before the kind of error.
+    // Anthropic's envelope has `"type": "error"` before the error's own type.
     let inner = memmem::rfind(&error, b"\"type\"").map(|at| &error[at + b"\"type\"".len()..]);
     if says("\"code\"", &is_4xx) || says("\"type\"", &kind) || inner.is_some_and(kind) {
         return Fault::Client;
@@ -77,7 +77,7 @@ pub fn fault(error: &[u8]) -> Fault {
     Fault::Unknown
 }
 
-/// The first error among the events that `bytes` begin with: where its event begins, and its data.
+/// The first error among the events at the start of `bytes`: the offset of its event, and its data.
 pub fn first_error(bytes: &[u8]) -> Option<(usize, &[u8])> {
     let mut at = 0;
     while at < bytes.len() {

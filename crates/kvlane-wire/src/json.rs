@@ -1,48 +1,48 @@
-//! A scanner that walks JSON text once, validating as it goes, and copies nothing it is not asked for.
+//! JSON scanner: walks a text once, validates it, and copies only what the caller requests.
 //!
-//! The bodies a gateway sees are a few keys around one or many strings, so strings are where the time goes: short ones
-//! are read eight bytes at a time, lines in blocks whose test compiles to SIMD, and what is longer by `memchr2`. The
-//! caller drives: it opens objects and arrays, takes the values it knows and skips the others, so every byte is
-//! validated exactly once whichever way it goes.
+//! A gateway's bodies are a few keys around one or many strings, so strings take most of the time: short ones are read
+//! eight bytes at a time, lines in blocks whose test compiles to SIMD, and longer ones by `memchr2`. The caller drives:
+//! it opens objects and arrays, takes the values it knows and skips the others, so every byte is validated exactly
+//! once.
 //!
-//! Accepts RFC 8259 text, with one leniency that engines written in Python share: a `\u` escape may name half a
-//! surrogate pair, which decodes to U+FFFD. Nesting is limited to [`DEPTH_MAX`]; nothing recurses.
+//! Accepts RFC 8259 text, with one leniency that engines written in Python share: a `\u` escape may be an unpaired
+//! surrogate, which decodes to U+FFFD. Nesting is limited to [`DEPTH_MAX`]; there is no recursion.
 
 use std::borrow::Cow;
 
 use memchr::{memchr, memchr2};
 
-/// Containers that may be open at once; serde_json's limit, and beyond what chat bodies use.
+/// Most containers open at once; serde_json's limit, and beyond what chat bodies use.
 pub const DEPTH_MAX: u32 = 128;
 
-/// Ends a decoded string inside [`Scanner::compact`]'s rendering. No UTF-8 text holds this byte.
+/// Terminates a decoded string in [`Scanner::compact`]'s rendering. UTF-8 text cannot contain this byte.
 pub(crate) const STRING_END: u8 = 0xFC;
 
-/// Object members that clients move about without changing the prompt: Anthropic's cache breakpoints, which
-/// travel to the last message of every turn and would make each turn's rendering differ from the last.
+/// A member that clients move without changing the prompt: Anthropic's cache breakpoints, which move to the last
+/// message of every turn and would make each turn's rendering differ from the previous one.
 pub(crate) const NOT_PROMPT: &str = "cache_control";
 
-/// Why a text is not JSON.
+/// Why a text is not valid JSON.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum JsonError {
-    /// Something else was needed at this byte.
+    /// Unexpected byte.
     Syntax {
-        /// Offset of the byte that does not fit.
+        /// Offset of the byte.
         at: usize,
-        /// What would have fitted.
+        /// What was expected.
         expected: &'static str,
     },
-    /// A container opened at this byte, [`DEPTH_MAX`] others being open.
+    /// A container nested deeper than [`DEPTH_MAX`].
     TooDeep {
         /// Offset of the opening bracket.
         at: usize,
     },
 }
 
-/// Blocks of 32 bytes that are searched for the end of a string before `memchr2` takes over.
+/// Blocks of 32 bytes searched for the end of a string before `memchr2` takes over.
 const BLOCKS: usize = 8;
 
-/// What a value is, told by its first byte.
+/// The type of a value, determined by its first byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// `{`
@@ -59,14 +59,14 @@ pub enum Kind {
     Null,
 }
 
-/// A string of the text, between its quotes, its escapes validated and not yet decoded.
+/// A string's text between its quotes; its escapes are validated but not decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Text<'a> {
     raw: &'a str,
     escaped: bool,
 }
 
-/// Where a walk over the members of an object or the items of an array stands.
+/// State of a walk over the members of an object or the items of an array.
 #[derive(Debug)]
 pub struct Walk {
     first: bool,
@@ -78,7 +78,7 @@ pub struct Scanner<'a> {
     text: &'a str,
     at: usize,
     depth: u32,
-    /// One bit per open container, the innermost lowest: set for an object.
+    /// One bit per open container, the innermost lowest; set for an object.
     objects: u128,
 }
 
@@ -87,7 +87,7 @@ type Result<T> = std::result::Result<T, JsonError>;
 // === impl Text ===
 
 impl<'a> Text<'a> {
-    /// The characters, borrowed unless an escape had to be decoded.
+    /// The decoded text, borrowed unless it contains escapes.
     pub fn decode(self) -> Cow<'a, str> {
         if !self.escaped {
             return Cow::Borrowed(self.raw);
@@ -96,7 +96,7 @@ impl<'a> Text<'a> {
         let (mut bytes, mut at) = (Vec::with_capacity(raw.len()), 0);
         while let Some(run) = memchr(b'\\', &raw[at..]) {
             bytes.extend_from_slice(&raw[at..at + run]);
-            // The escapes were validated when the string was taken.
+            // The escapes were validated when the string was read.
             at = escape_into(raw, at + run, &mut bytes).unwrap_or(raw.len());
         }
         bytes.extend_from_slice(&raw[at..]);
@@ -104,7 +104,7 @@ impl<'a> Text<'a> {
         Cow::Owned(String::from_utf8(bytes).unwrap_or_default())
     }
 
-    /// The text between the quotes, escapes and all.
+    /// The text between the quotes, with its escapes.
     pub fn raw(self) -> &'a str {
         self.raw
     }
@@ -113,7 +113,7 @@ impl<'a> Text<'a> {
 // === impl Walk ===
 
 impl Walk {
-    /// The key of the next member, or none once the object is closed. The caller takes or skips its value.
+    /// The key of the next member; `None` once the object is closed. The caller must take or skip its value.
     #[inline]
     pub fn key<'a>(&mut self, scanner: &mut Scanner<'a>) -> Result<Option<Text<'a>>> {
         if !self.advance(scanner, b'}', "',' or '}' after an object's member")? {
@@ -122,7 +122,7 @@ impl Walk {
         scanner.member_key().map(Some)
     }
 
-    /// Whether there is a next item in the array, which the caller then takes or skips.
+    /// Whether the array has a next item, which the caller must take or skip.
     #[inline]
     pub fn item(&mut self, scanner: &mut Scanner<'_>) -> Result<bool> {
         self.advance(scanner, b']', "',' or ']' after an array's item")
@@ -149,7 +149,7 @@ impl Walk {
 // === impl Scanner ===
 
 impl<'a> Scanner<'a> {
-    /// Starts before the first byte of `text`.
+    /// A scanner before the first byte of `text`.
     pub fn new(text: &'a str) -> Self {
         Self { text, at: 0, depth: 0, objects: 0 }
     }
@@ -159,7 +159,7 @@ impl<'a> Scanner<'a> {
         self.at
     }
 
-    /// Passes whitespace and tells what value begins here.
+    /// Skips whitespace and returns the type of the next value.
     pub fn peek(&mut self) -> Result<Kind> {
         Ok(match self.token("a value")? {
             b'{' => Kind::Object,
@@ -172,17 +172,17 @@ impl<'a> Scanner<'a> {
         })
     }
 
-    /// Opens the object that must begin here.
+    /// Opens an object.
     pub fn object(&mut self) -> Result<Walk> {
         self.open(b'{', "an object, '{'")
     }
 
-    /// Opens the array that must begin here.
+    /// Opens an array.
     pub fn array(&mut self) -> Result<Walk> {
         self.open(b'[', "an array, '['")
     }
 
-    /// Takes the string that must begin here.
+    /// Takes a string.
     pub fn string(&mut self) -> Result<Text<'a>> {
         if self.token("a string")? != b'"' {
             return Err(self.expected("a string"));
@@ -190,7 +190,7 @@ impl<'a> Scanner<'a> {
         self.quoted()
     }
 
-    /// Takes the string that must begin here and appends its characters to `out`.
+    /// Takes a string and appends its decoded text to `out`.
     pub fn string_into(&mut self, out: &mut Vec<u8>) -> Result<()> {
         if self.token("a string")? != b'"' {
             return Err(self.expected("a string"));
@@ -198,7 +198,7 @@ impl<'a> Scanner<'a> {
         self.quoted_into(out)
     }
 
-    /// Takes the number that must begin here, as it is written.
+    /// Takes a number, unparsed.
     pub fn number(&mut self) -> Result<&'a str> {
         self.token("a number")?;
         let bytes = self.text.as_bytes();
@@ -223,7 +223,7 @@ impl<'a> Scanner<'a> {
         Ok(&self.text[start..at])
     }
 
-    /// Takes the number that must begin here if it is a whole one from 0 to `u32::MAX`; otherwise passes it.
+    /// Takes a number: its value if it is an integer from 0 to `u32::MAX`, otherwise `None`.
     pub fn whole(&mut self) -> Result<Option<u32>> {
         self.token("a number")?;
         let bytes = self.text.as_bytes();
@@ -242,20 +242,20 @@ impl<'a> Scanner<'a> {
         Ok(u32::try_from(value).ok())
     }
 
-    /// Takes the `true` or `false` that must begin here.
+    /// Takes `true` or `false`.
     pub fn boolean(&mut self) -> Result<bool> {
         let value = self.token("true or false")? == b't';
         self.literal(if value { "true" } else { "false" }, "true or false")?;
         Ok(value)
     }
 
-    /// Takes the `null` that must begin here.
+    /// Takes `null`.
     pub fn null(&mut self) -> Result<()> {
         self.token("null")?;
         self.literal("null", "null")
     }
 
-    /// Passes the value that begins here and returns it as it is written.
+    /// Skips a value and returns its text.
     pub fn skip(&mut self) -> Result<&'a str> {
         self.peek()?;
         let start = self.at;
@@ -263,20 +263,19 @@ impl<'a> Scanner<'a> {
         Ok(&self.text[start..self.at])
     }
 
-    /// Passes the value that begins here and appends it to `out` in a form that only its content decides: no
-    /// whitespace, strings decoded, `cache_control` members left out. The order of keys stays, since chat templates
-    /// print it as well.
+    /// Skips a value and appends it to `out` in a canonical form: no whitespace, strings decoded, `cache_control`
+    /// members left out. The order of keys stays, since chat templates print it as well.
     pub fn compact(&mut self, out: &mut Vec<u8>) -> Result<()> {
         self.value::<true>(out)
     }
 
-    /// Checks that nothing but whitespace follows.
+    /// Checks that only whitespace follows.
     pub fn end(&mut self) -> Result<()> {
         self.space();
         if self.at < self.text.len() { Err(self.expected("the end of the body")) } else { Ok(()) }
     }
 
-    /// Passes one value, rendering it if asked to.
+    /// Skips one value, and renders it if requested.
     fn value<const RENDER: bool>(&mut self, out: &mut Vec<u8>) -> Result<()> {
         let floor = self.depth;
         loop {
@@ -341,7 +340,7 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// Passes a member's key, and its value too if it is not to be rendered; tells whether it did.
+    /// Skips a member's key, and its value too if it is not rendered; returns whether the value was skipped.
     fn member<const RENDER: bool>(&mut self, out: &mut Vec<u8>) -> Result<bool> {
         let key = self.member_key()?;
         if !RENDER {
@@ -379,7 +378,7 @@ impl<'a> Scanner<'a> {
         Ok(Walk { first: true })
     }
 
-    /// Passes the opening bracket here.
+    /// Skips an opening bracket.
     fn enter(&mut self, object: bool) -> Result<()> {
         if self.depth == DEPTH_MAX {
             return Err(JsonError::TooDeep { at: self.at });
@@ -390,14 +389,14 @@ impl<'a> Scanner<'a> {
         Ok(())
     }
 
-    /// Passes the closing bracket here.
+    /// Skips a closing bracket.
     fn leave(&mut self) {
         self.depth -= 1;
         self.objects >>= 1;
         self.at += 1;
     }
 
-    /// Passes whitespace and shows the byte that follows.
+    /// Skips whitespace and returns the next byte without taking it.
     #[inline]
     fn token(&mut self, expected: &'static str) -> Result<u8> {
         self.space();
@@ -424,7 +423,7 @@ impl<'a> Scanner<'a> {
         Ok(())
     }
 
-    /// Takes the string whose opening quote is here.
+    /// Takes a string at its opening quote.
     #[inline]
     fn quoted(&mut self) -> Result<Text<'a>> {
         let bytes = self.text.as_bytes();
@@ -441,7 +440,7 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// Takes the string whose opening quote is here and appends its characters to `out`.
+    /// Takes a string at its opening quote and appends its decoded text to `out`.
     #[inline]
     fn quoted_into(&mut self, out: &mut Vec<u8>) -> Result<()> {
         let bytes = self.text.as_bytes();
@@ -458,7 +457,7 @@ impl<'a> Scanner<'a> {
     }
 }
 
-/// The quote or backslash that ends the run of plain characters at `at`.
+/// The position of the quote or backslash that ends the plain characters from `at`.
 #[inline]
 fn run_end(bytes: &[u8], at: usize) -> Result<usize> {
     let found = match first_special(bytes, at, 2) {
@@ -474,7 +473,8 @@ fn run_end(bytes: &[u8], at: usize) -> Result<usize> {
     }
 }
 
-/// The first quote, backslash or control character within `words` words from `at`, or where to go on.
+/// The position of the first quote, backslash or control character within `words` words from `at`; otherwise the
+/// position to continue at.
 #[inline]
 fn first_special(bytes: &[u8], mut at: usize, words: usize) -> std::result::Result<usize, usize> {
     for _ in 0..words {
@@ -488,7 +488,7 @@ fn first_special(bytes: &[u8], mut at: usize, words: usize) -> std::result::Resu
     Err(at)
 }
 
-/// The first quote, backslash or control character from `at`, or the end.
+/// The position of the first quote, backslash or control character from `at`, or the end.
 fn long_run_end(bytes: &[u8], mut at: usize) -> usize {
     // A line of text is read in blocks, whose test compiles to SIMD without a branch per byte.
     for _ in 0..BLOCKS {
@@ -500,7 +500,7 @@ fn long_run_end(bytes: &[u8], mut at: usize) -> usize {
         }
         at += 32;
     }
-    // More than that is worth the start of a search with wider registers.
+    // For longer text, a search with wider registers pays off.
     let end = at + memchr2(b'"', b'\\', &bytes[at..]).unwrap_or(bytes.len() - at);
     if bytes[at..end].iter().fold(u8::MAX, |least, byte| least.min(*byte)) >= 0x20 {
         return end;
@@ -508,8 +508,8 @@ fn long_run_end(bytes: &[u8], mut at: usize) -> usize {
     at + bytes[at..].iter().position(|byte| *byte < 0x20).unwrap_or_default()
 }
 
-/// Marks the bytes of a word that may be a quote, a backslash or a control character by their highest bit. The
-/// lowest mark is always right; a borrow can only add marks above it.
+/// Marks the bytes of a word that may be a quote, a backslash or a control character by their highest bit. The lowest
+/// mark is always right; a borrow can only add marks above it.
 #[inline]
 fn special(word: u64) -> u64 {
     const ONES: u64 = u64::MAX / 0xFF;
@@ -519,7 +519,7 @@ fn special(word: u64) -> u64 {
     (below(word, 0x20) | quote | backslash) & (ONES * 0x80)
 }
 
-/// Where the escape that begins at `at` ends.
+/// The end of the escape at `at`.
 fn escape_end(bytes: &[u8], at: usize) -> Result<usize> {
     match bytes.get(at + 1) {
         Some(b'u') => unit(bytes, at).map(|_| at + 6),
@@ -528,8 +528,8 @@ fn escape_end(bytes: &[u8], at: usize) -> Result<usize> {
     }
 }
 
-/// Appends the character of the escape that begins at `at`, joined with the low surrogate that may follow; returns
-/// where what it used ends. Half a pair is U+FFFD.
+/// Appends the character of the escape at `at`, combined with a following low surrogate; returns the end of what it
+/// used. An unpaired surrogate becomes U+FFFD.
 fn escape_into(bytes: &[u8], at: usize, out: &mut Vec<u8>) -> Result<usize> {
     let plain = match bytes.get(at + 1) {
         Some(b'u') => {
@@ -561,19 +561,19 @@ fn not_an_escape(at: usize) -> JsonError {
     JsonError::Syntax { at: at + 1, expected: "an escape: one of \"\\/bfnrtu" }
 }
 
-/// The UTF-16 unit of the `\u` escape that begins at `at`.
+/// The UTF-16 unit of the `\u` escape at `at`.
 #[inline]
 fn unit(bytes: &[u8], at: usize) -> Result<u32> {
     let digits = bytes.get(at + 2..).and_then(|rest| rest.first_chunk::<4>());
     let value =
         digits.map(|digits| digits.iter().fold(0, |value, digit| value << 4 | HEX[usize::from(*digit)]));
-    // A byte that is no digit sets a bit above the sixteen, wherever it stands.
+    // A byte that is not a hex digit sets a bit above the sixteen, in any position.
     value
         .filter(|value| *value <= 0xFFFF)
         .ok_or(JsonError::Syntax { at: at + 1, expected: "four hexadecimal digits after \\u" })
 }
 
-/// The value of each hexadecimal digit; of other bytes, one that no digits add up to.
+/// The value of each hex digit; for other bytes, a value above any sum of digits.
 const HEX: [u32; 256] = {
     let mut table = [0; 256];
     let mut byte = 0;
@@ -727,7 +727,7 @@ mod tests {
             assert_eq!(Scanner::new(text).whole(), Ok(value), "{text}");
         }
         let mut scanner = Scanner::new("007");
-        assert_eq!((scanner.whole(), scanner.at()), (Ok(None), 1), "only the first zero is a number");
+        assert_eq!((scanner.whole(), scanner.at()), (Ok(None), 1), "the number is only the first zero");
     }
 
     #[test]

@@ -1,11 +1,12 @@
-//! Other people's formats: bytes in, core types out.
+//! Codecs: external formats in, core types out.
 //!
-//! Nothing here waits, grows without a bound or panics on bad input. A request body becomes an
-//! [`openai::ParsedRequest`] and a rendered prompt, a stream of server-sent events becomes token counts
-//! ([`sse`]) and goes on elsewhere when its engine dies ([`resume`]), a metrics page becomes a load report ([`engine`]), a model list its entries ([`models`]), what a ZeroMQ peer
-//! sends its messages ([`zmtp`]), and those, put in order ([`sequence`]), events of a cache ([`kv`]). How long the stages
-//! of a request took travels in a header ([`server_timing`]), which trace it is part of in another ([`trace_context`]), and
-//! spans of it go to a collector ([`otlp`]).
+//! Nothing here waits, grows without a bound or panics on bad input.
+//!
+//! - [`openai`]: a request body to a parsed request and a rendered prompt.
+//! - [`sse`]: a stream of server-sent events to token counts; [`resume`] continues it when its engine dies.
+//! - [`engine`]: a metrics page to a load report; [`models`]: a model list to its entries.
+//! - [`zmtp`]: a ZeroMQ peer's bytes to messages; [`sequence`] orders them, [`kv`] decodes them to cache events.
+//! - [`server_timing`], [`trace_context`]: request stages and trace ids in headers; [`otlp`]: spans for a collector.
 
 pub mod api;
 pub mod engine;

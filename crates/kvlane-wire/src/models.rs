@@ -1,21 +1,21 @@
-//! `/v1/models` answers: what an endpoint serves. Read at discovery, never on a request's path.
+//! `/v1/models` answers: the models that an endpoint serves. Read at discovery, not per request.
 
 use serde_json::Value;
 use thiserror::Error;
 
-/// Models that one answer may list; what is beyond is an error, not a silent cut.
+/// Most models in one answer; more are an error instead of a silent truncation.
 pub const MODELS_MAX: usize = 4096;
 
-/// One entry of the list.
+/// One model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Model {
-    /// The name requests use.
+    /// The name used in requests.
     pub id: String,
     /// The base model, if this is a LoRA adapter (vLLM).
     pub parent: Option<String>,
-    /// Where the weights are: entries with the same root are one model under several names (vLLM).
+    /// Location of the weights: entries with the same root are one model under several names (vLLM).
     pub root: Option<String>,
-    /// The whole entry, as the engine wrote it.
+    /// The complete entry, as the engine sent it.
     pub card: Value,
 }
 
@@ -23,20 +23,20 @@ pub struct Model {
 #[derive(Debug, Error)]
 pub enum ModelsError {
     /// Not JSON.
-    #[error("the answer to GET /v1/models is no JSON ({0}); is this an OpenAI-compatible server?")]
+    #[error("the answer to GET /v1/models is not JSON ({0}); is this an OpenAI-compatible server?")]
     Malformed(#[from] serde_json::Error),
     /// Without a `data` array.
-    #[error("the answer to GET /v1/models has no list `data`; is this an OpenAI-compatible server?")]
+    #[error("the answer to GET /v1/models has no array `data`; is this an OpenAI-compatible server?")]
     NoList,
-    /// More entries than anyone serves.
-    #[error("the answer to GET /v1/models lists {count} models; at most {MODELS_MAX} are read")]
+    /// More entries than supported.
+    #[error("the answer to GET /v1/models lists {count} models; at most {MODELS_MAX} are supported")]
     TooMany {
         /// Entries in the answer.
         count: usize,
     },
 }
 
-/// The models an answer lists, in its order. An entry without an `id` is none.
+/// The models in an answer, in its order. Entries without an `id` are ignored.
 ///
 /// # Errors
 /// Why the answer is not a list of models.
@@ -58,7 +58,7 @@ pub fn parse(body: &[u8]) -> Result<Vec<Model>, ModelsError> {
 // === impl Model ===
 
 impl Model {
-    /// The most tokens that a prompt and its answer may have together, if the engine says (vLLM, SGLang).
+    /// The maximum of prompt and output tokens together, if the engine reports it (vLLM, SGLang).
     pub fn max_model_len(&self) -> Option<u32> {
         self.card.get("max_model_len")?.as_u64()?.try_into().ok()
     }

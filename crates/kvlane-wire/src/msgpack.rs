@@ -1,26 +1,26 @@
-//! A scanner that walks msgpack bytes once and copies nothing.
+//! Msgpack scanner: walks bytes once and copies nothing.
 //!
-//! Nothing recurses, and no count is believed: an array of four thousand million items costs its header until the items
-//! are there. Lists of token ids are where the time goes, so they have a path of their own ([`Scanner::u32s`]).
+//! It does not recurse and does not trust counts: an array header that announces four billion items costs nothing until
+//! the items arrive. Lists of token ids take most of the time, so they have their own path ([`Scanner::u32s`]).
 
-/// Why bytes are not the msgpack that was wanted.
+/// Why bytes are not the expected msgpack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("byte {at}: {expected} expected")]
 pub struct MsgpackError {
-    /// Offset of the byte that does not fit.
+    /// Offset of the unexpected byte.
     pub at: usize,
-    /// What would have fitted.
+    /// What was expected.
     pub expected: &'static str,
 }
 
-/// What a value is, told by its first byte.
+/// The type of a value, determined by its first byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// No value.
     Nil,
     /// True or false.
     Bool,
-    /// A whole number of any width.
+    /// An integer of any width.
     Int,
     /// A float of either width.
     Float,
@@ -45,8 +45,8 @@ pub struct Scanner<'a> {
 
 type Result<T> = std::result::Result<T, MsgpackError>;
 
-/// How the ids that fit 32 bits are written, by their first byte: the length of the whole in the lowest byte, then how
-/// far eight bytes that begin with it are to be shifted left and right to leave the value. Zero for all other bytes.
+/// Decoding of ids that fit into 32 bits, by their first byte: the total length in the lowest byte, then by how much
+/// the eight bytes from there are shifted left and right to give the value. Zero for all other bytes.
 const IDS: [u32; 256] = {
     let mut ids = [0; 256];
     let mut byte = 0;
@@ -63,7 +63,7 @@ const IDS: [u32; 256] = {
 // === impl Scanner ===
 
 impl<'a> Scanner<'a> {
-    /// Starts before the first of `bytes`.
+    /// A scanner before the first of `bytes`.
     pub fn new(bytes: &'a [u8]) -> Self {
         Self { bytes, at: 0 }
     }
@@ -73,17 +73,17 @@ impl<'a> Scanner<'a> {
         self.at
     }
 
-    /// Bytes that are left: no more values than these can follow.
+    /// Number of remaining bytes: an upper bound of the remaining values.
     pub fn remaining(&self) -> usize {
         self.bytes.len() - self.at
     }
 
-    /// The bytes from `start` up to here.
+    /// The bytes from `start` up to the current position.
     pub fn since(&self, start: usize) -> &'a [u8] {
         &self.bytes[start.min(self.at)..self.at]
     }
 
-    /// What value begins here.
+    /// The type of the next value.
     #[inline]
     pub fn peek(&self) -> Result<Kind> {
         Ok(match self.first("a value")? {
@@ -100,7 +100,7 @@ impl<'a> Scanner<'a> {
         })
     }
 
-    /// Takes a nil, if one is next.
+    /// Takes a nil, if it is next.
     #[inline]
     pub fn nil(&mut self) -> bool {
         let nil = self.bytes.get(self.at) == Some(&0xc0);
@@ -108,7 +108,7 @@ impl<'a> Scanner<'a> {
         nil
     }
 
-    /// Opens the array that must begin here: how many items it says follow.
+    /// Opens an array; returns its announced number of items.
     #[inline]
     pub fn array(&mut self) -> Result<u32> {
         match self.first("an array")? {
@@ -122,7 +122,7 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// Opens the map that must begin here: how many pairs it says follow.
+    /// Opens a map; returns its announced number of pairs.
     #[inline]
     pub fn map(&mut self) -> Result<u32> {
         match self.first("a map")? {
@@ -136,14 +136,14 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// Takes the whole number that must begin here; every one fits.
+    /// Takes an integer; every msgpack integer fits.
     pub fn int(&mut self) -> Result<i128> {
         let negative = self.negative();
         let bits = self.bits()?;
         Ok(if negative { i128::from(bits as i64) } else { i128::from(bits) })
     }
 
-    /// Takes the whole number that must begin here as its 64 bits, a negative one's in two's complement.
+    /// Takes an integer as 64 bits, negative ones in two's complement.
     #[inline]
     pub fn bits(&mut self) -> Result<u64> {
         const WANTED: &str = "a whole number";
@@ -164,7 +164,7 @@ impl<'a> Scanner<'a> {
         })
     }
 
-    /// Whether the whole number that begins here is below zero.
+    /// Whether the next integer is negative.
     fn negative(&self) -> bool {
         match self.bytes.get(self.at) {
             Some(0xe0..=0xff) => true,
@@ -173,7 +173,7 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// Takes the number that must begin here, whole or not.
+    /// Takes an integer or a float.
     pub fn number(&mut self) -> Result<f64> {
         match self.first("a number")? {
             0xca => Ok(f64::from(f32::from_be_bytes(self.tail("a number")?))),
@@ -182,14 +182,14 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// Takes the text that must begin here.
+    /// Takes a UTF-8 string.
     pub fn str(&mut self) -> Result<&'a str> {
         let start = self.at;
         let bytes = self.text()?;
         std::str::from_utf8(bytes).map_err(|_| MsgpackError { at: start, expected: "text of UTF-8" })
     }
 
-    /// Takes the text that must begin here as bytes, UTF-8 or not: enough to compare it.
+    /// Takes a string as bytes without checking for UTF-8, for comparisons.
     #[inline]
     pub fn text(&mut self) -> Result<&'a [u8]> {
         let length = match self.first("text")? {
@@ -205,7 +205,7 @@ impl<'a> Scanner<'a> {
         self.take(length)
     }
 
-    /// Takes the bytes that must begin here.
+    /// Takes a byte string.
     #[inline]
     pub fn bin(&mut self) -> Result<&'a [u8]> {
         let length = match self.first("bytes")? {
@@ -217,14 +217,14 @@ impl<'a> Scanner<'a> {
         self.take(length)
     }
 
-    /// Takes as many whole numbers from 0 to `u32::MAX` as `out` has room for, four little-endian bytes each.
+    /// Takes integers from 0 to `u32::MAX` until `out` is full, four little-endian bytes each.
     #[inline]
     pub fn u32s(&mut self, out: &mut [u8]) -> Result<()> {
         let mut at = self.at;
         let (ids, _) = out.as_chunks_mut::<4>();
         for id in ids {
-            // Which of the four forms comes next cannot be predicted for the ids of a large vocabulary, so none of
-            // them is branched on.
+            // The four encodings are unpredictable for the ids of a large vocabulary, so the code does not branch on
+            // them.
             if let Some(word) = self.bytes.get(at..).and_then(<[u8]>::first_chunk::<8>) {
                 let form = IDS[usize::from(word[0])];
                 if form != 0 {
@@ -245,14 +245,14 @@ impl<'a> Scanner<'a> {
         Ok(())
     }
 
-    /// Passes over the value that must begin here, whatever it is.
+    /// Skips a value of any type.
     pub fn skip(&mut self) -> Result<()> {
         self.skip_values(1)
     }
 
-    /// Passes over `count` values.
+    /// Skips `count` values.
     pub fn skip_values(&mut self, count: u64) -> Result<()> {
-        // Values still to come. Each takes a byte at least, so this ends with the bytes if not before.
+        // Remaining values. Each takes at least a byte, so the loop ends at the latest with the bytes.
         let mut left = count;
         while left > 0 {
             left -= 1;
@@ -290,7 +290,7 @@ impl<'a> Scanner<'a> {
             0xc9 => u32::from_be_bytes(self.tail(WANTED)?),
             _ => return Err(self.expected(WANTED)),
         };
-        // Its type, then its bytes.
+        // Type, then data.
         self.take(1)?;
         self.take(length)?;
         Ok(())
@@ -332,7 +332,7 @@ mod tests {
 
     use super::*;
 
-    /// Every way to write a whole number, the shortest first.
+    /// Every encoding of an integer, the shortest first.
     fn forms(value: i64) -> Vec<Vec<u8>> {
         let mut forms = Vec::new();
         let mut form = |fits: bool, head: &[u8], tail: &[u8]| {
@@ -398,7 +398,7 @@ mod tests {
                 assert!(Scanner::new(&value[..end]).skip().is_err(), "{value:x?} cut at {end}");
             }
         }
-        assert_eq!(Scanner::new(&[0xc1]).peek().unwrap_err().at, 0, "the byte that means nothing");
+        assert_eq!(Scanner::new(&[0xc1]).peek().unwrap_err().at, 0, "the reserved byte");
     }
 
     #[test]

@@ -1,13 +1,14 @@
-//! A request body in one pass: who it is for, its limits, and its prompt rendered for prefix matching.
+//! Request bodies, parsed in one pass: model, session, limits, and the prompt rendered for prefix matching.
 //!
-//! The rendering is not a chat template's text. It only has to grow as the engine's prompt grows: it lists what the
-//! prompt is made of, in the order templates print it, so that a conversation's next turn begins with the bytes of
-//! this one, and bodies that differ in whitespace, escaping or the order of top-level and message keys render alike.
-//! Bytes that no UTF-8 text holds (0xF5 and above) mark where things begin, so no content can imitate structure.
+//! The rendering is not a chat template's output. It must only grow as the engine's prompt grows: it lists the prompt's
+//! parts in the order in which templates print them, so that a conversation's next turn begins with the bytes of this
+//! one, and bodies that differ in whitespace, escaping or the order of top-level and message keys have the same
+//! rendering. Bytes that UTF-8 text cannot contain (0xF5 and above) mark the start of each part, so no content can
+//! imitate structure.
 //!
-//! Chat: tools, then each message as role, name, call id, reasoning, content, calls, output. Anthropic's `system`
-//! and OpenAI's `instructions` come out as a system message. Text parts are decoded and parts of other types, tools
-//! and calls are written compactly. Prompts given as token ids become four little-endian bytes each.
+//! Chat: tools, then each message as role, name, call id, reasoning, content, calls, output. Anthropic's `system` and
+//! OpenAI's `instructions` are rendered as a system message. Text parts are decoded; parts of other types, tools and
+//! calls are written compactly. Prompts given as token ids become four little-endian bytes each.
 
 use std::borrow::Cow;
 
@@ -16,48 +17,49 @@ use thiserror::Error;
 use crate::api::Api;
 use crate::json::{DEPTH_MAX, JsonError, Kind, Scanner};
 
-/// Longer session names are ignored: they would be kept per session, and cutting them could merge two sessions.
+/// Longest accepted session name. Longer ones are ignored: they would be stored per session, and truncation could merge
+/// two sessions.
 pub const SESSION_BYTES_MAX: usize = 256;
 
-/// A message begins.
+/// Start of a message.
 const MESSAGE: u8 = 0xFF;
-/// The tool list begins.
+/// Start of the tool list.
 const TOOLS: u8 = 0xFE;
-/// Another content part, or another prompt of a batch, begins.
+/// Start of a further content part, or of a further prompt of a batch.
 const NEXT: u8 = 0xFD;
-/// The section of rank 0 of a message begins; the following ranks have the following bytes.
+/// Start of a message's section of rank 0; the following ranks have the following bytes.
 const SECTION: u8 = 0xF5;
 
-/// A system block that Claude Code fills with a hash per request. vLLM leaves it out of the prompt for that reason
-/// (`entrypoints/anthropic/serving.py`), and so must a rendering that wants to find the prefix behind it.
+/// A system block that Claude Code fills with a hash per request. vLLM excludes it from the prompt for that reason
+/// (`entrypoints/anthropic/serving.py`), and so must a rendering that is to match the prefix after it.
 const ATTRIBUTION: &[u8] = b"x-anthropic-billing-header";
 
-/// What placing a request needs to know of its body, borrowed from it where it can be.
+/// The properties of a body that placement needs, borrowed from the body where possible.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ParsedRequest<'a> {
-    /// `model`. Absence is the caller's to judge: a gateway with one pool may not need it.
+    /// `model`. The caller decides whether its absence is an error: a gateway with one pool may not need it.
     pub model: Option<Cow<'a, str>>,
     /// Whether the answer is to be streamed.
     pub stream: bool,
-    /// Most output tokens wanted: `max_completion_tokens`, `max_output_tokens`, `max_tokens` or SGLang's
-    /// `sampling_params.max_new_tokens`. Negative ones, which some engines read as no limit, are none.
+    /// Limit of output tokens: `max_completion_tokens`, `max_output_tokens`, `max_tokens` or SGLang's
+    /// `sampling_params.max_new_tokens`. Negative values, which some engines read as no limit, are ignored.
     pub output_tokens_max: Option<u32>,
     /// `cache_salt`: requests with different salts must not share cached prefixes (vLLM).
     pub cache_salt: Option<Cow<'a, str>>,
-    /// Responses' `previous_response_id`: an engine keeps that response, and knows of no other engine's.
+    /// Responses' `previous_response_id`: a response stored by one engine and unknown to the others.
     pub previous_response: Option<Cow<'a, str>>,
-    /// SGLang's `lora_path`: the adapter, which is part of what a cached block belongs to.
+    /// SGLang's `lora_path`: the adapter, which is part of a cached block's identity.
     pub lora: Option<Cow<'a, str>>,
-    /// The conversation this belongs to, by `session_id`, `session_params.id`, `prompt_cache_key`, `user` or
-    /// Anthropic's `metadata.user_id`, the first of these that is there; at most [`SESSION_BYTES_MAX`] bytes.
+    /// The conversation, from the first present of `session_id`, `session_params.id`, `prompt_cache_key`, `user` and
+    /// Anthropic's `metadata.user_id`; at most [`SESSION_BYTES_MAX`] bytes.
     pub session: Option<Cow<'a, str>>,
-    /// Prompts in the batch, at least 1; for a reranker, documents.
+    /// Prompts in the batch, at least 1; documents for a reranker.
     pub prompts: u32,
-    /// Whether some prompt is given as token ids.
+    /// Whether any prompt is given as token ids.
     pub token_ids: bool,
 }
 
-/// Why a body cannot be placed: always the client's to mend, never worth a retry.
+/// Why a body cannot be placed. Always a client error; a retry does not help.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ParseError {
     /// No bytes, or only whitespace.
@@ -66,50 +68,50 @@ pub enum ParseError {
     /// The body is not UTF-8.
     #[error("the request body is not UTF-8 at byte {at}; send JSON encoded as UTF-8")]
     NotUtf8 {
-        /// Offset of the first byte that is not.
+        /// Offset of the first invalid byte.
         at: usize,
     },
-    /// The body is not JSON, or is cut short.
+    /// The body is not JSON, or is truncated.
     #[error("the request body is not valid JSON at byte {at}: expected {expected}")]
     Syntax {
-        /// Offset of the first byte that does not fit.
+        /// Offset of the first unexpected byte.
         at: usize,
-        /// What would have fitted.
+        /// What was expected.
         expected: &'static str,
     },
-    /// The body nests too deeply.
+    /// The body is nested too deeply.
     #[error("the request body nests deeper than {max} levels at byte {at}; flatten it")]
     TooDeep {
-        /// Offset of the bracket that is one too many.
+        /// Offset of the bracket that exceeds the limit.
         at: usize,
         /// The limit.
         max: u32,
     },
-    /// A top-level key that decides the placement is there twice, and the engine may read the other one.
+    /// A top-level key that affects placement occurs twice; the engine may use the other value.
     #[error("the request body has the key \"{key}\" again before byte {at}; send it once")]
     DuplicateKey {
         /// The key.
         key: &'static str,
-        /// Offset where its second value begins.
+        /// Offset of its second value.
         at: usize,
     },
-    /// Nothing to run the model on.
+    /// The body has no prompt.
     #[error("the request body has no \"{field}\"; add it")]
     Missing {
         /// The key that usually holds it.
         field: &'static str,
     },
-    /// A value of a type that no engine accepts there.
+    /// A value's type is one that no engine accepts there.
     #[error("the request body's \"{field}\" has the wrong type; send {expected}")]
     WrongType {
         /// The key.
         field: &'static str,
-        /// What may be there.
+        /// The accepted types.
         expected: &'static str,
     },
 }
 
-/// What a top-level key means. Where several keys give the same fact, the higher number wins.
+/// The meaning of a top-level key. Where several keys give the same property, the higher number wins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Field {
     Model,
@@ -129,7 +131,7 @@ enum Field {
     Documents,
 }
 
-/// Keys that mean the same on every endpoint.
+/// Keys with the same meaning in every API.
 const SHARED: [(&str, Field); 13] = [
     ("model", Field::Model),
     ("stream", Field::Stream),
@@ -146,7 +148,7 @@ const SHARED: [(&str, Field); 13] = [
     ("metadata", Field::Metadata),
 ];
 
-/// Keys that hold the prompt; the first is the one to ask for when none is there.
+/// Keys that hold the prompt; error messages name the first one.
 const fn prompt_fields(api: Api) -> &'static [(&'static str, Field)] {
     match api {
         Api::ChatCompletions => &[("messages", Field::Messages), ("tools", Field::Tools)],
@@ -168,7 +170,7 @@ const fn prompt_fields(api: Api) -> &'static [(&'static str, Field)] {
             ("query", Field::Prompts),
             ("items", Field::Documents),
         ],
-        // vLLM takes a prompt or messages, llama.cpp content.
+        // vLLM accepts a prompt or messages, llama.cpp content.
         Api::Tokenize => &[
             ("prompt", Field::Prompts),
             ("messages", Field::Messages),
@@ -180,8 +182,8 @@ const fn prompt_fields(api: Api) -> &'static [(&'static str, Field)] {
     }
 }
 
-/// Reads the body of a request to `api` and leaves its rendered prompt in `prompt`, which is cleared first and never
-/// grows beyond a small multiple of the body.
+/// Parses the body of a request to `api` and writes its rendered prompt to `prompt`, which is cleared first. The
+/// rendering is at most a small multiple of the body's size.
 pub fn parse<'a>(api: Api, body: &'a [u8], prompt: &mut Vec<u8>) -> Result<ParsedRequest<'a>, ParseError> {
     prompt.clear();
     let text = match simdutf8::basic::from_utf8(body) {
@@ -236,7 +238,7 @@ pub fn parse<'a>(api: Api, body: &'a [u8], prompt: &mut Vec<u8>) -> Result<Parse
                 let limit = reader.sampling_params()?;
                 request.output_tokens_max = request.output_tokens_max.or(limit);
             }
-            // A batch may name one adapter per prompt: then the list as it is written is the key.
+            // A batch may name one adapter per prompt: then the unparsed list is the key.
             Field::Lora if kind == Kind::String => request.lora = Some(reader.text(name)?),
             Field::Lora => request.lora = Some(Cow::Borrowed(reader.scanner.skip()?)),
             Field::Session(_) | Field::SessionParams | Field::Metadata => {
@@ -254,7 +256,7 @@ pub fn parse<'a>(api: Api, body: &'a [u8], prompt: &mut Vec<u8>) -> Result<Parse
                 sections.place(0, start, reader.out);
             }
             Field::System => {
-                reader.spoken("system")?;
+                reader.implied_message("system")?;
                 sections.place(1, start, reader.out);
             }
             Field::Messages => {
@@ -275,7 +277,7 @@ pub fn parse<'a>(api: Api, body: &'a [u8], prompt: &mut Vec<u8>) -> Result<Parse
     if found { Ok(request) } else { Err(ParseError::Missing { field: own[0].0 }) }
 }
 
-/// The slow way to the same verdict as the SIMD check, which does not say where.
+/// Slow UTF-8 check that returns the error position, which the SIMD check does not.
 fn valid_up_to(body: &[u8]) -> usize {
     std::str::from_utf8(body).map_or_else(|error| error.valid_up_to(), str::len)
 }
@@ -289,7 +291,8 @@ impl From<JsonError> for ParseError {
     }
 }
 
-/// Lengths of the sections at the end of a rendering, which stay in the order of their rank however the keys come.
+/// Lengths of the sections at the end of a rendering, which are kept in the order of their rank, whatever the order of
+/// keys.
 #[derive(Debug)]
 struct Sections<const N: usize> {
     lengths: [usize; N],
@@ -302,7 +305,7 @@ impl<const N: usize> Default for Sections<N> {
 }
 
 impl<const N: usize> Sections<N> {
-    /// Moves what was written from `start` on before the sections of higher rank. The usual order moves nothing.
+    /// Moves the bytes from `start` on before the sections of higher rank. In the usual order nothing moves.
     fn place(&mut self, rank: usize, start: usize, out: &mut [u8]) {
         let length = out.len() - start;
         let after: usize = self.lengths[rank + 1..].iter().sum();
@@ -313,7 +316,7 @@ impl<const N: usize> Sections<N> {
     }
 }
 
-/// The body ahead and the rendering behind.
+/// The body to read and the rendering written so far.
 struct Reader<'a, 'out> {
     scanner: Scanner<'a>,
     out: &'out mut Vec<u8>,
@@ -327,7 +330,7 @@ impl<'a> Reader<'a, '_> {
         Ok(self.scanner.string()?.decode())
     }
 
-    /// A count of tokens: whole, or written as a float as some clients do.
+    /// A number of tokens: an integer, or a float as some clients send.
     fn limit(&mut self, field: &'static str) -> Result<Option<u32>, ParseError> {
         if self.scanner.peek()? != Kind::Number {
             return Err(ParseError::WrongType { field, expected: "a whole number" });
@@ -337,7 +340,7 @@ impl<'a> Reader<'a, '_> {
         Ok((value >= 0.0).then_some(value as u32))
     }
 
-    /// The largest `max_new_tokens` of SGLang's parameters, which are one object or one per prompt.
+    /// The largest `max_new_tokens` in SGLang's parameters, which are one object or one per prompt.
     fn sampling_params(&mut self) -> Result<Option<u32>, ParseError> {
         match self.scanner.peek()? {
             Kind::Object => self.sampling_params_of_one(),
@@ -369,14 +372,14 @@ impl<'a> Reader<'a, '_> {
         Ok(limit)
     }
 
-    /// A session's name, if it is one we can use.
+    /// A session name, if it is usable.
     fn session(&mut self) -> Result<Option<Cow<'a, str>>, ParseError> {
         if self.scanner.peek()? != Kind::String {
             self.scanner.skip()?;
             return Ok(None);
         }
         let text = self.scanner.string()?;
-        // Six bytes of escape make at least one byte of text: what is longer need not be decoded.
+        // Six bytes of escapes give at least one byte of text: longer text need not be decoded.
         if text.raw().len() > 6 * SESSION_BYTES_MAX {
             return Ok(None);
         }
@@ -400,7 +403,7 @@ impl<'a> Reader<'a, '_> {
         Ok(session)
     }
 
-    /// Tools, which templates print before any message. An empty list is none.
+    /// Tools, which templates print before any message. An empty list counts as none.
     fn tools(&mut self) -> Result<(), ParseError> {
         let start = self.out.len();
         self.out.push(TOOLS);
@@ -411,19 +414,19 @@ impl<'a> Reader<'a, '_> {
         Ok(())
     }
 
-    /// Content that stands outside the messages as one message of `role`.
-    fn spoken(&mut self, role: &str) -> Result<(), ParseError> {
+    /// Content outside of the messages, rendered as one message of `role`.
+    fn implied_message(&mut self, role: &str) -> Result<(), ParseError> {
         self.out.extend_from_slice(&[MESSAGE, SECTION]);
         self.out.extend_from_slice(role.as_bytes());
         self.out.push(SECTION + CONTENT);
         self.content()
     }
 
-    /// A list of messages or items; a plain string (Responses) is what the user says.
+    /// A list of messages or items; a plain string (Responses) is a user message.
     fn messages(&mut self, field: &'static str) -> Result<(), ParseError> {
         let wrong = ParseError::WrongType { field, expected: "an array of objects" };
         match self.scanner.peek()? {
-            Kind::String if field == "input" => return self.spoken("user"),
+            Kind::String if field == "input" => return self.implied_message("user"),
             Kind::Array => {}
             _ => return Err(wrong),
         }
@@ -437,7 +440,7 @@ impl<'a> Reader<'a, '_> {
         Ok(())
     }
 
-    /// One message. Of a key that is there twice the first counts: only the match suffers if an engine disagrees.
+    /// One message. Of a duplicate key the first is used: if an engine disagrees, only the prefix match suffers.
     fn message(&mut self) -> Result<(), ParseError> {
         self.out.push(MESSAGE);
         let mut sections = Sections::<7>::default();
@@ -465,7 +468,7 @@ impl<'a> Reader<'a, '_> {
         Ok(())
     }
 
-    /// What was said: a string, or parts.
+    /// Message content: a string, or parts.
     fn content(&mut self) -> Result<(), ParseError> {
         match self.scanner.peek()? {
             Kind::String => self.scanner.string_into(self.out)?,
@@ -494,8 +497,8 @@ impl<'a> Reader<'a, '_> {
         Ok(())
     }
 
-    /// One content part: its text if it has one, so that a part and a plain string read alike, and otherwise
-    /// everything it holds.
+    /// One content part: its text if it has one, so that a part and a plain string render equally, otherwise the whole
+    /// part.
     fn part(&mut self) -> Result<(), ParseError> {
         let start = self.out.len();
         let mut is_text = false;
@@ -522,7 +525,7 @@ impl<'a> Reader<'a, '_> {
         Ok(())
     }
 
-    /// One prompt or a batch of them, as text or as token ids. `lead` puts a mark before the first one as well.
+    /// One prompt or a batch, as text or token ids. `lead` writes a mark before the first one as well.
     fn prompts(&mut self, field: &'static str, lead: bool, token_ids: &mut bool) -> Result<u32, ParseError> {
         let wrong = ParseError::WrongType { field, expected: "a string, an array of strings or token ids" };
         if lead {
@@ -577,7 +580,7 @@ impl<'a> Reader<'a, '_> {
     }
 }
 
-/// Rank of a message's content among its sections.
+/// Rank of the content among a message's sections.
 const CONTENT: u8 = 4;
 
 #[cfg(test)]
@@ -606,7 +609,7 @@ mod tests {
         parse(api, body, &mut Vec::new()).expect_err("a body that cannot be placed")
     }
 
-    /// A body of each endpoint with its prompt in every usual form.
+    /// A body of each API with its prompt in every usual form.
     const BODIES: [(Api, &str); 22] = [
         (
             Api::ChatCompletions,
@@ -948,7 +951,7 @@ mod tests {
         }
     }
 
-    /// A message as a client may write it.
+    /// A message in the forms that clients write.
     fn message() -> impl Strategy<Value = Value> {
         let content = prop_oneof![
             any::<String>().prop_map(Value::from),
@@ -994,7 +997,7 @@ mod tests {
             let body = json!({"messages": messages, "tools": [{"name": "é\n"}]});
             let dense = body.to_string();
             let pretty = serde_json::to_string_pretty(&body).expect("serde writes its own values");
-            // Everything beyond ASCII as escapes, as Python's json module writes it.
+            // Everything beyond ASCII escaped, as by Python's json module.
             let escaped: String = dense
                 .chars()
                 .map(|c| if c.is_ascii() { c.to_string() } else {
@@ -1010,7 +1013,7 @@ mod tests {
             api in prop::sample::select(Api::ALL.to_vec()), body: Vec<u8>
         ) {
             let mut prompt = Vec::new();
-            prop_assert!(parse(api, &body, &mut prompt).is_err(), "no random bytes are an object with a prompt");
+            prop_assert!(parse(api, &body, &mut prompt).is_err(), "random bytes are not an object with a prompt");
         }
 
         #[test]

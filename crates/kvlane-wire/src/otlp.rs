@@ -1,7 +1,7 @@
-//! Spans as OpenTelemetry's collectors take them: OTLP 1.x, an `ExportTraceServiceRequest` in protobuf.
+//! OpenTelemetry spans in OTLP 1.x: encodes an `ExportTraceServiceRequest` in protobuf.
 //!
-//! Numbers of fields are those of opentelemetry-proto, `opentelemetry/proto/{trace,common,resource}/v1`. Only what is
-//! written here is there: seven messages are less than a library of all.
+//! Field numbers are those of opentelemetry-proto, `opentelemetry/proto/{trace,common,resource}/v1`. Only the seven
+//! messages needed here are implemented, instead of a dependency on a library.
 
 use std::borrow::Cow;
 
@@ -9,46 +9,46 @@ use crate::trace_context::{SpanId, TraceId};
 
 /// The path that spans are sent to.
 pub const TRACES_PATH: &str = "/v1/traces";
-/// The type of such a body.
+/// The content type of the request.
 pub const CONTENT_TYPE: &str = "application/x-protobuf";
 
 /// One span.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Span {
-    /// The trace it is part of.
+    /// Its trace.
     pub trace: TraceId,
-    /// Its own name in it.
+    /// Its id within the trace.
     pub id: SpanId,
     /// Its parent, if it has one.
     pub parent: Option<SpanId>,
     /// Whether the parent is in another process.
     pub parent_is_remote: bool,
-    /// Flags of the trace's context.
+    /// Flags of the trace context.
     pub flags: u8,
-    /// The `tracestate` it came with.
+    /// The `tracestate` received with the request.
     pub trace_state: String,
-    /// What happened, for people.
+    /// Name of the operation.
     pub name: Cow<'static, str>,
-    /// From whose side it is told.
+    /// Its kind.
     pub kind: SpanKind,
-    /// When it began, in nanoseconds since 1970.
+    /// Start time, in nanoseconds since 1970 (Unix time).
     pub start: u64,
-    /// When it ended.
+    /// End time.
     pub end: u64,
-    /// What is known of it.
+    /// Its attributes.
     pub attributes: Vec<(&'static str, Value)>,
-    /// What went wrong; empty if that needs no words.
+    /// Error description; empty if the error needs none.
     pub error: Option<Cow<'static, str>>,
 }
 
-/// Sides of a span.
+/// Kinds of spans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SpanKind {
-    /// Nobody else takes part.
+    /// An operation within the process.
     Internal = 1,
-    /// Somebody called.
+    /// Handling of an incoming request.
     Server = 2,
-    /// Somebody is called.
+    /// An outgoing request.
     Client = 3,
 }
 
@@ -57,15 +57,15 @@ pub enum SpanKind {
 pub enum Value {
     /// Text.
     Text(Cow<'static, str>),
-    /// A whole number.
+    /// An integer.
     Int(i64),
-    /// A number.
+    /// A floating-point number.
     Float(f64),
-    /// Yes or no.
+    /// A boolean.
     Bool(bool),
 }
 
-/// Who tells of spans.
+/// The service that emits the spans.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resource<'a> {
     /// `service.name`.
@@ -76,7 +76,7 @@ pub struct Resource<'a> {
     pub service_instance: &'a str,
 }
 
-/// The body that tells a collector of these spans.
+/// Encodes the export request for these spans.
 pub fn encode(resource: &Resource<'_>, spans: &[Span]) -> Vec<u8> {
     let described = [
         ("service.name", resource.service_name),
@@ -103,7 +103,7 @@ pub fn encode(resource: &Resource<'_>, spans: &[Span]) -> Vec<u8> {
     out.0
 }
 
-/// How many spans a collector's answer says it has not taken, and why.
+/// Number of spans that a collector's answer rejects, and its reason.
 pub fn rejected(answer: &[u8]) -> (u64, String) {
     let (mut spans, mut why) = (0, String::new());
     for (_, partial) in fields(answer).filter(|(number, _)| *number == 1) {
@@ -119,11 +119,11 @@ pub fn rejected(answer: &[u8]) -> (u64, String) {
     (spans, why)
 }
 
-/// A message while it is written.
+/// A protobuf message under construction.
 #[derive(Default)]
 struct Message(Vec<u8>);
 
-/// Ways in which a field is written.
+/// Wire types.
 const VARINT: u64 = 0;
 const FIXED64: u64 = 1;
 const LENGTH: u64 = 2;
@@ -160,7 +160,7 @@ impl Message {
         self.0.extend_from_slice(bytes);
     }
 
-    /// A message within this one, written by `write`.
+    /// A nested message, written by `write`.
     fn message(&mut self, field: u64, write: impl FnOnce(&mut Self)) {
         let mut inner = Self::default();
         write(&mut inner);
@@ -172,7 +172,7 @@ impl Message {
         self.message(2, |any| match value {
             Value::Text(text) => any.bytes(1, text.as_bytes()),
             Value::Bool(is) => any.number(2, u64::from(*is)),
-            // Two's complement, as protobuf has negative numbers.
+            // Protobuf encodes negative numbers in two's complement.
             Value::Int(number) => any.number(3, *number as u64),
             Value::Float(number) => any.fixed64(4, number.to_bits()),
         });
@@ -209,9 +209,9 @@ impl Message {
 }
 
 const STATUS_ERROR: u64 = 2;
-/// It is known whether the parent is in another process,
+/// Flag: it is known whether the parent is in another process.
 const PARENT_KNOWN: u32 = 0x100;
-/// and it is.
+/// Flag: the parent is in another process.
 const PARENT_REMOTE: u32 = 0x200;
 
 impl From<&'static str> for Value {
@@ -232,14 +232,14 @@ impl From<u32> for Value {
     }
 }
 
-/// A field as it is read.
+/// A decoded field.
 #[derive(Debug, PartialEq)]
 enum Field<'a> {
     Number(u64),
     Bytes(&'a [u8]),
 }
 
-/// The fields of a message with their numbers, until something is no field.
+/// The fields of a message with their numbers, up to the first invalid one.
 fn fields(mut left: &[u8]) -> impl Iterator<Item = (u64, Field<'_>)> {
     std::iter::from_fn(move || {
         let tag = read_varint(&mut left)?;
@@ -299,7 +299,7 @@ mod tests {
         }
     }
 
-    /// The only field of this number.
+    /// All fields with this number.
     fn inner<'a>(message: &'a [u8], number: u64) -> Vec<Field<'a>> {
         fields(message).filter(|(n, _)| *n == number).map(|(_, field)| field).collect()
     }

@@ -1,37 +1,38 @@
-//! Request paths: which can be read in one way only, and which are relayed to engines unparsed.
+//! Request paths: rejects ambiguous paths, and lists those that are relayed to engines unparsed.
 //!
-//! A gateway matches bytes. Servers behind it resolve them: FastAPI decodes `%63`, others drop `;x`, merge `//` or follow
-//! `..`. A path that a server may resolve to another one is refused before it is matched, and what is relayed without being
-//! parsed is a closed list: an engine's administration also lives below `/v1`.
+//! A gateway matches bytes, while servers behind it resolve them: FastAPI decodes `%63`, others drop `;x`, merge `//`
+//! or resolve `..`. A path that a server may resolve to another one is rejected before it is matched. The paths relayed
+//! without parsing are a closed list, since an engine's administrative endpoints are also below `/v1`.
 
 use crate::api::Api;
 
-/// The longest path that is looked at, in bytes.
+/// Longest accepted path, in bytes.
 pub const PATH_BYTES_MAX: usize = 1024;
 
-/// A client path that is relayed to an engine as it is.
+/// A client path that is relayed to an engine unchanged.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Passed {
-    /// The path, `{}` standing for one segment.
+    /// The path; `{}` stands for one segment.
     pub pattern: &'static str,
-    /// The methods it takes, as `Allow` lists them.
+    /// The accepted methods, in the format of `Allow`.
     pub methods: &'static str,
-    /// What the engine keeps behind it.
+    /// What the engine stores for it.
     pub keeps: Keeps,
 }
 
-/// What an engine remembers of a request to a [`Passed`] path that another tenant's request could find.
+/// State that an engine keeps after a request to a [`Passed`] path and that another tenant's request could access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keeps {
-    /// Nothing that is addressed by the request.
+    /// No state that a request can address.
     Nothing,
-    /// The prompt's blocks, if the body is a JSON object: a `cache_salt` keeps tenants apart.
+    /// The prompt's blocks, if the body is a JSON object: a `cache_salt` separates tenants.
     Prompt,
-    /// An object with an id (a file, a batch, a stored response) that anybody who knows the id can ask for.
+    /// An object with an id (a file, a batch, a stored response), accessible to any client that knows the id.
     Object,
 }
 
-/// Every path that is relayed unparsed. OpenAI's and Anthropic's APIs, and what vLLM and SGLang add for inference.
+/// Every path that is relayed unparsed: OpenAI's and Anthropic's APIs, and the inference endpoints that vLLM and SGLang
+/// add.
 pub const PASSED: &[Passed] = &[
     passed("/v1/messages/count_tokens", "POST", Keeps::Nothing),
     passed("/v1/moderations", "POST", Keeps::Prompt),
@@ -64,25 +65,25 @@ const fn passed(pattern: &'static str, methods: &'static str, keeps: Keeps) -> P
     Passed { pattern, methods, keeps }
 }
 
-/// What a client path is, where it is an engine's.
+/// The target of a client path that goes to an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
     /// An API whose body is parsed.
     Api(Api),
-    /// One that is relayed as it is.
+    /// A path that is relayed unchanged.
     Passed(&'static Passed),
 }
 
 // === impl Target ===
 
 impl Target {
-    /// The target at `path` (no query string), if it is one. The path is [plain](is_plain).
+    /// The target at `path` (without query string), if there is one. The path must be [plain](is_plain).
     pub fn of(path: &str) -> Option<Self> {
         let passed = || PASSED.iter().find(|passed| matches(passed.pattern, path)).map(Self::Passed);
         Api::from_path(path).map(Self::Api).or_else(passed)
     }
 
-    /// The methods it takes, as `Allow` lists them.
+    /// The accepted methods, in the format of `Allow`.
     pub const fn methods(self) -> &'static str {
         match self {
             Self::Api(_) => "POST",
@@ -94,19 +95,19 @@ impl Target {
 // === impl Passed ===
 
 impl Passed {
-    /// The id that `path` names, if this is a path of one object.
+    /// The object id in `path`, if the pattern has one.
     pub fn object<'a>(&self, path: &'a str) -> Option<&'a str> {
         let at = self.pattern.split('/').position(|segment| segment == "{}")?;
         path.split('/').nth(at)
     }
 }
 
-/// Whether a list as `Allow` has it names `method`.
+/// Whether a list in the format of `Allow` contains `method`.
 pub fn allows(methods: &str, method: &str) -> bool {
     methods.split(", ").any(|allowed| allowed == method)
 }
 
-/// Whether `path` has the form of `pattern`, in which `{}` stands for any one segment.
+/// Whether `path` matches `pattern`, in which `{}` stands for any one segment.
 pub fn matches(pattern: &str, path: &str) -> bool {
     let (mut pattern, mut path) = (pattern.split('/'), path.split('/'));
     loop {
@@ -119,12 +120,12 @@ pub fn matches(pattern: &str, path: &str) -> bool {
     }
 }
 
-/// Whether every server reads `path` as the same one: visible ASCII that is neither encoded nor a parameter, no empty or
-/// dotted segment within it.
+/// Whether every server interprets `path` identically: visible ASCII without encoding or parameters, and without empty
+/// or dot segments.
 pub fn is_plain(path: &str) -> bool {
     let Some(rest) = path.strip_prefix('/') else { return false };
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/-._~!$&'()*+,=:@".contains(&byte);
-    // A slash at the end is a name of its own, which no list has.
+    // A trailing slash makes another path, which no list contains.
     let named = |segment: &str| !matches!(segment, "" | "." | "..");
     path.len() <= PATH_BYTES_MAX
         && path.bytes().all(plain)
@@ -212,11 +213,11 @@ mod tests {
         }
     }
 
-    /// One thing that a lenient server does to a path.
+    /// A transformation that a lenient server applies to a path.
     type Step = fn(&[u8]) -> Vec<u8>;
 
-    /// All that a lenient server may take `path` for: decoded once or twice, without parameters, with slashes merged and
-    /// dots followed, in lower case, without a slash at the end.
+    /// All paths that a lenient server may read `path` as: decoded once or twice, without parameters, with slashes
+    /// merged and dots resolved, in lower case, without a trailing slash.
     fn readings(path: &[u8]) -> BTreeSet<Vec<u8>> {
         let mut all = BTreeSet::from([path.to_vec()]);
         let steps: [Step; 8] =

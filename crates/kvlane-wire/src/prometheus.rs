@@ -1,7 +1,7 @@
-//! Prometheus text exposition, as far as reading a server's gauges needs it.
+//! Prometheus text exposition: a reader for a server's gauges and counters.
 //!
-//! Lines that are not samples are passed over, whatever they are: a page is read for the few names we know, and
-//! another exporter's oddity is no reason to lose them.
+//! Lines that are not samples are skipped: the reader looks for a few known names, and an invalid line elsewhere must
+//! not hide them.
 
 use std::borrow::Cow;
 
@@ -10,13 +10,13 @@ use std::borrow::Cow;
 pub struct Sample<'a> {
     /// The metric's name, prefix and suffix included.
     pub name: &'a str,
-    /// What stands between the braces, or nothing.
+    /// The text between the braces, or empty.
     pub labels: &'a str,
     /// The value; may be NaN or infinite.
     pub value: f64,
 }
 
-/// The samples of a page, in its order.
+/// The samples of a page, in page order.
 pub fn samples(page: &str) -> impl Iterator<Item = Sample<'_>> {
     page.lines().filter_map(sample)
 }
@@ -49,7 +49,7 @@ fn sample(line: &str) -> Option<Sample<'_>> {
     Some(Sample { name, labels, value })
 }
 
-/// Where the closing brace stands; braces within quotes are text.
+/// The position of the closing brace; braces within quotes are text.
 fn labels_end(inside: &str) -> Option<usize> {
     let (mut quoted, mut escaped) = (false, false);
     inside.bytes().position(|byte| {
@@ -63,7 +63,7 @@ fn labels_end(inside: &str) -> Option<usize> {
 // === impl Sample ===
 
 impl<'a> Sample<'a> {
-    /// The value of a label, its escapes decoded.
+    /// The value of a label, with its escapes decoded.
     pub fn label(&self, name: &str) -> Option<Cow<'a, str>> {
         let mut rest = self.labels;
         loop {
@@ -78,7 +78,7 @@ impl<'a> Sample<'a> {
     }
 }
 
-/// Where a label value's closing quote stands.
+/// The position of a label value's closing quote.
 fn value_end(value: &str) -> Option<usize> {
     let mut escaped = false;
     value.bytes().position(|byte| {

@@ -1,16 +1,16 @@
-//! Whose prefixes a request may share, written into its body: vLLM's and SGLang's `cache_salt`.
+//! Writes a `cache_salt` (vLLM, SGLang), which limits prefix sharing, into a request body.
 
 use crate::json::{JsonError, Scanner};
 
 /// The member's name.
 const CACHE_SALT: &str = "cache_salt";
 
-/// A body that is an object, with `salt` as its `cache_salt` and no other, however it may have been written.
+/// A body, which must be an object, with `salt` as its only `cache_salt`, whatever escapes its keys use.
 ///
-/// `salt` is hexadecimal digits, or other text that JSON takes as it is.
+/// `salt` is hex digits, or other text that needs no JSON escaping.
 ///
 /// # Errors
-/// That the body is no JSON object.
+/// If the body is not a JSON object.
 pub fn with_cache_salt(body: &str, salt: &str) -> Result<Vec<u8>, JsonError> {
     let mut out = Vec::with_capacity(body.len() + CACHE_SALT.len() + salt.len() + 8);
     let mut put = |pieces: &[&str]| pieces.iter().for_each(|piece| out.extend_from_slice(piece.as_bytes()));

@@ -1,44 +1,44 @@
-//! One stream of numbered messages: what is missing, what came twice, whether the engine behind it is another one.
+//! Sequence of one feed's numbered messages: detects gaps, duplicates and engine restarts, and requests replays.
 //!
-//! Pure: the driver feeds it what its sockets see and does what comes out. A stream is either trusted, as everything
-//! up to its last message has been applied, or catching up. It catches up by a replay where the engine offers one; where
-//! it does not, or where the replay has lost the messages too, everything that the stream has told is forgotten.
+//! Pure: the driver passes in what its sockets receive and carries out the resulting steps. A stream is either trusted,
+//! with everything up to its last message applied, or catching up. It catches up by a replay if the engine offers one.
+//! Without a replay, or if the replay has lost the messages too, everything learned from the stream is cleared.
 //!
-//! Engines number their messages from 0 and begin again when they restart, without a word. So a replay is asked for from
-//! the last message applied, not from the one after it: if that message comes back as it was, the engine is still the
-//! same. What is forgotten can only cost reuse. What is remembered wrongly would send requests astray, so without a
-//! replay anything doubtful is forgotten.
+//! Engines number their messages from 0 and start again at 0 when they restart, without notice. So a replay starts at
+//! the last message applied, not at the one after it: if that message comes back unchanged, the engine has not
+//! restarted. Clearing only costs reuse, while stale state would misplace requests; so without a replay, state is
+//! cleared in case of doubt.
 //!
-//! The driver makes each replay on a connection of its own and passes its [`Round`] with every answer, so that a late
-//! answer to one question is not taken for an answer to the next.
+//! The driver makes each replay on its own connection and passes its [`Round`] with every answer, so that a late answer
+//! to one replay is not mistaken for an answer to the next.
 
 use std::collections::BTreeMap;
 
 use kvlane_core::time::Nanos;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Limits of a stream, and whether it can be replayed.
+/// Limits of a stream, and whether it has a replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Whether there is a replay socket.
     pub replay: bool,
-    /// Messages kept while earlier ones are missing; the latest are dropped, as a later replay brings them.
+    /// Most messages held while earlier ones are missing; the latest are dropped, as a later replay returns them.
     pub held_max: usize,
-    /// Bytes of them.
+    /// Most bytes of held messages.
     pub held_bytes_max: usize,
-    /// How long a replay may go without bringing anything that was missing, before it is asked for again.
+    /// How long a replay may go without returning a missing message before it is requested again.
     pub replay_timeout: Nanos,
-    /// Replays in a row that bring nothing, before what is missing is given up.
+    /// Consecutive replays without a missing message after which the missing messages are given up.
     pub attempts_max: u32,
-    /// The least time between the starts of two replays.
+    /// Shortest interval between the starts of two replays.
     pub replay_interval: Nanos,
 }
 
-/// Which replay: counted from one for each stream.
+/// Number of a replay, counted from one per stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Round(pub u64);
 
-/// What the driver has to do, in order.
+/// A step for the driver to carry out, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step<'a> {
     /// Apply this message.
@@ -48,137 +48,137 @@ pub enum Step<'a> {
         /// Its content.
         payload: &'a [u8],
     },
-    /// Ask the replay socket for everything from this number on; a replay under way may be dropped.
+    /// Request everything from this number on from the replay socket; a replay in progress may be dropped.
     Replay {
-        /// What answers are tagged with.
+        /// Tag of its answers.
         round: Round,
-        /// The first number to ask for.
+        /// The first number to request.
         from: u64,
     },
-    /// Forget everything this stream has told.
+    /// Clear everything learned from this stream.
     Clear(Cause),
 }
 
-/// Why what a stream has told is no longer known to be so.
+/// Why the state learned from a stream is no longer reliable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Cause {
-    /// The engine has restarted: its numbers began again, or one of them stands for something else.
+    /// The engine has restarted: its numbers started again, or a number has different content.
     Restarted,
-    /// Messages are lost for good.
+    /// Messages are lost permanently.
     Lost,
-    /// The connection was lost, and there is no replay that could tell what was missed.
+    /// The connection was lost, and there is no replay to find missed messages.
     Reconnected,
 }
 
-/// What a stream has seen.
+/// Counters of a stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Messages applied.
     pub applied: u64,
-    /// Times that a message came before the one it follows.
+    /// Times that a message arrived before its predecessor.
     pub gaps: u64,
-    /// Messages given up. Numbers may jump by anything, so this is at most what the engine can have published:
-    /// [`LOST_BEFORE_MAX`], and [`MESSAGES_PER_S_MAX`] for each second since the stream began.
+    /// Messages given up. Numbers from the peer may jump arbitrarily, so this is capped at what the engine can have
+    /// published: [`LOST_BEFORE_MAX`], plus [`MESSAGES_PER_S_MAX`] per second since the stream began.
     pub lost: u64,
-    /// Messages that had been applied before.
+    /// Messages that had already been applied.
     pub duplicates: u64,
-    /// Messages that came after they had been given up.
+    /// Messages that arrived after they had been given up.
     pub late: u64,
-    /// Messages dropped because too many were waiting, and times that the driver did so.
+    /// Messages dropped because too many were held, and times that the driver dropped messages.
     pub overflows: u64,
-    /// Restarts of the engine seen.
+    /// Detected engine restarts.
     pub restarts: u64,
-    /// Replays asked for.
+    /// Replays requested.
     pub replays: u64,
-    /// Times that replays had brought nothing for too long, and the stream went on without.
+    /// Times that replays made no progress for too long, and the stream continued without the missing messages.
     pub given_up: u64,
-    /// Times everything was forgotten.
+    /// Times that the state was cleared.
     pub cleared: u64,
 }
 
-/// Where a stream stands: enough to take it up again in another process.
+/// Position in a stream, from which another process can continue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Position {
     /// The number of the last message applied.
     pub seq: u64,
-    /// The hash of its content: XXH3-64.
+    /// The XXH3-64 hash of its content.
     pub payload_hash: u64,
 }
 
-/// One stream.
+/// The state of one stream.
 #[derive(Debug)]
 pub struct Sequence {
     config: Config,
     counters: Counters,
     connected: bool,
-    /// The number that comes next; none if whatever comes is taken.
+    /// The next expected number; `None` if any is accepted.
     next: Option<u64>,
-    /// The first message applied since everything was last forgotten, if one was.
+    /// The first message applied since the last clear, if any.
     first: Option<u64>,
-    /// Hashes of the messages applied last, each at its number modulo [`RECENT`].
+    /// Number and hash of recently applied messages, indexed by number modulo [`RECENT`].
     recent: Vec<(u64, u64)>,
-    /// Messages that wait for earlier ones.
+    /// Messages held until earlier ones arrive.
     held: BTreeMap<u64, Vec<u8>>,
     held_bytes: usize,
-    /// Messages were dropped that the next replay has to bring.
+    /// Messages were dropped that the next replay has to return.
     dropped: bool,
     catching_up: Option<CatchingUp>,
     round: Round,
-    /// When the last replay was asked for.
+    /// When the last replay was requested.
     asked_at: Option<Nanos>,
-    /// When it was connected for the first time.
+    /// When it was first connected.
     began_at: Option<Nanos>,
 }
 
-/// A stream that is not trusted, as something may be missing.
+/// State of a stream that is not trusted because messages may be missing.
 #[derive(Clone, Copy, Debug)]
 struct CatchingUp {
     why: Doubt,
-    /// The replay under way; none if the next may not be asked for yet.
+    /// The replay in progress; `None` if the next one must not be requested yet.
     replay: Option<Replay>,
-    /// Replays in a row that brought nothing.
+    /// Consecutive replays without progress.
     attempts: u32,
-    /// Messages were dropped before the replay under way was asked for, which it has to bring.
+    /// Messages were dropped before the current replay was requested, which has to return them.
     dropped: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Doubt {
-    /// Messages are missing before those that are held. Should they come late, all is well.
+    /// Messages before the held ones are missing. If they arrive late, the stream is trusted again.
     Gap,
-    /// Messages may have been missed, which only a replay can tell.
+    /// Messages may have been missed, which only a replay can show.
     Missed,
-    /// As [`Doubt::Missed`], and the engine may be another than the one whose messages were applied.
+    /// Like [`Doubt::Missed`]; in addition, the engine may have restarted.
     Engine,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Replay {
-    /// When it last brought something that was missing, or began.
+    /// When it last returned a missing message, or started.
     progress_at: Nanos,
-    /// Whether it has brought such.
+    /// Whether it has returned a missing message.
     progress: bool,
-    /// Whether it has brought anything.
+    /// Whether it has returned any message.
     answered: bool,
 }
 
-/// Messages that an engine can have published in a second: it publishes one for each of its steps.
+/// Most messages that an engine can publish per second: one per step.
 pub const MESSAGES_PER_S_MAX: u64 = 10_000;
-/// Messages that can be lost of what was published before a stream was listened to.
+/// Most messages counted as lost from before the stream was connected.
 pub const LOST_BEFORE_MAX: u64 = 1_000_000;
 
-/// Messages whose hashes are kept. A message is known for a duplicate or for another one within so many.
+/// Number of message hashes kept. Duplicates and changed messages are recognised within this range.
 const RECENT: u64 = 1024;
 
-/// What is known of a message whose number is below the next.
+/// What is known about a message whose number is below the next expected one.
 enum Past {
-    /// It has been applied, with this content.
+    /// It was applied, with this content.
     Applied,
-    /// What was applied under its number is something else.
+    /// A message with other content was applied under its number.
     Other,
-    /// It was given up not long ago.
+    /// It was given up recently.
     GivenUp,
-    /// It is longer ago than is remembered.
+    /// It is older than the stored hashes.
     Forgotten,
 }
 
@@ -219,8 +219,8 @@ impl Sequence {
         }
     }
 
-    /// A stream whose messages up to `position` have been applied before, by another process. Nothing is applied again
-    /// if the engine is still the same, which takes a replay to see.
+    /// A stream whose messages up to `position` were applied by another process. They are not applied again if a replay
+    /// shows that the engine has not restarted.
     pub fn resumed(config: Config, position: Position) -> Self {
         let mut sequence = Self::new(config);
         if position.seq < u64::MAX {
@@ -231,7 +231,7 @@ impl Sequence {
         sequence
     }
 
-    /// The subscription stands, for the first time or again.
+    /// The subscription is connected, for the first time or again.
     pub fn connected(&mut self, now: Nanos, out: &mut dyn FnMut(Step<'_>)) {
         self.disconnected();
         self.connected = true;
@@ -244,7 +244,7 @@ impl Sequence {
         }
     }
 
-    /// The subscription is gone. Nothing is trusted until it is back and nothing proves missing.
+    /// The subscription is disconnected. The stream is not trusted until it is connected and nothing is missing.
     pub fn disconnected(&mut self) {
         self.connected = false;
         self.catching_up = None;
@@ -258,7 +258,7 @@ impl Sequence {
             return;
         }
         let Some(next) = self.next else {
-            // Where the stream begins is for the replay to tell, if one is under way.
+            // The replay in progress, if any, determines the start of the stream.
             match self.catching_up {
                 Some(_) => self.hold(seq, payload),
                 None => self.apply(seq, payload, out),
@@ -316,7 +316,7 @@ impl Sequence {
                 Past::Other => self.restart(now, out),
                 Past::GivenUp | Past::Forgotten => self.counters.late += 1,
             },
-            // The replay has lost messages itself, or begins after the one it was asked for.
+            // The replay has lost messages itself, or starts after the requested number.
             Some(next) if seq > next || why == Doubt::Engine => self.hold(seq, payload),
             _ => {
                 self.progress(now, why);
@@ -333,14 +333,14 @@ impl Sequence {
         }
     }
 
-    /// A replay that could not be made, or broke off.
+    /// A replay could not be made, or broke off.
     pub fn replay_failed(&mut self, now: Nanos, round: Round, out: &mut dyn FnMut(Step<'_>)) {
         if round == self.round {
             self.replay_over(now, false, out);
         }
     }
 
-    /// The driver itself has dropped messages of the subscription.
+    /// The driver dropped messages of the subscription.
     pub fn overflowed(&mut self, now: Nanos, out: &mut dyn FnMut(Step<'_>)) {
         self.counters.overflows += 1;
         if !self.connected {
@@ -354,24 +354,25 @@ impl Sequence {
                 None => self.catch_up(Doubt::Missed, now, out),
             }
         } else {
-            // The number stays, so that the gap is seen and what is older is known to be.
+            // The number is kept, so that the gap is detected and older messages are recognised.
             self.clear(Cause::Lost, out);
         }
     }
 
-    /// Time has passed: to be called at [`Sequence::next_deadline`], or more often.
+    /// Time has passed. To be called at [`Sequence::next_deadline`] or more often.
     pub fn tick(&mut self, now: Nanos, out: &mut dyn FnMut(Step<'_>)) {
         if self.next_deadline().is_none_or(|deadline| now < deadline) {
             return;
         }
         match self.catching_up.and_then(|state| state.replay) {
-            // One that brings the last message applied, nothing after it and no end marker has only lost the marker.
+            // A replay that returned the last message applied, nothing after it and no end marker has only lost the
+            // marker.
             Some(replay) => self.replay_over(now, replay.answered && !replay.progress, out),
             None => self.ask(now, out),
         }
     }
 
-    /// When [`Sequence::tick`] has something to do.
+    /// When [`Sequence::tick`] must be called.
     pub fn next_deadline(&self) -> Option<Nanos> {
         match self.catching_up?.replay {
             Some(replay) => Some(replay.progress_at + self.config.replay_timeout),
@@ -379,12 +380,12 @@ impl Sequence {
         }
     }
 
-    /// Whether everything up to the last message seen has been applied: live, rather than catching up.
+    /// Whether everything up to the last message received has been applied.
     pub fn trusted(&self) -> bool {
         self.connected && self.catching_up.is_none()
     }
 
-    /// The last message applied since everything was last forgotten.
+    /// The last message applied since the last clear.
     pub fn position(&self) -> Option<Position> {
         self.first?;
         let seq = self.next?.checked_sub(1)?;
@@ -392,18 +393,18 @@ impl Sequence {
         Some(Position { seq, payload_hash })
     }
 
-    /// What it has seen so far.
+    /// The counters so far.
     pub fn counters(&self) -> Counters {
         self.counters
     }
 
-    /// A live message whose number is below the next.
+    /// A live message whose number is below the next expected one.
     fn past(&mut self, now: Nanos, seq: u64, payload: &[u8], out: &mut dyn FnMut(Step<'_>)) {
         match self.known(seq, payload) {
             Past::Applied => self.counters.duplicates += 1,
-            // Later ones have been applied, and may have undone what it says.
+            // Later messages have been applied and may have reverted its changes.
             Past::GivenUp if !self.config.replay => self.counters.late += 1,
-            // To ask an engine that has not restarted for a replay costs little.
+            // If the engine has not restarted, an unnecessary replay costs little.
             Past::Other | Past::GivenUp | Past::Forgotten => {
                 self.restart(now, out);
                 if !self.config.replay {
@@ -431,7 +432,7 @@ impl Sequence {
         out(Step::Apply { seq, payload });
     }
 
-    /// Applies what waited for nothing more than what has been applied.
+    /// Applies held messages that have no missing predecessor.
     fn release(&mut self, out: &mut dyn FnMut(Step<'_>)) {
         while let Some(entry) = self.held.first_entry() {
             let seq = *entry.key();
@@ -474,7 +475,7 @@ impl Sequence {
         self.ask(now, out);
     }
 
-    /// Asks for a replay, or leaves it to a later tick.
+    /// Requests a replay, or leaves it to a later tick.
     fn ask(&mut self, now: Nanos, out: &mut dyn FnMut(Step<'_>)) {
         let Some(state) = &mut self.catching_up else { return };
         state.replay = None;
@@ -486,7 +487,7 @@ impl Sequence {
         self.round.0 += 1;
         self.counters.replays += 1;
         state.dropped |= std::mem::take(&mut self.dropped);
-        // The last one applied comes again, to see that it is the same.
+        // Includes the last message applied, to check that it is unchanged.
         let from = self.next.map_or(0, |next| next.saturating_sub(u64::from(self.first.is_some())));
         out(Step::Replay { round: self.round, from });
     }
@@ -501,13 +502,13 @@ impl Sequence {
         }
     }
 
-    /// The replay is over; `complete` if it has told all there is.
+    /// The replay is over; `complete` if it returned everything available.
     fn replay_over(&mut self, now: Nanos, complete: bool, out: &mut dyn FnMut(Step<'_>)) {
         let Some(state) = &mut self.catching_up else { return };
         let Some(replay) = state.replay.take() else { return };
         let first_held = self.held.first_key_value().map(|(first, _)| *first);
         if complete && state.why == Doubt::Engine && !replay.answered {
-            // It does not know of the last message applied: another engine, which has not sent as many.
+            // The engine does not have the last message applied: it has restarted and published fewer messages.
             self.restart(now, out);
             return;
         }
@@ -527,7 +528,7 @@ impl Sequence {
             state.attempts += 1;
             if state.attempts >= self.config.attempts_max {
                 if dropped {
-                    // What is held would be believed although something after it is missing.
+                    // Held messages must not be applied, since messages after them may be missing.
                     self.drop_held();
                 }
                 self.give_up(now, out);
@@ -537,7 +538,7 @@ impl Sequence {
         self.ask(now, out);
     }
 
-    /// Forgets everything and goes on from the next message there is.
+    /// Clears the state and continues with the next available message.
     fn give_up(&mut self, now: Nanos, out: &mut dyn FnMut(Step<'_>)) {
         let before = self.next;
         self.counters.given_up += 1;
@@ -546,7 +547,7 @@ impl Sequence {
         self.begin_again(out, Cause::Lost);
         let mut expected = before;
         while let Some((&first, _)) = self.held.first_key_value() {
-            // What is held may have gaps of its own, each of which costs as much again.
+            // Held messages may have further gaps, each of which costs as much again.
             self.lose(now, expected.map_or(0, |next| first.saturating_sub(next)));
             self.clear(Cause::Lost, out);
             self.next = Some(first);
@@ -555,7 +556,7 @@ impl Sequence {
         }
     }
 
-    /// The engine is another one. Its own replay tells all it holds.
+    /// The engine has restarted. Its replay returns all that it holds.
     fn restart(&mut self, now: Nanos, out: &mut dyn FnMut(Step<'_>)) {
         self.counters.restarts += 1;
         self.drop_held();
@@ -565,20 +566,20 @@ impl Sequence {
         }
     }
 
-    /// Forgets everything; whatever message comes next is the first.
+    /// Clears the state; the next message of any number is the first.
     fn begin_again(&mut self, out: &mut dyn FnMut(Step<'_>), cause: Cause) {
         self.next = None;
         self.recent.fill((u64::MAX, 0));
         self.clear(cause, out);
     }
 
-    /// Counts messages given up. Numbers are what a peer says they are: one that jumps further than the engine can have
-    /// come does not stand for as many messages.
+    /// Counts messages given up. Numbers come from the peer; a jump further than the engine can have published is not
+    /// counted in full.
     fn lose(&mut self, now: Nanos, messages: u64) {
         let seconds = self.began_at.map_or(0, |began| (now - began).0 / 1_000_000_000);
         let most = LOST_BEFORE_MAX.saturating_add(seconds.saturating_mul(MESSAGES_PER_S_MAX));
         let lost = self.counters.lost.saturating_add(messages).min(most);
-        // Should a driver's time go back, nothing that was counted is taken back.
+        // If a driver's time goes back, the counter does not decrease.
         self.counters.lost = self.counters.lost.max(lost);
     }
 
@@ -608,7 +609,7 @@ mod tests {
     };
     const ALONE: Config = Config { replay: false, ..REPLAY };
 
-    /// What a stream has told its driver, in short.
+    /// A step, in short form.
     #[derive(Debug, PartialEq)]
     enum Did {
         Apply(u64),
@@ -629,7 +630,7 @@ mod tests {
         did
     }
 
-    /// A stream with a driver that does nothing on its own.
+    /// A stream with a passive driver.
     struct Stream {
         sequence: Sequence,
         now: Nanos,
@@ -640,7 +641,7 @@ mod tests {
             Self { sequence: Sequence::new(config), now: Nanos::ZERO }
         }
 
-        /// One that has seen these messages and is trusted.
+        /// A trusted stream that has received messages up to `last`.
         fn live_until(config: Config, last: u64) -> Self {
             let mut stream = Self::new(config);
             stream.connect();
@@ -728,13 +729,13 @@ mod tests {
         stream.live(9, b"a");
         assert_eq!(stream.replayed(5, b"a"), [Apply(5)]);
         assert_eq!(stream.replayed(7, b"a"), []);
-        assert_eq!(stream.ended(), [Replay(5)], "from the last one applied");
-        assert_eq!(stream.ended(), [Replay(5)], "nothing came: once");
+        assert_eq!(stream.ended(), [Replay(5)], "from the last message applied");
+        assert_eq!(stream.ended(), [Replay(5)], "no answer: first retry");
         assert_eq!(stream.ended(), [Replay(5)], "twice");
         assert_eq!(
             stream.ended(),
             [Clear(Cause::Lost), Apply(7), Clear(Cause::Lost), Apply(9)],
-            "three times: on with what there is"
+            "given up after three attempts"
         );
         assert!(stream.sequence.trusted());
         assert_eq!((stream.sequence.counters().lost, stream.sequence.counters().cleared), (2, 2));
@@ -744,7 +745,7 @@ mod tests {
     fn without_a_replay_a_gap_costs_what_was_known() {
         let mut stream = Stream::live_until(ALONE, 4);
         assert_eq!(stream.live(6, b"a"), [Clear(Cause::Lost), Apply(6)]);
-        assert_eq!(stream.live(5, b"a"), [], "a later one has been applied");
+        assert_eq!(stream.live(5, b"a"), [], "a later message has been applied");
         assert_eq!(stream.live(7, b"a"), [Apply(7)]);
         assert!(stream.sequence.trusted());
         assert_eq!((stream.sequence.counters().lost, stream.sequence.counters().late), (1, 1));
@@ -780,7 +781,7 @@ mod tests {
         stream.sequence.disconnected();
         assert!(!stream.sequence.trusted());
         assert_eq!(stream.connect(), [Replay(4)]);
-        assert_eq!(stream.live(6, b"a"), [], "of whichever engine");
+        assert_eq!(stream.live(6, b"a"), [], "from any engine");
         assert_eq!(stream.live(5, b"a"), []);
         assert_eq!(stream.replayed(4, b"a"), [Apply(5), Apply(6)]);
         stream.ended();
@@ -798,7 +799,7 @@ mod tests {
         stream.connect();
         assert_eq!(stream.ended(), [Clear(Cause::Restarted), Replay(0)]);
         assert_eq!(stream.ended(), []);
-        assert!(stream.sequence.trusted(), "nothing is known of an engine that holds nothing");
+        assert!(stream.sequence.trusted(), "nothing is missing from an engine that holds nothing");
         assert_eq!(stream.live(0, b"b"), [Apply(0)]);
     }
 
@@ -825,7 +826,7 @@ mod tests {
         let mut stream = Stream::live_until(REPLAY, 4);
         stream.connect();
         assert_eq!(stream.replayed(4, b"a"), []);
-        assert_eq!(stream.wait(2), [Replay(4)], "more may have been lost than the marker");
+        assert_eq!(stream.wait(2), [Replay(4)], "more than the marker may have been lost");
         assert_eq!(stream.replayed(4, b"a"), []);
         assert_eq!(stream.wait(2), []);
         assert!(stream.sequence.trusted());
@@ -858,7 +859,7 @@ mod tests {
         assert_eq!((stream.sequence.held.len(), stream.sequence.held_bytes), (3, 900));
         let did = stream.replayed(1, b"a");
         assert_eq!(did, [Apply(1), Apply(2), Apply(3), Apply(4)]);
-        assert_eq!(stream.ended(), [Replay(4)], "for what was dropped");
+        assert_eq!(stream.ended(), [Replay(4)], "for the dropped messages");
     }
 
     #[test]
@@ -876,7 +877,7 @@ mod tests {
 
     #[test]
     fn a_stream_is_taken_up_again_where_another_process_left_it() {
-        let position = Stream::live_until(REPLAY, 4).sequence.position().expect("some were applied");
+        let position = Stream::live_until(REPLAY, 4).sequence.position().expect("messages were applied");
         let mut stream = Stream { sequence: Sequence::resumed(REPLAY, position), now: Nanos::ZERO };
         assert_eq!(stream.connect(), [Replay(4)]);
         assert_eq!(stream.replayed(4, b"a"), []);
@@ -907,7 +908,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever numbers a peer sends, no more messages are lost than it can have sent.
+        /// For any numbers that a peer sends, no more messages count as lost than it can have sent.
         #[test]
         fn no_more_is_lost_than_can_have_been_sent(
             jumps in prop::collection::vec((any::<u64>(), 0u64..3_000, any::<bool>()), 1..60),
@@ -939,7 +940,7 @@ mod tests {
         assert_eq!(stream.sequence.counters().replays, before + 1);
     }
 
-    /// An engine: what it has published since it started, and how many copies of each block it holds.
+    /// An engine: the messages it has published since it started, and its number of copies of each block.
     #[derive(Default)]
     struct Engine {
         epoch: u8,
@@ -948,7 +949,7 @@ mod tests {
     }
 
     impl Engine {
-        /// Stores or removes a block; every message differs, as those of engines do by their time.
+        /// Stores or removes a block; every message differs, as those of engines do by their timestamp.
         fn publish(&mut self, block: u8, store: bool) -> u64 {
             let store = store || !self.copies.contains_key(&block);
             let seq = self.log.len() as u64;
@@ -971,14 +972,14 @@ mod tests {
         }
     }
 
-    /// What may go wrong, or right, next.
+    /// Events of the test, failures included.
     #[derive(Clone, Debug)]
     enum Act {
         Publish {
             block: u8,
             store: bool,
         },
-        /// Delivers the message that stands this far back, or a second copy of it, or drops it.
+        /// Delivers the message this far back, duplicates it, or drops it.
         Live {
             back: usize,
             twice: bool,
@@ -1017,7 +1018,7 @@ mod tests {
         ]
     }
 
-    /// A message of a replay; none ends it.
+    /// A message of a replay; `None` ends it.
     type Answer = Option<(u64, Vec<u8>)>;
 
     /// An engine, a channel and a driver.
@@ -1026,11 +1027,11 @@ mod tests {
         sequence: Sequence,
         copies: BTreeMap<u8, u32>,
         now: Nanos,
-        /// Messages on their way, of the connection that stands.
+        /// Messages in transit on the current connection.
         flying: VecDeque<u64>,
-        /// Answers on their way.
+        /// Answers in transit.
         answers: VecDeque<(Round, Answer)>,
-        /// The replay that has brought something.
+        /// The last replay that has returned a message.
         begun: Round,
         buffer: usize,
         connected: bool,
@@ -1074,7 +1075,8 @@ mod tests {
                 }
                 Act::Replay { twice, drop } => {
                     let Some(answer) = self.answers.pop_front() else { return };
-                    // An engine drops what its socket's queue has no room for, which is never the first of a replay.
+                    // An engine drops messages that exceed its socket's queue, which never affects the first of a
+                    // replay.
                     let drop = drop && self.begun == answer.0;
                     self.begun = answer.0;
                     if twice {
@@ -1127,7 +1129,7 @@ mod tests {
             Ok(())
         }
 
-        /// Lets everything arrive, in order and once, and one more message after it.
+        /// Delivers everything, in order and once, plus one more message.
         fn quiet(&mut self) {
             self.act(Act::Connect);
             self.act(Act::Publish { block: 0, store: true });
@@ -1142,7 +1144,7 @@ mod tests {
                     return;
                 }
             }
-            panic!("it never comes to rest: {:?}", self.sequence.catching_up);
+            panic!("the stream does not settle: {:?}", self.sequence.catching_up);
         }
     }
 

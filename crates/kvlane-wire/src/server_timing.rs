@@ -1,43 +1,43 @@
-//! The `Server-Timing` header: where the time of a request went until its answer's head was sent.
+//! `Server-Timing` header: the stages of a request until its answer's head was sent, with their durations.
 //!
-//! The format is W3C's (Server Timing, section 3): metrics apart by commas, each a name and parameters, among them `dur`
-//! in milliseconds. kvlane writes its stages in the order of [`Stage::ALL`], to the microsecond. They follow one another
-//! without a gap, so they add up to the whole time; a stage that did not happen is left out. What others write is read
-//! as far as it has a name and a duration.
+//! The format is W3C's (Server Timing, section 3): metrics separated by commas, each a name and parameters, among them
+//! `dur` in milliseconds. kvlane writes its stages in the order of [`Stage::ALL`], to the microsecond. They are
+//! contiguous, so they add up to the total time; a stage that did not occur is left out. Headers of other servers are
+//! read as far as they have a name and a duration.
 
-/// Metrics of one header that are read; what is beyond is left.
+/// Most metrics read from one header; further ones are ignored.
 pub const METRICS_MAX: usize = 64;
-/// Microseconds of a millisecond, the header's unit.
+/// Microseconds per millisecond, the header's unit.
 const MICROS_PER_MILLI: u64 = 1000;
 
-/// What happens to a request until its answer begins, in this order.
+/// Stages of a request until its answer begins, in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
-    /// Its body comes in, after its head.
+    /// Receiving the body, after the head.
     Read,
-    /// The body is understood, the prompt rendered.
+    /// Parsing the body and rendering the prompt.
     Parse,
-    /// The prompt's tokens are counted.
+    /// Counting the prompt's tokens.
     Tokenize,
-    /// Limits are charged, the index is looked up, an endpoint is chosen.
+    /// Charging limits, looking up the index, choosing an endpoint.
     Place,
-    /// It waits in the queue for an endpoint that may take it.
+    /// Waiting in the queue.
     Queue,
-    /// Attempts that came to nothing, and the pauses after them.
+    /// Failed attempts, and the pauses after them.
     Retry,
-    /// It goes to the engine: a connection is found or opened, head and body are written.
+    /// Sending to the engine: finding or opening a connection, writing head and body.
     Send,
-    /// The engine works until the answer begins: for a stream until its first bytes, otherwise until its head.
+    /// Waiting for the engine's answer: for a stream until its first bytes, otherwise until its head.
     Engine,
-    /// Of split serving: a prefill engine computes the prompt.
+    /// With disaggregated serving: prefill by a prefill engine.
     Prefill,
-    /// Of split serving: the prompt's cache goes to the decode engine.
+    /// With disaggregated serving: transfer of the KV cache to the decode engine.
     Transfer,
-    /// Of split serving: the decode engine works until the answer begins.
+    /// With disaggregated serving: waiting for the decode engine's answer.
     Decode,
 }
 
-/// How long each stage of one request took.
+/// Durations of one request's stages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stages {
     micros: [Option<u64>; Stage::ALL.len()],
@@ -46,7 +46,7 @@ pub struct Stages {
 // === impl Stage ===
 
 impl Stage {
-    /// All of them, in the order in which they are written.
+    /// All stages, in header order.
     pub const ALL: [Self; 11] = [
         Self::Read,
         Self::Parse,
@@ -87,28 +87,28 @@ impl Stage {
 // === impl Stages ===
 
 impl Stages {
-    /// A stage has taken so many microseconds, or so many more.
+    /// Adds microseconds to a stage.
     pub fn add(&mut self, stage: Stage, micros: u64) {
         let so_far = &mut self.micros[stage as usize];
         *so_far = Some(so_far.unwrap_or(0).saturating_add(micros));
     }
 
-    /// The microseconds of a stage, if it has happened.
+    /// The microseconds of a stage, if it occurred.
     pub fn get(&self, stage: Stage) -> Option<u64> {
         self.micros[stage as usize]
     }
 
-    /// Those that have happened, in order, in microseconds.
+    /// The stages that occurred, in order, in microseconds.
     pub fn iter(&self) -> impl Iterator<Item = (Stage, u64)> + '_ {
         Stage::ALL.into_iter().filter_map(|stage| Some((stage, self.get(stage)?)))
     }
 
-    /// All of them together, in microseconds.
+    /// The sum of all stages, in microseconds.
     pub fn total(&self) -> u64 {
         self.iter().fold(0, |total, (_, micros)| total.saturating_add(micros))
     }
 
-    /// The header's value; empty if nothing has happened.
+    /// The header's value; empty if no stage occurred.
     pub fn format(&self) -> Vec<u8> {
         let mut value = Vec::with_capacity(160);
         for (stage, micros) in self.iter() {
@@ -141,13 +141,13 @@ fn push_number(out: &mut Vec<u8>, number: u64) {
     out.extend_from_slice(&digits[at..]);
 }
 
-/// The names of a header's metrics and their durations in seconds, in the header's order. A metric without a duration, or
-/// with one that is no finite number from 0 on, is left out.
+/// The names and durations in seconds of a header's metrics, in header order. A metric without a duration, or whose
+/// duration is not a finite number from 0 on, is left out.
 pub fn parse(value: &str) -> impl Iterator<Item = (&str, f64)> {
     split(value, ',').take(METRICS_MAX).filter_map(|metric| {
         let mut parts = split(metric, ';').map(str::trim);
         let name = parts.next().filter(|name| !name.is_empty())?;
-        // The first one counts, as the specification has it.
+        // The first one counts, according to the specification.
         let dur = parts.find_map(|parameter| {
             let (key, value) = parameter.split_once('=')?;
             key.trim().eq_ignore_ascii_case("dur").then(|| value.trim())
@@ -157,7 +157,7 @@ pub fn parse(value: &str) -> impl Iterator<Item = (&str, f64)> {
     })
 }
 
-/// The pieces between separators that stand in no quoted string.
+/// The pieces between separators outside of quoted strings.
 fn split(text: &str, separator: char) -> impl Iterator<Item = &str> {
     let (mut quoted, mut escaped) = (false, false);
     text.split(move |c| {
@@ -179,7 +179,7 @@ mod tests {
 
     use super::*;
 
-    /// Expects these names with so many microseconds.
+    /// Asserts the names and microseconds.
     fn check(value: &str, expect: &[(&str, u64)]) {
         let read: Vec<_> = parse(value).map(|(name, s)| (name, (s * 1e6).round() as u64)).collect();
         assert_eq!(read, expect, "{value}");

@@ -1,15 +1,15 @@
-//! A scanner that watches server-sent events pass and never holds them up: how many carried tokens, what usage was
-//! reported, whether the stream is over.
+//! Server-sent events scanner: counts events with tokens, reads usage and detects the end of a stream, without delaying
+//! it.
 //!
-//! The bytes arrive split anywhere. An event that is whole within one push is judged where it lies; only one that
-//! a push ends in the middle of is carried over, and of an event beyond [`EVENT_BYTES_MAX`] only its head, which tells
-//! its type, and its tail, which may hold its usage. Any split of a stream gives the same result. Lines end in LF or
-//! CRLF; the lone CR that the format also allows is used by no engine.
+//! The bytes may be split at any position. An event that is complete within one push is examined in place; only an
+//! event that crosses the end of a push is buffered. Of an event beyond [`EVENT_BYTES_MAX`] only the head, which
+//! determines its type, and the tail, which may contain its usage, are kept. Any split of a stream gives the same
+//! result. Lines end in LF or CRLF; no engine uses the lone CR that the format also allows.
 //!
-//! An event is judged by its name (`event:`, or the `type` its data begins with) where it has one, which is how
-//! Anthropic's messages and OpenAI's responses tell text from the rest, and otherwise as a chunk of a completion. Data
-//! is searched, not parsed, except for the usage object itself. The search is sound: inside a JSON string every quote
-//! is escaped, so `"usage":` can only be a key.
+//! An event is classified by its name (`event:`, or the `type` its data begins with) if it has one, as in Anthropic's
+//! messages and OpenAI's responses; otherwise it is a chunk of a completion. Data is searched, not parsed, except for
+//! the usage object itself. The search is sound: inside a JSON string every quote is escaped, so `"usage":` can only be
+//! a key.
 
 use std::sync::LazyLock;
 
@@ -19,31 +19,31 @@ use memchr::memmem::{self, Finder};
 use crate::usage::Counts;
 pub use crate::usage::{Usage, usage_in_json};
 
-/// Bytes of an event beyond which only its first and last 8 KiB are looked at.
+/// Size above which only the first and last 8 KiB of an event are examined.
 pub const EVENT_BYTES_MAX: usize = 16 << 10;
-/// What is looked at from the start of an oversized event.
+/// Bytes examined at the start of an oversized event.
 const HEAD_BYTES: usize = 8 << 10;
-/// What is looked at from the end of an oversized event.
+/// Bytes examined at the end of an oversized event.
 const TAIL_BYTES: usize = EVENT_BYTES_MAX - HEAD_BYTES;
 
-/// Watches one stream. Cheap to make; holds no memory until an event is split.
+/// Scanner of one stream. Cheap to create; allocates no memory until an event is split.
 #[derive(Debug, Default)]
 pub struct SseScanner {
-    /// The beginning of an event not yet complete, or its head and, from [`HEAD_BYTES`] on, its tail.
+    /// The start of an incomplete event, or its head and, from [`HEAD_BYTES`] on, its tail.
     carry: Vec<u8>,
-    /// Bytes of that event so far; more than `carry` holds once it is oversized.
+    /// Size of that event so far; more than `carry` holds once it is oversized.
     carried: usize,
     edge: Edge,
     tokens: u64,
     events: u64,
     counts: Counts,
-    /// Where the last chunk's data had its choices.
+    /// Position of the choices in the previous chunk's data.
     choices_at: usize,
     done: bool,
     failed: bool,
 }
 
-/// What stands just before the next byte, as far as finding a blank line needs to know.
+/// The bytes just before the next one, as far as finding a blank line depends on them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Edge {
     /// The start of a line.
@@ -51,7 +51,7 @@ pub(crate) enum Edge {
     Line,
     /// A carriage return at the start of a line.
     LineReturn,
-    /// Something else.
+    /// Any other byte.
     Within,
 }
 
@@ -63,7 +63,7 @@ impl SseScanner {
         Self::default()
     }
 
-    /// Looks at the next bytes of the stream and tells how many events that carry tokens they complete.
+    /// Processes the next bytes of the stream; returns the number of completed events with tokens.
     pub fn push(&mut self, mut bytes: &[u8]) -> u32 {
         let before = self.tokens;
         while let Some(end) = event_end(self.edge, bytes) {
@@ -84,7 +84,7 @@ impl SseScanner {
         u32::try_from(self.tokens - before).unwrap_or(u32::MAX)
     }
 
-    /// The stream has ended: judges an event that lacks its blank line. Returns as [`SseScanner::push`] does.
+    /// The stream has ended: classifies an event without a final blank line. Returns as [`SseScanner::push`] does.
     pub fn finish(&mut self) -> u32 {
         let before = self.tokens;
         self.flush();
@@ -92,49 +92,49 @@ impl SseScanner {
         u32::from(self.tokens > before)
     }
 
-    /// Events so far that carried tokens. Engines send one token per event when they keep up.
+    /// Number of events with tokens so far. Engines send one token per event when they keep up.
     pub fn tokens(&self) -> u64 {
         self.tokens
     }
 
-    /// Whole events so far, comments among them.
+    /// Number of complete events so far, including comments.
     pub fn events(&self) -> u64 {
         self.events
     }
 
-    /// Bytes since the last event's end: those of an event that is not whole yet.
+    /// Bytes of the incomplete event so far.
     pub fn pending(&self) -> usize {
         self.carried
     }
 
-    /// The usage reported so far, if any; reports spread over several events are joined.
+    /// The usage reported so far, if any; reports spread over several events are merged.
     pub fn usage(&self) -> Option<Usage> {
         self.counts.usage()
     }
 
-    /// Whether the stream said that it is complete.
+    /// Whether the stream reported its completion.
     pub fn is_done(&self) -> bool {
         self.done
     }
 
-    /// Whether the stream said that it failed: a chunk that is an error, or an event of that name.
+    /// Whether the stream reported a failure: an error chunk or an error event.
     pub fn has_failed(&self) -> bool {
         self.failed
     }
 
-    /// Adds to the carried event. Beyond the head, only the last [`TAIL_BYTES`] are sure to be kept.
+    /// Adds to the buffered event. Beyond the head, at least the last [`TAIL_BYTES`] are kept.
     fn keep(&mut self, bytes: &[u8]) {
         self.carried = self.carried.saturating_add(bytes.len());
         let (head, rest) = bytes.split_at(bytes.len().min(HEAD_BYTES.saturating_sub(self.carry.len())));
         self.carry.extend_from_slice(head);
         self.carry.extend_from_slice(last(rest, TAIL_BYTES));
-        // The tail may grow to twice its size before its older part goes, so that moving it costs little.
+        // The tail may grow to twice its size before it is trimmed, to amortize the move.
         if self.carry.len() > EVENT_BYTES_MAX + TAIL_BYTES {
             self.carry.drain(HEAD_BYTES..self.carry.len() - TAIL_BYTES);
         }
     }
 
-    /// Judges the carried event, if there is one.
+    /// Classifies the buffered event, if any.
     fn flush(&mut self) {
         if self.carried > 0 {
             let mut event = std::mem::take(&mut self.carry);
@@ -145,7 +145,7 @@ impl SseScanner {
         }
     }
 
-    /// Looks at an event of `length` bytes, of which `event` holds at least the head and the tail.
+    /// Examines an event of `length` bytes; `event` holds at least its head and tail.
     fn judge(&mut self, event: &[u8], length: usize) {
         self.events += 1;
         if length > EVENT_BYTES_MAX {
@@ -155,7 +155,7 @@ impl SseScanner {
         }
     }
 
-    /// Looks at an event through its first and its last bytes, which are the same for all but oversized ones.
+    /// Examines an event by its head and tail, which are equal except for oversized events.
     fn judge_parts(&mut self, head: &[u8], tail: &[u8]) {
         let Some((name, data)) = name_and_data(head) else { return };
         if data.starts_with(b"[DONE]") {
@@ -183,9 +183,9 @@ impl SseScanner {
         }
     }
 
-    /// Whether a chunk has a list of choices and it is empty: such a chunk only carries usage.
+    /// Whether a chunk has an empty list of choices: such a chunk only carries usage.
     fn without_choices(&mut self, data: &[u8]) -> bool {
-        // The chunks of a stream begin alike, so the key is looked for where the last one had it.
+        // The chunks of a stream begin alike, so the key is first looked for at its previous position.
         if !data.get(self.choices_at..).is_some_and(|data| data.starts_with(CHOICES.needle())) {
             match CHOICES.find(data) {
                 Some(at) => self.choices_at = at,
@@ -201,7 +201,7 @@ impl SseScanner {
 // === impl Edge ===
 
 impl Edge {
-    /// What stands before the next byte once `bytes`, which end no event, have passed.
+    /// The edge after `bytes`, which end no event.
     pub(crate) fn after(self, bytes: &[u8]) -> Self {
         match bytes {
             [] => self,
@@ -213,14 +213,14 @@ impl Edge {
     }
 }
 
-/// Whether a chat chunk says who speaks and nothing yet, as vLLM's and llama.cpp's first one does.
+/// Whether a chat chunk has a role and no content, as the first chunk of vLLM and llama.cpp.
 fn only_names_the_role(data: &[u8]) -> bool {
     let has = |needle: &[u8]| memmem::find(data, needle).is_some();
     let empty = [&b"\"content\":\"\""[..], b"\"content\": \"\"", b"\"content\":null", b"\"content\": null"];
     has(b"\"role\"") && empty.into_iter().any(has) && !has(b"\"function\"")
 }
 
-/// Where the event that `bytes` continue ends, its blank line included.
+/// The end of the event that `bytes` continue, its blank line included.
 #[inline]
 pub(crate) fn event_end(edge: Edge, bytes: &[u8]) -> Option<usize> {
     match (edge, bytes) {
@@ -240,8 +240,8 @@ pub(crate) fn event_end(edge: Edge, bytes: &[u8]) -> Option<usize> {
     None
 }
 
-/// The event's name if it has one before its data (none for SSE's default, `message`), and everything from its first
-/// data on.
+/// The event's name if it precedes its data (empty for SSE's default, `message`), and everything from its first data
+/// on.
 #[inline]
 pub(crate) fn name_and_data(mut event: &[u8]) -> Option<(&[u8], &[u8])> {
     let mut name: &[u8] = b"";
@@ -260,14 +260,14 @@ pub(crate) fn name_and_data(mut event: &[u8]) -> Option<(&[u8], &[u8])> {
     }
 }
 
-/// The `type` that data begins with, as Anthropic's and OpenAI's typed events do.
+/// The `type` at the start of the data, as in Anthropic's and OpenAI's typed events.
 fn leading_type(data: &[u8]) -> &[u8] {
     let value = data.strip_prefix(b"{\"type\":").map(<[u8]>::trim_ascii_start);
     let value = value.and_then(|value| value.strip_prefix(b"\"")).unwrap_or_default();
     &value[..memchr(b'"', value).unwrap_or_default()]
 }
 
-/// The value after a key, if what was found is a key.
+/// The value after a key; `None` if the match is not a key.
 fn value_of_key(after: &[u8]) -> Option<&[u8]> {
     after.trim_ascii_start().strip_prefix(b":").map(<[u8]>::trim_ascii_start)
 }
@@ -285,7 +285,7 @@ mod tests {
 
     use super::*;
 
-    /// What a scanner has seen, comparable.
+    /// A scanner's results, for comparison.
     fn result(scanner: &SseScanner) -> (u64, Option<Usage>, bool) {
         (scanner.tokens(), scanner.usage(), scanner.is_done())
     }
@@ -400,7 +400,7 @@ mod tests {
         assert_eq!(scan(MESSAGES), (2, usage(100, 15, Some(64)), true));
         let unnamed: String =
             MESSAGES.lines().filter(|line| !line.starts_with("event:")).map(|l| format!("{l}\n")).collect();
-        assert_eq!(scan(&unnamed), (2, usage(100, 15, Some(64)), true), "the type in the data does as well");
+        assert_eq!(scan(&unnamed), (2, usage(100, 15, Some(64)), true), "the type in the data is equivalent");
     }
 
     #[test]
@@ -469,7 +469,7 @@ mod tests {
         assert_eq!(scan(&stream), (0, usage(5, 6, None), true));
     }
 
-    /// Streams of known and odd events, some beyond the limit.
+    /// Streams of known and unusual events, some beyond the limit.
     fn stream() -> impl Strategy<Value = Vec<u8>> {
         let event = prop_oneof![
             4 => prop::sample::select(vec![CHAT, MESSAGES, RESPONSES, LLAMA_CPP]).prop_map(str::to_owned),

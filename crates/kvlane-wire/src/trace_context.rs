@@ -1,39 +1,39 @@
-//! W3C Trace Context (Recommendation of 2021, level 2 for the random flag): which trace a request is part of.
+//! W3C Trace Context (Recommendation of 2021, level 2 for the random flag): the trace that a request belongs to.
 
 use std::fmt;
 
-/// Names a trace. Never zero.
+/// Trace id. Never zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TraceId(pub u128);
 
-/// Names a span of a trace. Never zero.
+/// Span id. Never zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SpanId(pub u64);
 
-/// What a `traceparent` header says.
+/// The content of a `traceparent` header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TraceContext {
     /// The trace.
     pub trace: TraceId,
-    /// Whoever calls: its span is the parent.
+    /// The caller's span, which is the parent.
     pub span: SpanId,
     /// [`SAMPLED`] and [`RANDOM`].
     pub flags: u8,
 }
 
-/// The caller records this trace.
+/// Flag: the caller records this trace.
 pub const SAMPLED: u8 = 1;
-/// The trace's name is random in its last seven bytes.
+/// Flag: the last seven bytes of the trace id are random.
 pub const RANDOM: u8 = 2;
 
-/// Bytes of a header of version 00.
+/// Length of a version 00 header.
 const LEN: usize = 55;
 
 // === impl TraceContext ===
 
 impl TraceContext {
-    /// Reads a header's value. One that is not well formed is none, as the recommendation wants it. Of later versions the
-    /// part is read that this one has.
+    /// Parses a header's value. An invalid value is ignored, as the recommendation requires. Of later versions, the
+    /// part defined by version 00 is read.
     pub fn parse(value: &[u8]) -> Option<Self> {
         let text = std::str::from_utf8(value).ok()?.trim_matches([' ', '\t']);
         let (head, rest) = text.split_at_checked(LEN)?;
@@ -49,13 +49,13 @@ impl TraceContext {
         Some(Self { trace: TraceId(trace), span: SpanId(span as u64), flags })
     }
 
-    /// Whether the caller records it.
+    /// Whether the caller records the trace.
     pub const fn is_sampled(self) -> bool {
         self.flags & SAMPLED != 0
     }
 }
 
-/// As a header's value, of version 00.
+/// Formats as a version 00 header.
 impl fmt::Display for TraceContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "00-{}-{}-{:02x}", self.trace, self.span, self.flags)
@@ -74,7 +74,7 @@ impl fmt::Display for SpanId {
     }
 }
 
-/// Lower-case digits only: upper-case ones are not well formed.
+/// Only lower-case digits are valid.
 fn hex(digits: &str) -> Option<u128> {
     let lower = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
     digits.bytes().all(lower).then(|| u128::from_str_radix(digits, 16).ok())?
@@ -95,7 +95,7 @@ mod tests {
         assert!(context.is_sampled());
         assert_eq!((context.trace.0 >> 96, context.span.0), (0x4bf9_2f35, 0x00f0_67aa_0ba9_02b7));
         assert_eq!(context.to_string(), EXAMPLE);
-        // A later version may say more, and flags that nobody knows yet are not passed on.
+        // Later versions may add fields; unknown flags are not passed on.
         let later = format!("cc{}-what-comes", EXAMPLE[2..].replace("-01", "-ff"));
         let context = TraceContext::parse(later.as_bytes()).expect("the part that is known");
         assert_eq!((context.to_string(), context.flags), (EXAMPLE.replace("-01", "-03"), SAMPLED | RANDOM));

@@ -1,10 +1,10 @@
-//! What an answer says it cost, in the words of each API.
+//! Token usage reported by an answer, in the format of each API.
 //!
 //! OpenAI (vLLM, SGLang): `usage.prompt_tokens`, `completion_tokens`, `prompt_tokens_details.cached_tokens`; its
-//! responses say `input_tokens`, `output_tokens`, `input_tokens_details`. Anthropic counts cached tokens apart from
-//! `input_tokens`, as `cache_read_input_tokens` and `cache_creation_input_tokens`, so its prompt is their sum.
-//! llama.cpp adds `timings` with `cache_n`, `prompt_n` (the part it computed) and `predicted_n`; SGLang's `/generate`
-//! puts OpenAI's names into `meta_info`.
+//! responses have `input_tokens`, `output_tokens`, `input_tokens_details`. Anthropic counts cached tokens separately
+//! from `input_tokens`, as `cache_read_input_tokens` and `cache_creation_input_tokens`, so its prompt is their sum.
+//! llama.cpp adds `timings` with `cache_n`, `prompt_n` (the computed part) and `predicted_n`; SGLang's `/generate` puts
+//! OpenAI's names into `meta_info`.
 
 use std::sync::LazyLock;
 
@@ -12,29 +12,29 @@ use memchr::memmem::Finder;
 
 use crate::json::{JsonError, Kind, Scanner};
 
-/// Bytes of a usage object that are read; real ones have some two hundred.
+/// Bytes of a usage object that are read; typical ones have about two hundred.
 const OBJECT_BYTES_MAX: usize = 4 << 10;
 
-/// What an answer says it cost.
+/// Token usage of an answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Tokens of the prompt, cached ones included.
     pub prompt_tokens: u32,
-    /// Tokens generated.
+    /// Output tokens.
     pub completion_tokens: u32,
-    /// Prompt tokens served from the prefix cache, where the engine tells.
+    /// Prompt tokens served from the prefix cache, if reported.
     pub cached_tokens: Option<u32>,
 }
 
-/// The usage a JSON answer reports, searched in `bytes`: the whole answer or its tail. Where an answer holds several,
-/// the last counts.
+/// The usage in a JSON answer, searched in `bytes`: the whole answer or its tail. If there are several, the last
+/// counts.
 pub fn usage_in_json(bytes: &[u8]) -> Option<Usage> {
     let mut counts = Counts::default();
     counts.read_answer(bytes);
     counts.usage()
 }
 
-/// Counts as they were reported, possibly over several events of a stream.
+/// Counts as reported, possibly over several events of a stream.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counts {
     prompt: Option<u32>,
@@ -49,10 +49,10 @@ pub(crate) struct Counts {
 }
 
 impl Counts {
-    /// Takes over what `bytes` report, which may be the tail of an answer.
+    /// Reads the counts in `bytes`, which may be the tail of an answer.
     pub(crate) fn read_answer(&mut self, bytes: &[u8]) {
         let found = self.read_objects(bytes, &USAGE);
-        // What else engines report is the last member of their answers, which spares other chunks two searches.
+        // Other reports are the last member of an answer; this check saves two searches in other chunks.
         if bytes.trim_ascii_end().ends_with(b"}}") || bytes.trim_ascii_end().ends_with(b"}}]") {
             self.read_objects(bytes, &TIMINGS);
             if !found {
@@ -61,7 +61,7 @@ impl Counts {
         }
     }
 
-    /// The sum of it, once a prompt or an output was counted.
+    /// The combined usage, once prompt or output tokens were counted.
     pub(crate) fn usage(&self) -> Option<Usage> {
         let cached = self.cached.or(self.cache_read).or(self.timed_cached);
         let apart = |input: u32| {
@@ -78,10 +78,10 @@ impl Counts {
         })
     }
 
-    /// Reads every object under this key; tells whether there was one.
+    /// Reads every object under this key; returns whether there was one.
     fn read_objects(&mut self, bytes: &[u8], key: &Finder<'_>) -> bool {
         let (mut found, mut rest) = (false, bytes);
-        // Mostly there is none, which costs one search.
+        // Usually there is none, which costs one search.
         while let Some(at) = key.find(rest) {
             rest = &rest[at + key.needle().len()..];
             let Some(value) = rest.trim_ascii_start().strip_prefix(b":") else { continue };
@@ -142,7 +142,7 @@ impl Counts {
     }
 }
 
-/// What can be read as text at the start of `bytes`.
+/// The valid UTF-8 text at the start of `bytes`.
 fn text(bytes: &[u8]) -> &str {
     let bytes = &bytes[..bytes.len().min(OBJECT_BYTES_MAX)];
     let valid = std::str::from_utf8(bytes).map_or_else(|error| error.valid_up_to(), str::len);

@@ -1,4 +1,4 @@
-//! KV events of real engines, decoded and chained, against the prompts that caused them.
+//! KV events of real engines, decoded and chained, compared with the prompts that caused them.
 
 mod captures;
 
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use self::captures::{bytes, capture, data, lines, payloads, prompted, received, seed};
 
-/// Every capture of an engine, and the tokens of its blocks.
+/// Every engine capture, with its block size.
 const CAPTURES: [(&str, u32); 11] = [
     ("default-sha256-int", 32),
     ("dp2-port5557", 32),
@@ -55,7 +55,7 @@ fn chains_made_of_events_are_those_of_the_prompts_tokens() {
 fn with_copies_counted_an_engine_of_40_blocks_never_holds_more() {
     let receiver = received("evict-40blocks", 32);
     assert_eq!(receiver.held_max, 39, "one block is never used");
-    assert_eq!(receiver.unknown, 0, "every removal is of a block that is held");
+    assert_eq!(receiver.unknown, 0, "every removal names a held block");
 }
 
 #[test]
@@ -68,7 +68,7 @@ fn sglang_removes_only_what_it_has_stored() {
 #[test]
 fn of_a_hybrid_model_only_the_group_of_full_attention_counts() {
     let receiver = received("hybrid-sliding-window", 32);
-    assert_eq!(receiver.unknown, 0, "a removal of the other group is not one of this");
+    assert_eq!(receiver.unknown, 0, "removals of the other group are ignored");
     assert_eq!(receiver.linked.other_groups, 21);
 }
 
@@ -85,7 +85,7 @@ fn ranks_are_told_apart() {
 
 // === versions ===
 
-/// What an event says, whatever memory it stands in.
+/// The content of an event, independent of its memory.
 #[derive(Debug, PartialEq)]
 enum Said {
     Stored { parent: Option<u64>, names: Vec<u64>, contents: Vec<u64>, tokens: u32, chain: Chain, tier: Tier },
@@ -152,7 +152,7 @@ fn every_version_says_the_same_as_far_as_it_has_the_fields() {
         let expected = [
             vec![stored(None, &[u64::MAX, 7], &[0, 1, 2, 3, 4, 5, 6, 7], (None, None))],
             vec![stored(Some(7), &[9], &[300, 70_000, 0, 1], (Some(adapter.to_owned()), None))],
-            // It is of a group of sliding windows, where that is told.
+            // A sliding-window group, where the event says so.
             if has("group_idx") { vec![] } else { vec![digest] },
             vec![Said::Copied(vec![5], below), Said::Removed(vec![5], below)],
             vec![Said::Removed(vec![7, 9], Tier::Gpu), Said::Cleared],
@@ -181,7 +181,7 @@ fn a_version_is_read_from_its_text() {
 
 // === made by hand ===
 
-/// A key whose bytes are hexadecimal digits in JSON.
+/// A key whose bytes are hex digits in JSON.
 const HEX: &str = "$hex";
 
 fn pack(value: &Value, out: &mut Vec<u8>) {
@@ -234,7 +234,7 @@ fn pack(value: &Value, out: &mut Vec<u8>) {
     }
 }
 
-/// A map in this order.
+/// A map with keys in this order.
 fn pack_map(pairs: &[(String, Value)], out: &mut Vec<u8>) {
     out.push(0xdf);
     out.extend((pairs.len() as u32).to_be_bytes());
@@ -255,7 +255,7 @@ fn read(events: Value) -> Result<Batch, DecodeError> {
     decode(&message(events), &mut batch).map(|()| batch)
 }
 
-/// A store of one block of two tokens with these fields besides.
+/// A store of one block of two tokens, with these additional fields.
 fn store(fields: Value) -> Value {
     let mut event = json!({
         "type": "BlockStored", "block_hashes": [1], "parent_block_hash": null, "token_ids": [10, 11], "block_size": 2,
@@ -291,7 +291,7 @@ fn an_adapters_name_among_the_extra_keys_is_no_salt() {
     let both = one(json!({"lora_name": "ad", "extra_keys": [["ad", "tenant"]]}));
     assert_eq!(both, ((adapter(), Some("tenant".to_owned())), plain));
     let same = one(json!({"lora_name": "ad", "extra_keys": [["ad", "ad"]]}));
-    assert_eq!(same, ((adapter(), adapter()), plain), "a salt may be named like the adapter");
+    assert_eq!(same, ((adapter(), adapter()), plain), "a salt may equal the adapter's name");
     assert_eq!(
         one(json!({"cache_salt": "t"})),
         ((None, Some("t".to_owned())), plain),
@@ -305,10 +305,14 @@ fn what_is_neither_adapter_nor_salt_is_part_of_a_blocks_content() {
     let image = one(json!({"extra_keys": [[["image", 0]]]}));
     assert_ne!(image.1, plain);
     assert_eq!(image.0, (None, None));
-    assert_ne!(one(json!({"extra_keys": [[["image", 1]]]})).1, image.1, "its place counts");
-    assert_ne!(one(json!({"extra_keys": [[["image", 0], "tenant"]]})).1, image.1, "and the salt beside it");
+    assert_ne!(one(json!({"extra_keys": [[["image", 1]]]})).1, image.1, "the image's position counts");
+    assert_ne!(
+        one(json!({"extra_keys": [[["image", 0], "tenant"]]})).1,
+        image.1,
+        "and so does the salt beside it"
+    );
     let later = one(json!({"parent_block_hash": 7, "extra_keys": [["x"]]}));
-    assert_eq!(later.0, (None, None), "a salt stands on a chain's first block only");
+    assert_eq!(later.0, (None, None), "only a chain's first block has a salt");
     assert_ne!(later.1, plain);
     assert_eq!(one(json!({"extra_keys": [null]})).1, plain);
     assert_eq!(one(json!({"extra_keys": [[]]})).1, plain);
@@ -323,16 +327,16 @@ fn what_contradicts_itself_is_refused_and_leaves_nothing() {
         assert!(batch.events.is_empty() && batch.blocks.is_empty() && batch.names.is_empty());
         error.to_string()
     };
-    let counts = "3 tokens for 2 blocks of 2 tokens each";
+    let counts = "event with 3 tokens for 2 blocks of 2 tokens";
     assert_eq!(refused(store(json!({"block_hashes": [1, 2], "token_ids": [1, 2, 3]}))), counts);
-    assert_eq!(refused(store(json!({"block_size": 1}))), "2 tokens for 1 blocks of 1 tokens each");
-    assert_eq!(refused(store(json!({"block_hashes": []}))), "2 tokens for 0 blocks of 2 tokens each");
+    assert_eq!(refused(store(json!({"block_size": 1}))), "event with 2 tokens for 1 blocks of 1 tokens");
+    assert_eq!(refused(store(json!({"block_hashes": []}))), "event with 2 tokens for 0 blocks of 2 tokens");
     assert_eq!(
         refused(store(json!({"extra_keys": [null, null]}))),
-        "extra keys for 2 blocks, of a store of 1"
+        "event with extra keys for 2 blocks but 1 stored blocks"
     );
     let huge: Vec<u32> = vec![1; (1 << 16) + 1];
-    assert_eq!(refused(store(json!({"token_ids": huge}))), "a block of 65537 tokens");
+    assert_eq!(refused(store(json!({"token_ids": huge}))), "invalid block size of 65537 tokens");
     assert!(refused(store(json!({"token_ids": [1, -2]}))).contains("a token id from 0"));
     assert!(refused(store(json!({"token_ids": [1, "x"]}))).contains("a whole number expected"));
     assert!(refused(store(json!({"block_size": -2}))).contains("block_size is out of range"));
@@ -396,7 +400,7 @@ fn a_removal_from_a_group_that_does_not_count_removes_nothing() {
         let linked = linker.link(&batch, 2, seed, |_| None, |event| seen.push(event.clone()));
         (linked.other_groups, seen.len())
     };
-    assert_eq!(link(json!([["BlockRemoved", [1], "GPU", 1]])), (0, 1), "nothing is known of the group");
+    assert_eq!(link(json!([["BlockRemoved", [1], "GPU", 1]])), (0, 1), "the group is unknown");
     link(json!([store(json!({"kv_cache_spec_kind": "sliding_window", "group_idx": 1}))]));
     assert_eq!(link(json!([["BlockRemoved", [1], "GPU", 1], ["BlockRemoved", [1], "GPU", 0]])), (1, 1));
 }
@@ -443,7 +447,7 @@ fn stores_that_cannot_be_linked_are_counted() {
 // === laws ===
 
 prop_compose! {
-    /// The fields of a store, those at their default among them.
+    /// The fields of a store, including those with default values.
     fn stores()(
         names in prop::collection::vec(any::<u64>(), 1..5),
         tokens in prop::collection::vec(any::<u32>(), 4),

@@ -1,13 +1,13 @@
-//! The prefix index for engines that do not tell what they cache, fed by our own dispatches.
+//! Approximate prefix index, fed by our own dispatches, for engines that publish no KV events.
 //!
-//! One radix tree over all endpoints. A node is a *run* of consecutive blocks that nobody has been seen to branch
-//! inside of; each run lists the endpoints that hold it and how far into it they hold. Because block hashes are
-//! chained, one comparison at the end of a run settles the whole run, so a lookup costs per branch, not per block.
+//! One radix tree over all endpoints. A node is a *run* of consecutive blocks without an observed branch; each run
+//! lists the endpoints that hold it and how many of its blocks each holds. Because block hashes are chained, one
+//! comparison at the end of a run decides the whole run, so a lookup costs per branch, not per block.
 //!
-//! Memory is bounded: every run and hold is counted, and the least recently used holds go first. A touched path is
-//! renewed leaf first and root last, so an endpoint's hold on a run is never newer than its hold on the run before
-//! it; evicting the oldest therefore takes leaves before their ancestors, and what an endpoint holds is always a set
-//! of whole prefixes.
+//! Memory is bounded: every run and hold is counted, and the least recently used holds are evicted first. A touched
+//! path is renewed leaf first and root last, so an endpoint's hold on a run is never newer than its hold on the parent
+//! run. Evicting the oldest hold therefore removes leaves before their ancestors, and an endpoint's holds always form a
+//! set of whole prefixes.
 
 mod kept;
 
@@ -25,18 +25,18 @@ use crate::time::Nanos;
 /// Limits of the index.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Config {
-    /// Bytes it may use; beyond that the least recently used entries go.
+    /// Memory limit in bytes; beyond it the least recently used entries are evicted.
     pub memory_bytes_max: usize,
-    /// An entry not used for this long counts as evicted by its engine.
+    /// An entry unused for this long counts as evicted by its engine.
     pub ttl: Nanos,
 }
 
-/// Which endpoint probably holds which prefix. See the module.
+/// Predicts which endpoint holds which prefix. See the module documentation.
 pub struct ApproxIndex {
     config: Config,
     runs: Vec<Run>,
     links: Vec<Link>,
-    /// Runs by the hash of their first block, which is unique: it stands for the whole prefix up to there.
+    /// Runs by the hash of their first block, which is unique: it identifies the whole prefix up to there.
     heads: HashTable<u32>,
     hasher: FixedState,
     free_run: u32,
@@ -45,7 +45,7 @@ pub struct ApproxIndex {
     newest: u32,
     bytes: usize,
     blocks_held: u64,
-    /// The same by the slot of the holder.
+    /// The same by the holder's slot.
     held_by_slot: Vec<u64>,
     /// Scratch: the runs of a prompt and the endpoint's position in each.
     path: Vec<(u32, usize)>,
@@ -55,11 +55,11 @@ pub struct ApproxIndex {
 struct Run {
     /// Never empty while in use.
     hashes: Vec<BlockHash>,
-    /// Who holds it. Side by side, since every lookup reads them all.
+    /// Holds by endpoint, stored contiguously since every lookup reads all of them.
     holds: Vec<Hold>,
-    /// The run before this one; also the next free run.
+    /// The parent run; also the next free run.
     parent: u32,
-    /// Runs that follow this one.
+    /// Number of child runs.
     children: u32,
 }
 
@@ -69,42 +69,43 @@ struct Hold {
     touched: Nanos,
     endpoint: EndpointId,
     depth: u32,
-    /// Its place in the order of use.
+    /// Its position in the LRU list.
     link: u32,
 }
 
-/// One hold's place in the order of use.
+/// One hold's position in the LRU list.
 #[derive(Clone, Copy)]
 struct Link {
-    /// Whose hold: of which run, by which endpoint. The run is `NIL` while the link is free.
+    /// The hold's run and endpoint. The run is `NIL` while the link is free.
     run: u32,
     endpoint: EndpointId,
-    /// Also the next free link.
+    /// The next older link; also the next free link.
     older: u32,
     newer: u32,
 }
 
 const NIL: u32 = u32::MAX;
 
-/// What one run costs beside its hashes and holds: the record and its share of the slab's spare room, its slot in
+/// Memory of one run without its hashes and holds: the record and its share of the slab's spare capacity, its slot in
 /// `heads` at the table's lowest load, and the allocator's rounding of two vectors.
 const RUN_BYTES: usize = size_of::<Run>() * 9 / 8 + 12 + 16;
-/// What one link costs, with its share of the slab's spare room.
+/// Memory of one link, with its share of the slab's spare capacity.
 const LINK_BYTES: usize = size_of::<Link>() * 9 / 8;
 const HOLD_BYTES: usize = size_of::<Hold>();
 const BLOCK_BYTES: usize = size_of::<BlockHash>();
 
-/// How long before the driver's origin something can have been used: what a gateway before this one knew.
+/// Longest time before the driver's origin at which an entry can have been used: restored entries are older than the
+/// process.
 const ORIGIN: Nanos = Nanos::from_secs(7 * 24 * 3600);
-/// Expired entries that one insert removes: they count for nothing already, and nobody should wait for a sweep.
+/// Expired entries that one insert removes. They are ignored already, and a full sweep would delay requests.
 const EXPIRED_PER_INSERT: usize = 64;
-/// Entries that one call of [`ApproxIndex::remove_endpoint`] looks at.
+/// Entries that one call of [`ApproxIndex::remove_endpoint`] examines.
 const REMOVED_PER_CALL: usize = 4096;
 
 // === impl ApproxIndex ===
 
 impl ApproxIndex {
-    /// Other limits from here on. What is beyond them goes with what comes.
+    /// Changes the limits. Excess entries are evicted by later inserts.
     pub fn configure(&mut self, config: Config) {
         self.config = config;
     }
@@ -138,12 +139,12 @@ impl ApproxIndex {
         self.blocks_held
     }
 
-    /// Blocks held by an endpoint, and by those before it in its slot as far as they are still being removed.
+    /// Blocks held by an endpoint and by its predecessors in its slot, as long as those are still being removed.
     pub fn blocks_of(&self, endpoint: EndpointId) -> u64 {
         self.held_by_slot.get(endpoint.slot()).copied().unwrap_or(0)
     }
 
-    /// Finds, for every endpoint, how many leading blocks of `chain` it holds at `now`.
+    /// Sets, for every endpoint, how many leading blocks of `chain` it holds at `now`.
     pub fn lookup(&self, now: Nanos, chain: &[BlockHash], overlap: &mut Overlap) {
         overlap.clear();
         let mut done = 0;
@@ -162,7 +163,7 @@ impl ApproxIndex {
         }
     }
 
-    /// `endpoint` has been given a prompt with these blocks: from now on it holds them all.
+    /// Records a dispatch: from now on `endpoint` holds all of these blocks.
     pub fn insert(&mut self, now: Nanos, chain: &[BlockHash], endpoint: EndpointId) {
         let touched = now + ORIGIN;
         let mut path = self.hold(chain, endpoint, touched);
@@ -178,8 +179,8 @@ impl ApproxIndex {
         self.evict(now);
     }
 
-    /// Lets `endpoint` hold these blocks: the runs that they are, and its position in each. Those that it has not held were
-    /// used at `touched`.
+    /// Makes `endpoint` hold these blocks. Returns their runs and the endpoint's position in each. Blocks that it did
+    /// not hold get `touched` as their time of use.
     fn hold(&mut self, chain: &[BlockHash], endpoint: EndpointId, touched: Nanos) -> Vec<(u32, usize)> {
         let mut path = std::mem::take(&mut self.path);
         let mut done = 0;
@@ -196,7 +197,7 @@ impl ApproxIndex {
                 break;
             };
             let matched = common_len(&self.runs[run as usize].hashes, rest);
-            // Blocks behind the prompt's end are not used by it, so they must not become newer with it.
+            // The prompt does not use the blocks after its end, so their hold must not be renewed with it.
             let held = |run: &Run| {
                 run.holds.iter().find(|hold| hold.endpoint == endpoint).map_or(0, |hold| hold.depth)
             };
@@ -215,8 +216,8 @@ impl ApproxIndex {
         path
     }
 
-    /// Forgets what `endpoint` held, as far as it stands in one slice of all entries: the slice that begins at `from`,
-    /// 0 at first. Where the next one begins, if there is one.
+    /// Removes the holds of `endpoint` in one slice of all entries, starting at `from`, 0 at first. Returns the start
+    /// of the next slice, if there is one.
     pub fn remove_endpoint(&mut self, endpoint: EndpointId, from: usize) -> Option<usize> {
         let to = self.links.len().min(from + REMOVED_PER_CALL);
         for at in from..to {
@@ -228,8 +229,8 @@ impl ApproxIndex {
         (to < self.links.len()).then_some(to)
     }
 
-    /// Forgets that `endpoint` was given a prompt with these blocks, as far as it was given none that goes on behind
-    /// them without a branch.
+    /// Withdraws the dispatch of a prompt with these blocks, except for blocks that a longer prompt given to `endpoint`
+    /// continues without a branch.
     pub fn withdraw(&mut self, chain: &[BlockHash], endpoint: EndpointId) {
         let (mut done, mut links) = (0, Vec::new());
         while let Some(at) = chain.get(done).and_then(|&hash| self.run_at(hash)) {
@@ -260,8 +261,8 @@ impl ApproxIndex {
         self.runs[run as usize].holds.iter().position(|hold| hold.endpoint == endpoint)
     }
 
-    /// Whether a run that the endpoint holds to its end can simply become longer: nobody else holds it and nothing
-    /// follows it.
+    /// Whether a run that the endpoint holds to its end can be extended in place: it has no other holder and no
+    /// children.
     fn can_grow(&self, run: u32) -> bool {
         run != NIL && self.runs[run as usize].children == 0 && self.runs[run as usize].holds.len() == 1
     }
@@ -329,7 +330,7 @@ impl ApproxIndex {
         }
     }
 
-    /// Lets a run go that nobody holds and nothing follows, and then perhaps the one before it.
+    /// Frees a run without holders and children, and then its parent if that has none either.
     fn release(&mut self, mut run: u32) {
         while run != NIL && self.runs[run as usize].holds.is_empty() && self.runs[run as usize].children == 0
         {
@@ -347,8 +348,8 @@ impl ApproxIndex {
         }
     }
 
-    /// Cuts a run in two before block `at` and returns the first part, which is a new run: the second keeps the
-    /// old index, so that the runs which follow still name their parent.
+    /// Splits a run before block `at` and returns the first part, which is a new run. The second part keeps the old
+    /// index, so that its children still name their parent.
     fn split(&mut self, run: u32, at: usize) -> u32 {
         let mut hashes = std::mem::take(&mut self.runs[run as usize].hashes);
         let tail = hashes.split_off(at);
@@ -372,7 +373,7 @@ impl ApproxIndex {
             if hold.depth > at {
                 self.push_hold(run, Hold { depth: hold.depth - at, ..hold });
                 self.note_lost(hold.endpoint, at);
-                // As old as the hold it was cut from, and to be evicted just after it.
+                // As old as the hold it was split from, and evicted right after it.
                 let position = self.add_hold(head, hold.endpoint, at, hold.touched);
                 let link = self.runs[head as usize].holds[position].link;
                 self.unlink(link);
@@ -382,12 +383,12 @@ impl ApproxIndex {
                 self.push_hold(head, hold);
             }
         }
-        // Whoever held the second part may have left since.
+        // The second part may have no holder.
         self.release(run);
         head
     }
 
-    /// A new hold, the newest in the order of use: its position in the run.
+    /// Adds a hold as the newest in the LRU list; returns its position in the run.
     fn add_hold(&mut self, run: u32, endpoint: EndpointId, depth: u32, touched: Nanos) -> usize {
         let new = Link { run, endpoint, older: NIL, newer: NIL };
         let link = if self.free_link == NIL {
@@ -406,7 +407,7 @@ impl ApproxIndex {
         self.push_hold(run, Hold { touched, endpoint, depth, link })
     }
 
-    /// Most runs have one holder for ever, a few have the whole fleet: room grows by a quarter.
+    /// Most runs have a single holder, a few have the whole fleet: capacity grows by a quarter.
     fn push_hold(&mut self, run: u32, hold: Hold) -> usize {
         let holds = &mut self.runs[run as usize].holds;
         let before = holds.capacity();
@@ -418,7 +419,7 @@ impl ApproxIndex {
         holds.len() - 1
     }
 
-    /// Takes a hold out of its run and of the order of use, and lets the run go if that was the last.
+    /// Removes a hold from its run and from the LRU list, and frees the run if it was the last.
     fn remove_hold(&mut self, at: u32) {
         let Link { run, endpoint, .. } = self.links[at as usize];
         if let Some(position) = self.position(run, endpoint) {
@@ -492,8 +493,8 @@ fn grow_by_an_eighth<T>(slab: &mut Vec<T>) {
     }
 }
 
-/// How many leading hashes are equal. Chained hashes are equal up to some point and different after it, so the end
-/// is looked at first and the point is then found by halving.
+/// Number of equal leading hashes. Chained hashes are equal up to some point and different after it, so the end is
+/// compared first and the point is then found by binary search.
 fn common_len(a: &[BlockHash], b: &[BlockHash]) -> usize {
     let len = a.len().min(b.len());
     if len == 0 || a[len - 1] == b[len - 1] {
@@ -535,7 +536,7 @@ pub(super) mod tests {
         overlap.iter().collect()
     }
 
-    /// Everything that must hold between any two calls.
+    /// Asserts the invariants that hold between any two calls.
     pub(super) fn check(index: &ApproxIndex) {
         let live: Vec<u32> =
             (0..index.runs.len() as u32).filter(|&r| !index.runs[r as usize].hashes.is_empty()).collect();
@@ -545,7 +546,7 @@ pub(super) mod tests {
         for &at in &live {
             let run = &index.runs[at as usize];
             bytes += RUN_BYTES + run.hashes.len() * BLOCK_BYTES + run.holds.capacity() * HOLD_BYTES;
-            assert!(!run.holds.is_empty(), "a run without holds is gone");
+            assert!(!run.holds.is_empty(), "a run without holds is freed");
             assert_eq!(
                 run.children as usize,
                 live.iter().filter(|&&c| index.runs[c as usize].parent == at).count()
@@ -561,7 +562,7 @@ pub(super) mod tests {
                 if run.parent != NIL {
                     let parent = &index.runs[run.parent as usize];
                     let before =
-                        index.position(run.parent, endpoint).expect("whoever holds a run holds its parent");
+                        index.position(run.parent, endpoint).expect("a holder of a run holds its parent");
                     assert_eq!(parent.holds[before].depth as usize, parent.hashes.len());
                     assert!(parent.holds[before].touched >= touched);
                 }
@@ -573,12 +574,12 @@ pub(super) mod tests {
         }
         let (mut at, mut last) = (index.oldest, Nanos::ZERO);
         while at != NIL {
-            let touched = held.remove(&at).expect("each once");
-            assert!(touched >= last, "the order of use is the order of time");
+            let touched = held.remove(&at).expect("each hold appears once");
+            assert!(touched >= last, "the LRU list is ordered by time");
             last = touched;
             at = index.links[at as usize].newer;
         }
-        assert!(held.is_empty(), "every hold is in the order of use");
+        assert!(held.is_empty(), "every hold is in the LRU list");
     }
 
     #[test]

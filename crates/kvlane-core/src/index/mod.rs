@@ -1,8 +1,8 @@
-//! Which endpoint holds which prefix.
+//! Prefix index: which endpoint holds which prefix.
 //!
-//! [`approx`] is fed by our own dispatches, for engines that do not tell what they cache; [`exact`] by the events of
-//! those that do; [`speculation`] bridges the time until those have come. [`oracle`] has the naive references that the
-//! property tests of both compare with.
+//! [`approx`] is fed by our own dispatches, for engines without KV events; [`exact`] by KV events; [`speculation`]
+//! covers dispatched prompts until their events arrive. [`oracle`] has the naive references that the property tests of
+//! both compare with.
 
 pub mod approx;
 pub mod exact;
@@ -12,27 +12,27 @@ pub(crate) mod speculation;
 
 use crate::endpoint::EndpointId;
 
-/// For one prompt: how many leading blocks each endpoint is expected to hold. A reusable buffer.
+/// For one prompt: how many leading blocks each endpoint is predicted to hold. A reusable buffer.
 #[derive(Clone, Debug, Default)]
 pub struct Overlap {
     by_slot: Vec<(EndpointId, u32)>,
     holders: Vec<u16>,
-    /// Memory for whoever fills it.
+    /// Scratch memory for the index that fills it.
     scratch: Vec<EndpointId>,
 }
 
 // === impl Overlap ===
 
 impl Overlap {
-    /// Forgets everything, keeps the memory.
+    /// Empties the buffer and keeps its memory.
     pub fn clear(&mut self) {
         for slot in self.holders.drain(..) {
             self.by_slot[slot as usize].1 = 0;
         }
     }
 
-    /// Endpoint `id` holds the first `blocks` blocks. A later call for the same endpoint replaces an earlier one; of
-    /// two that have had the same slot, the newer one counts.
+    /// Sets the leading `blocks` that endpoint `id` holds. A later call for the same endpoint replaces an earlier one;
+    /// of two endpoints with the same slot, the newer one counts.
     pub(crate) fn set(&mut self, id: EndpointId, blocks: u32) {
         let slot = id.slot();
         if slot >= self.by_slot.len() {
@@ -48,12 +48,12 @@ impl Overlap {
         self.by_slot[slot] = (id, blocks);
     }
 
-    /// How many leading blocks endpoint `id` holds.
+    /// Leading blocks that endpoint `id` holds.
     pub fn blocks(&self, id: EndpointId) -> u32 {
         self.by_slot.get(id.slot()).filter(|(holder, _)| *holder == id).map_or(0, |(_, held)| *held)
     }
 
-    /// The endpoints that hold at least one block, with how many leading blocks each holds.
+    /// The endpoints that hold at least one block, with their number of leading blocks.
     pub fn iter(&self) -> impl Iterator<Item = (EndpointId, u32)> {
         self.holders.iter().map(|&slot| self.by_slot[slot as usize])
     }

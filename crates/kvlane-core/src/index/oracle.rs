@@ -1,5 +1,5 @@
-//! Naive indexes: every endpoint's set of block hashes, and every endpoint's copies by name. Slow, obviously right, for
-//! tests only.
+//! Naive reference indexes: every endpoint's set of block hashes, and every endpoint's copies by name. Slow, obviously
+//! correct, for tests only.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -29,7 +29,7 @@ impl OracleIndex {
     }
 }
 
-/// What the engines hold, if what they say is true.
+/// The engines' cache contents, according to their events.
 #[derive(Default)]
 pub(crate) struct ExactOracle {
     pub(crate) held: BTreeMap<EndpointId, BTreeMap<EngineHash, (BlockHash, Vec<Tier>)>>,

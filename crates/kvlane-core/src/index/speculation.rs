@@ -1,9 +1,9 @@
-//! What endpoints will hold soon: prompts that were sent there, until their engines have told of them.
+//! Speculative index: prompts dispatched to endpoints whose KV events have not arrived yet.
 //!
-//! A prompt counts as held from its dispatch on, since the next one with the same beginning will find it computed or
-//! waits behind it. It stops counting when the engine tells that it has stored its last block: from then on events are
-//! what counts, evictions among them. Not every prompt is told of, as the engine may have had all of it; its first token
-//! means that it was computed, and so that events about it would be on their way.
+//! A prompt counts as held from its dispatch on, since the next request with the same prefix will find it computed or
+//! will wait behind it. It stops counting when the engine reports its last block as stored: from then on KV events are
+//! used, evictions included. An engine sends no event for a prompt that it had cached completely; the first token shows
+//! that the prompt was computed, so its events must arrive within a bounded time.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,26 +18,27 @@ use crate::endpoint::EndpointId;
 use crate::request::RequestId;
 use crate::time::Nanos;
 
-/// Time that events take at most to follow the first token of the request they are about. 0.2 to 0.7 s were seen of
-/// vLLM on a busy machine, milliseconds otherwise.
+/// Longest time from a request's first token to its KV events. 0.2 to 0.7 s were seen with vLLM on a busy machine,
+/// milliseconds otherwise.
 const EVENT_LAG_MAX: Nanos = Nanos::from_secs(1);
-/// What sent prompts may use; beyond it the longest unused go, as they do in the index of dispatches.
+/// Limits of the speculative index; beyond them the least recently used prompts are evicted, as in the approximate
+/// index.
 const LIMITS: approx::Config = approx::Config { memory_bytes_max: 128 << 20, ttl: Nanos::MAX };
 
-/// Prompts that were sent and not told of yet.
+/// Prompts that were dispatched and not reported by events yet.
 pub(crate) struct Speculation {
     index: ApproxIndex,
     sent: HashMap<RequestId, Sent, FixedState>,
-    /// Who waits to be told of by the last block of its prompt.
+    /// Requests by endpoint and last block of their prompt, until that block is reported.
     by_last: HashMap<(EndpointId, BlockHash), Vec<RequestId>, FixedState>,
-    /// Those whose events are on their way, in the order in which they stop counting.
+    /// Requests after their first token, in the order in which they stop counting.
     due: VecDeque<(Nanos, RequestId)>,
 }
 
 struct Sent {
     endpoint: EndpointId,
     chain: Arc<[BlockHash]>,
-    /// Its first token came, and it is among those that are due.
+    /// Its first token arrived, and the request is in `due`.
     computed: bool,
 }
 
@@ -53,12 +54,12 @@ impl Speculation {
         }
     }
 
-    /// Whether nothing is waited for.
+    /// Whether no prompt awaits its events.
     pub(crate) fn is_empty(&self) -> bool {
         self.sent.is_empty()
     }
 
-    /// A request with these blocks was sent to `endpoint`, which is not known to hold them all.
+    /// Records a dispatch of these blocks to `endpoint`, which is not known to hold all of them.
     pub(crate) fn sent(&mut self, now: Nanos, request: RequestId, chain: &[BlockHash], endpoint: EndpointId) {
         self.expire(now);
         let Some(&last) = chain.last() else { return };
@@ -67,14 +68,14 @@ impl Speculation {
         self.sent.insert(request, Sent { endpoint, chain: chain.into(), computed: false });
     }
 
-    /// `endpoint` says that it has stored `block`: whoever's prompt ends with it has been told of.
+    /// `endpoint` reported `block` as stored: prompts that end with it stop counting.
     pub(crate) fn stored(&mut self, endpoint: EndpointId, block: BlockHash) {
         for request in self.by_last.remove(&(endpoint, block)).unwrap_or_default() {
             self.forget_one(request);
         }
     }
 
-    /// Its first token came.
+    /// The request's first token arrived.
     pub(crate) fn computed(&mut self, now: Nanos, request: RequestId) {
         self.expire(now);
         if let Some(sent) = self.sent.get_mut(&request) {
@@ -83,19 +84,19 @@ impl Speculation {
         }
     }
 
-    /// It is over. Without a first token nobody knows how much of it was computed, but its engine.
+    /// The request is over. Without a first token, it is unknown how much of its prompt was computed.
     pub(crate) fn ended(&mut self, request: RequestId) {
         if self.sent.get(&request).is_some_and(|sent| !sent.computed) {
             self.forget_one(request);
         }
     }
 
-    /// What of a prompt is on its way.
+    /// Sets the overlap with dispatched prompts.
     pub(crate) fn lookup(&self, now: Nanos, chain: &[BlockHash], overlap: &mut Overlap) {
         self.index.lookup(now, chain, overlap);
     }
 
-    /// What was sent to `endpoint` does not count any more: it has lost all.
+    /// Removes the prompts dispatched to `endpoint`: its cache is lost.
     pub(crate) fn forget(&mut self, endpoint: EndpointId) {
         let mut from = Some(0);
         while let Some(at) = from {
@@ -150,7 +151,7 @@ mod tests {
         let (mut speculation, endpoint) = (Speculation::new(), EndpointId::new(1, 0));
         speculation.sent(Nanos(0), RequestId(1), &chain(b"abcd"), endpoint);
         let late = Nanos::from_secs(60);
-        assert_eq!(held(&speculation, late, b"abcx"), [(endpoint, 3)], "it waits in its engine's queue");
+        assert_eq!(held(&speculation, late, b"abcx"), [(endpoint, 3)], "still queued in its engine");
         speculation.computed(late, RequestId(1));
         assert_eq!(held(&speculation, late, b"abcx"), [(endpoint, 3)]);
         speculation.computed(late + SECOND + SECOND, RequestId(9));
@@ -164,7 +165,11 @@ mod tests {
         speculation.sent(Nanos(0), RequestId(2), &chain(b"abcd"), b);
         let stored = chain(b"abcd");
         speculation.stored(a, stored[1]);
-        assert_eq!(held(&speculation, Nanos(0), b"abcd"), [(a, 4), (b, 4)], "half of it is not all of it");
+        assert_eq!(
+            held(&speculation, Nanos(0), b"abcd"),
+            [(a, 4), (b, 4)],
+            "half of the blocks do not complete it"
+        );
         speculation.stored(a, stored[3]);
         assert_eq!(held(&speculation, Nanos(0), b"abcd"), [(b, 4)]);
         speculation.stored(b, stored[3]);

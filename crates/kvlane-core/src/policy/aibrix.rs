@@ -1,21 +1,21 @@
 //! `aibrix`: AIBrix's `prefix-cache` (vllm-project/aibrix, commit e3e10f9e,
 //! `pkg/plugins/gateway/algorithms/prefix_cache.go`).
 //!
-//! If `max B - min B > imbalance_max`: `argmin B`. Else, among those that hold anything of the prompt and have
-//! `B <= mean + deviations * standard deviation`, the longest match; of several the smallest `B`. Else `argmin B`. `B` is
-//! the requests in flight, the deviation is that of all endpoints. The defaults are 8 and 1. Ties are drawn. Known
-//! limits: constants that no load changes, and requests counted without their length.
+//! If `max B - min B > imbalance_max`: `argmin B`. Else, among the endpoints that hold any of the prompt and have `B <=
+//! mean + deviations * standard deviation`, the longest match; ties go to the smallest `B`. Else `argmin B`. `B` is the
+//! requests in flight; the deviation is that of all endpoints. The defaults are 8 and 1. Remaining ties are random.
+//! Known limits: the constants do not adapt to load, and requests are counted without their length.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Candidate, PickContext, Policy, Reason};
 use crate::bounded::Amount;
 
-/// Its constants.
+/// Thresholds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// Difference of requests in flight beyond which only they count (`AIBRIX_PREFIX_CACHE_LOAD_IMBALANCE_MIN_GAP`).
+    /// Difference of requests in flight above which load alone decides (`AIBRIX_PREFIX_CACHE_LOAD_IMBALANCE_MIN_GAP`).
     pub imbalance_max: u32,
     /// Standard deviations above the mean up to which a match counts
     /// (`AIBRIX_PREFIX_CACHE_STANDARD_DEVIATION_FACTOR`).

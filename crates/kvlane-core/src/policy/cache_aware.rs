@@ -1,28 +1,28 @@
 //! `cache_aware`: SGLang's cache-aware balancing (SGLang v0.4; sgl-model-gateway `policies/cache_aware.rs`).
 //!
-//! The fleet is out of balance when `max - min > balance_abs_threshold` and `max > balance_rel_threshold * min`, in
-//! requests in flight. Out of balance, the least loaded endpoint gets the request. In balance, the endpoint with the
-//! longest matching prefix gets it if that is more than `cache_threshold` of the prompt, and the least loaded
-//! otherwise. Of several with the same match the least loaded wins.
+//! The fleet is imbalanced when `max - min > balance_abs_threshold` and `max > balance_rel_threshold * min`, in
+//! requests in flight. In an imbalanced fleet, the least loaded endpoint gets the request. Otherwise the endpoint with
+//! the longest matching prefix gets it if the match is more than `cache_threshold` of the prompt, and the least loaded
+//! endpoint if not. Equal matches go to the least loaded.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Candidate, PickContext, Policy, Reason};
 use crate::bounded::{AtLeastOne, Share};
 
-/// Thresholds, with the defaults of the SGLang router's command line; [`RUST`] has the others.
+/// Thresholds, with the defaults of the SGLang router's command line; [`RUST`] has those of its library.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// Share of the prompt that must match for the cache to decide, 0 to 1.
+    /// Share of the prompt that must match for a cache hit, 0 to 1.
     pub cache_threshold: Share,
-    /// Difference of requests in flight beyond which the fleet may count as out of balance.
+    /// Difference of requests in flight above which the fleet may count as imbalanced.
     pub balance_abs_threshold: u32,
-    /// Ratio of requests in flight beyond which the fleet may count as out of balance.
+    /// Ratio of requests in flight above which the fleet may count as imbalanced.
     pub balance_rel_threshold: AtLeastOne,
 }
 
-/// The defaults of the same policy in the router's Rust crate, which those of its command line replace.
+/// Defaults of the router's Rust crate, which its command line overrides.
 pub const RUST: Config =
     Config {
         cache_threshold: Share::of(0.5),

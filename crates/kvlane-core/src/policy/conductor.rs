@@ -1,16 +1,16 @@
 //! `conductor`: the least predicted time to first token (Mooncake's Conductor, FAST'25, algorithm 1).
 //!
-//! `argmin (T_queue + T_prefill)`, in seconds: what the prompts queued at the endpoint take to compute, and what this
-//! one takes there, both by the endpoint's rates with their query-key pairs. Ties are drawn. Conductor's third term, the
+//! `argmin (T_queue + T_prefill)`, in seconds: the prefill time of the prompts queued at the endpoint, and that of this
+//! prompt there, both by the endpoint's rates with their query-key pairs. Ties are random. Conductor's third term, the
 //! time to copy a longer prefix from another node once that is more than `kvcache_balancing_threshold` times the local
-//! one, has no counterpart: nothing copies here. Its rejection of what would miss a target is admission's matter.
-//! Known limits: it is blind to what is being decoded there, and to what a miss costs the others.
+//! one, has no counterpart: kvlane copies no blocks. Its rejection of requests that would miss a target belongs to
+//! admission. Known limits: it ignores decoding, and what a miss costs other requests.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Candidate, PickContext, Policy, Reason};
 
-/// It has no parameters.
+/// No parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {}

@@ -1,17 +1,18 @@
 //! `consistent_hash`: consistent hashing with bounded loads (Mirrokni et al., 2018; KubeAI's `PrefixHash`,
 //! substratusai/kubeai, `internal/loadbalancer/balance_chwbl.go`).
 //!
-//! The hash of the prompt's first block is a place on a ring, on which each endpoint has `virtual_nodes` points. From
-//! there on, the first endpoint with `B + 1 <= load_factor * (sum B + 1) / n` gets the request; if there is none, the
-//! first at all. `B` is the requests in flight, `n` the eligible endpoints. The defaults are KubeAI's, 1.25 and 256.
+//! The hash of the prompt's first block is a position on a ring, on which each endpoint has `virtual_nodes` points.
+//! From there on, the first endpoint with `B + 1 <= load_factor * (sum B + 1) / n` gets the request; if there is none,
+//! the first endpoint. `B` is the requests in flight, `n` the eligible endpoints. The defaults are KubeAI's, 1.25 and
+//! 256.
 //!
-//! KubeAI hashes the first 100 characters (and the adapter, which is part of our hash). The first block, 64 tokens unless
-//! an engine has others, is what is known of all prompts here and what a shared system prompt has in common. A prompt
-//! without a whole block is placed by its session, and without one by the smallest `B`.
+//! KubeAI hashes the first 100 characters (and the adapter, which is part of our hash). Here it is the first block, 64
+//! tokens unless an engine has another block size: the part known of all prompts and common to prompts with a shared
+//! system prompt. A prompt shorter than a block is placed by its session; without a session, the smallest `B` wins.
 //!
-//! Who comes or goes moves only its own share of prompts. Known limits: prompts that begin alike go to the same few
-//! endpoints however they go on; it does not see what is cached; and the ring has ids, not addresses, so an endpoint that
-//! leaves and comes back has another part of it.
+//! An endpoint that joins or leaves moves only its own share of prompts. Known limits: prompts with the same beginning
+//! go to the same few endpoints, however they continue; the policy ignores the cache contents; and the ring has ids,
+//! not addresses, so an endpoint that leaves and rejoins gets another part of it.
 
 use serde::{Deserialize, Serialize};
 
@@ -20,13 +21,13 @@ use crate::bounded::AtLeastOne;
 use crate::request::SchedulingRequest;
 use crate::ring::Ring;
 
-/// The bound and the ring.
+/// Load bound and ring size.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// How far above the mean an endpoint's requests in flight may be, at least 1.
+    /// Largest ratio of an endpoint's requests in flight to the mean, at least 1.
     pub load_factor: AtLeastOne,
-    /// Points of each endpoint on the ring, at most 4096.
+    /// Points per endpoint on the ring, at most 4096.
     pub virtual_nodes: u32,
 }
 
@@ -51,7 +52,7 @@ impl ConsistentHash {
     }
 }
 
-/// What a request is placed by: how its prompt begins, else its session.
+/// The key of a request on the ring: its first block, else its session.
 pub(super) fn key(request: &SchedulingRequest) -> Option<u64> {
     request.head.map(|hash| hash.0).or(request.session.map(|session| session.0))
 }
@@ -72,7 +73,7 @@ impl Policy for ConsistentHash {
         let mut rows = self.ring.rows(key, candidates.iter().map(|row| row.endpoint));
         let owner = rows.next().unwrap_or(0);
         let within = |row: usize| requests(&candidates[row]) + 1.0 <= bound;
-        // Where nobody is within the bound, the whole ring need not be asked.
+        // If no endpoint is within the bound, the ring need not be searched.
         let open = if within(owner) || min + 1.0 > bound { None } else { rows.find(|&row| within(row)) };
         cx.reason = if open.is_some() { Reason::Saturated } else { Reason::Affinity };
         open.unwrap_or(owner)

@@ -1,22 +1,21 @@
-//! `dlpm`: the longest match within what is left of a client's share (double-deficit longest prefix match, D2LPM;
-//! Cao et al., "Locality-aware Fair Scheduling in LLM Serving", arXiv 2501.14312).
+//! `dlpm`: the longest match within a client's remaining share (double-deficit longest prefix match, D2LPM; Cao et al.,
+//! "Locality-aware Fair Scheduling in LLM Serving", arXiv 2501.14312).
 //!
-//! Each client has a deficit counter at each endpoint. Of the endpoints where its counter is above zero, the one with the
-//! longest match gets its request; of several the one with the fewest requests in flight, ties drawn. The counter there
-//! falls by what the request costs: its uncached tokens plus `output_weight` times the tokens its answer is expected to
-//! have. When no counter of the client is above zero at the endpoints at hand, all of them rise by `quantum_tokens`, as
-//! often as it takes. A client is a tenant; requests without one are one client.
+//! Each client has a deficit counter at each endpoint. Among the endpoints where its counter is above zero, the one
+//! with the longest match gets its request; ties go to the fewest requests in flight, remaining ties are random. The
+//! counter there falls by the request's cost: its uncached tokens plus `output_weight` times its forecast output
+//! tokens. When no counter of the client is above zero at the eligible endpoints, all of them rise by `quantum_tokens`,
+//! as often as necessary. A client is a tenant; all requests without a tenant are one client.
 //!
-//! The bound: a counter is always above `-U` and at most `Q`, with `U` the dearest request and `Q` the quantum. So what a
-//! client has sent to two endpoints, since it is remembered and while both were eligible, differs by less than `Q + U`,
-//! however its prompts are shared: locality can skew a client's load that far and no further. An endpoint that joins
-//! begins with a whole quantum.
+//! The bound: a counter is always above `-U` and at most `Q`, with `U` the most expensive request and `Q` the quantum.
+//! So a client's load on two endpoints, while it is remembered and both are eligible, differs by less than `Q + U`,
+//! however its prompts are shared. An endpoint that joins starts with a full quantum.
 //!
-//! The paper's other half, which client is served next at a worker, is the order of a queue and not of a placement; here
-//! tenants share the waiting queue. Weights 1 and 2 are those of VTC (arXiv 2401.00588), on which the paper builds; the
-//! quantum is ours, a few long prompts. The last 512 clients are remembered at least, 1,024 at most, and one that was
-//! forgotten begins anew. Known limits: balance is between one client's endpoints, so a client alone balances nothing
-//! within a quantum, and no load but its own moves a client away.
+//! The paper's other half, which client is served next at a worker, concerns queue order and not placement; here
+//! tenants share the request queue. Weights 1 and 2 are those of VTC (arXiv 2401.00588), on which the paper builds; the
+//! quantum is ours, a few long prompts. At least the last 512 and at most 1,024 clients are remembered; a forgotten
+//! client starts with full counters. Known limits: the counters balance only one client's own load, so a single client
+//! is not balanced within a quantum, and other clients' load has no effect.
 
 use serde::{Deserialize, Serialize};
 
@@ -26,13 +25,13 @@ use crate::recent::Recent;
 use crate::request::{SchedulingRequest, TenantKey};
 use crate::table::ByEndpoint;
 
-/// The quantum and the price of output.
+/// Quantum and output weight.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// Tokens a client's counters rise by.
+    /// Tokens that a client's counters rise by.
     pub quantum_tokens: u32,
-    /// What an output token costs in prompt tokens.
+    /// Cost of an output token in prompt tokens.
     pub output_weight: Amount,
 }
 
@@ -45,14 +44,14 @@ impl Default for Config {
 /// Most clients remembered.
 const CLIENTS_MAX: usize = 1024;
 
-/// Whose share a request is of.
+/// The client whose share a request uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Client {
     Tenant(TenantKey),
     Anyone,
 }
 
-/// The policy: it remembers each client's counters.
+/// The policy, with each client's counters.
 pub struct Dlpm {
     quantum: i64,
     output_weight: f64,
@@ -132,11 +131,11 @@ mod tests {
     fn a_client_goes_to_its_prefix_until_its_share_there_is_used_up() {
         let mut case = Case::new("dlpm", 0, &[(5000, 9, 0, 0), (0, 0, 0, 0), (64, 0, 0, 0)]);
         case.output_tokens = 1000;
-        // Each costs 7,000 of the 16,384 at the first: 5,000 uncached tokens and 2 * 1,000.
+        // Each request costs 7,000 of the first endpoint's 16,384: 5,000 uncached tokens and 2 * 1,000.
         for _ in 0..3 {
             assert_eq!(turn(&mut case, 1, 10_000), (0, Reason::PrefixHit));
         }
-        // 11,936 at the third, then 12,000 at the second.
+        // Costs 11,936 at the third endpoint, then 12,000 at the second.
         assert_eq!(turn(&mut case, 1, 10_000), (2, Reason::Saturated));
         assert_eq!(turn(&mut case, 2, 10_000), (0, Reason::PrefixHit), "another client has its own share");
         assert_eq!(turn(&mut case, 1, 10_000), (2, Reason::Saturated));

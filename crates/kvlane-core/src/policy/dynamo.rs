@@ -1,30 +1,31 @@
-//! `dynamo`: prefill and decode blocks added (NVIDIA Dynamo's KV router; crate `dynamo-kv-router` 1.6.1,
+//! `dynamo`: the sum of prefill and decode blocks (NVIDIA Dynamo's KV router; crate `dynamo-kv-router` 1.6.1,
 //! `src/scheduling/selector/reference.rs`).
 //!
 //! `argmin (prefill_load_scale * max(0, (P + L) / b - overlap_credit * m / b) + (T + L) / b)`, with `P` the uncached
-//! prompt tokens queued at the endpoint, `L` those of this prompt, `m` those of them it is expected to hold, `T` the
-//! tokens of all contexts there and `b` the tokens of a block. The defaults are Dynamo's: credit 1, scale 1, weight of
-//! requests 0, no decay, temperature 0, so the lowest cost wins and ties are drawn. Dynamo counts blocks that several
-//! requests in flight share once and no output, we count them for each request and output as it streams. It also gives
-//! credit for other tiers (host 0.75, disk 0.25), which a row does not tell apart.
+//! prompt tokens queued at the endpoint, `L` the prompt's tokens, `m` those of them that it is expected to hold, `T`
+//! the tokens of all contexts there and `b` the block size. The defaults are Dynamo's: credit 1, scale 1, request
+//! weight 0, no decay, temperature 0, so the lowest cost wins and ties are random. Dynamo counts blocks shared by
+//! several requests in flight once and does not count output; kvlane counts them per request, and output as it streams.
+//! Dynamo also gives credit for other tiers (host 0.75, disk 0.25), which a row does not distinguish.
 //!
-//! The set `dynamo_lmetric` is its `lmetric` option, the product of both: `prefill * ((T + L) / b + 1)`. Only there `b`
-//! matters; it is 16, vLLM's.
+//! The set `dynamo_lmetric` is its `lmetric` option, the product of both: `prefill * ((T + L) / b + 1)`. Only there
+//! does `b` matter; it is 16, vLLM's.
 //!
-//! Known limit: a block to prefill and a block to decode weigh the same, though the first takes a hundred times as long.
+//! Known limit: a block to prefill and a block to decode weigh the same, though the first takes a hundred times as
+//! long.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Candidate, PickContext, Policy, Reason};
 use crate::bounded::Amount;
 
-/// How the two kinds of blocks become one cost.
+/// How prefill and decode blocks are combined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Form {
     /// Their sum.
     Sum,
-    /// The product of prefill blocks and one more than decode blocks.
+    /// The product of prefill blocks and decode blocks plus one.
     Product,
 }
 
@@ -32,11 +33,11 @@ pub enum Form {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// Prefill blocks that a block held is worth.
+    /// Credit in prefill blocks for a cached block.
     pub overlap_credit: Amount,
     /// Weight of prefill blocks.
     pub prefill_load_scale: Amount,
-    /// Tokens of a block.
+    /// Block size in tokens.
     pub block_tokens: u32,
     /// Sum or product.
     pub form: Form,
@@ -94,8 +95,8 @@ mod tests {
     use super::super::testing::Case;
     use super::*;
 
-    // Overlap, requests, queued prefill tokens, context tokens: in blocks of 16 of a prompt of 10, 6 held, 4 queued and
-    // 20 in flight there, against nothing.
+    // Overlap, requests, queued prefill tokens, context tokens. In blocks of 16, with a prompt of 10 blocks: 6 cached,
+    // 4 queued and 20 in flight at the first endpoint, none at the second.
     const ROWS: [(u32, u32, u64, u64); 2] = [(96, 2, 64, 320), (0, 0, 0, 0)];
 
     #[test]

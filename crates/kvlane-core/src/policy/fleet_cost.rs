@@ -1,34 +1,34 @@
-//! `fleet_cost` (alias `auto`): what a request costs the whole fleet, in seconds, wherever it could go; the least wins.
+//! `fleet_cost` (alias `auto`): the lowest marginal cost of the request to the whole fleet, in seconds.
 //!
-//! The cost of an endpoint is a sum. With `q` the seconds of computing queued there, `p` those of what this prompt has
-//! uncached there, `s` and `s'` the seconds of a decode step before and with this request, `o` the output tokens
-//! expected of it, `r` the requests in flight there, of which `f` have no first token yet and `d` decode:
+//! The cost of an endpoint is a sum. `q` is the prefill time queued there, `p` the prefill time of this prompt's
+//! uncached tokens, `s` and `s'` the time of a decode step before and with this request, `o` the forecast output
+//! tokens, `r` the requests in flight there, of which `f` have no first token yet and `d` decode:
 //!
 //! | Term | Seconds | Whose time it is |
 //! |---|---|---|
-//! | first token | `q + p` | the request's own, until its first token |
-//! | decode | `1/2 o s'` | its own, from there on |
-//! | slower | `1/2 (s' - s) r min(o, usual)` | those in flight, whose steps it lengthens |
-//! | stall | `3/10 p d` | those that decode, and stand still while it is computed |
-//! | behind | `2 p f` | those that come into a queue which is there already |
-//! | again | `R/(1-R) p (1 + d/2 + 2 f)` | those whose blocks it evicts, and who do all this again |
-//! | new prefix | `F a` | those to come for a prefix that nobody has been sent before |
+//! | first token | `q + p` | this request, until its first token |
+//! | decode | `1/2 o s'` | this request, after its first token |
+//! | slower | `1/2 (s' - s) r min(o, usual)` | requests in flight, whose decode steps get longer |
+//! | stall | `3/10 p d` | decoding requests, which stall during this prefill |
+//! | behind | `2 p f` | future requests that queue behind the existing queue |
+//! | again | `R/(1-R) p (1 + d/2 + 2 f)` | requests whose blocks are evicted and that repeat all of this |
+//! | new prefix | `F a` | future requests with a prefix that was not sent before |
 //!
-//! Rates are the endpoint's own, learned from its answers ([`crate::rates`]); lengths of answers are learned too
-//! ([`crate::forecast`]). `R`, the share of recent prompt tokens that had been sent before, is taken for the
-//! probability that a block is wanted again: what is evicted is computed again with it, which evicts something else, and
-//! so on, hence `R/(1-R)`. `F`, the same with a prior for the time before much was seen, is how often a prefix is used
-//! again: a prefix that nobody has been sent before will bring that many requests to wherever it is put, and each of them finds
-//! the work that is usual there: `a` is the seconds of work that the endpoint was given within about a minute. So a new
-//! prefix goes where its future fits, not where it is quiet this millisecond.
+//! Rates are the endpoint's own, learned from its answers ([`crate::rates`]); answer lengths are learned too
+//! ([`crate::forecast`]). `R`, the share of recent prompt tokens that had been sent before, serves as the probability
+//! that a block is needed again: with it evicted blocks are recomputed, which evicts further blocks, and so on, hence
+//! `R/(1-R)`. `F`, the same share with a prior for the time before enough was seen, is the probability that a prefix is
+//! reused: a prefix that was not sent before will bring that many requests to its endpoint, and each of them finds the
+//! usual work there: `a` is the seconds of work placed on the endpoint within about a minute. So a new prefix goes to
+//! an endpoint with capacity for its future requests, not to one that is idle only at this moment.
 //!
-//! What a workload could set by itself is measured: rates, lengths, shares. What is left are three weights that say what
-//! a second is worth to whom, the same for all workloads: one between tokens is worth half of one before the first
-//! token, one of stall three tenths of it, and behind one that waits there will be two. docs/placement.md says what each
-//! term is worth, docs/decisions/0010-fleet-cost.md what else was tried.
+//! All workload properties are measured: rates, lengths, shares. Three weights remain, the same for all workloads,
+//! which compare seconds: one between output tokens counts half as much as one before the first token, one of stall
+//! three tenths, and each queued request stands for two that will queue behind this one. docs/placement.md quantifies
+//! each term, docs/decisions/0010-fleet-cost.md lists the alternatives tried.
 //!
-//! Known limits: a block in a lower tier counts as held. In a mixed fleet with room, long prompts go to the slower
-//! machines too, which is better on average and worse for the longest waits.
+//! Known limits: a block in a lower tier counts as cached. In a mixed fleet with free capacity, long prompts go to the
+//! slower machines too, which improves the mean and worsens the longest waits.
 
 use serde::{Deserialize, Serialize};
 
@@ -39,76 +39,77 @@ use crate::request::SchedulingRequest;
 use crate::table::ByEndpoint;
 use crate::time::Nanos;
 
-/// Nothing to tune. A term can be left out to see what it is worth.
+/// No tuning parameters. A term can be left out to measure its effect.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// A term to leave out, for measurements.
+    /// A term to leave out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub without: Option<Term>,
 }
 
-/// A term of the cost. See the module.
+/// A term of the cost. See the module documentation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Term {
-    /// The request's own decoding.
+    /// Decoding of the request itself.
     Decode,
-    /// Slower steps of the others.
+    /// Longer decode steps of other requests.
     Slower,
-    /// The stall of those that decode.
+    /// Stalls of decoding requests.
     Stall,
-    /// The wait of those behind.
+    /// Waits of later requests.
     Behind,
-    /// Computing again what is evicted.
+    /// Recomputation of evicted blocks.
     Again,
-    /// The future of a new prefix.
+    /// Future requests with a new prefix.
     NewPrefix,
 }
 
-/// What a second between two tokens is worth in seconds before the first token.
+/// Weight of a second between two tokens, relative to a second before the first token.
 const DECODE_WORTH: f64 = 0.5;
-/// The same for a second in which those that decode stand still: it is over soon, and somewhere it has to be.
+/// Weight of a second in which decoding requests stall. Low, since a stall is short and occurs wherever the prompt
+/// goes.
 const STALL_WORTH: f64 = 0.3;
-/// How many will stand behind a request for each that stands before it.
+/// Expected later requests that queue behind this one, per request queued before it.
 const BEHIND: f64 = 2.0;
 
-/// The most that is believed of how often prompt tokens come again.
+/// Upper bound of the reuse share.
 const AGAIN_SHARE_MAX: f64 = 0.95;
-/// Requests after which the shares of prompt tokens follow rather than gather.
+/// Time constant of the reuse share, in requests.
 const MEMORY_REQUESTS: f64 = 256.0;
-/// What is believed of how often a new prefix comes again before so many prompt tokens have been seen: half of it.
+/// Prior of the reuse share, and its weight in prompt tokens.
 const PRIOR_SHARE: f64 = 0.5;
 const PRIOR_TOKENS: f64 = 100_000.0;
-/// How long work counts as what is usual at an endpoint: it fades to less than a half in so many seconds.
+/// Time constant of the work placed on an endpoint: less than half is left after it.
 const WORK_MEMORY_S: f64 = 60.0;
 
-/// The policy: it remembers how often prompts come again, and who was given how much work.
+/// The policy, with the reuse share and the work placed on each endpoint.
 pub struct FleetCost {
     without: Option<Term>,
     again: Again,
     work: ByEndpoint<Work>,
 }
 
-/// How much of the prompts had been sent before: sums that forget.
+/// Share of prompt tokens that had been sent before, as decaying sums.
 #[derive(Debug, Default)]
 struct Again {
     seen_tokens: f64,
     prompt_tokens: f64,
 }
 
-/// Seconds of work that an endpoint was given, as of a time.
+/// Seconds of work placed on an endpoint, as of a time.
 #[derive(Clone, Copy, Debug, Default)]
 struct Work {
     secs: f64,
     at: Nanos,
 }
 
-/// What a request would do to an endpoint, in seconds.
+/// Effect of placing a request on an endpoint, in seconds.
 struct Effect {
-    /// Computing what is uncached.
+    /// Prefill of its uncached tokens.
     prefill_s: f64,
-    /// A decode step without it, and with it.
+    /// A decode step without the request, and with it.
     before_s: f64,
     with_s: f64,
 }
@@ -116,7 +117,7 @@ struct Effect {
 // === impl Again ===
 
 impl Again {
-    /// The share of the prompts, and the share that is believed while little has been seen.
+    /// The measured reuse share, and the share with the prior.
     fn shares(&self) -> (f64, f64) {
         let share = if self.prompt_tokens > 0.0 { self.seen_tokens / self.prompt_tokens } else { 0.0 };
         let believed =
@@ -134,7 +135,7 @@ impl Again {
 // === impl Work ===
 
 impl Work {
-    /// What is left of it. The series of the exponential to its second term: the same on every machine.
+    /// The decayed work. A Taylor series of the exponential to second order, identical on every platform.
     fn secs(&self, now: Nanos) -> f64 {
         let spans = (now - self.at).as_secs_f64() / WORK_MEMORY_S;
         self.secs / (1.0 + spans + 0.5 * spans * spans)
@@ -158,8 +159,9 @@ impl Effect {
     }
 }
 
-/// What placing a request at an endpoint costs the fleet, in seconds, as far as the row tells: the terms first token,
-/// decode, slower, stall and behind. What depends on what the policy remembers is left out, so it measures any policy.
+/// The cost to the fleet of placing a request on an endpoint, in seconds, as far as the row determines it: the terms
+/// first token, decode, slower, stall and behind. Excludes the terms that depend on the policy's own state, so it can
+/// compare any policies.
 pub fn seconds(request: &SchedulingRequest, output_tokens: u32, usual_output_tokens: f64, row: &Candidate) -> f64 {
     let output_tokens = f64::from(output_tokens);
     let InFlight { requests, prefilling, prefill_tokens, prefill_pairs, .. } = row.load.in_flight;
@@ -260,7 +262,7 @@ mod tests {
         case.rows[0].rates = rates;
         let (queue_s, prefill_s) = (0.03 + 0.0005, 0.06 + 1e-8 * (600.0 * 400.0 + 600.0 * 601.0 / 2.0));
         let (before_s, with_s) = (0.01 + 5e-4 + 9e-4, 0.01 + 6e-4 + 1e-7 * (9000.0 + 1000.0 + 100.0));
-        // Nothing was seen yet, so `R` is 0 and `F` is 1; no work was given, so there is no term for a new prefix.
+        // Before any observation, `R` is 0 and `F` is 1; without placed work there is no new-prefix term.
         let expected = queue_s
             + prefill_s * (1.0 + 0.3 * 3.0 + 2.0 * 2.0)
             + 0.5 * 200.0 * with_s

@@ -1,14 +1,14 @@
 //! `heavy_warm`: heavy prompts by decode load, others by cache hit and token load (the agentic study "elastic P/D",
 //! `--heavy-threshold` of its cache-aware proxy).
 //!
-//! A prompt is heavy if at least `heavy_tokens` of it are new wherever it goes: the longest match leaves that much. It
-//! goes to the endpoint with the least decode load `T - P`: tokens of all contexts there that are not queued for prefill.
-//! Any other prompt goes where `T + u` is least: tokens of all contexts there and those this prompt would add to compute.
-//! The default is the study's 20,000 tokens; ties are drawn.
+//! A prompt is heavy if at least `heavy_tokens` of it are uncached even at the endpoint with the longest match. It goes
+//! to the endpoint with the least decode load `T - P`: tokens of all contexts there that are not queued for prefill.
+//! Any other prompt goes where `T + u` is least: tokens of all contexts there plus the uncached tokens of this prompt.
+//! The default is the study's 20,000 tokens; ties are random.
 //!
-//! The study says "cache hit and token-level load balancing" of the light ones without a formula; the sum is our reading.
-//! Known limits: the threshold fits one model and one GPU, and a heavy prompt ignores the queue in front of it. The study
-//! measured no difference within one machine.
+//! The study describes the placement of light prompts as "cache hit and token-level load balancing" without a formula;
+//! the sum is our interpretation. Known limits: the threshold fits one model and one GPU, and a heavy prompt ignores
+//! the prefill queue. The study measured no difference within one machine.
 
 use serde::{Deserialize, Serialize};
 
@@ -18,7 +18,7 @@ use super::{Candidate, PickContext, Policy, Reason};
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// New tokens from which a prompt is heavy.
+    /// Uncached tokens from which a prompt is heavy.
     pub heavy_tokens: u32,
 }
 

@@ -1,17 +1,17 @@
 //! `kv_aware`: `argmin (new + P) * (B + 1)` (vllm-project/router 0.1.17, `src/policies/kv_aware.rs`).
 //!
-//! `new` is the prompt's tokens that the endpoint is not expected to hold, `P` the uncached prompt tokens queued there,
-//! `B` the requests in flight. It is `lmetric` but for one token: the last token of a prompt is always computed, so it is
-//! never credited, and a prompt that is held as a whole still costs more where more are in flight. Temperature 0: the
-//! lowest cost wins, ties are drawn. The credits it gives to other tiers (host 0.8, external 0.6, disk 0.3) need to tell
-//! them apart, which a row does not. Known limit, as of `lmetric`: past KV saturation the product spreads prefixes and
-//! their misses.
+//! `new` is the prompt's uncached tokens at the endpoint, `P` the uncached prompt tokens queued there, `B` the requests
+//! in flight. It differs from `lmetric` by one token: the last token of a prompt is always computed, so it is never
+//! credited, and a fully cached prompt still costs more where more requests are in flight. Temperature 0: the lowest
+//! cost wins, ties are random. Its credits for other tiers (host 0.8, external 0.6, disk 0.3) need tiers that a row
+//! does not distinguish. Known limit, as for `lmetric`: past KV saturation the product spreads prefixes and their
+//! misses.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Candidate, PickContext, Policy, Reason};
 
-/// It has no parameters.
+/// No parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {}

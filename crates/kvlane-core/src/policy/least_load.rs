@@ -1,10 +1,10 @@
-//! `least_load`: the fewest requests in flight, counted by us, ties drawn at random.
+//! `least_load`: the fewest requests in flight, by our own count; ties are random.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Candidate, PickContext, Policy, Reason};
 
-/// It has no parameters.
+/// No parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {}

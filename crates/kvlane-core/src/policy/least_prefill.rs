@@ -1,15 +1,14 @@
-//! `least_prefill`: `argmin (P + u)`, the endpoint where the first token should come first.
+//! `least_prefill`: `argmin (P + u)`, the endpoint with the fewest tokens to prefill before the first token.
 //!
-//! `P` is the uncached prompt tokens queued at the endpoint, `u` those of this request there. On equal endpoints whose
-//! prefill takes time in proportion to tokens this is the endpoint with the least predicted time to first token, as
-//! Mooncake's Conductor picks it (FAST'25, algorithm 1). Known limits: it is blind to what is being decoded and to what
-//! a miss costs the others.
+//! `P` is the uncached prompt tokens queued at the endpoint, `u` those of this request there. On equal endpoints with
+//! prefill time proportional to tokens, this is the least predicted time to first token, as in Mooncake's Conductor
+//! (FAST'25, algorithm 1). Known limits: it ignores decoding, and what a miss costs other requests.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Candidate, PickContext, Policy, Reason};
 
-/// It has no parameters.
+/// No parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {}

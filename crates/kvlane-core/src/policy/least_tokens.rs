@@ -1,15 +1,15 @@
 //! `least_tokens`: the fewest tokens in flight, `argmin(in_flight_tokens + L)` with `L` the prompt's tokens
 //! (SivagurunathanV/token-aware-balancer).
 //!
-//! Tokens in flight are the prompts' tokens until their requests are over, and the output tokens as they stream,
-//! which that project lists as missing. `L` is the same for every endpoint and decides nothing; it is part of the
-//! noted cost so that receipts read like the formula.
+//! Tokens in flight are the prompts' tokens until their requests end, and the output tokens as they stream, which that
+//! project lists as missing. `L` is the same for every endpoint and decides nothing; it is part of the recorded cost so
+//! that receipts match the formula.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Candidate, PickContext, Policy, Reason};
 
-/// It has no parameters.
+/// No parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {}

@@ -1,32 +1,33 @@
-//! `llm_d_affinity`: llm-d's prefix-cache-affinity filter, then its token-load scorer (llm-d/llm-d-router, commit ebab687,
-//! `pkg/epp/framework/plugins/scheduling/filter/prefixcacheaffinity`, `scorer/tokenload`; its "optimized baseline").
+//! `llm_d_affinity`: llm-d's prefix-cache-affinity filter, then its token-load scorer (llm-d/llm-d-router, commit
+//! ebab687, `pkg/epp/framework/plugins/scheduling/filter/prefixcacheaffinity`, `scorer/tokenload`; its "optimized
+//! baseline").
 //!
-//! Endpoints that hold at least `threshold` of the prompt are sticky. Only they are left, unless the least loaded of
-//! them has more than `penalty_max_ms * prefill_tokens_s / 1000` queued tokens more than the least loaded of the others.
-//! Of those left the fewest queued tokens win, where all above `tokens_max` are equal; ties are drawn. Queued tokens
-//! are `P`: as there, uncached prompt tokens up to the first token.
+//! Endpoints that hold at least `threshold` of the prompt are sticky. Only they remain, unless the least loaded of them
+//! has more than `penalty_max_ms * prefill_tokens_s / 1000` queued tokens more than the least loaded of the others.
+//! Among the remaining endpoints the fewest queued tokens win, where all values above `tokens_max` are equal; ties are
+//! random. Queued tokens are `P`: as in llm-d, uncached prompt tokens up to the first token.
 //!
 //! The defaults are llm-d's: 0.8, 18,000 ms, 15,928 tokens/s (Qwen3-32B on two H100), 4,194,304 tokens, no exploration.
-//! The set `llm_d_affinity_5s` has the 5,000 ms of its example. llm-d's share is of whole blocks, ours of tokens, in
-//! which what is left over after the last whole block counts as missing. Known limits: the prefill rate is a constant,
-//! 18 s of it is a long queue, and neither decodes nor KV space have a say.
+//! The set `llm_d_affinity_5s` has the 5,000 ms of its example. llm-d's share is of whole blocks; here it is of tokens,
+//! and a trailing partial block counts as missing. Known limits: the prefill rate is a constant, 18 s is a long queue,
+//! and decoding and KV space are ignored.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Candidate, PickContext, Policy, Reason};
 use crate::bounded::{Amount, AtLeastOne, Share};
 
-/// Its constants.
+/// Thresholds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// Share of the prompt from which an endpoint is sticky, 0 to 1; at 0 nobody is.
+    /// Share of the prompt from which an endpoint is sticky, 0 to 1; at 0 no endpoint is sticky.
     pub threshold: Share,
-    /// Milliseconds of queue that a sticky endpoint may have more than the others; 0: any.
+    /// Milliseconds by which a sticky endpoint's queue may exceed the others'; 0 is no limit.
     pub penalty_max_ms: Amount,
-    /// Tokens of queue that are computed in a second.
+    /// Prefill rate, in tokens per second.
     pub prefill_tokens_s: AtLeastOne,
-    /// Queued tokens from which all are equal.
+    /// Queued tokens above which all endpoints are equal.
     pub tokens_max: u64,
 }
 
@@ -36,7 +37,7 @@ impl Default for Config {
     }
 }
 
-/// With five seconds of queue in place of eighteen.
+/// With five seconds of queue instead of eighteen.
 pub const FIVE_SECONDS: Config =
     Config {
         threshold: Share::of(0.8),

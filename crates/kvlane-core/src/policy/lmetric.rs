@@ -1,26 +1,26 @@
 //! `lmetric`: `argmin (P + u) * (B + 1)` (LMetric, arXiv 2603.15202; blitz-serving/blitz-router).
 //!
 //! `P` is the uncached prompt tokens queued at the endpoint, `u` those of this request there, `B` the requests in
-//! flight there. The first factor is the wait for the first token, the second what everybody in the batch pays for
-//! it. Known limits: a fully cached prompt makes any queue of cached prompts look free, and past KV saturation the
-//! product spreads groups and their misses.
+//! flight there. The first factor is the wait for the first token, the second the number of requests in the batch that
+//! it delays. Known limits: a fully cached prompt makes any queue of cached prompts look free, and past KV saturation
+//! the product spreads groups and their misses.
 //!
-//! Without the queue, `argmin u * (B + 1)`, which is the set `lmetric_no_queue`, it is steadier under overload and
-//! slower to the first token below it.
+//! The set `lmetric_no_queue`, `argmin u * (B + 1)`, is steadier under overload and has a longer time to first token
+//! below it.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Candidate, PickContext, Policy, Reason};
 
-/// What counts.
+/// Whether the queue counts.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// Whether queued tokens do.
+    /// Whether queued tokens count.
     pub queue: bool,
 }
 
-/// Without the queue.
+/// Without queued tokens.
 pub const NO_QUEUE: Config = Config { queue: false };
 
 impl Default for Config {
@@ -62,7 +62,7 @@ mod tests {
 
     #[test]
     fn a_hit_is_worth_its_tokens_times_the_batch() {
-        // 20 tokens at a batch of 4 cost 80 and 100 tokens at a batch of 1 cost 100; with one more request, 100.
+        // 20 tokens at a batch of 4 cost 80; 100 tokens at a batch of 1 cost 100; with one more request, 100.
         assert_eq!(picks(LMETRIC, 100, &[(80, 3, 0, 0), (0, 0, 0, 0)]), [(0, Reason::LowestCost)]);
         assert_eq!(picks(LMETRIC, 100, &[(80, 5, 0, 0), (0, 0, 0, 0)]), [(1, Reason::LowestCost)]);
     }

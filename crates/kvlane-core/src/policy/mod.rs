@@ -1,8 +1,8 @@
 //! Placement policies: each picks one row of a table of eligible endpoints.
 //!
-//! A policy sees facts (tokens, load, overlap) and nothing else: no headers, no clock, no sockets, no metrics. To add
-//! one: a file with a `Config`, a struct and its `impl Policy`, and one line in [`policies!`] below. Other parameters of
-//! a policy that somebody has published are a set: a constant in the policy's file and one line below.
+//! A policy sees facts (tokens, load, overlap) and nothing else: no headers, no clock, no sockets, no metrics. To add a
+//! policy, add a file with a `Config`, a struct and its `impl Policy`, and one line in [`policies!`] below. A published
+//! parameter set of a policy is a constant in the policy's file and one line below.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -22,43 +22,43 @@ use crate::time::Nanos;
 /// One eligible endpoint as a row.
 #[derive(Clone, Copy, Debug)]
 pub struct Candidate {
-    /// Whom the row describes.
+    /// The endpoint.
     pub endpoint: EndpointId,
-    /// Leading prompt tokens it is expected to hold in cache.
+    /// Leading prompt tokens that it is expected to hold in its cache.
     pub overlap_tokens: u32,
-    /// How that is known.
+    /// How the overlap is known.
     pub knowledge: Knowledge,
-    /// What each source of knowledge says, for receipts.
+    /// The prediction of each source, for receipts.
     pub prediction: Prediction,
     /// Its load before this request.
     pub load: Load,
-    /// How fast it works.
+    /// Its estimated speed.
     pub rates: Rates,
 }
 
 // === impl Candidate ===
 
 impl Candidate {
-    /// A row of which no more is known than what was sent there.
+    /// A row known from dispatches only.
     pub fn approximate(endpoint: EndpointId, overlap_tokens: u32, load: Load) -> Self {
         let prediction = Prediction { exact: 0, approximate: overlap_tokens };
         let (knowledge, rates) = (Knowledge::Approximate, Rates::default());
         Self { endpoint, overlap_tokens, knowledge, prediction, load, rates }
     }
 
-    /// Prompt tokens it would have to compute for `request`.
+    /// Prompt tokens that it would have to compute for `request`.
     pub fn uncached_tokens(&self, request: &SchedulingRequest) -> u32 {
         request.prompt_tokens.saturating_sub(self.overlap_tokens)
     }
 
-    /// Query-key pairs of those: one for each of them and each token before it.
+    /// Query-key pairs of the uncached tokens: each pairs with itself and every token before it.
     pub fn uncached_pairs(&self, request: &SchedulingRequest) -> u64 {
         let (cached, tokens) = (u64::from(self.overlap_tokens), u64::from(self.uncached_tokens(request)));
         tokens * cached + tokens * (tokens + 1) / 2
     }
 
-    /// When the first token of a request that is placed here at once is expected, in seconds: when the prompts before it
-    /// and its own are computed, and a step is over.
+    /// Expected time to first token of a request placed here now, in seconds: prefill of the queued prompts and its
+    /// own, plus one step.
     pub fn first_token_s(&self, request: &SchedulingRequest) -> f64 {
         let InFlight { requests, prefilling, prefill_tokens, prefill_pairs, context_tokens } =
             self.load.in_flight;
@@ -68,35 +68,35 @@ impl Candidate {
         self.rates.prefill_s(tokens, pairs) + step_s
     }
 
-    /// Share of its KV blocks that it says are in use, 0 to 1; 0 if it says nothing, or nonsense.
+    /// KV cache usage that the engine reports, 0 to 1; 0 if it reports none or an invalid value.
     fn kv_usage(&self) -> f64 {
         let ratio = self.load.reported.map_or(0.0, |(reported, _)| f64::from(reported.kv_usage_ratio));
         if ratio >= 0.0 { ratio.min(1.0) } else { 0.0 }
     }
 }
 
-/// Why a policy picked the row it picked. A closed set, so that it can label a metric.
+/// Why a policy picked its row. A closed set, so that it can label a metric.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reason {
     /// Drawn at random.
     Random,
-    /// Its turn.
+    /// Round robin.
     Turn,
     /// The fewest requests or tokens in flight.
     #[default]
     LeastLoaded,
     /// It holds the longest prefix of this prompt.
     PrefixHit,
-    /// Nobody holds enough of this prompt, so load decided.
+    /// No endpoint holds enough of this prompt, so load decided.
     PrefixMiss,
-    /// The fleet is out of balance, so load decided.
+    /// The fleet is imbalanced, so load decided.
     Imbalance,
-    /// Whoever holds the longest prefix has too much in flight.
+    /// The endpoint with the longest prefix has too much in flight.
     Saturated,
     /// The lowest cost.
     LowestCost,
-    /// Its session, or all prompts that begin as it does, go there.
+    /// The endpoint of its session, or of all prompts with the same beginning.
     Affinity,
 }
 
@@ -130,35 +130,35 @@ impl Reason {
     }
 }
 
-/// What a policy is told beside the rows, and where it says why.
+/// Input of a policy beside the rows, and where it records its reason.
 pub struct PickContext<'a> {
     /// The request to place.
     pub request: &'a SchedulingRequest,
     /// The time of the decision.
     pub now: Nanos,
-    /// Output tokens the answer is expected to have.
+    /// Forecast output tokens of the answer.
     pub output_tokens: u32,
-    /// Output tokens that the pool's answers have on average.
+    /// Mean output tokens of the pool's answers.
     pub usual_output_tokens: f64,
-    /// The scheduler's randomness.
+    /// The scheduler's random number generator.
     pub rng: &'a mut Rng,
     /// Why the pick was made; set by the policy.
     pub reason: Reason,
-    /// One cost per row if somebody asked to explain, else nothing.
+    /// One cost per row if the decision is to be explained; `None` otherwise.
     pub costs: Option<&'a mut [f64]>,
 }
 
 // === impl PickContext ===
 
 impl PickContext<'_> {
-    /// Notes what a row costs in the policy's own unit. Free unless someone asked to explain.
+    /// Records a row's cost in the policy's own unit. No effect unless the decision is to be explained.
     pub fn note(&mut self, row: usize, cost: f64) {
         if let Some(costs) = &mut self.costs {
             costs[row] = cost;
         }
     }
 
-    /// The row with the lowest cost, ties drawn at random. Costs are noted.
+    /// The row with the lowest cost; ties are random. Costs are recorded.
     pub fn cheapest(&mut self, candidates: &[Candidate], cost: impl Fn(&Candidate) -> f64) -> usize {
         let (mut best, mut best_cost, mut ties) = (0, f64::INFINITY, 0);
         for (row, candidate) in candidates.iter().enumerate() {
@@ -176,8 +176,8 @@ impl PickContext<'_> {
         best
     }
 
-    /// As [`PickContext::cheapest`] among the rows that `eligible` says yes to; whatever they cost, the others are noted
-    /// as infinitely dear. None if there is no such row.
+    /// Like [`PickContext::cheapest`], among the rows for which `eligible` is true; the others are recorded with
+    /// infinite cost. `None` if there is no such row.
     fn cheapest_of(
         &mut self,
         candidates: &[Candidate],
@@ -188,7 +188,7 @@ impl PickContext<'_> {
         if eligible(&candidates[row]) { Some(row) } else { candidates.iter().position(eligible) }
     }
 
-    /// The first row with the lowest cost. Costs are noted.
+    /// The first row with the lowest cost. Costs are recorded.
     fn first_cheapest(&mut self, candidates: &[Candidate], cost: impl Fn(&Candidate) -> f64) -> usize {
         let (mut best, mut best_cost) = (0, f64::INFINITY);
         for (row, candidate) in candidates.iter().enumerate() {
@@ -202,7 +202,7 @@ impl PickContext<'_> {
     }
 }
 
-/// A way to choose among endpoints.
+/// A placement policy.
 pub trait Policy: Send {
     /// Picks a row of a non-empty table.
     fn pick(&mut self, cx: &mut PickContext<'_>, candidates: &[Candidate]) -> usize;
@@ -223,13 +223,13 @@ macro_rules! policies {
         }
 
         impl PolicyConfig {
-            /// Every name there is, of policies and then of sets, in the order of this file.
+            /// All names of policies, then of sets, in the order of this file.
             pub const NAMES: &'static [&'static str] = &[$($name,)+ $($set,)+];
 
-            /// Those of them that name a policy together with parameters other than its defaults.
+            /// The names of sets: a policy with parameters other than its defaults.
             pub const SETS: &'static [&'static str] = &[$($set),+];
 
-            /// The policy called `name` (or an alias of it): with its default parameters, or with those of a set.
+            /// The policy called `name` (or an alias of it), with its default parameters or those of a set.
             pub fn by_name(name: &str) -> Option<Self> {
                 match name {
                     $( $name $(| $alias)* => Some(Self::$Type($module::Config::default())), )+
@@ -238,7 +238,7 @@ macro_rules! policies {
                 }
             }
 
-            /// The policy called `name` (or an alias of it) with the parameters that `deserializer` has.
+            /// The policy called `name` (or an alias of it), with the parameters in `deserializer`.
             fn with_parameters<'de, D: Deserializer<'de>>(name: &str, deserializer: D) -> Result<Self, D::Error> {
                 match name {
                     $( $name $(| $alias)* => $module::Config::deserialize(deserializer).map(Self::$Type), )+
@@ -246,7 +246,7 @@ macro_rules! policies {
                 }
             }
 
-            /// Its name: that of a set if its parameters are exactly those.
+            /// Its name; the name of a set if its parameters are exactly those of the set.
             pub fn name(&self) -> &'static str {
                 match self {
                     $( Self::$SetType(config) if *config == $config => $set, )+
@@ -254,7 +254,7 @@ macro_rules! policies {
                 }
             }
 
-            /// The policy itself, in its first state.
+            /// Builds the policy in its initial state.
             pub fn build(&self) -> Box<dyn Policy> {
                 match self {
                     $( Self::$Type(config) => Box::new($module::$Type::new(*config)), )+
@@ -267,47 +267,47 @@ macro_rules! policies {
 policies! {
     /// The marginal cost to the fleet, in seconds.
     fleet_cost::FleetCost = "fleet_cost" | "auto",
-    /// A uniform draw.
+    /// Uniformly random.
     random::Random = "random",
-    /// Each in turn.
+    /// Each endpoint in turn.
     round_robin::RoundRobin = "round_robin" | "roundrobin",
-    /// The less loaded of two drawn at random.
+    /// The less loaded of two random endpoints.
     power_of_two::PowerOfTwo = "power_of_two",
     /// The fewest requests in flight.
     least_load::LeastLoad = "least_load" | "leastloaded" | "least_loaded",
     /// The fewest tokens in flight.
     least_tokens::LeastTokens = "least_tokens",
-    /// The fewest uncached prompt tokens before the first token.
+    /// The fewest uncached prompt tokens to prefill before the first token.
     least_prefill::LeastPrefill = "least_prefill",
-    /// Longest prefix while the fleet is balanced, else least load.
+    /// The longest prefix while the fleet is balanced, else the least load.
     cache_aware::CacheAware = "cache_aware",
-    /// Longest prefix with a saturation valve.
+    /// The longest prefix at an endpoint below its saturation limit.
     prefix_aware::PrefixAware = "prefix_aware" | "prefixaware",
     /// Uncached tokens to compute times batch size.
     lmetric::LMetric = "lmetric",
-    /// A weighted sum of scores: queue, KV cache, prefix, requests, cold prompts in turn.
+    /// A weighted sum of scores: queue, KV cache, prefix, requests, rotation of cold prompts.
     weighted::Weighted = "weighted" | "llm_d_precise",
-    /// Whoever holds most of the prompt, unless that costs too much time; then the fewest queued tokens.
+    /// The endpoints with most of the prompt cached, unless their queue is too long; then the fewest queued tokens.
     llm_d_affinity::LlmDAffinity = "llm_d_affinity",
     /// Prefill and decode blocks, added or multiplied.
     dynamo::Dynamo = "dynamo",
-    /// Longest prefix among those with a usual number of requests.
+    /// The longest prefix among endpoints with a usual number of requests.
     aibrix::Aibrix = "aibrix",
-    /// Exploit a prefix that is most of the prompt, else explore by cost.
+    /// Exploits a prefix that is most of the prompt, else explores by cost.
     preble::Preble = "preble",
     /// The least predicted time to first token.
     conductor::Conductor = "conductor",
-    /// Uncached tokens times batch size, the last token never credited.
+    /// Uncached tokens times batch size; the last token is never credited.
     kv_aware::KvAware = "kv_aware" | "kvaware",
-    /// Seconds of queued work and a barrier before a full KV cache.
+    /// Seconds of queued work, with a barrier before a full KV cache.
     smg_least_load::SmgLeastLoad = "smg_least_load",
-    /// Four times the waiting plus the running requests.
+    /// Four times the waiting requests plus the running requests.
     vllm_dp::VllmDp = "vllm_dp",
-    /// By a hash of the prompt's beginning, with bounded loads.
+    /// By a hash of the prompt's first block, with bounded loads.
     consistent_hash::ConsistentHash = "consistent_hash" | "consistent_hashing",
-    /// By a hash of the prompt's beginning, with the least loaded in place of an overloaded owner.
+    /// By a hash of the prompt's first block; the least loaded endpoint replaces an overloaded owner.
     prefix_hash::PrefixHash = "prefix_hash",
-    /// Sessions stay where they began, and begin where the fewest tokens have gone.
+    /// A session stays at its first endpoint, chosen by the fewest tokens placed there.
     session_sticky::SessionSticky = "session_sticky" | "session",
     /// Heavy prompts by decode load, others by cache hit and token load.
     heavy_warm::HeavyWarm = "heavy_warm",
@@ -323,11 +323,11 @@ policies! {
     ;
 }
 
-/// Reads a policy as people write it: `lmetric`, or `{name: lmetric, ...}` with parameters. For serde's
+/// Reads a policy from its short form, `lmetric`, or its long form, `{name: lmetric, ...}` with parameters. For serde's
 /// `deserialize_with`.
 ///
 /// # Errors
-/// What the format says, or which names there are.
+/// The format's error, or an error that lists the valid names.
 pub fn name_or_config<'de, D: Deserializer<'de>>(deserializer: D) -> Result<PolicyConfig, D::Error> {
     struct Either;
 
@@ -360,10 +360,10 @@ pub fn name_or_config<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Poli
 }
 
 fn no_policy<E: de::Error>(name: &str) -> E {
-    E::custom(format!("there is no policy '{name}': take one of {}", PolicyConfig::NAMES.join(", ")))
+    E::custom(format!("unknown policy '{name}': expected one of {}", PolicyConfig::NAMES.join(", ")))
 }
 
-/// A parameter's value, before it is known what it should be.
+/// A parameter's value before its type is known.
 #[derive(Deserialize)]
 #[serde(untagged, expecting = "a parameter is a number, a name, true or false")]
 enum Scalar {
@@ -374,7 +374,7 @@ enum Scalar {
     Text(String),
 }
 
-/// The parameters of a policy. What is wrong with one is told with its name.
+/// The parameters of a policy. An error in a parameter includes its name.
 struct Parameters<E> {
     rest: std::vec::IntoIter<(String, Scalar)>,
     value: Option<(String, Scalar)>,
@@ -391,7 +391,7 @@ impl<'de, E: de::Error> MapAccess<'de> for Parameters<E> {
 
     fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, E> {
         let Some((name, value)) = self.value.take() else {
-            return Err(E::custom("a value without its name"));
+            return Err(E::custom("a value without a name"));
         };
         let value = match value {
             Scalar::Bool(value) => seed.deserialize(value.into_deserializer()),
@@ -406,7 +406,7 @@ impl<'de, E: de::Error> MapAccess<'de> for Parameters<E> {
 
 #[cfg(test)]
 pub(crate) mod testing {
-    //! A table in one line, for the policies' tests.
+    //! One-line tables for the policies' tests.
 
     use super::*;
     use crate::load::InFlight;
@@ -426,7 +426,7 @@ pub(crate) mod testing {
             .collect()
     }
 
-    /// A policy and what it is asked, for several picks in a row: change what you like in between.
+    /// A policy and its input, for several picks in a row; tests may change the fields in between.
     pub(crate) struct Case {
         pub(crate) policy: Box<dyn Policy>,
         pub(crate) request: SchedulingRequest,
@@ -434,7 +434,7 @@ pub(crate) mod testing {
         pub(crate) now: Nanos,
         pub(crate) output_tokens: u32,
         pub(crate) rng: Rng,
-        /// What the last pick noted.
+        /// Costs that the last pick recorded.
         pub(crate) costs: Vec<f64>,
     }
 
@@ -444,7 +444,7 @@ pub(crate) mod testing {
             Self::of(&PolicyConfig::by_name(name).expect("a policy"), prompt_tokens, rows)
         }
 
-        /// The policy with these parameters, likewise.
+        /// The same, with these parameters.
         pub(crate) fn of(config: &PolicyConfig, prompt_tokens: u32, rows: &[Row]) -> Self {
             Self {
                 policy: config.build(),
@@ -457,7 +457,7 @@ pub(crate) mod testing {
             }
         }
 
-        /// Which row it picks, and why.
+        /// The picked row and the reason.
         pub(crate) fn pick(&mut self) -> (usize, Reason) {
             self.costs.clear();
             self.costs.resize(self.rows.len(), f64::NAN);
@@ -475,7 +475,7 @@ pub(crate) mod testing {
         }
     }
 
-    /// Costs that are sums of seconds, which do not add up to the last bit.
+    /// Compares costs that are sums of seconds, within rounding.
     pub(crate) fn near(costs: &[f64], expect: &[f64]) {
         let apart = |(cost, expect): (&f64, &f64)| (cost - expect).abs() > 1e-9;
         assert!(
@@ -484,7 +484,7 @@ pub(crate) mod testing {
         );
     }
 
-    /// Which rows a policy picks, and why, for a prompt of `prompt_tokens`, over many seeds.
+    /// The rows that a policy picks, with reasons, for a prompt of `prompt_tokens`, over many seeds.
     pub(crate) fn picks(config: &str, prompt_tokens: u32, rows: &[Row]) -> Vec<(usize, Reason)> {
         let config: PolicyConfig = serde_json::from_str(config).expect("a policy");
         let mut picks: Vec<_> = (0..64)
@@ -534,7 +534,10 @@ mod tests {
     fn a_sets_parameters_have_its_name_and_no_other() {
         for set in PolicyConfig::SETS {
             let written = serde_json::to_string(&PolicyConfig::by_name(set).expect("a set")).expect("JSON");
-            assert!(!written.contains(set), "it is written as its policy's name and parameters: {written}");
+            assert!(
+                !written.contains(set),
+                "a set is serialized as its policy's name and parameters: {written}"
+            );
             assert_eq!(serde_json::from_str::<PolicyConfig>(&written).expect("a policy").name(), *set);
         }
         let other = r#"{"name":"llm_d_affinity","penalty_max_ms":5000,"threshold":0.9}"#;
@@ -592,7 +595,7 @@ mod tests {
         prop::collection::vec((rows(), (count(), count(), number()), (key(), key(), key())), 1..9)
     }
 
-    /// What a policy picks turn by turn, and why.
+    /// The rows that a policy picks turn by turn, with reasons.
     fn played(name: &str, turns: &[Turn]) -> Vec<(usize, Reason)> {
         let mut case = testing::Case::new(name, 0, &[]);
         let turn = |(rows, (prompt_tokens, output_tokens, now), (session, tenant, head)): &Turn| {

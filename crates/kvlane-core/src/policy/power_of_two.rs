@@ -1,11 +1,11 @@
-//! `power_of_two`: two endpoints drawn at random, the one with fewer requests in flight wins (Mitzenmacher, 2001).
-//! Robust when loads are known late, blind to caches.
+//! `power_of_two`: of two random endpoints, the one with fewer requests in flight (Mitzenmacher, 2001). Robust when
+//! load information is stale; ignores caches.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Candidate, PickContext, Policy, Reason};
 
-/// It has no parameters.
+/// No parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {}

@@ -1,25 +1,25 @@
 //! `preble`: exploit a prefix or explore (Preble's E2, ICLR 2025, arXiv 2407.00023, section 4.2; WukLab/preble).
 //!
-//! With `m` the longest match anywhere and `L` the prompt: if `m > L - m`, the least loaded of those that hold `m`, by
-//! `L_i`. Else `argmin (L_i + M_i + P_i)`, in seconds:
+//! With `m` the longest match at any endpoint and `L` the prompt: if `m > L - m`, the least loaded of the endpoints
+//! that hold `m`, by `L_i`. Else `argmin (L_i + M_i + P_i)`, in seconds:
 //!
 //! - `L_i`: prefill and decode time of all requests placed there in the last three minutes;
-//! - `M_i`: time to compute again what the request evicts there, times how often that is hit;
-//! - `P_i`: time to compute what the endpoint lacks of this prompt.
+//! - `M_i`: time to recompute what the request evicts there, times the hit rate of the evicted blocks;
+//! - `P_i`: prefill time of this prompt's uncached tokens.
 //!
-//! Times come from the endpoint's rates: a decode takes the expected length of the answer times a sequence's share of a
-//! step. Preble's regressions give that per request, whatever the batch; here it is that of a batch of the pool's mean
-//! size, `decode_step_s(B + 1, T + L) / (B + 1)` with the means of `B` and `T`. With each endpoint's own batch, the one
-//! with the largest would look cheapest and get ever more.
-//! Windows are kept in 60 parts of 3 s. Ties are drawn.
+//! Times come from the endpoint's rates: a decode takes the forecast answer length times a sequence's share of a step.
+//! Preble's regressions give that per request, independent of the batch; here it is that of a batch of the pool's mean
+//! size, `decode_step_s(B + 1, T + L) / (B + 1)` with the means of `B` and `T`. With each endpoint's own batch size,
+//! the endpoint with the largest batch would look cheapest and attract ever more requests. Windows are kept in 60 parts
+//! of 3 s. Ties are random.
 //!
-//! Preble keeps the engines' trees and so knows what would be evicted. We see no such list and estimate: a full cache
-//! evicts as many tokens as the request brings new ones, and they are as likely hit as prompts given to that endpoint in
-//! the window were. A cache counts as full once more new tokens have gone there than it holds, or if it does not say what
-//! it holds.
+//! Preble keeps the engines' trees and so knows what would be evicted. kvlane has no such list and estimates: a full
+//! cache evicts as many tokens as the request adds, and their hit rate is that of the prompts placed on that endpoint
+//! in the window. A cache counts as full once more new tokens have been placed there than its capacity, or if the
+//! endpoint reports no capacity.
 //!
-//! Known limits: the exploiting branch ignores how far loads are apart, so a hot prefix stays where it is. Preble's
-//! remedies, moving and replicating hot prefixes, are not here: they need control of the engines' trees.
+//! Known limits: the exploiting branch ignores load differences, so a hot prefix stays on its endpoint. Preble's
+//! remedies, moving and replicating hot prefixes, are not implemented: they need control of the engines' trees.
 
 use serde::{Deserialize, Serialize};
 
@@ -29,7 +29,7 @@ use crate::request::SchedulingRequest;
 use crate::table::ByEndpoint;
 use crate::time::Nanos;
 
-/// The window.
+/// Window length.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
@@ -43,10 +43,10 @@ impl Default for Config {
     }
 }
 
-/// Parts of a window that are forgotten one by one.
+/// Parts of the window, dropped one by one.
 const PARTS: usize = 60;
 
-/// What an endpoint was given in a span of time. Whole numbers, so that what is added can be taken away again.
+/// Work placed on an endpoint in a span of time. Integers, so that subtraction is exact.
 #[derive(Clone, Copy, Default)]
 struct Given {
     work: Nanos,
@@ -54,18 +54,18 @@ struct Given {
     hit_tokens: u64,
 }
 
-/// What an endpoint was given in a sliding window, and since it joined.
+/// Work placed on an endpoint in a sliding window, and new tokens since it joined.
 struct Window {
     parts: [Given; PARTS],
-    /// Of all parts.
+    /// Sum over all parts.
     sum: Given,
-    /// Number of the part that time is in, counted from the driver's origin.
+    /// Number of the current part, counted from the driver's origin.
     part: u64,
-    /// New tokens since it joined.
+    /// New tokens since the endpoint joined.
     new_tokens: u64,
 }
 
-/// The policy: it remembers what it placed in the window.
+/// The policy, with the work it placed in the window.
 pub struct Preble {
     part_s: f64,
     windows: ByEndpoint<Box<Window>>,
@@ -98,13 +98,13 @@ impl Window {
         Box::new(Self { parts: [Given::default(); PARTS], sum: Given::default(), part, new_tokens: 0 })
     }
 
-    /// The places of parts that are no longer in the window at `part`.
+    /// Indices of the parts that have left the window at `part`.
     fn gone(&self, part: u64) -> impl Iterator<Item = usize> + use<> {
         let passed = part.saturating_sub(self.part).min(PARTS as u64);
         (self.part + 1..=self.part + passed).map(|part| part as usize % PARTS)
     }
 
-    /// What was given in the parts that are still in the window at `part`.
+    /// Work in the parts that are still in the window at `part`.
     fn given(&self, part: u64) -> Given {
         self.gone(part).fold(self.sum, |sum, gone| sum.minus(self.parts[gone]))
     }
@@ -135,12 +135,12 @@ impl Preble {
     }
 }
 
-/// Seconds to compute what the endpoint lacks of the prompt.
+/// Prefill time of the prompt's uncached tokens, in seconds.
 fn prefill_s(request: &SchedulingRequest, row: &Candidate) -> f64 {
     row.rates.prefill_s(u64::from(row.uncached_tokens(request)), row.uncached_pairs(request))
 }
 
-/// Seconds of the endpoint that the answer takes, in a batch of the mean size.
+/// Endpoint time that the answer takes in a batch of the mean size, in seconds.
 fn decode_s(request: &SchedulingRequest, output_tokens: u32, row: &Candidate, candidates: &[Candidate]) -> f64 {
     let mean = |of: fn(&Candidate) -> u64| {
         candidates.iter().map(|row| of(row) as f64).sum::<f64>() / candidates.len() as f64
@@ -199,7 +199,7 @@ mod tests {
     use super::*;
     use crate::load::LoadReport;
 
-    /// Prefill takes 1 ms a token, a decode step 10 ms whatever is in it.
+    /// Prefill takes 1 ms a token; a decode step takes 10 ms for any batch.
     fn case(prompt_tokens: u32, rows: &[(u32, u32, u64, u64)]) -> Case {
         let mut case = Case::new("preble", prompt_tokens, rows);
         for row in &mut case.rows {
@@ -228,8 +228,8 @@ mod tests {
     fn of_the_holders_the_least_given_wins() {
         let mut case = case(100, &[(60, 0, 0, 0), (60, 0, 0, 0), (0, 0, 0, 0)]);
         let (first, second) = (case.pick().0, case.pick().0);
-        assert_eq!(first + second, 1, "each of the two once");
-        // 40 tokens and 100 steps of 10 ms, alone in the batch.
+        assert_eq!(first + second, 1, "each endpoint once");
+        // 40 tokens, and 100 steps of 10 ms alone in the batch.
         near(&case.costs[first..=first], &[0.04 + 1.0]);
     }
 
@@ -246,7 +246,8 @@ mod tests {
         near(&case.costs, &[0.1 + decode_s + 0.1, 0.2]);
         assert_eq!(case.pick().0, 0);
         near(&case.costs, &[0.2 + decode_s, 0.2 + decode_s + 0.2]);
-        // Parts are 3 s long: 10 s is in the fourth, which is gone when the sixty-fourth begins at 189 s.
+        // Parts are 3 s long: 10 s is in the fourth part, which leaves the window when the sixty-fourth begins at 189
+        // s.
         case.now = Nanos::from_secs(188);
         assert_eq!(case.pick().0, 1);
         near(&case.costs, &[2.0 * (0.1 + decode_s) + 0.1, 0.4 + decode_s]);
@@ -268,7 +269,7 @@ mod tests {
         let mut case = case(100, &[(40, 0, 0, 0), (0, 0, 0, 0)]);
         assert_eq!(case.pick().0, 0);
         near(&case.costs, &[0.06, 0.1]);
-        // Given 1.06 s; 160 new tokens evict as many, of which 40 % are hit.
+        // Placed work is 1.06 s; 160 new tokens evict as many, of which 40 % are hit.
         case.pick();
         near(&case.costs, &[1.06 + 0.16 * 0.4 + 0.06, 0.1]);
         // 320 new tokens in a cache of 250 evict 70.

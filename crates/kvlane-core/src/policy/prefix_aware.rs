@@ -1,17 +1,17 @@
-//! `prefix_aware`: longest match with a saturation valve (zxuhan/llm-router).
+//! `prefix_aware`: longest match below a saturation limit (zxuhan/llm-router).
 //!
-//! Endpoints are ordered by match, longest first, then by requests in flight, ties drawn at random. The first one
+//! Endpoints are ordered by match, longest first, then by requests in flight; remaining ties are random. The first one
 //! with fewer than `saturation_inflight` requests gets the request; when all are saturated, the least loaded.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Candidate, PickContext, Policy, Reason};
 
-/// The valve.
+/// Saturation limit.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// Requests in flight at which an endpoint is passed over. The project's default; its cloud bench used 4.
+    /// Requests in flight at which an endpoint is skipped. The project's default; its cloud benchmark used 4.
     pub saturation_inflight: u32,
 }
 

@@ -1,15 +1,15 @@
-//! `prefix_hash`: consistent hashing that leaves an overloaded owner for the least loaded (smg-project/smg, commit
-//! f8daa8835, `model_gateway/src/policies/prefix_hash.rs`).
+//! `prefix_hash`: consistent hashing that replaces an overloaded owner by the least loaded endpoint (smg-project/smg,
+//! commit f8daa8835, `model_gateway/src/policies/prefix_hash.rs`).
 //!
-//! The hash of the prompt's first block is a place on a ring; the first endpoint from there on owns the prompt. It gets
-//! the request unless `B > max(load_factor * mean, mean + load_margin)` with `mean = (sum B + 1) / n`; then the least
-//! loaded gets it, or the owner if all are above. `B` is the requests in flight. Unlike `consistent_hash` it needs both
-//! margins to move, so it stays put at low load, and it does not go on along the ring. The defaults are SMG's: 1.25 and
-//! 10. Ties are drawn, SMG takes the first.
+//! The hash of the prompt's first block is a position on a ring; the first endpoint from there on owns the prompt. It
+//! gets the request unless `B > max(load_factor * mean, mean + load_margin)` with `mean = (sum B + 1) / n`; then the
+//! least loaded endpoint gets it, or the owner if all are above. `B` is the requests in flight. Unlike
+//! `consistent_hash`, both margins must be exceeded, so requests stay with the owner at low load, and the search does
+//! not continue along the ring. The defaults are SMG's: 1.25 and 10. Ties are random; SMG takes the first.
 //!
-//! SMG hashes the first 256 tokens, or 1,024 characters. We have the hash of the first block, 64 tokens unless an engine
-//! has others, so prompts are grouped more coarsely here. A prompt without a whole block is placed by its session, and
-//! without one by the smallest `B`. Known limits are those of `consistent_hash`.
+//! SMG hashes the first 256 tokens, or 1,024 characters. Here it is the first block, 64 tokens unless an engine has
+//! another block size, so prompts are grouped more coarsely. A prompt shorter than a block is placed by its session;
+//! without a session, the smallest `B` wins. Known limits are those of `consistent_hash`.
 
 use serde::{Deserialize, Serialize};
 
@@ -18,15 +18,15 @@ use super::{Candidate, PickContext, Policy, Reason};
 use crate::bounded::{Amount, AtLeastOne};
 use crate::ring::Ring;
 
-/// The bounds and the ring.
+/// Load bounds and ring size.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// How far above the mean an owner's requests in flight may be, as a factor.
+    /// Largest ratio of an owner's requests in flight to the mean.
     pub load_factor: AtLeastOne,
-    /// And as a number.
+    /// Largest difference of an owner's requests in flight to the mean.
     pub load_margin: Amount,
-    /// Points of each endpoint on the ring, at most 4096.
+    /// Points per endpoint on the ring, at most 4096.
     pub virtual_nodes: u32,
 }
 
@@ -79,14 +79,14 @@ mod tests {
         case.request.head = Some(BlockHash(7));
         let (owner, reason) = case.pick();
         assert_eq!(reason, Reason::Affinity);
-        // The mean is 15 / 4 = 3.75, the margin ends at 13.75; one more makes it 16 / 4 and 14.
+        // The mean is 15 / 4 = 3.75 and the limit 13.75; with one more request, 16 / 4 and 14.
         case.rows[owner].load.in_flight.requests = 14;
         let (other, reason) = case.pick();
         assert_ne!(other, owner);
         assert_eq!(reason, Reason::Saturated);
         case.rows[other].load.in_flight.requests = 1;
         assert_eq!(case.pick(), (owner, Reason::Affinity));
-        // 200 each but for the owner: the factor is what counts.
+        // 200 at every endpoint except the owner: the factor decides.
         for row in &mut case.rows {
             row.load.in_flight.requests = 200;
         }

@@ -1,10 +1,10 @@
-//! `random`: a uniform draw. The baseline that knows nothing.
+//! `random`: uniformly random. A baseline without information.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Candidate, PickContext, Policy, Reason};
 
-/// It has no parameters.
+/// No parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {}

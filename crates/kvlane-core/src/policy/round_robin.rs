@@ -1,15 +1,15 @@
-//! `round_robin`: each endpoint in turn. An endpoint that was not eligible at its turn is passed over.
+//! `round_robin`: each endpoint in turn. An endpoint that is not eligible at its turn is skipped.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Candidate, PickContext, Policy, Reason};
 
-/// It has no parameters.
+/// No parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {}
 
-/// The policy: it remembers the slot it picked last.
+/// The policy, with the slot it picked last.
 pub struct RoundRobin {
     last_slot: Option<usize>,
 }

@@ -1,15 +1,16 @@
-//! `session_sticky`: sessions stay where they began, and begin where the fewest tokens have gone (the placement of the
-//! agentic study "elastic P/D", its cache-aware proxy: greedy bin packing by cumulative tokens with the cache hit as tie
-//! break, then session affinity from the second turn on).
+//! `session_sticky`: a session stays at its first endpoint, chosen by the fewest tokens placed there (the placement of
+//! the agentic study "elastic P/D", its cache-aware proxy: greedy bin packing by cumulative tokens with the cache hit
+//! as tie break, then session affinity from the second turn on).
 //!
-//! The first turn of a session goes to the endpoint with the least sum of prompt tokens of all requests placed there so
-//! far; of equals to the longest match, then drawn. Later turns go where the one before went, whatever the load, and
-//! their prompts count there too. A request without a session is placed as a first turn. An endpoint that joins begins
-//! with the least sum of the others, or it would get every session until it has caught up.
+//! The first turn of a session goes to the endpoint with the smallest sum of prompt tokens of all requests placed there
+//! so far; ties go to the longest match, remaining ties are random. Later turns go to the endpoint of the previous
+//! turn, whatever the load, and their prompts count there too. A request without a session is placed as a first turn.
+//! An endpoint that joins starts with the smallest sum of the others; otherwise it would get every session until it has
+//! caught up.
 //!
-//! The last 32,768 sessions are remembered at least, 65,536 at most. Known limits: a session's weight is not known when
-//! it begins, so heavy sessions meet by chance and stay together; the study saw the hit rate rise and times to first
-//! token grow by 30 %.
+//! At least the last 32,768 and at most 65,536 sessions are remembered. Known limits: a session's total work is not
+//! known at its first turn, so heavy sessions may share an endpoint by chance and stay there; the study saw the hit
+//! rate rise and times to first token grow by 30 %.
 
 use serde::{Deserialize, Serialize};
 
@@ -19,7 +20,7 @@ use crate::recent::Recent;
 use crate::request::SessionKey;
 use crate::table::ByEndpoint;
 
-/// It has no parameters.
+/// No parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {}
@@ -27,7 +28,7 @@ pub struct Config {}
 /// Most sessions remembered.
 const SESSIONS_MAX: usize = 65_536;
 
-/// The policy: it remembers where sessions are and what each endpoint was given.
+/// The policy, with the endpoint of each session and the tokens placed on each endpoint.
 pub struct SessionSticky {
     sessions: Recent<SessionKey, EndpointId>,
     given_tokens: ByEndpoint<u64>,
@@ -100,7 +101,7 @@ mod tests {
             turn(&mut case, session, 1000);
         }
         case.rows.push(late);
-        assert_eq!(turn(&mut case, 2, 100).0, 2, "of three equals the one with the hit");
+        assert_eq!(turn(&mut case, 2, 100).0, 2, "of three equal endpoints the one with the hit");
         assert_ne!(turn(&mut case, 3, 100).0, 2, "1,100 to 1,000");
     }
 

@@ -1,17 +1,17 @@
-//! `smg_least_load`: seconds of queued work and a barrier before a full KV cache (smg-project/smg, commit f8daa8835,
+//! `smg_least_load`: seconds of queued work, with a barrier before a full KV cache (smg-project/smg, commit f8daa8835,
 //! `model_gateway/src/policies/least_load.rs`).
 //!
 //! `argmin ((queued + placed) / throughput_tokens_s + kv_pressure_s * k / (1 - k))`:
 //!
-//! - `queued`: the requests the engine says are waiting, each as `mean_prefill_tokens` (our engines do not report
-//!   waiting tokens);
+//! - `queued`: the requests waiting by the engine's report, each counted as `mean_prefill_tokens` (our engines do not
+//!   report waiting tokens);
 //! - `placed`: prompt tokens of the requests placed there since that report;
-//! - `k`: the share of KV blocks the engine says are in use, 0.999 at most.
+//! - `k`: the KV cache usage that the engine reports, at most 0.999.
 //!
-//! Of an engine that reports nothing while others do, the score is the lowest of theirs plus
-//! `B * mean_prefill_tokens / throughput_tokens_s`; if none reports, `argmin B`. The defaults are SMG's: 0.15 s, 1,024
-//! tokens, and the 2,000 tokens/s it takes where no generation rate is reported. Ties are drawn. Known limits: it knows
-//! no caches, and one rate stands for prefill and decode of every engine.
+//! For an engine that reports nothing while others do, the score is the lowest of theirs plus `B * mean_prefill_tokens
+//! / throughput_tokens_s`; if none reports, `argmin B`. The defaults are SMG's: 0.15 s, 1,024 tokens, and the 2,000
+//! tokens/s it uses where no generation rate is reported. Ties are random. Known limits: it ignores caches, and uses
+//! one rate for prefill and decode of every engine.
 
 use serde::{Deserialize, Serialize};
 
@@ -26,9 +26,9 @@ use crate::time::Nanos;
 pub struct Config {
     /// Weight of KV pressure, in seconds.
     pub kv_pressure_s: Amount,
-    /// Tokens per second that an engine works off.
+    /// Tokens per second that an engine processes.
     pub throughput_tokens_s: AtLeastOne,
-    /// Tokens of a request that waits.
+    /// Tokens counted per waiting request.
     pub mean_prefill_tokens: u32,
 }
 
@@ -42,10 +42,10 @@ impl Default for Config {
     }
 }
 
-/// KV use that counts as full.
+/// KV cache usage that counts as full.
 const KV_USAGE_MAX: f64 = 0.999;
 
-/// The policy: it remembers how many tokens it placed since an engine's last report.
+/// The policy, with the tokens placed since each engine's last report.
 pub struct SmgLeastLoad {
     config: Config,
     placed_tokens: ByEndpoint<(Nanos, u64)>,
@@ -63,7 +63,7 @@ impl SmgLeastLoad {
         tokens / self.config.throughput_tokens_s.get()
     }
 
-    /// The score of an engine that reports.
+    /// The score of an engine that reports its load.
     fn reported_s(&self, row: &Candidate) -> Option<f64> {
         let (reported, at) = row.load.reported?;
         let queued = f64::from(reported.waiting) * f64::from(self.config.mean_prefill_tokens);

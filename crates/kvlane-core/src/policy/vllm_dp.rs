@@ -1,10 +1,10 @@
-//! `vllm_dp`: `argmin (4 * waiting + running)`, how vLLM spreads requests over its data-parallel engines (vLLM v0.10.2,
+//! `vllm_dp`: `argmin (4 * waiting + running)`, vLLM's balancing over its data-parallel engines (vLLM v0.10.2,
 //! `vllm/v1/engine/core_client.py`, `DPLBAsyncMPClient.get_core_engine_for_request`).
 //!
-//! Both counts are the engine's own, as it last reported them, and as vLLM does we count each request placed since then
-//! as one more that waits. Of an engine that reports nothing our own ledger tells: who has no first token yet waits, the
-//! rest runs. Of equals the first in the pool's order wins, as there. Known limits: it knows neither caches nor the
-//! length of prompts, and counts of an engine are as old as its last report.
+//! Both counts are from the engine's last report, and as in vLLM each request placed since then counts as one more
+//! waiting request. For an engine that reports nothing, our own ledger is used: requests without a first token wait,
+//! the others run. Ties go to the first in the pool's order, as in vLLM. Known limits: it ignores caches and prompt
+//! lengths, and an engine's counts are as old as its last report.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,12 +12,12 @@ use super::{Candidate, PickContext, Policy, Reason};
 use crate::table::ByEndpoint;
 use crate::time::Nanos;
 
-/// It has no parameters.
+/// No parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {}
 
-/// The policy: it remembers what it placed since an engine's last report.
+/// The policy, with the requests placed since each engine's last report.
 pub struct VllmDp {
     placed: ByEndpoint<(Nanos, u32)>,
 }
@@ -93,7 +93,7 @@ mod tests {
         let mut case = Case::new("vllm_dp", 100, &[(0, 6, 0, 0), (0, 3, 0, 0), (0, 3, 0, 0)]);
         case.rows[1].load.in_flight.prefilling = 1;
         case.rows[2].load.in_flight.prefilling = 1;
-        assert_eq!([case.pick().0, case.pick().0], [0, 0], "6 that run to 1 that waits and 2 that run");
+        assert_eq!([case.pick().0, case.pick().0], [0, 0], "6 running against 1 waiting and 2 running");
         assert_eq!(case.costs, [6.0, 6.0, 6.0]);
     }
 }

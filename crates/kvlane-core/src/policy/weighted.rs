@@ -1,14 +1,14 @@
 //! `weighted`: a weighted sum of scores in [0, 1], the highest wins (llm-d's endpoint picker; llm-d/llm-d-router,
 //! commit ebab687, `pkg/epp/framework/plugins/scheduling`).
 //!
-//! - queue: `(max W - W) / (max W - min W)`, 1 if all are equal; `W` is the requests the engine says are waiting;
-//! - kv: `1 - k`; `k` is the share of KV blocks the engine says are in use;
+//! - queue: `(max W - W) / (max W - min W)`, 1 if all are equal; `W` is the requests waiting by the engine's report;
+//! - kv: `1 - k`; `k` is the KV cache usage that the engine reports;
 //! - prefix: the share of the prompt that the endpoint is expected to hold;
 //! - active_request: `(max B - B) / max B`, 1 if nothing is in flight; `B` is our own count;
-//! - no_hit_lru: for a prompt of which nobody holds anything, endpoints rank by how long ago they were last given such a
-//!   prompt: `1 - r / (n - 1)` for the one with `r` of the `n` before it, 1 for all that never were; 0.5 for any other
-//!   prompt. llm-d gives those that never were 1, `1 - 1 / (n - 1)` and so on as they are listed; here they are drawn.
-//!   It remembers 1,024 endpoints, we all.
+//! - no_hit_lru: for a prompt that no endpoint holds any of, endpoints rank by the time since they were last given such
+//!   a prompt: `1 - r / (n - 1)` for the one with `r` of the `n` before it, 1 for all that never were; 0.5 for any
+//!   other prompt. llm-d gives those that never were 1, `1 - 1 / (n - 1)` and so on in list order; here their order is
+//!   random. llm-d remembers 1,024 endpoints, kvlane all.
 //!
 //! | Set | queue | kv | prefix | active_request | no_hit_lru | Where llm-d has it |
 //! |---|---|---|---|---|---|---|
@@ -16,8 +16,7 @@
 //! | `llm_d_default` | 2 | 2 | 3 | 0 | 0 | `pkg/epp/config/loader/defaults.go` |
 //! | `llm_d_perf` | 0 | 2 | 2 | 4 | 2 | configuration of its performance tests |
 //!
-//! The highest score wins, ties are drawn. Known limit: scores have no unit, so one request more in a queue can weigh as
-//! much as a whole prompt.
+//! Ties are random. Known limit: scores have no unit, so one more queued request can weigh as much as a whole prompt.
 
 use serde::{Deserialize, Serialize};
 
@@ -29,15 +28,15 @@ use crate::table::ByEndpoint;
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// Of the engines' queues.
+    /// Weight of the engine's queue.
     pub queue: Amount,
-    /// Of free KV cache.
+    /// Weight of the free KV cache.
     pub kv: Amount,
-    /// Of what is in the cache.
+    /// Weight of the cached prefix.
     pub prefix: Amount,
-    /// Of our own requests in flight.
+    /// Weight of our own requests in flight.
     pub active_request: Amount,
-    /// Of not having been given a prompt that nobody knows.
+    /// Weight of the time since the last cold prompt.
     pub no_hit_lru: Amount,
 }
 
@@ -52,11 +51,11 @@ const fn weights(queue: f64, kv: f64, prefix: f64, active_request: f64, no_hit_l
     }
 }
 
-/// What llm-d's endpoint picker takes where nothing is configured.
+/// llm-d's defaults.
 pub const LLM_D_DEFAULT: Config =
     weights(2.0, 2.0, 3.0, 0.0, 0.0);
 
-/// What llm-d's performance tests take.
+/// The weights of llm-d's performance tests.
 pub const LLM_D_PERF: Config =
     weights(0.0, 2.0, 2.0, 4.0, 2.0);
 
@@ -66,13 +65,13 @@ impl Default for Config {
     }
 }
 
-/// The policy: it remembers in which order endpoints were given prompts that nobody held.
+/// The policy, with the order in which endpoints were given cold prompts.
 pub struct Weighted {
     config: Config,
-    /// When an endpoint was last given such a prompt: the number of that prompt, from 1.
+    /// Number of the last cold prompt given to each endpoint, from 1.
     last_cold: ByEndpoint<u64>,
     cold: u64,
-    /// Those numbers of the endpoints at hand in rising order; kept for its memory.
+    /// These numbers for the current candidates, ascending; kept to reuse its memory.
     order: Vec<u64>,
 }
 
@@ -138,7 +137,7 @@ mod tests {
     use crate::load::LoadReport;
     use crate::time::Nanos;
 
-    /// Rows of overlap, requests of our own, requests the engine says are waiting, and its KV use.
+    /// Rows of overlap, our own requests, waiting requests by the engine's report, and KV cache usage.
     fn case(name: &str, rows: &[(u32, u32, u32, f32)]) -> Case {
         let plain: Vec<_> = rows.iter().map(|&(overlap, requests, ..)| (overlap, requests, 0, 0)).collect();
         let mut case = Case::new(name, 100, &plain);
@@ -165,7 +164,7 @@ mod tests {
     fn prompts_that_nobody_knows_go_round() {
         let mut case = case("weighted", &[(0, 0, 0, 0.0); 3]);
         let mut picks: Vec<usize> = (0..6).map(|_| case.pick().0).collect();
-        assert_eq!(picks[..3], picks[3..], "in the same order again");
+        assert_eq!(picks[..3], picks[3..], "the same order again");
         picks.truncate(3);
         picks.sort_unstable();
         assert_eq!(picks, [0, 1, 2]);
@@ -173,7 +172,7 @@ mod tests {
 
     #[test]
     fn scores_add_up_by_the_weights_of_the_set() {
-        // Two waiting of four, half the cache in use, a quarter held, three in flight of four.
+        // Waiting two of four, half the cache used, a quarter cached, three in flight of four.
         let rows = [(25, 3, 2, 0.5), (0, 4, 4, 0.0), (0, 0, 0, 1.0)];
         let costs = |name| {
             let mut case = case(name, &rows);
@@ -196,13 +195,13 @@ mod tests {
             case.pick();
         }
         let (next, _) = case.pick();
-        // Queue 2, cache 2, and of the rank 2 for the first, 1 for the second, nothing for the last.
+        // Queue 2 and cache 2, plus by rank 2 for the first, 1 for the second, 0 for the last.
         assert_eq!(case.costs[next], -6.0);
         let mut ranked = case.costs.clone();
         ranked.sort_by(f64::total_cmp);
         assert_eq!(ranked, [-6.0, -5.0, -4.0]);
         case.rows[0].overlap_tokens = 50;
         case.pick();
-        assert_eq!(case.costs, [-6.5, -5.0, -5.0], "half of it for all once somebody holds something");
+        assert_eq!(case.costs, [-6.5, -5.0, -5.0], "half of no_hit_lru for all once an endpoint holds any of it");
     }
 }

@@ -1,19 +1,19 @@
-//! Numbers in as few bytes as they need, and the table that makes a key that comes again two bytes.
+//! Variable-length numbers, and the key tables that shorten repeated keys to two bytes.
 
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Keys of one kind that a segment remembers.
 const KEYS: usize = 1 << 11;
 
-/// What is left to read of a segment.
+/// The unread bytes of a segment.
 #[derive(Clone, Debug)]
 pub(super) struct Cursor<'a>(pub(super) &'a [u8]);
 
-/// Keys by where the last of them stand. A key is a hash already, so its low bits say where.
+/// Table of keys. A key is a hash already, so its low bits select its entry.
 #[derive(Clone, Debug)]
 pub(super) struct Keys(Vec<u64>);
 
-/// Appends a number, seven bits to a byte, the lowest first.
+/// Appends a number, seven bits per byte, lowest first.
 pub(super) fn put(out: &mut Vec<u8>, mut number: u64) {
     while number >= 0x80 {
         out.push(number as u8 | 0x80);
@@ -22,7 +22,7 @@ pub(super) fn put(out: &mut Vec<u8>, mut number: u64) {
     out.push(number as u8);
 }
 
-/// Small whatever its sign.
+/// Zigzag encoding: small for small absolute values.
 pub(super) const fn folded(number: i64) -> u64 {
     ((number << 1) ^ (number >> 63)) as u64
 }
@@ -31,7 +31,7 @@ pub(super) const fn unfolded(number: u64) -> i64 {
     (number >> 1) as i64 ^ -((number & 1) as i64)
 }
 
-/// Tells bytes that were written from others.
+/// Checksum of written bytes.
 pub(super) fn sum(bytes: &[u8]) -> u64 {
     xxh3_64(bytes)
 }
@@ -75,7 +75,7 @@ impl<'a> Cursor<'a> {
         Some(f64::from_bits(self.u64_le()?))
     }
 
-    /// So many bytes as their length says.
+    /// A length, and that many bytes.
     pub(super) fn sized(&mut self) -> Option<&'a [u8]> {
         let len = usize::try_from(self.number()?).ok()?;
         self.take(len)

@@ -1,4 +1,4 @@
-//! Bytes to entries. Whatever the bytes are, reading them ends, and takes no more memory than an entry may have.
+//! Decoding: bytes to entries. For any input, decoding ends and takes no more memory than an entry may have.
 
 use std::sync::Arc;
 
@@ -16,18 +16,18 @@ use crate::request::{RequestId, RequestKey, SchedulingRequest, SessionKey, Tenan
 use crate::scheduler::{Input, TOKENS_TOLD};
 use crate::time::Nanos;
 
-/// Endpoints that one entry may name: a pool has no more.
+/// Most endpoints that one entry may name: the size of a pool.
 const ENDPOINTS_MAX: usize = 1 << 16;
 
-/// A segment has bytes that no tape writes.
+/// A segment contains bytes that no recorder writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the segment is damaged {left} bytes before its end")]
+#[error("recording segment is damaged {left} bytes before its end")]
 pub struct Damaged {
-    /// Where.
+    /// Bytes from the damage to the segment's end.
     pub left: usize,
 }
 
-/// The entries of a segment, in order. After an error there is none.
+/// The entries of a segment, in order. Ends after an error.
 #[derive(Clone, Debug)]
 pub struct Entries<'a> {
     rest: Cursor<'a>,
@@ -37,7 +37,7 @@ pub struct Entries<'a> {
 // === impl Entries ===
 
 impl<'a> Entries<'a> {
-    /// Those of these bytes: [`Segment::bytes`].
+    /// Decodes [`Segment::bytes`].
     pub fn new(bytes: &'a [u8]) -> Self {
         Self { rest: Cursor(bytes), memory: Memory::default() }
     }
@@ -137,7 +137,7 @@ impl Iterator for Entries<'_> {
 // === impl Segment ===
 
 impl Segment {
-    /// What it says.
+    /// Its entries.
     pub fn entries(&self) -> Entries<'_> {
         Entries::new(&self.bytes)
     }

@@ -1,4 +1,4 @@
-//! Entries to bytes: what both sides remember while they write or read a segment, and the writing.
+//! Encoding: entries to bytes, and the state that encoder and decoder share within a segment.
 
 use super::bytes::{Keys, folded, put};
 use crate::cache_accuracy::Prediction;
@@ -10,7 +10,7 @@ use crate::scheduler::Checkpoint;
 use crate::scheduler::{Input, TOKENS_TOLD};
 use crate::time::Nanos;
 
-/// What an entry is.
+/// The kind of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Kind {
@@ -57,19 +57,19 @@ impl Kind {
     ];
 }
 
-/// The bit that says that an entry is about the request of the one before.
+/// Flag: the entry has the same request as the previous one.
 pub(super) const SAME_REQUEST: u8 = 1 << 5;
-/// How a time is told: in the two highest bits.
+/// Time encodings, in the two highest bits.
 pub(super) const SAME_TIME: u8 = 0;
 pub(super) const MICROS_ON: u8 = 1;
 pub(super) const NANOS_ON: u8 = 2;
 pub(super) const NANOS_BACK: u8 = 3;
 
-/// Reasons of a refusal, by their number.
+/// Rejection reasons by number.
 pub(super) const REJECTIONS: [Rejection; 4] =
     [Rejection::NoEndpoint, Rejection::QueueFull, Rejection::QueueTimeout, Rejection::BudgetSpent];
 
-/// What is said of a request that not every request has.
+/// Flags for optional fields of a request.
 pub(super) mod has {
     pub(in super::super) const EXCLUDED: u64 = 1;
     pub(in super::super) const ATTEMPT: u64 = 1 << 1;
@@ -85,13 +85,13 @@ pub(super) mod has {
     pub(in super::super) const BLOCK_TOKENS: u64 = 1 << 11;
 }
 
-/// What both sides remember of a segment.
+/// State of encoder and decoder within a segment.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Memory {
     pub(super) at: Nanos,
-    /// The request that came last.
+    /// The most recent request.
     pub(super) newest: u64,
-    /// The request of the entry before.
+    /// The request of the previous entry.
     pub(super) same: u64,
     pub(super) block_tokens: u32,
     pub(super) sessions: Keys,
@@ -103,14 +103,14 @@ pub(super) struct Memory {
 // === impl Memory ===
 
 impl Memory {
-    /// Forgets all, at the beginning of a segment.
+    /// Resets the state at the start of a segment.
     pub(super) fn clear(&mut self) {
         let Self { sessions, tenants, heads, names, .. } = self;
         [sessions, tenants, heads, names].into_iter().for_each(Keys::clear);
         (self.at, self.newest, self.same, self.block_tokens) = (Nanos::ZERO, 0, 0, 0);
     }
 
-    /// The first byte and the time, and the request if it is about one.
+    /// Writes the first byte and the time, and the request if the entry has one.
     fn begin(&mut self, out: &mut Vec<u8>, kind: Kind, now: Nanos, request: Option<RequestId>) {
         let mut first = kind as u8;
         let on = now.0.wrapping_sub(self.at.0);
@@ -286,13 +286,13 @@ impl Memory {
 }
 
 fn put_json(out: &mut Vec<u8>, value: &impl serde::Serialize) {
-    // Nothing that can be told has keys that JSON has not; were it so, a reader would say that this is damaged.
+    // No value has keys that JSON cannot represent; if one had, the decoder would report damage.
     let json = serde_json::to_vec(value).unwrap_or_default();
     put(out, json.len() as u64);
     out.extend_from_slice(&json);
 }
 
-/// Groups of endpoints of which the same is predicted, as runs of slots.
+/// Groups endpoints with equal predictions, as runs of slots.
 fn put_overlap(out: &mut Vec<u8>, overlap: &[(EndpointId, Prediction)]) {
     if let [(endpoint, prediction)] = overlap {
         put(out, 1);

@@ -1,13 +1,13 @@
-//! Segments in a file: bytes in, bytes out.
+//! Recording file format: segments in frames.
 //!
 //! ```text
 //! kvlane recording 1\n
-//! frame by frame: what it is u8, its length u32, XXH3-64 of its content u64, its content; numbers little-endian
+//! per frame: kind u8, length u32, XXH3-64 of the content u64, content; integers are little-endian
 //! ```
 //!
-//! A frame is a head (what the file is about, as JSON), a segment, or what prompts of the segment before share. Several
-//! files one after the other are a file. One that was cut off, by a kill or a full disk, is good up to the last whole
-//! frame; a frame whose hash is another is left out.
+//! A frame holds a head (metadata as JSON), a segment, or the prefixes shared by the prompts of the preceding segment.
+//! Concatenated files are a valid file. A truncated file, after a kill or on a full disk, is readable up to the last
+//! complete frame; a frame with a wrong hash is skipped.
 
 use serde::{Deserialize, Serialize};
 
@@ -16,16 +16,16 @@ use super::bytes::{Cursor, folded, put, sum, unfolded};
 use crate::request::RequestId;
 use crate::time::Nanos;
 
-/// How every file begins.
+/// The start of every file.
 pub const MAGIC: &[u8] = b"kvlane recording 1\n";
-/// Bytes of a frame before its content.
+/// Header bytes of a frame.
 const FRAME_HEAD: usize = 13;
 
 const HEAD: u8 = b'H';
 const SEGMENT: u8 = b'S';
 const PROMPTS: u8 = b'P';
 
-/// What a file is about.
+/// Metadata of a file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Head {
     /// `kvlane.recording/1`.
@@ -34,38 +34,38 @@ pub struct Head {
     pub model: String,
     /// The gateway's version.
     pub version: String,
-    /// When the gateway's time was 0, in seconds since 1970.
+    /// When the gateway's time was 0, in seconds since 1970 (Unix time).
     pub origin_unix_s: f64,
-    /// The gateway's time when the file was begun.
+    /// The gateway's time when the file was created.
     pub begun: Nanos,
 }
 
-/// What a prompt begins like.
+/// The prefix that a prompt shares with an earlier one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shared {
-    /// Whose prompt.
+    /// The request.
     pub request: RequestId,
-    /// The earlier request that brought this beginning, and its length in units of [`super::shared_blocks`].
+    /// The earlier request with this prefix, and the prefix length in units of [`super::shared_blocks`].
     pub base: Option<(RequestId, u32)>,
 }
 
-/// A part of a file.
+/// A frame of a file.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Frame<'a> {
-    /// What follows is about this.
+    /// Metadata of the following frames.
     Head(Head),
     /// A segment.
     Segment {
-        /// How many were before it.
+        /// Number of segments before it.
         number: u64,
-        /// For [`super::Entries`].
+        /// Its entries, for [`super::Entries`].
         bytes: &'a [u8],
     },
-    /// What prompts share.
+    /// Prefixes shared by prompts.
     Prompts(Vec<Shared>),
-    /// A frame that is not what was written: so many bytes.
+    /// A frame with a wrong hash, of this many bytes.
     Damaged(usize),
-    /// The file ends in the middle of a frame, so many bytes before its end.
+    /// The file ends within a frame; this many bytes are left.
     Torn(usize),
 }
 
@@ -73,14 +73,14 @@ pub enum Frame<'a> {
 #[derive(Clone, Debug)]
 pub struct Frames<'a>(&'a [u8]);
 
-/// The beginning of a file.
+/// The start of a file.
 pub fn begin(head: &Head) -> Vec<u8> {
     let mut out = MAGIC.to_vec();
     frame(&mut out, HEAD, |out| out.extend(serde_json::to_vec(head).unwrap_or_default()));
     out
 }
 
-/// Appends a segment and what its prompts share.
+/// Appends a segment and its prompts' shared prefixes.
 pub fn add(out: &mut Vec<u8>, segment: &Segment, shared: &[Shared]) {
     frame(out, SEGMENT, |out| {
         put(out, segment.number);
@@ -119,12 +119,12 @@ fn frame(out: &mut Vec<u8>, kind: u8, content: impl FnOnce(&mut Vec<u8>)) {
 // === impl Frames ===
 
 impl<'a> Frames<'a> {
-    /// Those of a file with these bytes, or of several. None if it is no recording.
+    /// The frames of a file, or of concatenated files. `None` if it is not a recording.
     pub fn new(bytes: &'a [u8]) -> Option<Self> {
         bytes.starts_with(MAGIC).then_some(Self(bytes))
     }
 
-    /// What is in a frame.
+    /// Decodes the content of a frame.
     fn content(kind: u8, content: &'a [u8]) -> Option<Frame<'a>> {
         let mut rest = Cursor(content);
         match kind {
@@ -155,7 +155,7 @@ impl<'a> Iterator for Frames<'a> {
     type Item = Frame<'a>;
 
     fn next(&mut self) -> Option<Frame<'a>> {
-        // An end of line stands between files that were read one after the other.
+        // Concatenated files may be separated by a newline.
         while let Some(rest) = self.0.strip_prefix(MAGIC).or_else(|| self.0.strip_prefix(b"\n")) {
             self.0 = rest;
         }
@@ -175,7 +175,7 @@ impl<'a> Iterator for Frames<'a> {
             self.0 = after;
             return Some(frame);
         }
-        // Where another file follows, what was torn or damaged is over there.
+        // If another file follows, the truncated or damaged frame ends at its start.
         let reach = found.as_ref().map_or(self.0.len(), |(_, _, after)| self.0.len() - after.len());
         let near = &self.0[..self.0.len().min(reach + MAGIC.len() - 1)];
         let next = near.windows(MAGIC.len()).position(|bytes| bytes == MAGIC).filter(|at| *at < reach);

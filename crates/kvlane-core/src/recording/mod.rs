@@ -1,23 +1,23 @@
-//! What a scheduler was told, written down so small that it can be done all the time, and lived through again.
+//! Recordings: a scheduler's inputs in a format compact enough to be always on, and their replay.
 //!
-//! A [`Recorder`] turns inputs into bytes while the scheduler's lock is held, and hands over a [`Segment`] whenever it has
-//! enough of them. Whoever gets it puts it into a file ([`file`]) on a thread of its own. An [`Entries`] reads a segment,
-//! a [`Replay`] lives through what it reads. docs/decisions/0013-recordings.md says why it is as it is.
+//! A [`Recorder`] encodes inputs while the scheduler's lock is held, and passes on a [`Segment`] whenever it is full.
+//! The receiver writes it to a file ([`file`]) on a thread of its own. [`Entries`] decodes a segment, and [`Replay`]
+//! replays its entries. docs/decisions/0013-recordings.md explains the design.
 //!
-//! Every segment stands for itself: it begins with a [`Checkpoint`] of the scheduler, and its times, ids and keys refer to
-//! nothing before it. So a file can be cut at any segment, and whatever is lost costs no more than itself. Behind the
-//! synopsis follows entry by entry:
+//! Every segment is self-contained: it starts with a [`Checkpoint`] of the scheduler, and its times, ids and keys refer
+//! to nothing before it. So a file can be cut at any segment, and a lost segment affects no other. After the
+//! checkpoint, each entry is encoded as:
 //!
 //! ```text
-//! byte   kind (5 bits), whether it is about the same request as the entry before (1 bit), how the time is told (2 bits)
-//! time   since the entry before: nothing if it is the same, whole microseconds, nanoseconds, nanoseconds back
-//! id     how far it is behind the newest request, unless it is the same as before
-//! ...    what the kind needs
+//! byte   kind (5 bits), whether the request is that of the previous entry (1 bit), time encoding (2 bits)
+//! time   since the previous entry: nothing if equal, whole microseconds, nanoseconds, nanoseconds back
+//! id     distance to the newest request, unless it is that of the previous entry
+//! ...    fields of the kind
 //! ```
 //!
-//! Numbers take seven bits to a byte. A key (session, tenant, first block, request) stands in full the first time, then as
-//! its place in a table. Endpoints of which the same is predicted stand together, as runs of slots. Inputs that are rare
-//! are JSON. There is no prompt text, and no hash of a block but the first, which policies go by that hash prompts.
+//! Numbers take seven bits per byte. A key (session, tenant, first block, request) is written in full the first time,
+//! then as its index in a table. Endpoints with equal predictions are grouped, as runs of slots. Rare inputs are JSON.
+//! A recording contains no prompt text, and no block hash except the first, which hash-based policies use.
 
 mod bytes;
 mod decode;
@@ -41,23 +41,23 @@ pub use crate::scheduler::Checkpoint;
 use crate::scheduler::{self, Input, Output};
 use crate::time::Nanos;
 
-/// One thing that a recording says.
+/// One entry of a recording.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Entry {
-    /// How the scheduler stood.
+    /// A checkpoint of the scheduler.
     Synopsis(Box<Checkpoint>),
-    /// What it was told.
+    /// An input.
     Input(Input),
-    /// What it did upon that: a request was placed.
+    /// A result of the input: a request was placed.
     Placed {
         /// The request.
         request: RequestId,
-        /// Where.
+        /// The endpoint.
         endpoint: EndpointId,
-        /// Why.
+        /// Why it was chosen.
         reason: Reason,
     },
-    /// What it did upon that: a request was refused.
+    /// A result of the input: a request was rejected.
     Refused {
         /// The request.
         request: RequestId,
@@ -69,7 +69,7 @@ pub enum Entry {
 /// A whole recording in memory: for tests and short captures.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Recording {
-    /// How the scheduler was set up at first: another configuration later is among the inputs.
+    /// The scheduler's initial configuration; later changes are among the inputs.
     pub config: scheduler::Config,
     /// Its inputs with their times, in lock order.
     pub inputs: Vec<(Nanos, Input)>,
@@ -78,7 +78,7 @@ pub struct Recording {
 // === impl Recording ===
 
 impl Recording {
-    /// Lives through it again: the outputs, input by input.
+    /// Replays the recording; returns the outputs of each input.
     pub fn replay(&self) -> Vec<Vec<Output>> {
         let mut scheduler = scheduler::Scheduler::new(self.config.clone());
         let step = |(now, input): &(Nanos, Input)| {

@@ -1,4 +1,4 @@
-//! The writing end, under the scheduler's lock: a few dozen nanoseconds an input, and no allocation for most.
+//! Recorder: encodes inputs under the scheduler's lock, in a few dozen nanoseconds each and mostly without allocation.
 
 use super::encode::Memory;
 use super::shared_blocks;
@@ -7,34 +7,34 @@ use crate::request::RequestId;
 use crate::scheduler::{Input, Output, Scheduler};
 use crate::time::Nanos;
 
-/// Bytes from which a segment is handed over. A synopsis of eight endpoints and a hundred requests in flight is a fiftieth
-/// of it.
+/// Segment size at which it is passed on. A checkpoint of eight endpoints and a hundred requests in flight takes a
+/// fiftieth of it.
 const SEGMENT_BYTES: usize = 512 << 10;
-/// Bytes of prompts' hashes from which it is handed over.
+/// Size of the prompts' hashes at which a segment is passed on.
 const HASHES_MAX: usize = 64 << 10;
-/// Time after which it is handed over whatever it holds: so much is lost when the process is killed.
+/// Age at which a segment is passed on whatever its size: the span that is lost when the process is killed.
 const SEGMENT_SPAN: Nanos = Nanos::from_secs(2);
 
-/// A part of a recording that stands for itself.
+/// A self-contained part of a recording.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Segment {
-    /// How many were before it, those that were lost among them.
+    /// Number of segments before it, lost ones included.
     pub number: u64,
-    /// Its entries: [`super::Entries`].
+    /// Its encoded entries: [`super::Entries`].
     pub bytes: Vec<u8>,
-    /// The prompts that came, each with how many of `hashes` are its.
+    /// Its prompts, each with its number of `hashes`.
     pub prompts: Vec<(RequestId, u32)>,
-    /// Of each prompt every [`shared_blocks`]th block, for [`super::Sharing`]. They go into no file.
+    /// Every [`shared_blocks`]th block hash of each prompt, for [`super::Sharing`]. Not written to files.
     pub hashes: Vec<BlockHash>,
 }
 
-/// Where segments go.
+/// Destination of segments.
 enum Sink {
     Kept(Vec<Segment>),
     Handed(Box<dyn FnMut(Segment) + Send>),
 }
 
-/// Writes down what a scheduler is told and what it does.
+/// Encodes a scheduler's inputs and decisions.
 pub struct Recorder {
     sink: Sink,
     memory: Memory,
@@ -45,12 +45,13 @@ pub struct Recorder {
 // === impl Recorder ===
 
 impl Recorder {
-    /// One that hands segments over. Under a lock: whoever gets them must be quick, and drops them if need be.
+    /// A recorder that passes segments to `sink`. `sink` is called under the scheduler's lock, so it must be fast, and
+    /// drop segments rather than block.
     pub fn new(sink: impl FnMut(Segment) + Send + 'static) -> Self {
         Self::to(Sink::Handed(Box::new(sink)))
     }
 
-    /// One that keeps all there is in memory.
+    /// A recorder that keeps all segments in memory.
     pub fn in_memory() -> Self {
         Self::to(Sink::Kept(Vec::new()))
     }
@@ -59,7 +60,7 @@ impl Recorder {
         Self { sink, memory: Memory::default(), segment: Segment::default(), begun: Nanos::ZERO }
     }
 
-    /// The segments of a [`Recorder::kept`] one, with what has not become one yet.
+    /// The segments of a [`Recorder::in_memory`] recorder, including the unfinished one.
     pub fn segments(&self) -> Vec<Segment> {
         match &self.sink {
             Sink::Kept(segments) => segments.iter().chain([&self.segment]).cloned().collect(),
@@ -67,7 +68,7 @@ impl Recorder {
         }
     }
 
-    /// A prompt is about to come, of which the hashes stand for blocks of so many tokens.
+    /// Records the hashes of a prompt about to arrive, for blocks of `block_tokens`.
     pub(crate) fn prompt(&mut self, request: RequestId, chain: &[BlockHash], block_tokens: u32) {
         let before = self.segment.hashes.len();
         let every = chain.chunks_exact(shared_blocks(block_tokens) as usize);
@@ -75,8 +76,8 @@ impl Recorder {
         self.segment.prompts.push((request, (self.segment.hashes.len() - before) as u32));
     }
 
-    /// The scheduler, as it stands, is about to be told this.
-    pub(crate) fn told(&mut self, now: Nanos, input: &Input, scheduler: &Scheduler) {
+    /// Records an input, before the scheduler handles it.
+    pub(crate) fn record_input(&mut self, now: Nanos, input: &Input, scheduler: &Scheduler) {
         if self.segment.bytes.is_empty() {
             self.memory.clear();
             self.begun = now;
@@ -85,8 +86,8 @@ impl Recorder {
         self.memory.input(&mut self.segment.bytes, now, input);
     }
 
-    /// This is what came of it.
-    pub(crate) fn came(&mut self, now: Nanos, outputs: &[Output]) {
+    /// Records the decisions that followed from the input.
+    pub(crate) fn record_outputs(&mut self, now: Nanos, outputs: &[Output]) {
         for output in outputs {
             match *output {
                 Output::Dispatch { request, placement } => {
@@ -105,13 +106,13 @@ impl Recorder {
         }
     }
 
-    /// Hands over what there is; so does dropping it.
+    /// Passes on the current segment; dropping the recorder does the same.
     pub fn hand_over(&mut self) {
         if self.segment.bytes.is_empty() {
             return;
         }
         let number = self.segment.number + 1;
-        // As much room as the last one took.
+        // Reserves as much memory as the last segment used.
         let next = Segment {
             number,
             bytes: Vec::with_capacity(self.segment.bytes.len() + 256),

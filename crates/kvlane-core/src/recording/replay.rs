@@ -1,9 +1,9 @@
-//! Living through a recording again: every decision with all that the policy saw, held against what happened.
+//! Replay of a recording: every decision with everything that the policy saw, compared with the recorded one.
 //!
-//! A replay follows: a request goes where it went, even where the policy would send it elsewhere this time, so that later
-//! decisions see the fleet as it was. Where a recording begins with its scheduler, nothing differs. Where it begins in the
-//! middle, or a part was lost, the replay goes on from a [`Checkpoint`](super::Synopsis), and what that leaves out can make
-//! it differ for a while: [`Tally`] counts how often.
+//! A replay follows the recorded placements, even where its policy would choose another endpoint, so that later
+//! decisions see the same fleet state. A recording from the scheduler's start replays without differences. Where a
+//! recording starts later, or a segment was lost, the replay continues from a [`Checkpoint`], and the state that a
+//! checkpoint omits can cause differences for a while: [`Tally`] counts them.
 
 use std::iter::Peekable;
 
@@ -16,78 +16,78 @@ use crate::request::RequestId;
 use crate::scheduler::{Input, Output, Scheduler};
 use crate::time::Nanos;
 
-/// Lives through segments, one after the other.
+/// Replays segments, one after the other.
 #[derive(Default)]
 pub struct Replay {
     scheduler: Option<Scheduler>,
     shadow: Option<PolicyConfig>,
-    /// The segment to come, if nothing is lost.
+    /// Number of the next segment if none is lost.
     next: u64,
     out: Vec<Output>,
     tally: Tally,
 }
 
-/// How well a replay has met what was recorded.
+/// Agreement of a replay with the recording.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
     /// Inputs.
     pub inputs: u64,
     /// Requests that were placed.
     pub placed: u64,
-    /// Those for which the replay decided the same for the same reason.
+    /// Placements with the same endpoint and the same reason.
     pub same: u64,
-    /// Those that the replay would have placed elsewhere, or for another reason, and placed where they went.
+    /// Placements for which the replay's policy chose another endpoint or reason; the recorded endpoint was used.
     pub other: u64,
-    /// Those that the replay could not place where they went.
+    /// Placements that the replay could not make at the recorded endpoint.
     pub missed: u64,
-    /// Requests that were refused.
+    /// Rejected requests.
     pub refused: u64,
-    /// How often it went on from a synopsis: where the recording begins in the middle, and where something was lost.
+    /// Restarts from a checkpoint: at a recording's start after the scheduler's own, and after lost segments.
     pub resumed: u64,
-    /// Segments that were lost.
+    /// Lost segments.
     pub lost: u64,
-    /// Segments that end in bytes nobody wrote.
+    /// Segments with invalid bytes at the end.
     pub damaged: u64,
 }
 
-/// One input, and what came of it.
+/// One input and its results.
 pub struct Step<'a> {
-    /// When.
+    /// Time of the input.
     pub at: Nanos,
-    /// What the scheduler was told.
+    /// The input.
     pub input: &'a Input,
-    /// The request that was placed upon that, where, and why, as recorded.
+    /// The request placed by it, with endpoint and reason, as recorded.
     pub placed: Option<(RequestId, EndpointId, Reason)>,
-    /// A request that was refused upon that, and why.
+    /// The request rejected by it, and why, as recorded.
     pub refused: Option<(RequestId, Rejection)>,
-    /// Where the replay's policy would have sent it, and why.
+    /// The choice of the replay's policy, and its reason.
     pub picked: Option<(EndpointId, Reason)>,
-    /// All that the policy saw, if that was asked for.
+    /// Everything that the policy saw, if requested.
     pub receipt: Option<&'a Receipt>,
-    /// The scheduler as it stands after that.
+    /// The scheduler after the input.
     pub scheduler: &'a Scheduler,
 }
 
 // === impl Replay ===
 
 impl Replay {
-    /// One that also asks `shadow` what it would do, if there is one.
+    /// A replay that also evaluates `shadow`, if given.
     pub fn new(shadow: Option<PolicyConfig>) -> Self {
         Self { shadow, ..Self::default() }
     }
 
-    /// How well it has met what was recorded, so far.
+    /// The agreement so far.
     pub fn tally(&self) -> Tally {
         self.tally
     }
 
-    /// The scheduler as it stands.
+    /// The scheduler, once a segment has been replayed.
     pub fn scheduler(&self) -> Option<&Scheduler> {
         self.scheduler.as_ref()
     }
 
-    /// Lives through a segment, the `number`th. `explained` says of which inputs a receipt is wanted; `each` is told every
-    /// step and says whether to go on. Whether it did not end before the segment's end.
+    /// Replays segment `number`. `explained` selects the inputs to create a receipt for. `each` is called for every
+    /// step and returns whether to continue. Returns false if `each` stopped the replay.
     pub fn segment(
         &mut self,
         number: u64,
@@ -108,14 +108,14 @@ impl Replay {
                         return false;
                     }
                 }
-                // Without its input nothing follows from it.
+                // A result without its input is ignored.
                 Ok((_, Entry::Placed { .. } | Entry::Refused { .. })) => {}
             }
         }
         true
     }
 
-    /// A segment begins.
+    /// Starts a segment.
     fn begin(&mut self, now: Nanos, number: u64, mut synopsis: Checkpoint) {
         let follows = self.scheduler.is_some() && number == self.next;
         let lost = if self.scheduler.is_some() { number.saturating_sub(self.next) } else { 0 };
@@ -170,7 +170,7 @@ impl Replay {
     }
 }
 
-/// What came of an input.
+/// The recorded results of an input.
 #[derive(Default)]
 struct Outcome {
     placed: Option<(RequestId, EndpointId, Reason)>,
@@ -181,7 +181,7 @@ struct Outcome {
 // === impl Outcome ===
 
 impl Outcome {
-    /// Of the input before.
+    /// Reads the results of the preceding input.
     fn of(entries: &mut Peekable<Entries<'_>>) -> Self {
         let mut outcome = Self::default();
         loop {

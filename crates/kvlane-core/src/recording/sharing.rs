@@ -1,4 +1,4 @@
-//! Which earlier request a prompt begins like, found by the hashes of a few of its blocks.
+//! Finds the earlier request with the longest shared prefix, by a sample of block hashes.
 
 use super::Segment;
 use super::file::Shared;
@@ -6,15 +6,15 @@ use crate::block::BlockHash;
 use crate::recent::Recent;
 use crate::request::RequestId;
 
-/// What prompts share is known to so many tokens, or to a block if those are larger.
+/// Resolution of shared prefixes in tokens; one block where blocks are larger.
 const SHARED_TOKENS: u32 = 128;
 
-/// One block in so many is looked at, where blocks have so many tokens: what prompts share is known to that many blocks.
+/// Sampling distance in blocks of `block_tokens`: the resolution of shared prefixes.
 pub fn shared_blocks(block_tokens: u32) -> u32 {
     (SHARED_TOKENS / block_tokens.max(1)).max(1)
 }
 
-/// Who brought which beginning of a prompt, as far as it is remembered.
+/// Remembers which request first had each prefix.
 pub struct Sharing {
     owners: Recent<BlockHash, RequestId>,
 }
@@ -22,22 +22,22 @@ pub struct Sharing {
 // === impl Sharing ===
 
 impl Sharing {
-    /// Nothing is known; at most `hashes_max` will be, of 24 bytes or so each.
+    /// An empty table of at most `hashes_max` hashes, of about 24 bytes each.
     pub fn new(hashes_max: usize) -> Self {
         Self { owners: Recent::new(hashes_max) }
     }
 
-    /// A prompt came, with every [`shared_blocks`]th of its blocks' hashes: the request that brought the longest
-    /// beginning it shares with any before it, and how long that is in units of so many blocks.
+    /// The request that first had the longest known prefix of this prompt, and the prefix length in sampled blocks.
+    /// `hashes` is every [`shared_blocks`]th block hash of the prompt.
     pub fn of(&mut self, request: RequestId, hashes: &[BlockHash]) -> Option<(RequestId, u32)> {
-        // A hash stands for all before it, so those that are known come first.
+        // A hash identifies everything before it, so known hashes come first.
         let known = hashes.partition_point(|hash| self.owners.get(hash).is_some());
         let found = known.checked_sub(1).and_then(|last| self.owners.get(&hashes[last]).copied());
         hashes[known..].iter().for_each(|&hash| self.owners.insert(hash, request));
         found.map(|base| (base, known as u32))
     }
 
-    /// What the prompts of a segment share with those before them. One that shares nothing needs no word.
+    /// Shared prefixes of a segment's prompts. Prompts without one are omitted.
     pub fn of_segment(&mut self, segment: &Segment) -> Vec<Shared> {
         let mut hashes = &segment.hashes[..];
         let mut shared = Vec::with_capacity(segment.prompts.len());
@@ -67,7 +67,7 @@ mod tests {
         assert_eq!(sharing.of(RequestId(2), &hashes(&[1, 2, 30, 40])), Some((RequestId(1), 2)));
         assert_eq!(sharing.of(RequestId(3), &hashes(&[1, 2, 30, 40, 50])), Some((RequestId(2), 4)));
         assert_eq!(sharing.of(RequestId(4), &hashes(&[1])), Some((RequestId(1), 1)));
-        assert_eq!(sharing.of(RequestId(5), &[]), None, "too short to be told");
+        assert_eq!(sharing.of(RequestId(5), &[]), None, "shorter than one sampled block");
     }
 
     #[test]

@@ -107,7 +107,7 @@ fn inputs() -> impl Strategy<Value = Input> {
     ]
 }
 
-/// In one order, since the order of what is predicted says nothing.
+/// Sorts predictions, whose order has no meaning.
 fn sorted(mut input: Input) -> Input {
     if let Input::Arrived { overlap, .. } | Input::Refreshed { overlap, .. } = &mut input {
         overlap.sort_by_key(|(id, _)| *id);
@@ -116,7 +116,7 @@ fn sorted(mut input: Input) -> Input {
 }
 
 proptest! {
-    /// Whatever a scheduler is told, and when, is read as it was written.
+    /// For any inputs at any times, decoding returns what was encoded.
     #[test]
     fn what_was_written_is_read(
         told in prop::collection::vec((0u64..5_000_000, any::<bool>(), inputs()), 0..60),
@@ -142,7 +142,7 @@ proptest! {
         prop_assert_eq!(read, wanted);
     }
 
-    /// No bytes make a reader panic, or go on for ever.
+    /// For any bytes, the decoder neither panics nor loops.
     #[test]
     fn no_bytes_make_a_reader_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
         let _ = Entries::new(&bytes).count();
@@ -154,8 +154,7 @@ proptest! {
     }
 }
 
-/// A router whose tape's segments are in the list, with a few hundred requests behind it that come in conversations, and
-/// where each of them went.
+/// Segments of a router after a few hundred requests in conversations, and where each request was placed.
 fn recorded(policy: &str, seed: u64, handed_over_every: u64) -> (Vec<Segment>, Vec<(RequestId, Placement)>) {
     let segments = Arc::new(Mutex::new(Vec::new()));
     let router = Router::new(router::Config {
@@ -223,7 +222,7 @@ fn every_policy_decides_again_as_it_did() {
                 |_| true,
                 |step| {
                     if let Some((request, endpoint, reason)) = step.placed {
-                        let receipt = step.receipt.expect("asked for");
+                        let receipt = step.receipt.expect("a receipt was requested");
                         assert_eq!((receipt.request, receipt.placement.endpoint), (request, endpoint));
                         assert_eq!(step.picked, Some((endpoint, reason)));
                         seen.push((request, receipt.placement));
@@ -283,7 +282,7 @@ fn a_segment_that_is_lost_is_counted_and_the_rest_goes_on() {
     assert!(placed > 300);
 }
 
-/// A file of all segments, and what its prompts share.
+/// A file of all segments and their shared prefixes.
 fn file_of(segments: &[Segment]) -> Vec<u8> {
     let head = Head {
         schema: "kvlane.recording/1".into(),
@@ -329,7 +328,11 @@ fn a_file_is_read_as_it_was_written_and_as_far_as_it_is_whole() {
         Frame::Prompts(shared) => shared.iter().filter(|one| one.base.is_some()).count(),
         _ => 0,
     };
-    assert_eq!(frames.iter().map(shared).sum::<usize>(), 388, "twelve conversations began");
+    assert_eq!(
+        frames.iter().map(shared).sum::<usize>(),
+        388,
+        "all requests except the first of twelve conversations"
+    );
     for len in (file::MAGIC.len() + 1..file.len()).step_by(997) {
         let cut: Vec<_> = Frames::new(&file[..len]).expect("a recording").collect();
         let (last, before) = cut.split_last().expect("something");
@@ -360,7 +363,7 @@ fn a_request_takes_few_bytes() {
     let (segments, placed) = recorded("fleet_cost", 5, 1000);
     let bytes: usize = segments.iter().map(|segment| segment.bytes.len()).sum();
     let synopses = segments.len() * 600;
-    // Of each of these requests five inputs are told, a session and a first block among them.
+    // Each of these requests has five inputs, with a session and a first block.
     assert!((bytes - synopses) / placed.len() < 50, "{} bytes for {}", bytes, placed.len());
 }
 
@@ -387,7 +390,7 @@ fn a_second_policy_changes_nothing_and_agrees_with_itself() {
     assert_eq!(nobody, None);
     let (beside, shadowed) = live(Some("least_prefill"));
     assert_eq!(alone, beside);
-    let of = shadowed.expect("there is one");
+    let of = shadowed.expect("a shadow policy is configured");
     let all = of.all();
     assert_eq!((of.policy, all.decisions), ("least_prefill", 50));
     assert!(all.agreed < 40 && all.gain_s > 0.0, "{all:?}");

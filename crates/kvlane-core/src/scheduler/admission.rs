@@ -1,4 +1,4 @@
-//! Who goes in, who waits, who is turned away: the scheduler in front of its policy.
+//! Admission: dispatches, queues or rejects a request before the policy picks an endpoint.
 
 use super::availability::{Choice, IfNoneAvailable};
 use super::in_flight::{InFlightRequest, Turn};
@@ -12,31 +12,31 @@ use crate::queue::{Account, Lane, Waiting};
 use crate::request::{RequestId, SchedulingRequest, SessionKey};
 use crate::time::Nanos;
 
-/// Of those who wait, how many are looked at for one who can go, while the endpoints that the first may go to take none.
-const LOOKED_AT_MAX: usize = 16;
+/// Queued requests examined per turn, in queue order, for one that an endpoint accepts.
+const EXAMINED_MAX: usize = 16;
 
-/// Nobody is told to come again sooner: `Retry-After` counts whole seconds.
+/// Smallest `Retry-After`, which counts whole seconds.
 const RETRY_AFTER_MIN: Nanos = Nanos::from_secs(1);
-/// Requests that are over per second below which that is no rate: one in half a minute.
-const DEPARTED_MIN_S: f64 = 1.0 / 30.0;
-/// Where hardly a request was over of late, nobody knows. Soon enough that whoever comes back finds room if there is some,
-/// late enough that a fleet at a standstill is not asked all the time.
+/// Finished requests per second below which the rate is not used: one in 30 s.
+const FINISHED_MIN_S: f64 = 1.0 / 30.0;
+/// `Retry-After` where the rate is too low to estimate a wait. Short enough to find free capacity soon, long enough not
+/// to load a stalled fleet with retries.
 const RETRY_AFTER_UNKNOWN: Nanos = Nanos::from_secs(5);
 
-/// A request whose turn has come, and that has its room. Where it goes is about to be decided.
+/// A dequeued request that holds a dispatch slot. Its endpoint is chosen after the prefix lookup.
 #[derive(Debug)]
-pub(super) struct Called {
+pub(super) struct Dequeued {
     pub(super) waiting: Waiting,
     pub(super) lane: Lane,
-    /// Where it was in the queue.
+    /// Its position in the queue.
     place: u64,
 }
 
 // === impl Input ===
 
 impl Input {
-    /// Whether it changes which endpoints take requests, or what they hold.
-    pub(super) fn is_of_fleet(&self) -> bool {
+    /// Whether the input changes which endpoints accept requests, or their capacity.
+    pub(super) fn changes_fleet(&self) -> bool {
         use Input::{Draining, Health, Joined, Left, Reported, Stalled};
         matches!(
             self,
@@ -44,16 +44,16 @@ impl Input {
         )
     }
 
-    /// Whether it changes which endpoints take requests.
-    pub(super) fn is_of_gates(&self) -> bool {
-        self.is_of_fleet() && !matches!(self, Self::Reported { .. })
+    /// Whether the input changes which endpoints accept requests.
+    pub(super) fn changes_availability(&self) -> bool {
+        self.changes_fleet() && !matches!(self, Self::Reported { .. })
     }
 }
 
 // === impl Scheduler ===
 
 impl Scheduler {
-    /// A request wants a place: it gets one, or waits, or is refused.
+    /// A request arrives: dispatches, queues or rejects it.
     pub(super) fn arrive(
         &mut self,
         now: Nanos,
@@ -64,7 +64,7 @@ impl Scheduler {
         let request = &waiting.request;
         let id = request.id;
         if self.flights.contains(id) || self.waits(id) {
-            // It has its place already, or waits for it: an answer to one of two would be lost.
+            // The request is already in flight or queued; a second entry with its id would lose one of the two answers.
             return;
         }
         if let Some(waited) = request.hedge {
@@ -75,13 +75,13 @@ impl Scheduler {
             self.retries.earn(now, &self.config.retries);
             self.hedges.earn(now, &self.config.hedges);
         }
-        let lane = if again { Lane::GoesOn } else { self.lane(request) };
-        let may_go = lane == Lane::GoesOn || !self.queue.anyone_begins() && self.may_begin(request);
-        // Nobody overtakes those who wait, or takes the place that somebody is about to get.
-        let first = !self.queue.anyone_goes_on() && (self.called.is_empty() || !self.may_be_unavailable());
+        let lane = if again { Lane::Active } else { self.lane(request) };
+        let may_go = lane == Lane::Active || !self.queue.has_gated() && self.may_admit(request);
+        // A new request does not overtake queued requests, nor take the slot of a dequeued one.
+        let first = !self.queue.has_ungated() && (self.dequeued.is_empty() || !self.may_be_unavailable());
         let mut fit = None;
         if again || !self.is_full() && may_go && first {
-            // Whoever has been placed before makes nobody else give up.
+            // A retry does not displace a queued request.
             let can_wait = if again { self.queue.has_room() } else { self.config.queue_len_max > 0 };
             let or_else = if can_wait { IfNoneAvailable::Wait } else { IfNoneAvailable::TryLeastBad };
             fit = Some(self.fill_rows(now, request, overlap, or_else));
@@ -97,21 +97,22 @@ impl Scheduler {
             self.enter(now, request.session);
             return self.place(now, &waiting, lane, out);
         }
-        self.stalled = false;
-        let session = waiting.request.session.filter(|_| lane == Lane::GoesOn);
+        self.queue_blocked = false;
+        let session = waiting.request.session.filter(|_| lane == Lane::Active);
         let left_out = self.queue.push(waiting, lane);
         if left_out.as_ref().is_none_or(|(other, _)| other.request.id != id) {
             self.enter(now, session);
         }
         if let Some((other, lane)) = left_out {
-            let entered = lane == Lane::GoesOn && other.request.id != id;
+            let entered = lane == Lane::Active && other.request.id != id;
             self.refuse(now, &other.request, entered, Rejection::QueueFull, out);
         }
     }
 
-    /// A second copy of a request in flight, of which the first has waited for so long, wants a place: where its first token
-    /// is expected soonest, once the first copy has waited for as long as that takes. So a request waits for twice as long
-    /// as it had to at most, whenever its first copy would have answered. If it is too early, the refusal says by how much.
+    /// Places a hedge: a second copy of a request in flight whose first copy has waited for `waited`. It goes to the
+    /// endpoint with the earliest expected first token, once the first copy has waited for as long as that takes. So a
+    /// request waits at most twice as long as necessary, whenever its first copy would have answered. A rejection for
+    /// being too early says by how much.
     fn hedge(
         &mut self,
         now: Nanos,
@@ -147,30 +148,30 @@ impl Scheduler {
         if !self.hedges.spend(now, &self.config.hedges) {
             return self.refuse(now, request, false, Rejection::BudgetSpent, out);
         }
-        self.queue.pass(Account::of(request, Lane::GoesOn));
+        self.queue.pass(Account::of(request, Lane::Active));
         self.enter(now, request.session);
-        self.place(now, waiting, Lane::GoesOn, out);
+        self.place(now, waiting, Lane::Active, out);
     }
 
-    /// Whether a request waits for its place.
+    /// Whether a request is queued.
     pub fn waits(&self, request: RequestId) -> bool {
-        self.queue.contains(request) || self.called.contains_key(&request)
+        self.queue.contains(request) || self.dequeued.contains_key(&request)
     }
 
-    /// Whether a request has to be admitted.
+    /// Whether a request needs session admission.
     fn lane(&self, request: &SchedulingRequest) -> Lane {
         match (&self.admission, request.session) {
             (Some(admission), Some(session)) => admission.lane(session),
-            _ => Lane::GoesOn,
+            _ => Lane::Active,
         }
     }
 
-    /// Whether there is room for the conversation of a request that is not active.
-    pub(super) fn may_begin(&self, request: &SchedulingRequest) -> bool {
+    /// Whether there is capacity for the conversation of a request that is not active.
+    pub(super) fn may_admit(&self, request: &SchedulingRequest) -> bool {
         self.admission.as_ref().is_none_or(|admission| admission.has_room(request.prompt_tokens))
     }
 
-    /// A request of an active conversation comes.
+    /// A request of an active conversation has arrived.
     fn enter(&mut self, now: Nanos, session: Option<SessionKey>) {
         if let (Some(admission), Some(session)) = (&mut self.admission, session) {
             admission.enter(now, session);
@@ -184,7 +185,7 @@ impl Scheduler {
         }
     }
 
-    /// Refuses a request. `entered` is whether its conversation is active for it.
+    /// Rejects a request. `entered` is whether it was counted in its conversation.
     fn refuse(
         &mut self,
         now: Nanos,
@@ -203,35 +204,36 @@ impl Scheduler {
         out.push(Output::Reject { request: request.id, refused: Refused { why, retry_after } });
     }
 
-    /// How long whoever comes at `now` would wait: for all who wait to go, at the rate at which requests are over of late.
+    /// Estimated wait of a request arriving at `now`: all queued requests ahead of it, at the recent rate of finished
+    /// requests.
     fn retry_after(&mut self, now: Nanos) -> Nanos {
         let ahead = (self.queued() + 1) as f64;
-        let rate_s = self.departed.rate_s(now);
+        let rate_s = self.finished.rate_s(now);
         let span =
-            if rate_s > DEPARTED_MIN_S { Nanos::from_secs_f64(ahead / rate_s) } else { RETRY_AFTER_UNKNOWN };
+            if rate_s > FINISHED_MIN_S { Nanos::from_secs_f64(ahead / rate_s) } else { RETRY_AFTER_UNKNOWN };
         span.min(self.config.queue_timeout).max(RETRY_AFTER_MIN)
     }
 
-    /// Whether as much is in flight as may be.
+    /// Whether the pool's in-flight limit is reached.
     pub(super) fn is_full(&self) -> bool {
-        let taken = self.flights.len() + self.called.len();
+        let taken = self.flights.len() + self.dequeued.len();
         self.config.in_flight_max > 0 && taken >= self.config.in_flight_max as usize
     }
 
-    /// Lets go of those who have waited too long, then calls whom there is room for: the room is theirs from then on, and
-    /// where they go is decided when it is known what the endpoints hold of their prompts by then.
+    /// Rejects expired requests, then dequeues those for which there is room. A dequeued request holds its slot; its
+    /// endpoint is chosen after its prefix has been looked up again.
     pub(super) fn drain_queue(&mut self, now: Nanos, out: &mut Vec<Output>) {
         while let Some((waiting, lane)) = self.queue.pop_expired(now) {
-            self.stalled = false;
-            self.refuse(now, &waiting.request, lane == Lane::GoesOn, Rejection::QueueTimeout, out);
+            self.queue_blocked = false;
+            self.refuse(now, &waiting.request, lane == Lane::Active, Rejection::QueueTimeout, out);
         }
         if let Some(admission) = &mut self.admission {
             admission.expire(now);
         }
-        while !self.stalled && !self.is_full() {
-            let may_begin = self.queue.first_gated().is_some_and(|request| self.may_begin(request));
-            let Some(place) = self.next_turn(now, may_begin) else {
-                if let Some(admission) = self.admission.as_mut().filter(|_| self.queue.anyone_begins()) {
+        while !self.queue_blocked && !self.is_full() {
+            let may_admit = self.queue.first_gated().is_some_and(|request| self.may_admit(request));
+            let Some(place) = self.next_turn(now, may_admit) else {
+                if let Some(admission) = self.admission.as_mut().filter(|_| self.queue.has_gated()) {
                     admission.hold_back();
                 }
                 break;
@@ -241,15 +243,15 @@ impl Scheduler {
                 (lane.is_gated(), waiting.request.session, &mut self.admission)
             {
                 admission.enter(now, session);
-                self.queue.begun(session, || admission.enter(now, session));
+                self.queue.admit_session(session, || admission.enter(now, session));
             }
             let request = waiting.request.id;
-            self.called.insert(request, Called { waiting, lane, place });
+            self.dequeued.insert(request, Dequeued { waiting, lane, place });
             out.push(Output::Refresh { request });
         }
     }
 
-    /// It is known what the endpoints hold of the prompt of one who was called.
+    /// Places a dequeued request with its fresh prefix lookup.
     pub(super) fn refreshed(
         &mut self,
         now: Nanos,
@@ -257,9 +259,9 @@ impl Scheduler {
         overlap: &[(EndpointId, Prediction)],
         out: &mut Vec<Output>,
     ) {
-        // It may be over: its client has stopped waiting.
-        let Some(Called { waiting, lane, place }) = self.called.remove(&request) else { return };
-        self.stalled = false;
+        // The request may have been cancelled meanwhile.
+        let Some(Dequeued { waiting, lane, place }) = self.dequeued.remove(&request) else { return };
+        self.queue_blocked = false;
         match self.fill_rows(now, &waiting.request, overlap, IfNoneAvailable::Wait) {
             Choice::Rows => self.place(now, &waiting, lane, out),
             Choice::Later => self.queue.put_back(place, waiting),
@@ -267,24 +269,25 @@ impl Scheduler {
         }
     }
 
-    /// Whose turn it is of those who wait: the first one for whom there is an endpoint.
-    fn next_turn(&mut self, now: Nanos, may_begin: bool) -> Option<u64> {
-        let mut first = self.queue.in_order(may_begin).take(LOOKED_AT_MAX).peekable();
+    /// The first queued request that an endpoint accepts.
+    fn next_turn(&mut self, now: Nanos, may_admit: bool) -> Option<u64> {
+        let mut first = self.queue.in_order(may_admit).take(EXAMINED_MAX).peekable();
         let anyone = first.peek().is_some();
-        let place = first.find(|(_, waiting)| self.can_go(now, &waiting.request)).map(|(place, _)| place);
-        // Conversations may begin as time goes by.
-        self.stalled = anyone && place.is_none() && self.admission.is_none();
+        let place =
+            first.find(|(_, waiting)| self.can_dispatch(now, &waiting.request)).map(|(place, _)| place);
+        // With session admission, conversations may also begin as time passes.
+        self.queue_blocked = anyone && place.is_none() && self.admission.is_none();
         place
     }
 
-    /// A turn of a conversation is over: what it found in the cache is evidence.
+    /// A turn is over: reports its cache reuse to session admission.
     pub(super) fn turn_over(&mut self, now: Nanos, flight: &InFlightRequest) {
         let Some(Turn { session, sent_tokens, held_tokens }) = flight.turn else { return };
         if let (Some(admission), Some(held_tokens), true) =
             (&mut self.admission, held_tokens, flight.computed)
         {
             admission.observe(flight.prompt_tokens, sent_tokens, held_tokens);
-            admission.conclude();
+            admission.end_round();
         }
         self.leave(now, Some(session), flight.computed.then_some(flight.context_tokens));
     }
@@ -335,7 +338,7 @@ mod tests {
         world.known = vec![holds(1, 96)];
         let out = world.step(Input::Finished { request: RequestId(0) });
         assert_eq!(placed(&out), Some(endpoint(1)));
-        assert_eq!(world.ledger(1).prefill_tokens, 4, "as it is by then");
+        assert_eq!(world.ledger(1).prefill_tokens, 4, "by the fresh lookup");
     }
 
     #[test]
@@ -346,9 +349,9 @@ mod tests {
         world.lazy = true;
         assert_eq!(world.step(Input::Finished { request: RequestId(0) }), []);
         assert_eq!((world.unknown.as_slice(), world.scheduler.queued()), (&[RequestId(1)][..], 3));
-        assert_eq!(world.arrive(4, 100, &[]), [], "the room is somebody's");
+        assert_eq!(world.arrive(4, 100, &[]), [], "the slot belongs to a dequeued request");
         assert_eq!(world.step(Input::Finished { request: RequestId(1) }), []);
-        assert_eq!(world.unknown, [RequestId(1), RequestId(2)], "the next one has it");
+        assert_eq!(world.unknown, [RequestId(1), RequestId(2)], "the slot goes to the next request");
         let mut out = Vec::new();
         world.lazy = false;
         world.look_up(&mut out);
@@ -363,10 +366,10 @@ mod tests {
         (1..4).for_each(|id| assert_eq!(world.arrive(id, 100, &[]), []));
         world.lazy = true;
         assert_eq!(world.step(Input::Finished { request: RequestId(0) }), []);
-        assert_eq!(world.unknown, [RequestId(1)], "there is one place");
-        assert_eq!(world.arrive(4, 100, &[]), [], "a newcomer does not get it");
+        assert_eq!(world.unknown, [RequestId(1)], "one slot is free");
+        assert_eq!(world.arrive(4, 100, &[]), [], "a new request does not get the slot");
         let again = SchedulingRequest { attempt: 1, ..SchedulingRequest::new(RequestId(9), 10) };
-        assert!(placed(&ask(&mut world, again, &[])).is_some(), "a retry took it");
+        assert!(placed(&ask(&mut world, again, &[])).is_some(), "a retry takes the slot");
         let mut out = Vec::new();
         world.lazy = false;
         world.look_up(&mut out);
@@ -384,14 +387,10 @@ mod tests {
         world.now = Nanos::from_secs(2);
         world.lazy = true;
         (0..2).for_each(|id| _ = world.step(Input::Finished { request: RequestId(id) }));
-        assert_eq!(world.unknown, [RequestId(3)], "one is let through");
+        assert_eq!(world.unknown, [RequestId(3)], "half-open admits one");
         let again = SchedulingRequest { attempt: 1, ..SchedulingRequest::new(RequestId(9), 10) };
-        assert!(placed(&ask(&mut world, again, &[])).is_some(), "it was this one");
-        assert_eq!(
-            world.unknown,
-            [RequestId(3), RequestId(4)],
-            "all endpoints are bad: there is nothing to wait for"
-        );
+        assert!(placed(&ask(&mut world, again, &[])).is_some(), "the probe is this retry");
+        assert_eq!(world.unknown, [RequestId(3), RequestId(4)], "no endpoint is worth waiting for");
     }
 
     #[test]
@@ -412,7 +411,7 @@ mod tests {
             ..SchedulingRequest::new(RequestId(40), 10)
         };
         let why = refused(&ask(&mut world, nowhere, &[])).map(|refused| refused.why);
-        assert_eq!(why, Some(Rejection::NoEndpoint), "that is why, whatever the budget");
+        assert_eq!(why, Some(Rejection::NoEndpoint), "the reason does not depend on the budget");
     }
 
     #[test]
@@ -427,16 +426,21 @@ mod tests {
             let request =
                 SchedulingRequest { hedge, excluded, ..SchedulingRequest::new(RequestId(next), 20_000) };
             let out = ask(world, request, overlap);
-            placed(&out).ok_or_else(|| refused(&out).expect("one or the other"))
+            placed(&out).ok_or_else(|| refused(&out).expect("dispatched or rejected"))
         };
-        let early = hedge(&mut world, 100, &[]).expect_err("0.5 s of prefill and more elsewhere");
+        let early = hedge(&mut world, 100, &[]).expect_err("elsewhere takes 0.5 s of prefill or more");
         assert_eq!(early.why, Rejection::NoEndpoint);
         let wait = early.retry_after.as_secs_f64();
-        assert!((0.5..0.8).contains(&wait), "it says when: {wait}");
-        let all = hedge(&mut world, 100, &[holds(0, 20_000)]).expect_err("its first copy is there");
+        assert!((0.5..0.8).contains(&wait), "wait {wait} s");
+        let all =
+            hedge(&mut world, 100, &[holds(0, 20_000)]).expect_err("the cached endpoint runs the first copy");
         assert_eq!(all.retry_after, early.retry_after);
-        assert_eq!(hedge(&mut world, 100, &[holds(2, 19_900)]), Ok(endpoint(2)), "there it is soon");
-        assert_eq!(hedge(&mut world, 800, &[]), Ok(endpoint(1)), "it has waited for long enough");
+        assert_eq!(
+            hedge(&mut world, 100, &[holds(2, 19_900)]),
+            Ok(endpoint(2)),
+            "endpoint 2 holds the prefix"
+        );
+        assert_eq!(hedge(&mut world, 800, &[]), Ok(endpoint(1)), "the first copy has waited long enough");
         assert_eq!(hedge(&mut world, 800, &[holds(2, 19_900)]), Ok(endpoint(2)));
         let spent = hedge(&mut world, 2000, &[holds(2, 19_900)]).map_err(|refused| refused.why);
         assert_eq!(spent, Err(Rejection::BudgetSpent));
@@ -446,14 +450,14 @@ mod tests {
         world.step(Input::Configured { config: Box::new(config) });
         let full = hedge(&mut world, 2000, &[holds(2, 19_900)]).expect_err("the pool is full");
         assert_eq!((full.why, full.retry_after), (Rejection::NoEndpoint, Nanos::ZERO));
-        assert_eq!(world.scheduler.queued(), 0, "it does not wait");
+        assert_eq!(world.scheduler.queued(), 0, "a hedge is not queued");
     }
 
     #[test]
     fn whoever_is_refused_hears_how_long_the_queue_takes() {
         let mut world = World::new(Config { queue_len_max: 19, ..patient(10) }, 1);
         let mut id = 0;
-        // Two a second, for a minute, while 19 wait.
+        // Two finish per second, for a minute, while 19 wait.
         for over in 0..120 {
             world.now += Nanos::from_millis(500);
             while world.scheduler.queued() < 19 {
@@ -465,10 +469,10 @@ mod tests {
         world.arrive(id, 10, &[]);
         let out = world.arrive(id + 1, 10, &[]);
         let retry_after = refused(&out).expect("the queue is full").retry_after.as_secs_f64();
-        assert!((9.0..11.5).contains(&retry_after), "{retry_after} s for twenty, two a second");
+        assert!((9.0..11.5).contains(&retry_after), "{retry_after} s for twenty requests at two a second");
         let mut fresh = World::new(Config { queue_len_max: 0, ..patient(1) }, 1);
         fresh.arrive(0, 10, &[]);
         let refused = refused(&fresh.arrive(1, 10, &[])).expect("there is no queue");
-        assert_eq!(refused.retry_after, RETRY_AFTER_UNKNOWN, "nobody knows");
+        assert_eq!(refused.retry_after, RETRY_AFTER_UNKNOWN, "no rate is known");
     }
 }

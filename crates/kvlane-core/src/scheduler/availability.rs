@@ -1,11 +1,11 @@
-//! Which endpoints take requests at this moment: health, breakers, busy ones, full ones, and those that have just come
-//! back. All policies choose among the same rows.
+//! Availability: which endpoints accept a request, by health, circuit breaker, back-off, in-flight limit and slow
+//! start. All policies choose among the same rows.
 //!
-//! - An endpoint takes requests if it is healthy and stays, makes progress, its breaker admits, it has not said that it is
-//!   busy, and it is not full. One that comes back takes less than its share at first.
-//! - While others are merely busy or full, requests wait for them, if there is a queue.
-//! - Where there is nothing to wait for, the least bad one is tried: to fail a request because its endpoint might fail it
-//!   helps nobody.
+//! - An endpoint accepts requests if it is healthy and not draining, makes progress, its breaker admits requests, it is
+//!   not in back-off, and it is not full. A recovered endpoint gets less than its share at first (slow start).
+//! - While endpoints are only busy or full, requests wait for them, if there is a queue.
+//! - Where no endpoint is worth waiting for, the least bad one is tried: an attempt may succeed where a rejection
+//!   certainly fails.
 
 use super::in_flight::InFlightRequest;
 use super::{Input, Output, Scheduler};
@@ -16,17 +16,17 @@ use crate::policy::Candidate;
 use crate::request::{RequestId, SchedulingRequest};
 use crate::time::Nanos;
 
-/// What stands between a request and an endpoint that is healthy and stays. The order is the order in which one is tried
-/// all the same.
+/// Why a healthy, non-draining endpoint does not accept a request. Ordered from the first to the last to be tried as
+/// the least bad endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Availability {
-    /// Nothing.
+    /// It accepts requests.
     Free,
-    /// As many requests in flight as may be.
+    /// It has reached its in-flight limit.
     Full,
-    /// It has said that it is busy.
+    /// It answered that it is busy, and is in back-off.
     Busy,
-    /// Its breaker is half-open, and a request is on its way to see.
+    /// Its breaker is half-open, and a probe request is in flight.
     Probed,
     /// Its breaker is open.
     Open,
@@ -34,34 +34,34 @@ enum Availability {
     Stalled,
 }
 
-/// Whom a request has to choose from.
+/// Result of collecting the candidates for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Choice {
-    /// The rows.
+    /// The scheduler's rows hold the candidates.
     Rows,
-    /// Nobody until somebody is less busy or less full.
+    /// None until an endpoint is less busy or less full.
     Later,
-    /// Nobody.
+    /// None.
     Nobody,
 }
 
-/// What a request is to do if no endpoint takes it.
+/// What to do if no endpoint accepts a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum IfNoneAvailable {
-    /// Wait, where somebody is only busy or full; else try the least bad.
+    /// Wait if an endpoint is only busy or full; otherwise try the least bad.
     Wait,
     /// Try the least bad.
     TryLeastBad,
-    /// Go nowhere.
+    /// Use no endpoint.
     Nobody,
 }
 
-/// Who takes requests: what is known without looking at each endpoint.
+/// Summary over all endpoints, kept so that a decision need not examine each endpoint.
 #[derive(Debug)]
 pub(super) struct AvailabilitySummary {
-    /// Whether any endpoint's breaker is not closed, or it is busy, or it has just come back.
+    /// Whether any endpoint is not fully available: breaker not closed, in back-off, stalled or in slow start.
     any: bool,
-    /// When any of that may be over.
+    /// When the earliest of these conditions may end.
     review_at: Nanos,
 }
 
@@ -74,7 +74,7 @@ impl Default for AvailabilitySummary {
 }
 
 impl AvailabilitySummary {
-    /// When something changes if nothing happens before.
+    /// When availability changes next without further input.
     pub(super) fn next_deadline(&self) -> Option<Nanos> {
         (self.review_at < Nanos::MAX).then_some(self.review_at)
     }
@@ -83,20 +83,20 @@ impl AvailabilitySummary {
 // === impl Scheduler ===
 
 impl Scheduler {
-    /// Looks at all endpoints if the time has come to.
-    pub(super) fn ripen(&mut self, now: Nanos, out: &mut Vec<Output>) {
-        if self.gates.review_at <= now {
+    /// Reviews all endpoints if the time for it has come.
+    pub(super) fn review_if_due(&mut self, now: Nanos, out: &mut Vec<Output>) {
+        if self.availability.review_at <= now {
             self.review(now, out);
         }
     }
 
-    /// Looks at all endpoints: whose cool-down is over, who is busy no more, who has its full share again.
+    /// Reviews all endpoints: breaker cool-downs, back-offs and slow starts that have ended.
     pub(super) fn review(&mut self, now: Nanos, out: &mut Vec<Output>) {
-        self.stalled = false;
+        self.queue_blocked = false;
         let (mut any, mut review_at) = (false, Nanos::MAX);
         let slow_start = self.config.breaker.slow_start;
         for endpoint in self.pool.endpoints_mut() {
-            if endpoint.breaker.ripen(now) {
+            if endpoint.breaker.end_cooldown(now) {
                 out.push(Output::Breaker { endpoint: endpoint.id, state: endpoint.breaker.state() });
             }
             endpoint.back_since = endpoint.back_since.filter(|since| now < *since + slow_start);
@@ -110,11 +110,11 @@ impl Scheduler {
                 || endpoint.stalled;
             review_at = until.into_iter().flatten().fold(review_at, Nanos::min);
         }
-        self.gates = AvailabilitySummary { any, review_at };
+        self.availability = AvailabilitySummary { any, review_at };
     }
 
-    /// An endpoint was found fit, or not.
-    pub(super) fn found(&mut self, now: Nanos, endpoint: EndpointId, healthy: bool) {
+    /// Sets an endpoint's health.
+    pub(super) fn set_health(&mut self, now: Nanos, endpoint: EndpointId, healthy: bool) {
         let Some(endpoint) = self.pool.get_mut(endpoint) else { return };
         if healthy && !endpoint.healthy && endpoint.was_healthy {
             endpoint.back_since = Some(now);
@@ -123,7 +123,7 @@ impl Scheduler {
         endpoint.was_healthy |= healthy;
     }
 
-    /// An endpoint has stopped making progress, or makes progress again.
+    /// Sets whether an endpoint has stopped making progress.
     pub(super) fn stall(&mut self, now: Nanos, endpoint: EndpointId, stalled: bool) {
         let Some(endpoint) = self.pool.get_mut(endpoint) else { return };
         if endpoint.stalled && !stalled {
@@ -132,8 +132,8 @@ impl Scheduler {
         endpoint.stalled = stalled;
     }
 
-    /// An error that an endpoint answered was its own.
-    pub(super) fn blame(&mut self, now: Nanos, endpoint: EndpointId, out: &mut Vec<Output>) {
+    /// Counts an error that was the endpoint's own.
+    pub(super) fn count_failure(&mut self, now: Nanos, endpoint: EndpointId, out: &mut Vec<Output>) {
         let Some(endpoint) = self.pool.get_mut(endpoint) else { return };
         let era = endpoint.breaker.era();
         if endpoint.breaker.failed(now, era, &self.config.breaker, &mut self.rng) {
@@ -142,8 +142,8 @@ impl Scheduler {
         }
     }
 
-    /// What became of a request, for the endpoint that it was placed at.
-    pub(super) fn told(&mut self, now: Nanos, input: &Input, out: &mut Vec<Output>) {
+    /// Applies a request's outcome to its endpoint's breaker and back-off.
+    pub(super) fn apply_outcome(&mut self, now: Nanos, input: &Input, out: &mut Vec<Output>) {
         let (Input::Failed { request } | Input::Busy { request, .. } | Input::Succeeded { request }) = input
         else {
             return;
@@ -153,7 +153,7 @@ impl Scheduler {
         let changed = match *input {
             Input::Failed { .. } => endpoint.breaker.failed(now, era, &self.config.breaker, &mut self.rng),
             Input::Busy { retry_after, .. } => {
-                endpoint.busy.told(now, retry_after, &mut self.rng);
+                endpoint.busy.back_off(now, retry_after, &mut self.rng);
                 false
             }
             _ => {
@@ -171,7 +171,7 @@ impl Scheduler {
         }
     }
 
-    /// The answer to a request that was placed in `era` has begun, and with it its endpoint may have come back.
+    /// The answer to a request placed in breaker era `era` has begun, which may close its endpoint's breaker.
     pub(super) fn begun(&mut self, now: Nanos, endpoint: EndpointId, era: u32, out: &mut Vec<Output>) {
         let Some(endpoint) = self.pool.get_mut(endpoint) else { return };
         if endpoint.breaker.begun(now, era, &self.config.breaker) {
@@ -181,20 +181,20 @@ impl Scheduler {
         }
     }
 
-    /// A request has a place, and its endpoint's breaker may be waiting for what becomes of it. Returns what tells it
-    /// from those that were placed before the breaker opened.
-    pub(super) fn passes(&mut self, endpoint: EndpointId, request: RequestId) -> u32 {
+    /// Registers a placement with its endpoint's breaker, which may be waiting for a probe. Returns the breaker era,
+    /// which distinguishes this request from those placed before the breaker opened.
+    pub(super) fn register_with_breaker(&mut self, endpoint: EndpointId, request: RequestId) -> u32 {
         let Some(endpoint) = self.pool.get_mut(endpoint) else { return 0 };
         endpoint.breaker.placed(request);
         endpoint.breaker.era()
     }
 
-    /// Whether any endpoint may be behind a gate.
+    /// Whether any endpoint may be unavailable.
     pub(super) fn may_be_unavailable(&self) -> bool {
-        self.gates.any || self.config.endpoint_in_flight_max > 0
+        self.availability.any || self.config.endpoint_in_flight_max > 0
     }
 
-    /// Fills the rows with the endpoints that take a request, or with the least bad.
+    /// Fills the rows with the endpoints that accept the request, or with the least bad one.
     pub(super) fn fill_rows(
         &mut self,
         now: Nanos,
@@ -251,10 +251,10 @@ impl Scheduler {
                     Availability::Full | Availability::Busy
                 )
             };
-            // A limit on what an endpoint takes gives way to whoever has been placed before, and to nobody else.
+            // Only a retry may exceed an endpoint's in-flight limit.
             let least_bad = candidates()
                 .filter(|endpoint| request.attempt > 0 || !is_full(endpoint, in_flight_max))
-                .min_by_key(|endpoint| badness(endpoint, now, in_flight_max));
+                .min_by_key(|endpoint| fallback_order(endpoint, now, in_flight_max));
             fit = match least_bad {
                 _ if or == IfNoneAvailable::Nobody => Choice::Nobody,
                 _ if or == IfNoneAvailable::Wait && candidates().any(worth_waiting) => Choice::Later,
@@ -266,7 +266,7 @@ impl Scheduler {
                 None => Choice::Nobody,
             };
         } else if gated {
-            self.start_slowly(now);
+            self.apply_slow_start(now);
         }
         for &(endpoint, _) in overlap {
             self.overlap_by_slot[endpoint.slot()] = nothing;
@@ -277,10 +277,10 @@ impl Scheduler {
         fit
     }
 
-    /// Takes those out of the rows that have come back a moment ago and have their share: of the mean of what the others
-    /// have in flight, a part that grows from nothing to all of it, and one request at least. Where there are no others,
-    /// there is no share.
-    fn start_slowly(&mut self, now: Nanos) {
+    /// Slow start: removes rows of recently recovered endpoints that have their share. The share grows from nothing to
+    /// the mean of what the other endpoints have in flight, and is at least one request. It does not apply if there are
+    /// no others.
+    fn apply_slow_start(&mut self, now: Nanos) {
         let back_since =
             |row: &Candidate| self.pool.get(row.endpoint).and_then(|endpoint| endpoint.back_since);
         let settled = self.rows.iter().filter(|row| back_since(row).is_none());
@@ -302,31 +302,32 @@ impl Scheduler {
         });
     }
 
-    /// Whether somebody takes a request that waits, beside those who were called before; or nobody is left who will.
-    pub(super) fn can_go(&self, now: Nanos, request: &SchedulingRequest) -> bool {
+    /// Whether an endpoint accepts a queued request in addition to those already dequeued, or waiting has become
+    /// pointless.
+    pub(super) fn can_dispatch(&self, now: Nanos, request: &SchedulingRequest) -> bool {
         if !self.may_be_unavailable() {
             return true;
         }
         let in_flight_max = self.config.endpoint_in_flight_max;
         let candidates = || self.pool.eligible().filter(|endpoint| !request.excluded.contains(&endpoint.id));
-        let gates = || candidates().map(|endpoint| availability_of(endpoint, now, in_flight_max));
+        let availability = || candidates().map(|endpoint| availability_of(endpoint, now, in_flight_max));
         let mut room = 0usize;
         for endpoint in candidates()
             .filter(|endpoint| availability_of(endpoint, now, in_flight_max) == Availability::Free)
         {
             room = room.saturating_add(room_at(endpoint, in_flight_max));
-            if room > self.called.len() {
+            if room > self.dequeued.len() {
                 return true;
             }
         }
         room == 0
-            && gates().all(|gate| !matches!(gate, Availability::Full | Availability::Busy))
+            && availability().all(|gate| !matches!(gate, Availability::Full | Availability::Busy))
             && (candidates().any(|endpoint| !is_full(endpoint, in_flight_max))
                 || candidates().next().is_none())
     }
 }
 
-/// How many requests an endpoint takes that takes any.
+/// How many requests an available endpoint accepts.
 fn room_at(endpoint: &Endpoint, in_flight_max: u32) -> usize {
     match (endpoint.breaker.state(), in_flight_max) {
         (State::HalfOpen, _) => 1,
@@ -355,9 +356,9 @@ fn availability_of(endpoint: &Endpoint, now: Nanos, in_flight_max: u32) -> Avail
     }
 }
 
-/// In which order endpoints are tried that should not be: what stands in the way, how soon that is over, how much they
-/// have failed, how much they have in flight.
-fn badness(endpoint: &Endpoint, now: Nanos, in_flight_max: u32) -> (Availability, Nanos, u32, u32) {
+/// Order in which unavailable endpoints are tried: by what blocks them, how soon that ends, how often they failed, and
+/// how much they have in flight.
+fn fallback_order(endpoint: &Endpoint, now: Nanos, in_flight_max: u32) -> (Availability, Nanos, u32, u32) {
     let gate = availability_of(endpoint, now, in_flight_max);
     let until = match gate {
         Availability::Busy => endpoint.busy.until(now),
@@ -396,7 +397,7 @@ mod tests {
         }
     }
 
-    /// A request that must not go to those.
+    /// Sends a request with excluded endpoints.
     fn arrive(world: &mut World, id: u64, attempt: u32, excluded: &[u16]) -> Vec<Output> {
         let excluded = excluded.iter().map(|&slot| endpoint(slot)).collect();
         let request = SchedulingRequest { attempt, excluded, ..SchedulingRequest::new(RequestId(id), 10) };
@@ -442,11 +443,15 @@ mod tests {
             assert_eq!(
                 placed(&arrive(&mut world, id, 0, &[])),
                 Some(endpoint(1)),
-                "the idle one stands still"
+                "the idle endpoint is stalled"
             );
         }
         stall(&mut world, 1, true);
-        assert_eq!(placed(&arrive(&mut world, 3, 0, &[])), Some(endpoint(0)), "the least bad is tried");
+        assert_eq!(
+            placed(&arrive(&mut world, 3, 0, &[])),
+            Some(endpoint(0)),
+            "the least bad endpoint is tried"
+        );
         stall(&mut world, 0, false);
         assert_eq!(placed(&arrive(&mut world, 4, 0, &[])), Some(endpoint(0)));
     }
@@ -468,13 +473,16 @@ mod tests {
         let request =
             SchedulingRequest { whole_answer: true, ..SchedulingRequest::new(RequestId(0), 100_000) };
         world.step(Input::Arrived { request, overlap: Vec::new(), block_tokens: 16 });
-        let long = expected(&world).expect("a prompt");
+        let long = expected(&world).expect("a prompt is in flight");
         assert!(long.token_s > 5.0 && long.step_s < 1.0, "{long:?}");
         assert!(!long.is_seen && !long.is_learned, "{long:?}");
         arrive(&mut world, 1, 0, &[]);
         assert!(expected(&world).is_some_and(|expected| expected.is_seen));
         world.step(Input::Begun { request: RequestId(0) });
-        assert!(expected(&world).is_some_and(|expected| expected.token_s < 0.1), "the long one is computed");
+        assert!(
+            expected(&world).is_some_and(|expected| expected.token_s < 0.1),
+            "the long prompt is prefilled"
+        );
     }
 
     #[test]
@@ -483,14 +491,18 @@ mod tests {
         assert_eq!(placed(&arrive(&mut world, 0, 0, &[1])), Some(endpoint(0)));
         assert_eq!(fail(&mut world, 0), [state(0, State::Open)]);
         for id in 1..4 {
-            assert_eq!(placed(&arrive(&mut world, id, 0, &[])), Some(endpoint(1)), "the idle one is open");
+            assert_eq!(
+                placed(&arrive(&mut world, id, 0, &[])),
+                Some(endpoint(1)),
+                "endpoint 1 is idle and its breaker still closed"
+            );
         }
         world.now += Nanos::from_secs(2);
         let out = arrive(&mut world, 4, 0, &[]);
         assert_eq!((out[0], placed(&out)), (state(0, State::HalfOpen), Some(endpoint(0))));
-        assert_eq!(placed(&arrive(&mut world, 5, 0, &[])), Some(endpoint(1)), "one at a time");
+        assert_eq!(placed(&arrive(&mut world, 5, 0, &[])), Some(endpoint(1)), "half-open admits one request");
         world.step(Input::Finished { request: RequestId(4) });
-        assert_eq!(placed(&arrive(&mut world, 6, 0, &[])), Some(endpoint(0)), "that one told nothing");
+        assert_eq!(placed(&arrive(&mut world, 6, 0, &[])), Some(endpoint(0)), "the probe has no outcome yet");
         assert_eq!(succeed(&mut world, 6), [state(0, State::Closed)]);
         for id in 7..10 {
             assert_eq!(placed(&arrive(&mut world, id, 0, &[])), Some(endpoint(0)));
@@ -525,7 +537,7 @@ mod tests {
         assert_eq!(
             placed(&arrive(&mut world, 2, 0, &[])),
             Some(endpoint(1)),
-            "two seconds, a fifth less at least"
+            "two seconds, at most a fifth less"
         );
     }
 
@@ -541,8 +553,8 @@ mod tests {
             let out = arrive(&mut world, id, attempt, &[]);
             assert_eq!(placed(&out), Some(endpoint(1)), "attempt {attempt}");
         }
-        assert_eq!(succeed(&mut world, 2), [state(1, State::Closed)], "it was placed since");
-        assert_eq!(fail(&mut world, 3), [state(1, State::Open)], "as was this one");
+        assert_eq!(succeed(&mut world, 2), [state(1, State::Closed)], "placed after the breaker opened");
+        assert_eq!(fail(&mut world, 3), [state(1, State::Open)], "this one too");
     }
 
     #[test]
@@ -571,12 +583,12 @@ mod tests {
                 assert_eq!(
                     placed(&out),
                     Some(endpoint(0)),
-                    "there is no queue, and it is busy no longer soon"
+                    "no queue: the endpoint whose back-off ends first"
                 );
                 continue;
             }
             assert_eq!((out, world.scheduler.queued()), (vec![], 1));
-            world.now = world.scheduler.next_deadline().expect("one is busy no longer");
+            world.now = world.scheduler.next_deadline().expect("a back-off ends");
             assert_eq!(placed(&world.step(Input::Tick)), Some(endpoint(0)));
             assert!(world.now < SECOND + SECOND + SECOND);
         }
@@ -590,7 +602,7 @@ mod tests {
         }
         assert_eq!(arrive(&mut world, 2, 0, &[]), []);
         assert_eq!(refused(&arrive(&mut world, 3, 0, &[])), Some(Rejection::QueueFull));
-        assert!(placed(&arrive(&mut world, 4, 1, &[])).is_some(), "it has been placed before");
+        assert!(placed(&arrive(&mut world, 4, 1, &[])).is_some(), "a retry may exceed the limit");
         assert_eq!(placed(&world.step(Input::Finished { request: RequestId(1) })), Some(endpoint(1)));
         assert_eq!(world.scheduler.queued(), 0);
     }
@@ -601,7 +613,7 @@ mod tests {
         for id in 0..2 {
             assert_eq!(placed(&arrive(&mut world, id, 0, &[1])), Some(endpoint(0)));
         }
-        assert_eq!(arrive(&mut world, 2, 0, &[1]), [], "the one it may go to is full");
+        assert_eq!(arrive(&mut world, 2, 0, &[1]), [], "its only endpoint is full");
         assert_eq!(placed(&arrive(&mut world, 3, 0, &[])), Some(endpoint(1)));
         assert_eq!(world.scheduler.queued(), 1);
         assert_eq!(placed(&world.step(Input::Finished { request: RequestId(0) })), Some(endpoint(0)));
@@ -646,9 +658,16 @@ mod tests {
                 let requests = world.ledger(0).requests;
                 assert!(share.contains(&requests), "{requests} after {millis} ms, health {by_health}");
             }
-            assert!(placed(&arrive(&mut world, id, 0, &[1, 2])).is_some(), "there are no others for it");
+            assert!(
+                placed(&arrive(&mut world, id, 0, &[1, 2])).is_some(),
+                "no other endpoint is left for it"
+            );
             world.now = back_at + Nanos::from_secs(11);
-            assert_eq!(placed(&arrive(&mut world, id + 1, 0, &[])), Some(endpoint(0)), "it has the fewest");
+            assert_eq!(
+                placed(&arrive(&mut world, id + 1, 0, &[])),
+                Some(endpoint(0)),
+                "it has the fewest in flight"
+            );
         }
     }
 

@@ -1,8 +1,7 @@
-//! How a scheduler stands, in so much as it takes to go on from there: what a recording begins with where its beginning is
-//! not the scheduler's.
+//! Checkpoint: the part of a scheduler's state that a recording starts from when it starts later than the scheduler.
 //!
-//! What is left out is learned again: what single conversations' answers were like, what predictions were worth, breakers
-//! and back-offs, what a policy remembers, and who waits.
+//! Left out, and learned again: answer lengths per conversation, cache accuracy, breakers and back-offs, a policy's own
+//! state, and the queue.
 
 use std::sync::Arc;
 
@@ -21,25 +20,25 @@ use crate::rng::Rng;
 use crate::scheduler::learning::Timed;
 use crate::time::Nanos;
 
-/// Most that one request in flight counts of anything.
+/// Upper bound of any counter of one request in flight.
 const SUM_MAX: u64 = 1 << 40;
 
-/// How a scheduler stands.
+/// A scheduler's state at one time.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Checkpoint {
-    /// How it is set up.
+    /// Its configuration.
     pub config: Config,
-    /// Whether nothing has happened before.
+    /// Whether the scheduler had handled no input yet.
     pub first: bool,
     rng: [u64; 4],
     pace: Pace,
     usual: Usual,
-    /// Slot by slot: how often it was used before, and who is there.
+    /// By slot: its generation, and the endpoint in it.
     slots: Vec<(u16, Option<CheckpointEndpoint>)>,
     flights: Vec<CheckpointRequest>,
 }
 
-/// An endpoint.
+/// Checkpoint of an endpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct CheckpointEndpoint {
     name: Arc<str>,
@@ -52,15 +51,15 @@ struct CheckpointEndpoint {
     pace: Pace,
 }
 
-/// A request in flight: as a row, since there are many.
+/// Checkpoint of a request in flight: a compact row, since there are many.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct CheckpointRequest(
     RequestId,
     EndpointId,
-    /// Prompt tokens, those to compute, their pairs; tokens of its context and of its answer; of a block.
+    /// Prompt tokens; tokens to prefill; their pairs; tokens of its context, of its answer, of a block.
     (u32, u32, u64, u64, u32, u32),
     Prediction,
-    /// Its prompt is work to come; its first token came.
+    /// Whether its prompt counts as pending prefill; whether its prompt was prefilled.
     (bool, bool),
     Option<SessionKey>,
 );
@@ -68,10 +67,10 @@ struct CheckpointRequest(
 // === impl Checkpoint ===
 
 impl Checkpoint {
-    /// The endpoints, with what people call them.
+    /// The endpoints and their display names.
     pub fn endpoints(&self) -> impl Iterator<Item = (EndpointId, &Arc<str>)> {
-        (0..).zip(&self.slots).filter_map(|(slot, (generation, seated))| {
-            seated.as_ref().map(|seated| (EndpointId::new(slot, *generation), &seated.name))
+        (0..).zip(&self.slots).filter_map(|(slot, (generation, endpoint))| {
+            endpoint.as_ref().map(|endpoint| (EndpointId::new(slot, *generation), &endpoint.name))
         })
     }
 }
@@ -79,10 +78,10 @@ impl Checkpoint {
 // === impl Scheduler ===
 
 impl Scheduler {
-    /// How it stands.
+    /// Takes a checkpoint.
     pub fn synopsis(&self) -> Checkpoint {
-        let seat = |(generation, endpoint): (u16, Option<&Endpoint>)| {
-            let seated = endpoint.map(|endpoint| CheckpointEndpoint {
+        let checkpoint = |(generation, endpoint): (u16, Option<&Endpoint>)| {
+            let endpoint = endpoint.map(|endpoint| CheckpointEndpoint {
                 name: Arc::clone(&endpoint.name),
                 healthy: endpoint.healthy,
                 draining: endpoint.draining,
@@ -91,9 +90,9 @@ impl Scheduler {
                 reported: endpoint.load.reported,
                 pace: endpoint.pace,
             });
-            (generation, seated)
+            (generation, endpoint)
         };
-        let slots: Vec<_> = self.pool.slots().map(seat).collect();
+        let slots: Vec<_> = self.pool.slots().map(checkpoint).collect();
         let mut flights: Vec<_> = self.flights.iter().map(CheckpointRequest::of).collect();
         flights.sort_unstable_by_key(|flight| flight.0);
         Checkpoint {
@@ -107,21 +106,22 @@ impl Scheduler {
         }
     }
 
-    /// One that goes on from there.
+    /// Restores a scheduler from a checkpoint.
     pub fn resumed(now: Nanos, synopsis: Checkpoint) -> Self {
         let Checkpoint { config, first: _, rng, pace, usual, slots, flights } = synopsis;
         let mut scheduler = Self::new(config);
         scheduler.rng = Rng::resumed(rng);
         scheduler.learning.resume(pace, usual);
-        for (slot, (generation, seated)) in (0..=u16::MAX).zip(slots) {
+        for (slot, (generation, endpoint)) in (0..=u16::MAX).zip(slots) {
             let id = EndpointId::new(slot, generation);
             scheduler.pool.skip(id);
-            let Some(CheckpointEndpoint { name, healthy, draining, stalled, feed, reported, pace }) = seated
+            let Some(CheckpointEndpoint { name, healthy, draining, stalled, feed, reported, pace }) =
+                endpoint
             else {
                 continue;
             };
-            scheduler.pool.seat(id, name);
-            scheduler.found(now, id, healthy);
+            scheduler.pool.join_at(id, name);
+            scheduler.set_health(now, id, healthy);
             if let Some(endpoint) = scheduler.pool.get_mut(id) {
                 (endpoint.draining, endpoint.stalled) = (draining, stalled);
                 endpoint.load.reported = reported;
@@ -129,7 +129,7 @@ impl Scheduler {
                 endpoint.cache_accuracy.set_feed(feed);
             }
         }
-        scheduler.tell_admission();
+        scheduler.update_admission_capacity();
         for flight in flights {
             scheduler.resume(now, flight);
         }
@@ -144,7 +144,7 @@ impl Scheduler {
         if self.flights.contains(request) {
             return;
         }
-        // None of these sums overflows, whatever is read.
+        // Bounds the sums so that none overflows, whatever the file holds.
         let (prefill_pairs, context_tokens) = (prefill_pairs.min(SUM_MAX), context_tokens.min(SUM_MAX));
         let asked = SchedulingRequest { session, ..SchedulingRequest::new(request, prompt_tokens) };
         if let Some(ledger) = self.pool.in_flight_mut(endpoint) {
@@ -168,7 +168,7 @@ impl Scheduler {
             computed,
             is_stream: true,
             timed: Timed::resumed(now, &asked, output_tokens, self.pool.get(endpoint)),
-            account: Account::of(&asked, Lane::GoesOn),
+            account: Account::of(&asked, Lane::Active),
             output_tokens_due: 0,
             turn: None,
         });

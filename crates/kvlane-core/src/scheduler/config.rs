@@ -1,4 +1,4 @@
-//! How one pool schedules.
+//! Configuration of a pool's scheduler.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,48 +12,50 @@ use crate::session_admission::SessionAdmission;
 use crate::time::Nanos;
 use crate::timing::TimingModel;
 
-/// How one pool schedules.
+/// Configuration of a pool's scheduler.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Config {
     /// The placement policy.
     pub policy: PolicyConfig,
-    /// Requests in flight in the whole pool beyond which others wait; 0 is no limit.
+    /// Requests in flight in the whole pool beyond which further requests wait; 0 is no limit.
     pub in_flight_max: u32,
-    /// Requests in flight at one endpoint beyond which it takes none; 0 is no limit. While none takes any, they wait.
+    /// Requests in flight at one endpoint beyond which it accepts none; 0 is no limit. While all endpoints are full,
+    /// requests wait.
     #[serde(default)]
     pub endpoint_in_flight_max: u32,
-    /// Requests that may wait; beyond that they are shed.
+    /// Requests that may wait; beyond that they are rejected.
     pub queue_len_max: u32,
-    /// How long a request may wait.
+    /// How long a request may wait in the queue.
     pub queue_timeout: Nanos,
-    /// What the endpoints are, where that is known: rates are learned from there. From a usual machine otherwise.
+    /// Timing model of the endpoints, if known: learned rates start from it. Otherwise they start from typical
+    /// hardware.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timing: Option<Box<TimingModel>>,
-    /// Whether new conversations wait while those that go on fill the fleet's caches.
+    /// Whether new conversations wait while active ones fill the fleet's caches.
     #[serde(default)]
     pub session_admission: bool,
-    /// When an endpoint that fails is given no more requests, and for how long.
+    /// Circuit breaker: when a failing endpoint gets no more requests, and for how long.
     #[serde(default)]
     pub breaker: breaker::Config,
-    /// How many requests may be tried again.
+    /// How many requests may be retried.
     #[serde(default = "Config::usual_retries")]
     pub retries: budget::Config,
     /// How many requests may be sent to a second endpoint because the first is late.
     #[serde(default = "Config::usual_hedges")]
     pub hedges: budget::Config,
-    /// A second policy that is asked of every decision what it would do, and does nothing.
+    /// Shadow policy: evaluated for every decision, without effect.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shadow: Option<PolicyConfig>,
-    /// Decisions kept for people to read.
+    /// Decisions kept for inspection.
     pub receipts_max: u32,
-    /// Seed of all randomness, from the start on: another one later changes nothing.
+    /// Seed of all randomness, used at construction; a later change has no effect.
     pub seed: u64,
 }
 
 // === impl Config ===
 
 impl Config {
-    /// A pool with this policy and without limits, that nobody looks into.
+    /// A pool with this policy, without limits and without receipts.
     pub fn new(policy: PolicyConfig) -> Self {
         Self {
             policy,
@@ -72,12 +74,12 @@ impl Config {
         }
     }
 
-    /// A fifth of the requests, as Finagle and Envoy have it, and ten a second.
+    /// A fifth of the requests, as in Finagle and Envoy, plus ten a second.
     fn usual_retries() -> budget::Config {
         budget::Config { share: Share::of(0.2), per_second: PerSecond::of(10.0) }
     }
 
-    /// One in twenty.
+    /// One request in twenty.
     fn usual_hedges() -> budget::Config {
         budget::Config { share: Share::of(0.05), per_second: PerSecond::of(0.0) }
     }
@@ -86,9 +88,9 @@ impl Config {
 // === impl Scheduler ===
 
 impl Scheduler {
-    /// Schedules in another way from here on. Who waits keeps its place and its deadline; a policy that is another begins
-    /// in its first state; what was learned of endpoints and answers stays, but for speeds if they are to be told from
-    /// those of other machines.
+    /// Changes the configuration. Queued requests keep their place and deadline. A different policy starts in its
+    /// initial state. What was learned about endpoints and answers stays; learned speeds are reset if the timing model
+    /// changes.
     pub(super) fn configure(&mut self, now: Nanos, config: Config, out: &mut Vec<Output>) {
         if config.policy != self.config.policy {
             self.policy = config.policy.build();
@@ -104,14 +106,14 @@ impl Scheduler {
         self.receipts.set_kept_max(config.receipts_max as usize);
         match (config.session_admission, self.admission.is_some()) {
             (true, false) => {
-                // Whoever is here by now was not admitted, and is counted only if it still waits.
+                // Requests already in flight were not admitted; only queued ones are counted.
                 let mut admission = SessionAdmission::default();
-                self.queue.sessions_going_on().for_each(|session| admission.enter(now, session));
-                let called = self.called.values().filter_map(|called| called.waiting.request.session);
-                called.for_each(|session| admission.enter(now, session));
+                self.queue.ungated_sessions().for_each(|session| admission.enter(now, session));
+                let dequeued = self.dequeued.values().filter_map(|dequeued| dequeued.waiting.request.session);
+                dequeued.for_each(|session| admission.enter(now, session));
                 self.flights.forget_turns();
                 self.admission = Some(admission);
-                self.tell_admission();
+                self.update_admission_capacity();
             }
             (false, true) => self.admission = None,
             _ => {}
@@ -149,8 +151,12 @@ mod tests {
         assert_eq!(placed(&world.arrive(0, 10, &[])), Some(endpoint(0)));
         assert_eq!((world.arrive(1, 10, &[]), world.arrive(2, 10, &[])), (vec![], vec![]));
         let roomy = Config { in_flight_max: 2, queue_len_max: 0, ..config.clone() };
-        assert_eq!(placed(&configure(&mut world, &roomy)), Some(endpoint(1)), "its turn, and room");
-        assert_eq!(world.scheduler.queued(), 1, "who waits may go on waiting");
+        assert_eq!(
+            placed(&configure(&mut world, &roomy)),
+            Some(endpoint(1)),
+            "the queued request gets the added slot"
+        );
+        assert_eq!(world.scheduler.queued(), 1, "queued requests stay queued");
         let out = world.arrive(3, 10, &[]);
         assert!(matches!(out[..], [Output::Reject { refused, .. }] if refused.why == Rejection::QueueFull));
         let cached = Config { policy: PolicyConfig::by_name("prefix_aware").expect("one"), ..roomy };

@@ -1,8 +1,8 @@
-//! Prompts that count as computed when they should be, because nobody will see when they are.
+//! Estimated prefill ends, for requests whose first token cannot be observed.
 //!
-//! An answer that comes all at once begins when it is over. If its prompt counted as work to come until then, an endpoint
-//! full of clients that do not stream would look like one that computes prompts all day, and decodes nothing. So its
-//! prompt is taken to be computed when the endpoint's rates say it is.
+//! A non-streamed answer arrives only when it is complete. If its prompt counted as pending prefill until then, an
+//! endpoint serving many such requests would appear to prefill all the time and to decode nothing. So its prompt counts
+//! as prefilled once the endpoint's rates say so.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -10,11 +10,10 @@ use std::collections::BinaryHeap;
 use crate::request::RequestId;
 use crate::time::Nanos;
 
-/// Longest time for which a prompt is expected to wait and be computed. It bounds what is kept of requests that are over
-/// before.
+/// Upper bound of an estimated wait plus prefill. It limits how long entries of finished requests are kept.
 const EXPECTED_MAX: Nanos = Nanos::from_secs(600);
 
-/// Which prompts, and when.
+/// Requests by estimated prefill end.
 #[derive(Default)]
 pub(super) struct EstimatedPrefills {
     due: BinaryHeap<Reverse<(Nanos, RequestId)>>,
@@ -23,13 +22,13 @@ pub(super) struct EstimatedPrefills {
 // === impl EstimatedPrefills ===
 
 impl EstimatedPrefills {
-    /// A request was placed now, and its prompt should be computed `expected_s` later.
+    /// Adds a request placed at `now` whose prompt should be prefilled `expected_s` later.
     pub(super) fn placed(&mut self, now: Nanos, request: RequestId, expected_s: f64) {
         let due = now + Nanos::from_secs_f64(expected_s).min(EXPECTED_MAX);
         self.due.push(Reverse((due, request)));
     }
 
-    /// The next request whose prompt should be computed by now. It may be over.
+    /// The next request whose prompt should be prefilled by `now`. It may have finished already.
     pub(super) fn pop(&mut self, now: Nanos) -> Option<RequestId> {
         let &Reverse((due, request)) = self.due.peek()?;
         (due <= now).then(|| {

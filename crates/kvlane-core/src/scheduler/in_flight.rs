@@ -1,4 +1,4 @@
-//! Requests in flight and what each of them has reserved.
+//! In-flight table: what each dispatched request has reserved.
 
 use std::hash::BuildHasher;
 
@@ -11,48 +11,48 @@ use crate::endpoint::EndpointId;
 use crate::queue::Account;
 use crate::request::{RequestId, SessionKey};
 
-/// A request in flight: what it has reserved, to be given back.
+/// A request in flight and its reservations, released when it ends.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct InFlightRequest {
     pub(super) request: RequestId,
     pub(super) endpoint: EndpointId,
-    /// How often its endpoint's breaker had opened before.
+    /// How often its endpoint's breaker had opened before the placement.
     pub(super) era: u32,
     pub(super) prefill_tokens: u32,
-    /// Query-key pairs of the tokens it has yet to compute.
+    /// Query-key pairs of the tokens still to prefill.
     pub(super) prefill_pairs: u64,
     pub(super) context_tokens: u64,
     pub(super) prompt_tokens: u32,
     pub(super) block_tokens: u32,
-    /// What was predicted of it, to be compared with what its answer says, until it does.
+    /// Predicted reuse, until the answer's report has been compared with it.
     pub(super) prediction: Option<Prediction>,
-    /// Its prompt is work to come.
+    /// Its prompt counts as pending prefill.
     pub(super) prefilling: bool,
-    /// Its first token came, so it counts among those that the engine's counters have to account for.
+    /// Its prompt was prefilled, so the engine's cache counters should include it.
     pub(super) computed: bool,
-    /// Its answer comes token by token.
+    /// Its answer is streamed.
     pub(super) is_stream: bool,
-    /// What its endpoint's speed is learned from.
+    /// Measurements that the endpoint's speed is learned from.
     pub(super) timed: Timed,
-    /// Whose counter it is charged to.
+    /// The tenant account it is charged to.
     pub(super) account: Account,
-    /// Output tokens that have been charged and have not come.
+    /// Output tokens charged in advance that have not arrived.
     pub(super) output_tokens_due: u32,
-    /// The conversation it is a turn of, where conversations are admitted.
+    /// Its conversation turn, where session admission is on.
     pub(super) turn: Option<Turn>,
 }
 
-/// A turn of a conversation that was admitted.
+/// A turn of an admitted conversation.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Turn {
     pub(super) session: SessionKey,
-    /// Tokens of its prompt that its endpoint would hold if it never lost any.
+    /// Tokens of its prompt that its endpoint would hold without any eviction.
     pub(super) sent_tokens: u32,
-    /// Those it held: as its answer says or, without that, its events.
+    /// Tokens its endpoint held: as its answer reports or, without that, as KV events say.
     pub(super) held_tokens: Option<u32>,
 }
 
-/// Flights by request.
+/// Requests in flight, by id.
 #[derive(Default)]
 pub(super) struct InFlightTable {
     table: HashTable<InFlightRequest>,
@@ -70,7 +70,7 @@ impl InFlightTable {
         self.hasher.hash_one(id.0)
     }
 
-    /// In no order.
+    /// In no particular order.
     pub(super) fn iter(&self) -> impl Iterator<Item = &InFlightRequest> {
         self.table.iter()
     }
@@ -87,7 +87,7 @@ impl InFlightTable {
         self.table.find_mut(self.hasher.hash_one(id.0), |flight| flight.request == id)
     }
 
-    /// What is in flight is no turn of a conversation that anybody counts.
+    /// Detaches all requests in flight from session admission.
     pub(super) fn forget_turns(&mut self) {
         self.table.iter_mut().for_each(|flight| flight.turn = None);
     }

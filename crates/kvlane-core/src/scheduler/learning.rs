@@ -1,4 +1,4 @@
-//! What a pool's answers teach: how fast its endpoints work and how long answers are.
+//! Learns from a pool's answers: endpoint speed and answer length.
 
 use crate::endpoint::Endpoint;
 use crate::forecast::{Forecast, Kind, Usual};
@@ -8,52 +8,52 @@ use crate::request::{SchedulingRequest, SessionKey};
 use crate::time::Nanos;
 use crate::timing::TimingModel;
 
-/// Tokens of an answer that are timed together: one at a time would measure how a network bundles them.
+/// Output tokens timed together: timing single tokens would measure how the network groups them.
 const TIMED_TOKENS: u32 = 8;
 
-/// The fewest tokens at the end of an answer that are timed: one alone would.
+/// Fewest trailing output tokens that are timed, for the same reason.
 const LAST_TOKENS_MIN: u32 = 2;
 
-/// Share of a KV cache in use from which a first token may have waited for room, and then says nothing about speed.
+/// KV cache usage from which a first token may have waited for free blocks; such a time says nothing about speed.
 const FULL_RATIO: f32 = 0.85;
 
-/// Most prompt tokens of a step, to guess how many steps a prompt takes (vLLM's `max_num_batched_tokens` of its server on
-/// large GPUs).
+/// Most prompt tokens per step, to estimate how many steps a prompt takes (vLLM's `max_num_batched_tokens` of its
+/// server on large GPUs).
 pub(super) const STEP_TOKENS: u64 = 8192;
 
-/// Of one pool.
+/// What one pool has learned.
 #[derive(Debug, Default)]
 pub(super) struct Learning {
-    /// What the machines are taken to be.
+    /// Rates assumed before any measurement.
     base: Rates,
-    /// How far all of them together are from that.
+    /// Measured deviation of all endpoints together from `base`.
     pace: Pace,
     pub(super) forecast: Forecast,
 }
 
-/// What a request in flight is timed by.
+/// Measurements of a request in flight.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Timed {
     /// When it was placed.
     placed: Nanos,
-    /// What had to be done before its first token, unless that may have waited for room.
+    /// Work to do before its first token; `None` if the request may have waited for free blocks.
     work: Option<FirstTokenWork>,
-    /// Where it is counted when its answer is over.
+    /// Category of its answer length.
     kind: Kind,
     session: Option<SessionKey>,
-    /// Tokens of its answer so far.
+    /// Output tokens so far.
     pub(super) output_tokens: u32,
-    /// When those were timed last, and how many have come since.
+    /// When tokens were last timed, and how many have arrived since.
     since: Nanos,
     untimed: u32,
-    /// What the endpoint had prefilled then.
+    /// What the endpoint had prefilled by then: tokens and pairs.
     prefilled: (u64, u64),
 }
 
 // === impl Timed ===
 
 impl Timed {
-    /// Of a request that was placed before anybody looked: when its first token comes teaches nothing.
+    /// For a request restored from a checkpoint: its first token is not timed.
     pub(super) fn resumed(
         now: Nanos,
         request: &SchedulingRequest,
@@ -82,39 +82,39 @@ impl Timed {
 // === impl Learning ===
 
 impl Learning {
-    /// Of machines that are known, or not.
+    /// Starts from a timing model, or from default rates.
     pub(super) fn new(timing: Option<&TimingModel>) -> Self {
         Self { base: timing.map(Rates::of).unwrap_or_default(), ..Self::default() }
     }
 
-    /// Whether any answer has taught how fast endpoints compute prompts.
+    /// Whether any answer has been measured for prefill speed.
     pub(super) fn is_learned(&self) -> bool {
         self.pace.is_learned()
     }
 
-    /// What all endpoints together are like.
+    /// Measured deviation of all endpoints together.
     pub(super) fn pace(&self) -> Pace {
         self.pace
     }
 
-    /// Goes on from what was learned before.
+    /// Restores what was learned before.
     pub(super) fn resume(&mut self, pace: Pace, usual: Usual) {
         self.pace = pace;
         self.forecast.resume(usual);
     }
 
-    /// Other machines, or another idea of them: how far endpoints are from it is to be learned. How long answers are is not.
+    /// Replaces the timing model and resets the measured deviation. Answer lengths stay.
     pub(super) fn set_base(&mut self, timing: Option<&TimingModel>) {
         self.base = timing.map(Rates::of).unwrap_or_default();
         self.pace = Pace::default();
     }
 
-    /// How fast an endpoint works, as far as is known.
+    /// Estimated speed of an endpoint.
     pub(super) fn rates(&self, endpoint: &Endpoint) -> Rates {
         endpoint.pace.rates(&self.pace, &self.base)
     }
 
-    /// Begins to time a request that is about to be added to `load`.
+    /// Starts timing a request that is about to be added to `load`.
     pub(super) fn placed(
         &self,
         now: Nanos,
@@ -125,7 +125,7 @@ impl Learning {
     ) -> Timed {
         let InFlight { requests, prefilling, prefill_tokens, prefill_pairs, context_tokens } = load.in_flight;
         let tokens = prefill_tokens + u64::from(uncached_tokens);
-        // Half a step passes before the first one of its own begins.
+        // On average, half a step passes before the request's first step begins.
         let steps = 1.5 + (tokens / STEP_TOKENS) as f64;
         let work = FirstTokenWork {
             tokens,
@@ -151,7 +151,7 @@ impl Learning {
         }
     }
 
-    /// A request's first token came; it had so many tokens and pairs to compute.
+    /// A request's first token arrived after prefilling this many tokens and pairs.
     pub(super) fn first_token(
         &mut self,
         now: Nanos,
@@ -172,7 +172,7 @@ impl Learning {
         }
     }
 
-    /// More tokens of an answer came.
+    /// More output tokens arrived.
     pub(super) fn tokens(
         &mut self,
         now: Nanos,
@@ -187,7 +187,7 @@ impl Learning {
         }
     }
 
-    /// An answer's last token has come: the ones that were not timed are, so that short answers teach, too.
+    /// The last token arrived: times the remaining tokens, so that short answers are measured, too.
     pub(super) fn last_token(&mut self, now: Nanos, timed: &mut Timed, endpoint: Option<&mut Endpoint>) {
         if timed.untimed >= LAST_TOKENS_MIN {
             self.time(now, timed, endpoint);
@@ -205,7 +205,7 @@ impl Learning {
         (timed.since, timed.untimed, timed.prefilled) = (now, 0, (tokens, pairs));
     }
 
-    /// A request is over, in whatever way. One that said nothing teaches nothing.
+    /// A request is over. One without any output is not counted.
     pub(super) fn over(&mut self, timed: &Timed) {
         if timed.output_tokens > 0 {
             self.forecast.answered(timed.kind, timed.session, timed.output_tokens);

@@ -1,4 +1,4 @@
-//! What a scheduler is told, and what it says.
+//! Inputs and outputs of a scheduler.
 
 use std::sync::Arc;
 
@@ -13,204 +13,206 @@ use crate::load::LoadReport;
 use crate::request::{RequestId, SchedulingRequest};
 use crate::time::Nanos;
 
-/// Everything that can happen to a pool.
+/// An event in a pool.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Input {
-    /// An endpoint comes, idle. Its id is [`Pool::next_id`].
+    /// An endpoint joins, idle. Its id is [`Pool::next_id`].
     Joined {
-        /// Its id.
+        /// The endpoint.
         endpoint: EndpointId,
-        /// What people call it.
+        /// Its display name.
         name: Arc<str>,
-        /// Whether requests may be placed there at once.
+        /// Whether it accepts requests at once.
         healthy: bool,
-        /// Whether it takes no new requests.
+        /// Whether it accepts no new requests.
         draining: bool,
     },
-    /// An endpoint stops (or again starts) taking new requests.
+    /// An endpoint starts or stops draining: it accepts no new requests while draining.
     Draining {
-        /// Which.
+        /// The endpoint.
         endpoint: EndpointId,
-        /// Stops, or starts.
+        /// Whether it drains.
         draining: bool,
     },
-    /// An endpoint is gone. Its requests are settled as usual, its ledger is not needed any more.
+    /// An endpoint has left the pool. Its requests still finish as usual; its ledger is dropped.
     Left {
-        /// Which.
+        /// The endpoint.
         endpoint: EndpointId,
     },
-    /// An endpoint was found fit or unfit.
+    /// A health check changed an endpoint's state.
     Health {
-        /// Which.
+        /// The endpoint.
         endpoint: EndpointId,
-        /// Fit.
+        /// Whether it is healthy.
         healthy: bool,
     },
-    /// An endpoint has stopped making progress on what is in flight there, or makes progress again.
+    /// An endpoint has stopped making progress on its requests in flight, or makes progress again.
     Stalled {
-        /// Which.
+        /// The endpoint.
         endpoint: EndpointId,
-        /// Stopped.
+        /// Whether it has stopped.
         stalled: bool,
     },
-    /// An endpoint answered a request with an error that was the endpoint's own: another one answered it soundly.
+    /// An endpoint answered a request with an error of its own: another endpoint answered the same request
+    /// successfully.
     Blamed {
-        /// Which.
+        /// The endpoint.
         endpoint: EndpointId,
     },
-    /// An endpoint said how loaded it is.
+    /// An endpoint reported its load.
     Reported {
-        /// Which.
+        /// The endpoint.
         endpoint: EndpointId,
-        /// What it said.
+        /// Its report.
         reported: LoadReport,
     },
-    /// A request wants a place, for the first time or again.
+    /// A request arrives, for the first time or as a retry.
     Arrived {
         /// The request.
         request: SchedulingRequest,
-        /// Leading prompt tokens per endpoint that is thought to hold any.
+        /// Predicted leading prompt tokens cached, per endpoint that holds any.
         overlap: Vec<(EndpointId, Prediction)>,
-        /// Prompt tokens that one block stands for.
+        /// Prompt tokens per block.
         block_tokens: u32,
     },
-    /// The first token of the answer came.
+    /// The first output token arrived.
     FirstToken {
-        /// Whose.
+        /// The request.
         request: RequestId,
     },
-    /// The answer came, or began to, all at once: its prompt is computed, and when its first token was made nobody saw.
+    /// A non-streamed answer arrived or began to arrive: its prompt is prefilled, but the time of its first token is
+    /// unknown.
     Begun {
-        /// Whose.
+        /// The request.
         request: RequestId,
     },
-    /// More tokens of the answer came.
+    /// More output tokens arrived.
     Tokens {
-        /// Whose.
+        /// The request.
         request: RequestId,
         /// How many.
         count: u32,
     },
-    /// The answer came to its end, and has so many tokens: more than were seen to come, where they came several at a
-    /// time or all at once.
+    /// The answer ended and has this many output tokens: more than were observed where tokens came in groups or all at
+    /// once.
     Wrote {
-        /// Whose.
+        /// The request.
         request: RequestId,
-        /// How many, the first one included.
+        /// Output tokens, the first one included.
         output_tokens: u32,
     },
-    /// The answer said what it took, before it was over.
+    /// The answer reported its prompt's cache reuse, before it ended.
     Answered {
-        /// Whose.
+        /// The request.
         request: RequestId,
-        /// What it said.
+        /// What the answer reported.
         reported: cache_accuracy::ReportedReuse,
     },
-    /// An endpoint's event feed is in another state.
+    /// The state of an endpoint's KV event feed changed.
     Fed {
-        /// Whose.
+        /// The endpoint.
         endpoint: EndpointId,
-        /// Its state.
+        /// The new state.
         feed: Feed,
     },
-    /// An endpoint has lost all that it held.
+    /// An endpoint has lost its whole KV cache.
     Forgot {
-        /// Which.
+        /// The endpoint.
         endpoint: EndpointId,
     },
-    /// An endpoint's counters, since it started: prompt tokens looked for in its cache, and found there.
+    /// An endpoint's cache counters since it started: prompt tokens queried and prompt tokens hit.
     Counted {
-        /// Which.
+        /// The endpoint.
         endpoint: EndpointId,
-        /// Looked for.
+        /// Tokens queried.
         queries: f64,
-        /// Found.
+        /// Tokens hit.
         hits: f64,
-        /// Prompt tokens that one block stands for.
+        /// Prompt tokens per block.
         block_tokens: u32,
     },
-    /// An endpoint failed a request that was placed there: no answer, a broken one, or one that says so. Its
-    /// [`Input::Finished`] follows.
+    /// An endpoint failed a dispatched request: no answer, a broken answer or an error answer. Its [`Input::Finished`]
+    /// follows.
     Failed {
-        /// Whose.
+        /// The request.
         request: RequestId,
     },
-    /// An endpoint is too busy for a request that was placed there, and said so. That is no failure; it gets no further
-    /// ones for a while. Its [`Input::Finished`] follows.
+    /// An endpoint answered that it is too busy for a dispatched request. This is no failure; the endpoint gets no
+    /// further requests for a while. Its [`Input::Finished`] follows.
     Busy {
-        /// Whose.
+        /// The request.
         request: RequestId,
-        /// For how long, if it said.
+        /// The endpoint's `Retry-After`, if it sent one.
         retry_after: Option<Nanos>,
     },
-    /// An endpoint has answered a request soundly, or begun to. Its [`Input::Finished`] follows.
+    /// An endpoint has answered a request successfully, or begun to. Its [`Input::Finished`] follows.
     Succeeded {
-        /// Whose.
+        /// The request.
         request: RequestId,
     },
-    /// What is known of the prefix of a request whose turn has come: the answer to [`Output::Refresh`].
+    /// The prefix lookup of a dequeued request: the answer to [`Output::Refresh`].
     Refreshed {
-        /// Whose.
+        /// The request.
         request: RequestId,
-        /// Leading prompt tokens per endpoint that is thought to hold any.
+        /// Predicted leading prompt tokens cached, per endpoint that holds any.
         overlap: Vec<(EndpointId, Prediction)>,
     },
-    /// The pool is to schedule in another way from here on. What it has learned stays.
+    /// The pool's configuration changes. What the scheduler has learned stays.
     Configured {
-        /// How.
+        /// The new configuration.
         config: Box<Config>,
     },
-    /// A request is over, in whatever way, or its client has stopped waiting for a place.
+    /// A request is over, whatever its outcome, or its client has stopped waiting in the queue.
     Finished {
-        /// Which.
+        /// The request.
         request: RequestId,
     },
-    /// Nothing but time has passed.
+    /// Only time has passed.
     Tick,
 }
 
-/// What follows from an input.
+/// A consequence of an input.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Output {
-    /// Send the request there now. Its load is already reserved.
+    /// Send the request to this endpoint. Its load is already reserved.
     Dispatch {
         /// The request.
         request: RequestId,
-        /// Where and why.
+        /// The endpoint and why it was chosen.
         placement: Placement,
     },
-    /// Refuse the request.
+    /// Reject the request.
     Reject {
         /// The request.
         request: RequestId,
-        /// Why, and when to come again.
+        /// Why, and when to retry.
         refused: Refused,
     },
-    /// A waiting request's turn has come, and what is known of its prefix is as old as its wait: tell
-    /// [`Input::Refreshed`].
+    /// A queued request's turn has come, and its prefix lookup is as old as its wait: look the prefix up again and
+    /// answer with [`Input::Refreshed`].
     Refresh {
         /// The request.
         request: RequestId,
     },
-    /// An endpoint's breaker stands differently.
+    /// An endpoint's circuit breaker changed state.
     Breaker {
-        /// Whose.
+        /// The endpoint.
         endpoint: EndpointId,
-        /// Where it stands.
+        /// The new state.
         state: breaker::State,
     },
     /// A draining endpoint has no request left.
     Drained {
-        /// Which.
+        /// The endpoint.
         endpoint: EndpointId,
     },
-    /// What is known of an endpoint's cache is worth more, or less, than it was.
+    /// The scheduler trusts its knowledge of an endpoint's cache more, or less, than before.
     Knowledge {
-        /// Whose.
+        /// The endpoint.
         endpoint: EndpointId,
-        /// From what to what, and why.
+        /// From which level to which, and why.
         change: KnowledgeChange,
     },
 }
@@ -218,7 +220,7 @@ pub enum Output {
 // === impl Output ===
 
 impl Output {
-    /// The request whose fate it is, if it is one's.
+    /// The request that this output concerns, if any.
     pub fn request(&self) -> Option<RequestId> {
         match *self {
             Self::Dispatch { request, .. } | Self::Reject { request, .. } => Some(request),

@@ -1,9 +1,10 @@
-//! Queue, selection and in-flight ledger of one pool as one state machine: [`Input`] in, [`Output`] out.
+//! Scheduler of one pool: queue, endpoint selection and in-flight ledger as one state machine. [`Input`] in, [`Output`]
+//! out.
 //!
-//! Selection and reservation are one step, so two requests never both see an endpoint as idle. Every request that is
-//! dispatched is settled by exactly one [`Input::Finished`], whatever happened to it; then its tokens have all been
-//! given back. Everything that can change the state is an [`Input`], and inputs can be written down: the same inputs
-//! in the same order give the same outputs.
+//! Selecting an endpoint and reserving its load is one step, so two requests never both see an endpoint as idle. Every
+//! dispatched request ends with exactly one [`Input::Finished`], whatever its outcome; that input releases all its
+//! reservations. Every state change is an [`Input`], and inputs can be serialized: the same inputs in the same order
+//! give the same outputs.
 
 mod admission;
 mod availability;
@@ -16,17 +17,6 @@ mod messages;
 mod shadow;
 
 use std::collections::BTreeMap;
-
-use admission::Called;
-use availability::AvailabilitySummary;
-pub use checkpoint::Checkpoint;
-pub use config::Config;
-use estimated_prefills::EstimatedPrefills;
-use in_flight::{InFlightRequest, InFlightTable, Turn};
-use learning::{Learning, STEP_TOKENS};
-pub use messages::{Input, Output};
-use shadow::Shadow;
-pub use shadow::{Agreement, Shadowed};
 
 use crate::budget::Budget;
 use crate::cache_accuracy::{self, Feed, Knowledge, KnowledgeChange, Prediction};
@@ -43,15 +33,28 @@ use crate::session_admission::SessionAdmission;
 use crate::stall::Expected;
 use crate::time::Nanos;
 
-/// Tokens of an answer that a scheduler is told of at a time, but for the last ones: its ledger is right to a thousandth
-/// of a usual context, and told sixteen times as rarely. Gateway and simulator do it alike.
+pub use checkpoint::Checkpoint;
+pub use config::Config;
+pub use messages::{Input, Output};
+pub use shadow::{Agreement, Shadowed};
+
+use admission::Dequeued;
+use availability::AvailabilitySummary;
+use estimated_prefills::EstimatedPrefills;
+use in_flight::{InFlightRequest, InFlightTable, Turn};
+use learning::{Learning, STEP_TOKENS};
+use shadow::Shadow;
+
+/// Output tokens reported to the scheduler in one [`Input::Tokens`]; the last report of an answer may hold fewer.
+/// Batching keeps the ledger within a thousandth of a typical context at a sixteenth of the inputs. Gateway and
+/// simulator use the same value.
 pub const TOKENS_TOLD: u32 = 16;
 
-/// What an output token counts when tenants are compared, where an uncached prompt token counts 1: as VTC
-/// (arXiv 2401.00588) and AIBrix's `vtc-basic` have it.
+/// Weight of an output token in fair queueing between tenants, where an uncached prompt token counts 1; same as VTC
+/// (arXiv 2401.00588) and AIBrix's `vtc-basic`.
 const OUTPUT_WEIGHT: i64 = 2;
 
-/// The scheduler of one pool. See the module.
+/// The scheduler of one pool. See the module documentation.
 pub struct Scheduler {
     config: Config,
     pool: Pool,
@@ -59,21 +62,21 @@ pub struct Scheduler {
     queue: Queue,
     admission: Option<SessionAdmission>,
     learning: Learning,
-    unseen: EstimatedPrefills,
-    gates: AvailabilitySummary,
-    /// Nobody of those who wait first can go until an endpoint takes more.
-    stalled: bool,
-    /// Those whose turn has come.
-    called: BTreeMap<RequestId, Called>,
+    estimated_prefills: EstimatedPrefills,
+    availability: AvailabilitySummary,
+    /// No queued request within the search limit can be dispatched until an endpoint accepts more.
+    queue_blocked: bool,
+    /// Dequeued requests that hold a dispatch slot and wait for [`Input::Refreshed`].
+    dequeued: BTreeMap<RequestId, Dequeued>,
     retries: Budget,
     hedges: Budget,
-    /// Requests that were over of late.
-    departed: DecayingCounter,
+    /// Rate of recently finished requests.
+    finished: DecayingCounter,
     policy: Box<dyn Policy>,
     shadow: Option<Box<Shadow>>,
-    /// Where whoever is placed next goes, whatever the policy picks.
-    destined: Option<EndpointId>,
-    /// Where the policy would have sent whoever was placed last.
+    /// Endpoint that the next placement uses, whatever the policy picks.
+    forced: Option<EndpointId>,
+    /// The policy's own choice for the last placement.
     picked: Option<(EndpointId, Reason)>,
     rng: Rng,
     receipts: Receipts,
@@ -94,16 +97,16 @@ impl Scheduler {
             queue: Queue::new(config.queue_len_max as usize),
             admission: config.session_admission.then(SessionAdmission::default),
             learning: Learning::new(config.timing.as_deref()),
-            unseen: EstimatedPrefills::default(),
-            gates: AvailabilitySummary::default(),
-            stalled: false,
-            called: BTreeMap::new(),
+            estimated_prefills: EstimatedPrefills::default(),
+            availability: AvailabilitySummary::default(),
+            queue_blocked: false,
+            dequeued: BTreeMap::new(),
             retries: Budget::new(&config.retries),
             hedges: Budget::new(&config.hedges),
-            departed: DecayingCounter::default(),
+            finished: DecayingCounter::default(),
             policy: config.policy.build(),
             shadow: Shadow::of(&config),
-            destined: None,
+            forced: None,
             picked: None,
             rng: Rng::new(config.seed),
             receipts: Receipts::new(config.receipts_max as usize),
@@ -115,28 +118,28 @@ impl Scheduler {
         }
     }
 
-    /// Takes one input at `now` and appends what follows from it. Threads that race for the scheduler may bring
-    /// times that are out of order by as much as they race.
+    /// Applies one input at `now` and appends its consequences to `out`. Threads that race for the scheduler may pass
+    /// times that are slightly out of order.
     pub fn step(&mut self, now: Nanos, input: Input, out: &mut Vec<Output>) {
-        let (of_fleet, of_gates) = (input.is_of_fleet(), input.is_of_gates());
-        self.ripen(now, out);
-        while let Some(request) = self.unseen.pop(now) {
+        let (changes_fleet, changes_availability) = (input.changes_fleet(), input.changes_availability());
+        self.review_if_due(now, out);
+        while let Some(request) = self.estimated_prefills.pop(now) {
             self.prefilled(request);
         }
         match input {
             Input::Joined { endpoint, name, healthy, draining } => {
                 self.pool.join(endpoint, name);
-                self.found(now, endpoint, healthy);
+                self.set_health(now, endpoint, healthy);
                 self.pool.set_draining(endpoint, draining);
             }
             Input::Draining { endpoint, draining } => {
                 self.pool.set_draining(endpoint, draining);
-                self.tell_drained(endpoint, out);
+                self.report_drained(endpoint, out);
             }
             Input::Left { endpoint } => self.pool.leave(endpoint),
-            Input::Health { endpoint, healthy } => self.found(now, endpoint, healthy),
+            Input::Health { endpoint, healthy } => self.set_health(now, endpoint, healthy),
             Input::Stalled { endpoint, stalled } => self.stall(now, endpoint, stalled),
-            Input::Blamed { endpoint } => self.blame(now, endpoint, out),
+            Input::Blamed { endpoint } => self.count_failure(now, endpoint, out),
             Input::Reported { endpoint, reported } => self.pool.report(endpoint, now, reported),
             Input::Arrived { request, overlap, block_tokens } => {
                 let waiting = Waiting { request, block_tokens, deadline: now + self.config.queue_timeout };
@@ -153,34 +156,35 @@ impl Scheduler {
                 self.learn(endpoint, out, |accuracy| accuracy.count(queries, hits, block_tokens));
             }
             Input::Failed { .. } | Input::Busy { .. } | Input::Succeeded { .. } => {
-                self.told(now, &input, out);
+                self.apply_outcome(now, &input, out);
             }
             Input::Finished { request } => self.settle(now, request, out),
             Input::Refreshed { request, overlap } => self.refreshed(now, request, &overlap, out),
             Input::Configured { config } => self.configure(now, *config, out),
             Input::Tick => {}
         }
-        if of_gates {
+        if changes_availability {
             self.review(now, out);
         }
-        if of_fleet {
-            self.tell_admission();
+        if changes_fleet {
+            self.update_admission_capacity();
         }
         self.drain_queue(now, out);
     }
 
-    /// As [`Scheduler::step`], but whoever is placed by this input goes to `destined`, if that takes requests: for a
-    /// replay, which follows what happened. Where the policy would have sent it, and why, if anybody was placed.
+    /// Like [`Scheduler::step`], but a request placed by this input goes to `forced` if that endpoint accepts
+    /// requests. Used by a replay, which follows the recorded placements. Returns the policy's own choice and its
+    /// reason, if a request was placed.
     pub fn step_to(
         &mut self,
         now: Nanos,
         input: Input,
-        destined: Option<EndpointId>,
+        forced: Option<EndpointId>,
         out: &mut Vec<Output>,
     ) -> Option<(EndpointId, Reason)> {
-        (self.destined, self.picked) = (destined, None);
+        (self.forced, self.picked) = (forced, None);
         self.step(now, input, out);
-        self.destined = None;
+        self.forced = None;
         self.picked.take()
     }
 
@@ -189,19 +193,19 @@ impl Scheduler {
         self.receipts = Receipts::new(usize::from(explained)).with_all_rows();
     }
 
-    /// How another policy would have decided, where there is one.
+    /// Decisions of the shadow policy, if one is configured.
     pub fn shadowed(&self) -> Option<Shadowed> {
         self.shadow.as_deref().map(Shadow::shadowed)
     }
 
-    /// When to step with [`Input::Tick`] if nothing happens before.
+    /// When to step with [`Input::Tick`] if no other input comes before.
     pub fn next_deadline(&self) -> Option<Nanos> {
         let room = self
             .admission
             .as_ref()
-            .filter(|_| self.queue.anyone_begins())
+            .filter(|_| self.queue.has_gated())
             .and_then(SessionAdmission::next_deadline);
-        let gate = self.gates.next_deadline().filter(|_| self.queued() > 0);
+        let gate = self.availability.next_deadline().filter(|_| self.queued() > 0);
         self.queue.next_deadline().into_iter().chain(room).chain(gate).min()
     }
 
@@ -210,27 +214,27 @@ impl Scheduler {
         &self.pool
     }
 
-    /// How this pool schedules.
+    /// The pool's configuration.
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// How fast an endpoint of this pool works, as far as is known.
+    /// Estimated speed of an endpoint of this pool.
     pub fn rates(&self, endpoint: &Endpoint) -> Rates {
         self.learning.rates(endpoint)
     }
 
-    /// Mean output tokens of the answers of late.
+    /// Mean output tokens of recent answers.
     pub fn usual_output_tokens(&self) -> f64 {
         self.learning.forecast.usual_tokens()
     }
 
-    /// The last decisions.
+    /// The most recent decisions.
     pub fn receipts(&self) -> &Receipts {
         &self.receipts
     }
 
-    /// What an endpoint is expected to do next, if it has anything to do.
+    /// When an endpoint with requests in flight is expected to make progress; `None` if it is idle.
     pub fn expected(&self, endpoint: EndpointId) -> Option<Expected> {
         let endpoint = self.pool.get(endpoint)?;
         let InFlight { requests, prefilling, prefill_tokens, prefill_pairs, context_tokens } =
@@ -240,32 +244,33 @@ impl Scheduler {
         let rates = self.rates(endpoint);
         let decode_s = rates.decode_step_s(requests.saturating_sub(prefilling), context_tokens);
         let prefill_s = rates.prefill_s(prefill_tokens, prefill_pairs);
-        // A step computes a part of what waits, and all prompts may be computed before any decoding goes on (SGLang).
+        // One step computes part of the pending prefill, and all prompts may be computed before decoding continues
+        // (SGLang).
         let share = (STEP_TOKENS as f64 / prefill_tokens.max(1) as f64).min(1.0);
         let is_learned = self.learning.is_learned() || self.config.timing.is_some();
         let (step_s, token_s) = (share * prefill_s + decode_s, prefill_s + decode_s);
         (requests > 0).then_some(Expected { step_s, token_s, is_seen, is_learned })
     }
 
-    /// Requests dispatched and not yet settled.
+    /// Requests dispatched and not yet finished.
     pub fn in_flight(&self) -> usize {
         self.flights.len()
     }
 
-    /// Requests that wait for a place.
+    /// Requests waiting for dispatch.
     pub fn queued(&self) -> usize {
-        self.queue.len() + self.called.len()
+        self.queue.len() + self.dequeued.len()
     }
 
-    /// Tells who admits conversations what there is room for.
-    fn tell_admission(&mut self) {
+    /// Passes the fleet's KV cache capacity to session admission.
+    fn update_admission_capacity(&mut self) {
         if let Some(admission) = &mut self.admission {
             let (endpoints, capacity_tokens) = self.pool.kv_capacity_tokens();
             admission.set_fleet(endpoints, capacity_tokens);
         }
     }
 
-    /// Whether a request that comes may have to wait.
+    /// Whether an arriving request may have to wait.
     pub fn may_wait(&self) -> bool {
         self.config.queue_len_max > 0
             && (self.config.in_flight_max > 0
@@ -274,7 +279,7 @@ impl Scheduler {
                 || self.queued() > 0)
     }
 
-    /// Selects among the rows and reserves.
+    /// Selects an endpoint among the rows and reserves its load.
     fn place(&mut self, now: Nanos, waiting: &Waiting, lane: Lane, out: &mut Vec<Output>) {
         let Waiting { request, block_tokens, .. } = waiting;
         let explain = self.receipts.is_on();
@@ -299,8 +304,8 @@ impl Scheduler {
             shadow.decide(now, request, output_tokens, usual, &self.rows, (row, reason));
         }
         self.picked = Some((self.rows[row].endpoint, reason));
-        let destined = self.destined.and_then(|id| self.rows.iter().position(|row| row.endpoint == id));
-        let row = destined.unwrap_or(row);
+        let forced = self.forced.and_then(|id| self.rows.iter().position(|row| row.endpoint == id));
+        let row = forced.unwrap_or(row);
         let Candidate { endpoint, overlap_tokens, knowledge, prediction, .. } = self.rows[row];
         let feed = self.pool.get(endpoint).map_or(Feed::Absent, |endpoint| endpoint.cache_accuracy.feed());
         let placement = Placement { endpoint, overlap_tokens, reason, knowledge, feed };
@@ -343,11 +348,11 @@ impl Scheduler {
                 picked.load.in_flight;
             let (tokens, pairs) = (prefill_tokens + u64::from(uncached), prefill_pairs + pairs);
             let step_s = picked.rates.decode_step_s(requests - prefilling, context_tokens);
-            self.unseen.placed(now, request.id, picked.rates.prefill_s(tokens, pairs) + step_s);
+            self.estimated_prefills.placed(now, request.id, picked.rates.prefill_s(tokens, pairs) + step_s);
         }
-        let flight = InFlightRequest { era: self.passes(endpoint, request.id), ..flight };
-        // If it is the one request that a breaker lets through, those who waited for that have nothing to wait for.
-        self.stalled = false;
+        let flight = InFlightRequest { era: self.register_with_breaker(endpoint, request.id), ..flight };
+        // A half-open breaker admits one request; if this is that request, queued requests can no longer use it.
+        self.queue_blocked = false;
         if let Some(ledger) = self.pool.in_flight_mut(endpoint) {
             ledger.requests += 1;
             ledger.prefilling += 1;
@@ -359,7 +364,7 @@ impl Scheduler {
         out.push(Output::Dispatch { request: request.id, placement });
     }
 
-    /// A prompt is computed; `seen` is whether its first token was seen to come.
+    /// A prompt was prefilled; `seen` is whether its first token was observed.
     fn first_token(&mut self, now: Nanos, request: RequestId, seen: bool, out: &mut Vec<Output>) {
         let Some(flight) = self.flights.get_mut(request) else { return };
         if std::mem::replace(&mut flight.computed, true) {
@@ -373,13 +378,13 @@ impl Scheduler {
             self.learning.first_token(now, timed, self.pool.get_mut(endpoint), tokens, prefill_pairs);
         }
         if let Some(accuracy) = self.pool.cache_accuracy_mut(endpoint) {
-            accuracy.owe(prediction.unwrap_or_default(), prompt_tokens);
+            accuracy.expect_in_counters(prediction.unwrap_or_default(), prompt_tokens);
         }
         self.prefilled(request);
         self.begun(now, endpoint, era, out);
     }
 
-    /// A prompt is computed, or should be: it is no longer work to come.
+    /// Removes a prompt from the pending prefill: it was prefilled, or should be by estimate.
     fn prefilled(&mut self, request: RequestId) {
         let Some(flight) = self.flights.get_mut(request) else { return };
         let prefill_tokens = u64::from(std::mem::take(&mut flight.prefill_tokens));
@@ -392,7 +397,7 @@ impl Scheduler {
         }
     }
 
-    /// Compares what was predicted with what the answer says.
+    /// Compares the predicted prefix reuse with the reuse that the answer reports.
     fn answered(
         &mut self,
         request: RequestId,
@@ -405,13 +410,13 @@ impl Scheduler {
         let InFlightRequest { endpoint, prompt_tokens, block_tokens, computed, .. } = *flight;
         self.learn(endpoint, out, |accuracy| {
             if computed {
-                accuracy.repay(prediction, prompt_tokens);
+                accuracy.exclude_from_counters(prediction, prompt_tokens);
             }
             accuracy.observe(prediction, prompt_tokens, reported, block_tokens)
         });
     }
 
-    /// Changes what is known of an endpoint's cache, and tells if it is worth more or less then.
+    /// Changes an endpoint's cache accuracy and emits [`Output::Knowledge`] if its knowledge level changes.
     fn learn(
         &mut self,
         endpoint: EndpointId,
@@ -434,13 +439,13 @@ impl Scheduler {
         }
     }
 
-    /// Takes over how long an answer is from who wrote it.
+    /// Takes over the answer's final length.
     fn wrote(&mut self, now: Nanos, request: RequestId, output_tokens: u32) {
         let Some(flight) = self.flights.get_mut(request) else { return };
         self.learning.last_token(now, &mut flight.timed, self.pool.get_mut(flight.endpoint));
         let seen = std::mem::replace(&mut flight.timed.output_tokens, output_tokens);
         charge(&mut self.queue, flight, output_tokens.saturating_sub(seen.max(1)));
-        // The last token is no context of any other, as the first one was not counted.
+        // The last token is not part of any later token's context, just as the first one was not counted.
         let context_tokens = u64::from(flight.prompt_tokens) + u64::from(output_tokens.saturating_sub(1));
         let before = std::mem::replace(&mut flight.context_tokens, context_tokens);
         if let Some(ledger) = self.pool.in_flight_mut(flight.endpoint) {
@@ -448,18 +453,18 @@ impl Scheduler {
         }
     }
 
-    /// Gives back all that a request has reserved, or takes it out of the queue.
+    /// Releases everything that a request has reserved, or removes it from the queue.
     fn settle(&mut self, now: Nanos, request: RequestId, out: &mut Vec<Output>) {
-        self.stalled = false;
+        self.queue_blocked = false;
         let Some(flight) = self.flights.remove(request) else {
-            let called = self.called.remove(&request).map(|called| (called.waiting, Lane::GoesOn));
-            if let Some((waiting, Lane::GoesOn)) = called.or_else(|| self.queue.remove(request)) {
+            let dequeued = self.dequeued.remove(&request).map(|dequeued| (dequeued.waiting, Lane::Active));
+            if let Some((waiting, Lane::Active)) = dequeued.or_else(|| self.queue.remove(request)) {
                 self.leave(now, waiting.request.session, None);
             }
             return;
         };
-        self.departed.at(now, 0.0);
-        self.departed.add(1.0);
+        self.finished.at(now, 0.0);
+        self.finished.add(1.0);
         self.turn_over(now, &flight);
         self.learning.over(&flight.timed);
         if flight.output_tokens_due > 0 {
@@ -473,11 +478,11 @@ impl Scheduler {
             ledger.prefill_pairs -= flight.prefill_pairs;
             ledger.prefill_tokens -= u64::from(flight.prefill_tokens);
             ledger.context_tokens -= flight.context_tokens;
-            self.tell_drained(flight.endpoint, out);
+            self.report_drained(flight.endpoint, out);
         }
     }
 
-    fn tell_drained(&self, id: EndpointId, out: &mut Vec<Output>) {
+    fn report_drained(&self, id: EndpointId, out: &mut Vec<Output>) {
         let drained = self
             .pool
             .get(id)
@@ -488,7 +493,7 @@ impl Scheduler {
     }
 }
 
-/// More tokens of an answer came. Those that were expected have been charged.
+/// Charges further output tokens to the tenant. The forecast output tokens were charged at placement.
 fn charge(queue: &mut Queue, flight: &mut InFlightRequest, count: u32) {
     let beyond = count.saturating_sub(flight.output_tokens_due);
     flight.output_tokens_due = flight.output_tokens_due.saturating_sub(count);
@@ -521,11 +526,11 @@ mod tests {
     pub(super) struct World {
         pub(super) scheduler: Scheduler,
         pub(super) now: Nanos,
-        /// What is known of every prompt when its turn comes.
+        /// Overlap of every prompt, returned for each [`Output::Refresh`].
         pub(super) known: Vec<(EndpointId, Prediction)>,
-        /// Those whose turn has come and whose prompts nobody has looked up.
+        /// Dequeued requests whose prompts have not been looked up again.
         pub(super) unknown: Vec<RequestId>,
-        /// Whether they are kept waiting for that.
+        /// Whether [`Output::Refresh`] is left unanswered.
         pub(super) lazy: bool,
     }
 
@@ -549,7 +554,7 @@ mod tests {
             out
         }
 
-        /// Does what a router does with those whose turn has come.
+        /// Answers every [`Output::Refresh`], as the router does.
         pub(super) fn look_up(&mut self, out: &mut Vec<Output>) {
             loop {
                 let asked = out.extract_if(.., |output| matches!(output, Output::Refresh { .. }));
@@ -577,8 +582,8 @@ mod tests {
             self.step(Input::Arrived { request, overlap, block_tokens: 16 })
         }
 
-        /// Whoever sits in a slot now.
-        fn seated(&self, slot: u16) -> EndpointId {
+        /// The endpoint that occupies a slot.
+        fn occupant(&self, slot: u16) -> EndpointId {
             self.scheduler.pool.endpoints().nth(slot.into()).expect("three endpoints").id
         }
 
@@ -659,7 +664,7 @@ mod tests {
         assert_eq!(
             (world.ledger(0).prefilling, world.ledger(0).prefill_tokens),
             (2, 16_000),
-            "a moment early"
+            "just before the estimate"
         );
         world.now += Nanos::from_millis(1);
         world.step(Input::Tick);
@@ -667,7 +672,7 @@ mod tests {
         assert_eq!(
             (ledger.requests, ledger.prefilling, ledger.prefill_tokens),
             (2, 1, 8000),
-            "the stream's is left"
+            "only the streaming request still counts as prefilling"
         );
         for id in [1, 0] {
             world.step(Input::Begun { request: RequestId(id) });
@@ -702,7 +707,7 @@ mod tests {
             let out = world.step(Input::Finished { request: RequestId(1) });
             out.iter().find_map(Output::request)
         };
-        assert_eq!(served(true), Some(RequestId(3)), "the other tenant has had less");
+        assert_eq!(served(true), Some(RequestId(3)), "the other tenant has used less");
         assert_eq!(served(false), served(true));
     }
 
@@ -741,7 +746,7 @@ mod tests {
         let first = placed(&world.arrive(1, 10, &[])).expect("placed");
         assert_eq!(placed(&world.arrive(2, 10, &[])), None, "waits");
         let out = world.step(Input::Finished { request: RequestId(1) });
-        assert!(placed(&out).is_some(), "the waiting one takes the place");
+        assert!(placed(&out).is_some(), "the queued request is dispatched");
         let mut request = SchedulingRequest::new(RequestId(1), 10);
         (request.attempt, request.excluded) = (1, [first].into());
         let out = world.step(Input::Arrived { request, overlap: Vec::new(), block_tokens: 16 });
@@ -766,13 +771,16 @@ mod tests {
         assert_eq!((world.arrive(2, 10, &[]), world.arrive(3, 10, &[])), (vec![], vec![]));
         let shed = [Output::Reject { request: RequestId(4), refused: in_a_second(Rejection::QueueFull) }];
         assert_eq!(world.arrive(4, 10, &[]), shed);
-        let deadline = world.scheduler.next_deadline().expect("somebody waits");
+        let deadline = world.scheduler.next_deadline().expect("a request is queued");
         world.now = deadline - Nanos(1);
         let expired =
             [Output::Reject { request: RequestId(2), refused: in_a_second(Rejection::QueueTimeout) }];
         assert_eq!(world.step(Input::Tick), expired);
         let out = world.step(Input::Finished { request: RequestId(1) });
-        assert!(matches!(out[..], [Output::Reject { request: RequestId(3), .. }]), "late by now: {out:?}");
+        assert!(
+            matches!(out[..], [Output::Reject { request: RequestId(3), .. }]),
+            "deadline has passed: {out:?}"
+        );
         assert_eq!((world.scheduler.queued(), world.scheduler.in_flight()), (0, 0));
     }
 
@@ -780,7 +788,7 @@ mod tests {
     fn a_request_that_arrives_twice_has_one_place() {
         let mut world = World::new(Config { in_flight_max: 1, ..config("round_robin") }, 1);
         assert!(placed(&world.arrive(1, 10, &[])).is_some());
-        assert_eq!(world.arrive(1, 10, &[]), [], "in flight");
+        assert_eq!(world.arrive(1, 10, &[]), [], "already in flight");
         assert_eq!((world.arrive(2, 10, &[]), world.arrive(2, 10, &[])), (vec![], vec![]), "waiting");
         assert_eq!(world.scheduler.queued(), 1);
         assert!(placed(&world.step(Input::Finished { request: RequestId(1) })).is_some());
@@ -837,11 +845,11 @@ mod tests {
             assert_eq!(receipt.rows[1].overlap_tokens, 60);
             let least = receipt.rows.iter().map(|row| row.cost).fold(f64::INFINITY, f64::min);
             let picked = receipt.rows.iter().find(|row| row.endpoint == receipt.placement.endpoint);
-            assert_eq!(picked.expect("among the rows").cost, least);
+            assert_eq!(picked.expect("picked endpoint is a candidate").cost, least);
         }
     }
 
-    /// A turn of a conversation.
+    /// Sends one turn of a conversation.
     fn said(world: &mut World, id: u64, session: u64, prompt_tokens: u32) -> Vec<Output> {
         let request = SchedulingRequest {
             session: Some(SessionKey(session)),
@@ -867,19 +875,23 @@ mod tests {
         let mut world = World::new(config, 1);
         limit(&mut world, 1000);
         assert!(placed(&said(&mut world, 1, 1, 900)).is_some());
-        assert_eq!(placed(&said(&mut world, 2, 2, 200)), None, "both do not fit");
-        assert!(placed(&world.arrive(3, 900, &[])).is_some(), "it is of no conversation");
-        assert!(placed(&said(&mut world, 4, 1, 900)).is_some(), "it goes on");
+        assert_eq!(placed(&said(&mut world, 2, 2, 200)), None, "the two conversations do not fit together");
+        assert!(placed(&world.arrive(3, 900, &[])).is_some(), "a request without a session is not gated");
+        assert!(placed(&said(&mut world, 4, 1, 900)).is_some(), "the active conversation continues");
         [1, 3, 4].into_iter().for_each(|id| assert_eq!(placed(&answered(&mut world, id)), None));
-        let idle_at = world.scheduler.next_deadline().expect("the first one rests");
+        let idle_at = world.scheduler.next_deadline().expect("the first conversation is idle");
         world.now = idle_at - Nanos(1);
-        assert!(placed(&world.step(Input::Tick)).is_some(), "the first one is idle by now");
-        assert_eq!(placed(&said(&mut world, 5, 1, 900)), None, "it has to come back");
+        assert!(placed(&world.step(Input::Tick)).is_some(), "the first conversation has expired");
+        assert_eq!(placed(&said(&mut world, 5, 1, 900)), None, "the expired conversation is gated again");
         assert_eq!(placed(&said(&mut world, 6, 3, 10)), None);
         world.step(Input::Finished { request: RequestId(5) });
         limit(&mut world, 10_000);
         world.step(Input::Tick);
-        assert_eq!((world.scheduler.queued(), world.scheduler.in_flight()), (0, 2), "more fits");
+        assert_eq!(
+            (world.scheduler.queued(), world.scheduler.in_flight()),
+            (0, 2),
+            "the larger fleet admits it"
+        );
     }
 
     #[test]
@@ -1037,7 +1049,7 @@ mod tests {
                             kv_usage_ratio: 0.0,
                             kv_capacity_tokens: Some(tokens).filter(|&tokens| tokens > 0),
                         };
-                        let endpoint = world.seated(slot);
+                        let endpoint = world.occupant(slot);
                         world.step(Input::Reported { endpoint, reported })
                     }
                     Act::Failed(r) => world.step(Input::Failed { request: RequestId(r as u64) }),
@@ -1059,32 +1071,32 @@ mod tests {
                         world.step(Input::Finished { request })
                     }
                     Act::Health(slot, healthy) => {
-                        let endpoint = world.seated(slot);
+                        let endpoint = world.occupant(slot);
                         world.step(Input::Health { endpoint, healthy })
                     }
 
                     Act::Stall(slot, stalled) => {
-                        let endpoint = world.seated(slot);
+                        let endpoint = world.occupant(slot);
                         world.step(Input::Stalled { endpoint, stalled })
                     }
                     Act::Blame(slot) => {
-                        let endpoint = world.seated(slot);
+                        let endpoint = world.occupant(slot);
                         world.step(Input::Blamed { endpoint })
                     }
                     Act::Drain(slot, draining) => {
-                        let endpoint = world.seated(slot);
+                        let endpoint = world.occupant(slot);
                         world.step(Input::Draining { endpoint, draining })
                     }
 
                     Act::Churn(slot) => {
-                        let endpoint = world.seated(slot);
+                        let endpoint = world.occupant(slot);
                         let mut out = world.step(Input::Left { endpoint });
                         let endpoint = world.scheduler.pool.next_id().expect("room");
                         out.extend(world.step(joined(endpoint, "again")));
                         out
                     }
                     Act::Wait(span) => {
-                        // Long enough for conversations to have been idle for too long, at times.
+                        // Long enough for conversations to expire at times.
                         world.now += Nanos(if span == 19 { 100 * second } else { span });
                         world.step(Input::Tick)
                     }
@@ -1108,7 +1120,7 @@ mod tests {
                         && firsts.contains(&request)
                     {
                         let requests = world.scheduler.pool.get(placement.endpoint).map(|e| e.load.in_flight.requests);
-                        // Retries that were placed in the same step may have gone beyond it.
+                        // Retries placed in the same step may have exceeded the limit.
                         let most = endpoint_in_flight_max + beyond(placement.endpoint);
                         prop_assert!(requests <= Some(most), "{requests:?} in flight");
                     }
@@ -1116,17 +1128,17 @@ mod tests {
                 let room = world.scheduler.queue.len() > 0 && !world.scheduler.is_full();
                 let held = |world: &World| {
                     let first = world.scheduler.queue.first_gated();
-                    first.is_some_and(|first| !world.scheduler.may_begin(first))
+                    first.is_some_and(|first| !world.scheduler.may_admit(first))
                 };
                 let scheduler = &world.scheduler;
-                let anyone_can = scheduler.queue.in_order(true).any(|(_, other)| scheduler.can_go(world.now, &other.request));
-                prop_assert!(!room || held(&world) || !anyone_can, "nobody waits while there is room");
+                let anyone_can = scheduler.queue.in_order(true).any(|(_, other)| scheduler.can_dispatch(world.now, &other.request));
+                prop_assert!(!room || held(&world) || !anyone_can, "a request waits while an endpoint has room");
                 if let Some(admission) = &world.scheduler.admission {
                     admission.check();
                 }
             }
             let waiting = asked.len() - answered.len() - given_up.len();
-            prop_assert_eq!(world.scheduler.queued(), waiting, "asked = answered + given up + waiting");
+            prop_assert_eq!(world.scheduler.queued(), waiting, "arrived = finished + cancelled + queued");
             for _ in 0..2 {
                 for &request in &asked {
                     world.step(Input::Finished { request });

@@ -1,9 +1,9 @@
-//! A second policy that looks over the first one's shoulder: what would it have done?
+//! Shadow policy: evaluates a second policy on every decision, without effect.
 //!
-//! It sees the same rows of the same decision, has a state and randomness of its own, and changes nothing. Where the two
-//! differ, what either choice costs the fleet is estimated by one measure for both: the seconds that `fleet_cost` adds up
-//! ([`fleet_cost::seconds`]), without what that policy remembers. So the gain is that of single decisions: it does not know
-//! what the fleet would be like if the other policy had made those before.
+//! It sees the same rows of the same decision and has its own state and randomness. Where the two policies differ, both
+//! choices are priced by one measure: the seconds that `fleet_cost` adds up ([`fleet_cost::seconds`]), without that
+//! policy's own state. So the gain is that of single decisions: it does not predict the state of the fleet if the
+//! shadow policy had made the earlier decisions.
 
 use serde::Serialize;
 
@@ -13,10 +13,10 @@ use crate::request::SchedulingRequest;
 use crate::rng::Rng;
 use crate::time::Nanos;
 
-/// Drawn from another seed than the scheduler's own randomness.
+/// Separates the shadow's randomness from the scheduler's.
 const SEED: u64 = 0x5AD0;
 
-/// The second policy and how often it agreed.
+/// The shadow policy and its agreement with the active one.
 pub(super) struct Shadow {
     config: PolicyConfig,
     policy: Box<dyn Policy>,
@@ -24,32 +24,32 @@ pub(super) struct Shadow {
     by_reason: [Agreement; Reason::ALL.len()],
 }
 
-/// How often two policies decided alike, and what the second one's decisions would have saved.
+/// How often the two policies agreed, and what the shadow's decisions would have saved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Agreement {
     /// Decisions.
     pub decisions: u64,
-    /// Those that were the same.
+    /// Decisions in which both picked the same endpoint.
     pub agreed: u64,
-    /// Seconds of the fleet's time that the second one's would have saved in all; negative if they cost more.
+    /// Sum of estimated seconds of fleet time that the shadow's choices would have saved; negative if they cost more.
     pub gain_s: f64,
-    /// The squares of those, summed: for an interval.
+    /// Sum of the squared savings, for a confidence interval.
     pub gain_squared_s: f64,
 }
 
-/// What a second policy would have done.
+/// Results of a shadow policy.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shadowed {
-    /// Its name.
+    /// The shadow policy's name.
     pub policy: &'static str,
-    /// By the first one's reason.
+    /// Agreement by the active policy's reason.
     pub by_reason: Vec<(Reason, Agreement)>,
 }
 
 // === impl Shadow ===
 
 impl Shadow {
-    /// The one that a configuration asks for.
+    /// The configured shadow policy, if any.
     pub(super) fn of(config: &Config) -> Option<Box<Self>> {
         let policy = config.shadow.clone()?;
         Some(Box::new(Self {
@@ -60,7 +60,7 @@ impl Shadow {
         }))
     }
 
-    /// The first policy has picked a row.
+    /// Evaluates the shadow policy after the active policy has picked a row.
     pub(super) fn decide(
         &mut self,
         now: Nanos,
@@ -103,7 +103,7 @@ impl Shadow {
 // === impl Shadowed ===
 
 impl Shadowed {
-    /// Over all reasons.
+    /// Total over all reasons.
     pub fn all(&self) -> Agreement {
         self.by_reason.iter().fold(Agreement::default(), |all, (_, of)| Agreement {
             decisions: all.decisions + of.decisions,
@@ -117,12 +117,12 @@ impl Shadowed {
 // === impl Agreement ===
 
 impl Agreement {
-    /// Share of decisions that were the same.
+    /// Share of decisions in which both agreed.
     pub fn share(&self) -> f64 {
         if self.decisions == 0 { 1.0 } else { self.agreed as f64 / self.decisions as f64 }
     }
 
-    /// Seconds saved by one decision on average, and its standard error.
+    /// Mean seconds saved per decision, and its standard error.
     pub fn mean_gain_s(&self) -> (f64, f64) {
         if self.decisions == 0 {
             return (0.0, 0.0);

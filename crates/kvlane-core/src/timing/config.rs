@@ -1,5 +1,5 @@
-//! Reads a model's shape from its Hugging Face `config.json`. The built-in models are kept in the same form, so one
-//! reader serves both.
+//! Reads a model's shape from its Hugging Face `config.json`. The built-in models have the same format and the same
+//! reader.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use super::shape::{Dtype, Experts, Latent, ModelShape, Window};
 
-/// Architectures whose layers are what [`ModelShape`] describes.
+/// Architectures whose layers [`ModelShape`] describes.
 const ARCHITECTURES: [&str; 16] = [
     "DeepseekV2ForCausalLM",
     "DeepseekV3ForCausalLM",
@@ -28,41 +28,41 @@ const ARCHITECTURES: [&str; 16] = [
     "Qwen3VLMoeForConditionalGeneration",
 ];
 
-/// The models that a preset may name.
+/// The built-in models that presets may name.
 static MODELS: LazyLock<BTreeMap<String, Value>> = LazyLock::new(|| {
     serde_json::from_str(include_str!("../../data/models.json")).expect("a test reads the table")
 });
 
-/// Why a `config.json` gives no shape.
+/// Why a `config.json` cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// Not JSON, or no object.
+    /// Not JSON, or not an object.
     #[error("not a model's config.json: {0}")]
     Json(#[from] serde_json::Error),
-    /// A key that every such model has is not there.
+    /// A required key is missing.
     #[error("the config has no `{0}`")]
     Missing(&'static str),
-    /// A key has a value that no such model has.
+    /// A key has an invalid value.
     #[error("`{key}` is {value}, expected {expected}")]
     Value {
         /// The key.
         key: &'static str,
-        /// What it is.
+        /// Its value.
         value: String,
-        /// What it should be.
+        /// The expected value.
         expected: &'static str,
     },
-    /// Layers of another kind.
+    /// An unsupported kind of layer.
     #[error("architecture `{0}` is not modelled; known are {list}", list = ARCHITECTURES.join(", "))]
     Architecture(String),
-    /// Weights in another form.
+    /// An unsupported quantisation.
     #[error(
         "quantisation `{0}` is not modelled; known are fp8 and mxfp4. Remove `quantization_config` for 16 bits"
     )]
     Quantisation(String),
 }
 
-/// A config's object.
+/// The config's JSON object.
 struct Config<'a>(&'a Map<String, Value>);
 
 // === impl ModelShape ===
@@ -74,7 +74,7 @@ impl ModelShape {
         Some(shape.expect("a test reads every built-in model"))
     }
 
-    /// The names that [`ModelShape::of`] knows, in order.
+    /// The names that [`ModelShape::of`] accepts, in order.
     pub fn names() -> Vec<&'static str> {
         MODELS.keys().map(String::as_str).collect()
     }
@@ -83,7 +83,8 @@ impl ModelShape {
     ///
     /// # Errors
     ///
-    /// Text that is no JSON object, layers that this model of time does not describe, a missing key.
+    /// If `text` is not a JSON object, a key is missing, or the layers are of a kind that the timing model does not
+    /// support.
     pub fn from_config_json(name: &str, text: &str) -> Result<Self, ConfigError> {
         Self::from_config(name, &serde_json::from_str(text)?)
     }
@@ -98,7 +99,7 @@ impl ModelShape {
         if !ARCHITECTURES.contains(&architecture) {
             return Err(ConfigError::Architecture(architecture.to_owned()));
         }
-        // Models that also see keep their decoder's dimensions in an object of their own.
+        // Multimodal models keep their decoder's dimensions in an object of their own.
         let config = Config(outer.get("text_config").and_then(Value::as_object).unwrap_or(outer.0));
         let layers = config.count("num_hidden_layers")?;
         let hidden = config.count("hidden_size")?;
@@ -117,7 +118,7 @@ impl ModelShape {
             ffn: config.count("intermediate_size")?,
             vocab: config.count("vocab_size")?,
             tied_embeddings: tied.and_then(Value::as_bool).unwrap_or(false),
-            // The 4-bit format is for experts only.
+            // The 4-bit format is used for experts only.
             weights: quantised.filter(|dtype| *dtype == Dtype::Fp8).unwrap_or_default(),
             experts,
             latent,
@@ -129,17 +130,17 @@ impl ModelShape {
 // === impl Config ===
 
 impl<'a> Config<'a> {
-    /// The value of a key; `null` is as good as none.
+    /// The value of a key; `null` counts as missing.
     fn get(&self, key: &str) -> Option<&'a Value> {
         self.0.get(key).filter(|value| !value.is_null())
     }
 
-    /// A number above zero.
+    /// A required number above zero.
     fn count(&self, key: &'static str) -> Result<u32, ConfigError> {
         self.optional_count(key)?.ok_or(ConfigError::Missing(key))
     }
 
-    /// A number above zero, if the key is there.
+    /// An optional number above zero.
     fn optional_count(&self, key: &'static str) -> Result<Option<u32>, ConfigError> {
         match self.optional_number(key)? {
             Some(0) => Err(unexpected(key, &Value::from(0), "a number above zero")),
@@ -149,7 +150,7 @@ impl<'a> Config<'a> {
 
     fn optional_number(&self, key: &'static str) -> Result<Option<u32>, ConfigError> {
         let Some(value) = self.get(key) else { return Ok(None) };
-        // More would not fit the arithmetic, and no model comes near.
+        // Larger values would overflow the arithmetic, and no model comes close.
         let number = value.as_u64().filter(|number| *number < 1 << 24);
         match number {
             Some(number) => Ok(Some(number as u32)),
@@ -157,7 +158,7 @@ impl<'a> Config<'a> {
         }
     }
 
-    /// The first of several keys that is there: families name the same thing differently.
+    /// The first present key of several: model families use different names.
     fn first_of(&self, keys: &[&'static str]) -> Result<Option<u32>, ConfigError> {
         for key in keys {
             if let Some(count) = self.optional_count(key)? {
@@ -167,7 +168,7 @@ impl<'a> Config<'a> {
         Ok(None)
     }
 
-    /// What the weights are stored as, if not as 16 bits.
+    /// The storage type of the weights, if not 16 bits.
     fn quantised(&self) -> Result<Option<Dtype>, ConfigError> {
         let Some(quantisation) = self.get("quantization_config") else { return Ok(None) };
         let method = quantisation.get("quant_method").and_then(Value::as_str).unwrap_or_default();
@@ -215,7 +216,7 @@ impl<'a> Config<'a> {
         }))
     }
 
-    /// Which layers look back a limited distance: those named, or all, unless switched off.
+    /// The layers with sliding-window attention: those listed, or all, unless switched off.
     fn window(&self, layers: u32) -> Result<Option<Window>, ConfigError> {
         if self.get("use_sliding_window").is_some_and(|value| value == &Value::Bool(false)) {
             return Ok(None);
@@ -239,7 +240,7 @@ mod tests {
 
     #[test]
     fn parameters_are_those_the_models_publish() {
-        // Billions: all, and those one token is multiplied with where the publisher says so.
+        // Billions of parameters: all, and those active per token where the publisher states them.
         for (name, all, active) in [
             ("llama-2-7b", 6.74, None),
             ("llama-2-70b", 68.98, None),

@@ -1,72 +1,72 @@
-//! A step's time as a handful of coefficients, and what the step computes and reads.
+//! A step's time as coefficients, and the operations and bytes of a step.
 
 use serde::Serialize;
 
 use super::shape::Dtype;
 use super::{StepShape, TimingModel};
 
-/// Traffic of element-wise work in bytes, for each token and layer, by what it grows with: norms and residuals with
-/// the hidden size, rotary embedding with the width of queries and keys, the activation with that of the feed-forward
-/// part. Read off Vidur's profiles (microsoft/vidur, MIT, commit 7d47513, `data/profiling/compute`): Llama-3-8B on
-/// A100 at 32,768 tokens gives 32.0, 9.4 and 12.0, Llama-2-70B on H100 at 4,096 gives 31.1, 8.9 and 10.3.
+/// Bytes of element-wise work per token and layer, by the dimension that they scale with: norms and residuals with the
+/// hidden size, rotary embedding with the width of queries and keys, the activation with that of the feed-forward part.
+/// From Vidur's profiles (microsoft/vidur, MIT, commit 7d47513, `data/profiling/compute`): Llama-3-8B on A100 at 32,768
+/// tokens gives 32.0, 9.4 and 12.0, Llama-2-70B on H100 at 4,096 gives 31.1, 8.9 and 10.3.
 const NORM_BYTES: f64 = 32.0;
 const ROTARY_BYTES: f64 = 9.0;
 const ACTIVATION_BYTES: f64 = 11.0;
 
-/// Share of the reads of blocks that another sequence of the step reads too which the second-level cache serves.
-/// Sequences of one prefix group are spread over the batch, so only those whose kernels happen to run side by side meet
-/// there. The one constant taken from llm-d's precise-prefix ladder alone (llm-d/llm-d, commit d73b625), where a step
-/// reads up to four times as many tokens as its cache holds; with 0 its output rate comes out 9 % low, with this 3 %.
+/// Share of the repeated reads of blocks shared by several sequences of a step that the L2 cache serves. Sequences of
+/// one prefix group are spread over the batch, so only those whose kernels run at the same time profit. The only
+/// constant taken from llm-d's precise-prefix ladder alone (llm-d/llm-d, commit d73b625), where a step reads up to four
+/// times as many tokens as its cache holds; with 0 the modelled output rate is 9 % low, with this value 3 %.
 const SHARED_READ_SAVED: f64 = 0.20;
 
-/// A share of experts that nobody notices missing.
+/// A negligible share of untouched experts.
 const NEGLIGIBLE: f64 = 1e-4;
 
-/// A [`TimingModel`] made ready: everything that does not depend on the step is computed.
+/// A compiled [`TimingModel`]: everything that does not depend on the step is computed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepCost {
-    /// Arithmetic of the layers' matrices, for each token.
+    /// Arithmetic of the layers' matrices, per token.
     matrix_secs: f64,
-    /// Arithmetic of the output matrix, for each token that yields another.
+    /// Arithmetic of the output matrix, per token that yields another.
     head_secs: f64,
     /// Reading the weights that every token uses.
     common_weights_secs: f64,
     /// Reading all routed experts.
     expert_weights_secs: f64,
-    /// The share of experts that one token does not go to.
+    /// The share of experts that one token does not use.
     missed: f64,
-    /// Tokens that leave hardly an expert untouched.
+    /// Number of tokens that together use nearly all experts.
     all_experts_tokens: u64,
-    /// Arithmetic of prompt attention, for each query-key pair, in layers that look back all the way.
+    /// Arithmetic of prompt attention, per query-key pair, in layers with full attention.
     pair_secs: f64,
-    /// The same in layers with a window.
+    /// The same in layers with sliding-window attention.
     window_pair_secs: f64,
-    /// Reading the keys and values before a chunk, for each token.
+    /// Reading the keys and values before a chunk, per token.
     prefix_secs: f64,
-    /// Getting them back from latent vectors, for each token.
+    /// Expanding them from latent vectors, per token.
     expand_secs: f64,
-    /// Decode attention, for each token of a context, in layers that look back all the way.
+    /// Decode attention, per context token, in layers with full attention.
     context_secs: f64,
-    /// What is saved of that for each token that another sequence reads too.
+    /// Savings per context token that another sequence reads too.
     shared_secs: f64,
-    /// Decode attention in layers with a window.
+    /// Decode attention in layers with sliding-window attention.
     window_context_secs: f64,
-    /// Tokens a layer with a window looks back.
+    /// Window size in tokens.
     window_tokens: u64,
-    /// Element-wise work, for each token.
+    /// Element-wise work, per token.
     elementwise_secs: f64,
-    /// All-reduce, for each token.
+    /// All-reduce, per token.
     reduce_token_secs: f64,
-    /// All-reduce of any size.
+    /// All-reduce, fixed cost.
     reduce_secs: f64,
-    /// Host time for each decoding sequence.
+    /// Host time per decoding sequence.
     sequence_secs: f64,
-    /// Host time and start of kernels of any step.
+    /// Host time and kernel launches per step.
     step_secs: f64,
 }
 
-/// Where a step's time goes, in seconds. Arithmetic and reading of the matrices overlap, so a step takes less than
-/// the sum.
+/// Components of a step's time, in seconds. Arithmetic and memory reads of the matrices overlap, so a step takes less
+/// than their sum.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct StepParts {
     /// Arithmetic of matrices and attention.
@@ -75,11 +75,11 @@ pub struct StepParts {
     pub memory_s: f64,
     /// All-reduce between GPUs.
     pub link_s: f64,
-    /// The host, and starting kernels.
+    /// The host, and kernel launches.
     pub host_s: f64,
 }
 
-/// What a step computes and moves, over all GPUs.
+/// Operations and memory traffic of a step, over all GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct StepWork {
     /// Floating-point operations of the matrices.
@@ -100,12 +100,12 @@ impl StepWork {
         self.matrix_flops + self.attention_flops
     }
 
-    /// All bytes of weights, keys and values. Activations are left out: they can stay on the chip.
+    /// All bytes of weights, keys and values. Activations are excluded: they can stay on the chip.
     pub fn bytes(&self) -> f64 {
         self.weight_bytes + self.kv_bytes
     }
 
-    /// Operations for each byte.
+    /// Operations per byte.
     pub fn intensity(&self) -> f64 {
         self.flops() / self.bytes()
     }
@@ -129,16 +129,17 @@ impl StepCost {
         let head_bytes = model.head_parameters() * Dtype::Bf16.bytes();
         let common_bytes = model.common_parameters() * model.weights.bytes() + head_bytes;
 
-        // Attention is computed in 16 bits whatever the cache and the weights are stored as.
+        // Attention is computed in 16 bits, whatever the types of cache and weights.
         let attention_flops_per_s = gpus * hardware.peak_flops * share.attention;
         let pair_secs = model.pair_flops() / attention_flops_per_s;
         let token_bytes = model.kv_elements_per_layer() as f64 * timing.kv_dtype.bytes()
             / f64::from(model.kv_split(timing.gpus));
         let kv_read_secs = token_bytes / (hardware.memory_bytes_per_s * share.kv);
-        // One GPU has all of a token's latent vector but only its share of the heads: many heads make it arithmetic.
+        // Each GPU has a token's whole latent vector but only its share of the heads: with many heads, arithmetic
+        // dominates.
         let context_flops_secs = model.context_flops() / attention_flops_per_s;
         let context_secs = kv_read_secs.max(context_flops_secs);
-        // Only what is read can be read once for several.
+        // Only reads can be shared by several sequences.
         let shared_secs = (SHARED_READ_SAVED * kv_read_secs).min(context_secs - context_flops_secs);
 
         let elementwise_bytes = NORM_BYTES * hidden
@@ -182,7 +183,7 @@ impl StepCost {
             + self.step_secs
     }
 
-    /// Where the time of a step goes.
+    /// Components of a step's time.
     pub fn parts(&self, step: &StepShape) -> StepParts {
         let tokens = step.tokens() as f64;
         StepParts {
@@ -204,7 +205,7 @@ impl StepCost {
         self.common_weights_secs + self.expert_weights_secs * self.touched_experts(tokens)
     }
 
-    /// The share of routed experts that some token goes to, if each token chooses at random.
+    /// The share of routed experts used by at least one token, if each token chooses at random.
     fn touched_experts(&self, tokens: u64) -> f64 {
         if tokens >= self.all_experts_tokens { 1.0 } else { 1.0 - power(self.missed, tokens) }
     }
@@ -220,9 +221,9 @@ impl StepCost {
         compute.max(self.prefix_secs * prefix) + self.expand_secs * prefix
     }
 
-    /// In layers with a window each sequence has at most that many keys; the sum over the sequences is capped, which
-    /// is exact if all contexts are on the same side of the window and too much otherwise. What several sequences read is
-    /// partly read once.
+    /// In layers with a window each sequence has at most that many keys; the sum over the sequences is capped, which is
+    /// exact if all contexts are on the same side of the window and too much otherwise. Reads shared by several
+    /// sequences are partly saved.
     fn decode_attention_secs(&self, step: &StepShape) -> f64 {
         let context = step.decode_context_tokens;
         let window_context = context.min(u64::from(step.decode_seqs) * self.window_tokens);
@@ -235,7 +236,7 @@ impl StepCost {
 // === impl TimingModel ===
 
 impl TimingModel {
-    /// What a step computes and moves.
+    /// The operations and memory traffic of a step.
     pub fn work(&self, step: &StepShape) -> StepWork {
         let (model, cost) = (&self.model, self.compile());
         let tokens = step.tokens();
@@ -249,7 +250,7 @@ impl TimingModel {
         let pairs = full_layers * step.prefill_pairs as f64 + window_layers * window_pairs;
         let context = full_layers * step.decode_context_tokens as f64 + window_layers * window_context;
         let prefix = step.prefill_context_tokens as f64;
-        // A latent vector is read by every GPU.
+        // Every GPU reads the latent vector.
         let copies = f64::from(self.gpus.max(1)) / f64::from(model.kv_split(self.gpus));
         let copies = if model.latent.is_some() { copies } else { 1.0 };
         let token_bytes = model.kv_elements_per_layer() as f64 * self.kv_dtype.bytes() * copies;
@@ -267,8 +268,8 @@ impl TimingModel {
     }
 }
 
-/// A smooth maximum: the corner between being bound by arithmetic and by memory. Two square roots, which IEEE 754
-/// rounds alike everywhere; `powf(0.25)` differs between platforms.
+/// A smooth maximum, for the transition from compute-bound to memory-bound. Two square roots, which IEEE 754 rounds
+/// identically everywhere; `powf(0.25)` differs between platforms.
 fn fourth_norm(a: f64, b: f64) -> f64 {
     let (a2, b2) = (a * a, b * b);
     (a2 * a2 + b2 * b2).sqrt().sqrt()
@@ -287,9 +288,9 @@ fn power(mut base: f64, mut exponent: u64) -> f64 {
     product
 }
 
-/// The tokens after which less than [`NEGLIGIBLE`] of the experts are untouched, within a factor of two.
+/// The number of tokens after which less than [`NEGLIGIBLE`] of the experts are untouched, within a factor of two.
 fn tokens_for_all_experts(missed: f64) -> u64 {
-    // A model without experts misses everything, always.
+    // A model without experts has a missed share of 1.
     if missed >= 1.0 {
         return 0;
     }

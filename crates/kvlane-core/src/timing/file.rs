@@ -1,66 +1,66 @@
-//! A timing model as a file: what `kvlane calibrate` writes, and what whatever imitates or predicts an engine reads.
+//! Timing file: a timing model with an engine's limits, written by `kvlane calibrate`.
 
 use serde::{Deserialize, Serialize};
 
 use super::TimingModel;
 
-/// Longest time of a host that is taken for one, in seconds: with more, a simulation of one request could last for years.
+/// Largest accepted host time, in seconds: with more, simulating one request could take years.
 const HOST_SECS_MAX: f64 = 60.0;
 
-/// A timing model with the limits of the engine it stands for. Written as JSON.
+/// A timing model and the limits of its engine, as JSON.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TimingFile {
     /// Always [`TimingFile::SCHEMA`].
     pub schema: String,
     /// The model.
     pub timing: TimingModel,
-    /// Tokens the engine's KV cache holds, if known; else they follow from the model and the machine.
+    /// KV cache capacity in tokens, if known; otherwise derived from the model and the machine.
     #[serde(default)]
     pub kv_capacity_tokens: Option<u64>,
-    /// Tokens in a KV block, if known.
+    /// Tokens per KV block, if known.
     #[serde(default)]
     pub block_tokens: Option<u32>,
-    /// Sequences the engine runs at most, if known.
+    /// Most concurrent sequences, if known.
     #[serde(default)]
     pub max_num_seqs: Option<u32>,
-    /// Tokens of a step at most, if known.
+    /// Most tokens per step, if known.
     #[serde(default)]
     pub max_num_batched_tokens: Option<u32>,
-    /// How far the model is off where it was fitted.
+    /// Deviations of the model from the measurements that it was fitted to.
     #[serde(default)]
     pub residuals: Vec<Residual>,
-    /// Where the figures come from, for people.
+    /// Source of the figures, for information.
     #[serde(default)]
     pub source: String,
 }
 
-/// One measurement beside what the model says of it.
+/// One measurement and the model's value for it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Residual {
     /// What was measured: `prefill 8192`, `decode 32 x 2048`.
     pub what: String,
     /// The measurement in seconds.
     pub measured_s: f64,
-    /// The model's answer in seconds.
+    /// The model's value in seconds.
     pub modelled_s: f64,
 }
 
-/// Why a text is no timing file.
+/// Why a text is not a timing file.
 #[derive(Debug, thiserror::Error)]
 pub enum TimingFileError {
     /// Not JSON, or a field is missing or of the wrong kind.
     #[error("not a timing file: {0}; `kvlane calibrate` writes one")]
     Json(#[from] serde_json::Error),
-    /// A file of another kind or version.
+    /// Another format or version.
     #[error("the file's schema is `{0}`, this version reads `{schema}`", schema = TimingFile::SCHEMA)]
     Schema(String),
-    /// A figure no machine has.
+    /// A figure that is not positive and finite.
     #[error("`{0}` must be a positive finite number")]
     NotPositive(&'static str),
-    /// GPUs that cannot share the model's heads evenly.
+    /// The number of GPUs does not divide the model's heads evenly.
     #[error("`timing.gpus`: {0}")]
     Split(String),
-    /// A time that no host takes.
+    /// A host time out of range.
     #[error("`{0}` must be seconds between 0 and {HOST_SECS_MAX}")]
     HostTime(&'static str),
 }
@@ -71,7 +71,7 @@ impl TimingFile {
     /// Name and version of the format.
     pub const SCHEMA: &str = "kvlane.timing/1";
 
-    /// A file of the model alone.
+    /// A file with only a timing model.
     pub fn new(timing: TimingModel) -> Self {
         Self {
             schema: Self::SCHEMA.into(),
@@ -89,7 +89,7 @@ impl TimingFile {
     ///
     /// # Errors
     ///
-    /// Text that is no such JSON, another schema, and figures that would give no time or a negative one.
+    /// If the text is not JSON of this schema, or a figure would give a negative time or none.
     pub fn from_json(text: &str) -> Result<Self, TimingFileError> {
         let file: Self = serde_json::from_str(text)?;
         if file.schema != Self::SCHEMA {
@@ -132,7 +132,7 @@ impl TimingFile {
         Ok(file)
     }
 
-    /// The file's JSON text, for people to read: indented, with a newline at its end.
+    /// The file's JSON text: indented, with a trailing newline.
     pub fn to_json(&self) -> String {
         let text = serde_json::to_string_pretty(self).expect("numbers and strings can be written");
         text + "\n"

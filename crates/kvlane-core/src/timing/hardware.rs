@@ -1,4 +1,4 @@
-//! What a machine can do: a GPU's data sheet, the share of it that kernels reach, and the host beside it.
+//! Hardware: a GPU's data sheet, the efficiencies that kernels reach, and the host's overhead.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -10,28 +10,28 @@ use super::shape::Dtype;
 
 const GIB: f64 = 1_073_741_824.0;
 
-/// What a GPU can do, from its data sheet, and how much of it engines get with one kind of model.
+/// A GPU's data sheet, and the efficiencies that engines reach with one kind of model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Hardware {
     /// Short name, as in a preset: `a100`.
     pub name: String,
     /// Dense bf16 peak in FLOP/s.
     pub peak_flops: f64,
-    /// Peak in FLOP/s of multiplications with 8-bit weights, where the GPU has them.
+    /// Peak in FLOP/s with 8-bit weights, if the GPU supports them.
     #[serde(default)]
     pub fp8_peak_flops: Option<f64>,
     /// Memory bandwidth in bytes/s.
     pub memory_bytes_per_s: f64,
-    /// Memory an engine sees, in bytes.
+    /// Memory available to an engine, in bytes.
     pub memory_bytes: f64,
     /// Latency of one all-reduce in seconds.
     pub all_reduce_secs: f64,
     /// Bandwidth of an all-reduce in bytes/s.
     pub all_reduce_bytes_per_s: f64,
-    /// Seconds of each layer that depend on nothing: starting kernels and waiting for their ends.
+    /// Fixed seconds per layer: kernel launches and synchronization.
     #[serde(default)]
     pub layer_secs: f64,
-    /// The same of a layer of experts, on top: routing and permuting.
+    /// Additional fixed seconds per layer with experts: routing and permuting.
     #[serde(default)]
     pub moe_layer_secs: f64,
     /// Shares of the peaks that are reached.
@@ -51,15 +51,15 @@ pub struct Efficiency {
     pub attention: f64,
 }
 
-/// What the host adds to the work of the GPUs.
+/// The host's overhead.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Host {
-    /// Seconds of every step.
+    /// Seconds per step.
     pub step_secs: f64,
-    /// Seconds of a step for each decoding sequence.
+    /// Seconds per step and decoding sequence.
     pub sequence_secs: f64,
-    /// Seconds that a request spends outside of steps before its first token: HTTP, tokenising, detokenising.
+    /// Seconds per request outside of steps before its first token: HTTP, tokenising, detokenising.
     pub request_secs: f64,
 }
 
@@ -74,7 +74,7 @@ struct Gpu {
     all_reduce_gb_per_s: f64,
     layer_us: f64,
     moe_layer_us: f64,
-    /// Models whose weights are all used for each token, in 16 bit.
+    /// Models without experts, in 16 bit.
     dense: Efficiency,
     /// The same in 8 bit.
     dense_fp8: Option<Efficiency>,
@@ -91,7 +91,7 @@ static GPUS: LazyLock<BTreeMap<String, Gpu>> = LazyLock::new(|| {
 // === impl Hardware ===
 
 impl Hardware {
-    /// The GPU of that name as it serves `model`: a GPU reaches less of its peaks with experts and with 8 bits.
+    /// The GPU of that name with its efficiencies for `model`: they are lower with experts and with 8 bits.
     pub fn of(name: &str, model: &ModelShape) -> Option<Self> {
         let gpu = GPUS.get(name)?;
         let eight_bits = model.main_dtype() == Dtype::Fp8;
@@ -111,13 +111,12 @@ impl Hardware {
         })
     }
 
-    /// The names that [`Hardware::of`] knows, in order.
+    /// The names that [`Hardware::of`] accepts, in order.
     pub fn names() -> Vec<&'static str> {
         GPUS.keys().map(String::as_str).collect()
     }
 
-    /// Peak in FLOP/s of multiplying with weights of that type. Weights of fewer bits than the GPU multiplies with
-    /// are widened first.
+    /// Peak in FLOP/s with weights of that type. Weights narrower than the GPU's arithmetic are widened first.
     pub fn peak_flops_of(&self, dtype: Dtype) -> f64 {
         match dtype {
             Dtype::Fp8 => self.fp8_peak_flops.unwrap_or(self.peak_flops),
@@ -129,8 +128,8 @@ impl Hardware {
 // === impl Host ===
 
 impl Default for Host {
-    /// vLLM V1 with asynchronous scheduling, and requests that cost nothing outside of steps. The step is what
-    /// remains of decode steps measured with Qwen3-8B on one H100 (see docs/simulator.md).
+    /// vLLM V1 with asynchronous scheduling, without per-request cost. The step time is the residual of decode steps
+    /// measured with Qwen3-8B on one H100 (see docs/simulator.md).
     fn default() -> Self {
         Self { step_secs: 0.7e-3, sequence_secs: 6e-6, request_secs: 0.0 }
     }

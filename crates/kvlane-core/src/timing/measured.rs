@@ -1,6 +1,6 @@
-//! What others measured of real engines, and what the model says of the same: the table `data/measured.json`.
+//! Published measurements of real engines and the model's values for them: the table `data/measured.json`.
 //!
-//! `cargo run -p kvlane-core --example kernels` prints it, and the tests in `validation` hold the model to it.
+//! `cargo run -p kvlane-core --example kernels` prints it, and the tests in `validation` check the model against it.
 
 use std::collections::BTreeMap;
 
@@ -9,55 +9,55 @@ use serde_json::Value;
 
 use super::{ModelShape, StepShape, TimingModel};
 
-/// Most tokens of a prompt that a step computes, in all measurements.
+/// Most prompt tokens per step, in all measurements.
 const CHUNK_TOKENS: u32 = 8192;
-/// Share of a GPU's memory in use: vLLM's default, which the measurements of memory were made with.
+/// Share of a GPU's memory in use: vLLM's default, used in the memory measurements.
 const MEMORY_SHARE: f64 = 0.90;
 
 /// `data/measured.json`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Measured {
-    /// Models that are no presets: each the keys of a Hugging Face `config.json`.
+    /// Models without a preset, each with the keys of a Hugging Face `config.json`.
     models: BTreeMap<String, Value>,
-    /// The sets.
+    /// The sets of measurements.
     pub sets: Vec<MeasuredSet>,
 }
 
-/// Measurements of one kind by the same people.
+/// Measurements of one kind from one source.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MeasuredSet {
-    /// What it is called.
+    /// Name of the set.
     pub name: String,
     /// What was measured.
     pub about: String,
-    /// What the figures are.
+    /// The quantity and its unit.
     pub quantity: Quantity,
-    /// Milliseconds that the server around the engine adds to each request, as the measurements themselves show.
+    /// Milliseconds that the server around the engine adds to each request, derived from the measurements.
     #[serde(default)]
     pub request_ms: f64,
-    /// Who measured it, and where that is published.
+    /// Who measured it, and where it is published.
     pub source: String,
-    /// How far the model may be off, in percent.
+    /// Tolerance of the model, in percent.
     pub percent: f64,
     /// The measurements.
     pub rows: Vec<MeasuredRow>,
 }
 
-/// What the figures of a set are.
+/// The quantity of a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Quantity {
-    /// Tokens per second of a cold prompt that is alone.
+    /// Prefill of a single cold prompt, in tokens per second.
     PrefillTokS,
-    /// Milliseconds for a cold prompt that is alone.
+    /// Prefill of a single cold prompt, in milliseconds.
     PrefillMs,
-    /// Milliseconds for the matrices and the element-wise work of all layers: no attention, output matrix, links, host.
+    /// Matrices and element-wise work of all layers, in milliseconds: without attention, output matrix, links and host.
     LayersMs,
-    /// Milliseconds for a step in which all sequences decode.
+    /// A step in which all sequences decode, in milliseconds.
     DecodeMs,
-    /// Tokens whose keys and values have room.
+    /// KV cache capacity in tokens.
     KvTokens,
 }
 
@@ -67,15 +67,15 @@ pub enum Quantity {
 pub struct MeasuredRow {
     /// Model and machine, in the form of a preset.
     pub engine: String,
-    /// Tokens of the prompt, of the step, or of context of each sequence.
+    /// Tokens of the prompt or of the step, or context tokens per sequence.
     #[serde(default)]
     pub tokens: u32,
     /// Decoding sequences.
     #[serde(default)]
     pub seqs: u32,
-    /// What was measured.
+    /// The measured value.
     pub measured: f64,
-    /// How far the model may be off, where that is not what the set says.
+    /// Tolerance of the model, if it differs from the set's.
     #[serde(default)]
     pub percent: Option<f64>,
 }
@@ -83,7 +83,7 @@ pub struct MeasuredRow {
 // === impl Measured ===
 
 impl Measured {
-    /// The table that comes with kvlane.
+    /// The built-in table.
     ///
     /// # Panics
     ///
@@ -92,13 +92,13 @@ impl Measured {
         serde_json::from_str(include_str!("../../data/measured.json")).expect("a test reads the table")
     }
 
-    /// What the model says of a row.
+    /// The model's value for a row.
     ///
     /// # Panics
     ///
-    /// If the row's engine is unknown; a test asks for every row of the table.
+    /// If the row's engine is unknown; a test computes every row of the table.
     pub fn modelled(&self, set: &MeasuredSet, row: &MeasuredRow) -> f64 {
-        let timing = self.timing(&row.engine).expect("a test asks for every row of the table");
+        let timing = self.timing(&row.engine).expect("a test computes every row of the table");
         let prefill_ms = || set.request_ms + timing.prefill_secs(0, row.tokens, CHUNK_TOKENS) * 1e3;
         match set.quantity {
             Quantity::PrefillTokS => f64::from(row.tokens) / prefill_ms() * 1e3,
@@ -109,7 +109,7 @@ impl Measured {
         }
     }
 
-    /// An engine of the table. Single kernels were also measured of models that fill more than the machine's memory.
+    /// An engine of the table. Single kernels were also measured for models that exceed the machine's memory.
     fn timing(&self, engine: &str) -> Option<TimingModel> {
         if let Ok(preset) = TimingModel::preset(engine) {
             return Some(preset);

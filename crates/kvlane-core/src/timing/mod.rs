@@ -1,20 +1,20 @@
-//! How long an engine takes for one step: a roofline of the model's shape and the machine's limits.
+//! Timing model: how long an engine's step takes, as a roofline of the model's shape and the machine's limits.
 //!
 //! A step computes `n` tokens: chunks of prompts and one token of each decoding sequence. Its time is a sum of
 //!
 //! - the matrix multiplications, bound by arithmetic or by reading the weights, whichever is slower, with a smooth
 //!   corner between the two (the 4-norm). Of a mixture of experts, the experts that `n` tokens chosen at random would
-//!   touch are read;
+//!   use are read;
 //! - attention of prompt chunks, bound by arithmetic, in query-key pairs, or by reading the keys before the chunk;
-//! - attention of decoding sequences, bound by reading their keys and values, or, latent attention with many heads,
+//! - attention of decoding sequences, bound by reading their keys and values, or, for latent attention with many heads,
 //!   by arithmetic;
-//! - all-reduce, two for each layer, if the model is spread over several GPUs;
+//! - all-reduce, two per layer, if the model is spread over several GPUs;
 //! - element-wise work (norms, rotary embedding, activation, residuals), bound by memory traffic;
-//! - starting the kernels of each layer, and a fixed and a per-sequence cost of the host.
+//! - kernel launches per layer, and a fixed and a per-sequence cost of the host.
 //!
-//! Each bound is a data-sheet number times an efficiency. There is one set of efficiencies for each GPU and kind of
-//! model (dense or experts, 16 or 8 bits), in `data/gpus.json` with its sources; none for a model or a measurement.
-//! `measured` has what others measured beside what the model gives, and the tests in `validation` hold the two together.
+//! Each bound is a data-sheet number times an efficiency. There is one set of efficiencies per GPU and kind of model
+//! (dense or experts, 16 or 8 bits), in `data/gpus.json` with its sources; none per model or measurement. `measured`
+//! compares published measurements with the model's values, and the tests in `validation` bound the difference.
 
 mod config;
 mod cost;
@@ -35,17 +35,17 @@ pub use shape::{Dtype, Experts, Latent, ModelShape, Window};
 
 const GIB: f64 = 1_073_741_824.0;
 
-/// Activation memory vLLM sets aside when it sizes its KV cache, in bytes per GPU. It gives the 302 K tokens that
+/// Activation memory that vLLM reserves when it sizes its KV cache, in bytes per GPU. It gives the 302 K tokens that
 /// Qwen3-32B has on two H100 at a memory share of 0.90.
 const DENSE_ACTIVATION_BYTES: f64 = 3.67 * GIB;
 
 /// The same with experts. It gives the 650 K tokens that llm-d reports for DeepSeek on eight H200, within 1 %.
 const MOE_ACTIVATION_BYTES: f64 = 4.8 * GIB;
 
-/// Most GPUs of one engine.
+/// Most GPUs per engine.
 const GPUS_MAX: u32 = 64;
 
-/// What one step computes.
+/// The work of one step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StepShape {
     /// Prompt tokens, over all chunks.
@@ -59,10 +59,10 @@ pub struct StepShape {
     pub decode_seqs: u32,
     /// Sum of their context lengths in tokens.
     pub decode_context_tokens: u64,
-    /// Those of them that another decoding sequence of the step reads too: all but one reading of each block.
+    /// Those context tokens that another decoding sequence of the step reads too: all reads of each block except one.
     #[serde(default)]
     pub decode_shared_tokens: u64,
-    /// Chunks that end a prompt and so yield a token.
+    /// Chunks that complete a prompt and so yield a token.
     pub finished_prefills: u32,
 }
 
@@ -73,7 +73,7 @@ pub struct TimingModel {
     pub model: ModelShape,
     /// The kind of GPU.
     pub hardware: Hardware,
-    /// What the host adds.
+    /// The host's overhead.
     #[serde(default)]
     pub host: Host,
     /// GPUs the model is spread over (tensor parallelism), at least 1.
@@ -83,27 +83,27 @@ pub struct TimingModel {
     pub kv_dtype: Dtype,
 }
 
-/// Why a preset does not exist.
+/// Why a preset is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PresetError {
-    /// Not of the form `model@gpu` or `model@gpuxN`, with a number type after the model if need be.
+    /// Not of the form `model@gpu` or `model@gpuxN`, optionally with a number type after the model.
     #[error(
         "preset `{0}` is not of the form model@gpu, model@gpuxN or model:fp8@gpuxN; known are {list}",
         list = known()
     )]
     Form(String),
-    /// The model or the GPU is not in the tables.
+    /// The tables do not contain the model or the GPU.
     #[error("preset `{0}` names an unknown model or GPU; known are {list}", list = known())]
     Unknown(String),
-    /// The model's heads cannot be shared evenly by so many GPUs.
+    /// The number of GPUs does not divide the model's heads evenly.
     #[error("preset `{name}`: {why}")]
     Split {
         /// The preset.
         name: String,
-        /// What cannot be shared, and which numbers of GPUs do.
+        /// The heads that cannot be divided, and the valid numbers of GPUs.
         why: String,
     },
-    /// The weights leave no room for a KV cache.
+    /// The weights leave no memory for a KV cache.
     #[error("preset `{0}` does not fit: the weights leave no memory for a KV cache; use more GPUs")]
     DoesNotFit(String),
 }
@@ -125,7 +125,7 @@ impl StepShape {
         self.decode_context_tokens += u64::from(context);
     }
 
-    /// Tokens the step computes.
+    /// Tokens that the step computes.
     pub fn tokens(&self) -> u64 {
         self.prefill_tokens + u64::from(self.decode_seqs)
     }
@@ -134,11 +134,12 @@ impl StepShape {
 // === impl TimingModel ===
 
 impl TimingModel {
-    /// `model` on `gpus` of the GPU of that name.
+    /// `model` on `gpus` GPUs of that name.
     ///
     /// # Errors
     ///
-    /// An unknown GPU, GPUs that cannot share the model's heads evenly, and memory that the weights alone fill.
+    /// If the GPU is unknown, the number of GPUs does not divide the model's heads evenly, or the weights leave no
+    /// memory.
     pub fn new(model: ModelShape, gpu: &str, gpus: u32) -> Result<Self, PresetError> {
         let name = || {
             if gpus == 1 { format!("{}@{gpu}", model.name) } else { format!("{}@{gpu}x{gpus}", model.name) }
@@ -151,19 +152,19 @@ impl TimingModel {
         Ok(timing)
     }
 
-    /// `model` on `gpus` of the GPU of that name, whether or not it can run there; nothing if there is no such GPU.
+    /// `model` on `gpus` GPUs of that name, without checking whether it fits; `None` if the GPU is unknown.
     pub(crate) fn unchecked(model: ModelShape, gpu: &str, gpus: u32) -> Option<Self> {
         let hardware = Hardware::of(gpu, &model)?;
         Some(Self { model, hardware, host: Host::default(), gpus, kv_dtype: Dtype::Bf16 })
     }
 
-    /// The model and machine a name such as `qwen3-32b@h100x2` stands for: any model and GPU of the tables. A number
+    /// The model and machine of a preset name such as `qwen3-32b@h100x2`: any model and GPU of the tables. A number
     /// type after the model, as in `qwen3-32b:fp8@h100`, is that of its weights.
     ///
     /// # Errors
     ///
-    /// A name of another form, an unknown model or GPU, GPUs that cannot share the model's heads evenly, and memory that
-    /// the weights alone fill.
+    /// If the name has another form, the model or GPU is unknown, the number of GPUs does not divide the model's heads
+    /// evenly, or the weights leave no memory.
     pub fn preset(name: &str) -> Result<Self, PresetError> {
         let form = || PresetError::Form(name.to_owned());
         let unknown = || PresetError::Unknown(name.to_owned());
@@ -172,7 +173,7 @@ impl TimingModel {
             Some((base, dtype)) => (base, Some(dtype.parse::<Dtype>().map_err(|_| form())?)),
             None => (model_name, None),
         };
-        // The name of a GPU may itself end in an x.
+        // A GPU's name may itself end in an x.
         let (gpu, gpus) = match machine.rsplit_once('x') {
             Some((gpu, count)) if !Hardware::names().contains(&machine) => {
                 (gpu, count.parse().ok().filter(|n| (1..=GPUS_MAX).contains(n)).ok_or_else(form)?)
@@ -198,7 +199,7 @@ impl TimingModel {
         if self.gpus == 1 { base } else { format!("{base}x{}", self.gpus) }
     }
 
-    /// The model as coefficients, for who asks often.
+    /// The model as coefficients, for repeated use.
     pub fn compile(&self) -> StepCost {
         StepCost::new(self)
     }
@@ -224,8 +225,8 @@ impl TimingModel {
         secs
     }
 
-    /// Bytes of keys and values of one token, over all GPUs: what moves when a cache moves. Layers with a window keep
-    /// so little of a long context that they are left out, unless there are no others.
+    /// Bytes of keys and values per token, over all GPUs: the size of a cache transfer. Layers with a window keep so
+    /// little of a long context that they are excluded, unless there are no others.
     pub fn kv_bytes_per_token(&self) -> u64 {
         let full_layers = self.model.full_layers();
         let layers = if full_layers > 0 { full_layers } else { self.model.layers };
@@ -233,7 +234,7 @@ impl TimingModel {
         (elements as f64 * self.kv_dtype.bytes()) as u64
     }
 
-    /// Tokens the KV cache holds if the engine may use `memory_share` of each GPU (`--gpu-memory-utilization`).
+    /// KV cache capacity in tokens if the engine may use `memory_share` of each GPU (`--gpu-memory-utilization`).
     pub fn kv_capacity_tokens(&self, memory_share: f64) -> u64 {
         let runtime_bytes = if self.gpus > 1 { 0.6 * GIB } else { 0.15 * GIB };
         let activation_bytes =
@@ -245,7 +246,7 @@ impl TimingModel {
     }
 }
 
-/// The names a preset may be made of, for error messages.
+/// The names that presets are made of, for error messages.
 fn known() -> String {
     format!("{} at {}", ModelShape::names().join(", "), Hardware::names().join(", "))
 }
@@ -295,10 +296,10 @@ mod tests {
         {
             assert!(uneven.contains(part), "{uneven}");
         }
-        // Three share 24 heads, and not 8 key-value heads.
+        // Three GPUs divide 24 heads, but not 8 key-value heads.
         assert!(error("llama-3.2-3b@h100x3").to_string().contains("take one of 1, 2, 4, 8, 24"));
         assert_eq!(error("llama-3.3-70b@a100"), PresetError::DoesNotFit("llama-3.3-70b@a100".into()));
-        assert!(error("x@y").to_string().contains("qwen3-32b"), "the message lists what is known");
+        assert!(error("x@y").to_string().contains("qwen3-32b"), "the message lists the known names");
     }
 
     #[test]
@@ -335,7 +336,7 @@ mod tests {
         assert!((grown(&everywhere) / grown(&timing) - 2.0).abs() < 1e-9);
         let short = decode(8, 100);
         assert_eq!(timing.step_secs(&short), everywhere.step_secs(&short), "no context reaches the window");
-        // A chunk of 1,000 tokens at 10,000 has 128 keys for each query there.
+        // A chunk of 1,000 tokens at position 10,000 has 128 keys per query in those layers.
         let mut chunk = StepShape::default();
         chunk.add_prefill(10_000, 1000);
         let pairs = |timing: &TimingModel| timing.work(&chunk).attention_flops / timing.model.pair_flops();
@@ -348,7 +349,7 @@ mod tests {
         let bytes = |seqs| timing.work(&decode(seqs, 0)).weight_bytes;
         let experts = timing.model.expert_bytes();
         assert!((bytes(2) - bytes(1) - experts * (1.0 / 16.0) * (15.0 / 16.0)).abs() < 1.0);
-        assert!((bytes(512) - (bytes(1) + experts * 15.0 / 16.0)).abs() < 1.0, "all of them");
+        assert!((bytes(512) - (bytes(1) + experts * 15.0 / 16.0)).abs() < 1.0, "all experts are read");
         assert!((1..300).all(|n| bytes(n) < bytes(n + 1) || bytes(n + 1) == bytes(512)));
     }
 
@@ -359,7 +360,7 @@ mod tests {
             timing.gpus = gpus;
             timing.step_secs(&decode(1, 40_000)) - timing.step_secs(&decode(1, 0))
         };
-        assert_eq!(context_secs(8), context_secs(16), "each GPU reads all of it");
+        assert_eq!(context_secs(8), context_secs(16), "each GPU reads the whole latent vector");
         assert!(context_secs(1) > 1.5 * context_secs(8), "one GPU computes all heads");
     }
 

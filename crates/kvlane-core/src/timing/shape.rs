@@ -1,19 +1,19 @@
-//! What a model computes and reads, from its dimensions.
+//! A model's dimensions, and its parameters, bytes and operations derived from them.
 
 use serde::{Deserialize, Serialize};
 
 use super::GPUS_MAX;
 
-/// How a number is stored.
+/// A number format.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Dtype {
     /// 16 bits, bfloat16 or half.
     #[default]
     Bf16,
-    /// 8 bits, and a scale for many of them.
+    /// 8 bits, with one scale for many numbers.
     Fp8,
-    /// 4 bits, and an 8-bit scale for each 32 (OCP Microscaling Formats 1.0).
+    /// 4 bits, with an 8-bit scale per 32 numbers (OCP Microscaling Formats 1.0).
     Mxfp4,
 }
 
@@ -39,16 +39,16 @@ pub struct ModelShape {
     /// `tie_word_embeddings`: the output matrix is the embedding.
     #[serde(default)]
     pub tied_embeddings: bool,
-    /// Type of the layers' weights, experts apart. Embedding and output matrix always have 16 bits.
+    /// Type of the layers' weights, except experts. Embedding and output matrix always have 16 bits.
     #[serde(default)]
     pub weights: Dtype,
-    /// Layers of experts, if there are any.
+    /// Mixture of experts, if any.
     #[serde(default)]
     pub experts: Option<Experts>,
-    /// Latent attention (MLA), if the model has it instead of keys and values for each head.
+    /// Multi-head latent attention (MLA), if used instead of keys and values per head.
     #[serde(default)]
     pub latent: Option<Latent>,
-    /// Layers that look back a limited distance, if there are any.
+    /// Layers with sliding-window attention, if any.
     #[serde(default)]
     pub window: Option<Window>,
 }
@@ -56,13 +56,13 @@ pub struct ModelShape {
 /// A mixture of experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Experts {
-    /// Routed experts of a layer.
+    /// Routed experts per layer.
     pub count: u32,
-    /// Routed experts each token goes to.
+    /// Routed experts per token.
     pub per_token: u32,
     /// `intermediate_size` of one expert.
     pub ffn: u32,
-    /// `intermediate_size` of what every token goes through besides, 0 if nothing.
+    /// `intermediate_size` of the shared experts, 0 if there are none.
     pub shared_ffn: u32,
     /// Layers without experts.
     pub dense_layers: u32,
@@ -70,15 +70,15 @@ pub struct Experts {
     pub weights: Dtype,
 }
 
-/// Multi-head latent attention, DeepSeek-V2 (arXiv:2405.04434): one compressed vector stands for the keys and values
-/// of all heads.
+/// Multi-head latent attention, DeepSeek-V2 (arXiv:2405.04434): one compressed vector represents the keys and values of
+/// all heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Latent {
     /// `q_lora_rank`, 0 if queries are not compressed.
     pub q_rank: u32,
     /// `kv_lora_rank`: the compressed vector.
     pub kv_rank: u32,
-    /// `qk_rope_head_dim`: what carries the position, kept beside it.
+    /// `qk_rope_head_dim`: the positional part, stored beside the compressed vector.
     pub rope_dim: u32,
     /// `qk_nope_head_dim`.
     pub nope_dim: u32,
@@ -89,16 +89,16 @@ pub struct Latent {
 /// Sliding-window attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Window {
-    /// Tokens such a layer looks back.
+    /// Window size in tokens.
     pub tokens: u32,
-    /// How many layers do.
+    /// Number of layers with a window.
     pub layers: u32,
 }
 
 // === impl Dtype ===
 
 impl Dtype {
-    /// Bytes of one number.
+    /// Bytes per number.
     pub fn bytes(self) -> f64 {
         match self {
             Self::Bf16 => 2.0,
@@ -124,14 +124,14 @@ impl std::str::FromStr for Dtype {
         let all = [Self::Bf16, Self::Fp8, Self::Mxfp4];
         all.into_iter()
             .find(|dtype| dtype.name() == text)
-            .ok_or_else(|| format!("`{text}` is no number type; take bf16, fp8 or mxfp4"))
+            .ok_or_else(|| format!("`{text}` is not a number type; expected bf16, fp8 or mxfp4"))
     }
 }
 
 // === impl ModelShape ===
 
 impl ModelShape {
-    /// The same model with all its layers' weights stored as `dtype`.
+    /// The same model with all weights of its layers stored as `dtype`.
     #[must_use]
     pub fn with_weights(mut self, dtype: Dtype) -> Self {
         if let Some(experts) = &mut self.experts {
@@ -160,8 +160,7 @@ impl ModelShape {
         self.experts.map_or(0.0, |experts| f64::from(self.layers.saturating_sub(experts.dense_layers)))
     }
 
-    /// Weights of all layers' matrices that every token goes through: attention, dense layers, shared experts,
-    /// routers.
+    /// Weights of all layers' matrices that every token uses: attention, dense layers, shared experts, routers.
     pub fn common_parameters(&self) -> f64 {
         let (hidden, layers) = (f64::from(self.hidden), f64::from(self.layers));
         let dense_layers = layers - self.moe_layers();
@@ -179,22 +178,22 @@ impl ModelShape {
         })
     }
 
-    /// The share of routed experts that one token goes to: 0 without experts.
+    /// The share of routed experts that one token uses: 0 without experts.
     pub fn expert_share(&self) -> f64 {
         self.experts.map_or(0.0, |experts| f64::from(experts.per_token) / f64::from(experts.count.max(1)))
     }
 
-    /// Weights of all layers' matrices that one token is multiplied with.
+    /// Weights of all layers' matrices that one token uses.
     pub fn active_parameters(&self) -> f64 {
         self.common_parameters() + self.expert_share() * self.expert_parameters()
     }
 
-    /// Weights of the output matrix; the embedding has as many, and is the same one if they are tied.
+    /// Weights of the output matrix; the embedding has as many, and is the same matrix if they are tied.
     pub fn head_parameters(&self) -> f64 {
         f64::from(self.hidden) * f64::from(self.vocab)
     }
 
-    /// All weights. Norms and biases, less than one in a thousand, are left out.
+    /// All weights. Norms and biases, less than one in a thousand, are excluded.
     pub fn parameters(&self) -> f64 {
         let ends = if self.tied_embeddings { 1.0 } else { 2.0 };
         self.common_parameters() + self.expert_parameters() + ends * self.head_parameters()
@@ -213,17 +212,17 @@ impl ModelShape {
         self.expert_parameters() * self.experts.map_or(0.0, |experts| experts.weights.bytes())
     }
 
-    /// The type that most of the weights have.
+    /// The type of most of the weights.
     pub fn main_dtype(&self) -> Dtype {
         self.experts.map_or(self.weights, |experts| experts.weights)
     }
 
-    /// Layers that look back all the way.
+    /// Layers with full attention.
     pub fn full_layers(&self) -> u32 {
         self.layers - self.window.map_or(0, |window| window.layers.min(self.layers))
     }
 
-    /// Numbers that one layer keeps of one token, on all GPUs together where they are split.
+    /// Numbers that one layer stores per token, over all GPUs among which they are split.
     pub fn kv_elements_per_layer(&self) -> u64 {
         match self.latent {
             Some(latent) => u64::from(latent.kv_rank) + u64::from(latent.rope_dim),
@@ -231,18 +230,19 @@ impl ModelShape {
         }
     }
 
-    /// Checks that tensor parallelism can spread the model over `gpus`: vLLM and SGLang give each GPU as many attention
-    /// heads, and as many key-value heads, or each key-value head to as many GPUs.
+    /// Checks that tensor parallelism can spread the model over `gpus`: vLLM and SGLang give every GPU the same number
+    /// of attention heads, and the same number of key-value heads, or replicate each key-value head on the same number
+    /// of GPUs.
     ///
     /// # Errors
     ///
-    /// What cannot be shared evenly, and the numbers of GPUs that do.
+    /// Names the heads that cannot be divided evenly, and the valid numbers of GPUs.
     pub fn check_split(&self, gpus: u32) -> Result<(), String> {
         let splits = |gpus: u32| {
             let of_kv = self.kv_heads.is_multiple_of(gpus) || gpus.is_multiple_of(self.kv_heads);
             self.heads.is_multiple_of(gpus) && (of_kv || self.latent.is_some())
         };
-        // A model without heads is a machine's own limits, which any number of GPUs has.
+        // A model without heads holds only a machine's limits and fits any number of GPUs.
         if self.heads == 0 || self.kv_heads == 0 || (gpus > 0 && splits(gpus)) {
             return Ok(());
         }
@@ -259,14 +259,14 @@ impl ModelShape {
         ))
     }
 
-    /// Over how many of `gpus` one token's keys and values are split. Key-value heads are split until each GPU has
+    /// Number of GPUs that one token's keys and values are split over. Key-value heads are split until each GPU has
     /// one; a latent vector is on every GPU.
     pub fn kv_split(&self, gpus: u32) -> u32 {
         if self.latent.is_some() { 1 } else { gpus.clamp(1, self.kv_heads.max(1)) }
     }
 
-    /// FLOPs of one layer's prompt attention for each query-key pair: a product with the key and one with the value,
-    /// for each head.
+    /// FLOPs of one layer's prompt attention per query-key pair: a product with the key and one with the value, per
+    /// head.
     pub fn pair_flops(&self) -> f64 {
         let widths = match self.latent {
             Some(latent) => f64::from(latent.nope_dim + latent.rope_dim + latent.v_dim),
@@ -275,8 +275,8 @@ impl ModelShape {
         2.0 * f64::from(self.heads) * widths
     }
 
-    /// FLOPs of one layer's decode attention for each token of the context. Latent attention works on the compressed
-    /// vectors, which are longer than a head.
+    /// FLOPs of one layer's decode attention per context token. Latent attention works on the compressed vectors, which
+    /// are longer than a head.
     pub fn context_flops(&self) -> f64 {
         let widths = match self.latent {
             Some(latent) => f64::from(2 * latent.kv_rank + latent.rope_dim),
@@ -285,7 +285,7 @@ impl ModelShape {
         2.0 * f64::from(self.heads) * widths
     }
 
-    /// FLOPs of one layer to get keys and values back from the latent vector of a token before the chunk.
+    /// FLOPs of one layer to expand keys and values from the latent vector of a token before the chunk.
     pub fn expand_flops(&self) -> f64 {
         self.latent.map_or(0.0, |latent| {
             2.0 * f64::from(latent.kv_rank)
@@ -294,7 +294,7 @@ impl ModelShape {
         })
     }
 
-    /// The width of a layer's queries and keys, which get their positions.
+    /// The width of a layer's queries and keys with rotary embedding.
     pub fn rotary_width(&self) -> f64 {
         match self.latent {
             Some(latent) => f64::from((self.heads + 1) * latent.rope_dim),
@@ -302,7 +302,7 @@ impl ModelShape {
         }
     }
 
-    /// The width of the activations that one token has in a layer's feed-forward part, on average over the layers.
+    /// The width of one token's activations in a layer's feed-forward part, averaged over the layers.
     pub fn active_ffn(&self) -> f64 {
         let layers = f64::from(self.layers.max(1));
         let experts = self.experts.map_or(0.0, |experts| {

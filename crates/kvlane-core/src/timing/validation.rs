@@ -1,10 +1,10 @@
-//! What the model gives, beside what others measured (`data/measured.json`) and beside hand calculations.
+//! Compares the model's values with published measurements (`data/measured.json`) and with hand calculations.
 //! docs/simulator.md lists the figures.
 
 use super::measured::{Measured, decode_ms};
 use super::*;
 
-/// `observed` within `percent` of `expected`.
+/// Asserts that `observed` is within `percent` of `expected`.
 #[track_caller]
 fn check(what: &str, observed: f64, expected: f64, percent: f64) {
     let off = (observed / expected - 1.0) * 100.0;
@@ -33,8 +33,8 @@ fn every_measured_set_is_met_within_its_percentage() {
 
 #[test]
 fn prefill_and_decode_reproduce_the_reference_table() {
-    // Milliseconds: cold prefill of 2,048 and 8,192; decode step of 1, 32 and 128 sequences at 2,048 tokens. These
-    // are calculations with the same kind of formula, not measurements.
+    // Milliseconds: cold prefill of 2,048 and 8,192; decode step of 1, 32 and 128 sequences at 2,048 tokens. These are
+    // calculations with the same kind of formula, not measurements.
     for (name, prefill, decode) in [
         ("llama-3.1-8b@a100", [140.0, 642.0], [11.4, 17.1, 35.8]),
         ("llama-3.1-8b@h100", [48.0, 213.0], [6.7, 9.9, 19.8]),
@@ -56,8 +56,8 @@ fn prefill_and_decode_reproduce_the_reference_table() {
 
 #[test]
 fn models_with_experts_come_near_the_reference_table() {
-    // As above, with 8,192 tokens and with 128 sequences. The table leaves out what starting kernels and routing cost,
-    // so that is left out here. It takes 8-bit experts to be read as fast as others, which is not what is measured.
+    // As above, with 8,192 tokens and with 128 sequences. The table excludes kernel launches and routing, so they are
+    // excluded here. It assumes that 8-bit experts are read as fast as others, which measurements do not confirm.
     for (name, prefill, decode, percent) in [
         ("qwen3-30b-a3b@h200", 164.0, 24.0, 12.0),
         ("glm-4.5-air@h100x4", 199.0, 27.5, 12.0),
@@ -78,7 +78,7 @@ fn prompt_attention_grows_with_the_position_of_the_chunk() {
         ("llama-3.1-8b@a100", 3350.0),
         ("qwen3-32b@h100x2", 2070.0),
         ("qwen3-30b-a3b@h200", 1330.0),
-        // The table leaves out getting keys and values back from latent vectors.
+        // The table excludes the expansion of latent vectors.
         ("deepseek-v3@h200x8", 1190.0),
     ] {
         check(name, preset(name).prefill_secs(98_304, 8192, 8192) * 1e3, expected, 15.0);

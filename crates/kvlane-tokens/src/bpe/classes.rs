@@ -1,7 +1,7 @@
-//! Unicode classes as the split patterns name them: one byte of flags per code point.
+//! Unicode classes used by the split patterns: one byte of flags per code point.
 //!
-//! The ranges come from `regex-syntax`, the tables behind the regular expressions of `tokenizers` itself, so that a
-//! code point is a letter here exactly where it is one there.
+//! The ranges come from `regex-syntax`, the tables of the regular expressions in `tokenizers`, so that the classes
+//! agree with that library's for every code point.
 
 use std::sync::LazyLock;
 
@@ -37,7 +37,7 @@ const PATTERNS: [(&str, u8); 8] = [
     (r"\p{Han}", HAN),
 ];
 
-/// The classes of ASCII, and none for the bytes above it.
+/// The classes of ASCII; no class for bytes above it.
 pub(super) const ASCII: [u8; 256] = {
     let mut classes = [0; 256];
     let mut byte = 0;
@@ -59,7 +59,7 @@ pub(super) const ASCII: [u8; 256] = {
 /// Code points per block of the table.
 const BLOCK: usize = 128;
 
-/// A two-level table: blocks of equal content are kept once (about 40 KB in all).
+/// A two-level table that stores equal blocks once (about 40 KB in total).
 struct Classes {
     block_of: Vec<u16>,
     blocks: Vec<[u8; BLOCK]>,
@@ -89,7 +89,7 @@ static CLASSES: LazyLock<Classes> = LazyLock::new(|| {
     Classes { block_of, blocks }
 });
 
-/// The ranges of code points in a character class.
+/// The code point ranges of a character class.
 fn ranges(pattern: &str) -> Vec<(char, char)> {
     let parsed = regex_syntax::parse(pattern).expect("the class patterns are constants");
     match parsed.kind() {

@@ -1,4 +1,4 @@
-//! Tokenizers as their files describe them.
+//! Builds encoders from tokenizer files.
 
 use std::sync::Mutex;
 
@@ -13,7 +13,7 @@ use super::{Bpe, Unsupported};
 
 type Vocabulary = HashMap<Vec<u8>, u32, foldhash::fast::FixedState>;
 
-/// What comes before the merges.
+/// The steps before the merges.
 #[derive(Debug, PartialEq, Eq)]
 struct PreTokenizer {
     splitter: Splitter,
@@ -23,12 +23,12 @@ struct PreTokenizer {
 /// The encoder of a parsed `tokenizer.json`.
 pub(super) fn from_tokenizer(tokenizer: &Value) -> Result<Bpe, Unsupported> {
     let model = &tokenizer["model"];
-    // Files of GPT-2's time name no type; the library takes a model with merges for this one.
+    // Files from the time of GPT-2 have no type; the library treats a model with merges as BPE.
     if !(model["type"] == "BPE" || (model["type"].is_null() && model["merges"].is_array())) {
         return Err(Unsupported(format!("the model is {}, not \"BPE\"", model["type"])));
     }
     if !matches!(model["dropout"].as_f64(), None | Some(0.0)) {
-        return Err(Unsupported("merges are dropped at random (dropout)".into()));
+        return Err(Unsupported("the model uses dropout (random merges)".into()));
     }
     for affix in ["continuing_subword_prefix", "end_of_word_suffix"] {
         if model[affix].as_str().is_some_and(|affix| !affix.is_empty()) {
@@ -44,8 +44,8 @@ pub(super) fn from_tokenizer(tokenizer: &Value) -> Result<Bpe, Unsupported> {
     build(&vocabulary, &pairs, whole, pre_tokenizer, nfc)
 }
 
-/// The encoder of tiktoken ranks: two tokens merge wherever their bytes together are a token, and that token's id is
-/// the rank of the merge (tiktoken 0.14, `src/lib.rs`, `byte_pair_merge`).
+/// The encoder of tiktoken ranks: two tokens merge wherever their concatenated bytes are a token, and that token's id
+/// is the rank of the merge (tiktoken 0.14, `src/lib.rs`, `byte_pair_merge`).
 pub(super) fn from_ranks(
     ranks: impl Iterator<Item = (Vec<u8>, u32)>,
     pattern: &str,
@@ -67,7 +67,7 @@ pub(super) fn from_ranks(
     build(&vocabulary, &pairs, true, PreTokenizer { splitter, prefix_space: false }, false)
 }
 
-/// Where `whole`, words that are tokens go before merges.
+/// If `whole`, words that are tokens are looked up before merging.
 fn build(
     vocabulary: &Vocabulary,
     pairs: &[(u32, u32, u32, u32)],
@@ -75,7 +75,7 @@ fn build(
     PreTokenizer { splitter, prefix_space }: PreTokenizer,
     nfc: bool,
 ) -> Result<Bpe, Unsupported> {
-    // Built with the first tokenizer rather than with the first prompt.
+    // Built when the first tokenizer is loaded instead of at the first prompt.
     super::classes::of(0);
     if nfc {
         super::nfc::normalize("\u{301}");
@@ -95,7 +95,7 @@ fn build(
     Ok(Bpe { words, merges, walk, splitter, nfc, prefix_space, scratch: Mutex::default() })
 }
 
-/// Whether text is brought to form C.
+/// Whether text is normalized to NFC.
 fn normalizes(normalizer: &Value) -> Result<bool, Unsupported> {
     match normalizer["type"].as_str() {
         None if normalizer.is_null() => Ok(false),
@@ -120,7 +120,7 @@ fn pre_tokenizer(value: &Value) -> Result<PreTokenizer, Unsupported> {
             byte_level["type"]
         )));
     }
-    // Absent fields of `ByteLevel` are refused by the library, but for `use_regex`, which is true.
+    // The library rejects a `ByteLevel` with missing fields, except for `use_regex`, which defaults to true.
     let prefix_space = byte_level["add_prefix_space"].as_bool().unwrap_or(true);
     let by_regex = byte_level["use_regex"].as_bool().unwrap_or(true);
     let splitter = match (splits, by_regex) {
@@ -140,7 +140,7 @@ fn pre_tokenizer(value: &Value) -> Result<PreTokenizer, Unsupported> {
         }
     };
     if prefix_space && !splits.is_empty() {
-        return Err(Unsupported("a space is put before every piece of the text".into()));
+        return Err(Unsupported("a space is added before every piece of the text".into()));
     }
     Ok(PreTokenizer { splitter, prefix_space })
 }
@@ -155,8 +155,8 @@ fn flatten<'a>(pre_tokenizer: &'a Value, stages: &mut Vec<&'a Value>) {
     }
 }
 
-/// The expression of a `Split` whose matches become words. Where the expression matches all text there is (`complete`),
-/// the inverse of removing matches is that too.
+/// The regular expression of a `Split` whose matches become words. If the expression matches all text (`complete`), an
+/// inverted `Removed` is equivalent.
 fn pattern(split: &Value, complete: bool) -> Result<&str, Unsupported> {
     if split["type"] != "Split" {
         return Err(Unsupported(format!("the pre-tokenizer before \"ByteLevel\" is {}", split["type"])));
@@ -174,7 +174,7 @@ fn pattern(split: &Value, complete: bool) -> Result<&str, Unsupported> {
 
 fn splitter(pattern: &str) -> Result<Splitter, Unsupported> {
     Splitter::of_pattern(pattern)
-        .ok_or_else(|| Unsupported(format!("there is no scanner for the split pattern {pattern}")))
+        .ok_or_else(|| Unsupported(format!("no scanner for the split pattern {pattern}")))
 }
 
 fn vocabulary(value: &Value) -> Result<Vocabulary, Unsupported> {
@@ -184,7 +184,7 @@ fn vocabulary(value: &Value) -> Result<Vocabulary, Unsupported> {
         let id = id.as_u64().filter(|id| *id < u64::from(ID_MAX)).ok_or_else(|| {
             Unsupported(format!("the id of token {token:?} is {id}, not a number below {ID_MAX}"))
         })?;
-        // Other characters never come out of `ByteLevel`: such a token is an added one.
+        // `ByteLevel` never produces other characters, so such a token is an added one.
         if let Some(bytes) = bytes_of(token) {
             vocabulary.insert(bytes, id as u32);
         }
@@ -221,7 +221,7 @@ fn merges(value: &Value, vocabulary: &Vocabulary) -> Result<Vec<(u32, u32, u32, 
     Ok(pairs)
 }
 
-/// The token of every byte. Bytes that no UTF-8 text holds may lack one.
+/// The token of every byte. Bytes that cannot occur in UTF-8 may lack one.
 fn bytes(vocabulary: &Vocabulary) -> Result<[u32; 256], Unsupported> {
     let mut ids = [0; 256];
     for byte in 0..=255 {
@@ -234,8 +234,8 @@ fn bytes(vocabulary: &Vocabulary) -> Result<[u32; 256], Unsupported> {
     Ok(ids)
 }
 
-/// The bytes of a token in the alphabet of `ByteLevel`: printable Latin-1 stands for itself, the other bytes in their
-/// order for U+0100 and up (GPT-2, `encoder.py`, `bytes_to_unicode`).
+/// The bytes of a token in the alphabet of `ByteLevel`: printable Latin-1 represents itself, and U+0100 and up
+/// represent the other bytes in order (GPT-2, `encoder.py`, `bytes_to_unicode`).
 fn bytes_of(token: &str) -> Option<Vec<u8>> {
     token
         .chars()

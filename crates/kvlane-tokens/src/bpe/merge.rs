@@ -1,32 +1,32 @@
-//! The merges: which two tokens become one, in which order.
+//! Merge rules: which two tokens are merged, and in which order.
 //!
-//! Of all neighbours that merge, those of the lowest rank do so first, the leftmost of these before the others.
+//! Of all neighbouring pairs that merge, the lowest rank is merged first, the leftmost first among equals.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// Bits of a token id in a packed pair; ids up to a million.
+/// Bits of a token id in a packed pair: ids up to a million.
 const ID_BITS: u32 = 20;
 /// Bits of a merge's rank in a packed pair.
 const RANK_BITS: u32 = 64 - 2 * ID_BITS;
-/// Every token id is below this.
+/// Exclusive upper bound of token ids.
 pub(super) const ID_MAX: u32 = (1 << ID_BITS) - 1;
-/// Every rank is below this.
+/// Exclusive upper bound of ranks.
 pub(super) const RANK_MAX: u32 = (1 << RANK_BITS) - 1;
 /// The rank of a pair that does not merge.
 const NONE: u32 = u32::MAX;
-/// Words of at most this many bytes are merged by looking at all pairs each time: their ranks fit a few registers, and
-/// nothing is cheaper than a short row. Longer words keep a queue.
+/// Longest word, in bytes, that is merged by scanning all pairs each time: its ranks fit into a few registers, and a
+/// short array is fastest. Longer words use a queue.
 const ROW_MAX: usize = 48;
 
 /// All merges of a tokenizer.
 #[derive(Debug)]
 pub(super) struct Merges {
-    /// Pairs packed as left id, right id, rank, open-addressed with linear probing, at most half full. One word per
-    /// pair keeps a hundred thousand merges in the second-level cache.
+    /// Pairs packed as left id, right id, rank, open-addressed with linear probing, at most half full. With one word
+    /// per pair, a hundred thousand merges fit into the L2 cache.
     slots: Vec<u64>,
     shift: u32,
-    /// The token each rank makes.
+    /// The token produced by each rank.
     made: Vec<u32>,
     /// The token of each byte.
     bytes: [u32; 256],
@@ -34,7 +34,7 @@ pub(super) struct Merges {
     byte_ranks: Vec<u32>,
 }
 
-/// Working memory of one merge at a time.
+/// Working memory for one word at a time.
 #[derive(Debug, Default)]
 pub(super) struct Row {
     ids: Vec<u32>,
@@ -48,7 +48,7 @@ pub(super) struct Row {
     last: (u32, u32, u32),
 }
 
-/// A token and the last of the merges that make it; a single byte has none, and zeros in its place.
+/// A token and the last merge that produces it; zeros for a single byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Made {
     pub token: u32,
@@ -57,20 +57,20 @@ pub(super) struct Made {
     pub rank: u32,
 }
 
-/// Bytes of the longest word whose working memory is kept for the next.
+/// Longest word, in bytes, whose working memory is kept for the next.
 const KEPT_MAX: usize = 1 << 16;
 
 // === impl Row ===
 
 impl Row {
-    /// Zeros, one bit for each of `len` places.
+    /// A bit set of `len` zeros.
     pub(super) fn bits(&mut self, len: usize) -> &mut [u64] {
         self.bits.clear();
         self.bits.resize(len.div_ceil(64), 0);
         &mut self.bits
     }
 
-    /// Gives back what a very long word took.
+    /// Frees the memory of a very long word.
     pub(super) fn shrink(&mut self) {
         if self.ids.capacity() > KEPT_MAX {
             *self = Row::default();
@@ -81,8 +81,8 @@ impl Row {
 // === impl Merges ===
 
 impl Merges {
-    /// `pairs` are `(left, right, rank, made)` with ids below [`ID_MAX`] and ranks below [`RANK_MAX`]; of a pair given
-    /// twice the last holds.
+    /// `pairs` are `(left, right, rank, made)` with ids below [`ID_MAX`] and ranks below [`RANK_MAX`]; of duplicate
+    /// pairs the last is used.
     pub(super) fn new(bytes: [u32; 256], pairs: &[(u32, u32, u32, u32)]) -> Merges {
         let size = (pairs.len() * 2).next_power_of_two().max(16);
         let ranks = pairs.iter().map(|pair| pair.2 as usize + 1).max().unwrap_or(0);
@@ -147,7 +147,7 @@ impl Merges {
         if word.len() <= ROW_MAX { self.merge_row(row, out) } else { self.merge_queue(row, out) }
     }
 
-    /// The one token that `word` encodes as, if it is one, and how it is made.
+    /// The token that `word` encodes as, if it is a single one, and its last merge.
     pub(super) fn made(&self, word: &[u8], row: &mut Row) -> Option<Made> {
         let mut ids = std::mem::take(&mut row.made);
         ids.clear();
@@ -188,8 +188,8 @@ impl Merges {
         out.extend_from_slice(&ids[..len]);
     }
 
-    /// As [`Merges::merge_row`], with the candidates in a queue and the tokens in a list, so that a word of n bytes
-    /// takes n log n steps.
+    /// Like [`Merges::merge_row`], with the candidates in a queue and the tokens in a linked list, so that a word of n
+    /// bytes takes O(n log n) steps.
     fn merge_queue(&self, row: &mut Row, out: &mut Vec<u32>) {
         let len = row.ids.len() as u32;
         row.before.clear();
@@ -207,7 +207,7 @@ impl Merges {
         row.queue = queue.into();
         while let Some(Reverse(candidate)) = row.queue.pop() {
             let (rank, at) = ((candidate >> 32) as u32, candidate as u32 as usize);
-            // What has merged since has another rank, or none.
+            // An entry is stale if its pair has merged since.
             if row.ranks[at] != rank {
                 continue;
             }

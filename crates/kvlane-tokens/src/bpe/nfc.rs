@@ -1,15 +1,15 @@
-//! Normalization form C, as Qwen's tokenizers ask for it.
+//! NFC normalization, used by Qwen's tokenizers.
 //!
-//! Nearly all text has that form already. A text of which every character is of combining class 0 and never changes or
-//! joins its neighbour is left as it is; any other goes through the crate that `tokenizers` uses, so that both know the
-//! same version of Unicode.
+//! Nearly all text is in NFC already. Text is returned unchanged if each of its characters has combining class 0 and
+//! never changes or composes with a neighbour; other text is normalized by the crate that `tokenizers` uses, so that
+//! both use the same Unicode version.
 
 use std::borrow::Cow;
 use std::sync::LazyLock;
 
 use unicode_normalization_alignments::{IsNormalized, UnicodeNormalization, char, is_nfc_quick};
 
-/// One bit per code point: set where the character is left alone wherever it stands.
+/// One bit per code point: set if NFC leaves the character unchanged in any context.
 static INERT: LazyLock<Vec<u64>> = LazyLock::new(|| {
     let mut bits = vec![0; (char::MAX as usize + 1) / 64];
     for character in '\0'..=char::MAX {
@@ -22,9 +22,9 @@ static INERT: LazyLock<Vec<u64>> = LazyLock::new(|| {
     bits
 });
 
-/// `text` in form C.
+/// Normalizes `text` to NFC.
 pub(super) fn normalize(text: &str) -> Cow<'_, str> {
-    // Nothing below U+0300 is changed by this form.
+    // NFC changes nothing below U+0300.
     if text.bytes().all(|byte| byte < 0xcc) {
         return Cow::Borrowed(text);
     }
@@ -42,7 +42,7 @@ mod tests {
     #[test]
     fn text_left_alone_is_text_the_crate_would_leave_alone() {
         for character in '\0'..'\u{30000}' {
-            // Beside a letter that takes accents, a vowel of Hangul, and an accent.
+            // Next to a letter that takes accents, a Hangul vowel, and an accent.
             let text = format!("e{character}\u{1161}{character}\u{301}");
             let expected: String = text.nfc().map(|(character, _)| character).collect();
             assert_eq!(normalize(&text), expected, "U+{:04X}", character as u32);

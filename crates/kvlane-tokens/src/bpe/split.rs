@@ -1,29 +1,29 @@
-//! Cuts text into the words that byte-pair encoding never merges across.
+//! Splits text into words, across which byte-pair encoding never merges.
 //!
-//! Tokenizers say how by a regular expression. Few are in use, so each is a scanner written by hand here, found by the
-//! expression's exact text. A scanner reads the text once from left to right; where an alternative of its expression
-//! would give characters back, it knows beforehand how many.
+//! Tokenizers define words by a regular expression. Few expressions are in use, so each has a hand-written scanner,
+//! found by the expression's exact text. A scanner reads the text once from left to right; where an alternative of the
+//! expression would backtrack, the scanner computes the length in advance.
 
 use super::classes::{self, CASELESS, HAN, LETTER, LOWER, MARK, NUMBER, SPACE, SYMBOL, UPPER};
 
-/// What `ByteLevel` splits by when it is told to split (`tokenizers` 0.23, `pre_tokenizers/byte_level.rs`).
+/// `ByteLevel`'s own pattern (`tokenizers` 0.23, `pre_tokenizers/byte_level.rs`).
 pub(super) const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 
-/// The three expressions of DeepSeek-V3's `tokenizer.json`, each applied to the pieces of the one before.
+/// The three expressions of DeepSeek-V3's `tokenizer.json`, each applied to the pieces of the previous one.
 pub(super) const DEEPSEEK: [&str; 3] = [
     r"\p{N}{1,3}",
     "[一-龥\u{3040}-ゟ゠-ヿ]+",
     r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##,
 ];
 
-/// A way of splitting, and what varies within its family.
+/// A way of splitting, with the variations of its family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Splitter {
     Gpt2,
     Cl100k(Cl100k),
     O200k(O200k),
     DeepSeek,
-    /// Numeric characters stand apart, one by one or in runs; the rest as GPT-2.
+    /// Numeric characters are split off, one by one or in runs; the rest is split as by GPT-2.
     Digits {
         individual: bool,
     },
@@ -32,31 +32,31 @@ pub(super) enum Splitter {
 /// The family of `cl100k_base`: Llama 3, Qwen, GLM, Phi-4.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Cl100k {
-    /// The longest run of numbers in one word.
+    /// Longest run of numbers in one word.
     digits: usize,
-    /// `LETTER`, or `LETTER | MARK` where marks count as letters.
+    /// `LETTER`, or `LETTER | MARK` if marks count as letters.
     letter: u8,
-    /// White space up to the end of the text is one word, line breaks or not.
+    /// White space at the end of the text is one word, with or without line breaks.
     blank_end: bool,
 }
 
-/// The family of `o200k_base`, where a word changes from upper to lower case once.
+/// The family of `o200k_base`, where a word changes from upper to lower case at most once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct O200k {
     digits: usize,
-    /// `'s` and its like end the word before them.
+    /// `'s` and similar contractions belong to the word before them.
     contractions: bool,
     /// A slash may follow the line breaks after symbols.
     slash: bool,
-    /// Han characters stand apart.
+    /// Han characters form words of their own.
     han: bool,
 }
 
-/// The expressions known and their scanners, each as its tokenizer's file has it.
+/// The supported expressions, exactly as in the tokenizers' files, and their scanners.
 #[rustfmt::skip]
 const PATTERNS: [(&str, Splitter); 12] = [
     (GPT2, Splitter::Gpt2),
-    // tiktoken 0.14, `tiktoken_ext/openai_public.py`: r50k_base, and the same before possessive quantifiers.
+    // tiktoken 0.14, `tiktoken_ext/openai_public.py`: r50k_base, and its form before possessive quantifiers.
     (r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s", Splitter::Gpt2),
     (r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+", Splitter::Gpt2),
     // Llama 3, GLM-4, Phi-4, and cl100k_base as converted to `tokenizer.json`.
@@ -88,12 +88,12 @@ const PATTERNS: [(&str, Splitter); 12] = [
 ];
 
 impl Splitter {
-    /// The scanner of a regular expression, where there is one.
+    /// The scanner of a regular expression, if supported.
     pub(super) fn of_pattern(pattern: &str) -> Option<Splitter> {
         PATTERNS.iter().find(|(known, _)| *known == pattern).map(|(_, splitter)| *splitter)
     }
 
-    /// Hands every word of `text` to `word`, as the bytes `from..to`.
+    /// Calls `word` for every word of `text`, with its byte range `from..to`.
     pub(super) fn each(self, text: &str, mut word: impl FnMut(usize, usize)) {
         let text = Text(text.as_bytes());
         match self {
@@ -128,7 +128,7 @@ fn each(text: Text, end_of: impl Fn(usize) -> usize, mut word: impl FnMut(usize,
     }
 }
 
-/// Splits twice: into pieces, and each piece into words that do not see what is outside of it.
+/// Splits twice: into pieces, and each piece into words independently of its context.
 #[inline(always)]
 fn each_piece<'a>(
     text: Text<'a>,
@@ -157,7 +157,7 @@ fn gpt2(text: Text, at: usize) -> usize {
     {
         return end;
     }
-    // A space goes with what follows it, unless that is white space.
+    // A space belongs to the following characters, unless these are white space.
     let (class, start) = match first {
         b' ' if at + 1 < text.0.len() => {
             let (next, bytes) = text.class(at + 1);
@@ -231,8 +231,8 @@ impl O200k {
         }
         let first = text.0[at];
         if !is_break(first) {
-            // The first alternative wins over the second, with its leading character or without; a mark can be either
-            // that character or the word itself.
+            // The first alternative has precedence over the second, with its leading character or without; a mark can
+            // be either that character or the word itself.
             match cased::<SPLIT_HAN>(text, after) {
                 Cased::Lower(end) => return self.contraction(text, end),
                 Cased::Upper(_) if class & MARK != 0 => return self.contraction(text, after),
@@ -261,7 +261,7 @@ impl O200k {
     }
 }
 
-/// Where a word of both cases ends, and which of the two alternatives found it.
+/// The end of a word of both cases, and the alternative that matched.
 enum Cased {
     /// `[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+`
     Lower(usize),
@@ -269,8 +269,8 @@ enum Cased {
     Upper(usize),
 }
 
-/// The run that may be upper case is taken whole. If lower case follows, the word goes on through it; if not, the run
-/// gives back its end up to the last character that also counts as lower case, and the word ends behind that one.
+/// Scans the run that may be upper case. If lower case follows, the word continues through it; otherwise the word ends
+/// after the last character of the run that also counts as lower case.
 #[inline(always)]
 fn cased<const SPLIT_HAN: bool>(text: Text, mut at: usize) -> Cased {
     let mut after_caseless = None;
@@ -300,7 +300,7 @@ fn lower<const SPLIT_HAN: bool>(text: Text, at: usize) -> usize {
 
 // === DeepSeek ===
 
-/// The first two expressions: up to three numbers, or a run of Chinese and Japanese characters, or what is between.
+/// The first two expressions: up to three numbers, a run of Chinese and Japanese characters, or the text in between.
 fn deepseek_piece(text: Text, at: usize) -> usize {
     let (class, bytes) = text.class(at);
     if class & NUMBER != 0 {
@@ -318,7 +318,7 @@ fn deepseek_piece(text: Text, at: usize) -> usize {
     end
 }
 
-/// The third expression; `None` where it does not match.
+/// The third expression; `None` if it does not match.
 #[inline(always)]
 fn deepseek_word(text: Text, at: usize) -> Option<usize> {
     let (class, bytes) = text.class(at);
@@ -346,7 +346,7 @@ fn deepseek_word(text: Text, at: usize) -> Option<usize> {
     (class & SPACE != 0).then(|| text.blank(at, true, false))
 }
 
-/// What the third expression leaves unmatched stays together: numbers, and control characters before no letter.
+/// Text that the third expression does not match stays together: numbers, and control characters before no letter.
 fn deepseek_rest(text: Text, at: usize) -> usize {
     let mut end = at;
     while end < text.0.len() && (end == at || deepseek_word(text, end).is_none()) {
@@ -357,7 +357,7 @@ fn deepseek_rest(text: Text, at: usize) -> usize {
 
 // === Digits ===
 
-/// `tokenizers` takes digits by [`char::is_numeric`] here, not by an expression.
+/// `tokenizers` uses [`char::is_numeric`] here instead of an expression.
 fn digits_piece(text: Text, at: usize, individual: bool) -> usize {
     let numeric = |at| {
         let (code_point, bytes) = text.code_point(at);
@@ -389,7 +389,7 @@ fn is_break(byte: u8) -> bool {
 }
 
 impl Text<'_> {
-    /// The classes and the length in bytes of the character at `at`.
+    /// The classes of the character at `at`, and its length in bytes.
     #[inline(always)]
     fn class(self, at: usize) -> (u8, usize) {
         let first = self.0[at];
@@ -411,7 +411,7 @@ impl Text<'_> {
         }
     }
 
-    /// The end of the run of characters from `at` on whose classes pass.
+    /// The end of the run of characters from `at` on whose classes satisfy `pass`.
     #[inline(always)]
     fn scan(self, mut at: usize, pass: impl Fn(u8) -> bool) -> usize {
         while at < self.0.len() {
@@ -434,7 +434,7 @@ impl Text<'_> {
         self.scan(at, |class| class & classes == 0)
     }
 
-    /// The end of a run of at most `max` numbers, the first of which ends at `at`.
+    /// The end of a run of at most `max` numbers, of which the first ends at `at`.
     fn numbers(self, mut at: usize, max: usize) -> usize {
         for _ in 1..max {
             match at < self.0.len() {
@@ -456,8 +456,8 @@ impl Text<'_> {
         end
     }
 
-    /// `\s*[\r\n]+|\s+(?!\S)|\s+` at white space; the first alternative only with `breaks`. With `to_end`,
-    /// `\s++$` comes before them all.
+    /// `\s*[\r\n]+|\s+(?!\S)|\s+` at white space; the first alternative only with `breaks`. With `to_end`, `\s++$`
+    /// precedes them.
     fn blank(self, at: usize, breaks: bool, to_end: bool) -> usize {
         let (mut end, mut last, mut after_break) = (at, at, None);
         while end < self.0.len() {
@@ -474,13 +474,13 @@ impl Text<'_> {
         let at_end = end == self.0.len();
         match after_break {
             Some(after_break) if breaks && !(to_end && at_end) => after_break,
-            // The last space is left to the word behind it, unless it is the only one.
+            // The last space belongs to the following word, unless it is the only one.
             _ if at_end || last == at => end,
             _ => last,
         }
     }
 
-    /// The end of `'s|'t|'re|'ve|'m|'ll|'d` at an apostrophe. In any case `ſ` is an s too.
+    /// The end of `'s|'t|'re|'ve|'m|'ll|'d` at an apostrophe. With `any_case`, `ſ` is an s too.
     fn contraction(self, at: usize, any_case: bool) -> Option<usize> {
         let lower = |i: usize| {
             let byte = *self.0.get(at + i)?;
@@ -516,7 +516,7 @@ mod tests {
 
     use super::*;
 
-    /// Every splitter beside what the library does for it.
+    /// Every splitter with the library's equivalent.
     static PAIRS: LazyLock<Vec<(Splitter, PreTokenizerWrapper)>> = LazyLock::new(|| {
         let split = |pattern: &str| {
             let pattern = SplitPattern::Regex(pattern.into());
@@ -544,7 +544,7 @@ mod tests {
         words
     }
 
-    /// What the expressions tell apart, and characters that are easily taken for another class.
+    /// Characters that the expressions distinguish, and characters that are easily assigned to a wrong class.
     const FRAGMENTS: &[&str] = &[
         " ",
         "  ",

@@ -1,21 +1,21 @@
-//! Long words in time linear in their length: from the left, always the longest token that may stand there.
+//! Encodes long words in linear time, from the left, preferring the longest possible token.
 //!
-//! Tokens are a word's encoding exactly if each encodes as itself and every two neighbours encode as themselves. So the
-//! encoding can be built from the left, one token at a time, checking each against its neighbour alone; where no token
-//! fits, the last one was too long and is taken back. No place is tried twice. (The idea is that of van Antwerpen and
-//! Neubeck, "So many tokens, so little time", GitHub 2024; here it holds for any list of merges in which what a merge
-//! makes comes after its parts.)
+//! A sequence of tokens is a word's encoding exactly if each token encodes as itself and every two neighbours encode as
+//! themselves. So the encoding can be built from the left, one token at a time, checking each only against its
+//! predecessor; where no token fits, the last token was too long and is replaced by a shorter one. No position is tried
+//! twice. (The idea is from van Antwerpen and Neubeck, "So many tokens, so little time", GitHub 2024; here it applies
+//! to any list of merges in which a merge's result comes after its parts.)
 
 use super::merge::{Made, Merges, Row};
 
 const NONE: u32 = u32::MAX;
-/// The parent of the root, which is no node and not a free slot either.
+/// Parent of the root, which marks neither a node nor a free slot.
 const NO_PARENT: u32 = NONE - 1;
 
-/// The tokens that encode as themselves, by their prefixes and by how they are made.
+/// The tokens that encode as themselves, by prefix and by their last merge.
 #[derive(Debug)]
 pub(super) struct Walk {
-    /// Double-array trie: the child of a node for a byte is at the node's `base ^ byte`, if that names it as parent.
+    /// Double-array trie: the child of a node for a byte is at the node's `base ^ byte`, if its parent is that node.
     nodes: Vec<Node>,
     /// By token id.
     tokens: Vec<Token>,
@@ -31,9 +31,9 @@ struct Node {
 #[derive(Debug, Clone, Copy)]
 struct Token {
     bytes: u32,
-    /// The longest token that is a shorter prefix of this one.
+    /// The longest other token that is a prefix of this one.
     shorter: u32,
-    /// The two tokens it is made of, and at which rank; of no meaning for a single byte.
+    /// The two tokens it is merged from, and the rank; meaningless for a single byte.
     left: u32,
     right: u32,
     rank: u32,
@@ -42,8 +42,8 @@ struct Token {
 // === impl Walk ===
 
 impl Walk {
-    /// The walk over `tokens`, each of which encodes as itself; `None` where one is made by a merge that comes before
-    /// those of its parts, or where two share an id.
+    /// The walk over `tokens`, each of which encodes as itself; `None` if a token's merge comes before those of its
+    /// parts, or if two tokens share an id.
     pub(super) fn new(mut tokens: Vec<(&[u8], Made)>) -> Option<Walk> {
         tokens.sort_unstable_by_key(|(bytes, _)| *bytes);
         let ids = tokens.iter().map(|(_, made)| made.token as usize + 1).max().unwrap_or(0);
@@ -74,7 +74,7 @@ impl Walk {
     /// Appends the tokens of `word`.
     pub(super) fn encode(&self, word: &[u8], merges: &Merges, row: &mut Row, out: &mut Vec<u32>) {
         let start = out.len();
-        // Ends of tokens from which the rest of the word cannot be reached.
+        // Positions from which the rest of the word cannot be encoded.
         let closed = row.bits(word.len() + 1);
         let (mut at, mut token) = (0, self.longest(word));
         loop {
@@ -107,12 +107,12 @@ impl Walk {
                     at -= self.tokens[last as usize].bytes as usize;
                     token = last;
                 }
-                (None, None) => unreachable!("every word has an encoding, and its first token is a prefix"),
+                (None, None) => unreachable!("every word has an encoding whose first token is a prefix"),
             }
         }
     }
 
-    /// The longest token that `text` starts with. Every byte is a token.
+    /// The longest token that is a prefix of `text`. Every byte is a token.
     #[inline]
     fn longest(&self, text: &[u8]) -> u32 {
         let (mut node, mut token) = (0, NONE);
@@ -130,12 +130,12 @@ impl Walk {
         token
     }
 
-    /// Whether two tokens side by side encode as themselves: no merge across the boundary between them comes before the
-    /// merges that make them. Their last merges are undone one by one, latest first; at each step the two parts at the
-    /// boundary must not merge before what was undone last.
+    /// Whether two adjacent tokens encode as themselves: no merge across their boundary precedes the merges that
+    /// produce them. Undoes their last merges one by one, latest first; at each step the two parts at the boundary must
+    /// not merge before the merge undone last.
     #[inline]
     fn neighbours(&self, mut left: u32, mut right: u32, merges: &Merges) -> bool {
-        // Ranks below this would have merged first.
+        // A lower rank would have merged first.
         let mut limit = NONE;
         loop {
             if merges.rank(left, right) < limit {
@@ -144,11 +144,11 @@ impl Walk {
             let (of_left, of_right) = (&self.tokens[left as usize], &self.tokens[right as usize]);
             let (left_whole, right_whole) = (of_left.bytes > 1, of_right.bytes > 1);
             if left_whole && (!right_whole || of_left.rank > of_right.rank) {
-                // Of two merges of one rank the one on the left comes first: that inside of `left` here,
+                // Of two merges with equal rank the left one comes first: here the one inside `left`,
                 limit = of_left.rank;
                 left = of_left.right;
             } else if right_whole {
-                // and that across the boundary here.
+                // and here the one across the boundary.
                 limit = of_right.rank + 1;
                 right = of_right.left;
             } else {
@@ -158,25 +158,25 @@ impl Walk {
     }
 }
 
-/// A double-array trie in the making.
+/// A double-array trie under construction.
 struct Trie {
     nodes: Vec<Node>,
-    /// No slot below this is free.
+    /// All slots below this are in use.
     free_from: usize,
 }
 
-/// Free slots looked at for a node of several children before it gets a block of its own.
+/// Free slots examined for a node with several children before it gets a new block.
 const TRIES_MAX: usize = 32;
 
 // === impl Trie ===
 
 impl Trie {
-    /// `sorted` tokens; sets the `shorter` of each.
+    /// Builds the trie of `sorted` tokens; sets the `shorter` of each.
     fn build(sorted: &[(&[u8], Made)], tokens: &mut [Token]) -> Vec<Node> {
         let mut trie = Trie { nodes: Vec::new(), free_from: 1 };
         trie.grow();
         trie.nodes[0].parent = NO_PARENT;
-        // Nodes to give children to: their tokens, their depth, the longest token on the way to them.
+        // Nodes without children so far: their tokens, their depth, and the longest token on their path.
         let mut open = vec![(0, sorted, 0, NONE)];
         let mut labels = Vec::new();
         while let Some((node, mut below, depth, mut prefix)) = open.pop() {
@@ -205,7 +205,7 @@ impl Trie {
         trie.nodes
     }
 
-    /// A base whose slots for `labels` are all free.
+    /// A base for which the slots of all `labels` are free.
     fn place(&mut self, labels: &[u8]) -> usize {
         while self.free_from < self.nodes.len() && self.nodes[self.free_from].parent != NONE {
             self.free_from += 1;
@@ -228,7 +228,7 @@ impl Trie {
         self.grow()
     }
 
-    /// A block of free slots at the end.
+    /// Adds a block of free slots.
     fn grow(&mut self) -> usize {
         let base = self.nodes.len();
         self.nodes.resize(base + 256, Node { parent: NONE, base: 0, token: NONE });

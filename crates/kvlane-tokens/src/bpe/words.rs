@@ -1,17 +1,17 @@
-//! Words whose tokens are known without merging: those that are one token, and those met lately.
+//! Words encoded without merging: single-token words, and recently encoded words.
 
 use hashbrown::HashMap;
 
-/// The longest word of the table of short words: its bytes and their number fill 16 bytes.
+/// Longest word in the table of short words: its bytes and its length fill 16 bytes.
 const SHORT_MAX: usize = 15;
-/// The longest word the cache takes.
+/// Longest word in the cache.
 const CACHED_MAX: usize = 31;
-/// The most tokens the cache takes for one word, so that an entry is one line of the processor's cache.
+/// Most tokens per cached word, so that an entry is one cache line.
 const CACHED_TOKENS_MAX: usize = 7;
-/// Entries of the cache: 64 bytes each, 256 KB in all, which stays within the second-level cache.
+/// Entries of the cache: 64 bytes each, 256 KB in total, which fits into the L2 cache.
 const CACHED_WORDS: usize = 4096;
 
-/// The words that are one token each.
+/// The words that are a single token.
 #[derive(Debug)]
 pub(super) struct Words {
     /// Short words, open-addressed with linear probing, at most half full.
@@ -23,12 +23,12 @@ pub(super) struct Words {
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Slot {
-    /// Zero where the slot is free: the key of a word holds its length.
+    /// Zero if the slot is free: a word's key contains its length.
     key: u128,
     id: u32,
 }
 
-/// Words of several tokens, each in the one place its hash allows; a later word takes the place of an earlier one.
+/// Direct-mapped cache of words with several tokens; a later word replaces an earlier one with the same hash slot.
 #[derive(Debug)]
 pub(super) struct Cache {
     entries: Vec<Entry>,
@@ -65,7 +65,7 @@ impl Words {
         table
     }
 
-    /// The one token of the word `text[from..to]`, if it is one.
+    /// The token of the word `text[from..to]`, if it is a single one.
     #[inline(always)]
     pub(super) fn find(&self, text: &[u8], from: usize, to: usize) -> Option<u32> {
         if to - from > SHORT_MAX {
@@ -100,7 +100,7 @@ impl Cache {
         Cache { entries: vec![free; CACHED_WORDS] }
     }
 
-    /// Appends the tokens of the word `text[from..to]`, which `encode` appends where the cache does not have them.
+    /// Appends the tokens of the word `text[from..to]`; calls `encode` if the word is not cached.
     #[inline(always)]
     pub(super) fn encode(
         &mut self,
@@ -113,7 +113,7 @@ impl Cache {
         if bytes > CACHED_MAX {
             return encode(out);
         }
-        // The number of bytes stands in the last byte, so that no word is another with zeros behind it.
+        // The last byte holds the length, so that a word differs from the same word with trailing zeros.
         let key = match bytes {
             0..=SHORT_MAX => [load(text, from, bytes), 0],
             16 => [load_16(text, from), 16 << 120],
@@ -135,7 +135,7 @@ impl Cache {
     }
 }
 
-/// `bytes` (up to 15) bytes of `text` from `from` on, and their number in the last byte.
+/// `bytes` (up to 15) bytes of `text` from `from` on, with their number in the last byte.
 #[inline(always)]
 fn load(text: &[u8], from: usize, bytes: usize) -> u128 {
     let all = match text.get(from..from + 16) {
@@ -154,7 +154,7 @@ fn load_16(text: &[u8], from: usize) -> u128 {
     u128::from_le_bytes(text[from..from + 16].try_into().expect("16 bytes"))
 }
 
-/// A product of both halves, folded: every byte reaches the high bits and the low ones. The constants are digits of pi.
+/// Folded product of both halves: every byte affects the high and the low bits. The constants are digits of pi.
 #[inline(always)]
 fn hash(key: u128) -> u64 {
     let (low, high) = (key as u64, (key >> 64) as u64);

@@ -1,7 +1,7 @@
-//! Added tokens: texts that stand for one id each, whatever is around them. Where they are found a text is cut.
+//! Added tokens: texts with an id of their own, independent of their context. Texts are cut at them.
 //!
 //! Follows `AddedVocabulary::find_matches` of the `tokenizers` library (0.23, `tokenizer/added_vocabulary.rs`): the
-//! leftmost longest match counts; a token may take the white space beside it, or count only between words.
+//! leftmost longest match is used; a token may include adjacent white space, or match only between words.
 
 use std::collections::HashMap;
 
@@ -12,17 +12,17 @@ use aho_corasick::{AhoCorasick, AhoCorasickBuilder, MatchKind};
 pub(crate) struct AddedToken {
     pub(crate) id: u32,
     pub(crate) content: String,
-    /// It takes the white space before it.
+    /// It includes preceding white space.
     pub(crate) lstrip: bool,
-    /// It takes the white space behind it.
+    /// It includes following white space.
     pub(crate) rstrip: bool,
-    /// It counts only where no word touches it.
+    /// It matches only where no word touches it.
     pub(crate) single_word: bool,
-    /// It is looked for in the normalized text.
+    /// It is matched in the normalized text.
     pub(crate) normalized: bool,
 }
 
-/// A set of added tokens, found in one pass.
+/// A set of added tokens, matched in one pass.
 pub(super) struct Added {
     finder: Option<AhoCorasick>,
     tokens: Vec<AddedToken>,
@@ -31,7 +31,7 @@ pub(super) struct Added {
 /// A part of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Piece<'a> {
-    /// Text to be encoded, and where it begins.
+    /// Text to encode, and its start.
     Text(&'a str, usize),
     /// An added token.
     Token(u32),
@@ -41,7 +41,7 @@ pub(super) enum Piece<'a> {
 
 impl Added {
     pub(super) fn new(tokens: Vec<AddedToken>) -> Result<Added, String> {
-        // Of two tokens with one content the one with the higher id is found by nobody.
+        // Of two tokens with equal content, the one with the higher id never matches.
         let mut by_content: HashMap<&str, u32> = HashMap::with_capacity(tokens.len());
         for token in &tokens {
             let id = by_content.entry(&token.content).or_insert(token.id);
@@ -68,7 +68,7 @@ impl Added {
         self.tokens.is_empty()
     }
 
-    /// Hands over `text` piece by piece, in order.
+    /// Calls the function for each piece of `text`, in order.
     pub(super) fn split<'a, E>(
         &self,
         text: &'a str,
@@ -101,7 +101,7 @@ impl Added {
     }
 }
 
-/// Whether the last character is one of a word, which is `\w` in the library.
+/// Whether the last character is a word character, which is `\w` in the library.
 fn ends_in_word(text: &str) -> bool {
     text.chars().next_back().is_some_and(is_word)
 }
@@ -110,8 +110,8 @@ fn begins_with_word(text: &str) -> bool {
     text.chars().next().is_some_and(is_word)
 }
 
-/// `\w` is letters, marks, decimal digits, connectors and joiners. Letters and digits are enough here: a token that
-/// counts only between words makes the load-time probe look at the rest, and whoever differs is not cut.
+/// `\w` is letters, marks, decimal digits, connectors and joiners. Letters and digits suffice here: if a single-word
+/// token makes the results differ, the load-time probe detects it and texts are not cut.
 fn is_word(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }

@@ -1,6 +1,7 @@
-//! Encodings that were made before, found by their text's content.
+//! Cache of encodings by text content.
 //!
-//! Bounded in bytes. Full, it lets go of what has not been asked for since the hand last passed (CLOCK, Corbató 1968).
+//! Bounded in bytes. When full, evicts entries that were not used since the clock hand last passed them (CLOCK, Corbató
+//! 1968).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,20 +11,20 @@ use xxhash_rust::xxh3::xxh3_128_with_seed;
 
 use crate::tokenizer::Stats;
 
-/// Parts of the cache that are locked apart.
+/// Shards with a lock each.
 const SHARDS: usize = 16;
 
-/// What an entry costs beside its ids: slot, key in the map with its share of empty room, counts of the `Arc`.
+/// Memory of an entry without its ids: slot, map key with its share of empty slots, counts of the `Arc`.
 const ENTRY_BYTES: usize = 112;
 
-/// The most of a shard that one entry may take.
+/// Largest entry, as the inverse of its share of a shard.
 const ENTRY_SHARE: usize = 4;
 
-/// The content of a text, and what else its ids depend on.
+/// Key of a text's content and of everything else that its ids depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Key(u128);
 
-/// Encodings by content. Shared by all threads.
+/// Encodings by content, shared by all threads.
 pub(super) struct Cache {
     shards: Vec<Mutex<Shard>>,
     shard_bytes_max: usize,
@@ -90,7 +91,7 @@ impl Cache {
         ids
     }
 
-    /// Keeps the ids of a text, unless they would take too much of the room.
+    /// Adds the ids of a text, unless they are too large for a shard.
     pub(super) fn put(&self, key: Key, ids: &[u32]) {
         let bytes = size_of_val(ids) + ENTRY_BYTES;
         if bytes > self.shard_bytes_max / ENTRY_SHARE {
@@ -102,7 +103,7 @@ impl Cache {
             return;
         }
         while shard.bytes + bytes > self.shard_bytes_max {
-            shard.let_one_go();
+            shard.evict_one();
         }
         let place = shard.slots.len() as u32;
         shard.places.insert(key.0, place);
@@ -110,12 +111,12 @@ impl Cache {
         shard.bytes += bytes;
     }
 
-    /// Holds nothing and has counted nothing.
-    pub(super) fn forget(&mut self) {
+    /// Resets contents and counters.
+    pub(super) fn reset(&mut self) {
         *self = Cache::new(self.shard_bytes_max * SHARDS);
     }
 
-    /// Counts tokens that were encoded.
+    /// Counts encoded tokens.
     pub(super) fn count_encoded(&self, tokens: usize) {
         self.tokens_encoded.fetch_add(tokens as u64, Ordering::Relaxed);
     }
@@ -137,21 +138,21 @@ impl Cache {
     }
 
     fn shard(&self, key: Key) -> MutexGuard<'_, Shard> {
-        // The map takes its bits from the other end.
+        // The map uses the other bits of the key.
         lock(&self.shards[(key.0 >> 64) as usize % SHARDS])
     }
 }
 
 fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
-    // A shard is consistent between any two of its statements that may panic: there are none.
+    // No statement that modifies a shard can panic half-way, so a poisoned shard is consistent.
     shard.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 // === impl Shard ===
 
 impl Shard {
-    /// Removes the first entry from the hand on that nobody has asked for since the hand passed.
-    fn let_one_go(&mut self) {
+    /// Evicts the next entry that was not used since the hand passed it.
+    fn evict_one(&mut self) {
         debug_assert!(!self.slots.is_empty());
         loop {
             if self.hand >= self.slots.len() {
@@ -202,7 +203,7 @@ mod tests {
         let dear = Key::of("dear", 0);
         cache.put(dear, &[1, 2, 3]);
         for round in 0..5000 {
-            assert!(cache.get(dear).is_some(), "gone in round {round}");
+            assert!(cache.get(dear).is_some(), "evicted in round {round}");
             cache.put(Key::of(&round.to_string(), 0), &[round; 8]);
         }
     }

@@ -1,39 +1,40 @@
-//! Text to token ids, in pieces that are remembered.
+//! Encodes text to token ids, in cached pieces.
 //!
-//! A tokenizer encodes what lies between two added tokens without looking past them. So a text is cut there, and every
-//! piece is encoded once and then found by its content: a conversation's next turn costs its new message. A piece of
-//! plain text that is long is cut further, at spaces that the encoder is known to begin a word at, and there by its
-//! content, so that a prompt that grows, or whose beginning changes, is not encoded again as a whole either.
+//! A tokenizer encodes the text between two added tokens independently of its context. So a text is cut there, and
+//! every piece is encoded once and then cached by its content: a conversation's next turn costs only its new message. A
+//! long piece of plain text is cut further, at spaces where the encoder is known to begin a word, chosen by content, so
+//! that a prompt that grows, or whose beginning changes, is not re-encoded as a whole either.
 //!
-//! Whether pieces give the same ids as the whole is tried on a set of texts when the tokenizer is loaded (`probe`).
+//! When the tokenizer is loaded, a set of texts checks that pieces give the same ids as the whole (`probe`).
 
 mod added;
 mod cache;
 mod probe;
 
-pub(crate) use added::AddedToken;
-use added::{Added, Piece};
-use cache::{Cache, Key};
-
 use crate::bpe::Bpe;
 use crate::tokenizer::{Cut, Stats};
 use crate::unknown::Unknown;
 
-/// Shorter pieces are encoded again rather than looked up where our own encoder does it.
+pub(crate) use added::AddedToken;
+use added::{Added, Piece};
+use cache::{Cache, Key};
+
+/// Shortest piece that is cached. Our own encoder encodes shorter ones faster than a lookup.
 const REMEMBERED_BYTES_MIN: usize = 24;
 
-/// Where long plain text is cut: not before this many bytes, by content from there on, at any space from the third on.
+/// Where long plain text is cut: not within the first `bytes_min` bytes, then by content, and at any space near
+/// `bytes_max`.
 #[derive(Clone, Copy, Debug)]
 struct Chunks {
     bytes_min: usize,
     bytes_max: usize,
-    /// Of the spaces in between, one in this many is cut at.
+    /// One in this many of the spaces in between is a cut.
     one_in: u32,
 }
 
 const CHUNKS: Chunks = Chunks { bytes_min: 1 << 11, bytes_max: 1 << 14, one_in: 128 };
 
-/// Who turns a piece of plain text into ids.
+/// The encoder of plain text.
 enum Backend {
     /// Our own encoder.
     Own(Box<Bpe>),
@@ -41,17 +42,17 @@ enum Backend {
     Library(Box<tokenizers::Tokenizer>),
 }
 
-/// What a tokenizer's files come down to.
+/// The parts of a tokenizer, read from its files.
 pub(crate) struct Parts {
-    /// Our own encoder, where it knows this kind of tokenizer.
+    /// Our own encoder, if it supports this tokenizer.
     pub(crate) own: Option<Bpe>,
-    /// The library's, where there is one.
+    /// The library's encoder, if any.
     pub(crate) library: Option<tokenizers::Tokenizer>,
     pub(crate) added: Vec<AddedToken>,
-    /// Ids that go before and behind a text, if special tokens are to be added.
+    /// Ids before and after a text if special tokens are added.
     pub(crate) before: Vec<u32>,
     pub(crate) behind: Vec<u32>,
-    /// Whether a text's first piece is encoded in another way than the rest.
+    /// Whether a text's first piece is encoded differently from the others.
     pub(crate) positional: bool,
     pub(crate) cache_bytes_max: usize,
 }
@@ -59,9 +60,9 @@ pub(crate) struct Parts {
 /// A tokenizer without its templates.
 pub(crate) struct Encoder {
     backend: Backend,
-    /// Added tokens found in the text as it is.
+    /// Added tokens matched in the original text.
     raw: Added,
-    /// Added tokens found in the normalized text, where our own encoder has to do it.
+    /// Added tokens matched in the normalized text, which our own encoder must do.
     normalized: Added,
     pub(crate) before: Vec<u32>,
     pub(crate) behind: Vec<u32>,
@@ -76,10 +77,10 @@ pub(crate) struct Encoder {
 // === impl Encoder ===
 
 impl Encoder {
-    /// Joins the parts and tries whether texts may be cut. The error says what is wrong with the files.
+    /// Joins the parts and checks whether texts may be cut. The error describes the problem in the files.
     pub(crate) fn new(parts: Parts) -> Result<Encoder, String> {
         let Parts { mut own, mut library, added, before, behind, positional, cache_bytes_max } = parts;
-        // Our own encoder has to give the library's ids on every text tried, cut or not, else the library does it all.
+        // Our own encoder must give the library's ids for every probe text, cut or not; otherwise the library is used.
         let mut why = None;
         loop {
             let with_own = own.is_some();
@@ -132,7 +133,8 @@ impl Encoder {
         matches!(self.backend, Backend::Own(_))
     }
 
-    /// Appends the ids of `text`; returns how many were remembered. What is remembered `apart` is found there only.
+    /// Appends the ids of `text`; returns how many came from the cache. Entries cached for one `apart` value are found
+    /// only with the same value.
     pub(crate) fn encode(
         &self,
         text: &str,
@@ -178,7 +180,7 @@ impl Encoder {
         Ok(reused)
     }
 
-    /// Appends the ids of plain text, for our own encoder: cut where that is known to be safe.
+    /// Appends the ids of plain text with our own encoder, in chunks cut at safe positions.
     fn chunks(&self, text: &str, apart: u64, out: &mut Vec<u32>) -> Result<usize, Unknown> {
         let mut rest = text;
         let mut reused = 0;
@@ -190,7 +192,7 @@ impl Encoder {
         Ok(reused + self.remembered(rest, true, apart, out)?)
     }
 
-    /// Appends the ids of a text that is encoded on its own, out of the cache if it is there.
+    /// Appends the ids of an independent text, from the cache if present.
     fn remembered(&self, text: &str, first: bool, apart: u64, out: &mut Vec<u32>) -> Result<usize, Unknown> {
         if text.len() < REMEMBERED_BYTES_MIN && self.is_own() {
             self.plain(text, first, out)?;
@@ -209,7 +211,7 @@ impl Encoder {
         Ok(0)
     }
 
-    /// Appends the ids of a text that is encoded on its own.
+    /// Encodes an independent text and appends its ids.
     fn plain(&self, text: &str, first: bool, out: &mut Vec<u32>) -> Result<(), Unknown> {
         match &self.backend {
             Backend::Own(own) => own.encode(text, out),
@@ -218,7 +220,7 @@ impl Encoder {
             }
             Backend::Library(library) => {
                 let Some((guard, id)) = &self.guard else {
-                    return Err(Unknown::Tokenizer("no special token to put before a piece".into()));
+                    return Err(Unknown::Tokenizer("no special token can precede a piece".into()));
                 };
                 let encoding = library_ids(library, &format!("{guard}{text}"))?;
                 match encoding.get_ids().split_first() {
@@ -239,7 +241,7 @@ fn library_ids(library: &tokenizers::Tokenizer, text: &str) -> Result<tokenizers
     library.encode_fast(text, false).map_err(|error| Unknown::Tokenizer(error.to_string()))
 }
 
-/// An added token that can stand before any text without changing how it or the text is found.
+/// An added token that can precede any text without affecting its own match or the text's encoding.
 fn guard(added: &[AddedToken]) -> Option<(String, u32)> {
     let plain = |token: &&AddedToken| {
         !token.normalized && !token.lstrip && !token.rstrip && !token.single_word && !token.content.is_empty()
@@ -253,7 +255,7 @@ fn guard(added: &[AddedToken]) -> Option<(String, u32)> {
         .map(|token| (token.content.clone(), token.id))
 }
 
-/// Tokens with their contents as the encoder's normalizer leaves them.
+/// The tokens with their contents normalized.
 fn normalized_as(backend: &Backend, mut tokens: Vec<AddedToken>) -> Vec<AddedToken> {
     if let Backend::Own(own) = backend {
         for token in &mut tokens {
@@ -266,7 +268,7 @@ fn normalized_as(backend: &Backend, mut tokens: Vec<AddedToken>) -> Vec<AddedTok
 // === impl Chunks ===
 
 impl Chunks {
-    /// Where the first chunk of `text` ends, if it is not all of it.
+    /// The end of the first chunk of `text`, if that is not the whole text.
     fn end(self, text: &str) -> Option<usize> {
         if text.len() <= self.bytes_min {
             return None;
@@ -283,12 +285,12 @@ impl Chunks {
         end
     }
 
-    /// Whether the bytes before `at` make it one of the places to cut at.
+    /// Whether the bytes before `at` select it as a cut.
     fn is_end(self, bytes: &[u8], at: usize) -> bool {
         let Some(before) = at.checked_sub(8).and_then(|from| bytes[from..at].first_chunk::<8>()) else {
             return false;
         };
-        // Fibonacci hashing: only the uppermost bits depend on all of the eight bytes.
+        // Fibonacci hashing: only the highest bits depend on all eight bytes.
         let mixed = u64::from_le_bytes(*before).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         mixed < u64::MAX / u64::from(self.one_in)
     }

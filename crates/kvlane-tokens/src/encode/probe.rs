@@ -1,13 +1,13 @@
-//! Whether a text may be cut: tried on texts that have broken tokenizers before.
+//! Checks at load time whether texts may be cut, with texts that are known to be difficult for tokenizers.
 //!
-//! White space of every kind at the cut, digits in long runs, letters that compose, scripts without spaces, emoji with
-//! joiners, code, and added tokens beside each other and beside all of these.
+//! White space of every kind at the cut, long runs of digits, composing letters, scripts without spaces, emoji with
+//! joiners, code, and added tokens next to each other and to all of these.
 
 use crate::unknown::Unknown;
 
 use super::{AddedToken, Chunks, Encoder};
 
-/// Texts to be encoded between added tokens.
+/// Texts placed between added tokens.
 const TEXTS: [&str; 30] = [
     "",
     " ",
@@ -41,16 +41,17 @@ const TEXTS: [&str; 30] = [
     "                                                \n                       x",
 ];
 
-/// Chunks so short that the texts above are cut many times.
+/// Chunks so short that these texts are cut many times.
 const SHORT: Chunks = Chunks { bytes_min: 3, bytes_max: 40, one_in: 3 };
 
-/// Most added tokens that are tried.
+/// Most added tokens that are tested.
 const TOKENS_MAX: usize = 12;
 
 // === impl Encoder ===
 
 impl Encoder {
-    /// Compares pieces with the whole, encoded by `library` or, without one, by the backend. The error is the difference.
+    /// Compares pieces with the whole, encoded by `library` or, without one, by the backend. The error describes the
+    /// difference.
     pub(super) fn probe(
         &mut self,
         library: Option<&tokenizers::Tokenizer>,
@@ -58,15 +59,14 @@ impl Encoder {
     ) -> Result<(), String> {
         if self.positional && self.guard.is_none() {
             return Err(
-                "the beginning of a text is encoded in another way, and no special token can stand for it"
-                    .into(),
+                "the start of a text is encoded differently, and no special token can replace it".into()
             );
         }
         let chunks = std::mem::replace(&mut self.chunks, SHORT);
         let result = self.compare(library, added);
         self.chunks = chunks;
-        // What was remembered on the way is nobody's prompt.
-        self.cache.forget();
+        // Entries from the probe belong to no prompt.
+        self.cache.reset();
         result
     }
 
@@ -77,7 +77,7 @@ impl Encoder {
         self.same(&TEXTS.join(" "), library)?;
         for (at, one) in TEXTS.iter().enumerate() {
             self.same(one, library)?;
-            // Every two texts meet at some token, and every token stands before and behind every text.
+            // Every two texts meet at some token, and every token precedes and follows every text.
             for (of, token) in tokens.iter().enumerate() {
                 let other = TEXTS[(at * 7 + of) % TEXTS.len()];
                 text.clear();
@@ -110,7 +110,7 @@ impl Encoder {
             (None, super::Backend::Library(library)) => {
                 whole.extend_from_slice(super::library_ids(library, text).map_err(failed)?.get_ids());
             }
-            // Ranks alone: nothing else could encode them. What is compared is chunks with the whole.
+            // With tiktoken ranks there is no other encoder; compares chunks with the whole.
             (None, super::Backend::Own(own)) => self.raw.split(text, |piece| {
                 match piece {
                     super::Piece::Token(id) => whole.push(id),
@@ -124,11 +124,11 @@ impl Encoder {
         }
         let at = pieces.iter().zip(&whole).take_while(|(a, b)| a == b).count();
         let shown: String = text.chars().take(60).collect();
-        Err(format!("in pieces {shown:?} becomes other ids than as a whole, from token {at} on"))
+        Err(format!("{shown:?} encoded in pieces differs from the whole from token {at} on"))
     }
 }
 
-/// Some of every kind of added token, the first ones first.
+/// Some added tokens of every kind, the first ones first.
 fn tried(added: &[AddedToken]) -> Vec<&AddedToken> {
     let kinds: [fn(&AddedToken) -> bool; 5] = [
         |token| token.lstrip,

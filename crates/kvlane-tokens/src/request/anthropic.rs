@@ -1,4 +1,4 @@
-//! Anthropic's messages as chat messages (vLLM 0.32, `entrypoints/anthropic/serving.py`).
+//! Converts Anthropic messages to chat messages (vLLM 0.32, `entrypoints/anthropic/serving.py`).
 
 use std::borrow::Cow;
 
@@ -8,7 +8,7 @@ use crate::unknown::Unknown;
 use super::chat::{definition, effort, kwargs};
 use super::{Chat, Reading, Request, Shape, missing};
 
-/// A system block that changes with every request, see `conversation`.
+/// A system block that changes with every request; see `conversation`.
 const BILLING_HEADER: &str = "x-anthropic-billing-header";
 
 pub(super) fn read<'a>(mut body: Map<'a>, reading: Reading) -> Result<Request<'a>, Unknown> {
@@ -63,7 +63,7 @@ fn message<'a>(role: &'static str, content: Json<'a>) -> Json<'a> {
     Json::Map(Map(vec![("role".into(), Json::text(role)), ("content".into(), content)]))
 }
 
-/// The texts of a system content in one, without the blocks that change with every request.
+/// The concatenated texts of a system content, without the blocks that change with every request.
 fn texts(content: Option<&Json<'_>>) -> Result<String, Unknown> {
     let mut out = String::new();
     match content {
@@ -135,7 +135,7 @@ fn convert<'a>(mut given: Map<'a>, system_first: bool, out: &mut Vec<Json<'a>>) 
                     Some(Json::Str(text)) => text.into_owned(),
                     Some(_) => {
                         return Err(Unknown::Body(
-                            "a tool result that the assistant gives is no text".into(),
+                            "a tool result in an assistant message is not text".into(),
                         ));
                     }
                 };
@@ -163,9 +163,9 @@ fn convert<'a>(mut given: Map<'a>, system_first: bool, out: &mut Vec<Json<'a>>) 
 }
 
 fn call(mut block: Map<'_>) -> Result<Json<'_>, Unknown> {
-    // Without an id vLLM makes one up of the time.
+    // Without an id vLLM creates one from the time.
     let Some(id @ Json::Str(_)) = block.take("id").filter(Json::is_truthy) else {
-        return Err(Unknown::Body("a tool_use has no id".into()));
+        return Err(Unknown::Body("a tool_use without an id".into()));
     };
     let input = match block.take("input") {
         Some(input @ Json::Map(_)) => input,

@@ -1,5 +1,5 @@
-//! Chat completions, and what every conversation comes down to (vLLM 0.32: `entrypoints/openai/chat_completion/
-//! protocol.py`, `renderers/online_renderer.py`).
+//! Chat completion bodies, and the chat form that all conversations are converted to (vLLM 0.32:
+//! `entrypoints/openai/chat_completion/protocol.py`, `renderers/online_renderer.py`).
 
 use std::borrow::Cow;
 
@@ -8,32 +8,32 @@ use crate::unknown::Unknown;
 
 use super::{Reading, Request, Shape, ids, missing, shape};
 
-/// A conversation and what its template is to be given.
+/// A conversation and the arguments of its template.
 #[derive(Debug)]
 pub(crate) struct Chat<'a> {
     /// The messages as the client sent them.
     pub(crate) messages: Vec<Json<'a>>,
-    /// Tools as vLLM's models write them out.
+    /// Tools as serialized by vLLM's models.
     pub(crate) tools: Option<Json<'a>>,
     pub(crate) documents: Option<Json<'a>>,
     pub(crate) add_generation_prompt: bool,
     pub(crate) continue_final_message: bool,
     /// Further variables of the template.
     pub(crate) kwargs: Map<'a>,
-    /// Whether tool calls keep the order of their keys.
+    /// Whether tool calls keep their order of keys.
     pub(crate) calls_as_they_are: bool,
     pub(crate) shape: Shape,
 }
 
-/// Which body it is.
+/// The kind of body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Completion,
-    /// `/tokenize` knows fewer fields.
+    /// `/tokenize`, which has fewer fields.
     Tokenize,
 }
 
-/// Arguments of `apply_chat_template` that are no variables of the template (transformers 5.0).
+/// Arguments of `apply_chat_template` that are not template variables (transformers 5.0).
 const NO_VARIABLES: [&str; 7] = [
     "padding",
     "truncation",
@@ -44,7 +44,7 @@ const NO_VARIABLES: [&str; 7] = [
     "tokenizer_kwargs",
 ];
 
-/// Variables that have a meaning of their own: naming one of them is an error at the engine, or changes more than text.
+/// Variables with a special meaning: setting one is an error in the engine, or affects more than the text.
 const RESERVED: [&str; 6] =
     ["chat_template", "tokenize", "messages", "conversation", "conversations", "strftime_now"];
 
@@ -79,7 +79,7 @@ pub(super) fn read<'a>(mut body: Map<'a>, kind: Kind, reading: Reading) -> Resul
     })))
 }
 
-/// The template's further variables: those of the request, then what its effort stands for.
+/// Further template variables: those of the request, then the one derived from its effort.
 pub(super) fn kwargs<'a>(body: &mut Map<'a>, effort: Option<Cow<'a, str>>) -> Result<Map<'a>, Unknown> {
     let mut kwargs = match body.take("chat_template_kwargs") {
         Some(Json::Map(map)) => map,
@@ -95,7 +95,7 @@ pub(super) fn kwargs<'a>(body: &mut Map<'a>, effort: Option<Cow<'a, str>>) -> Re
         }
         kwargs.set("reasoning_effort", Json::Str(effort));
     }
-    // Null and "auto" count as not given (`renderers/params.py`, `merge_kwargs`).
+    // Null and "auto" count as absent (`renderers/params.py`, `merge_kwargs`).
     kwargs.0.retain(|(key, value)| {
         !value.is_null() && value.as_str() != Some("auto") && !NO_VARIABLES.contains(&key.as_ref())
     });
@@ -109,7 +109,7 @@ pub(super) fn effort<'a>(map: &mut Map<'a>, key: &str) -> Option<Cow<'a, str>> {
     }
 }
 
-/// Tools with the fields that vLLM's models have, in their order (`ChatCompletionToolsParam`, `FunctionDefinition`).
+/// Tools with the fields of vLLM's models, in their order (`ChatCompletionToolsParam`, `FunctionDefinition`).
 fn tools<'a>(list: Vec<Json<'a>>) -> Result<Json<'a>, Unknown> {
     let mut out = Vec::with_capacity(list.len());
     for tool in list {
@@ -129,7 +129,7 @@ fn tools<'a>(list: Vec<Json<'a>>) -> Result<Json<'a>, Unknown> {
     Ok(Json::List(out))
 }
 
-/// A function as vLLM's `FunctionDefinition` writes it out.
+/// A function as serialized by vLLM's `FunctionDefinition`.
 pub(super) fn definition<'a>(mut function: Map<'a>) -> Result<Json<'a>, Unknown> {
     let Some(name @ Json::Str(_)) = function.take("name") else { return Err(missing("tools")) };
     let mut entries = vec![
@@ -145,7 +145,7 @@ pub(super) fn definition<'a>(mut function: Map<'a>) -> Result<Json<'a>, Unknown>
     Ok(Json::Map(Map(entries)))
 }
 
-/// Ids that a prefill stage has passed on, which vLLM then takes instead of the messages.
+/// Token ids passed on by a prefill stage, which vLLM uses instead of the messages.
 fn forwarded_ids(body: &Map<'_>) -> Result<Option<Vec<u32>>, Unknown> {
     let Some(Json::Map(params)) = body.get("kv_transfer_params") else { return Ok(None) };
     match params.some("prompt_token_ids") {

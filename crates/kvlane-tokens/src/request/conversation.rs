@@ -1,5 +1,5 @@
-//! Messages as chat templates are given them (vLLM 0.32, `renderers/chat_utils.py` and `renderers/hf.py`): contents as
-//! text or as parts, arguments of tool calls as objects, only the fields that vLLM passes on, in its order.
+//! Converts messages to the form that chat templates get (vLLM 0.32, `renderers/chat_utils.py` and `renderers/hf.py`):
+//! contents as text or parts, tool call arguments as objects, and only the fields that vLLM passes on, in its order.
 
 use std::borrow::Cow;
 
@@ -9,17 +9,17 @@ use crate::unknown::Unknown;
 
 use super::missing;
 
-/// The first line of a system text that Claude Code fills with a hash per request. vLLM drops it.
+/// Start of a system text that Claude Code fills with a hash per request. vLLM removes its line.
 const BILLING_HEADER: &str = "x-anthropic-billing-header";
 
-/// What the template wants.
+/// Properties of the template.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wants {
-    /// Contents as a list of parts.
+    /// Contents must be a list of parts.
     pub(crate) parts: bool,
-    /// The role `developer` is known.
+    /// The role `developer` is supported.
     pub(crate) developer: bool,
-    /// Tool calls keep the order of their keys, rather than being put into the order of the OpenAI client's types.
+    /// Tool calls keep their order of keys, instead of the order of the OpenAI client's types.
     pub(crate) calls_as_they_are: bool,
 }
 
@@ -31,7 +31,7 @@ impl Wants {
     }
 }
 
-/// The messages as the template is to be given them.
+/// The messages in the form for the template.
 pub(crate) fn conversation<'a>(messages: Vec<Json<'a>>, wants: Wants) -> Result<Vec<Map<'a>>, Unknown> {
     let mut out = Vec::with_capacity(messages.len());
     for message in messages {
@@ -46,7 +46,7 @@ pub(crate) fn conversation<'a>(messages: Vec<Json<'a>>, wants: Wants) -> Result<
 
 fn one<'a>(mut message: Map<'a>, wants: Wants) -> Result<Map<'a>, Unknown> {
     let Some(Json::Str(role)) = message.take("role") else {
-        return Err(Unknown::Body("a message has no role".into()));
+        return Err(Unknown::Body("a message without a role".into()));
     };
     let content = match message.take("content") {
         None => Vec::new(),
@@ -113,12 +113,12 @@ enum Part<'a> {
     Other(Json<'a>),
 }
 
-/// What a part is: text, something a template may know what to do with, or nothing.
+/// Classifies a part: text, a part that a template may handle, or nothing.
 fn part_of<'a>(part: Json<'a>, as_part: bool) -> Result<Option<Part<'a>>, Unknown> {
     let mut part = match part {
         Json::Str(text) => return Ok(Some(Part::Text(text))),
         Json::Map(part) => part,
-        _ => return Err(Unknown::Body("a content part is neither text nor an object".into())),
+        _ => return Err(Unknown::Body("a content part that is neither text nor an object".into())),
     };
     let field = match part.str("type") {
         Some("text" | "input_text" | "output_text") => "text",
@@ -140,7 +140,7 @@ fn part_of<'a>(part: Json<'a>, as_part: bool) -> Result<Option<Part<'a>>, Unknow
         Some("input_audio" | "audio_url" | "audio_embeds") => return Err(Unknown::Media("audio inputs")),
         Some("video_url" | "video_embeds") => return Err(Unknown::Media("videos")),
         Some("prompt_embeds") => return Err(Unknown::Media("prompt embeddings")),
-        _ => return Err(Unknown::Media("content parts of other types than text")),
+        _ => return Err(Unknown::Media("content parts of types other than text")),
     };
     match part.take(field) {
         Some(Json::Str(text)) => Ok(Some(Part::Text(text))),
@@ -153,7 +153,7 @@ fn text_part(text: Cow<'_, str>) -> Json<'_> {
     Json::Map(Map(vec![("type".into(), Json::text("text")), ("text".into(), Json::Str(text))]))
 }
 
-/// The texts with a line break between each two.
+/// The texts, joined by line breaks.
 fn joined(parts: Vec<Json<'_>>) -> Json<'_> {
     let text = |part| match part {
         Json::Map(mut part) => part.take("text").unwrap_or(Json::text("")),
@@ -172,7 +172,7 @@ fn joined(parts: Vec<Json<'_>>) -> Json<'_> {
     Json::Str(Cow::Owned(whole))
 }
 
-/// A system text without Claude Code's line; nothing, if that was all.
+/// A system text without Claude Code's line; `None` if nothing else remains.
 fn without_billing(text: Cow<'_, str>) -> Option<Cow<'_, str>> {
     if !text.starts_with(BILLING_HEADER) {
         return Some(text);
@@ -183,8 +183,8 @@ fn without_billing(text: Cow<'_, str>) -> Option<Cow<'_, str>> {
     }
 }
 
-/// A tool call with its arguments as an object: what is no JSON object counts as an empty one. The fields stand in the
-/// order of the OpenAI client's types, through which vLLM passes them unless it has made them itself.
+/// A tool call with its arguments as an object; arguments that are not a JSON object become an empty one. The fields
+/// are in the order of the OpenAI client's types, through which vLLM passes them unless it has created them itself.
 fn call(call: Json<'_>, wants: Wants) -> Result<Json<'_>, Unknown> {
     let bad = || Unknown::Body("a tool call is not of type function".into());
     let Json::Map(mut call) = call else { return Err(bad()) };
@@ -226,7 +226,8 @@ fn object(json: Option<Json<'_>>) -> Json<'_> {
     }
 }
 
-/// For a template that does not know `developer`: such messages become the system's, and all of these the first.
+/// For a template without the role `developer`: such messages become system messages, and all system messages are
+/// merged into the first.
 fn developer_to_system(messages: Vec<Map<'_>>) -> Vec<Map<'_>> {
     let mut texts: Vec<String> = Vec::new();
     let mut scattered = false;

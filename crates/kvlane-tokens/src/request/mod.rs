@@ -1,8 +1,8 @@
-//! Request bodies, read as vLLM 0.32 reads them: a prompt given as ids, a plain text, or a conversation with what its
-//! chat template is to be given.
+//! Reads request bodies as vLLM 0.32 does: a prompt given as ids, a plain text, or a conversation with its template's
+//! arguments.
 //!
-//! Anthropic's and the Responses API's conversations become chat conversations first, as they do in vLLM. Sampling
-//! parameters do not reach the prompt and are not looked at.
+//! Anthropic and Responses conversations are first converted to chat conversations, as in vLLM. Sampling parameters do
+//! not affect the prompt and are ignored.
 
 mod anthropic;
 mod chat;
@@ -11,28 +11,29 @@ mod responses;
 
 use std::borrow::Cow;
 
-pub(crate) use chat::Chat;
-pub(crate) use conversation::{Wants, conversation};
 use kvlane_wire::api::Api;
 
 use crate::json::{Json, Map, parse};
 use crate::unknown::Unknown;
 
-/// What a body asks to be made a prompt of.
+pub(crate) use chat::Chat;
+pub(crate) use conversation::{Wants, conversation};
+
+/// The prompt source in a body.
 #[derive(Debug)]
 pub(crate) enum Request<'a> {
-    /// The ids as they are.
+    /// Token ids.
     Ids(Vec<u32>, Option<Truncate>),
-    /// A text to be encoded.
+    /// A text to encode.
     Text(Cow<'a, str>, Shape),
-    /// A conversation to be rendered.
+    /// A conversation to render.
     Chat(Box<Chat<'a>>),
 }
 
-/// What becomes of the text's tokens.
+/// Processing of the text's tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
-    /// Whether the tokenizer's own beginning and end are added.
+    /// Whether the tokenizer's own special tokens are added at both ends.
     pub(crate) add_special: bool,
     pub(crate) truncate: Option<Truncate>,
 }
@@ -42,7 +43,7 @@ pub(crate) struct Shape {
 pub(crate) struct Truncate {
     /// Tokens to keep.
     pub(crate) tokens: u32,
-    /// Which end goes; the tokenizer's own choice if it is not said.
+    /// The side to cut; `None` for the tokenizer's default.
     pub(crate) side: Option<Side>,
 }
 
@@ -53,22 +54,22 @@ pub(crate) enum Side {
     Right,
 }
 
-/// What a body can be read with.
+/// Settings for reading a body.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Reading {
     /// vLLM's `--exclude-tools-when-tool-choice-none`.
     pub(crate) exclude_tools_when_none: bool,
-    /// Whether Anthropic's later system messages join the first.
+    /// Whether later Anthropic system messages are merged into the first.
     pub(crate) system_first: bool,
-    /// What Anthropic's `thinking: disabled` becomes: `low` where the template cannot tell `none` from thinking.
+    /// What Anthropic's `thinking: disabled` becomes: `low` if the template does not support `none`.
     pub(crate) disabled_effort_low: bool,
 }
 
 /// Reads the body of a request to `api`.
 pub(crate) fn read<'a>(api: Api, body: &'a [u8], reading: Reading) -> Result<Request<'a>, Unknown> {
-    let text = simdutf8::basic::from_utf8(body).map_err(|_| Unknown::Body("it is not UTF-8".into()))?;
+    let text = simdutf8::basic::from_utf8(body).map_err(|_| Unknown::Body("not UTF-8".into()))?;
     let Json::Map(body) = parse(text).map_err(|error| Unknown::Body(error.to_string().into()))? else {
-        return Err(Unknown::Body("it is not an object".into()));
+        return Err(Unknown::Body("not an object".into()));
     };
     match api {
         Api::ChatCompletions => chat::read(body, chat::Kind::Completion, reading),
@@ -82,7 +83,7 @@ pub(crate) fn read<'a>(api: Api, body: &'a [u8], reading: Reading) -> Result<Req
     }
 }
 
-/// A text, ids, or a list of either, of which the first counts.
+/// A text, ids, or a list of either, of which the first is used.
 fn completion<'a>(mut body: Map<'a>, field: &'static str) -> Result<Request<'a>, Unknown> {
     if body.some("prompt_embeds").is_some() {
         return Err(Unknown::Media("prompt embeddings"));
@@ -95,7 +96,7 @@ fn completion<'a>(mut body: Map<'a>, field: &'static str) -> Result<Request<'a>,
     plain(prompt, shape, field)
 }
 
-/// SGLang's own API: `text` or `input_ids`, one or a list.
+/// SGLang's own API: `text` or `input_ids`, single or a list.
 fn generate<'a>(mut body: Map<'a>) -> Result<Request<'a>, Unknown> {
     for media in ["image_data", "audio_data", "video_data"] {
         if body.some(media).is_some() {
@@ -131,15 +132,15 @@ fn plain<'a>(prompt: Json<'a>, shape: Shape, field: &'static str) -> Result<Requ
 fn ids(items: &[Json<'_>]) -> Result<Vec<u32>, Unknown> {
     items
         .iter()
-        .map(|id| id.as_u32().ok_or_else(|| Unknown::Body("a token id is no 32-bit number".into())))
+        .map(|id| id.as_u32().ok_or_else(|| Unknown::Body("a token id is not a 32-bit number".into())))
         .collect()
 }
 
 fn missing(field: &'static str) -> Unknown {
-    Unknown::Body(format!("{field} is missing or not of its type").into())
+    Unknown::Body(format!("{field} is missing or has the wrong type").into())
 }
 
-/// The fields that say what becomes of the tokens.
+/// The fields that determine the processing of the tokens.
 fn shape(body: &Map<'_>, add_special: bool) -> Result<Shape, Unknown> {
     let add_special = body.get("add_special_tokens").and_then(Json::as_bool).unwrap_or(add_special);
     let side = match body.str("truncation_side") {
@@ -149,7 +150,7 @@ fn shape(body: &Map<'_>, add_special: bool) -> Result<Shape, Unknown> {
     };
     let truncate = match body.some("truncate_prompt_tokens") {
         None => None,
-        // -1 means the model's length, which is not known here.
+        // -1 means the model's context length, which is unknown here.
         Some(Json::Int(-1)) => return Err(Unknown::Field("truncate_prompt_tokens")),
         Some(tokens) => {
             Some(Truncate { tokens: tokens.as_u32().ok_or_else(|| missing("truncate_prompt_tokens"))?, side })

@@ -1,4 +1,5 @@
-//! The Responses API's input as chat messages (vLLM 0.32, `entrypoints/openai/responses/utils.py` and `protocol.py`).
+//! Converts Responses API input to chat messages (vLLM 0.32, `entrypoints/openai/responses/utils.py` and
+//! `protocol.py`).
 
 use crate::json::{Json, Map};
 use crate::unknown::Unknown;
@@ -26,7 +27,7 @@ pub(super) fn read<'a>(mut body: Map<'a>, reading: Reading) -> Result<Request<'a
         }
         Some(Json::List(items)) => {
             unfinished = items.last().is_some_and(is_unfinished);
-            // What an item may join is an item's message, never the instructions.
+            // An item may be merged with another item's message, but not with the instructions.
             let first = messages.len();
             for item in items {
                 let Json::Map(item) = item else { return Err(missing("input")) };
@@ -51,20 +52,20 @@ pub(super) fn read<'a>(mut body: Map<'a>, reading: Reading) -> Result<Request<'a
         add_generation_prompt: !unfinished,
         continue_final_message: unfinished,
         kwargs: kwargs(&mut body, wanted)?,
-        // `ResponsesRequest.build_tok_params` leaves this at its default, unlike chat.
+        // `ResponsesRequest.build_tok_params` keeps the default here, unlike chat.
         calls_as_they_are: true,
         shape: Shape { add_special: true, truncate: None },
     })))
 }
 
-/// Whether the answer is to go on with this item.
+/// Whether the answer is to continue this item.
 fn is_unfinished(item: &Json<'_>) -> bool {
     let Json::Map(item) = item else { return false };
     matches!(item.str("type"), None | Some("message" | "reasoning"))
         && matches!(item.str("status"), Some("in_progress" | "incomplete"))
 }
 
-/// Adds an item: a message of its own, or more of the assistant's message before it.
+/// Adds an item: as a message, or merged into the preceding assistant message.
 fn add<'a>(mut item: Map<'a>, first: usize, messages: &mut Vec<Map<'a>>) -> Result<(), Unknown> {
     match item.str("type") {
         Some("function_call") => {
@@ -117,7 +118,7 @@ fn add<'a>(mut item: Map<'a>, first: usize, messages: &mut Vec<Map<'a>>) -> Resu
     Ok(())
 }
 
-/// The assistant's message at the end, if an item made it and it has room; else another one.
+/// The assistant message at the end, if an item created it and it can be extended; otherwise a new one.
 fn assistant<'m, 'a>(
     messages: &'m mut Vec<Map<'a>>,
     first: usize,
@@ -150,7 +151,7 @@ fn tools<'a>(list: Vec<Json<'a>>) -> Result<Json<'a>, Unknown> {
         if tool.str("type") != Some("function") {
             return Err(Unknown::Field("tools"));
         }
-        // Here null is written out for what is absent, and dropped again for `strict` and `defer_loading`.
+        // vLLM serializes absent fields as null here, except for `strict` and `defer_loading`.
         tool.0.retain(|(key, value)| !value.is_null() || key != "strict");
         out.push(Json::Map(Map(vec![
             ("type".into(), Json::text("function")),

@@ -1,30 +1,31 @@
-//! Whether a template wants message contents as text or as lists of parts, found out as vLLM does
-//! (`renderers/hf.py`, `_detect_content_format` of vLLM 0.32): it wants parts if it loops over what is, or may be, a
-//! message's content.
+//! Detects whether a template expects message contents as text or as lists of parts, with vLLM's rule
+//! (`renderers/hf.py`, `_detect_content_format` of vLLM 0.32): it expects parts if it loops over a message's content,
+//! or over something that may be one.
 //!
-//! That takes the template's syntax tree, which minijinja offers under `unstable_machinery`: another release may shape it
-//! otherwise, and then this does not compile. A parser of our own could differ from the one that renders.
+//! This needs the template's syntax tree, which minijinja provides under `unstable_machinery`: another release may
+//! change it, and then this does not compile. A separate parser could differ from the one that renders.
 
-use ast::{CallArg, Expr, Stmt};
 use minijinja::machinery::{ast, parse};
 use minijinja::syntax::SyntaxConfig;
 
 use crate::source::ContentFormat;
 
-/// What the search needs of a template.
+use ast::{CallArg, Expr, Stmt};
+
+/// The elements of a template that the detection needs.
 #[derive(Default)]
 struct Found<'a> {
-    /// `set` statements: target and value. A target that is no plain name has none.
+    /// `set` statements: target and value. The target is `None` unless it is a plain name.
     sets: Vec<(Option<&'a str>, &'a Expr<'a>)>,
-    /// Loops: target, what they run over, and the macro they are in.
+    /// Loops: target, iterated expression, and enclosing macro.
     loops: Vec<(Option<&'a str>, &'a Expr<'a>, Option<usize>)>,
-    /// Macros: name and names of parameters.
+    /// Macros: name and parameter names.
     macros: Vec<(&'a str, Vec<&'a str>)>,
-    /// Calls of something by a plain name.
+    /// Calls by a plain name.
     calls: Vec<(&'a str, &'a [CallArg<'a>])>,
 }
 
-/// The format `source` wants. Text, where it cannot be told.
+/// The format that `source` expects; text if it cannot be determined.
 pub(super) fn format(source: &str) -> ContentFormat {
     let Ok(template) = parse(source, "chat", SyntaxConfig::default()) else {
         return ContentFormat::String;
@@ -34,7 +35,7 @@ pub(super) fn format(source: &str) -> ContentFormat {
     if found.loops_over_content() { ContentFormat::OpenAi } else { ContentFormat::String }
 }
 
-/// Whether `expr` is the variable, or its `key` if there is one, under any filters, tests and slices.
+/// Whether `expr` is the variable, or its `key` if given, under any filters, tests and slices.
 fn reaches(expr: &Expr<'_>, name: &str, key: Option<&str>) -> bool {
     match expr {
         Expr::Filter(filter) => filter.expr.as_ref().is_some_and(|inner| reaches(inner, name, key)),
@@ -57,7 +58,7 @@ fn reaches(expr: &Expr<'_>, name: &str, key: Option<&str>) -> bool {
 
 impl<'a> Found<'a> {
     fn loops_over_content(&self) -> bool {
-        // Names of the message list: `messages`, and whatever is set from it.
+        // Names of the message list: `messages`, and all variables set from it.
         let mut lists = vec!["messages"];
         let mut next = 0;
         while let Some(&list) = lists.get(next) {
@@ -66,7 +67,7 @@ impl<'a> Found<'a> {
                     match target {
                         Some(target) if !lists.contains(target) => lists.push(target),
                         Some(_) => {}
-                        // vLLM gives up here and takes text.
+                        // vLLM stops here and uses text.
                         None => return false,
                     }
                 }
@@ -82,7 +83,7 @@ impl<'a> Found<'a> {
         let is_content =
             |expr: &Expr<'_>| messages.iter().any(|message| reaches(expr, message, Some("content")));
 
-        // Parameters of macros that are given a message's content somewhere.
+        // Macro parameters that receive a message's content in some call.
         let takes_content = |name: &str, parameters: &[&str], parameter: &str| {
             self.calls.iter().filter(|(called, _)| *called == name).any(|(_, args)| {
                 args.iter().enumerate().any(|(at, arg)| match arg {
@@ -179,7 +180,7 @@ impl<'a> Found<'a> {
         }
     }
 
-    /// Calls may stand anywhere in an expression.
+    /// Calls may occur anywhere in an expression.
     fn expr(&mut self, expr: &'a Expr<'a>) {
         match expr {
             Expr::Var(_) | Expr::Const(_) => {}

@@ -1,9 +1,9 @@
-//! Chat templates, rendered as transformers' `apply_chat_template` renders them (`utils/chat_template_utils.py`): blocks
-//! trimmed, `break` and `continue`, `raise_exception`, `strftime_now`, Python's methods on text and dicts, `tojson` as
+//! Chat templates, rendered like transformers' `apply_chat_template` (`utils/chat_template_utils.py`): trimmed blocks,
+//! `break` and `continue`, `raise_exception`, `strftime_now`, Python's methods on text and dicts, `tojson` as
 //! `json.dumps(ensure_ascii=False)`.
 //!
-//! A template is the operator's: it comes with the model or from a flag, never from a request. The conversation is the
-//! client's, so a rendering is bounded in what it prints, in the instructions it takes and in its depth.
+//! A template is trusted: it comes with the model or from a flag, never from a request. The conversation comes from the
+//! client, so a rendering is limited in output, instructions and depth.
 
 mod content;
 
@@ -22,28 +22,28 @@ use crate::unknown::Unknown;
 /// The name of the one template in an environment.
 const NAME: &str = "chat";
 
-/// How deep macros, loops and conditions may nest.
+/// Deepest nesting of macros, loops and conditions.
 const RECURSION_MAX: usize = 300;
 
 /// A compiled chat template.
 pub(crate) struct Template {
     env: Environment<'static>,
-    /// How contents are to be handed over.
+    /// The expected form of contents.
     pub(crate) content: ContentFormat,
-    /// Whether it knows the role `developer`; vLLM makes it `system` where it does not (`renderers/hf.py`).
+    /// Whether it supports the role `developer`; otherwise vLLM uses `system` (`renderers/hf.py`).
     pub(crate) developer: bool,
-    /// Whether it refuses a system message after the first; vLLM then merges Anthropic's into the first
+    /// Whether it rejects a system message after the first; vLLM then merges Anthropic's into the first
     /// (`entrypoints/anthropic/serving.py`).
     pub(crate) system_first: bool,
     text_bytes_max: usize,
 }
 
-/// What `raise_exception` leaves, to tell a refusal from a failure.
+/// The error of `raise_exception`, to distinguish a rejection from a failure.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct Raised(String);
 
-/// A sink that refuses to grow beyond its limit.
+/// An output that refuses to grow beyond its limit.
 struct Bounded<'a> {
     text: &'a mut String,
     bytes_max: usize,
@@ -53,7 +53,7 @@ struct Bounded<'a> {
 // === impl Template ===
 
 impl Template {
-    /// Compiles `source`. The error says where and what.
+    /// Compiles `source`. The error has the position and the problem.
     pub(crate) fn compile(source: &str, config: &Config) -> Result<Template, String> {
         let mut env = Environment::new();
         env.set_syntax(
@@ -111,14 +111,14 @@ impl Template {
         match template.render_captured_to(context, &mut sink) {
             Ok(_) => Ok(()),
             Err(_) if sink.is_full => {
-                Err(Unknown::Limit(format!("it prints more than {} bytes", self.text_bytes_max).into()))
+                Err(Unknown::Limit(format!("its output exceeds {} bytes", self.text_bytes_max).into()))
             }
             Err(error) => Err(failed(&error)),
         }
     }
 
-    /// Renders system, user, system, user, as vLLM does to find out: with nothing but the messages at hand, so that a
-    /// template that calls `strftime_now` or marks generated text counts as one that refuses.
+    /// Renders system, user, system, user, like vLLM's check: with the messages as the only variable, so that a
+    /// template that calls `strftime_now` or marks generated text also counts as rejecting.
     fn refuses_a_later_system_message(&self) -> bool {
         let message = |role: &str| Value::from_pairs([("role", role), ("content", "t")]);
         let messages: Vec<Value> = ["system", "user", "system", "user"].map(message).into();
@@ -130,7 +130,7 @@ impl Template {
     }
 }
 
-/// The function `strftime_now` at `now`, for a context. Engines answer in their host's time zone; this is UTC.
+/// The function `strftime_now` at `now`, for a context. Engines use their host's time zone; this uses UTC.
 pub(crate) fn strftime_now(now: UnixTime) -> Value {
     Value::from_function(move |format: String| {
         strftime(&format, now).ok_or_else(|| {
@@ -141,7 +141,7 @@ pub(crate) fn strftime_now(now: UnixTime) -> Value {
 
 fn failed(error: &Error) -> Unknown {
     if error.kind() == ErrorKind::OutOfFuel {
-        return Unknown::Limit("it takes too many instructions".into());
+        return Unknown::Limit("it executes too many instructions".into());
     }
     let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(cause) = source {
@@ -153,8 +153,8 @@ fn failed(error: &Error) -> Unknown {
     Unknown::Template(error.to_string().chars().take(400).collect())
 }
 
-/// Training code marks what an assistant wrote with `{% generation %}`; the marks print nothing. `with` keeps what they
-/// also do, which is to open a scope. Also returns whether there were any.
+/// Training code marks an assistant's text with `{% generation %}`, which prints nothing. It is replaced by `with`,
+/// which preserves its scope. Also returns whether there were any.
 fn without_generation_tags(source: &str) -> (String, bool) {
     let mut out = String::with_capacity(source.len());
     let mut any = false;
@@ -223,7 +223,7 @@ fn tojson(
     Ok(Value::from(out))
 }
 
-/// Jinja's `int`, which takes what is no number for its default.
+/// Jinja's `int`, which returns its default for a value that is not a number.
 fn int(value: &Value, default: Option<Value>) -> Value {
     let number = match value.as_str() {
         Some(text) => {
@@ -237,7 +237,7 @@ fn int(value: &Value, default: Option<Value>) -> Value {
     number.map(Value::from).or(default).unwrap_or(Value::from(0))
 }
 
-/// Jinja's `float`, likewise.
+/// Jinja's `float`, which does the same.
 fn float(value: &Value, default: Option<Value>) -> Value {
     let number = match value.as_str() {
         Some(text) => text.trim().parse().ok(),
@@ -257,7 +257,7 @@ fn trim(value: &Value, characters: Option<&str>) -> Value {
     }
 }
 
-/// `text` without what is to be stripped; `whole`, a cheap clone, if nothing is.
+/// `text` stripped of the characters; `whole`, a cheap clone, if nothing is stripped.
 fn strip(text: &str, characters: Option<&str>, start: bool, end: bool, whole: &Value) -> Value {
     let strips = |c: char| characters.map_or_else(|| is_space(c), |characters| characters.contains(c));
     let mut stripped = text;
@@ -270,7 +270,7 @@ fn strip(text: &str, characters: Option<&str>, start: bool, end: bool, whole: &V
     if stripped.len() == text.len() && !whole.is_undefined() { whole.clone() } else { Value::from(stripped) }
 }
 
-/// Python's methods: those that differ from the ones of `pycompat` or are not there, then those.
+/// Python's methods: those that are missing in `pycompat` or differ there, then `pycompat`.
 fn method(state: &mut State<'_, '_>, value: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
     let Some(text) = value.as_str() else {
         return minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args);
@@ -313,7 +313,7 @@ fn list<'a>(texts: impl IntoIterator<Item = &'a str>) -> Value {
 // === impl Bounded ===
 
 impl io::Write for Bounded<'_> {
-    /// Takes a piece, which is text as a whole: the engine writes strings.
+    /// Writes a piece. Pieces are valid UTF-8, since the template engine writes strings.
     fn write(&mut self, piece: &[u8]) -> io::Result<usize> {
         if self.text.len() + piece.len() > self.bytes_max {
             self.is_full = true;

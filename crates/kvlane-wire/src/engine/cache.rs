@@ -1,36 +1,36 @@
-//! What a metrics page says of an engine's prefix cache: the size of its blocks, and how much it reuses.
+//! Reads an engine's prefix cache from its metrics page: block size and reuse counters.
 
 use std::collections::BTreeMap;
 
 use super::{RANKS_MAX, llamacpp, sglang, vllm};
 use crate::prometheus::{Sample, samples};
 
-/// An engine's names for what is read here. Where a counter has been renamed, the newest name comes first and the first
-/// one present counts.
+/// An engine's metric names for its prefix cache. For a renamed counter, the newest name comes first and the first one
+/// present is used.
 pub(super) struct CacheNames {
-    /// Where the size of a block is told: a sample and its label.
+    /// The sample and the label that hold the block size.
     pub(super) block_tokens: Option<(&'static str, &'static str)>,
-    /// Counters of the tokens of prompts that were looked for in the cache.
+    /// Counters of prompt tokens looked up in the cache.
     pub(super) queried_tokens: &'static [&'static str],
-    /// Counters of those found.
+    /// Counters of prompt tokens found in the cache.
     pub(super) hit_tokens: &'static [&'static str],
-    /// The label that tells data-parallel ranks apart.
+    /// The label that distinguishes data-parallel ranks.
     pub(super) rank_label: Option<&'static str>,
 }
 
 const ENGINES: [&CacheNames; 3] = [&vllm::CACHE, &sglang::CACHE, &llamacpp::CACHE];
 
-/// How much an engine has reused since it started, in tokens of prompts.
+/// An engine's prefix cache counters since its start, in prompt tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PrefixCache {
-    /// Tokens looked for.
+    /// Tokens looked up.
     pub queried_tokens: u64,
     /// Tokens found.
     pub hit_tokens: u64,
 }
 
-/// The prefix caches of the ranks that a page speaks for, in order of rank; empty if it does not tell. A page that tells
-/// no ranks apart speaks for rank 0.
+/// The prefix cache counters of a page's ranks, in order of rank; empty if the page has none. A page without rank
+/// labels describes rank 0.
 pub fn prefix_caches(page: &str) -> Vec<(u32, PrefixCache)> {
     let all: Vec<Sample<'_>> =
         samples(page).filter(|sample| ENGINES.iter().any(|names| names.counts(sample))).collect();
@@ -60,7 +60,7 @@ pub fn prefix_caches(page: &str) -> Vec<(u32, PrefixCache)> {
     Vec::new()
 }
 
-/// Tokens of a KV block, if the page tells and all its ranks agree.
+/// The block size in tokens, if the page has it and all ranks agree.
 pub fn block_tokens(page: &str) -> Option<u32> {
     let mut told = samples(page).filter_map(|sample| {
         let label =
@@ -109,7 +109,7 @@ mod tests {
             "sglang:cached_tokens_total{model_name=\"m\",cache_source=\"host\"} 3\n",
         );
         assert_eq!(prefix_caches(sglang), [(0, PrefixCache { queried_tokens: 90, hit_tokens: 33 })]);
-        assert_eq!(prefix_caches("vllm:prefix_cache_queries_total 10\n"), [], "hits are not told");
+        assert_eq!(prefix_caches("vllm:prefix_cache_queries_total 10\n"), [], "without a hits counter");
         assert_eq!(prefix_caches(""), []);
     }
 

@@ -1,47 +1,47 @@
-//! Where an engine publishes its KV events, as it tells itself.
+//! Discovers where an engine publishes its KV events, from the engine's own answer.
 
 use serde_json::Value;
 
 use super::RANKS_MAX;
 
-/// One feed of KV events: that of one data-parallel rank.
+/// The KV event feed of one data-parallel rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FeedSource {
     /// The data-parallel rank.
     pub rank: u32,
-    /// Where it publishes, as the engine says it: often an address it binds, such as `tcp://*:5557`.
+    /// The address that it publishes on, as the engine reports it: often a bind address, such as `tcp://*:5557`.
     pub endpoint: String,
-    /// Where it answers requests for a replay, if it does.
+    /// The address that answers replay requests, if any.
     pub replay: Option<String>,
     /// The topic of its messages, empty if they have none.
     pub topic: String,
-    /// Tokens per block, where told.
+    /// Tokens per block, if reported.
     pub block_tokens: Option<u32>,
 }
 
-/// Why an engine's answer does not tell where its feeds are.
+/// Why an engine's answer does not describe its feeds.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FeedError {
-    /// It is no JSON, or its JSON is something else.
-    #[error("the answer about KV event feeds cannot be read: {0}")]
+    /// The answer is not JSON, or not JSON of the expected form.
+    #[error("cannot read the engine's list of KV event feeds: {0}")]
     Malformed(String),
-    /// More ranks than one engine has.
-    #[error("the answer names {0} KV event feeds; at most {RANKS_MAX} are read")]
+    /// More ranks than an engine can have.
+    #[error("the engine lists {0} KV event feeds; at most {RANKS_MAX} are supported")]
     TooMany(u64),
 }
 
-/// The feeds of vLLM's `GET /kv_event_sources`, in order of rank: `{"0": {"endpoint": ..}}`, or a list whose items say
-/// their `data_parallel_rank`. Each rank's ports are its own. What publishes to nowhere is left out.
+/// The feeds in vLLM's `GET /kv_event_sources`, in order of rank: `{"0": {"endpoint": ..}}`, or a list whose items have
+/// a `data_parallel_rank`. Each rank has its own ports. Ranks that publish nowhere are left out.
 ///
 /// # Errors
 ///
-/// [`FeedError`] if the body is something else.
+/// [`FeedError`] if the body has another form.
 pub fn vllm_feeds(body: &str) -> Result<Vec<FeedSource>, FeedError> {
     let answer: Value = serde_json::from_str(body).map_err(|error| malformed(error.to_string()))?;
     let told: Vec<(Option<u32>, &Value)> = match &answer {
         Value::Object(by_rank) => by_rank.iter().map(|(rank, feed)| (rank.parse().ok(), feed)).collect(),
         Value::Array(list) => list.iter().map(|feed| (whole(feed, "data_parallel_rank"), feed)).collect(),
-        _ => return Err(malformed("it is neither an object nor a list".to_owned())),
+        _ => return Err(malformed("neither an object nor a list".to_owned())),
     };
     if told.len() > RANKS_MAX {
         return Err(FeedError::TooMany(told.len() as u64));
@@ -53,9 +53,9 @@ pub fn vllm_feeds(body: &str) -> Result<Vec<FeedSource>, FeedError> {
         if !publishes {
             continue;
         }
-        let rank = rank.ok_or_else(|| malformed("a feed has no rank".to_owned()))?;
+        let rank = rank.ok_or_else(|| malformed("a feed without a rank".to_owned()))?;
         let endpoint =
-            text(feed, "endpoint").ok_or_else(|| malformed(format!("rank {rank} has no `endpoint`")))?;
+            text(feed, "endpoint").ok_or_else(|| malformed(format!("rank {rank} without `endpoint`")))?;
         feeds.push(FeedSource {
             rank,
             endpoint,
@@ -68,16 +68,16 @@ pub fn vllm_feeds(body: &str) -> Result<Vec<FeedSource>, FeedError> {
     Ok(feeds)
 }
 
-/// The feeds of SGLang's `GET /server_info`, by rank: its `kv_events` tells the first rank's ports, which the other ranks'
-/// follow. Empty if the engine publishes nothing, or is too old to say.
+/// The feeds in SGLang's `GET /server_info`, by rank: its `kv_events` has the first rank's ports, and the other ranks'
+/// ports follow. Empty if the engine publishes nothing, or its version does not report it.
 ///
 /// # Errors
 ///
-/// [`FeedError`] if the body is something else.
+/// [`FeedError`] if the body has another form.
 pub fn sglang_feeds(body: &str) -> Result<Vec<FeedSource>, FeedError> {
     let answer: Value = serde_json::from_str(body).map_err(|error| malformed(error.to_string()))?;
     if !answer.is_object() {
-        return Err(malformed("it is no object".to_owned()));
+        return Err(malformed("not an object".to_owned()));
     }
     let Some(told) = answer.get("kv_events").filter(|told| !told.is_null()) else { return Ok(Vec::new()) };
     if told.get("publisher").is_some_and(|publisher| publisher != "zmq") {
@@ -94,8 +94,8 @@ pub fn sglang_feeds(body: &str) -> Result<Vec<FeedSource>, FeedError> {
     }
     let address = |host: &str, base: u32, rank: u32| {
         let port = base.checked_add(rank).and_then(|port| u16::try_from(port).ok()).filter(|port| *port > 0);
-        let port =
-            port.ok_or_else(|| malformed(format!("rank {rank} has no port, {base} being the first rank's")))?;
+        let port = port
+            .ok_or_else(|| malformed(format!("no port for rank {rank}: the first rank's port is {base}")))?;
         let bare = host.trim_start_matches('[').trim_end_matches(']');
         Ok(if bare.contains(':') { format!("tcp://[{bare}]:{port}") } else { format!("tcp://{bare}:{port}") })
     };
@@ -112,9 +112,9 @@ pub fn sglang_feeds(body: &str) -> Result<Vec<FeedSource>, FeedError> {
         .collect()
 }
 
-/// The address to connect to for `endpoint`, which an engine on `host` says it publishes on: `host:port`, or
-/// `[host]:port` for an IPv6 address. An address that is bound to all interfaces is the host's own. None if it is not TCP
-/// or has no port.
+/// The address to connect to for `endpoint`, the publishing address that an engine on `host` reports: `host:port`, or
+/// `[host]:port` for an IPv6 address. An address bound to all interfaces is the host's own. `None` if it is not TCP or
+/// has no port.
 pub fn resolve(endpoint: &str, host: &str) -> Option<String> {
     let (bound, port) = endpoint.strip_prefix("tcp://")?.rsplit_once(':')?;
     let port = port.parse::<u16>().ok().filter(|port| *port > 0)?;
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn vllm_tells_each_ranks_addresses() {
-        // As vLLM 0.32.0 answers, shortened.
+        // The answer of vLLM 0.32.0, shortened.
         let body = r#"{"1": {"publisher": "zmq", "endpoint": "tcp://*:5558", "replay_endpoint": null, "topic": ""},
             "0": {"enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:5557",
                   "replay_endpoint": "tcp://*:5657", "buffer_steps": 10000, "topic": "kv@127.0.0.1:8001@tiny"}}"#;
@@ -191,14 +191,14 @@ mod tests {
     #[test]
     fn an_answer_that_cannot_be_right_says_why() {
         let why = |told: Result<Vec<FeedSource>, FeedError>| told.unwrap_err().to_string();
-        assert!(why(vllm_feeds("<html>")).contains("cannot be read"));
-        assert!(why(vllm_feeds(r#"{"detail": "Not Found"}"#)).contains("no rank"));
-        assert!(why(vllm_feeds(r#"{"0": {}}"#)).contains("rank 0 has no `endpoint`"));
-        assert!(why(sglang_feeds("[]")).contains("no object"));
+        assert!(why(vllm_feeds("<html>")).contains("cannot read"));
+        assert!(why(vllm_feeds(r#"{"detail": "Not Found"}"#)).contains("without a rank"));
+        assert!(why(vllm_feeds(r#"{"0": {}}"#)).contains("rank 0 without `endpoint`"));
+        assert!(why(sglang_feeds("[]")).contains("not an object"));
         let many = r#"{"kv_events": {"endpoint_port_base": 5557, "dp_size": 4000000000}}"#;
         assert_eq!(sglang_feeds(many), Err(FeedError::TooMany(4_000_000_000)));
         let beyond = r#"{"kv_events": {"endpoint_port_base": 65535, "dp_size": 2}}"#;
-        assert!(why(sglang_feeds(beyond)).contains("rank 1 has no port"));
+        assert!(why(sglang_feeds(beyond)).contains("no port for rank 1"));
     }
 
     #[test]

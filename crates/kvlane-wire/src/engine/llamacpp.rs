@@ -1,14 +1,14 @@
-//! llama.cpp's `llama-server` (`tools/server`), which serves metrics only when started with `--metrics`.
+//! llama.cpp's `llama-server` (`tools/server`), which serves metrics only with `--metrics`.
 
 use super::cache::CacheNames;
 use super::progress::ProgressNames;
 use super::{Dialect, Names};
 
-/// Every answer tells what was reused, so counters are not needed.
+/// Every answer reports its cache reuse, so counters are not needed.
 pub(super) const CACHE: CacheNames =
     CacheNames { block_tokens: None, queried_tokens: &[], hit_tokens: &[], rank_label: None };
 
-/// The first counts calls of the model, those for parts of prompts among them.
+/// The first counter counts the model's calls, including those for parts of prompts.
 pub(super) const PROGRESS: ProgressNames = ProgressNames {
     names: &["llamacpp:n_decode_total", "llamacpp:prompt_tokens_total", "llamacpp:tokens_predicted_total"],
     rank_label: None,
@@ -18,7 +18,7 @@ pub(super) const NAMES: Names = Names {
     dialect: Dialect::LlamaCpp,
     running: "llamacpp:requests_processing",
     waiting: "llamacpp:requests_deferred",
-    // Versions of 2025 and later do not tell: their caches belong to slots.
+    // Versions of 2025 and later do not report it: their caches belong to slots.
     kv_usage: &["llamacpp:kv_cache_usage_ratio"],
     kv_capacity: None,
     rank_label: None,

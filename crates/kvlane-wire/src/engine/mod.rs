@@ -1,4 +1,4 @@
-//! Inference engines: what each one calls the things we read from its metrics page. One file per engine.
+//! Engine dialects: the names that each inference engine uses on its metrics page. One file per engine.
 //!
 //! A page is recognised by the names on it, so an endpoint's engine need not be configured.
 
@@ -31,27 +31,27 @@ pub enum Dialect {
     LlamaCpp,
 }
 
-/// An engine's names for what a [`Reported`] holds. Where an engine has renamed a gauge, the newest name comes first
-/// and the first one present counts.
+/// An engine's metric names for the fields of a [`LoadReport`]. For a renamed gauge, the newest name comes first and
+/// the first one present is used.
 struct Names {
     dialect: Dialect,
-    /// Gauge of sequences in the batch. A page that has it is this engine's.
+    /// Gauge of sequences in the batch. It identifies the engine.
     running: &'static str,
     /// Gauge of requests in the queue.
     waiting: &'static str,
-    /// Gauges of the share of KV blocks in use, 0 to 1.
+    /// Gauges of the KV cache usage, 0 to 1.
     kv_usage: &'static [&'static str],
-    /// Where the size of the KV cache is told, if anywhere.
+    /// The sample with the KV cache size, if any.
     kv_capacity: Option<Capacity>,
-    /// The label that tells data-parallel ranks apart, where one page speaks for several.
+    /// The label that distinguishes data-parallel ranks, where one page describes several.
     rank_label: Option<&'static str>,
 }
 
-/// A sample that tells the size of a KV cache.
+/// A sample with the size of a KV cache.
 #[derive(Clone, Copy)]
 struct Capacity {
     name: &'static str,
-    /// Reads the tokens it holds.
+    /// Reads the capacity in tokens.
     tokens: fn(&Sample<'_>) -> Option<f64>,
 }
 
@@ -68,15 +68,14 @@ impl Dialect {
     }
 }
 
-/// What an engine's metrics page says of its load, and whose page it is. Counts are summed over the ranks behind one
-/// page, ratios averaged over them; a gauge that is missing counts as zero, as engines leave out what is idle.
+/// The load on an engine's metrics page, and the engine's dialect. Counts are summed over the page's ranks, ratios
+/// averaged; a missing gauge counts as zero, as engines leave out idle ones.
 pub fn load_report(page: &str) -> Option<(Dialect, LoadReport)> {
     let (names, samples) = recognised(page)?;
     Some((names.dialect, names.reported(&samples)))
 }
 
-/// As [`load_report`], for each data-parallel rank by itself, in order of rank. A page that tells no ranks apart speaks
-/// for one rank, 0.
+/// Like [`load_report`], per data-parallel rank, in order of rank. A page without rank labels describes rank 0.
 pub fn load_reports(page: &str) -> Option<(Dialect, Vec<(u32, LoadReport)>)> {
     let (names, samples) = recognised(page)?;
     let mut by_rank: BTreeMap<u32, Vec<Sample<'_>>> = BTreeMap::new();
@@ -97,10 +96,10 @@ pub fn load_reports(page: &str) -> Option<(Dialect, Vec<(u32, LoadReport)>)> {
     Some((names.dialect, reports.collect()))
 }
 
-/// Ranks of one page that are told apart; more are taken for a page gone wrong.
+/// Most ranks on one page; a page with more is treated as invalid.
 pub const RANKS_MAX: usize = 256;
 
-/// Whose page it is, and those of its samples that are read.
+/// The page's engine, and its relevant samples.
 fn recognised(page: &str) -> Option<(&'static Names, Vec<Sample<'_>>)> {
     let samples: Vec<Sample<'_>> =
         samples(page).filter(|sample| DIALECTS.iter().any(|names| names.mentions(sample))).collect();

@@ -1,5 +1,5 @@
-//! Whether an engine's metrics page shows that it works: a number for each rank that changes with its work and stands still
-//! when its core does.
+//! Detects progress on an engine's metrics page: a number per rank that changes when the engine's core works, and not
+//! otherwise.
 
 use std::collections::BTreeMap;
 
@@ -8,19 +8,19 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use super::{RANKS_MAX, llamacpp, vllm};
 use crate::prometheus::samples;
 
-/// An engine's samples that its core moves. Those that its HTTP server moves by itself are no signs of life: a server
-/// answers, and counts its answers, while its core stands still.
+/// Samples that an engine's core changes. Samples of its HTTP server are excluded: the server answers, and counts its
+/// answers, while the core hangs.
 pub(super) struct ProgressNames {
-    /// The samples.
+    /// The samples' names.
     pub(super) names: &'static [&'static str],
-    /// The label that tells data-parallel ranks apart, where one page speaks for several.
+    /// The label that distinguishes data-parallel ranks, where one page describes several.
     pub(super) rank_label: Option<&'static str>,
 }
 
-/// SGLang's core tells its gauges every 40 steps only, which is no sign within seconds.
+/// SGLang is missing: its core updates its gauges only every 40 steps, too rarely to show progress within seconds.
 const ENGINES: [&ProgressNames; 2] = [&vllm::PROGRESS, &llamacpp::PROGRESS];
 
-/// For each rank a number that is another one when its core has worked in between; empty if the page does not tell.
+/// A number per rank that changes when its core has worked; empty if the page shows no progress samples.
 pub fn progress(page: &str) -> BTreeMap<u32, u64> {
     let mut by_rank = BTreeMap::new();
     for sample in samples(page) {
@@ -33,7 +33,7 @@ pub fn progress(page: &str) -> BTreeMap<u32, u64> {
         }
         let of_name = xxh3_64_with_seed(sample.name.as_bytes(), sample.value.to_bits());
         let sum: &mut u64 = by_rank.entry(rank).or_default();
-        // The order of samples says nothing.
+        // Independent of the order of samples.
         *sum = sum.wrapping_add(of_name);
     }
     by_rank
@@ -53,7 +53,7 @@ mod tests {
             )
         };
         let (first, later) = (progress(&page(1, 1, 1)), progress(&page(1, 2, 1)));
-        assert_eq!(first, later, "an HTTP server's own counters are no progress");
+        assert_eq!(first, later, "the HTTP server's counters are not progress");
         assert_eq!(first.keys().collect::<Vec<_>>(), [&0, &1]);
         let (one, other) = (progress(&page(2, 1, 1)), progress(&page(1, 1, 2)));
         assert_eq!((one[&0] != first[&0], one[&1] == first[&1]), (true, true));

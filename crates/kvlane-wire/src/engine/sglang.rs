@@ -1,13 +1,13 @@
-//! SGLang (`sglang/srt/metrics/collector.py`), which serves metrics only when started with `--enable-metrics`.
+//! SGLang (`sglang/srt/metrics/collector.py`), which serves metrics only with `--enable-metrics`.
 
 use super::cache::CacheNames;
 use super::{Capacity, Dialect, Names};
 
 pub(super) const CACHE: CacheNames = CacheNames {
-    // Versions before 0.5.11; later ones tell it by `/server_info`.
+    // Versions before 0.5.11; later ones report it in `/server_info`.
     block_tokens: Some(("sglang:cache_config_info", "page_size")),
     queried_tokens: &["sglang:prompt_tokens_total"],
-    // By where they were found, which newer versions tell apart.
+    // Newer versions label it by where the tokens were found.
     hit_tokens: &["sglang:cached_tokens_total"],
     rank_label: Some("dp_rank"),
 };
@@ -16,7 +16,7 @@ pub(super) const NAMES: Names = Names {
     dialect: Dialect::Sglang,
     running: "sglang:num_running_reqs",
     waiting: "sglang:num_queue_reqs",
-    // `token_usage` is the fullest of its pools; older and newer versions both have it.
+    // `token_usage` is the usage of the fullest pool; older and newer versions both have it.
     kv_usage: &["sglang:token_usage", "sglang:full_token_usage"],
     kv_capacity: Some(Capacity { name: "sglang:max_total_num_tokens", tokens: |sample| Some(sample.value) }),
     rank_label: Some("dp_rank"),

@@ -1,4 +1,4 @@
-//! vLLM (`vllm/v1/metrics/loggers.py`). One line per data-parallel rank, told apart by the label `engine`.
+//! vLLM (`vllm/v1/metrics/loggers.py`). One line per data-parallel rank, distinguished by the label `engine`.
 
 use super::cache::CacheNames;
 use super::progress::ProgressNames;
@@ -6,14 +6,14 @@ use super::{Capacity, Dialect, Names};
 
 pub(super) const CACHE: CacheNames = CacheNames {
     block_tokens: Some(("vllm:cache_config_info", "block_size")),
-    // In tokens. Renamed from `gpu_` when caches on other devices came.
+    // In tokens. Renamed from `gpu_` when caches on other devices were added.
     queried_tokens: &["vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"],
     hit_tokens: &["vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"],
     rank_label: Some("engine"),
 };
 use crate::prometheus::Sample;
 
-/// Counters move with the steps that bring tokens, the share of blocks with every chunk of a prompt.
+/// Counters change with the steps that produce tokens, the block usage with every chunk of a prompt.
 pub(super) const PROGRESS: ProgressNames = ProgressNames {
     names: &[
         "vllm:iteration_tokens_total_count",
@@ -30,14 +30,14 @@ pub(super) const NAMES: Names = Names {
     dialect: Dialect::Vllm,
     running: "vllm:num_requests_running",
     waiting: "vllm:num_requests_waiting",
-    // Renamed from `gpu_` when caches on other devices came.
+    // Renamed from `gpu_` when caches on other devices were added.
     kv_usage: &["vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"],
     kv_capacity: Some(Capacity { name: "vllm:cache_config_info", tokens: capacity_tokens }),
     rank_label: Some("engine"),
 };
 
-/// The tokens a rank's cache holds: told directly where it is (caches with several groups of layers hold less than
-/// their blocks suggest), otherwise blocks times their size.
+/// A rank's cache capacity in tokens: reported directly by newer versions (caches with several layer groups hold less
+/// than their blocks suggest), otherwise number of blocks times block size.
 fn capacity_tokens(info: &Sample<'_>) -> Option<f64> {
     let number = |label| info.label(label)?.parse::<f64>().ok();
     number("kv_cache_size_tokens").or_else(|| Some(number("block_size")? * number("num_gpu_blocks")?))

@@ -1,113 +1,113 @@
-//! One decoded message, and how it becomes events under our own hashes.
+//! A decoded batch of KV events, and its conversion to events under our own hashes.
 
 use std::ops::Range;
 
 use kvlane_core::block::{BlockHash, ChainSeed, ContentHash};
 use kvlane_core::event::{EngineHash, KvEvent, StoredBlock, Tier};
 
-/// What one message says, in flat memory that the next message uses again.
+/// One decoded message, in flat memory that is reused for the next message.
 #[derive(Clone, Debug, Default)]
 pub struct Batch {
-    /// When the engine made it: Unix time in seconds, by its own clock.
+    /// The engine's timestamp: Unix time in seconds.
     pub ts: f64,
-    /// The data-parallel rank it is of, where told.
+    /// Its data-parallel rank, if given.
     pub rank: Option<u32>,
-    /// What has changed, in order.
+    /// The changes, in order.
     pub events: Vec<Event>,
-    /// Blocks that the events speak of: the engine's name, and the hash of what the block holds.
+    /// Blocks stored by the events: the engine's name, and the hash of the block's contents.
     pub blocks: Vec<(EngineHash, ContentHash)>,
-    /// Names of blocks that the events speak of without saying what they hold.
+    /// Names of blocks without contents in the events.
     pub names: Vec<EngineHash>,
-    /// What was passed over.
+    /// Number of ignored events.
     pub ignored: Ignored,
-    /// Names of blocks that were read, those that were passed over among them.
+    /// Number of block names read, ignored ones included.
     pub(super) named: usize,
-    /// Groups of layers that this message shows not to be full attention, one bit each.
+    /// Layer groups that this message shows not to be full attention, one bit each.
     pub(super) groups_aside: u64,
-    /// Names of adapters and salts, one after another.
+    /// Names of adapters and salts, concatenated.
     pub(super) text: String,
-    /// Memory for the tokens of one block.
+    /// Scratch memory for the tokens of one block.
     pub(super) tokens: Vec<u8>,
 }
 
-/// A change that one message tells of. Ranges are of [`Batch::blocks`] or [`Batch::names`].
+/// One change. Ranges refer to [`Batch::blocks`] or [`Batch::names`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// Blocks can be found from now on.
+    /// Blocks were stored.
     Stored(Stored),
-    /// Blocks that are known already are in another tier as well: a store without tokens.
+    /// Known blocks were copied to another tier: a store without tokens.
     Copied {
-        /// Which of [`Batch::names`].
+        /// Range of [`Batch::names`].
         names: Range<u32>,
-        /// Where to.
+        /// The new tier.
         tier: Tier,
     },
-    /// One copy of each block is gone.
+    /// One copy of each block was removed.
     Removed {
-        /// Which of [`Batch::names`].
+        /// Range of [`Batch::names`].
         names: Range<u32>,
-        /// Where it was.
+        /// The tier of the removed copy.
         tier: Tier,
-        /// The group of layers whose copy it was, where told.
+        /// The layer group of the removed copy, if given.
         group: Option<u32>,
     },
-    /// Nothing can be found any more.
+    /// All blocks were removed.
     Cleared,
 }
 
-/// Blocks stored, each following the one before it.
+/// Consecutive stored blocks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stored {
-    /// The block before the first of them, if any.
+    /// The block before the first one, if any.
     pub parent: Option<EngineHash>,
-    /// Which of [`Batch::blocks`].
+    /// Range of [`Batch::blocks`].
     pub blocks: Range<u32>,
-    /// Tokens of each.
+    /// Tokens per block.
     pub block_tokens: u32,
-    /// Where.
+    /// Their tier.
     pub tier: Tier,
     pub(super) lora: Option<Range<u32>>,
     pub(super) salt: Option<Range<u32>>,
 }
 
-/// Events that say nothing about the reuse of prefixes, or that cannot be understood, by reason.
+/// Events that do not concern prefix reuse or cannot be interpreted, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ignored {
-    /// Events of a kind not known here.
+    /// Events of an unknown kind.
     pub unknown_events: u32,
-    /// Stores of groups of layers that are not full attention: sliding windows, states of Mamba layers.
+    /// Stores of layer groups without full attention: sliding windows, states of Mamba layers.
     pub other_groups: u32,
-    /// Stores whose hash covers tokens after the block as well (vLLM 0.33 with a drafter): its own tokens do not
-    /// determine such a block.
+    /// Stores whose hash also covers tokens after the block (vLLM 0.33 with a drafter): a block's own tokens do not
+    /// determine its hash.
     pub lookahead: u32,
-    /// Stores whose tokens are not plain ids, such as the pairs of SGLang with a drafter.
+    /// Stores whose tokens are not plain ids, such as SGLang's pairs with a drafter.
     pub not_ids: u32,
 }
 
-/// What became of a batch.
+/// Result of linking a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Linked {
-    /// Events handed over.
+    /// Events passed on.
     pub events: u32,
-    /// Blocks stored among them.
+    /// Blocks stored by them.
     pub blocks: u32,
-    /// Stores whose parent is not known; their blocks were skipped.
+    /// Stores with an unknown parent; their blocks were skipped.
     pub unknown_parents: u32,
-    /// Blocks skipped with them.
+    /// Blocks skipped because of that.
     pub unknown_parent_blocks: u32,
-    /// Removals of groups that are not full attention.
+    /// Removals of layer groups without full attention.
     pub other_groups: u32,
-    /// The block size of stores that were skipped because it is not the one asked for.
+    /// The block size of stores that were skipped because it differs from the expected one.
     pub other_block_size: Option<u32>,
-    /// Blocks skipped for their size.
+    /// Blocks skipped because of that.
     pub other_size_blocks: u32,
 }
 
-/// Turns the batches of one feed into events. It knows which groups of layers count, as removals do not say it.
+/// Converts the batches of one feed to events. Remembers which layer groups are relevant, as removals do not say it.
 #[derive(Clone, Debug, Default)]
 pub struct Linker {
     groups_aside: u64,
-    /// Memory of the events handed over.
+    /// Reused memory for the events.
     stored: Vec<StoredBlock>,
     names: Vec<EngineHash>,
 }
@@ -115,7 +115,7 @@ pub struct Linker {
 // === impl Batch ===
 
 impl Batch {
-    /// Forgets everything but its memory, and of that what few messages need.
+    /// Clears the batch. Keeps its memory up to [`KEPT`] entries per list.
     pub fn clear(&mut self) {
         self.ts = 0.0;
         self.rank = None;
@@ -132,12 +132,12 @@ impl Batch {
         self.text.shrink_to(KEPT);
     }
 
-    /// What it takes to apply it, about: its events, and the names of blocks in them.
+    /// Approximate cost of applying it: its events and the block names in them.
     pub fn work(&self) -> usize {
         self.named.saturating_add(self.events.len())
     }
 
-    /// The adapter whose blocks these are. Versions that tell only its number yield a name that no adapter has.
+    /// The adapter of these blocks. For versions that give only a number, a name that no adapter has.
     pub fn lora(&self, stored: &Stored) -> Option<&str> {
         stored.lora.clone().and_then(|range| self.text.get(indices(range)))
     }
@@ -147,7 +147,7 @@ impl Batch {
         stored.salt.clone().and_then(|range| self.text.get(indices(range)))
     }
 
-    /// The block size of its first store, in tokens: how a pool learns it.
+    /// The block size of its first store, in tokens, from which a pool learns it.
     pub fn block_tokens(&self) -> Option<u32> {
         self.events.iter().find_map(|event| match event {
             Event::Stored(stored) => Some(stored.block_tokens),
@@ -159,10 +159,10 @@ impl Batch {
 // === impl Linker ===
 
 impl Linker {
-    /// Hands over `batch` as events under our own hashes, in order.
+    /// Passes on `batch` as events under our own hashes, in order.
     ///
-    /// `block_tokens` is the pool's block size, `seed` the start of a chain of an adapter and a salt, `hash_of` our hash
-    /// of a block that this engine holds, as of the events handed over before.
+    /// `block_tokens` is the pool's block size, `seed` gives the chain seed of an adapter and a salt, and `hash_of`
+    /// gives our hash of a block that this engine holds after the events passed on before.
     pub fn link(
         &mut self,
         batch: &Batch,
@@ -244,10 +244,10 @@ impl Linker {
     }
 }
 
-/// Lists that are longer give their memory back: a step of an engine changes some thousand blocks at most.
+/// List capacity that is kept between messages: one step of an engine changes at most a few thousand blocks.
 const KEPT: usize = 1 << 14;
 
-/// Gives back what an empty list keeps beyond [`KEPT`].
+/// Frees the capacity of an empty list beyond [`KEPT`].
 fn shrink<T>(list: &mut Vec<T>) {
     if list.capacity() > KEPT {
         list.shrink_to(KEPT);
@@ -263,7 +263,7 @@ mod tests {
     use super::super::{DecodeError, NAMES_MAX, decode};
     use super::*;
 
-    /// A batch of one removal of so many blocks, each named in one byte.
+    /// A batch with one removal of `names` blocks, each named in one byte.
     fn removal(names: usize) -> Vec<u8> {
         let mut message = vec![0x92, 0x01, 0x91, 0x92, 0xAC];
         message.extend_from_slice(b"BlockRemoved");
@@ -290,7 +290,7 @@ mod tests {
             assert_eq!(decode(&removal(beyond), &mut batch), Err(DecodeError::TooManyNames(beyond)));
             assert!(bytes(&batch, &Linker::default()) < 1 << 20);
         }
-        // Two events of which each alone would do.
+        // Two events, each within the limit alone.
         let mut two = removal(NAMES_MAX);
         two[2] = 0x92;
         two.extend_from_slice(&removal(1)[3..]);

@@ -1,8 +1,8 @@
-//! From a message's bytes to a [`Batch`].
+//! Decoder of KV event messages: bytes to a [`Batch`].
 //!
-//! Fields may come in any order and any of them may be missing or nil; what is not known is passed over. Engines write
-//! the names of the blocks before their tokens, so tokens are hashed block by block as they are passed; in any other
-//! order they are passed twice.
+//! Fields may come in any order, and any of them may be missing or nil; unknown fields are skipped. Engines write the
+//! block names before the tokens, so tokens are hashed block by block while they are read; in any other order they are
+//! read twice.
 
 use std::ops::Range;
 
@@ -13,85 +13,83 @@ use super::batch::{Batch, Event, Stored};
 use super::version::{FieldOrder, REMOVED, STORED};
 use crate::msgpack::{Kind, MsgpackError, Scanner};
 
-/// Tokens that a block may have. Engines use 1 to 2,048.
+/// Most tokens per block. Engines use 1 to 2,048.
 pub const BLOCK_TOKENS_MAX: u32 = 1 << 16;
 
-/// Events that one message may hold. An engine sends one message per step, which changes some thousand blocks at most.
+/// Most events per message. An engine sends one message per step, which changes at most a few thousand blocks.
 pub const EVENTS_MAX: usize = 1 << 17;
 
-/// Names of blocks that one message may hold: as many as a prompt of a million tokens has where a block is one token.
+/// Most block names per message: as many as a prompt of a million tokens has with blocks of one token.
 pub const NAMES_MAX: usize = 1 << 20;
 
-/// Bytes of a message, far beyond what an engine sends: offsets into it fit 32 bits.
+/// Most bytes per message, far beyond what an engine sends. Offsets fit into 32 bits.
 pub const PAYLOAD_MAX: usize = 1 << 30;
 
-/// Why a message could not be read. The batch holds nothing then.
+/// Why a message cannot be decoded. The batch is then empty.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
-    /// It is not the msgpack that a batch of events is written in.
+    /// The bytes are not a msgpack batch of events.
     #[error("not a batch of KV events: {0}")]
     Msgpack(#[from] MsgpackError),
-    /// A field holds a value that it cannot have.
+    /// A field's value is out of range.
     #[error("not a batch of KV events: byte {at}: {field} is out of range")]
     Range {
         /// Offset of the value's end.
         at: usize,
-        /// Which field.
+        /// The field.
         field: &'static str,
     },
-    /// A field comes twice in one event.
-    #[error("an event has the field {0} twice")]
+    /// A field occurs twice in one event.
+    #[error("not a batch of KV events: field {0} occurs twice in an event")]
     Twice(&'static str),
-    /// Something follows the batch.
-    #[error("a batch of KV events ends at byte {at} and the message does not")]
+    /// Bytes follow the batch.
+    #[error("not a batch of KV events: bytes follow the batch's end at byte {at}")]
     Trailing {
-        /// Where the batch ends.
+        /// Offset of the batch's end.
         at: usize,
     },
-    /// More bytes than [`PAYLOAD_MAX`].
-    #[error("a message of {0} bytes, more than {PAYLOAD_MAX}")]
+    /// More than [`PAYLOAD_MAX`] bytes.
+    #[error("message of {0} bytes exceeds the limit of {PAYLOAD_MAX}")]
     TooLong(usize),
-    /// More events than [`EVENTS_MAX`].
-    #[error("a batch of {0} KV events, more than the {EVENTS_MAX} that one step of an engine can make")]
+    /// More than [`EVENTS_MAX`] events.
+    #[error("batch of {0} KV events exceeds the limit of {EVENTS_MAX}")]
     TooManyEvents(u32),
-    /// More names of blocks than [`NAMES_MAX`].
-    #[error(
-        "a batch of KV events with {0} names of blocks or more, beyond the {NAMES_MAX} that one may have"
-    )]
+    /// More than [`NAMES_MAX`] block names.
+    #[error("batch with at least {0} block names exceeds the limit of {NAMES_MAX}")]
     TooManyNames(usize),
-    /// A block size of 0 or more than [`BLOCK_TOKENS_MAX`].
-    #[error("a block of {0} tokens")]
+    /// A block size of 0 or above [`BLOCK_TOKENS_MAX`].
+    #[error("invalid block size of {0} tokens")]
     BlockTokens(u64),
-    /// A store's tokens are not those of its blocks.
-    #[error("{tokens} tokens for {blocks} blocks of {block_tokens} tokens each")]
+    /// The number of tokens does not match the number of blocks.
+    #[error("event with {tokens} tokens for {blocks} blocks of {block_tokens} tokens")]
     TokenCount {
-        /// Tokens told.
+        /// Tokens in the event.
         tokens: u32,
-        /// Blocks named.
+        /// Blocks in the event.
         blocks: u32,
-        /// The block size told, 0 if none was.
+        /// The event's block size, 0 if missing.
         block_tokens: u32,
     },
-    /// A store's extra keys are not those of its blocks.
-    #[error("extra keys for {keys} blocks, of a store of {blocks}")]
+    /// The number of extra keys does not match the number of blocks.
+    #[error("event with extra keys for {keys} blocks but {blocks} stored blocks")]
     ExtraKeys {
-        /// Blocks that have extra keys told.
+        /// Blocks with extra keys.
         keys: u32,
-        /// Blocks named.
+        /// Blocks in the event.
         blocks: u32,
     },
-    /// A block's name that is too short to be a hash.
-    #[error("a block hash of {0} bytes")]
+    /// A block name too short for a hash.
+    #[error("block hash of {0} bytes is too short")]
     HashLength(usize),
 }
 
 type Result<T> = std::result::Result<T, DecodeError>;
 
-/// Reads one message into `batch`, whose memory is used again.
+/// Decodes one message into `batch`, reusing its memory.
 ///
 /// # Errors
 ///
-/// [`DecodeError`] if the message is no batch of events, or if one of them contradicts itself.
+/// [`DecodeError`] if the message is not a batch of events, or an event is inconsistent.
 pub fn decode(payload: &[u8], batch: &mut Batch) -> Result<()> {
     batch.clear();
     if payload.len() > PAYLOAD_MAX {
@@ -184,7 +182,7 @@ impl Type {
     }
 }
 
-/// The type of an event that is a map: the first of its fields wherever engines write it.
+/// The type of an event in map form. Engines write it as the first field.
 fn type_of(mut scanner: Scanner<'_>, pairs: u32) -> Result<Type> {
     for _ in 0..pairs {
         if scanner.text()? == b"type" {
@@ -195,7 +193,7 @@ fn type_of(mut scanner: Scanner<'_>, pairs: u32) -> Result<Type> {
     Ok(Type::Unknown)
 }
 
-/// A field that is read.
+/// A field that the decoder uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Field {
     Hashes,
@@ -213,7 +211,7 @@ enum Field {
     Other,
 }
 
-/// What stands in each place of an array.
+/// The field at each position of an array.
 const STORED_ORDER: [Field; STORED.len()] = order(STORED);
 const REMOVED_ORDER: [Field; REMOVED.len()] = order(REMOVED);
 
@@ -247,14 +245,14 @@ impl Field {
     }
 }
 
-/// The fields of one event as they come.
+/// State of reading the fields of one event.
 struct Reader<'a, 'b> {
     batch: &'b mut Batch,
     kind: Type,
-    /// Where the batch's lists ended before this event, which falls back there if it is passed over.
+    /// Ends of the batch's lists before this event, to which they are reset if it is ignored.
     blocks_start: usize,
     names_start: usize,
-    /// How many blocks are named, once they are.
+    /// Number of block names, once read.
     names: Option<u32>,
     parent: Option<EngineHash>,
     tokens: Tokens<'a>,
@@ -263,10 +261,10 @@ struct Reader<'a, 'b> {
     lora_id: Option<LoraId<'a>>,
     salt: Option<&'a str>,
     tier: Tier,
-    /// Stands before the list of keys.
+    /// Positioned before the list of extra keys.
     extra_keys: Option<Scanner<'a>>,
     group: Option<u32>,
-    /// Whether the group of layers is one whose blocks stand for a prefix.
+    /// Whether the layer group is one whose blocks stand for a prefix.
     prefix_group: bool,
     lookahead: bool,
 }
@@ -277,17 +275,17 @@ enum LoraId<'a> {
     Text(&'a str),
 }
 
-/// A store's tokens.
+/// The tokens of a store.
 enum Tokens<'a> {
-    /// Not seen yet, or nil.
+    /// Not read yet, or nil.
     Absent,
-    /// Seen before the names of the blocks: where they stand.
+    /// Read before the block names: their position.
     Waiting(Scanner<'a>),
-    /// Hashed, this many to a block.
+    /// Hashed, with this many per block.
     Hashed { count: u32, per_block: u32 },
-    /// So many that they cannot be divided among the blocks.
+    /// Not divisible among the blocks.
     Uneven { count: u32 },
-    /// No plain ids.
+    /// Not plain ids.
     NotIds,
 }
 
@@ -371,7 +369,7 @@ impl<'a, 'b> Reader<'a, 'b> {
         Ok(())
     }
 
-    /// Takes the list of tokens and hashes those of each block.
+    /// Reads the list of tokens and hashes each block.
     fn hash_tokens(&mut self, scanner: &mut Scanner<'a>) -> Result<()> {
         let start = scanner.clone();
         let count = scanner.array()?;
@@ -404,7 +402,7 @@ impl<'a, 'b> Reader<'a, 'b> {
         Ok(())
     }
 
-    /// Appends the event to the batch, or counts it as passed over.
+    /// Adds the event to the batch, or counts it as ignored.
     fn finish(mut self) -> Result<()> {
         match self.kind {
             Type::Stored => self.stored(),
@@ -473,9 +471,9 @@ impl<'a, 'b> Reader<'a, 'b> {
         Ok(())
     }
 
-    /// What the hash of each block covers besides its tokens, by block: nil, or a list of the adapter's name, parts of
-    /// images, the cache's salt (on a prompt's first block), without saying which is which
-    /// (vLLM, `v1/core/kv_cache_utils.py`, `generate_block_hash_extra_keys`).
+    /// Adds each block's extra keys to its hash: nil, or a list of the adapter's name, parts of images, and the cache's
+    /// salt (on a prompt's first block), without labels (vLLM, `v1/core/kv_cache_utils.py`,
+    /// `generate_block_hash_extra_keys`).
     fn extra_keys(&mut self) -> Result<()> {
         let Some(mut scanner) = self.extra_keys.take() else { return Ok(()) };
         let (keys, blocks) = (scanner.array()?, self.names.unwrap_or(0));
@@ -515,8 +513,8 @@ impl<'a, 'b> Reader<'a, 'b> {
     }
 
     fn lora(&mut self) -> Option<Range<u32>> {
-        // Before 0.14 vLLM tells the adapter's number only. It cannot be matched with a name, and must not match none:
-        // no adapter's name begins with this byte.
+        // vLLM before 0.14 gives only the adapter's number. It cannot be mapped to a name and must not match one: no
+        // adapter's name starts with this byte.
         let text = &mut self.batch.text;
         match (self.lora_name, self.lora_id) {
             (Some(name), _) => Some(append(text, &[name])),
@@ -526,7 +524,7 @@ impl<'a, 'b> Reader<'a, 'b> {
         }
     }
 
-    /// The names of this event, which stay in the batch.
+    /// The block names of this event in the batch.
     fn named(&self) -> Range<u32> {
         range(self.names_start, self.batch.names.len())
     }
@@ -537,19 +535,19 @@ impl<'a, 'b> Reader<'a, 'b> {
     }
 }
 
-/// The tier that an engine's `medium` stands for.
+/// The tier of an engine's `medium`.
 fn tier(medium: &[u8]) -> Tier {
     if medium == b"GPU" { Tier::Gpu } else { Tier::Cpu }
 }
 
-/// Whether blocks of such layers stand for the whole prefix before them. The others keep a window or a state, so that a
-/// block says nothing of those before it (vLLM, `v1/kv_cache_interface.py`, `KVCacheSpecKind`).
+/// Whether a block of such layers implies the whole prefix before it. Other layers keep a window or a state, so that a
+/// block says nothing about those before it (vLLM, `v1/kv_cache_interface.py`, `KVCacheSpecKind`).
 fn is_prefix_group(kind: &[u8]) -> bool {
     matches!(kind, b"full_attention" | b"mla_attention" | b"sink_full_attention")
 }
 
-/// An engine's name of a block: a whole number of either sign, of 64 bits; or a digest, of which the last eight bytes
-/// are what the same engine sends as a number.
+/// An engine's block name: a 64-bit integer of either sign, or a digest, whose last eight bytes the same engine can
+/// also send as a number.
 #[inline]
 fn hash(scanner: &mut Scanner<'_>) -> Result<EngineHash> {
     if scanner.peek()? == Kind::Bin {
@@ -571,7 +569,7 @@ fn append(text: &mut String, parts: &[&str]) -> Range<u32> {
     range(start, text.len())
 }
 
-/// A list that comes from one message is no longer than it, of which [`PAYLOAD_MAX`] makes sure.
+/// A list from one message is no longer than the message, which [`PAYLOAD_MAX`] limits.
 fn range(start: usize, end: usize) -> Range<u32> {
     start as u32..end as u32
 }

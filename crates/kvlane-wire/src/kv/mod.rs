@@ -1,9 +1,9 @@
-//! KV events: what an engine publishes about its cache, as vLLM 0.9 to 0.33 and SGLang write it.
+//! KV events that an engine publishes about its cache, in the formats of vLLM 0.9 to 0.33 and SGLang.
 //!
-//! A message is a msgpack batch `[ts, [event, ...], rank]`. Its events are arrays, whose fields stand in the order of
-//! [`version`], or maps with the same names that leave out what equals its default. [`decode`] reads either into a
-//! [`Batch`], hashing each block's tokens as it passes them; a [`Linker`] then chains those hashes to the blocks before
-//! them and hands over [`KvEvent`]s.
+//! A message is a msgpack batch `[ts, [event, ...], rank]`. Its events are arrays with fields in the order of
+//! [`version`], or maps with the same field names that omit default values. [`decode`] reads both into a [`Batch`] and
+//! hashes each block's tokens while reading; a [`Linker`] then chains these hashes to the blocks before them and passes
+//! on [`KvEvent`]s.
 
 mod batch;
 mod decode;

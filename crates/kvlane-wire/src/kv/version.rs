@@ -1,7 +1,7 @@
-//! What each version of vLLM writes: which fields, in which order, as an array or as a map.
+//! KV event formats by vLLM version: the fields, their order, and whether events are arrays or maps.
 //!
-//! Read from the publisher of each version named (`vllm/distributed/kv_events.py`); the first version that has a field
-//! is the first one looked at, so a version between two rows may have it as well.
+//! Taken from each listed version's publisher (`vllm/distributed/kv_events.py`); a field's first version is the first
+//! one examined, so an unlisted version before it may also have the field.
 
 /// A version of vLLM: major, minor, patch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -10,15 +10,15 @@ pub struct Version(pub u16, pub u16, pub u16);
 /// A field of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FieldOrder {
-    /// Its name: the key, where events are maps.
+    /// Its name, and its key where events are maps.
     pub name: &'static str,
-    /// The first version that writes it.
+    /// The first version with it.
     pub since: Version,
-    /// Whether a map carries it although it is nil: it has no default to be left out for.
+    /// Whether a map contains it even if nil, because it has no default.
     pub always: bool,
 }
 
-/// The first of the versions listed.
+/// The first listed version.
 pub const OLDEST: Version = Version(0, 9, 2);
 
 /// Every version whose frames were compared, oldest first.
@@ -40,13 +40,13 @@ pub const VERSIONS: [Version; 15] = [
     Version(0, 33, 0),
 ];
 
-/// Events are maps that leave out what equals its default; before, arrays with every field in its place.
+/// From this version, events are maps that omit default values; before, arrays with all fields.
 pub const MAPS_SINCE: Version = Version(0, 24, 0);
 
-/// A replayed message carries its topic: four frames rather than three.
+/// From this version, a replayed message includes its topic: four frames instead of three.
 pub const REPLAY_TOPIC_SINCE: Version = Version(0, 26, 0);
 
-/// The fields of `BlockStored` in the order in which arrays carry them, after the event's name.
+/// The fields of `BlockStored` in array order, after the event's name.
 pub const STORED: [FieldOrder; 15] = [
     field("block_hashes", OLDEST, true),
     field("parent_block_hash", OLDEST, true),
@@ -65,7 +65,7 @@ pub const STORED: [FieldOrder; 15] = [
     field("lookahead_token_ids", Version(0, 33, 0), false),
 ];
 
-/// The fields of `BlockRemoved`, likewise.
+/// The fields of `BlockRemoved`, in the same form.
 pub const REMOVED: [FieldOrder; 5] = [
     field("block_hashes", OLDEST, true),
     field("medium", Version(0, 10, 2), true),
@@ -81,8 +81,7 @@ const fn field(name: &'static str, since: Version, always: bool) -> FieldOrder {
 // === impl Version ===
 
 impl Version {
-    /// The version `text` names, such as `0.24.0`; a missing patch is 0, what follows the patch's digits is passed
-    /// over.
+    /// Parses a version such as `0.24.0`; a missing patch is 0, and text after the patch's digits is ignored.
     pub fn parse(text: &str) -> Option<Self> {
         let mut parts = text.trim().split('.').map(|part| {
             let digits = part.bytes().take_while(u8::is_ascii_digit).count();
@@ -96,12 +95,12 @@ impl Version {
         self >= MAPS_SINCE
     }
 
-    /// Whether its replayed messages carry their topic.
+    /// Whether its replayed messages include the topic.
     pub fn replays_topic(self) -> bool {
         self >= REPLAY_TOPIC_SINCE
     }
 
-    /// Those of `fields` ([`STORED`], [`REMOVED`]) that it writes, in order.
+    /// The fields in `fields` ([`STORED`], [`REMOVED`]) that it writes, in order.
     pub fn fields(self, fields: &'static [FieldOrder]) -> impl Iterator<Item = &'static FieldOrder> {
         fields.iter().filter(move |field| field.since <= self)
     }

@@ -1,4 +1,4 @@
-//! One chunk of a streamed completion or chat: read, and written again as a part of another stream.
+//! One chunk of a streamed completion or chat: read, and rewritten as part of another stream.
 
 use std::borrow::Cow;
 
@@ -6,43 +6,43 @@ use super::Unfit;
 use crate::api::Api;
 use crate::json::{JsonError, Kind, Scanner};
 
-/// What a chunk says, as far as going on elsewhere needs it.
+/// The content of a chunk, as far as resuming needs it.
 #[derive(Debug, Default)]
 pub(super) struct Chunk<'a> {
-    /// The whole of it.
+    /// The complete chunk.
     json: &'a str,
     id: &'a str,
     created: &'a str,
     model: &'a str,
-    /// Choices in it: one, or none in a chunk that only reports usage.
+    /// Number of choices: one, or none in a chunk that only reports usage.
     choices: u32,
-    /// It says who speaks.
+    /// It contains the role.
     pub(super) role: bool,
-    /// What it adds to the answer.
+    /// The text that it adds.
     pub(super) text: Cow<'a, str>,
-    /// Bytes of its text that the client has already.
+    /// Bytes of its text that the client already has.
     swallowed: usize,
-    /// How many of its token ids the client has already.
+    /// Number of its token ids that the client already has.
     swallowed_ids: usize,
-    /// It gives a reason to end.
+    /// It contains a finish reason.
     pub(super) finished: bool,
-    /// It holds reasoning.
+    /// It contains reasoning.
     pub(super) reasons: bool,
-    /// It holds a tool call or something else beside text.
+    /// It contains a tool call or other content beside text.
     pub(super) calls: bool,
     ids: Option<Vec<u32>>,
     prompt_ids: Option<Vec<u32>>,
     usage: Option<Counted>,
 }
 
-/// The counts of a usage object.
+/// The counts in a usage object.
 #[derive(Clone, Copy, Debug, Default)]
 struct Counted {
     prompt: u32,
     completion: u32,
 }
 
-/// What all chunks of a stream have in common, as the first one wrote it.
+/// Fields that are the same in all chunks of a stream, from its first chunk.
 #[derive(Debug)]
 pub(super) struct Head {
     id: String,
@@ -50,40 +50,40 @@ pub(super) struct Head {
     model: String,
 }
 
-/// Tokens of the answer, as far as they can be told.
+/// Tokens of the answer, as far as they are known.
 #[derive(Debug, Default)]
 pub(super) struct Tokens {
-    /// Tokens of the request's prompt, if the engine told.
+    /// Prompt tokens of the request, if the engine reported them.
     pub(super) prompt: Option<u32>,
-    /// Tokens whose text the client has. At least: where neither usage nor ids come with each chunk, one per chunk.
+    /// Tokens whose text the client has. A lower bound: where chunks have neither usage nor ids, one per chunk.
     pub(super) sent: u32,
-    /// Of those, the last ones, whose text is only whitespace.
+    /// The last of them, whose text is only whitespace.
     pub(super) blank: u32,
-    /// Tokens that came since without text: parts of a character, or held back by the engine.
+    /// Later tokens without text: parts of a character, or held back by the engine.
     pending: u32,
-    /// What this stream's last usage counted.
+    /// Output tokens in this stream's last usage.
     counted: u32,
     prompt_ids: Vec<u32>,
     ids: Vec<u32>,
     pending_ids: Vec<u32>,
-    /// Text came without its ids.
+    /// A chunk had text without ids.
     ids_lacking: bool,
 }
 
-/// How a stream goes on where another one broke.
+/// How a resumed stream is joined to the previous one.
 #[derive(Debug)]
 pub(super) struct Seam {
-    /// Text that the client has already and the engine is going to write again.
+    /// Text that the client already has and the engine will generate again.
     pub(super) text: String,
-    /// Token ids of that sort.
+    /// Token ids that the client already has and the engine will generate again.
     pub(super) ids: Vec<u32>,
-    /// Tokens of the request's prompt, if the first engine told.
+    /// Prompt tokens of the request, if the first engine reported them.
     pub(super) prompt_tokens: Option<u32>,
     /// Tokens of the answer that are in this stream's prompt.
     pub(super) before_tokens: u32,
-    /// The client has the request's prompt in token ids, or this stream's prompt is another one.
-    pub(super) prompt_told: bool,
-    /// The chunks are a completion's, the stream is a chat's.
+    /// The client already has the prompt's token ids, or this stream's prompt differs from the request's.
+    pub(super) prompt_sent: bool,
+    /// The chunks are those of a completion, while the client's stream is a chat.
     pub(super) from_completion: bool,
 }
 
@@ -104,7 +104,7 @@ impl<'a> Chunk<'a> {
         }
     }
 
-    /// Reads the top level; tells whether it is an error's.
+    /// Reads the top level; returns whether it is an error.
     fn read_top(&mut self, scanner: &mut Scanner<'a>, chat: bool) -> Result<bool, JsonError> {
         let mut failed = false;
         let mut walk = scanner.object()?;
@@ -144,7 +144,7 @@ impl<'a> Chunk<'a> {
                     self.finished |= kind != Kind::Null;
                     scanner.skip()?;
                 }
-                // Of several choices the others are the ones that show.
+                // Only a choice beyond the first has an index other than 0.
                 "index" => self.choices += u32::from(scanner.skip()? != "0"),
                 "token_ids" if kind == Kind::Array => self.ids = Some(ids(scanner)?),
                 "prompt_token_ids" if kind == Kind::Array => self.prompt_ids = Some(ids(scanner)?),
@@ -166,27 +166,27 @@ impl<'a> Chunk<'a> {
                 }
                 "content" if kind == Kind::String => self.text = scanner.string()?.decode(),
                 "reasoning" | "reasoning_content" => self.reasons |= !is_nothing(scanner.skip()?),
-                // Tool calls, function calls, refusals, audio, and whatever else there may be.
+                // Tool calls, function calls, refusals, audio and any other content.
                 _ => self.calls |= !is_nothing(scanner.skip()?),
             }
         }
         Ok(())
     }
 
-    /// Whether nothing is left of it, its text or ids having been sent, or the role having been told.
-    pub(super) fn says_nothing(&self, role_told: bool) -> bool {
-        let may_go = (role_told || !self.role) && (self.role || self.swallowed > 0 || self.swallowed_ids > 0);
+    /// Whether the chunk can be dropped, because the client already has its text or ids, or its role.
+    pub(super) fn says_nothing(&self, role_sent: bool) -> bool {
+        let may_go = (role_sent || !self.role) && (self.role || self.swallowed > 0 || self.swallowed_ids > 0);
         let has_ids = self.ids.as_ref().is_some_and(|ids| ids.len() > self.swallowed_ids);
         let silent = self.text.is_empty() && !has_ids && !self.finished && !self.calls && !self.reasons;
         may_go && silent && self.choices == 1
     }
 
     /// Appends it as an event of the stream that began with `head`.
-    pub(super) fn write(&self, head: &Head, seam: &Seam, role_told: bool, out: &mut Vec<u8>) {
+    pub(super) fn write(&self, head: &Head, seam: &Seam, role_sent: bool, out: &mut Vec<u8>) {
         let start = out.len();
         out.extend_from_slice(b"data: ");
-        // It was read, so it can be walked again.
-        if self.write_top(head, seam, role_told, out).is_err() {
+        // The chunk was read before, so it is valid.
+        if self.write_top(head, seam, role_sent, out).is_err() {
             out.truncate(start);
             return;
         }
@@ -197,7 +197,7 @@ impl<'a> Chunk<'a> {
         &self,
         head: &Head,
         seam: &Seam,
-        role_told: bool,
+        role_sent: bool,
         out: &mut Vec<u8>,
     ) -> Result<(), JsonError> {
         let mut object = Object::open(out);
@@ -210,7 +210,7 @@ impl<'a> Chunk<'a> {
                     object.key("choices").push(b'[');
                     let mut walk = scanner.array()?;
                     while walk.item(scanner)? {
-                        self.write_choice(scanner, seam, role_told, object.out)?;
+                        self.write_choice(scanner, seam, role_sent, object.out)?;
                     }
                     object.out.push(b']');
                     continue;
@@ -219,8 +219,8 @@ impl<'a> Chunk<'a> {
                     self.write_usage(scanner, seam, object.key("usage"))?;
                     continue;
                 }
-                // What they tell is another prompt than the client's.
-                "prompt_token_ids" | "prompt_text" if seam.prompt_told => {
+                // They describe a prompt other than the client's.
+                "prompt_token_ids" | "prompt_text" if seam.prompt_sent => {
                     scanner.skip()?;
                     continue;
                 }
@@ -240,7 +240,7 @@ impl<'a> Chunk<'a> {
         &self,
         scanner: &mut Scanner<'_>,
         seam: &Seam,
-        role_told: bool,
+        role_sent: bool,
         out: &mut Vec<u8>,
     ) -> Result<(), JsonError> {
         let mut object = Object::open(out);
@@ -252,7 +252,7 @@ impl<'a> Chunk<'a> {
                     let value = scanner.skip()?;
                     if seam.from_completion {
                         let mut delta = Object::open(object.key("delta"));
-                        if !role_told {
+                        if !role_sent {
                             delta.raw("role", "\"assistant\"");
                         }
                         self.write_text(value, delta.key("content"));
@@ -268,7 +268,7 @@ impl<'a> Chunk<'a> {
                         let kind = scanner.peek()?;
                         let value = scanner.skip()?;
                         match &*key.decode() {
-                            "role" if role_told => {}
+                            "role" if role_sent => {}
                             "content" if kind == Kind::String => {
                                 self.write_text(value, delta.key("content"));
                             }
@@ -277,7 +277,7 @@ impl<'a> Chunk<'a> {
                     }
                     delta.close();
                 }
-                "prompt_token_ids" if seam.prompt_told => drop(scanner.skip()?),
+                "prompt_token_ids" if seam.prompt_sent => drop(scanner.skip()?),
                 "token_ids" if self.swallowed_ids > 0 => {
                     scanner.skip()?;
                     let ids = self.ids.as_deref().unwrap_or_default();
@@ -290,7 +290,7 @@ impl<'a> Chunk<'a> {
         Ok(())
     }
 
-    /// Its text: as it was written, or what is left of it.
+    /// Writes its text: unchanged, or the part that the client does not have.
     fn write_text(&self, written: &str, out: &mut Vec<u8>) {
         if self.swallowed == 0 {
             out.extend_from_slice(written.as_bytes());
@@ -299,7 +299,7 @@ impl<'a> Chunk<'a> {
         }
     }
 
-    /// Usage of the whole answer: this stream's prompt holds the part that came before.
+    /// Writes usage for the whole answer: this stream's prompt contains the earlier part.
     fn write_usage(
         &self,
         scanner: &mut Scanner<'_>,
@@ -361,7 +361,7 @@ impl Head {
         Self { id: or_null(chunk.id), created: or_null(chunk.created), model: or_null(chunk.model) }
     }
 
-    /// What an engine would have sent after the last token that the request allows.
+    /// The final chunk of an answer that has reached the request's token limit.
     pub(super) fn last_chunk(&self, api: Api) -> Vec<u8> {
         let (object, said) = match api {
             Api::ChatCompletions => ("chat.completion.chunk", "\"delta\":{}"),
@@ -379,8 +379,8 @@ impl Head {
 // === impl Tokens ===
 
 impl Tokens {
-    /// What a chunk adds, once the client has what is left of its text. `whole` is whether its stream's prompt is the
-    /// request's.
+    /// Counts a chunk after the client's existing text was removed from it. `whole` is whether its stream's prompt is
+    /// the request's.
     pub(super) fn take(&mut self, chunk: &Chunk<'_>, whole: bool) {
         if whole {
             let told = chunk.prompt_ids.as_ref().map(|ids| len(ids));
@@ -410,35 +410,35 @@ impl Tokens {
         }
     }
 
-    /// Another stream begins, whose prompt holds `tokens` of the answer, as ids or as text.
+    /// Starts another stream, whose prompt contains `tokens` tokens of the answer, as ids or as text.
     pub(super) fn resume(&mut self, tokens: u32, by_ids: bool) {
         (self.sent, self.blank, self.pending, self.counted) = (tokens, 0, 0, 0);
         self.pending_ids.clear();
         self.ids_lacking |= !by_ids && tokens > 0;
     }
 
-    /// Ids that were told and whose text did not come.
+    /// Takes the ids whose text has not arrived.
     pub(super) fn take_pending_ids(&mut self) -> Vec<u32> {
         std::mem::take(&mut self.pending_ids)
     }
 
-    /// Whether the client has the request's prompt in token ids.
+    /// Whether the client has the request's prompt as token ids.
     pub(super) fn knows_prompt_ids(&self) -> bool {
         !self.prompt_ids.is_empty()
     }
 
-    /// Whether the client is told token ids.
-    pub(super) fn tell_ids(&self) -> bool {
+    /// Whether the client gets token ids.
+    pub(super) fn sends_ids(&self) -> bool {
         !self.ids.is_empty()
     }
 
-    /// The prompt and what of the answer the client has, if all of it was told in ids.
+    /// The ids of the prompt and of the client's part of the answer, if all are known.
     pub(super) fn all_ids(&self) -> Option<(&[u32], &[u32])> {
         let told = !self.ids_lacking && !self.prompt_ids.is_empty() && !self.ids.is_empty();
         told.then_some((&self.prompt_ids, &self.ids))
     }
 
-    /// Bytes that are kept.
+    /// Bytes of stored ids.
     pub(super) fn bytes(&self) -> usize {
         (self.prompt_ids.len() + self.ids.len() + self.pending_ids.len()) * size_of::<u32>()
     }
@@ -447,7 +447,8 @@ impl Tokens {
 // === impl Seam ===
 
 impl Seam {
-    /// Takes from the chunk's text what the client has already. An engine that goes on with something else has its way.
+    /// Removes the text and ids that the client already has from a chunk. If the engine generates something else, its
+    /// output is kept.
     pub(super) fn swallow(&mut self, chunk: &mut Chunk<'_>) {
         let mut common = common(self.text.as_bytes(), chunk.text.as_bytes());
         while !chunk.text.is_char_boundary(common) {
@@ -472,12 +473,12 @@ impl Seam {
     }
 }
 
-/// How far two sequences are the same.
+/// Length of the common prefix of two sequences.
 fn common<T: PartialEq>(a: &[T], b: &[T]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 
-/// An object on its way out.
+/// A JSON object being written.
 pub(super) struct Object<'out> {
     out: &'out mut Vec<u8>,
     first: bool,
@@ -491,7 +492,7 @@ impl<'out> Object<'out> {
         Self { out, first: true }
     }
 
-    /// Writes a key as it stands in JSON, and hands out what its value is to be written to.
+    /// Writes a key in its JSON form and returns the output for its value.
     pub(super) fn key(&mut self, raw: &str) -> &mut Vec<u8> {
         if !std::mem::take(&mut self.first) {
             self.out.push(b',');
@@ -511,7 +512,7 @@ impl<'out> Object<'out> {
     }
 }
 
-/// A count, changed on its way; what is none stays as it is.
+/// Rewrites a count; a value that is not a count is copied.
 fn count(
     scanner: &mut Scanner<'_>,
     out: &mut Vec<u8>,
@@ -528,7 +529,7 @@ fn count(
     Ok(())
 }
 
-/// Token ids; none if one of them is not.
+/// Token ids; empty if one of them is invalid.
 fn ids(scanner: &mut Scanner<'_>) -> Result<Vec<u32>, JsonError> {
     let (mut ids, mut sound) = (Vec::new(), true);
     let mut walk = scanner.array()?;
@@ -554,7 +555,7 @@ fn len(ids: &[u32]) -> u32 {
     u32::try_from(ids.len()).unwrap_or(u32::MAX)
 }
 
-/// Whether a value, as it is written, says no more than its absence.
+/// Whether a JSON value is equivalent to its absence.
 pub(super) fn is_nothing(raw: &str) -> bool {
     matches!(raw, "null" | "false" | "\"\"" | "[]" | "{}")
         || raw.parse::<f64>().is_ok_and(|number| number == 0.0)

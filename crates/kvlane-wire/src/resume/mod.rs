@@ -1,15 +1,15 @@
-//! An answer that goes on elsewhere: what an engine had streamed when it died, the request that makes another engine
-//! write the rest, and that rest rewritten so that both read as one stream.
+//! Resumes a broken stream on another engine: keeps a transcript of the stream, builds the request for the rest, and
+//! rewrites the rest so that the client sees one stream.
 //!
-//! A [`Transcript`] stands beside one stream of a completion or a chat. Until the stream breaks it only reads: whole
-//! events pass as they are, and one that a piece ends in the middle of is held until it is whole, because half an
-//! event cannot be taken back. [`Transcript::resume`] then says how to go on: with another request, whose stream is
-//! passed through the same transcript, or with a few bytes because nothing but the end was missing.
+//! A [`Transcript`] accompanies one stream of a completion or a chat. Until the stream breaks it only reads: complete
+//! events pass unchanged, and a partial event is held until it is complete, because a partial event cannot be
+//! retracted. [`Transcript::resume`] then returns how to continue: with another request, whose stream is passed through
+//! the same transcript, or with a few bytes if only the end was missing.
 //!
-//! The text goes on behind `prompt + text`, for a chat by `continue_final_message` (vLLM, SGLang). Where the engine
-//! told its token ids (`return_token_ids`, vLLM) the prompt is those, and then the rest is exactly what greedy
-//! decoding would have written; text may be cut into other tokens than it was made of. Requests whose answer depends
-//! on more than the tokens before it are not continued: see [`Unfit`].
+//! The new prompt is `prompt + text`, for a chat by `continue_final_message` (vLLM, SGLang). Where the engine reported
+//! its token ids (`return_token_ids`, vLLM), the prompt consists of those, and the rest is exactly what greedy decoding
+//! would have generated; text may be tokenized differently from the original tokens. Requests whose answer depends on
+//! more than the preceding tokens are not resumed: see [`Unfit`].
 
 mod chunk;
 mod request;
@@ -22,97 +22,97 @@ use self::request::Request;
 use crate::api::Api;
 use crate::sse::{Edge, event_end, name_and_data};
 
-/// Why an answer cannot go on elsewhere.
+/// Why an answer cannot be resumed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum Unfit {
     /// Neither a streamed completion nor a streamed chat.
     #[error("only streamed completions and chats can be continued")]
     Kind,
-    /// The body is not JSON as these APIs take it.
-    #[error("the request body cannot be read")]
+    /// The body is not JSON of these APIs.
+    #[error("cannot parse the request body")]
     Body,
-    /// The body asks for something that a second request cannot take over, or that nobody knows.
-    #[error("the request asks for \"{0}\", which cannot be continued")]
+    /// The body has a field that a second request cannot take over, or that is unknown.
+    #[error("the request sets \"{0}\", which does not allow continuing")]
     Key(String),
-    /// Several prompts, or token ids that text would have to follow.
-    #[error("the prompt is not one text, and the engine told no token ids")]
+    /// Several prompts, or token ids that would have to be followed by text.
+    #[error("the prompt is not a single text, and the engine reported no token ids")]
     Prompt,
-    /// A completion without `max_tokens`: the engine's own limit is not known, so what is left of it is not either.
-    #[error("the request sets no max_tokens, and what the engine took instead is not known")]
+    /// A completion without `max_tokens`: the engine's own limit is unknown, and so is the remaining number of tokens.
+    #[error("the request sets no max_tokens, and the engine's default is unknown")]
     Limit,
-    /// The client is told token ids, and the rest cannot be asked for by them.
-    #[error("the client is told token ids, and the rest of the answer cannot be asked for by them")]
+    /// The client gets token ids, and the rest cannot be requested by ids.
+    #[error("the client receives token ids, and the rest of the answer cannot be requested by token ids")]
     Ids,
-    /// The engine is not known to continue a message.
-    #[error("the engine is not known to take continue_final_message")]
+    /// The engine is not known to support `continue_final_message`.
+    #[error("the engine is not known to support continue_final_message")]
     Engine,
-    /// A tool call has begun, or something else that is no text.
-    #[error("the answer holds a tool call, or something else beside text")]
+    /// A tool call has begun, or other content beside text.
+    #[error("the answer contains a tool call or other content beside text")]
     ToolCall,
-    /// The model thinks before it answers.
+    /// The model reasons before it answers.
     #[error("the answer contains reasoning, which no request can repeat")]
     Reasoning,
-    /// A chunk that is not one of a completion with one choice.
-    #[error("the stream is not that of one completion")]
+    /// A chunk that does not belong to a completion with one choice.
+    #[error("the stream is not that of a single completion")]
     Chunk,
-    /// The stream said that the engine failed.
+    /// The stream reported an engine error.
     #[error("the engine reported an error in the stream")]
     Error,
-    /// The answer is longer than is kept.
-    #[error("the answer is longer than {0} bytes")]
+    /// The answer exceeds the transcript's limit.
+    #[error("the answer exceeds {0} bytes")]
     TooLong(usize),
 }
 
-/// What an engine can be asked for.
+/// Capabilities of an engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Means {
-    /// It takes `continue_final_message` and does as it says.
+    /// It supports `continue_final_message` correctly.
     pub continues_messages: bool,
-    /// The most tokens that a prompt and its answer may have together, if known.
+    /// Its maximum of prompt and output tokens together, if known.
     pub context_tokens: Option<u32>,
 }
 
-/// How a broken stream goes on.
+/// How to continue a broken stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// Send this and pass the answer's body through the transcript.
+    /// Send this request and pass its answer's body through the transcript.
     Ask {
-        /// Where to.
+        /// The API.
         api: Api,
         /// The body.
         body: Bytes,
     },
-    /// Everything was said: send the client these bytes, which may be none, and end the stream well.
+    /// The answer was complete: send these bytes, possibly none, and end the stream normally.
     Close(Bytes),
 }
 
-/// One stream, perhaps of several parts.
+/// Transcript of one client stream, possibly from several engine streams.
 #[derive(Debug)]
 pub struct Transcript {
     request: Request,
     bytes_max: usize,
     unfit: Option<Unfit>,
-    /// The beginning of an event that is not whole.
+    /// The start of an incomplete event.
     held: Vec<u8>,
     edge: Edge,
     head: Option<Head>,
-    /// Whether the client was told who speaks.
-    role_told: bool,
+    /// Whether the client has the role.
+    role_sent: bool,
     text: String,
     tokens: Tokens,
     finished: bool,
     done: bool,
-    /// How the present stream is joined to what came before; none in the first one.
+    /// How the current stream is joined to the previous one; `None` in the first stream.
     seam: Option<Seam>,
 }
 
 // === impl Transcript ===
 
 impl Transcript {
-    /// A transcript of the answer to `body`, of which at most `bytes_max` bytes are kept.
+    /// A transcript of the answer to `body`, which keeps at most `bytes_max` bytes.
     ///
     /// # Errors
-    /// Why no answer to this request can be continued, whatever it will be.
+    /// Why no answer to this request can be resumed.
     pub fn begin(api: Api, body: Bytes, bytes_max: usize) -> Result<Self, Unfit> {
         Ok(Self {
             request: Request::read(api, body)?,
@@ -121,7 +121,7 @@ impl Transcript {
             held: Vec::new(),
             edge: Edge::default(),
             head: None,
-            role_told: false,
+            role_sent: false,
             text: String::new(),
             tokens: Tokens::default(),
             finished: false,
@@ -130,26 +130,26 @@ impl Transcript {
         })
     }
 
-    /// Why the answer cannot be continued, if that is settled. While the first stream lasts, what comes after that
-    /// passes untouched and nothing is kept.
+    /// Why the answer cannot be resumed, if that is known. In the first stream, all further bytes then pass unchanged
+    /// and nothing is stored.
     pub fn unfit(&self) -> Option<&Unfit> {
         self.unfit.as_ref()
     }
 
-    /// Whether the stream gave a reason to end, or said that it is complete.
+    /// Whether the stream contained a finish reason or its end marker.
     pub fn is_finished(&self) -> bool {
         self.finished || self.done
     }
 
-    /// Characters of the answer that were passed on.
+    /// The text passed on so far.
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// The next bytes of the stream: what of them, and of those held before, the client may have.
+    /// Processes the next bytes of the stream; returns the bytes to send to the client, including those held before.
     ///
     /// # Errors
-    /// Of a second stream: why it does not continue the first. The client must not have it.
+    /// In a resumed stream: why it does not continue the first. Its bytes must not be sent to the client.
     pub fn pass(&mut self, piece: Bytes) -> Result<Bytes, Unfit> {
         if self.seam.is_none() && self.unfit.is_some() {
             return Ok(piece);
@@ -176,7 +176,7 @@ impl Transcript {
         self.read(ready)
     }
 
-    /// The stream has come to its regular end: what was held.
+    /// The stream has ended regularly; returns the held bytes.
     ///
     /// # Errors
     /// As [`Transcript::pass`].
@@ -186,10 +186,10 @@ impl Transcript {
         self.read(held.into())
     }
 
-    /// The stream has broken: how it goes on with an engine of these means.
+    /// The stream has broken; returns how to continue on an engine with these capabilities.
     ///
     /// # Errors
-    /// Why it does not.
+    /// Why it cannot be continued.
     pub fn resume(&mut self, means: Means) -> Result<Next, Unfit> {
         self.held = Vec::new();
         self.edge = Edge::Line;
@@ -209,8 +209,8 @@ impl Transcript {
             self.done = true;
             return Ok(Next::Close(head.last_chunk(self.request.api).into()));
         }
-        let continued = self.request.again(&self.text, &self.tokens, means)?;
-        // What the last stream did not come to repeat is still to be repeated.
+        let continued = self.request.continuation(&self.text, &self.tokens, means)?;
+        // Ids that the last stream did not repeat must still be repeated.
         let mut ids = self.tokens.take_pending_ids();
         ids.extend(self.seam.take().map(|seam| seam.ids).unwrap_or_default());
         self.seam = Some(Seam {
@@ -218,14 +218,14 @@ impl Transcript {
             ids,
             prompt_tokens: self.tokens.prompt,
             before_tokens: continued.tokens,
-            prompt_told: continued.tokens > 0 || self.tokens.knows_prompt_ids(),
+            prompt_sent: continued.tokens > 0 || self.tokens.knows_prompt_ids(),
             from_completion: continued.api != self.request.api,
         });
         self.tokens.resume(continued.tokens, continued.by_ids);
         Ok(Next::Ask { api: continued.api, body: continued.body })
     }
 
-    /// Reads whole events, and gives them back as the client may have them.
+    /// Reads complete events and returns those to send to the client.
     fn read(&mut self, events: Bytes) -> Result<Bytes, Unfit> {
         let spliced = self.seam.is_some();
         let mut out = Vec::with_capacity(if spliced { events.len() } else { 0 });
@@ -247,20 +247,20 @@ impl Transcript {
         if self.unfit.is_none() {
             return Ok(events);
         }
-        // From here on nothing is held and nothing kept.
+        // From here on nothing is held or stored.
         self.text = String::new();
         self.tokens = Tokens::default();
         let held = std::mem::take(&mut self.held);
         Ok(if held.is_empty() { events } else { [&events[..], &held].concat().into() })
     }
 
-    /// The answer cannot be continued: of a second stream, that is its end.
+    /// The answer cannot be resumed; in a resumed stream this is an error.
     fn note_unfit(&mut self, unfit: Unfit) -> Result<(), Unfit> {
         self.unfit = Some(unfit.clone());
         if self.seam.is_some() { Err(unfit) } else { Ok(()) }
     }
 
-    /// An event of the first stream.
+    /// Reads an event of the first stream.
     fn note(&mut self, event: &[u8]) -> Result<(), Unfit> {
         let Some((_, data)) = name_and_data(event) else { return Ok(()) };
         if data.starts_with(b"[DONE]") {
@@ -274,7 +274,7 @@ impl Transcript {
         self.take(&chunk)
     }
 
-    /// An event of a second stream.
+    /// Rewrites an event of a resumed stream.
     fn splice(&mut self, event: &[u8], out: &mut Vec<u8>) -> Result<(), Unfit> {
         let Some((_, data)) = name_and_data(event) else {
             out.extend_from_slice(event);
@@ -293,20 +293,20 @@ impl Transcript {
         }
         seam.swallow(&mut chunk);
         let head = self.head.get_or_insert_with(|| Head::of(&chunk));
-        if !chunk.says_nothing(self.role_told) {
-            chunk.write(head, seam, self.role_told, out);
-            self.role_told |= seam.from_completion;
+        if !chunk.says_nothing(self.role_sent) {
+            chunk.write(head, seam, self.role_sent, out);
+            self.role_sent |= seam.from_completion;
         }
         if let Err(unfit) = self.take(&chunk) {
-            // It is no worse for that; it cannot be continued once more.
+            // The stream can continue, but cannot be resumed again.
             self.unfit = Some(unfit);
         }
         Ok(())
     }
 
-    /// What a chunk adds to the answer.
+    /// Adds a chunk's content to the transcript.
     fn take(&mut self, chunk: &Chunk<'_>) -> Result<(), Unfit> {
-        self.role_told |= chunk.role;
+        self.role_sent |= chunk.role;
         self.finished |= chunk.finished;
         if chunk.calls {
             return Err(Unfit::ToolCall);

@@ -1,4 +1,4 @@
-//! A request that may have to be asked again: whether it can be, and the body that asks for the rest.
+//! Decides whether a request's answer can be resumed, and builds the body that requests the rest.
 
 use bytes::Bytes;
 
@@ -7,7 +7,7 @@ use super::{Means, Unfit};
 use crate::api::Api;
 use crate::json::{JsonError, Scanner};
 
-/// Keys that mean the same for the rest of an answer as for all of it, in a chat and in a completion alike.
+/// Keys with the same meaning for the rest of an answer as for the whole, both in a chat and in a completion.
 const SHARED: [&str; 30] = [
     "model",
     "stream",
@@ -41,8 +41,7 @@ const SHARED: [&str; 30] = [
     "include_stop_str_in_output",
 ];
 
-/// Keys that mean the same for the rest, or are rewritten, and that a completion which writes the rest of a chat does not
-/// take over.
+/// Keys with the same meaning for the rest, or rewritten, that a completion which continues a chat does not take over.
 const OWN: [&str; 18] = [
     "verbosity",
     "prompt",
@@ -64,40 +63,40 @@ const OWN: [&str; 18] = [
     "add_generation_prompt",
 ];
 
-/// A request whose answer can be continued, as far as it alone can tell.
+/// A request whose answer can be resumed, judging by the request alone.
 #[derive(Debug)]
 pub(super) struct Request {
     pub(super) api: Api,
     /// UTF-8, a JSON object.
     body: Bytes,
-    /// Most tokens wanted; none where nothing limits them.
+    /// Limit of output tokens; `None` without a limit.
     pub(super) limit: Option<u32>,
-    /// The prompt is one text.
+    /// The prompt is a single text.
     text_prompt: bool,
-    /// Some text ends the answer, so that engines hold text back whose tokens they have told.
+    /// It has stop strings, so engines hold back text whose tokens they have reported.
     stops: bool,
     /// The model may call a tool.
     tools: bool,
-    /// The client itself had the last message continued.
+    /// The client itself uses `continue_final_message`.
     prefilled: bool,
 }
 
-/// A request for the rest.
-pub(super) struct Again {
+/// A request for the rest of an answer.
+pub(super) struct Continuation {
     pub(super) api: Api,
     pub(super) body: Bytes,
-    /// Bytes of the answer's text that it builds on.
+    /// Bytes of the answer's text that it contains.
     pub(super) text_bytes: usize,
-    /// Tokens of the answer that it builds on.
+    /// Tokens of the answer that it contains.
     pub(super) tokens: u32,
-    /// Its prompt is token ids.
+    /// Its prompt consists of token ids.
     pub(super) by_ids: bool,
 }
 
 // === impl Request ===
 
 impl Request {
-    /// Reads a body as far as it matters whether its answer can be continued.
+    /// Reads a body as far as resuming depends on it.
     pub(super) fn read(api: Api, body: Bytes) -> Result<Self, Unfit> {
         let mut request =
             Self { api, body, limit: None, text_prompt: false, stops: false, tools: false, prefilled: false };
@@ -125,7 +124,7 @@ impl Request {
                 ("stream", _) => streams = value == "true",
                 ("continue_final_message", _) => self.prefilled = value == "true",
                 ("add_generation_prompt", _) => generation_prompt = value != "false",
-                // Reasoning that is hidden may have come before the text.
+                // Hidden reasoning may have preceded the text.
                 ("include_reasoning", "false") => return Err(Unfit::Key(key.into())),
                 ("stop", _) => self.stops = !is_nothing(value),
                 ("tools", _) => self.tools = !is_nothing(value),
@@ -152,17 +151,22 @@ impl Request {
         }
     }
 
-    /// The request for what is missing after `text`.
-    pub(super) fn again(&self, text: &str, tokens: &Tokens, means: Means) -> Result<Again, Unfit> {
+    /// The request for what follows `text`.
+    pub(super) fn continuation(
+        &self,
+        text: &str,
+        tokens: &Tokens,
+        means: Means,
+    ) -> Result<Continuation, Unfit> {
         let chat = self.api == Api::ChatCompletions;
-        if tokens.tell_ids() {
+        if tokens.sends_ids() {
             let (prompt, said) = tokens.all_ids().filter(|_| !self.stops).ok_or(Unfit::Ids)?;
             let limit = self.limit_by_ids(prompt.len(), tokens.sent, means).ok_or(Unfit::Ids)?;
             let body = self.rewritten(Rest::Ids { prompt, said, limit }, tokens.sent)?;
             let (api, tokens) = (Api::Completions, tokens.sent);
-            return Ok(Again { api, body, text_bytes: text.len(), tokens, by_ids: true });
+            return Ok(Continuation { api, body, text_bytes: text.len(), tokens, by_ids: true });
         }
-        // Templates may trim what a message ends with; that is left for the engine to write again.
+        // Templates may trim the end of a message; the engine generates trailing whitespace again.
         let kept = if chat { text.trim_end() } else { text };
         let (body, tokens) = if kept.is_empty() {
             (self.body.clone(), 0)
@@ -178,11 +182,11 @@ impl Request {
             }
             (self.rewritten(Rest::Text(kept), tokens.sent)?, tokens.sent)
         };
-        Ok(Again { api: self.api, body, text_bytes: kept.len(), tokens, by_ids: false })
+        Ok(Continuation { api: self.api, body, text_bytes: kept.len(), tokens, by_ids: false })
     }
 
-    /// What may follow a chat's prompt and `sent` tokens of its answer if a completion writes it. None where that is
-    /// not known, or where a tool may be called: only the engine's chat endpoint tells a call from text.
+    /// Output limit of a completion that continues a chat after `sent` tokens. `None` if it is unknown, or if a tool
+    /// may be called: only the engine's chat endpoint distinguishes a call from text.
     fn limit_by_ids(&self, prompt_tokens: usize, sent: u32, means: Means) -> Option<u32> {
         if self.api == Api::Completions {
             return Some(0);
@@ -192,7 +196,7 @@ impl Request {
         (limit > 0 && !self.tools).then_some(limit)
     }
 
-    /// The body with another prompt and with limits that are less by `sent` tokens.
+    /// The body with another prompt, and with limits reduced by `sent` tokens.
     fn rewritten(&self, rest: Rest<'_>, sent: u32) -> Result<Bytes, Unfit> {
         let chat_by_ids = self.api == Api::ChatCompletions && matches!(rest, Rest::Ids { .. });
         let mut out = Vec::with_capacity(self.body.len() + 64 + rest.len());
@@ -236,21 +240,21 @@ impl Request {
     }
 }
 
-/// What the rest of an answer is asked for with.
+/// How the rest of an answer is requested.
 #[derive(Clone, Copy)]
 enum Rest<'a> {
-    /// The prompt and the answer so far, and for a chat what may follow.
+    /// By token ids of the prompt and the answer so far; for a chat with an output limit.
     Ids { prompt: &'a [u32], said: &'a [u32], limit: u32 },
-    /// More prompt.
+    /// By text appended to the prompt.
     Text(&'a str),
-    /// What the assistant has said.
+    /// By the assistant's message so far.
     Message(&'a str),
 }
 
 // === impl Rest ===
 
 impl Rest<'_> {
-    /// About how many bytes it adds to a body.
+    /// Approximate number of bytes it adds to a body.
     fn len(self) -> usize {
         match self {
             Self::Ids { prompt, said, .. } => 7 * (prompt.len() + said.len()),
@@ -259,7 +263,7 @@ impl Rest<'_> {
     }
 }
 
-/// A limit as a body sets it.
+/// A limit as set in a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Limit {
     Absent,
@@ -298,7 +302,7 @@ impl From<JsonError> for Unfit {
     }
 }
 
-/// Whether a response format asks for nothing in particular.
+/// Whether a response format has no effect.
 fn is_plain_text(value: &str) -> bool {
     let mut scanner = Scanner::new(value);
     let mut read = || {
@@ -312,7 +316,7 @@ fn is_plain_text(value: &str) -> bool {
     read().unwrap_or(false)
 }
 
-/// A string, as it is written, made longer.
+/// Writes a JSON string with text appended.
 fn append(written: &str, text: &str, out: &mut Vec<u8>) {
     out.extend_from_slice(&written.as_bytes()[..written.len() - 1]);
     let at = out.len();
@@ -320,7 +324,7 @@ fn append(written: &str, text: &str, out: &mut Vec<u8>) {
     out.remove(at);
 }
 
-/// The messages with the assistant's as the last.
+/// Writes the messages with the assistant's message appended.
 fn write_answered(messages: &str, text: &str, out: &mut Vec<u8>) {
     let before = messages[..messages.len() - 1].trim_end();
     out.extend_from_slice(before.as_bytes());
@@ -332,7 +336,7 @@ fn write_answered(messages: &str, text: &str, out: &mut Vec<u8>) {
     out.extend_from_slice(b"}]");
 }
 
-/// The messages, the last one made longer.
+/// Writes the messages with text appended to the last one.
 fn write_longer(messages: &str, text: &str, out: &mut Vec<u8>) -> Result<(), Unfit> {
     let scanner = &mut Scanner::new(messages);
     let mut last = "";

@@ -1,5 +1,5 @@
-//! A stream that breaks anywhere and goes on elsewhere reads like one that did not break: an engine that decodes
-//! greedily, in miniature, is asked what a transcript makes of its broken streams.
+//! Property: a stream that breaks at any point and is resumed reads like one that did not break. A miniature engine
+//! with greedy decoding answers the transcript's requests.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -9,17 +9,17 @@ use super::*;
 const MEANS: Means = Means { continues_messages: true, context_tokens: Some(10_000) };
 const ROOM: usize = 1 << 20;
 
-/// An engine whose tokens are bytes, and whose next token depends on all before it.
+/// An engine whose tokens are bytes, and whose next token depends on all tokens before it.
 #[derive(Clone, Copy, Debug)]
 struct Engine {
-    /// Its chat template cuts the blank ends of messages off. (Llama's cuts blank beginnings off as well: an answer that
-    /// begins with blanks goes on there from another context, which only token ids could prevent.)
+    /// Its chat template trims trailing whitespace of messages. (Llama's trims leading whitespace as well: there, an
+    /// answer that begins with whitespace continues from a different context, which only token ids could prevent.)
     trims: bool,
     /// Every chunk reports usage.
     counts: bool,
-    /// Most tokens in one chunk, as when the model guesses ahead. A character is never cut.
+    /// Most tokens per chunk, as with speculative decoding. A character is never split.
     chunk_tokens: usize,
-    /// The first chunk with text tells the role as well, and none comes before it.
+    /// The first chunk with text also has the role, and no chunk precedes it.
     role_with_text: bool,
 }
 
@@ -35,7 +35,7 @@ impl Engine {
         }
     }
 
-    /// What it streams as the answer to this body.
+    /// Its streamed answer to this body.
     fn stream(self, api: Api, body: &[u8], id: &str) -> String {
         let body: Value = serde_json::from_slice(body).expect("the body is JSON");
         let chat = api == Api::ChatCompletions;
@@ -73,7 +73,7 @@ impl Engine {
             send(choice, 0, true);
         }
         let (mut text, mut ids, mut half) = (String::new(), Vec::new(), false);
-        let mut role_told = !self.role_with_text;
+        let mut role_sent = !self.role_with_text;
         for written in 1.. {
             let next = Self::next(&context);
             let id = next.unwrap_or(0).into();
@@ -102,8 +102,8 @@ impl Engine {
             }
             let told = std::mem::take(&mut ids);
             let first = written == told.len();
-            if chat && !role_told && !(text.is_empty() && reason.is_null()) {
-                role_told = true;
+            if chat && !role_sent && !(text.is_empty() && reason.is_null()) {
+                role_sent = true;
                 choice["delta"] = json!({"role": "assistant", "content": choice["delta"]["content"]});
             }
             if tells_ids {
@@ -138,14 +138,14 @@ impl Engine {
     }
 }
 
-/// What a client makes of a stream.
+/// A client's view of a stream.
 #[derive(Debug, Default, PartialEq)]
 struct Heard {
     text: String,
     ids: Vec<Value>,
     prompt_ids: Vec<Value>,
     roles: u32,
-    /// Different ids, times of creation and models.
+    /// Number of different ids, creation times and models.
     heads: usize,
     objects: Vec<Value>,
     reasons: Vec<Value>,
@@ -158,7 +158,7 @@ impl Heard {
         let mut heard = Self::default();
         let mut heads = Vec::new();
         let stream = std::str::from_utf8(stream).expect("text");
-        assert!(stream.is_empty() || stream.ends_with("\n\n"), "half an event: {stream:?}");
+        assert!(stream.is_empty() || stream.ends_with("\n\n"), "partial event: {stream:?}");
         for data in stream.split("\n\n").filter_map(|event| event.strip_prefix("data: ")) {
             if data == "[DONE]" {
                 heard.done += 1;
@@ -189,7 +189,7 @@ impl Heard {
         heard
     }
 
-    /// Without what an answer that broke cannot know: how much of the prompt the first engine had cached.
+    /// Without the cached tokens of the first engine, which are lost when its stream breaks.
     fn without_cached(mut self) -> Self {
         if let Some(usage) = self.usage.as_object_mut() {
             usage.remove("prompt_tokens_details");
@@ -198,7 +198,7 @@ impl Heard {
     }
 }
 
-/// Asks `engine`, breaks its streams off at `breaks`, and hands back what the client got.
+/// Sends a request to `engine`, breaks its streams at `breaks`, and returns the client's bytes.
 fn broken(engine: Engine, api: Api, body: &Value, breaks: &[prop::sample::Index], piece: usize) -> Vec<u8> {
     let body = Bytes::from(body.to_string());
     let mut transcript = Transcript::begin(api, body.clone(), ROOM).expect("the request can be continued");
@@ -208,13 +208,15 @@ fn broken(engine: Engine, api: Api, body: &Value, breaks: &[prop::sample::Index]
         let stream = engine.stream(api, &body, &format!("id-{}", "x".repeat(number)));
         let sent = at.map_or(stream.len(), |at| at.index(stream.len()));
         for bytes in stream.as_bytes()[..sent].chunks(piece) {
-            client.extend(transcript.pass(Bytes::copy_from_slice(bytes)).expect("the rest fits"));
+            client.extend(
+                transcript.pass(Bytes::copy_from_slice(bytes)).expect("the stream continues the first"),
+            );
         }
         if at.is_none() {
-            client.extend(transcript.end().expect("the rest fits"));
+            client.extend(transcript.end().expect("the stream continues the first"));
             break;
         }
-        match transcript.resume(MEANS).expect("it goes on") {
+        match transcript.resume(MEANS).expect("it can be resumed") {
             Next::Ask { api: next_api, body: next_body } => (api, body) = (next_api, next_body),
             Next::Close(bytes) => {
                 client.extend(bytes);
@@ -251,7 +253,8 @@ proptest! {
         limit in 1_u32..60, text in ".{1,8}",
         breaks in prop::collection::vec(any::<prop::sample::Index>(), 1..4), piece in 1_usize..300,
     ) {
-        // Where neither ids nor usage tell, a chunk is one token, and nothing tells how many of a chat's were blank.
+        // Where neither ids nor usage are reported, a chunk counts as one token, and whitespace tokens of a chat cannot
+        // be counted.
         let chunk_tokens = if ids || counts && !chat { chunk_tokens } else { 1 };
         let engine = Engine { trims, counts, chunk_tokens, role_with_text };
         let (api, body) = request(chat, ids, limit, &text, prefilled);
@@ -265,7 +268,7 @@ proptest! {
     }
 }
 
-/// A transcript of a chat or a completion that can be continued.
+/// A transcript of a chat or a completion that can be resumed.
 fn begin(chat: bool) -> Transcript {
     let (api, body) = request(chat, false, 9, "hi", false);
     Transcript::begin(api, body.to_string().into(), ROOM).expect("it can be continued")
@@ -294,9 +297,9 @@ fn chat_chunk(delta: Value) -> String {
     )
 }
 
-/// What a transcript asks for next, as JSON.
+/// The next request of a transcript, as JSON.
 fn asks(transcript: &mut Transcript) -> (Api, Value) {
-    match transcript.resume(MEANS).expect("it goes on") {
+    match transcript.resume(MEANS).expect("it can be resumed") {
         Next::Ask { api, body } => (api, serde_json::from_slice(&body).expect("the body is JSON")),
         Next::Close(bytes) => panic!("nothing is missing: {bytes:?}"),
     }
@@ -378,7 +381,7 @@ fn a_chat_is_asked_for_as_a_message_to_continue_without_its_blank_end() {
         (&body["continue_final_message"], &body["add_generation_prompt"]),
         (&json!(true), &json!(false))
     );
-    // The blanks are there already; what comes instead of one has its way.
+    // The client already has the whitespace; different output of the engine is kept.
     assert_eq!(pass(&mut transcript, &chat_chunk(json!({"role": "assistant", "content": ""}))), "");
     assert_eq!(pass(&mut transcript, &chat_chunk(json!({"content": "\n"}))), "");
     let rest = Heard::of(pass(&mut transcript, &chat_chunk(json!({"content": "c"}))).as_bytes());
@@ -441,7 +444,7 @@ fn an_engine_that_may_begin_a_new_message_is_not_asked_to_continue_one() {
     let mut transcript = begin(true);
     pass(&mut transcript, &chat_chunk(json!({"content": "a"})));
     assert_eq!(transcript.resume(Means::default()), Err(Unfit::Engine));
-    // A completion is any engine's business, and so is a chat that has said nothing yet.
+    // Any engine can continue a completion, or a chat without any text yet.
     let mut transcript = begin(false);
     pass(&mut transcript, &text_chunk("a"));
     assert!(transcript.resume(Means::default()).is_ok());
@@ -488,7 +491,7 @@ fn tool_calls_reasoning_and_errors_cannot_be_continued() {
     ] {
         let mut transcript = begin(true);
         pass(&mut transcript, &chat_chunk(json!({"content": "a"})));
-        // It passes as it is, and all that follows as well, whole or not.
+        // It passes unchanged, and so does everything after it, complete or not.
         assert_eq!(pass(&mut transcript, &format!("{event}data: x")), format!("{event}data: x"));
         assert_eq!(pass(&mut transcript, "y"), "y");
         assert_eq!(transcript.resume(MEANS), Err(unfit));

@@ -1,4 +1,5 @@
-//! Frames: a byte of flags, a length of one byte or eight, a body. A command is a frame whose body begins with its name.
+//! ZMTP frames: a flags byte, a length of one or eight bytes, a body. A command is a frame whose body begins with its
+//! name.
 
 use bytes::{BufMut, Bytes, BytesMut};
 
@@ -11,17 +12,17 @@ const LONG: u8 = 2;
 /// A command, not part of a message.
 const COMMAND: u8 = 4;
 
-/// What a frame is.
+/// The type of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// A part of a message, with more to come.
+    /// A part of a message that is not the last.
     More,
-    /// A message's last part.
+    /// The last part of a message.
     Last,
     Command,
 }
 
-/// What stands before a frame's body.
+/// The header of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
     pub(super) kind: Kind,
@@ -32,7 +33,7 @@ pub(super) struct Header {
 // === impl Header ===
 
 impl Header {
-    /// Reads the header that `bytes` begin with; none while it is not whole.
+    /// Reads the header at the start of `bytes`; `None` if it is incomplete.
     pub(super) fn read(bytes: &[u8]) -> Result<Option<Self>, ZmtpError> {
         let Some(&flags) = bytes.first() else {
             return Ok(None);
@@ -41,7 +42,7 @@ impl Header {
             0 => Kind::Last,
             MORE => Kind::More,
             COMMAND => Kind::Command,
-            _ => return Err(ZmtpError::Malformed("a frame has flags that mean nothing")),
+            _ => return Err(ZmtpError::Malformed("frame with invalid flags")),
         };
         let (header_bytes, body_bytes) = if flags & LONG == 0 {
             (2, bytes.get(1).map(|&short| u64::from(short)))
@@ -52,7 +53,7 @@ impl Header {
     }
 }
 
-/// Appends a frame whose body is `parts` one after another.
+/// Appends a frame whose body is the concatenation of `parts`.
 pub(super) fn write(out: &mut BytesMut, kind: Kind, parts: &[&[u8]]) {
     let length: usize = parts.iter().map(|part| part.len()).sum();
     out.reserve(9 + length);
@@ -71,18 +72,18 @@ pub(super) fn write(out: &mut BytesMut, kind: Kind, parts: &[&[u8]]) {
     parts.iter().for_each(|part| out.put_slice(part));
 }
 
-/// Appends a command. Names are ours and short.
+/// Appends a command. Only kvlane's own, short names are used.
 pub(super) fn write_command(out: &mut BytesMut, name: &[u8], data: &[&[u8]]) {
     let length = [name.len() as u8];
     let parts: Vec<&[u8]> = [&length, name].into_iter().chain(data.iter().copied()).collect();
     write(out, Kind::Command, &parts);
 }
 
-/// A command's name and its data.
+/// The name and the data of a command.
 pub(super) fn read_command(mut body: Bytes) -> Result<(Bytes, Bytes), ZmtpError> {
-    let end = 1 + usize::from(*body.first().ok_or(ZmtpError::Malformed("a command without a name"))?);
+    let end = 1 + usize::from(*body.first().ok_or(ZmtpError::Malformed("command without a name"))?);
     if body.len() < end {
-        return Err(ZmtpError::Malformed("a command shorter than its name"));
+        return Err(ZmtpError::Malformed("command shorter than its name"));
     }
     let name = body.split_to(end).slice(1..);
     Ok((name, body))

@@ -1,4 +1,4 @@
-//! What both ends say before any message: a greeting of 64 bytes, then the command READY with properties.
+//! ZMTP handshake: a greeting of 64 bytes from both ends, then the command READY with properties.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
@@ -6,20 +6,20 @@ use super::{Peer, Socket, ZmtpError, frame};
 
 /// Bytes of a greeting.
 const GREETING_BYTES: usize = 64;
-/// The minor version that we say.
+/// Our minor version.
 pub(super) const MINOR: u8 = 1;
-/// Where in a greeting the major version is.
+/// Offset of the major version in a greeting.
 const MAJOR_AT: usize = 10;
-/// Where its security mechanism is, padded with zeros.
+/// Range of the security mechanism, padded with zeros.
 const MECHANISM_AT: std::ops::Range<usize> = 12..32;
-/// Bytes of a peer that is none which are quoted.
+/// Bytes quoted from a peer that does not speak ZMTP.
 const QUOTED_BYTES: usize = 32;
 
-/// Every kind of socket that may call itself one in READY.
+/// Every valid socket type in READY.
 const SOCKET_TYPES: [&str; 11] =
     ["PUB", "XPUB", "SUB", "XSUB", "DEALER", "ROUTER", "REQ", "REP", "PUSH", "PULL", "PAIR"];
 
-/// Our greeting: signature, version 3.1, NULL, not a server (which NULL has no use for).
+/// Our greeting: signature, version 3.1, NULL, not a server (which NULL does not use).
 const GREETING: [u8; GREETING_BYTES] = {
     let mut greeting = [0; GREETING_BYTES];
     (greeting[0], greeting[9]) = (0xFF, 0x7F);
@@ -33,8 +33,9 @@ const GREETING: [u8; GREETING_BYTES] = {
     greeting
 };
 
-/// Appends signature and version. libzmq tells its mechanism only once it has these, and closes without a word if it has
-/// ours as well and they differ: so ours is told later, and who turns a NULL peer away can be told by its name.
+/// Appends signature and version. libzmq sends its mechanism only after it has received these, and closes without an
+/// error if it has already received ours and it differs. So ours is sent later, and the mechanism that a peer requires
+/// can be reported.
 pub(super) fn write_head(out: &mut BytesMut) {
     out.put_slice(&GREETING[..MECHANISM_AT.start]);
 }
@@ -49,10 +50,9 @@ pub(super) fn version_is_in(input: &[u8]) -> bool {
     input.len() > MAJOR_AT
 }
 
-/// Finds fault with the beginning of a greeting, as soon as it can be seen: a peer that speaks something else may never
-/// send as many bytes.
+/// Checks the start of a greeting as early as possible: a peer with another protocol may never send all bytes.
 pub(super) fn check(input: &[u8]) -> Result<(), ZmtpError> {
-    // The lowest bit of the tenth byte is what sets a greeting apart from a long frame of ZMTP 1.0.
+    // The lowest bit of the tenth byte distinguishes a greeting from a long frame of ZMTP 1.0.
     let no_signature = input.first().is_some_and(|&first| first != 0xFF);
     if no_signature || input.get(9).is_some_and(|&tenth| tenth & 1 == 0) {
         let begins = printable(&input[..input.len().min(QUOTED_BYTES)]);
@@ -64,7 +64,7 @@ pub(super) fn check(input: &[u8]) -> Result<(), ZmtpError> {
     }
 }
 
-/// Takes the peer's greeting once it is whole, and tells its minor version.
+/// Takes the peer's complete greeting and returns its minor version.
 pub(super) fn read(input: &mut BytesMut) -> Result<Option<u8>, ZmtpError> {
     let Some(begins) = input.get(..GREETING_BYTES) else {
         return Ok(None);
@@ -79,7 +79,7 @@ pub(super) fn read(input: &mut BytesMut) -> Result<Option<u8>, ZmtpError> {
     Ok(Some(minor))
 }
 
-/// Appends READY. Only sockets that answer have a use for an identity.
+/// Appends READY. Only sockets that answer use an identity.
 pub(super) fn write_ready(out: &mut BytesMut, socket: Socket, identity: &[u8]) {
     let mut properties = BytesMut::new();
     put_property(&mut properties, b"Socket-Type", socket.name().as_bytes());
@@ -96,13 +96,13 @@ fn put_property(out: &mut BytesMut, name: &[u8], value: &[u8]) {
     out.put_slice(value);
 }
 
-/// Reads the properties of a READY. Of one that is told twice, the last counts, as with libzmq.
+/// Reads the properties of a READY. Of duplicates, the last counts, as with libzmq.
 pub(super) fn read_ready(ours: Socket, minor: u8, mut data: Bytes) -> Result<Peer, ZmtpError> {
     let mut socket_type = Bytes::new();
     let mut identity = Bytes::new();
     while !data.is_empty() {
         let (name, value) =
-            take_property(&mut data).ok_or(ZmtpError::Malformed("a READY with a property cut short"))?;
+            take_property(&mut data).ok_or(ZmtpError::Malformed("READY with a truncated property"))?;
         if name.eq_ignore_ascii_case(b"Socket-Type") {
             socket_type = value;
         } else if name.eq_ignore_ascii_case(b"Identity") {
@@ -110,7 +110,7 @@ pub(super) fn read_ready(ours: Socket, minor: u8, mut data: Bytes) -> Result<Pee
         }
     }
     if socket_type.is_empty() {
-        return Err(ZmtpError::Malformed("a READY that does not tell the type of its socket"));
+        return Err(ZmtpError::Malformed("READY without a socket type"));
     }
     let known = SOCKET_TYPES.into_iter().find(|name| name.as_bytes() == &*socket_type);
     match known.filter(|name| ours.peers().contains(name)) {
@@ -131,7 +131,7 @@ fn take(data: &mut Bytes, bytes: usize) -> Option<Bytes> {
     (data.len() >= bytes).then(|| data.split_to(bytes))
 }
 
-/// A peer's bytes for an error message: what cannot be printed is escaped.
+/// A peer's bytes for an error message, with escapes for unprintable ones.
 pub(super) fn printable(bytes: &[u8]) -> String {
     bytes[..bytes.len().min(255)].escape_ascii().to_string()
 }

@@ -3,13 +3,13 @@
 //! on and those that read them.
 //!
 //! A [`Connection`] is one peer: bytes go in ([`Connection::receive`] or [`Connection::input`]), events come out
-//! ([`Connection::poll`]), and what has to be written lies ready ([`Connection::take_output`]), answers to a peer's pings
-//! among it. It opens no socket and keeps no time; which peer gets a message is the driver's to say.
+//! ([`Connection::poll`]), and output, including replies to a peer's pings, is taken from
+//! [`Connection::take_output`]. It opens no socket and reads no clock; the driver selects the peers of a message.
 //!
 //! ```
 //! use kvlane_wire::zmtp::{Connection, Event, Socket};
 //!
-//! /// Passes bytes both ways until there are none, and tells the last event at either end.
+//! /// Passes bytes both ways until there are none, and returns the last event at either end.
 //! fn talk(a: &mut Connection, b: &mut Connection) -> Result<[Option<Event>; 2], kvlane_wire::zmtp::ZmtpError> {
 //!     let mut last = [None, None];
 //!     while a.output_bytes() + b.output_bytes() > 0 {
@@ -41,125 +41,122 @@ use bytes::{Buf, Bytes, BytesMut};
 
 use self::frame::{Header, Kind};
 
-/// Most bytes in one message by default, all its frames together. A batch of KV events with 100,000 tokens takes about
-/// half a MiB.
+/// Default limit of bytes per message, over all its frames. A batch of KV events with 100,000 tokens takes about half a
+/// MiB.
 pub const MESSAGE_BYTES_MAX: usize = 16 << 20;
-/// Most frames in one message by default; those of KV events and replays have two to five.
+/// Default limit of frames per message; KV events and replays have two to five.
 pub const MESSAGE_FRAMES_MAX: usize = 8;
-/// Most bytes of a command. The longest one, READY, tells an identity of at most 255 bytes and, with some libraries, a few
-/// properties more.
+/// Limit of bytes per command. The longest one, READY, has an identity of at most 255 bytes and, with some libraries, a
+/// few further properties.
 pub const COMMAND_BYTES_MAX: usize = 8 << 10;
 /// Most bytes of a ping's context, by RFC 37.
 pub const PING_CONTEXT_BYTES_MAX: usize = 16;
-/// Frames that are longer do not leave their memory to those that follow.
+/// Frames longer than this release their memory instead of leaving it to later frames.
 const LONG_FRAME_BYTES: usize = 1 << 20;
-/// Room for reading that [`Connection::input`] makes.
+/// Capacity that [`Connection::input`] reserves.
 const READ_BYTES: usize = 64 << 10;
 
-/// The frames of one message. They share memory with what was received: a frame that is kept keeps alive what arrived
-/// together with it.
+/// The frames of one message. They share memory with the received bytes: keeping a frame keeps everything that arrived
+/// with it.
 pub type Frames = Vec<Bytes>;
 
-/// What a connection is at our end.
+/// The socket type of our end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Socket {
-    /// Receives what it subscribed to.
+    /// Receives messages of its subscriptions.
     Sub,
     /// Sends to subscribers.
     Pub,
     /// Sends requests and receives answers, in any order.
     Dealer,
-    /// Receives requests and sends answers. As a connection is one peer, its messages carry no frame that names it.
+    /// Receives requests and sends answers. A connection is one peer, so its messages have no frame that identifies the
+    /// peer.
     Router,
 }
 
-/// What a peer may send, beyond which the connection ends with an error.
+/// Limits for a peer; a violation ends the connection with an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes in one message, all its frames together.
+    /// Bytes per message, over all its frames.
     pub message_bytes: usize,
-    /// Frames in one message.
+    /// Frames per message.
     pub message_frames: usize,
 }
 
-/// Who the peer said it is.
+/// The peer's description of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// The protocol's minor version that it speaks, the major being 3.
+    /// Its minor protocol version; the major version is 3.
     pub minor: u8,
-    /// Its kind of socket.
+    /// Its socket type.
     pub socket_type: &'static str,
-    /// The name it gave itself, empty for most.
+    /// Its identity, usually empty.
     pub identity: Bytes,
 }
 
-/// What came out of the bytes.
+/// An event decoded from the received bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// The handshake is done: messages may be sent. Always the first event, and the only one of its kind.
+    /// The handshake is complete: messages may be sent. Always the first event, and occurs once.
     Ready(Peer),
-    /// A whole message, of one frame or more.
+    /// A complete message of one or more frames.
     Message(Frames),
-    /// To a [`Socket::Pub`]: the peer wants messages whose first frame begins with this. It may say so more than once, and
-    /// then takes each back.
+    /// To a [`Socket::Pub`]: the peer subscribes to messages whose first frame begins with this. It may subscribe
+    /// several times, and then cancels each.
     Subscribe(Bytes),
-    /// To a [`Socket::Pub`]: the peer takes one subscription back.
+    /// To a [`Socket::Pub`]: the peer cancels one subscription.
     Cancel(Bytes),
 }
 
-/// Why a connection cannot go on. Once one has been returned, so is every [`Connection::poll`]: close the connection.
+/// Why a connection has failed. Every later [`Connection::poll`] returns the same error: close the connection.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ZmtpError {
-    /// The first bytes are no greeting.
+    /// The first bytes are not a greeting.
     #[error(
-        "the peer does not speak ZMTP: it begins with {begins:?} (is this the port of a ZeroMQ socket, and not of HTTP?)"
+        "the peer does not speak ZMTP: its first bytes are {begins:?} (is this the port of a ZeroMQ socket, not of HTTP?)"
     )]
     NotZmtp {
         /// Its first bytes.
         begins: String,
     },
     /// A protocol older than 3.0.
-    #[error(
-        "the peer speaks ZMTP revision {revision}, and 3.0 is the oldest understood: update its libzmq to 4 or later"
-    )]
+    #[error("the peer speaks ZMTP revision {revision}, older than 3.0: update its libzmq to 4 or later")]
     Version {
-        /// The byte that says so.
+        /// The peer's revision byte.
         revision: u8,
     },
-    /// Another security mechanism than NULL.
+    /// A security mechanism other than NULL.
     #[error(
-        "the peer wants the security mechanism {mechanism}, and only NULL is supported: turn authentication off for \
-         this socket, or read it through a proxy that does it"
+        "the peer requires the security mechanism {mechanism}, but only NULL is supported: disable authentication for \
+         this socket, or connect through a proxy that authenticates"
     )]
     Mechanism {
-        /// As the peer names it.
+        /// The peer's mechanism.
         mechanism: String,
     },
-    /// The peer's socket cannot talk to ours.
-    #[error(
-        "the peer is a {theirs} socket and this end a {ours} socket, which do not go together: is this the right port?"
-    )]
+    /// The socket types are not compatible.
+    #[error("the peer's {theirs} socket is not compatible with this {ours} socket: is this the right port?")]
     SocketType {
-        /// At the other end.
+        /// The peer's socket type.
         theirs: String,
-        /// At this end.
+        /// Our socket type.
         ours: &'static str,
     },
-    /// The peer sent ERROR in place of READY.
+    /// The peer sent ERROR instead of READY.
     #[error("the peer refused the connection: {reason}")]
     Refused {
-        /// In its words.
+        /// The peer's reason.
         reason: String,
     },
-    /// Bytes that the protocol does not allow.
-    #[error("the peer broke the protocol: {0}")]
+    /// Bytes that violate the protocol.
+    #[error("the peer violated the ZMTP protocol: {0}")]
     Malformed(&'static str),
-    /// A message or command over its limit.
+    /// A message or command above its limit.
     #[error("the peer announced {what} of {bytes} bytes, above the limit of {max}")]
     TooLong {
-        /// Of what.
+        /// Message or command.
         what: &'static str,
-        /// As announced, with the frames before it.
+        /// The announced size, with the frames before it.
         bytes: u64,
         /// The limit.
         max: usize,
@@ -170,23 +167,24 @@ pub enum ZmtpError {
         /// The limit.
         max: usize,
     },
-    /// Something was to be sent that cannot be: before [`Event::Ready`], without a frame, or not by this kind of socket.
-    #[error("this cannot be sent: {0}")]
+    /// The caller tried to send something invalid: before [`Event::Ready`], without a frame, or from the wrong socket
+    /// type.
+    #[error("cannot send: {0}")]
     Unsendable(&'static str),
 }
 
-/// One peer, from its greeting on.
+/// The connection to one peer, from its greeting on.
 #[derive(Debug)]
 pub struct Connection {
     socket: Socket,
     limits: Limits,
-    /// Our name for ourselves, told in READY.
+    /// Our identity, sent in READY.
     identity: Bytes,
     state: State,
-    /// Received and not yet looked at.
+    /// Received bytes that have not been processed.
     input: BytesMut,
     output: BytesMut,
-    /// Frames of a message that is not yet whole, and their bytes.
+    /// Frames of an incomplete message, and their bytes.
     frames: Frames,
     frames_bytes: usize,
 }
@@ -195,11 +193,11 @@ pub struct Connection {
 enum State {
     /// Waiting for the peer's version.
     Signature,
-    /// Waiting for the rest of its greeting; ours is told.
+    /// Waiting for the rest of its greeting; ours has been sent.
     Greeting,
-    /// Waiting for its READY; its greeting told the minor version.
+    /// Waiting for its READY; holds the minor version of its greeting.
     Handshake(u8),
-    /// The minor version that both speak.
+    /// Holds the minor version that both support.
     Open(u8),
     Failed(ZmtpError),
 }
@@ -207,7 +205,7 @@ enum State {
 // === impl Socket ===
 
 impl Socket {
-    /// As READY tells it.
+    /// The name in READY.
     pub const fn name(self) -> &'static str {
         match self {
             Socket::Sub => "SUB",
@@ -217,7 +215,7 @@ impl Socket {
         }
     }
 
-    /// The kinds of socket that may be at the other end, by RFC 28 and RFC 29.
+    /// The compatible socket types at the other end, by RFC 28 and RFC 29.
     const fn peers(self) -> &'static [&'static str] {
         match self {
             Socket::Sub => &["PUB", "XPUB"],
@@ -239,7 +237,7 @@ impl Default for Limits {
 // === impl Connection ===
 
 impl Connection {
-    /// A connection on which nothing was received; what it says first lies ready to be written.
+    /// A new connection; its first output is ready to be written.
     pub fn new(socket: Socket) -> Self {
         let mut output = BytesMut::new();
         greeting::write_head(&mut output);
@@ -262,30 +260,30 @@ impl Connection {
         self
     }
 
-    /// With a name for ourselves, of which the first 255 bytes are told to the peer.
+    /// With an identity, of which the first 255 bytes are sent to the peer.
     #[must_use]
     pub fn with_identity(mut self, identity: Bytes) -> Self {
         self.identity = identity.slice(..identity.len().min(usize::from(u8::MAX)));
         self
     }
 
-    /// Takes bytes that were read; [`Connection::poll`] until there is nothing more in them.
+    /// Adds received bytes; call [`Connection::poll`] until it returns no event.
     pub fn receive(&mut self, bytes: &[u8]) {
         self.input.extend_from_slice(bytes);
     }
 
-    /// Where to read into without a copy: append to it, as [`Connection::receive`] does. There is room for 64 KiB.
+    /// The buffer to read into without a copy: append to it. It has room for 64 KiB.
     pub fn input(&mut self) -> &mut BytesMut {
         self.input.reserve(READ_BYTES);
         &mut self.input
     }
 
-    /// The next event, or none until more bytes come. Reading goes on only once there is none, so what is received and
-    /// not yet looked at is bounded by the limits and one reading.
+    /// The next event, or `None` until more bytes arrive. Read further bytes only after `None`, so that unprocessed
+    /// input is bounded by the limits and one read.
     ///
     /// # Errors
     ///
-    /// If the peer does what the protocol or the limits forbid. The connection is of no use then.
+    /// If the peer violates the protocol or the limits. The connection is unusable then.
     pub fn poll(&mut self) -> Result<Option<Event>, ZmtpError> {
         let result = self.next_event();
         if let Err(error) = &result {
@@ -296,11 +294,11 @@ impl Connection {
         result
     }
 
-    /// Puts a message into the output.
+    /// Appends a message to the output.
     ///
     /// # Errors
     ///
-    /// Before [`Event::Ready`], from a [`Socket::Sub`], and if there is no frame; nothing is sent then.
+    /// Before [`Event::Ready`], from a [`Socket::Sub`], and without a frame; nothing is sent then.
     pub fn send(&mut self, frames: &[impl AsRef<[u8]>]) -> Result<(), ZmtpError> {
         self.minor()?;
         if self.socket == Socket::Sub {
@@ -316,16 +314,16 @@ impl Connection {
         Ok(())
     }
 
-    /// Asks for messages whose first frame begins with `topic`; everything, if it is empty.
+    /// Subscribes to messages whose first frame begins with `topic`; to all, if it is empty.
     ///
     /// # Errors
     ///
-    /// Before [`Event::Ready`], and from anything but a [`Socket::Sub`].
+    /// Before [`Event::Ready`], and from any socket except [`Socket::Sub`].
     pub fn subscribe(&mut self, topic: &[u8]) -> Result<(), ZmtpError> {
         self.change_subscription(1, b"SUBSCRIBE", topic)
     }
 
-    /// Takes a subscription back.
+    /// Cancels a subscription.
     ///
     /// # Errors
     ///
@@ -334,8 +332,8 @@ impl Connection {
         self.change_subscription(0, b"CANCEL", topic)
     }
 
-    /// Asks the peer for a sign of life, and tells it to take us for dead after `ttl_ds` tenths of a second of silence;
-    /// 0 for never. Whatever is received after this is a sign of life. False, and nothing is sent, if the peer speaks
+    /// Pings the peer. The peer may treat us as dead after `ttl_ds` tenths of a second of silence; 0 for never.
+    /// Anything received after this shows that the peer is alive. Returns false and sends nothing if the peer speaks
     /// 3.0, which has no pings.
     ///
     /// # Errors
@@ -349,23 +347,23 @@ impl Connection {
         Ok(speaks)
     }
 
-    /// Bytes that wait to be written.
+    /// Number of bytes to be written.
     pub fn output_bytes(&self) -> usize {
         self.output.len()
     }
 
-    /// Takes what is to be written.
+    /// Takes the bytes to be written.
     pub fn take_output(&mut self) -> Bytes {
         self.output.split().freeze()
     }
 
-    /// The minor version that both speak, once the handshake is done.
+    /// The minor version that both support, after the handshake.
     fn minor(&self) -> Result<u8, ZmtpError> {
         match &self.state {
             State::Open(minor) => Ok(*minor),
             State::Failed(error) => Err(error.clone()),
             State::Signature | State::Greeting | State::Handshake(_) => {
-                Err(ZmtpError::Unsendable("the handshake is not over"))
+                Err(ZmtpError::Unsendable("the handshake is not complete"))
             }
         }
     }
@@ -408,7 +406,7 @@ impl Connection {
                         return Ok(None);
                     };
                     if kind != Kind::Command {
-                        return Err(ZmtpError::Malformed("a message before the handshake was over"));
+                        return Err(ZmtpError::Malformed("message before the end of the handshake"));
                     }
                     if let Some(peer) = self.shake(minor, body)? {
                         self.state = State::Open(minor.min(greeting::MINOR));
@@ -435,7 +433,7 @@ impl Connection {
         }
     }
 
-    /// The next whole frame. Its announced length is held against the limits before its bytes are waited for.
+    /// The next complete frame. Its announced length is checked against the limits before its bytes arrive.
     fn next_frame(&mut self) -> Result<Option<(Kind, Bytes)>, ZmtpError> {
         let Some(Header { kind, header_bytes, body_bytes }) = Header::read(&self.input)? else {
             return Ok(None);
@@ -448,7 +446,7 @@ impl Connection {
         if bytes > max as u64 {
             return Err(ZmtpError::TooLong { what, bytes, max });
         }
-        // At most the limit, so it fits.
+        // Bounded by the limit, so it fits.
         let body_bytes = body_bytes as usize;
         if self.input.len() < header_bytes + body_bytes {
             return Ok(None);
@@ -456,13 +454,13 @@ impl Connection {
         self.input.advance(header_bytes);
         let body = self.input.split_to(body_bytes).freeze();
         if body_bytes > LONG_FRAME_BYTES {
-            // What follows gets memory of its own. Otherwise the connection would keep that of its longest message.
+            // Later bytes get new memory. Otherwise the connection would keep the memory of its longest message.
             self.input = BytesMut::from(&self.input[..]);
         }
         Ok(Some((kind, body)))
     }
 
-    /// Looks at a command during the handshake.
+    /// Handles a command during the handshake.
     fn shake(&self, minor: u8, body: Bytes) -> Result<Option<Peer>, ZmtpError> {
         let (name, data) = frame::read_command(body)?;
         match &*name {
@@ -475,17 +473,17 @@ impl Connection {
         }
     }
 
-    /// Looks at a command after the handshake. Those that we do not know are for peers that do.
+    /// Handles a command after the handshake. Unknown commands are ignored.
     fn command(&mut self, body: Bytes) -> Result<Option<Event>, ZmtpError> {
         let (name, data) = frame::read_command(body)?;
         match &*name {
             b"PING" => {
-                // A TTL comes first, which a driver that closes silent connections has no use for.
+                // The TTL comes first; it is ignored, since the driver closes silent connections.
                 let Some(context) = data.get(2..) else {
-                    return Err(ZmtpError::Malformed("a PING without its TTL"));
+                    return Err(ZmtpError::Malformed("PING without a TTL"));
                 };
                 if context.len() > PING_CONTEXT_BYTES_MAX {
-                    return Err(ZmtpError::Malformed("a PING whose context is longer than 16 bytes"));
+                    return Err(ZmtpError::Malformed("PING with a context longer than 16 bytes"));
                 }
                 frame::write_command(&mut self.output, b"PONG", &[context]);
                 Ok(None)
@@ -509,8 +507,8 @@ impl Connection {
         Ok(None)
     }
 
-    /// What a whole message means to our kind of socket. To a publisher, it is a subscription as 3.0 writes it; what is not
-    /// is dropped, as libzmq does.
+    /// Interprets a complete message for our socket type. For a publisher it is a subscription in the form of 3.0;
+    /// other messages are dropped, as by libzmq.
     fn message(&mut self) -> Option<Event> {
         let frames = std::mem::take(&mut self.frames);
         self.frames_bytes = 0;

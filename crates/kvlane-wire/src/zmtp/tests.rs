@@ -21,7 +21,7 @@ fn frame_bytes(flags: u8, body: &[u8]) -> Vec<u8> {
     [&[flags, body.len() as u8], body].concat()
 }
 
-/// Events until there are none.
+/// Polls until there are no more events.
 fn events(connection: &mut Connection) -> Result<Vec<Event>, ZmtpError> {
     let mut events = Vec::new();
     while let Some(event) = connection.poll()? {
@@ -30,12 +30,12 @@ fn events(connection: &mut Connection) -> Result<Vec<Event>, ZmtpError> {
     Ok(events)
 }
 
-/// A connection that has shaken hands with a peer of this kind, its output taken.
+/// A connection after the handshake with a peer of this type, with its output taken.
 fn open(socket: Socket, peer: &[u8], minor: u8) -> Connection {
     let mut connection = Connection::new(socket);
     connection.receive(&greeting(minor, b"NULL"));
     connection.receive(&ready(peer));
-    let events = events(&mut connection).expect("a good peer");
+    let events = events(&mut connection).expect("a valid peer");
     assert!(matches!(events.as_slice(), [Event::Ready(peer)] if peer.minor == minor), "{events:?}");
     connection.take_output();
     connection
@@ -45,18 +45,18 @@ fn refusal(socket: Socket, bytes: &[u8]) -> ZmtpError {
     let mut connection = Connection::new(socket);
     connection.receive(bytes);
     let error = events(&mut connection).expect_err("refused");
-    assert_eq!(connection.poll(), Err(error.clone()), "and stays refused");
+    assert_eq!(connection.poll(), Err(error.clone()), "the error persists");
     error
 }
 
-/// Two connections, each read by the other until both are silent.
+/// Connects two connections and passes bytes until both are silent.
 fn talk(a: &mut Connection, b: &mut Connection) -> (Vec<Event>, Vec<Event>) {
     let (mut at_a, mut at_b) = (Vec::new(), Vec::new());
     while a.output_bytes() + b.output_bytes() > 0 {
         b.receive(&a.take_output());
-        at_b.extend(events(b).expect("a is a good peer"));
+        at_b.extend(events(b).expect("a is a valid peer"));
         a.receive(&b.take_output());
-        at_a.extend(events(a).expect("b is a good peer"));
+        at_a.extend(events(a).expect("b is a valid peer"));
     }
     (at_a, at_b)
 }
@@ -109,7 +109,7 @@ fn a_publisher_takes_subscriptions_in_both_forms_and_drops_what_is_none() {
         publisher.receive(b"\x04\x0c\x09SUBSCRIBEkv\x04\x07\x06CANCEL");
         let (subscribe, cancel) = (Event::Subscribe(Bytes::from_static(b"kv")), Event::Cancel(Bytes::new()));
         assert_eq!(
-            events(&mut publisher).expect("a good peer"),
+            events(&mut publisher).expect("a valid peer"),
             [subscribe.clone(), cancel.clone(), subscribe, cancel]
         );
     }
@@ -119,7 +119,7 @@ fn a_publisher_takes_subscriptions_in_both_forms_and_drops_what_is_none() {
 fn a_ping_is_answered_with_its_context_even_within_a_message() {
     let mut connection = open(Socket::Sub, b"PUB", 1);
     connection.receive(b"\x01\x01a\x04\x0a\x04PING\0\x0actx\0\x01b");
-    assert_eq!(events(&mut connection).expect("a good peer"), [Event::Message(frames(&[b"a", b"b"]))]);
+    assert_eq!(events(&mut connection).expect("a valid peer"), [Event::Message(frames(&[b"a", b"b"]))]);
     assert_eq!(connection.take_output(), b"\x04\x08\x04PONGctx".as_slice());
 }
 
@@ -142,7 +142,7 @@ fn who_does_not_speak_zmtp_is_refused_at_its_first_byte() {
 
 #[test]
 fn an_older_protocol_and_other_mechanisms_are_refused_by_name() {
-    // As soon as the version is known: an older peer may send no more than this.
+    // As soon as the version is known: an older peer may send no more bytes.
     let mut old = greeting(0, b"NULL")[..10].to_vec();
     old.push(1);
     assert_eq!(refusal(Socket::Sub, &old), ZmtpError::Version { revision: 1 });
@@ -174,11 +174,11 @@ fn what_a_peer_says_against_us_is_passed_on() {
 fn a_broken_protocol_is_an_error_that_says_what() {
     let mut after = greeting(1, b"NULL");
     for (bytes, what) in [
-        (frame_bytes(0, b"early"), "before the handshake"),
+        (frame_bytes(0, b"early"), "before the end of the handshake"),
         (frame_bytes(4, b""), "without a name"),
         (frame_bytes(4, b"\x09short"), "shorter than its name"),
-        (frame_bytes(4, b"\x05READY\x0bSocket-Type\xff\xff\xff\xffSUB"), "property cut short"),
-        (frame_bytes(4, b"\x05READY"), "type of its socket"),
+        (frame_bytes(4, b"\x05READY\x0bSocket-Type\xff\xff\xff\xffSUB"), "truncated property"),
+        (frame_bytes(4, b"\x05READY"), "without a socket type"),
         (frame_bytes(5, b"x"), "flags"),
         (frame_bytes(0x80, b"x"), "flags"),
     ] {
@@ -235,7 +235,7 @@ fn what_cannot_be_sent_is_refused_and_leaves_no_trace() {
     assert_eq!(early.output_bytes() + subscriber.output_bytes() + publisher.output_bytes(), 0);
 }
 
-/// A valid stream to a socket of the given kind: handshake, messages, commands.
+/// A valid stream to a socket of the given type: handshake, messages, commands.
 fn stream() -> impl Strategy<Value = Vec<u8>> {
     let message =
         prop::collection::vec(prop::collection::vec(any::<u8>(), 0..300), 1..5).prop_map(|frames| {
@@ -308,7 +308,7 @@ proptest! {
             Socket::Dealer => b"ROUTER",
             Socket::Router => b"DEALER",
         };
-        // From nothing, after the greeting, and after the handshake, so that random bytes reach every state.
+        // From the start, after the greeting, and after the handshake, so that random bytes reach every state.
         let hello = [greeting(1, b"NULL"), ready(peer)].concat();
         let known = [0, 64, hello.len()][prefix];
         let mut connection = Connection::new(socket);

@@ -1,4 +1,4 @@
-//! What real engines have published, the prompts that caused it, and a receiver that takes it in.
+//! Captured messages of real engines, the prompts that caused them, and a receiver.
 
 use std::collections::BTreeSet;
 use std::io::Read;
@@ -24,7 +24,7 @@ pub(crate) fn data(name: &str) -> std::path::PathBuf {
 pub(crate) fn capture(name: &str) -> Vec<Value> {
     let file = std::fs::File::open(data(&format!("{name}.jsonl.gz"))).expect("the capture is in the tree");
     let mut text = String::new();
-    flate2::read::GzDecoder::new(file).read_to_string(&mut text).expect("a whole gzip file");
+    flate2::read::GzDecoder::new(file).read_to_string(&mut text).expect("a complete gzip file");
     lines(&text)
 }
 
@@ -50,7 +50,7 @@ pub(crate) struct Receiver {
     pub(crate) index: ExactIndex,
     pub(crate) linker: Linker,
     pub(crate) batch: Batch,
-    /// Every block ever told.
+    /// Every block that was stored at any time.
     pub(crate) told: BTreeSet<BlockHash>,
     pub(crate) unknown: u32,
     pub(crate) held_max: u64,
@@ -99,14 +99,14 @@ pub(crate) fn received(name: &str, block_tokens: u32) -> Receiver {
     receiver
 }
 
-/// The blocks of every prompt and its answer. The last token's values are never computed.
+/// The blocks of every prompt and its answer. The KV of the last token is never computed.
 pub(crate) fn prompted(name: &str, block_tokens: u32) -> BTreeSet<BlockHash> {
     let mut blocks = BTreeSet::new();
     for line in capture(name).iter().filter(|line| line["kind"] == "response") {
         let mut all = tokens(&line["prompt_token_ids"]);
         let generated = tokens(&line["generated_token_ids"]);
         if generated.is_empty() {
-            // The request was refused: a chat with tools, on a server that was not started for them.
+            // The request was rejected: a chat with tools on a server without tool support.
             continue;
         }
         all.extend(&generated[..generated.len() - 1]);

@@ -1,10 +1,10 @@
-//! What endpoints were given, to be kept elsewhere and told to another index, after a restart.
+//! Export and restore of the dispatch index, so that it survives a restart.
 //!
-//! It is told in pieces: blocks that follow one another, the block before them, and how long ago they were used. Pieces
-//! are taken slice by slice, so that nobody waits for all of them. Between two slices things change: a piece may be told
-//! twice, as a whole and in parts, and the piece before one may have gone, or moved to where nobody looks again. Block
-//! hashes are chained, so each stands for the whole prompt up to it, and the pieces still fit: what follows nothing is
-//! left out. Where nothing changes meanwhile, all is told.
+//! The export consists of pieces: consecutive blocks, the block before them, and the time since their last use. Pieces
+//! are exported in slices, so that no caller holds the lock for all of them. Between two slices the index may change: a
+//! piece may be exported twice, as a whole and in parts, and the piece before another may be gone, or may have moved
+//! into a slice already exported. Block hashes are chained, so each identifies the whole prompt up to it, and the
+//! pieces still fit; a piece without its predecessor is dropped. Without changes in between, the export is complete.
 
 use foldhash::fast::FixedState;
 use hashbrown::HashMap;
@@ -14,34 +14,34 @@ use crate::block::BlockHash;
 use crate::endpoint::EndpointId;
 use crate::time::Nanos;
 
-/// Entries that one call of [`ApproxIndex::export`] looks at.
+/// Entries that one call of [`ApproxIndex::export`] examines.
 const EXPORTED_PER_CALL: usize = 1024;
 
-/// Some blocks of an endpoint that follow one another.
+/// Consecutive blocks held by an endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// The block before them; none if they begin a prompt.
+    /// The block before them; `None` if they begin a prompt.
     pub before: Option<BlockHash>,
-    /// They.
+    /// The blocks.
     pub blocks: Vec<BlockHash>,
-    /// How long ago they were used.
+    /// Time since their last use.
     pub age: Nanos,
 }
 
-/// The pieces of one endpoint, to be put together.
+/// The pieces of one endpoint, to be joined to prompts.
 #[derive(Debug)]
 pub struct Pieces {
     pieces: Vec<Piece>,
-    /// In which piece each block is, and how many of its blocks are up to it.
+    /// The piece of each block, and the number of its blocks up to and including that block.
     places: HashMap<BlockHash, (u32, u32), FixedState>,
 }
 
 // === impl Pieces ===
 
 impl Pieces {
-    /// These pieces, longest unused first.
+    /// These pieces, least recently used first.
     pub fn new(mut pieces: Vec<Piece>) -> Self {
-        // Of those used at one time the longest prompt comes first, as its end is forgotten first.
+        // Of pieces used at the same time the longest prompt comes first, as its end is evicted first.
         pieces.sort_by_key(|piece| std::cmp::Reverse(piece.age));
         let mut places = HashMap::default();
         for (n, piece) in (0..).zip(&pieces) {
@@ -52,7 +52,7 @@ impl Pieces {
         Self { pieces, places }
     }
 
-    /// How many there are.
+    /// Number of pieces.
     pub fn len(&self) -> usize {
         self.pieces.len()
     }
@@ -62,14 +62,15 @@ impl Pieces {
         self.pieces.is_empty()
     }
 
-    /// The whole prompt up to the end of the `n`-th piece, and how long ago that was used. None if something is missing.
+    /// The whole prompt up to the end of the `n`-th piece, and the time since its last use. `None` if a predecessor is
+    /// missing.
     pub fn prompt(&self, n: usize) -> Option<(Vec<BlockHash>, Nanos)> {
         let last = self.pieces.get(n)?;
         let (mut piece, mut len, mut parts) = (last, last.blocks.len(), Vec::new());
         loop {
             parts.push(&piece.blocks[..len]);
             let Some(before) = piece.before else { break };
-            // Whatever they say, pieces cannot follow each other in a circle.
+            // Guards against a cycle in the input.
             if parts.len() > self.pieces.len() {
                 return None;
             }
@@ -84,8 +85,8 @@ impl Pieces {
 // === impl ApproxIndex ===
 
 impl ApproxIndex {
-    /// What endpoints hold at `now`, as far as it stands in one slice of all entries: the slice that begins at `from`, 0
-    /// at first. Where the next one begins, if there is one.
+    /// Exports the holds at `now` in one slice of all entries, starting at `from`, 0 at first. Returns the start of the
+    /// next slice, if there is one.
     pub fn export(&self, now: Nanos, from: usize, out: &mut Vec<(EndpointId, Piece)>) -> Option<usize> {
         let to = self.links.len().min(from + EXPORTED_PER_CALL);
         for &Link { run, endpoint, .. } in self.links.get(from..to)? {
@@ -105,9 +106,9 @@ impl ApproxIndex {
         (to < self.links.len()).then_some(to)
     }
 
-    /// `endpoint` was given a prompt with these blocks so long ago, which is not known here yet. Of several, those that are
-    /// longest unused come first, and before anything that it is given here. `hint` is what the call before said, 0 at
-    /// first: it saves looking for the place.
+    /// Restores a dispatch of these blocks to `endpoint`, `age` ago. Restore the least recently used first, and before
+    /// any new dispatch to the endpoint. `hint` is the result of the previous call, 0 at first: it saves searching the
+    /// LRU list.
     pub fn restore(
         &mut self,
         now: Nanos,
@@ -138,7 +139,7 @@ impl ApproxIndex {
         hint
     }
 
-    /// Puts a hold in its place in the order of use, which is looked for from `hint` on if that is before it.
+    /// Moves a hold to its position in the LRU list, searched from `hint` on if that is older.
     fn link_in_time(&mut self, at: u32, touched: Nanos, hint: u32) {
         let hint = if hint == at { self.links[at as usize].older } else { hint };
         self.unlink(at);
@@ -161,7 +162,7 @@ impl ApproxIndex {
         }
     }
 
-    /// When a hold was used, if the link is one's.
+    /// When a hold was last used; `None` if the link is free.
     fn touched(&self, link: u32) -> Option<Nanos> {
         let &Link { run, endpoint, .. } = self.links.get(link as usize).filter(|link| link.run != NIL)?;
         self.position(run, endpoint).map(|at| self.runs[run as usize].holds[at].touched)
@@ -178,7 +179,7 @@ mod tests {
     use super::super::tests::{ROOMY, chain, check, endpoint, lookup};
     use super::*;
 
-    /// All that an index holds, by endpoint, with `between` done between two slices.
+    /// All entries of an index, by endpoint; calls `between` between two slices.
     fn export(
         index: &mut ApproxIndex,
         now: Nanos,
@@ -207,8 +208,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever was given to whom and when, an index that was told all of it knows what the one before knows, at once
-        /// and later, whatever clock it goes by and however long nobody was there.
+        /// For any dispatches at any times, an index restored from a complete export gives the same overlaps as the
+        /// original, at once and later, whatever its clock's origin and however long the downtime.
         #[test]
         fn after_a_restart_the_same_overlaps(
             given in prop::collection::vec((prop::collection::vec(0u8..3, 1..12), 0u16..4, 0u64..9), 1..60),
@@ -238,7 +239,7 @@ mod tests {
                     prop_assert_eq!(lookup(&after, clock + later, text), expect, "{} later", later);
                 }
             }
-            // It goes on as the other does.
+            // The restored index continues as the original does.
             for (text, to, _) in given.iter().take(9) {
                 after.insert(Nanos(clock), &chain(text), endpoint(*to));
                 check(&after);
@@ -274,7 +275,7 @@ mod tests {
         }
         let (mut slices, mut changes) = (0, 0);
         let kept = export(&mut index, Nanos(9999), |index| {
-            // Splits runs that were told and runs that were not, and lets some go.
+            // Splits runs that were exported and runs that were not, and evicts some.
             slices += 1;
             for n in (slices..3 * EXPORTED_PER_CALL as u32).step_by(97) {
                 changes += 2;
@@ -289,7 +290,7 @@ mod tests {
         let (mut lost, all) = (0, 3 * EXPORTED_PER_CALL as u32);
         for n in 0..all {
             lost += i32::from(known(&after, 0, n) < known(&index, 9999, n));
-            assert!(known(&after, 0, n) <= Some(8), "{n}: no prompt is longer than it was");
+            assert!(known(&after, 0, n) <= Some(8), "{n}: no prompt got longer");
         }
         assert!(lost <= changes && lost < all as i32 / 4, "{lost} lost, {changes} changes");
     }

@@ -1,16 +1,16 @@
-//! What engines say they hold: every block with its holders, kept by the engines' own events.
+//! Exact prefix index: every block with its holders, kept up to date by the engines' KV events.
 //!
-//! A block is held where an engine has stored it, in any tier, and has not removed every copy of it. Events of one
-//! endpoint have to be applied in order; how they get here in order is the driver's business.
+//! A block is held by an endpoint that has stored it, in any tier, and has not removed every copy of it. Events of one
+//! endpoint have to be applied in order; the driver is responsible for that order.
 //!
-//! Two parts. Per endpoint, a table from the engine's names to the blocks' places ([`names`]). For all endpoints
-//! together, blocks in the order of their prompts, in runs of up to 64, with one bit for each block and holder ([`runs`]).
-//! A lookup goes from run to run and asks for 64 blocks at a time; within the last run it halves. Since there is a bit
-//! for every block, it is exact also where an engine has lost a block in the middle of a prompt: its prefix ends there,
-//! and goes on when the block is stored again.
+//! The index has two parts. Per endpoint, a table from the engine's block names to places ([`names`]). For all
+//! endpoints together, blocks in prompt order, in runs of up to 64, with one bit per block and holder ([`runs`]). A
+//! lookup goes from run to run and checks 64 blocks at a time; within the last run it uses binary search. Since every
+//! block has a bit, the index is exact even where an engine has evicted a block in the middle of a prompt: its prefix
+//! ends there, and continues when the block is stored again.
 //!
-//! An endpoint's table is behind a lock of its own, the runs are in shards behind one lock each, and whoever holds
-//! several holds the table's and one shard's. A lookup takes shards' locks only, one at a time, to read.
+//! An endpoint's table has its own lock, and the runs are in shards with one lock each. A writer holds at most the
+//! table's lock and one shard's lock. A lookup takes only shard locks, one at a time, for reading.
 
 mod names;
 mod runs;
@@ -37,54 +37,54 @@ use crate::event::{EngineHash, KvEvent, StoredBlock, Tier};
 /// Limits of the index.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Config {
-    /// Bytes it may use; beyond that nothing more is taken in, and what is refused is counted.
+    /// Memory limit in bytes; beyond it no block is added, and refused blocks are counted.
     pub memory_bytes_max: usize,
 }
 
-/// Blocks and who holds them. Shared by those who look up and those who apply. See the module.
+/// Blocks and their holders, shared by lookups and event writers. See the module documentation.
 #[derive(Debug)]
 pub struct ExactIndex {
     budget: Budget,
-    /// What each endpoint holds, by slot.
+    /// Each endpoint's blocks, by slot.
     slots: Box<[OnceLock<Slots>]>,
     shards: Box<[RwLock<Shard>]>,
 }
 
 type Slots = Box<[Mutex<Holder>]>;
 
-/// What an event said that the index could not follow. All zero when endpoint and index agree.
+/// Result of applying an event. `unknown` and `refused` are zero when endpoint and index agree.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Applied {
-    /// Blocks taken in.
+    /// Blocks added.
     pub stored: u32,
-    /// Blocks let go.
+    /// Blocks removed.
     pub removed: u32,
-    /// Names of blocks that are not known here.
+    /// Block names that the index does not know.
     pub unknown: u32,
-    /// Blocks that were refused for want of memory.
+    /// Blocks refused for lack of memory.
     pub refused: u32,
 }
 
-/// Bytes in use and how many there may be.
+/// Bytes in use and their limit.
 #[derive(Debug)]
 struct Budget {
     used: AtomicUsize,
     max: AtomicUsize,
 }
 
-/// What one endpoint holds.
+/// One endpoint's blocks.
 #[derive(Debug, Default)]
 struct Holder {
     id: Option<EndpointId>,
     names: Names,
-    /// Blocks that came after one that the endpoint does not hold. They cannot be part of any prefix before that one
-    /// comes too; then they get their places.
+    /// Blocks whose parent the endpoint does not hold. They cannot be part of any prefix until the parent is stored;
+    /// then they get their places.
     orphans: BTreeMap<EngineHash, Orphan>,
-    /// Orphans by what they wait for.
+    /// Orphans by missing parent.
     waiting: BTreeSet<(EngineHash, EngineHash)>,
-    /// How many names more than one there are of a block.
+    /// Number of additional names of a block.
     more_names: BTreeMap<Place, u32>,
-    /// The block that was stored last: mostly the parent of the next.
+    /// The block stored last: usually the parent of the next.
     last: Option<Last>,
 }
 
@@ -102,11 +102,11 @@ struct Last {
     hash: BlockHash,
 }
 
-/// Slots that get their memory together.
+/// Slots allocated together.
 const SLOTS: usize = 64;
-/// What one orphan costs in its two trees, of which nodes are half full at least.
+/// Memory of one orphan in its two trees, whose nodes are at least half full.
 const ORPHAN_BYTES: usize = 2 * size_of::<(EngineHash, Orphan)>() + 2 * size_of::<(EngineHash, EngineHash)>();
-/// What a further name of a block costs.
+/// Memory of an additional name of a block.
 const NAME_BYTES: usize = 2 * size_of::<(Place, u32)>();
 
 // === impl ExactIndex ===
@@ -121,12 +121,12 @@ impl ExactIndex {
         Self { budget, slots, shards }
     }
 
-    /// Other limits from here on. What is beyond them stays, and nothing is taken in until it is gone.
+    /// Changes the limits. Contents beyond them stay, and no block is added until they are below.
     pub fn configure(&self, config: Config) {
         self.budget.max.store(config.memory_bytes_max, Ordering::Relaxed);
     }
 
-    /// Our hash of the block that `endpoint` calls `name`, if it holds it.
+    /// Our hash of the block that `endpoint` names `name`, if it holds it.
     pub fn hash_of(&self, endpoint: EndpointId, name: EngineHash) -> Option<BlockHash> {
         let holder = self.holder(endpoint)?;
         if let Some(last) = holder.last.filter(|last| last.name == name) {
@@ -138,7 +138,7 @@ impl ExactIndex {
         }
     }
 
-    /// Applies what `endpoint` says has changed. What an endpoint says that has had its successor in its slot is ignored.
+    /// Applies an event of `endpoint`. Events of an endpoint whose slot has been reused are ignored.
     pub fn apply(&self, endpoint: EndpointId, event: &KvEvent) -> Applied {
         match event {
             KvEvent::Stored { parent, blocks, tier } => self.store(endpoint, *parent, blocks, *tier),
@@ -174,8 +174,8 @@ impl ExactIndex {
         storing.end()
     }
 
-    /// As [`ExactIndex::store`], for blocks of which only the content is known: their hashes are chained here, to the
-    /// parent's. If `endpoint` does not hold the parent, nothing is stored, and all blocks are counted as unknown.
+    /// Like [`ExactIndex::store`], for blocks given by content: their hashes are chained here to the parent's. If
+    /// `endpoint` does not hold the parent, nothing is stored, and all blocks are counted as unknown.
     pub fn store_contents(
         &self,
         endpoint: EndpointId,
@@ -241,7 +241,7 @@ impl ExactIndex {
                         let place = holder.names.place(at);
                         holder.names.remove(at);
                         if !holder.has_other_name(place, &self.budget) {
-                            writer.let_go(place.run, 1 << place.offset);
+                            writer.remove_holder(place.run, 1 << place.offset);
                         }
                     } else {
                         holder.names.set_copies(at, copies);
@@ -257,7 +257,7 @@ impl ExactIndex {
         applied
     }
 
-    /// How many leading blocks of `chain` each endpoint holds, in any tier.
+    /// Sets how many leading blocks of `chain` each endpoint holds, in any tier.
     pub fn lookup(&self, chain: &[BlockHash], overlap: &mut Overlap) {
         overlap.clear();
         let mut search = Search::new(chain, std::mem::take(&mut overlap.scratch));
@@ -269,20 +269,20 @@ impl ExactIndex {
         overlap.scratch = search.end(overlap);
     }
 
-    /// Forgets all that an endpoint holds, and the endpoint: what is said of it later counts as a new one's.
+    /// Removes an endpoint and all its blocks. Later events for it count as those of a new endpoint.
     pub fn remove_endpoint(&self, endpoint: EndpointId) {
         if let Some(mut holder) = self.enter(endpoint) {
             self.clear(endpoint, &mut holder);
         }
     }
 
-    /// Pairs of block and holder.
+    /// Number of pairs of block and holder.
     pub fn blocks_held(&self) -> u64 {
         let holders = self.slots.iter().filter_map(OnceLock::get).flatten();
         holders.map(|holder| lock(holder).len()).sum()
     }
 
-    /// Blocks that one endpoint holds.
+    /// Number of blocks that one endpoint holds.
     pub fn blocks_of(&self, endpoint: EndpointId) -> u64 {
         self.holder(endpoint).map_or(0, |holder| holder.len())
     }
@@ -296,14 +296,14 @@ impl ExactIndex {
         Writer::new(&self.shards, &self.budget, endpoint)
     }
 
-    /// What `endpoint` holds, if it is the one that was heard of last in its slot.
+    /// The state of `endpoint`, if it is the current occupant of its slot.
     fn holder(&self, endpoint: EndpointId) -> Option<MutexGuard<'_, Holder>> {
         let slots = self.slots[endpoint.slot() / SLOTS].get()?;
         let holder = lock(&slots[endpoint.slot() % SLOTS]);
         (holder.id == Some(endpoint)).then_some(holder)
     }
 
-    /// As [`ExactIndex::holder`], for an event: what an older endpoint in the slot left behind goes first.
+    /// Like [`ExactIndex::holder`], for an event: first removes what an older endpoint left in the slot.
     fn enter(&self, endpoint: EndpointId) -> Option<AbortOnPanicGuard<MutexGuard<'_, Holder>>> {
         let slots = self.slots[endpoint.slot() / SLOTS].get_or_init(|| {
             let slots: Slots = (0..SLOTS).map(|_| Mutex::default()).collect();
@@ -324,13 +324,13 @@ impl ExactIndex {
         Some(holder)
     }
 
-    /// Visits what the endpoint holds, and nothing else, run by run.
+    /// Removes the endpoint's blocks, run by run, without visiting others.
     fn clear(&self, endpoint: EndpointId, holder: &mut Holder) {
         let mut places: Vec<Place> = holder.names.iter().map(|(_, place, _)| place).collect();
         places.sort_unstable();
         let mut writer = self.writer(endpoint);
         for blocks in places.chunk_by(|a, b| a.run == b.run) {
-            writer.let_go(blocks[0].run, blocks.iter().fold(0, |all, place| all | 1 << place.offset));
+            writer.remove_holder(blocks[0].run, blocks.iter().fold(0, |all, place| all | 1 << place.offset));
         }
         holder.names.clear(&self.budget);
         self.budget
@@ -346,7 +346,7 @@ fn lock(holder: &Mutex<Holder>) -> MutexGuard<'_, Holder> {
 // === impl Budget ===
 
 impl Budget {
-    /// Takes so many bytes if there are as many.
+    /// Takes `bytes` if that many are available.
     #[must_use]
     fn take(&self, bytes: usize) -> bool {
         if bytes == 0 {
@@ -366,7 +366,7 @@ impl Budget {
         }
     }
 
-    /// `actual` bytes are used where `taken` were expected.
+    /// `actual` bytes are used where `taken` were reserved.
     fn correct(&self, taken: usize, actual: usize) {
         if actual >= taken {
             self.used.fetch_add(actual - taken, Ordering::Relaxed);
@@ -413,7 +413,7 @@ impl Holder {
         Some(orphan)
     }
 
-    /// False if there is no such copy.
+    /// Removes one copy of an orphan; false if there is no such copy.
     fn remove_orphan(&mut self, name: EngineHash, tier: Tier, budget: &Budget) -> bool {
         let Some(orphan) = self.orphans.get_mut(&name) else { return false };
         let known = orphan.copies.take(tier);

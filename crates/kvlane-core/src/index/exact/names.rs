@@ -1,25 +1,25 @@
-//! One endpoint's names of blocks, each with the block's place and how many copies the endpoint has.
+//! Table of one endpoint's block names, each with the block's place and its number of copies.
 //!
-//! A table of 16 bytes an entry, four entries in a cache line. An entry is in its home line, or, where that is full, in the
-//! next one that was not. Home lines are in the order of the mixed names, so growing is one pass from front to back, and
-//! a table can grow by half instead of doubling.
+//! An entry takes 16 bytes; a cache line has four. An entry is in its home line or, where that is full, in the next
+//! line with room. Home lines are in the order of the mixed names, so growing is one pass from front to back, and the
+//! table can grow by half instead of doubling.
 
 use super::Budget;
 use super::runs::Place;
 use crate::event::{EngineHash, Tier};
 
-/// Copies of one block in one tier that are counted; more than any engine runs requests at a time.
+/// Most counted copies of one block in one tier; more than the concurrent requests of any engine.
 const COPIES_MAX: u64 = (1 << COPY_BITS) - 1;
 const COPY_BITS: u32 = 13;
 const PLACE_SHIFT: u32 = 2 * COPY_BITS;
 
-/// Entries of a line.
+/// Entries per line.
 const WIDTH: usize = 4;
-/// Lines after the last home, for what does not fit there.
+/// Overflow lines after the last home line.
 const SPILL: usize = 8;
 const HOMES_MIN: usize = 8;
 
-/// How many copies an endpoint has of a block, by tier.
+/// Number of an endpoint's copies of a block, by tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Copies(u64);
 
@@ -27,7 +27,7 @@ pub(super) struct Copies(u64);
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(align(64))]
 struct Line {
-    /// Mixed names, those in use in front, the others zero.
+    /// Mixed names: those in use first, then zeros.
     keys: [u64; WIDTH],
     /// Places and copies.
     held: [u64; WIDTH],
@@ -36,20 +36,20 @@ struct Line {
 #[derive(Debug, Default)]
 pub(super) struct Names {
     lines: Vec<Line>,
-    /// Home lines: all but the spill.
+    /// Number of home lines, without the overflow lines.
     homes: usize,
     len: usize,
 }
 
-/// A name, mixed once for all that is asked about it.
+/// A mixed name, computed once for all operations on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Key(pub(super) u64);
 
-/// There is no line with room for a name.
+/// No line has room for the name.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Full;
 
-/// Where a name stands.
+/// The position of a name in the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct At {
     line: usize,
@@ -67,7 +67,7 @@ impl Copies {
         ((self.0 >> shift(tier)) & COPIES_MAX) as u32
     }
 
-    /// One more; false if that is more than can be counted.
+    /// Adds one copy; false if the counter is at its maximum.
     #[must_use]
     pub(super) fn add(&mut self, tier: Tier) -> bool {
         let room = u64::from(self.of(tier)) < COPIES_MAX;
@@ -75,7 +75,7 @@ impl Copies {
         room
     }
 
-    /// One less; false if there is none.
+    /// Removes one copy; false if there is none.
     #[must_use]
     pub(super) fn take(&mut self, tier: Tier) -> bool {
         let any = self.of(tier) > 0;
@@ -98,9 +98,9 @@ fn shift(tier: Tier) -> u32 {
 // === impl Key ===
 
 impl Key {
-    /// Engines may count their blocks instead of hashing them; an even spread is made here. Reversible, so that the
-    /// table need not keep the name as well. The finaliser of MurmurHash3 (A. Appleby, public domain). Zero is no key: of
-    /// 2^64 names, two are taken for one.
+    /// Mixes a name. Engines may number their blocks instead of hashing them; mixing spreads the names evenly. It is
+    /// invertible, so that the table need not store the name as well. The finaliser of MurmurHash3 (A. Appleby, public
+    /// domain). Zero is not a key: of 2^64 names, two are treated as one.
     #[inline]
     pub(super) fn of(EngineHash(name): EngineHash) -> Self {
         let name = name ^ UNLIKELY;
@@ -116,13 +116,14 @@ impl Key {
     }
 }
 
-/// The name that would be mixed to zero, if it were not for this: one that no engine has counted to.
+/// XORed into every name, so that the name mixed to zero is this one instead of zero: no engine numbers its blocks this
+/// high.
 const UNLIKELY: u64 = 0x9E37_79B9_7F4A_7C15;
 const MIX: [u64; 2] = [0xFF51_AFD7_ED55_8CCD, 0xC4CE_B9FE_1A85_EC53];
 const UNMIX: [u64; 2] = [inverse(MIX[0]), inverse(MIX[1])];
 
-/// The number that undoes a multiplication by an odd one modulo 2^64, by Newton's iteration: each round doubles the bits
-/// that are right, of which there are three at first.
+/// The inverse of an odd number modulo 2^64, by Newton's iteration: each round doubles the number of correct bits,
+/// initially three.
 const fn inverse(odd: u64) -> u64 {
     let mut inverse = odd;
     let mut round = 0;
@@ -136,7 +137,7 @@ const fn inverse(odd: u64) -> u64 {
 // === impl Line ===
 
 impl Line {
-    /// Whether `key` is among the entries: all four are compared, since guessing where to stop costs more.
+    /// Whether `key` is among the entries. Compares all four, which is faster than an early exit.
     #[inline]
     fn has(&self, Key(key): Key) -> bool {
         (self.keys[0] == key) | (self.keys[1] == key) | (self.keys[2] == key) | (self.keys[3] == key)
@@ -156,7 +157,7 @@ impl Line {
         self.keys.iter().map(|&key| usize::from(key != 0)).sum()
     }
 
-    /// Takes an entry out and closes the gap.
+    /// Removes an entry and closes the gap.
     fn take(&mut self, entry: usize) {
         let last = self.len() - 1;
         self.keys[entry] = self.keys[last];
@@ -212,7 +213,7 @@ impl Names {
         *held = (*held >> PLACE_SHIFT << PLACE_SHIFT) | copies.0;
     }
 
-    /// One copy more; false if that is more than can be counted.
+    /// Adds one copy; false if the counter is at its maximum.
     #[must_use]
     pub(super) fn add_copy(&mut self, at: At, tier: Tier) -> bool {
         let mut copies = self.copies(at);
@@ -221,11 +222,11 @@ impl Names {
         counted
     }
 
-    /// Makes sure that `more` names fit; false if there is no memory for that.
+    /// Reserves room for `more` names; false if there is no memory for it.
     #[must_use]
     #[inline]
     pub(super) fn reserve(&mut self, more: usize, budget: &Budget) -> bool {
-        // At most 13 of 16 full.
+        // At most 13 of 16 entries full.
         let len = self.len + more;
         len * 16 <= self.homes * WIDTH * 13 || self.grow(len, budget)
     }
@@ -236,8 +237,8 @@ impl Names {
         self.rebuild(needed.max(self.homes + self.homes / 2).max(HOMES_MIN), budget)
     }
 
-    /// Takes in a name, unless it is here: then says where. There has to be room, see [`Names::reserve`]; an error if its
-    /// neighbours leave none all the same and there is no memory for a larger table.
+    /// Adds a name, or returns its position if it exists. The caller reserves room with [`Names::reserve`]; an error
+    /// means that the neighbouring lines are full and there is no memory for a larger table.
     #[inline]
     pub(super) fn insert(
         &mut self,
@@ -271,7 +272,7 @@ impl Names {
         Err(Full)
     }
 
-    /// Lets a name go. What stands in a later line than it would for want of room moves up.
+    /// Removes a name. Entries in a later line than their home move up.
     pub(super) fn remove(&mut self, At { line, entry }: At) {
         let mut gap = line;
         let mut was_full = self.lines[gap].is_full();
@@ -293,7 +294,7 @@ impl Names {
         }
     }
 
-    /// Gives memory back after many have gone.
+    /// Frees memory after many removals.
     pub(super) fn shrink(&mut self, budget: &Budget) {
         if self.len == 0 {
             self.clear(budget);
@@ -329,7 +330,7 @@ impl Names {
         self.lines.iter().flat_map(|line| (0..line.len()).map(|n| (Key(line.keys[n]), line.held[n])))
     }
 
-    /// All names with their places and copies, in the table's order.
+    /// All names with their places and copies, in table order.
     pub(super) fn iter(&self) -> impl Iterator<Item = (EngineHash, Place, Copies)> {
         let copies = |held: u64| Copies(held & ((1 << PLACE_SHIFT) - 1));
         self.entries()

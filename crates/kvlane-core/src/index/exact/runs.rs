@@ -1,11 +1,11 @@
-//! Blocks in the order of their prompts, each with its holders: the part of the index that all endpoints share.
+//! Runs: blocks in prompt order, each with its holders. Shared by all endpoints.
 //!
-//! A *run* is up to 64 blocks that follow one another, the first of them at any position, the last at most at the end of
-//! a *span* of 64 positions. Where prompts part, the new way is a run of its own: runs are never cut, so a block keeps
-//! its place for as long as anybody holds it. Who holds which blocks of a run is one bit each, so an endpoint that has
-//! lost a block in the middle is told apart from one that has not.
+//! A *run* is up to 64 consecutive blocks. It can start at any position and ends at the latest with its *span* of 64
+//! positions. Where prompts diverge, the new branch is a run of its own: runs are never split, so a block keeps its
+//! place as long as it has a holder. One bit per block and holder records who holds it, so an endpoint that has evicted
+//! a block in the middle is distinguished from one that has not.
 //!
-//! Runs are found by their first block. Since hashes are chained, the first block of a run stands for everything before
+//! Runs are found by their first block. Since hashes are chained, the first block of a run identifies everything before
 //! it.
 
 use hashbrown::HashTable;
@@ -14,59 +14,59 @@ use super::Budget;
 use crate::block::BlockHash;
 use crate::endpoint::EndpointId;
 
-/// Positions between places where a run has to end. One bit each in [`Hold::blocks`].
+/// Positions per span; a run ends at a span's end. One bit each in [`Hold::blocks`].
 pub(super) const SPAN: u32 = 64;
-/// Positions within which spans that begin where one ended are in the shard of that one, so that a lookup locks once for
-/// all of them.
+/// Positions within which a run that continues another at a span's end is in the same shard, so that a lookup locks
+/// once for all of them.
 pub(super) const GROUP: u32 = 1024;
 pub(super) const SHARDS: usize = 1 << SHARD_BITS;
 const SHARD_BITS: u32 = 6;
-/// Most runs of a shard.
+/// Most runs per shard.
 const RUNS_MAX: usize = 1 << (u32::BITS - SHARD_BITS);
-/// Runs that get their memory together.
+/// Runs allocated together.
 const CHUNK: usize = 32;
-/// Room for hashes grows by this many at least.
+/// Smallest growth of a run's hash capacity.
 const HASHES_MIN: usize = 8;
 
-/// Bytes that a shard's first table of heads needs at most.
+/// Bytes reserved for a shard's first table of heads.
 const HEADS_MIN: usize = 256;
 
-/// Names a run, for as long as it has holders or successors.
+/// Identifies a run as long as it has holders or children.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct RunId(u32);
 
-/// Where a block is. It does not change while the block has a holder.
+/// The place of a block. It does not change while the block has a holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Place {
     pub(super) run: RunId,
     pub(super) offset: u32,
 }
 
-/// Who holds which of a run's blocks.
+/// The blocks of a run that one endpoint holds.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Hold {
-    /// Bit n: the n-th. Never zero while in use.
+    /// Bit n is the n-th block. Never zero while in use.
     pub(super) blocks: u64,
     pub(super) endpoint: EndpointId,
 }
 
 #[derive(Debug)]
 pub(super) struct Run {
-    /// Never empty while in use. Blocks that nobody holds any more keep their place.
+    /// Never empty while in use. Blocks without a holder keep their place.
     hashes: Vec<BlockHash>,
-    /// Holders by endpoint, if they are no more than two; else none.
+    /// Holders by endpoint, if there are at most two.
     few: [Hold; 2],
-    /// Holders by endpoint, if they are more.
+    /// Holders by endpoint, if there are more.
     many: Vec<Hold>,
-    /// The run before; also the next free run.
+    /// The parent run; also the next free run.
     parent: Option<RunId>,
     /// Position of the first block.
     pub(super) start: u32,
-    /// Runs that follow.
+    /// Number of child runs.
     pub(super) children: u32,
 }
 
-/// Where a run begins.
+/// The start of a run.
 #[derive(Clone, Copy, Debug)]
 struct Head {
     hash: BlockHash,
@@ -84,17 +84,18 @@ pub(super) struct Shard {
 
 const NOBODY: Hold = Hold { blocks: 0, endpoint: EndpointId::new(0, 0) };
 
-/// Where the shard of a block's run is looked for, if the run does not continue one that ended with its span.
+/// The shard of a block's run, unless the run continues one that ended with its span.
 pub(super) fn shard_of(hash: BlockHash) -> usize {
     (spread(hash) >> (u64::BITS - SHARD_BITS)) as usize
 }
 
-/// Fibonacci hashing (Knuth, The Art of Computer Programming 6.4): our hashes are even already, tests' are not.
+/// Fibonacci hashing (Knuth, The Art of Computer Programming 6.4): our hashes are evenly distributed already, those of
+/// tests are not.
 fn spread(BlockHash(hash): BlockHash) -> u64 {
     (hash ^ (hash >> 32)).wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }
 
-/// The hash in a shard's table: the bits that chose the shard are the same for all in it.
+/// The hash in a shard's table, without the bits that chose the shard, which are equal within it.
 fn spread_in_shard(hash: BlockHash) -> u64 {
     spread(hash).rotate_left(SHARD_BITS) >> 2
 }
@@ -126,7 +127,7 @@ impl RunId {
 // === impl Place ===
 
 impl Place {
-    /// 38 bits.
+    /// Packed into 38 bits.
     pub(super) fn bits(self) -> u64 {
         u64::from(self.run.0) << 6 | u64::from(self.offset)
     }
@@ -152,7 +153,7 @@ impl Run {
         self.start + self.hashes.len() as u32
     }
 
-    /// All who hold something of it, by endpoint.
+    /// All holders of any of its blocks, by endpoint.
     #[inline]
     pub(super) fn holds(&self) -> &[Hold] {
         if self.many.is_empty() {
@@ -163,14 +164,14 @@ impl Run {
         }
     }
 
-    /// How many leading blocks of `chain` it has, given that it has the first.
+    /// Number of leading blocks of `chain` that it contains, given that it contains the first.
     #[inline]
     pub(super) fn common(&self, chain: &[BlockHash]) -> usize {
         let most = self.hashes.len().min(chain.len());
         if self.hashes[most - 1] == chain[most - 1] {
             return most;
         }
-        // Chained hashes: where two are equal, all before them are.
+        // Chained hashes: where two are equal, all before them are equal.
         let (mut equal, mut differs) = (1, most - 1);
         while equal < differs {
             let middle = equal + (differs - equal) / 2;
@@ -183,7 +184,7 @@ impl Run {
         equal
     }
 
-    /// `endpoint` holds these blocks as well: those of them that it held already. Nothing, if there is no memory.
+    /// Makes `endpoint` hold these blocks as well. Returns those that it held already; `None` if there is no memory.
     #[inline]
     pub(super) fn hold(&mut self, endpoint: EndpointId, blocks: u64, budget: &Budget) -> Option<u64> {
         if self.many.is_empty() {
@@ -230,8 +231,8 @@ impl Run {
         }
     }
 
-    /// `endpoint` holds these blocks no more. Whether anybody holds any.
-    pub(super) fn let_go(&mut self, endpoint: EndpointId, blocks: u64, budget: &Budget) -> bool {
+    /// Removes `endpoint` as a holder of these blocks. Returns whether the run still has a holder.
+    pub(super) fn remove_holder(&mut self, endpoint: EndpointId, blocks: u64, budget: &Budget) -> bool {
         if self.many.is_empty() {
             for hold in self.few.iter_mut().filter(|hold| hold.endpoint == endpoint) {
                 hold.blocks &= !blocks;
@@ -256,8 +257,8 @@ impl Run {
         !self.holds().is_empty()
     }
 
-    /// How many of `hashes` are its blocks from the `from`-th on, or become so: it grows as far as its span has room, and
-    /// as there is memory. `more` blocks are likely to follow.
+    /// Matches `hashes` with the run's blocks from the `from`-th on and appends missing ones, as far as the span has
+    /// room and there is memory. Returns how many match. `more` blocks are likely to follow.
     #[inline]
     pub(super) fn extend(
         &mut self,
@@ -301,14 +302,14 @@ impl Shard {
         &mut self.chunks[index / CHUNK][index % CHUNK]
     }
 
-    /// The run that begins at `start` with `hash`. This is shard `shard`.
+    /// The run that begins at `start` with `hash`. `shard` is the index of this shard.
     #[inline]
     pub(super) fn find(&self, shard: usize, hash: BlockHash, start: u32) -> Option<RunId> {
         let is = |head: &Head| head.hash == hash && head.start == start;
         self.heads.find(spread_in_shard(hash), is).map(|head| RunId::new(shard, head.run))
     }
 
-    /// A run that begins at `start` with `hash`, held by nobody yet; none if there is no memory.
+    /// Adds a run that begins at `start` with `hash`, without holders; `None` if there is no memory.
     pub(super) fn add(
         &mut self,
         shard: usize,
@@ -327,7 +328,7 @@ impl Shard {
             self.chunks.push(Vec::with_capacity(CHUNK));
         }
         let before = self.heads.allocation_size();
-        // A table that is full doubles.
+        // A full table doubles.
         let growth = if self.heads.len() == self.heads.capacity() { (2 * before).max(HEADS_MIN) } else { 0 };
         if !budget.take(growth) {
             return None;
@@ -354,7 +355,7 @@ impl Shard {
         Some(run)
     }
 
-    /// Lets a run go that has no holders and no successors: the run before it.
+    /// Frees a run without holders and children; returns its parent.
     pub(super) fn free(&mut self, run: RunId, budget: &Budget) -> Option<RunId> {
         let free = self.free;
         let freed = self.run_mut(run);
@@ -372,12 +373,15 @@ impl Shard {
 
 #[cfg(test)]
 impl Shard {
-    /// Runs in use, and the bytes of all that is here.
+    /// Number of runs in use, and the bytes of this shard.
     pub(super) fn audit(&self) -> (usize, usize) {
         let runs = || self.chunks.iter().flatten();
         let used = runs().filter(|run| !run.hashes.is_empty());
         for run in used.clone() {
-            assert!(!run.holds().is_empty() || run.children > 0, "somebody needs it: {run:?}");
+            assert!(
+                !run.holds().is_empty() || run.children > 0,
+                "a run in use has a holder or a child: {run:?}"
+            );
             assert!(run.end() <= (run.start / SPAN + 1) * SPAN);
             assert!(run.holds().is_sorted_by_key(|hold| hold.endpoint));
             assert!(run.holds().iter().all(|hold| hold.blocks >> (run.hashes.len() - 1) <= 1));

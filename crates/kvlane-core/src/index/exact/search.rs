@@ -1,35 +1,35 @@
-//! A prompt's way through the runs.
+//! Lookup of a prompt in the runs.
 
 use super::runs::{GROUP, Hold, SPAN, Shard, next_shard};
 use crate::block::BlockHash;
 use crate::endpoint::EndpointId;
 use crate::index::Overlap;
 
-/// A prompt, and how far it has been found.
+/// A lookup and its progress.
 pub(super) struct Search<'a> {
     chain: &'a [BlockHash],
     done: usize,
-    /// Who holds all blocks so far, by endpoint.
+    /// Endpoints that hold all blocks found so far.
     holders: Vec<EndpointId>,
 }
 
-/// Spans of one group.
+/// Spans per group.
 const AHEAD: usize = (GROUP / SPAN) as usize;
 
 // === impl Search ===
 
 impl<'a> Search<'a> {
-    /// Nothing has been found yet. The memory of `holders` is used.
+    /// Starts a lookup, reusing the memory of `holders`.
     pub(super) fn new(chain: &'a [BlockHash], mut holders: Vec<EndpointId>) -> Self {
         holders.clear();
         Self { chain, done: 0, holders }
     }
 
-    /// Follows the prompt through a shard, and says in which other one it may go on.
+    /// Follows the prompt through one shard. Returns the shard in which it may continue.
     pub(super) fn through(&mut self, shard: usize, runs: &Shard, overlap: &mut Overlap) -> Option<usize> {
         loop {
-            // The beginnings of all spans ahead that are in this shard if they are anywhere: one does not depend on the
-            // other, so their memory is waited for together.
+            // First runs of all spans ahead that can be in this shard. They do not depend on each other, so their
+            // memory accesses overlap.
             let mut ahead = [None; AHEAD];
             let left = AHEAD - self.done / SPAN as usize % AHEAD;
             let mut found = 0;
@@ -47,7 +47,7 @@ impl<'a> Search<'a> {
                 let run = runs.run(id);
                 let next = ahead.get(at + 1).copied().flatten().map(|next| runs.run(next));
                 let common = match next {
-                    // What follows all of it has all of it before.
+                    // A child that starts at the run's end implies that the whole run matches.
                     Some(next) if next.parent() == Some(id) && next.start == run.end() => run.hashes().len(),
                     _ => run.common(&self.chain[self.done..]),
                 };
@@ -71,7 +71,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Of those who hold all so far, those stay who also hold the next `common` blocks. The others' overlap is known.
+    /// Keeps the holders that also hold the next `common` blocks. Sets the overlap of the others, which is final.
     fn narrow(&mut self, holds: &[Hold], common: u32, overlap: &mut Overlap) {
         let done = self.done as u32;
         if done == 0 {
@@ -97,7 +97,7 @@ impl<'a> Search<'a> {
         });
     }
 
-    /// What is known at the end: whoever is left holds all that was found.
+    /// Ends the lookup: the remaining holders hold all blocks that were found.
     pub(super) fn end(self, overlap: &mut Overlap) -> Vec<EndpointId> {
         for &endpoint in &self.holders {
             overlap.set(endpoint, self.done as u32);

@@ -1,4 +1,4 @@
-//! What an endpoint holds, as events that tell it again.
+//! Export of an endpoint's blocks as KV events.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::PoisonError;
@@ -10,18 +10,18 @@ use crate::block::BlockHash;
 use crate::endpoint::EndpointId;
 use crate::event::{EngineHash, KvEvent, StoredBlock, Tier};
 
-/// Everything of one endpoint, by place.
+/// The export of one endpoint's blocks, by place.
 struct Snapshot<'a> {
     holder: &'a Holder,
     names: BTreeMap<Place, Vec<(EngineHash, Copies)>>,
-    runs: BTreeMap<RunId, Told>,
-    /// Names of our making, for blocks that were lost in the middle: they are told, and at the end that they are gone.
+    runs: BTreeMap<RunId, ExportedRun>,
+    /// Invented names for evicted blocks in the middle of a prompt: they are stored first and removed at the end.
     lost: BTreeMap<Place, EngineHash>,
     invented: BTreeSet<EngineHash>,
 }
 
-/// What is told of a run: all up to the last block that is held or that something held follows.
-struct Told {
+/// The exported part of a run: up to the last block that is held or that a held block follows.
+struct ExportedRun {
     hashes: Vec<BlockHash>,
     parent: Option<RunId>,
     start: u32,
@@ -30,44 +30,44 @@ struct Told {
 // === impl ExactIndex ===
 
 impl ExactIndex {
-    /// All that `endpoint` holds, parents before their children: what a snapshot is made of. Applied to an index where
-    /// the endpoint holds nothing, the events make it hold the same.
+    /// All blocks that `endpoint` holds, parents before children, for a snapshot. Applied to an index where the
+    /// endpoint holds nothing, the events reproduce its state.
     pub fn export(&self, endpoint: EndpointId) -> Vec<KvEvent> {
         let Some(holder) = self.holder(endpoint) else { return Vec::new() };
         let mut names: BTreeMap<Place, Vec<(EngineHash, Copies)>> = BTreeMap::new();
         for (name, place, copies) in holder.names.iter() {
             names.entry(place).or_default().push((name, copies));
         }
-        let runs = self.told(names.keys().copied());
+        let runs = self.exported_runs(names.keys().copied());
         let mut snapshot =
             Snapshot { holder: &holder, names, runs, lost: BTreeMap::new(), invented: BTreeSet::new() };
         snapshot.events()
     }
 
-    /// The runs of these places, and those before them that the endpoint may hold nothing of.
-    fn told(&self, places: impl Iterator<Item = Place>) -> BTreeMap<RunId, Told> {
-        let mut runs: BTreeMap<RunId, Told> = BTreeMap::new();
+    /// The runs of these places and their ancestors, of which the endpoint may hold nothing.
+    fn exported_runs(&self, places: impl Iterator<Item = Place>) -> BTreeMap<RunId, ExportedRun> {
+        let mut runs: BTreeMap<RunId, ExportedRun> = BTreeMap::new();
         let mut open: Vec<Place> = places.collect();
         while let Some(Place { run, offset }) = open.pop() {
             let len = offset as usize + 1;
-            if runs.get(&run).is_some_and(|told| told.hashes.len() >= len) {
+            if runs.get(&run).is_some_and(|exported| exported.hashes.len() >= len) {
                 continue;
             }
-            let told = self.tell(run, len);
-            if let Some(parent) = told.parent {
-                let before = self.tell(parent, 0).start;
-                open.push(Place { run: parent, offset: told.start.saturating_sub(before + 1) });
+            let exported = self.export_run(run, len);
+            if let Some(parent) = exported.parent {
+                let before = self.export_run(parent, 0).start;
+                open.push(Place { run: parent, offset: exported.start.saturating_sub(before + 1) });
             }
-            runs.insert(run, told);
+            runs.insert(run, exported);
         }
         runs
     }
 
-    fn tell(&self, run: RunId, len: usize) -> Told {
+    fn export_run(&self, run: RunId, len: usize) -> ExportedRun {
         let shard = self.shards[run.shard()].read().unwrap_or_else(PoisonError::into_inner);
         let run = shard.run(run);
         let hashes = run.hashes()[..len.min(run.hashes().len())].to_vec();
-        Told { hashes, parent: run.parent(), start: run.start }
+        ExportedRun { hashes, parent: run.parent(), start: run.start }
     }
 }
 
@@ -75,7 +75,8 @@ impl ExactIndex {
 
 impl Snapshot<'_> {
     fn events(&mut self) -> Vec<KvEvent> {
-        let mut order: Vec<(u32, RunId)> = self.runs.iter().map(|(&run, told)| (told.start, run)).collect();
+        let mut order: Vec<(u32, RunId)> =
+            self.runs.iter().map(|(&run, exported)| (exported.start, run)).collect();
         order.sort_unstable();
         let mut events = Vec::new();
         for (_, run) in order {
@@ -99,12 +100,12 @@ impl Snapshot<'_> {
             let blocks = vec![StoredBlock { name, hash: orphan.hash }];
             events.push(KvEvent::Stored { parent: Some(orphan.parent), blocks, tier: Tier::Gpu });
         }
-        self.tell_copies(&mut events);
+        self.export_copies(&mut events);
         events
     }
 
-    /// Everything has been told once, in the accelerator.
-    fn tell_copies(&self, events: &mut Vec<KvEvent>) {
+    /// Adds the further copies; every block has been exported once, in the GPU tier.
+    fn export_copies(&self, events: &mut Vec<KvEvent>) {
         let held = self.names.values().flatten().copied();
         let orphans = self.holder.orphans.iter().map(|(&name, orphan)| (name, orphan.copies));
         let (mut more, mut below, mut gone) = (Vec::new(), Vec::new(), Vec::new());
@@ -129,12 +130,12 @@ impl Snapshot<'_> {
         self.runs.get(&run)?.hashes.get(offset as usize).copied()
     }
 
-    /// The name of the block before the one there; none if that begins a prompt.
+    /// The name of the block before this place; `None` if it begins a prompt.
     fn name_before(&mut self, Place { run, offset }: Place) -> Option<EngineHash> {
         let before = match offset.checked_sub(1) {
             Some(offset) => Place { run, offset },
             None => {
-                let Told { parent, start, .. } = self.runs.get(&run)?;
+                let ExportedRun { parent, start, .. } = self.runs.get(&run)?;
                 let (run, start) = ((*parent)?, *start);
                 Place { run, offset: start.checked_sub(self.runs.get(&run)?.start + 1)? }
             }
@@ -163,7 +164,7 @@ impl Snapshot<'_> {
 // === impl Holder ===
 
 impl Holder {
-    /// Whether a name means something here, be it only what an orphan waits for.
+    /// Whether a name is in use, as that of a block or as the missing parent of an orphan.
     fn knows(&self, name: EngineHash) -> bool {
         self.names.get(Key::of(name)).is_some()
             || self.orphans.contains_key(&name)

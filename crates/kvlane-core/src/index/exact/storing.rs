@@ -1,4 +1,4 @@
-//! A stored event: its blocks get places and names.
+//! Applies a stored event: its blocks get places and names.
 
 use super::names::{Copies, Full, Key};
 use super::runs::Place;
@@ -8,10 +8,10 @@ use crate::block::BlockHash;
 use crate::endpoint::EndpointId;
 use crate::event::{EngineHash, Tier};
 
-/// Most blocks that are looked at together.
+/// Most blocks processed together.
 pub(super) const AT_ONCE: usize = 16;
 
-/// A stored event, as far as it has been applied.
+/// A stored event in progress.
 pub(super) struct Storing<'a> {
     budget: &'a Budget,
     holder: &'a mut Holder,
@@ -20,18 +20,18 @@ pub(super) struct Storing<'a> {
     after: After,
     last: Option<Last>,
     applied: Applied,
-    /// A block could not be taken in, so none that follows it can.
+    /// A block could not be added, so none of its successors can.
     full: bool,
 }
 
-/// What the next block of an event follows.
+/// The predecessor of an event's next block.
 #[derive(Clone, Copy, Debug)]
 enum After {
-    /// Nothing: it begins a prompt.
+    /// None: the block begins a prompt.
     Start,
     /// A block that the endpoint holds.
     Held(Place),
-    /// One that it does not hold.
+    /// A block that it does not hold.
     Missing(EngineHash),
 }
 
@@ -59,7 +59,7 @@ impl<'a> Storing<'a> {
         Self { budget, holder, writer, tier, after, last, applied, full: false }
     }
 
-    /// Our hash of what the first block follows.
+    /// Our hash of the first block's predecessor.
     pub(super) fn hash_before(&mut self) -> Option<BlockHash> {
         match (self.after, self.last) {
             (_, Some(last)) => Some(last.hash),
@@ -73,7 +73,7 @@ impl<'a> Storing<'a> {
         self.full |= !self.holder.names.reserve(blocks, self.budget);
     }
 
-    /// Blocks that follow one another, no more than [`AT_ONCE`], and how many are to come.
+    /// Adds consecutive blocks, at most [`AT_ONCE`]; `more` blocks follow.
     #[inline]
     pub(super) fn blocks(
         &mut self,
@@ -97,13 +97,14 @@ impl<'a> Storing<'a> {
         }
     }
 
-    /// First places, then names. How many blocks it is done with: all, unless a name is known as that of another block.
+    /// Adds places, then names. Returns how many blocks were added: all, unless a name belongs to another block
+    /// already.
     #[inline]
     fn together(&mut self, after: Option<Place>, keys: &[Key], hashes: &[BlockHash], more: usize) -> usize {
         let copies = Copies::one(self.tier);
         let (mut done, mut after) = (0, after);
         while done < keys.len() {
-            let Some(row) = self.writer.seat(after, &hashes[done..], more) else {
+            let Some(row) = self.writer.add_blocks(after, &hashes[done..], more) else {
                 self.full = true;
                 break;
             };
@@ -112,7 +113,7 @@ impl<'a> Storing<'a> {
                 let place = Place { run, offset: offset + n };
                 let already = row.already >> n & 1 != 0;
                 let mut counted = true;
-                // That the name is another block's, and where that is; or that there is no memory for it.
+                // Whether the name belongs to another block, and its position; or that there is no memory for it.
                 let other = match self.holder.names.insert(keys[done], place, copies, self.budget) {
                     Ok(None) if already => {
                         self.name_again(place);
@@ -128,7 +129,7 @@ impl<'a> Storing<'a> {
                 };
                 if let Some(other) = other {
                     let rest = ones(row.count - n as usize) & !(row.already >> n);
-                    self.writer.let_go(run, rest << place.offset);
+                    self.writer.remove_holder(run, rest << place.offset);
                     let Some(other) = other else {
                         self.full = true;
                         break;
@@ -152,7 +153,7 @@ impl<'a> Storing<'a> {
         done
     }
 
-    /// One by one, whatever they are.
+    /// Adds blocks one by one, in any state.
     #[cold]
     fn one_by_one(&mut self, names: impl Iterator<Item = EngineHash>, hashes: &[BlockHash]) {
         for (name, &hash) in names.zip(hashes) {
@@ -194,7 +195,7 @@ impl<'a> Storing<'a> {
             copies = orphan.copies;
             let _ = copies.add(self.tier);
         }
-        let Some(place) = self.seat(key, after, hash, copies) else {
+        let Some(place) = self.add_blocks(key, after, hash, copies) else {
             self.full = true;
             return false;
         };
@@ -206,12 +207,18 @@ impl<'a> Storing<'a> {
         true
     }
 
-    fn seat(&mut self, key: Key, after: Option<Place>, hash: BlockHash, copies: Copies) -> Option<Place> {
-        let row = self.writer.seat(after, &[hash], 0)?;
+    fn add_blocks(
+        &mut self,
+        key: Key,
+        after: Option<Place>,
+        hash: BlockHash,
+        copies: Copies,
+    ) -> Option<Place> {
+        let row = self.writer.add_blocks(after, &[hash], 0)?;
         let place = row.first;
         if self.holder.names.insert(key, place, copies, self.budget).is_err() {
             if row.already == 0 {
-                self.writer.let_go(place.run, 1 << place.offset);
+                self.writer.remove_holder(place.run, 1 << place.offset);
             }
             return None;
         }
@@ -221,8 +228,8 @@ impl<'a> Storing<'a> {
         Some(place)
     }
 
-    /// One more name of a block. Memory is taken without asking: the name is in the table, and must not let go of the
-    /// other's block when it goes.
+    /// Adds another name of a block. Exceeds the memory budget if necessary: the name is in the table already, and its
+    /// removal must not remove the block of the other name.
     #[cold]
     fn name_again(&mut self, place: Place) {
         let names = self.holder.more_names.entry(place).or_insert_with(|| {
@@ -232,14 +239,15 @@ impl<'a> Storing<'a> {
         *names += 1;
     }
 
-    /// Gives those their places that have waited for `parent`, and those that have waited for them.
+    /// Gives places to the orphans of `parent`, and to their descendants.
     fn adopt(&mut self, parent: EngineHash, place: Place) {
         let mut parents = vec![(parent, place)];
         while let Some((parent, place)) = parents.pop() {
             while let Some(name) = self.holder.waiting_for(parent) {
                 let Some(orphan) = self.holder.take_orphan(name, self.budget) else { break };
                 let room = self.holder.names.reserve(1, self.budget);
-                let place = room.then(|| self.seat(Key::of(name), Some(place), orphan.hash, orphan.copies));
+                let place =
+                    room.then(|| self.add_blocks(Key::of(name), Some(place), orphan.hash, orphan.copies));
                 match place.flatten() {
                     Some(place) => parents.push((name, place)),
                     None => self.applied.refused += 1,

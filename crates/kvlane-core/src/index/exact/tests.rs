@@ -9,7 +9,7 @@ fn seed() -> ChainSeed {
     ChainSeed::new("m", None, None)
 }
 
-/// A prompt as pieces of equal blocks: which, how many.
+/// A prompt made of pieces of equal blocks: content and count.
 fn prompt(pieces: &[(u64, usize)]) -> Vec<BlockHash> {
     let mut hashes = Vec::new();
     for &(block, count) in pieces {
@@ -20,7 +20,7 @@ fn prompt(pieces: &[(u64, usize)]) -> Vec<BlockHash> {
     hashes
 }
 
-/// An engine's name of a block: the n-th of those it has for it.
+/// The `n`-th of an engine's names of a block.
 fn name(BlockHash(hash): BlockHash, n: u64) -> EngineHash {
     EngineHash(hash.rotate_left(7) ^ n)
 }
@@ -48,12 +48,12 @@ fn looked_up(index: &ExactIndex, chain: &[BlockHash]) -> BTreeMap<EndpointId, u3
     index.lookup(chain, &mut overlap);
     let found: Vec<_> = overlap.iter().collect();
     let sorted: BTreeMap<_, _> = found.iter().copied().collect();
-    assert_eq!(found.len(), sorted.len(), "nobody twice");
+    assert_eq!(found.len(), sorted.len(), "each endpoint once");
     sorted
 }
 
 impl ExactIndex {
-    /// Counts everything again; how many runs there are.
+    /// Recounts everything and returns the number of runs.
     fn audit(&self) -> usize {
         let mut bytes = size_of_val(&*self.slots) + size_of_val(&*self.shards);
         for slots in self.slots.iter().filter_map(OnceLock::get) {
@@ -67,7 +67,7 @@ impl ExactIndex {
         }
         let mut runs = 0;
         for shard in &self.shards {
-            let (used, shard_bytes) = shard.read().expect("no test poisons it").audit();
+            let (used, shard_bytes) = shard.read().expect("lock is not poisoned").audit();
             runs += used;
             bytes += shard_bytes;
         }
@@ -170,7 +170,7 @@ fn short_of_memory_it_refuses_and_keeps_what_it_has() {
                 refused += applied.refused;
                 taken = taken.max(index.bytes());
                 let found = looked_up(&index, &chain).get(&endpoint(slot)).copied();
-                assert_eq!(found.unwrap_or(0), applied.stored, "what was refused is at the end");
+                assert_eq!(found.unwrap_or(0), applied.stored, "refused blocks are at the end");
             }
         }
         assert!(taken <= memory_bytes_max, "{taken} bytes of {memory_bytes_max}");
@@ -217,7 +217,7 @@ enum Op {
         tier: Tier,
         name: u64,
     },
-    /// Blocks of a prompt from one on, last first or first first.
+    /// Removes the blocks of a prompt from one on, last first or first first.
     Remove {
         slot: u16,
         pieces: Vec<(u64, usize)>,
@@ -235,17 +235,17 @@ enum Op {
     Clear {
         slot: u16,
     },
-    /// The endpoint goes, or its successor comes without a word of that.
+    /// The endpoint leaves, or its successor joins without that.
     Leave {
         slot: u16,
         told: bool,
     },
-    /// What somebody says who has left.
+    /// An event of an endpoint that has left.
     Late {
         slot: u16,
         pieces: Vec<(u64, usize)>,
     },
-    /// The index is replaced by one made from what it exports.
+    /// The index is replaced by one restored from its export.
     Restore,
 }
 
@@ -280,7 +280,7 @@ struct Pair {
     index: ExactIndex,
     oracle: ExactOracle,
     ids: [EndpointId; 4],
-    /// Blocks have two names, and none is stored whose parent is not held; else blocks have one.
+    /// Whether blocks have two names, and none is stored without its parent; otherwise blocks have one name.
     two_names: bool,
 }
 
@@ -300,7 +300,7 @@ impl Pair {
         name(hash, if self.two_names { n } else { 0 })
     }
 
-    /// The chain that was meant.
+    /// Returns the chain that the operation affected.
     fn run(&mut self, op: Op) -> Result<Vec<BlockHash>, TestCaseError> {
         match op {
             Op::Store { slot, pieces, from, tier, name } => {
@@ -419,7 +419,7 @@ proptest! {
         let budget = Budget { used: AtomicUsize::new(0), max: AtomicUsize::new(usize::MAX) };
         let (mut table, mut map) = (Names::default(), BTreeMap::new());
         for (number, offset, add) in ops {
-            // Many that want the same place, the first and the last.
+            // Many keys with the same home line, the first line and the last.
             let name = Key(match number % 3 {
                 0 => number + 1,
                 1 => u64::MAX - number,

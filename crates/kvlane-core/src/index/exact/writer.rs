@@ -1,4 +1,4 @@
-//! One endpoint's changes to the shared runs: one lock at a time, kept from one block to the next.
+//! Changes of one endpoint to the shared runs. Holds one shard lock at a time, across consecutive blocks.
 
 use std::sync::{PoisonError, RwLock, RwLockWriteGuard};
 
@@ -14,12 +14,12 @@ pub(super) struct Writer<'a> {
     locked: Option<(usize, RwLockWriteGuard<'a, Shard>)>,
 }
 
-/// Blocks of one run that the endpoint holds from now on.
+/// Blocks of one run that the endpoint holds as the result of an event.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Row {
     pub(super) first: Place,
     pub(super) count: usize,
-    /// Bit n: the endpoint held the n-th of them already, under another name.
+    /// Bit n: the endpoint already held the n-th block under another name.
     pub(super) already: u64,
 }
 
@@ -33,7 +33,7 @@ impl<'a> Writer<'a> {
     #[inline]
     fn shard(&mut self, at: usize) -> &mut Shard {
         if self.locked.as_ref().is_some_and(|(locked, _)| *locked != at) {
-            // Before the other is taken, not after: nobody ever holds two.
+            // Released before the next lock is taken, so that a thread never holds two.
             self.locked = None;
         }
         let shards = self.shards;
@@ -41,19 +41,24 @@ impl<'a> Writer<'a> {
         &mut self.locked.get_or_insert_with(lock).1
     }
 
-    /// Our hash of the block there.
+    /// Our hash of the block at a place.
     pub(super) fn hash(&mut self, Place { run, offset }: Place) -> Option<BlockHash> {
         self.shard(run.shard()).run(run).hashes().get(offset as usize).copied()
     }
 
-    /// The endpoint holds these blocks, each following the one before it, the first the block at `after`, or beginning a
-    /// prompt. The endpoint has to hold that one too, so that it keeps its place meanwhile. Done for as many as are in one
-    /// run, at least one; nothing if there is no memory. About `more` blocks are to follow.
+    /// Makes the endpoint hold these consecutive blocks, which follow the block at `after` or begin a prompt. The
+    /// endpoint must hold the block at `after`, so that it keeps its place meanwhile. Processes the blocks that fit
+    /// into one run, at least one; `None` if there is no memory. About `more` blocks follow.
     #[inline]
-    pub(super) fn seat(&mut self, after: Option<Place>, hashes: &[BlockHash], more: usize) -> Option<Row> {
+    pub(super) fn add_blocks(
+        &mut self,
+        after: Option<Place>,
+        hashes: &[BlockHash],
+        more: usize,
+    ) -> Option<Row> {
         let (budget, endpoint) = (self.budget, self.endpoint);
         let Some(Place { run, offset }) = after else {
-            return self.seat_first(shard_of(hashes[0]), hashes, 0, None, more);
+            return self.add_first(shard_of(hashes[0]), hashes, 0, None, more);
         };
         let before = run.shard();
         let found = self.shard(before).run_mut(run);
@@ -64,7 +69,7 @@ impl<'a> Writer<'a> {
             if offset as usize == found.hashes().len() && !position.is_multiple_of(SPAN) {
                 return None;
             }
-            return self.seat_first(
+            return self.add_first(
                 next_shard(before, position, hashes[0]),
                 hashes,
                 position,
@@ -76,8 +81,8 @@ impl<'a> Writer<'a> {
         Some(Row { first: Place { run, offset }, count, already })
     }
 
-    /// As [`Writer::seat`], where the first block begins a run.
-    fn seat_first(
+    /// Like [`Writer::add_blocks`], where the first block begins a run.
+    fn add_first(
         &mut self,
         at: usize,
         hashes: &[BlockHash],
@@ -94,21 +99,21 @@ impl<'a> Writer<'a> {
         };
         let found = shard.run_mut(run);
         let count = 1 + found.extend(1, &hashes[1..], more, budget);
-        // Only a run with many holders needs memory for one more, so never one that was just made.
+        // Only a run with many holders needs memory for one more, so a run just created never does.
         let already = found.hold(endpoint, ones(count), budget)?;
         if let Some(parent) = parent.filter(|_| known.is_none()) {
-            // It cannot have gone in between: the endpoint holds a block of it.
+            // The parent still exists: the endpoint holds one of its blocks.
             self.shard(parent.shard()).run_mut(parent).children += 1;
         }
         Some(Row { first: Place { run, offset: 0 }, count, already })
     }
 
-    /// The endpoint holds these blocks of a run no more. Runs that nobody needs any longer go.
+    /// Removes the endpoint as a holder of these blocks of a run, and frees runs that are no longer needed.
     #[inline]
-    pub(super) fn let_go(&mut self, run: RunId, blocks: u64) {
+    pub(super) fn remove_holder(&mut self, run: RunId, blocks: u64) {
         let (budget, endpoint) = (self.budget, self.endpoint);
         let shard = self.shard(run.shard());
-        if shard.run_mut(run).let_go(endpoint, blocks, budget) || shard.run(run).children > 0 {
+        if shard.run_mut(run).remove_holder(endpoint, blocks, budget) || shard.run(run).children > 0 {
             return;
         }
         let mut parent = shard.free(run, budget);
@@ -124,7 +129,7 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// As many ones, of 64 at most.
+/// A mask of `count` ones, at most 64.
 pub(super) fn ones(count: usize) -> u64 {
     u64::MAX >> (u64::BITS as usize - count)
 }
