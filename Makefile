@@ -5,7 +5,7 @@
 	e2e-llamacpp e2e-deaths e2e-attack e2e-sdk e2e-loadgens e2e-api e2e-prometheus e2e-dashboard e2e-report race race-placement deny sbom ci \
 	cargo
 
-# A trace through the gateway onto four mock engines, under three policies.
+# A trace through the gateway onto four mock engines, under four policies.
 demo: cargo
 	cargo run --release --locked -p kvlane -- demo
 

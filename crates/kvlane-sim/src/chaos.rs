@@ -1,12 +1,13 @@
-//! A seeded script of what goes wrong in a fleet: the same one for a world in virtual time and for real processes.
+//! A seeded script of faults in a fleet: the same one for a world in virtual time and for real processes.
 //!
-//! A [`Script`] is a list of actions with their times, made from a seed and nothing else. It knows for which requests a
-//! promise holds: at any time outside its blackouts one engine, the anchor, has been sound for a while and stays so for
-//! a while, and anchors overlap when they change. Whoever plays it asks [`Script::had_healthy`] of each request that
-//! failed.
+//! A [`Script`] is a list of actions with their times, generated from a seed only. It knows which requests must
+//! succeed: at any time outside its blackouts one engine, the anchor, has been healthy for a while and stays so for a
+//! while, and anchors overlap when they change. The player of a script asks [`Script::had_healthy`] for each request
+//! that failed.
 //!
-//! Faults of one engine do not overlap, but that a feed may suffer while the engine is slow or out of reach, and that it
-//! may drain whatever else is wrong. So whoever plays the script need not remember what a killed process had wrong with it.
+//! Faults of one engine do not overlap, except that a feed may have faults while the engine is slow or unreachable,
+//! and that an engine may drain during any other fault. So the player does not have to remember the faults of a
+//! killed process.
 
 use std::fmt;
 use std::ops::Range;
@@ -15,88 +16,88 @@ use kvlane_core::rng::Rng;
 use kvlane_core::time::Nanos;
 use serde::{Deserialize, Serialize};
 
-/// Something done to a fleet. Engines count from 0.
+/// An action on a fleet. Engines are numbered from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Action {
-    /// An engine dies without a word (SIGKILL).
+    /// An engine is killed (SIGKILL).
     Kill {
-        /// Which.
+        /// The engine.
         engine: usize,
     },
-    /// An engine dies the way that real ones were seen to. What its clients see, and when, is in the captures that a mock engine
-    /// replays (`kvlane mock-engine --deaths-like`).
+    /// An engine fails in a way recorded from real ones. The mock engine replays what clients saw, and when (`kvlane
+    /// mock-engine --deaths-like`).
     Die {
-        /// Which.
+        /// The engine.
         engine: usize,
-        /// How.
+        /// The kind of death.
         death: Death,
     },
-    /// An engine that is dead is started again, with an empty cache.
+    /// A dead engine is started again, with an empty cache.
     Restart {
-        /// Which.
+        /// The engine.
         engine: usize,
     },
-    /// An engine stands still, its connections open (SIGSTOP).
+    /// An engine is paused, its connections open (SIGSTOP).
     Pause {
-        /// Which.
+        /// The engine.
         engine: usize,
     },
-    /// It goes on (SIGCONT).
+    /// The engine resumes (SIGCONT).
     Resume {
-        /// Which.
+        /// The engine.
         engine: usize,
     },
     /// An engine's steps take longer.
     Slow {
-        /// Which.
+        /// The engine.
         engine: usize,
-        /// By which factor.
+        /// The factor.
         factor: u32,
     },
-    /// An engine breaks off all its connections, and takes new ones at once.
+    /// An engine resets all its connections, and accepts new ones at once.
     Reset {
-        /// Which.
+        /// The engine.
         engine: usize,
     },
-    /// An engine takes connections and requests and answers none, health probes included. What it was answering stops.
+    /// An engine accepts connections and requests and answers none, health probes included. Answers in progress stop.
     BlackHole {
-        /// Which.
+        /// The engine.
         engine: usize,
     },
-    /// An engine is as fast as it was and answers again.
+    /// An engine has its normal speed and answers again.
     Heal {
-        /// Which.
+        /// The engine.
         engine: usize,
     },
-    /// Nothing that an engine says of its cache arrives.
+    /// An engine's KV events are lost.
     CutFeed {
-        /// Whose.
+        /// The engine.
         engine: usize,
     },
-    /// An engine says far more of its cache than is so, as fast as it can.
+    /// An engine reports far more blocks than it holds, as fast as it can.
     FloodFeed {
-        /// Whose.
+        /// The engine.
         engine: usize,
     },
-    /// An engine's feed is sound again.
+    /// An engine's feed works again.
     RestoreFeed {
-        /// Whose.
+        /// The engine.
         engine: usize,
     },
-    /// An operator lets an engine drain.
+    /// An operator drains an engine.
     Drain {
-        /// Which.
+        /// The engine.
         engine: usize,
     },
-    /// It takes requests again.
+    /// The engine takes requests again.
     Undrain {
-        /// Which.
+        /// The engine.
         engine: usize,
     },
-    /// The router reads its configuration again.
+    /// The router reloads its configuration.
     Reload,
-    /// The router gets other certificates.
+    /// The router gets new certificates.
     RotateCertificates,
 }
 
@@ -104,15 +105,15 @@ pub enum Action {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Death {
-    /// The process that schedules is killed; its API server answers 500, or nothing.
+    /// The scheduler process is killed; the API server answers 500, or nothing.
     CoreKilled,
-    /// The process that schedules stands still; its API server says that all is well.
+    /// The scheduler process is stopped; the API server reports that it is healthy.
     CoreStopped,
     /// The API server is killed.
     ServerKilled,
-    /// The API server is asked to end, with requests in flight.
+    /// The API server gets SIGTERM, with requests in flight.
     Terminated,
-    /// The process that runs the model gets no more memory.
+    /// The process that runs the model is out of memory.
     OutOfMemory,
 }
 
@@ -121,7 +122,7 @@ impl Death {
     pub const ALL: [Self; 5] =
         [Self::CoreKilled, Self::CoreStopped, Self::ServerKilled, Self::Terminated, Self::OutOfMemory];
 
-    /// Its name, as the captures have it.
+    /// Its name in the captures.
     pub const fn name(self) -> &'static str {
         match self {
             Self::CoreKilled => "core_killed",
@@ -136,30 +137,30 @@ impl Death {
 /// An action and its time.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Step {
-    /// When, from the start of the script.
+    /// Time, from the start of the script.
     pub at: Nanos,
-    /// What.
+    /// The action.
     pub action: Action,
 }
 
-/// What a script is to be like.
+/// Parameters of a script.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Config {
-    /// How many engines there are.
+    /// Number of engines.
     pub engines: usize,
-    /// How long it is.
+    /// Length of the script.
     pub length: Nanos,
-    /// How long at its end everything is sound again.
+    /// Time at its end without faults.
     pub calm: Nanos,
-    /// Mean time between the beginnings of two faults.
+    /// Mean time between the starts of two faults.
     pub fault_every: Nanos,
-    /// How long a fault lasts, at least and at most.
+    /// Minimum and maximum duration of a fault.
     pub fault: Range<Nanos>,
-    /// How long the router may take to know that an engine is sound again.
+    /// Time within which the router must detect that an engine is healthy again.
     pub settle: Nanos,
-    /// Mean time for which one engine is the anchor.
+    /// Mean time for which an engine is the anchor.
     pub shift: Nanos,
-    /// How often all engines are bad at once.
+    /// Number of blackouts, in which all engines are unhealthy.
     pub blackouts: u32,
 }
 
@@ -178,16 +179,16 @@ impl Default for Config {
     }
 }
 
-/// What goes wrong, in order of time.
+/// A script of faults, in order of time.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Script {
-    /// The seed it was made from.
+    /// Its seed.
     pub seed: u64,
-    /// What it was to be like.
+    /// Its parameters.
     pub config: Config,
-    /// What is done.
+    /// Its actions.
     pub steps: Vec<Step>,
-    /// When no engine is sound for sure.
+    /// Times without a guaranteed healthy engine.
     pub blackouts: Vec<Range<Nanos>>,
 }
 
@@ -199,7 +200,7 @@ enum Lane {
     Drain,
 }
 
-/// What can go wrong, as it is drawn.
+/// Kinds of faults, as drawn.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
     Kill,
@@ -215,7 +216,7 @@ enum Kind {
     RotateCertificates,
 }
 
-/// How often each is drawn, in proportion.
+/// Relative frequency of each kind.
 const KINDS: [(Kind, usize); 11] = [
     (Kind::Kill, 2),
     (Kind::Die, 4),
@@ -230,12 +231,12 @@ const KINDS: [(Kind, usize); 11] = [
     (Kind::RotateCertificates, 1),
 ];
 
-/// Slowest engine.
+/// Largest slow-down factor.
 const FACTOR_MAX: usize = 20;
-/// Least time between two faults of one engine in one lane: signals and connections need some.
+/// Minimum time between two faults of one engine in one lane: signals and connections need some.
 const BETWEEN: Nanos = Nanos::from_millis(200);
 
-/// A script in the making.
+/// A script under construction.
 struct Draft<'a> {
     config: &'a Config,
     rng: Rng,
@@ -262,20 +263,20 @@ impl Script {
         }
         draft.draw_faults();
         let Draft { mut steps, blackouts, .. } = draft;
-        // Stable: what is done at one time stays in the order in which it was thought of.
+        // Stable: actions at the same time stay in the order of their creation.
         steps.sort_by_key(|step| step.at);
         Self { seed, config: config.clone(), steps, blackouts }
     }
 
-    /// Whether a request that lived from `from` to `to` had at every time an engine that was sound, that the router could
-    /// know to be sound, and that stayed so long enough to be sent the request.
+    /// Whether, at every time from `from` to `to`, a request had an engine that was healthy, that the router could
+    /// know to be healthy, and that stayed so long enough to receive the request.
     pub fn had_healthy(&self, from: Nanos, to: Nanos) -> bool {
         let known_from = from - self.config.settle;
         self.config.engines > 0
             && self.blackouts.iter().all(|blackout| to < blackout.start || known_from > blackout.end)
     }
 
-    /// Whether nothing is wrong with an engine from `from` to `to`, its feed aside.
+    /// Whether an engine has no fault from `from` to `to`, its feed aside.
     pub fn is_sound(&self, engine: usize, from: Nanos, to: Nanos) -> bool {
         let (mut process, mut draining, mut sound) = (true, false, true);
         for Step { at, action } in &self.steps {
@@ -308,7 +309,7 @@ impl Script {
 // === impl Action ===
 
 impl Action {
-    /// The engine it is done to, if it is one.
+    /// The engine it affects, if any.
     pub fn engine(&self) -> Option<usize> {
         match *self {
             Self::Kill { engine }
@@ -371,7 +372,7 @@ impl fmt::Display for Step {
 // === impl Draft ===
 
 impl Draft<'_> {
-    /// When the last fault is over.
+    /// End of the last fault.
     fn end(&self) -> Nanos {
         self.config.length - self.config.calm
     }
@@ -380,13 +381,13 @@ impl Draft<'_> {
         start + Nanos(self.rng.below((end - start).0 as usize + 1) as u64)
     }
 
-    /// Makes all engines bad at once, as often as is wanted and there is time for.
+    /// Makes all engines unhealthy at once, as often as configured and as time permits.
     fn black_out(&mut self) {
         let count = u64::from(self.config.blackouts);
         for n in 0..count {
             let part = self.end().0 / count;
             let lasts = self.between(self.config.fault.clone());
-            // An engine may be bad for a little longer than all are.
+            // An engine may be unhealthy for a little longer than all are.
             let ragged = self.config.fault.start;
             let room = part.saturating_sub((lasts + ragged + ragged + BETWEEN).0);
             if room == 0 {
@@ -404,7 +405,7 @@ impl Draft<'_> {
         }
     }
 
-    /// Reserves an engine for each shift, from before it begins to after it ends.
+    /// Reserves an engine as the anchor for each shift, from before it begins to after it ends.
     fn spare_anchors(&mut self) {
         let (shift, settle) = (self.config.shift.0.max(1), self.config.settle);
         let mut start = Nanos::ZERO;
@@ -412,7 +413,7 @@ impl Draft<'_> {
             let end = start + self.between(Nanos(shift / 2)..Nanos(shift / 2 + shift));
             let engine = self.rng.below(self.config.engines);
             for lane in [Lane::Process, Lane::Drain] {
-                // What was sent just before the anchor changes has as long to be answered.
+                // A request sent just before the anchor changes has as long to be answered.
                 self.taken.push((engine, lane, start - settle..end + settle));
             }
             start = end + Nanos(1);
@@ -455,7 +456,7 @@ impl Draft<'_> {
         Kind::Reload
     }
 
-    /// Whether an engine can have this fault from when to when.
+    /// Whether an engine can have this fault in this period.
     fn is_free(&self, kind: Kind, engine: usize, span: &Range<Nanos>) -> bool {
         let meets =
             |taken: &Range<Nanos>| span.start < taken.end + BETWEEN && taken.start < span.end + BETWEEN;
@@ -494,10 +495,10 @@ impl Draft<'_> {
 // === impl Kind ===
 
 impl Kind {
-    /// The lanes it takes.
+    /// The lanes that it occupies.
     fn lanes(self) -> &'static [Lane] {
         match self {
-            // Nobody can do anything to the feed of a process that does not run.
+            // The feed of a process that does not run cannot be changed.
             Self::Kill | Self::Die | Self::Pause => &[Lane::Process, Lane::Feed],
             Self::Slow | Self::Reset | Self::BlackHole => &[Lane::Process],
             Self::CutFeed | Self::FloodFeed => &[Lane::Feed],
@@ -541,7 +542,7 @@ mod tests {
             prop_assert!(script.steps.iter().all(|step| step.at <= config.length - config.calm));
             for engine in 0..engines {
                 prop_assert!(script.is_sound(engine, config.length - config.calm + Nanos(1), config.length));
-                // Nothing is done to a process that does not run, and nothing is mended that is whole.
+                // No action applies to a process that does not run, and no repair to an engine without a fault.
                 let (mut process, mut feed, mut drains) = (None, false, false);
                 for action in script.steps.iter().map(|step| step.action).filter(|a| a.engine() == Some(engine)) {
                     match action {

@@ -1,14 +1,14 @@
-//! Virtual time: a queue of what is still to happen, in order of (time, sequence).
+//! Virtual time: a queue of events, in order of (time, sequence).
 //!
-//! Two things that happen at the same time happen in the order in which they were scheduled, so a run depends on its
-//! inputs and its seed and on nothing else.
+//! Events at the same time happen in the order in which they were scheduled, so a run depends only on its inputs and
+//! its seed.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use kvlane_core::time::Nanos;
 
-/// What is still to happen, and the time it is.
+/// Pending events, and the current time.
 #[derive(Debug)]
 pub struct Clock<E> {
     now: Nanos,
@@ -32,31 +32,31 @@ impl<E> Default for Clock<E> {
 }
 
 impl<E> Clock<E> {
-    /// The time of the event that came last.
+    /// The time of the last event.
     pub fn now(&self) -> Nanos {
         self.now
     }
 
-    /// Lets `event` happen at `at`, or at once if that has passed.
+    /// Schedules `event` at `at`, or now if that has passed.
     pub fn schedule(&mut self, at: Nanos, event: E) {
         let at = at.max(self.now);
         self.pending.push(Reverse(Pending { at, sequence: self.sequence, event }));
         self.sequence += 1;
     }
 
-    /// The next event; time moves to it.
+    /// The next event; advances the time to it.
     pub fn next_event(&mut self) -> Option<E> {
         let Reverse(Pending { at, event, .. }) = self.pending.pop()?;
         self.now = at;
         Some(event)
     }
 
-    /// When the next event happens.
+    /// Time of the next event.
     pub fn next_at(&self) -> Option<Nanos> {
         self.pending.peek().map(|Reverse(pending)| pending.at)
     }
 
-    /// Moves time forward while nothing happens: not past the next event, and never back.
+    /// Advances the time without an event: not past the next event, and never back.
     pub fn move_to(&mut self, at: Nanos) {
         self.now = self.now.max(self.next_at().map_or(at, |next| next.min(at)));
     }

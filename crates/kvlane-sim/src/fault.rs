@@ -1,108 +1,109 @@
-//! What goes wrong in a world, and when.
+//! Faults in a world, and their times.
 
 use kvlane_core::time::Nanos;
 
-/// Something that goes wrong, from a time on. Each is in force until its own end, whatever else happens to the endpoint:
-/// faults that overlap add up. An endpoint is dead, still, out of reach or draining as long as one of them says so, and
+/// A fault that begins at a time. Each lasts until its own end, whatever else happens to the endpoint. Overlapping
+/// faults combine: an endpoint is dead, paused, unreachable or draining as long as one of its faults lasts, and
 /// factors multiply.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Fault {
-    /// An endpoint dies: what it was doing breaks off and its cache is lost.
+    /// An endpoint dies: its requests break and its cache is lost.
     Death {
-        /// When, from the start of the world.
+        /// Time, from the start of the world.
         at: Nanos,
-        /// Its place in the fleet.
+        /// Its index in the fleet.
         endpoint: usize,
-        /// When it is back, empty; never if there is no such time.
+        /// Time of its return, empty; `None` if it does not return.
         back_at: Option<Nanos>,
     },
     /// An endpoint's steps take longer.
     Slow {
-        /// When, from the start of the world.
+        /// Time, from the start of the world.
         at: Nanos,
-        /// Its place in the fleet.
+        /// Its index in the fleet.
         endpoint: usize,
-        /// By which factor; 1 is its normal speed.
+        /// Factor; 1 is its normal speed.
         factor: f64,
-        /// Until when.
+        /// End.
         until: Option<Nanos>,
     },
-    /// An endpoint stands still: it takes requests and answers nothing until it goes on, and then all of them.
+    /// An endpoint pauses: it accepts requests and answers none until it resumes, and then all of them.
     Pause {
-        /// When, from the start of the world.
+        /// Time, from the start of the world.
         at: Nanos,
-        /// Its place in the fleet.
+        /// Its index in the fleet.
         endpoint: usize,
-        /// Until when.
+        /// End.
         until: Option<Nanos>,
     },
-    /// An endpoint breaks off all its connections, and takes new ones at once.
+    /// An endpoint resets all its connections, and accepts new ones at once.
     Reset {
-        /// When, from the start of the world.
+        /// Time, from the start of the world.
         at: Nanos,
-        /// Its place in the fleet.
+        /// Its index in the fleet.
         endpoint: usize,
     },
-    /// An endpoint is out of reach, and nobody is told: what it had and what it is given meanwhile is never answered.
+    /// An endpoint is unreachable without an error: requests in flight and new ones are never answered.
     BlackHole {
-        /// When, from the start of the world.
+        /// Time, from the start of the world.
         at: Nanos,
-        /// Its place in the fleet.
+        /// Its index in the fleet.
         endpoint: usize,
-        /// Until when.
+        /// End.
         until: Option<Nanos>,
     },
-    /// An endpoint says of each new request that it is too busy.
+    /// An endpoint answers each new request that it is busy.
     Busy {
-        /// When, from the start of the world.
+        /// Time, from the start of the world.
         at: Nanos,
-        /// Its place in the fleet.
+        /// Its index in the fleet.
         endpoint: usize,
-        /// When to come again, if it says.
+        /// Its `Retry-After`, if it sends one.
         retry_after: Option<Nanos>,
-        /// Until when.
+        /// End.
         until: Option<Nanos>,
     },
-    /// Nothing that an endpoint says of its cache arrives. Then its feed begins anew: what it said before does not count.
+    /// An endpoint's KV events are lost. Then its feed restarts: earlier events no longer count.
     CutFeed {
-        /// When, from the start of the world.
+        /// Time, from the start of the world.
         at: Nanos,
-        /// Whose.
+        /// Its index in the fleet.
         endpoint: usize,
-        /// Until when.
+        /// End.
         until: Option<Nanos>,
     },
-    /// An endpoint says of far more blocks than it has that it has them. Then its feed begins anew.
+    /// An endpoint reports far more blocks than it holds. Then its feed restarts.
     FloodFeed {
-        /// When, from the start of the world.
+        /// Time, from the start of the world.
         at: Nanos,
-        /// Whose.
+        /// Its index in the fleet.
         endpoint: usize,
-        /// Until when.
+        /// End.
         until: Option<Nanos>,
     },
-    /// An endpoint is given no new requests.
+    /// An endpoint gets no new requests.
     Drain {
-        /// When, from the start of the world.
+        /// Time, from the start of the world.
         at: Nanos,
-        /// Its place in the fleet.
+        /// Its index in the fleet.
         endpoint: usize,
-        /// Until when.
+        /// End.
         until: Option<Nanos>,
     },
-    /// An endpoint drains, leaves when its last request is over, and another one takes its place, empty. It stays if it has
-    /// not left by then.
+    /// An endpoint drains, leaves when its last request ends, and an empty one replaces it. It stays if it has not
+    /// left by then.
     Replace {
-        /// When, from the start of the world.
+        /// Time, from the start of the world.
         at: Nanos,
-        /// Its place in the fleet.
+        /// Its index in the fleet.
         endpoint: usize,
-        /// When the other one comes; never if there is no such time.
+        /// Time at which the replacement joins; `None` if there is none.
         back_at: Option<Nanos>,
     },
-    /// The router reads its configuration again: [`reloaded`](crate::WorldConfig::reloaded), and the next time the first one.
+    /// The router reloads its configuration: [`reloaded`](crate::WorldConfig::reloaded), and the next time the first
+    /// one again.
     Reload {
-        /// When, from the start of the world.
+        /// Time, from the start of the world.
         at: Nanos,
     },
 }
@@ -110,7 +111,7 @@ pub enum Fault {
 // === impl Fault ===
 
 impl Fault {
-    /// When it begins.
+    /// Its start.
     pub fn at(&self) -> Nanos {
         match *self {
             Self::Death { at, .. }
@@ -127,7 +128,7 @@ impl Fault {
         }
     }
 
-    /// Whom it strikes, if it is one.
+    /// The endpoint it affects, if any.
     pub fn endpoint(&self) -> Option<usize> {
         match *self {
             Self::Death { endpoint, .. }
@@ -144,7 +145,7 @@ impl Fault {
         }
     }
 
-    /// When it ends, if it lasts and ends.
+    /// Its end, if it has one.
     pub fn until(&self) -> Option<Nanos> {
         match *self {
             Self::Death { back_at: until, .. }
@@ -160,18 +161,18 @@ impl Fault {
         }
     }
 
-    /// Whether it can be lived through without a gateway's [rules](crate::rules::Rules).
+    /// Whether it can be simulated without a gateway's [rules](crate::rules::Rules).
     pub fn is_plain(&self) -> bool {
         matches!(self, Self::Death { .. } | Self::Slow { .. })
     }
 }
 
-/// How faithfully KV events reach the router. Shares are of events, each between 0 and 1.
+/// Delay and loss of KV events on the way to the router. Shares are of events, each between 0 and 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct EventFeed {
-    /// Time from the end of a step to when its events are known.
+    /// Time from the end of a step until its events arrive.
     pub delay: Nanos,
-    /// Further time, drawn evenly from zero to this for each batch; batches then overtake each other.
+    /// Maximum additional delay of each batch, drawn uniformly from zero to this; batches may overtake each other.
     pub jitter: Nanos,
     /// Share of batches that never arrive.
     pub lost: f64,

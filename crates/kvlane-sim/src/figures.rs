@@ -1,7 +1,7 @@
-//! What to say about a run: a few dozen named figures.
+//! Named figures of a run.
 //!
-//! Figures are a map from name to number, units last, so that what was published of a real fleet, what a model says,
-//! and the distance between the two are the same kind of thing.
+//! Figures are a map from name to number, units last, so that published figures of a real fleet, simulated ones and
+//! the errors between them have the same type.
 
 use std::collections::BTreeMap;
 
@@ -17,13 +17,13 @@ use crate::world::Run;
 /// Figures by name.
 pub type Figures = BTreeMap<String, f64>;
 
-/// What counts as good, and where requests are divided by the work they bring.
+/// Limits for goodput, and for the classes of requests by uncached tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Judgement {
-    /// Seconds to the first token within which an answer is good.
+    /// Maximum TTFT in seconds of a request that counts for goodput.
     pub slo_ttft_s: f64,
-    /// Milliseconds between two tokens, in the mean of an answer, within which it is good.
+    /// Maximum mean time between two tokens in milliseconds of a request that counts for goodput.
     pub slo_tpot_ms: f64,
     /// Uncached prompt tokens from which a request is MEDIUM rather than WARM.
     pub medium_from_tokens: u32,
@@ -129,8 +129,8 @@ fn latencies(run: &Run) -> [(&'static str, f64, &'static str, Vec<f64>); 3] {
     ]
 }
 
-/// Seconds from when a conversation's first request is sent to its last answer, of each conversation of more than one
-/// request that was answered in full.
+/// Seconds from the first request to the last answer of each conversation with more than one request that was
+/// answered in full.
 fn sessions(run: &Run) -> Vec<f64> {
     let mut sessions: BTreeMap<u32, (Nanos, Nanos, u32, bool)> = BTreeMap::new();
     for outcome in &run.outcomes {
@@ -149,24 +149,24 @@ fn imbalance(values: &[f64]) -> f64 {
     values.iter().fold(0.0, |most: f64, value| most.max(*value)) / mean
 }
 
-/// What long waits say of a fleet.
+/// Kinds of overload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Overload {
-    /// Requests arrive faster than the fleet serves them: the longer the run, the longer the waits.
+    /// Requests arrive faster than the fleet serves them: queueing times grow with the length of the run.
     Fleet,
-    /// Requests wait at some engines while others have less to do.
+    /// Requests queue at some engines while others have less work.
     SomeEngines,
 }
 
-/// Mean time to the first token, in multiples of what is good, from which requests are said to wait too long.
+/// Mean TTFT from which a run counts as overloaded, in multiples of the goodput limit.
 const OVERLOAD_TTFT_FACTOR: f64 = 10.0;
-/// How much more than the mean the busiest engine is at work, from which the fleet is said to be loaded unevenly.
+/// Busy time of the busiest engine over the mean, from which the load counts as uneven.
 const OVERLOAD_IMBALANCE: f64 = 1.5;
 
 // === impl Overload ===
 
 impl Overload {
-    /// What the figures of a run say, if requests wait too long.
+    /// The kind of overload that the figures of a run show, if any.
     pub fn of(figures: &Figures, judgement: &Judgement) -> Option<Self> {
         let ttft_s = figures.get("ttft_mean_s").copied()?;
         if ttft_s < OVERLOAD_TTFT_FACTOR * judgement.slo_ttft_s {
@@ -209,7 +209,7 @@ pub fn request_intervals(run: &Run, seed: u64) -> BTreeMap<String, Interval> {
     intervals
 }
 
-/// The mean of each figure over several runs, of those that have it.
+/// The mean of each figure over the runs that have it.
 pub fn mean(runs: &[Figures]) -> Figures {
     let mut sums: BTreeMap<&String, (f64, f64)> = BTreeMap::new();
     for (name, value) in runs.iter().flatten() {
@@ -219,8 +219,8 @@ pub fn mean(runs: &[Figures]) -> Figures {
     sums.into_iter().map(|(name, (sum, count))| (name.clone(), sum / count)).collect()
 }
 
-/// The figures of several runs as one: what happens per second or per run is their mean, what belongs to answered requests
-/// (times, shares of their tokens, classes) is the mean weighted by those, shares of all requests by all.
+/// The figures of several runs as one: figures per second or per run are averaged, figures of answered requests
+/// (times, shares of their tokens, classes) are weighted by these, shares of all requests by all.
 pub fn whole(runs: &[Figures]) -> Figures {
     let of_all = ["shed_share", "failed_share", "slo_share"];
     let weight = |run: &Figures, name: &str| {
@@ -370,7 +370,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever became of the requests, a figure is a number or is not there, and shares are shares.
+        /// For any outcomes, a figure is finite or absent, and shares are between 0 and 1.
         #[test]
         fn a_figure_is_a_number(
             requests in prop::collection::vec(

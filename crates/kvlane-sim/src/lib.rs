@@ -1,9 +1,9 @@
 //! A fleet in virtual time.
 //!
-//! [`engine::Engine`] behaves like one vLLM V1 instance as seen from outside: which tokens it finds in its cache, how
-//! long each step takes, who waits, who is preempted. It has no clock: a driver tells it the time, asks for its next
-//! deadline and collects what happened. [`world::World`] is such a driver: it plays a trace through many engines,
-//! placed by the [`kvlane_core::router::Router`] that runs in production.
+//! [`engine::Engine`] models one vLLM V1 instance as seen from outside: cached tokens, step durations, queueing,
+//! preemption. It has no clock: a driver passes the time, asks for the next deadline and collects events.
+//! [`world::World`] is such a driver: it plays a trace through many engines, placed by the
+//! [`kvlane_core::router::Router`] that runs in production.
 
 pub mod chaos;
 pub mod clock;
@@ -20,7 +20,7 @@ pub mod transfer;
 pub mod workload;
 pub mod world;
 
-/// Who waits for whom: what a run is sent by.
+/// Dependencies between requests, and the order in which a run sends them.
 pub use kvlane_trace::plan::Plan;
 
 pub use engine::{

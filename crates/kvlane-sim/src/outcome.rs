@@ -1,34 +1,34 @@
-//! What one request experienced in a world.
+//! The result of one request in a world.
 
 use kvlane_core::decision::Rejection;
 use kvlane_core::time::Nanos;
 use kvlane_trace::record::Record;
 use kvlane_trace::trace::Trace;
 
-/// What one request experienced. Times count from the start of the world.
+/// The result of one request. Times count from the start of the world.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Outcome {
-    /// Its place in the trace.
+    /// Its index in the trace.
     pub request: u32,
-    /// The request that began its conversation: itself, perhaps.
+    /// The first request of its conversation, possibly itself.
     pub root: u32,
-    /// Where it was served last, as a place in the fleet; `None` if nowhere.
+    /// The endpoint that served it last, as an index in the fleet; `None` if it was never placed.
     pub endpoint: Option<u16>,
-    /// How often it was tried: once, and once more for each endpoint that failed it.
+    /// Number of attempts: one, plus one for each endpoint that failed.
     pub attempts: u8,
-    /// When it was sent.
+    /// Time at which it was sent.
     pub due: Nanos,
-    /// When its first token came.
+    /// Time of its first token.
     pub first_token: Option<Nanos>,
-    /// When it was over.
+    /// Time of its end.
     pub end: Nanos,
     /// Prompt length in tokens.
     pub prompt_tokens: u32,
     /// Prompt tokens the engine found in its cache.
     pub cached_tokens: u32,
-    /// Prompt tokens whose keys and values came from another engine.
+    /// Prompt tokens whose KV blocks came from another engine.
     pub moved_tokens: u32,
-    /// Prompt tokens a cache that never forgets would have held.
+    /// Prompt tokens that an infinite cache would have held.
     pub reusable_tokens: u32,
     /// Answer tokens received.
     pub output_tokens: u32,
@@ -43,9 +43,9 @@ pub enum Failure {
     Rejected(Rejection),
     /// The engine refused it.
     Refused(&'static str),
-    /// Its endpoint died, or did not answer in time, and nobody was left to try or an answer had begun.
+    /// Its endpoint died or timed out, and there was no other endpoint to try or an answer had begun.
     Broken,
-    /// Every endpoint that could be tried was too busy.
+    /// Every endpoint that could be tried was busy.
     Busy,
     /// The client gave up.
     TimedOut,
@@ -80,7 +80,7 @@ impl Outcome {
         (self.end - self.due).as_secs_f64()
     }
 
-    /// The record that a replay of `trace` begun at `start` would have of it. Endpoints are called by their places, and a
+    /// The record that a replay of `trace` started at `start` would write. Endpoints are named by their index, and a
     /// request is sent when it is due.
     pub fn record(&self, trace: &Trace, start: Nanos) -> Record {
         let since = |at: Nanos| (at - start).as_secs_f64();
@@ -112,7 +112,7 @@ impl Outcome {
 // === impl Failure ===
 
 impl Failure {
-    /// The HTTP status that a gateway would answer; 0 where the client has gone.
+    /// The HTTP status that a gateway would answer; 0 if the client has disconnected.
     fn status(self) -> u16 {
         match self {
             Self::Rejected(_) | Self::Busy => 503,
@@ -122,7 +122,7 @@ impl Failure {
         }
     }
 
-    /// Its class, in the words of records.
+    /// Its class, as named in records.
     fn class(self) -> &'static str {
         match self {
             Self::Rejected(_) | Self::Busy | Self::Refused(_) => "status",

@@ -1,49 +1,49 @@
-//! What the gateway does about faults, as the world does it.
+//! The gateway's reaction to faults, as simulated by the world.
 //!
-//! The gateway finds unfit endpoints by probing them, gives up on attempts that are not answered in time, and sends
-//! requests again, after a pause that grows, as long as nothing of an answer has come. It tells the router of every
-//! attempt how it ended: soundly, failed, or refused because the endpoint is busy.
+//! The gateway detects failed endpoints by probes, gives up on attempts that time out, and retries requests, after a
+//! growing pause, as long as no part of an answer has arrived. It reports the outcome of each attempt to the router:
+//! success, failure, or busy.
 
 use kvlane_core::rng::Rng;
 use kvlane_core::time::Nanos;
 
-/// What the gateway does about faults.
+/// The gateway's reaction to faults.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rules {
-    /// Time from when a request is sent to an endpoint to the first token, after which the attempt has failed.
+    /// Time from sending a request to an endpoint to its first token, after which the attempt has failed.
     /// [`Nanos::MAX`] is never; an attempt at an endpoint that probes find down has failed in any case.
     pub first_token: Nanos,
-    /// Time without a further token after which an answer has broken off.
+    /// Time without a further token after which an answer has failed.
     pub between_tokens: Nanos,
     /// Pauses before attempts.
     pub backoff: Backoff,
-    /// How endpoints are probed.
+    /// Probe settings.
     pub probes: Probes,
 }
 
-/// Pauses before attempts other than the first.
+/// Pauses before retries.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Backoff {
     /// The first one.
     pub initial: Nanos,
     /// The longest one.
     pub max: Nanos,
-    /// What each is longer by than the one before, as a factor.
+    /// Factor from each pause to the next.
     pub multiplier: f64,
-    /// By which share each may be shorter or longer, drawn evenly.
+    /// Share by which each pause may be shorter or longer, drawn uniformly.
     pub jitter: f64,
 }
 
-/// How endpoints are probed.
+/// Probe settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Probes {
     /// Time between two probes of one endpoint.
     pub interval: Nanos,
-    /// Time a probe may take.
+    /// Timeout of a probe.
     pub timeout: Nanos,
-    /// Failed probes in a row after which no requests are placed.
+    /// Failed probes in a row after which the endpoint is down.
     pub failure_threshold: u32,
-    /// Good probes in a row after which they are again.
+    /// Successful probes in a row after which the endpoint is up again.
     pub success_threshold: u32,
 }
 
@@ -72,7 +72,7 @@ impl Default for Rules {
 // === impl Backoff ===
 
 impl Backoff {
-    /// The pause before the `retry`-th further attempt, which counts from 1.
+    /// The pause before the `retry`-th retry, counted from 1.
     pub fn pause(&self, retry: u32, rng: &mut Rng) -> Nanos {
         let longer = (1..retry).try_fold(self.initial.0 as f64, |pause, _| {
             let longer = pause * self.multiplier;
@@ -83,11 +83,11 @@ impl Backoff {
     }
 }
 
-/// What the probes of an endpoint have found.
+/// Result of an endpoint's probes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Found {
     pub healthy: bool,
-    /// Whether nobody was there when somebody called, since it was last found fit.
+    /// Whether a connection was refused since the endpoint was last up.
     pub gone: bool,
     failures: u32,
     successes: u32,
@@ -96,12 +96,12 @@ pub(crate) struct Found {
 // === impl Found ===
 
 impl Found {
-    /// What is thought of an endpoint before its first probe.
+    /// State of an endpoint before its first probe.
     pub(crate) fn new(healthy: bool) -> Self {
         Self { healthy, gone: false, failures: 0, successes: 0 }
     }
 
-    /// Takes note of a probe; whether the endpoint is thought of otherwise than before.
+    /// Records a probe; returns whether the state has changed.
     pub(crate) fn note(&mut self, probes: &Probes, good: bool) -> bool {
         if good {
             self.failures = 0;

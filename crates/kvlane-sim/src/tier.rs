@@ -1,16 +1,16 @@
-//! The host's memory as a second tier of the cache: blocks that the accelerator evicts go there and come back over the
-//! bus when a prompt wants them.
+//! Host memory as a second tier of the cache: blocks evicted from the GPU are stored there and loaded over the bus
+//! when a prompt needs them.
 //!
-//! It holds a fixed number of blocks and loses the longest unused. A block that comes back stays, and counts as used.
-//! Writing to it costs nothing: engines copy evicted blocks beside the computation, and the bus has two directions.
-//! Loads of one engine follow each other over one bus.
+//! It holds a fixed number of blocks and evicts the least recently used. A loaded block stays, and counts as used.
+//! Writing costs nothing: engines copy evicted blocks concurrently with computation, and the bus is full duplex.
+//! Loads of one engine are serialized on one bus.
 
 use kvlane_core::block::BlockHash;
 use serde::{Deserialize, Serialize};
 
 use crate::pool::BlockPool;
 
-/// Size and speed of the host's memory.
+/// Size and speed of host memory.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CpuTier {
@@ -20,34 +20,35 @@ pub struct CpuTier {
     /// (inference-sim, device table).
     #[serde(default = "bytes_per_s")]
     pub bytes_per_s: f64,
-    /// Seconds that a load takes beside its bytes.
+    /// Latency of a load in seconds, besides its bytes.
     #[serde(default)]
     pub latency_s: f64,
-    /// Whether others compute while a request's blocks come. If not, the step that admits it waits for them.
+    /// Whether other sequences compute while a request's blocks load. If not, the step that admits the request waits
+    /// for them.
     #[serde(default = "overlap")]
     pub overlap: bool,
 }
 
-/// The blocks in the host's memory.
+/// The blocks in host memory.
 #[derive(Clone, Debug)]
 pub struct HostTier {
-    /// Nobody holds any of them.
+    /// Its blocks are never held by a sequence.
     pool: Box<BlockPool>,
 }
 
-/// What has changed in the host's memory.
+/// Changes in host memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StoredInHost {
-    /// The block was not there before, and is there.
+    /// The block that was added.
     pub new: bool,
-    /// The block whose place it took.
+    /// The block that was evicted for it.
     pub lost: Option<BlockHash>,
 }
 
 // === impl CpuTier ===
 
 impl CpuTier {
-    /// A tier of `blocks` blocks with the usual speed, loading while others compute.
+    /// A tier of `blocks` blocks with the default speed and overlapping loads.
     pub fn new(blocks: u32) -> Self {
         Self { blocks, bytes_per_s: bytes_per_s(), latency_s: 0.0, overlap: overlap() }
     }
@@ -74,17 +75,18 @@ impl HostTier {
         Self { pool: Box::new(BlockPool::new(blocks)) }
     }
 
-    /// Whether it has a block.
+    /// Whether it holds a block.
     pub fn holds(&self, hash: BlockHash) -> bool {
         self.pool.lookup([hash]).blocks == 1
     }
 
-    /// Blocks it has.
+    /// Number of blocks held.
     pub fn blocks(&self) -> u32 {
         self.pool.cached()
     }
 
-    /// Puts a block in, in the place of the longest unused one if it is full; one that is there counts as used.
+    /// Adds a block, evicting the least recently used one if the tier is full; a block that is present counts as
+    /// used.
     pub fn store(&mut self, hash: BlockHash) -> StoredInHost {
         let mut held = Vec::with_capacity(1);
         let mut stored = StoredInHost::default();
@@ -102,7 +104,7 @@ impl HostTier {
         stored
     }
 
-    /// Empties it.
+    /// Removes all blocks.
     pub fn forget(&mut self) {
         self.pool.forget();
     }

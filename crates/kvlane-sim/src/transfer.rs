@@ -1,8 +1,8 @@
-//! Moving keys and values between engines: a bounded number of transfers at a time, the rest in line.
+//! Transfers of KV blocks between engines: a bounded number at a time, the rest queued.
 //!
-//! A prefill engine's network card sends to so many decode engines at once; a transfer that finds no slot waits for the
-//! one that ends first. That, not the wire time of one transfer, is what makes disaggregated serving slow under load:
-//! the decode engine holds the blocks while it waits.
+//! A prefill engine's network card sends to a limited number of decode engines at once; a transfer without a slot
+//! waits for the first that ends. This queueing, not the wire time of one transfer, makes disaggregated serving slow
+//! under load: the decode engine holds the blocks while it waits.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -18,22 +18,22 @@ pub struct TransferConfig {
     pub setup_s: f64,
     /// Bytes per second of each transfer.
     pub bytes_per_s: f64,
-    /// Transfers at a time; 0 counts as 1.
+    /// Concurrent transfers; 0 counts as 1.
     pub slots: u32,
 }
 
 impl Default for TransferConfig {
-    /// One 400 Gbit/s port per engine at its usual rate, four transfers at a time.
+    /// One 400 Gbit/s port per engine at its usual rate, four concurrent transfers.
     fn default() -> Self {
         Self { setup_s: 0.005, bytes_per_s: 40e9, slots: 4 }
     }
 }
 
-/// A link and its line.
+/// A link and its queue.
 #[derive(Clone, Debug)]
 pub struct Transfer {
     config: TransferConfig,
-    /// When each busy slot is free again.
+    /// Time at which each busy slot becomes free.
     busy: BinaryHeap<Reverse<Nanos>>,
 }
 
@@ -45,7 +45,7 @@ impl Transfer {
         Self { config: TransferConfig { slots: config.slots.max(1), ..config }, busy: BinaryHeap::new() }
     }
 
-    /// Puts a transfer in line and tells when it is done. Calls are in order of time.
+    /// Queues a transfer and returns its completion time. Calls must be in order of time.
     pub fn begin(&mut self, now: Nanos, bytes: u64) -> Nanos {
         let start = if self.busy.len() < self.config.slots as usize {
             now
@@ -58,7 +58,7 @@ impl Transfer {
         done
     }
 
-    /// Transfers that are under way or in line at `now`.
+    /// Transfers in progress or queued at `now`.
     pub fn pending(&self, now: Nanos) -> usize {
         self.busy.iter().filter(|Reverse(done)| *done > now).count()
     }

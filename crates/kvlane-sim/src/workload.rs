@@ -1,7 +1,7 @@
-//! A trace as the world plays it: when conversations begin, and which blocks each prompt has.
+//! A trace as the world plays it: start times of conversations, and the blocks of each prompt.
 //!
-//! A conversation begins when the trace says (open loop) or when a client is free (closed loop); who waits for whom within
-//! it is [`kvlane_trace::plan`]'s.
+//! A conversation begins at the trace's time (open loop) or when a client is free (closed loop); dependencies within
+//! it come from [`kvlane_trace::plan`].
 
 use kvlane_core::block::BlockHash;
 use kvlane_trace::trace::Trace;
@@ -11,33 +11,33 @@ use crate::engine::own_block;
 /// When conversations begin.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Drive {
-    /// When the trace says, whatever is in flight. `load` is a factor on the rate at which conversations begin; what
-    /// happens within one keeps its pace.
+    /// At the trace's times, regardless of requests in flight. `load` is a factor on the rate at which conversations
+    /// begin; the pace within a conversation does not change.
     Open {
         /// 2 starts them twice as fast.
         load: f64,
     },
-    /// A number of clients, each of which begins the next conversation when its last one is over. The trace's times
-    /// do not matter.
+    /// A number of clients, each of which begins its next conversation when the previous one ends. The trace's times
+    /// are ignored.
     Closed {
-        /// How many.
+        /// Number of clients.
         clients: u32,
     },
 }
 
-/// What stands for the text that a request brings into the world, its answer included.
+/// Seed of the text that a request introduces, its answer included.
 pub fn text_seed(request: u32) -> u64 {
     u64::from(request)
 }
 
-/// The hashes of the full blocks, of `block_tokens` each, of a request's prompt. An engine's block is as shared as the
-/// trace's block in which it ends.
+/// The hashes of the full blocks, of `block_tokens` each, of a request's prompt. An engine's block is shared if the
+/// trace's block in which it ends is shared.
 pub fn prompt_blocks(trace: &Trace, request: u32, block_tokens: u32) -> Vec<BlockHash> {
     let full = trace.requests[request as usize].input_tokens / block_tokens;
     let mut blocks = vec![BlockHash(0); full as usize];
     let (ours, theirs) = (u64::from(block_tokens), u64::from(trace.block_tokens));
     for (owner, from, to) in trace.runs(request) {
-        // A block of ours belongs to whoever brought its last token.
+        // The request that introduced a block's last token determines the block.
         let first = u64::from(from) * theirs / ours;
         let end = (u64::from(to) * theirs / ours).min(u64::from(full));
         let seed = text_seed(owner);
@@ -60,8 +60,8 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever the two block sizes are, prompts share exactly the engine blocks that lie wholly within what they
-        /// share of the trace's.
+        /// For any two block sizes, prompts share exactly the engine blocks that lie entirely within their shared
+        /// blocks of the trace.
         #[test]
         fn prompts_share_the_blocks_that_end_in_what_they_share(
             theirs in 1u32..40, ours in 1u32..40, shared in 0u32..8, a in 0u32..8, b in 0u32..8, extra in 0u32..40,

@@ -114,7 +114,7 @@ fn main() -> Result<ExitCode, Failure> {
     let policies: Vec<PolicyConfig> = args
         .policies
         .iter()
-        .map(|name| PolicyConfig::by_name(name).ok_or_else(|| format!("there is no policy '{name}'")))
+        .map(|name| PolicyConfig::by_name(name).ok_or_else(|| format!("unknown policy '{name}'")))
         .collect::<Result<_, _>>()?;
     let whole = format::open(&args.trace, &Options::default())?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;

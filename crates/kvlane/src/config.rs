@@ -1,6 +1,6 @@
-//! From the command line to one [`Config`]: defaults, then the file, then `--set`, then flags.
+//! Builds one [`Config`] from the command line: defaults, then the file, then `--set`, then flags.
 //!
-//! A flag is nothing but another way to write a key: each has one row in [`ConfigArgs::flags`].
+//! A flag is another way to write a key: each has one row in [`ConfigArgs::flags`].
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -17,64 +17,65 @@ use serde_json::{Value, json};
 
 use crate::yaml;
 
-/// Everything about the configuration that can be said on the command line.
+/// Flags of the configuration.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct ConfigArgs {
     /// Configuration file (YAML; `kvlane config` prints one with every key).
     #[arg(long)]
     config: Option<PathBuf>,
-    /// Set one key of the configuration, as in `--set routing.queue_size=50`. May be repeated.
+    /// Set a key of the configuration, as in `--set routing.queue_size=50`. Repeatable.
     #[arg(long, value_name = "SECTION.KEY=VALUE")]
     set: Vec<String>,
-    /// Address to serve clients on.
+    /// Address of the clients' port.
     #[arg(long)]
     host: Option<IpAddr>,
-    /// Port to serve clients on [default: 30000].
+    /// Port for clients [default: 30000].
     #[arg(long)]
     port: Option<u16>,
-    /// The workers: `http://host:port`, separated by spaces.
+    /// URLs of the workers: `http://host:port`, separated by spaces.
     #[arg(long, num_args = 1.., value_name = "URL")]
     worker_urls: Vec<String>,
     /// Placement policy [default: fleet_cost, also called auto].
     #[arg(long)]
     policy: Option<String>,
-    /// Policy of one model's pool, as in `--pool-policy llama=lmetric`. May be repeated.
+    /// Policy of one model's pool, as in `--pool-policy llama=lmetric`. Repeatable.
     #[arg(long, value_name = "MODEL=POLICY")]
     pool_policy: Vec<String>,
-    /// cache_aware: share of the prompt that must match for the cache to decide [default: 0.3].
+    /// cache_aware: minimum share of the prompt that must match to place by cache [default: 0.3].
     #[arg(long)]
     cache_threshold: Option<Share>,
-    /// cache_aware: difference of requests in flight that counts as out of balance [default: 64].
+    /// cache_aware: difference of requests in flight that counts as imbalance [default: 64].
     #[arg(long)]
     balance_abs_threshold: Option<u32>,
-    /// cache_aware: ratio of requests in flight that counts as out of balance [default: 1.5].
+    /// cache_aware: ratio of requests in flight that counts as imbalance [default: 1.5].
     #[arg(long)]
     balance_rel_threshold: Option<AtLeastOne>,
-    /// prefix_aware: requests in flight at which an endpoint is passed over [default: 8].
+    /// prefix_aware: requests in flight at which an endpoint is skipped [default: 8].
     #[arg(long)]
     saturation_inflight: Option<u32>,
-    /// How long the engines take: a file that `kvlane calibrate` wrote, or `model@gpu` or `model@gpuxN`. Learned anyway.
+    /// Timing of the engines: a file that `kvlane calibrate` wrote, or `model@gpu` or `model@gpuxN`. A start value;
+    /// rates are learned.
     #[arg(long, value_name = "FILE|PRESET")]
     timing: Option<String>,
     /// Tokens per block of the prefix index [default: 64].
     #[arg(long)]
     block_size: Option<u32>,
-    /// Largest request body in bytes.
+    /// Maximum request body in bytes.
     #[arg(long)]
     max_payload_size: Option<usize>,
-    /// Requests in flight per pool beyond which others wait; 0 is no limit.
+    /// Maximum requests in flight per pool; further ones are queued; 0 is no limit.
     #[arg(long)]
     max_concurrent_requests: Option<u32>,
-    /// Requests that may wait per pool [default: 100].
+    /// Maximum queued requests per pool [default: 100].
     #[arg(long)]
     queue_size: Option<u32>,
-    /// Seconds a request may wait [default: 60].
+    /// Timeout of a request in the queue, in seconds [default: 60].
     #[arg(long)]
     queue_timeout_secs: Option<u64>,
-    /// Seconds a whole request may take [default: 1800].
+    /// Timeout of a whole request, in seconds [default: 1800].
     #[arg(long)]
     request_timeout_secs: Option<u64>,
-    /// Address for metrics and the admin API.
+    /// Address of the metrics and admin port.
     #[arg(long)]
     prometheus_host: Option<IpAddr>,
     /// Port for metrics and the admin API [default: 29000].
@@ -83,80 +84,81 @@ pub(crate) struct ConfigArgs {
     /// Path of the health probe [default: /health].
     #[arg(long)]
     health_check_endpoint: Option<String>,
-    /// Seconds between two probes of a worker [default: 2].
+    /// Seconds between two health probes of a worker [default: 2].
     #[arg(long)]
     health_check_interval_secs: Option<u64>,
-    /// Seconds a probe may take [default: 5].
+    /// Timeout of a health probe, in seconds [default: 5].
     #[arg(long)]
     health_check_timeout_secs: Option<u64>,
-    /// Bad probes in a row that make a worker unhealthy [default: 3].
+    /// Failed probes in a row after which a worker is unhealthy [default: 3].
     #[arg(long)]
     health_failure_threshold: Option<u32>,
-    /// Good probes in a row that make it healthy again [default: 2].
+    /// Successful probes in a row after which it is healthy again [default: 2].
     #[arg(long)]
     health_success_threshold: Option<u32>,
-    /// Attempts of one request on one worker before another is tried [default: 1].
+    /// Attempts of one request on one worker before another worker is tried [default: 1].
     #[arg(long)]
     max_worker_retries: Option<u32>,
-    /// Attempts of one request beside the first [default: 5].
+    /// Maximum retries of one request [default: 5].
     #[arg(long, visible_alias = "retry-max-retries")]
     max_total_retries: Option<u32>,
-    /// Never try a failed request again.
+    /// Disable retries.
     #[arg(long, conflicts_with = "max_total_retries")]
     disable_retries: bool,
-    /// Milliseconds before the first retry, if the attempt before it may have cost its worker work [default: 50].
+    /// Milliseconds before the first retry, if the failed attempt may have cost its worker work [default: 50].
     #[arg(long)]
     retry_initial_backoff_ms: Option<u64>,
-    /// Most milliseconds before a retry [default: 30000].
+    /// Maximum milliseconds before a retry [default: 30000].
     #[arg(long)]
     retry_max_backoff_ms: Option<u64>,
-    /// How much longer each pause is than the one before it [default: 1.5].
+    /// Factor from each pause to the next [default: 1.5].
     #[arg(long)]
     retry_backoff_multiplier: Option<Multiplier>,
-    /// Share by which a pause is longer or shorter at random [default: 0.2].
+    /// Random share by which a pause is longer or shorter [default: 0.2].
     #[arg(long)]
     retry_jitter_factor: Option<Share>,
-    /// Failed requests in a row after which an endpoint is given none for a while [default: 3].
+    /// Circuit breaker: failures in a row after which an endpoint gets no requests for a while [default: 3].
     #[arg(long)]
     cb_failure_threshold: Option<u32>,
-    /// Most seconds for which an endpoint that fails is given no requests [default: 60].
+    /// Circuit breaker: maximum seconds without requests for an endpoint that fails [default: 60].
     #[arg(long)]
     cb_timeout_duration_secs: Option<u64>,
-    /// Place requests at endpoints however often they fail.
+    /// Disable circuit breakers.
     #[arg(long, conflicts_with = "cb_failure_threshold")]
     disable_circuit_breaker: bool,
     /// Threads that relay requests; 0 is one per core.
     #[arg(long)]
     relay_threads: Option<usize>,
-    /// Where a worker publishes KV events: the n-th address is that of its data-parallel rank n. May be repeated; asked
-    /// of the worker when absent.
+    /// KV event feed of a worker: the n-th address is that of its data-parallel rank n. Repeatable; discovered from
+    /// the worker by default.
     #[arg(long, num_args = 1.., value_name = "WORKER=ENDPOINT[,ENDPOINT...]")]
     kv_event_source: Vec<String>,
-    /// Where a worker with a `--kv-event-source` answers requests for a replay, likewise.
+    /// Replay endpoint of a worker that has a `--kv-event-source`, in the same form.
     #[arg(long, num_args = 1.., value_name = "WORKER=ENDPOINT[,ENDPOINT...]")]
     kv_event_replay_source: Vec<String>,
-    /// A key that opens the client APIs. Better in the variable or in `auth.keys`: everybody on the machine sees flags.
+    /// A key for the client APIs. The variable or `auth.keys` is safer: flags are visible to all users of the
+    /// machine.
     #[arg(long, env = "KVLANE_API_KEY", hide_env_values = true, value_name = "KEY")]
     api_key: Option<Secret>,
-    /// A key that opens everything, the admin API among it.
+    /// A key for everything, including the admin API.
     #[arg(long, env = "KVLANE_ADMIN_API_KEY", hide_env_values = true, value_name = "KEY")]
     admin_api_key: Option<Secret>,
-    /// The key that the workers want to be shown.
+    /// The key to send to workers.
     #[arg(long, env = "KVLANE_WORKER_API_KEY", hide_env_values = true, value_name = "KEY")]
     worker_api_key: Option<Secret>,
-    /// A file with keys, one on a line: `name role sha256`, as `kvlane key new` prints them.
+    /// A file with one key per line: `name role sha256`, as printed by `kvlane key new`.
     #[arg(long, value_name = "FILE")]
     api_keys_file: Option<PathBuf>,
-    /// Let the admin API listen to the world without a key.
+    /// Allow the admin API beyond loopback without a key.
     #[arg(long)]
     insecure_admin: bool,
-    /// The certificate that clients and operators are shown (PEM).
+    /// Certificate of the gateway, for clients and operators (PEM).
     #[arg(long, value_name = "FILE")]
     tls_cert_path: Option<PathBuf>,
     /// Its private key (PEM).
     #[arg(long, value_name = "FILE")]
     tls_key_path: Option<PathBuf>,
-    /// The collector that traces of requests are sent to, in OTLP over HTTP: `http://host:4318`. None are sent without.
+    /// Collector for traces of requests, in OTLP over HTTP: `http://host:4318`. Without it no traces are sent.
     #[arg(long, env = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", value_name = "URL")]
     otlp_traces_endpoint: Option<String>,
     /// Do not read the KV events of workers.
@@ -166,7 +168,7 @@ pub(crate) struct ConfigArgs {
     /// them.
     #[arg(long, visible_alias = "model-path", value_name = "PATH")]
     tokenizer_path: Option<PathBuf>,
-    /// A file with the chat template to use instead of the model's own.
+    /// A file with a chat template that replaces the model's own.
     #[arg(long, value_name = "FILE")]
     chat_template: Option<PathBuf>,
 }
@@ -174,12 +176,12 @@ pub(crate) struct ConfigArgs {
 // === impl ConfigArgs ===
 
 impl ConfigArgs {
-    /// The file that is read, if one is.
+    /// The configuration file, if any.
     pub(crate) fn file(&self) -> Option<PathBuf> {
         self.config.clone()
     }
 
-    /// What is to be logged, and how. Whoever loads the configuration says what is wrong with it.
+    /// Log settings. Errors in the configuration are reported when it is loaded.
     pub(crate) fn log(&self) -> Log {
         self.load().map(|config| config.log).unwrap_or_default()
     }
@@ -208,7 +210,7 @@ impl ConfigArgs {
         Ok(config)
     }
 
-    /// The keys that flags and variables give, by their hashes.
+    /// The keys given by flags and variables, as hashes.
     fn keys(&self, config: &mut Config) -> Result<()> {
         let keys =
             [("api-key", Role::User, &self.api_key), ("admin-api-key", Role::Admin, &self.admin_api_key)];
@@ -225,7 +227,7 @@ impl ConfigArgs {
         Ok(())
     }
 
-    /// What the flags say of workers' feeds, written to the workers they name.
+    /// Writes the feeds given by flags to the entries of their workers.
     fn feeds(&self, config: &mut Config) -> Result<()> {
         for said in &self.kv_event_source {
             let (worker, endpoints) = feeds_of(config, "--kv-event-source", said)?;
@@ -245,7 +247,7 @@ impl ConfigArgs {
         Ok(())
     }
 
-    /// What the flags set: how it was said, the key, the value.
+    /// Keys set by flags: the flag as written, the key, the value.
     fn flags(&self) -> Result<Vec<(String, String, Value)>> {
         let mut set = Vec::new();
         let mut flag = |name: &str, key: &str, value: Option<Value>| {
@@ -257,7 +259,7 @@ impl ConfigArgs {
         flag("policy", "routing.policy", self.policy.as_deref().map(policy).transpose()?);
         let mut of_policy = |policy: &str, name: &str, value: Option<Value>| {
             let key = format!("routing.policy.{}", name.replace('-', "_"));
-            flag(&format!("{name} goes with --policy {policy}"), &key, value);
+            flag(&format!("{name} needs --policy {policy}"), &key, value);
         };
         of_policy("cache_aware", "cache-threshold", self.cache_threshold.map(|value| json!(value)));
         of_policy("cache_aware", "balance-abs-threshold", self.balance_abs_threshold.map(Value::from));
@@ -327,7 +329,7 @@ impl ConfigArgs {
     }
 }
 
-/// The worker that `flag` names in `said`, and the addresses it gives.
+/// The worker that `flag` names in `said`, and the given addresses.
 fn feeds_of<'a>(
     config: &'a mut Config,
     flag: &str,
@@ -338,7 +340,7 @@ fn feeds_of<'a>(
     };
     let same = |worker: &&mut WorkerSpec| worker_name(&worker.url) == worker_name(url);
     let Some(worker) = config.workers.iter_mut().find(same) else {
-        bail!("{flag} {said}: '{url}' is none of the workers");
+        bail!("{flag} {said}: '{url}' is not among the workers");
     };
     Ok((worker, endpoints.split(',').map(str::trim)))
 }
@@ -351,11 +353,11 @@ pub(crate) fn from_yaml(text: &str) -> Result<Config> {
 fn policy(name: &str) -> Result<Value> {
     match PolicyConfig::by_name(name) {
         Some(policy) => Ok(serde_json::to_value(policy)?),
-        None => bail!("there is no policy '{name}': take one of {}", PolicyConfig::NAMES.join(", ")),
+        None => bail!("unknown policy '{name}': known are {}", PolicyConfig::NAMES.join(", ")),
     }
 }
 
-/// A value as it stands behind `=`: JSON if it is, else text.
+/// A value after `=`: JSON if it parses, else text.
 fn scalar(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.to_owned()))
 }
@@ -364,7 +366,7 @@ fn scalar(text: &str) -> Value {
 fn with(config: &Config, key: &str, value: Value) -> Result<Config> {
     let mut tree = revealed(|| serde_json::to_value(config))?;
     let (path, adds) = key.strip_suffix('+').map_or((key, false), |path| (path, true));
-    // Another policy begins with its own parameters, not with those of the one before it.
+    // Another policy starts with its own default parameters.
     let path = path.strip_suffix("policy.name").map_or(path.to_owned(), |section| format!("{section}policy"));
     let mut at = &mut tree;
     for name in path.split('.') {
@@ -375,7 +377,7 @@ fn with(config: &Config, key: &str, value: Value) -> Result<Config> {
         (true, Value::Object(at), Value::Object(more)) => {
             for (name, value) in more {
                 match (at.get_mut(&name), value) {
-                    // What is said of an entry elsewhere stays.
+                    // Other keys of the entry are kept.
                     (Some(Value::Object(entry)), Value::Object(fields)) => entry.extend(fields),
                     (_, value) => _ = at.insert(name, value),
                 }
@@ -384,7 +386,7 @@ fn with(config: &Config, key: &str, value: Value) -> Result<Config> {
         (_, at, value) => *at = value,
     }
     serde_path_to_error::deserialize(tree).map_err(|error| {
-        // The mistake may be below the key that was set, as in `--set retry={jitter: 2}`.
+        // The error may be in a key below the one that was set, as in `--set retry={jitter: 2}`.
         let below = error.path().to_string();
         let at = if below.starts_with(key) { &below } else { key };
         anyhow!("{at}: {}", error.inner())
@@ -484,7 +486,7 @@ mod tests {
         assert_eq!(config.workers[1].kv_events, [first, FeedSpec::new("tcp://b:5558")]);
         for (sources, replays, word) in [
             (&["tcp://b:5557"][..], &[][..], "WORKER=ENDPOINT"),
-            (&["http://c:1=tcp://b:5557"], &[], "none of the workers"),
+            (&["http://c:1=tcp://b:5557"], &[], "not among the workers"),
             (&["http://b:1=b:5557"], &[], "workers[1].kv_events[0].endpoint"),
             (&["http://b:1="], &[], "workers[1].kv_events[0].endpoint"),
             (&[], &["http://b:1=tcp://b:5657"], "more addresses"),
@@ -533,7 +535,7 @@ mod tests {
         check(set("routing.queue_sice=1"), &["--set routing.queue_sice=1", "unknown field `queue_sice`"]);
         check(set("server.port.x=1"), &["server.port.x"]);
         check(set("server.port"), &["write section.key=value"]);
-        check(set("routing.policy=best"), &["--set routing.policy=best", "no policy 'best'"]);
+        check(set("routing.policy=best"), &["--set routing.policy=best", "unknown policy 'best'"]);
         check(set("server.request_timeout=1000y"), &["server.request_timeout", "a year"]);
         let of_cache_aware = ConfigArgs { policy: Some("cache_aware".into()), ..ConfigArgs::default() };
         let balance_rel_threshold = Some(AtLeastOne::of(1.0));
@@ -583,7 +585,7 @@ mod tests {
         );
     }
 
-    /// Where the numbers are that are not whole.
+    /// The paths of all fractional numbers.
     fn floats(tree: &Value, place: &str) -> Vec<String> {
         let below = |(name, value): (String, &Value)| floats(value, &format!("{place}/{name}"));
         match tree {
@@ -598,8 +600,8 @@ mod tests {
         }
     }
 
-    /// Every number of the configuration that is not whole, those of every policy among them: with anything that is not
-    /// finite or far out of bounds, the file is refused with the key, the value and the bounds.
+    /// Every fractional number of the configuration, including those of every policy: if it is not finite or far out
+    /// of bounds, the file is rejected with the key, the value and the bounds.
     #[test]
     fn no_number_is_taken_that_is_not_within_its_bounds() {
         let mut seen = std::collections::BTreeSet::new();
@@ -620,7 +622,7 @@ mod tests {
                     for word in [&section.replace('/', "."), key] {
                         assert!(error.contains(word), "{place} {value}: '{word}' is not in: {error}");
                     }
-                    // Where it is not known yet that a number is wanted, the reader of YAML refuses it itself.
+                    // If the type is not known in advance, the YAML parser itself rejects the value.
                     let why =
                         ["is out of range: take ", "non-finite"].into_iter().any(|why| error.contains(why));
                     assert!(why, "{place} {value}: {error}");
@@ -638,7 +640,7 @@ mod tests {
             "/routing/policy/cache_threshold",
             "/routing/policy/window_s",
         ] {
-            assert!(seen.contains(place), "{place} is none of {seen:?}");
+            assert!(seen.contains(place), "{place} is not among {seen:?}");
         }
     }
 

@@ -1,4 +1,4 @@
-//! `kvlane`: one address in front of a fleet of OpenAI-compatible LLM servers.
+//! `kvlane`: an HTTP gateway in front of OpenAI-compatible LLM servers.
 
 mod commands;
 mod config;
@@ -12,27 +12,27 @@ use kvlane_live::config::{Log, LogFormat};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
-/// Requests allocate and free on one relay thread; this allocator is made for that.
+/// Requests allocate and free on one relay thread; this allocator is optimized for that.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// One address in front of a fleet of OpenAI-compatible LLM servers. Each request goes where it costs the fleet
-/// least: where its prefix is already in the KV cache, weighed against the work that is queued there.
+/// HTTP gateway in front of OpenAI-compatible LLM servers. It sends each request to the server where its prefix is in
+/// the KV cache, weighed against the load there.
 #[derive(Parser)]
 #[command(name = "kvlane", version, max_term_width = 110)]
 struct Cli {
-    /// What is logged to stderr: error, warn, info, debug, trace, or a filter like `kvlane_live=debug` [default: info;
-    /// the demo, the doctor and replays: warn].
+    /// Log level of stderr: error, warn, info, debug, trace, or a filter like `kvlane_live=debug` [default: info;
+    /// demo, doctor and replay: warn].
     #[arg(long, global = true, env = "KVLANE_LOG")]
     log_level: Option<String>,
-    /// How a line of the log is written: `text` for people, or `json` for programs [default: text].
+    /// Log format: `text`, or `json` with one object per line [default: text].
     #[arg(long, global = true, env = "KVLANE_LOG_FORMAT", value_enum)]
     log_format: Option<Format>,
     #[command(subcommand)]
     command: Command,
 }
 
-/// Ways to write a line of the log.
+/// Log formats.
 #[derive(Clone, Copy, ValueEnum)]
 enum Format {
     Text,
@@ -43,34 +43,34 @@ enum Format {
 enum Command {
     /// Run the gateway.
     Serve(Box<config::ConfigArgs>),
-    /// See the gateway work: a trace through four mock engines, under three policies.
+    /// Replay a trace through the gateway onto four mock engines, under four policies.
     Demo(Box<commands::demo::DemoArgs>),
-    /// Run a vLLM-shaped server that computes nothing but takes its time, as a GPU would.
+    /// Run a mock engine with vLLM's API and the timing of a GPU, but no model.
     MockEngine(commands::mock_engine::MockEngineArgs),
-    /// Ask what another policy, fleet or load would do, in virtual time.
+    /// Compare policies, fleets and loads in virtual time.
     Simulate(commands::simulate::SimulateArgs),
-    /// Send a trace or real prompts to a server at their times, and say how it answered.
+    /// Send a trace or real prompts to a server at their arrival times, and measure the answers.
     Replay(Box<commands::replay::ReplayArgs>),
-    /// Say why a recorded request went where it went, and what other policies would have done.
+    /// Explain the placement of recorded requests, and compare it with other policies.
     Explain(commands::explain::ExplainArgs),
-    /// Import or make traces.
+    /// Import, generate, describe or sample traces.
     Trace(commands::trace::TraceArgs),
-    /// Make a page of recorded runs, and say what changed between them.
+    /// Make an HTML report of recorded runs, and of the changes between them.
     Report(commands::report::ReportArgs),
-    /// Say what a model computes and reads on a machine, and what bounds prompts and decoding.
+    /// Print operations, bytes and bounds of a model on a machine, for prefill and decode.
     Roofline(commands::roofline::RooflineArgs),
-    /// Routers against each other on one fleet: policies, loads and seeds, with intervals.
+    /// Compare policies and routers on one fleet, over loads and seeds, with confidence intervals.
     Bench(commands::bench::BenchArgs),
-    /// Measure a live server and write the timing model that imitates it.
+    /// Measure a live server and write a timing file that imitates it.
     Calibrate(commands::calibrate::CalibrateArgs),
-    /// Examine engines: is all there that it takes to know their caches exactly?
+    /// Check whether engines provide everything that exact cache knowledge needs.
     Doctor(commands::doctor::DoctorArgs),
-    /// Make an API key, or hash one.
+    /// Generate or hash an API key.
     #[command(subcommand)]
     Key(commands::key::KeyCommand),
-    /// Check the configuration that `serve` would run with, and print it.
+    /// Validate the configuration that `serve` would use, and print it.
     Check(Box<config::ConfigArgs>),
-    /// Print a configuration file with every key, its default and what it means.
+    /// Print a configuration file with every key, its default and its meaning.
     Config,
 }
 
@@ -87,10 +87,10 @@ fn main() -> std::process::ExitCode {
         Some(format) => matches!(format, Format::Json),
         None => said.format == LogFormat::Json,
     };
-    // A single word is a level; the filter would take any other word for the name of a module.
+    // A single word is a level; the filter would take any other word for a module's name.
     if !log_level.contains(['=', ',']) && log_level.parse::<LevelFilter>().is_err() {
         return fail(&anyhow::anyhow!(
-            "--log-level {log_level}: take error, warn, info, debug, trace, or module=level"
+            "--log-level {log_level}: must be error, warn, info, debug, trace, or module=level"
         ));
     }
     let filter = match EnvFilter::try_new(log_level) {
@@ -130,14 +130,14 @@ fn main() -> std::process::ExitCode {
     }
 }
 
-/// Says why the program ends, whatever is logged.
+/// Prints why the program ends, whatever the log level is.
 fn fail(error: &anyhow::Error) -> std::process::ExitCode {
-    // Nobody is left to tell if stderr is gone.
+    // If stderr is closed, the error cannot be reported.
     let _ = writeln!(std::io::stderr(), "error: {}", told_once(error));
     std::process::ExitCode::FAILURE
 }
 
-/// An error with its causes. Some errors tell their cause themselves: it is not told again.
+/// An error with its causes. A cause that an error already contains is not repeated.
 fn told_once(error: &anyhow::Error) -> String {
     let mut told = String::new();
     for cause in error.chain().map(ToString::to_string) {

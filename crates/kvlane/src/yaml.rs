@@ -7,7 +7,7 @@ use serde_path_to_error::{Path, Track};
 /// Lines of a file that are shown around the place where it is wrong.
 const SHOWN_LINES: usize = 2;
 
-/// What a YAML text says. An error tells once what is wrong, with its key, and shows where.
+/// Parses a YAML text. An error states the cause once, with its key, and shows the place.
 pub(crate) fn read<T: DeserializeOwned>(text: &str) -> Result<T> {
     let options = serde_saphyr::options! { with_snippet: false };
     let mut track = Track::new();
@@ -23,7 +23,7 @@ pub(crate) fn read<T: DeserializeOwned>(text: &str) -> Result<T> {
     })
 }
 
-/// The key that a mistake is in, as `section.key: `; nothing for the whole.
+/// The key with the error, as `section.key: `; empty for the whole file.
 fn place(path: &Path) -> String {
     match path.to_string().as_str() {
         "." => String::new(),

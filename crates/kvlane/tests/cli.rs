@@ -322,7 +322,7 @@ fn what_serve_refuses_check_refuses_in_the_same_words() {
             fails(&args, FAILURE, words);
             text(&run(&args).stderr).lines().filter(|line| line.starts_with("error:")).collect::<String>()
         });
-        assert_eq!(said[0], said[1].replace("the gateway cannot start: ", ""), "{args:?}");
+        assert_eq!(said[0], said[1].replace("cannot start the gateway: ", ""), "{args:?}");
     }
 }
 

@@ -69,7 +69,7 @@ fn what_cannot_be_a_report_is_refused_with_the_reason() {
     let (missing, nowhere) = (path("missing.jsonl"), path("no/such/r.html"));
     let cases: [(&[&str], &str); 5] = [
         (&[&good], "--html FILE"),
-        (&[&empty, "--html", &page], "there are no records in it"),
+        (&[&empty, "--html", &page], "contains no records"),
         (&[&broken, "--html", &page], "records line 1"),
         (&[&missing, "--html", &page], "missing.jsonl"),
         (&[&good, "--html", &nowhere], "--html"),

@@ -297,8 +297,8 @@ fn flags_that_say_something_wrong_are_named_with_what_to_take() {
     for rate in ["0x5", "nanx5", "0.1x1", "5x-1"] {
         fails(&with(&["--rate", rate]), FAILURE, &["rate", "at least one conversation"]);
     }
-    fails(&with(&["--load", "0"]), FAILURE, &["load", "above zero"]);
-    fails(&with(&["--concurrency", "0"]), FAILURE, &["clients", "at least 1"]);
+    fails(&with(&["--load", "0"]), FAILURE, &["load", "factors must be"]);
+    fails(&with(&["--concurrency", "0"]), FAILURE, &["concurrency", "at least 1"]);
     fails(&with(&["--seeds", "0"]), FAILURE, &["--seeds 0", "at least 1"]);
     fails(&with(&["--jobs", "0"]), FAILURE, &["--jobs 0", "at least 1"]);
     fails(&with(&["--seeds", "4000000000"]), FAILURE, &["12000000000 runs", "fewer"]);
@@ -359,7 +359,7 @@ fn a_scenario_that_makes_no_sense_is_refused_with_where_and_why() {
     bad("preset:", "eviction: fifo, preset:", &["fifo", "lru", "line 2"]);
     bad("kind: chat", "kind: chatter", &["chatter", "chat", "line 4"]);
     bad("closed_loop", "load: [1]\n  closed_loop", &["load", "closed_loop"]);
-    bad("  generate: {kind: chat}\n", "", &["a trace, or a workload"]);
+    bad("  generate: {kind: chat}\n", "", &["exactly one of trace and generate"]);
     bad("[round_robin, cache_aware]", "[]", &["policies", "at least one"]);
     bad("[round_robin, cache_aware]", "[robin]", &["robin", "round_robin", "line 6"]);
     bad("[round_robin, cache_aware]", "[random, random]", &["`random`", "`arm`"]);
@@ -371,8 +371,8 @@ fn a_scenario_that_makes_no_sense_is_refused_with_where_and_why() {
     and("published: [{arm: cache_aware, concurrency: 3, req_s: 1}]", &["`cache_aware`", "concurrency 3"]);
     and("published: [{arm: cache_aware, rate: 2, req_s: 1}]", &["`cache_aware`", "rate 2"]);
     and("faults: [{death: {at_s: 1, engine: 2}}]", &["faults", "no engine 2"]);
-    and("faults: [{death: {at_s: 5, engine: 0, back_at_s: 5}}]", &["faults", "end after they begin"]);
-    and("faults: [{slow: {at_s: 5, engine: 0, factor: 0}}]", &["faults", "above zero"]);
+    and("faults: [{death: {at_s: 5, engine: 0, back_at_s: 5}}]", &["faults", "the end after the start"]);
+    and("faults: [{slow: {at_s: 5, engine: 0, factor: 0}}]", &["faults", "above 0"]);
     and("faults: [{burn: {at_s: 5}}]", &["burn", "death", "slow"]);
     and("speed: 5", &["speed", "line 7"]);
 }

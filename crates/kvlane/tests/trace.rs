@@ -87,10 +87,10 @@ fn what_makes_no_sense_is_named() {
     fails(&["import", "/nowhere.jsonl", "--out", &out], &["/nowhere.jsonl"]);
     fails(&["import", &mooncake, "--out", "/nowhere/x.jsonl"], &["--out /nowhere/x.jsonl"]);
     fails(&["import", &mooncake, "--out", &out, "--format", "csv"], &["--format csv", "mooncake", "azure"]);
-    fails(&["import", &mooncake, "--out", &out, "--jitter", "on"], &["--jitter on: take auto or off"]);
+    fails(&["import", &mooncake, "--out", &out, "--jitter", "on"], &["--jitter on: must be auto or off"]);
     fails(&["import", &mooncake, "--out", &out, "--block-tokens", "256"], &["in blocks of 256 need"]);
     fails(&["import", &mooncake, "--out", &out, "--session-rate", "0"], &["--session-rate 0"]);
-    fails(&["generate", "dream", "--out", &out], &["no workload 'dream'", "shared-prefix"]);
+    fails(&["generate", "dream", "--out", &out], &["unknown workload 'dream'", "shared-prefix"]);
     fails(&["generate", "--out", &out], &["--config"]);
     fails(
         &["generate", "chat", "--out", &out, "--set", "colour=1"],

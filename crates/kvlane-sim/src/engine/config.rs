@@ -5,49 +5,51 @@ use kvlane_core::timing::TimingModel;
 use crate::pool::Eviction;
 use crate::tier::CpuTier;
 
-/// Size and speed of one engine. Zero counts of blocks, tokens and sequences are taken as one.
+/// Size and speed of one engine. Zero blocks, tokens and sequences count as one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct EngineConfig {
-    /// How long a step takes.
+    /// Duration of a step.
     pub timing: TimingModel,
     /// Tokens in a KV block; vLLM's default is 16.
     pub block_tokens: u32,
     /// KV blocks in the cache.
     pub blocks: u32,
-    /// Most sequences in one step. No more than `max_num_batched_tokens` count, as vLLM demands: every running sequence
-    /// gets a token in every step.
+    /// Maximum sequences in one step. At most `max_num_batched_tokens` are used, as vLLM requires: every running
+    /// sequence gets a token in every step.
     pub max_num_seqs: u32,
-    /// Most tokens in one step.
+    /// Maximum tokens in one step.
     pub max_num_batched_tokens: u32,
-    /// Tokens after the first that one [`EngineEvent::Tokens`](super::EngineEvent::Tokens) tells of: 1 for one event
+    /// Tokens after the first that one [`EngineEvent::Tokens`](super::EngineEvent::Tokens) reports: 1 for one event
     /// per token, 0 for no such events.
     pub token_every: u32,
-    /// Whether the engine tells what its cache holds, see [`Engine::take_kv_events`](super::Engine::take_kv_events).
+    /// Whether the engine reports changes of its cache, see
+    /// [`Engine::take_kv_events`](super::Engine::take_kv_events).
     pub kv_events: bool,
-    /// What a full cache loses first.
+    /// Eviction policy.
     pub eviction: Eviction,
-    /// The host's memory as a second tier; idle with [`Eviction::Infinite`], which loses nothing to it.
+    /// Host memory as a second tier; unused with [`Eviction::Infinite`], which evicts nothing.
     pub cpu_tier: Option<CpuTier>,
-    /// How prompts and answers share steps.
+    /// Batching of prefill and decode.
     pub batching: Batching,
 }
 
-/// How prompts and answers share steps.
+/// Batching of prefill and decode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Batching {
-    /// Each step decodes and gives prompts what is left of its tokens: vLLM V1's chunked prefill.
+    /// Each step decodes and gives its remaining tokens to prompts: vLLM V1's chunked prefill.
     #[default]
     Mixed,
-    /// A step is either of prompts, whenever one can go on, or decodes: SGLang without `--enable-mixed-chunk`.
+    /// Each step only prefills, whenever a prompt can proceed, or only decodes: SGLang without
+    /// `--enable-mixed-chunk`.
     PrefillFirst,
 }
 
 // === impl EngineConfig ===
 
 impl EngineConfig {
-    /// What vLLM would choose for this model and machine: all memory up to `memory_share` for the cache, and the
-    /// batch limits of `get_batch_defaults` (`vllm/engine/arg_utils.py`) for the API server. Every token is told, KV
+    /// vLLM's configuration for this model and machine: all memory up to `memory_share` for the cache, and the batch
+    /// limits of `get_batch_defaults` (`vllm/engine/arg_utils.py`) for the API server. Every token is reported, KV
     /// events are not.
     pub fn vllm(timing: TimingModel, block_tokens: u32, memory_share: f64) -> Self {
         let block_tokens = block_tokens.max(1);
@@ -68,7 +70,7 @@ impl EngineConfig {
         }
     }
 
-    /// With every zero that would stop the engine made a one, and no more seats than tokens.
+    /// With zeros that would stop the engine replaced by one, and no more seats than tokens.
     pub(super) fn settled(mut self) -> Self {
         for limit in [
             &mut self.block_tokens,
@@ -82,7 +84,7 @@ impl EngineConfig {
         self
     }
 
-    /// Seconds to bring `blocks` blocks back from the host's memory.
+    /// Seconds to load `blocks` blocks from host memory.
     pub(super) fn load_secs(&self, blocks: u32) -> f64 {
         let bytes = self.timing.kv_bytes_per_token() as f64 * f64::from(self.block_tokens);
         self.cpu_tier.map_or(0.0, |tier| tier.load_secs(bytes * f64::from(blocks)))

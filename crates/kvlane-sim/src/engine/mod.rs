@@ -10,22 +10,22 @@
 //!
 //! # What a step costs
 //!
-//! Most steps only decode. All decoding sequences then advance by one token, so nobody has to be touched but those
-//! that take or fill a block, report or end; a timing wheel knows who. How far the others are follows from the step
-//! number, and the sum of their contexts from the sum before. `oracle.rs` is the same scheduler written plainly, for
-//! tests to compare with.
+//! Most steps only decode. All decoding sequences then advance by one token, so only sequences that take or fill a
+//! block, report or end are visited; a timing wheel finds them. The progress of the others follows from the step
+//! number, and the sum of their contexts from the previous sum. `oracle.rs` is a straightforward implementation of
+//! the same scheduler, for tests to compare with.
 //!
 //! # What is modelled and what is not
 //!
-//! - A request is admitted when there are blocks for all that is known of it, as vLLM does with
-//!   `scheduler_reserve_full_isl`, but takes only those of its chunk. No blocks are set aside beyond that.
+//! - A request is admitted when there are blocks for all of its known tokens, as vLLM does with
+//!   `scheduler_reserve_full_isl`, but takes only those of its chunk. No blocks are reserved beyond that.
 //! - Recomputation is the only preemption, as in vLLM V1. Swapping is not modelled.
 //! - Steps follow each other without a gap: the host's part of a step is in the timing model, which assumes asynchronous
 //!   scheduling. A token that ends a request ends it in its own step, not one later.
 //! - Batches are not padded to the sizes of captured CUDA graphs. Speculative decoding, encoder budgets and
 //!   `long_prefill_token_threshold` are not modelled.
-//! - [`Batching::PrefillFirst`] is SGLang's order of work in vLLM's memory: blocks in place of a radix tree of tokens, and
-//!   no share of the memory set aside for the answers of those who are admitted.
+//! - [`Batching::PrefillFirst`] is SGLang's order of work in vLLM's memory: blocks instead of a radix tree of tokens,
+//!   and no memory reserved for the answers of admitted requests.
 
 mod config;
 mod gate;
@@ -59,9 +59,9 @@ pub struct Engine {
     config: EngineConfig,
     cost: StepCost,
     pool: BlockPool,
-    /// Requests in flight, each at one place for as long as it is.
+    /// Requests in flight, each at one index until it ends.
     sequences: Vec<Sequence>,
-    /// Places without a request.
+    /// Free indices.
     vacant: Vec<u32>,
     in_flight: Map<u64, u32>,
     /// In the order of admission. All but the last decode.
@@ -69,38 +69,38 @@ pub struct Engine {
     waiting: VecDeque<u32>,
     /// Why the head of the queue waits.
     gate: Gate,
-    /// Who has blocks and waits for their content, in the order in which they began to.
+    /// Requests that have blocks and wait for their content, in the order in which they started to wait.
     loading: Vec<u32>,
-    /// When the bus to the host's memory has done all loads.
+    /// Time at which the bus to host memory has finished all loads.
     bus_free_at: Nanos,
-    /// Decode steps ended.
+    /// Number of decode steps ended.
     tick: u64,
-    /// Sequences that decode.
+    /// Number of decoding sequences.
     decoding: u32,
     /// Sum of their contexts before step `tick`.
     context: u64,
     wheel: Wheel,
-    /// Admissions so far.
+    /// Number of admissions.
     order: u64,
     /// Whether the step in progress decodes.
     decodes: bool,
-    /// Who decodes in it and has something to tell at its end, in the order of admission.
+    /// Decoding sequences in it that have something to report at its end, in the order of admission.
     due: Vec<Seat>,
-    /// Whose prompts are in it, in the order of admission.
+    /// Sequences whose prompts are in it, in the order of admission.
     prompts: Vec<Seat>,
-    /// Factor on the length of a step.
+    /// Factor on the duration of a step.
     slowdown: f64,
     /// End of the step in progress.
     step_end: Option<Nanos>,
-    /// No step that only decodes and has all who decode in this one is shorter.
+    /// Lower bound on the duration of steps that only decode and contain all sequences that decode in this one.
     step_length: Nanos,
-    /// The latest time at which something happened.
+    /// Time of the last event.
     now: Nanos,
-    /// What happened since the driver last asked.
+    /// Events since the driver's last call.
     events: Vec<(Nanos, EngineEvent)>,
     kv_events: Vec<(Nanos, KvEvent)>,
     counters: EngineStats,
-    /// Kept for their memory.
+    /// Reused buffers.
     woken: Vec<Seat>,
     found: Vec<BlockId>,
 }
@@ -204,7 +204,7 @@ impl Engine {
         }
     }
 
-    /// Says when the keys and values that come from another engine are there, in answer to
+    /// Sets the time at which the KV blocks that come from another engine arrive, in answer to
     /// [`EngineEvent::Allocated`]. False if the request waits for none.
     pub fn ready(&mut self, now: Nanos, id: u64, ready_at: Nanos) -> bool {
         self.run(now);
@@ -216,8 +216,8 @@ impl Engine {
         true
     }
 
-    /// Forgets a request and frees its blocks; nothing more is told of it. False if it is not in flight. The step in
-    /// progress takes as long as it would have.
+    /// Removes a request and frees its blocks; there are no further events for it. False if it is not in flight. The
+    /// duration of the step in progress does not change.
     pub fn cancel(&mut self, now: Nanos, id: u64) -> bool {
         self.run(now);
         let Some(&at) = self.in_flight.get(&id) else { return false };
@@ -239,7 +239,7 @@ impl Engine {
         true
     }
 
-    /// Frees the blocks and the place of a request that is nowhere any more.
+    /// Frees the blocks and the index of a request that is in no list any more.
     fn forget(&mut self, at: u32) {
         let sequence = &mut self.sequences[at as usize];
         self.in_flight.remove(&sequence.request.id);
@@ -249,14 +249,14 @@ impl Engine {
         self.vacant.push(at);
     }
 
-    /// When [`Engine::advance`] next has something to tell or to do; `None` while idle.
+    /// Time at which [`Engine::advance`] next has an event or work; `None` while idle.
     pub fn next_deadline(&self) -> Option<Nanos> {
         self.events.first().map(|(at, _)| *at).or_else(|| self.next_step())
     }
 
-    /// A time before which nothing will be told, if nothing is enqueued, made ready or cancelled until then; the end of
-    /// the step in progress or later, `None` while idle. A driver that has nothing to do at every step advances the
-    /// engine here, asks again, and so comes to each event's time in a few calls.
+    /// A time before which there are no events, if nothing is enqueued, made ready or cancelled until then; the end
+    /// of the step in progress or later, `None` while idle. A driver that has no work at every step advances the
+    /// engine to this time, asks again, and so reaches each event's time in a few calls.
     pub fn quiet_until(&self) -> Option<Nanos> {
         let next = self.next_deadline()?;
         let Some(end) = self.step_end.filter(|_| self.events.is_empty() && self.decoding > 0) else {
@@ -265,7 +265,7 @@ impl Engine {
         let admits = self.running.len() < self.config.max_num_seqs as usize
             && !(self.waiting.is_empty() && self.loading.is_empty());
         let only_decodes = self.decodes && self.due.is_empty() && self.prompts.is_empty() && !admits;
-        // With a block for each in reserve, nobody is preempted until all of them have needed one.
+        // With one free block per sequence, no sequence is preempted until all of them have needed a block.
         let unhurt = u64::from(self.pool.free() / self.decoding) * u64::from(self.config.block_tokens);
         if !only_decodes || unhurt == 0 {
             return Some(end);
@@ -279,21 +279,21 @@ impl Engine {
         Some(end + Nanos(self.step_length.0.saturating_mul(u64::from(steps).min(unhurt))))
     }
 
-    /// When the step in progress ends, or in its place when the next one can begin.
+    /// End of the step in progress, or else the earliest time at which the next one can begin.
     fn next_step(&self) -> Option<Nanos> {
         let ready = || self.loading.iter().map(|at| self.sequences[*at as usize].ready_at).min();
         self.step_end.or_else(ready).filter(|at| *at < Nanos::MAX)
     }
 
-    /// Runs every step that ends by `now` and appends what happened, in order of time. [`Nanos::MAX`] runs the engine
-    /// dry; it is idle from the end of its last step.
+    /// Runs every step that ends by `now` and appends its events, in order of time. With [`Nanos::MAX`] the engine
+    /// runs until it is idle, which is at the end of its last step.
     pub fn advance(&mut self, now: Nanos, out: &mut Vec<(Nanos, EngineEvent)>) {
         self.run(now);
         out.append(&mut self.events);
     }
 
-    /// Runs every step that ends by `now`, and keeps what happened for [`Engine::advance`]: for a driver that comes only
-    /// when something is told ([`Engine::quiet_until`]) and wants to know in between how the engine stands.
+    /// Runs every step that ends by `now`, and keeps the events for [`Engine::advance`]: for a driver that calls it
+    /// only when there are events ([`Engine::quiet_until`]) and needs the engine's state in between.
     pub fn catch_up(&mut self, now: Nanos) {
         self.run(now);
     }
@@ -304,15 +304,16 @@ impl Engine {
         Some(sequence.context(self.tick).map_or(sequence.generated, |context| sequence.generated_at(context)))
     }
 
-    /// Makes steps longer by a factor, from the next one on: a throttled GPU, a noisy neighbour. 1 is the normal speed.
+    /// Makes steps longer by a factor, from the next one on, as with a throttled or shared GPU. 1 is the normal
+    /// speed.
     pub fn set_slowdown(&mut self, factor: f64) {
         self.slowdown = if factor > 0.0 && factor.is_finite() { factor } else { 1.0 };
         // The next step may be shorter than the one in progress.
         self.step_length = Nanos::ZERO;
     }
 
-    /// Appends what the cache holds and what no more, in order, each with the end of the step in which it changed, as
-    /// vLLM publishes it. Nothing unless [`EngineConfig::kv_events`] is set.
+    /// Appends the blocks added to and removed from the cache, in order, each with the end of the step in which it
+    /// changed, as vLLM publishes it. Empty unless [`EngineConfig::kv_events`] is set.
     pub fn take_kv_events(&mut self, out: &mut Vec<(Nanos, KvEvent)>) {
         out.append(&mut self.kv_events);
     }
@@ -328,14 +329,14 @@ impl Engine {
         }
     }
 
-    /// Prompt tokens of `request` that the cache holds, the host's memory included.
+    /// Prompt tokens of `request` that the cache holds, host memory included.
     pub fn cached_tokens(&self, request: &EngineRequest) -> u32 {
         let blocks = request.prompt_tokens.saturating_sub(1) / self.config.block_tokens;
         let run = self.pool.lookup((0..blocks).map(|index| request.block(index)));
         (run.blocks + run.host) * self.config.block_tokens
     }
 
-    /// Makes the engine forget what it has cached, in every tier; blocks in use stay in use.
+    /// Clears the cache, in every tier; blocks in use stay in use.
     pub fn reset_prefix_cache(&mut self) {
         self.pool.forget();
         if self.config.kv_events {

@@ -1,4 +1,5 @@
-//! The scheduler written plainly: every running sequence is visited in every step, every waiting head is asked again.
+//! A straightforward implementation of the scheduler: every running sequence is visited in every step, the head of
+//! the queue is checked in every step.
 
 use std::collections::VecDeque;
 
@@ -35,7 +36,7 @@ struct Plain {
     chunk: u32,
     cached_tokens: Option<u32>,
     blocks: Vec<BlockId>,
-    /// Its prompt, and what it had to compute again, is computed.
+    /// Its prompt, and the tokens it had to recompute, are computed.
     decodes: bool,
 }
 
@@ -66,7 +67,7 @@ impl PlainEngine {
         }
     }
 
-    /// For requests that can be served, with ids that occur once.
+    /// For requests that can be served, with unique ids.
     pub(super) fn enqueue(&mut self, now: Nanos, request: EngineRequest) {
         self.run(now);
         self.now = self.now.max(now);
@@ -154,7 +155,7 @@ impl PlainEngine {
         });
     }
 
-    /// True if someone was preempted.
+    /// True if a sequence was preempted.
     fn go_on(&mut self, step: &mut StepShape, budget: &mut u32, who: impl Fn(&Plain) -> bool) -> bool {
         let (mut index, before) = (0, self.counters.preemptions);
         while index < self.running.len() && *budget > 0 {

@@ -1,4 +1,4 @@
-//! What goes into an engine and what comes out.
+//! Inputs and outputs of an engine.
 
 use std::sync::Arc;
 
@@ -10,57 +10,57 @@ use kvlane_core::time::Nanos;
 pub struct EngineRequest {
     /// Chosen by the driver, unique among the requests in flight.
     pub id: u64,
-    /// Chained hashes of the prompt's full blocks. Blocks beyond those given are its own, see [`own_block`]; a prompt
-    /// that shares nothing needs none.
+    /// Chained hashes of the prompt's full blocks. Blocks beyond these are the request's own, see [`own_block`]; a
+    /// prompt without shared prefixes needs none.
     pub prompt_blocks: Arc<[BlockHash]>,
     /// Prompt length in tokens.
     pub prompt_tokens: u32,
     /// Answer length in tokens; 0 computes the prompt and ends, like an embedding.
     pub output_tokens: u32,
-    /// Stands for all text beyond `prompt_blocks`: requests that agree in it and in those blocks are the same text,
-    /// answer included, and find each other's.
+    /// Identifies all text beyond `prompt_blocks`: requests with the same value and the same blocks have the same
+    /// text, answer included, and match each other's blocks.
     pub output_seed: u64,
-    /// Where the beginning of its keys and values comes from, if not from here.
+    /// Source of the first KV blocks, if it is another engine.
     pub remote: Option<Remote>,
 }
 
-/// Keys and values that another engine has computed. The request holds blocks for its whole prompt while they come, and
-/// computes what they do not cover, at least the last token. If it loses them to preemption, it computes them itself.
+/// KV blocks that another engine has computed. The request holds blocks for its whole prompt during the transfer, and
+/// computes the rest, at least the last token. If it is preempted, it computes all of them itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Remote {
-    /// Prompt tokens that come.
+    /// Prompt tokens transferred.
     pub tokens: u32,
-    /// When they are there. [`Nanos::MAX`] if the driver does not know yet: it is told by [`EngineEvent::Allocated`]
-    /// when there are blocks to send to, and answers with [`Engine::ready`](super::Engine::ready).
+    /// Time of arrival. [`Nanos::MAX`] if the driver does not know yet: it gets [`EngineEvent::Allocated`] when there
+    /// are blocks to send to, and answers with [`Engine::ready`](super::Engine::ready).
     pub ready_at: Nanos,
 }
 
-/// What happened to a request.
+/// An event of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EngineEvent {
-    /// It has blocks for the keys and values that come from another engine.
+    /// It has blocks for the KV blocks that come from another engine.
     Allocated {
         /// The request.
         id: u64,
-        /// Tokens that have to come: those that the cache does not have.
+        /// Tokens to transfer: those that are not in the cache.
         tokens: u32,
     },
-    /// Its prompt is computed and its first token is out.
+    /// Its prompt is computed and its first token has been generated.
     FirstToken {
         /// The request.
         id: u64,
-        /// Prompt tokens found in the cache, the host's memory included, when it was first admitted.
+        /// Prompt tokens found in the cache, host memory included, when it was first admitted.
         cached_tokens: u32,
     },
-    /// Further tokens are out; the first is not among them.
+    /// Further tokens have been generated, not including the first.
     Tokens {
         /// The request.
         id: u64,
-        /// How many.
+        /// Their number.
         count: u32,
     },
-    /// It is over; its blocks are free. Time to first token and the mean time between tokens follow from when it was
-    /// enqueued and when [`EngineEvent::FirstToken`] and this were.
+    /// It has ended; its blocks are free. TTFT and the mean time between tokens follow from the times of enqueueing,
+    /// of [`EngineEvent::FirstToken`] and of this event.
     Finished {
         /// The request.
         id: u64,
@@ -69,17 +69,17 @@ pub enum EngineEvent {
     Rejected {
         /// The request.
         id: u64,
-        /// Why not.
+        /// The reason.
         why: &'static str,
     },
 }
 
-/// Counters and gauges of an engine. Counters run from its start.
+/// Counters and gauges of an engine. Counters start at its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EngineStats {
-    /// Sequences admitted and not over.
+    /// Sequences admitted and not ended.
     pub running: u32,
-    /// Requests in the queue, and those whose keys and values are on their way.
+    /// Requests in the queue, and those that wait for KV blocks from elsewhere.
     pub waiting: u32,
     /// Blocks that a sequence holds.
     pub kv_blocks_used: u32,
@@ -89,7 +89,7 @@ pub struct EngineStats {
     pub prefix_queried_tokens: u64,
     /// Those that were found.
     pub prefix_hit_tokens: u64,
-    /// Prompt tokens found in the host's memory instead, once for each request.
+    /// Prompt tokens found in host memory instead, once for each request.
     pub cpu_hit_tokens: u64,
     /// Prompt tokens that came from another engine instead.
     pub remote_tokens: u64,
@@ -101,9 +101,9 @@ pub struct EngineStats {
     pub generation_tokens: u64,
     /// Tokens that went through the model.
     pub computed_tokens: u64,
-    /// Those that the request had had before, computed or found, and lost to preemption.
+    /// Those that the request had had before, computed or cached, and lost to preemption.
     pub recomputed_tokens: u64,
-    /// Tokens that preempted sequences, once readmitted, found in the cache without having had them before.
+    /// Tokens that preempted sequences found in the cache after readmission without having had them before.
     pub late_hit_tokens: u64,
     /// Steps ended.
     pub steps: u64,
@@ -114,7 +114,7 @@ pub struct EngineStats {
 // === impl EngineEvent ===
 
 impl EngineEvent {
-    /// Whose it is.
+    /// The id of its request.
     pub fn id(&self) -> u64 {
         match *self {
             Self::Allocated { id, .. }
@@ -129,7 +129,7 @@ impl EngineEvent {
 // === impl EngineStats ===
 
 impl EngineStats {
-    /// The counters of an engine that died and of the one that took its place together, and the latter's gauges.
+    /// The sum of the counters of a dead engine and of its replacement, with the gauges of the latter.
     pub fn followed_by(self, next: Self) -> Self {
         Self {
             prefix_queried_tokens: self.prefix_queried_tokens + next.prefix_queried_tokens,
@@ -161,9 +161,9 @@ impl EngineRequest {
     }
 }
 
-/// The hash of block `index` of a sequence, counted from the beginning of its prompt, if the block is its own: not among
-/// the prompt blocks that were given. A later turn whose prompt continues this sequence names its blocks by this
-/// function, the answer's too.
+/// The hash of block `index` of a sequence, counted from the beginning of its prompt, if the block is the sequence's
+/// own: not among the given prompt blocks. A later turn that continues this sequence's prompt and answer uses the
+/// same function for their blocks.
 pub fn own_block(output_seed: u64, index: u32) -> BlockHash {
     BlockHash(mix(mix(output_seed) ^ u64::from(index)))
 }

@@ -1,4 +1,4 @@
-//! A request on its way through the engine.
+//! A request in the engine.
 
 use kvlane_core::block::BlockHash;
 use kvlane_core::time::Nanos;
@@ -10,33 +10,34 @@ use crate::pool::BlockId;
 /// The order of a sequence that does not run.
 pub(super) const NOWHERE: u64 = 0;
 
-/// When a sequence reports that never does.
+/// Report context of a sequence that never reports.
 const NEVER: u32 = u32::MAX;
 
-/// A request's state. While it decodes, how far it is follows from the step number alone, see [`Sequence::decode`].
+/// A request's state. While it decodes, its progress follows from the step number alone, see [`Sequence::decode`].
 #[derive(Clone, Debug)]
 pub(super) struct Sequence {
     pub(super) request: EngineRequest,
     /// The admission under which it runs, or [`NOWHERE`].
     pub(super) order: u64,
-    /// Output tokens so far. While it decodes: when it began to.
+    /// Output tokens so far. While it decodes: their number when decoding started.
     pub(super) generated: u32,
-    /// Tokens, of prompt and answer, whose keys and values are in `blocks`. While it decodes: when it began to.
+    /// Tokens, of prompt and answer, that are computed in `blocks`. While it decodes: their number when decoding
+    /// started.
     pub(super) computed: u32,
-    /// The most `computed` has been, while it did not decode.
+    /// Maximum of `computed` while it did not decode.
     pub(super) computed_max: u32,
     /// Tokens after `computed` that come from another tier or engine.
     pub(super) coming: u32,
-    /// When those from the host's memory are there.
+    /// Arrival time of those from host memory.
     pub(super) loaded_at: Nanos,
-    /// When all of them are there.
+    /// Arrival time of all of them.
     pub(super) ready_at: Nanos,
     /// Prompt tokens of the step in progress; 0 while it decodes.
     pub(super) chunk: u32,
-    /// Prompt tokens found at the first admission, once there was one.
+    /// Prompt tokens found at the first admission; `None` before it.
     pub(super) cached_tokens: Option<u32>,
     pub(super) blocks: Vec<BlockId>,
-    /// The step number at which it would have had no token, had it always decoded; while it decodes.
+    /// While it decodes: the step number at which it would have had no token, had it always decoded.
     origin: Option<u64>,
     /// The context in whose step the next report is due.
     report_at: u32,
@@ -68,20 +69,20 @@ impl Sequence {
         self.request.prompt_tokens + self.generated
     }
 
-    /// Hashes of the blocks it may take from a cache: full ones, and never all tokens, for the last one's output is
-    /// wanted.
+    /// Hashes of the blocks that it may take from a cache: full ones, and never all tokens, because the last one's
+    /// output is needed.
     pub(super) fn reusable(&self, block_tokens: u32) -> impl Iterator<Item = BlockHash> {
         let blocks = (self.target() - 1) / block_tokens;
         (0..blocks).map(|index| self.request.block(index))
     }
 
-    /// Blocks it lacks for `tokens` tokens.
+    /// Blocks missing for `tokens` tokens.
     pub(super) fn missing(&self, tokens: u32, block_tokens: u32) -> u32 {
         tokens.div_ceil(block_tokens).saturating_sub(self.blocks.len() as u32)
     }
 
-    /// Lets it decode from step `tick` on: in each step its context is one longer. Returns in how many steps it has to
-    /// wake.
+    /// Starts decoding at step `tick`: in each step its context grows by one. Returns the number of steps to its
+    /// first wake-up.
     pub(super) fn decode(&mut self, tick: u64, block_tokens: u32, token_every: u32) -> u32 {
         debug_assert_eq!(self.computed + 1, self.target(), "all but its last token is computed");
         self.origin = Some(tick.wrapping_sub(u64::from(self.computed)));
@@ -93,12 +94,12 @@ impl Sequence {
         self.wake_at(self.computed, block_tokens) - self.computed
     }
 
-    /// Its context before step `tick`, if it decodes: prompt and answer but for the last token.
+    /// Its context before step `tick`, if it decodes: prompt and answer without the last token.
     pub(super) fn context(&self, tick: u64) -> Option<u32> {
         self.origin.map(|origin| tick.wrapping_sub(origin) as u32)
     }
 
-    /// Output tokens of one that decodes and has this context.
+    /// Output tokens of a decoding sequence with this context.
     pub(super) fn generated_at(&self, context: u32) -> u32 {
         context - self.request.prompt_tokens + 1
     }
@@ -128,7 +129,7 @@ impl Sequence {
         self.end_at().min(self.report_at)
     }
 
-    /// Takes note of a report, if one is due in the step with this context.
+    /// Records a report, if one is due in the step with this context.
     pub(super) fn report(&mut self, context: u32, token_every: u32) -> bool {
         let due = context == self.report_at;
         if due {

@@ -1,4 +1,4 @@
-//! A step: who gets tokens, how long it takes, what comes of it.
+//! One step: distribution of tokens, duration, results.
 
 use kvlane_core::time::Nanos;
 use kvlane_core::timing::StepShape;
@@ -10,15 +10,15 @@ use super::wheel::Seat;
 use super::{Engine, publish};
 use crate::pool::Run;
 
-/// A step in the making.
+/// A step under construction.
 struct Draft {
     now: Nanos,
     shape: StepShape,
     /// Tokens left.
     budget: u32,
-    /// Seconds for which it waits for the host's memory.
+    /// Seconds for which it waits for host memory.
     stall_s: f64,
-    /// Whether a sequence had to give up its blocks.
+    /// Whether a sequence was preempted.
     preempted: bool,
 }
 
@@ -42,7 +42,7 @@ impl Engine {
                 }
             }
         }
-        // Blocks are held once however many sequences read them.
+        // Blocks are counted once, however many sequences read them.
         let held = u64::from(self.pool.used()) * u64::from(self.config.block_tokens);
         draft.shape.decode_shared_tokens = draft.shape.decode_context_tokens.saturating_sub(held);
         self.step_end = (draft.budget < budget).then(|| {
@@ -52,14 +52,14 @@ impl Engine {
             self.step_length = length;
             now + length
         });
-        // Blocks may have been set aside for what comes from elsewhere without a step to tell of it.
+        // Blocks may have been allocated for a transfer without a step that reports it.
         if self.step_end.is_none() {
             self.note_kv_events(now);
         }
     }
 
-    /// Goes on with the prompt that is partly computed, then admits who can be. What a preempted sequence gave up is not
-    /// free for all it needs, so nobody is admitted to a step that had to preempt.
+    /// Continues the partly computed prompt, then admits requests. The blocks of a preempted sequence may not suffice
+    /// for it again, so a step with a preemption admits no request.
     fn prefill(&mut self, draft: &mut Draft) {
         self.continue_prompt(draft);
         if !draft.preempted {
@@ -68,8 +68,8 @@ impl Engine {
         }
     }
 
-    /// Gives each decoding sequence a token. Those that need a block or have news to tell wake, in the order of their
-    /// admission; the others need not be touched.
+    /// Gives each decoding sequence a token. Sequences that need a block or have something to report wake, in the
+    /// order of admission; the others are not visited.
     fn decode(&mut self, draft: &mut Draft) {
         if self.decoding == 0 {
             return;
@@ -115,8 +115,8 @@ impl Engine {
         }
     }
 
-    /// Gives the sequence whose prompt is partly computed its next chunk. There is at most one, and it was admitted
-    /// last: nobody is admitted after one that took all tokens that were left.
+    /// Gives the partly computed sequence its next chunk. There is at most one, and it was admitted last: no sequence
+    /// is admitted after one that took all remaining tokens.
     fn continue_prompt(&mut self, draft: &mut Draft) {
         let Some(seat) = self.running.last().copied() else { return };
         let sequence = &mut self.sequences[seat.at as usize];
@@ -146,7 +146,7 @@ impl Engine {
         draft.preempted = true;
     }
 
-    /// Ends a sequence's run: whatever the batch knows of it.
+    /// Ends a sequence's run: removes it from the batch's state.
     pub(super) fn leave(&mut self, at: u32) {
         let sequence = &mut self.sequences[at as usize];
         sequence.order = NOWHERE;
@@ -156,7 +156,7 @@ impl Engine {
         }
     }
 
-    /// Seats those whose keys and values have come, in the order in which they began to wait for them.
+    /// Seats sequences whose KV blocks have arrived, in the order in which they started to wait.
     fn admit_loaded(&mut self, draft: &mut Draft) {
         let mut index = 0;
         while index < self.loading.len() && self.has_seat(draft) {
@@ -170,8 +170,8 @@ impl Engine {
         }
     }
 
-    /// Admits waiting requests, first come, first served, while there are tokens, seats and blocks for the whole of
-    /// what is known of them.
+    /// Admits queued requests, first come, first served, while there are tokens, seats and blocks for all of their
+    /// known tokens.
     fn admit_waiting(&mut self, draft: &mut Draft) {
         let block_tokens = self.config.block_tokens;
         while self.has_seat(draft) && !self.gate.holds(self.pool.free()) {
@@ -181,7 +181,7 @@ impl Engine {
             let run = self.pool.find(head.reusable(block_tokens), &mut self.found);
             let needs = head.target().div_ceil(block_tokens) - run.held;
             if needs > self.pool.free() {
-                // Alone it always fits; `enqueue` has seen to that.
+                // Alone it always fits; `enqueue` has checked that.
                 debug_assert!(self.pool.used() > 0, "somebody holds the blocks");
                 self.gate.close(needs, head.reusable(block_tokens));
                 return;
@@ -196,7 +196,7 @@ impl Engine {
         draft.budget > 0 && self.running.len() < self.config.max_num_seqs as usize
     }
 
-    /// Gives the head of the queue what the cache has for it, and a seat unless more is on its way.
+    /// Gives the head of the queue its cached blocks, and a seat unless it waits for further ones.
     fn allocate(&mut self, at: u32, run: Run, draft: &mut Draft) {
         let block_tokens = self.config.block_tokens;
         let Self { sequences, pool, counters, events, .. } = self;
@@ -240,7 +240,7 @@ impl Engine {
             self.seat(at, draft);
             return;
         }
-        // It waits with all its blocks, so that nothing but time stands between it and its seat.
+        // It waits with all its blocks, so only time stands between it and its seat.
         (sequence.loaded_at, sequence.ready_at) = (loaded_at, ready_at);
         let missing = sequence.missing(sequence.target(), block_tokens);
         let fits = pool.take_free(missing, &mut sequence.blocks);
@@ -248,7 +248,7 @@ impl Engine {
         self.loading.push(at);
     }
 
-    /// Lets a sequence run that has all it can get without computing.
+    /// Starts a sequence that has all blocks that it can get without computing.
     fn seat(&mut self, at: u32, draft: &mut Draft) {
         let block_tokens = self.config.block_tokens;
         self.order += 1;
@@ -269,8 +269,8 @@ impl Engine {
         self.compute(seat, chunk, draft);
     }
 
-    /// Puts `chunk` tokens of a prompt, whose blocks its sequence has, into the step. Blocks they fill can be found from
-    /// now on: a request admitted to the same step reads them as they are written.
+    /// Adds `chunk` tokens of a prompt, whose blocks its sequence has, to the step. Blocks that they fill can be
+    /// found from now on: a request admitted to the same step reads them as they are written.
     fn compute(&mut self, seat: Seat, chunk: u32, draft: &mut Draft) {
         let block_tokens = self.config.block_tokens;
         let Self { sequences, pool, gate, counters, .. } = self;
@@ -293,7 +293,7 @@ impl Engine {
         self.prompts.push(seat);
     }
 
-    /// Tells what the step that ends at `end` has brought.
+    /// Emits the events of the step that ends at `end`.
     pub(super) fn end_step(&mut self, end: Nanos) {
         self.counters.steps += 1;
         if self.decodes {
@@ -316,7 +316,7 @@ impl Engine {
         }
     }
 
-    /// Reports a decoding sequence's tokens, and its end if this was it.
+    /// Reports a decoding sequence's tokens, and its end if this was the last.
     fn tell(&mut self, seat: Seat, end: Nanos) {
         let sequence = &self.sequences[seat.at as usize];
         let Some(context) = sequence.context(self.tick).filter(|_| sequence.order == seat.order) else {
@@ -326,7 +326,7 @@ impl Engine {
         self.report(seat, generated, end);
     }
 
-    /// Tells of the latest of `generated` tokens, if it is one to tell of, and ends the sequence if it is the last.
+    /// Reports the latest of `generated` tokens, if it is due, and ends the sequence if it is the last.
     fn report(&mut self, seat: Seat, generated: u32, end: Nanos) {
         let Self { sequences, events, .. } = self;
         let sequence = &sequences[seat.at as usize];
@@ -351,7 +351,7 @@ impl Engine {
         }
     }
 
-    /// Ends a chunk: with the prompt's last one comes a token, and from then on the sequence decodes.
+    /// Ends a chunk: the prompt's last chunk yields a token, and from then on the sequence decodes.
     fn end_chunk(&mut self, seat: Seat, end: Nanos) {
         let sequence = &mut self.sequences[seat.at as usize];
         if sequence.order != seat.order {

@@ -1,18 +1,19 @@
-//! Who has something to do in which decode step: a timing wheel over step numbers.
+//! Wake-ups of sequences by decode step: a timing wheel over step numbers.
 //!
-//! All decoding sequences advance by one token in each decode step, so a sequence's next block, report or end is a step
-//! number away that does not change. An entry is never taken back: whoever finds it asks whether the sequence still
-//! runs under that order. A wake further away than the wheel is wide comes early, finds nothing to do and is put back.
+//! All decoding sequences advance by one token in each decode step, so a sequence's next block, report or end is at a
+//! step number that does not change. Entries are never removed: on wake-up it is checked whether the sequence still
+//! runs under that order. A wake-up further away than the wheel's width comes early, finds nothing to do and is
+//! inserted again.
 
-/// Steps until the wheel is at the same place again; a power of two.
+/// Steps per turn of the wheel; a power of two.
 const SLOTS: u64 = 256;
 
-/// A sequence that runs: who it is and which admission that was. Ordered by admission.
+/// A running sequence: its seat and its admission. Ordered by admission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Seat {
     /// Counts admissions; unique in the engine's life.
     pub(super) order: u64,
-    /// Where the sequence is kept.
+    /// Index of the sequence.
     pub(super) at: u32,
 }
 
@@ -34,7 +35,7 @@ impl Wheel {
         self.slots[((tick + steps) % SLOTS) as usize].push(seat);
     }
 
-    /// Exchanges the seats that wake at step `tick`, in no order, for an empty list.
+    /// Exchanges the seats that wake at step `tick`, in any order, for an empty list.
     pub(super) fn swap(&mut self, tick: u64, seats: &mut Vec<Seat>) {
         debug_assert!(seats.is_empty(), "the list is lent empty");
         std::mem::swap(&mut self.slots[(tick % SLOTS) as usize], seats);

@@ -1,10 +1,9 @@
-//! Who is best where.
+//! Comparison of one policy with the others in each cell.
 //!
-//! In each cell one policy, ours, is measured against the best of the others. *Best* is the lowest mean time to the last
-//! token (end to end), the mean over seeds; the time is what a client waits, and a policy that trades one of its parts
-//! for the other cannot hide it there. The 99th percentile of the time to the first token is compared with that of the
-//! same policy: whoever runs a fleet can have one other policy, not one for the mean and another one for the tail. The
-//! ratio to whichever policy is best at that is shown beside it.
+//! In each cell one policy, ours, is compared with the best of the others. *Best* is the lowest mean E2E latency, the
+//! mean over seeds, because that is what a client waits for, and a policy that trades TTFT for TPOT cannot hide it
+//! there. TTFT p99 is compared with that of the same policy, because a fleet runs one policy, not one for the mean
+//! and another one for the tail. The ratio to the policy with the best TTFT p99 is shown beside it.
 
 use std::collections::BTreeMap;
 
@@ -13,18 +12,17 @@ use kvlane_trace::ci::{self, Interval};
 use super::{CellId, Job, file_name};
 use crate::figures::{Figures, mean, seed_intervals};
 
-/// What a cell is judged by.
+/// The figure that decides a cell.
 pub const E2E: &str = "e2e_mean_s";
-/// And its tail.
+/// The figure of its tail.
 pub const TTFT_P99: &str = "ttft_p99_s";
 
-/// How much longer the mean to the end may take than the best other policy's.
+/// Bound on mean E2E latency, relative to the best other policy's.
 pub const E2E_RATIO_MAX: f64 = 1.03;
-/// How much longer the 99th percentile of the time to first token may be than that of the policy that is best end to
-/// end.
+/// Bound on TTFT p99, relative to that of the policy with the best E2E latency.
 pub const TTFT_P99_RATIO_MAX: f64 = 1.10;
 
-/// What a policy does in a cell under each seed.
+/// Figures of a policy in a cell under each seed.
 type BySeed = BTreeMap<u32, Figures>;
 
 /// A policy in a cell.
@@ -32,7 +30,7 @@ type BySeed = BTreeMap<u32, Figures>;
 pub struct Measured {
     /// The mean of each figure over the seeds.
     pub mean: Figures,
-    /// Where it would lie over further seeds.
+    /// Confidence intervals over further seeds.
     pub intervals: BTreeMap<String, Interval>,
     /// The figures under each seed, in the order of the seeds.
     pub runs: Vec<Figures>,
@@ -41,41 +39,41 @@ pub struct Measured {
 /// All policies in a cell.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CellResult {
-    /// Which cell.
+    /// The cell.
     pub cell: CellId,
     /// The policies by their arms' names.
     pub arms: BTreeMap<String, Measured>,
-    /// How ours stands, if it was run and another was.
+    /// Comparison of ours, if it was run and another was.
     pub standing: Option<Standing>,
 }
 
 /// Ours against the others, in a cell.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Standing {
-    /// The other policy that is best end to end.
+    /// The other policy with the best E2E latency.
     pub best: String,
-    /// Our mean time to the end over its.
+    /// Our mean E2E latency over its.
     pub e2e_ratio: f64,
-    /// Where that ratio would lie over further seeds: seed by seed, both have the same requests.
+    /// Confidence interval of that ratio over further seeds: paired by seed, both have the same requests.
     pub e2e_interval: Option<Interval>,
-    /// Our 99th percentile of the time to first token over that of the same policy.
+    /// Our TTFT p99 over that of the same policy.
     pub ttft_p99_ratio: f64,
-    /// The other policy whose 99th percentile is best.
+    /// The other policy with the best TTFT p99.
     pub ttft_p99_best: String,
-    /// Ours over its.
+    /// Our TTFT p99 over its.
     pub ttft_p99_best_ratio: f64,
-    /// What follows.
+    /// The verdict.
     pub verdict: Verdict,
 }
 
-/// How the mean time to the end compares.
+/// Comparison of mean E2E latency.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Ours is shorter than the best of the others.
+    /// Ours is lower than the best of the others.
     Better,
-    /// It is not, but within [`E2E_RATIO_MAX`].
+    /// Ours is not lower, but within [`E2E_RATIO_MAX`].
     Within,
-    /// It is longer.
+    /// Ours is higher.
     Worse,
 }
 
@@ -93,8 +91,8 @@ pub struct Judged {
 // === impl Judged ===
 
 impl Judged {
-    /// Puts results together. `ours` is the arm of that name; other arms of the same policy are shown beside it, but it
-    /// is not compared with them.
+    /// Combines results. `ours` is the arm of that name; other arms of the same policy are listed, but not compared
+    /// with it.
     pub fn new(ours: &str, results: Vec<(Job, Figures)>) -> Self {
         let policy =
             results.iter().find(|(job, _)| job.arm.arm == ours).map(|(job, _)| file_name(&job.arm.policy));
@@ -150,14 +148,14 @@ impl Judged {
         (logs.1 > 0.0).then(|| (logs.0 / logs.1).exp())
     }
 
-    /// The geometric mean over the cells of the best other policy of each cell, over ours: what a fleet would get whose
-    /// owner knew the best policy for each cell.
+    /// The geometric mean over the cells of the best other policy of each cell, over ours: the result of choosing the
+    /// best policy for each cell.
     pub fn relative_to_best(&self) -> Option<f64> {
         let logs: Vec<f64> = self.standings().map(|(_, standing)| -standing.e2e_ratio.ln()).collect();
         (!logs.is_empty()).then(|| (logs.iter().sum::<f64>() / logs.len() as f64).exp())
     }
 
-    /// Cells that break a rule, the worst first: how many times over the rule's bound they are, and what they break.
+    /// Cells that exceed a bound, the worst first: by what factor, and which bound.
     pub fn violations(&self) -> Vec<(f64, &CellId, &'static str, &Standing)> {
         let mut found = Vec::new();
         for (cell, standing) in self.standings() {
@@ -183,10 +181,10 @@ impl Measured {
     }
 }
 
-/// How ours stands in a cell.
+/// Comparison of ours in a cell.
 fn standing(ours: &str, others: &[String], arms: &BTreeMap<String, Measured>) -> Option<Standing> {
     let mine = arms.get(ours)?;
-    // The names are sorted, so that of two that are equal it is always the same one.
+    // The names are sorted, so ties are always broken in the same way.
     let lowest = |figure: &str| {
         let of = |(name, arm): (&String, &Measured)| Some((name.clone(), *arm.mean.get(figure)?));
         arms.iter()

@@ -1,9 +1,9 @@
-//! Policies against each other: every policy on every workload, fleet and load, at every age of the load reports, under
+//! Comparison of policies: every policy on every workload, fleet and load, at every age of the load reports, under
 //! several seeds.
 //!
-//! A [`Matrix`] is read from a file. [`Matrix::cells`] are what all policies are compared on, a [`Job`] is one run of one
-//! of them in one cell under one seed. Jobs share nothing, so a job's figures are the same whatever runs beside it, and
-//! a [`Store`] keeps them for the next time. [`Judged`] says who is best where.
+//! A [`Matrix`] is read from a file. [`Matrix::cells`] are the conditions under which all policies are compared, a
+//! [`Job`] is one run of one policy in one cell under one seed. Jobs share no state, so a job's figures do not depend
+//! on other jobs, and a [`Store`] keeps them for the next time. [`Judged`] determines the best policy of each cell.
 
 mod judge;
 mod run;
@@ -25,7 +25,7 @@ pub use store::{Store, Versions, digest, file_name};
 use crate::figures::Judgement;
 use crate::scenario::{Arm, CacheKnowledge, Fleet, RunError};
 
-/// What is compared on what.
+/// A comparison.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Matrix {
@@ -35,66 +35,67 @@ pub struct Matrix {
     pub fleets: BTreeMap<String, Fleet>,
     /// Requests.
     pub workloads: Vec<Workloads>,
-    /// Loads, as parts of the knee.
+    /// Loads, as fractions of the knee.
     pub loads: Vec<f64>,
-    /// How old load reports are, in seconds.
+    /// Ages of load reports, in seconds.
     pub ages_s: Vec<f64>,
-    /// The age where only one is wanted.
+    /// The age used where only one is needed.
     pub age_s: f64,
     /// Seeds, counted from 1.
     pub seeds: u32,
-    /// What the router is told, all policies alike.
+    /// Inputs of the router, the same for all policies.
     pub feed: Feed,
-    /// Policies that are left out, by name. All others are compared, with their defaults.
+    /// Policies that are excluded, by name. All others are compared, with their defaults.
     #[serde(default)]
     pub left_out: Vec<String>,
-    /// Further ones: with other parameters, or with more than a policy. What they are told is said by `feed`.
+    /// Further arms: with other parameters, or with more than a policy. `feed` sets their inputs.
     #[serde(default)]
     pub policies: Vec<Arm>,
-    /// What counts as good.
+    /// Limits for goodput.
     #[serde(default)]
     pub judgement: Judgement,
-    /// What a knee is.
+    /// Definition of a knee.
     pub knee: KneeRule,
 }
 
-/// A workload and where it is run.
+/// A workload and its fleets.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Workloads {
-    /// What it is called.
+    /// Its name.
     pub workload: String,
-    /// What it is, and what it is a piece of.
+    /// Its description and source.
     pub about: String,
     /// A trace file. This or `generate`.
     #[serde(default)]
     pub trace: Option<PathBuf>,
-    /// A workload to be made.
+    /// A workload to generate.
     #[serde(default)]
     pub generate: Option<Workload>,
     /// Ends a conversation before the first request whose prompt and answer are longer.
     #[serde(default)]
     pub context_tokens_max: Option<u32>,
-    /// What a load is, and how much is sent.
+    /// Unit of the load, and number of requests.
     pub send: Pace,
-    /// The fleets it is run on.
+    /// Its fleets.
     pub on: Vec<On>,
 }
 
-/// What a load is, and how much is sent.
+/// Unit of the load, and number of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Pace {
-    /// Load is a factor on a trace's own rate. What it sends in so many seconds is sent, whatever the load: a piece of
-    /// the trace as much longer as it is sent faster, from a place that the seed draws.
+    /// Load is a factor on a trace's own rate. The number of seconds sent is fixed: the part of the trace is longer
+    /// by the load factor, from a position drawn from the seed.
     WindowS(f64),
-    /// Load is conversations per second, for so many seconds.
+    /// Load is conversations per second, for a number of seconds.
     Seconds(f64),
-    /// Load is conversations per second, so many in all. Of a trace, the seed draws which, and in which order.
+    /// Load is conversations per second, for a number of conversations. The seed selects those of a trace, and their
+    /// order.
     Conversations(u32),
 }
 
-/// A fleet that a workload is run on.
+/// A fleet for a workload.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct On {
@@ -102,27 +103,27 @@ pub struct On {
     pub fleet: String,
     /// The load at which it saturates.
     pub knee: f64,
-    /// Loads at which it is run besides.
+    /// Additional loads.
     #[serde(default)]
     pub at: Vec<f64>,
-    /// Whether it is left out of a quick look.
+    /// Whether it is excluded from a quick run.
     #[serde(default)]
     pub full_only: bool,
 }
 
-/// What the router is told of the engines, and when.
+/// Inputs of the router, and their delay.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Feed {
-    /// Its own dispatches, or KV events.
+    /// Source of cache knowledge: own dispatches, or KV events.
     pub cache_knowledge: CacheKnowledge,
     /// Seconds between two load reports of an engine.
     pub report_interval_s: f64,
-    /// How late KV events are, in seconds.
+    /// Delay of KV events, in seconds.
     pub kv_event_delay_s: f64,
 }
 
-/// The knee of a workload on a fleet: the highest load up to which a policy answers in time.
+/// The knee of a workload on a fleet: the highest load up to which a policy meets a limit on TTFT.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KneeRule {
@@ -132,45 +133,45 @@ pub struct KneeRule {
     pub ttft_mean_s: f64,
 }
 
-/// What all policies are compared on.
+/// A condition under which all policies are compared.
 #[derive(Clone, Debug, PartialEq, PartialOrd, Serialize, Deserialize)]
 pub struct CellId {
-    /// Which workload.
+    /// The workload.
     pub workload: String,
-    /// On which fleet.
+    /// The fleet.
     pub fleet: String,
-    /// At which load, in the workload's unit.
+    /// The load, in the workload's unit.
     pub load: f64,
-    /// The same as a part of the knee; none if the load is given as such.
+    /// The same as a fraction of the knee; none if the load is given directly.
     pub of_knee: Option<f64>,
-    /// How old load reports are, in seconds.
+    /// Age of load reports, in seconds.
     pub age_s: f64,
 }
 
-/// Which part of a matrix.
+/// Selects a part of a matrix.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Selection {
     /// Workloads, or workload@fleet; all if empty.
     pub only: Vec<String>,
     /// Policies by their arms' names; all if empty.
     pub policies: Vec<String>,
-    /// How many seeds; all if none.
+    /// Number of seeds; all if none.
     pub seeds: Option<u32>,
     /// Ages; all if none.
     pub ages_s: Option<Vec<f64>>,
-    /// Parts of the knee; all if none, and then the loads that are given as such too.
+    /// Fractions of the knee; all if none, and then loads given directly too.
     pub loads: Option<Vec<f64>>,
-    /// Whether fleets that are not for a quick look are in.
+    /// Whether fleets excluded from a quick run are included.
     pub full: bool,
 }
 
 // === impl Matrix ===
 
 impl Matrix {
-    /// The policies: each with its defaults, unless left out, then those of the file.
+    /// The policies: each with its defaults, unless excluded, then those of the file.
     ///
     /// # Errors
-    /// If a name is taken twice, or asked for and not there.
+    /// If a name is used twice, or is unknown.
     pub fn arms(&self, selection: &Selection) -> Result<Vec<Arm>, RunError> {
         let bad = |why: String| Err(RunError::Policies(why));
         let all = PolicyConfig::NAMES.iter().filter(|name| !self.left_out.iter().any(|out| out == **name));
@@ -181,11 +182,14 @@ impl Matrix {
             .chain(self.policies.iter().cloned())
             .collect();
         if let Some(twice) = (1..arms.len()).find(|&n| arms[..n].iter().any(|arm| arm.arm == arms[n].arm)) {
-            return bad(format!("two are called `{}`", arms[twice].arm));
+            return bad(format!(
+                "two arms have the name `{}`: set a different `arm` for each",
+                arms[twice].arm
+            ));
         }
         if let Some(stray) = selection.policies.iter().find(|name| arms.iter().all(|arm| arm.arm != **name)) {
             let names: Vec<&str> = arms.iter().map(|arm| arm.arm.as_str()).collect();
-            return bad(format!("there is no `{stray}`: take some of {}", names.join(", ")));
+            return bad(format!("unknown policy `{stray}`: known are {}", names.join(", ")));
         }
         if !selection.policies.is_empty() {
             arms.retain(|arm| selection.policies.contains(&arm.arm));
@@ -193,10 +197,10 @@ impl Matrix {
         Ok(arms)
     }
 
-    /// The cells, workload after workload.
+    /// The cells, workload by workload.
     ///
     /// # Errors
-    /// If a workload is asked for that is not there, or runs on a fleet that is not there.
+    /// If a selected workload does not exist, or its fleet does not exist.
     pub fn cells(&self, selection: &Selection) -> Result<Vec<CellId>, RunError> {
         let mut cells = Vec::new();
         let ages_s = selection.ages_s.as_ref().unwrap_or(&self.ages_s);
@@ -204,7 +208,7 @@ impl Matrix {
         for workload in &self.workloads {
             for on in &workload.on {
                 if !self.fleets.contains_key(&on.fleet) {
-                    let why = format!("{}: there is no `{}`", workload.workload, on.fleet);
+                    let why = format!("{}: unknown fleet `{}`", workload.workload, on.fleet);
                     return Err(RunError::Fleet(why));
                 }
                 let name = |only: &String| {
@@ -233,14 +237,14 @@ impl Matrix {
             Some(stray) => {
                 let names: Vec<&str> = self.workloads.iter().map(|one| one.workload.as_str()).collect();
                 let why =
-                    format!("there is no `{}`: take some of {}", selection.only[stray], names.join(", "));
+                    format!("unknown workload `{}`: known are {}", selection.only[stray], names.join(", "));
                 Err(RunError::Workload(why))
             }
             None => Ok(cells),
         }
     }
 
-    /// Every cell with every policy under every seed. What runs the same requests comes one after the other.
+    /// Every cell with every policy under every seed. Jobs with the same requests are adjacent.
     ///
     /// # Errors
     /// As [`Matrix::cells`] and [`Matrix::arms`].
@@ -256,7 +260,7 @@ impl Matrix {
         Ok(jobs)
     }
 
-    /// An arm as it is run: with what the router is told at this age of the load reports.
+    /// An arm with the router's inputs at this age of the load reports.
     pub fn told(&self, arm: &Arm, age_s: f64) -> Arm {
         Arm {
             cache_knowledge: self.feed.cache_knowledge,
@@ -268,7 +272,7 @@ impl Matrix {
     }
 }
 
-/// Loads have three digits, which is more than a knee is known to.
+/// Loads have three digits, more than the accuracy of a knee.
 fn rounded(load: f64) -> f64 {
     (load * 1e3).round() / 1e3
 }

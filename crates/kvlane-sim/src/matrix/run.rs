@@ -1,4 +1,4 @@
-//! Running a cell: the requests of a workload at a load under a seed, and what a policy makes of them.
+//! Running a cell: the requests of a workload at a load under a seed, placed by a policy.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -20,35 +20,35 @@ use crate::world::Send;
 /// One run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Job {
-    /// On what.
+    /// Its cell.
     pub cell: CellId,
-    /// Which policy, by which name.
+    /// Its arm.
     pub arm: Arm,
-    /// Under which seed.
+    /// Its seed.
     pub seed: u32,
 }
 
-/// A matrix whose traces are read and whose engines are known.
+/// A matrix with its traces and engines loaded.
 pub struct Bench<'a> {
     matrix: &'a Matrix,
     settings: BTreeMap<String, Setting>,
     sources: BTreeMap<String, (Source, &'a Workloads)>,
 }
 
-/// Requests, and how to send them.
+/// Requests, and their arrivals.
 struct Content {
     trace: Trace,
     plan: Plan,
     drive: Drive,
 }
 
-/// The requests of the last job of a thread, for the next one may want the same.
+/// The requests of a thread's last job, because the next one may need the same.
 #[derive(Default)]
 struct Last(Option<(String, u64, u32, Content)>);
 
-/// A knee is found to this factor.
+/// Accuracy of a knee, as a factor.
 const KNEE_FACTOR: f64 = 1.02;
-/// A knee lies within so many doublings of the load that one begins with.
+/// Range of the search for a knee, in doublings of the starting load.
 const KNEE_DOUBLINGS: u32 = 12;
 
 // === impl Bench ===
@@ -57,7 +57,7 @@ impl<'a> Bench<'a> {
     /// Reads the traces of these cells with `open`. Paths of timing files are relative to `directory`.
     ///
     /// # Errors
-    /// If the matrix makes no sense or a trace cannot be read.
+    /// If the matrix is invalid or a trace cannot be read.
     pub fn new(
         matrix: &'a Matrix,
         cells: &[CellId],
@@ -84,7 +84,7 @@ impl<'a> Bench<'a> {
                 **read = short(&read.0, &read.1, tokens_max);
             }
             if matches!((&source, workload.send), (Source::Generated(_), Pace::WindowS(_))) {
-                let why = format!("{}: window_s is for traces, take seconds", workload.workload);
+                let why = format!("{}: window_s is for traces: set seconds", workload.workload);
                 return Err(RunError::Workload(why));
             }
             sources.insert(workload.workload.clone(), (source, workload));
@@ -92,7 +92,7 @@ impl<'a> Bench<'a> {
         Ok(Self { matrix, settings, sources })
     }
 
-    /// Runs jobs on `threads` threads, and hands over what each found, by its place, in any order, from any thread.
+    /// Runs jobs on `threads` threads, and passes on the result of each, by its index, in any order, from any thread.
     ///
     /// # Errors
     /// Of the first job that cannot be run.
@@ -112,7 +112,7 @@ impl<'a> Bench<'a> {
                     match self.job(job, &mut last) {
                         Ok(figures) => each(place, figures),
                         Err(why) => {
-                            // Nobody begins another one.
+                            // No further job is started.
                             next.store(jobs.len(), Ordering::Relaxed);
                             return Err(why);
                         }
@@ -129,7 +129,7 @@ impl<'a> Bench<'a> {
 
     fn job(&self, job: &Job, last: &mut Last) -> Result<Figures, RunError> {
         let CellId { workload, fleet, load, age_s, .. } = &job.cell;
-        let missing = || RunError::Workload(format!("{workload} on {fleet} was not made ready"));
+        let missing = || RunError::Workload(format!("{workload} on {fleet} was not loaded"));
         let (Some((source, spec)), Some(setting)) = (self.sources.get(workload), self.settings.get(fleet))
         else {
             return Err(missing());
@@ -152,11 +152,11 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// The knee of a workload on a fleet, as the matrix has it, over so many seeds: how the mean time to first token grows
-/// with the load is tried until the load is known within 2 %. `tried` is told of each load and what was found there.
+/// The knee of a workload on a fleet, over a number of seeds: mean TTFT is measured at several loads until the load
+/// is known within 2 %. `tried` is called with each load and its result.
 ///
 /// # Errors
-/// If a job cannot be run, or there is no knee anywhere near the one that the matrix says.
+/// If a job cannot be run, or there is no knee near the one in the matrix.
 pub fn knee(
     bench: &Bench<'_>,
     cell: &CellId,
@@ -186,7 +186,10 @@ pub fn knee(
     let mut step = 1.25;
     for doubling in 0.. {
         if doubling > KNEE_DOUBLINGS {
-            return Err(RunError::Workload(format!("{}: no knee around {}", cell.workload, cell.load)));
+            return Err(RunError::Workload(format!(
+                "{}: no knee found around load {}",
+                cell.workload, cell.load
+            )));
         }
         let at = if within { high * step } else { low / step };
         let in_time = in_time(at)?;
@@ -221,7 +224,7 @@ fn setting(fleet: &Fleet, directory: &Path) -> Result<Setting, RunError> {
     })
 }
 
-/// A trace without the requests whose prompt and answer are longer than this, and without all that waits for them.
+/// A trace without requests whose prompt and answer exceed this length, and without all that depend on them.
 fn short(trace: &Trace, plan: &Plan, tokens_max: u32) -> (Trace, Plan) {
     let mut kept = vec![true; trace.requests.len()];
     for index in 0..trace.requests.len() as u32 {
@@ -237,18 +240,18 @@ fn short(trace: &Trace, plan: &Plan, tokens_max: u32) -> (Trace, Plan) {
     (trace, plan)
 }
 
-/// What is sent at a load under a seed.
+/// The requests of a load under a seed.
 fn content(source: &Source, send: Pace, load: f64, seed: u32) -> Result<Content, RunError> {
     let stage = |count: u32| Stage { rate: load, seconds: f64::from(count) / load };
     let timed = |(mut trace, plan): (Trace, Plan), stage: Stage| {
         retime(&mut trace, &plan, &[stage], seed.into());
-        // Conversations lie one after the other and may overlap in time: what counts is when each begins.
+        // Conversations are consecutive and may overlap in time: the start of each decides.
         Content { trace, plan, drive: Drive::Open { load: 1.0 } }
     };
     match (source, send) {
         (Source::Trace(read), Pace::WindowS(seconds)) => Ok(window(&read.0, seconds, load, seed)),
         (Source::Generated(_), Pace::WindowS(_)) => {
-            Err(RunError::Workload("window_s is for traces, take seconds".to_owned()))
+            Err(RunError::Workload("window_s is for traces: set seconds".to_owned()))
         }
         (Source::Trace(read), Pace::Seconds(_) | Pace::Conversations(_)) => {
             let (trace, plan) = &**read;
@@ -259,7 +262,7 @@ fn content(source: &Source, send: Pace, load: f64, seed: u32) -> Result<Content,
             let mut roots = plan.roots.clone();
             let count = stage.count() as usize;
             if count > roots.len() {
-                let why = format!("{count} conversations are wanted, the trace has {}", roots.len());
+                let why = format!("{count} conversations are needed, the trace has {}", roots.len());
                 return Err(RunError::Workload(why));
             }
             let mut rng = Rng::new(seed.into());
@@ -278,8 +281,8 @@ fn content(source: &Source, send: Pace, load: f64, seed: u32) -> Result<Content,
     }
 }
 
-/// What a trace sends in so many seconds at a load, from a place that the seed draws. A conversation that has begun
-/// before goes on as one that begins there; a turn that would come later than the window is left out.
+/// The requests of a window of a trace at a load, from a position drawn from the seed. A conversation that started
+/// before continues as one that starts there; a turn after the window is left out.
 fn window(trace: &Trace, seconds: f64, load: f64, seed: u32) -> Content {
     let span_s = seconds * load;
     let start_s = Rng::new(seed.into()).unit() * (trace.span_s() - span_s).max(0.0);

@@ -1,8 +1,8 @@
-//! What earlier runs found, so that nothing is run twice.
+//! Results of earlier runs, so that no run is repeated.
 //!
-//! A file of lines, each a run: appended to when the run is over, so what is lost of an interrupted matrix is what was
-//! running. A run counts again only if all that its figures come from is the same: the requests, the fleet, what the
-//! router is told, the policy with its parameters, and the program itself.
+//! A file with one line per run, appended when the run ends, so an interrupted matrix loses only the runs in
+//! progress. A result is reused only if all its inputs are the same: the requests, the fleet, the router's inputs,
+//! the policy with its parameters, and the program itself.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -18,28 +18,28 @@ use super::{Job, Matrix, Pace};
 use crate::figures::{Figures, Judgement};
 use crate::scenario::{Arm, Fleet};
 
-/// What lines are called.
+/// Format name of lines.
 const SCHEMA: &str = "kvlane.placement-run/1";
 
-/// Of which program a run is.
+/// The program that made a run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Versions {
-    /// All of it.
+    /// Digest of the whole program.
     pub program: String,
-    /// A policy's own source, by [`file_name`].
+    /// Digest of a policy's own source, by [`file_name`].
     pub policies: BTreeMap<String, String>,
-    /// Each trace file, by its path in the matrix.
+    /// Digest of each trace file, by its path in the matrix.
     pub traces: BTreeMap<String, String>,
 }
 
-/// Runs that are over.
+/// Completed runs.
 #[derive(Debug)]
 pub struct Store {
     file: Mutex<File>,
     runs: BTreeMap<String, Vec<(String, Figures)>>,
 }
 
-/// A run that is over, as a line.
+/// A completed run, as a line.
 #[derive(Serialize, Deserialize)]
 struct Line {
     schema: String,
@@ -49,7 +49,7 @@ struct Line {
     figures: Figures,
 }
 
-/// All that a run's figures come from, but the program.
+/// All inputs of a run's figures except the program.
 #[derive(Serialize)]
 struct Key<'a> {
     fleet: Option<&'a Fleet>,
@@ -64,8 +64,8 @@ struct Key<'a> {
     policy_source: Option<&'a String>,
 }
 
-/// A digest that tells contents apart which nobody has made to be alike: FNV-1a with 128 bits (G. Fowler, L. C. Noll,
-/// K.-P. Vo, D. Eastlake, *The FNV Non-Cryptographic Hash Algorithm*).
+/// A digest that distinguishes contents that were not crafted to collide: FNV-1a with 128 bits (G. Fowler, L. C.
+/// Noll, K.-P. Vo, D. Eastlake, *The FNV Non-Cryptographic Hash Algorithm*).
 pub fn digest(bytes: &[u8]) -> String {
     const OFFSET: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
     const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
@@ -73,7 +73,7 @@ pub fn digest(bytes: &[u8]) -> String {
     format!("{hash:032x}")
 }
 
-/// What a policy's source is called: by its own name, not by that of a set of parameters.
+/// Name of a policy's source file: the policy's own name, not that of a set of parameters.
 pub fn file_name(policy: &PolicyConfig) -> String {
     let named = serde_json::to_value(policy).ok();
     named.and_then(|named| Some(named.get("name")?.as_str()?.to_owned())).unwrap_or_default()
@@ -82,10 +82,10 @@ pub fn file_name(policy: &PolicyConfig) -> String {
 // === impl Store ===
 
 impl Store {
-    /// Opens the file, or begins one. Lines that are no runs, such as one that was cut short, are passed over.
+    /// Opens or creates the file. Invalid lines, such as a truncated one, are skipped.
     ///
     /// # Errors
-    /// If the file can be neither read nor made.
+    /// If the file can be neither read nor created.
     pub fn open(path: &Path) -> io::Result<Self> {
         let mut file = OpenOptions::new().create(true).read(true).append(true).open(path)?;
         let mut runs: BTreeMap<String, Vec<(String, Figures)>> = BTreeMap::new();
@@ -107,7 +107,7 @@ impl Store {
         Ok(Self { file: Mutex::new(file), runs })
     }
 
-    /// What a run found, if the same program has run it; with `other_program`, any program whose policy is the same.
+    /// The result of a run by the same program; with `other_program`, by any program whose policy is the same.
     pub fn find(
         &self,
         matrix: &Matrix,
@@ -120,7 +120,7 @@ impl Store {
         same.or(runs.last().filter(|_| other_program)).map(|(_, figures)| figures)
     }
 
-    /// Keeps what a run found, and returns it as it will be read.
+    /// Stores the result of a run, and returns it as it will be read.
     ///
     /// # Errors
     /// If it cannot be written.

@@ -1,10 +1,10 @@
-//! What a pool would tell of itself.
+//! Changes of a pool, for KV events.
 
 use kvlane_core::block::BlockHash;
 use kvlane_core::event::{EngineHash, KvEvent, StoredBlock, Tier};
 
-/// Changes since the last [`Log::drain`]. Neighbours of one kind are one event; of stored blocks, those that follow one
-/// another.
+/// Changes since the last [`Log::drain`]. Adjacent changes of one kind are one event; stored blocks only if they are
+/// consecutive.
 #[derive(Clone, Debug)]
 pub(super) struct Log {
     tier: Tier,
@@ -22,7 +22,7 @@ impl Log {
         self.tier
     }
 
-    /// A block, and the one before it in its prompt.
+    /// Records a block and its predecessor in its prompt.
     pub(super) fn stored(&mut self, hash: BlockHash, before: Option<BlockHash>) {
         let block = StoredBlock { name: name(hash), hash };
         match self.events.last_mut() {
@@ -36,7 +36,7 @@ impl Log {
         }
     }
 
-    /// A block that has been told of is in `to` as well.
+    /// A recorded block is in `to` as well.
     pub(super) fn copied(&mut self, hash: BlockHash, to: Tier) {
         match self.events.last_mut() {
             Some(KvEvent::Copied { blocks, tier }) if *tier == to => blocks.push(name(hash)),
@@ -51,7 +51,7 @@ impl Log {
         }
     }
 
-    /// Drops what has not been told: who hears that all is gone needs nothing else.
+    /// Drops unpublished changes: after a reset event nothing else is needed.
     pub(super) fn clear(&mut self) {
         self.events.clear();
     }
@@ -61,7 +61,7 @@ impl Log {
     }
 }
 
-/// The engine's name of a block: our hash of it, since nothing hangs on how an engine names its blocks.
+/// The engine's name of a block: our hash of it, since its value does not matter.
 fn name(BlockHash(hash): BlockHash) -> EngineHash {
     EngineHash(hash)
 }

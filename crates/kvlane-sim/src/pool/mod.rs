@@ -1,14 +1,13 @@
-//! The KV cache as blocks: some held by sequences, the others free, many of them still holding a prefix worth finding.
+//! The KV cache as blocks: held by sequences or free; many free blocks still cache a prefix.
 //!
-//! As in vLLM (`vllm/v1/core/block_pool.py`) a block that nobody holds keeps its content and its hash until it is taken
-//! for something else. Which one is taken next is the [`Eviction`]: the longest unused one, unless a study wants
-//! otherwise. A sequence gives its blocks back tail first, so the end of a conversation is lost before its beginning.
-//! Two sequences that compute the same block at the same time both hold a copy; only the first can be found.
+//! As in vLLM (`vllm/v1/core/block_pool.py`) a block that no sequence holds keeps its content and its hash until it
+//! is reused. The [`Eviction`] policy selects the block to reuse: the least recently used one by default. A sequence
+//! frees its blocks from the tail, so the end of a conversation is evicted before its beginning. Two sequences that
+//! compute the same block at the same time both hold a copy; only the first can be found.
 //!
-//! What a block loses it may leave to a tier below, see [`crate::tier`].
+//! Evicted content may move to a lower tier, see [`crate::tier`].
 //!
-//! A block takes 16 bytes, and 32 to 64 in the table that finds it by its hash. Every operation probes that table once for
-//! each block.
+//! A block takes 16 bytes, and 32 to 64 in the hash table. Every operation probes that table once for each block.
 
 mod log;
 mod order;
@@ -32,35 +31,35 @@ pub type Map<K, V> = HashMap<K, V, FixedState>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BlockId(u32);
 
-/// No block: the end of a list, or content that is found without a block.
+/// No block: the end of a list, or content found without a block.
 const NONE: u32 = u32::MAX;
 
-/// Most blocks of a pool.
+/// Maximum blocks of a pool.
 const BLOCKS_MAX: u32 = 1 << 29;
 
-/// In place of a link: the block is held.
+/// Instead of a link: the block is held.
 const HELD: u32 = u32::MAX - 1;
 
-/// In place of a hash: the block has none. One hash in 2^64 is never found.
+/// Instead of a hash: the block has none. One hash in 2^64 is never found.
 const UNNAMED: u64 = u64::MAX;
 
 #[derive(Clone, Copy, Debug)]
 struct Block {
     hash: u64,
-    /// How many hold it, or its older neighbour among the free ones.
+    /// Number of holders, or its older neighbour in the free list.
     holders_or_older: u32,
-    /// [`HELD`], or its newer neighbour among the free ones.
+    /// [`HELD`], or its newer neighbour in the free list.
     newer: u32,
 }
 
-/// What a lookup found.
+/// Result of a lookup.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Run {
-    /// Blocks of the prompt's longest cached beginning.
+    /// Blocks of the prompt's longest cached prefix.
     pub blocks: u32,
-    /// Those that somebody holds; to hold the others too takes a free block each.
+    /// Those that are held; to hold each of the others takes a free block.
     pub held: u32,
-    /// Blocks after the cached beginning that are in the host's memory.
+    /// Blocks after the cached prefix that are in host memory.
     pub host: u32,
 }
 
@@ -70,10 +69,10 @@ pub struct BlockPool {
     blocks: Vec<Block>,
     /// Blocks with a hash.
     named: Table,
-    /// Free blocks, in the order in which they are taken.
+    /// Free blocks, in the order of reuse.
     order: Order,
     free: u32,
-    /// What was lost and is found all the same, if nothing is ever forgotten.
+    /// Evicted content that can still be found, with infinite eviction.
     ghosts: Option<HashSet<u64, FixedState>>,
     host: Option<HostTier>,
     log: Option<Log>,
@@ -82,7 +81,7 @@ pub struct BlockPool {
 // === impl BlockPool ===
 
 impl BlockPool {
-    /// A pool of `blocks` empty blocks, of which the longest unused is taken first.
+    /// A pool of `blocks` empty blocks with LRU eviction.
     pub fn new(blocks: u32) -> Self {
         Self::with_eviction(blocks, Eviction::Lru)
     }
@@ -104,17 +103,17 @@ impl BlockPool {
         pool
     }
 
-    /// Puts a tier below the pool that receives what its blocks lose.
+    /// Adds a lower tier that receives evicted content.
     pub fn set_host(&mut self, host: HostTier) {
         self.host = Some(host);
     }
 
-    /// Starts to write down what can be found and what no more, here as in `tier`, and in the tier below.
+    /// Starts to log changes of findable blocks, here as in `tier`, and in the lower tier.
     pub fn set_log(&mut self, tier: Tier) {
         self.log = Some(Log::new(tier));
     }
 
-    /// Hands over what was written down since the last call, in the order in which it happened.
+    /// Returns the changes since the last call, in order.
     pub fn drain_log(&mut self, each: impl FnMut(KvEvent)) {
         if let Some(log) = &mut self.log {
             log.drain(each);
@@ -126,12 +125,12 @@ impl BlockPool {
         self.blocks.len() as u32
     }
 
-    /// Blocks that nobody holds, cached ones among them.
+    /// Blocks that are not held, including cached ones.
     pub fn free(&self) -> u32 {
         self.free
     }
 
-    /// Blocks that somebody holds.
+    /// Blocks that are held.
     pub fn used(&self) -> u32 {
         self.capacity() - self.free
     }
@@ -141,7 +140,7 @@ impl BlockPool {
         self.named.len()
     }
 
-    /// How much of the beginning of `prompt` is here. A prompt's hashes are chained, so none occurs twice.
+    /// Cached prefix of `prompt`. A prompt's hashes are chained, so none occurs twice.
     pub fn lookup(&self, prompt: impl IntoIterator<Item = BlockHash>) -> Run {
         self.walk(prompt, |_| ())
     }
@@ -175,8 +174,8 @@ impl BlockPool {
         run
     }
 
-    /// Holds what [`BlockPool::find`] has just found, and appends it to `held`. `hash` tells those blocks' hashes by
-    /// their index. There must be a free block for each one that nobody holds.
+    /// Holds the result of the last [`BlockPool::find`], and appends it to `held`. `hash` returns those blocks'
+    /// hashes by index. There must be a free block for each one that is not held.
     pub fn hold(&mut self, found: &[BlockId], hash: impl Fn(u32) -> BlockHash, held: &mut Vec<BlockId>) {
         let from = held.len();
         for &BlockId(block) in found {
@@ -194,7 +193,7 @@ impl BlockPool {
         if self.ghosts.is_none() {
             return;
         }
-        // Only with all others held can none of them be taken for what comes back.
+        // Only when all others are held, none of them can be taken for the content that is loaded.
         for (index, block) in (0..).zip(&mut held[from..]).filter(|(_, block)| block.0 == NONE) {
             let mut fresh = Vec::with_capacity(1);
             if self.take_free(1, &mut fresh) {
@@ -205,13 +204,13 @@ impl BlockPool {
         }
     }
 
-    /// Marks blocks of the host's memory as used.
+    /// Marks blocks of host memory as used.
     pub fn touch_host(&mut self, hashes: impl IntoIterator<Item = BlockHash>) {
         hashes.into_iter().for_each(|hash| self.store_in_host(hash));
     }
 
-    /// Holds `count` blocks, those that are to be evicted first, and appends them to `held`. Whatever they cached is
-    /// gone. False, and nothing happens, if there are not as many.
+    /// Holds `count` blocks, in eviction order, and appends them to `held`. Their cached content is lost. False, and
+    /// without effect, if there are not enough.
     #[must_use]
     pub fn take_free(&mut self, count: u32, held: &mut Vec<BlockId>) -> bool {
         if count > self.free {
@@ -232,7 +231,7 @@ impl BlockPool {
         true
     }
 
-    /// The content that the next [`BlockPool::take_free`] takes first, if the block it takes has any.
+    /// The content that the next [`BlockPool::take_free`] evicts first, if the block has any.
     pub(crate) fn next_lost(&self) -> Option<BlockHash> {
         let block = (self.free > 0).then(|| self.order.first())?;
         let hash = self.blocks[block as usize].hash;
@@ -245,7 +244,7 @@ impl BlockPool {
             ghosts.insert(hash);
             return;
         }
-        // First where it goes, then that it is gone: who hears of it never has to think it lost.
+        // First the new location, then the removal: a listener never sees the content as lost.
         self.store_in_host(BlockHash(hash));
         if let Some(log) = &mut self.log {
             log.removed(BlockHash(hash), log.tier());
@@ -264,8 +263,8 @@ impl BlockPool {
         }
     }
 
-    /// Makes a held block findable: it is full and holds what `hash` stands for. Without effect if another block
-    /// already does. `before` is asked for the block before it in its prompt, if somebody is to be told.
+    /// Makes a held block findable: it is full and contains the tokens of `hash`. Without effect if another block
+    /// already does. `before` is called for its predecessor in its prompt, if changes are logged.
     pub fn publish(
         &mut self,
         block: BlockId,
@@ -287,7 +286,7 @@ impl BlockPool {
         }
     }
 
-    /// Gives up a sequence's blocks, in the order of the sequence.
+    /// Frees a sequence's blocks, in the order of the sequence.
     pub fn release(&mut self, held: &[BlockId]) {
         for &BlockId(block) in held.iter().rev() {
             let entry = &mut self.blocks[block as usize];
@@ -302,7 +301,7 @@ impl BlockPool {
         }
     }
 
-    /// Forgets all content. Held blocks stay held and are never found again.
+    /// Drops all content. Held blocks stay held and are never found again.
     pub fn forget(&mut self) {
         self.named.clear();
         self.blocks.iter_mut().for_each(|block| block.hash = UNNAMED);
@@ -331,7 +330,7 @@ impl BlockPool {
 
 #[cfg(test)]
 impl BlockPool {
-    /// All hashes that can be found, in this tier and in the one below.
+    /// All hashes that can be found, in this tier and in the lower one.
     pub(crate) fn findable(&self) -> [std::collections::BTreeSet<BlockHash>; 2] {
         let hash = |block: u32| BlockHash(self.blocks[block as usize].hash);
         let ghosts = self.ghosts.iter().flatten().copied().map(BlockHash);
@@ -354,7 +353,7 @@ mod tests {
         ids.iter().copied().map(BlockHash).collect()
     }
 
-    /// A sequence that finds what it can, computes the rest and publishes it.
+    /// A sequence that uses cached blocks, computes the rest and publishes it.
     fn sequence(pool: &mut BlockPool, prompt: &[u64]) -> Vec<BlockId> {
         let prompt = hashes(prompt);
         let mut held = Vec::new();
@@ -450,7 +449,7 @@ mod tests {
         assert_eq!((pool.used(), pool.cached()), (0, 0));
     }
 
-    /// Three one-block sequences come and go, of which some are found again; then one block is needed.
+    /// Three one-block sequences come and go, some of them found again; then one block is needed.
     fn loser(eviction: Eviction, found_again: &[u64]) -> u64 {
         let mut pool = BlockPool::with_eviction(3, eviction);
         for prompt in [1, 2, 3].iter().chain(found_again) {
@@ -523,7 +522,7 @@ mod tests {
         Forget,
     }
 
-    /// As real chains are: a block's hash tells of all before it, and none occurs twice.
+    /// As in real chains, a block's hash identifies all blocks before it, and none occurs twice.
     fn chain(ids: Vec<u64>) -> Op {
         Op::Start(
             ids.into_iter()
@@ -552,7 +551,7 @@ mod tests {
         ]
     }
 
-    /// What someone knows who has heard all events.
+    /// The state of a listener that received all events.
     fn replay(events: &[KvEvent]) -> [BTreeSet<BlockHash>; 2] {
         let mut known = <[BTreeSet<BlockHash>; 2]>::default();
         for event in events {

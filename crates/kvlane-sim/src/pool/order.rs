@@ -1,4 +1,4 @@
-//! Which free block is taken first.
+//! Order in which free blocks are reused.
 
 use std::collections::BTreeSet;
 
@@ -6,35 +6,35 @@ use serde::{Deserialize, Serialize};
 
 use super::{Block, NONE};
 
-/// What a full cache loses first.
+/// Eviction policy of a full cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Eviction {
-    /// What was held longest ago, as engines do.
+    /// Least recently held first, as engines do.
     #[default]
     Lru,
-    /// What was found least often since it came, and of that what was held longest ago.
+    /// Least often found since it was stored first, then least recently held.
     Lfu,
-    /// What was never found since it came, and when none of that is left, the rest; each by age. A turn that continues
-    /// a session finds the turns before it, so this protects sessions that have shown themselves to be ones.
+    /// Blocks never found since they were stored first, then the rest; each by age. A turn that continues a session
+    /// finds the earlier turns, so this protects active sessions.
     SessionLru,
-    /// Nothing: what a block loses is found all the same and comes back at no cost. Sequences still need blocks. No
-    /// machine does this; it is the bound for those that could.
+    /// None: evicted content can still be found and returns at no cost. Sequences still need blocks. No machine does
+    /// this; it is the upper bound.
     Infinite,
 }
 
-/// The free blocks in the order in which they are taken.
+/// The free blocks in the order of reuse.
 #[derive(Clone, Debug)]
 pub(super) enum Order {
     /// By age.
     Age(List),
     /// By age, those never found first.
     Found { lists: [List; 2], found: Vec<bool> },
-    /// By how often they were found, then by age.
+    /// By number of hits, then by age.
     Uses { free: BTreeSet<(u32, u64, u32)>, uses: Vec<u32>, freed: Vec<u64>, clock: u64 },
 }
 
-/// A list through the links of the blocks.
+/// A list linked through the blocks.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct List {
     oldest: u32,
@@ -56,7 +56,7 @@ impl Order {
         }
     }
 
-    /// The block to take; [`NONE`] if none is free.
+    /// The block to reuse; [`NONE`] if none is free.
     pub(super) fn first(&self) -> u32 {
         match self {
             Self::Age(list) => list.oldest,
@@ -85,7 +85,7 @@ impl Order {
         }
     }
 
-    /// A block is free no more.
+    /// A block is no longer free.
     pub(super) fn remove(&mut self, blocks: &mut [Block], block: u32) {
         match self {
             Self::Age(list) => list.remove(blocks, block),
@@ -96,7 +96,7 @@ impl Order {
         }
     }
 
-    /// A held block was found once more.
+    /// A held block was found again.
     pub(super) fn hit(&mut self, block: u32) {
         match self {
             Self::Age(_) => {}

@@ -1,11 +1,10 @@
-//! Finds a block by its hash.
+//! Hash table of blocks.
 //!
 //! Open addressing with linear probing and backward-shift deletion (Knuth, The Art of Computer Programming 3, 6.4,
-//! algorithm R), at most a quarter full: fewer probes are worth
-//! more than fewer bytes. An entry is eight bytes, half of them hash, and the place where it would best be
-//! is the upper part of that half: to find, enter or delete costs one cache line, mostly. A general hash map
-//! needs two or three, and the blocks that leave and enter a full cache all day are what an engine of this kind spends
-//! its time on.
+//! algorithm R), at most a quarter full, because few probes matter more than few bytes. An entry is eight bytes, half
+//! of them hash, and its ideal position is the upper part of that half: a lookup, insertion or deletion mostly costs
+//! one cache line. A general hash map needs two or three, and insertions and evictions of a full cache dominate the
+//! run time of the simulated engine.
 
 use super::{Block, NONE};
 
@@ -18,12 +17,12 @@ struct Entry {
 
 const EMPTY: Entry = Entry { tag: 0, block: NONE };
 
-/// Blocks by their hash. The hashes themselves are with the blocks.
+/// Blocks by hash. The hashes themselves are stored with the blocks.
 #[derive(Clone, Debug)]
 pub(super) struct Table {
-    /// A power of two of them.
+    /// A power of two of entries.
     entries: Vec<Entry>,
-    /// What takes a tag to its best place.
+    /// Shift from a tag to its ideal position.
     shift: u32,
     len: u32,
 }
@@ -50,7 +49,7 @@ impl Table {
         self.find(blocks, hash).ok().map(|at| self.entries[at].block)
     }
 
-    /// Enters a block, unless there is one with this hash.
+    /// Inserts a block, unless there is one with this hash.
     pub(super) fn insert(&mut self, blocks: &[Block], hash: u64, block: u32) -> bool {
         let Err(at) = self.find(blocks, hash) else { return false };
         debug_assert!((self.len as usize) < self.entries.len() / 4, "no more blocks than it was made for");
@@ -59,7 +58,7 @@ impl Table {
         true
     }
 
-    /// Deletes a block that was entered with this hash.
+    /// Deletes a block that was inserted with this hash.
     pub(super) fn remove(&mut self, hash: u64, block: u32) {
         let mask = self.entries.len() - 1;
         let mut hole = (tag(hash) >> self.shift) as usize;
@@ -67,7 +66,7 @@ impl Table {
             debug_assert_ne!(self.entries[hole].block, NONE, "it was entered");
             hole = (hole + 1) & mask;
         }
-        // Whoever would rather be at the hole, or before it, moves there.
+        // Entries whose ideal position is the hole, or before it, move there.
         let mut at = hole;
         loop {
             at = (at + 1) & mask;
@@ -90,13 +89,13 @@ impl Table {
         self.len = 0;
     }
 
-    /// All blocks, in no order that means anything.
+    /// All blocks, in no particular order.
     #[cfg(test)]
     pub(super) fn iter(&self) -> impl Iterator<Item = u32> {
         self.entries.iter().map(|entry| entry.block).filter(|block| *block != NONE)
     }
 
-    /// Where the block with this hash is, or else where it would be entered.
+    /// Position of the block with this hash, or else where it would be inserted.
     fn find(&self, blocks: &[Block], hash: u64) -> Result<usize, usize> {
         let (tag, mask) = (tag(hash), self.entries.len() - 1);
         let mut at = (tag >> self.shift) as usize;
@@ -124,7 +123,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_table_is_a_map(ops in prop::collection::vec((any::<bool>(), 0u64..40), 0..200)) {
-            // Hashes of which many have the same best place, the last one among them.
+            // Many hashes have the same ideal position, including the last one.
             let hash = |id: u64| (id % 5).wrapping_mul(u64::MAX / 4) ^ id;
             let mut blocks = vec![Block { hash: 0, holders_or_older: NONE, newer: NONE }; 16];
             let (mut table, mut expected) = (Table::new(16), BTreeMap::new());

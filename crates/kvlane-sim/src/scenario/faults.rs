@@ -1,4 +1,4 @@
-//! What goes wrong in a scenario.
+//! Faults of a scenario.
 
 use kvlane_core::time::Nanos;
 use serde::{Deserialize, Serialize};
@@ -9,110 +9,110 @@ use crate::fault::Fault;
 /// Slowest engine: a step has to end within the time of a run.
 const SLOWDOWN_MAX: f64 = 1e4;
 
-/// Something that goes wrong with an engine: which, counted from 0, those that only prefill last, and when, in seconds.
-/// Faults of one engine that overlap add up.
+/// A fault of an engine. Engines are numbered from 0, those that only prefill last; times are in seconds. Overlapping
+/// faults of one engine combine.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum FaultSpec {
-    /// It dies: what it was doing breaks off and its cache is lost.
+    /// The engine dies: its requests break and its cache is lost.
     Death {
-        /// When.
+        /// Time.
         at_s: f64,
-        /// Which.
+        /// The engine.
         engine: usize,
-        /// When it is back, empty; never without.
+        /// Time of its return, empty; without it, it does not return.
         #[serde(default)]
         back_at_s: Option<f64>,
     },
     /// Its steps take longer.
     Slow {
-        /// When.
+        /// Time.
         at_s: f64,
-        /// Which.
+        /// The engine.
         engine: usize,
-        /// By which factor.
+        /// Factor.
         factor: f64,
-        /// Until when; for good without.
+        /// End; without it, permanent.
         #[serde(default)]
         until_s: Option<f64>,
     },
-    /// It stands still, and then answers all that it was given.
+    /// It pauses, and then answers all its requests.
     Pause {
-        /// When.
+        /// Time.
         at_s: f64,
-        /// Which.
+        /// The engine.
         engine: usize,
-        /// Until when; for good without.
+        /// End; without it, permanent.
         #[serde(default)]
         until_s: Option<f64>,
     },
-    /// It breaks off all its connections, and takes new ones at once.
+    /// It resets all its connections, and accepts new ones at once.
     Reset {
-        /// When.
+        /// Time.
         at_s: f64,
-        /// Which.
+        /// The engine.
         engine: usize,
     },
-    /// It is out of reach, and nobody is told.
+    /// It is unreachable without an error.
     BlackHole {
-        /// When.
+        /// Time.
         at_s: f64,
-        /// Which.
+        /// The engine.
         engine: usize,
-        /// Until when; for good without.
+        /// End; without it, permanent.
         #[serde(default)]
         until_s: Option<f64>,
     },
-    /// It says of each new request that it is too busy.
+    /// It answers each new request that it is busy.
     Busy {
-        /// When.
+        /// Time.
         at_s: f64,
-        /// Which.
+        /// The engine.
         engine: usize,
-        /// In how many seconds to come again, if it says.
+        /// Its `Retry-After` in seconds, if it sends one.
         #[serde(default)]
         retry_after_s: Option<f64>,
-        /// Until when; for good without.
+        /// End; without it, permanent.
         #[serde(default)]
         until_s: Option<f64>,
     },
-    /// Nothing that it says of its cache arrives.
+    /// Its KV events are lost.
     CutFeed {
-        /// When.
+        /// Time.
         at_s: f64,
-        /// Which.
+        /// The engine.
         engine: usize,
-        /// Until when; for good without.
+        /// End; without it, permanent.
         #[serde(default)]
         until_s: Option<f64>,
     },
-    /// It says of far more blocks than it has that it has them.
+    /// It reports far more blocks than it holds.
     FloodFeed {
-        /// When.
+        /// Time.
         at_s: f64,
-        /// Which.
+        /// The engine.
         engine: usize,
-        /// Until when; for good without.
+        /// End; without it, permanent.
         #[serde(default)]
         until_s: Option<f64>,
     },
-    /// It is given no new requests.
+    /// It gets no new requests.
     Drain {
-        /// When.
+        /// Time.
         at_s: f64,
-        /// Which.
+        /// The engine.
         engine: usize,
-        /// Until when; for good without.
+        /// End; without it, permanent.
         #[serde(default)]
         until_s: Option<f64>,
     },
     /// It drains and leaves.
     Replace {
-        /// When.
+        /// Time.
         at_s: f64,
-        /// Which.
+        /// The engine.
         engine: usize,
-        /// When another one takes its place, empty; never without.
+        /// Time at which an empty engine replaces it; without it, none does.
         #[serde(default)]
         back_at_s: Option<f64>,
     },
@@ -121,10 +121,10 @@ pub enum FaultSpec {
 // === impl FaultSpec ===
 
 impl FaultSpec {
-    /// As the world knows it.
+    /// The fault for the world.
     ///
     /// # Errors
-    /// If there is no such engine, or a time or a factor makes no sense.
+    /// If there is no such engine, or a time or a factor is invalid.
     pub(super) fn fault(self, engines: u32) -> Result<Fault, RunError> {
         let at = Nanos::from_secs_f64;
         let fault = match self {
@@ -179,19 +179,21 @@ impl FaultSpec {
         };
         let time = |secs: f64| secs >= 0.0 && secs.is_finite();
         if engine >= engines as usize {
-            return Err(RunError::Fleet(format!("faults: there is no engine {engine}, they count from 0")));
+            return Err(RunError::Fleet(format!(
+                "faults: there is no engine {engine}: engines are numbered from 0"
+            )));
         }
         if !time(at_s) || end_s.is_some_and(|end_s| !time(end_s) || end_s <= at_s) {
             return Err(RunError::Fleet(
-                "faults: times are seconds, zero or more, and end after they begin".into(),
+                "faults: times must be at least 0 s, and the end after the start".into(),
             ));
         }
         match self {
             Self::Slow { factor, .. } if !(factor > 0.0 && factor <= SLOWDOWN_MAX) => {
-                Err(RunError::Fleet("faults: a factor is above zero and at most 10000".into()))
+                Err(RunError::Fleet("faults: factor must be above 0 and at most 10000".into()))
             }
             Self::Busy { retry_after_s: Some(secs), .. } if !time(secs) => {
-                Err(RunError::Fleet("faults: retry_after_s is seconds, zero or more".into()))
+                Err(RunError::Fleet("faults: retry_after_s must be at least 0".into()))
             }
             _ => Ok(()),
         }

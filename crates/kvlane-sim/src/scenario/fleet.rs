@@ -1,4 +1,4 @@
-//! The engines of a scenario: one group of them, all alike, or several groups.
+//! The engines of a scenario: one group of equal engines, or several groups.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -14,24 +14,24 @@ use crate::pool::Eviction;
 use crate::tier::CpuTier;
 use crate::transfer::TransferConfig;
 
-/// The engines, group after group. In a file a group alone stands for a list of one.
+/// The engines, group by group. In a file, a single group stands for a list of one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fleet {
-    /// Engines of one pool, so blocks are as large in all groups, and so is the link.
+    /// Groups of one pool: the block size and the link are the same in all.
     pub groups: Vec<Group>,
 }
 
-/// Engines that are all alike.
+/// Equal engines.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Group {
-    /// How many.
+    /// Number of engines.
     pub engines: u32,
     /// Model and machine, as in `qwen3-32b@h100x2`. Instead: `model`, `gpu` and `tp`, or `timing`.
     pub preset: Option<String>,
-    /// A model of the tables.
+    /// A model in the tables.
     pub model: Option<String>,
-    /// A GPU of the tables.
+    /// A GPU in the tables.
     pub gpu: Option<String>,
     /// GPUs the model is spread over.
     pub tp: u32,
@@ -45,23 +45,23 @@ pub struct Group {
     pub memory_share: f64,
     /// Tokens the KV cache holds; else they follow from the model, the machine and `memory_share`.
     pub kv_capacity_tokens: Option<u64>,
-    /// What a full cache loses first.
+    /// Eviction policy.
     pub eviction: Eviction,
-    /// The host's memory as a second tier of the cache.
+    /// Host memory as a second tier of the cache.
     pub cpu_tier: Option<CpuTier>,
-    /// How prompts and answers share steps.
+    /// Batching of prefill and decode.
     pub batching: Batching,
-    /// What keys and values move over, from engine to engine.
+    /// Link for KV blocks between engines.
     pub link: TransferConfig,
-    /// Most sequences in a step; else vLLM's default for the machine.
+    /// Maximum sequences in a step; else vLLM's default for the machine.
     pub max_num_seqs: Option<u32>,
-    /// Most tokens in a step; else vLLM's default for the machine.
+    /// Maximum tokens in a step; else vLLM's default for the machine.
     pub max_num_batched_tokens: Option<u32>,
 }
 
-/// Most engines of a fleet: what a pool's ids can name.
+/// Maximum engines of a fleet: the number of ids in a pool.
 const ENGINES_MAX: u32 = 65_535;
-/// Most KV blocks of a fleet, the hosts' included: their tables take up to 80 bytes for each.
+/// Maximum KV blocks of a fleet, host memory included: their tables take up to 80 bytes for each.
 const BLOCKS_MAX: u64 = 1 << 27;
 /// Slowest link: a prompt has to arrive within the time of a run.
 const BYTES_PER_S_MIN: f64 = 1e6;
@@ -74,12 +74,12 @@ impl From<Group> for Fleet {
 }
 
 impl Fleet {
-    /// How many engines there are.
+    /// Number of engines.
     pub fn engines(&self) -> u32 {
         self.groups.iter().fold(0, |sum, group| sum.saturating_add(group.engines))
     }
 
-    /// What keys and values move over, from engine to engine.
+    /// Link for KV blocks between engines.
     pub fn link(&self) -> TransferConfig {
         self.groups.first().map(|group| group.link).unwrap_or_default()
     }
@@ -87,8 +87,7 @@ impl Fleet {
     /// Each engine, group after group. Paths are relative to `directory`.
     ///
     /// # Errors
-    /// If a model or a machine is unknown, too much or too little is said, a figure makes no sense, or groups do not go
-    /// together.
+    /// If a model or a machine is unknown, keys are missing or conflict, a value is invalid, or groups do not match.
     pub fn configs(&self, directory: &Path) -> Result<Vec<EngineConfig>, RunError> {
         let bad = |why: String| Err(RunError::Fleet(why));
         let (groups, engines) = (&self.groups, self.engines());
@@ -100,7 +99,10 @@ impl Fleet {
         if kinds.iter().any(|kind| kind.block_tokens != kinds[0].block_tokens)
             || groups.iter().any(|group| group.link != groups[0].link)
         {
-            return bad("groups of a fleet are one pool: give them the same block_tokens and link".to_owned());
+            return bad(
+                "block_tokens and link must be the same in all groups of a fleet: they form one pool"
+                    .to_owned(),
+            );
         }
         let blocks = kinds.iter().zip(groups).fold(0u64, |sum, (kind, group)| {
             let tier = kind.cpu_tier.map_or(0, |tier| tier.blocks);
@@ -109,7 +111,7 @@ impl Fleet {
         });
         if blocks > BLOCKS_MAX {
             return bad(format!(
-                "{engines} engines hold {blocks} blocks in all, more than {BLOCKS_MAX}: take fewer or larger blocks, or fewer engines"
+                "{engines} engines have {blocks} blocks in all, more than {BLOCKS_MAX}: use fewer or larger blocks, or fewer engines"
             ));
         }
         let each = kinds.into_iter().zip(groups);
@@ -171,10 +173,10 @@ impl Default for Group {
 }
 
 impl Group {
-    /// The engine they all are. Paths are relative to `directory`.
+    /// The engine of this group. Paths are relative to `directory`.
     ///
     /// # Errors
-    /// If the model or the machine is unknown, too much or too little is said, or a figure makes no sense.
+    /// If the model or the machine is unknown, keys are missing or conflict, or a value is invalid.
     fn engine(&self, directory: &Path) -> Result<EngineConfig, RunError> {
         let bad = |why: &str| RunError::Fleet(why.to_owned());
         let share = self.memory_share;
@@ -184,10 +186,10 @@ impl Group {
         let speed = |bytes_per_s: f64| bytes_per_s > 0.0 && bytes_per_s.is_finite();
         let span = |secs: f64| (0.0..1e6).contains(&secs);
         if !speed(self.link.bytes_per_s) || !span(self.link.setup_s) {
-            return Err(bad("link: bytes_per_s must be above 0, and setup_s seconds, zero or more"));
+            return Err(bad("link: bytes_per_s must be above 0, and setup_s at least 0"));
         }
         if self.cpu_tier.is_some_and(|tier| !speed(tier.bytes_per_s) || !span(tier.latency_s)) {
-            return Err(bad("cpu_tier: bytes_per_s must be above 0, and latency_s seconds, zero or more"));
+            return Err(bad("cpu_tier: bytes_per_s must be above 0, and latency_s at least 0"));
         }
         let (mut timing, file) = match (&self.timing, &self.preset, &self.model, &self.gpu) {
             (Some(path), None, None, None) => {
@@ -203,18 +205,16 @@ impl Group {
                 (TimingModel::preset(&format!("{model}@{machine}"))?, None)
             }
             _ => {
-                return Err(bad(
-                    "name the engine by preset, by model and gpu, or by timing, and by one of them",
-                ));
+                return Err(bad("set exactly one of preset, model with gpu, and timing"));
             }
         };
         let kv_dtype = match self.kv_dtype.as_deref() {
             None => timing.kv_dtype,
             Some("bf16") => Dtype::Bf16,
             Some("fp8") => Dtype::Fp8,
-            Some(other) => return Err(bad(&format!("kv_dtype `{other}`: take bf16 or fp8"))),
+            Some(other) => return Err(bad(&format!("kv_dtype `{other}`: must be bf16 or fp8"))),
         };
-        // What a timing file says of the capacity is of the type it was measured with.
+        // The capacity in a timing file is for the data type with which it was measured.
         let measured_capacity =
             file.as_ref().filter(|f| f.timing.kv_dtype == kv_dtype).and_then(|f| f.kv_capacity_tokens);
         timing.kv_dtype = kv_dtype;
@@ -237,13 +237,15 @@ impl Group {
         }
         (engine.eviction, engine.cpu_tier, engine.batching) = (self.eviction, self.cpu_tier, self.batching);
         if engine.blocks == 0 {
-            return Err(bad("the KV cache holds no block: more GPUs, more memory_share or a smaller model"));
+            return Err(bad(
+                "the KV cache holds no block: use more GPUs, a larger memory_share or a smaller model",
+            ));
         }
         Ok(engine)
     }
 
     /// # Errors
-    /// If a limit is zero or something moves so slowly that it would never arrive.
+    /// If a limit is zero or a value is so low that a transfer would not end.
     fn check(&self) -> Result<(), RunError> {
         let bad = |why: &str| Err(RunError::Fleet(why.to_owned()));
         let speed = |bytes_per_s: f64| (BYTES_PER_S_MIN..=1e18).contains(&bytes_per_s);
@@ -252,10 +254,10 @@ impl Group {
             return bad("max_num_seqs and max_num_batched_tokens must be at least 1");
         }
         if !speed(self.link.bytes_per_s) || !span(self.link.setup_s) || self.link.slots == 0 {
-            return bad("link: take bytes_per_s from 1e6 on, setup_s from 0 to 1000 and at least one slot");
+            return bad("link: bytes_per_s must be at least 1e6, setup_s 0 to 1000, and slots at least 1");
         }
         if self.cpu_tier.is_some_and(|tier| !speed(tier.bytes_per_s) || !span(tier.latency_s)) {
-            return bad("cpu_tier: take bytes_per_s from 1e6 on and latency_s from 0 to 1000");
+            return bad("cpu_tier: bytes_per_s must be at least 1e6, and latency_s 0 to 1000");
         }
         Ok(())
     }

@@ -1,6 +1,6 @@
-//! A simulation as a file: which fleet, which workload, which policies, and what was published of the real thing.
+//! A simulation as a file: fleet, workload, policies, and published figures of the real system.
 //!
-//! `kvlane simulate` runs a [`Scenario`], whether it was read from a file or put together from flags.
+//! `kvlane simulate` runs a [`Scenario`], read from a file or built from flags.
 
 mod faults;
 mod fleet;
@@ -29,9 +29,9 @@ use crate::pool::Eviction;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Scenario {
-    /// What it is called.
+    /// Its name.
     pub scenario: String,
-    /// What it shows, and where its figures come from.
+    /// What it shows, and the source of its figures.
     #[serde(default)]
     pub about: String,
     /// The engines.
@@ -40,21 +40,21 @@ pub struct Scenario {
     pub workload: WorkloadSpec,
     /// The policies to compare, by name or as [`Arm`]s.
     pub policies: Vec<Arm>,
-    /// What goes wrong, at times that count from the start of each run.
+    /// Faults, at times from the start of each run.
     #[serde(default)]
     pub faults: Vec<FaultSpec>,
-    /// How often each is run, under seeds that count from 1.
+    /// Number of runs of each, with seeds from 1.
     #[serde(default = "one")]
     pub seeds: u32,
-    /// What counts as good.
+    /// Limits for goodput and classes.
     #[serde(default)]
     pub judgement: Judgement,
-    /// What was measured on a real fleet.
+    /// Measured figures of a real fleet.
     #[serde(default)]
     pub published: Vec<Published>,
 }
 
-/// Requests and when they are sent. Exactly one of `trace` and `generate`.
+/// Requests and their arrivals. Exactly one of `trace` and `generate`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct WorkloadSpec {
@@ -63,12 +63,12 @@ pub struct WorkloadSpec {
     pub trace: Option<PathBuf>,
     /// A generated workload.
     pub generate: Option<Workload>,
-    /// Factors on the rate at which conversations begin, each a run of its own. This is how a trace is sent, and a
-    /// generated workload where neither of the following is given.
+    /// Factors on the rate at which conversations begin; one run for each. The default for traces, and for generated
+    /// workloads without either of the following.
     pub load: Vec<f64>,
     /// Conversations begin at a rate.
     pub open_loop: Option<OpenLoop>,
-    /// A number of clients, each of which begins the next conversation when its last one is over.
+    /// A number of clients, each of which begins its next conversation when the previous one ends.
     pub closed_loop: Option<ClosedLoop>,
 }
 
@@ -76,10 +76,10 @@ pub struct WorkloadSpec {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OpenLoop {
-    /// Conversations per second and for how many seconds.
+    /// Conversations per second, and seconds.
     pub stages: Vec<Stage>,
-    /// Whether the stages are one run: a stage begins `pause_s` after the one before is answered, and finds its
-    /// caches. Otherwise each is a run of its own.
+    /// Whether the stages are one run: a stage begins `pause_s` after the previous one is answered, with its caches.
+    /// Otherwise each is a separate run.
     #[serde(default)]
     pub back_to_back: bool,
     /// Seconds between two stages.
@@ -90,74 +90,75 @@ pub struct OpenLoop {
     pub warm_up: Option<Stage>,
 }
 
-/// A rate and how long it lasts: `rate * seconds` conversations.
+/// A rate and its duration: `rate * seconds` conversations.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Stage {
     /// Conversations per second.
     pub rate: f64,
-    /// How long.
+    /// Duration.
     pub seconds: f64,
 }
 
-/// Clients that wait for their answers.
+/// Closed-loop clients.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ClosedLoop {
-    /// How many clients, each a run of its own.
+    /// Numbers of clients; one run for each.
     pub concurrency: Vec<u32>,
     /// Conversations of a run.
     pub conversations: Conversations,
 }
 
-/// How many conversations a closed loop has.
+/// Number of conversations of a closed loop.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Conversations {
-    /// So many in all.
+    /// Number in all.
     Total(u32),
-    /// So many for each client.
+    /// Number for each client.
     PerClient(u32),
 }
 
-/// A policy and what it is given to know.
+/// A policy and its inputs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Arm {
-    /// What it is called.
+    /// Its name.
     pub arm: String,
     /// The policy.
     pub policy: PolicyConfig,
-    /// Whether engines tell the router what they cache, or it goes by its own dispatches.
+    /// Source of cache knowledge: KV events or the router's own dispatches.
     pub cache_knowledge: CacheKnowledge,
-    /// Seconds from the client to the engine: network, HTTP, tokenising, the decision.
+    /// Seconds from the client to the engine: network, HTTP, tokenization, decision.
     pub routing_delay_s: f64,
-    /// Seconds between two load reports of an engine; no reports if it is `null`.
+    /// Seconds between two load reports of an engine; `null` for no reports.
     pub report_interval_s: Option<f64>,
-    /// How old a report is when it arrives, in seconds.
+    /// Age of a report when it arrives, in seconds.
     pub report_age_s: f64,
-    /// Seconds from when a block is cached to when the router knows.
+    /// Seconds from caching a block until the router knows.
     pub kv_event_delay_s: f64,
-    /// Seconds it may take longer, drawn for each batch of events.
+    /// Maximum additional seconds, drawn for each batch of events.
     pub kv_event_jitter_s: f64,
     /// Share of the batches that are lost.
     pub kv_events_lost: f64,
-    /// Share of the batches that come twice.
+    /// Share of the batches that arrive twice.
     pub kv_events_duplicated: f64,
-    /// How many of the engines only compute prompts, for the others to answer; 0 for none.
+    /// Number of engines that only prefill; 0 for none.
     pub prefill_engines: u32,
-    /// Tokens from which an engine fetches what another has cached rather than compute it; never without.
+    /// Minimum number of tokens for an engine to fetch blocks that another has cached rather than compute them;
+    /// without it, never.
     pub fetch_tokens_min: Option<u32>,
-    /// What a full cache loses first, if not what the fleet's does.
+    /// Eviction policy, if it differs from the fleet's.
     pub eviction: Option<Eviction>,
-    /// Whether new conversations wait while those that go on fill the fleet's caches.
+    /// Whether new conversations are queued while active ones fill the fleet's caches.
     pub session_admission: bool,
-    /// Requests that may then wait at the router.
+    /// Then: maximum requests in the router's queue.
     pub queue_len_max: u32,
-    /// How long, in seconds.
+    /// And their timeout, in seconds.
     pub queue_timeout_s: f64,
 }
 
-/// What the router goes by.
+/// Cache knowledge of the router.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CacheKnowledge {
@@ -168,7 +169,7 @@ pub enum CacheKnowledge {
     Exact,
 }
 
-/// Figures of a real fleet, for the arm and the load they were measured at.
+/// Published figures of a real fleet, with the arm and the load of the measurement.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Published {
     /// The arm.
@@ -182,12 +183,12 @@ pub struct Published {
     /// The load factor.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub load: Option<f64>,
-    /// The figures, by the names that simulated ones have.
+    /// The figures, with the names of simulated ones.
     #[serde(flatten)]
     pub figures: Figures,
 }
 
-/// Most frequent load reports.
+/// Minimum interval of load reports.
 const REPORT_INTERVAL_MIN_S: f64 = 1e-3;
 
 fn one() -> u32 {
@@ -197,7 +198,7 @@ fn one() -> u32 {
 // === impl Arm ===
 
 impl Arm {
-    /// A policy with the rest at its defaults, called by the policy's name.
+    /// A policy with the rest at its defaults, named by the policy's name.
     pub fn new(policy: PolicyConfig) -> Self {
         Self {
             arm: policy.name().to_owned(),
@@ -220,7 +221,7 @@ impl Arm {
     }
 
     /// # Errors
-    /// If a delay makes no sense.
+    /// If a delay is invalid.
     pub(crate) fn check(&self) -> Result<(), RunError> {
         let span = |secs: f64| (0.0..1e6).contains(&secs);
         let delays = [
@@ -233,7 +234,7 @@ impl Arm {
         let share = |share: f64| (0.0..=1.0).contains(&share);
         if !share(self.kv_events_lost) || !share(self.kv_events_duplicated) {
             return Err(RunError::Policies(format!(
-                "`{}`: shares of KV events are between 0 and 1",
+                "`{}`: shares of KV events must be between 0 and 1",
                 self.arm
             )));
         }
@@ -242,7 +243,7 @@ impl Arm {
             return Ok(());
         }
         let why =
-            format!("`{}`: delays are seconds, zero or more; a report interval is 0.001 s or more", self.arm);
+            format!("`{}`: delays must be at least 0 s, and report_interval_s at least 0.001", self.arm);
         Err(RunError::Policies(why))
     }
 }
@@ -256,7 +257,7 @@ struct ArmMap {
     policy: PolicyConfig,
     cache_knowledge: Option<CacheKnowledge>,
     routing_delay_s: Option<f64>,
-    /// `null` is an interval too: there are no reports.
+    /// `null` is a value too: no reports.
     #[serde(default, deserialize_with = "given")]
     report_interval_s: Option<Option<f64>>,
     report_age_s: Option<f64>,
@@ -272,7 +273,7 @@ struct ArmMap {
     queue_timeout_s: Option<f64>,
 }
 
-/// Reads what is there, be it `null`.
+/// Reads a value that is present, including `null`.
 fn given<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Option<f64>>, D::Error> {
     Option::deserialize(deserializer).map(Some)
 }
@@ -288,7 +289,7 @@ impl<'de> Deserialize<'de> for Arm {
             fn visit_str<E: de::Error>(self, name: &str) -> Result<Arm, E> {
                 let policy = PolicyConfig::by_name(name);
                 let known =
-                    || format!("there is no policy `{name}`: take one of {}", PolicyConfig::NAMES.join(", "));
+                    || format!("unknown policy `{name}`: known are {}", PolicyConfig::NAMES.join(", "));
                 policy.map(Arm::new).ok_or_else(|| E::custom(known()))
             }
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Arm, A::Error> {

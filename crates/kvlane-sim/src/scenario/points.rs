@@ -1,4 +1,4 @@
-//! The loads of a scenario, checked, and the conversations each of them sends.
+//! The loads of a scenario, validated, and their conversations.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -10,30 +10,30 @@ use kvlane_trace::trace::Trace;
 
 use super::{Cell, Conversations, Open, OpenLoop, RunError, Stage, WorkloadSpec};
 
-/// Factors on a rate that leave the times of a trace within what the clock counts.
+/// Load factors for which the times of a trace stay within the range of the clock.
 const LOADS: std::ops::RangeInclusive<f64> = 1e-6..=1e9;
-/// Latest time of a trace in seconds at the lowest of its loads: 31 years, where the clock counts to 584.
+/// Latest time of a trace in seconds at its lowest load: 31 years, where the clock's range is 584.
 const SECS_MAX: f64 = 1e9;
 
 /// One run of a policy under a seed.
 #[derive(Clone, Debug)]
 pub(super) enum Point {
-    /// A trace as it is, at a load.
+    /// A trace at its own times, at a load.
     Load(f64),
     /// One stage, from empty caches.
     Stage(Stage),
     /// All stages in one run.
     Stages(OpenLoop),
-    /// So many clients, so many conversations.
+    /// A number of clients, and a number of conversations.
     Clients(u32, u32),
 }
 
-/// Where requests come from.
+/// Source of requests.
 #[derive(Debug)]
 pub(crate) enum Source {
-    /// A trace that was read, the same for all seeds.
+    /// A trace, the same for all seeds.
     Trace(Box<(Trace, Plan)>),
-    /// A workload that every seed makes anew.
+    /// A workload, generated for each seed.
     Generated(Box<Workload>),
 }
 
@@ -42,25 +42,27 @@ pub(super) fn points(spec: &WorkloadSpec) -> Result<Vec<Point>, RunError> {
     let bad = |why: &str| Err(RunError::Workload(why.to_owned()));
     let positive = |value: f64| value > 0.0 && value.is_finite();
     match (&spec.open_loop, &spec.closed_loop) {
-        (Some(_), Some(_)) => bad("open_loop and closed_loop exclude each other"),
+        (Some(_), Some(_)) => bad("open_loop and closed_loop exclude each other: remove one"),
         (Some(_), _) | (_, Some(_)) if !spec.load.is_empty() => {
-            bad("load is for requests that come at their own times, without open_loop or closed_loop")
+            bad("load is for requests at their own times: remove it, or open_loop or closed_loop")
         }
         (Some(open), None) => {
             let sound = |stage: &Stage| positive(stage.rate) && positive(stage.seconds) && stage.count() > 0;
             if open.stages.is_empty() || !open.stages.iter().chain(&open.warm_up).all(sound) {
                 return bad(
-                    "open_loop.stages: each needs a rate and seconds that make at least one conversation",
+                    "open_loop.stages: rate times seconds of each stage must give at least one conversation",
                 );
             }
             if !(0.0..1e6).contains(&open.pause_s) {
-                return bad("open_loop.pause_s: take seconds, zero or more");
+                return bad("open_loop.pause_s: must be at least 0");
             }
             if open.back_to_back {
                 return Ok(vec![Point::Stages(open.clone())]);
             }
             if open.warm_up.is_some() {
-                return bad("open_loop.warm_up: only stages that are back_to_back find what it has left");
+                return bad(
+                    "open_loop.warm_up: needs back_to_back, because other stages start with empty caches",
+                );
             }
             Ok(open.stages.iter().copied().map(Point::Stage).collect())
         }
@@ -70,14 +72,14 @@ pub(super) fn points(spec: &WorkloadSpec) -> Result<Vec<Point>, RunError> {
                 Conversations::PerClient(count) => count.saturating_mul(clients),
             };
             if closed.concurrency.is_empty() || closed.concurrency.iter().any(|&c| c == 0 || total(c) == 0) {
-                return bad("closed_loop: name numbers of clients and conversations, each at least 1");
+                return bad("closed_loop: concurrency and conversations must be set, each at least 1");
             }
             Ok(closed.concurrency.iter().map(|&clients| Point::Clients(clients, total(clients))).collect())
         }
         (None, None) => {
             let loads = if spec.load.is_empty() { &[1.0][..] } else { &spec.load };
             if !loads.iter().all(|load| LOADS.contains(load)) {
-                return bad("load: factors must be above zero, from 0.000001 to 1000000000");
+                return bad("load: factors must be from 0.000001 to 1000000000");
             }
             Ok(loads.iter().copied().map(Point::Load).collect())
         }
@@ -87,7 +89,7 @@ pub(super) fn points(spec: &WorkloadSpec) -> Result<Vec<Point>, RunError> {
 // === impl Point ===
 
 impl Point {
-    /// The rows it makes.
+    /// Its rows.
     pub(super) fn cells(&self) -> Vec<Cell> {
         match self {
             Self::Load(load) => vec![Cell::Load(*load)],
@@ -97,7 +99,7 @@ impl Point {
         }
     }
 
-    /// Conversations it sends; `None` for all there are.
+    /// Number of its conversations; `None` for all.
     pub(super) fn conversations(&self) -> Option<u32> {
         match self {
             Self::Load(_) => None,
@@ -114,7 +116,7 @@ impl Point {
 // === impl Source ===
 
 impl Source {
-    /// Reads the trace, or checks the workload to be made.
+    /// Reads the trace, or validates the workload to generate.
     pub(crate) fn new(spec: &WorkloadSpec, open: &Open<'_>) -> Result<Self, RunError> {
         match (&spec.trace, &spec.generate) {
             (Some(path), None) => {
@@ -138,9 +140,7 @@ impl Source {
                 generate(&one, 1)?;
                 Ok(Self::Generated(Box::new(workload.clone())))
             }
-            _ => {
-                Err(RunError::Workload("give a trace, or a workload to generate: one of the two".to_owned()))
-            }
+            _ => Err(RunError::Workload("set exactly one of trace and generate".to_owned())),
         }
     }
 
@@ -156,7 +156,7 @@ impl Source {
         }
     }
 
-    /// The first so many conversations, one after the other, each in one piece.
+    /// The first `count` conversations, consecutively.
     pub(crate) fn conversations(&self, count: u32, seed: u64) -> Result<(Trace, Plan), RunError> {
         let made;
         let (trace, plan) = match self {
@@ -171,7 +171,7 @@ impl Source {
             }
         };
         if (plan.roots.len() as u64) < u64::from(count) {
-            let why = format!("{count} conversations are wanted, the trace has {}", plan.roots.len());
+            let why = format!("{count} conversations are needed, the trace has {}", plan.roots.len());
             return Err(RunError::Workload(why));
         }
         Ok(conversations(trace, plan, &plan.roots[..count as usize]))
@@ -187,7 +187,7 @@ impl Stage {
     }
 }
 
-/// The conversations of these roots, one after the other, each in one piece.
+/// The conversations of these roots, consecutively.
 pub(crate) fn conversations(trace: &Trace, plan: &Plan, roots: &[u32]) -> (Trace, Plan) {
     let mut order: Vec<u32> = Vec::new();
     for &root in roots {
@@ -205,8 +205,8 @@ pub(crate) fn conversations(trace: &Trace, plan: &Plan, roots: &[u32]) -> (Trace
     (trace, plan)
 }
 
-/// Gives conversations, which lie one after the other, the times at which stages begin them: as a Poisson process has
-/// them that is known to bring so many. Times count from the stage's own start. Returns each stage's requests.
+/// Sets the start times of consecutive conversations to those of the stages: a Poisson process with a given number of
+/// arrivals. Times count from the stage's own start. Returns each stage's requests.
 pub(crate) fn retime(trace: &mut Trace, plan: &Plan, stages: &[Stage], seed: u64) -> Vec<Range<u32>> {
     let mut rng = Rng::new(!seed);
     let count = trace.requests.len() as u32;
@@ -259,8 +259,8 @@ mod tests {
             "back_to_back",
         );
         check_bad(r#"{"closed_loop": {"concurrency": [0], "conversations": {"total": 3}}}"#, "at least 1");
-        check_bad(r#"{"load": [0]}"#, "above zero");
-        check_bad(r#"{"load": [1e-300]}"#, "above zero");
+        check_bad(r#"{"load": [0]}"#, "factors must be");
+        check_bad(r#"{"load": [1e-300]}"#, "factors must be");
     }
 
     #[test]
@@ -292,7 +292,7 @@ mod tests {
     }
 
     proptest! {
-        /// Every conversation keeps its pace and lies in one stage, and the stages have all requests between them.
+        /// Every conversation keeps its pace and belongs to one stage, and the stages contain all requests.
         #[test]
         fn retiming_moves_conversations_as_a_whole(
             kind in prop::sample::select(Workload::KINDS.to_vec()),

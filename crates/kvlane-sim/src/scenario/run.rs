@@ -1,7 +1,7 @@
-//! Running a scenario: every policy at every load under every seed, on as many threads as one likes.
+//! Running a scenario: every policy at every load under every seed, on a number of threads.
 //!
-//! A job is one policy, one load (or all of them, where they follow each other in one run) and one seed. Jobs share
-//! nothing, and their results are put together in the order of the scenario, so the number of threads does not show.
+//! A job is one policy, one load (or all of them, if they are stages of one run) and one seed. Jobs share no state,
+//! and their results are combined in the order of the scenario, so they do not depend on the number of threads.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -30,52 +30,52 @@ use crate::transfer::TransferConfig;
 use crate::workload::Drive;
 use crate::world::{Decisions, PrefillPool, ReportFeed, Send, World, WorldConfig};
 
-/// Most jobs of a scenario.
+/// Maximum jobs of a scenario.
 const JOBS_MAX: usize = 100_000;
 
-/// Memory of the router's index of its own dispatches, and how long an entry counts: the gateway's defaults.
+/// Memory of the approximate index, and lifetime of its entries: the gateway's defaults.
 const INDEX: approx::Config = approx::Config { memory_bytes_max: 256 << 20, ttl: Nanos::from_secs(1800) };
-/// Time from a death to when the router knows: the gateway takes the first failed request for a sign.
+/// Time from a death until the router knows: the gateway detects it by the first failed request.
 const HEALTH_DELAY: Nanos = Nanos::from_millis(100);
-/// How often a request is placed at most: the gateway's default.
+/// Maximum attempts of a request: the gateway's default.
 const ATTEMPTS_MAX: u8 = 5;
 /// Why a scenario cannot be run.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// The fleet makes no sense.
+    /// The fleet is invalid.
     #[error("fleet: {0}")]
     Fleet(String),
-    /// There is no such model or machine.
+    /// The model or machine is unknown.
     #[error("fleet")]
     Preset(#[from] PresetError),
-    /// The workload makes no sense.
+    /// The workload is invalid.
     #[error("workload: {0}")]
     Workload(String),
-    /// The workload to be made makes no sense.
+    /// The workload to generate is invalid.
     #[error(transparent)]
     Generate(#[from] WorkloadError),
     /// The trace cannot be read.
     #[error("trace {path}", path = path.display())]
     Trace {
-        /// Which.
+        /// Its path.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         source: TraceError,
     },
-    /// The policies make no sense.
+    /// The policies are invalid.
     #[error("policies: {0}")]
     Policies(String),
-    /// What counts as good makes no sense.
+    /// The limits for goodput are invalid.
     #[error(
-        "judgement: slo_ttft_s and slo_tpot_ms are zero or more, heavy_from_tokens is no less than medium_from_tokens"
+        "judgement: slo_ttft_s and slo_tpot_ms must be at least 0, heavy_from_tokens at least medium_from_tokens"
     )]
     Judgement,
-    /// Too much is asked for.
-    #[error("{0} runs are asked for, at most {JOBS_MAX} are made: take fewer policies, loads or seeds")]
+    /// There are too many runs.
+    #[error("{0} runs, but the maximum is {JOBS_MAX}: use fewer policies, loads or seeds")]
     TooMany(usize),
 }
 
-/// Where a row stands on the axis of loads.
+/// Load of a row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Cell {
     /// Conversations per second.
@@ -95,28 +95,28 @@ pub struct Row {
     pub arm: String,
     /// The load.
     pub cell: Cell,
-    /// What was measured of it, if that is known.
+    /// Published figures, if any.
     pub published: Figures,
-    /// What the model says: the mean over the seeds.
+    /// Simulated figures: the mean over the seeds.
     pub simulated: Figures,
     /// 95 % confidence intervals: over the seeds, or over the requests if there was one seed.
     pub intervals: BTreeMap<String, Interval>,
-    /// Decisions made and, if that was asked for, the wall-clock time they took, over all seeds.
+    /// Number of decisions and, if timed, their wall-clock time, over all seeds.
     pub decisions: Decisions,
-    /// What each request experienced under the first seed, if [`Aside::records`] asked for it.
+    /// Records of the requests under the first seed, if [`Aside::records`] is set.
     pub records: Vec<Record>,
 }
 
-/// What is noted beside the figures.
+/// Data collected besides the figures.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Aside {
-    /// Times decisions.
+    /// Whether decisions are timed.
     pub stopwatch: Option<fn() -> Nanos>,
-    /// Whether each request's record is kept: some 500 bytes for each.
+    /// Whether each request's record is kept: about 500 bytes for each.
     pub records: bool,
 }
 
-/// What one job found of one row.
+/// Results of one job for one row.
 struct Found {
     figures: Figures,
     intervals: BTreeMap<String, Interval>,
@@ -124,7 +124,7 @@ struct Found {
     records: Vec<Record>,
 }
 
-/// What all jobs share.
+/// State shared by all jobs.
 struct Prepared<'a> {
     scenario: &'a Scenario,
     setting: Setting,
@@ -134,15 +134,14 @@ struct Prepared<'a> {
     records: bool,
 }
 
-/// Opens the trace that a scenario names.
+/// Opens the trace of a scenario.
 pub type Open<'a> = dyn Fn(&Path) -> Result<Trace, TraceError> + 'a;
 
-/// Runs a scenario on `threads` threads. A timing file's path is relative to `directory`, traces are opened by `open`.
-/// `progress` is told how many of how many
-/// requests are over, from any thread.
+/// Runs a scenario on `threads` threads. A timing file's path is relative to `directory`, traces are opened by
+/// `open`. `progress` is called from any thread with the number of requests ended and the number of all.
 ///
 /// # Errors
-/// If the scenario makes no sense or its trace cannot be read.
+/// If the scenario is invalid or its trace cannot be read.
 pub fn run(
     scenario: &Scenario,
     directory: &Path,
@@ -158,7 +157,7 @@ pub fn run(
     if count > JOBS_MAX {
         return Err(RunError::TooMany(count));
     }
-    // Job `n` is arm, point and seed, the seed running fastest.
+    // Job `n` is arm, point and seed, the seed varying fastest.
     let parts = |job: usize| {
         let (run, seed) = (job / seeds as usize, job % seeds as usize);
         (&scenario.policies[run / loads], &prepared.points[run % loads], 1 + seed as u32)
@@ -202,7 +201,7 @@ pub fn run(
     Ok(rows)
 }
 
-/// One row out of what was found of it, seed by seed.
+/// One row from its results by seed.
 fn row(scenario: &Scenario, arm: &Arm, cell: Cell, found: &[&Found]) -> Row {
     let runs: Vec<Figures> = found.iter().map(|found| found.figures.clone()).collect();
     let intervals = match found {
@@ -225,8 +224,8 @@ fn row(scenario: &Scenario, arm: &Arm, cell: Cell, found: &[&Found]) -> Row {
     }
 }
 
-/// The arm as a whole, if something was published of it. Rates are means over its rows; whatever belongs to requests is
-/// a mean over the requests, as benchmarks sum themselves up.
+/// The arm as a whole, if there are published figures for it. Rates are means over its rows; figures of requests are
+/// means over the requests, as in benchmark summaries.
 fn whole_arm(scenario: &Scenario, arm: &Arm, rows: &[Row]) -> Option<Row> {
     let published = published(scenario, arm, Cell::All);
     if published.is_empty() {
@@ -244,7 +243,7 @@ fn whole_arm(scenario: &Scenario, arm: &Arm, rows: &[Row]) -> Option<Row> {
     })
 }
 
-/// What was published of an arm at a load.
+/// Published figures of an arm at a load.
 fn published(scenario: &Scenario, arm: &Arm, cell: Cell) -> Figures {
     let at = |published: &&Published| published.arm == arm.arm && published.cell() == cell;
     scenario.published.iter().find(at).map(|published| published.figures.clone()).unwrap_or_default()
@@ -343,7 +342,7 @@ impl Setting {
 // === impl Prepared ===
 
 impl<'a> Prepared<'a> {
-    /// Checks all that can be checked before anything is run.
+    /// Validates everything that can be validated before the first run.
     fn new(
         scenario: &'a Scenario,
         directory: &Path,
@@ -353,32 +352,32 @@ impl<'a> Prepared<'a> {
         let fleet = &scenario.fleet;
         let engines = fleet.configs(directory)?;
         if scenario.policies.is_empty() {
-            return Err(RunError::Policies("name at least one".to_owned()));
+            return Err(RunError::Policies("at least one is needed".to_owned()));
         }
         for (index, arm) in scenario.policies.iter().enumerate() {
             arm.check()?;
             if arm.prefill_engines > 0 && arm.session_admission {
-                let why = format!("`{}`: no session_admission with prefill_engines", arm.arm);
+                let why = format!("`{}`: session_admission and prefill_engines exclude each other", arm.arm);
                 return Err(RunError::Policies(why));
             }
             if arm.prefill_engines >= fleet.engines() {
-                let why = format!("`{}`: prefill_engines leaves no engine to answer", arm.arm);
+                let why = format!("`{}`: prefill_engines must be less than the number of engines", arm.arm);
                 return Err(RunError::Policies(why));
             }
             if scenario.policies[..index].iter().any(|other| other.arm == arm.arm) {
-                let why = format!("two are called `{}`: give each an `arm` of its own", arm.arm);
+                let why = format!("two have the name `{}`: set a different `arm` for each", arm.arm);
                 return Err(RunError::Policies(why));
             }
         }
         let known = |arm: &String| scenario.policies.iter().any(|other| other.arm == *arm);
         if let Some(stray) = scenario.published.iter().find(|published| !known(&published.arm)) {
-            let why = format!("figures are published of `{}`, but no policy is called so", stray.arm);
+            let why = format!("published: no policy has the name `{}`", stray.arm);
             return Err(RunError::Policies(why));
         }
         let points = points(&scenario.workload)?;
         let cells: Vec<Cell> = points.iter().flat_map(Point::cells).chain([Cell::All]).collect();
         if let Some(stray) = scenario.published.iter().find(|published| !cells.contains(&published.cell())) {
-            let why = format!("published: nothing of `{}` is simulated at {}", stray.arm, stray.cell());
+            let why = format!("published: `{}` is not simulated at {}", stray.arm, stray.cell());
             return Err(RunError::Workload(why));
         }
         let Judgement { slo_ttft_s, slo_tpot_ms, medium_from_tokens, heavy_from_tokens } = scenario.judgement;
@@ -396,7 +395,7 @@ impl<'a> Prepared<'a> {
         })
     }
 
-    /// About how many requests a point has, for a progress bar.
+    /// Approximate number of requests of a point, for a progress bar.
     fn requests(&self, point: &Point) -> usize {
         match (&self.source, point.conversations()) {
             (Source::Trace(read), None) => read.0.requests.len(),
@@ -410,7 +409,7 @@ impl<'a> Prepared<'a> {
         }
     }
 
-    /// One policy, one point, one seed: what was found of each of the point's cells.
+    /// One policy, one point, one seed: the results of each of the point's cells.
     fn job(&self, arm: &Arm, point: &Point, seed: u32, tell: &dyn Fn()) -> Result<Vec<Found>, RunError> {
         let mut world = self.setting.world(arm, seed);
         let keep = self.records && seed == 1;
@@ -431,7 +430,7 @@ impl<'a> Prepared<'a> {
         }
         let (trace, plan) = &*content;
         let all = 0..trace.requests.len() as u32;
-        // A trace may be a piece of another and begin late.
+        // A trace may be a part of another and start late.
         let first_s = trace.requests.first().map_or(0.0, |first| first.arrival_s);
         match point {
             Point::Load(load) => {
@@ -474,7 +473,7 @@ impl<'a> Prepared<'a> {
         }
     }
 
-    /// Plays a part of a trace and sums it up. Records are kept if `keep` says so.
+    /// Plays a part of a trace and computes its figures. Records are kept if `keep` is set.
     fn play(&self, world: &mut World, send: &Send<'_>, tell: &dyn Fn(), keep: bool) -> Found {
         let (before, decided) = (world.engine_stats(), world.decisions());
         // One step may end several requests.
@@ -488,7 +487,7 @@ impl<'a> Prepared<'a> {
             time: world.decisions().time - decided.time,
         };
         let figures = figures(&run, &self.scenario.judgement, &before, &world.engine_stats());
-        // Of several seeds it is they that tell how far a figure can be trusted.
+        // With several seeds, the intervals are over the seeds.
         let alone = self.scenario.seeds <= 1;
         let intervals = if alone { request_intervals(&run, 1) } else { BTreeMap::new() };
         let record = |outcome: &Outcome| outcome.record(send.trace, run.start);

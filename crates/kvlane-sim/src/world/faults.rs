@@ -1,7 +1,7 @@
-//! Faults begin and end, and probes find out.
+//! Begin and end of faults, and their detection by probes.
 //!
-//! Of each kind it is counted how many are in force at an endpoint, so faults that overlap add up: whatever begins first
-//! or ends first, an endpoint is as it should be while any of them lasts, and as it was when all are over.
+//! The number of faults in force is counted per kind and endpoint, so overlapping faults combine: in any order of
+//! begins and ends, an endpoint is affected while any of them lasts, and works normally when all have ended.
 
 use kvlane_core::block::BlockHash;
 use kvlane_core::cache_accuracy::Feed;
@@ -16,13 +16,13 @@ use crate::rules::Found;
 
 /// Time between two batches of a flooded feed.
 const FLOOD_EVERY: Nanos = Nanos::from_millis(20);
-/// Blocks in one of them.
+/// Blocks in one batch.
 const FLOOD_BLOCKS: usize = 64;
 
 // === impl World ===
 
 impl World {
-    /// What a fault means for the fleet. What it means for the requests there is up to the run.
+    /// The effect of a fault on the fleet. The run handles its effect on requests.
     pub(super) fn begin_fault(&mut self, index: usize) {
         let (now, fault) = (self.now(), self.config.faults[index]);
         let at = match fault.endpoint() {
@@ -74,7 +74,7 @@ impl World {
         }
     }
 
-    /// A fault is over.
+    /// A fault ends.
     pub(super) fn end_fault(&mut self, index: usize) {
         let (now, fault) = (self.now(), self.config.faults[index]);
         let Some(at) = fault.endpoint() else { return };
@@ -123,7 +123,7 @@ impl World {
         }
     }
 
-    /// Replaces a dead engine by an empty one, which takes nothing until it is revived.
+    /// Replaces a dead engine by an empty one, which accepts nothing until it is revived.
     fn bury(&mut self, at: usize) {
         let now = self.now();
         self.seats[at].replace_engine(now);
@@ -140,8 +140,8 @@ impl World {
         self.clock.schedule(self.now() + self.config.health_delay, Event::Health { seat: at as u16 });
     }
 
-    /// A draining endpoint has no request left: it goes if it is to. Endpoints of two pools may have the same id, and it is
-    /// seen whose requests are over.
+    /// A draining endpoint has no request left: it leaves if it is to. Endpoints of two pools may have the same id,
+    /// so the pool of the requests is checked.
     pub(super) fn drained(&mut self, endpoint: EndpointId) {
         let now = self.now();
         for pool in 0..self.routers.len() {
@@ -160,7 +160,7 @@ impl World {
         }
     }
 
-    /// Another engine comes to where one has left. Its first probe says whether it is fit.
+    /// Another engine joins where one has left. Its first probe determines its health.
     fn come(&mut self, at: usize) {
         let now = self.now();
         let seat = &mut self.seats[at];
@@ -185,8 +185,7 @@ impl World {
         self.routers[seat.pool].step(now, Input::Draining { endpoint, draining }, &mut self.outputs);
     }
 
-    /// Tells the router whether an endpoint is fit. One that has `started` again has nothing of what it was expected to
-    /// hold.
+    /// Reports an endpoint's health to the router. One that has `started` again holds none of its predicted blocks.
     pub(super) fn tell_health(&mut self, at: usize, healthy: bool, started: bool) {
         let (now, seat) = (self.now(), &self.seats[at]);
         let (endpoint, router) = (seat.id, &self.routers[seat.pool]);
@@ -213,7 +212,7 @@ impl World {
         }
     }
 
-    /// A feed is sound again if nothing else is wrong with it: what was told before, and is still on its way, is void.
+    /// A feed works again if it has no other fault: events reported before, and still in transit, are void.
     fn begin_feed_anew(&mut self, at: usize) {
         let now = self.now();
         let seat = &mut self.seats[at];
@@ -230,7 +229,7 @@ impl World {
         router.set_feed(now, id, Feed::Live, &mut self.outputs);
     }
 
-    /// Tells the router of blocks that nobody has.
+    /// Reports false blocks to the router.
     pub(super) fn flood(&mut self, at: usize) {
         let seat = &self.seats[at];
         if seat.trouble.floods == 0 || !seat.engine.config().kv_events {
@@ -248,7 +247,7 @@ impl World {
 
     // --- probes
 
-    /// Schedules the first probe of every endpoint, one after the other.
+    /// Schedules the first probe of every endpoint, staggered.
     pub(super) fn begin_probes(&mut self) {
         let Some(rules) = &self.config.rules else { return };
         let interval = rules.probes.interval.0;
@@ -258,7 +257,8 @@ impl World {
         }
     }
 
-    /// Probes an endpoint. One that is not there says so at once, one that does not answer makes the probe wait.
+    /// Probes an endpoint. One that refuses connections fails at once, one that does not answer delays the probe to
+    /// its timeout.
     pub(super) fn probe(&mut self, at: usize) {
         let (now, seat) = (self.now(), &mut self.seats[at]);
         let Some(rules) = &self.config.rules else { return };
@@ -270,12 +270,12 @@ impl World {
         self.clock.schedule(now + rules.probes.timeout, Event::Probed { seat: at as u16, began: now });
     }
 
-    /// A probe that began then is over.
+    /// Ends a probe that began at this time.
     pub(super) fn probed(&mut self, at: usize, began: Nanos) {
         let (now, seat) = (self.now(), &mut self.seats[at]);
         let Some(rules) = &self.config.rules else { return };
         let probes = rules.probes;
-        // As the gateway's: a probe that took longer than the time to the next one is followed by it at once.
+        // As in the gateway, a probe that took longer than the interval is followed by the next at once.
         self.clock.schedule(now.max(began + probes.interval), Event::Probe { seat: at as u16 });
         if seat.trouble.away {
             return;

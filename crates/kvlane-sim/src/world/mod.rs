@@ -1,8 +1,8 @@
 //! A fleet in virtual time: engine models around the router that runs in production.
 //!
-//! Requests of a trace are sent, routed, computed and answered as events of one [`Clock`]. The router is told what the
-//! gateway would tell it, when it would: arrivals, first tokens, tokens, ends, load reports with their age, KV events
-//! with their delay. Nothing else differs between the two, so what a policy does here it does there.
+//! Requests of a trace are sent, routed, computed and answered as events of one [`Clock`]. The router gets the same
+//! inputs as from the gateway, at the same times: arrivals, first tokens, tokens, ends, load reports with their age,
+//! KV events with their delay. So a policy behaves here as it does in the gateway.
 
 mod faults;
 mod play;
@@ -27,90 +27,91 @@ use crate::fault::{EventFeed, Fault};
 use crate::rules::Rules;
 use crate::transfer::{Transfer, TransferConfig};
 
-/// An engine that runs more sequences than this is watched step by step: to find out how long it will be quiet takes as
-/// long as they are many, and the more there are the sooner one ends.
+/// An engine with more sequences than this is advanced step by step: computing its quiet time is linear in their
+/// number, and the more there are the sooner one ends.
 const QUIET_SEQUENCES_MAX: u32 = 64;
 
-/// A fleet and what it is connected by.
+/// A fleet and its network.
 #[derive(Clone, Debug)]
 pub struct WorldConfig {
-    /// The engines, one each. At most 65,535.
+    /// The engines. At most 65,535.
     pub engines: Vec<EngineConfig>,
-    /// How requests are routed. Its blocks are the engines' blocks: all must have the same size. Only this pool may
-    /// have a queue.
+    /// The router's configuration. Its blocks are the engines' blocks: all must have the same size. Only this pool
+    /// may have a queue.
     pub router: router::Config,
-    /// Engines that compute prompts for `engines`, which then only decode; without, every engine does both.
+    /// Prefill engines for `engines`, which then only decode; without them, every engine does both.
     pub prefill: Option<PrefillPool>,
-    /// Whether an engine fetches what another one of its pool has cached and it has not, rather than compute it: from so
-    /// many tokens on.
+    /// Minimum number of tokens for an engine to fetch blocks that another one of its pool has cached, rather than
+    /// compute them.
     pub fetch_tokens_min: Option<u32>,
-    /// What keys and values move over between engines: each engine sends over a link of its own.
+    /// Links for KV blocks: each engine sends over its own.
     pub link: TransferConfig,
-    /// Time from when a request is sent to when it is routed and has reached its engine: network, HTTP, tokenising.
+    /// Time from sending a request until it has been routed and has reached its engine: network, HTTP, tokenization.
     pub routing_delay: Nanos,
-    /// How engines' load reports reach the router, if they do.
+    /// Delivery of engines' load reports to the router, if any.
     pub reports: Option<ReportFeed>,
-    /// How engines' KV events reach a router that is exact.
+    /// Delivery of engines' KV events to a router with exact knowledge.
     pub events: EventFeed,
-    /// What goes wrong.
+    /// Faults.
     pub faults: Vec<Fault>,
-    /// Time from a death or a return to when the router knows, where no rules say how it finds out.
+    /// Time from a death or a return until the router knows, if there are no rules for detecting it.
     pub health_delay: Nanos,
-    /// How often a request is placed at most, at least once; it is placed again only if its endpoint failed it before
-    /// its first token.
+    /// Maximum attempts of a request, at least one; it is placed again only if its endpoint failed before its first
+    /// token.
     pub attempts_max: u8,
-    /// What the gateway does about faults. Without, nobody waits before trying again or gives up on an endpoint, and the
-    /// router is told of the dead and the returned, but not of what became of an attempt; that is enough for deaths and
-    /// slow endpoints. With any other fault the default is in force where none are given.
+    /// The gateway's reaction to faults. Without it, retries are immediate and no attempt times out, and the router
+    /// learns of deaths and returns, but not of the outcome of an attempt; that suffices for deaths and slow
+    /// endpoints. With any other fault the default applies if none is given.
     pub rules: Option<Rules>,
-    /// What the router of `engines` reads at every other [`Fault::Reload`]; without, it is what it was.
+    /// Configuration that the router loads at every other [`Fault::Reload`]; without it, the configuration does not
+    /// change.
     pub reloaded: Option<router::Config>,
     /// When clients give up.
     pub client_timeout: Option<Nanos>,
     /// Seed of the world's own randomness; the router has its own.
     pub seed: u64,
-    /// A wall clock, if decisions are to be timed. Nothing in the world depends on it.
+    /// A wall clock, to time decisions. Nothing in the world depends on it.
     pub stopwatch: Option<fn() -> Nanos>,
 }
 
-/// Engines that compute prompts and send their keys and values on.
+/// Engines that compute prompts and send their KV blocks on.
 #[derive(Clone, Debug)]
 pub struct PrefillPool {
     /// The engines, one each.
     pub engines: Vec<EngineConfig>,
-    /// How prompts are placed among them.
+    /// Placement of prompts among them.
     pub router: router::Config,
 }
 
-/// How load reports reach the router.
+/// Delivery of load reports.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ReportFeed {
     /// Time between two reports.
     pub interval: Nanos,
-    /// How old a report is when it arrives.
+    /// Age of a report when it arrives.
     pub age: Nanos,
 }
 
-/// A fleet in virtual time. Caches, clock and router live on from run to run.
+/// A fleet in virtual time. Caches, clock and router persist from run to run.
 pub struct World {
     config: WorldConfig,
-    /// Of the decoding engines, and of the prefilling ones if they are others.
+    /// Decode engines, and prefill engines if they are separate.
     routers: Vec<Router>,
-    /// Of all pools, the decoding ones first.
+    /// Of all pools, the decode pool first.
     seats: Vec<Seat>,
-    /// By pool: who sits in which of the router's slots.
+    /// By pool: the seat of each of the router's slots.
     slots: Vec<Vec<usize>>,
     clock: Clock<Event>,
     rng: Rng,
-    /// How often the configuration was read again.
+    /// Number of reloads.
     reloads: u32,
-    /// Requests ever sent: ids are never used twice.
+    /// Number of requests ever sent: ids are unique.
     sent: u64,
-    /// Runs so far.
+    /// Number of runs.
     runs: u32,
     /// Whether a report is scheduled.
     reporting: bool,
-    /// When engines last said how loaded they are.
+    /// Time of the engines' last load report.
     reported_at: Nanos,
     tick_at: Option<Nanos>,
     decisions: Decisions,
@@ -119,7 +120,7 @@ pub struct World {
     engine_events: Vec<(Nanos, EngineEvent)>,
 }
 
-/// How many decisions were made, and what they took if they were timed.
+/// Number of decisions, and their duration if timed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Decisions {
     /// Calls of [`Router::arrive`].
@@ -128,7 +129,7 @@ pub struct Decisions {
     pub time: Nanos,
 }
 
-/// What happens in a world.
+/// An event in a world.
 #[derive(Debug)]
 enum Event {
     /// The next conversation begins.
@@ -141,29 +142,29 @@ enum Event {
     Timeout { run: u32, request: u32 },
     /// An engine's step ends.
     Step { seat: u16 },
-    /// Engines say how loaded they are.
+    /// Engines report their load.
     Report,
-    /// What they said arrives.
+    /// A load report arrives.
     Reported { seat: u16, reported: LoadReport },
-    /// What an engine says of its cache arrives.
+    /// KV events of an engine arrive.
     Kv { seat: u16, generation: u32, events: Vec<KvEvent> },
-    /// Something goes wrong.
+    /// A fault begins.
     Fault(usize),
-    /// It is over.
+    /// A fault ends.
     Over(usize),
-    /// A flooded feed says more of what is not so.
+    /// A flooded feed reports further false blocks.
     Flood { seat: u16 },
-    /// The router learns who is fit.
+    /// The router learns the health of endpoints.
     Health { seat: u16 },
     /// An endpoint is probed.
     Probe { seat: u16 },
-    /// A probe that was not answered at once is over.
+    /// A probe that was not answered at once times out.
     Probed { seat: u16, began: Nanos },
-    /// A request has waited for its first token for as long as it may.
+    /// The timeout of a request's first token.
     Late { run: u32, request: u32, sent: u32 },
-    /// It is looked whether an answer has come on since it was so long.
+    /// Check whether an answer has progressed since its last check.
     Stalled { run: u32, request: u32, sent: u32, tokens: u32 },
-    /// Somebody may have waited too long.
+    /// Deadline of a queued request.
     Tick,
 }
 
@@ -224,12 +225,12 @@ impl World {
         self.slots.push(slots);
     }
 
-    /// Where an endpoint of a pool sits.
+    /// Seat of an endpoint of a pool.
     fn seat_of(&self, pool: usize, endpoint: EndpointId) -> usize {
         self.slots[pool][endpoint.slot()]
     }
 
-    /// The time.
+    /// The current time.
     pub fn now(&self) -> Nanos {
         self.clock.now()
     }
@@ -244,12 +245,12 @@ impl World {
         self.decisions
     }
 
-    /// Counters and gauges of each place in the fleet, those that only prefill last. Counters go on over a death.
+    /// Counters and gauges of each seat in the fleet, prefill engines last. Counters continue after a death.
     pub fn engine_stats(&self) -> Vec<EngineStats> {
         self.seats.iter().map(|seat| seat.buried.followed_by(seat.engine.stats())).collect()
     }
 
-    /// Lets `span` pass in which no request is sent.
+    /// Lets `span` pass without sending requests.
     pub fn rest(&mut self, span: Nanos) {
         let until = self.now() + span;
         while self.clock.next_at().is_some_and(|at| at <= until) {
@@ -265,7 +266,7 @@ impl World {
         self.clock.move_to(until);
     }
 
-    /// What happens to the fleet while no request is in it.
+    /// Processes the fleet's events while no request is in flight.
     fn happen(&mut self, event: Event) {
         let now = self.now();
         match event {
@@ -303,7 +304,7 @@ impl World {
         }
     }
 
-    /// Sends every living engine's load on its way, and schedules the next report if there is a reason for one.
+    /// Sends the load of every living engine, and schedules the next report if there is a reason for one.
     fn report(&mut self, again: bool) {
         let Some(feed) = self.config.reports else { return };
         let now = self.now();
@@ -326,8 +327,8 @@ impl World {
         }
     }
 
-    /// Schedules the next report, if there are any and none is: a whole number of intervals after the last one, so that
-    /// it does not show that nobody reported while there was nothing to say.
+    /// Schedules the next report, if reports are on and none is scheduled: at a whole number of intervals after the
+    /// last one, so that a gap in reporting is not visible.
     fn resume_reports(&mut self) {
         let Some(feed) = self.config.reports.filter(|_| !self.reporting) else { return };
         let interval = feed.interval.0.max(1);
@@ -337,7 +338,7 @@ impl World {
         self.reporting = true;
     }
 
-    /// Schedules when to look at the engine at `seat` next. What changes in its cache has to be passed on at once.
+    /// Schedules when to advance the engine at `seat` next. Changes of its cache have to be forwarded at once.
     fn watch(&mut self, seat: usize) {
         let here = &mut self.seats[seat];
         let Seat { engine, .. } = here;
@@ -352,7 +353,7 @@ impl World {
         }
     }
 
-    /// Passes on what the engine at `seat` says of its cache.
+    /// Forwards the KV events of the engine at `seat`.
     fn tell_kv_events(&mut self, seat: usize) {
         let Seat { engine, generation, pool, id, trouble, .. } = &mut self.seats[seat];
         let router = &self.routers[*pool];
@@ -380,7 +381,7 @@ impl World {
         }
     }
 
-    /// Makes sure that time is told to the router when its queue's next deadline passes.
+    /// Schedules a wake-up of the router at its queue's next deadline.
     fn watch_queue(&mut self) {
         let scheduler::Config { in_flight_max, endpoint_in_flight_max, session_admission, .. } =
             self.config.router.scheduler;

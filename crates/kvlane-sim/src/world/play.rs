@@ -1,7 +1,7 @@
 //! One run of a trace, or of a part of it, through a world.
 //!
-//! Every request that is sent leaves in exactly one way: answered in full, or with a [`Failure`]. A run is over when
-//! the last one has left.
+//! Every request that is sent ends in exactly one way: answered in full, or with a [`Failure`]. A run ends with its
+//! last request.
 
 use std::ops::Range;
 
@@ -22,27 +22,27 @@ use crate::engine::{EngineEvent, EngineRequest, Remote};
 use crate::outcome::{Failure, Outcome};
 use crate::workload::{Drive, prompt_blocks, text_seed};
 
-/// What to send.
+/// Requests of a run.
 #[derive(Clone, Debug)]
 pub struct Send<'a> {
     /// The trace.
     pub trace: &'a Trace,
     /// Its plan.
     pub plan: &'a Plan,
-    /// The part of it, whole conversations.
+    /// The part to send, whole conversations.
     pub requests: Range<u32>,
     /// The trace's time, in seconds, at which the run starts.
     pub origin_s: f64,
-    /// When conversations begin.
+    /// Start times of conversations.
     pub drive: Drive,
 }
 
-/// What became of it.
+/// Result of a run.
 #[derive(Clone, Debug)]
 pub struct Run {
-    /// When it began.
+    /// Time of its start.
     pub start: Nanos,
-    /// When the last request was over.
+    /// Time of the end of its last request.
     pub end: Nanos,
     /// One for each request, in the order of the trace.
     pub outcomes: Vec<Outcome>,
@@ -57,49 +57,49 @@ pub(super) struct Play<'a, 'w> {
     /// Id of the first request of the trace.
     first_id: u64,
     outcomes: Vec<Outcome>,
-    /// Those sent and not over.
+    /// Requests sent and not ended.
     pub(super) flights: HashMap<u32, Flight, FixedState>,
-    /// Requests of a conversation that are not over, by its root's place in the run.
+    /// Requests of a conversation that have not ended, by the index of its root in the run.
     left_of: Vec<u32>,
-    /// When a conversation began, likewise.
+    /// Start time of a conversation, likewise.
     began: Vec<Nanos>,
-    /// Roots of the run that have not begun.
+    /// Roots of the run that have not started.
     roots: std::slice::Iter<'a, u32>,
-    /// Requests that are not over.
+    /// Requests that have not ended.
     left: usize,
     /// Requests given to engines so far.
     sent: u32,
 }
 
-/// A request between being sent and being over.
+/// A request between sending and end.
 #[derive(Default)]
 pub(super) struct Flight {
     /// Its prompt's blocks, until an engine has them.
     pub(super) blocks: Option<Vec<BlockHash>>,
-    /// The pool that works on it: first the one that prefills, if that is another, then the one that decodes.
+    /// The pool that serves it: first the prefill pool, if there is one, then the decode pool.
     pub(super) pool: usize,
     pub(super) seat: Option<usize>,
-    /// Where keys and values come from.
+    /// Source of its KV blocks.
     pub(super) source: Option<usize>,
-    /// When they have come, once that is known.
+    /// Arrival time of its KV blocks, once known.
     pub(super) sent_by: Option<Nanos>,
-    /// How often the pool has failed it.
+    /// Number of failed attempts in the pool.
     pub(super) attempt: u32,
     pub(super) failed: Vec<EndpointId>,
-    /// Which of the requests given to engines it was last.
+    /// Its number among the requests given to engines, for its last attempt.
     pub(super) sent: u32,
-    /// How its last attempt ended, if it was not the first.
+    /// Outcome of its last attempt, after the first.
     pub(super) ended: Option<Failed>,
 }
 
-/// The pool that decodes.
+/// The decode pool.
 pub(super) const DECODE: usize = 0;
 
 // === impl World ===
 
 impl World {
-    /// Sends a trace, or a part of it, from now on, and ends when the last request is over. `progress` is told after
-    /// each request how many are over.
+    /// Sends a trace, or a part of it, from now on, and returns when the last request has ended. `progress` is called
+    /// after each request with the number of requests ended.
     pub fn run(&mut self, send: &Send<'_>, mut progress: impl FnMut(usize)) -> Run {
         self.runs += 1;
         let Range { start: first, end } = send.requests;
@@ -171,8 +171,8 @@ impl Play<'_, '_> {
         }
     }
 
-    /// What of a prompt an earlier one or its answer has, in whole blocks of the engines. The last token is never
-    /// found.
+    /// Tokens of a prompt that an earlier prompt or its answer has, in whole blocks of the engines. The last token is
+    /// never found.
     fn reusable_tokens(&self, request: u32) -> u32 {
         let Send { trace, .. } = self.send;
         let TraceRequest { input_tokens, shared_blocks, .. } = *self.request(request);
@@ -191,7 +191,7 @@ impl Play<'_, '_> {
         self.world.clock.schedule(at, Event::Root { run: self.run });
     }
 
-    /// Begins the next conversation, if there is one.
+    /// Starts the next conversation, if there is one.
     fn start_root(&mut self) {
         let Some(&root) = self.roots.next() else { return };
         let place = self.place_of(root);
@@ -236,7 +236,7 @@ impl Play<'_, '_> {
             Event::Place { run, request } if run == self.run => self.place(request),
             Event::Timeout { run, request } if run == self.run => self.give_up(request),
             Event::Step { seat } => self.step(seat.into()),
-            // The last one says that all engines are idle; until a request comes there is no other.
+            // The last report says that all engines are idle; there is no other until a request arrives.
             Event::Report => self.world.report(!self.flights.is_empty()),
             Event::Fault(index) => self.fault(index),
             Event::Probe { seat } | Event::Probed { seat, .. } => self.probe(event, seat.into()),
@@ -266,7 +266,7 @@ impl Play<'_, '_> {
         }
     }
 
-    /// A request wants a place, for the first time or again.
+    /// Places a request, for the first time or again.
     pub(super) fn place(&mut self, request: u32) {
         let block_tokens = self.world.config.router.block_tokens;
         let (now, id, session) = (self.now(), self.id(request), self.session(request));
@@ -289,7 +289,7 @@ impl Play<'_, '_> {
         self.follow();
     }
 
-    /// Does what the router has said.
+    /// Applies the router's outputs.
     pub(super) fn follow(&mut self) {
         while !self.world.outputs.is_empty() {
             for output in std::mem::take(&mut self.world.outputs) {
@@ -333,7 +333,7 @@ impl Play<'_, '_> {
             id: u64::from(request),
             prompt_blocks: blocks.into(),
             prompt_tokens: input_tokens,
-            // Whoever only prefills yields one token, as engines are asked to.
+            // A prefill engine yields one token, because engines are asked for one.
             output_tokens: if pool == DECODE { output_tokens } else { 1 },
             output_seed: text_seed(request),
             remote: None,
@@ -353,7 +353,8 @@ impl Play<'_, '_> {
         self.world.watch(seat);
     }
 
-    /// Who in the pool of `seat` has so much more of a prompt cached that it is worth fetching, and how much.
+    /// The engine in the pool of `seat` that has enough more of a prompt cached to be worth fetching, and the number
+    /// of tokens.
     fn better_holder(&mut self, seat: usize, request: &EngineRequest) -> Option<(usize, u32)> {
         let tokens_min = self.world.config.fetch_tokens_min?;
         let now = self.now();
@@ -364,7 +365,7 @@ impl Play<'_, '_> {
             *other != seat && seats[*other].answers() && seats[*other].pool == seats[seat].pool
         };
         let holders = (0..seats.len()).filter(fit).map(|other| (other, cached(other)));
-        // Of several the first one: whoever reports last must not matter.
+        // The first of several: the order of reports must not matter.
         let (holder, tokens) = holders.reduce(|best, other| if other.1 > best.1 { other } else { best })?;
         (tokens >= cached(seat).saturating_add(tokens_min)).then_some((holder, tokens))
     }
@@ -390,7 +391,7 @@ impl Play<'_, '_> {
 
     fn engine_event(&mut self, seat: usize, event: EngineEvent) {
         let now = self.now();
-        // What had happened when a request was taken away from an engine, and was still to be told.
+        // Events that happened before a request was removed from an engine and were not yet delivered.
         if self.flights.get(&(event.id() as u32)).is_none_or(|flight| flight.seat != Some(seat)) {
             return;
         }
@@ -430,7 +431,7 @@ impl Play<'_, '_> {
         }
     }
 
-    /// A prompt is computed: whoever decodes gets it from here.
+    /// A prompt is computed: its KV blocks are sent from here to the decode engine.
     fn hand_over(&mut self, seat: usize, request: u32) {
         self.answered(request);
         self.succeeded(request);
@@ -441,7 +442,7 @@ impl Play<'_, '_> {
         }
     }
 
-    /// The engine at `seat` has room for keys and values: they are sent.
+    /// The engine at `seat` has room for KV blocks: they are sent.
     fn send_to(&mut self, seat: usize, request: u32, tokens: u32) {
         let now = self.now();
         let Some(source) = self.flights.get(&request).and_then(|flight| flight.source) else { return };
@@ -462,7 +463,7 @@ impl Play<'_, '_> {
         self.world.watch(seat);
     }
 
-    /// Tells the router what an answer says of the cache. What came from another engine was in no cache.
+    /// Reports the cached tokens of an answer to the router. Transferred blocks were in no cache.
     fn answered(&mut self, request: u32) {
         let Some(&Flight { pool, source, .. }) = self.flights.get(&request) else { return };
         let Outcome { cached_tokens, moved_tokens, .. } = *self.outcome(request);
@@ -474,14 +475,14 @@ impl Play<'_, '_> {
         self.world.routers[pool].observe(now, id, reported, &mut self.world.outputs);
     }
 
-    /// Tells the router that works on a request that it is over there.
+    /// Reports to the router that serves a request that it has ended there.
     pub(super) fn release(&mut self, request: u32) {
         let (now, id) = (self.now(), self.id(request));
         let pool = self.flights.get(&request).map_or(DECODE, |flight| flight.pool);
         self.world.routers[pool].step(now, Input::Finished { request: id }, &mut self.world.outputs);
     }
 
-    /// Tells the router that an endpoint has answered soundly, which a refusal is, too.
+    /// Reports to the router that an endpoint has answered without failure; a rejection also counts.
     fn succeeded(&mut self, request: u32) {
         let Some(flight) = self.flights.get(&request).filter(|_| self.world.config.rules.is_some()) else {
             return;
@@ -490,7 +491,7 @@ impl Play<'_, '_> {
         self.world.routers[flight.pool].step(now, Input::Succeeded { request }, &mut self.world.outputs);
     }
 
-    /// Tells the router that a request it has placed is over, and does what follows.
+    /// Reports to the router that a placed request has ended, and applies the outputs.
     pub(super) fn settle(&mut self, request: u32, failure: Option<Failure>) {
         if failure.is_none() {
             self.answered(request);
@@ -503,7 +504,7 @@ impl Play<'_, '_> {
         self.follow();
     }
 
-    /// A request is over: whoever waits for it may go on.
+    /// A request has ended: its dependents may proceed.
     pub(super) fn over(&mut self, request: u32, failure: Option<Failure>) {
         assert!(self.flights.remove(&request).is_some(), "a request is over once");
         let now = self.now();
@@ -522,7 +523,7 @@ impl Play<'_, '_> {
         }
     }
 
-    /// A client has waited long enough.
+    /// A client gives up waiting.
     fn give_up(&mut self, request: u32) {
         self.count_tokens(request);
         let Some(flight) = self.flights.get(&request) else { return };

@@ -1,8 +1,8 @@
-//! Attempts that fail: by faults, and by the clock.
+//! Failed attempts: by faults, and by timeouts.
 //!
-//! Under [rules](crate::rules::Rules) the router is told of each attempt how it ended, and a request whose answer has not
-//! begun is placed again, where it has not failed yet: at once if its first attempt cost nobody anything, else after a
-//! pause.
+//! Under [rules](crate::rules::Rules) the router gets the outcome of each attempt, and a request whose answer has not
+//! begun is placed again on an endpoint that has not failed it yet: at once if its first attempt cost no work, else
+//! after a pause.
 
 use kvlane_core::decision::Rejection;
 use kvlane_core::scheduler::{Input, TOKENS_TOLD};
@@ -16,20 +16,20 @@ use crate::outcome::{Failure, Outcome};
 /// How an attempt failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Failed {
-    /// Nobody was there.
+    /// Connection refused.
     Unreachable,
-    /// It broke off.
+    /// The connection broke.
     Broken,
-    /// It took too long.
+    /// It timed out.
     Late,
-    /// The endpoint said that it is too busy, and perhaps for how long.
+    /// The endpoint was busy, with or without `Retry-After`.
     Busy(Option<Nanos>),
 }
 
 // === impl Play ===
 
 impl Play<'_, '_> {
-    /// Something goes wrong.
+    /// A fault begins.
     pub(super) fn fault(&mut self, index: usize) {
         let fault = self.world.config.faults[index];
         let at = match fault {
@@ -55,7 +55,7 @@ impl Play<'_, '_> {
                     self.attempt_failed(request, endpoint, Failed::Broken);
                 }
             }
-            // They wait for what will not come.
+            // They wait for an event that will not come.
             Fault::BlackHole { endpoint, .. } => {
                 struck.iter().for_each(|&request| self.cancel(endpoint, request));
             }
@@ -64,7 +64,7 @@ impl Play<'_, '_> {
         self.follow();
     }
 
-    /// What an endpoint was doing breaks off, and what it was sending does not arrive.
+    /// An endpoint's requests break, and its transfers do not arrive.
     fn break_off(&mut self, endpoint: usize) {
         let now = self.now();
         let hit = |flight: &Flight| {
@@ -75,7 +75,7 @@ impl Play<'_, '_> {
             self.flights.iter().filter(|(_, flight)| hit(flight)).map(|(&request, _)| request).collect();
         broken.sort_unstable();
         for request in broken {
-            // Whoever waited for what was sent has blocks for it.
+            // The receiver of a transfer has blocks for it.
             if let Some(seat) =
                 self.flights.get(&request).and_then(|flight| flight.seat).filter(|&s| s != endpoint)
             {
@@ -85,7 +85,7 @@ impl Play<'_, '_> {
         }
     }
 
-    /// An endpoint is probed. Whoever waits for the first token of one that is found down waits no longer.
+    /// Probes an endpoint. Requests that wait for the first token of an endpoint found down stop waiting.
     pub(super) fn probe(&mut self, event: Event, at: usize) {
         let was_healthy = self.world.seats[at].found.healthy;
         self.world.happen(event);
@@ -107,7 +107,7 @@ impl Play<'_, '_> {
         !decodes || self.outcome(request).first_token.is_none()
     }
 
-    /// Makes an engine forget a request.
+    /// Removes a request from its engine.
     pub(super) fn cancel(&mut self, at: usize, request: u32) {
         let now = self.now();
         let seat = &mut self.world.seats[at];
@@ -116,7 +116,7 @@ impl Play<'_, '_> {
         self.world.watch(at);
     }
 
-    /// Counts what a client has received of an answer that is about to break off.
+    /// Counts the tokens that a client has received of an answer that is about to break.
     pub(super) fn count_tokens(&mut self, request: u32) {
         let now = self.now();
         let Some(Flight { pool: DECODE, seat: Some(seat), .. }) = self.flights.get(&request) else { return };
@@ -129,7 +129,7 @@ impl Play<'_, '_> {
         }
     }
 
-    /// Lets it be looked after the request, which has been given to an engine, when it should have answered.
+    /// Schedules the first-token timeout of a request that has been given to an engine.
     pub(super) fn await_first_token(&mut self, request: u32, sent: u32) {
         let Some(rules) = &self.world.config.rules else { return };
         if rules.first_token < Nanos::MAX {
@@ -138,7 +138,7 @@ impl Play<'_, '_> {
         }
     }
 
-    /// Lets it be looked after an answer that has come so far when it should have come further.
+    /// Schedules the check whether an answer has progressed.
     pub(super) fn await_more(&mut self, request: u32, tokens: u32) {
         let (Some(rules), Some(flight)) = (&self.world.config.rules, self.flights.get(&request)) else {
             return;
@@ -149,7 +149,7 @@ impl Play<'_, '_> {
         }
     }
 
-    /// A request has waited for its first token for as long as it may, unless it has come or it is elsewhere.
+    /// The first-token timeout of a request, unless the token has arrived or the request has been placed elsewhere.
     pub(super) fn late(&mut self, request: u32, sent: u32) {
         let Some(&Flight { seat: Some(seat), sent: last, .. }) = self.flights.get(&request) else { return };
         if last == sent && self.awaits_first_token(request) {
@@ -158,7 +158,7 @@ impl Play<'_, '_> {
         }
     }
 
-    /// An answer has broken off if it has not come on.
+    /// The answer fails if it has not progressed.
     pub(super) fn stalled(&mut self, request: u32, sent: u32, tokens: u32) {
         let Some(&Flight { seat: Some(at), sent: last, .. }) = self.flights.get(&request) else { return };
         if last != sent {
@@ -177,7 +177,7 @@ impl Play<'_, '_> {
         }
     }
 
-    /// An endpoint did not answer, or no more.
+    /// An endpoint did not answer, or stopped answering.
     pub(super) fn attempt_failed(&mut self, request: u32, endpoint: usize, how: Failed) {
         let attempts_max = self.world.config.attempts_max;
         self.tell_failed(request, endpoint, how);
@@ -191,7 +191,7 @@ impl Play<'_, '_> {
         let failed = self.world.seats[endpoint].id;
         if let Some(flight) = self.flights.get_mut(&request) {
             if flight.pool == DECODE && prefill != DECODE {
-                // The prompt is gone with whoever had it: it has to be computed again.
+                // The prefill engine that held the prompt is gone: it has to be computed again.
                 *flight = Flight { pool: prefill, ..Flight::default() };
             } else {
                 if flight.seat == Some(endpoint) {
@@ -207,7 +207,7 @@ impl Play<'_, '_> {
         self.place_again(request, first && matches!(how, Failed::Unreachable | Failed::Busy(_)));
     }
 
-    /// Tells the router, which learns by [`Input::Finished`] that the attempt is over, how it was.
+    /// Reports the outcome of an attempt to the router, which learns of its end by [`Input::Finished`].
     fn tell_failed(&mut self, request: u32, endpoint: usize, how: Failed) {
         let Some(flight) = self.flights.get(&request).filter(|flight| flight.seat == Some(endpoint)) else {
             return;
@@ -224,7 +224,7 @@ impl Play<'_, '_> {
         self.world.routers[flight.pool].step(now, input, &mut self.world.outputs);
     }
 
-    /// Places a request again: after a pause, unless it has only tried what cost nobody anything, or no rules say so.
+    /// Places a request again: after a pause, unless its attempts cost no work, or there are no rules.
     fn place_again(&mut self, request: u32, at_once: bool) {
         let (now, run) = (self.now(), self.run);
         let retry = u32::from(self.outcome(request).attempts) - 1;
@@ -235,11 +235,11 @@ impl Play<'_, '_> {
         }
     }
 
-    /// The router refuses a request.
+    /// The router rejects a request.
     pub(super) fn rejected(&mut self, request: u32, why: Rejection) {
         let ruled = self.world.config.rules.is_some();
         let failure = match self.flights.get(&request) {
-            // What the last one did says more.
+            // The outcome of the last attempt is more specific.
             Some(Flight { ended: Some(how), .. }) if ruled && why == Rejection::NoEndpoint => how.failure(),
             _ => Failure::Rejected(why),
         };
@@ -250,7 +250,7 @@ impl Play<'_, '_> {
 // === impl Failed ===
 
 impl Failed {
-    /// What it is to a client for whom nothing else is tried.
+    /// The failure that the client sees if no other endpoint is tried.
     fn failure(self) -> Failure {
         match self {
             Self::Busy(_) => Failure::Busy,

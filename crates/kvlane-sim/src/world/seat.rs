@@ -1,4 +1,4 @@
-//! One place in the fleet: its engine, its link, and what is wrong with it.
+//! One seat in the fleet: its engine, its link, and its faults.
 
 use kvlane_core::endpoint::EndpointId;
 use kvlane_core::time::Nanos;
@@ -7,34 +7,34 @@ use crate::engine::{Engine, EngineStats};
 use crate::rules::Found;
 use crate::transfer::Transfer;
 
-/// One place in the fleet.
+/// One seat in the fleet.
 pub(super) struct Seat {
     pub engine: Engine,
-    /// Which of the routers places requests here.
+    /// The router that places requests here.
     pub pool: usize,
     pub id: EndpointId,
-    /// What it sends keys and values over.
+    /// Its link for KV blocks.
     pub link: Transfer,
     pub trouble: Trouble,
-    /// Counts engines: what an earlier one had to say is void.
+    /// Counts engines: events of earlier engines are void.
     pub generation: u32,
-    /// When to look at the engine next, if that is scheduled: not after it has something to tell. Until then it may be
-    /// some steps behind the clock.
+    /// Time at which the engine is advanced next, if scheduled: not after its next event. Until then it may be some
+    /// steps behind the clock.
     pub step_at: Option<Nanos>,
-    /// Counters of engines that were here before.
+    /// Counters of earlier engines at this seat.
     pub buried: EngineStats,
-    /// What its probes have found.
+    /// State of its probes.
     pub found: Found,
-    /// Time that this engine has not lived through: its own clock is behind by so much.
+    /// Time for which this engine was paused: its own clock is behind by this much.
     behind: Nanos,
 }
 
-/// What is wrong with it: how many of the faults in force say so.
+/// Faults of a seat: number in force of each kind.
 #[derive(Debug, Default)]
 pub(super) struct Trouble {
     pub deaths: u32,
     pub pauses: u32,
-    /// Since when it stands still, by its own clock.
+    /// Start of its pause, by its own clock.
     still_since: Option<Nanos>,
     pub holes: u32,
     pub cuts: u32,
@@ -42,11 +42,11 @@ pub(super) struct Trouble {
     pub drains: u32,
     /// Its engine is about to be replaced, and leaves when it has drained.
     pub leaving: u32,
-    /// Nobody is here: its engine has left.
+    /// The seat is empty: its engine has left.
     pub away: bool,
-    /// Factors on the length of its steps, by the faults they come from.
+    /// Factors on the duration of its steps, by fault.
     pub slow: Vec<(usize, f64)>,
-    /// By the faults: when it says to come again.
+    /// By fault: its `Retry-After`.
     pub busy: Vec<(usize, Option<Nanos>)>,
 }
 
@@ -68,22 +68,22 @@ impl Seat {
         }
     }
 
-    /// Whether there is an engine that runs, or would if it were let.
+    /// Whether there is an engine that runs, or is paused.
     pub(super) fn alive(&self) -> bool {
         self.trouble.deaths == 0 && !self.trouble.away
     }
 
-    /// Whether what is sent to it is answered before long.
+    /// Whether requests sent to it are answered soon.
     pub(super) fn answers(&self) -> bool {
         self.alive() && self.trouble.holes == 0 && self.trouble.pauses == 0
     }
 
-    /// What time it is for the engine.
+    /// The engine's current time.
     pub(super) fn time(&self, now: Nanos) -> Nanos {
         self.trouble.still_since.unwrap_or(now - self.behind)
     }
 
-    /// When the world reaches a time of the engine's; never while it stands still.
+    /// The world's time for a time of the engine; never while it is paused.
     pub(super) fn world_time(&self, at: Nanos) -> Option<Nanos> {
         self.trouble.still_since.is_none().then_some(at + self.behind)
     }
@@ -93,7 +93,7 @@ impl Seat {
         self.engine.catch_up(self.time(now));
     }
 
-    /// The engine stands still.
+    /// Pauses the engine.
     pub(super) fn halt(&mut self, now: Nanos) {
         self.trouble.pauses += 1;
         if self.trouble.pauses == 1 {
@@ -103,7 +103,7 @@ impl Seat {
         }
     }
 
-    /// One reason less to stand still.
+    /// Ends one of the pauses.
     pub(super) fn go_on(&mut self, now: Nanos) {
         self.trouble.pauses -= 1;
         if self.trouble.pauses == 0
@@ -113,7 +113,7 @@ impl Seat {
         }
     }
 
-    /// An empty engine takes the place of this one.
+    /// Replaces the engine by an empty one.
     pub(super) fn replace_engine(&mut self, now: Nanos) {
         self.catch_up(now);
         self.buried = self.buried.followed_by(self.engine.stats());
@@ -123,7 +123,7 @@ impl Seat {
         self.generation += 1;
     }
 
-    /// As slow as all that slows it down.
+    /// Sets the speed from all faults that slow it down.
     pub(super) fn set_slowdown(&mut self, now: Nanos) {
         self.catch_up(now);
         self.engine.set_slowdown(self.trouble.slow.iter().map(|(_, factor)| factor).product());

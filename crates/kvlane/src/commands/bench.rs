@@ -1,4 +1,4 @@
-//! `kvlane bench`: routers against each other on one fleet, as a file says.
+//! `kvlane bench`: compares routers on one fleet, as described in a file.
 
 use std::fs::File;
 use std::io::{IsTerminal as _, Write as _};
@@ -19,29 +19,29 @@ use super::page::PageArgs;
 use super::simulate::catalogue;
 use crate::yaml;
 
-/// A matrix with every key, for `--example`.
+/// A file with every key, for `--example`.
 const EXAMPLE: &str = include_str!("../../../../config/bench.yaml");
 
-/// What a bench can be told.
+/// Flags of the bench.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct BenchArgs {
-    /// What is compared with what, on which engines, under which load. `--example` prints one.
+    /// The bench file: routers, engines and loads. `--example` prints one.
     #[arg(required_unless_present_any = ["example", "list"])]
     file: Option<PathBuf>,
-    /// Print a file with every key and what it means.
+    /// Print a file with every key and its meaning.
     #[arg(long, exclusive = true)]
     example: bool,
-    /// List the routers that need only be named, with the commands that start them.
+    /// List the built-in routers with their commands.
     #[arg(long, exclusive = true)]
     list: bool,
-    /// Print the runs in their order and what each sends, and run nothing.
+    /// Print the runs in their order and the requests of each, and run nothing.
     #[arg(long)]
     plan: bool,
-    /// Only these routers of the file, separated by commas.
+    /// Run only these routers of the file, separated by commas.
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
     routers: Vec<String>,
-    /// Keep each run's records in this directory, and go on from those that are there: a bench that was interrupted, or
-    /// has got another seed, router or load, does not run again what it has.
+    /// Store each run's records in this directory, and skip runs that are stored there: after an interruption, or
+    /// with another seed, router or load, only the missing runs are made.
     #[arg(long, value_name = "DIR")]
     records: Option<PathBuf>,
     /// Write the figures as JSON (schema kvlane.bench/1) to a file, `-` for stdout.
@@ -62,7 +62,7 @@ pub(crate) fn run_command(args: &BenchArgs) -> Result<ExitCode> {
         write!(out, "{}", list())?;
         return Ok(ExitCode::SUCCESS);
     }
-    let Some(file) = &args.file else { bail!("give a file; `kvlane bench --example` prints one") };
+    let Some(file) = &args.file else { bail!("no bench file given; `kvlane bench --example` prints one") };
     let (mut matrix, directory) = read(file)?;
     only(&mut matrix, &args.routers)?;
     let place = |what| format!("{}: {what}", file.display());
@@ -73,7 +73,7 @@ pub(crate) fn run_command(args: &BenchArgs) -> Result<ExitCode> {
         write!(out, "{}", plan(&matrix, &source)?)?;
         return Ok(ExitCode::SUCCESS);
     }
-    // A file that cannot be written is better known before the runs than after them.
+    // Detect a file that cannot be written before the runs, not after them.
     let json = args.json.as_deref().filter(|path| *path != Path::new("-"));
     if let Some(path) = json {
         let opened = File::options().create(true).append(true).open(path);
@@ -88,20 +88,23 @@ pub(crate) fn run_command(args: &BenchArgs) -> Result<ExitCode> {
         Some(path) => std::path::absolute(path)?.join("logs"),
         None => std::env::temp_dir().join(format!("kvlane-bench-{}", std::process::id())),
     };
-    let place =
-        Place { directory, scratch, kvlane: std::env::current_exe().context("this program's own path")? };
+    let place = Place {
+        directory,
+        scratch,
+        kvlane: std::env::current_exe().context("cannot find the path of this program")?,
+    };
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let done = runtime.block_on(async {
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
-        // Whatever was started ends when this future is dropped.
+        // All started processes end when this future is dropped.
         tokio::select! {
             done = carry_out(&matrix, &place, source, store.as_ref()) => done,
-            _ = terminate.recv() => bail!("stopped by a signal; with --records, what is over is kept"),
-            _ = interrupt.recv() => bail!("stopped; with --records, what is over is kept"),
+            _ = terminate.recv() => bail!("stopped by a signal; with --records, completed runs are kept"),
+            _ = interrupt.recv() => bail!("stopped; with --records, completed runs are kept"),
         }
     });
-    // Gone unless a log of a run that failed is in it.
+    // Removed, unless it contains the log of a failed run.
     let _ = std::fs::remove_dir(&place.scratch);
     let (report, recorded) = done?;
     let figures = serde_json::to_string_pretty(&report)?;
@@ -120,7 +123,7 @@ pub(crate) fn run_command(args: &BenchArgs) -> Result<ExitCode> {
     Ok(if report.is_clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The matrix, and the directory that its paths are relative to.
+/// The matrix, and the directory for its relative paths.
 fn read(file: &Path) -> Result<(Matrix, PathBuf)> {
     let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
     let matrix = yaml::read(&text).with_context(|| format!("in {}", file.display()))?;
@@ -128,7 +131,7 @@ fn read(file: &Path) -> Result<(Matrix, PathBuf)> {
     Ok((matrix, directory))
 }
 
-/// Leaves out the routers that are not asked for.
+/// Keeps only the selected routers.
 fn only(matrix: &mut Matrix, names: &[String]) -> Result<()> {
     if names.is_empty() {
         return Ok(());
@@ -143,7 +146,7 @@ fn only(matrix: &mut Matrix, names: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Every run in its order, with what it sends.
+/// Every run in its order, with its requests.
 fn plan(matrix: &Matrix, source: &Source) -> Result<String> {
     let mut text = String::new();
     for (n, Job { router, load, seed }) in matrix.order()?.iter().enumerate() {
@@ -158,7 +161,7 @@ fn plan(matrix: &Matrix, source: &Source) -> Result<String> {
     Ok(text)
 }
 
-/// The ready-made routers.
+/// The built-in routers.
 fn list() -> String {
     let one = |name: &&str| {
         let router = ready::by_name(name).unwrap_or_default();
@@ -167,7 +170,7 @@ fn list() -> String {
     ready::NAMES.iter().map(one).collect()
 }
 
-/// Runs and judges, telling how far it is.
+/// Runs and judges, with progress on stderr.
 async fn carry_out(
     matrix: &Matrix,
     place: &Place,
@@ -177,7 +180,7 @@ async fn carry_out(
     let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
     bar.set_style(ProgressStyle::with_template("{prefix:32} {bar:40} {pos}/{len} answered  {elapsed}")?);
     let tell = |line: &str| {
-        // Nobody is left to tell if stderr is gone.
+        // If stderr is closed, progress cannot be reported.
         if std::io::stderr().is_terminal() {
             bar.println(line);
         } else {
@@ -203,17 +206,17 @@ async fn carry_out(
     let done = run(matrix, place, source, kept, progress).await;
     bar.finish_and_clear();
     if let Some(error) = unkept {
-        tell(&format!("a run could not be kept in --records: {error}"));
+        tell(&format!("--records: cannot store a run: {error}"));
     }
     Ok(done?)
 }
 
-/// A run in a line.
+/// A run as one line of text.
 fn ended(one: &Recorded) -> String {
     let run = &one.run;
     let which = format!("{} {} load {} seed {}", run.place + 1, run.job.router, run.job.load, run.job.seed);
     if let Some(failure) = &run.failure {
-        return format!("{which}: does not count: {failure}");
+        return format!("{which}: discarded: {failure}");
     }
     let answered: Vec<f64> =
         one.records.iter().filter(|record| record.is_ok()).filter_map(|record| record.ttft_s()).collect();

@@ -18,57 +18,58 @@ use kvlane_core::timing::{Dtype, Efficiency, Hardware, Host, ModelShape, TimingM
 
 use super::page::PageArgs;
 
-/// The machine of which nothing is known.
+/// Name of an unknown machine.
 const GENERIC: &str = "generic";
 
-/// What a calibration can be told.
+/// Flags of the calibration.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct CalibrateArgs {
-    /// The server, as http://host:port. It must have nothing else to do.
+    /// The server, as http://host:port. It must be idle otherwise.
     url: String,
-    /// Its model's name in requests; need not be said if it serves only one.
+    /// The model's name in requests; optional if the server has only one.
     #[arg(long)]
     model: Option<String>,
-    /// Sent as a bearer token.
+    /// API key, sent as a bearer token.
     #[arg(long)]
     api_key: Option<String>,
-    /// Model and machine, as `model@gpu` or `model@gpuxN`: what the fit begins with.
+    /// Model and machine, as `model@gpu` or `model@gpuxN`: the prior of the fit.
     #[arg(long, conflicts_with_all = ["config_json", "gpu", "tp"])]
     preset: Option<String>,
     /// The model's Hugging Face config.json, for models without a preset.
     #[arg(long, value_name = "FILE")]
     config_json: Option<PathBuf>,
-    /// With --config-json: the machine, one of the presets' or `generic` for any other.
+    /// With --config-json: the GPU, one of the presets' or `generic` for any other.
     #[arg(long, default_value = GENERIC)]
     gpu: String,
-    /// With --config-json: GPUs the model is spread over.
+    /// With --config-json: number of GPUs.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     tp: u32,
     /// Type of the server's keys and values: bf16 or fp8.
     #[arg(long, default_value = "bf16")]
     kv_dtype: Dtype,
-    /// Most tokens of the server's steps, if it does not tell (vLLM does with VLLM_SERVER_DEV_MODE=1); 2048 otherwise.
+    /// Maximum tokens of the server's steps, if it does not report them (vLLM does with VLLM_SERVER_DEV_MODE=1); 2048
+    /// otherwise.
     #[arg(long)]
     max_num_batched_tokens: Option<u32>,
-    /// Most sequences of the server's steps, if it does not tell.
+    /// Maximum sequences of the server's steps, if it does not report them.
     #[arg(long)]
     max_num_seqs: Option<u32>,
-    /// Longest prompt to send [default: 32768, or what the server takes].
+    /// Longest prompt to send [default: 32768, or the server's maximum].
     #[arg(long)]
     max_prompt_tokens: Option<u32>,
-    /// How often everything is measured [default: 5, or 3 with --quick].
+    /// Number of rounds [default: 5, or 3 with --quick].
     #[arg(long)]
     repeats: Option<u32>,
-    /// Let the fastest round of each measurement count, not the median: for a machine that others use too.
+    /// Use the fastest round of each measurement, not the median: for a shared machine.
     #[arg(long)]
     fastest: bool,
-    /// Fewer lengths and batches, for a first look.
+    /// Fewer lengths and batches, for a quick look.
     #[arg(long)]
     quick: bool,
-    /// Another seed draws other prompts; the server must not have seen those of this one [default: the time].
+    /// Seed of the prompts; the server must not have cached the prompts of this seed [default: the time].
     #[arg(long)]
     seed: Option<u64>,
-    /// Seconds after which a measurement that is not over is given up.
+    /// Timeout of a measurement, in seconds.
     #[arg(long, default_value_t = 600)]
     timeout_secs: u64,
     /// Write the timing file (schema kvlane.timing/1) here.
@@ -90,14 +91,14 @@ pub(crate) fn run(args: &CalibrateArgs) -> Result<ExitCode> {
         ("--max-prompt-tokens", args.max_prompt_tokens),
         ("--repeats", args.repeats),
     ] {
-        ensure!(count != Some(0), "{flag} 0: take at least 1");
+        ensure!(count != Some(0), "{flag} 0: must be at least 1");
     }
     let server = Server::new(&args.url, args.api_key.as_deref())?;
     let json = args.json.as_deref().filter(|path| path.as_os_str() != "-");
     let files = [args.out.as_deref(), json];
     args.page.check()?;
     for path in files.into_iter().flatten() {
-        // A file that cannot be written is better known before the run than after it.
+        // Detect a file that cannot be written before the run, not after it.
         File::options().create(true).append(true).open(path).with_context(|| cannot_write(path))?;
     }
     let seed = args.seed.unwrap_or_else(|| {
@@ -167,7 +168,7 @@ fn prior(args: &CalibrateArgs) -> Result<TimingModel> {
         let timing = TimingModel::preset(preset).context("--preset")?;
         return Ok(TimingModel { kv_dtype: args.kv_dtype, ..timing });
     }
-    let Some(path) = &args.config_json else { bail!("give --preset or --config-json") };
+    let Some(path) = &args.config_json else { bail!("--preset or --config-json is required") };
     let read = || format!("--config-json {}", path.display());
     let text = std::fs::read_to_string(path).with_context(read)?;
     let name = path.parent().and_then(Path::file_name).map(|name| name.to_string_lossy().into_owned());
@@ -178,14 +179,14 @@ fn prior(args: &CalibrateArgs) -> Result<TimingModel> {
         GENERIC => generic(),
         gpu => match Hardware::of(gpu, &model) {
             Some(hardware) => hardware,
-            None => bail!("--gpu {gpu}: take one of {}, or {GENERIC}", Hardware::names().join(", ")),
+            None => bail!("--gpu {gpu}: must be one of {}, or {GENERIC}", Hardware::names().join(", ")),
         },
     };
     Ok(TimingModel { model, hardware, host: Host::default(), gpus: args.tp, kv_dtype: args.kv_dtype })
 }
 
-/// Peaks that no machine of today has, so that what the model does not fit (element-wise work, which follows from the
-/// bandwidth) is next to nothing and falls to what it does fit.
+/// Peaks above those of any machine, so that the part that is not fitted (element-wise work, which follows from the
+/// bandwidth) is negligible and is absorbed by the fitted constants.
 fn generic() -> Hardware {
     Hardware {
         name: GENERIC.into(),

@@ -1,4 +1,4 @@
-//! `kvlane check` and `kvlane config`: the configuration as `serve` would have it, and as it can be written.
+//! `kvlane check` and `kvlane config`: the effective configuration, and a file with every key.
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -10,7 +10,7 @@ use crate::config::ConfigArgs;
 /// The configuration file with every key.
 pub(crate) const EXAMPLE: &str = include_str!("../../../../config/example.yaml");
 
-/// Loads, reads what it names as `serve` would, then prints what `serve` would run with.
+/// Loads the configuration and the files it names as `serve` would, then prints it.
 pub(crate) fn run(args: &ConfigArgs) -> Result<ExitCode> {
     let config = args.load()?;
     kvlane_live::serve::check(&config)?;

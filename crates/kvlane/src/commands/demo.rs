@@ -1,7 +1,7 @@
 //! `kvlane demo`: a slice of a real trace through the gateway onto four mock engines, once per policy.
 //!
-//! Every run starts with empty caches: new engines, a new gateway. Trace and engines are sped up by one and the same
-//! factor, so that the later turns of a conversation fall inside the run; all times are printed in trace seconds.
+//! Every run starts with empty caches: new engines, a new gateway. Trace and engines are sped up by the same factor,
+//! so that the later turns of a conversation are within the run; all times are printed in trace seconds.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -34,16 +34,17 @@ use crate::timing_file;
 const SLICE: &[u8] = include_bytes!("../../assets/mooncake-conversation-slice.jsonl.gz");
 /// The model's name in the demo.
 const MODEL: &str = "demo";
-/// The engines' timers have a millisecond: a tenth of a trace second at this speed. Beyond it they would decide.
+/// The engines' timers have a resolution of 1 ms: a tenth of a trace second at this speed. Above it they would
+/// dominate.
 const SPEED_MAX: f64 = 100.0;
-/// How late, in trace seconds, the client may send before its figures are in doubt.
+/// Lateness of the client, in trace seconds, above which its figures are in doubt.
 const LAG_MAX_S: f64 = 0.5;
-/// Engines that one process runs without falling behind.
+/// Maximum engines that one process runs without falling behind.
 const ENGINES_MAX: usize = 64;
-/// How long engines and gateway may take to find each other.
+/// Timeout for engines and gateway to become ready.
 const READY_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// What the demo can be told.
+/// Flags of the demo.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct DemoArgs {
     /// Policies to run, one after the other.
@@ -52,10 +53,10 @@ pub(crate) struct DemoArgs {
     /// Factor by which trace and engines are sped up.
     #[arg(long, default_value_t = 40.0)]
     speed: f64,
-    /// Another trace, of any format that `kvlane trace import` reads.
+    /// A trace in any format that `kvlane trace import` reads, instead of the built-in one.
     #[arg(long)]
     trace: Option<PathBuf>,
-    /// How many engines.
+    /// Number of engines.
     #[arg(long, default_value_t = 4)]
     engines: usize,
     /// Model and machine that the engines imitate.
@@ -67,10 +68,10 @@ pub(crate) struct DemoArgs {
     /// Write the figures as JSON (schema kvlane.demo/1) to a file, `-` for stdout.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Afterwards leave a fleet up, in real time, to play with.
+    /// Leave a fleet up afterwards, in real time.
     #[arg(long)]
     keep: bool,
-    /// What every engine is told, from the flags above.
+    /// The configuration of every engine, from the flags above.
     #[arg(skip)]
     engine: MockConfig,
 }
@@ -100,12 +101,12 @@ struct TraceFacts {
 struct Run {
     policy: String,
     wall_s: f64,
-    /// 99th percentile of how late the client sent a request.
+    /// 99th percentile of the client's lateness.
     client_lag_p99_s: Option<f64>,
     summary: Summary,
 }
 
-/// Engines and the gateway in front of them, all in this process.
+/// Engines and the gateway in front of them, in this process.
 struct Stage {
     engines: Vec<MockEngine>,
     serving: Serving,
@@ -115,20 +116,24 @@ struct Stage {
 pub(crate) fn run(args: &DemoArgs) -> Result<ExitCode> {
     ensure!(
         args.speed > 0.0 && args.speed <= SPEED_MAX,
-        "--speed {}: take more than 0, up to {SPEED_MAX}",
+        "--speed {}: must be above 0 and at most {SPEED_MAX}",
         args.speed
     );
-    ensure!((1..=ENGINES_MAX).contains(&args.engines), "--engines {}: take 1 to {ENGINES_MAX}", args.engines);
+    ensure!(
+        (1..=ENGINES_MAX).contains(&args.engines),
+        "--engines {}: must be 1 to {ENGINES_MAX}",
+        args.engines
+    );
     let args = &DemoArgs { engine: engine(args)?, ..args.clone() };
     let policies: Vec<PolicyConfig> = args.policies.iter().map(|name| policy(name)).collect::<Result<_>>()?;
-    // All of the trace's time is compressed, so turns leave when the trace says and wait for no answer.
+    // The whole trace is compressed in time, so turns are sent at the trace's times without waiting for answers.
     let options = Options { open_loop: true, ..Options::default() };
     let trace = match &args.trace {
         Some(path) => format::open(path, &options).with_context(|| format!("--trace {}", path.display()))?,
         None => format::read(SLICE, &options)?,
     };
     let trace = Arc::new(trace);
-    // A file that cannot be written is better known before the run than after it.
+    // Detect a file that cannot be written before the run, not after it.
     let mut json = args.json.as_ref().filter(|path| path.as_os_str() != "-").map(create).transpose()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
@@ -153,7 +158,7 @@ pub(crate) fn run(args: &DemoArgs) -> Result<ExitCode> {
     })
 }
 
-/// The engines, without what differs from one to the next.
+/// The configuration shared by all engines.
 fn engine(args: &DemoArgs) -> Result<MockConfig> {
     let mut config = MockConfig { model: MODEL.into(), preset: args.preset.clone(), ..MockConfig::default() };
     match &args.timing {
@@ -166,14 +171,14 @@ fn engine(args: &DemoArgs) -> Result<MockConfig> {
 fn policy(name: &str) -> Result<PolicyConfig> {
     match PolicyConfig::by_name(name) {
         Some(policy) => Ok(policy),
-        None => bail!("there is no policy '{name}': take some of {}", PolicyConfig::NAMES.join(", ")),
+        None => bail!("unknown policy '{name}': known are {}", PolicyConfig::NAMES.join(", ")),
     }
 }
 
 // === impl DemoArgs ===
 
 impl DemoArgs {
-    /// Prints for people: to stdout unless that is where the JSON goes.
+    /// Prints text to stdout, or to stderr if the JSON goes to stdout.
     fn tell(&self, text: &str) -> Result<()> {
         if self.json.as_ref().is_some_and(|path| path.as_os_str() == "-") {
             writeln!(std::io::stderr(), "{text}")?;
@@ -182,7 +187,7 @@ impl DemoArgs {
         say(text)
     }
 
-    /// Prints what is no result, to stderr.
+    /// Prints text that is not a result to stderr.
     fn note(&self, text: &str) -> Result<()> {
         writeln!(std::io::stderr(), "{text}")?;
         Ok(())
@@ -199,7 +204,7 @@ fn create(path: &PathBuf) -> Result<File> {
     File::create(path).with_context(|| format!("--json {}", path.display()))
 }
 
-/// One policy, from empty caches to the last answer.
+/// Runs one policy, from empty caches to the last answer.
 async fn one(args: &DemoArgs, trace: &Arc<Trace>, policy: PolicyConfig) -> Result<Run> {
     let name = policy.name();
     let stage = Stage::set(args, args.speed, policy, 0).await?;
@@ -234,7 +239,7 @@ async fn one(args: &DemoArgs, trace: &Arc<Trace>, policy: PolicyConfig) -> Resul
     let names = stage.engine_names();
     stage.strike().await;
     let mut summary = Summary::of(&records, args.speed);
-    // Ports differ from run to run; what matters is which engine of the fleet it was.
+    // Ports differ from run to run; the index of the engine is what matters.
     let counts = names
         .iter()
         .map(|(url, name)| (name.clone(), summary.per_endpoint.get(url).copied().unwrap_or_default()));
@@ -270,7 +275,7 @@ async fn keep(args: &DemoArgs) -> Result<()> {
 // === impl Stage ===
 
 impl Stage {
-    /// Starts everything and waits until every engine takes requests. Port 0 takes a free one; any other is taken if
+    /// Starts everything and waits until every engine takes requests. Port 0 takes a free one; any other is used if
     /// it is free.
     async fn set(args: &DemoArgs, speed: f64, policy: PolicyConfig, port: u16) -> Result<Self> {
         let mut engines = Vec::new();
@@ -287,7 +292,7 @@ impl Stage {
         if port != 0 && std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_err() {
             config.server.port = 0;
         }
-        let serving = Serving::start_at_speed(config, speed).context("the gateway cannot start")?;
+        let serving = Serving::start_at_speed(config, speed).context("cannot start the gateway")?;
         let stage = Self { serving, engines };
         tokio::time::timeout(READY_TIMEOUT, stage.ready())
             .await
@@ -305,7 +310,7 @@ impl Stage {
         }
     }
 
-    /// The engines' addresses, and what they are called in the tables.
+    /// The engines' addresses, and their names in the tables.
     fn engine_names(&self) -> Vec<(String, String)> {
         let named =
             |(n, engine): (usize, &MockEngine)| (format!("http://{}", engine.addr()), format!("engine-{n}"));

@@ -8,27 +8,27 @@ use clap::{Args, Subcommand};
 use kvlane_http::secret::KeyHash;
 use kvlane_live::auth::{Role, check_name};
 
-/// The longest key that is hashed: no longer one would be looked at.
+/// Maximum length of a key to hash: longer ones are rejected by the gateway.
 const KEY_BYTES_MAX: u64 = 16 << 10;
 
-/// What to do.
+/// The subcommands.
 #[derive(Subcommand)]
 pub(crate) enum KeyCommand {
-    /// Make a key: prints it once, to stderr, and the line to keep, to stdout.
+    /// Generate a key: prints it once, to stderr, and the line to store, to stdout.
     New(KeyArgs),
-    /// Hash a key that is there already: reads it from stdin, prints the line to keep.
+    /// Hash an existing key: reads it from stdin, prints the line to store.
     Hash(KeyArgs),
 }
 
-/// Whose key it is.
+/// The client of the key.
 #[derive(Args)]
 pub(crate) struct KeyArgs {
-    /// What its holder is called in limits, logs and metrics.
+    /// The client's name in limits, logs and metrics.
     name: String,
-    /// What its holder may do: user (ask models), viewer (look at the admin API and metrics), admin (everything).
+    /// The client's role: user (use models), viewer (read the admin API and metrics), admin (everything).
     #[arg(long, default_value = "user")]
     role: String,
-    /// Believe its holder whom a request is for.
+    /// Let the client name the tenant of its requests.
     #[arg(long)]
     trusted: bool,
 }
@@ -38,7 +38,7 @@ pub(crate) fn run(command: &KeyCommand) -> Result<ExitCode> {
     let (KeyCommand::New(args) | KeyCommand::Hash(args)) = command;
     check_name(&args.name).map_err(|problem| anyhow!(problem))?;
     let Some(role) = Role::by_name(&args.role) else {
-        bail!("--role {}: take user, viewer or admin", args.role);
+        bail!("--role {}: must be user, viewer or admin", args.role);
     };
     let hash = match command {
         KeyCommand::New(_) => {
@@ -51,7 +51,7 @@ pub(crate) fn run(command: &KeyCommand) -> Result<ExitCode> {
             let mut key = String::new();
             std::io::stdin().take(KEY_BYTES_MAX).read_to_string(&mut key)?;
             match key.trim() {
-                "" => bail!("no key came on stdin: write `kvlane key hash NAME < FILE`"),
+                "" => bail!("no key on stdin: use `kvlane key hash NAME < FILE`"),
                 key => KeyHash::of(key),
             }
         }

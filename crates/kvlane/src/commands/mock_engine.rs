@@ -13,7 +13,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::timing_file;
 
-/// Flags as in llm-d-inference-sim and vLLM where the same thing exists there.
+/// Flags have the names of llm-d-inference-sim and vLLM where those have the same flag.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct MockEngineArgs {
     /// Address to listen on.
@@ -25,16 +25,17 @@ pub(crate) struct MockEngineArgs {
     /// The model's name.
     #[arg(long, default_value = "mock")]
     model: String,
-    /// Names it answers to instead of the model's.
+    /// Names of the model in the API, instead of the model's.
     #[arg(long, num_args = 1..)]
     served_model_name: Vec<String>,
-    /// Adapters on top of the model, by name.
+    /// Names of adapters of the model.
     #[arg(long, num_args = 1..)]
     lora_modules: Vec<String>,
-    /// Model and machine whose timing and memory are imitated, as `model@gpu` or `model@gpuxN`.
+    /// Model and machine to imitate, as `model@gpu` or `model@gpuxN`.
     #[arg(long, default_value = "qwen2.5-7b@a100")]
     preset: String,
-    /// A timing file, as `calibrate` writes it, instead of a preset; also the sizes below, as far as it tells them.
+    /// A timing file, as `calibrate` writes it, instead of a preset; it also sets those of the sizes below that it
+    /// contains.
     #[arg(long, value_name = "FILE", conflicts_with = "preset")]
     timing: Option<PathBuf>,
     /// Engine seconds per second.
@@ -43,49 +44,49 @@ pub(crate) struct MockEngineArgs {
     /// Tokens in a KV block [default: 16].
     #[arg(long)]
     block_size: Option<u32>,
-    /// KV blocks; by default what the preset's memory holds.
+    /// KV blocks; by default what fits into the preset's memory.
     #[arg(long)]
     kv_cache_size: Option<u32>,
     /// Share of the preset's memory that weights, activations and KV cache may use.
     #[arg(long, default_value_t = 0.90)]
     gpu_memory_utilization: f64,
-    /// Most sequences in a batch [default: 256].
+    /// Maximum sequences in a batch [default: 256].
     #[arg(long)]
     max_num_seqs: Option<u32>,
-    /// Most tokens in a step [default: 2048].
+    /// Maximum tokens in a step [default: 2048].
     #[arg(long)]
     max_num_batched_tokens: Option<u32>,
-    /// Most tokens of prompt and answer together.
+    /// Maximum tokens of prompt and answer together.
     #[arg(long)]
     max_model_len: Option<u32>,
-    /// Requests in the engine's queue beyond which it answers 429.
+    /// Maximum requests in the engine's queue; further ones get 429.
     #[arg(long, default_value_t = 10_000)]
     max_waiting_queue_length: u32,
-    /// Another seed draws other answers, and other faults of the feed.
+    /// Seed of the answers, and of the faults of the feed.
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Engines behind this one API, each with a cache of its own; the header X-data-parallel-rank names one.
+    /// Engines behind this API, each with its own cache; the header X-data-parallel-rank selects one.
     #[arg(long, default_value_t = 1)]
     data_parallel_size: u32,
-    /// Publishes KV events as vLLM does, told in its JSON, such as
+    /// Publish KV events as vLLM does, configured by vLLM's JSON, such as
     /// {"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5657"}.
     #[arg(long, value_name = "JSON", default_value = "{}", hide_default_value = true)]
     kv_events_config: KvEventsConfig,
-    /// The version of vLLM whose way of writing events is used, from 0.9.2 on.
+    /// vLLM version whose wire format of events is used, from 0.9.2 on.
     #[arg(long, value_name = "VERSION", default_value = "0.32")]
     kv_events_version: String,
-    /// How events name blocks: `int` or `bytes`.
+    /// Type of block hashes in events: `int` or `bytes`.
     #[arg(long, value_name = "KIND", default_value = "int")]
     kv_events_hashes: KvEventsHashes,
-    /// What goes wrong with the feed, such as drop=0.01,duplicate=0.01,reorder=0.01,delay=50ms,lie=0.1,silent=100.
+    /// Faults of the feed, such as drop=0.01,duplicate=0.01,reorder=0.01,delay=50ms,lie=0.1,silent=100.
     #[arg(long, value_name = "FAULTS", default_value = "", hide_default_value = true)]
     kv_events_faults: KvEventsFaults,
-    /// The engine whose deaths it dies when the control port tells it to: what clients see is what was recorded of that one.
+    /// Engine whose recorded failures the control port replays.
     #[arg(long, value_name = "ENGINE", default_value_t)]
     deaths_like: DeathsLike,
-    /// A port, on the same address, to tell the engine what goes wrong while it runs: POST /fault with
-    /// {"fault":"slow","factor":4}, or reset, black_hole, heal, cut_feed, flood_feed, restore_feed, core_killed, core_stopped,
-    /// server_killed, server_stopped, terminated, out_of_memory.
+    /// A port, on the same address, that accepts faults at run time: POST /fault with {"fault":"slow","factor":4}, or
+    /// reset, black_hole, heal, cut_feed, flood_feed, restore_feed, core_killed, core_stopped, server_killed,
+    /// server_stopped, terminated, out_of_memory.
     #[arg(long, value_name = "PORT")]
     control_port: Option<u16>,
 }
@@ -112,10 +113,10 @@ pub(crate) fn run(args: &MockEngineArgs) -> Result<ExitCode> {
     };
     if let Some(path) = &args.timing {
         let file = timing_file::read(path)?;
-        // The cache's size in tokens is what the file tells; how many blocks that is follows from theirs.
+        // The file has the cache's size in tokens; the number of blocks follows from their size.
         config.imitate(TimingFile { block_tokens: args.block_size.or(file.block_tokens), ..file });
     }
-    // What is typed counts more than what a file says.
+    // Flags override the file.
     config.block_size = args.block_size.unwrap_or(config.block_size);
     config.kv_cache_size = args.kv_cache_size.or(config.kv_cache_size);
     config.max_num_seqs = args.max_num_seqs.unwrap_or(config.max_num_seqs);
@@ -132,7 +133,7 @@ pub(crate) fn run(args: &MockEngineArgs) -> Result<ExitCode> {
             let address = SocketAddr::new(args.host, port);
             let listener =
                 TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?;
-            tracing::info!(address = %listener.local_addr()?, "taking faults");
+            tracing::info!(address = %listener.local_addr()?, "accepting faults");
             engine.take_faults(listener);
         }
         tracing::info!(address = %engine.addr(), model = args.model, timing = timed_as, speed = args.speed, "serving");
@@ -144,7 +145,7 @@ pub(crate) fn run(args: &MockEngineArgs) -> Result<ExitCode> {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
             () = engine.died() => {
-                tracing::info!("died, as told");
+                tracing::info!("stopped by a fault");
                 return Ok(ExitCode::SUCCESS);
             }
         }

@@ -1,4 +1,4 @@
-//! Where a command's report goes: a page to open in a browser, and its charts as files.
+//! Output of a command's report: an HTML page, and its charts as files.
 
 use std::fs::{self, File};
 use std::path::PathBuf;
@@ -7,13 +7,13 @@ use anyhow::{Context, Result};
 use clap::Args;
 use kvlane_trace::report::Page;
 
-/// The flags, the same for every command that has a report.
+/// Flags shared by all commands with a report.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct PageArgs {
-    /// Write a report to open in a browser: one file with tables and charts that needs nothing else.
+    /// Write a report as one HTML file with tables and charts.
     #[arg(long, visible_alias = "report", value_name = "FILE")]
     html: Option<PathBuf>,
-    /// Write each chart of the report as an SVG file into this directory, which is made if need be.
+    /// Write each chart of the report as an SVG file into this directory, created if necessary.
     #[arg(long, value_name = "DIR")]
     plots: Option<PathBuf>,
 }
@@ -21,13 +21,13 @@ pub(crate) struct PageArgs {
 // === impl PageArgs ===
 
 impl PageArgs {
-    /// Whether anybody wants a report.
+    /// Whether a report was requested.
     pub(crate) fn wanted(&self) -> bool {
         self.html.is_some() || self.plots.is_some()
     }
 
-    /// Makes sure that it can be written: that is better known before the work than after it. What is in the file stays
-    /// until there is something to replace it with.
+    /// Checks that the report can be written, before the work rather than after it. An existing file is kept until
+    /// there is a result to replace it.
     pub(crate) fn check(&self) -> Result<()> {
         if let Some(path) = &self.html {
             let opened = File::options().create(true).append(true).open(path);
@@ -39,7 +39,7 @@ impl PageArgs {
         Ok(())
     }
 
-    /// Writes what somebody wants; the page is made only then.
+    /// Writes the requested outputs; the page is made only if needed.
     pub(crate) fn write(&self, page: impl FnOnce() -> Page) -> Result<()> {
         if !self.wanted() {
             return Ok(());

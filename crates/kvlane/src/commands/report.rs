@@ -12,17 +12,17 @@ use kvlane_trace::report::{Report, Run};
 
 use super::page::PageArgs;
 
-/// Runs of one report at most.
+/// Maximum runs of one report.
 const RUNS_MAX: usize = 32;
 
-/// What a report can be told.
+/// Flags of the report.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ReportArgs {
-    /// Records of a run, one JSON object on a line, as --records writes them. Further files are compared with the first,
-    /// request by request. NAME=FILE gives a run its name; else it has the file's.
+    /// Records of a run, one JSON object per line, as --records writes them. Further files are compared with the
+    /// first, request by request. NAME=FILE names a run; the default is the file's name.
     #[arg(required = true, value_name = "RECORDS")]
     files: Vec<String>,
-    /// What the page is called.
+    /// Title of the page.
     #[arg(long)]
     title: Option<String>,
     #[command(flatten)]
@@ -31,8 +31,8 @@ pub(crate) struct ReportArgs {
 
 /// Runs it.
 pub(crate) fn run(args: &ReportArgs) -> Result<ExitCode> {
-    ensure!(args.page.wanted(), "where to? Give --html FILE, --plots DIR or both");
-    ensure!(args.files.len() <= RUNS_MAX, "{} files: a report takes at most {RUNS_MAX}", args.files.len());
+    ensure!(args.page.wanted(), "no output: use --html FILE, --plots DIR or both");
+    ensure!(args.files.len() <= RUNS_MAX, "{} files: the maximum is {RUNS_MAX}", args.files.len());
     args.page.check()?;
     let mut runs: Vec<(String, Vec<Record>)> = Vec::new();
     for file in &args.files {
@@ -60,7 +60,8 @@ pub(crate) fn run(args: &ReportArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A run's name and file. A file that is there counts as one, whatever its name has in it.
+/// A run's name and file. If the whole argument names an existing file, it is taken as one, even with `=` in its
+/// name.
 fn named(text: &str) -> (String, PathBuf) {
     if let Some((name, path)) = text.split_once('=')
         && !name.is_empty()
@@ -76,6 +77,6 @@ fn read(path: &Path) -> Result<Vec<Record>> {
     let place = || path.display().to_string();
     let file = File::open(path).with_context(place)?;
     let records = record::read(BufReader::new(file)).with_context(place)?;
-    ensure!(!records.is_empty(), "{}: there are no records in it", place());
+    ensure!(!records.is_empty(), "{}: contains no records", place());
     Ok(records)
 }

@@ -1,8 +1,8 @@
-//! `kvlane roofline`: how much a model computes and reads for prompts and for decoding, and what bounds it.
+//! `kvlane roofline`: operations and bytes of a model for prefill and decode, and their bounds.
 //!
-//! A machine can multiply and it can read; the arithmetic intensity of a piece of work (operations per byte) says
-//! which of the two it waits for. Above the machine's ridge point it is bound by arithmetic, below by memory. Reuse of
-//! cached prefixes saves operations but not the reading of weights, so it lowers the intensity of prefill.
+//! The arithmetic intensity of a step (operations per byte) decides whether arithmetic or memory bounds it: above the
+//! machine's ridge point it is bound by arithmetic, below by memory. Reuse of cached prefixes saves operations but
+//! not the reading of weights, so it lowers the intensity of prefill.
 
 use std::fs;
 use std::io::Write as _;
@@ -17,13 +17,13 @@ use serde::Serialize;
 
 use super::page::PageArgs;
 
-/// Rows of one table at most: lists of flags multiply.
+/// Maximum rows of one table: the flags' lists multiply.
 const ROWS_MAX: usize = 10_000;
 
-/// Steps of one prompt at most.
+/// Maximum steps of one prompt.
 const STEPS_MAX: u32 = 100_000;
 
-/// Model and machine by a preset, or by the model's own file and the machine's parts.
+/// Model and machine by a preset, or by the model's file and the GPU.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct RooflineArgs {
     /// Model and machine, as `model@gpu` or `model@gpuxN`; `model:fp8@gpu` has 8-bit weights.
@@ -35,7 +35,7 @@ pub(crate) struct RooflineArgs {
     /// With `--config-json`: the GPU, as in a preset.
     #[arg(long, conflicts_with = "preset")]
     gpu: Option<String>,
-    /// With `--config-json`: GPUs the model is spread over.
+    /// With `--config-json`: number of GPUs.
     #[arg(long, default_value_t = 1, conflicts_with = "preset", value_parser = clap::value_parser!(u32).range(1..=64))]
     tp: u32,
     /// Type of keys and values: bf16 or fp8.
@@ -50,7 +50,7 @@ pub(crate) struct RooflineArgs {
     /// Decoding sequences in a batch, separated by commas.
     #[arg(long, value_delimiter = ',', default_value = "1,32,128")]
     batch: Vec<u32>,
-    /// Most tokens in a step; longer prompts are computed in chunks.
+    /// Maximum tokens in a step; longer prompts are computed in chunks.
     #[arg(long, default_value_t = 8192, value_parser = clap::value_parser!(u32).range(1..))]
     max_num_batched_tokens: u32,
     /// Share of the memory that weights, activations and KV cache may use.
@@ -63,7 +63,7 @@ pub(crate) struct RooflineArgs {
     page: PageArgs,
 }
 
-/// What the command finds, as JSON has it.
+/// Results of the command, as in the JSON.
 #[derive(Serialize)]
 struct Analysis {
     schema: &'static str,
@@ -80,8 +80,8 @@ struct Analysis {
     /// Of all GPUs, from the data sheet, for the type of the weights.
     peak_flops: f64,
     memory_bytes_per_s: f64,
-    /// Operations per byte at which arithmetic and memory take as long: by the data sheet, and as far as both are
-    /// reached.
+    /// Operations per byte at which arithmetic and memory take equal time: by the data sheet, and at the reached
+    /// rates.
     ridge_flops_per_byte: f64,
     reached_ridge_flops_per_byte: f64,
     prefill: Vec<Prefill>,
@@ -107,7 +107,7 @@ struct Decode {
     batch: u32,
     context: u32,
     tokens_per_s: f64,
-    /// The KV cache holds that many contexts.
+    /// Whether the KV cache holds that many contexts.
     fits: bool,
     #[serde(flatten)]
     cost: Cost,
@@ -164,9 +164,9 @@ impl RooflineArgs {
                 let gpu = self.gpu.as_deref().unwrap_or_default();
                 TimingModel::new(model, gpu, self.tp).context("--gpu, --tp")?
             }
-            (None, None) => bail!("take --preset, or --config-json with --gpu"),
+            (None, None) => bail!("--preset, or --config-json with --gpu, is required"),
         };
-        ensure!(self.kv_dtype != Dtype::Mxfp4, "--kv-dtype mxfp4: take bf16 or fp8");
+        ensure!(self.kv_dtype != Dtype::Mxfp4, "--kv-dtype mxfp4: must be bf16 or fp8");
         timing.kv_dtype = self.kv_dtype;
         Ok(timing)
     }
@@ -175,22 +175,25 @@ impl RooflineArgs {
         let share = self.gpu_memory_utilization;
         ensure!(
             share > 0.0 && share <= 1.0,
-            "--gpu-memory-utilization {share}: take a share above 0, at most 1"
+            "--gpu-memory-utilization {share}: must be above 0 and at most 1"
         );
         for reuse in &self.reuse {
-            ensure!((0.0..1.0).contains(reuse), "--reuse {reuse}: take a share from 0 to below 1");
+            ensure!((0.0..1.0).contains(reuse), "--reuse {reuse}: must be at least 0 and below 1");
         }
-        ensure!(!self.context.contains(&0), "--context 0: take at least one token");
-        ensure!(self.context.iter().all(|n| *n <= 100_000_000), "--context: take at most 100 million tokens");
-        ensure!(!self.batch.contains(&0), "--batch 0: take at least one sequence");
+        ensure!(!self.context.contains(&0), "--context 0: must be at least 1");
+        ensure!(
+            self.context.iter().all(|n| *n <= 100_000_000),
+            "--context: must be at most 100 million tokens"
+        );
+        ensure!(!self.batch.contains(&0), "--batch 0: must be at least 1");
         let steps = self.context.iter().map(|n| n / self.max_num_batched_tokens).max().unwrap_or(0);
         ensure!(
             steps <= STEPS_MAX,
-            "--max-num-batched-tokens {}: the longest context makes {steps} steps, {STEPS_MAX} is the most",
+            "--max-num-batched-tokens {}: the longest context makes {steps} steps, the maximum is {STEPS_MAX}",
             self.max_num_batched_tokens
         );
         let rows = self.context.len() * self.reuse.len().max(self.batch.len());
-        ensure!(rows <= ROWS_MAX, "the lists make {rows} rows, {ROWS_MAX} is the most");
+        ensure!(rows <= ROWS_MAX, "the lists make {rows} rows, the maximum is {ROWS_MAX}");
         Ok(())
     }
 }
@@ -330,7 +333,7 @@ impl Analysis {
         }
     }
 
-    /// The roofs, and a dot for each row: prompts apart by how much of them is cached, decode steps by their batch.
+    /// The rooflines, and a dot for each row: prompts grouped by cached share, decode steps by batch.
     fn series(&self, timing: &TimingModel) -> Vec<Series> {
         let dot = |cost: &Cost| (cost.flops_per_byte, cost.flops / cost.time_s / 1e12);
         let costs =
@@ -366,7 +369,7 @@ impl Analysis {
 
 impl Prefill {
     fn of(timing: &TimingModel, context: u32, reuse: f64, chunk_tokens: u32) -> Self {
-        // An engine computes at least the last token, or there would be nothing to answer from.
+        // An engine computes at least the last token, to generate the next.
         let cached_tokens = ((f64::from(context) * reuse) as u32).min(context - 1);
         let cost = Cost::of(timing, &chunks(cached_tokens, context, chunk_tokens));
         let whole = Cost::of(timing, &chunks(0, context, chunk_tokens));

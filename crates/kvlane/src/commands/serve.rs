@@ -14,7 +14,7 @@ use crate::config::ConfigArgs;
 /// Runs it.
 pub(crate) fn run(args: &ConfigArgs) -> Result<ExitCode> {
     kvlane_live::panics::watch();
-    // Before it is read, so that no change of it is missed.
+    // Before the configuration is read, so that no change is missed.
     let mut watch = Watch::new(args.file().into_iter().collect());
     let config = args.load()?;
     watch.look_at(files(args, &config));
@@ -24,7 +24,7 @@ pub(crate) fn run(args: &ConfigArgs) -> Result<ExitCode> {
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut hangup = signal(SignalKind::hangup())?;
-        let serving = Serving::start(config).context("the gateway cannot start")?;
+        let serving = Serving::start(config).context("cannot start the gateway")?;
         tracing::info!(clients = %serving.address, metrics = %serving.metrics_address, "serving");
         loop {
             let interval = serving.gateway.config().server.reload_interval;
@@ -38,14 +38,14 @@ pub(crate) fn run(args: &ConfigArgs) -> Result<ExitCode> {
             match args.load() {
                 Ok(config) => {
                     watch.look_at(files(args, &config));
-                    // What is wrong with it is logged there.
+                    // The cause has been logged there.
                     let _ = serving.reload(config);
                 }
                 Err(error) => serving.refuse_reload(&format!("{error:#}")),
             }
         }
         tracing::info!(
-            "stopping: no new connections, requests in flight may end (a second signal ends them)"
+            "shutting down: no new connections, waiting for requests in flight (a second signal cuts them)"
         );
         let again = async {
             tokio::select! {
@@ -55,7 +55,7 @@ pub(crate) fn run(args: &ConfigArgs) -> Result<ExitCode> {
         };
         let Cut { requests, connections } = serving.shut_down_or(again).await;
         if requests > 0 {
-            tracing::warn!(requests, "stopped: requests in flight were cut");
+            tracing::warn!(requests, "shut down: requests in flight were cut");
             return Ok(ExitCode::FAILURE);
         }
         if connections > 0 {
@@ -66,7 +66,7 @@ pub(crate) fn run(args: &ConfigArgs) -> Result<ExitCode> {
     })
 }
 
-/// The files that make the configuration what it is.
+/// The files that the configuration depends on.
 fn files(args: &ConfigArgs, config: &Config) -> Vec<PathBuf> {
     args.file().into_iter().chain(config.files()).collect()
 }

@@ -2,34 +2,34 @@
 
 use serde::Serialize;
 
-/// How a check came out.
+/// Verdict of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Verdict {
-    /// As it should be.
+    /// Correct.
     Ok,
-    /// It works, but not as well as it could.
+    /// Works, with limitations.
     Warn,
-    /// It does not work.
+    /// Does not work.
     Fail,
-    /// It could not be checked, because of another row.
+    /// Not checked, because of another row.
     Skip,
 }
 
 /// One row.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Check {
-    /// What was checked, the same word in every version.
+    /// Name of the check, stable across versions.
     pub(super) name: &'static str,
     pub(super) verdict: Verdict,
-    /// What was seen.
+    /// The finding.
     pub(super) said: String,
-    /// What to do about it.
+    /// The remedy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) fix: Option<String>,
 }
 
-/// Rows about one thing.
+/// Rows about one subject.
 #[derive(Clone, Debug, Default, Serialize)]
 #[serde(transparent)]
 pub(super) struct Checks(pub(super) Vec<Check>);
@@ -37,7 +37,7 @@ pub(super) struct Checks(pub(super) Vec<Check>);
 // === impl Verdict ===
 
 impl Verdict {
-    /// As the table shows it.
+    /// The name in the table.
     pub(super) fn word(self) -> &'static str {
         match self {
             Self::Ok => "ok",

@@ -1,4 +1,4 @@
-//! One engine: what it says of itself, row by row.
+//! Checks of one engine's own reports, row by row.
 
 use kvlane_http::client::Client;
 use kvlane_live::parity_check;
@@ -10,24 +10,24 @@ use serde_json::Value;
 use super::check::Checks;
 use super::{Examined, Way, events, request, tokens};
 
-/// What is known of an engine.
+/// Facts about an engine.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Facts {
     pub(super) dialect: Option<Dialect>,
     pub(super) version: Option<String>,
-    /// The base model's name, by which it is asked.
+    /// The base model's name, used in requests.
     pub(super) model: Option<String>,
-    /// Where it says its weights are.
+    /// The model directory that it reports.
     pub(super) root: Option<String>,
     pub(super) max_model_len: Option<u64>,
     pub(super) block_tokens: Option<u32>,
-    /// Where it publishes KV events.
+    /// Its KV event feeds.
     pub(super) feeds: Vec<Feed>,
-    /// A hash of the ids that it makes of a set of texts: the same for the same tokenizer and template.
+    /// A hash of the ids that it returns for a set of texts: the same for the same tokenizer and template.
     pub(super) tokens_hash: Option<u64>,
 }
 
-/// Where one rank publishes, as it is reached from here.
+/// The feed of one rank, as reachable from this machine.
 #[derive(Clone, Debug)]
 pub(super) struct Feed {
     pub(super) rank: u32,
@@ -60,10 +60,10 @@ pub(super) async fn examine(engine: &Client, way: &Way) -> Examined {
     Examined { url: engine.url().to_owned(), facts, checks }
 }
 
-/// What to do about a bad status: a key where one is wanted, `fix` otherwise.
+/// The remedy for a bad status: a key if one is needed, `fix` otherwise.
 fn key_or(status: u16, fix: &str) -> &str {
     if matches!(status, 401 | 403) {
-        "the engine wants a key, or another one: give --worker-api-key"
+        "the engine needs a key, or a different one: set --worker-api-key"
     } else {
         fix
     }
@@ -117,7 +117,7 @@ async fn metrics(engine: &Client, facts: &mut Facts, checks: &mut Checks) -> Opt
     Some(page)
 }
 
-/// Finds out which engine this is, and its version.
+/// Detects the kind of engine and its version.
 async fn version(engine: &Client, facts: &mut Facts, checks: &mut Checks) {
     for (path, key, dialect) in [
         ("/version", "version", Dialect::Vllm),
@@ -136,18 +136,17 @@ async fn version(engine: &Client, facts: &mut Facts, checks: &mut Checks) {
     }
     match (facts.dialect, &facts.version) {
         (Some(dialect), Some(version)) => checks.ok("engine", format!("{} {version}", dialect.name())),
-        (Some(dialect), None) => checks.ok("engine", format!("{}, which tells no version", dialect.name())),
+        (Some(dialect), None) => checks.ok("engine", format!("{}, unknown version", dialect.name())),
         (None, _) => checks.warn(
             "engine",
             "neither vLLM nor SGLang nor llama.cpp, by its metrics and version",
-            "it is served, by what the gateway itself has sent there",
+            "kvlane serves it with approximate knowledge (its own dispatches)",
         ),
     }
 }
 
 async fn model(engine: &Client, facts: &mut Facts, checks: &mut Checks) {
-    let fix =
-        "the gateway asks GET /v1/models which model this is: give it as `model` of the worker otherwise";
+    let fix = "the gateway reads the model from GET /v1/models: otherwise set `model` of the worker";
     let listed = match engine.get("/v1/models").await {
         Ok((200, body)) => models::parse(&body).map_err(|error| (error.to_string(), fix)),
         Ok((status, _)) => Err((format!("GET /v1/models answered {status}"), key_or(status, fix))),
@@ -198,7 +197,7 @@ async fn prefix_caching(engine: &Client, page: Option<&str>, facts: &Facts, chec
         (None, Some(Dialect::LlamaCpp)) => {
             checks.ok("prefix_caching", "one prefix per slot, as llama.cpp keeps it");
         }
-        (None, _) => checks.skip("prefix_caching", "the engine does not say; `usage` shows what it reuses"),
+        (None, _) => checks.skip("prefix_caching", "not reported by the engine; see `usage`"),
     }
 }
 
@@ -206,11 +205,11 @@ fn block_size(facts: &Facts, checks: &mut Checks) {
     match (facts.block_tokens, facts.dialect) {
         (Some(tokens), _) => checks.ok("block_size", format!("{tokens} tokens, by its metrics")),
         (None, Some(Dialect::LlamaCpp)) => checks.ok("block_size", "none: llama.cpp reuses token by token"),
-        (None, _) => checks.skip("block_size", "its metrics do not tell; its events do"),
+        (None, _) => checks.skip("block_size", "not in its metrics; see its events"),
     }
 }
 
-/// Finds out where it publishes KV events.
+/// Finds its KV event feeds.
 async fn feeds(engine: &Client, way: &Way, facts: &mut Facts, checks: &mut Checks) {
     let told = told_feeds(engine).await;
     let feed = |source: &FeedSource| {
@@ -245,12 +244,12 @@ async fn feeds(engine: &Client, way: &Way, facts: &mut Facts, checks: &mut Check
         if feeds.iter().any(|feed| feed.replay.is_none()) {
             checks.warn(
                 "kv_events_replay",
-                "no replay socket: after a lost message all that is known of this engine is forgotten",
+                "no replay socket: a lost message invalidates all known blocks of this engine",
                 "set replay_endpoint in --kv-events-config, as \"tcp://*:5558\"",
             );
         }
     } else if facts.dialect == Some(Dialect::LlamaCpp) {
-        checks.ok("kv_events", "none: llama.cpp publishes none, knowledge of it is approximate by design");
+        checks.ok("kv_events", "none: llama.cpp publishes no KV events, so cache knowledge is approximate");
     } else {
         let fix = match facts.dialect {
             Some(Dialect::Sglang) => {
@@ -263,7 +262,7 @@ async fn feeds(engine: &Client, way: &Way, facts: &mut Facts, checks: &mut Check
                  tell where, give --kv-events-port 5557"
             }
         };
-        checks.warn("kv_events", "it names no KV events: knowledge of it is approximate", fix);
+        checks.warn("kv_events", "announces no KV events: cache knowledge is approximate", fix);
     }
     facts.feeds = feeds;
 }

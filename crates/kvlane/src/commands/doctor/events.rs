@@ -1,4 +1,4 @@
-//! What an engine says of its cache while it answers a request of ours.
+//! KV events of an engine during a request of the doctor.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -16,27 +16,27 @@ use super::engine::{Facts, Feed};
 use super::feed::{Message, Peer};
 use super::request::{Asked, ask, prompt};
 
-/// Requests that are sent until events come: a publisher takes a moment to note a subscription, and says nothing of it.
+/// Maximum requests until events arrive: a publisher needs a moment to register a subscription, without confirmation.
 const ATTEMPTS: u32 = 3;
-/// Seconds that an engine's clock may be off before it is told of.
+/// Difference of an engine's clock in seconds that is reported.
 const CLOCK_OFF_SECS: f64 = 2.0;
 
-/// A request that was sent, and what came of it.
+/// A request, and its result.
 pub(super) struct Told {
     pub(super) asked: Result<Asked, String>,
-    /// Leading tokens of its prompt that the engine says it stored, if it says so and we know the ids.
+    /// Leading tokens of its prompt that the engine reported as stored, if it did and the ids are known.
     pub(super) stored_tokens: Option<u32>,
     pub(super) block_tokens: Option<u32>,
-    /// The engine, at the rank that was asked.
+    /// The engine, at the requested rank.
     pub(super) engine: Client,
 }
 
-/// What was heard of one feed.
+/// Results of one feed.
 #[derive(Default)]
 struct Heard {
     numbers: Vec<u64>,
     linker: Linker,
-    /// Seconds that the engine's clock was ahead of ours when a message came.
+    /// Seconds by which the engine's clock was ahead when a message arrived.
     ahead_s: Vec<f64>,
     block_tokens: Option<u32>,
     names: BTreeMap<u64, BlockHash>,
@@ -45,7 +45,7 @@ struct Heard {
     unknown_parents: u32,
 }
 
-/// A message and the feed it came from, or why no more come from there.
+/// A message and its feed, or why no more arrive from there.
 type FromFeed = (usize, Result<Message, String>);
 
 /// Subscribes, sends a request and listens.
@@ -70,7 +70,7 @@ pub(super) async fn listen(
         block_tokens: None,
         engine: engine.clone(),
     };
-    // Each rank is sent a request of its own, the first one last: that is the one to go on with.
+    // Each rank gets its own request, the first rank last: that request is used further on.
     for n in (0..feeds.len().max(1)).rev() {
         let engine = if feeds.len() > 1 { engine.at_rank(feeds[n].rank) } else { engine.clone() };
         for attempt in 0..ATTEMPTS {
@@ -106,7 +106,7 @@ async fn subscribe(
 ) -> bool {
     match Peer::subscribe(&feed.address, &feed.topic, patience).await {
         Ok(mut peer) => {
-            checks.ok("subscribe", format!("{} lets us subscribe, rank {}", feed.address, feed.rank));
+            checks.ok("subscribe", format!("subscribed to {}, rank {}", feed.address, feed.rank));
             let tell = tell.clone();
             tokio::spawn(async move {
                 loop {
@@ -123,25 +123,25 @@ async fn subscribe(
             checks.fail(
                 "subscribe",
                 format!("{}: {problem}", feed.address),
-                "open that port to the gateway: an endpoint as tcp://*:5557 listens on all interfaces, tcp://127.0.0.1 only on its own",
+                "open this port to the gateway: an endpoint tcp://*:5557 listens on all interfaces, tcp://127.0.0.1 only on loopback",
             );
             false
         }
     }
 }
 
-/// A prompt whose blocks are waited for.
+/// A prompt whose blocks are awaited.
 struct Progress<'a> {
     model: &'a str,
     ids: Option<&'a [u32]>,
-    /// Whose they will be.
+    /// Rank of the blocks.
     from: usize,
 }
 
 // === impl Progress ===
 
 impl Progress<'_> {
-    /// Reads messages until the prompt's blocks have come; whether they have.
+    /// Reads messages until the prompt's blocks have arrived; returns whether they have.
     async fn listen(
         &mut self,
         told: &mut mpsc::UnboundedReceiver<FromFeed>,
@@ -166,13 +166,13 @@ impl Progress<'_> {
             (Some(ids), Some(stored), Some(size)) => {
                 stored as usize >= ids.len() / size as usize * size as usize && stored > 0
             }
-            // Without ids any store has to do.
+            // Without ids, any stored block counts.
             (None, _, Some(_)) => !heard[self.from].numbers.is_empty(),
             _ => false,
         }
     }
 
-    /// Leading tokens of the prompt that were stored somewhere, and the size of a block.
+    /// Leading tokens of the prompt that were stored, and the size of a block.
     fn result(&self, heard: &[Heard]) -> (Option<u32>, Option<u32>) {
         let block_tokens = heard.iter().find_map(|heard| heard.block_tokens);
         let stored = self.ids.zip(block_tokens).map(|(ids, size)| {
@@ -237,13 +237,13 @@ fn report(feeds: &[Feed], heard: &[Heard], facts: &Facts, checks: &mut Checks) {
     if let Some(garbage) = heard.iter().find_map(|heard| heard.garbage.as_ref()) {
         checks.fail(
             "events",
-            format!("not to be understood: {garbage}"),
+            format!("cannot parse: {garbage}"),
             "check that the port is the engine's PUB socket; if it is, please report the engine's version",
         );
     } else if messages == 0 {
         return checks.fail(
             "events",
-            "none came, though our request was answered",
+            "no event arrived, though the request was answered",
             "check enable_kv_cache_events and publisher: zmq in --kv-events-config, and that prefix caching is on",
         );
     } else {
@@ -253,11 +253,11 @@ fn report(feeds: &[Feed], heard: &[Heard], facts: &Facts, checks: &mut Checks) {
         };
         match ranks(false).as_str() {
             "" => checks
-                .ok("events", format!("{messages} messages after our requests, from rank {}", ranks(true))),
+                .ok("events", format!("{messages} messages after the requests, from rank {}", ranks(true))),
             silent => checks.fail(
                 "events",
-                format!("none came from rank {silent}, though it was sent a request"),
-                "check that each rank publishes on a port of its own, one higher than the rank before it",
+                format!("no event arrived from rank {silent}, though it got a request"),
+                "check that each rank publishes on its own port, one higher than that of the previous rank",
             ),
         }
     }
@@ -272,8 +272,8 @@ fn report(feeds: &[Feed], heard: &[Heard], facts: &Facts, checks: &mut Checks) {
         None => checks.ok("sequence", "without gaps"),
         Some((before, after)) => checks.warn(
             "sequence",
-            format!("message {after} came after {before}"),
-            "messages are lost on the way: raise hwm in --kv-events-config, or put the gateway nearer",
+            format!("message {after} arrived after {before}"),
+            "messages are lost on the way: raise hwm in --kv-events-config, or run the gateway closer to the engine",
         ),
     }
     let sizes: BTreeSet<u32> = heard.iter().filter_map(|heard| heard.block_tokens).collect();
@@ -281,12 +281,12 @@ fn report(feeds: &[Feed], heard: &[Heard], facts: &Facts, checks: &mut Checks) {
         (Some(events), Some(metrics)) if sizes.len() > 1 || *events != metrics => checks.fail(
             "event_block_size",
             format!("{sizes:?} tokens by its events, {metrics} by its metrics"),
-            "the address is another engine's: correct the endpoint of its feed",
+            "the address belongs to another engine: correct the endpoint of the feed",
         ),
         (Some(events), _) => checks.ok("event_block_size", format!("{events} tokens")),
         (None, _) => checks.fail(
             "event_block_size",
-            "no message says that a block was stored",
+            "no message contains a stored block",
             "check that prefix caching is on and that the model's layers have full attention",
         ),
     }
@@ -296,21 +296,23 @@ fn report(feeds: &[Feed], heard: &[Heard], facts: &Facts, checks: &mut Checks) {
         Some(ahead) if ahead.abs() > CLOCK_OFF_SECS => checks.warn(
             "clock",
             format!(
-                "its events are dated {:.1} s {}",
+                "event timestamps are {:.1} s {}",
                 ahead.abs(),
                 if ahead > 0.0 { "ahead" } else { "ago" }
             ),
-            "set both machines' clocks by NTP; only lags that are told of events depend on it",
+            "synchronize both machines' clocks by NTP; only the reported lag of events depends on them",
         ),
-        Some(ahead) => checks.ok("clock", format!("{:.0} ms from ours, or on the way", 1e3 * ahead.abs())),
+        Some(ahead) => {
+            checks.ok("clock", format!("{:.0} ms difference, transit included", 1e3 * ahead.abs()))
+        }
         None => checks.skip("clock", "no message to read it from"),
     }
 }
 
 async fn replay(feed: &Feed, heard: &Heard, patience: Duration, checks: &mut Checks) {
     let (Some(address), Some(&first)) = (&feed.replay, heard.numbers.first()) else { return };
-    let fix = "check replay_endpoint in --kv-events-config and that its port is open; without it, what is known of the \
-               engine is forgotten after every lost message";
+    let fix = "check replay_endpoint in --kv-events-config and that its port is open; without it, a lost \
+               message invalidates all known blocks of the engine";
     let from = first.saturating_sub(1);
     match Peer::replay(address, from, patience).await {
         Err(problem) => checks.fail("replay", format!("{address}: {problem}"), fix),
@@ -320,15 +322,11 @@ async fn replay(feed: &Feed, heard: &Heard, patience: Duration, checks: &mut Che
             match (gap, numbers.contains(&first)) {
                 (Some(pair), _) => checks.fail(
                     "replay",
-                    format!("{address}: message {} came after {}", pair[1], pair[0]),
+                    format!("{address}: message {} arrived after {}", pair[1], pair[0]),
                     "vLLM up to 0.32 loses messages of long replays: lower buffer_steps, or update it",
                 ),
                 (None, false) => {
-                    checks.fail(
-                        "replay",
-                        format!("{address}: message {first} is not among those replayed"),
-                        fix,
-                    );
+                    checks.fail("replay", format!("{address}: message {first} was not replayed"), fix);
                 }
                 (None, true) => checks.ok("replay", format!("{} messages without gaps", numbers.len())),
             }

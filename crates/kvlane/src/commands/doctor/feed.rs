@@ -1,4 +1,4 @@
-//! The sockets of a feed of KV events: a subscription that is read for a while, and one replay.
+//! Sockets of a KV event feed: a subscription read for a while, and one replay.
 
 use std::time::Duration;
 
@@ -8,9 +8,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// The number of a replay's last message, which is none.
+/// The number that marks the end of a replay.
 const END: u64 = u64::MAX;
-/// Messages that are read of a replay at most: what an engine keeps by default.
+/// Maximum messages read of a replay: an engine's default buffer.
 const REPLAYED_MAX: usize = 10_000;
 
 /// One message: its number and its payload.
@@ -25,10 +25,10 @@ pub(super) struct Peer {
 // === impl Peer ===
 
 impl Peer {
-    /// Subscribes to what begins with `topic`.
+    /// Subscribes to topics that begin with `topic`.
     ///
     /// # Errors
-    /// What went wrong, for people.
+    /// The cause, as text.
     pub(super) async fn subscribe(address: &str, topic: &str, patience: Duration) -> Result<Self, String> {
         let mut peer = Self::connect(address, Socket::Sub, patience).await?;
         peer.link.subscribe(topic.as_bytes()).map_err(|error| error.to_string())?;
@@ -39,7 +39,7 @@ impl Peer {
     /// The next message of a subscription.
     ///
     /// # Errors
-    /// Why there will be none.
+    /// Why there are no more messages.
     pub(super) async fn next(&mut self) -> Result<Message, String> {
         loop {
             if let Event::Message(frames) = self.event().await? {
@@ -48,10 +48,10 @@ impl Peer {
         }
     }
 
-    /// Everything from message `from` on that the engine keeps.
+    /// All messages from `from` on in the engine's buffer.
     ///
     /// # Errors
-    /// What went wrong, for people.
+    /// The cause, as text.
     pub(super) async fn replay(address: &str, from: u64, patience: Duration) -> Result<Vec<Message>, String> {
         let mut peer = Self::connect(address, Socket::Dealer, patience).await?;
         peer.link.send(&[&b""[..], &from.to_be_bytes()]).map_err(|error| error.to_string())?;
@@ -77,10 +77,12 @@ impl Peer {
             let mut peer = Self { stream, link: Connection::new(socket) };
             match peer.event().await? {
                 Event::Ready(_) => Ok(peer),
-                _ => Err("it speaks before it greets".to_owned()),
+                _ => Err("the peer sent data before its ZMTP greeting".to_owned()),
             }
         };
-        timeout(patience, greeted).await.unwrap_or_else(|_| Err(format!("no greeting within {patience:?}")))
+        timeout(patience, greeted)
+            .await
+            .unwrap_or_else(|_| Err(format!("no ZMTP greeting within {patience:?}")))
     }
 
     async fn event(&mut self) -> Result<Event, String> {
@@ -103,7 +105,7 @@ impl Peer {
     }
 }
 
-/// The number and the content of a message: its last two frames. Before them stand a topic, or nothing.
+/// The number and the content of a message: its last two frames. A topic, or nothing, precedes them.
 fn numbered(frames: &Frames) -> Result<Message, String> {
     let [.., seq, payload] = &frames[..] else { return Err("a message of one frame".into()) };
     match <[u8; 8]>::try_from(&seq[..]) {

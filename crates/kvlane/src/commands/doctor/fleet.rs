@@ -1,4 +1,4 @@
-//! What engines must have in common, and what a gateway in front of them knows.
+//! Comparison of engines, and of a gateway's view of them.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -28,12 +28,12 @@ pub(super) fn compare(examined: &[Examined]) -> Checks {
         [model] => checks.ok("same_model", format!("all serve {model}")),
         several => checks.warn(
             "same_model",
-            format!("they serve {}: each model is a pool of its own", several.join(", ")),
-            "if it should be one model, give it one --served-model-name",
+            format!("they serve {}: each model is a separate pool", several.join(", ")),
+            "if it is one model, set the same --served-model-name",
         ),
     }
     for (model, engines) in models.iter().filter(|(_, engines)| engines.len() > 1) {
-        let fix = "one index serves the pool: start all its engines with the same --block-size";
+        let fix = "a pool has one index: start all its engines with the same --block-size";
         same(&mut checks, "same_block_size", model, engines, |facts| facts.block_tokens, fix);
         let fix = "start all engines of a model with the same --max-model-len";
         same(&mut checks, "same_max_model_len", model, engines, |facts| facts.max_model_len, fix);
@@ -59,7 +59,7 @@ fn same<T: PartialEq + Display + Copy>(
             let _ = differs;
             checks.fail(
                 name,
-                format!("{model}: {other} makes other tokens of the same texts than {first}"),
+                format!("{model}: {other} and {first} tokenize the same texts differently"),
                 fix,
             );
         }
@@ -67,14 +67,13 @@ fn same<T: PartialEq + Display + Copy>(
             checks.fail(name, format!("{model}: {value} at {first}, {differs} at {other}"), fix);
         }
         None if name == "same_tokenizer" => {
-            checks
-                .ok(name, format!("{model}: {} engines make the same tokens of a set of texts", known.len()));
+            checks.ok(name, format!("{model}: {} engines tokenize a set of texts equally", known.len()));
         }
         None => checks.ok(name, format!("{model}: {value} at {} engines", known.len())),
     }
 }
 
-/// Asks a gateway what it knows of the engines.
+/// Reads a gateway's view of the engines.
 pub(super) async fn gateway(gateway: &Client, examined: &[Examined]) -> Checks {
     let mut checks = Checks::default();
     let told = match gateway.get("/readiness").await {
@@ -83,19 +82,21 @@ pub(super) async fn gateway(gateway: &Client, examined: &[Examined]) -> Checks {
         Err(problem) => Err(problem),
     };
     match told {
-        Ok(told) if told["ready"] == true => checks.ok("ready", "it places requests"),
-        Ok(_) => {
-            checks.fail("ready", "no engine is ready", "GET /readiness tells for each engine what is wrong")
-        }
+        Ok(told) if told["ready"] == true => checks.ok("ready", "the gateway places requests"),
+        Ok(_) => checks.fail("ready", "no engine is ready", "GET /readiness gives the cause for each engine"),
         Err(problem) => {
-            checks.fail("ready", problem, "give the gateway's metrics port, as http://127.0.0.1:29000");
+            checks.fail(
+                "ready",
+                problem,
+                "set --gateway to the gateway's metrics port, as http://127.0.0.1:29000",
+            );
             return checks;
         }
     }
-    let fix = "give the gateway's metrics port";
+    let fix = "set --gateway to the gateway's metrics port";
     let (workers, fix) = match gateway.get("/workers").await {
         Ok((200, body)) => (serde_json::from_slice::<Value>(&body).ok(), fix),
-        Ok((401 | 403, _)) => (None, "the gateway wants a key, or another one: give --admin-api-key"),
+        Ok((401 | 403, _)) => (None, "the gateway needs a key, or a different one: set --admin-api-key"),
         _ => (None, fix),
     };
     let Some(workers) = workers.as_ref().and_then(|told| told["workers"].as_array()) else {
@@ -108,7 +109,7 @@ pub(super) async fn gateway(gateway: &Client, examined: &[Examined]) -> Checks {
             checks.warn(
                 "worker",
                 format!("{} is not among its workers", one.url),
-                "add it, under this very URL",
+                "add it under exactly this URL",
             );
             continue;
         };
@@ -116,7 +117,7 @@ pub(super) async fn gateway(gateway: &Client, examined: &[Examined]) -> Checks {
         let fix = "see `tokenizer` and `chat_template` of that engine above";
         match worker["parity"]["state"].as_str() {
             Some("mismatch") => {
-                checks.fail("worker", format!("{}: it counts tokens differently: {why}", one.url), fix);
+                checks.fail("worker", format!("{}: token ids differ: {why}", one.url), fix);
             }
             _ if worker["healthy"] != true => {
                 let problem = worker["problem"].as_str().unwrap_or("not healthy");

@@ -1,8 +1,8 @@
-//! `kvlane doctor`: is everything there that exact knowledge of these engines' caches takes?
+//! `kvlane doctor`: checks whether engines provide everything that exact cache knowledge needs.
 //!
-//! Each engine is asked what it is and what it publishes, is sent one small request of our own, twice, and listened to
-//! meanwhile: what it says it stored, and what it says it reused, must be what we would have predicted. The report says
-//! for each row what was seen and what to do about it.
+//! The doctor queries each engine's configuration and feeds, sends it one small request twice, and listens to its
+//! events meanwhile: the stored and reused blocks that it reports must match the prediction. Each row of the report
+//! has a finding and a remedy.
 
 mod check;
 mod engine;
@@ -26,7 +26,7 @@ use kvlane_tokens::{Source, Tokenizer};
 use self::check::{Checks, Verdict};
 use self::engine::Facts;
 
-/// Engines asked at a time.
+/// Engines checked at a time.
 const AT_A_TIME: usize = 8;
 /// Exit codes beside 0.
 const FAILURES: u8 = 1;
@@ -37,39 +37,39 @@ pub(crate) struct DoctorArgs {
     /// The engines: `http://host:port`.
     #[arg(required = true, value_name = "URL")]
     urls: Vec<String>,
-    /// A gateway in front of them: what it knows is told too. Its metrics port, or its clients' port on loopback.
+    /// URL of a gateway in front of them, to check its view: its metrics port, or its clients' port on loopback.
     #[arg(long, value_name = "URL")]
     gateway: Option<String>,
-    /// The key that the engines want to be shown.
+    /// The key to send to the engines.
     #[arg(long, env = "KVLANE_WORKER_API_KEY", hide_env_values = true, value_name = "KEY")]
     worker_api_key: Option<Secret>,
-    /// The key that the gateway wants to be shown: a viewer's or an administrator's.
+    /// The key to send to the gateway: of a viewer or admin.
     #[arg(long, env = "KVLANE_ADMIN_API_KEY", hide_env_values = true, value_name = "KEY")]
     admin_api_key: Option<Secret>,
-    /// The model's tokenizer, which the gateway is to use: its directory, or a tokenizer file in it.
+    /// The model's tokenizer, as the gateway uses it: its directory, or a tokenizer file in it.
     #[arg(long, visible_alias = "model-path", value_name = "PATH")]
     tokenizer_path: Option<PathBuf>,
-    /// A file with the chat template to use instead of the model's own.
+    /// A file with a chat template that replaces the model's own.
     #[arg(long, value_name = "FILE", requires = "tokenizer_path")]
     chat_template: Option<PathBuf>,
-    /// Port on which engines publish KV events that do not say where; rank n publishes n higher.
+    /// KV event port of engines that do not announce it; rank n publishes n higher.
     #[arg(long, value_name = "PORT")]
     kv_events_port: Option<u16>,
-    /// Their replay port, likewise.
+    /// Replay port of these engines.
     #[arg(long, value_name = "PORT", requires = "kv_events_port")]
     kv_events_replay_port: Option<u16>,
-    /// Seconds that each answer, and each wait for events, may take.
+    /// Timeout in seconds of each answer, and of each wait for events.
     #[arg(long, default_value_t = 5.0, value_parser = seconds)]
     timeout_secs: f64,
-    /// Only ask, send no request to be answered by the model.
+    /// Only query, without a request to the model.
     #[arg(long)]
     no_request: bool,
-    /// Write the report as JSON; `-` is stdout, in place of the table.
+    /// Write the report as JSON; `-` is stdout, instead of the table.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 }
 
-/// How to go about it.
+/// Settings of the checks.
 pub(super) struct Way {
     tokenizer: Option<Tokenizer>,
     kv_events_port: Option<u16>,
@@ -78,14 +78,14 @@ pub(super) struct Way {
     sends: bool,
 }
 
-/// What is known of one engine, and how its checks came out.
+/// Facts about one engine, and the results of its checks.
 pub(super) struct Examined {
     url: String,
     facts: Facts,
     checks: Checks,
 }
 
-/// All of it.
+/// The whole report.
 pub(super) struct Report {
     engines: Vec<Examined>,
     fleet: Checks,
@@ -95,7 +95,7 @@ pub(super) struct Report {
 fn seconds(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(secs) if (0.001..=3600.0).contains(&secs) => Ok(secs),
-        _ => Err("take a number of seconds from 0.001 to 3600".into()),
+        _ => Err("must be a number of seconds from 0.001 to 3600".into()),
     }
 }
 
@@ -123,10 +123,10 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<ExitCode> {
     Ok(if report.count(Verdict::Fail) > 0 { ExitCode::from(FAILURES) } else { ExitCode::SUCCESS })
 }
 
-/// Something was asked that cannot be done.
+/// The command line cannot be executed.
 fn usage(error: &str) -> Result<ExitCode> {
     use std::io::Write as _;
-    // Nobody is left to tell if stderr is gone.
+    // If stderr is closed, the error cannot be reported.
     let _ = writeln!(std::io::stderr(), "error: {error}");
     Ok(ExitCode::from(USAGE))
 }
@@ -135,7 +135,7 @@ async fn examine(engines: &[Client], gateway: Option<&Client>, way: &Way) -> Rep
     let mut examined = Vec::new();
     for some in engines.chunks(AT_A_TIME) {
         let mut asked: Vec<_> = some.iter().map(|engine| Box::pin(engine::examine(engine, way))).collect();
-        // They wait together and are told of in their order.
+        // They wait concurrently and are reported in order.
         let together = std::future::poll_fn(|cx| {
             asked.retain_mut(|one| match one.as_mut().poll(cx) {
                 std::task::Poll::Ready(done) => {

@@ -1,4 +1,4 @@
-//! The request that the doctor sends, twice, and what the engine says it reused.
+//! The doctor's request, sent twice, and the reused tokens that the engine reports.
 
 use std::process;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -14,24 +14,24 @@ use super::engine::Facts;
 use super::events::Told;
 use super::tokens::tokenized;
 
-/// Full blocks of the prompt, at least.
+/// Minimum full blocks of the prompt.
 const BLOCKS: u32 = 4;
-/// Tokens of a block where nobody tells.
+/// Tokens of a block if unknown.
 const BLOCK_TOKENS: u32 = 16;
-/// Letters of a word. With the space behind it that is one token at least, in any vocabulary.
+/// Letters of a word. With the space after it, a word is at least one token, in any vocabulary.
 const WORD_LETTERS: usize = 5;
 
 /// A request that was answered.
 #[derive(Clone, Debug)]
 pub(super) struct Asked {
     pub(super) prompt: String,
-    /// The prompt's ids, if the engine tells.
+    /// The prompt's ids, if the engine returns them.
     pub(super) ids: Option<Vec<u32>>,
     prompt_tokens: Option<u32>,
     cached_tokens: Option<u32>,
 }
 
-/// A text that nobody has sent before, of a few blocks.
+/// A random text of a few blocks, which no cache holds.
 pub(super) fn prompt(facts: &Facts, attempt: u32) -> String {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let seed = since.as_nanos() as u64 ^ (u64::from(process::id()) << 32) ^ u64::from(attempt);
@@ -48,10 +48,10 @@ pub(super) fn prompt(facts: &Facts, attempt: u32) -> String {
     text
 }
 
-/// Sends a prompt for one token of answer.
+/// Sends a prompt for an answer of one token.
 ///
 /// # Errors
-/// Why there was none, for people.
+/// The cause, as text.
 pub(super) async fn ask(engine: &Client, model: &str, prompt: &str) -> Result<Asked, String> {
     let body: Bytes =
         json!({"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0}).to_string().into();
@@ -61,7 +61,7 @@ pub(super) async fn ask(engine: &Client, model: &str, prompt: &str) -> Result<As
         return Err(format!("POST /v1/completions answered {status}: {said}"));
     }
     let told: Value =
-        serde_json::from_slice(&answer).map_err(|error| format!("the answer is no JSON: {error}"))?;
+        serde_json::from_slice(&answer).map_err(|error| format!("the answer is not JSON: {error}"))?;
     let number = |value: &Value| value.as_u64().and_then(|number| u32::try_from(number).ok());
     let usage = &told["usage"];
     let cached = number(&usage["prompt_tokens_details"]["cached_tokens"]);
@@ -73,14 +73,15 @@ pub(super) async fn ask(engine: &Client, model: &str, prompt: &str) -> Result<As
     })
 }
 
-/// Sends the prompt again: what is reused must be told, and be what was to be expected.
+/// Sends the prompt again: the reused tokens must be reported, and equal the prediction.
 pub(super) async fn compare(model: &str, told: Told, facts: &mut Facts, checks: &mut Checks) {
     let Told { asked, stored_tokens, block_tokens, engine } = told;
     facts.block_tokens = facts.block_tokens.or(block_tokens);
     let first = match asked {
         Ok(first) => first,
         Err(problem) => {
-            let fix = "the doctor sends one small completion: check that the model is up; --no-request leaves it out";
+            let fix =
+                "the doctor sends a small completion: check that the model is up; --no-request skips it";
             return checks.fail("usage", problem, fix);
         }
     };
@@ -93,8 +94,8 @@ pub(super) async fn compare(model: &str, told: Told, facts: &mut Facts, checks: 
     {
         checks.warn(
             "prompt_tokens",
-            format!("its usage says {tokens} tokens, its /tokenize {}", ids.len()),
-            "the engine counts in two ways; predictions are checked against its usage",
+            format!("usage reports {tokens} tokens, /tokenize {}", ids.len()),
+            "the engine counts tokens in two ways; predictions are compared with its usage",
         );
     }
     usage(&again, facts, checks);
@@ -108,12 +109,12 @@ pub(super) async fn compare(model: &str, told: Told, facts: &mut Facts, checks: 
                 false => checks.fail(
                     "prediction",
                     format!("{predicted} tokens predicted by its events, {cached} reused"),
-                    "its events are not the truth about its cache: see event_block_size and tokenizer above; other traffic may have evicted the prompt, so try again",
+                    "the events do not match the cache: see event_block_size and tokenizer above; other traffic may have evicted the prompt, so run the doctor again",
                 ),
             }
         }
-        _ if facts.feeds.is_empty() => checks.skip("prediction", "no events to predict by"),
-        _ => checks.skip("prediction", "no events of our prompt, or the engine does not tell its ids"),
+        _ if facts.feeds.is_empty() => checks.skip("prediction", "no events for a prediction"),
+        _ => checks.skip("prediction", "no events for this prompt, or the engine does not return its ids"),
     }
 }
 
@@ -123,15 +124,17 @@ fn usage(again: &Asked, facts: &Facts, checks: &mut Checks) {
         _ => "start the engine with --enable-prompt-tokens-details",
     };
     match again.cached_tokens {
-        None => checks.fail("usage", "its answers do not tell cached_tokens: predictions cannot be checked", fix),
+        None => {
+            checks.fail("usage", "answers do not contain cached_tokens: predictions cannot be checked", fix)
+        }
         Some(0) => checks.fail(
             "usage",
-            "the same prompt again, and nothing of it was reused",
-            "turn prefix caching on; if it is, the cache is too small or too busy to keep a prompt for a moment",
+            "no token of a repeated prompt was reused",
+            "turn prefix caching on; if it is on, the cache is too small or too busy to hold the prompt",
         ),
         Some(cached) => {
             let of = again.prompt_tokens.map_or_else(String::new, |tokens| format!(" of {tokens}"));
-            checks.ok("usage", format!("the same prompt again: {cached}{of} tokens were reused"));
+            checks.ok("usage", format!("repeated prompt: {cached}{of} tokens were reused"));
         }
     }
 }

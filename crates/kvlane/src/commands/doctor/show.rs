@@ -1,4 +1,4 @@
-//! The report, for people and for programs.
+//! Output of the report, as a table or JSON.
 
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::check::{Checks, Verdict};
 use super::{Examined, Report};
 
-/// Writes the table, or JSON where that is asked for.
+/// Writes the table, or JSON if requested.
 pub(super) fn write(report: &Report, json: Option<&Path>) -> Result<()> {
     match json {
         Some(path) if path == Path::new("-") => return print(&format!("{:#}\n", as_json(report))),
@@ -25,7 +25,7 @@ pub(super) fn write(report: &Report, json: Option<&Path>) -> Result<()> {
 
 fn print(text: &str) -> Result<()> {
     match io::stdout().write_all(text.as_bytes()) {
-        // Whoever read it has seen enough.
+        // The reader has closed the pipe.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         written => Ok(written?),
     }
@@ -37,14 +37,14 @@ fn table(report: &Report) -> String {
         section(&mut text, &[Some(url.as_str()), facts.model.as_deref()], checks);
     }
     if !report.fleet.0.is_empty() {
-        section(&mut text, &[Some("all together")], &report.fleet);
+        section(&mut text, &[Some("all engines")], &report.fleet);
     }
     if let Some(checks) = &report.gateway {
         section(&mut text, &[Some("the gateway")], checks);
     }
     let count = |verdict| report.count(verdict);
     let (ok, warnings, failures) = (count(Verdict::Ok), count(Verdict::Warn), count(Verdict::Fail));
-    let _ = writeln!(text, "{ok} ok, {warnings} to look at, {failures} failed");
+    let _ = writeln!(text, "{ok} ok, {warnings} warnings, {failures} failed");
     text
 }
 

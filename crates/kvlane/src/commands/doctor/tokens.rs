@@ -1,4 +1,4 @@
-//! Whether the engine counts tokens as the gateway will: its tokenizer and its chat template.
+//! Compares the engine's tokenizer and chat template with the gateway's.
 
 use std::path::Path;
 
@@ -12,7 +12,7 @@ use super::Way;
 use super::check::Checks;
 use super::engine::Facts;
 
-/// How a set of samples came out.
+/// Result of a set of samples.
 #[derive(Default)]
 struct Tally {
     same: usize,
@@ -22,10 +22,10 @@ struct Tally {
     differs: Option<String>,
 }
 
-/// Compares the engine's count of every sample with ours.
+/// Compares the engine's ids of every sample with ours.
 pub(super) async fn compare(engine: &Client, way: &Way, facts: &mut Facts, checks: &mut Checks) {
     let Some(model) = facts.model.clone() else {
-        return checks.skip("tokenizer", "no model to ask about");
+        return checks.skip("tokenizer", "no model");
     };
     let found = match &way.tokenizer {
         None => facts.root.as_deref().and_then(beside),
@@ -45,8 +45,8 @@ pub(super) async fn compare(engine: &Client, way: &Way, facts: &mut Facts, check
             Outcome::Silent(why) => {
                 checks.warn(
                     "tokenizer",
-                    format!("it cannot be compared: {why}"),
-                    "whether predictions hold then shows in what the engine reports of each answer",
+                    format!("cannot compare: {why}"),
+                    "the cached tokens in answers then show whether predictions are correct",
                 );
                 return;
             }
@@ -61,7 +61,7 @@ pub(super) async fn compare(engine: &Client, way: &Way, facts: &mut Facts, check
     told(checks, "chat_template", &chat, estimates, "conversations");
 }
 
-/// A tokenizer where the engine says its model is, if that can be read here.
+/// A tokenizer in the model directory that the engine reports, if it can be read on this machine.
 fn beside(root: &str) -> Option<Tokenizer> {
     let path = Path::new(root);
     let there = path.is_absolute() && path.is_dir();
@@ -72,18 +72,18 @@ fn told(checks: &mut Checks, name: &'static str, tally: &Tally, estimates: bool,
     let Tally { same, all, refused, unknown, differs } = tally;
     let refused = match &refused[..] {
         [] => String::new(),
-        names => format!("; the engine refuses {}", names.join(", ")),
+        names => format!("; the engine rejects {}", names.join(", ")),
     };
     match (differs, unknown) {
         (Some(_), _) if estimates => checks.warn(
             name,
-            "not compared: no tokenizer is given, and tokens would be estimated",
-            "give the model's directory with --tokenizer-path, here and to kvlane serve",
+            "not compared: no tokenizer; the gateway would estimate tokens",
+            "set --tokenizer-path to the model's directory, here and for kvlane serve",
         ),
         (Some(why), _) => checks.fail(
             name,
             why.clone(),
-            "use the very files the engine uses; with a mismatch its KV events are not believed",
+            "use the same files as the engine; with a mismatch its KV events are ignored",
         ),
         (None, Some(why)) => checks.warn(
             name,
@@ -94,20 +94,20 @@ fn told(checks: &mut Checks, name: &'static str, tally: &Tally, estimates: bool,
             checks.warn(
                 name,
                 format!("not compared{refused}"),
-                "its /tokenize takes no such prompts: what it reports of answers will show whether predictions hold",
+                "its /tokenize does not accept such prompts; the cached tokens in answers will show whether predictions are correct",
             );
         }
         (None, None) if estimates => {
             checks.ok(
                 name,
-                format!("{same} {what}: it counts four bytes a token, as an estimate does{refused}"),
+                format!("{same} {what}: the engine counts four bytes as a token, like the estimate{refused}"),
             );
         }
-        (None, None) => checks.ok(name, format!("{same} {what} are counted alike, id by id{refused}")),
+        (None, None) => checks.ok(name, format!("{same} {what} have equal token ids{refused}")),
     }
 }
 
-/// A hash of what the engine's tokenizer makes of the samples.
+/// A hash of the ids that the engine's tokenizer returns for the samples.
 async fn hash(engine: &Client, model: &str) -> Option<u64> {
     let mut all = Vec::new();
     for sample in parity_check::samples() {

@@ -1,4 +1,4 @@
-//! Single decisions: all that the policy saw, what it picked, and what came of it.
+//! Single decisions: the rows that the policy saw, its pick, and the outcome.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BinaryHeap, HashMap, HashSet};
@@ -16,17 +16,17 @@ use serde_json::{Value, json};
 use super::files::{Damage, Files};
 use super::summary;
 
-/// Which decisions are wanted.
+/// Selection of decisions.
 pub(super) enum Wanted {
-    /// Those on a request, by its name or its number.
+    /// Those of a request, by its name or its number.
     Request(RequestKey, Option<RequestId>),
-    /// Those on the requests of a conversation: its key, or the beginning of it in hexadecimal digits.
+    /// Those of the requests of a conversation: its key, or the beginning of it in hexadecimal digits.
     Session(SessionKey, Option<(u64, u32)>),
-    /// Those on so many requests with the longest times to first token.
+    /// Those of this many requests with the longest times to first token.
     Worst(usize),
 }
 
-/// What was found.
+/// The results.
 pub(super) struct Decisions {
     found: Vec<Decision>,
     refused: Vec<(f64, RequestId, Rejection)>,
@@ -40,7 +40,7 @@ struct Decision {
     at_s: f64,
     policy: &'static str,
     receipt: Receipt,
-    /// Where it went, and why, as recorded.
+    /// The recorded endpoint and reason.
     endpoint: EndpointId,
     reason: Reason,
     /// Whether the replay's policy picked the same for the same reason.
@@ -53,18 +53,18 @@ struct Decision {
     cached_tokens: Option<u32>,
 }
 
-/// Rows of a decision that are shown, beside the picked one.
+/// Maximum rows shown of a decision, beside the picked one.
 const ROWS_SHOWN: usize = 12;
 
 // === impl Wanted ===
 
 impl Wanted {
-    /// A request by what its client or the gateway calls it, or by the gateway's own number.
+    /// A request by the client's or the gateway's id, or by the gateway's own number.
     pub(super) fn request(name: &str) -> Self {
         Self::Request(RequestKey::named(name.as_bytes()), name.parse().ok().map(RequestId))
     }
 
-    /// A conversation by what its client calls it, or by its key or the eight digits that `/decisions` shows of it.
+    /// A conversation by the client's name, or by its key or the eight digits that `/decisions` shows.
     pub(super) fn session(name: &str) -> Self {
         let digits = u32::try_from(name.len()).unwrap_or(u32::MAX);
         let key = (8..=16).contains(&digits).then(|| u64::from_str_radix(name, 16).ok()).flatten();
@@ -82,7 +82,7 @@ impl Wanted {
     }
 }
 
-/// Lives through the recording and keeps what is wanted, `shown_max` decisions at most.
+/// Replays the recording and keeps the selected decisions, at most `shown_max`.
 pub(super) fn explain(files: &Files, wanted: &Wanted, shown_max: usize) -> Result<Decisions> {
     let worst = match wanted {
         Wanted::Worst(count) => worst(files, *count)?,
@@ -96,7 +96,7 @@ pub(super) fn explain(files: &Files, wanted: &Wanted, shown_max: usize) -> Resul
         tally: Tally::default(),
         damage: Damage::default(),
     };
-    // Those of them that have come in this run of the gateway, with when, and where they are in what was found.
+    // Selected requests that have arrived in this run of the gateway, with their time and their index in the results.
     let followed: RefCell<HashMap<RequestId, (f64, Option<usize>)>> = RefCell::default();
     let mut run = 0;
     decisions.damage = files.segments(|head, number, bytes| {
@@ -174,7 +174,7 @@ pub(super) fn explain(files: &Files, wanted: &Wanted, shown_max: usize) -> Resul
     Ok(decisions)
 }
 
-/// The requests with the longest times to first token, with the run of the gateway that they belong to.
+/// The requests with the longest times to first token, with their run of the gateway.
 fn worst(files: &Files, count: usize) -> Result<HashSet<(u64, RequestId)>> {
     // The shortest of the longest on top, in nanoseconds.
     let mut longest: BinaryHeap<std::cmp::Reverse<(u64, u64, RequestId)>> = BinaryHeap::new();
@@ -222,7 +222,7 @@ impl Decisions {
         })
     }
 
-    /// How far the recording was read.
+    /// Position in the recording.
     pub(super) fn replayed(&self) -> String {
         summary::told(&self.tally, &self.damage).trim_end().replace('\n', "; ")
     }
@@ -234,7 +234,7 @@ impl Decisions {
             out.push('\n');
         }
         for (at_s, request, why) in &self.refused {
-            _ = writeln!(out, "request {} was refused at {at_s:.3} (unix time): {why:?}", request.0);
+            _ = writeln!(out, "request {} was rejected at {at_s:.3} (unix time): {why:?}", request.0);
         }
         if self.left_out > 0 {
             _ = writeln!(out, "{} more decisions are not shown", self.left_out);
@@ -248,7 +248,7 @@ impl Decisions {
 
 impl Decision {
     fn name(&self, id: EndpointId) -> &str {
-        self.names.get(&id).map_or("one that left", |name| name)
+        self.names.get(&id).map_or("removed", |name| name)
     }
 
     /// The rows, the picked one first, then by cost.
@@ -262,7 +262,7 @@ impl Decision {
         rows
     }
 
-    /// The cheapest of those that were not picked, and how much more it costs, where the policy has costs.
+    /// The cheapest row that was not picked, and the difference in cost, if the policy has costs.
     fn runner_up(&self) -> Option<(&ReceiptRow, f64)> {
         let rows = self.rows();
         let (picked, rest) = rows.split_first()?;
@@ -300,11 +300,11 @@ impl Decision {
         let Receipt { request, attempt, prompt_tokens, output_tokens, .. } = &self.receipt;
         _ = writeln!(
             out,
-            "request {}{}: {prompt_tokens} prompt tokens, {output_tokens} of answer expected",
+            "request {}{}: {prompt_tokens} prompt tokens, {output_tokens} output tokens predicted",
             request.0,
-            if *attempt > 0 { format!(", tried {attempt} times before") } else { String::new() }
+            if *attempt > 0 { format!(", after {attempt} failed attempts") } else { String::new() }
         );
-        _ = writeln!(out, "  went to {}: {}", self.name(self.endpoint), because(self.reason));
+        _ = writeln!(out, "  placed on {}: {}", self.name(self.endpoint), because(self.reason));
         _ = writeln!(
             out,
             "  {:<40} {:>8} {:<11} {:>8} {:>10} {:>10} {:>12}",
@@ -331,41 +331,41 @@ impl Decision {
         if let Some((other, more)) = self.runner_up() {
             _ = writeln!(
                 out,
-                "  next best by {}: {}, which costs {more:.6} more",
+                "  next best by {}: {}, cost higher by {more:.6}",
                 self.policy,
                 self.name(other.endpoint)
             );
         }
         let mut came = Vec::new();
         if self.waited_s >= 0.0005 {
-            came.push(format!("it waited {:.3} s for its place", self.waited_s));
+            came.push(format!("queued for {:.3} s", self.waited_s));
         }
         came.extend(self.ttft_s.map(|ttft_s| format!("first token after {ttft_s:.3} s")));
-        came.extend(self.total_s.map(|total_s| format!("over after {total_s:.3} s")));
-        came.extend(self.output_tokens.map(|tokens| format!("{tokens} tokens of answer")));
-        came.extend(self.cached_tokens.map(|tokens| format!("{tokens} prompt tokens came from the cache")));
+        came.extend(self.total_s.map(|total_s| format!("end after {total_s:.3} s")));
+        came.extend(self.output_tokens.map(|tokens| format!("{tokens} output tokens")));
+        came.extend(self.cached_tokens.map(|tokens| format!("{tokens} cached prompt tokens")));
         if !came.is_empty() {
             _ = writeln!(out, "  {}", came.join(", "));
         }
         if !self.same {
             out +=
-                "  the replay would have decided otherwise: what is shown is not quite what was seen then\n";
+                "  the replay decided differently: the rows may differ from those of the original decision\n";
         }
         out
     }
 }
 
-/// Why, in words.
+/// The reason, in words.
 fn because(reason: Reason) -> &'static str {
     match reason {
-        Reason::Random => "it was drawn (random)",
-        Reason::Turn => "it was its turn (turn)",
-        Reason::LeastLoaded => "it had the least to do (least_loaded)",
-        Reason::PrefixHit => "it holds the longest beginning of the prompt (prefix_hit)",
-        Reason::PrefixMiss => "nobody holds enough of the prompt, so load decided (prefix_miss)",
-        Reason::Imbalance => "the fleet was out of balance, so load decided (imbalance)",
-        Reason::Saturated => "whoever holds most of the prompt had too much to do (saturated)",
-        Reason::LowestCost => "it cost least (lowest_cost)",
-        Reason::Affinity => "its conversation, or prompts that begin like it, go there (affinity)",
+        Reason::Random => "drawn at random (random)",
+        Reason::Turn => "its turn (turn)",
+        Reason::LeastLoaded => "lowest load (least_loaded)",
+        Reason::PrefixHit => "longest cached prefix (prefix_hit)",
+        Reason::PrefixMiss => "no endpoint holds enough of the prompt, so placed by load (prefix_miss)",
+        Reason::Imbalance => "load was imbalanced, so placed by load (imbalance)",
+        Reason::Saturated => "the endpoint with the longest cached prefix was saturated (saturated)",
+        Reason::LowestCost => "lowest cost (lowest_cost)",
+        Reason::Affinity => "affinity of its session or prefix (affinity)",
     }
 }

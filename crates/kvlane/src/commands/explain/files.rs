@@ -1,4 +1,4 @@
-//! The recordings that a command is given: files, or those of a directory.
+//! The recordings given to a command: files, or those of a directory.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -6,28 +6,28 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail, ensure};
 use kvlane_core::recording::file::{Frame, Frames, Head};
 
-/// The files of one model, in the order in which they were begun.
+/// The files of one model, in order of their start.
 pub(super) struct Files {
     pub(super) model: String,
     files: Vec<(Head, PathBuf)>,
 }
 
-/// What is wrong with the files, besides what a replay counts.
+/// Damage of the files that the replay does not count.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Damage {
-    /// Frames that are not what was written, and files that end in the middle of one.
+    /// Invalid frames, and files that end within one.
     pub(super) parts: u64,
 }
 
 // === impl Files ===
 
 impl Files {
-    /// Finds them, and takes those of `model`, or of the only one there is.
+    /// Finds the files, and selects those of `model`, or of the only model.
     pub(super) fn find(paths: &[PathBuf], model: Option<&str>) -> Result<Self> {
         let mut files: BTreeMap<String, Vec<(Head, PathBuf)>> = BTreeMap::new();
         for path in paths {
             let here = if path.is_dir() { recordings(path)? } else { vec![path.clone()] };
-            ensure!(!here.is_empty(), "{}: there is no recording (.kvrec) in it", path.display());
+            ensure!(!here.is_empty(), "{}: contains no recording (.kvrec)", path.display());
             for path in here {
                 let bytes = read(&path)?;
                 let head = Frames::new(&bytes).into_iter().flatten().find_map(|frame| match frame {
@@ -35,7 +35,7 @@ impl Files {
                     _ => None,
                 });
                 let head = head.with_context(|| {
-                    format!("{}: it is no recording of kvlane, or of another version", path.display())
+                    format!("{}: not a recording of kvlane, or one of another version", path.display())
                 })?;
                 files.entry(head.model.clone()).or_default().push((head, path));
             }
@@ -43,9 +43,11 @@ impl Files {
         let names: Vec<&str> = files.keys().map(String::as_str).collect();
         let model = match (model, &names[..]) {
             (Some(model), _) if files.contains_key(model) => model.to_owned(),
-            (Some(model), _) => bail!("--model {model}: there are recordings of {}", names.join(", ")),
+            (Some(model), _) => {
+                bail!("--model {model}: not found; the recordings are of {}", names.join(", "))
+            }
             (None, [only]) => (*only).to_owned(),
-            (None, _) => bail!("there are recordings of {}: name one with --model", names.join(", ")),
+            (None, _) => bail!("the recordings are of {}: select one with --model", names.join(", ")),
         };
         let mut files = files.remove(&model).unwrap_or_default();
         let begun_s = |head: &Head| head.origin_unix_s + head.begun.as_secs_f64();
@@ -53,7 +55,7 @@ impl Files {
         Ok(Self { model, files })
     }
 
-    /// Reads them one after the other and hands over every segment, with what its file is about, until `each` says that
+    /// Reads them one after the other and passes on every segment, with its file's header, until `each` returns that
     /// it has enough.
     pub(super) fn segments(&self, mut each: impl FnMut(&Head, u64, &[u8]) -> bool) -> Result<Damage> {
         let mut damage = Damage::default();
@@ -74,7 +76,7 @@ impl Files {
         Ok(damage)
     }
 
-    /// Where they are.
+    /// Their paths.
     pub(super) fn paths(&self) -> impl Iterator<Item = &Path> {
         self.files.iter().map(|(_, path)| &**path)
     }

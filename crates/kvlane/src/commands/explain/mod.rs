@@ -1,7 +1,7 @@
-//! `kvlane explain`: why did a recorded request go where it went, and what would other policies have done?
+//! `kvlane explain`: explains the placement of recorded requests, and compares it with other policies.
 //!
-//! The recording is lived through by the scheduler that runs in production, so what is shown of a decision is what the
-//! policy saw, and how far the replay met what was recorded is said each time.
+//! The recording is replayed through the scheduler that runs in production, so the rows of a decision are those that
+//! the policy saw; the output states how many replayed placements equal the recorded ones.
 
 mod decisions;
 mod files;
@@ -20,41 +20,41 @@ use serde_json::{Value, json};
 use decisions::Wanted;
 use files::Files;
 
-/// What to explain.
+/// Flags of explain.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ExplainArgs {
     /// Recordings: files, or directories of them.
     #[arg(required = true, value_name = "RECORDING")]
     recordings: Vec<PathBuf>,
-    /// The model, where there are recordings of several.
+    /// The model, if there are recordings of several.
     #[arg(long)]
     model: Option<String>,
-    /// Why this request went where it went: its id as the answer's x-request-id says, or its number as in GET /decisions.
+    /// Explain this request: its id in the answer's x-request-id, or its number in GET /decisions.
     #[arg(long, value_name = "ID", conflicts_with_all = ["session", "worst"])]
     request: Option<String>,
-    /// The same of all requests of a conversation: what its client calls it (where no tenant is named), or its key as in
-    /// GET /decisions.
+    /// Explain all requests of a conversation: its name at the client (if no tenant is named), or its key in GET
+    /// /decisions.
     #[arg(long, value_name = "NAME", conflicts_with = "worst")]
     session: Option<String>,
-    /// The same of so many requests with the longest times to first token.
+    /// Explain this many requests with the longest times to first token.
     #[arg(long, value_name = "N")]
     worst: Option<usize>,
-    /// What these policies would have done, separated by commas.
+    /// Policies to compare, separated by commas.
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
     policies: Vec<String>,
-    /// Model and machine of an engine for --policies, as in `llama-3.3-70b@h100x4` [default: what the gateway was told, else
-    /// llama-3.1-8b@h100]. How fast engines were is learned from the recording.
+    /// Model and machine of an engine for --policies, as in `llama-3.3-70b@h100x4` [default: the gateway's
+    /// routing.timing, else llama-3.1-8b@h100]. The engines' speed is learned from the recording.
     #[arg(long)]
     preset: Option<String>,
-    /// How often each policy is simulated, under different seeds.
+    /// Number of simulations of each policy, with different seeds.
     #[arg(long, default_value_t = 3)]
     seeds: u32,
-    /// Write what is found as JSON (schema kvlane.explain/1) to a file, or to stdout without one.
+    /// Write the results as JSON (schema kvlane.explain/1) to a file, or to stdout without one.
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     json: Option<PathBuf>,
 }
 
-/// Decisions that are shown at most.
+/// Maximum decisions shown.
 const SHOWN_MAX: usize = 1000;
 
 /// Runs it.
@@ -64,17 +64,14 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<ExitCode> {
         .iter()
         .map(|name| {
             PolicyConfig::by_name(name).with_context(|| {
-                format!(
-                    "--policies {name}: there is no such policy, take some of {}",
-                    PolicyConfig::NAMES.join(", ")
-                )
+                format!("--policies {name}: unknown policy; known are {}", PolicyConfig::NAMES.join(", "))
             })
         })
         .collect::<Result<_>>()?;
-    ensure!(args.seeds > 0, "--seeds 0: take at least 1");
+    ensure!(args.seeds > 0, "--seeds 0: must be at least 1");
     ensure!(
         args.worst.is_none_or(|worst| (1..=SHOWN_MAX).contains(&worst)),
-        "--worst: take 1 to {SHOWN_MAX}"
+        "--worst: must be 1 to {SHOWN_MAX}"
     );
     let files = Files::find(&args.recordings, args.model.as_deref())?;
     let mut text = String::new();
@@ -89,7 +86,7 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<ExitCode> {
         let decisions = decisions::explain(&files, wanted, SHOWN_MAX)?;
         ensure!(
             !decisions.is_empty(),
-            "{}: there is no such request in the recording of {}; {}",
+            "{}: no such request in the recording of {}; {}",
             args.wanted(),
             files.model,
             decisions.replayed()
@@ -116,7 +113,7 @@ pub(crate) fn run(args: &ExplainArgs) -> Result<ExitCode> {
 // === impl ExplainArgs ===
 
 impl ExplainArgs {
-    /// The flag that says which decisions are wanted.
+    /// The flag that selects the decisions.
     fn wanted(&self) -> String {
         match (&self.request, &self.session, self.worst) {
             (Some(request), ..) => format!("--request {request}"),

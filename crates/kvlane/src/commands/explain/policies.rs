@@ -1,9 +1,8 @@
-//! What other policies would have done: decision by decision on what was recorded, and in a simulated fleet.
+//! Comparison with other policies: on the recorded rows of each decision, and in a simulated fleet.
 //!
-//! The first is exact and short-sighted: the same rows, another policy, no consequences. The second has the consequences
-//! and is a model: engines as fast as the recording's were, the recording's requests, each policy from an empty cache on.
-//! How far the model is off is measured where it can be, on the policy that ran: what it says of that against what was
-//! seen.
+//! The first is exact but ignores consequences: the same rows, another policy. The second includes consequences but
+//! is a model: engines as fast as the recording's, the recording's requests, each policy from empty caches. The
+//! model's error is measured on the policy that ran, by comparing simulated with recorded figures.
 
 use std::fmt::Write as _;
 
@@ -31,7 +30,7 @@ use serde_json::{Value, json};
 use super::files::Files;
 use super::summary::Summary;
 
-/// What an engine is taken to be where nobody says.
+/// The default engine.
 const PRESET: &str = "llama-3.1-8b@h100";
 /// Figures that are compared.
 const SHOWN: [(&str, &str); 5] = [
@@ -42,11 +41,11 @@ const SHOWN: [(&str, &str); 5] = [
     ("answered", "answered"),
 ];
 
-/// Policies beside each other, the one that ran first.
+/// Policies to compare, the one that ran first.
 pub(super) struct Compared {
     machine: String,
     ran: Simulated,
-    /// Of the one that ran: what was seen, where it was.
+    /// Recorded figures of the policy that ran, if available.
     seen: Vec<(&'static str, f64)>,
     others: Vec<Other>,
     seeds: u32,
@@ -63,7 +62,7 @@ struct Simulated {
     intervals: std::collections::BTreeMap<String, Interval>,
 }
 
-/// Compares.
+/// Makes the comparison.
 pub(super) fn compare(
     files: &Files,
     summary: &Summary,
@@ -71,8 +70,11 @@ pub(super) fn compare(
     preset: Option<&str>,
     seeds: u32,
 ) -> Result<Compared> {
-    let config = summary.config.as_ref().context("the recording holds no input")?;
-    ensure!(!summary.endpoints.is_empty(), "the recording ends without endpoints: nothing to simulate");
+    let config = summary.config.as_ref().context("the recording is empty")?;
+    ensure!(
+        !summary.endpoints.is_empty(),
+        "the recording ends without endpoints, so there is no fleet to simulate"
+    );
     let trace = workload(files)?;
     let base = match (preset, &config.timing) {
         (Some(preset), _) => TimingModel::preset(preset).with_context(|| format!("--preset {preset}"))?,
@@ -127,18 +129,18 @@ fn workload(files: &Files) -> Result<Trace> {
     Ok(format::read(&bytes[..], &Options::default())?)
 }
 
-/// How another policy would have decided on the same rows.
+/// Decisions of another policy on the same rows.
 fn shadow(files: &Files, policy: &PolicyConfig) -> Result<Option<Shadowed>> {
     let mut replay = Replay::new(Some(policy.clone()));
     files.segments(|_, number, bytes| replay.segment(number, bytes, |_| false, |_| true))?;
     Ok(replay.scheduler().and_then(scheduler::Scheduler::shadowed))
 }
 
-/// That machine, as fast as these rates say. Arithmetic sets how fast prompts are computed, memory how fast a step
-/// decodes; the rest goes along.
+/// The machine, scaled to these rates. Arithmetic determines the speed of prefill, memory that of decode; the rest is
+/// scaled with them.
 fn as_fast_as(base: &TimingModel, rates: &Rates) -> TimingModel {
     let mut timing = base.clone();
-    // Each part depends a little on the other, so once is not enough.
+    // Each part depends slightly on the other, so one iteration is not enough.
     for _ in 0..4 {
         let is = Rates::of(&timing);
         let slower = |wanted: f64, is: f64| {
@@ -208,7 +210,7 @@ fn run(
 // === impl Compared ===
 
 impl Compared {
-    /// What the model says of the policy that ran over what was seen, less one.
+    /// Simulated over recorded figures of the policy that ran, minus one.
     fn errors(&self) -> impl Iterator<Item = (&'static str, f64, f64, f64)> {
         self.seen.iter().filter_map(|&(name, seen)| {
             let says = *self.ran.figures.get(name)?;
@@ -249,7 +251,7 @@ impl Compared {
             let (mean_s, error_s) = all.mean_gain_s();
             _ = writeln!(
                 out,
-                "  {:<20} would have agreed on {:.1} % of {} decisions and saved {:.4} +- {:.4} s on each",
+                "  {:<20} agrees on {:.1} % of {} decisions, and saves {:.4} +- {:.4} s per decision",
                 simulated.policy,
                 100.0 * all.share(),
                 all.decisions,
@@ -282,16 +284,20 @@ impl Compared {
             }
             out.push('\n');
         }
-        out += "how far the model is off, on the policy that ran:\n";
+        out += "error of the model, on the policy that ran:\n";
         let mut any = false;
         for (name, seen, says, error) in self.errors() {
             any = true;
-            _ = writeln!(out, "  {name:<20} seen {seen:.3}, simulated {says:.3} ({:+.0} %)", 100.0 * error);
+            _ = writeln!(
+                out,
+                "  {name:<20} recorded {seen:.3}, simulated {says:.3} ({:+.0} %)",
+                100.0 * error
+            );
         }
         if !any {
-            out += "  nothing was seen to compare it with: no first tokens, no answers that tell\n";
+            out += "  unknown: the recording has no first tokens and no reported cached tokens\n";
         }
-        out += "differences between policies smaller than that, or than the seeds' intervals (--json), say nothing\n";
+        out += "differences between policies smaller than this error, or than the seeds' intervals (--json), are not significant\n";
         out
     }
 }

@@ -1,4 +1,4 @@
-//! What a recording holds, and how well it is lived through again.
+//! Summary of a recording, and accuracy of its replay.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::files::{Damage, Files};
 
-/// What a recording holds.
+/// Summary of a recording.
 pub(super) struct Summary {
     pub(super) tally: Tally,
     pub(super) damage: Damage,
@@ -24,20 +24,20 @@ pub(super) struct Summary {
     pub(super) requests: u64,
     pub(super) by_reason: BTreeMap<&'static str, u64>,
     pub(super) by_endpoint: BTreeMap<String, u64>,
-    /// Seconds to first tokens, as the gateway saw them: from a request's arrival.
+    /// Times to first token in seconds, from a request's arrival at the gateway.
     pub(super) ttft_s: Vec<f64>,
-    /// Prompt tokens of the answers that told, and those of them that came from caches.
+    /// Prompt tokens of the answers with reported cached tokens, and the cached ones among them.
     pub(super) told_tokens: (u64, u64),
-    /// Prompt tokens of one block.
+    /// Tokens of a block.
     pub(super) block_tokens: u32,
-    /// How the scheduler was set up last, and its endpoints' rates and capacities at the end.
+    /// The scheduler's last configuration, and its endpoints' rates and capacities at the end.
     pub(super) config: Option<Config>,
     pub(super) endpoints: Vec<(Rates, Option<u64>)>,
-    /// Whether events told what caches hold.
+    /// Whether there were KV events.
     pub(super) exact: bool,
 }
 
-/// Lives through all of it.
+/// Replays the whole recording.
 pub(super) fn read(files: &Files) -> Result<Summary> {
     let mut replay = Replay::new(None);
     let mut summary = Summary {
@@ -88,7 +88,7 @@ pub(super) fn read(files: &Files) -> Result<Summary> {
                 if let Some((_, endpoint, reason)) = step.placed {
                     *summary.by_reason.entry(reason.name()).or_default() += 1;
                     let name = step.scheduler.pool().get(endpoint).map(|endpoint| &*endpoint.name);
-                    let name = name.unwrap_or("one that left");
+                    let name = name.unwrap_or("removed");
                     match summary.by_endpoint.get_mut(name) {
                         Some(count) => *count += 1,
                         None => _ = summary.by_endpoint.insert(name.to_owned(), 1),
@@ -114,7 +114,7 @@ pub(super) fn read(files: &Files) -> Result<Summary> {
 // === impl Summary ===
 
 impl Summary {
-    /// The policy that decided at last.
+    /// The last policy.
     pub(super) fn policy(&self) -> &'static str {
         self.config.as_ref().map_or("none", |config| config.policy.name())
     }
@@ -130,7 +130,7 @@ impl Summary {
         (!self.ttft_s.is_empty()).then(|| self.ttft_s.iter().sum::<f64>() / self.ttft_s.len() as f64)
     }
 
-    /// Share of prompt tokens that came from caches, where answers tell.
+    /// Share of prompt tokens from caches, over the answers that report it.
     pub(super) fn cached_share(&self) -> Option<f64> {
         let (prompt, cached) = self.told_tokens;
         (prompt > 0).then(|| cached as f64 / prompt as f64)
@@ -153,7 +153,7 @@ impl Summary {
         let Tally { placed, refused, .. } = self.tally;
         _ = writeln!(
             out,
-            "{} requests in {span_s:.0} s, {placed} placements by {}, {refused} refused; {:.1} MB, {:.0} bytes a request",
+            "{} requests in {span_s:.0} s, {placed} placements by {}, {refused} rejected; {:.1} MB, {:.0} bytes a request",
             self.requests,
             self.policy(),
             self.bytes as f64 / 1e6,
@@ -165,7 +165,7 @@ impl Summary {
             _ = writeln!(out, "first token: mean {mean:.3} s, p50 {p50:.3}, p90 {p90:.3}, p99 {p99:.3}");
         }
         if let Some(share) = self.cached_share() {
-            _ = writeln!(out, "prompt tokens from caches, as engines tell: {:.1} %", 100.0 * share);
+            _ = writeln!(out, "prompt tokens from caches, as reported by engines: {:.1} %", 100.0 * share);
         }
         for (title, counts) in [
             ("why", self.by_reason.iter().map(|(name, count)| (*name, *count)).collect::<Vec<_>>()),
@@ -182,7 +182,7 @@ impl Summary {
     }
 }
 
-/// How far a replay has met what was recorded.
+/// Number of replayed placements that equal the recorded ones.
 pub(super) fn tally(tally: &Tally, damage: &Damage) -> Value {
     let Tally { placed, same, other, missed, resumed, lost, damaged, .. } = *tally;
     json!({
@@ -191,28 +191,28 @@ pub(super) fn tally(tally: &Tally, damage: &Damage) -> Value {
     })
 }
 
-/// The same in words.
+/// The same as text.
 pub(super) fn told(tally: &Tally, damage: &Damage) -> String {
     let Tally { placed, same, other, missed, resumed, lost, damaged, .. } = *tally;
     let mut out = String::new();
     if same == placed {
-        _ = writeln!(out, "replay: all {placed} placements came out as they were recorded");
+        _ = writeln!(out, "replay: all {placed} placements equal the recorded ones");
     } else {
         _ = writeln!(
             out,
-            "replay: {same} of {placed} placements came out as they were recorded, {other} otherwise, {missed} could not be \
-             followed"
+            "replay: {same} of {placed} placements equal the recorded ones, {other} differ, {missed} could not be \
+             replayed"
         );
     }
     if resumed > 0 {
         _ = writeln!(
             out,
-            "  it begins {resumed} times in the middle of a run ({lost} parts were lost): what policies and single \
-             conversations were like before is not known"
+            "  it starts {resumed} times in the middle of a run ({lost} parts were lost): the earlier state of policies and \
+             conversations is unknown"
         );
     }
     if damaged + damage.parts > 0 {
-        _ = writeln!(out, "  {} parts are damaged or cut off, and left out", damaged + damage.parts);
+        _ = writeln!(out, "  {} parts are damaged or truncated, and left out", damaged + damage.parts);
     }
     out
 }

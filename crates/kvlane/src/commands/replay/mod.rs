@@ -1,4 +1,4 @@
-//! `kvlane replay`: sends a trace or real prompts to a server at their times, and says how it answered.
+//! `kvlane replay`: sends a trace or real prompts to a server at their arrival times, and measures the answers.
 
 mod show;
 
@@ -26,75 +26,75 @@ use self::show::Found;
 use super::page::PageArgs;
 use super::trace::ReadArgs;
 
-/// What the program ends with when the client was the bottleneck.
+/// Exit code if the client was the bottleneck.
 const BOTTLENECK: u8 = 3;
-/// What it ends with at the second interrupt, as shells have it.
+/// Exit code at the second interrupt, as in shells.
 const INTERRUPTED: i32 = 130;
 
-/// What a replay can be told.
+/// Flags of the replay.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ReplayArgs {
-    /// The server, as http://host:port or https://host: a gateway, an engine, anything that speaks OpenAI's API.
+    /// The server, as http://host:port or https://host: a gateway or engine with OpenAI's API.
     url: String,
     /// A trace file, in any format that `kvlane trace` reads, or one that comes with kvlane: `mooncake-conversation`,
-    /// `weka-agentic` or `azure-conversation`. Prompts are made from its block ids: equal ids are equal text.
+    /// `weka-agentic` or `azure-conversation`. Prompts are generated from its block ids: equal ids are equal text.
     #[arg(long, value_name = "FILE", required_unless_present = "prompts")]
     trace: Option<PathBuf>,
-    /// Real prompts, a JSON object on each line with `messages`, `prompt` or `body`. With --trace they are sent at its
+    /// Real prompts, one JSON object per line with `messages`, `prompt` or `body`. With --trace they are sent at its
     /// times, otherwise at their own `arrival_s` or `timestamp`, or at a --rate.
     #[arg(long, value_name = "FILE")]
     prompts: Option<PathBuf>,
-    /// With --prompts: begin so many conversations a second, at random.
+    /// With --prompts: conversations that begin per second, at random times.
     #[arg(long, value_name = "PER_SECOND", conflicts_with = "trace")]
     rate: Option<f64>,
-    /// Send only the first so many requests.
+    /// Number of requests to send, from the first.
     #[arg(long, value_name = "N")]
     requests: Option<u32>,
-    /// Begin conversations so many times as fast as the trace does. What happens within one keeps its pace.
+    /// Factor on the rate at which conversations begin. The pace within a conversation does not change.
     #[arg(long, default_value_t = 1.0, value_name = "FACTOR")]
     speed: f64,
-    /// The model of every request [default: the one that the server serves].
+    /// The model of every request [default: the only one that the server has].
     #[arg(long)]
     model: Option<String>,
-    /// What is asked for.
+    /// The API to use.
     #[arg(long, value_enum, default_value_t = ApiArg::Chat)]
     api: ApiArg,
-    /// How much is said of each answer's length: `exact` asks for the trace's and that the engine goes on until then
-    /// (`ignore_eos`), `max` only that it ends by then, `none` says nothing [default: exact; with --prompts: max].
+    /// Length of answers: `exact` requests the trace's length and `ignore_eos`, `max` only sets `max_tokens`, `none`
+    /// sets neither [default: exact; with --prompts: max].
     #[arg(long, value_enum)]
     lengths: Option<Lengths>,
-    /// Make prompts of the model's own tokens: its directory or its tokenizer.json. Each block of the trace then is
-    /// exactly as many tokens as it says.
+    /// Generate prompts from the model's own tokens: its directory or its tokenizer.json. Each block of the trace
+    /// then has exactly its number of tokens.
     #[arg(long, value_name = "DIR|FILE", conflicts_with = "prompts")]
     tokenizer: Option<PathBuf>,
-    /// Another seed makes other text of the same trace, which no cache has seen.
+    /// Seed of the text; another seed generates text that no cache holds.
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Sent as a bearer token.
+    /// API key, sent as a bearer token.
     #[arg(long, env = "OPENAI_API_KEY", hide_env_values = true)]
     api_key: Option<String>,
-    /// A further header of every request; may be given several times.
+    /// A further header of every request; repeatable.
     #[arg(long, value_name = "NAME: VALUE", value_parser = header)]
     header: Vec<(HeaderName, HeaderValue)>,
-    /// A further field of every body, as in `temperature=0`; what is no JSON is text. May be given several times.
+    /// A further field of every body, as in `temperature=0`; a value that is not JSON is text. Repeatable.
     #[arg(long, value_name = "NAME=JSON", value_parser = field)]
     field: Vec<(String, Value)>,
-    /// Certificates that an https server is to be trusted by, in PEM [default: those of this system].
+    /// CA certificates for an https server, in PEM [default: the system's].
     #[arg(long, value_name = "FILE")]
     ca: Option<PathBuf>,
-    /// Give up a request that is not over after this long.
+    /// Timeout of a request.
     #[arg(long, default_value_t = 1800, value_name = "SECONDS")]
     timeout_secs: u64,
-    /// Milliseconds by which this client may be late, at the 99th percentile, for its figures to count.
+    /// Maximum lateness of this client in milliseconds, at the 99th percentile, for its figures to count.
     #[arg(long, default_value_t = Bounds::default().late_s * 1e3, value_name = "MILLISECONDS")]
     late_max_ms: f64,
-    /// Percent of its CPU time that this client may use for its figures to count.
+    /// Maximum share of CPU time used by this client, in percent, for its figures to count.
     #[arg(long, default_value_t = Bounds::default().cpu_share * 100.0, value_name = "PERCENT")]
     cpu_max_percent: f64,
     /// Show the figures even if this client was the bottleneck.
     #[arg(long)]
     despite_client: bool,
-    /// Write what each request experienced, a JSON object on each line.
+    /// Write a record for each request, one JSON object per line.
     #[arg(long, value_name = "FILE")]
     records: Option<PathBuf>,
     /// Write the figures as JSON (schema kvlane.replay/1) to a file, `-` for stdout.
@@ -121,24 +121,24 @@ enum Lengths {
     None,
 }
 
-/// Why there are no words of a tokenizer.
+/// Why a tokenizer yields no words.
 #[derive(Debug, thiserror::Error)]
 enum PickError {
     #[error(transparent)]
     Words(#[from] WordsError),
-    #[error("it fails on `{0}`: {1}")]
+    #[error("the tokenizer fails on `{0}`: {1}")]
     Unknown(String, String),
 }
 
 /// Runs it.
 pub(crate) fn run(args: &ReplayArgs) -> Result<ExitCode> {
-    ensure!(args.speed > 0.0 && args.speed.is_finite(), "--speed {}: take more than 0", args.speed);
-    ensure!(args.late_max_ms > 0.0, "--late-max-ms {}: take more than 0", args.late_max_ms);
-    ensure!(args.cpu_max_percent > 0.0, "--cpu-max-percent {}: take more than 0", args.cpu_max_percent);
+    ensure!(args.speed > 0.0 && args.speed.is_finite(), "--speed {}: must be above 0", args.speed);
+    ensure!(args.late_max_ms > 0.0, "--late-max-ms {}: must be above 0", args.late_max_ms);
+    ensure!(args.cpu_max_percent > 0.0, "--cpu-max-percent {}: must be above 0", args.cpu_max_percent);
     let (trace, prompts) = args.load()?;
-    ensure!(!trace.requests.is_empty(), "there is no request in the trace");
-    // A file that cannot be written is better known before the run than after it. What is in it stays until there is
-    // something to replace it with.
+    ensure!(!trace.requests.is_empty(), "the trace contains no request");
+    // Detect a file that cannot be written before the run, not after it. An existing file is kept until there is a
+    // result to replace it.
     let json = args.json.as_deref().filter(|path| path.as_os_str() != "-");
     for (flag, path) in [("--records", args.records.as_deref()), ("--json", json)] {
         let Some(path) = path else { continue };
@@ -178,7 +178,7 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<ExitCode> {
     }
     if report.unfinished > 0 {
         args.tell(&format!(
-            "note: stopped early; {} requests had not ended and are left out",
+            "note: interrupted; {} requests had not ended and are left out",
             report.unfinished
         ))?;
     }
@@ -188,8 +188,8 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<ExitCode> {
         let verdict = format!("this client was the bottleneck: {}", why.join("; "));
         if !args.despite_client {
             args.tell(&format!(
-                "{verdict}. What it measured says nothing of the server, so it is not shown{}. Run it on a machine with \
-                 nothing else to do, at a lower rate, or with --despite-client",
+                "{verdict}. Its figures would describe the client, not the server, so they are not shown{}. Run it on a machine with \
+                 no other load, at a lower rate, or with --despite-client",
                 if args.records.is_some() { ", only the records are written" } else { "" },
             ))?;
             return Ok(ExitCode::from(BOTTLENECK));
@@ -216,7 +216,7 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<ExitCode> {
 
 /// The first interrupt ends the replay, the second one the program.
 async fn stop_when_told(stop: Arc<Notify>) {
-    // Where interrupts cannot be heard they end the program, as they do anywhere.
+    // If no signal handler can be installed, an interrupt ends the program.
     if tokio::signal::ctrl_c().await.is_ok() {
         stop.notify_one();
         if tokio::signal::ctrl_c().await.is_ok() {
@@ -225,22 +225,22 @@ async fn stop_when_told(stop: Arc<Notify>) {
     }
 }
 
-/// The model that the server serves.
+/// The model that the server has.
 async fn model(config: &ReplayConfig) -> Result<String> {
     match models(config).await?.as_slice() {
         [only] => Ok(only.clone()),
-        [] => bail!("the server lists no models; name one with --model"),
-        several => bail!("the server has the models {}; name one with --model", several.join(", ")),
+        [] => bail!("the server lists no models; set --model"),
+        several => bail!("the server has the models {}; select one with --model", several.join(", ")),
     }
 }
 
 fn header(text: &str) -> Result<(HeaderName, HeaderValue)> {
-    let (name, value) = text.split_once(':').context("a header is a name, a colon and a value")?;
+    let (name, value) = text.split_once(':').context("a header must be NAME: VALUE")?;
     Ok((name.trim().parse().context("its name")?, value.trim().parse().context("its value")?))
 }
 
 fn field(text: &str) -> Result<(String, Value)> {
-    let (name, value) = text.split_once('=').context("a field is a name, an equals sign and a value")?;
+    let (name, value) = text.split_once('=').context("a field must be NAME=VALUE")?;
     ensure!(!name.is_empty(), "a field needs a name");
     Ok((name.to_owned(), serde_json::from_str(value).unwrap_or_else(|_| value.into())))
 }
@@ -248,7 +248,7 @@ fn field(text: &str) -> Result<(String, Value)> {
 // === impl ReplayArgs ===
 
 impl ReplayArgs {
-    /// What to send, and what prompts are made of.
+    /// The requests to send, and the source of prompts.
     fn load(&self) -> Result<(Trace, Prompts)> {
         let open = |path: &PathBuf| self.read.open_any(path, self.seed).context("--trace");
         let mut trace = self.trace.as_ref().map(open).transpose()?;
@@ -264,7 +264,7 @@ impl ReplayArgs {
             }
             None => Prompts::Words(self.words()?),
         };
-        let mut trace = trace.context("nothing says what to send: give --trace or --prompts")?;
+        let mut trace = trace.context("--trace or --prompts is required")?;
         if let Some(first) = self.requests {
             trace = trace.select(0..first.min(trace.requests.len() as u32));
         }
@@ -319,17 +319,17 @@ impl ReplayArgs {
         })
     }
 
-    /// Whether every prompt says which model it is for.
+    /// Whether every prompt names its model.
     fn keeps_models(&self, prompts: &Prompts) -> bool {
         let said = |given: &given::Given| matches!(&given.prompt, given::Prompt::Body(body) if body.contains_key("model"));
         self.field.iter().any(|(name, _)| name == "model")
             || matches!(prompts, Prompts::Given(all) if all.iter().all(said))
     }
 
-    /// Tells people something beside the figures.
+    /// Prints a message to stderr.
     fn tell(&self, text: &str) -> Result<()> {
         if std::io::stderr().is_terminal() {
-            // A bar may stand on this line.
+            // A progress bar may occupy this line.
             write!(std::io::stderr(), "\r")?;
         }
         Ok(writeln!(std::io::stderr(), "{text}")?)

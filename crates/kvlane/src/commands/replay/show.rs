@@ -1,4 +1,4 @@
-//! What a replay has found, for people and programs.
+//! Results of a replay, as text and JSON.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -11,10 +11,10 @@ use kvlane_trace::report::{Page, Part, Report, Run, Section, Table, number, perc
 use kvlane_trace::summary::{Percentiles, Summary};
 use serde::Serialize;
 
-/// Share of the prompt tokens beyond what the trace repeats that chat templates may explain.
+/// Share of the prompt tokens beyond the trace's repetition that chat templates may explain.
 const WARM: f64 = 0.05;
 
-/// Endpoints and kinds of error that tables list at most.
+/// Maximum endpoints and kinds of error in tables.
 const ROWS_MAX: usize = 64;
 
 /// The figures of one replay.
@@ -23,7 +23,7 @@ pub(super) struct Found {
     schema: &'static str,
     url: String,
     model: String,
-    /// The file or the name of what was sent.
+    /// The file or the name of the trace or prompts.
     sent: String,
     sessions: u64,
     speed: f64,
@@ -31,17 +31,17 @@ pub(super) struct Found {
     wall_s: f64,
     requests_per_s: f64,
     summary: Summary,
-    /// Requests that were left out, since the replay was ended early.
+    /// Requests left out because the replay was interrupted.
     unfinished: usize,
-    /// Between any two tokens of an answer.
+    /// Between two tokens of an answer.
     itl_s: Option<Percentiles>,
-    /// What a cache that never forgets would have held, as a share of the prompt tokens of the answered requests.
+    /// Share of the prompt tokens of the answered requests that an infinite cache would have held.
     cached_share_max: Option<f64>,
     /// Failed requests by class and status.
     errors: BTreeMap<String, u64>,
     stages: Vec<StageTimes>,
     client: Client,
-    /// Why the client was the bottleneck, if it was.
+    /// Reasons why the client was the bottleneck, if it was.
     bottleneck: Vec<String>,
     first_errors: Vec<String>,
 }
@@ -133,7 +133,7 @@ impl Found {
             number(requests as f64),
             number(self.sessions as f64),
             self.url,
-            if self.model.is_empty() { "models as the prompts say" } else { &self.model },
+            if self.model.is_empty() { "models named by the prompts" } else { &self.model },
             self.wall_s,
             number(self.requests_per_s),
             number(errors as f64),
@@ -142,27 +142,27 @@ impl Found {
             number(output_tokens_per_s),
         );
         if self.unfinished > 0 {
-            text.push_str(&format!(" Stopped early: {} more had not ended.", self.unfinished));
+            text.push_str(&format!(" Interrupted: {} more had not ended.", self.unfinished));
         }
         if self.speed != 1.0 {
             text.push_str(&format!(" Conversations began {} times as fast as in the trace.", self.speed));
         }
         match (cached_share, self.cached_share_max) {
             (Some(share), Some(most)) if share > most + WARM => text.push_str(&format!(
-                " From caches came {} of the prompt tokens, though the trace repeats only {}: the caches had seen these prompts \
-                 before. Flush them, or take another --seed.",
+                " {} of the prompt tokens came from caches, though the trace repeats only {}: the caches held these prompts \
+                 before. Flush them, or use another --seed.",
                 percent(share),
                 percent(most)
             )),
             (Some(share), Some(most)) => text.push_str(&format!(
-                " From caches came {} of the prompt tokens; a cache that never forgets would have had {}.",
+                " {} of the prompt tokens came from caches; an infinite cache would have had {}.",
                 percent(share),
                 percent(most)
             )),
             (Some(share), None) => {
-                text.push_str(&format!(" From caches came {} of the prompt tokens.", percent(share)));
+                text.push_str(&format!(" {} of the prompt tokens came from caches.", percent(share)));
             }
-            (None, _) => text.push_str(" Nobody said how many came from caches."),
+            (None, _) => text.push_str(" The server reported no cached tokens."),
         }
         text
     }
@@ -212,7 +212,7 @@ impl Found {
         tables
     }
 
-    /// How the client did.
+    /// State of the client.
     fn closing(&self) -> String {
         let late = |of: Option<Percentiles>| {
             of.map_or("-".into(), |of| format!("{} and {} ms", number(of.p50 * 1e3), number(of.p99 * 1e3)))

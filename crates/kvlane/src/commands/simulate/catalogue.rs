@@ -28,12 +28,12 @@ const TRACES: [(&str, &[u8]); 3] = [
     ("azure-conversation", include_bytes!("../../../assets/azure-conversation.csv.gz")),
 ];
 
-/// The trace that comes with kvlane by this name, as a file would hold it.
+/// The built-in trace of this name, as the contents of a file.
 pub(crate) fn trace(name: &Path) -> Option<&'static [u8]> {
     TRACES.iter().find(|(known, _)| name == Path::new(known)).map(|(_, bytes)| *bytes)
 }
 
-/// Opens a trace: one that comes with kvlane by its name, any other as a file relative to `directory`.
+/// Opens a trace: a built-in one by its name, any other as a file relative to `directory`.
 pub(crate) fn open(path: &Path, directory: &Path) -> Result<Trace, TraceError> {
     if let Some(bytes) = trace(path) {
         return format::read(bytes, &Options::default());
@@ -41,7 +41,7 @@ pub(crate) fn open(path: &Path, directory: &Path) -> Result<Trace, TraceError> {
     format::open(&directory.join(path), &Options::default())
 }
 
-/// The text of the scenario called `name`.
+/// The text of the scenario with this name.
 pub(super) fn text(name: &str) -> Option<&'static str> {
     SCENARIOS.iter().find(|(known, _)| *known == name).map(|(_, text)| *text)
 }
@@ -51,7 +51,7 @@ pub(super) fn names() -> Vec<&'static str> {
     SCENARIOS.iter().map(|(name, _)| *name).collect()
 }
 
-/// Each name with what the comment on its first line says of it.
+/// Each name with the comment on its first line.
 pub(super) fn list() -> String {
     let mut out = String::new();
     for (name, text) in SCENARIOS {

@@ -1,5 +1,5 @@
-//! `kvlane simulate`: what would another policy, another fleet, another load do? Answered in virtual time, by the router
-//! that runs in production around a calibrated engine model.
+//! `kvlane simulate`: compares policies, fleets and loads in virtual time, with the router that runs in production
+//! and a calibrated engine model.
 
 pub(crate) mod catalogue;
 mod page;
@@ -29,11 +29,11 @@ use serde_json::{Map, Value, json};
 use super::page::PageArgs;
 use crate::yaml;
 
-/// What a simulation can be told.
+/// Flags of the simulation.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct SimulateArgs {
-    /// Run a scenario: one that comes with kvlane, by name (`--list` shows them), or a file. The fleet, the workload
-    /// and the policies are then the scenario's.
+    /// Run a scenario: a built-in one by name (`--list` shows them), or a file. Fleet, workload and policies are then
+    /// the scenario's.
     #[arg(long, value_name = "NAME|FILE", conflicts_with_all = ["trace", "workload", "policy", "engines", "preset", "model",
         "gpu", "tp", "timing", "kv_dtype", "block_tokens", "load", "rate", "concurrency", "cache_knowledge"])]
     scenario: Option<String>,
@@ -50,16 +50,16 @@ pub(crate) struct SimulateArgs {
     /// Policies to compare, separated by commas.
     #[arg(long, value_delimiter = ',', default_values = ["round_robin", "cache_aware", "lmetric"])]
     policy: Vec<String>,
-    /// How many engines.
+    /// Number of engines.
     #[arg(long, default_value_t = 4)]
     engines: u32,
     /// Model and machine of an engine, as in `llama-3.3-70b@h100x4`. Instead: --model, --gpu and --tp, or --timing.
     #[arg(long, conflicts_with_all = ["model", "gpu", "tp", "timing"])]
     preset: Option<String>,
-    /// The model an engine serves.
+    /// The model of an engine.
     #[arg(long, requires = "gpu", conflicts_with = "timing")]
     model: Option<String>,
-    /// The GPU it runs on.
+    /// Its GPU.
     #[arg(long, requires = "model")]
     gpu: Option<String>,
     /// GPUs per engine.
@@ -74,36 +74,36 @@ pub(crate) struct SimulateArgs {
     /// Tokens in a KV block [default: the timing file's, or 16].
     #[arg(long, value_name = "N")]
     block_tokens: Option<u32>,
-    /// Factors on the rate at which the trace's conversations begin, separated by commas. What happens within a
-    /// conversation keeps its pace [default: 1].
+    /// Factors on the rate at which the trace's conversations begin, separated by commas. The pace within a
+    /// conversation does not change [default: 1].
     #[arg(long, value_delimiter = ',', conflicts_with_all = ["rate", "concurrency"])]
     load: Vec<f64>,
-    /// Conversations per second for so many seconds, as in `5x60,10x60`: instead of the workload's own times.
+    /// Conversations per second x seconds, as in `5x60,10x60`, instead of the workload's own times.
     #[arg(long, value_delimiter = ',', value_parser = stage, value_name = "RATExSECONDS", conflicts_with = "concurrency")]
     rate: Vec<Stage>,
-    /// Clients that wait for their answers, separated by commas; each has ten conversations.
+    /// Numbers of closed-loop clients, separated by commas; each has ten conversations.
     #[arg(long, value_delimiter = ',', value_name = "N")]
     concurrency: Vec<u32>,
-    /// What the router knows of caches: `approximate` (its own dispatches) or `exact` (the engines' KV events).
+    /// Cache knowledge of the router: `approximate` (its own dispatches) or `exact` (the engines' KV events).
     #[arg(long, value_parser = knowledge, default_value = "approximate")]
     cache_knowledge: CacheKnowledge,
-    /// How often each is run, under different seeds [default: 1, or the scenario's].
+    /// Number of runs of each, with different seeds [default: 1, or the scenario's].
     #[arg(long)]
     seeds: Option<u32>,
     /// Threads [default: one for each core].
     #[arg(long)]
     jobs: Option<usize>,
-    /// Seconds to the first token within which an answer is good [default: 2, or the scenario's].
+    /// Goodput: maximum seconds to the first token [default: 2, or the scenario's].
     #[arg(long, value_name = "SECONDS")]
     slo_ttft_s: Option<f64>,
-    /// Milliseconds between tokens within which an answer is good [default: 50, or the scenario's].
+    /// Goodput: maximum milliseconds between tokens [default: 50, or the scenario's].
     #[arg(long, value_name = "MILLISECONDS")]
     slo_tpot_ms: Option<f64>,
     /// Write the figures as JSON (schema kvlane.simulate/1) to a file, or to stdout without one.
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     json: Option<PathBuf>,
-    /// Write what each request experienced under the first seed, in the form of a replay's records: a file for each row,
-    /// named by policy and load, into this directory, which is made if need be.
+    /// Write the records of each request under the first seed, in the format of a replay's: a file for each row,
+    /// named by policy and load, into this directory, created if necessary.
     #[arg(long, value_name = "DIR")]
     records: Option<PathBuf>,
     #[command(flatten)]
@@ -119,17 +119,17 @@ pub(crate) fn run_command(args: &SimulateArgs) -> Result<ExitCode> {
     }
     let (mut scenario, directory) = scenario(args)?;
     if let Some(seeds) = args.seeds {
-        ensure!(seeds > 0, "--seeds 0: take at least 1");
+        ensure!(seeds > 0, "--seeds 0: must be at least 1");
         scenario.seeds = seeds;
     }
     scenario.judgement.slo_ttft_s = args.slo_ttft_s.unwrap_or(scenario.judgement.slo_ttft_s);
     scenario.judgement.slo_tpot_ms = args.slo_tpot_ms.unwrap_or(scenario.judgement.slo_tpot_ms);
     let jobs = match args.jobs {
-        Some(0) => bail!("--jobs 0: take at least 1"),
+        Some(0) => bail!("--jobs 0: must be at least 1"),
         Some(jobs) => jobs,
         None => std::thread::available_parallelism().map_or(1, usize::from),
     };
-    // A file that cannot be written is better known before the run than after it.
+    // Detect a file that cannot be written before the run, not after it.
     let mut json = args.json.as_deref().filter(|path| *path != Path::new("-")).map(create).transpose()?;
     args.page.check()?;
     if let Some(directory) = &args.records {
@@ -170,7 +170,7 @@ pub(crate) fn run_command(args: &SimulateArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Monotonic time since the first call, to time decisions by.
+/// Monotonic time since the first call, to time decisions.
 fn wall_clock() -> Nanos {
     static ORIGIN: OnceLock<Instant> = OnceLock::new();
     Nanos(u64::try_from(ORIGIN.get_or_init(Instant::now).elapsed().as_nanos()).unwrap_or(u64::MAX))
@@ -180,7 +180,7 @@ fn create(path: &Path) -> Result<File> {
     File::create(path).with_context(|| path.display().to_string())
 }
 
-/// The scenario of a file, of the catalogue, or of the flags, and the directory that its paths are relative to.
+/// The scenario from a file, the built-in ones, or the flags, and the directory for its relative paths.
 fn scenario(args: &SimulateArgs) -> Result<(Scenario, PathBuf)> {
     let Some(name) = &args.scenario else { return Ok((from_flags(args)?, PathBuf::new())) };
     if let Some(text) = catalogue::text(name) {
@@ -201,19 +201,16 @@ fn parse(text: &str) -> Result<Scenario> {
 fn from_flags(args: &SimulateArgs) -> Result<Scenario> {
     let generate = match (&args.workload, &args.trace) {
         (Some(kind), _) => Some(Workload::by_kind(kind).with_context(|| {
-            format!("--workload {kind}: there is no such kind, take one of {}", Workload::KINDS.join(", "))
+            format!("--workload {kind}: unknown kind; known are {}", Workload::KINDS.join(", "))
         })?),
         (None, Some(_)) => None,
         (None, None) => bail!(
-            "nothing to simulate: give --trace FILE, --workload KIND or --scenario NAME (--list shows scenarios)"
+            "nothing to simulate: --trace FILE, --workload KIND or --scenario NAME is required (--list shows scenarios)"
         ),
     };
     let policies = args.policy.iter().map(|name| {
         let policy = PolicyConfig::by_name(name).with_context(|| {
-            format!(
-                "--policy {name}: there is no such policy, take some of {}",
-                PolicyConfig::NAMES.join(", ")
-            )
+            format!("--policy {name}: unknown policy; known are {}", PolicyConfig::NAMES.join(", "))
         })?;
         Ok(Arm { cache_knowledge: args.cache_knowledge, ..Arm::new(policy) })
     });
@@ -259,7 +256,7 @@ fn from_flags(args: &SimulateArgs) -> Result<Scenario> {
 /// `5x60`: five conversations per second for sixty seconds.
 fn stage(text: &str) -> Result<Stage, String> {
     let parts = text.split_once('x').and_then(|(rate, secs)| Some((rate.parse().ok()?, secs.parse().ok()?)));
-    let (rate, seconds) = parts.ok_or("take a rate and seconds, as in 5x60")?;
+    let (rate, seconds) = parts.ok_or("must be a rate and seconds, as in 5x60")?;
     Ok(Stage { rate, seconds })
 }
 
@@ -267,11 +264,11 @@ fn knowledge(text: &str) -> Result<CacheKnowledge, String> {
     match text {
         "approximate" => Ok(CacheKnowledge::Approximate),
         "exact" => Ok(CacheKnowledge::Exact),
-        _ => Err("take approximate or exact".to_owned()),
+        _ => Err("must be approximate or exact".to_owned()),
     }
 }
 
-/// What a row's load is called, and its value; nothing for a whole arm.
+/// Name and value of a row's load; nothing for a whole arm.
 fn load_of(cell: Cell) -> Option<(&'static str, f64)> {
     match cell {
         Cell::Rate(rate) => Some(("rate", rate)),
@@ -281,7 +278,7 @@ fn load_of(cell: Cell) -> Option<(&'static str, f64)> {
     }
 }
 
-/// The figures, schema `kvlane.simulate/1`. Nothing in it depends on the machine it was made on.
+/// The figures, schema `kvlane.simulate/1`. They do not depend on the machine.
 fn to_json(scenario: &Scenario, rows: &[Row]) -> Value {
     let row = |row: &Row| {
         let mut object = Map::new();
@@ -305,7 +302,7 @@ fn to_json(scenario: &Scenario, rows: &[Row]) -> Value {
     })
 }
 
-/// Simulated over published, less one, of every figure that was published.
+/// Simulated over published, minus one, of every published figure.
 fn errors(row: &Row) -> std::collections::BTreeMap<&str, f64> {
     let error = |(name, published): (&'_ String, &f64)| Some((row.simulated.get(name)? / published) - 1.0);
     row.published.iter().filter_map(|(name, value)| Some((name.as_str(), error((name, value))?))).collect()

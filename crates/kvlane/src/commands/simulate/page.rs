@@ -1,11 +1,11 @@
-//! The report of a simulation, to open in a browser.
+//! The HTML report of a simulation.
 
 use kvlane_sim::scenario::{Row, Scenario};
 use kvlane_trace::report::{Axis, Chart, Loads, Mark, Page, Part, Point, Report, Section, Series};
 
 use super::{load_of, tables};
 
-/// The percentiles that a single load is drawn over.
+/// Percentiles that are drawn for a single load.
 const PERCENTILES: [(f64, &str); 3] = [(50.0, "p50"), (90.0, "p90"), (99.0, "p99")];
 
 /// The report.
@@ -26,17 +26,17 @@ pub(super) fn page(scenario: &Scenario, rows: &[Row]) -> Page {
     }
     if rows.iter().any(|row| !row.published.is_empty()) {
         sections.push(Section {
-            heading: "Beside what was published".into(),
+            heading: "Compared with published figures".into(),
             parts: vec![Part::Table(tables::comparison(rows))],
         });
     }
     sections.push(Section { heading: "Figures".into(), parts: vec![Part::Table(tables::figures(rows))] });
     sections.push(Section {
-        heading: "By the work a request brings".into(),
+        heading: "By uncached prompt tokens".into(),
         parts: vec![Part::Text(tables::classes_intro(scenario)), Part::Table(tables::classes(rows))],
     });
     sections.push(Section {
-        heading: "Cost of deciding".into(),
+        heading: "Time of a decision".into(),
         parts: vec![Part::Text(tables::decisions(rows))],
     });
     let report = Report {
@@ -49,12 +49,12 @@ pub(super) fn page(scenario: &Scenario, rows: &[Row]) -> Page {
     report.page()
 }
 
-/// What stands in brackets at the end of a title.
+/// The text in brackets at the end of a title.
 fn unit_of(title: &str) -> String {
     title.rsplit_once('(').map_or("", |(_, unit)| unit.trim_end_matches(')')).to_owned()
 }
 
-/// What is drawn over the load.
+/// Charts over the load.
 fn over_load(rows: &[Row]) -> Loads {
     let label = match rows.iter().find_map(|row| load_of(row.cell)).map_or("load", |(name, _)| name) {
         "rate" => "Conversations per second",

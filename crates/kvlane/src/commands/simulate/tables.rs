@@ -6,7 +6,7 @@ use kvlane_trace::report::Table;
 
 use super::{errors, load_of};
 
-/// What is shown of every row: heading, figure, factor, digits.
+/// Columns of every row: heading, figure, factor, digits.
 const COLUMNS: [(&str, &str, f64, usize); 16] = [
     ("TTFT mean s", "ttft_mean_s", 1.0, 3),
     ("p50", "ttft_p50_s", 1.0, 3),
@@ -19,14 +19,14 @@ const COLUMNS: [(&str, &str, f64, usize); 16] = [
     ("tok/s out", "out_tok_s", 1.0, 0),
     ("cached %", "cached_share", 100.0, 1),
     ("of at most", "reusable_share", 100.0, 1),
-    ("good req/s", "goodput_req_s", 1.0, 2),
+    ("goodput req/s", "goodput_req_s", 1.0, 2),
     ("shed %", "shed_share", 100.0, 1),
     ("failed %", "failed_share", 100.0, 1),
     ("imbalance", "busy_imbalance", 1.0, 2),
     ("preempted", "preemptions", 1.0, 0),
 ];
 
-/// What is compared with what was published, if it was: heading, figure, digits.
+/// Columns compared with published figures: heading, figure, digits.
 const COMPARED: [(&str, &str, usize); 10] = [
     ("tok/s out", "out_tok_s", 0),
     ("TTFT mean s", "ttft_mean_s", 3),
@@ -40,7 +40,7 @@ const COMPARED: [(&str, &str, usize); 10] = [
     ("goodput req/s", "goodput_req_s", 2),
 ];
 
-/// Everything, for a terminal.
+/// The whole output for a terminal.
 pub(super) fn text(scenario: &Scenario, rows: &[Row]) -> String {
     let mut out = format!("{}\n\n{}", summary(scenario), figures(rows).to_text());
     if rows.iter().any(|row| !row.published.is_empty()) {
@@ -55,7 +55,7 @@ pub(super) fn text(scenario: &Scenario, rows: &[Row]) -> String {
     out
 }
 
-/// What figures of an overloaded fleet are worth, and what to do about it: a text for each kind of overload.
+/// Remarks on overloaded fleets: a text for each kind of overload.
 pub(super) fn remarks(scenario: &Scenario, rows: &[Row]) -> Vec<String> {
     let texts = [
         (
@@ -65,7 +65,7 @@ pub(super) fn remarks(scenario: &Scenario, rows: &[Row]) -> Vec<String> {
         ),
         (
             Overload::SomeEngines,
-            "Unevenly loaded: requests wait at some engines while others have less to do. Compare other policies (--policy).",
+            "Unevenly loaded: requests queue at some engines while others have less work. Compare other policies (--policy).",
         ),
     ];
     let of = |overload: Overload| -> Vec<String> {
@@ -73,7 +73,7 @@ pub(super) fn remarks(scenario: &Scenario, rows: &[Row]) -> Vec<String> {
             rows.iter().filter(|row| Overload::of(&row.simulated, &scenario.judgement) == Some(overload));
         let row = |row: &Row| {
             format!(
-                "  {}, {}: mean TTFT {} s, p90 {} s; the busiest engine is at work {} times as long as the mean",
+                "  {}, {}: mean TTFT {} s, p90 {} s; the busiest engine is busy {} times as long as the mean",
                 row.arm,
                 load(row),
                 number(&row.simulated, "ttft_mean_s", 1.0, 0),
@@ -91,7 +91,7 @@ pub(super) fn remarks(scenario: &Scenario, rows: &[Row]) -> Vec<String> {
         .collect()
 }
 
-/// What was simulated, in a sentence or two.
+/// A summary of the scenario.
 pub(super) fn summary(scenario: &Scenario) -> String {
     let engines = |group: &Group| {
         let model = match (&group.preset, &group.model, &group.gpu, &group.timing) {
@@ -138,7 +138,7 @@ pub(super) fn figures(rows: &[Row]) -> Table {
     Table { columns: columns.map(str::to_owned).collect(), rows: rows.iter().map(cells).collect() }
 }
 
-/// One row per policy and load of which something was published: each figure as published, simulated, error.
+/// One row per policy and load with published figures: each figure as published, simulated, error.
 pub(super) fn comparison(rows: &[Row]) -> Table {
     let shown: Vec<_> = COMPARED
         .iter()
@@ -162,7 +162,7 @@ pub(super) fn comparison(rows: &[Row]) -> Table {
     Table { columns, rows }
 }
 
-/// What the classes are.
+/// Definition of the classes.
 pub(super) fn classes_intro(scenario: &Scenario) -> String {
     let judgement = &scenario.judgement;
     format!(
@@ -193,7 +193,7 @@ pub(super) fn classes(rows: &[Row]) -> Table {
     Table { columns, rows: rows.iter().map(cells).collect() }
 }
 
-/// What decisions took on this machine.
+/// Time of decisions on this machine.
 pub(super) fn decisions(rows: &[Row]) -> String {
     let mut arms: Vec<(&str, u64, f64)> = Vec::new();
     for row in rows {
@@ -206,7 +206,7 @@ pub(super) fn decisions(rows: &[Row]) -> String {
     let each =
         |(arm, count, secs): &(&str, u64, f64)| format!("{arm} {:.1}", secs / (*count).max(1) as f64 * 1e6);
     format!(
-        "Microseconds of this machine for a decision: {}",
+        "Microseconds per decision on this machine: {}",
         arms.iter().map(each).collect::<Vec<_>>().join(", ")
     )
 }

@@ -1,4 +1,4 @@
-//! `kvlane trace generate`: a workload becomes a trace.
+//! `kvlane trace generate`: generates a trace from a workload.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -11,34 +11,34 @@ use serde_json::{Value, json};
 use super::save;
 use crate::yaml;
 
-/// What the generator can be told.
+/// Flags of the generator.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct GenerateArgs {
-    /// Kind of the workload, with its default settings: `kvlane trace generate --kinds` lists them.
+    /// Kind of the workload, with its default settings; `kvlane trace generate --kinds` lists them.
     #[arg(conflicts_with = "config")]
     kind: Option<String>,
     /// A workload (YAML), with its kind under the key `kind`.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Set one setting of the workload, as in `--set question_tokens=500`. May be repeated.
+    /// Set a setting of the workload, as in `--set question_tokens=500`. Repeatable.
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
     /// Requests per second, or sessions where the workload has them, with exponential gaps.
     #[arg(long)]
     rate: Option<f64>,
-    /// How many requests, or sessions.
+    /// Number of requests, or sessions.
     #[arg(long)]
     count: Option<u32>,
-    /// How long the trace is, in seconds: later turns of sessions that would go on are left out.
+    /// Length of the trace in seconds: later turns of sessions are left out.
     #[arg(long, conflicts_with = "count")]
     seconds: Option<f64>,
-    /// Another seed makes another trace.
+    /// Random seed.
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Where to write it; with gzip if the name ends in `.gz`.
+    /// Output file; gzip if the name ends in `.gz`.
     #[arg(long, value_name = "FILE", required_unless_present = "kinds")]
     out: Option<PathBuf>,
-    /// Print every kind with its default settings, and make nothing.
+    /// Print every kind with its default settings, and generate nothing.
     #[arg(long)]
     kinds: bool,
 }
@@ -73,12 +73,12 @@ impl GenerateArgs {
             (None, Some(kind)) => {
                 ensure!(
                     Workload::KINDS.contains(&kind.as_str()),
-                    "there is no workload '{kind}': take one of {}",
+                    "unknown workload '{kind}': known are {}",
                     Workload::KINDS.join(", ")
                 );
                 json!({"kind": kind})
             }
-            (None, None) => bail!("name a kind, one of {}, or a --config", Workload::KINDS.join(", ")),
+            (None, None) => bail!("a kind (one of {}) or --config is required", Workload::KINDS.join(", ")),
         };
         for set in &self.set {
             let (key, value) =

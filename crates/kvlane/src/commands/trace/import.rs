@@ -1,4 +1,4 @@
-//! `kvlane trace import`: any known format becomes kvlane's own.
+//! `kvlane trace import`: converts any known format to kvlane's own.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -8,15 +8,15 @@ use clap::Args;
 
 use super::{ReadArgs, save};
 
-/// What the import can be told.
+/// Flags of the import.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ImportArgs {
     /// The trace, plain or gzip; or a directory of `.json` files, one for each session.
     file: PathBuf,
-    /// Where to write it; with gzip if the name ends in `.gz`.
+    /// Output file; gzip if the name ends in `.gz`.
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
-    /// Seed of all that is drawn: jitter, and the starts of sessions.
+    /// Random seed: jitter, and the starts of sessions.
     #[arg(long, default_value_t = 0)]
     seed: u64,
     #[command(flatten)]

@@ -1,4 +1,4 @@
-//! `kvlane trace`: traces from other people's files, or made to measure.
+//! `kvlane trace`: imports, generates, describes and samples traces.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -17,7 +17,7 @@ mod sample;
 mod show;
 mod stats;
 
-/// One of the commands on traces.
+/// The commands on traces.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct TraceArgs {
     #[command(subcommand)]
@@ -28,36 +28,36 @@ pub(crate) struct TraceArgs {
 enum TraceCommand {
     /// Read a trace of any known format and write it in kvlane's own.
     Import(import::ImportArgs),
-    /// Make a trace: chats, shared prefixes, agents and others.
+    /// Generate a trace: chats, shared prefixes, agents and others.
     Generate(generate::GenerateArgs),
-    /// Say what a trace is like: rates, lengths, sessions, and what a cache of any size finds.
+    /// Print statistics of a trace: rates, lengths, sessions, and hits of a cache over its size.
     Stats(stats::StatsArgs),
-    /// Cut a trace down for a smaller fleet, and say what the cut has changed.
+    /// Reduce a trace for a smaller fleet, and report the differences.
     Sample(sample::SampleArgs),
 }
 
-/// How a trace is read: the same flags wherever a command takes a trace.
+/// Flags for reading a trace, shared by all commands that take one.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct ReadArgs {
-    /// The file's format; by default how it begins tells.
+    /// The file's format [default: detected from its beginning].
     #[arg(long)]
     format: Option<String>,
-    /// Tokens of a block, where neither the file nor its format says.
+    /// Tokens of a block, if neither the file nor its format says.
     #[arg(long, value_name = "TOKENS")]
     block_tokens: Option<u32>,
-    /// Spread arrivals that a coarse clock has lumped together: auto or off.
+    /// Spread arrivals that share a tick of a coarse clock: auto or off.
     #[arg(long, default_value = "auto")]
     jitter: String,
-    /// Leave out lines that are no request, and say how many, instead of failing at the first.
+    /// Skip invalid lines, and report their number, instead of failing at the first.
     #[arg(long)]
     skip_bad: bool,
-    /// Send every request at its time, whatever has become of the turn before it.
+    /// Send every request at its time, without waiting for the previous turn.
     #[arg(long)]
     open_loop: bool,
-    /// Sessions that start in a second, on average, where the file does not say when they start.
+    /// Mean number of sessions that start per second, if the file has no start times.
     #[arg(long, default_value_t = Options::default().session_rate)]
     session_rate: f64,
-    /// Where block ids are local to a session, do not let sessions share their tools and system prompt.
+    /// No shared tools and system prompts between sessions where block ids are local to a session.
     #[arg(long)]
     no_shared_head: bool,
 }
@@ -75,13 +75,13 @@ pub(crate) fn run(args: &TraceArgs) -> Result<ExitCode> {
 // === impl ReadArgs ===
 
 impl ReadArgs {
-    /// Reads a trace; `seed` is that of all that is drawn.
+    /// Reads a trace; `seed` is the random seed.
     pub(crate) fn open(&self, path: &Path, seed: u64) -> Result<Trace> {
         let options = self.options(seed)?;
         format::open(path, &options).with_context(|| path.display().to_string())
     }
 
-    /// Reads a trace that comes with kvlane by its name, any other as a file.
+    /// Reads a trace: a built-in one by its name, any other as a file.
     pub(crate) fn open_any(&self, path: &Path, seed: u64) -> Result<Trace> {
         match catalogue::trace(path) {
             Some(bytes) => Ok(format::read(bytes, &self.options(seed)?)?),
@@ -92,18 +92,18 @@ impl ReadArgs {
     fn options(&self, seed: u64) -> Result<Options> {
         let format = |name: &String| {
             let names = || Format::ALL.iter().map(|format| format.name()).collect::<Vec<_>>().join(", ");
-            Format::by_name(name).with_context(|| format!("--format {name}: take one of {}", names()))
+            Format::by_name(name).with_context(|| format!("--format {name}: must be one of {}", names()))
         };
         let jitter = match self.jitter.as_str() {
             "auto" => Jitter::Auto,
             "off" => Jitter::Off,
-            other => bail!("--jitter {other}: take auto or off"),
+            other => bail!("--jitter {other}: must be auto or off"),
         };
         if self.block_tokens == Some(0) {
-            bail!("--block-tokens 0: take at least 1");
+            bail!("--block-tokens 0: must be at least 1");
         }
         if !(self.session_rate.is_finite() && self.session_rate > 0.0) {
-            bail!("--session-rate {}: take more than 0", self.session_rate);
+            bail!("--session-rate {}: must be above 0", self.session_rate);
         }
         Ok(Options {
             format: self.format.as_ref().map(format).transpose()?,
@@ -118,7 +118,7 @@ impl ReadArgs {
     }
 }
 
-/// Writes a trace and tells people what is in it.
+/// Writes a trace and prints a summary.
 fn save(trace: &Trace, path: &Path) -> Result<()> {
     normal::save(trace, path).with_context(|| format!("--out {}", path.display()))?;
     let sessions = trace.requests.iter().map(|request| request.session).max().map_or(0, |last| last + 1);

@@ -1,4 +1,4 @@
-//! `kvlane trace sample`: a trace for a smaller fleet, and how much it is like the whole.
+//! `kvlane trace sample`: a trace for a smaller fleet, and its distance to the original.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -12,25 +12,25 @@ use kvlane_trace::sample::{Method, closest};
 use super::ReadArgs;
 use super::show::{Show, name};
 
-/// What the sampler can be told.
+/// Flags of the sampler.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct SampleArgs {
     /// The trace, of any known format, plain or gzip.
     file: PathBuf,
-    /// Which requests stay: sessions, window, window+thin or session-closed-window; auto tries all of them and takes
-    /// the closest to the original.
+    /// Sampling method: sessions, window, window+thin or session-closed-window; auto tries all of them and takes the
+    /// closest to the original.
     #[arg(long, default_value = "auto")]
     method: String,
     /// Share of the requests to keep, above 0 and at most 1.
     #[arg(long, value_name = "SHARE", required_unless_present = "target_requests")]
     sample_ratio: Option<f64>,
-    /// How many requests to keep, about.
+    /// Approximate number of requests to keep.
     #[arg(long, value_name = "REQUESTS", conflicts_with = "sample_ratio")]
     target_requests: Option<u64>,
-    /// Another seed makes another sample.
+    /// Random seed.
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Where to write it; with gzip if the name ends in `.gz`.
+    /// Output file; gzip if the name ends in `.gz`.
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
     #[command(flatten)]
@@ -43,14 +43,14 @@ pub(crate) struct SampleArgs {
 pub(crate) fn run(args: &SampleArgs) -> Result<ExitCode> {
     let methods = args.methods()?;
     if let Some(ratio) = args.sample_ratio {
-        ensure!(ratio > 0.0 && ratio <= 1.0, "--sample-ratio {ratio}: take more than 0, up to 1");
+        ensure!(ratio > 0.0 && ratio <= 1.0, "--sample-ratio {ratio}: must be above 0 and at most 1");
     }
-    ensure!(args.target_requests != Some(0), "--target-requests 0: take at least 1");
+    ensure!(args.target_requests != Some(0), "--target-requests 0: must be at least 1");
     let mut files = args.show.open()?;
     let trace = args.read.open(&args.file, args.seed)?;
     let count = trace.requests.len() as f64;
     let share = args.target_requests.map_or(args.sample_ratio, |target| Some(target as f64 / count));
-    let share = share.context("give --sample-ratio or --target-requests")?.min(1.0);
+    let share = share.context("--sample-ratio or --target-requests is required")?.min(1.0);
     let (sample, fidelity) =
         closest(&trace, &methods, share, args.seed).context("there is no method to try")?;
     normal::save(&sample, &args.out).with_context(|| format!("--out {}", args.out.display()))?;
@@ -79,7 +79,8 @@ impl SampleArgs {
         let names = || Method::ALL.map(Method::name).join(", ");
         let method = Method::by_name(&self.method);
         Ok(vec![
-            method.with_context(|| format!("--method {}: take auto or one of {}", self.method, names()))?,
+            method
+                .with_context(|| format!("--method {}: must be auto or one of {}", self.method, names()))?,
         ])
     }
 }

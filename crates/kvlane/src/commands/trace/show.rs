@@ -1,4 +1,4 @@
-//! Where the results of a command go: text to the terminal, JSON and a page to files.
+//! Output of a command: text to the terminal, JSON and a page to files.
 
 use std::fs::File;
 use std::io::{Stdout, Write as _};
@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use crate::commands::page::PageArgs;
 
-/// The files that results may go to.
+/// The output files.
 #[derive(Args, Clone, Debug)]
 pub(super) struct Show {
     /// Write the figures as JSON to a file, `-` for stdout.
@@ -21,7 +21,7 @@ pub(super) struct Show {
     page: PageArgs,
 }
 
-/// Those files, open.
+/// These files, open.
 pub(super) struct Files {
     json: Option<Json>,
     page: PageArgs,
@@ -32,7 +32,7 @@ enum Json {
     Stdout(Stdout),
 }
 
-/// What a trace is called: its file's name.
+/// Name of a trace: its file's name.
 pub(super) fn name(path: &Path) -> String {
     path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
 }
@@ -40,7 +40,7 @@ pub(super) fn name(path: &Path) -> String {
 // === impl Show ===
 
 impl Show {
-    /// Opens the files: one that cannot be written is better known before the work than after it.
+    /// Opens the files, to detect one that cannot be written before the work rather than after it.
     pub(super) fn open(&self) -> Result<Files> {
         let create =
             |path: &PathBuf| File::create(path).with_context(|| format!("--json {}", path.display()));
@@ -56,7 +56,7 @@ impl Show {
 // === impl Files ===
 
 impl Files {
-    /// Prints for people: to stdout unless that is where the JSON goes.
+    /// Prints text to stdout, or to stderr if the JSON goes to stdout.
     pub(super) fn tell(&self, text: &str) -> Result<()> {
         match self.json {
             Some(Json::Stdout(_)) => writeln!(std::io::stderr(), "{text}")?,
@@ -65,7 +65,7 @@ impl Files {
         Ok(())
     }
 
-    /// Writes the JSON, if anybody wants it.
+    /// Writes the JSON, if requested.
     pub(super) fn json(&mut self, figures: &impl Serialize) -> Result<()> {
         let text = |figures| serde_json::to_string_pretty(figures);
         match &mut self.json {
@@ -76,7 +76,7 @@ impl Files {
         Ok(())
     }
 
-    /// Writes the page, if anybody wants it.
+    /// Writes the page, if requested.
     pub(super) fn page(&self, page: impl FnOnce() -> Page) -> Result<()> {
         self.page.write(page)
     }

@@ -1,4 +1,4 @@
-//! `kvlane trace stats`: what a trace is like, as a table, JSON and a page.
+//! `kvlane trace stats`: statistics of a trace, as a table, JSON and a page.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -10,12 +10,12 @@ use kvlane_trace::stats::TraceStats;
 use super::ReadArgs;
 use super::show::{Show, name};
 
-/// What the statistics can be told.
+/// Flags of the statistics.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct StatsArgs {
     /// The trace, of any known format, plain or gzip.
     file: PathBuf,
-    /// Seed of all that is drawn where the file lacks it: jitter, and the starts of sessions.
+    /// Random seed, for values that the file lacks: jitter, and the starts of sessions.
     #[arg(long, default_value_t = 0)]
     seed: u64,
     #[command(flatten)]
