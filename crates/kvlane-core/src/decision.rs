@@ -29,7 +29,7 @@ pub struct Placement {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Rejection {
-    /// No endpoint is healthy and accepts requests, or all such endpoints have already failed this request.
+    /// No endpoint is healthy and not draining, or all such endpoints have already failed this request.
     NoEndpoint,
     /// The pool's in-flight limit and its queue limit are both reached.
     QueueFull,

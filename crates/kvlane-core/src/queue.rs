@@ -198,7 +198,7 @@ impl Queue {
     }
 
     /// Queued requests in the current dequeue order, with their positions; those that need session admission only if
-    /// `may_begin`.
+    /// `may_admit`.
     pub(crate) fn in_order(&self, may_admit: bool) -> impl Iterator<Item = (u64, &Waiting)> {
         let bands = self.bands.iter().filter(move |((_, lane), _)| may_admit || *lane == Lane::Active);
         let places = bands.flat_map(|(_, band)| {

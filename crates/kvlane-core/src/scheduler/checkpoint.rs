@@ -28,7 +28,7 @@ const SUM_MAX: u64 = 1 << 40;
 pub struct Checkpoint {
     /// Its configuration.
     pub config: Config,
-    /// Whether the scheduler had handled no input yet.
+    /// Whether the scheduler had no endpoints and no requests yet.
     pub first: bool,
     rng: [u64; 4],
     pace: Pace,

@@ -1131,7 +1131,8 @@ mod tests {
                     first.is_some_and(|first| !world.scheduler.may_admit(first))
                 };
                 let scheduler = &world.scheduler;
-                let anyone_can = scheduler.queue.in_order(true).any(|(_, other)| scheduler.can_dispatch(world.now, &other.request));
+                let can_dispatch = |waiting: &Waiting| scheduler.can_dispatch(world.now, &waiting.request);
+                let anyone_can = scheduler.queue.in_order(true).any(|(_, waiting)| can_dispatch(waiting));
                 prop_assert!(!room || held(&world) || !anyone_can, "a request waits while an endpoint has room");
                 if let Some(admission) = &world.scheduler.admission {
                     admission.check();

@@ -22,8 +22,8 @@ use cache::{Cache, Key};
 /// Shortest piece that is cached. Our own encoder encodes shorter ones faster than a lookup.
 const REMEMBERED_BYTES_MIN: usize = 24;
 
-/// Where long plain text is cut: not within the first `bytes_min` bytes, then by content, and at any space near
-/// `bytes_max`.
+/// Where long plain text is cut: not within the first `bytes_min` bytes, then by content, and at any space from
+/// `bytes_max` on.
 #[derive(Clone, Copy, Debug)]
 struct Chunks {
     bytes_min: usize,
