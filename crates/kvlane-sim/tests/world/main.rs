@@ -1,4 +1,4 @@
-//! The world as a whole: nobody is lost, nothing depends on anything but inputs and seed, faults are survived.
+//! The world as a whole: no request is lost, results depend only on inputs and seed, faults are handled.
 
 mod faults;
 
@@ -92,7 +92,7 @@ fn play(config: WorldConfig, trace: &Trace, drive: Drive) -> (Run, World) {
 
 const OPEN: Drive = Drive::Open { load: 1.0 };
 
-/// What has to be true of every run, whatever went wrong in it.
+/// Invariants of every run, with any faults.
 fn check(trace: &Trace, run: &Run, world: &World) {
     assert_eq!(run.outcomes.len(), trace.requests.len());
     for (request, outcome) in trace.requests.iter().zip(&run.outcomes) {

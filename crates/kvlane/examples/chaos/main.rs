@@ -1,12 +1,12 @@
-//! A fleet of real processes under open load while things go wrong.
+//! Tests a fleet of real processes under open-loop load and faults. `chaos script` plays a seeded script of faults
+//! against mock engines behind a gateway, including deaths recorded from vLLM and SGLang, and judges the outcome of
+//! every request: a complete answer, or one clear error that is caused by an engine while no other could have
+//! answered. `chaos soak` runs for hours with few faults and checks memory and descriptors. `chaos crowd` opens very
+//! many streams with slow clients, and measures the latency of other clients meanwhile. All write logs and samples to
+//! `--dir`, exit with code 1 if a promise was broken, and print the seed for a repetition.
 //!
-//! `chaos script` plays a seeded script of faults against mock engines behind a gateway, deaths among them that were recorded
-//! from vLLM and SGLang, and judges how every request ended: with a complete answer, or with one clear error that an engine is
-//! to blame for while no other could have answered. `chaos soak` runs for hours with few faults and looks at memory and descriptors. `chaos crowd` opens very many
-//! streams and lets clients be slow, and looks at how long others wait meanwhile. All leave what they have seen in `--dir`, end with code 1 if a promise was broken, and print the seed to have the same again.
-//!
-//! Build the gateway first: `cargo build --release -p kvlane`. The clients are one thread, so that the gateway has the
-//! rest of a small machine.
+//! Build the gateway first: `cargo build --release -p kvlane`. All clients are in one thread, to leave the rest of a
+//! small machine to the gateway.
 
 mod client;
 mod crowd;
