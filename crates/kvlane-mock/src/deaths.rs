@@ -570,7 +570,7 @@ mod tests {
         let (said, body) = text(send(addr, "/health", "").await).await;
         let health =
             capture.iter().find(|line| line["line"] == "health" && line["from"].as_f64() > Some(0.0));
-        let health = health.expect("somebody asked");
+        let health = health.expect("health was polled");
         assert_eq!((json!(said.as_u16()), json!(body)), (health["status"].clone(), health["body"].clone()));
         pass(record.closes_after.expect("it closes")).await;
         for (api, stream) in cut {
@@ -713,7 +713,7 @@ mod tests {
         let engine = engine(MockConfig { deaths_like: DeathsLike::Sglang05, ..MockConfig::default() }).await;
         engine.cause(Fault::Terminated).expect("it was recorded");
         let (status, said) = text(send(engine.addr(), "/health", "").await).await;
-        let expected = health.expect("somebody asked");
+        let expected = health.expect("health was polled");
         assert_eq!(
             (json!(status.as_u16()), json!(said)),
             (expected["status"].clone(), expected["body"].clone())

@@ -260,7 +260,7 @@ fn check_world(world: &World) {
         }
         scheduler.pool().endpoints().map(|endpoint| endpoint.id).collect::<Vec<_>>()
     });
-    assert_eq!(ids.len(), world.engine_stats().len(), "everybody is here");
+    assert_eq!(ids.len(), world.engine_stats().len(), "all endpoints are present");
     // The state of endpoints that left is gone.
     ids.into_iter().for_each(|id| router.leave(world.now(), id, &mut Vec::new()));
     assert_eq!(router.index_size().1, 0);

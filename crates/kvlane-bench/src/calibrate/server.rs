@@ -122,9 +122,9 @@ impl Server {
         match uri.scheme_str() {
             Some("http") => {}
             Some("https") => return Err(wrong("this client does not speak TLS")),
-            _ => return Err(wrong("there is no http:// in front")),
+            _ => return Err(wrong("http:// is missing")),
         }
-        let host = uri.host().ok_or_else(|| wrong("there is no host"))?;
+        let host = uri.host().ok_or_else(|| wrong("the host is missing"))?;
         let path = uri.path().trim_end_matches('/');
         Ok(Self {
             authority: format!("{host}:{}", uri.port_u16().unwrap_or(80)),

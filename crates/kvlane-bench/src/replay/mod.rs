@@ -525,7 +525,7 @@ mod tests {
         let engine = kvlane_mock::MockEngine::start(engine, listener).expect("a good configuration");
         let prompts: [&[u64]; 3] = [&[1, 2, 3], &[1, 2, 4], &[5, 2, 3]];
         let request = TraceRequest { input_tokens: 1400, output_tokens: 9, ..TraceRequest::default() };
-        // Whoever is last finds what earlier replays left; the others repeat themselves.
+        // The last replay finds the cached prompts of earlier ones; the others repeat their own.
         let cached = async |seed, requests: usize| {
             let config = ReplayConfig {
                 base_url: format!("http://{}", engine.addr()),
@@ -554,7 +554,7 @@ mod tests {
     async fn requests_leave_while_earlier_ones_are_unanswered() {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let addr = listener.local_addr().expect("bound");
-        // Nobody gets an answer before all three have asked: a client that waits for answers would time out.
+        // No answer is sent before all three requests have arrived: a client that waits for answers would time out.
         let all_asked = Arc::new(tokio::sync::Barrier::new(3));
         tokio::spawn(async move {
             while let Ok((mut stream, _)) = listener.accept().await {
@@ -648,7 +648,7 @@ mod tests {
     async fn a_replay_that_is_stopped_reports_what_had_ended() {
         let (addr, heard) = listening(usize::MAX).await;
         let mut config = config(addr, 3);
-        // Two at once, and one that nobody will wait for.
+        // Two at once, and one that is never awaited.
         config.trace = trace([request(0), request(1), request(20_000_000)], 16);
         let stop = config.stop.clone();
         let stop_at_two = |done, _| {

@@ -63,17 +63,16 @@ impl Target {
         let wrong = |why: &str| ReplayError::BaseUrl { url: config.base_url.clone(), why: why.into() };
         let uri: Uri =
             config.base_url.parse().map_err(|error: http::uri::InvalidUri| wrong(&error.to_string()))?;
-        let host = uri.host().ok_or_else(|| wrong("there is no host"))?;
+        let host = uri.host().ok_or_else(|| wrong("the host is missing"))?;
         let bare = host.trim_start_matches('[').trim_end_matches(']').to_owned();
         let (tls, default_port) = match uri.scheme_str() {
             Some("http") => (None, 80),
             Some("https") => {
-                let tls =
-                    config.tls.clone().ok_or_else(|| wrong("nobody said which certificates to trust"))?;
+                let tls = config.tls.clone().ok_or_else(|| wrong("no CA certificates are configured"))?;
                 let name = ServerName::try_from(bare.clone()).map_err(|error| wrong(&error.to_string()))?;
                 (Some((connector(tls), name)), 443)
             }
-            _ => return Err(wrong("there is no http:// or https:// in front")),
+            _ => return Err(wrong("http:// or https:// is missing")),
         };
         let port = uri.port_u16().unwrap_or(default_port);
         let authority = if port == default_port { host.to_owned() } else { format!("{host}:{port}") };

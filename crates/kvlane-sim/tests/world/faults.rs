@@ -226,7 +226,7 @@ fn every_engine_is_replaced_and_no_request_fails() {
             .router()
             .exact()
             .map_or(0, |index| (0..3).map(|slot| index.blocks_of(EndpointId::new(slot, 0))).sum::<u64>());
-        assert_eq!(held, 0, "whoever left took along what was known of it");
+        assert_eq!(held, 0, "entries of an endpoint that left are removed");
     }
 }
 

@@ -208,7 +208,7 @@ fn an_endpoint_that_dies_loses_its_streams_and_its_other_requests_go_elsewhere()
     assert!(!broken.is_empty());
     for outcome in broken {
         assert_eq!((outcome.failure, outcome.end), (Some(Failure::Broken), Nanos::from_secs(6)));
-        assert!(outcome.first_token.is_some(), "whoever had no token was tried elsewhere");
+        assert!(outcome.first_token.is_some(), "a request without a token is retried elsewhere");
     }
     assert!(run.outcomes.iter().any(|outcome| outcome.is_ok() && outcome.attempts > 1));
     let served = |from: u64, to: u64| {

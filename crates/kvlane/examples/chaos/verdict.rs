@@ -108,7 +108,7 @@ impl Verdicts {
         *self.counts.entry(name).or_default() += 1;
         if let Some(wrong) = wrong {
             let order = &asked.order;
-            let worker = told.worker.as_deref().unwrap_or("nobody");
+            let worker = told.worker.as_deref().unwrap_or("unknown");
             self.violated(format!(
                 "{} {}{}, {:.1} s, by {worker}: {wrong}",
                 order.path,
