@@ -2,12 +2,12 @@
 //!
 //! `agreement TRACE [SPEED]...` replays a trace over HTTP onto one mock engine, at each speed in turn (1 if none is
 //! given), then plays it through a simulated world of one engine, and prints the times to first token of both, in the
-//! trace's seconds. What differs in between is what real time has and the model has not: HTTP, timers, a busy machine.
-//! Requests are sent by the clock in both, whoever they follow, and have the length that the mock engine has counted,
-//! its chat template included. The third column is a world in which requests are sent when the client really sent them.
+//! trace's seconds. The differences are effects of real time that the model lacks: HTTP, timers, a busy machine. Requests
+//! are sent by the clock in both, without waiting for predecessors, and have the length counted by the mock engine, its
+//! chat template included. The third column is a world in which requests are sent at the client's actual times.
 //!
-//! Take a trace whose arrivals are spread. Of requests that arrive at the same instant the shortest is the first to be
-//! read, parsed and enqueued by a server, and overtakes the others; a world takes them in the trace's order.
+//! Use a trace whose arrivals are spread. Of requests that arrive at the same instant the shortest is the first to be
+//! read, parsed and enqueued by a server, and overtakes the others; a world enqueues them in the trace's order.
 
 use std::error::Error;
 use std::io::Write;

@@ -1,18 +1,18 @@
-//! Many durations in little room, for what is counted by the token or the millisecond and not by the request.
+//! Histogram of durations in constant memory, for samples per token or millisecond rather than per request.
 //!
-//! Buckets grow with what they count, 32 to each doubling, so a percentile is off by 3 % at most; mean and maximum are
-//! exact.
+//! Bucket widths grow with the value, 32 buckets per doubling, so percentiles are accurate to 3 %; mean and maximum
+//! are exact.
 
 use std::time::Duration;
 
 use kvlane_trace::summary::Percentiles;
 
-/// Buckets to each doubling.
+/// Buckets per doubling.
 const PER_DOUBLING: usize = 32;
-/// Doublings of a nanosecond that are told apart: 64 bits of them.
+/// Number of doublings of a nanosecond: 64 bits.
 const DOUBLINGS: usize = 60;
 
-/// Counts durations.
+/// A histogram of durations.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Histogram {
     counts: Vec<u64>,
@@ -30,12 +30,12 @@ impl Default for Histogram {
 }
 
 impl Histogram {
-    /// One more.
+    /// Adds a sample.
     pub fn add(&mut self, duration: Duration) {
         self.add_many(duration, 1);
     }
 
-    /// So many more of one length.
+    /// Adds a number of equal samples.
     pub fn add_many(&mut self, duration: Duration, times: u64) {
         if times == 0 {
             return;
@@ -47,7 +47,7 @@ impl Histogram {
         self.max = self.max.max(duration);
     }
 
-    /// All that another one has counted.
+    /// Adds all samples of another histogram.
     pub fn merge(&mut self, other: &Self) {
         self.counts.iter_mut().zip(&other.counts).for_each(|(ours, theirs)| *ours += theirs);
         self.count += other.count;
@@ -55,12 +55,12 @@ impl Histogram {
         self.max = self.max.max(other.max);
     }
 
-    /// How many were counted.
+    /// Number of samples.
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// Mean and percentiles in seconds; `None` if nothing was counted.
+    /// Mean and percentiles in seconds; `None` without samples.
     pub fn percentiles(&self) -> Option<Percentiles> {
         let rank = |percent: u64| {
             let rank = (u128::from(self.count) * u128::from(percent)).div_ceil(100).max(1) as u64;
@@ -81,13 +81,13 @@ impl Histogram {
     }
 }
 
-/// The bucket of so many nanoseconds. The first 32 are exact; then each doubling has its 32.
+/// The bucket of a number of nanoseconds. The first 32 are exact; then each doubling has 32.
 fn bucket(nanos: u64) -> usize {
     let doubling = (u64::BITS - nanos.leading_zeros()).saturating_sub(PER_DOUBLING.ilog2() + 1) as usize;
     doubling * PER_DOUBLING + (nanos >> doubling) as usize
 }
 
-/// The middle of what a bucket counts, in seconds.
+/// The middle of a bucket, in seconds.
 fn middle_s(bucket: usize) -> f64 {
     let doubling = (bucket / PER_DOUBLING).saturating_sub(1);
     let from = ((bucket - doubling * PER_DOUBLING) as u64) << doubling;
@@ -115,7 +115,7 @@ mod tests {
     }
 
     proptest! {
-        /// A percentile is the nearest rank of the samples, to within half a bucket, however they are divided.
+        /// A percentile is the nearest rank of the samples, to within half a bucket, however they are split.
         #[test]
         fn percentiles_are_those_of_the_samples(
             micros in prop::collection::vec(0u64..100_000_000, 1..300), half in 0usize..300,

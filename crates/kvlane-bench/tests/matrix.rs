@@ -143,7 +143,7 @@ async fn a_client_that_was_late_is_a_run_that_does_not_count() {
     let mut matrix = matrix(&engine, &router, "nothing");
     matrix.client.lag_p99_max_s = 1e-9;
     let (report, _) = carried_out(&matrix, |_| None).await;
-    let failure = report.runs[0].failure.as_deref().expect("nobody is that punctual");
+    let failure = report.runs[0].failure.as_deref().expect("no client is that punctual");
     assert!(failure.contains("the client was the bottleneck"), "{failure}");
     assert!(report.cells.iter().all(|cell| cell.runs == 0 && cell.figures.is_empty()));
 }

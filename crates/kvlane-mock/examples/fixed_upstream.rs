@@ -87,7 +87,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     out.flush()?;
 
-    // Whoever started this holds the other end: it ends when they do, however they end.
+    // The parent process holds the other end: this process ends with it.
     let mut ignored = [0; 256];
     while io::stdin().read(&mut ignored)? > 0 {}
     runtime.shutdown_background();

@@ -1,6 +1,6 @@
-//! What answers look like in each API: whole, and as the events of a stream.
+//! Answers of each API: whole, and as events of a stream.
 //!
-//! Shapes are vLLM's, field by field where clients look. An answer always runs to the length it was given, so chats and
+//! Shapes are vLLM's in every field that clients read. An answer always has the given length, so chats and
 //! completions end with the reason `length`, messages with `max_tokens`.
 
 use serde_json::{Value, json};
@@ -9,7 +9,7 @@ use crate::driver::Progress;
 use crate::error::ApiError;
 use crate::tokens;
 
-/// The API an answer is for.
+/// The API of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Shape {
     /// OpenAI `/v1/chat/completions`.
@@ -22,7 +22,7 @@ pub(crate) enum Shape {
     Responses,
 }
 
-/// What an answer says beside its tokens.
+/// Metadata of an answer.
 #[derive(Clone, Debug)]
 pub(crate) struct Answer {
     pub(crate) shape: Shape,
@@ -34,9 +34,9 @@ pub(crate) struct Answer {
     pub(crate) created: u64,
     pub(crate) prompt_tokens: u32,
     pub(crate) output_tokens: u32,
-    /// From which the words are drawn.
+    /// Seed of the words.
     pub(crate) key: u64,
-    /// Whether a stream of chunks ends with its usage. Messages and responses always tell.
+    /// Whether a stream of chunks ends with its usage. Messages and responses always report it.
     pub(crate) include_usage: bool,
 }
 
@@ -47,11 +47,11 @@ pub(crate) struct TokenEvent {
     pub(crate) tail: &'static str,
     /// The tail of the last token.
     pub(crate) last_tail: &'static str,
-    /// Where events are numbered, the first token's number; it follows the tail, and [`NUMBERED_END`] follows it.
+    /// In APIs with numbered events, the first token's number; it follows the tail, and [`NUMBERED_END`] follows it.
     pub(crate) first_number: Option<u32>,
 }
 
-/// What ends an event whose last field is its number.
+/// End of an event whose last field is its number.
 pub(crate) const NUMBERED_END: &str = "}\n\n";
 
 /// Events of a response before its first token.
@@ -59,7 +59,7 @@ const RESPONSE_OPENING_EVENTS: u32 = 4;
 
 const DONE: &str = "data: [DONE]\n\n";
 
-/// An event with its name in front, as Anthropic's messages and OpenAI's responses want it. `data` has a `type`.
+/// An event with its name, as in Anthropic's messages and OpenAI's responses. `data` has a `type`.
 fn named(data: &Value) -> String {
     format!("event: {}\ndata: {data}\n\n", data["type"].as_str().unwrap_or_default())
 }
@@ -102,7 +102,7 @@ impl Answer {
                 "completion_tokens": output,
                 "prompt_tokens_details": {"cached_tokens": cached},
             }),
-            // Anthropic counts cached tokens apart.
+            // Anthropic counts cached tokens separately.
             Shape::Messages => json!({
                 "input_tokens": prompt.saturating_sub(cached),
                 "cache_read_input_tokens": cached,
@@ -146,7 +146,7 @@ impl Answer {
         }
     }
 
-    /// Everything of a stream before its first token.
+    /// The part of a stream before its first token.
     pub(crate) fn opening(&self, progress: Progress) -> String {
         match self.shape {
             Shape::Chat => {
@@ -214,7 +214,7 @@ impl Answer {
         TokenEvent { head, tail, last_tail, first_number }
     }
 
-    /// Everything of a stream after its last token.
+    /// The part of a stream after its last token.
     pub(crate) fn closing(&self, progress: Progress) -> String {
         match self.shape {
             Shape::Chat | Shape::Completion if self.include_usage => {
@@ -258,7 +258,7 @@ impl Answer {
         }
     }
 
-    /// The end of a stream that the engine refused to run.
+    /// The end of a stream that the engine rejected.
     pub(crate) fn broken(&self, error: &ApiError) -> String {
         let envelope = error.envelope();
         match self.shape {

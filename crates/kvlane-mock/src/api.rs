@@ -28,25 +28,25 @@ use crate::metrics;
 use crate::stream::{Stream, rejected};
 use crate::tokens::{self, Prompt};
 
-/// Largest request body, in bytes: 64 Mi tokens of prompt, far beyond any context length.
+/// Maximum request body, in bytes: 64 Mi tokens of prompt, far above any context length.
 const BODY_BYTES_MAX: usize = 256 << 20;
 
-/// Answer length where the client names none: OpenAI's and vLLM's default for completions.
+/// Answer length if the client sets none: OpenAI's and vLLM's default for completions.
 const OUTPUT_TOKENS_DEFAULT: u32 = 16;
 
-/// Dimensions of an embedding. Its numbers mean nothing.
+/// Dimensions of an embedding. Its values are arbitrary.
 const EMBEDDING_DIMENSIONS: u64 = 16;
 
-/// What every handler sees.
+/// State of every handler.
 pub(crate) struct Shared {
     pub(crate) config: Settled,
     /// One for each data-parallel rank.
     pub(crate) drivers: Vec<Arc<Driver>>,
-    /// What `/kv_event_sources` answers.
+    /// The answer of `/kv_event_sources`.
     sources: Value,
-    /// How the engine dies.
+    /// Failure of the engine.
     fate: Arc<Fate>,
-    /// Requests that named no rank.
+    /// Number of requests that named no rank.
     unranked: AtomicUsize,
     /// Seconds since 1970 at the start.
     created: u64,
@@ -60,7 +60,7 @@ impl Shared {
         Self { config, drivers, sources, fate, unranked, created, started }
     }
 
-    /// Seconds since 1970, from one reading of the calendar and a clock that never jumps.
+    /// Seconds since 1970, from one reading of the calendar and a monotonic clock.
     fn unix_secs(&self) -> u64 {
         self.created + self.started.elapsed().as_secs()
     }
@@ -94,20 +94,20 @@ pub(crate) fn router(shared: Arc<Shared>) -> Router {
         .route("/reset_prefix_cache", post(reset_prefix_cache))
         .fallback(async |uri: Uri| ApiError {
             status: StatusCode::NOT_FOUND,
-            message: format!("there is nothing at {}", uri.path()),
+            message: format!("no such path: {}", uri.path()),
         })
         .method_not_allowed_fallback(async |uri: Uri| ApiError {
             status: StatusCode::METHOD_NOT_ALLOWED,
-            message: format!("{} does not take this method", uri.path()),
+            message: format!("{} does not accept this method", uri.path()),
         })
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .with_state(shared)
 }
 
-/// A request that may be given to the engine.
+/// A request for the engine.
 struct Order {
     prompt: Prompt,
-    /// As the client named it.
+    /// As named by the client.
     model: String,
     stream: bool,
     /// Prompts that were concatenated into one.
@@ -129,7 +129,7 @@ struct StreamOptions {
 }
 
 impl Shared {
-    /// Checks a body and cuts its prompt into blocks.
+    /// Validates a body and cuts its prompt into blocks.
     fn read(&self, api: Api, body: &[u8]) -> Result<Order, ApiError> {
         let mut rendered = Vec::with_capacity(body.len());
         let parsed = openai::parse(api, body, &mut rendered).map_err(ApiError::bad_request)?;
@@ -179,14 +179,11 @@ impl Shared {
         };
         let rank = named.to_str().ok().and_then(|rank| rank.trim().parse::<usize>().ok());
         rank.and_then(|rank| self.drivers.get(rank)).ok_or_else(|| {
-            ApiError::bad_request(format!(
-                "X-data-parallel-rank is {named:?}; there are ranks 0 to {}",
-                ranks - 1
-            ))
+            ApiError::bad_request(format!("X-data-parallel-rank is {named:?}; must be 0 to {}", ranks - 1))
         })
     }
 
-    /// Hands a request to the engine, once what requests cost outside of its steps has passed.
+    /// Passes the request to the engine, after the delay of the costs outside of its steps.
     async fn submit(
         &self,
         headers: &HeaderMap,
@@ -196,23 +193,23 @@ impl Shared {
         let driver = self.rank(headers)?;
         let outside_secs = self.config.engine.timing.host.request_secs / self.config.speed;
         if outside_secs > 0.0 {
-            // A day is as good as never, and a `Duration` can hold it.
+            // A day stands for never, and fits into a `Duration`.
             tokio::time::sleep(Duration::from_secs_f64(outside_secs.min(86_400.0))).await;
         }
         driver.submit(prompt, output_tokens).map_err(|QueueFull| ApiError {
             status: StatusCode::TOO_MANY_REQUESTS,
-            message: format!("{} requests are waiting already; try again later", self.config.max_waiting),
+            message: format!("{} requests are queued already; try again later", self.config.max_waiting),
         })
     }
 }
 
-// What is said of an engine that has died.
+// Answers of an engine that has died.
 impl Shared {
     fn ending(&self, shape: Shape, stream: bool, came: Came) -> &'static Ending {
         self.fate.get().map_or(&Ending::Silence, |dying| dying.record.ending(shape, stream, came))
     }
 
-    /// Waits until a stream has a head, which need not be until it has a token. False if it gets none.
+    /// Waits until a stream has a head, which may precede its first token. False if it gets none.
     async fn begins(&self, shape: Shape, ticket: &Ticket) -> bool {
         let Some(dying) = self.fate.get() else { return true };
         let has_head = dying.record.has_head(shape) || dying.record.goes_on;
@@ -231,20 +228,21 @@ impl Shared {
                     .unwrap_or(HeaderValue::from_static("application/json"));
                 (reply.status, [(CONTENT_TYPE, kind)], reply.body.clone()).into_response()
             }
-            // The connection stays until its client, or the engine's end, closes it.
+            // The connection stays open until the client, or the engine's end, closes it.
             Ending::Events { .. } | Ending::Silence => std::future::pending().await,
         }
     }
 }
 
-/// Says how long the answer is, in words that no router reads: what a client knows of a trace, and no client of a model.
+/// Reads the length of the answer from a header that routers ignore: it is known from a trace, but not to a model's
+/// client.
 const OUTPUT_TOKENS: &str = "x-mock-output-tokens";
 
 fn told_length(headers: &HeaderMap) -> Option<u32> {
     headers.get(OUTPUT_TOKENS)?.to_str().ok()?.trim().parse().ok()
 }
 
-/// The body, or what the client did wrong in sending it.
+/// The body, or the client's error in sending it.
 fn received(body: Result<Bytes, BytesRejection>) -> Result<Bytes, ApiError> {
     body.map_err(|rejection| ApiError { status: rejection.status(), message: rejection.body_text() })
 }
@@ -299,7 +297,7 @@ async fn generate(
     }
 }
 
-/// Whether the server lives, which need not mean that the engine does.
+/// Whether the server is alive; the engine core may be dead.
 async fn health(State(shared): State<Arc<Shared>>) -> Response {
     let Some(dying) = shared.fate.get() else { return StatusCode::OK.into_response() };
     match dying.record.health(dying.since.elapsed()) {
@@ -383,9 +381,9 @@ async fn metrics_page(State(shared): State<Arc<Shared>>) -> Response {
     ([(CONTENT_TYPE, exposition)], metrics::render(&shared)).into_response()
 }
 
-/// Like vLLM's: refused, in the body, while requests run; the feed tells of it with the next step's batch.
+/// As in vLLM: rejected, in the body, while requests run; the feed reports it with the next step's batch.
 async fn reset_prefix_cache(State(shared): State<Arc<Shared>>) -> Json<Value> {
-    // Every rank that can be is reset, whatever the others say.
+    // Every rank that can be reset is, whatever the result of the others.
     let refused = shared.drivers.iter().filter(|driver| !driver.reset_prefix_cache()).count();
     let success = refused == 0;
     Json(json!({"success": success}))

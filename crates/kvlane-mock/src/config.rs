@@ -1,4 +1,4 @@
-//! What a mock engine is told. Names follow vLLM and llm-d-inference-sim where they have the same thing.
+//! Configuration of a mock engine. Names follow vLLM and llm-d-inference-sim where those have the same setting.
 
 use kvlane_core::timing::{PresetError, TimingFile, TimingModel};
 use kvlane_sim::EngineConfig;
@@ -8,11 +8,11 @@ use serde::{Deserialize, Serialize};
 use crate::deaths::{Death, DeathsLike};
 use crate::feed::{FeedConfig, KvEventsConfig, KvEventsFaults, KvEventsHashes};
 
-/// Most engines behind one API.
+/// Maximum engines behind one API.
 const RANKS_MAX: u32 = 64;
 
-/// Context length where neither the configuration nor the KV cache says less: that of current models with extended
-/// rotary embeddings, and enough for every request of the Mooncake traces.
+/// Context length if neither the configuration nor the KV cache sets a smaller one: that of current models with
+/// extended rotary embeddings, and enough for every request of the Mooncake traces.
 const MODEL_LEN_DEFAULT: u32 = 131_072;
 
 /// Configuration of one mock engine.
@@ -21,43 +21,44 @@ const MODEL_LEN_DEFAULT: u32 = 131_072;
 pub struct MockConfig {
     /// `--model`: the base model's name.
     pub model: String,
-    /// `--served-model-name`: names it answers to instead of `model`. The first is the one it reports.
+    /// `--served-model-name`: names of the model in the API instead of `model`. The first is reported.
     pub served_model_name: Vec<String>,
     /// `--lora-modules`: adapters on top of the model, by name. Their blocks are never shared with the base model's.
     pub lora_modules: Vec<String>,
     /// `--preset`: model and machine of the timing model, such as `qwen2.5-7b@a100` or `qwen3-32b@h100x2`.
     pub preset: String,
-    /// `--timing`: a timing model to use instead of a preset's; see [`MockConfig::imitate`].
+    /// `--timing`: a timing model instead of a preset's; see [`MockConfig::imitate`].
     pub timing: Option<TimingModel>,
     /// `--speed`: engine seconds per wall-clock second.
     pub speed: f64,
     /// `--block-size`: tokens in a KV block.
     pub block_size: u32,
-    /// `--kv-cache-size`: KV blocks; by default what the preset's memory holds.
+    /// `--kv-cache-size`: KV blocks; by default what fits into the preset's memory.
     pub kv_cache_size: Option<u32>,
     /// `--gpu-memory-utilization`: share of the preset's memory that weights, activations and KV cache may use.
     pub gpu_memory_utilization: f64,
-    /// `--max-num-seqs`: most sequences in a batch. The default is vLLM's for GPUs below 70 GiB and for A100.
+    /// `--max-num-seqs`: maximum sequences in a batch. The default is vLLM's for GPUs below 70 GiB and for A100.
     pub max_num_seqs: u32,
-    /// `--max-num-batched-tokens`: most tokens in a step. The default is vLLM's API server's on the same GPUs.
+    /// `--max-num-batched-tokens`: maximum tokens in a step. The default is vLLM's API server's on the same GPUs.
     pub max_num_batched_tokens: u32,
-    /// `--max-model-len`: most tokens of prompt and answer together; by default 131,072 or what the KV cache holds.
+    /// `--max-model-len`: maximum tokens of prompt and answer together; by default 131,072 or the KV cache's
+    /// capacity.
     pub max_model_len: Option<u32>,
-    /// `--max-waiting-queue-length`: requests in the engine's queue beyond which it answers 429.
+    /// `--max-waiting-queue-length`: maximum requests in the engine's queue; further ones get 429.
     pub max_waiting_queue_length: u32,
-    /// `--seed`: another seed draws other answers, and other faults of the feed.
+    /// `--seed`: seed of answers, and of faults of the feed.
     pub seed: u64,
-    /// `--data-parallel-size`: engines behind this one API, each with a cache of its own.
+    /// `--data-parallel-size`: engines behind this API, each with its own cache.
     pub data_parallel_size: u32,
-    /// `--kv-events-config`: whether and where the engine tells what its cache holds.
+    /// `--kv-events-config`: whether and where the engine publishes KV events.
     pub kv_events_config: KvEventsConfig,
-    /// `--kv-events-version`: the version of vLLM whose way of writing is used.
+    /// `--kv-events-version`: vLLM version whose wire format is used.
     pub kv_events_version: String,
-    /// `--kv-events-hashes`: how it names blocks.
+    /// `--kv-events-hashes`: type of block hashes.
     pub kv_events_hashes: KvEventsHashes,
-    /// `--kv-events-faults`: what goes wrong with the feed.
+    /// `--kv-events-faults`: faults of the feed.
     pub kv_events_faults: KvEventsFaults,
-    /// `--deaths-like`: the engine whose deaths it dies, when it is told to.
+    /// `--deaths-like`: engine whose recorded failures are replayed.
     pub deaths_like: DeathsLike,
 }
 
@@ -94,14 +95,14 @@ pub enum ConfigError {
     /// No such timing preset.
     #[error(transparent)]
     Preset(#[from] PresetError),
-    /// A value that makes no sense.
+    /// An invalid value.
     #[error("{flag} is {value}; it must be {must_be}")]
     Value {
         /// The flag as typed.
         flag: &'static str,
-        /// What it was given.
+        /// The given value.
         value: String,
-        /// What would do.
+        /// The valid values.
         must_be: &'static str,
     },
     /// The longest request would not fit into the KV cache.
@@ -115,10 +116,10 @@ pub enum ConfigError {
         /// Tokens the cache holds.
         kv_tokens: u64,
     },
-    /// The engine whose deaths are imitated was not seen to die so.
-    #[error("there is no capture of {engine} for {death}: it has no such part, or nobody has recorded it")]
+    /// There is no recording of this failure of this engine.
+    #[error("no recording of {death} for {engine}: it has no such part, or the failure was not recorded")]
     NoSuchDeath {
-        /// What was to happen.
+        /// The failure.
         death: Death,
         /// `--deaths-like`.
         engine: DeathsLike,
@@ -128,9 +129,9 @@ pub enum ConfigError {
     Feed {
         /// As configured.
         endpoint: String,
-        /// Whose; each has the next port.
+        /// The rank; each has the next port.
         rank: u32,
-        /// Why not.
+        /// The cause.
         error: std::io::Error,
     },
     /// The listener's address cannot be read.
@@ -138,11 +139,11 @@ pub enum ConfigError {
     Listener(#[from] std::io::Error),
 }
 
-/// A configuration that was checked, with every default filled in.
+/// A validated configuration with all defaults filled in.
 #[derive(Clone, Debug)]
 pub(crate) struct Settled {
     pub(crate) engine: EngineConfig,
-    /// Base model names it answers to, at least one.
+    /// Names of the base model in the API, at least one.
     pub(crate) names: Vec<String>,
     pub(crate) loras: Vec<String>,
     pub(crate) model: String,
@@ -156,7 +157,7 @@ pub(crate) struct Settled {
 }
 
 impl MockConfig {
-    /// Takes from a timing file how long steps take, and the sizes it tells; what it does not tell stays as it is.
+    /// Takes the step timing, and the sizes it contains, from a timing file; other sizes do not change.
     pub fn imitate(&mut self, file: TimingFile) {
         self.block_size = file.block_tokens.unwrap_or(self.block_size);
         self.max_num_seqs = file.max_num_seqs.unwrap_or(self.max_num_seqs);
@@ -168,7 +169,7 @@ impl MockConfig {
         self.timing = Some(file.timing);
     }
 
-    /// Checks every value and fills in what depends on others.
+    /// Validates every value and computes dependent ones.
     pub(crate) fn settle(self) -> Result<Settled, ConfigError> {
         let timing = match self.timing {
             Some(timing) => timing,
@@ -204,7 +205,7 @@ impl MockConfig {
             "--kv-cache-size",
             blocks,
             blocks > 0,
-            "at least 1 block, with room for the weights beside it",
+            "at least 1 block, besides the memory of the weights",
         )?;
         let kv_tokens = u64::from(blocks) * u64::from(self.block_size);
         let fitting = u32::try_from(kv_tokens).unwrap_or(u32::MAX);

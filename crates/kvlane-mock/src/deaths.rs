@@ -1,7 +1,8 @@
-//! Deaths of real engines: what their clients saw, read from captures, for a mock engine that is told to die like one.
+//! Deaths of real engines, as their clients saw them: read from captures, and replayed by a mock engine.
 //!
-//! Captures are in `data/deaths`, one file for each engine and death; the README there says how they are made and what
-//! their lines mean. Nothing of an answer is written down here: status, body, events and times are the capture's.
+//! Captures are in `data/deaths`, one file for each engine and death; the README there describes how they are made
+//! and the meaning of their lines. No part of an answer is in this file: status, body, events and times come from the
+//! captures.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,9 +19,9 @@ use crate::answer::Shape;
 /// A way to die.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Death {
-    /// The process that schedules and keeps the KV cache is killed (-9); the API server is not.
+    /// The process that schedules and holds the KV cache is killed (-9); the API server is not.
     CoreKilled,
-    /// That process is stopped, as by a collective that hangs.
+    /// That process is stopped, as by a hanging collective.
     CoreStopped,
     /// The API server is killed (-9).
     ServerKilled,
@@ -28,11 +29,11 @@ pub enum Death {
     ServerStopped,
     /// SIGTERM to the API server.
     Terminated,
-    /// The process that runs the model gets no more memory.
+    /// The process that runs the model is out of memory.
     OutOfMemory,
 }
 
-/// The engine whose deaths are imitated: `--deaths-like`.
+/// The engine whose deaths are replayed: `--deaths-like`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum DeathsLike {
     /// vLLM 0.32.
@@ -71,19 +72,19 @@ captures! {
         ServerKilled "server_killed", ServerStopped "server_stopped", Terminated "terminated";
 }
 
-/// What a request comes to.
+/// Fate of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
-    /// It is answered by this.
+    /// It gets this answer.
     Reply(Reply),
     /// These events are the last of its stream.
     Events {
-        /// As on the wire.
+        /// As bytes on the wire.
         text: String,
-        /// Whether the body then ends as it should, or nothing does.
+        /// Whether the body then ends regularly; otherwise nothing follows.
         whole: bool,
     },
-    /// Nothing more comes. What becomes of the connection is what becomes of all.
+    /// Nothing more is sent. Its connection has the fate of all connections.
     Silence,
 }
 
@@ -95,12 +96,12 @@ pub(crate) struct Reply {
     pub(crate) body: String,
 }
 
-/// When a request came.
+/// Time of a request's arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Came {
-    /// It was in the engine when that died.
+    /// Before the death, in the engine.
     Before,
-    /// While connections were accepted still.
+    /// Afterwards, while connections were still accepted.
     After,
 }
 
@@ -108,26 +109,26 @@ pub(crate) enum Came {
 #[derive(Debug)]
 pub(crate) struct Record {
     endings: BTreeMap<(Shape, bool, Who), Ending>,
-    /// APIs whose streams had a head although the engine had done nothing for them.
+    /// APIs whose streams had a head although the engine had done no work for them.
     heads: Vec<Shape>,
-    /// What `/health` says, from a time on.
+    /// Answers of `/health`, by time.
     health: Vec<(Duration, Said)>,
-    /// Whether `/metrics` says nothing any more.
+    /// Whether `/metrics` does not answer any more.
     pub(crate) metrics_silent: bool,
-    /// The engine goes on with what it has and what comes: it was asked to end, and finishes first.
+    /// The engine continues with its requests and accepts new ones: it got SIGTERM, and finishes first.
     pub(crate) goes_on: bool,
-    /// From the death to the first answer that it caused.
+    /// Time from the death to the first answer that it caused.
     pub(crate) speaks_after: Duration,
-    /// From the death until the port refuses connections and idle ones are closed, if it comes to that.
+    /// Time from the death until the port refuses connections and idle ones are closed, if ever.
     pub(crate) closes_after: Option<Duration>,
-    /// Whether the server is gone then. Otherwise connections with requests stay.
+    /// Whether the server has exited then. Otherwise connections with requests stay open.
     pub(crate) gone: bool,
 }
 
-/// What a path for operators says: status and body; `None` is nothing, on a connection that stays.
+/// Answer of a path for operators: status and body; `None` is no answer, on a connection that stays open.
 type Said = Option<(StatusCode, String)>;
 
-/// The death that an engine dies or has died, if there is one.
+/// The engine's death, if any.
 #[derive(Debug, Default)]
 pub(crate) struct Fate(Mutex<Option<Dying>>);
 
@@ -136,18 +137,18 @@ pub(crate) struct Fate(Mutex<Option<Dying>>);
 pub(crate) struct Dying {
     pub(crate) record: &'static Record,
     pub(crate) since: Instant,
-    /// Whether the engine can go on.
+    /// Whether the engine can resume.
     pub(crate) stopped: bool,
 }
 
-/// The part that a client of a capture played.
+/// The role of a client in a capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Who {
     /// Sent after the death.
     New,
     /// Sent shortly before, with a long prompt.
     Reading,
-    /// In the midst of its answer.
+    /// During its answer.
     Begun,
 }
 
@@ -167,7 +168,7 @@ impl DeathsLike {
         ENGINES.iter().find(|(engine, _)| *engine == self).map_or("", |(_, name)| name)
     }
 
-    /// How this engine dies that death; `None` if that was not seen, or it has no such part.
+    /// This death of this engine; `None` if it was not recorded, or the engine has no such part.
     pub(crate) fn record(self, death: Death) -> Option<&'static Record> {
         static RECORDS: LazyLock<BTreeMap<(DeathsLike, Death), Record>> = LazyLock::new(|| {
             let read = |&(engine, death, _, text): &(DeathsLike, Death, &str, &str)| {
@@ -196,15 +197,15 @@ impl FromStr for DeathsLike {
     }
 }
 
-/// Content that comes so many seconds after a death was made after it.
+/// Content that arrives this many seconds after a death was generated after it.
 const GOES_ON_S: f64 = 1.0;
 
-/// A time of a capture. What was before the death counts as at it.
+/// A time of a capture. Times before the death count as zero.
 fn seconds(seconds: f64) -> Duration {
     Duration::try_from_secs_f64(seconds).unwrap_or_default()
 }
 
-/// A line of a capture, as far as it matters here.
+/// The relevant part of a line of a capture.
 #[derive(Deserialize)]
 struct Line {
     line: String,
@@ -252,7 +253,7 @@ impl Fate {
         alive
     }
 
-    /// What stopped goes on.
+    /// Resumes a stopped engine.
     pub(crate) fn heal(&self) {
         self.lock().take_if(|dying| dying.stopped);
     }
@@ -275,7 +276,7 @@ impl Record {
         };
         let (mut spoke, mut closed, mut refuses): (Option<f64>, Option<f64>, Option<f64>) =
             (None, None, None);
-        // When what was stopped went on.
+        // Time at which the stopped engine resumed.
         let mut undone = f64::INFINITY;
         for line in lines {
             match line.line.as_str() {
@@ -312,28 +313,28 @@ impl Record {
             }
         }
         record.speaks_after = seconds(spoke.unwrap_or_default());
-        // What health said next it would have said from the moment on that clients were told.
+        // The next health status applies from the moment at which clients were informed.
         if let Some((from, _)) = record.health.iter_mut().find(|(from, _)| *from > record.speaks_after) {
             *from = record.speaks_after;
         }
-        // Health is asked for four times a second only, while an idle connection shows the moment.
+        // Health is polled only four times a second, while an idle connection shows the exact moment.
         record.closes_after =
             refuses.map(|refuses| seconds(closed.map_or(refuses, |closed| closed.min(refuses))));
         Ok(record)
     }
 
-    /// What became of such a request.
+    /// The fate of such a request.
     pub(crate) fn ending(&self, shape: Shape, stream: bool, came: Came) -> &Ending {
         let whos = match came {
             Came::Before => [Who::Begun, Who::Reading, Who::New],
             Came::After => [Who::New, Who::Reading, Who::Begun],
         };
         let of = |shape| whos.iter().find_map(|who| self.endings.get(&(shape, stream, *who)));
-        // An API that the engine has not is answered as its chats are.
+        // An API that the engine does not have is answered like its chats.
         of(shape).or_else(|| of(Shape::Chat)).unwrap_or(&Ending::Silence)
     }
 
-    /// What `/health` says so long after the death.
+    /// The answer of `/health` at this time after the death.
     pub(crate) fn health(&self, after: Duration) -> Said {
         let said = self.health.iter().rev().find(|(from, _)| *from <= after).or(self.health.first());
         said.map_or(Some((StatusCode::OK, String::new())), |(_, said)| said.clone())
@@ -348,7 +349,7 @@ impl Record {
 // === impl Line ===
 
 impl Line {
-    /// When the death made itself heard to this client.
+    /// Time at which this client noticed the death.
     fn caused_at(&self) -> Option<f64> {
         match self.events.first() {
             Some((at, _)) => Some(*at),
@@ -370,12 +371,12 @@ impl Line {
         Ending::Silence
     }
 
-    /// Whether it is the line of a client with an answer that says no.
+    /// Whether it is the line of a client with an error answer.
     fn is_refusal(&self) -> bool {
         self.body.is_some() && self.status_of_head().is_some_and(|status| status != StatusCode::OK)
     }
 
-    /// Whether it is of a path for operators, at which nothing was said on a connection that stayed.
+    /// Whether it is of a path for operators without an answer, on a connection that stayed open.
     fn is_silent(&self) -> bool {
         self.answer.as_deref().is_some_and(|answer| answer.starts_with("nothing"))
     }
@@ -569,7 +570,7 @@ mod tests {
         let (said, body) = text(send(addr, "/health", "").await).await;
         let health =
             capture.iter().find(|line| line["line"] == "health" && line["from"].as_f64() > Some(0.0));
-        let health = health.expect("somebody asked");
+        let health = health.expect("health was polled");
         assert_eq!((json!(said.as_u16()), json!(body)), (health["status"].clone(), health["body"].clone()));
         pass(record.closes_after.expect("it closes")).await;
         for (api, stream) in cut {
@@ -712,7 +713,7 @@ mod tests {
         let engine = engine(MockConfig { deaths_like: DeathsLike::Sglang05, ..MockConfig::default() }).await;
         engine.cause(Fault::Terminated).expect("it was recorded");
         let (status, said) = text(send(engine.addr(), "/health", "").await).await;
-        let expected = health.expect("somebody asked");
+        let expected = health.expect("health was polled");
         assert_eq!(
             (json!(status.as_u16()), json!(said)),
             (expected["status"].clone(), expected["body"].clone())

@@ -1,12 +1,12 @@
 //! The engine in real time.
 //!
-//! The engine model lives in virtual time, which is the wall clock since the start times the speed. One task sleeps
-//! until the step in progress ends, runs the engine up to now and goes back to sleep; requests come and go in between,
-//! under the same lock. The runtime's timers have millisecond granularity, so what a client sees is up to a millisecond
-//! of wall clock late, but lateness never adds up, since steps follow each other in virtual time.
+//! The engine model runs in virtual time, which is the wall-clock time since the start times the speed. One task
+//! sleeps until the step in progress ends, runs the engine up to now and sleeps again; requests arrive and leave in
+//! between, under the same lock. The runtime's timers have millisecond granularity, so clients see up to a
+//! millisecond of delay, but delays do not accumulate, since steps follow each other in virtual time.
 //!
-//! What reaches a request is not a queue of events but its [`Progress`]: tokens so far and how it ended. A slow reader
-//! therefore costs no memory, and one that was away reads everything in one go.
+//! A request does not get a queue of events but its [`Progress`]: tokens so far and outcome. A slow reader therefore
+//! costs no memory, and reads everything at once later.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,7 +24,7 @@ use crate::feed::{Feed, Text};
 use crate::metrics::Histogram;
 use crate::tokens::Prompt;
 
-/// How a request left the engine.
+/// Outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     Finished,
@@ -33,7 +33,7 @@ pub(crate) enum End {
     Died(Came),
 }
 
-/// What a request has come to.
+/// Progress of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Progress {
     /// Output tokens.
@@ -47,7 +47,7 @@ pub(crate) struct Progress {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct QueueFull;
 
-/// What `/metrics` tells beyond the engine's own counters. Times are the engine's, in seconds.
+/// Values of `/metrics` beyond the engine's own counters. Times are the engine's, in seconds.
 #[derive(Clone, Debug)]
 pub(crate) struct Served {
     pub(crate) finished: u64,
@@ -55,10 +55,10 @@ pub(crate) struct Served {
     pub(crate) e2e: Histogram,
 }
 
-/// One engine and the requests in it.
+/// One engine and its requests.
 pub(crate) struct Driver {
     inner: Mutex<Inner>,
-    /// The engine has a deadline it did not have when the task went to sleep, or another clock.
+    /// The engine has a new deadline since the task started to sleep, or another clock.
     changed: Notify,
     max_waiting: u32,
     block_tokens: u32,
@@ -71,34 +71,34 @@ struct Inner {
     slots: HashMap<u64, Slot>,
     next_id: u64,
     served: Served,
-    /// What `/metrics` tells while the engine stands still, for good if it is dead.
+    /// Contents of `/metrics` while the engine is paused, permanently if it is dead.
     still: Option<(EngineStats, Served)>,
     dead: bool,
-    /// Kept between calls for its memory.
+    /// A buffer that is reused between calls.
     events: Vec<(Nanos, EngineEvent)>,
     kv_events: Vec<(Nanos, KvEvent)>,
-    /// Whom to wake once the lock is released: waking under it could run someone's drop, which wants it too.
+    /// Wakers to call once the lock is released: waking under the lock could run a drop that needs it.
     wakers: Vec<Waker>,
 }
 
-/// The engine's time, which runs at a speed of its own.
+/// The engine's time, which runs at its own speed.
 #[derive(Clone, Copy, Debug)]
 struct Clock {
-    /// A moment of real time, and what the engine's clock showed at it.
+    /// A moment of real time, and the engine's time at it.
     at: (Instant, Nanos),
     /// Engine seconds per second from then on.
     speed: f64,
-    /// The speed when nothing slows the engine down.
+    /// Normal speed.
     full_speed: f64,
 }
 
-/// The speed of an engine that stands still.
+/// Speed of a paused engine.
 const STILL: f64 = 0.0;
 
 struct Slot {
     arrived: Nanos,
     cell: Arc<Mutex<Cell>>,
-    /// What the feed tells of its blocks, if there is one.
+    /// Contents of its blocks for the feed, if there is one.
     text: Option<Arc<Text>>,
 }
 
@@ -108,14 +108,14 @@ struct Cell {
     waker: Option<Waker>,
 }
 
-/// A request's place in the engine. Dropping it before its end cancels the request.
+/// A request in the engine. Dropping it before its end cancels the request.
 pub(crate) struct Ticket {
     driver: Arc<Driver>,
     id: u64,
     cell: Arc<Mutex<Cell>>,
 }
 
-/// Locks, and goes on with what is there if a holder panicked: every update is complete before its lock is released.
+/// Locks, also if a holder panicked: every update is complete before its lock is released.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -143,13 +143,13 @@ impl Driver {
         Arc::new(Self { inner: Mutex::new(inner), changed: Notify::new(), max_waiting, block_tokens })
     }
 
-    /// Runs the engine for as long as someone polls this.
+    /// Runs the engine while it is polled.
     pub(crate) async fn run(&self) {
         loop {
             let deadline =
                 self.up_to_date(|inner, _| inner.engine.next_deadline().map(|at| inner.clock.wall(at)));
             match deadline {
-                // A step does not change once begun, so whatever arrives meanwhile can wait for its end.
+                // A step does not change once begun, so arrivals can wait for its end.
                 Some(deadline) => tokio::select! {
                     () = tokio::time::sleep_until(deadline) => {}
                     () = self.changed.notified() => {}
@@ -196,13 +196,13 @@ impl Driver {
         Ok(Ticket { driver: self.clone(), id, cell })
     }
 
-    /// The engine's counters and ours.
+    /// Counters of the engine and of the driver.
     pub(crate) fn stats(&self) -> (EngineStats, Served) {
         let inner = lock(&self.inner);
         inner.still.clone().unwrap_or_else(|| (inner.engine.stats(), inner.served.clone()))
     }
 
-    /// Empties the prefix cache, unless requests are in the engine.
+    /// Empties the prefix cache, unless requests are in flight.
     pub(crate) fn reset_prefix_cache(&self) -> bool {
         self.up_to_date(|inner, _| {
             let idle = inner.slots.is_empty();
@@ -213,8 +213,8 @@ impl Driver {
         })
     }
 
-    /// Makes every step take `factor` times as long as at full speed, that in progress included. One that stands still goes
-    /// on.
+    /// Makes every step take `factor` times as long as at normal speed, including the one in progress. A paused
+    /// engine resumes.
     pub(crate) fn slow_down(&self, factor: f64) {
         self.up_to_date(|inner, now| {
             if !inner.dead {
@@ -225,7 +225,7 @@ impl Driver {
         self.changed.notify_one();
     }
 
-    /// Stops the engine in the middle of its step. Requests are taken and wait; counters show nothing of them.
+    /// Pauses the engine within its step. Requests are accepted and wait; counters do not include them.
     pub(crate) fn stand_still(&self) {
         self.up_to_date(|inner, now| {
             if inner.still.is_none() {
@@ -236,13 +236,13 @@ impl Driver {
         self.changed.notify_one();
     }
 
-    /// Ends the engine, for good. What comes is told so at once, what is in it when [`Driver::tell_of_death`] says so.
+    /// Kills the engine. New requests learn of it at once, requests in flight at [`Driver::tell_of_death`].
     pub(crate) fn die(&self) {
         self.stand_still();
         lock(&self.inner).dead = true;
     }
 
-    /// Tells requests in a dead engine that it is.
+    /// Reports the death to requests in flight.
     pub(crate) fn tell_of_death(&self) {
         self.up_to_date(|inner, _| {
             for (_, slot) in inner.slots.drain() {
@@ -253,21 +253,21 @@ impl Driver {
         });
     }
 
-    /// Cuts the feed's subscribers off, or lets them in again.
+    /// Disconnects the feed's subscribers, or accepts them again.
     pub(crate) fn cut_feed(&self, cut: bool) {
         if let Some(feed) = &lock(&self.inner).feed {
             feed.cut(cut);
         }
     }
 
-    /// Tells of more blocks that nobody has.
+    /// Reports more false blocks.
     pub(crate) fn flood_feed(&self) {
         if let Some(feed) = &mut lock(&self.inner).feed {
             feed.flood();
         }
     }
 
-    /// Takes back what a flood has told.
+    /// Removes the blocks reported by a flood.
     pub(crate) fn end_flood(&self) {
         if let Some(feed) = &mut lock(&self.inner).feed {
             feed.end_flood();
@@ -285,7 +285,7 @@ impl Driver {
         });
     }
 
-    /// Runs the engine up to now, then `act`, then wakes whoever has news.
+    /// Runs the engine up to now, then `act`, then wakes requests with progress.
     fn up_to_date<T>(&self, act: impl FnOnce(&mut Inner, Nanos) -> T) -> T {
         let (result, wakers) = {
             let mut inner = lock(&self.inner);
@@ -301,16 +301,16 @@ impl Driver {
 // === impl Clock ===
 
 impl Clock {
-    /// Virtual time now.
+    /// Current virtual time.
     fn now(&self) -> Nanos {
         let (start, shown) = self.at;
         Nanos(shown.0.saturating_add(Nanos::from_secs_f64(start.elapsed().as_secs_f64() * self.speed).0))
     }
 
-    /// When the wall clock reaches a virtual time.
+    /// Wall-clock time of a virtual time.
     fn wall(&self, at: Nanos) -> Instant {
         let (start, shown) = self.at;
-        // A year is as good as never, and an `Instant` can hold it.
+        // A year stands for never, and fits into an `Instant`.
         start + Duration::from_secs_f64(((at - shown).as_secs_f64() / self.speed).min(3.2e7))
     }
 }
@@ -322,7 +322,7 @@ impl Inner {
         self.clock = Clock { at: (Instant::now(), now), speed, ..self.clock };
     }
 
-    /// Runs every step that has ended and tells the requests.
+    /// Runs every step that has ended and updates the requests.
     fn catch_up(&mut self, now: Nanos) {
         let mut events = std::mem::take(&mut self.events);
         self.engine.advance(now, &mut events);
@@ -366,7 +366,7 @@ impl Inner {
         let over = cell.progress.end.is_some();
         drop(cell);
         if over && let Some(slot) = self.slots.remove(&id) {
-            // Its last step was told before its end was.
+            // Its last step was reported before its end.
             if let Some((feed, text)) = self.feed.as_mut().zip(slot.text) {
                 feed.leave(&text);
             }
@@ -377,7 +377,7 @@ impl Inner {
 // === impl Ticket ===
 
 impl Ticket {
-    /// Ready once there are more than `seen` tokens or the request is over.
+    /// Ready once there are more than `seen` tokens or the request has ended.
     pub(crate) fn poll_progress(&self, cx: &Context<'_>, seen: u32) -> Poll<Progress> {
         let mut cell = lock(&self.cell);
         if cell.progress.produced > seen || cell.progress.end.is_some() {
@@ -390,7 +390,7 @@ impl Ticket {
         Poll::Pending
     }
 
-    /// What the request has come to until now.
+    /// The current progress of the request.
     pub(crate) fn so_far(&self) -> Progress {
         lock(&self.cell).progress
     }

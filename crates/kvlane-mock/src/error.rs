@@ -4,7 +4,7 @@ use axum::Json;
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 
-/// Why a request is refused.
+/// Why a request is rejected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ApiError {
     pub(crate) status: StatusCode,
@@ -12,12 +12,12 @@ pub(crate) struct ApiError {
 }
 
 impl ApiError {
-    /// The request is wrong and will stay wrong.
+    /// The request is invalid; a retry does not help.
     pub(crate) fn bad_request(message: impl ToString) -> Self {
         Self { status: StatusCode::BAD_REQUEST, message: message.to_string() }
     }
 
-    /// The body of the answer; also what a broken stream ends with.
+    /// The body of the answer; also the end of a broken stream.
     pub(crate) fn envelope(&self) -> serde_json::Value {
         let kind = match self.status {
             StatusCode::BAD_REQUEST => "BadRequestError",

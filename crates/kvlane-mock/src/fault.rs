@@ -1,7 +1,7 @@
-//! What is done to a running engine: it gets slow, falls silent, breaks its connections, stops or floods its feed.
+//! Faults of a running engine: slow, silent, broken connections, a feed that stops or floods.
 //!
-//! It also dies, the way that a real engine was seen to (`deaths.rs`). What only the machine can do to a process, killing it
-//! and stopping it, is left to who runs it.
+//! Also deaths as recorded from real engines (`deaths.rs`). Killing and stopping the process itself is left to the
+//! caller.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -23,29 +23,29 @@ use crate::error::ApiError;
 /// Time between two batches of a flood: with their 50 blocks, 10,000 blocks a second.
 const FLOOD_PAUSE: Duration = Duration::from_millis(5);
 
-/// Something that is done to an engine. What lasts, lasts until it is undone.
+/// A fault of an engine. Lasting faults last until they are undone.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "fault", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Fault {
-    /// Steps take `factor` times as long as they should.
+    /// Steps take `factor` times as long.
     Slow {
         /// Between 0.001 and 1,000,000.
         factor: f64,
     },
-    /// Every connection is broken, once: those that come later are served.
+    /// Every open connection is reset, once; later ones are served.
     Reset,
     /// Connections are accepted and stay open, and nothing is read from them or written to them.
     BlackHole,
-    /// Neither slow nor silent any more. Connections that were held go on.
+    /// Ends `Slow` and `BlackHole`. Held connections continue.
     Heal,
-    /// Subscribers of KV events are cut off, and nobody gets in.
+    /// Subscribers of KV events are disconnected, and new ones rejected.
     CutFeed,
-    /// The feed tells of 10,000 blocks a second that no request has, and drops them again.
+    /// The feed reports 10,000 blocks a second that no request has, and their removal.
     FloodFeed,
-    /// The feed is as it should be. Who was cut off may come back and ask for what was missed.
+    /// The feed works normally. Disconnected subscribers may reconnect and request missed batches.
     RestoreFeed,
-    /// The engine's core is killed, its API server is not. Like the faults below, this looks as it did when it was done to
-    /// the engine of [`MockConfig::deaths_like`](crate::MockConfig::deaths_like); what is dead stays dead.
+    /// The engine core is killed, the API server is not. Like the faults below, this replays the recording of the
+    /// engine in [`MockConfig::deaths_like`](crate::MockConfig::deaths_like); a dead engine stays dead.
     CoreKilled,
     /// The engine's core stops in the middle of a step, until [`Fault::Heal`].
     CoreStopped,
@@ -53,9 +53,9 @@ pub enum Fault {
     ServerKilled,
     /// The API server stops, until [`Fault::Heal`].
     ServerStopped,
-    /// The API server is asked to end, with requests in flight.
+    /// The API server gets SIGTERM, with requests in flight.
     Terminated,
-    /// The process that runs the model gets no more memory.
+    /// The process that runs the model is out of memory.
     OutOfMemory,
 }
 
@@ -74,33 +74,33 @@ impl Fault {
     }
 }
 
-/// What all connections of an engine look at.
+/// State observed by all connections of an engine.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Line {
     pub(crate) black_hole: bool,
-    /// Times that connections were broken.
+    /// Number of resets of all connections.
     pub(crate) resets: u64,
     /// The port is closed.
     pub(crate) closed: Option<Closed>,
 }
 
-/// What becomes of open connections when the port closes.
+/// Fate of open connections when the port closes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Closed {
-    /// Idle ones are closed, the others when their answers are whole.
+    /// Idle ones are closed, the others after their answers.
     Idle,
     /// All are closed.
     All,
 }
 
-/// Where faults arrive.
+/// Entry point of faults.
 pub(crate) struct Faults {
     line: watch::Sender<Line>,
     drivers: Vec<Arc<Driver>>,
     floods: Mutex<JoinSet<()>>,
     like: DeathsLike,
     fate: Arc<Fate>,
-    /// What is left to happen of a death.
+    /// Remaining events of a death.
     dying: Mutex<JoinSet<()>>,
 }
 
@@ -127,7 +127,7 @@ impl Faults {
         self.line.subscribe()
     }
 
-    /// Does it. To be called on a tokio runtime.
+    /// Applies it. To be called on a tokio runtime.
     pub(crate) fn cause(&self, fault: Fault) -> Result<(), ConfigError> {
         if let Some(death) = fault.death() {
             let Some(record) = self.like.record(death) else {
@@ -161,7 +161,8 @@ impl Faults {
                 }
             }
             Fault::RestoreFeed => {
-                // A task that was told to end may yet be at its last batch, which a later one outlives: they agree on
+                // A task that was stopped may still be at its last batch, after a later task has started: they agree
+                // on names under the driver's lock.
                 // names under the driver's lock.
                 *self.floods() = JoinSet::new();
                 for driver in &self.drivers {
@@ -169,7 +170,7 @@ impl Faults {
                     driver.cut_feed(false);
                 }
             }
-            // Done above.
+            // Handled above.
             Fault::CoreKilled
             | Fault::CoreStopped
             | Fault::ServerKilled
@@ -180,7 +181,7 @@ impl Faults {
         Ok(())
     }
 
-    /// Dies, or stops, as it was recorded. A dead engine does not die again.
+    /// Dies, or stops, as recorded. A dead engine does not die again.
     fn die(&self, death: Death, record: &'static Record) {
         match death {
             Death::CoreStopped => {
@@ -226,7 +227,7 @@ async fn flood(driver: Arc<Driver>) {
 
 /// `POST /fault` with a [`Fault`] as JSON.
 pub(crate) fn control(faults: Arc<Faults>) -> axum::Router {
-    // Whatever it is said to be: it comes from people with curl, too.
+    // For any content type: people also use curl.
     let cause = async |State(faults): State<Arc<Faults>>, body: Bytes| {
         let fault: Fault = serde_json::from_slice(&body).map_err(|error| {
             ApiError::bad_request(format!(r#"{error}; a fault is such as {{"fault":"slow","factor":4}}"#))

@@ -1,21 +1,21 @@
-//! A mock engine: looks like vLLM from outside, computes nothing.
+//! A mock engine with vLLM's API and no model.
 //!
-//! Behind the OpenAI API stands the engine model of `kvlane-sim` (paged prefix cache, continuous batching, a timing
-//! model of a real model on a real GPU), driven by the wall clock times a speed factor. A prompt that shares a prefix
-//! with an earlier one gets its first token sooner, a full batch makes everyone wait, and `usage` and `/metrics` say
-//! what the cache did, all without a GPU.
+//! Behind the OpenAI API is the engine model of `kvlane-sim` (paged prefix cache, continuous batching, a timing model
+//! of a real model on a real GPU), driven by the wall clock times a speed factor. A prompt that shares a prefix with
+//! an earlier one gets its first token sooner, a full batch delays all requests, and `usage` and `/metrics` report
+//! the cache, all without a GPU.
 //!
-//! The way of a request: `api.rs` checks it, `tokens.rs` cuts its prompt into tokens and blocks, `driver.rs` runs the
+//! Path of a request: `api.rs` validates it, `tokens.rs` cuts its prompt into tokens and blocks, `driver.rs` runs the
 //! engine and keeps each request's progress, `answer.rs` and `stream.rs` turn progress into bytes.
 //!
-//! A running engine can be made slow, silent or worse (`fault.rs`), and dies as real engines were seen to (`deaths.rs`).
+//! Faults can be applied to a running engine (`fault.rs`), including recorded deaths of real engines (`deaths.rs`).
 //!
-//! What changes in the cache is told as vLLM tells it (`feed/`): KV events over ZeroMQ, in any of its versions' ways, with
-//! faults if so told.
+//! Changes of the cache are published as in vLLM (`feed/`): KV events over ZeroMQ, in the format of any of its
+//! versions, optionally with faults.
 //!
-//! What it does not model: the engine's text. Answers are words drawn from a hash of the prompt, four bytes and one token
-//! each. A later prompt finds the answer's blocks in the cache only if it goes on with it at the same token: a chat's next
-//! turn mostly does not, since what a template puts around the answer is not a multiple of four bytes.
+//! Text is not modelled. Answers are words drawn from a hash of the prompt, four bytes and one token each. A later
+//! prompt finds the answer's blocks in the cache only if it continues at the same token: a chat's next turn mostly
+//! does not, since a template's text around the answer is not a multiple of four bytes.
 
 mod answer;
 mod api;

@@ -1,4 +1,4 @@
-//! `/metrics` under vLLM's names, as its 0.32 writes them: the ones that routers and dashboards read.
+//! `/metrics` under vLLM's names, as written by vLLM 0.32: the ones that routers and dashboards read.
 
 use std::fmt::{Display, Write};
 
@@ -7,11 +7,11 @@ use kvlane_sim::EngineStats;
 use crate::api::Shared;
 use crate::driver::Served;
 
-/// Counts of observations by upper bound, as Prometheus wants them.
+/// Counts of observations by upper bound, as in Prometheus.
 #[derive(Clone, Debug)]
 pub(crate) struct Histogram {
     bounds: &'static [f64],
-    /// One more than bounds: the last is for everything above.
+    /// One more than bounds: the last is for larger values.
     counts: Vec<u64>,
     sum: f64,
 }
@@ -106,7 +106,8 @@ pub(crate) fn render(shared: &Shared) -> String {
     page.out
 }
 
-/// A page in the making. Writing to a `String` cannot fail, so results of `write!` are dropped here and nowhere else.
+/// A page under construction. Writing to a `String` cannot fail, so results of `write!` are ignored here and nowhere
+/// else.
 struct Page {
     out: String,
     /// Label pairs of each engine's lines.

@@ -19,16 +19,16 @@ use crate::driver::Driver;
 use crate::fault::{self, Closed, Fault, Faults, Line};
 use crate::feed::{Feed, FeedAddresses, FeedCounts, FeedInfo};
 
-/// Open connections beyond which new ones wait in the listener's backlog.
+/// Maximum open connections; further ones wait in the listener's backlog.
 const CONNECTIONS_MAX: usize = 16_384;
 
-/// Time a client has for a request's head.
+/// Timeout of a request's head.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Pause after a failed accept, which is mostly the process's limit of open files.
+/// Pause after a failed accept, mostly because of the process's limit of open files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// A running mock engine. Dropping it breaks every connection off, as a killed process would.
+/// A running mock engine. Dropping it breaks all connections, like a killed process.
 #[derive(Debug)]
 pub struct MockEngine {
     addr: SocketAddr,
@@ -38,7 +38,7 @@ pub struct MockEngine {
     _engines: JoinSet<()>,
     feeds: Vec<FeedInfo>,
     faults: Arc<Faults>,
-    /// Where faults are told, if anywhere.
+    /// Address of the control port, if any.
     control: Option<JoinHandle<()>>,
 }
 
@@ -49,7 +49,7 @@ impl MockEngine {
     ///
     /// # Errors
     ///
-    /// If the configuration makes no sense, or a socket of the feed cannot be opened; nothing is started then.
+    /// If the configuration is invalid, or a socket of the feed cannot be opened; nothing is started then.
     ///
     /// # Panics
     ///
@@ -80,26 +80,26 @@ impl MockEngine {
         Ok(Self { addr, stop, server, _engines: engines, feeds, faults, control: None })
     }
 
-    /// Where it listens.
+    /// Its address.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// Where its KV events are published, by data-parallel rank; nowhere unless it was configured to.
+    /// Addresses of its KV events, by data-parallel rank; empty unless configured.
     pub fn feeds(&self) -> Vec<FeedAddresses> {
         self.feeds.iter().map(|feed| feed.addresses).collect()
     }
 
-    /// What became of the batches of a rank's feed; `None` if it has none.
+    /// Counts of the batches of a rank's feed; `None` if it has none.
     pub fn feed_counts(&self, rank: u32) -> Option<FeedCounts> {
         self.feeds.get(rank as usize).map(FeedInfo::counts)
     }
 
-    /// Does this to the engine.
+    /// Applies a fault to the engine.
     ///
     /// # Errors
     ///
-    /// If the fault's value makes no sense; nothing is done then.
+    /// If the fault's value is invalid; it is not applied then.
     ///
     /// # Panics
     ///
@@ -108,7 +108,7 @@ impl MockEngine {
         self.faults.cause(fault)
     }
 
-    /// Takes faults on `listener`, too: `POST /fault` with the fault as JSON. No fault reaches this one.
+    /// Accepts faults on `listener`, too: `POST /fault` with the fault as JSON. Faults do not affect this listener.
     ///
     /// # Panics
     ///
@@ -127,7 +127,7 @@ impl MockEngine {
         }
     }
 
-    /// Stops accepting, lets every answer in progress come to its end and closes. Drop the future to cut this short.
+    /// Stops accepting, waits for every answer in progress and closes. Drop the future to cut this short.
     pub async fn shutdown(mut self) {
         self.stop.send_replace(true);
         self.died().await;
@@ -143,7 +143,7 @@ impl Drop for MockEngine {
     }
 }
 
-/// Serves until told to stop, then until the last connection closes. Connections end with this task.
+/// Serves until stopped, then until the last connection closes. Connections end with this task.
 async fn accept(
     listener: TcpListener,
     router: Router,
@@ -173,12 +173,12 @@ async fn accept(
     while connections.join_next().await.is_some() {}
 }
 
-/// Returns once told to stop, or once nobody is left who could say so.
+/// Returns when stopped, or when all handles are dropped.
 async fn told_to_stop(stopped: &mut watch::Receiver<bool>) {
     let _ = stopped.wait_for(|&stop| stop).await;
 }
 
-/// Returns once the port is to be closed, if ever.
+/// Returns when the port is to be closed, if ever.
 async fn closed(line: &mut watch::Receiver<Line>) {
     if line.wait_for(|line| line.closed.is_some()).await.is_err() {
         std::future::pending().await
@@ -210,12 +210,12 @@ async fn connection(
             std::pin::Pin::new(&mut connection).graceful_shutdown();
         }
         if resets != resets_before {
-            // What is lost is told to the other side at once. A dead socket does not mind.
+            // A loss is reported to the other side at once. Errors of a dead socket are ignored.
             let _ = connection.into_parts().io.into_inner().set_zero_linger();
             return;
         }
         tokio::select! {
-            // Who stops waits for nobody who is not served.
+            // Shutdown does not wait for connections without a request.
             ended = &mut connection, if !black_hole || stopping => {
                 if let Err(error) = ended {
                     tracing::debug!(%error, "connection broke");

@@ -1,7 +1,7 @@
 //! A request's progress as server-sent events.
 //!
-//! Everything of an event but its token is rendered once per request, so a token costs three copies. All tokens that
-//! are there when the connection has room leave in one write.
+//! Every part of an event except its token is rendered once per request, so a token costs three copies. All available
+//! tokens are sent in one write.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -19,7 +19,7 @@ use crate::driver::{End, Progress, Ticket};
 use crate::error::ApiError;
 use crate::tokens;
 
-/// Most events in one write, which bounds the memory a slow reader can make us fill at once.
+/// Maximum events in one write, which bounds the memory for a slow reader.
 const EVENTS_PER_WRITE_MAX: u32 = 256;
 
 /// A streamed answer. Dropping it, as the server does when its client is gone, cancels the request.
@@ -33,20 +33,20 @@ pub(crate) struct Stream {
     fate: Arc<Fate>,
 }
 
-/// Whether anything follows.
+/// Whether more data follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Over {
     Not,
     /// The body ends here.
     Whole,
-    /// Nothing follows but the end of the connection, if that comes.
+    /// No more data, until the connection ends, if it does.
     Silent,
 }
 
 // === impl Stream ===
 
 impl Stream {
-    /// What becomes of the stream if the engine dies is told by its `fate`.
+    /// If the engine dies, `fate` determines the rest of the stream.
     pub(crate) fn new(ticket: Ticket, answer: Answer, fate: Arc<Fate>) -> Self {
         let event = answer.token_event();
         Self { ticket, answer, event, sent: 0, over: Over::Not, buffer: BytesMut::new(), fate }
@@ -68,7 +68,7 @@ impl Stream {
         self.sent = until;
     }
 
-    /// Renders what there is to say at `progress`.
+    /// Renders the data up to `progress`.
     fn advance(&mut self, progress: Progress) {
         if self.sent == 0 && progress.produced > 0 {
             self.buffer.extend_from_slice(self.answer.opening(progress).as_bytes());
@@ -88,7 +88,7 @@ impl Stream {
         }
     }
 
-    /// Says what a stream of the engine that this one dies like has said.
+    /// Sends the recorded end of a stream of the engine whose death is replayed.
     fn die(&mut self, came: Came) {
         let ending = self.fate.get().map(|dying| dying.record.ending(self.answer.shape, true, came));
         self.over = match ending {
@@ -129,7 +129,7 @@ impl HttpBody for Stream {
     }
 }
 
-/// What the engine's refusal is to the client.
+/// The client's error for a request that the engine rejected.
 pub(crate) fn rejected(why: &str) -> ApiError {
     ApiError {
         status: StatusCode::BAD_REQUEST,

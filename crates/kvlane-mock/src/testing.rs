@@ -1,4 +1,4 @@
-//! What tests of this crate share: an engine, and requests to it.
+//! Shared test code of this crate: an engine, and requests to it.
 
 use std::net::SocketAddr;
 
@@ -12,13 +12,13 @@ use tokio::net::{TcpListener, TcpStream};
 
 use crate::{MockConfig, MockEngine};
 
-/// Engines of tests run fast enough that nobody waits for them.
+/// Test engines are fast enough to avoid waiting.
 pub(crate) async fn engine(config: MockConfig) -> MockEngine {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     MockEngine::start(MockConfig { speed: 1000.0, ..config }, listener).expect("a good configuration")
 }
 
-/// Sends one request on a connection of its own. Dropping the answer closes the connection.
+/// Sends one request on a new connection. Dropping the answer closes the connection.
 pub(crate) async fn send(addr: SocketAddr, path: &str, body: impl Into<Bytes>) -> Response<Incoming> {
     send_to_rank(addr, path, body, None).await
 }

@@ -1,8 +1,8 @@
 //! The mock tokenizer: four bytes of the rendered prompt are one token, and the token's id is those bytes.
 //!
-//! Four bytes are about what a token of English is in current vocabularies. The id is the little-endian number of the
-//! four bytes, so a prompt given as the ids that `/tokenize` returned is the same prompt, and hits the same blocks, as
-//! its text. A last piece shorter than four bytes is padded with zeros in its id.
+//! Four bytes are about the size of an English token in current vocabularies. The id is the little-endian number of
+//! the four bytes, so a prompt given as the ids from `/tokenize` is the same prompt, and hits the same blocks, as its
+//! text. A last piece shorter than four bytes is padded with zeros in its id.
 
 use kvlane_core::block::{BlockHash, ChainSeed, ContentHash};
 
@@ -19,13 +19,13 @@ one our out own put red run say sea see six sky sun the two";
 pub(crate) struct Prompt {
     pub(crate) rendered: Vec<u8>,
     pub(crate) tokens: u32,
-    /// The adapter it is for.
+    /// Its adapter.
     pub(crate) lora: Option<String>,
     pub(crate) salt: Option<String>,
-    /// Chained hashes of its full blocks, and once [`Prompt::answered`] of those that its answer fills.
+    /// Chained hashes of its full blocks, and after [`Prompt::answered`] also of those of its answer.
     pub(crate) blocks: Vec<BlockHash>,
     seed: ChainSeed,
-    /// A hash of all of it, the partial block included: what its answer is drawn from.
+    /// A hash of the whole prompt, the partial block included: the seed of its answer.
     pub(crate) key: u64,
 }
 
@@ -41,8 +41,8 @@ impl Prompt {
         Some(Self { rendered, tokens, lora: None, salt: None, blocks, seed, key })
     }
 
-    /// With the blocks that an answer of this length will fill, so that a prompt which goes on with the answer, token for
-    /// token, finds them.
+    /// Adds the blocks of an answer of this length, so that a prompt which continues the answer, token for token,
+    /// finds them.
     #[must_use]
     pub(crate) fn answered(mut self, block_tokens: u32, output_tokens: u32) -> Self {
         let block_bytes = block_tokens as usize * TOKEN_BYTES;
@@ -51,7 +51,7 @@ impl Prompt {
         let mut word: &[u8] = &[];
         for index in 0..=output_tokens {
             block.extend_from_slice(word);
-            // The prompt alone may fill it, with a last token that is short of its bytes.
+            // The prompt alone may fill it, with a last token of fewer bytes.
             if block.len() == block_bytes {
                 let hash = self.seed.next(self.blocks.last().copied(), ContentHash::of(&block));
                 self.blocks.push(hash);
@@ -112,7 +112,7 @@ mod tests {
             let blocks = |output_tokens| prompt(text).answered(2, output_tokens).blocks.len();
             assert_eq!([blocks(0), blocks(1), blocks(2), blocks(5)], [1, 1, 2, 3], "{text}");
         }
-        // Its bytes are those of the token with zeros for what is missing.
+        // Its bytes are those of the token, padded with zeros.
         assert_eq!(prompt("abcdefg").answered(2, 0).blocks, prompt("abcdefg\0").blocks);
     }
 

@@ -1,9 +1,9 @@
-//! How fast an engine runs.
+//! Speed of the engine model.
 //!
-//! `decode` is an engine that does nothing but decode 200 sequences: elements are steps. `ladder` is one engine of the
-//! published shared-prefix benchmark under closed-loop load, 7,200 prompt tokens of which 6,000 are shared by a group
-//! and 1,000 output tokens: elements are steps as well, of which few only decode. `prompts` admits prompts of 32,768
-//! tokens in blocks of 16, half of it cached: elements are blocks.
+//! `decode` is an engine that only decodes 200 sequences: elements are steps. `ladder` is one engine of the published
+//! shared-prefix benchmark under closed-loop load, 7,200 prompt tokens of which 6,000 are shared by a group and 1,000
+//! output tokens: elements are steps as well, of which few only decode. `prompts` admits prompts of 32,768 tokens in
+//! blocks of 16, half of them cached: elements are blocks.
 
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 use kvlane_core::time::Nanos;

@@ -1,12 +1,12 @@
-//! What session admission is worth: conversations of a coding agent at a rate, on four engines, with and without it.
+//! Effect of session admission: conversations of a coding agent at a rate, on four engines, with and without it.
 //!
-//! `admission TRACE [key=value ...]` plays the first conversations of a trace (any format; Weka's agents are meant), up
-//! to the request whose context is too long and with think times that have a limit, begun as a Poisson process, under
-//! each policy with session admission off and on, and prints a row of Markdown for each. With `sessions=0` the trace is
-//! played as it is, `load` times as fast; instead of a trace, a kind of generated workload is made. Keys and their
-//! defaults: `sessions=200`, `skip=0`, `rate=0.12`, `context=128000`, `think_max_s=600`, `engines=4`,
-//! `preset=qwen3-30b-a3b@h200`, `policies=fleet_cost`, `arms=off,on`, `seed=1`, `load=1`, `knowledge=approximate` (or
-//! `exact`).
+//! `admission TRACE [key=value ...]` plays the first conversations of a trace (any format; intended for Weka's
+//! agents), up to the first request whose context is too long and with limited think times, started as a Poisson
+//! process, under each policy with session admission off and on, and prints a row of Markdown for each. With
+//! `sessions=0` the trace is played at its own times, `load` times as fast; instead of a trace, a kind of generated
+//! workload can be given. Keys and their defaults: `sessions=200`, `skip=0`, `rate=0.12`, `context=128000`,
+//! `think_max_s=600`, `engines=4`, `preset=qwen3-30b-a3b@h200`, `policies=fleet_cost`, `arms=off,on`, `seed=1`,
+//! `load=1`, `knowledge=approximate` (or `exact`).
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -109,7 +109,7 @@ fn main() -> Result<(), Failure> {
     Ok(())
 }
 
-/// The first conversations, each in one piece and as far as contexts are short enough, begun as a Poisson process.
+/// The first conversations, consecutively and up to the maximum context, started as a Poisson process.
 fn conversations(trace: &Trace, keys: &BTreeMap<String, String>) -> Result<Trace, Failure> {
     let plan = Plan::new(trace);
     let (sessions, skip): (usize, usize) = (keys["sessions"].parse()?, keys["skip"].parse()?);

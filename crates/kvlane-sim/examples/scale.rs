@@ -1,14 +1,15 @@
-//! What a simulation costs: requests, engine steps, seconds, memory.
+//! Cost of a simulation: requests, engine steps, seconds, memory.
 //!
-//! `scale ladder FILE [ARM]` runs each arm of a scenario once on one thread, seed 1. `scale chat|agentic|shared-prefix
-//! REQUESTS ENGINES POLICY [exact|faulty]` makes a trace and plays it through a fleet; with `exact` the engines tell
-//! what they cache, with `faulty` some of that is lost, engines die and are slow, and clients give up. `scale decode
-//! BLOCK_TOKENS SEQUENCES` plays a world of one engine in which that many sequences decode. `scale plot ROWS` draws a
-//! file of rows as SVG: what the first row's fleet costs over requests, and its number of requests over engines.
+//! `scale ladder FILE [ARM]` runs each arm of a scenario once on one thread, seed 1. `scale
+//! chat|agentic|shared-prefix REQUESTS ENGINES POLICY [exact|faulty]` generates a trace and plays it through a fleet;
+//! with `exact` the engines publish KV events, with `faulty` some of these are lost, engines die and are slow, and
+//! clients give up. `scale decode BLOCK_TOKENS SEQUENCES` plays a world of one engine in which that many sequences
+//! decode. `scale plot ROWS` draws a file of rows as SVG: the cost of the first row's fleet over requests, and of its
+//! number of requests over engines.
 //!
-//! A row is CSV: workload, requests, engines, policy, CPU seconds to make the trace, CPU and wall-clock seconds to play
-//! it, engine steps, millions of them a CPU second, the most memory in MiB, and a digest of all outcomes: a change that
-//! is to change no result leaves it as it was. Linux only.
+//! A row is CSV: workload, requests, engines, policy, CPU seconds to generate the trace, CPU and wall-clock seconds
+//! to play it, engine steps, millions of them per CPU second, peak memory in MiB, and a digest of all outcomes, which
+//! must not change with optimizations. Linux only.
 
 use std::collections::BTreeSet;
 use std::error::Error;
@@ -78,11 +79,11 @@ fn ladder(file: &Path, arm: Option<&str>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Plays a made trace through a fleet.
+/// Plays a generated trace through a fleet.
 fn play(workload: &str, requests: usize, engines: usize, policy: &str, knows: Knows) -> Result<(), Failure> {
     let before = cpu_s()?;
     let mut made = Workload::by_kind(workload).ok_or("no such workload")?;
-    // Conversations a second that an engine keeps up with, and about how many requests each has.
+    // Conversations per second that an engine sustains, and approximate requests of each.
     let (rate, turns) = match made {
         Workload::Chat(_) => (0.15, 5),
         Workload::Agentic(_) => (0.02, 60),
@@ -99,7 +100,7 @@ fn play(workload: &str, requests: usize, engines: usize, policy: &str, knows: Kn
     measure(workload, &trace, fleet(&engine, engines, policy, knows), Drive::Open { load: 1.0 }, make_s)
 }
 
-/// Plays a world of one engine that does nothing but decode.
+/// Plays a world of one engine that only decodes.
 fn decode(block_tokens: u32, sequences: u32) -> Result<(), Failure> {
     let mut builder = Builder::new(block_tokens);
     for session in 0..sequences * 20 {
@@ -154,7 +155,7 @@ fn plot(rows: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What the router goes by.
+/// Cache knowledge of the router.
 #[derive(Clone, Copy, PartialEq)]
 enum Knows {
     Dispatches,
@@ -265,14 +266,14 @@ fn cpu_s() -> Result<f64, Failure> {
     Ok((ticks(11).ok_or("no utime")? + ticks(12).ok_or("no stime")?) / 100.0)
 }
 
-/// The most memory this process has had.
+/// Peak memory of this process.
 fn memory_mib() -> Result<u64, Failure> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).ok_or("no VmHWM")?;
     Ok(line.trim().trim_end_matches(" kB").parse::<u64>()? >> 10)
 }
 
-/// FNV-1a (Fowler, Noll and Vo) of what something looks like when it is printed.
+/// FNV-1a (Fowler, Noll and Vo) of a value's debug output.
 fn digest(what: &impl std::fmt::Debug) -> u64 {
     struct Fnv(u64);
     impl std::fmt::Write for Fnv {

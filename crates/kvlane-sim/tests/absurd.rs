@@ -1,4 +1,4 @@
-//! Scenarios that make little sense are refused or end, and traces that are no whole hours are measured like others.
+//! Invalid scenarios are rejected or end, and traces of any length are simulated correctly.
 
 use kvlane_sim::scenario::{Aside, Row, RunError, Scenario, run};
 use kvlane_trace::format::{self, Options};
@@ -57,7 +57,8 @@ fn times_that_the_clock_cannot_count_are_refused() {
     assert!(why.contains("cannot be simulated"), "{why}");
 }
 
-/// Nobody reports while there is nothing to say: otherwise this would take a report for each of three weeks' seconds.
+/// No load reports are sent while the fleet is idle: otherwise this would take a report for each second of three
+/// weeks.
 #[test]
 fn a_world_with_nothing_to_do_for_weeks_is_over_at_once() {
     let rows = simulate(json!({"workload": {"trace": "trace", "load": [1e-6]}}), &trace(0.0)).expect("rows");

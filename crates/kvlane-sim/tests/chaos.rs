@@ -1,4 +1,4 @@
-//! A thousand fleets in which everything goes wrong that a script can think of, and what holds in all of them.
+//! A thousand fleets under scripts with all kinds of faults, and the invariants that hold in all of them.
 //!
 //! `make chaos` plays such scripts against real processes; here they are played in virtual time, each with another fleet,
 //! policy and limits.
@@ -22,13 +22,13 @@ use kvlane_sim::{
 use kvlane_trace::trace::{Builder, Trace, TraceRequest};
 
 const SEEDS: std::ops::Range<u64> = 0..1000;
-/// Every so many seeds are played twice.
+/// One in this many seeds is played twice.
 const TWICE_EVERY: u64 = 25;
 const BLOCK_TOKENS: u32 = 16;
-/// Time within which a healed endpoint is known to be fit: a probe that hangs, then two that are good.
+/// Time within which a repaired endpoint is known to be healthy: a probe that hangs, then two that succeed.
 const SETTLE: Nanos = Nanos::from_secs(3);
 
-/// What a seed stands for.
+/// The settings of a seed.
 struct Case {
     script: Script,
     config: WorldConfig,
@@ -37,11 +37,11 @@ struct Case {
     queues: bool,
 }
 
-/// What became of the requests of all seeds.
+/// Outcomes of the requests of all seeds.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Tally {
     requests: u32,
-    /// Had a healthy endpoint all their life.
+    /// Had a healthy endpoint all the time.
     promised: u32,
     retried: u32,
     broken: u32,
@@ -78,8 +78,8 @@ fn conversations(rng: &mut Rng, length: Nanos) -> Trace {
     builder.finish()
 }
 
-/// The script's actions as faults of a world: each with the one that ends it. Some that drain are replaced, some that are
-/// slow are busy instead; a world has no certificates.
+/// The script's actions as faults of a world: each with the one that ends it. Some that drain are replaced, some that
+/// are slow are busy instead; a world has no certificates.
 fn faults(script: &Script, rng: &mut Rng) -> Vec<Fault> {
     let ends = |begun: Action, ended: Action| match begun {
         Action::Kill { engine } | Action::Die { engine, .. } => ended == Action::Restart { engine },
@@ -96,7 +96,7 @@ fn faults(script: &Script, rng: &mut Rng) -> Vec<Fault> {
         let other = rng.below(2) == 0;
         faults.extend(match step.action {
             Action::Kill { engine } => Some(Fault::Death { at, endpoint: engine, back_at: until }),
-            // Connections stay and nothing comes: so it looks from outside, but that a world's probes are not answered either.
+            // Connections stay open without data, except that probes of a world are not answered either.
             Action::Die { engine, death: Death::CoreStopped | Death::Terminated } => {
                 Some(Fault::BlackHole { at, endpoint: engine, until })
             }
@@ -124,7 +124,7 @@ fn faults(script: &Script, rng: &mut Rng) -> Vec<Fault> {
     faults
 }
 
-/// Another policy, other limits if there are any.
+/// Another policy, and other limits.
 fn reloaded(router: &router::Config, rng: &mut Rng) -> router::Config {
     let mut other = router.clone();
     let policy = PolicyConfig::NAMES[rng.below(PolicyConfig::NAMES.len())];
@@ -211,14 +211,14 @@ fn play(case: &Case) -> (Run, World) {
     let (trace, requests) = (&case.trace, 0..case.trace.requests.len() as u32);
     let send = Send { trace, plan: &plan, requests, origin_s: 0.0, drive: Drive::Open { load: 1.0 } };
     let run = world.run(&send, |_| {});
-    // Whatever is wrong at the last answer is over some time.
+    // All faults end after the last answer.
     let left = case.script.config.length - world.now();
     world.rest(left + SETTLE);
     (run, world)
 }
 
-/// Every request is answered, perhaps after some attempts, or fails once, for a reason; those that had received nothing
-/// and had a healthy endpoint do not fail.
+/// Every request is answered, possibly after retries, or fails once, with a reason; requests without any output that
+/// had a healthy endpoint do not fail.
 fn check_requests(case: &Case, run: &Run, tally: &mut Tally) {
     assert_eq!(run.outcomes.len(), case.trace.requests.len(), "every request is over once");
     for (request, outcome) in case.trace.requests.iter().zip(&run.outcomes) {
@@ -246,7 +246,7 @@ fn check_requests(case: &Case, run: &Run, tally: &mut Tally) {
     }
 }
 
-/// When all is over nothing is left of it: not in an engine, a ledger, the queue or an index.
+/// At the end no state is left in engines, ledgers, the queue or an index.
 fn check_world(world: &World) {
     for stats in world.engine_stats() {
         assert_eq!((stats.running, stats.waiting, stats.kv_blocks_used), (0, 0, 0));
@@ -260,8 +260,8 @@ fn check_world(world: &World) {
         }
         scheduler.pool().endpoints().map(|endpoint| endpoint.id).collect::<Vec<_>>()
     });
-    assert_eq!(ids.len(), world.engine_stats().len(), "everybody is here");
-    // Whoever left before took all that was known of it along.
+    assert_eq!(ids.len(), world.engine_stats().len(), "all endpoints are present");
+    // The state of endpoints that left is gone.
     ids.into_iter().for_each(|id| router.leave(world.now(), id, &mut Vec::new()));
     assert_eq!(router.index_size().1, 0);
     assert_eq!(router.exact().map_or(0, |index| index.blocks_held()), 0);
@@ -291,7 +291,7 @@ fn whatever_goes_wrong_each_request_has_one_end_and_fails_only_where_it_must() {
             seed + 1
         );
     }
-    // Nothing of this is vain.
+    // Every kind of event has occurred.
     let Tally { requests, promised, retried, broken, busy, nobody, shed, given_up } = tally;
     assert!(requests > 100_000 && promised > requests / 2 && retried > requests / 50, "{tally:?}");
     let failed = [broken, nobody, shed, given_up];

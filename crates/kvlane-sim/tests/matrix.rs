@@ -162,7 +162,7 @@ fn a_run_counts_again_for_the_same_program_only() {
     let kept =
         Store::open(&file).and_then(|store| store.keep(&matrix, &versions("a", "p"), job, figures.clone()));
     assert_eq!(kept.expect("it is written"), figures);
-    // Whoever was writing was killed.
+    // The writer was killed.
     std::fs::OpenOptions::new()
         .append(true)
         .open(&file)
@@ -248,7 +248,7 @@ fn ours_is_judged_by_the_best_of_the_others_in_each_cell() {
     ]);
     assert_eq!(judged.others, ["round_robin", "least_load"], "ours with other parameters is none of them");
     let standings: Vec<_> = judged.standings().map(|(_, standing)| standing).collect();
-    assert_eq!(standings.len(), 3, "in d nobody else was run");
+    assert_eq!(standings.len(), 3, "in d no other policy was run");
     let best: Vec<&str> = standings.iter().map(|standing| standing.best.as_str()).collect();
     assert_eq!(best, ["round_robin", "least_load", "least_load"]);
     assert_eq!(standings[0].e2e_ratio, 4.0 / 5.0);

@@ -1,14 +1,13 @@
 //! Confidence intervals by the percentile bootstrap.
 //!
-//! A figure of a run (a mean, a 99th percentile) would come out a little differently another time. The bootstrap asks
-//! by how much: it draws as many samples as there were, with replacement, from those there were, takes the same figure
-//! of the draw, and does so again and again; the middle 95 % of what comes out is the interval (B. Efron and R. J.
-//! Tibshirani, *An Introduction to the Bootstrap*, 1993, chapter 13).
+//! A figure of a run (a mean, a 99th percentile) would be slightly different in another run. The bootstrap estimates
+//! by how much: it draws as many samples as there were, with replacement, computes the figure of the draw, and
+//! repeats this many times; the middle 95 % of the results is the interval (B. Efron and R. J. Tibshirani, *An
+//! Introduction to the Bootstrap*, 1993, chapter 13).
 //!
-//! What is drawn must be independent. Runs under different seeds are: pass one figure per seed to [`of_seeds`].
-//! Requests of one run share queues and caches, so an interval over them ([`of_requests`]) tells only how well the
-//! run's own figure is pinned down by its number of requests, not what another day would bring, and is too narrow
-//! for that.
+//! Samples must be independent. Runs under different seeds are: pass one figure per seed to [`of_seeds`]. Requests of
+//! one run share queues and caches, so an interval over them ([`of_requests`]) covers only the variation within that
+//! run, not between runs, and is too narrow for the latter.
 //!
 //! Draws come from [`kvlane_core::rng::Rng`]: the same samples and seed give the same interval.
 
@@ -19,12 +18,12 @@ use serde::{Deserialize, Serialize};
 pub const LEVEL: f64 = 0.95;
 /// Draws per interval. At this many, the ends themselves are off by about a twentieth of the width.
 const DRAWS: usize = 1000;
-/// Of more samples than this the bootstrap's limit is taken instead of draws: it is closer than draws would come.
+/// Above this number of samples the bootstrap's limit is used instead of draws: it is closer than draws would be.
 const SAMPLES_MAX: usize = 20_000;
 /// Half width of the middle [`LEVEL`] of a normal distribution, in standard deviations.
 const NORMAL: f64 = 1.959_963_984_540_054;
 
-/// Where a figure lies, most likely.
+/// A confidence interval.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Interval {
     /// Its lower end.
@@ -33,7 +32,7 @@ pub struct Interval {
     pub high: f64,
 }
 
-/// What is said of a set of samples.
+/// A figure of a set of samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Figure {
     /// The arithmetic mean.
@@ -42,11 +41,11 @@ pub enum Figure {
     Percentile(u8),
 }
 
-/// The interval of the mean of `figures`, one per seed. `None` below two: one run says nothing of the next.
+/// The interval of the mean of `figures`, one per seed. `None` below two.
 ///
-/// Of few seeds the interval is too narrow (of five, it holds the truth four times out of five rather than nineteen out
-/// of twenty). To compare two policies run under the same seeds, pass the differences seed by seed: what the seeds
-/// have in common then cancels.
+/// With few seeds the interval is too narrow (with five, it contains the true value four times out of five rather
+/// than nineteen out of twenty). To compare two policies run under the same seeds, pass the differences seed by seed:
+/// common variation then cancels.
 pub fn of_seeds(figures: &[f64], seed: u64) -> Option<Interval> {
     of(figures, Figure::Mean, seed)
 }
@@ -85,8 +84,8 @@ fn of(samples: &[f64], figure: Figure, seed: u64) -> Option<Interval> {
     of_all_requests(&[samples.to_vec()], &[figure], seed)[0][0]
 }
 
-/// Draws from sorted sets of one size. Which samples are drawn, by their places, is the same for all of them, and so is
-/// the place of each percentile.
+/// Draws from sorted sets of one size. The indices of the drawn samples are the same for all of them, and so is the
+/// index of each percentile.
 fn draw(sets: &[&[f64]], figures: &[Figure], seed: u64) -> Vec<Vec<Interval>> {
     let count = sets[0].len();
     let mut ranks: Vec<usize> = figures
@@ -139,7 +138,7 @@ fn draw(sets: &[&[f64]], figures: &[Figure], seed: u64) -> Vec<Vec<Interval>> {
     sets.iter().zip(&means).map(of_set).collect()
 }
 
-/// What the bootstrap comes to with many samples: a mean of draws is normal around the mean; the rank of a percentile
+/// The limit of the bootstrap for many samples: a mean of draws is normal around the mean; the rank of a percentile
 /// among the samples is binomial around its own, which is normal, too.
 fn limit(sorted: &[f64], figure: Figure) -> Interval {
     let count = sorted.len() as f64;

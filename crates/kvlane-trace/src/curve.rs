@@ -1,16 +1,16 @@
-//! A figure against load: how steeply it rises, where it bends, where two of them cross.
+//! A figure over load: slope, knee, and crossings of two curves.
 //!
-//! All of it follows from a figure's values at a few loads. Each value comes with the draws of its bootstrap
-//! ([`crate::draws`]), so what follows has an interval, too: the same question asked of every draw.
+//! All of these follow from a figure's values at a few loads. Each value has the draws of its bootstrap
+//! ([`crate::draws`]), so the results have intervals, too: the same computation on every draw.
 
 use serde::{Deserialize, Serialize};
 
 use crate::ci::Interval;
 use crate::draws::{Drawn, Estimate, interval};
 
-/// How far below its chord a curve must sag to have a knee, as a share of the chord's rise: a straight line has none.
+/// Minimum sag below the chord for a knee, as a share of the chord's rise: a straight line has none.
 pub const SAG_MIN: f64 = 0.1;
-/// Share of the draws that must have a crossing for it to be more than chance.
+/// Minimum share of the draws with a crossing for it to be significant.
 pub const CROSSED_MIN: f64 = 0.5;
 
 /// A figure at several loads, by load.
@@ -19,12 +19,12 @@ pub struct Curve {
     points: Vec<(f64, Drawn)>,
 }
 
-/// Where one curve passes another.
+/// A crossing of two curves.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Crossing {
     /// The load.
     pub at: f64,
-    /// Where it lies, over the draws that cross between the same two measured loads or next to them.
+    /// Its interval, over the draws that cross between the same two measured loads or next to them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interval: Option<Interval>,
     /// The share of the draws that cross there, in the same direction.
@@ -33,12 +33,12 @@ pub struct Crossing {
     pub lower_before: bool,
 }
 
-/// Up to which load a figure stays within a bound.
+/// The load up to which a figure stays within a bound.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Within {
-    /// The load, between two measured ones by a straight line; the highest measured load if the bound is never passed.
+    /// The load, interpolated between two measured ones; the highest measured load if the bound is never exceeded.
     pub load: Estimate,
-    /// Whether the bound was passed at all: if not, `load` is a lower limit.
+    /// Whether the bound is exceeded at all: if not, `load` is a lower limit.
     pub passed: bool,
 }
 
@@ -58,7 +58,7 @@ impl Curve {
         self.points.iter().map(|(load, drawn)| (*load, drawn.value)).collect()
     }
 
-    /// What the figure rises by per unit of load: the line of least squares. `None` below two loads.
+    /// Slope per unit of load, by least squares. `None` below two loads.
     pub fn slope(&self) -> Option<Estimate> {
         Some(self.drawn_slope()?.estimate())
     }
@@ -71,17 +71,17 @@ impl Curve {
         Some(ratio.estimate())
     }
 
-    /// The load from which the figure turns upwards: where the curve sags furthest below the chord from its first to its
-    /// last point, both axes scaled to 1 (V. Satopää et al., *Finding a "Kneedle" in a Haystack*, ICDCS workshops
-    /// 2011). It is one of the measured loads. `None` below three loads, or where the curve sags less than [`SAG_MIN`].
+    /// The knee: the load where the curve sags furthest below the chord from its first to its last point, both axes
+    /// scaled to 1 (V. Satopää et al., *Finding a "Kneedle" in a Haystack*, ICDCS workshops 2011). It is one of the
+    /// measured loads. `None` below three loads, or if the curve sags less than [`SAG_MIN`].
     pub fn knee(&self) -> Option<Estimate> {
         let loads = self.loads();
         let drawn = Drawn::follow(&self.figures(), |values| knee(&loads, values))?;
         Some(drawn.estimate())
     }
 
-    /// The load at which the figure first passes `bound` from below. `None` without a point, or if the figure is above
-    /// the bound at the lowest load already.
+    /// The load at which the figure first exceeds `bound` from below. `None` without a point, or if the figure is
+    /// above the bound at the lowest load already.
     pub fn within(&self, bound: f64) -> Option<Within> {
         let loads = self.loads();
         let first = |values: &[f64]| {
@@ -95,7 +95,7 @@ impl Curve {
             return None;
         }
         let highest = *loads.last()?;
-        // A draw that begins above the bound holds it nowhere; its limit is the lowest load at most.
+        // A draw that starts above the bound is never within it; its limit is at most the lowest load.
         let load = Drawn::follow(&self.figures(), |values| match values[0] > bound {
             true => Some(loads[0]),
             false => Some(first(values).unwrap_or(highest)),
@@ -103,7 +103,7 @@ impl Curve {
         Some(Within { load: load.estimate(), passed: first(&values).is_some() })
     }
 
-    /// Where this curve and another one cross, by load: at the loads both have, between them by straight lines.
+    /// Crossings of this curve and another one, by load: at common loads, and between them by linear interpolation.
     pub fn crossings(&self, other: &Self) -> Vec<Crossing> {
         let common: Vec<(f64, &Drawn, &Drawn)> = self
             .points
@@ -128,7 +128,7 @@ impl Curve {
         };
         let drawn: Vec<Vec<(f64, bool)>> = (0..draws).map(|draw| of(Some(draw))).collect();
         let with_interval = |(at, lower_before): (f64, bool)| {
-            // The neighbouring loads bound where a draw's crossing counts as the same one.
+            // The neighbouring loads determine whether a draw's crossing counts as the same one.
             let place = loads.partition_point(|load| *load < at);
             let near = loads[place.saturating_sub(2)]..=loads[(place + 1).min(loads.len() - 1)];
             let same = |draw: &Vec<(f64, bool)>| {
@@ -175,8 +175,8 @@ fn knee(xs: &[f64], ys: &[f64]) -> Option<f64> {
     (sag >= SAG_MIN).then(|| xs[at])
 }
 
-/// Where differences change their sign, and whether they were negative before: at the first place where there is none, or
-/// between two by a straight line. Touching is no crossing.
+/// Sign changes of differences, and whether they were negative before: at the first zero, or between two by linear
+/// interpolation. Touching is not a crossing.
 fn crossings(xs: &[f64], apart: &[f64]) -> Vec<(f64, bool)> {
     let mut found = Vec::new();
     let mut last: Option<usize> = None;

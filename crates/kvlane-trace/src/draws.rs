@@ -1,14 +1,13 @@
-//! The bootstrap over runs and their requests: what figures of an experiment might have been.
+//! The bootstrap over runs and their requests.
 //!
-//! An experiment repeats a run under several seeds. Two things are then left to chance: which seeds were taken, and
-//! which requests a run of a seed happened to have. A draw repeats both choices: runs with replacement, then of each
-//! drawn run its requests with replacement (A. C. Davison and D. V. Hinkley, *Bootstrap Methods and their Application*,
-//! 1997, section 3.8). A figure is taken of every drawn run, and the mean of those is the draw's. Anything that follows
-//! from figures (a slope, where two curves cross) follows from draws as well, and the middle 95 % of what comes out is
-//! its interval.
+//! An experiment repeats a run under several seeds. Two things vary: the seeds, and the requests of a run under a
+//! seed. A draw repeats both: runs with replacement, then of each drawn run its requests with replacement (A. C.
+//! Davison and D. V. Hinkley, *Bootstrap Methods and their Application*, 1997, section 3.8). A figure is computed for
+//! every drawn run, and the mean of these is the draw's. Anything derived from figures (a slope, a crossing) is
+//! computed from draws as well, and the middle 95 % of the results is its interval.
 //!
-//! With one run there is no choice of seeds: the interval then tells only how well the run's requests pin its figure
-//! down. Requests of a run share queues and caches, so the truth of another day may lie outside of it.
+//! With one run the seeds do not vary: the interval then covers only the variation between the run's requests.
+//! Requests of a run share queues and caches, so results of another run may lie outside it.
 
 use kvlane_core::rng::Rng;
 use serde::{Deserialize, Serialize};
@@ -23,36 +22,36 @@ const DRAWS_MIN: usize = 200;
 /// Requests that are drawn altogether; beyond, there are fewer draws.
 const DRAWN_MAX: usize = 200_000_000;
 
-/// A figure and where it most likely lies.
+/// A figure and its interval.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Estimate {
     /// As measured: the mean over the runs.
     pub value: f64,
-    /// The interval over runs and requests; `None` where there are too few of both.
+    /// The interval over runs and requests; `None` if there are too few of both.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interval: Option<Interval>,
 }
 
-/// A figure as it was measured, and as it came out in each draw.
+/// A figure as measured, and in each draw.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Drawn {
     /// As measured.
     pub value: f64,
-    /// As drawn; empty where nothing could be drawn.
+    /// As drawn; empty if nothing could be drawn.
     pub draws: Vec<f64>,
 }
 
-/// Where chance comes from.
+/// Random streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lots {
-    /// Draws runs. The same for all that ran under the same seeds: a draw then has the same runs of everything, and what
-    /// seeds have in common cancels in a comparison.
+    /// Draws runs. The same for all measurements under the same seeds: a draw then has the same runs of each, and
+    /// common variation cancels in a comparison.
     pub runs: u64,
-    /// Draws requests. Another one for each thing that is measured, or draws would pretend that its chance is another's.
+    /// Draws requests. A different one for each measurement, so that draws are independent.
     pub requests: u64,
 }
 
-/// How often each sample of a run is in a draw, by the sample's place.
+/// Number of times that each sample of a run is in a draw, by the sample's index.
 pub(crate) type Times<'a> = &'a [u32];
 
 /// Takes `figures` of the runs as they are, and of every draw. `sizes` are the runs' numbers of samples, none of them 0.
@@ -79,7 +78,7 @@ pub(crate) fn resample<const FIGURES: usize>(
     if whole == sizes.len() && sizes.len() == 1 {
         return (measured, Vec::new());
     }
-    // Which runs are drawn is a stream of its own: it stays the same whatever their sizes are.
+    // The stream that draws runs is separate: it does not depend on their sizes.
     let (mut of_seeds, mut of_requests) = (Rng::new(lots.runs), Rng::new(lots.requests));
     let drawn = (0..draws).map(|_| {
         let mut runs = (0..sizes.len()).map(|_| of_seeds.below(sizes.len()));
@@ -94,7 +93,7 @@ pub(crate) fn resample<const FIGURES: usize>(
     (measured, drawn)
 }
 
-/// The middle of what was drawn.
+/// The middle of the draws.
 pub(crate) fn interval(mut draws: Vec<f64>) -> Option<Interval> {
     draws.retain(|draw| !draw.is_nan());
     draws.sort_unstable_by(f64::total_cmp);
@@ -146,12 +145,12 @@ impl Drawn {
         Some(Self { value, draws: draws.into_iter().map(|[draw]| draw).collect() })
     }
 
-    /// What is said of it.
+    /// The figure with its interval.
     pub fn estimate(&self) -> Estimate {
         Estimate { value: self.value, interval: interval(self.draws.clone()) }
     }
 
-    /// What follows from figures: `law` of them as measured, and of every draw that all of them have.
+    /// A value derived from figures: `law` of them as measured, and of every draw that all of them have.
     pub(crate) fn follow(of: &[&Self], law: impl Fn(&[f64]) -> Option<f64>) -> Option<Self> {
         let values: Vec<f64> = of.iter().map(|drawn| drawn.value).collect();
         let value = law(&values)?;
@@ -164,7 +163,7 @@ impl Drawn {
     }
 }
 
-/// A figure of sorted samples, each counted so many times.
+/// A figure of sorted samples, each with a count.
 pub(crate) fn of_sorted(sorted: &[f64], times: Times<'_>, figure: Figure) -> f64 {
     match figure {
         Figure::Mean => {

@@ -1,8 +1,7 @@
-//! Workloads and measurements, nothing else: traces are read, cut and written here, and the records of a replay
-//! become a summary.
+//! Workloads and measurements: traces are read, sampled and written here, and the records of a replay are summarized.
 //!
-//! A [`Trace`] is what arrived: times, lengths and block ids, never text. A [`Record`] is what one request of a
-//! replay experienced. A [`Summary`] is what to say about many of them.
+//! A [`Trace`] holds arrival times, lengths and block ids, never text. A [`Record`] is the result of one request of a
+//! replay. A [`Summary`] summarizes many of them.
 
 pub mod ci;
 pub mod curve;

@@ -1,9 +1,9 @@
-//! Two ways of serving the same requests, compared request by request.
+//! Paired comparison of two runs, request by request.
 //!
-//! The requests of a trace differ far more among each other than one router from the next, so a difference of two means
-//! drowns in their spread. Matched by its place in the trace, each request is compared with itself: what makes it long
-//! is in both of its times and cancels in the difference. A request that failed on either side has no difference; how
-//! many those are is part of the answer, since whoever fails the slow ones would look fast.
+//! The requests of a trace differ far more among each other than two routers do, so a difference of two means is lost
+//! in their spread. Matched by its index in the trace, each request is compared with itself: its own properties are
+//! in both of its times and cancel in the difference. A request that failed on either side has no difference; the
+//! number of these is part of the result, since failing the slow requests would look fast.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +24,7 @@ pub struct Matched {
     pub gained: u64,
 }
 
-/// What the comparison of matched requests comes to. Differences are after less before: negative is faster.
+/// Result of a paired comparison. Differences are after minus before: negative is faster.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Paired {
     /// Requests that were compared, in all runs together.

@@ -1,21 +1,21 @@
-//! Who waits for whom in a trace, and when each request is due.
+//! Dependencies between the requests of a trace, and their due times.
 //!
-//! Requests that wait for nobody are roots; all that hangs on a root is one conversation. A root is due when the trace
-//! says, what hangs on it always waits for the answer before it. The simulator and the replay of a trace both send by
-//! this.
+//! Requests without a predecessor are roots; all requests that depend on a root form one conversation. A root is due
+//! at the trace's time; a request that depends on another always waits for its answer. The simulator and the replay
+//! both use this plan.
 
 use kvlane_core::time::Nanos;
 
 use crate::trace::{Trace, TraceRequest};
 
-/// Who waits for whom in a trace.
+/// Dependencies between the requests of a trace.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// The root of each request's conversation.
     pub root: Vec<u32>,
     /// For each root, the requests of its conversation; 0 for others.
     pub size: Vec<u32>,
-    /// Requests that wait for nobody, in order of arrival.
+    /// Requests without a predecessor, in order of arrival.
     pub roots: Vec<u32>,
     first_child: Vec<u32>,
     next_sibling: Vec<u32>,
@@ -27,7 +27,7 @@ const NONE: u32 = u32::MAX;
 // === impl Plan ===
 
 impl Plan {
-    /// The plan of a trace. A request that waits for one that is not before it waits for nobody.
+    /// The plan of a trace. A request whose predecessor is not before it has none.
     pub fn new(trace: &Trace) -> Self {
         let count = trace.requests.len();
         let mut plan = Self {
@@ -63,9 +63,9 @@ impl Plan {
         })
     }
 
-    /// When `request` is due whose wait ended at `ended`, in a conversation whose root was due at `began`: after its
-    /// think time, or, where the trace does not tell of one, as long after the root as in the trace, if the wait is over
-    /// by then.
+    /// Due time of `request` if its predecessor ended at `ended`, in a conversation whose root was due at `began`:
+    /// after its think time, or, if the trace has none, at its time relative to the root, or at `ended` if that is
+    /// later.
     pub fn due(&self, trace: &Trace, request: u32, began: Nanos, ended: Nanos) -> Nanos {
         let TraceRequest { arrival_s, think_s, .. } = trace.requests[request as usize];
         match think_s {
@@ -122,7 +122,7 @@ mod tests {
     }
 
     proptest! {
-        /// Every request hangs on exactly one root, below the one it waits for.
+        /// Every request depends on exactly one root, through its predecessor.
         #[test]
         fn a_plan_divides_a_trace_into_its_conversations(
             waits in prop::collection::vec(prop::option::of(0u32..60), 0..50),

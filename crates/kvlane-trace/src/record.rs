@@ -1,7 +1,7 @@
-//! What one request of a replay experienced, and the JSONL form in which a run is kept.
+//! The result of one request of a replay, and the JSONL format of a run.
 //!
 //! Times are seconds since the start of the replay on the client's clock. Latencies count from `scheduled_s`, the
-//! time the trace wanted the request sent, so a client that falls behind shows up as latency rather than hiding it.
+//! time scheduled by the trace, so a client that falls behind shows up as latency rather than hiding it.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, Write};
@@ -13,62 +13,62 @@ use serde::{Deserialize, Serialize};
 pub struct Record {
     /// The request's position in the replayed trace.
     pub id: u64,
-    /// When it should have been sent, in seconds since the start of the replay.
+    /// Scheduled time, in seconds since the start of the replay.
     pub scheduled_s: f64,
-    /// When it was sent.
+    /// Time of sending.
     pub sent_s: f64,
-    /// When its first token arrived, if one did.
+    /// Arrival of its first token, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first_token_s: Option<f64>,
-    /// When it was over, well or not.
+    /// Its end, successful or not.
     pub end_s: f64,
-    /// Prompt tokens, as the engine counted them where it said so.
+    /// Prompt tokens, as counted by the engine if reported.
     pub prompt_tokens: u32,
-    /// Prompt tokens the engine took from its cache, if it said so.
+    /// Prompt tokens from the engine's cache, if reported.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cached_tokens: Option<u32>,
     /// Answer tokens received.
     pub output_tokens: u32,
-    /// The endpoint that served it, if the router said so.
+    /// The endpoint that served it, if the router reported it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<String>,
     /// HTTP status, 0 if there was no answer.
     pub status: u16,
-    /// The conversation it was a turn of, in the replayed trace.
+    /// Its conversation in the replayed trace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub session: Option<u32>,
     /// The earlier request whose prompt (or prompt and answer) its prompt began with, by its `id`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<u64>,
-    /// How many tokens of it.
+    /// Number of shared tokens.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shared_tokens: Option<u32>,
     /// Why it failed, as a short class such as `connect`, `status`, `reset`, `timeout` or `truncated`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// Prompt tokens that a cache which never forgets would have held: those that an earlier prompt or answer of the
-    /// trace begins with. The bound of `cached_tokens`.
+    /// Prompt tokens that an infinite cache would have held: those shared with the beginning of an earlier prompt or
+    /// answer of the trace. The upper bound of `cached_tokens`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reusable_tokens: Option<u32>,
     /// The earlier request whose end it waited for, by its `id`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<u64>,
-    /// Seconds from that end to when it was due, where the trace says so.
+    /// Seconds from that end until it was due, if the trace contains them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub think_s: Option<f64>,
-    /// Between its output tokens as they came.
+    /// Gaps between its output tokens on arrival.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gaps: Option<Gaps>,
-    /// Seconds spent in each stage of its way, by the names that the router's `Server-Timing` header gives them.
+    /// Seconds spent in each stage, by the names in the router's `Server-Timing` header.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub stages_s: BTreeMap<String, f64>,
-    /// Why the router sent it to that endpoint, in the router's word.
+    /// The router's reason for the placement.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// How often it was tried, if the server or the simulator said so: 1 is once.
+    /// Number of attempts, if the server or the simulator reported it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attempts: Option<u32>,
-    /// The id under which the router knows it.
+    /// The request id at the router.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub request_id: Option<String>,
 }

@@ -1,22 +1,23 @@
-//! Conversations, where a trace says nothing of them.
+//! Inference of conversations for traces without sessions.
 //!
-//! Its blocks do: a later turn's prompt begins with the earlier turn's. So a request continues the session of the
-//! latest request whose last or last but one block it contains; the last one is often partial and different once it is
-//! filled. A prompt's first block is no sign of a session: in the Mooncake traces it is the system prompt that all
-//! share. By this rule the Mooncake conversation trace has 8,028 sessions, and a third of its requests are later turns.
+//! A later turn's prompt begins with the earlier turn's blocks. So a request continues the session of the latest
+//! request whose last or second-to-last block it contains; the last one is often partial and changes once it is
+//! filled. A prompt's first block does not identify a session: in the Mooncake traces it is the system prompt of all
+//! requests. By this rule the Mooncake conversation trace has 8,028 sessions, and a third of its requests are later
+//! turns.
 
 use std::collections::HashMap;
 
 use crate::trace::{Trace, block_id};
 
-/// Finds the sessions of a trace by its blocks. A turn is sent after the one before it.
+/// Finds the sessions of a trace from its blocks. A turn is sent after the previous one.
 pub fn infer(trace: &mut Trace) {
-    // The session of whoever last ended with a block.
+    // The session of the last request that ended with a block.
     let mut tails: HashMap<u64, u32> = HashMap::new();
     // The last turn of each session.
     let mut turns: Vec<u32> = Vec::new();
     for index in 0..trace.requests.len() as u32 {
-        // Blocks that are its own are nobody's tail.
+        // Its own blocks are the tail of no earlier request.
         let known = trace.runs(index).filter(|(owner, ..)| *owner != index).find_map(|(owner, from, to)| {
             (from.max(1)..to).rev().find_map(|position| tails.get(&block_id(owner, position)).copied())
         });

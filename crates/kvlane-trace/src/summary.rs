@@ -1,7 +1,7 @@
-//! Many records in a dozen numbers.
+//! Summary of many records.
 //!
-//! Percentiles are exact: the nearest rank of all samples, no sketch, no interpolation. Failed requests count as
-//! errors and in nothing else, so a latency here is always the latency of an answer.
+//! Percentiles are exact: the nearest rank of all samples, no sketch, no interpolation. Failed requests count only as
+//! errors, so a latency here is always the latency of an answer.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +24,7 @@ pub struct Percentiles {
     pub max: f64,
 }
 
-/// What to say about one replay.
+/// Summary of one replay.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
     /// Requests sent.
@@ -43,7 +43,7 @@ pub struct Summary {
     pub prompt_tokens: u64,
     /// Output tokens of answered requests.
     pub output_tokens: u64,
-    /// Share of prompt tokens that engines took from their caches, over the answers that say so.
+    /// Share of prompt tokens from caches, over the answers that report it.
     pub cached_share: Option<f64>,
     /// Output tokens per second from the first scheduled request to the last end.
     pub output_tokens_per_s: f64,
@@ -72,8 +72,8 @@ impl Percentiles {
 // === impl Summary ===
 
 impl Summary {
-    /// Sums up `records`. Every time is multiplied by `time_scale`: pass the speed factor of a replay that ran faster
-    /// than its trace to read the result in the trace's seconds, 1 otherwise.
+    /// Summarizes `records`. Every time is multiplied by `time_scale`: pass the speed factor of a replay that ran
+    /// faster than its trace to get results in trace seconds, 1 otherwise.
     pub fn of(records: &[Record], time_scale: f64) -> Self {
         let answered = || records.iter().filter(|record| record.is_ok());
         let percentiles = |latency: fn(&Record) -> Option<f64>| {

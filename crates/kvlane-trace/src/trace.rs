@@ -1,33 +1,33 @@
-//! A trace in its normal form: requests in the order of their arrival, their prompts as a tree.
+//! A trace in normal form: requests in order of arrival, their prompts as a tree.
 //!
-//! A prompt is not a list of block ids but a branch: it begins with so many blocks of an earlier request, and the rest
-//! is its own. A request then takes the same few bytes whether its prompt has ten tokens or a million, which is what
-//! lets a trace of millions of requests be held in memory, and two prompts share a prefix exactly where their branches
-//! run together. Readers give ids to a [`Builder`], which finds the branches; [`Trace::blocks`] gives ids back.
+//! A prompt is not a list of block ids but a branch: it begins with a number of blocks of an earlier request, and the
+//! rest is its own. A request then takes a few bytes whether its prompt has ten tokens or a million, so a trace of
+//! millions of requests fits into memory, and two prompts share a prefix exactly where their branches coincide.
+//! Readers pass ids to a [`Builder`], which finds the branches; [`Trace::blocks`] returns ids.
 
 use std::collections::HashMap;
 
 /// One request of a trace.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct TraceRequest {
-    /// Seconds from the start of the trace to when it was sent.
+    /// Arrival time in seconds from the start of the trace.
     pub arrival_s: f64,
     /// Prompt length in tokens, at least 1.
     pub input_tokens: u32,
     /// Answer length in tokens.
     pub output_tokens: u32,
-    /// The conversation it is a turn of. Sessions are counted in the order of their first request.
+    /// Its conversation. Sessions are numbered in the order of their first request.
     pub session: u32,
-    /// The earlier request that has to be answered before this one is sent: the turn before, or the one that started
-    /// this sub-agent.
+    /// The earlier request that has to be answered before this one is sent: the previous turn, or the request that
+    /// started this sub-agent.
     pub after: Option<u32>,
-    /// Seconds from the end of that answer to when this request is sent. Where the trace does not tell, the request is
-    /// sent at `arrival_s`, or when that answer ends if that is later.
+    /// Seconds from the end of that answer until this request is sent. If absent, the request is sent at `arrival_s`,
+    /// or when that answer ends if that is later.
     pub think_s: Option<f32>,
     /// The earlier request whose prompt (or prompt and answer) this one begins with.
     pub base: Option<u32>,
-    /// Blocks of `base`, from its beginning, that this prompt begins with. They are of `base` itself at the end: were
-    /// they not, `base` would be another.
+    /// Number of leading blocks shared with `base`. They are `base`'s own at the end: otherwise `base` would be
+    /// another request.
     pub shared_blocks: u32,
 }
 
@@ -38,16 +38,16 @@ pub struct Trace {
     pub block_tokens: u32,
     /// The requests, by arrival.
     pub requests: Vec<TraceRequest>,
-    /// What was changed on the way from the file to here, one sentence each, for people.
+    /// Changes made while reading the file, one sentence each.
     pub notes: Vec<String>,
 }
 
-/// The id of a block: which request brought it, and its place in that request's prompt and answer.
+/// The id of a block: the request that introduced it, and its position in that request's prompt and answer.
 pub fn block_id(request: u32, position: u32) -> u64 {
     u64::from(request) << 32 | u64::from(position)
 }
 
-/// Makes a [`Trace`]: of prompts that are lists of ids, or of prompts that are said to begin like another.
+/// Builds a [`Trace`] from prompts that are lists of ids, or that share a prefix with an earlier one.
 ///
 /// Equal ids mean equal prompts up to the end of that block.
 #[derive(Debug, Default)]
@@ -56,22 +56,22 @@ pub struct Builder {
     tree: Tree,
 }
 
-/// Most requests a trace may have: their indices have 32 bits.
+/// Maximum requests of a trace: their indices have 32 bits.
 const REQUESTS_MAX: usize = u32::MAX as usize;
 
-/// The ids of all prompts, each shared prefix once. A request holds the ids that nobody had before it, in one row of
-/// four bytes each; what branches off is found by where it does and its first id.
+/// The ids of all prompts, each shared prefix once. A request holds the ids that no earlier request has, in one row
+/// of four bytes each; branches are found by their position and first id.
 #[derive(Debug, Default)]
 struct Tree {
     /// Fingerprints of ids, row after row.
     ids: Chunks,
-    /// Where each request's row begins. It ends where the next one's begins.
+    /// Start of each request's row. It ends where the next one starts.
     rows: Vec<u64>,
     /// Requests by the request they branch off (none for the root), the position and the id there.
     branches: HashMap<(Option<u32>, u32, u64), u32>,
 }
 
-/// A vector that grows without ever being copied, so that it needs no room for two of itself.
+/// A vector that grows without being copied, so that it never needs memory for two copies.
 #[derive(Debug, Default)]
 struct Chunks {
     chunks: Vec<Vec<u32>>,
@@ -81,8 +81,8 @@ struct Chunks {
 /// Entries of a chunk.
 const CHUNK: u64 = 1 << 20;
 
-/// What [`Trace::select`] has kept of the prompts it has seen: for each request of the whole trace, which requests of
-/// the selection have its blocks up to which position, as a list of those that reached further than all before.
+/// Prompts kept by [`Trace::select`]: for each request of the whole trace, the requests of the selection that have
+/// its blocks up to a position, as a list of those that reached further than all before.
 #[derive(Debug)]
 struct Reach {
     /// The last entry of each request's list.
@@ -118,20 +118,20 @@ impl Trace {
         self.requests.iter().map(|request| u64::from(request.output_tokens)).sum()
     }
 
-    /// Started blocks of a request's prompt; the last one is partial where the length is no multiple of a block.
+    /// Started blocks of a request's prompt; the last one is partial if the length is not a multiple of a block.
     pub fn prompt_blocks(&self, request: u32) -> u32 {
         self.requests[request as usize].input_tokens.div_ceil(self.block_tokens)
     }
 
-    /// Full blocks of a request's prompt that an earlier prompt or answer has: what a cache that never forgets
-    /// would find. At least one token has to be computed, so the last one is never found.
+    /// Full blocks of a request's prompt that an earlier prompt or answer has: the hits of an infinite cache. At
+    /// least one token has to be computed, so the last one is never found.
     pub fn reusable_blocks(&self, request: u32) -> u32 {
         let TraceRequest { input_tokens, shared_blocks, .. } = self.requests[request as usize];
         shared_blocks.min(input_tokens.saturating_sub(1) / self.block_tokens)
     }
 
     /// The branch of a request as runs, last one first: `(owner, from, to)` are the blocks of the prompt at positions
-    /// `from..to`, which `owner` brought. `to` of the first run is [`Trace::prompt_blocks`].
+    /// `from..to`, which `owner` introduced. `to` of the first run is [`Trace::prompt_blocks`].
     pub fn runs(&self, request: u32) -> impl Iterator<Item = (u32, u32, u32)> + '_ {
         let mut next = Some((request, self.prompt_blocks(request)));
         std::iter::from_fn(move || {
@@ -144,8 +144,8 @@ impl Trace {
         .filter(|(_, from, to)| from < to)
     }
 
-    /// The ids of a request's prompt blocks, in place of what `out` held. Equal ids of two requests mean equal
-    /// prompts up to the end of that block.
+    /// Replaces `out` by the ids of a request's prompt blocks. Equal ids of two requests mean equal prompts up to the
+    /// end of that block.
     pub fn blocks(&self, request: u32, out: &mut Vec<u64>) {
         out.clear();
         out.resize(self.prompt_blocks(request) as usize, 0);
@@ -156,8 +156,9 @@ impl Trace {
         }
     }
 
-    /// The trace made of the requests at `order`, in that order, which must be one of arrival. Prompts share what they
-    /// shared, unless one comes before the request whose answer it begins with. Sessions are counted anew. A request whose `after` is left out or comes later waits for nobody.
+    /// The trace of the requests at `order`, in that order, which must be one of arrival. Prompts keep their shared
+    /// prefixes, unless one comes before the request whose answer it begins with. Sessions are renumbered. A request
+    /// whose `after` is left out or comes later has no predecessor.
     pub fn select(&self, order: impl IntoIterator<Item = u32>) -> Self {
         let mut places = vec![NONE; self.requests.len()];
         let mut sessions: HashMap<u32, u32> = HashMap::new();
@@ -196,12 +197,12 @@ impl Reach {
                 break;
             }
         }
-        // A request that is kept brings its answer too, which others may begin with.
+        // A kept request also introduces its answer, with which others may begin.
         self.extend(index, NONE, place);
         found
     }
 
-    /// Who has most of the blocks of `owner` before `to`, and up to where. Of those who have as many, the first.
+    /// The request with most of the blocks of `owner` before `to`, and their number. In a tie, the first.
     fn find(&self, owner: u32, to: u32) -> Option<(u32, u32)> {
         let mut entry = self.entry(self.last[owner as usize])?;
         let shared = entry.to.min(to);
@@ -253,9 +254,9 @@ impl Builder {
         &self.trace.requests
     }
 
-    /// Adds a request whose prompt's started blocks have these ids. Fewer ids than blocks leave the rest to this
-    /// request alone; `base` and `shared_blocks` are found here, whatever `request` says of them. Returns its index;
-    /// `None` beyond four thousand million requests.
+    /// Adds a request whose prompt's started blocks have these ids. With fewer ids than blocks the rest belongs to
+    /// this request alone; `base` and `shared_blocks` are computed, whatever their values in `request`. Returns its
+    /// index; `None` beyond 2^32 requests.
     pub fn push(&mut self, request: TraceRequest, ids: &[u64]) -> Option<u32> {
         let index = self.next()?;
         let ids = &ids[..ids.len().min(request.input_tokens.div_ceil(self.trace.block_tokens) as usize)];
@@ -265,8 +266,7 @@ impl Builder {
     }
 
     /// Adds a request whose prompt begins with `shared_blocks` blocks of the prompt and answer of its `base`, an
-    /// earlier request, as far as its own prompt has so many; the rest is its own. Returns its index; `None` beyond
-    /// four thousand million requests.
+    /// earlier request, up to its own length; the rest is its own. Returns its index; `None` beyond 2^32 requests.
     pub fn branch(&mut self, request: TraceRequest) -> Option<u32> {
         let index = self.next()?;
         let blocks = request.input_tokens.div_ceil(self.trace.block_tokens);
@@ -302,10 +302,10 @@ impl Builder {
 // === impl Tree ===
 
 impl Tree {
-    /// Adds the next request; returns the one whose blocks it begins with, and how many.
+    /// Adds the next request; returns the request with which it shares a prefix, and the number of blocks.
     fn insert(&mut self, index: u32, ids: &[u64]) -> (Option<u32>, u32) {
         let (mut owner, mut shared) = (None, 0);
-        // Where the row of `owner` goes on, and where it ends.
+        // Where the row of `owner` continues, and where it ends.
         let (mut at, mut end) = (0, 0);
         while let Some(&id) = ids.get(shared as usize) {
             if at < end && self.ids.get(at) == fingerprint(id) {
@@ -326,8 +326,8 @@ impl Tree {
     }
 }
 
-/// Four bytes of an id. Ids that count, and those of [`block_id`] at one position, differ in them; of others, one in
-/// four thousand million pairs does not.
+/// Four bytes of an id. Counted ids, and those of [`block_id`] at one position, differ in them; of others, one pair
+/// in 2^32 does not.
 fn fingerprint(id: u64) -> u32 {
     id as u32 ^ ((id >> 32) as u32).wrapping_mul(0x9E37_79B1)
 }

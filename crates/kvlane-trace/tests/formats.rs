@@ -278,9 +278,14 @@ fn a_bad_line_is_named_with_its_field() {
         Format::Azure,
         ",109",
         ",109x",
-        "trace line 3, GeneratedTokens: 109x is no number of tokens from 0",
+        "trace line 3, GeneratedTokens: 109x is not a number of tokens from 0",
     );
-    check_bad(Format::Azure, ",374,", ",0,", "trace line 2, ContextTokens: 0 is no number of tokens from 1");
+    check_bad(
+        Format::Azure,
+        ",374,",
+        ",0,",
+        "trace line 2, ContextTokens: 0 is not a number of tokens from 1",
+    );
     check_bad(
         Format::Azure,
         ",374,44",
@@ -290,7 +295,7 @@ fn a_bad_line_is_named_with_its_field() {
     check_bad(Format::Azure, "2023-11-16 18", "2023-13-16 18", "trace line 2, TIMESTAMP: ");
     check_bad(Format::Azure, "ContextTokens", "Context", "trace line 1, ContextTokens: no such column");
     check_bad(Format::Bailian, "\"chat_id\": 159", "\"chat\": 1", "trace line 2, chat_id: missing");
-    check_bad(Format::Bailian, "61.114", "-1", "trace line 2, timestamp: -1 is no time in seconds");
+    check_bad(Format::Bailian, "61.114", "-1", "trace line 2, timestamp: -1 is not a time in seconds");
     check_bad(Format::Bailian, "[1, 2, 3]", "[1]", "trace line 1, hash_ids: 1 ids, but 33 tokens");
     check_bad(Format::BurstGpt, "45,a", "noon,a", "trace line 3, Timestamp: \"noon\"");
     check_bad(Format::BurstGpt, ",300,", ",-3,", "trace line 3, Request tokens: -3");
@@ -301,7 +306,7 @@ fn a_bad_line_is_named_with_its_field() {
         "trace line 2, prompt_tokens: 0",
     );
     check_bad(Format::Recording, "\"end_s\":4.0", "\"end\":4.0", "trace line 2, line: missing field `end_s`");
-    check_bad(Format::Weka, "\"in\":15485", "\"in\":0", "trace line 1, in: 0 is no number");
+    check_bad(Format::Weka, "\"in\":15485", "\"in\":0", "trace line 1, in: 0 is not a number");
     check_bad(Format::Weka, "\"block_size\":64", "\"block_size\":16", "trace line 1, block_size: 16");
     check_bad(Format::Normal, "\"in\":7200", "\"in\":\"x\"", "trace line 2, line: ");
     check_bad(Format::Normal, "\"t\":", "\"time\":", "trace line 2, line: unknown field `time`");
@@ -310,7 +315,7 @@ fn a_bad_line_is_named_with_its_field() {
         Format::Normal,
         "out\":1000}",
         "out\":1000,\"base\":3,\"shared\":1}",
-        "trace line 2, base: 3 is no request before",
+        "trace line 2, base: 3 is not an earlier request",
     );
     check_bad(Format::Normal, "\"kvlane_trace\":1", "\"kvlane_trace\":2", "version 2 of the format");
     check_bad(

@@ -1,8 +1,8 @@
-//! What a flood of KV events does to those who are served: 64 engines that each store and drop 2,000 blocks a second,
-//! against the same engines in silence, in turns.
+//! Effect of a flood of KV events on request latency: 64 engines that each store and remove 2,000 blocks a second,
+//! alternating with the same engines without events.
 //!
-//! `cargo run --release -p kvlane --example flood -- target/release/kvlane [ROUNDS]` starts a gateway of its own. Requests
-//! leave on time whatever is in flight, and their latency counts from when they were due.
+//! `cargo run --release -p kvlane --example flood -- target/release/kvlane [ROUNDS]` starts its own gateway. Requests
+//! are sent on time regardless of requests in flight, and their latency counts from their due times.
 
 use std::io::{self, Write};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -22,7 +22,7 @@ const BLOCKS_PER_S: u64 = 2_000;
 const BLOCK_TOKENS: u32 = 16;
 /// Blocks of one message, as of a prefill step or of a batch that decodes.
 const BLOCKS_PER_MESSAGE: u64 = 100;
-/// Messages after which what was stored is dropped.
+/// Messages after which stored blocks are removed.
 const MESSAGES_KEPT: u64 = 400;
 const REQUESTS_PER_S: u32 = 150;
 const ROUND: Duration = Duration::from_secs(15);
@@ -90,7 +90,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// What one engine says.
+/// The events of one engine.
 struct Flood<'a> {
     engine: u64,
     feed: &'a FakeFeed,
@@ -102,7 +102,7 @@ impl<'a> Flood<'a> {
         Self { engine, feed, messages: 0 }
     }
 
-    /// Stores blocks of one more prompt, and drops those of an old one.
+    /// Stores blocks of a new prompt, and removes those of an old one.
     fn publish(&mut self) {
         let names = |message: u64| -> Vec<u64> {
             let first = (self.engine << 40) | (message * BLOCKS_PER_MESSAGE);
@@ -126,7 +126,7 @@ impl<'a> Flood<'a> {
     }
 }
 
-/// Publishes for one round, every engine at its rate; or lets it pass.
+/// Publishes for one round, every engine at its rate; or waits for its end.
 async fn publish(floods: &mut [Flood<'_>], loud: bool) {
     let until = tokio::time::Instant::now() + ROUND;
     if !loud {
@@ -146,7 +146,7 @@ async fn publish(floods: &mut [Flood<'_>], loud: bool) {
     }
 }
 
-/// Sends requests on time for one round, each on a connection that is free: their latencies.
+/// Sends requests on time for one round, each on an idle connection: their latencies.
 async fn ask(gateway: SocketAddr) -> io::Result<Vec<Duration>> {
     let count = (ROUND.as_secs_f64() * f64::from(REQUESTS_PER_S)) as u32;
     let start = Instant::now();
@@ -164,7 +164,7 @@ async fn ask(gateway: SocketAddr) -> io::Result<Vec<Duration>> {
             };
             exchange(&mut stream, &request(n)).await?;
             let took = due.elapsed();
-            // Nobody takes it after the last request.
+            // There is no receiver after the last request.
             let _ = free.send(stream);
             Ok::<_, io::Error>(took)
         });
@@ -216,7 +216,7 @@ async fn exchange(stream: &mut TcpStream, request: &str) -> io::Result<String> {
     }
 }
 
-/// A gateway in a process of its own. Ends with this one.
+/// A gateway in a separate process. Ends with this one.
 struct Gateway {
     process: Child,
     address: SocketAddr,
@@ -261,14 +261,14 @@ impl Gateway {
         exchange(&mut stream, &format!("GET {path} HTTP/1.1\r\nhost: gateway\r\n\r\n")).await
     }
 
-    /// Seconds of a core it has used (`/proc/PID/stat`, in hundredths).
+    /// CPU seconds used (`/proc/PID/stat`, in hundredths).
     fn cpu_s(&self) -> io::Result<f64> {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.process.id()))?;
         let fields = stat.rsplit(')').next().unwrap_or_default().split_whitespace();
         Ok(fields.skip(11).take(2).filter_map(|ticks| ticks.parse::<f64>().ok()).sum::<f64>() / 100.0)
     }
 
-    /// What it says of the events it took in.
+    /// Its metrics on received events.
     async fn events(&self) -> io::Result<String> {
         let metrics = self.get("/metrics").await?;
         let mut sums = std::collections::BTreeMap::<&str, f64>::new();
@@ -284,7 +284,7 @@ impl Gateway {
 
 impl Drop for Gateway {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // It may have exited by itself.
         let _ = self.process.kill();
         let _ = self.process.wait();
     }

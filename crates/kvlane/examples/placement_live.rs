@@ -1,14 +1,14 @@
-//! Policies in the order in which the gateway has them, beside the order in which the simulator has them.
+//! Compares the ranking of policies by the gateway with the ranking by the simulator.
 //!
 //! The same pieces of a trace go through a live gateway onto mock engines, and through a simulated world of the same
-//! engines, under one policy after the other, each from empty caches. Trace, engines and the gateway's clock run
-//! `--speed` times as fast as real; all times are printed in the trace's seconds. What differs in between is what real
-//! time has and the model has not: HTTP, timers, a busy machine, a client that sends late.
+//! engines, under each policy from empty caches. Trace, engines and the gateway's clock run `--speed` times as fast
+//! as real; all times are printed in trace seconds. The differences are effects of real time that the model lacks:
+//! HTTP, timers, a busy machine, a client that is late.
 //!
-//! Sessions are what is drawn for the intervals, those of all pieces together: a policy counts as better than another
-//! if the difference of their means is on one side of zero in 95 % of the draws, of both under the same sessions. The
-//! two orders agree if none of the best `--top` of either is in the other better or worse than another of them against
-//! what the first says. That is printed at the end, and the exit code is 1 if they do not.
+//! Intervals are bootstraps over the sessions of all pieces together: a policy is better than another if the
+//! difference of their means is on one side of zero in 95 % of the draws, both under the same sessions. The two
+//! rankings agree if none contradicts the other about any pair of its best `--top` policies. The result is printed at
+//! the end, and the exit code is 1 if they disagree.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -43,16 +43,16 @@ type Failure = Box<dyn Error>;
 
 /// The model's name.
 const MODEL: &str = "mock";
-/// Draws of sessions.
+/// Bootstrap draws of sessions.
 const DRAWS: usize = 2000;
 /// Share of the draws outside an interval, at each end.
 const TAIL: f64 = 0.025;
-/// Time between two looks at an engine's load, in the trace's seconds, there and here.
+/// Interval of an engine's load reports, in trace seconds, live and simulated.
 const REPORT_EVERY: Duration = Duration::from_secs(2);
-/// How long engines and gateway may take to find each other.
+/// Timeout for engines and gateway to become ready.
 const READY_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// What is compared.
+/// Flags.
 #[derive(Parser)]
 struct Args {
     /// The trace, of any format that `kvlane trace import` reads.
@@ -67,25 +67,25 @@ struct Args {
         ]
     )]
     policies: Vec<String>,
-    /// Engines.
+    /// Number of engines.
     #[arg(long, default_value_t = 4)]
     engines: usize,
-    /// Model and machine they imitate.
+    /// Model and machine that they imitate.
     #[arg(long, default_value = "llama-3.3-70b@a100x4")]
     preset: String,
-    /// Pieces of the trace, one after the other.
+    /// Number of pieces of the trace.
     #[arg(long, default_value_t = 3)]
     pieces: u32,
-    /// Seconds of each.
+    /// Seconds of each piece.
     #[arg(long, default_value_t = 600.0)]
     seconds: f64,
     /// Share of the sessions, in percent.
     #[arg(long, default_value_t = 30)]
     sessions_percent: u32,
-    /// Trace seconds in a second.
+    /// Trace seconds per wall-clock second.
     #[arg(long, default_value_t = 30.0)]
     speed: f64,
-    /// How many of the best have to be the same.
+    /// Number of best policies to compare.
     #[arg(long, default_value_t = 3)]
     top: usize,
 }
@@ -104,7 +104,7 @@ type Sessions = BTreeMap<(u32, u32), Vec<Sums>>;
 /// One policy's run of one piece.
 struct Lived {
     records: Vec<Record>,
-    /// 99th percentile of how late the client sent, in the trace's seconds.
+    /// 99th percentile of the client's lateness, in trace seconds.
     lag_s: f64,
     failed: usize,
 }
@@ -138,7 +138,7 @@ fn main() -> Result<ExitCode, Failure> {
         for (n, policy) in policies.iter().enumerate() {
             let begun = Instant::now();
             let run = runtime.block_on(live(&args, &sent, policy, piece))?;
-            // The engines count their chat template, too. That is the same under every policy.
+            // The engines count their chat template, too, equally under every policy.
             let mut trace = Trace::clone(&sent);
             for (request, record) in trace.requests.iter_mut().zip(&run.records) {
                 request.input_tokens = request.input_tokens.max(record.prompt_tokens);
@@ -176,12 +176,12 @@ fn main() -> Result<ExitCode, Failure> {
     Ok(if agree && failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The requests of one stretch of the trace and some of its sessions, from time zero, nobody waiting for anybody.
+/// The requests of a window of the trace and some of its sessions, from time zero, without dependencies.
 fn piece_of(whole: &Trace, args: &Args, piece: u32) -> Trace {
     let from_s = f64::from(piece) * args.seconds;
     let taken = |index: &u32| {
         let request = &whole.requests[*index as usize];
-        // Neighbouring sessions are not alike, so any rule that is not about lengths will do.
+        // Neighbouring sessions differ, so any rule that does not depend on lengths works.
         let lot = request.session.wrapping_mul(2_654_435_761) >> 16;
         (from_s..from_s + args.seconds).contains(&request.arrival_s) && lot % 100 < args.sessions_percent
     };
@@ -195,7 +195,7 @@ fn piece_of(whole: &Trace, args: &Args, piece: u32) -> Trace {
     trace
 }
 
-/// Adds up times to first token and to the end by session. A request that failed counts with the time until it had.
+/// Adds up TTFT and E2E latency by session. A request that failed counts with its time until then.
 fn add(
     sessions: &mut Sessions,
     (piece, policy, policies): (u32, usize, usize),
@@ -223,7 +223,7 @@ fn mock(args: &Args, n: usize) -> MockConfig {
     }
 }
 
-/// Through a gateway as `kvlane serve` has it, onto engines, all in this process.
+/// Through a gateway as in `kvlane serve`, onto engines, all in this process.
 async fn live(args: &Args, trace: &Arc<Trace>, policy: &PolicyConfig, piece: u32) -> Result<Lived, Failure> {
     let mut engines = Vec::new();
     for n in 0..args.engines {
@@ -254,7 +254,7 @@ async fn live(args: &Args, trace: &Arc<Trace>, policy: &PolicyConfig, piece: u32
         trace: Arc::clone(trace),
         speed: args.speed,
         seed: piece.into(),
-        // The simulator's router is not told either.
+        // The simulator's router does not get it either.
         tell_lengths: false,
         ..ReplayConfig::default()
     };
@@ -269,7 +269,7 @@ async fn live(args: &Args, trace: &Arc<Trace>, policy: &PolicyConfig, piece: u32
     Ok(Lived { records: report.records, lag_s, failed })
 }
 
-/// Through a world of the same engines: times to first token and to the end.
+/// Through a world of the same engines: TTFT and E2E latency.
 fn simulate(
     args: &Args,
     trace: &Trace,
@@ -313,7 +313,7 @@ fn simulate(
         seed: piece.into(),
         stopwatch: None,
     });
-    // Nobody waits for anybody here, but turns are still turns of their conversations.
+    // There are no dependencies here, but turns still belong to their conversations.
     let mut plan = Plan::new(trace);
     let mut first = BTreeMap::new();
     for (index, request) in trace.requests.iter().enumerate() {
@@ -353,7 +353,7 @@ impl Means {
         Self { all, draws }
     }
 
-    /// The middle 95 % of what a figure of a draw is.
+    /// The middle 95 % of a figure's draws.
     fn interval(&self, of: impl Fn(&[f64]) -> f64) -> (f64, f64) {
         let mut figures: Vec<f64> = self.draws.iter().map(|draw| of(draw)).collect();
         figures.sort_unstable_by(f64::total_cmp);
@@ -361,7 +361,7 @@ impl Means {
         (at(TAIL), at(1.0 - TAIL))
     }
 
-    /// Whether policy `a` is better than `b` (-1), worse (1), or neither for sure (0).
+    /// Whether policy `a` is better than `b` (-1), worse (1), or not significantly different (0).
     fn sign(&self, a: usize, b: usize) -> i32 {
         match self.interval(|draw| draw[a] - draw[b]) {
             (_, high) if high < 0.0 => -1,
@@ -378,7 +378,7 @@ impl Means {
     }
 }
 
-/// Prints both orders of one figure and whether the best of them agree.
+/// Prints both rankings of one figure and whether the best policies agree.
 fn compare(
     out: &mut impl std::io::Write,
     what: &str,

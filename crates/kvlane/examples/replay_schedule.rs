@@ -1,9 +1,9 @@
-//! Whether `kvlane replay` keeps its schedule, and whether it measures the same twice.
+//! Tests whether `kvlane replay` keeps its schedule, and whether it is repeatable.
 //!
-//! Schedule: unshared prompts at 500 a second onto one mock engine; the 99th percentile of how late requests left is to be
-//! below 5 ms. Repeat: a trace through a gateway onto mock engines, twice, with everything started anew; the medians of
-//! the time to first token are to be within 3 %. All are processes of their own, as a user has them. Ends with code 1 if
-//! a target was missed.
+//! Schedule: unshared prompts at 500 a second onto one mock engine; the target for the 99th percentile of lateness is
+//! 5 ms. Repeat: a trace through a gateway onto mock engines, twice, with everything restarted; the target for the
+//! difference of the medians of TTFT is 3 %. All are separate processes, as for a user. The exit code is 1 if a
+//! target was missed.
 //!
 //! `make replay-schedule`, or `cargo build --release -p kvlane --bin kvlane --example replay_schedule` and
 //! `target/release/examples/replay_schedule`.
@@ -16,9 +16,9 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use clap::Parser;
 use serde_json::Value;
 
-/// Seconds by which requests may leave late, at the 99th percentile.
+/// Maximum lateness of requests in seconds, at the 99th percentile.
 const LAG_P99_MAX_S: f64 = 0.005;
-/// How far the medians of two replays may be apart.
+/// Maximum difference between the medians of two replays.
 const APART_MAX: f64 = 0.03;
 
 #[derive(Parser)]
@@ -34,16 +34,16 @@ struct Options {
     prompt_tokens: u32,
     #[arg(long, default_value_t = 8)]
     output_tokens: u32,
-    /// For how many seconds.
+    /// Duration in seconds.
     #[arg(long, default_value_t = 30)]
     seconds: u32,
     /// The trace of the second part.
     #[arg(long, default_value = "mooncake-conversation")]
     trace: String,
-    /// How many of its requests.
+    /// Number of its requests.
     #[arg(long, default_value_t = 150)]
     requests: u32,
-    /// How many times as fast its conversations begin.
+    /// Factor on the rate at which its conversations begin.
     #[arg(long, default_value_t = 4.0)]
     speed: f64,
     /// Engines of the second part.
@@ -51,7 +51,7 @@ struct Options {
     engines: u32,
 }
 
-/// A server that is killed when it is no longer needed.
+/// A server that is killed when it is dropped.
 struct Server {
     child: Child,
     url: String,
@@ -97,7 +97,7 @@ fn main() -> Result<ExitCode, Failure> {
     Ok(if punctual && alike { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// How late requests left at a steady rate.
+/// Lateness of requests at a steady rate.
 fn schedule(kvlane: &Path, directory: &Path, options: &Options) -> Result<Value, Failure> {
     let trace = directory.join("steady.jsonl").display().to_string();
     let [rate, seconds] = [options.rate.to_string(), options.seconds.to_string()];
@@ -105,13 +105,13 @@ fn schedule(kvlane: &Path, directory: &Path, options: &Options) -> Result<Value,
     let output = format!("output_tokens={}", options.output_tokens);
     let make = ["trace", "generate", "unshared", "--rate", &rate, "--seconds", &seconds, "--out", &trace];
     run(Command::new(kvlane).args(make).args(["--set", &input, "--set", &output]))?;
-    // The engine is fast enough to be no bottleneck.
+    // The engine is fast enough not to be the bottleneck.
     let engine = Server::start(kvlane, &["mock-engine", "--port", "0", "--speed", "100"], 0)?;
     let figures = replay(kvlane, &[&engine.url, "--trace", &trace])?;
     Ok(figures["client"]["lag_s"].clone())
 }
 
-/// A replay of the trace through a gateway, all started anew.
+/// A replay of the trace through a gateway, all restarted.
 fn repeat(kvlane: &Path, options: &Options) -> Result<Value, Failure> {
     let engine = || Server::start(kvlane, &["mock-engine", "--port", "0"], 0);
     let engines = (0..options.engines).map(|_| engine()).collect::<Result<Vec<_>, _>>()?;
@@ -123,7 +123,7 @@ fn repeat(kvlane: &Path, options: &Options) -> Result<Value, Failure> {
     replay(kvlane, &args)
 }
 
-/// The figures of a replay; how late it was is judged here.
+/// The figures of a replay; lateness is judged here.
 fn replay(kvlane: &Path, args: &[&str]) -> Result<Value, Failure> {
     let figures = run(Command::new(kvlane)
         .arg("replay")
@@ -137,7 +137,7 @@ fn replay(kvlane: &Path, args: &[&str]) -> Result<Value, Failure> {
     }
 }
 
-/// What a program prints, which must end well.
+/// The output of a program, which must succeed.
 fn run(command: &mut Command) -> Result<Vec<u8>, Failure> {
     let output = command.output()?;
     if !output.status.success() {
@@ -157,7 +157,7 @@ fn verdict(held: bool) -> &'static str {
 // === impl Server ===
 
 impl Server {
-    /// Starts it and waits until it says where it serves, and that so many workers are healthy.
+    /// Starts it and waits until it prints its address, and this many workers are healthy.
     fn start(kvlane: &Path, args: &[&str], mut workers: usize) -> Result<Self, Failure> {
         let mut child =
             Command::new(kvlane).args(args).stdin(Stdio::null()).stderr(Stdio::piped()).spawn()?;
@@ -174,7 +174,7 @@ impl Server {
                 address = place.and_then(|rest| rest.split_whitespace().next()).map(str::to_owned);
             }
         }
-        // Its log is read to its end, so that it never waits for a reader.
+        // Its log is read to its end, so that it never blocks on a reader.
         std::thread::spawn(move || std::io::copy(&mut log, &mut std::io::sink()));
         Ok(Self { child, url: format!("http://{}", address.unwrap_or_default()) })
     }
@@ -182,7 +182,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // It may have exited by itself.
         self.child.kill().ok();
         self.child.wait().ok();
     }

@@ -60,7 +60,7 @@ fn policies_are_compared_and_a_router_that_does_not_start_costs_the_others_nothi
     let cached = |router: &str| cell(router)["figures"]["cached_share"]["value"].as_f64().expect("a share");
     assert!(cached("kvlane") > 0.3 && cached("turns") > 0.1, "{} {}", cached("kvlane"), cached("turns"));
     let page = std::fs::read_to_string(dir.path().join("report.html")).expect("a report");
-    assert!(page.contains("A small one") && page.contains("does not count"), "{page}");
+    assert!(page.contains("A small one") && page.contains("was discarded"), "{page}");
     assert!(dir.path().join("runs/turns-load1-seed2.jsonl").exists());
     // What is kept is not run again: only the broken one is tried.
     let again = bench(dir.path(), &["bench.yaml", "--records", "runs", "--json", "again.json"]);

@@ -246,7 +246,7 @@ async fn an_engine_and_a_gateway_that_want_keys_are_shown_them() {
     let (code, without) = report(&[&engine.url(), "--no-request"]).await;
     assert_eq!((code, row(&without, 0, "models").0), (Some(1), "fail"));
     let text = without.to_string();
-    assert!(text.contains("give --worker-api-key"), "{text}");
+    assert!(text.contains("set --worker-api-key"), "{text}");
     let (_, with) = report(&[&engine.url(), "--no-request", "--worker-api-key", "sk-worker"]).await;
     assert_eq!(row(&with, 0, "models").0, "ok");
 
@@ -259,7 +259,7 @@ async fn an_engine_and_a_gateway_that_want_keys_are_shown_them() {
     let (url, worker_key) = (engine.url(), ["--worker-api-key", "sk-worker", "--no-request"]);
     let args = [&[&*url, "--gateway", &metrics][..], &worker_key].concat();
     let (_, without) = report(&args).await;
-    assert!(without.to_string().contains("give --admin-api-key"), "{without:#}");
+    assert!(without.to_string().contains("set --admin-api-key"), "{without:#}");
     let (_, with) = report(&[&args[..], &["--admin-api-key", "sk-admin"]].concat()).await;
     assert!(with["gateway"].to_string().contains("healthy, token count"), "{with:#}");
     gateway.end().await;

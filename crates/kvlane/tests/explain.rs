@@ -113,7 +113,7 @@ fn a_request_is_explained_by_what_the_policy_saw() {
     assert_eq!(found["decisions"]["replay"]["same"], 60);
 
     let told = prints(&path, &["--request", "12"]);
-    assert!(told.contains("went to http://e") && told.contains("next best by fleet_cost"), "{told}");
+    assert!(told.contains("placed on http://e") && told.contains("next best by fleet_cost"), "{told}");
     assert!(told.contains("all 60 placements equal the recorded ones"), "{told}");
 }
 
@@ -187,5 +187,5 @@ fn what_cannot_be_explained_is_told() {
     let wrong = kvlane(&["explain", path.to_str().expect("a path"), "--policies", "best"]);
     assert!(text(&wrong.stderr).contains("unknown policy"));
     let wrong = kvlane(&["explain", path.to_str().expect("a path"), "--model", "other"]);
-    assert!(text(&wrong.stderr).contains("there are recordings of llama"));
+    assert!(text(&wrong.stderr).contains("the recordings are of llama"));
 }

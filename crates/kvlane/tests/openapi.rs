@@ -71,7 +71,7 @@ fn every_route_of_the_code_is_in_the_document_and_no_other() {
         assert!(described.contains_key(path), "docs/openapi.yaml lacks {path}");
     }
     for path in described.keys() {
-        assert!(own.contains(path) || served.contains(path.as_str()), "nobody answers {path}");
+        assert!(own.contains(path) || served.contains(path.as_str()), "no handler answers {path}");
     }
 }
 
@@ -152,7 +152,7 @@ fn every_reference_leads_somewhere_and_every_part_is_used() {
     for (kind, parts) in document["components"].as_object().expect("components") {
         // Those are named in `security`.
         for name in parts.as_object().expect("parts").keys().filter(|_| kind != "securitySchemes") {
-            assert!(found.contains(&format!("#/components/{kind}/{name}")), "nobody uses {kind}/{name}");
+            assert!(found.contains(&format!("#/components/{kind}/{name}")), "unused: {kind}/{name}");
         }
     }
     assert_eq!(document["info"]["version"], env!("CARGO_PKG_VERSION"));

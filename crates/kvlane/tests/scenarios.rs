@@ -226,7 +226,7 @@ fn cold_prompts_take_as_long_as_measured() {
     findings.none();
 }
 
-/// A scenario that nobody names above is held by nothing.
+/// A scenario that is not named above would not be tested.
 #[test]
 fn every_scenario_that_comes_with_kvlane_is_held_here() {
     let listed =

@@ -1,12 +1,11 @@
-//! Least squares: the constants with which the timing model comes closest to what was measured.
+//! Least-squares fit of the timing model's constants to measurements.
 //!
-//! Levenberg's and Marquardt's method on the logarithms of the constants, so that none turns negative and all have one
-//! scale, with logarithms of measured over modelled as residuals: a percent off counts alike for a millisecond and for
-//! a minute. Measurements far from the rest weigh next to nothing (Cauchy's weights). Derivatives are numeric: the model is a
-//! formula that costs nothing.
+//! Levenberg-Marquardt on the logarithms of the constants, so that none turns negative and all have one scale, with
+//! logarithms of measured over modelled as residuals: a relative error weighs the same for a millisecond and for a
+//! minute. Outliers get almost no weight (Cauchy's weights). Derivatives are numeric: the model is cheap to evaluate.
 //!
-//! Not every set of measurements determines every constant: short contexts say nothing of the bandwidth at which keys
-//! and values are read. A constant that could as well be the prior's stays the prior's, and says so.
+//! Not every set of measurements determines every constant: short contexts do not determine the bandwidth of keys and
+//! values. A constant for which the prior fits as well keeps the prior, and is marked.
 
 use kvlane_core::timing::TimingModel;
 use serde::Serialize;
@@ -16,24 +15,24 @@ use super::{Point, Work};
 /// Steps of the method before it stops, converged or not.
 const STEPS_MAX: usize = 300;
 
-/// Rounds of weighing down what is far off.
+/// Rounds of reweighting outliers.
 const WEIGHINGS: usize = 10;
 
-/// A residual of this many times the usual one weighs half: the constant with which Cauchy's weights lose 5 % where
-/// errors are normal.
+/// A residual of this multiple of the usual one gets half the weight: the constant with which Cauchy's weights lose 5
+/// % efficiency for normal errors.
 const CAUCHY: f64 = 2.385;
 
-/// No measurement is taken to be better than this share.
+/// Minimum error of a measurement, as a share.
 const NOISE_MIN: f64 = 0.001;
 
-/// Half the distance between a measurement's rounds counts as its error, up to this share: beyond it the rounds say
-/// more of the machine's other work than of the one that was picked.
+/// Half the distance between a measurement's rounds counts as its error, up to this share: beyond it the rounds
+/// reflect other load on the machine.
 const SPREAD_MAX: f64 = 0.05;
 
-/// Relative standard error from which a constant counts as badly determined.
+/// Relative standard error from which a constant is badly determined.
 const LOOSE_ERROR: f64 = 0.25;
 
-/// How much worse a fit with a constant pinned may be, in squares of the noise, for the pin to hold: two standard
+/// Increase of the cost with a constant pinned, in squares of the noise, up to which the pin holds: two standard
 /// deviations.
 const PIN_COST_MAX: f64 = 4.0;
 
@@ -60,34 +59,34 @@ pub enum Parameter {
     RequestSecs,
 }
 
-/// What the measurements say of a constant.
+/// How well the measurements determine a constant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Standing {
-    /// They determine it.
+    /// Determined.
     Fitted,
-    /// They rule the prior out and leave a wide range.
+    /// The prior is ruled out, but the value is uncertain.
     Loose,
-    /// They could be had with the prior as well: it stays.
+    /// Not determined: the prior is kept.
     Prior,
 }
 
 /// One constant after the fit.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Estimate {
-    /// Which.
+    /// The constant.
     pub parameter: Parameter,
     /// Its value in the fitted model.
     pub value: f64,
     /// Its value before.
     pub prior: f64,
-    /// Standard error as a share of the value; of what the measurements would have said where the prior stays.
+    /// Standard error as a share of the value; where the prior is kept, that of the fitted value.
     pub relative_error: f64,
-    /// How it came about.
+    /// How well it is determined.
     pub standing: Standing,
 }
 
-/// The model that comes closest.
+/// The result of a fit.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fit {
     /// The prior with its constants replaced.
@@ -98,7 +97,7 @@ pub struct Fit {
     pub rms: f64,
 }
 
-/// Why there is nothing to fit.
+/// Errors of a fit.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FitError {
     /// Too few measurements.
@@ -106,8 +105,8 @@ pub enum FitError {
         "{0} usable measurements are too few to fit: at least three prompts or decode batches are needed"
     )]
     TooFew(usize),
-    /// A measurement that is no duration.
-    #[error("`{0}` took no positive time: this is no measurement")]
+    /// A measurement that is not a duration.
+    #[error("`{0}` has no positive duration: invalid measurement")]
     NoDuration(String),
 }
 
@@ -125,7 +124,7 @@ impl Parameter {
         Self::RequestSecs,
     ];
 
-    /// As it is written in a timing file.
+    /// Its name in a timing file.
     pub fn name(self) -> &'static str {
         match self {
             Self::Compute => "efficiency.compute",
@@ -165,12 +164,12 @@ impl Parameter {
         } = value;
     }
 
-    /// Whether it is a share of a peak, so that more of it is less time.
+    /// Whether it is a share of a peak, so that a larger value is less time.
     fn is_share(self) -> bool {
         matches!(self, Self::Compute | Self::Weights | Self::Kv | Self::Attention)
     }
 
-    /// Where the search may go. A share of a peak that is only nominal can be anything: the product counts.
+    /// Range of the search. A share of a peak that is only nominal can have any value: only the product matters.
     fn range(self) -> (f64, f64) {
         match self {
             Self::Compute | Self::Weights | Self::Kv | Self::Attention => (1e-9, 1e5),
@@ -179,7 +178,7 @@ impl Parameter {
         }
     }
 
-    /// Where the search begins if the prior is zero, which has no logarithm.
+    /// Start of the search if the prior is zero, which has no logarithm.
     fn typical(self) -> f64 {
         match self {
             Self::SequenceSecs => 1e-5,
@@ -203,7 +202,7 @@ pub fn fit(prior: &TimingModel, chunk_tokens: u32, points: &[Point]) -> Result<F
     }
     let mut problem = Problem { points: &fitted, chunk_tokens, weights: vec![1.0; fitted.len()] };
     let mut free: Vec<Parameter> = Parameter::ALL.to_vec();
-    // Two ways in: where the machine is known the prior is near, where it is not its peaks are only nominal.
+    // Two starting points: the prior for a known machine, and an estimate for one whose peaks are only nominal.
     let mut model = [prior.clone(), problem.guess(prior)]
         .map(|start| problem.descend(start, &free))
         .into_iter()
@@ -260,7 +259,7 @@ pub fn fit(prior: &TimingModel, chunk_tokens: u32, points: &[Point]) -> Result<F
     Ok(Fit { timing: model, estimates, rms })
 }
 
-/// What is to be explained.
+/// The measurements to fit.
 struct Problem<'a> {
     points: &'a [&'a Point],
     chunk_tokens: u32,
@@ -286,12 +285,12 @@ impl Problem<'_> {
             .sum()
     }
 
-    /// Weighs each point by its error, which is how far its rounds are apart and how far the model usually is off, and
-    /// weighs down what is further off than that.
+    /// Weighs each point by its error (the spread of its rounds and the usual error of the model), and reduces the
+    /// weight of outliers.
     fn weigh(&mut self, timing: &TimingModel, parameters: usize) {
         let residuals = self.residuals(timing);
         let mut sizes: Vec<f64> = residuals.iter().map(|residual| residual.abs()).collect();
-        // 1.4826 times the median is the standard deviation where errors are normal; a fit makes them look smaller.
+        // 1.4826 times the median is the standard deviation for normal errors; a fit makes residuals look smaller.
         let spare = sizes.len().saturating_sub(parameters).max(1);
         let shrunk = (sizes.len() as f64 / spare as f64).sqrt();
         let usual = (1.4826 * shrunk * super::median(&mut sizes)).max(NOISE_MIN);
@@ -302,14 +301,14 @@ impl Problem<'_> {
         self.weights = self.points.iter().zip(residuals).map(weight).collect();
     }
 
-    /// How far off a point is in units of its error, as the residuals show it; not less than one.
+    /// Residual of a point in units of its error; at least one.
     fn noise(&self, timing: &TimingModel, parameters: usize) -> f64 {
         let spare = self.points.len().saturating_sub(parameters).max(1);
         (self.cost(timing) / spare as f64).sqrt().max(1.0)
     }
 
-    /// A start for a machine of which nothing is known: each constant as if it alone explained half of the measurement
-    /// that shows it best.
+    /// A starting point for an unknown machine: each constant as if it alone explained half of the measurement that
+    /// shows it best.
     fn guess(&self, prior: &TimingModel) -> TimingModel {
         let mut nothing = prior.clone();
         for parameter in Parameter::ALL {
@@ -335,7 +334,7 @@ impl Problem<'_> {
         guess
     }
 
-    /// The nearest valley of the cost over the `free` constants.
+    /// The nearest minimum of the cost over the `free` constants.
     fn descend(&self, mut timing: TimingModel, free: &[Parameter]) -> TimingModel {
         for parameter in free {
             let (low, high) = parameter.range();
@@ -360,7 +359,7 @@ impl Problem<'_> {
                 let mut moved = timing.clone();
                 for (parameter, step) in free.iter().zip(step) {
                     let (low, high) = parameter.range();
-                    // A step of a factor of e at most: the model is far from linear in its constants.
+                    // A step of at most a factor of e: the model is far from linear in its constants.
                     let value = parameter.get(&timing) * (-step).clamp(-1.0, 1.0).exp();
                     parameter.set(&mut moved, value.clamp(low, high));
                 }
@@ -383,7 +382,7 @@ impl Problem<'_> {
         timing
     }
 
-    /// How each residual changes with the logarithm of each free constant.
+    /// Derivative of each residual by the logarithm of each free constant.
     fn jacobian(&self, timing: &TimingModel, free: &[Parameter]) -> Vec<Vec<f64>> {
         let moved = |parameter: &Parameter, factor: f64| {
             let mut moved = timing.clone();
@@ -413,11 +412,11 @@ impl Problem<'_> {
         normal
     }
 
-    /// Standard error of each free constant as a share of it, huge where the points say nothing.
+    /// Standard error of each free constant as a share of it, very large if the points do not determine it.
     fn errors(&self, timing: &TimingModel, free: &[Parameter], noise: f64) -> Vec<f64> {
         let mut normal = self.normal(&self.jacobian(timing, free));
         for (index, row) in normal.iter_mut().enumerate() {
-            // Keeps what is not determined at all from being infinite.
+            // Keeps undetermined constants finite.
             row[index] += 1e-12;
         }
         let variance = |at: usize| {

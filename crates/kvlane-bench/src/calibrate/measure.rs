@@ -1,4 +1,4 @@
-//! Carries a plan out against a live server.
+//! Executes a plan against a live server.
 
 use std::time::{Duration, Instant};
 
@@ -11,44 +11,44 @@ use super::{Pick, Plan, Planned, Point, Probe, Timeline, Work};
 /// Ids below this are often special tokens.
 const ID_FIRST: u32 = 256;
 
-/// Prompts that are sent before anything is measured: engines compile, allocate and fill caches at first.
+/// Warm-up prompts: engines compile, allocate and fill caches at first.
 const WARM_UP: [Probe; 3] = [
     Probe::Prefill { prompt_tokens: 64 },
     Probe::Prefill { prompt_tokens: 1024 },
     Probe::Decode { seqs: 8, prompt_tokens: 32, output_tokens: 48 },
 ];
 
-/// Words of the text that shows how many tokens a word is.
+/// Words of the text that shows the number of tokens per word.
 const SAMPLE_WORDS: u32 = 200;
 
 /// Rounds in which a probe may fail before it is left out.
 const FAILURES_MAX: usize = 2;
 
-/// How to measure.
+/// Settings of the measurement.
 #[derive(Clone, Debug)]
 pub struct MeasureConfig {
     /// The model's name in requests.
     pub model: String,
     /// Size of its vocabulary: token ids of prompts are drawn from it.
     pub vocab: u32,
-    /// Another seed draws other prompts. The server must not have seen those of this one.
+    /// Seed of the prompts. The server must not have cached the prompts of this one.
     pub seed: u64,
-    /// Which round counts.
+    /// The round that is used.
     pub pick: Pick,
-    /// A probe that is not over after this long is given up.
+    /// Timeout of a probe.
     pub timeout: Duration,
 }
 
-/// What was measured, and what could not be.
+/// Measurements, and failures.
 #[derive(Clone, Debug, Default)]
 pub struct Measured {
     /// In the plan's order.
     pub points: Vec<Point>,
-    /// What was left out, and why.
+    /// Measurements left out, with the cause.
     pub notes: Vec<String>,
 }
 
-/// How a prompt is written.
+/// Form of a prompt.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Prompts {
     /// As token ids.
@@ -64,11 +64,11 @@ struct Client {
     rng: Rng,
 }
 
-/// Measures every probe of a plan. `progress` is called with (done, total, what is next).
+/// Measures every probe of a plan. `progress` is called with (done, total, next probe).
 ///
 /// # Errors
 ///
-/// A server that does not answer. A probe that it refuses or that yields no figure is left out, with a note.
+/// If the server does not answer. A probe that it rejects or that yields no figure is left out, with a note.
 pub async fn measure(
     server: Server,
     config: MeasureConfig,
@@ -86,7 +86,7 @@ pub async fn measure(
         for (index, Planned { probe, .. }) in plan.probes.iter().enumerate() {
             progress(done, total, probe);
             done += 1;
-            // What has failed twice and never succeeded would not do so in the next round.
+            // A probe that has failed twice and never succeeded is not tried again.
             if rounds[index].is_empty() && failures[index].len() >= FAILURES_MAX {
                 continue;
             }
@@ -115,7 +115,7 @@ pub async fn measure(
 // === impl Client ===
 
 impl Client {
-    /// Finds out how this server takes prompts, and lets it do for the first time what it does slower then.
+    /// Finds out which form of prompts the server accepts, and warms it up.
     async fn warm_up(&mut self) -> Result<(), ServerError> {
         if let Err(refused) = self.run(&WARM_UP[0]).await {
             let ServerError::Status { status: 400 | 422, .. } = refused else { return Err(refused) };
@@ -133,7 +133,7 @@ impl Client {
         Ok(())
     }
 
-    /// Sends a probe's requests, all at once, and waits for their ends.
+    /// Sends a probe's requests, all at once, and waits for them to end.
     async fn run(&mut self, probe: &Probe) -> Result<Vec<Timeline>, ServerError> {
         let (requests, prompt_tokens, output_tokens) = probe.requests();
         let mut ready = Vec::new();
@@ -166,7 +166,7 @@ impl Client {
         }
     }
 
-    /// A prompt nobody has sent before, as JSON.
+    /// A prompt that has not been sent before, as JSON.
     fn prompt(&mut self, tokens: u32) -> String {
         match self.prompts {
             Prompts::Ids => {

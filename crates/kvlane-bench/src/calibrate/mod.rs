@@ -1,10 +1,9 @@
-//! Calibration: a live server is measured and the engine timing model's constants are fitted to it.
+//! Calibration: measures a live server and fits the engine timing model's constants to it.
 //!
-//! [`Plan`] says what to measure: cold prompts of growing length, and decoding at growing batch and context.
-//! [`measure`] carries it out over HTTP. Whoever carries it out, what comes back is a [`Timeline`] per request, and
-//! [`Probe::observe`] reduces those to a duration and to the [`Work`] the engine did in it. [`Work::secs`] is the
-//! model's word on the same work, step by step as a continuous-batching engine takes it, and [`fit`](fn@fit::fit)
-//! brings the two together.
+//! [`Plan`] defines the measurements: cold prompts of growing length, and decoding at growing batch and context.
+//! [`measure`] executes it over HTTP. The result is a [`Timeline`] per request, and [`Probe::observe`] reduces these
+//! to a duration and the engine's [`Work`] in it. [`Work::secs`] is the model's duration of the same work, step by
+//! step as in a continuous-batching engine, and [`fit`](fn@fit::fit) fits one to the other.
 //!
 //! A prompt is measured with nothing else in the engine: its time to first token is the request's own cost and the
 //! steps of its chunks. Decoding is measured from the moment the last sequence of a batch has its first token until the
@@ -18,70 +17,70 @@ pub mod server;
 use kvlane_core::timing::{StepShape, TimingModel};
 use serde::Serialize;
 
-/// Lengths of the cold prompts, in tokens. The short ones show where reading the weights takes over from arithmetic.
+/// Lengths of the cold prompts, in tokens. The short ones show the limit where reading the weights dominates.
 const PREFILL_TOKENS: [u32; 10] = [64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384, 32_768];
 const PREFILL_TOKENS_QUICK: [u32; 5] = [64, 256, 1024, 4096, 8192];
 
-/// Lengths that are measured and not fitted: between those that are.
+/// Lengths that are measured but not fitted: between the fitted ones.
 const HELD_OUT_TOKENS: [u32; 3] = [768, 3000, 6000];
 
 /// Sequences that decode together.
 const DECODE_SEQS: [u32; 9] = [1, 2, 4, 8, 16, 32, 64, 128, 256];
 const DECODE_SEQS_QUICK: [u32; 4] = [1, 8, 32, 128];
 
-/// Sequences that decode together with long contexts, as far as the cache holds them.
+/// Sequences that decode together with long contexts, up to the cache's capacity.
 const DECODE_SEQS_LONG: [u32; 4] = [1, 4, 16, 64];
 const DECODE_SEQS_LONG_QUICK: [u32; 2] = [1, 8];
 
 /// Prompt length of a decode probe with short contexts.
 const DECODE_SHORT_TOKENS: u32 = 32;
 
-/// Prompt length of one with long contexts, unless the server takes less.
+/// Prompt length of a decode probe with long contexts, unless the server's maximum is smaller.
 const DECODE_LONG_TOKENS: u32 = 4096;
 
-/// Decode steps that are wanted with all sequences decoding.
+/// Target number of decode steps with all sequences decoding.
 const WINDOW_STEPS: u32 = 64;
 
 /// Decode steps that pass while requests reach a busy server.
 const ARRIVAL_STEPS: u32 = 32;
 
-/// Decode steps below which a window says nothing.
+/// Minimum decode steps of a valid window.
 const WINDOW_STEPS_MIN: u32 = 16;
 
-/// Arrivals closer together than this are one.
+/// Arrivals closer together than this count as one.
 const SAME_MOMENT_SECS: f64 = 2e-4;
 
-/// Share of a window's tokens that may come at one moment. More, and someone was asleep in between.
+/// Maximum share of a window's tokens that may arrive at once; more indicates a pause of the server or client.
 const BURST_SHARE_MAX: f64 = 0.25;
 
-/// Share of the KV cache that a probe fills at most, so that nothing is preempted.
+/// Maximum share of the KV cache that a probe fills, so that nothing is preempted.
 const CAPACITY_SHARE_MAX: f64 = 0.9;
 
-/// KV cache assumed where a server does not tell its size.
+/// KV cache assumed if a server does not report its size.
 const CAPACITY_TOKENS_ASSUMED: u64 = 32_768;
 
-/// Context length assumed where a server does not tell it.
+/// Context length assumed if a server does not report it.
 const MODEL_LEN_ASSUMED: u32 = 8192;
 
-/// Share of a prompt that may come from a cache before it no longer counts as cold.
+/// Maximum cached share of a cold prompt.
 const CACHED_SHARE_MAX: f64 = 0.02;
 
-/// What a server says of its sizes; `None` where it says nothing.
+/// Sizes reported by a server; `None` if not reported.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Limits {
-    /// Most tokens of prompt and answer together.
+    /// Maximum tokens of prompt and answer together.
     pub max_model_len: Option<u32>,
     /// Tokens in its KV cache.
     pub kv_capacity_tokens: Option<u64>,
     /// Tokens in a KV block.
     pub block_tokens: Option<u32>,
-    /// Most sequences in a step.
+    /// Maximum sequences in a step.
     pub max_num_seqs: Option<u32>,
-    /// Most tokens in a step, which is the longest chunk of a prompt.
+    /// Maximum tokens in a step, which is the longest chunk of a prompt.
     pub max_num_batched_tokens: Option<u32>,
 }
 
-/// One thing to measure.
+/// One measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Probe {
@@ -92,7 +91,7 @@ pub enum Probe {
     },
     /// Cold prompts at once, then decoding: the time of a step in which all decode.
     Decode {
-        /// How many sequences.
+        /// Number of sequences.
         seqs: u32,
         /// Length of each prompt.
         prompt_tokens: u32,
@@ -101,26 +100,26 @@ pub enum Probe {
     },
 }
 
-/// A probe and what its result is for.
+/// A probe and the use of its result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Planned {
-    /// What is measured.
+    /// The probe.
     pub probe: Probe,
-    /// Measured to see how well the fit predicts it, not fitted.
+    /// Measured to check the fit's prediction, not fitted.
     pub held_out: bool,
 }
 
-/// What to measure, in what order.
+/// The measurements, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// Each is measured once in every round, in this order: a disturbance then touches one repeat of many probes
-    /// and not many repeats of one, and medians do not see it.
+    /// Each is measured once in every round, in this order: a disturbance then affects one repeat of many probes and
+    /// not many repeats of one, and medians ignore it.
     pub probes: Vec<Planned>,
-    /// Rounds.
+    /// Number of rounds.
     pub repeats: u32,
 }
 
-/// What bounds a plan beside the server's own limits.
+/// Limits of a plan besides the server's own.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PlanOptions {
     /// Longest prompt; by default 32,768.
@@ -131,20 +130,20 @@ pub struct PlanOptions {
     pub repeats: Option<u32>,
 }
 
-/// When the tokens of one request came, on a clock that all requests of a probe share.
+/// Arrival times of the tokens of one request, on a clock shared by all requests of a probe.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Timeline {
-    /// When it was sent, in seconds.
+    /// Time of sending, in seconds.
     pub sent_s: f64,
     /// Its prompt's length as the engine counted it.
     pub prompt_tokens: u32,
-    /// Prompt tokens the engine took from its cache, if it says.
+    /// Prompt tokens from the engine's cache, if reported.
     pub cached_tokens: Option<u32>,
     /// Time in seconds and output tokens so far, at every arrival.
     pub tokens: Vec<(f64, u32)>,
 }
 
-/// What an engine did while it was measured.
+/// The engine's work during a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Work {
@@ -155,33 +154,33 @@ pub enum Work {
     },
     /// It gave each of some sequences one token.
     Decode {
-        /// How many.
+        /// Number of sequences.
         seqs: u32,
         /// Sum of their contexts, the mean over the steps measured.
         context_tokens: u64,
     },
 }
 
-/// Which of a measurement's rounds counts.
+/// The round of a measurement that is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Pick {
-    /// The middle one, the lower of two: what is usual.
+    /// The median, the lower of two: typical behaviour.
     #[default]
     Median,
-    /// The fastest: what comes closest to an undisturbed server on a machine that others use too.
+    /// The fastest: closest to an undisturbed server on a shared machine.
     Fastest,
 }
 
 /// One measurement.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Point {
-    /// What was asked for.
+    /// The probe.
     #[serde(flatten)]
     pub planned: Planned,
-    /// What was done in the round that counts.
+    /// The work in the used round.
     pub work: Work,
-    /// How long that took, in seconds.
+    /// Its duration, in seconds.
     pub secs: f64,
     /// All rounds, ascending.
     pub samples_s: Vec<f64>,
@@ -194,22 +193,24 @@ pub enum Unusable {
     #[error("a request yielded no token")]
     NoTokens,
     /// Part of a prompt was cached.
-    #[error("{0} prompt tokens came from the cache; prompts must be ones that the server has never seen")]
+    #[error(
+        "{0} prompt tokens came from the cache; the server must not have cached the prompts: use another --seed"
+    )]
     NotCold(u32),
     /// The first sequence ended before the last one decoded.
     #[error(
         "all sequences decoded together for only {0} steps: the server takes fewer at once, or was disturbed"
     )]
     NeverTogether(u32),
-    /// Tokens waited somewhere and came at once.
-    #[error("{0} tokens of one sequence came at once: the server or this client did not keep up")]
+    /// Tokens were delayed and arrived at once.
+    #[error("{0} tokens of one sequence arrived at once: the server or this client did not keep up")]
     Burst(u32),
 }
 
 // === impl Plan ===
 
 impl Plan {
-    /// What tells a server's constants apart, within its limits.
+    /// The measurements that separate a server's constants, within its limits.
     pub fn new(limits: &Limits, options: &PlanOptions) -> Self {
         let capacity = limits.kv_capacity_tokens.unwrap_or(CAPACITY_TOKENS_ASSUMED);
         let fitting = (capacity as f64 * CAPACITY_SHARE_MAX) as u64;
@@ -219,7 +220,7 @@ impl Plan {
             prompt_max.min(model_len.saturating_sub(1)).min(u32::try_from(fitting).unwrap_or(u32::MAX));
         let steps: &[u32] = if options.quick { &PREFILL_TOKENS_QUICK } else { &PREFILL_TOKENS };
         let mut lengths: Vec<u32> = steps.iter().copied().filter(|tokens| *tokens <= longest).collect();
-        // The far end of what the server takes is where the quadratic term shows.
+        // The quadratic term shows at the server's maximum.
         if lengths.last().is_some_and(|last| !options.quick && u64::from(longest) * 4 > u64::from(*last) * 5)
         {
             lengths.push(longest);
@@ -290,11 +291,11 @@ impl Probe {
         }
     }
 
-    /// What the requests' timelines say: the work, and how long it took in seconds.
+    /// The result of the requests' timelines: the work, and its duration in seconds.
     ///
     /// # Errors
     ///
-    /// Why they say nothing.
+    /// Why there is no result.
     pub fn observe(&self, timelines: &[Timeline]) -> Result<(Work, f64), Unusable> {
         for line in timelines {
             let cached = line.cached_tokens.unwrap_or(0);
@@ -334,8 +335,8 @@ fn decoding(timelines: &[Timeline]) -> Result<(Work, f64), Unusable> {
         if f64::from(at_once) > f64::from(to - from) * BURST_SHARE_MAX {
             return Err(Unusable::Burst(at_once));
         }
-        // The median over stretches of half the window: a pause, and the tokens that come at once after it, touch few
-        // of them, and a timer's grain is small beside such a stretch.
+        // The median over stretches of half the window: a pause, and the tokens that arrive at once after it, affect
+        // few of them, and a timer's granularity is small compared with such a stretch.
         let half = moments.len() / 2;
         let stretches = moments.iter().zip(&moments[half..]);
         let mut secs: Vec<f64> =
@@ -348,7 +349,7 @@ fn decoding(timelines: &[Timeline]) -> Result<(Work, f64), Unusable> {
     Ok((Work::Decode { seqs, context_tokens: context_tokens.round() as u64 }, median(&mut steps_secs)))
 }
 
-/// Arrivals with those that came at the same moment as one: what waited somewhere comes in several pieces.
+/// Arrivals, with simultaneous ones merged: delayed tokens arrive in several pieces.
 fn moments<'a>(arrivals: impl Iterator<Item = &'a (f64, u32)>) -> Vec<(f64, u32)> {
     let mut moments: Vec<(f64, u32)> = Vec::new();
     for &(at, tokens) in arrivals {
@@ -360,7 +361,7 @@ fn moments<'a>(arrivals: impl Iterator<Item = &'a (f64, u32)>) -> Vec<(f64, u32)
     moments
 }
 
-/// The middle one, the lower of two; 0 for none. Leaves the values ascending.
+/// The median, the lower of two; 0 for none. Leaves the values ascending.
 fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len().saturating_sub(1) / 2).copied().unwrap_or(0.0)
@@ -380,7 +381,7 @@ impl Point {
         Some(Self { planned, work, secs, samples_s: rounds.into_iter().map(|(_, secs)| secs).collect() })
     }
 
-    /// Half the distance between the fastest and the slowest round, as a share of what counts.
+    /// Half the distance between the fastest and the slowest round, as a share of the used one.
     pub fn spread(&self) -> f64 {
         match self.samples_s.as_slice() {
             [least, .., most] => (most - least) / 2.0 / self.secs,
@@ -392,7 +393,7 @@ impl Point {
 // === impl Work ===
 
 impl Work {
-    /// How long the model says it takes, in seconds, if a step has at most `chunk_tokens` tokens.
+    /// The model's duration in seconds, if a step has at most `chunk_tokens` tokens.
     pub fn secs(&self, timing: &TimingModel, chunk_tokens: u32) -> f64 {
         match *self {
             Self::Prefill { prompt_tokens } => {

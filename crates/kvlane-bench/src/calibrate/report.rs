@@ -1,4 +1,4 @@
-//! What a calibration found, as text, as a page, as JSON, and as the timing file it was made for.
+//! Results of a calibration, as text, page, JSON and timing file.
 
 use std::fmt::Write as _;
 
@@ -15,7 +15,7 @@ use super::{Limits, Point, Work};
 pub struct Report {
     /// Always [`Report::SCHEMA`].
     pub schema: &'static str,
-    /// Where the server is.
+    /// The server's URL.
     pub url: String,
     /// The model's name there.
     pub served_model: String,
@@ -23,11 +23,11 @@ pub struct Report {
     pub engine: Option<String>,
     /// Its sizes, as far as they are known.
     pub limits: Limits,
-    /// Tokens of a step that the model reckons with.
+    /// Maximum tokens of a step that the model uses.
     pub chunk_tokens: u32,
-    /// Another seed draws other prompts.
+    /// Seed of the prompts.
     pub seed: u64,
-    /// Root mean square over what was fitted, as a share.
+    /// Root mean square error over the fitted measurements, as a share.
     pub rms: f64,
     /// The largest error on a prompt that was not fitted, as a share; `None` without any.
     pub held_out_error_max: Option<f64>,
@@ -35,21 +35,21 @@ pub struct Report {
     pub constants: Vec<Estimate>,
     /// The measurements beside the model.
     pub points: Vec<Row>,
-    /// What could not be measured or had to be assumed, for people.
+    /// Measurements left out, and assumptions, as text.
     pub notes: Vec<String>,
-    /// What it is for.
+    /// The timing file.
     pub timing: TimingFile,
 }
 
-/// A measurement beside the model.
+/// A measurement with the model's value.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
     /// The measurement.
     #[serde(flatten)]
     pub point: Point,
-    /// What the fitted model says, in seconds.
+    /// Duration by the fitted model, in seconds.
     pub modelled_s: f64,
-    /// Modelled over measured, less one.
+    /// Modelled over measured, minus one.
     pub error: f64,
 }
 
@@ -59,7 +59,7 @@ impl Report {
     /// Name and version of the format.
     pub const SCHEMA: &str = "kvlane.calibrate/1";
 
-    /// Brings together what was asked, measured and fitted.
+    /// Combines settings, measurements and fit.
     pub fn new(
         url: &str,
         facts: &Facts,
@@ -159,13 +159,11 @@ impl Report {
     }
 
     fn verdict(&self) -> String {
-        let fitted = format!("The model is off by {} (rms) over what it was fitted to.", percent(self.rms));
+        let fitted =
+            format!("The error of the model is {} (rms) over the fitted measurements.", percent(self.rms));
         match self.held_out_error_max {
             Some(error) => {
-                format!(
-                    "{fitted} It predicts the prompts that it was not fitted to within {}.",
-                    percent(error)
-                )
+                format!("{fitted} It predicts prompts that were not fitted within {}.", percent(error))
             }
             None => fitted,
         }
@@ -198,7 +196,7 @@ impl Report {
         }
     }
 
-    /// What a share of a peak is in operations or bytes per second of one GPU.
+    /// A share of a peak, in operations or bytes per second of one GPU.
     fn rate(&self, estimate: &Estimate) -> String {
         let hardware = &self.timing.timing.hardware;
         match estimate.parameter {
@@ -252,7 +250,7 @@ impl Report {
         self.chart("Step with all decoding", "sequences", "step (s)", &sets)
     }
 
-    /// Measured dots and a modelled line for each set of rows; `pick` gives a row's place.
+    /// Measured dots and a modelled line for each set of rows; `pick` gives a row's position.
     fn chart(&self, title: &str, x: &str, y: &str, sets: &[(&str, &Place<'_>)]) -> Chart {
         let mut series = Vec::new();
         for (name, pick) in sets {
@@ -280,7 +278,7 @@ impl Report {
 /// Contexts beyond this count as long in a chart.
 const LONG_CONTEXT_TOKENS: u64 = 1024;
 
-/// Where a row stands in a chart, if it is in it.
+/// Position of a row in a chart, if it is in it.
 type Place<'a> = dyn Fn(&&Row) -> Option<f64> + 'a;
 
 // === impl Row ===
@@ -300,7 +298,7 @@ fn millis(secs: f64) -> String {
     if secs < 0.1 { format!("{:.2}", secs * 1e3) } else { format!("{:.0}", secs * 1e3) }
 }
 
-/// A constant's value in the unit people use for it.
+/// A constant's value in its usual unit.
 fn constant(parameter: Parameter, value: f64) -> String {
     match parameter {
         Parameter::StepSecs | Parameter::RequestSecs => format!("{:.3} ms", value * 1e3),

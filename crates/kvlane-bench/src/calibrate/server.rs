@@ -1,4 +1,4 @@
-//! The server under measurement: its address, what it says of itself, and one streamed completion at a time.
+//! The server to calibrate: its address, its reported sizes, and streamed completions.
 
 use std::time::{Duration, Instant};
 
@@ -16,33 +16,33 @@ use tokio::net::TcpStream;
 
 use super::{Limits, Timeline};
 
-/// Time to open a connection.
+/// Timeout of a connection attempt.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Time for an answer about the server itself.
+/// Timeout of queries about the server itself.
 const FACTS_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Bytes of an answer that are read; what is beyond is no answer to what was asked.
+/// Maximum bytes read of an answer to such a query.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 
-/// Bytes of an error answer that are shown.
+/// Maximum bytes of an error answer that are shown.
 const ERROR_DETAIL_BYTES_MAX: usize = 300;
 
-/// Depth to which a server's description of itself is searched.
+/// Maximum depth to which a server's description of itself is searched.
 const SEARCH_DEPTH_MAX: usize = 8;
 
-/// Why a server could not be asked.
+/// Errors of requests to the server.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    /// The address cannot be used.
-    #[error("cannot calibrate `{url}`: {why}; give http://host:port")]
+    /// The address is invalid.
+    #[error("cannot calibrate `{url}`: {why}; the URL must be http://host:port")]
     Url {
         /// As given.
         url: String,
-        /// What is wrong with it.
+        /// The cause.
         why: String,
     },
-    /// The API key cannot be a header's value.
+    /// The API key is not a valid header value.
     #[error("the API key contains characters that a header cannot carry")]
     ApiKey,
     /// No answer, or one that broke off.
@@ -50,35 +50,35 @@ pub enum ServerError {
     Broken {
         /// Host and port.
         authority: String,
-        /// What was asked.
+        /// The path.
         path: String,
-        /// What happened.
+        /// The cause.
         why: String,
     },
-    /// Another status than 200.
+    /// A status other than 200.
     #[error("{path} of {authority} answered {status}: {detail}")]
     Status {
         /// Host and port.
         authority: String,
-        /// What was asked.
+        /// The path.
         path: String,
         /// The status.
         status: u16,
-        /// The beginning of what it said.
+        /// The beginning of the answer.
         detail: String,
     },
-    /// A probe was not over in time.
-    #[error("not over after {0:?}")]
+    /// A probe timed out.
+    #[error("not finished after {0:?}")]
     Late(Duration),
-    /// Its list of models cannot be read.
+    /// Its list of models cannot be parsed.
     #[error(transparent)]
     Models(#[from] models::ModelsError),
-    /// It does not serve the model, or several and none was named.
-    #[error("the server has {}; name one with --model", match .0.as_slice() { [] => "no models".into(), all => format!("the models {}", all.join(", ")) })]
+    /// It does not have the model, or has several and none was selected.
+    #[error("the server has {}; select one with --model", match .0.as_slice() { [] => "no models".into(), all => format!("the models {}", all.join(", ")) })]
     Model(Vec<String>),
-    /// It serves others at the moment.
+    /// It is serving other requests.
     #[error(
-        "the server is at work ({running} requests running, {waiting} waiting); it must be idle to be measured"
+        "the server is busy ({running} requests running, {waiting} waiting); it must be idle for the measurement"
     )]
     Busy {
         /// Requests in its batch.
@@ -88,12 +88,12 @@ pub enum ServerError {
     },
 }
 
-/// What a server says of itself.
+/// The server's reports about itself.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Facts {
     /// The model's name, as requests use it.
     pub model: String,
-    /// The engine, if its metrics tell.
+    /// The engine, if its metrics show it.
     pub engine: Option<Dialect>,
     /// Its sizes.
     pub limits: Limits,
@@ -115,16 +115,16 @@ impl Server {
     ///
     /// # Errors
     ///
-    /// An address or a key that cannot be used.
+    /// If the address or key is invalid.
     pub fn new(url: &str, api_key: Option<&str>) -> Result<Self, ServerError> {
         let wrong = |why: &str| ServerError::Url { url: url.into(), why: why.into() };
         let uri: Uri = url.parse().map_err(|error: http::uri::InvalidUri| wrong(&error.to_string()))?;
         match uri.scheme_str() {
             Some("http") => {}
             Some("https") => return Err(wrong("this client does not speak TLS")),
-            _ => return Err(wrong("there is no http:// in front")),
+            _ => return Err(wrong("http:// is missing")),
         }
-        let host = uri.host().ok_or_else(|| wrong("there is no host"))?;
+        let host = uri.host().ok_or_else(|| wrong("the host is missing"))?;
         let path = uri.path().trim_end_matches('/');
         Ok(Self {
             authority: format!("{host}:{}", uri.port_u16().unwrap_or(80)),
@@ -136,11 +136,11 @@ impl Server {
         })
     }
 
-    /// Asks the server what it is. What it does not tell is `None`; only its list of models must be there.
+    /// Queries the server. Values that it does not report are `None`; only its list of models is required.
     ///
     /// # Errors
     ///
-    /// A server that cannot be reached, that does not serve `model`, or that is at work.
+    /// If the server cannot be reached, does not have `model`, or is busy.
     pub async fn facts(&self, model: Option<&str>) -> Result<Facts, ServerError> {
         let listed = models::parse(&self.get("/v1/models").await?)?;
         let names = || ServerError::Model(listed.iter().map(|model| model.id.clone()).collect());
@@ -171,7 +171,7 @@ impl Server {
                 .find_map(|sample| sample.label("block_size")?.parse().ok())
                 .filter(|tokens| *tokens > 0);
         }
-        // vLLM with VLLM_SERVER_DEV_MODE=1, SGLang, llama.cpp, each in words of its own.
+        // vLLM with VLLM_SERVER_DEV_MODE=1, SGLang and llama.cpp use different names.
         for path in ["/server_info?config_format=json", "/get_server_info", "/props"] {
             let Ok(body) = self.get(path).await else { continue };
             let Ok(told) = serde_json::from_slice::<Value>(&body) else { continue };
@@ -201,7 +201,7 @@ impl Server {
         }
     }
 
-    /// A connection of its own for one request: opened before the clock starts, and never one that the server has
+    /// A separate connection for each request: opened before the clock starts, so it is not one that the server has
     /// closed in the meantime.
     pub(super) async fn connect(&self, path: &str) -> Result<SendRequest<Full<Bytes>>, ServerError> {
         let opened = tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(&self.authority)).await;
@@ -212,7 +212,7 @@ impl Server {
         stream.set_nodelay(true).map_err(|error| self.broken(path, &error))?;
         let (sender, connection) =
             http1::handshake(TokioIo::new(stream)).await.map_err(|error| self.broken(path, &error))?;
-        // Its failure is the request's, which tells of it.
+        // If it fails, the request reports it.
         tokio::spawn(connection);
         Ok(sender)
     }
@@ -243,8 +243,8 @@ impl Server {
         request
     }
 
-    /// Sends a completion and notes when each of its tokens came, in seconds of `clock`. Events are only stamped as
-    /// they come and read afterwards, so that reading one does not delay the stamp of the next.
+    /// Sends a completion and records the arrival of each of its tokens, in seconds of `clock`. Events are only
+    /// timestamped on arrival and parsed afterwards, so that parsing one does not delay the timestamp of the next.
     pub(super) async fn complete(
         &self,
         mut connection: SendRequest<Full<Bytes>>,
@@ -308,7 +308,7 @@ const COMPLETIONS: &str = "/v1/completions";
 // === impl Limits ===
 
 impl Limits {
-    /// Fills in what a server's description of its configuration tells, under the names of vLLM, SGLang or llama.cpp.
+    /// Reads a server's description of its configuration, under the names of vLLM, SGLang or llama.cpp.
     fn complete(&mut self, told: &Value) {
         let fill = |place: &mut Option<u32>, names: &[&str]| *place = place.or_else(|| number(told, names));
         fill(&mut self.max_model_len, &["max_model_len", "context_length", "n_ctx"]);
@@ -324,7 +324,7 @@ impl Limits {
     }
 }
 
-/// The first positive number under one of `names`, wherever it stands; earlier names count more.
+/// The first positive number under one of `names`, at any depth; earlier names take precedence.
 fn number(value: &Value, names: &[&str]) -> Option<u32> {
     fn search(value: &Value, name: &str, depth: usize) -> Option<u32> {
         if depth == 0 {
@@ -344,9 +344,10 @@ fn number(value: &Value, names: &[&str]) -> Option<u32> {
     names.iter().find_map(|name| search(value, name, SEARCH_DEPTH_MAX))
 }
 
-/// Reads a stream of events in stamped pieces. An event is as old as the piece that ends it. Where events say how many
-/// tokens there are so far (vLLM and SGLang do when asked), that counts: a server that has fallen behind sends several
-/// tokens in one. Otherwise each event is one token, and all are scaled to the total that the last one tells.
+/// Parses a stream of events from timestamped pieces. An event has the timestamp of the piece that ends it. If events
+/// contain the number of tokens so far (vLLM and SGLang, on request), it is used: a server that has fallen behind
+/// sends several tokens in one event. Otherwise each event is one token, and the number is scaled to the total in the
+/// last one.
 fn read(sent_s: f64, pieces: &[(f64, Bytes)]) -> Timeline {
     let mut line = Timeline { sent_s, ..Timeline::default() };
     let (mut rest, mut counted, mut total) = (Vec::new(), false, None);

@@ -1,4 +1,4 @@
-//! What the runs of a matrix say: figures with intervals, each router against ours, what becomes of them over load.
+//! Results of a matrix: figures with intervals, each router against ours, and behaviour over load.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use super::{Job, Matrix};
 /// The name and version of [`Report`].
 pub const SCHEMA: &str = "kvlane.bench/1";
 
-/// The figures of a cell, units last. Times are in the trace's seconds, but for what the router costs.
+/// The figures of a cell, units last. Times are in trace seconds, except the cost of the router.
 pub const FIGURES: [&str; 19] = [
     "ttft_mean_s",
     "ttft_p50_s",
@@ -40,44 +40,45 @@ pub const FIGURES: [&str; 19] = [
 /// Figures that are compared over load.
 const OVER_LOAD: [&str; 4] = ["ttft_mean_s", "ttft_p90_s", "e2e_mean_s", "e2e_p90_s"];
 
-/// A run that was carried out.
+/// A completed run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Run {
-    /// Which.
+    /// Its router, load and seed.
     #[serde(flatten)]
     pub job: Job,
-    /// Its place in the order.
+    /// Its index in the order.
     pub place: usize,
-    /// When it began: seconds since the first run did.
+    /// Its start: seconds since the start of the first run.
     pub began_s: f64,
-    /// From the first request's time to the last one's end, seconds of the clock.
+    /// From the first request's time to the last one's end, in wall-clock seconds.
     pub wall_s: f64,
-    /// Requests that count.
+    /// Number of counted requests.
     pub requests: u64,
     /// Those of them that were not answered in full, by class.
     pub errors_by_class: BTreeMap<String, u64>,
-    /// What the first failures said.
+    /// Messages of the first failures.
     pub first_errors: Vec<String>,
-    /// The 99th percentile of how late the client sent, seconds of the clock.
+    /// The 99th percentile of the client's lateness, in wall-clock seconds.
     pub client_lag_p99_s: Option<f64>,
-    /// The median of the time between two tokens of an answer, in the trace's seconds.
+    /// The median of the time between two tokens of an answer, in trace seconds.
     pub itl_p50_s: Option<f64>,
-    /// What 99 % of those times do not exceed.
+    /// The 99th percentile of these times.
     pub itl_p99_s: Option<f64>,
-    /// CPU time of the router while requests were sent, in seconds; only on Linux and of routers that were started.
+    /// CPU time of the router while requests were sent, in seconds; only on Linux and for routers started by the
+    /// bench.
     pub router_cpu_s: Option<f64>,
     /// Its resident memory when the last request had ended.
     pub router_rss_bytes: Option<u64>,
-    /// Why it does not count, if it does not.
+    /// Why it is discarded, if it is.
     pub failure: Option<String>,
 }
 
-/// A run with what its requests experienced: those that count.
+/// A run with the records of its counted requests.
 #[derive(Clone, Debug)]
 pub struct Recorded {
     /// The run.
     pub run: Run,
-    /// Its records, in the trace's order and its seconds.
+    /// Its records, in the trace's order, in trace seconds.
     pub records: Vec<Record>,
 }
 
@@ -86,25 +87,25 @@ pub struct Recorded {
 pub struct Report {
     /// [`SCHEMA`].
     pub schema: String,
-    /// What was asked.
+    /// The matrix.
     pub matrix: Matrix,
-    /// What loads are.
+    /// Unit of the loads.
     pub load_unit: String,
-    /// The machine that sent the requests.
+    /// The client's machine.
     pub machine: BTreeMap<String, String>,
-    /// The routers, in the matrix's order, and what they call their version.
+    /// The routers, in the matrix's order, with their reported versions.
     pub routers: Vec<Named>,
     /// The router that the others are compared with.
     pub ours: String,
-    /// Every run in its order.
+    /// Every run in order.
     pub runs: Vec<Run>,
     /// Each router at each load.
     pub cells: Vec<Cell>,
     /// Ours against each of the others, request by request.
     pub paired: Vec<Against>,
-    /// What becomes of each router's figures over load; with at least two loads.
+    /// Behaviour of each router's figures over load; with at least two loads.
     pub over_load: Vec<OverLoad>,
-    /// Where ours passes each of the others.
+    /// Loads where ours crosses each of the others.
     pub crossings: Vec<CrossedAt>,
 }
 
@@ -113,7 +114,7 @@ pub struct Report {
 pub struct Named {
     /// Its name in the matrix.
     pub router: String,
-    /// What it calls its version, if it says.
+    /// Its reported version, if any.
     pub version: Option<String>,
 }
 
@@ -124,7 +125,7 @@ pub struct Cell {
     pub router: String,
     /// The load.
     pub load: f64,
-    /// Runs that count.
+    /// Number of counted runs.
     pub runs: u64,
     /// Their requests.
     pub requests: u64,
@@ -132,7 +133,7 @@ pub struct Cell {
     pub figures: BTreeMap<String, Estimate>,
 }
 
-/// Ours against another router at one load. Differences are ours less theirs: negative, ours is faster.
+/// Ours against another router at one load. Differences are ours minus theirs: negative, ours is faster.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Against {
     /// The other router.
@@ -152,26 +153,26 @@ pub struct OverLoad {
     pub router: String,
     /// The figure.
     pub figure: String,
-    /// What it rises by per unit of load.
+    /// Its slope per unit of load.
     pub slope: Option<Estimate>,
-    /// What it rises by per request in flight: the load as the fleet feels it.
+    /// Its slope per request in flight.
     pub slope_in_flight: Option<Estimate>,
-    /// The slope over ours: 2 rises twice as fast.
+    /// Its slope over ours: 2 rises twice as fast.
     pub slope_ratio: Option<Estimate>,
-    /// The load from which it turns upwards.
+    /// Its knee, a load.
     pub knee: Option<Estimate>,
-    /// Up to which load it keeps within the matrix's bound.
+    /// The load up to which it stays within the matrix's bound.
     pub within: Option<Within>,
 }
 
-/// Where ours passes another router in a figure.
+/// Crossings of ours and another router in a figure.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CrossedAt {
     /// The other router.
     pub router: String,
     /// The figure.
     pub figure: String,
-    /// Where; `lower_before` is of ours.
+    /// The crossing; `lower_before` refers to ours.
     #[serde(flatten)]
     pub crossing: Crossing,
 }
@@ -182,7 +183,7 @@ type Figures = BTreeMap<String, Drawn>;
 // === impl Report ===
 
 impl Report {
-    /// Judges the runs. Those that failed are listed, and count in nothing else.
+    /// Judges the runs. Failed runs are listed, and otherwise ignored.
     pub fn new(
         matrix: &Matrix,
         generated: bool,
@@ -271,7 +272,7 @@ impl Report {
     }
 }
 
-/// The figures of a cell. `which` tells its chance from that of others.
+/// The figures of a cell. `which` selects its random stream.
 fn figures(runs: &[&Recorded], which: u64) -> Figures {
     let mut found = Figures::new();
     let lots = |figure: usize| Lots::of(0, which * 64 + figure as u64);
@@ -300,7 +301,7 @@ fn figures(runs: &[&Recorded], which: u64) -> Figures {
         for (kind, figure) in kinds {
             let name = format!("{name}_{kind}_{unit}");
             if FIGURES.contains(&name.as_str()) {
-                // One latency's figures share their chance: they are of the same requests.
+                // The figures of one latency share their random stream, because they are of the same requests.
                 put(&name, Drawn::of(samples, figure, lots(n)));
             }
         }
@@ -315,7 +316,7 @@ fn figures(runs: &[&Recorded], which: u64) -> Figures {
     put("cached_share", Drawn::share(&cached, lots(3)));
     let failed = shares(&|record| Some((f64::from(u8::from(!record.is_ok())), 1.0)));
     put("failed_share", Drawn::share(&failed, lots(4)));
-    // One figure of each run as a whole: chance is only in which seeds there were.
+    // One figure of each run as a whole: only the seeds vary.
     let of_runs = |figure: &dyn Fn(&Recorded) -> Option<f64>| {
         let samples: Vec<Vec<f64>> = runs.iter().map(|one| figure(one).into_iter().collect()).collect();
         Drawn::of(&samples, Figure::Mean, lots(5))

@@ -1,13 +1,13 @@
-//! The machine that sends, and what programs call their versions.
+//! The client's machine, and versions of programs.
 
 use std::collections::BTreeMap;
 use std::process::Command;
 use std::time::Duration;
 
-/// How long a program may take to tell its version.
+/// Timeout for a program to print its version.
 const VERSION_MAX: Duration = Duration::from_secs(30);
 
-/// What a program says of its version: the first word that has two dots, else its first line.
+/// A program's version: the first word with two dots, else its first line.
 pub(super) async fn version(words: Vec<String>) -> Option<String> {
     let asked = tokio::task::spawn_blocking(move || Command::new(&words[0]).args(&words[1..]).output().ok());
     let output = tokio::time::timeout(VERSION_MAX, asked).await.ok()?.ok()??;
@@ -25,7 +25,7 @@ pub(super) fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// The machine that sends.
+/// The client's machine.
 pub(super) fn machine() -> BTreeMap<String, String> {
     let mut found = BTreeMap::from([
         ("cores".to_owned(), cores().to_string()),

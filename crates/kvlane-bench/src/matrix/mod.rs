@@ -1,11 +1,11 @@
-//! Routers against each other on one fleet: a matrix of routers, loads and seeds.
+//! Comparison of routers on one fleet: a matrix of routers, loads and seeds.
 //!
-//! One run takes one router, one load and one seed: the engines begin with empty caches, the router begins anew, and the
-//! requests of that load and seed are sent through it. Every router gets the same requests, so that each of them can be
-//! compared with itself ([`kvlane_trace::paired`]). A machine that gets slower or busier over an hour must not do so to
-//! one router alone: runs of one load and seed follow one another, and in which order is drawn.
+//! One run has one router, one load and one seed: the engines start with empty caches, the router is new, and the
+//! requests of that load and seed are sent through it. Every router gets the same requests, so that each request can
+//! be compared with itself ([`kvlane_trace::paired`]). Changes of the machine over time must not affect one router
+//! alone: runs of one load and seed are adjacent, in a random order.
 //!
-//! [`Matrix`] is what a file says, [`run`] carries it out, [`judge`] says what was found, [`show`] shows it.
+//! [`Matrix`] is the file, [`run`] executes it, [`judge`] computes results, [`show`] prints them.
 
 pub mod judge;
 mod machine;
@@ -27,16 +27,16 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
-/// Engines that a matrix may start.
+/// Maximum engines started by a matrix.
 pub const ENGINES_MAX: u32 = 256;
-/// Runs that a matrix may have.
+/// Maximum runs of a matrix.
 pub const RUNS_MAX: usize = 10_000;
 
-/// What a file says.
+/// The contents of a bench file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Matrix {
-    /// What it is about, for whoever reads the report.
+    /// A description for the report.
     #[serde(default)]
     pub about: String,
     /// The engines behind every router.
@@ -44,29 +44,28 @@ pub struct Matrix {
     /// The `model` of every request.
     #[serde(default = "model")]
     pub model: String,
-    /// What is sent.
+    /// Requests.
     pub workload: Workload,
-    /// How much of it.
+    /// Loads.
     pub loads: Loads,
     /// One run of each router and load for each seed. A seed draws the requests and their times.
     #[serde(default = "seeds")]
     pub seeds: Vec<u32>,
-    /// Who is compared.
+    /// The routers.
     pub routers: Vec<Router>,
-    /// The router that the others are compared with; the first one if it is not said. With several policies, as
-    /// `router/policy`.
+    /// The router that the others are compared with; default: the first. With several policies, as `router/policy`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ours: Option<String>,
-    /// Bounds by figure (such as `ttft_mean_s`): up to which load does each router keep within them?
+    /// Bounds by figure (such as `ttft_mean_s`): up to which load does each router stay within them?
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub within: BTreeMap<String, f64>,
-    /// Draws the order of the runs.
+    /// Seed of the order of the runs.
     #[serde(default)]
     pub order_seed: u64,
-    /// What happens before the figures count.
+    /// Warm-up before figures count.
     #[serde(default)]
     pub warm_up: WarmUp,
-    /// How requests are sent.
+    /// Client settings.
     #[serde(default)]
     pub client: Client,
 }
@@ -75,22 +74,22 @@ pub struct Matrix {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Fleet {
-    /// How many are started, each by `command`.
+    /// Number of engines, each started by `command`.
     pub engines: u32,
-    /// Starts one. Engines are started anew for every run.
+    /// Command of an engine. Engines are restarted for every run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
-    /// Those that run already, as `http://host:port`, instead of `engines` and `command`.
+    /// Running engines, as `http://host:port`, instead of `engines` and `command`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub urls: Vec<String>,
-    /// How the caches of those are emptied before every run.
+    /// How their caches are emptied before every run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub flush: Option<Flush>,
     /// The path that answers 200 when an engine is ready.
     pub ready: Ready,
 }
 
-/// How engines that keep running forget what they hold.
+/// How running engines' caches are emptied.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Flush {
@@ -102,130 +101,130 @@ pub enum Flush {
     Post(String),
     /// A command, once for each engine that it names (`{url}`, `{address}`, `{index}`), else once.
     Command(String),
-    /// Not at all: caches are as the run before left them. Only for engines without a cache.
+    /// Not at all: caches are as after the previous run. Only for engines without a cache.
     Nothing,
 }
 
-/// A path, or a whole URL, that answers 200 once something is ready.
+/// A path, or a complete URL, that answers 200 when the program is ready.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Ready(pub String);
 
-/// What is sent: one of `trace` and `generate`.
+/// Requests: one of `trace` and `generate`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Workload {
     /// A trace of any format that `kvlane trace import` reads; relative to the matrix's file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trace: Option<PathBuf>,
-    /// A workload that is made, as `kvlane trace generate` makes it.
+    /// A generated workload, as in `kvlane trace generate`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generate: Option<generate::Workload>,
-    /// For how long requests are sent, in the trace's seconds.
+    /// Length of the window in which requests are sent, in trace seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window_s: Option<f64>,
-    /// Where in the trace the window begins. Without it every seed draws a place.
+    /// Start of the window in the trace. Without it, drawn from the seed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_s: Option<f64>,
-    /// The trace's seconds per second. More than 1 only for engines that are as much faster than those they imitate:
-    /// `{speed}` in their command. Figures are in the trace's seconds.
+    /// Trace seconds per wall-clock second. More than 1 only for engines that are faster by the same factor:
+    /// `{speed}` in their command. Figures are in trace seconds.
     #[serde(default = "one")]
     pub speed: f64,
 }
 
-/// How much is sent.
+/// Loads.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Loads {
-    /// Factors on the rate at which a trace's conversations begin; of what is generated, conversations per second.
-    /// What happens within a conversation keeps its pace.
+    /// Factors on the rate at which a trace's conversations begin; for generated workloads, conversations per second.
+    /// The pace within a conversation does not change.
     Rate(Vec<f64>),
-    /// Conversations that begin together: how many go on at a time.
+    /// Number of conversations that begin together.
     Sessions(Vec<u32>),
 }
 
-/// A router: one of those that are [ready-made](ready), or any other by its command.
+/// A router: a [built-in](ready) one, or any other by its command.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Router {
     /// Its name in tables.
     pub router: String,
-    /// The ready-made router whose settings it has where it says nothing else; the one of its own name, if there is one.
+    /// The built-in router whose settings are its defaults; by default the one of its name, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub like: Option<String>,
-    /// Where its program is: what `{program}` is in its command. Relative to the matrix's file, if it has a slash.
+    /// Path of its program: `{program}` in its command. Relative to the matrix's file, if it has a slash.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub program: Option<String>,
-    /// Starts it.
+    /// Its command.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub command: Option<String>,
     /// More words for the command, at its end.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub args: String,
-    /// What `{policy}` is, one after the other: each is compared as a router of its own.
+    /// Values of `{policy}`: each is compared as a separate router.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub policies: Vec<String>,
-    /// A file to be written for it, whose path is `{config}` in the command.
+    /// Contents of a configuration file, whose path is `{config}` in the command.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub config: Option<String>,
-    /// Where it runs already, instead of a command. It keeps what it knows from run to run.
+    /// URL of a running router, instead of a command. It keeps its state from run to run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub url: Option<String>,
-    /// The path, or the whole URL, that answers 200 when it is ready.
+    /// The path, or the complete URL, that answers 200 when it is ready.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ready: Option<Ready>,
-    /// Prints its version.
+    /// Command that prints its version.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
 }
 
-/// What happens before the figures count.
+/// Warm-up before figures count.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct WarmUp {
-    /// Short requests, unlike any other, until the router answers so many in a row well.
+    /// Number of short requests, unlike any other, that must succeed in a row.
     pub requests: u32,
-    /// Requests that are due in the first so many seconds of the trace are sent, but not counted.
+    /// Seconds of the trace at the start whose requests are sent, but not counted.
     pub window_s: f64,
-    /// How long engines and routers may take to get ready.
+    /// Timeout for engines and routers to become ready.
     pub ready_timeout_s: f64,
 }
 
-/// How requests are sent.
+/// Client settings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Client {
-    /// A request that is not over after this many seconds has failed.
+    /// Timeout of a request, in seconds.
     pub request_timeout_s: f64,
-    /// Ask for answers of exactly the trace's length (`ignore_eos`).
+    /// Request answers of exactly the trace's length (`ignore_eos`).
     pub ignore_eos: bool,
-    /// A run in which this client was later than this, in seconds of the clock, does not count: the client was the
-    /// bottleneck. The 99th percentile counts, of when requests left and of when the client came to what was due.
+    /// Maximum lateness of this client in wall-clock seconds, at the 99th percentile, of requests and of its own
+    /// tasks; runs above it are discarded, because the client was the bottleneck.
     pub lag_p99_max_s: f64,
-    /// Nor does one in which it used more than this share of the CPU time that it could have had.
+    /// Maximum share of CPU time used by this client; runs above it are discarded.
     pub cpu_share_max: f64,
-    /// The variable of the environment that has the API key.
+    /// Environment variable with the API key.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub api_key_env: Option<String>,
 }
 
-/// What is wrong with a matrix.
+/// An invalid matrix.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{key}: {why}")]
 pub struct MatrixError {
     /// The key.
     pub key: String,
-    /// What is wrong, and what would be right.
+    /// The cause and the remedy.
     pub why: String,
 }
 
-/// One column of a matrix: a router with one policy, all of its settings filled in.
+/// One column of a matrix: a router with one policy and all settings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Arm {
-    /// `router`, or `router/policy` where it has several.
+    /// `router`, or `router/policy` if it has several.
     pub name: String,
     /// The router.
     pub router: Router,
-    /// What `{policy}` is.
+    /// The value of `{policy}`.
     pub policy: Option<String>,
 }
 
@@ -278,20 +277,20 @@ impl Default for Client {
 
 // === impl Matrix ===
 
-/// The largest rate, number of sessions, time in seconds or bound. A `Duration` of as many seconds can be made.
+/// Maximum rate, number of sessions, time in seconds or bound. A `Duration` of this many seconds is valid.
 const POSITIVE_MAX: f64 = 1e10;
 
 impl Matrix {
-    /// Whether it makes sense.
+    /// Validates the matrix.
     ///
     /// # Errors
-    /// The first key that does not, and what would.
+    /// The first invalid key, with the remedy.
     pub fn check(&self) -> Result<(), MatrixError> {
         let fail = |key: &str, why: String| Err(MatrixError { key: key.to_owned(), why });
         let positive = |key: &str, value: f64| match value > 0.0 && value <= POSITIVE_MAX {
             true => Ok(()),
             false => {
-                fail(key, format!("{value} is out of range: take more than 0, at most {POSITIVE_MAX:e}"))
+                fail(key, format!("{value} is out of range: must be above 0 and at most {POSITIVE_MAX:e}"))
             }
         };
         self.fleet.check()?;
@@ -304,14 +303,14 @@ impl Matrix {
         }
         let mut seen = BTreeSet::new();
         if let Some(twice) = self.loads.values().into_iter().find(|load| !seen.insert(load.to_bits())) {
-            return fail("loads", format!("{twice} is there twice"));
+            return fail("loads", format!("{twice} occurs twice"));
         }
         if seen.is_empty() {
             return fail("loads", "there is none".to_owned());
         }
         let mut seen = BTreeSet::new();
         if let Some(twice) = self.seeds.iter().find(|seed| !seen.insert(**seed)) {
-            return fail("seeds", format!("{twice} is there twice"));
+            return fail("seeds", format!("{twice} occurs twice"));
         }
         if seen.is_empty() {
             return fail("seeds", "there is none".to_owned());
@@ -322,25 +321,25 @@ impl Matrix {
         }
         let names: Vec<&str> = arms.iter().map(|arm| arm.name.as_str()).collect();
         if let Some(ours) = self.ours.as_deref().filter(|ours| !names.contains(ours)) {
-            return fail("ours", format!("there is no router '{ours}': take one of {}", names.join(", ")));
+            return fail("ours", format!("unknown router '{ours}': known are {}", names.join(", ")));
         }
         let figures = judge::FIGURES;
         for (figure, bound) in &self.within {
             if !figures.contains(&figure.as_str()) {
                 return fail(
                     "within",
-                    format!("there is no figure '{figure}': take of {}", figures.join(", ")),
+                    format!("unknown figure '{figure}': known are {}", figures.join(", ")),
                 );
             }
             positive(&format!("within.{figure}"), *bound)?;
         }
         if !(0.0..1e9).contains(&self.warm_up.window_s) {
-            return fail("warm_up.window_s", format!("{} is no time", self.warm_up.window_s));
+            return fail("warm_up.window_s", format!("{} is not a valid time", self.warm_up.window_s));
         }
         if self.workload.window_s.is_some_and(|window_s| window_s <= self.warm_up.window_s) {
             return fail(
                 "warm_up.window_s",
-                "it is as long as workload.window_s: nothing would count".to_owned(),
+                "must be less than workload.window_s: otherwise no request would count".to_owned(),
             );
         }
         positive("warm_up.ready_timeout_s", self.warm_up.ready_timeout_s)?;
@@ -349,15 +348,15 @@ impl Matrix {
         positive("client.cpu_share_max", self.client.cpu_share_max)?;
         let runs = names.len() * self.seeds.len() * self.loads.values().len();
         if runs > RUNS_MAX {
-            return fail("routers", format!("{runs} runs are more than {RUNS_MAX}"));
+            return fail("routers", format!("{runs} runs, the maximum is {RUNS_MAX}"));
         }
         Ok(())
     }
 
-    /// The routers, one for each of their policies, with all that ready-made ones bring.
+    /// The routers, one for each of their policies, with built-in settings filled in.
     ///
     /// # Errors
-    /// A router that nobody knows how to start, or two of one name.
+    /// If a router has no command, or two have the same name.
     pub fn arms(&self) -> Result<Vec<Arm>, MatrixError> {
         let mut arms: Vec<Arm> = Vec::new();
         for router in &self.routers {
@@ -377,7 +376,7 @@ impl Matrix {
         match arms.iter().find(|arm| !seen.insert(arm.name.as_str())) {
             Some(twice) => Err(MatrixError {
                 key: "routers".to_owned(),
-                why: format!("'{}' is there twice: call one of them something else", twice.name),
+                why: format!("'{}' occurs twice: rename one of them", twice.name),
             }),
             None => Ok(arms),
         }
@@ -389,7 +388,7 @@ impl Matrix {
         self.ours.clone().or_else(first)
     }
 
-    /// All runs in their order: loads and seeds are shuffled, and for each of them the routers are.
+    /// All runs in order: loads and seeds are shuffled, and the routers within each of them.
     ///
     /// # Errors
     /// As [`Self::arms`].
@@ -423,28 +422,28 @@ impl Fleet {
     fn check(&self) -> Result<(), MatrixError> {
         let fail = |key: &str, why: &str| Err(MatrixError { key: key.to_owned(), why: why.to_owned() });
         match (&self.command, self.urls.is_empty()) {
-            (Some(_), false) => return fail("fleet", "give a command or urls, one of the two"),
-            (None, true) => return fail("fleet", "give engines and their command, or urls"),
+            (Some(_), false) => return fail("fleet", "set either command or urls"),
+            (None, true) => return fail("fleet", "set engines and command, or urls"),
             (Some(_), true) if !(1..=ENGINES_MAX).contains(&self.engines) => {
-                return fail("fleet.engines", &format!("{}: take 1 to {ENGINES_MAX}", self.engines));
+                return fail("fleet.engines", &format!("{}: must be 1 to {ENGINES_MAX}", self.engines));
             }
             (Some(_), true) if self.flush.is_some() => {
-                return fail("fleet.flush", "engines that are started for each run have nothing to flush");
+                return fail("fleet.flush", "engines started for each run have empty caches: remove it");
             }
             (None, false) if self.engines != 0 => {
-                return fail("fleet.engines", "urls say how many there are: leave it out");
+                return fail("fleet.engines", "urls determine the number: remove it");
             }
             (None, false) if self.flush.is_none() => {
                 return fail(
                     "fleet.flush",
-                    "say how caches are emptied: vllm, sglang, {post: PATH}, {command: WORDS}, or nothing",
+                    "must be vllm, sglang, {post: PATH}, {command: WORDS}, or nothing",
                 );
             }
             _ => {}
         }
         for url in &self.urls {
             if !url.starts_with("http://") || url.trim_end_matches('/').matches('/').count() != 2 {
-                return fail("fleet.urls", &format!("'{url}' is no http://host:port"));
+                return fail("fleet.urls", &format!("'{url}' is not http://host:port"));
             }
         }
         Ok(())
@@ -459,35 +458,32 @@ impl Workload {
         let rate = matches!(loads, Loads::Rate(_));
         match (&self.trace, &self.generate) {
             (Some(_), Some(_)) | (None, None) => {
-                return fail("workload", "give a trace or generate, one of the two".to_owned());
+                return fail("workload", "set either trace or generate".to_owned());
             }
             (None, Some(_)) if rate && self.window_s.is_none() => {
-                return fail("workload.window_s", "say for how long requests are generated".to_owned());
+                return fail("workload.window_s", "needed: for how long requests are generated".to_owned());
             }
             (None, Some(_)) if self.start_s.is_some() => {
-                return fail("workload.start_s", "it is for traces".to_owned());
+                return fail("workload.start_s", "only for traces".to_owned());
             }
             _ => {}
         }
         if !rate && (self.window_s.is_some() || self.start_s.is_some()) {
             return fail(
                 "workload",
-                "loads.sessions says what is sent: leave out window_s and start_s".to_owned(),
+                "remove window_s and start_s: loads.sessions determines the requests".to_owned(),
             );
         }
         if self.start_s.is_some() && self.window_s.is_none() {
-            return fail("workload.start_s", "say window_s as well".to_owned());
+            return fail("workload.start_s", "window_s is needed as well".to_owned());
         }
         for (key, value, from) in [("window_s", self.window_s, 1e-3), ("start_s", self.start_s, 0.0)] {
             if let Some(value) = value.filter(|value| !(from..1e9).contains(value)) {
-                return fail(&format!("workload.{key}"), format!("{value} is no time"));
+                return fail(&format!("workload.{key}"), format!("{value} is not a valid time"));
             }
         }
         if !(1e-3..=1e6).contains(&self.speed) {
-            return fail(
-                "workload.speed",
-                format!("{}: take 1, or how much faster the engines are", self.speed),
-            );
+            return fail("workload.speed", format!("{}: must be 1, or the engines' speed-up", self.speed));
         }
         Ok(())
     }
@@ -496,7 +492,7 @@ impl Workload {
 // === impl Loads ===
 
 impl Loads {
-    /// The loads as numbers, in the order of the file.
+    /// The loads as numbers, in the file's order.
     pub fn values(&self) -> Vec<f64> {
         match self {
             Self::Rate(rates) => rates.clone(),
@@ -504,7 +500,7 @@ impl Loads {
         }
     }
 
-    /// What they are, for the axis of a plot.
+    /// Unit of the loads, for the axis of a plot.
     pub fn unit(&self, generated: bool) -> &'static str {
         match (self, generated) {
             (Self::Rate(_), false) => "times the trace's rate",
@@ -516,7 +512,7 @@ impl Loads {
 
 // === impl Router ===
 
-/// A router as a map has it.
+/// A router as a map in a file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Fields {
@@ -563,7 +559,7 @@ impl<'de> Deserialize<'de> for Router {
 mod tests {
     use super::*;
 
-    /// A small matrix that makes sense, in JSON, for tests to change.
+    /// A small valid matrix, in JSON, for tests to change.
     fn good() -> serde_json::Value {
         serde_json::json!({
             "fleet": {"engines": 2, "command": "engine --port {port}"},
@@ -578,7 +574,7 @@ mod tests {
         serde_json::from_value(value).expect("a matrix")
     }
 
-    /// What is said of the matrix once `change` has been made to it.
+    /// The error of the matrix after `change`.
     fn refused(change: impl FnOnce(&mut serde_json::Value)) -> String {
         let mut value = good();
         change(&mut value);
@@ -636,31 +632,28 @@ mod tests {
         for (said, word) in [
             (refused(add("", "routes", 1.into())), "routes"),
             (refused(set("/seeds", serde_json::json!([]))), "seeds: there is none"),
-            (refused(set("/seeds", serde_json::json!([1, 1]))), "seeds: 1 is there twice"),
+            (refused(set("/seeds", serde_json::json!([1, 1]))), "seeds: 1 occurs twice"),
             (refused(set("/loads/rate", serde_json::json!([0]))), "loads.rate: 0"),
             (refused(set("/loads/rate", serde_json::json!([]))), "loads: there is none"),
             (refused(set("/routers", serde_json::json!([]))), "routers: there is none"),
-            (refused(set("/routers", serde_json::json!(["kvlane", "kvlane"]))), "'kvlane' is there twice"),
+            (refused(set("/routers", serde_json::json!(["kvlane", "kvlane"]))), "'kvlane' occurs twice"),
             (refused(set("/routers", serde_json::json!(["ngnix"]))), "ngnix"),
             (refused(set("/routers/1", serde_json::json!({"router": "x", "comand": ""}))), "comand"),
-            (refused(add("", "ours", "theirs".into())), "take one of kvlane, mine/a, mine/b"),
+            (refused(add("", "ours", "theirs".into())), "known are kvlane, mine/a, mine/b"),
             (refused(add("", "within", serde_json::json!({"ttft": 1}))), "ttft_mean_s"),
             (refused(set("/fleet/engines", 0.into())), "fleet.engines: 0"),
-            (refused(add("/fleet", "flush", "vllm".into())), "nothing to flush"),
-            (
-                refused(set("/fleet", serde_json::json!({"urls": ["http://a:1"]}))),
-                "say how caches are emptied",
-            ),
+            (refused(add("/fleet", "flush", "vllm".into())), "empty caches"),
+            (refused(set("/fleet", serde_json::json!({"urls": ["http://a:1"]}))), "must be vllm, sglang"),
             (
                 refused(set("/fleet", serde_json::json!({"urls": ["a:1"], "flush": "vllm"}))),
                 "http://host:port",
             ),
             (refused(set("/fleet", serde_json::json!({}))), "give engines"),
-            (refused(add("/workload", "trace", "x".into())), "one of the two"),
+            (refused(add("/workload", "trace", "x".into())), "set either"),
             (refused(set("/workload", serde_json::json!({"generate": {"kind": "chat"}}))), "for how long"),
             (refused(add("/workload", "speed", 0.into())), "workload.speed"),
-            (refused(set("/loads", serde_json::json!({"sessions": [4]}))), "leave out window_s"),
-            (refused(add("", "warm_up", serde_json::json!({"window_s": 10}))), "nothing would count"),
+            (refused(set("/loads", serde_json::json!({"sessions": [4]}))), "remove window_s"),
+            (refused(add("", "warm_up", serde_json::json!({"window_s": 10}))), "no request would count"),
         ] {
             assert!(said.contains(word), "{word}: {said}");
         }

@@ -1,7 +1,7 @@
-//! Processes that a run starts and ends: engines and routers, each with all that it starts itself.
+//! Processes started by a run: engines and routers, with their child processes.
 //!
-//! A process gets a group of its own, so that what it starts ends with it. Its output goes to a file, whose end is shown
-//! when something goes wrong.
+//! A process gets its own process group, so that its children end with it. Its output goes to a file, whose end is
+//! shown on failure.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -10,20 +10,20 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// How long a process may take to end by itself.
+/// Time for a process to end by itself.
 const STOP_MAX: Duration = Duration::from_secs(5);
-/// How often it is looked whether it has.
+/// Interval of checks whether it has ended.
 const POLL: Duration = Duration::from_millis(20);
-/// Bytes of a log that are shown.
+/// Maximum bytes of a log that are shown.
 const LOG_SHOWN_BYTES: u64 = 1500;
 /// Ticks of the kernel's CPU accounts in a second: `USER_HZ`, 100 on every architecture of Linux that has a port of Rust's
 /// standard library.
 const TICKS_PER_S: f64 = 100.0;
 
-/// Where it is there, the kernel ends a process when the thread that has started it is gone, however it went.
+/// If supported, the kernel ends a process when the thread that started it is gone for any reason.
 const TETHER: [&str; 3] = ["/usr/bin/setpriv", "--pdeathsig", "TERM"];
 
-/// A process in a group of its own. Dropping it ends the group.
+/// A process in its own group. Dropping it ends the group.
 #[derive(Debug)]
 pub struct Process {
     name: String,
@@ -31,12 +31,12 @@ pub struct Process {
     log: PathBuf,
 }
 
-/// What a group of processes has used.
+/// Resource use of a group of processes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Usage {
     /// User and system time of all of them, and of those that have ended, in seconds.
     pub cpu_s: f64,
-    /// Their resident memory; what they share counts once for each.
+    /// Their resident memory; shared pages count once for each.
     pub rss_bytes: u64,
 }
 
@@ -46,7 +46,7 @@ impl Process {
     /// Starts `words`, its output in `log`.
     ///
     /// # Errors
-    /// A program that is not there or cannot be run.
+    /// If the program does not exist or cannot be run.
     pub fn start(name: &str, words: &[String], directory: &Path, log: PathBuf) -> io::Result<Self> {
         let Some(program) = words.first() else {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "an empty command"));
@@ -60,7 +60,7 @@ impl Process {
             .stdin(Stdio::null())
             .stdout(out.try_clone()?)
             .stderr(out)
-            // A proxy that is set for the internet must not get between a router and its engines.
+            // A proxy for the internet must not be used between a router and its engines.
             .env("NO_PROXY", "127.0.0.1,localhost")
             .env("no_proxy", "127.0.0.1,localhost")
             .process_group(0)
@@ -78,7 +78,7 @@ impl Process {
     /// How it has ended, if it has.
     ///
     /// # Errors
-    /// If the system does not tell.
+    /// If the system does not report it.
     pub fn status(&mut self) -> io::Result<Option<std::process::ExitStatus>> {
         self.child.try_wait()
     }
@@ -100,13 +100,13 @@ impl Process {
         }
     }
 
-    /// What its group has used; `None` where the system does not tell.
+    /// Resource use of its group; `None` if the system does not report it.
     pub fn usage(&self) -> Option<Usage> {
         usage(Path::new("/proc"), self.child.id())
     }
 
     fn signal(&self, signal: &str) {
-        // A shell's own kill: there is no safe call in the standard library, and not every system has the program.
+        // The shell's own kill: the standard library has no safe call, and not every system has the program.
         let group = format!("kill -{signal} -{} 2>/dev/null", self.child.id());
         let _ = Command::new("sh").arg("-c").arg(group).stdin(Stdio::null()).status();
     }
@@ -126,7 +126,7 @@ impl Drop for Process {
     }
 }
 
-/// Whether there is such a program; what starts it through another one would not find out.
+/// Whether the program exists; wrappers would not report that.
 fn is_there(program: &str) -> bool {
     if program.contains('/') {
         return Path::new(program).exists();
@@ -141,7 +141,7 @@ fn usage(proc: &Path, group: u32) -> Option<Usage> {
     let mut found = false;
     for entry in std::fs::read_dir(proc).ok()?.flatten() {
         let is_process = entry.file_name().to_string_lossy().bytes().all(|byte| byte.is_ascii_digit());
-        // One that has ended meanwhile has no file any more.
+        // The file of a process that has ended meanwhile is gone.
         let Some(stat) =
             is_process.then(|| std::fs::read_to_string(entry.path().join("stat")).ok()).flatten()
         else {
@@ -157,7 +157,7 @@ fn usage(proc: &Path, group: u32) -> Option<Usage> {
     found.then_some(sum)
 }
 
-/// The group of a process and what it has used, by its `stat` (proc(5)).
+/// The group and the resource use of a process, by its `stat` (proc(5)).
 fn of_process(stat: &str) -> Option<(u32, Usage)> {
     // The name before the last parenthesis may hold anything.
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
@@ -168,8 +168,8 @@ fn of_process(stat: &str) -> Option<(u32, Usage)> {
     Some((number(2)? as u32, Usage { cpu_s: ticks as f64 / TICKS_PER_S, rss_bytes: number(21)? * 4096 }))
 }
 
-/// Free ports of loopback, all different. Somebody else may take one before it is used; who starts something there
-/// finds that out.
+/// Free ports of loopback, all different. Another program may take one before it is used; the user of the port
+/// detects that.
 ///
 /// # Errors
 /// If there are none.

@@ -1,7 +1,7 @@
-//! Routers that need only be named: how each is started, told of its engines, and known to be ready.
+//! Built-in routers: command, engine list and readiness of each.
 //!
-//! Each has one thread per core, and its own defaults but for what would end the comparison: a router that refuses
-//! requests early, or logs each of them, measures that instead of its placement. Options are those of kvlane,
+//! Each has one thread per core, and its own defaults except where those would distort the comparison: a router that
+//! rejects requests early, or logs each of them, measures that instead of its placement. Options are those of kvlane,
 //! sglang-router 0.3.2, vllm-router 0.1.17, nginx 1.22 and HAProxy 2.6.
 
 use super::{MatrixError, Ready, Router};
@@ -9,7 +9,7 @@ use super::{MatrixError, Ready, Router};
 /// The names of all.
 pub const NAMES: [&str; 5] = ["kvlane", "sglang-router", "vllm-router", "nginx", "haproxy"];
 
-/// Events are passed on as they come, connections to engines stay open, prompts stay in memory.
+/// Events are not buffered, connections to engines stay open, prompts stay in memory.
 const NGINX: &str = r#"daemon off;
 worker_processes {cores};
 pid {directory}/nginx.pid;
@@ -61,7 +61,7 @@ backend engines
   server engine{index} {address}
 ";
 
-/// A ready-made router. `None` for a name that is none of [`NAMES`].
+/// A built-in router. `None` for a name that is not in [`NAMES`].
 pub fn by_name(name: &str) -> Option<Router> {
     let text = |text: &str| Some(text.to_owned());
     let path = |path: &str| Some(Ready(path.to_owned()));
@@ -119,27 +119,27 @@ pub fn by_name(name: &str) -> Option<Router> {
     Some(Router { router: name.to_owned(), ..router })
 }
 
-/// A router with what it does not say itself taken from the ready-made one.
+/// A router with missing settings filled in from the built-in one.
 pub(super) fn filled_in(router: &Router) -> Result<Router, MatrixError> {
     let fail = |why: String| Err(MatrixError { key: format!("routers.{}", router.router), why });
     if router.router.is_empty() || router.router.contains(|c: char| c.is_control() || "/\\".contains(c)) {
-        return fail("a name has at least one letter, and no slash".to_owned());
+        return fail("a name needs at least one letter, and no slash".to_owned());
     }
     let known = by_name(router.like.as_deref().unwrap_or(&router.router));
     if let (Some(like), None) = (&router.like, &known) {
-        return fail(format!("there is no ready-made router '{like}': take one of {}", NAMES.join(", ")));
+        return fail(format!("unknown built-in router '{like}': known are {}", NAMES.join(", ")));
     }
     if router.url.is_some() {
         let useless = [&router.command, &router.config, &router.program].iter().any(|told| told.is_some())
             || !router.policies.is_empty()
             || !router.args.is_empty();
         return match useless {
-            true => fail("it runs already (url): nothing can be told to it".to_owned()),
+            true => fail("it has a url and runs already: remove the settings of its command".to_owned()),
             false => Ok(router.clone()),
         };
     }
     if known.is_none() && router.command.is_none() {
-        return fail(format!("give its command or url, or take one of {}", NAMES.join(", ")));
+        return fail(format!("set its command or url, or use one of {}", NAMES.join(", ")));
     }
     let known = known.unwrap_or_default();
     let mut router = router.clone();

@@ -1,7 +1,7 @@
-//! Carries a matrix out: starts engines and router, empties caches, warms up, sends, ends what was started.
+//! Executes a matrix: starts engines and router, empties caches, warms up, sends requests, stops the processes.
 //!
-//! A run that cannot be had (a router that does not start, a client that was late) is noted with its reason, and the
-//! matrix goes on: one broken router must not cost an hour of measuring the others.
+//! A run that fails (a router that does not start, a client that was late) is recorded with its reason, and the
+//! matrix continues.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -21,44 +21,44 @@ use super::workload::{Source, SourceError};
 use super::{Job, Matrix, MatrixError};
 use crate::replay::{Bounds, ReplayReport, replay};
 
-/// Failures of a run whose words are kept.
+/// Failures of a run whose messages are kept.
 const ERRORS_KEPT_MAX: usize = 4;
 
-/// Where a matrix is carried out.
+/// Environment of a matrix.
 #[derive(Clone, Debug)]
 pub struct Place {
-    /// Paths of the matrix are relative to this.
+    /// Directory for the matrix's relative paths.
     pub directory: PathBuf,
-    /// For logs and for files that routers are given. Made if need be.
+    /// Directory for logs and for files of routers. Created if necessary.
     pub scratch: PathBuf,
-    /// What `{kvlane}` is.
+    /// The value of `{kvlane}`.
     pub kvlane: PathBuf,
 }
 
-/// What happens meanwhile.
+/// Progress events.
 #[derive(Debug)]
 pub enum Progress<'a> {
     /// A run begins.
     Begins {
-        /// Its place in the order, from 0.
+        /// Its index in the order, from 0.
         place: usize,
-        /// How many there are.
+        /// Number of runs.
         of: usize,
-        /// Which.
+        /// The run.
         job: &'a Job,
-        /// Requests it will send.
+        /// Number of its requests.
         requests: usize,
     },
-    /// So many of its requests have ended.
+    /// Number of its requests that have ended.
     Sent(usize),
-    /// It is over.
+    /// The run has ended.
     Ended(&'a Recorded),
 }
 
-/// Why a matrix cannot be carried out at all.
+/// Why a matrix cannot be executed at all.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// It makes no sense.
+    /// It is invalid.
     #[error(transparent)]
     Matrix(#[from] MatrixError),
     /// There are no requests to send.
@@ -69,18 +69,18 @@ pub enum RunError {
     File {
         /// Its path.
         path: String,
-        /// Why not.
+        /// The cause.
         why: io::Error,
     },
-    /// The variable of the environment is not there.
+    /// The environment variable is not set.
     #[error("client.api_key_env: the variable {0} is not set")]
     NoKey(String),
 }
-/// Carries out every run of a matrix, in its order, and judges them. Runs that `kept` has already are not run again.
-/// Requests are taken from `source`.
+/// Executes every run of a matrix, in order, and judges them. Runs in `kept` are not repeated. Requests come from
+/// `source`.
 ///
 /// # Errors
-/// A matrix that makes no sense, or whose trace or files are not there. A run that fails is part of the report.
+/// If the matrix is invalid, or its trace or files do not exist. A run that fails is part of the report.
 pub async fn run(
     matrix: &Matrix,
     place: &Place,
@@ -118,7 +118,7 @@ impl Stage<'_> {
         self.source.requests(&self.matrix.workload, &self.matrix.loads, job.load, job.seed)
     }
 
-    /// One run. What goes wrong with it is in it.
+    /// One run, with its failure if any.
     async fn one(
         &self,
         job: &Job,
@@ -146,7 +146,7 @@ impl Stage<'_> {
         };
         match self.measure(job, &directory, requests, &mut run, sent).await {
             Ok(records) => {
-                // Logs of what went well are of no use, and may be large.
+                // Logs of successful runs are not needed, and may be large.
                 let _ = std::fs::remove_dir_all(&directory);
                 Ok(Recorded { run, records })
             }
@@ -166,7 +166,7 @@ impl Stage<'_> {
         sent: &mut dyn FnMut(usize),
     ) -> Result<Vec<Record>, Failure> {
         let Some(arm) = self.arms.iter().find(|arm| arm.name == job.router) else {
-            return Err(Failure::Ended(format!("there is no router '{}'", job.router)));
+            return Err(Failure::Ended(format!("unknown router '{}'", job.router)));
         };
         let mut fleet = self.engines(job, directory).await?;
         let mut router = self.router(arm, &mut fleet, job, directory).await?;
@@ -189,7 +189,7 @@ impl Stage<'_> {
         run.itl_p99_s = itl_s.map(|itl| itl.p99 * speed);
         run.first_errors = first_errors.into_iter().take(ERRORS_KEPT_MAX).collect();
         let from_s = self.matrix.warm_up.window_s;
-        // By the trace's own times, which are the same behind every router: when a later turn is due is not.
+        // By the trace's own times, which are the same behind every router, unlike the due times of later turns.
         let counts = |record: &Record| {
             let asked = requests.requests.get(record.id as usize);
             asked.is_some_and(|asked| asked.arrival_s * speed >= from_s)
@@ -208,7 +208,7 @@ impl Stage<'_> {
             why => Err(Failure::Late(why.join("; "))),
         }
     }
-    /// The routers with what they call their versions.
+    /// The routers with their reported versions.
     async fn versions(&self) -> Vec<Named> {
         let mut found = Vec::new();
         let mut values = Values::default();
@@ -228,7 +228,7 @@ impl Stage<'_> {
     }
 }
 
-/// A record whose times are the trace's.
+/// A record with times in trace seconds.
 fn in_trace_time(record: Record, speed: f64) -> Record {
     let gaps = record.gaps.map(|gaps| Gaps {
         p50_s: gaps.p50_s * speed,

@@ -1,4 +1,4 @@
-//! A bench's report for people: tables in a terminal, sections of a page.
+//! Output of a bench's report: tables for a terminal, sections of a page.
 
 use kvlane_trace::ci::Interval;
 use kvlane_trace::draws::Estimate;
@@ -8,7 +8,7 @@ use kvlane_trace::report::{self, Page, Part, Section, Table, number, percent};
 use super::Job;
 use super::judge::{Cell, Recorded, Report};
 
-/// Figures of the main table, and how they are headed.
+/// Figures of the main table, with their headings.
 const COLUMNS: [(&str, &str); 8] = [
     ("ttft_mean_s", "TTFT mean s"),
     ("ttft_p50_s", "p50"),
@@ -40,8 +40,8 @@ impl Report {
         out
     }
 
-    /// The report as a page, with what requests experienced in one run of each router: under the first seed, at the
-    /// highest load that all of them have.
+    /// The report as a page, with the requests of one run of each router: under the first seed, at the highest load
+    /// that all of them have.
     pub fn to_page(&self, recorded: &[Recorded]) -> Page {
         let mut names: Vec<&str> = self.routers.iter().map(|named| named.router.as_str()).collect();
         // The page compares the others with the first.
@@ -83,22 +83,18 @@ impl Report {
             sections: Vec::new(),
         };
         let mut page = page.page();
-        // What was asked comes first, whatever single runs show.
+        // The tables come first, then single runs.
         page.sections.splice(0..0, self.sections());
         page
     }
 
-    /// What the page is called.
+    /// Title of the page.
     pub fn title(&self) -> String {
         let about = self.matrix.about.lines().next().unwrap_or_default().trim();
-        if about.is_empty() {
-            "Routers against each other".into()
-        } else {
-            about.trim_end_matches('.').into()
-        }
+        if about.is_empty() { "Comparison of routers".into() } else { about.trim_end_matches('.').into() }
     }
 
-    /// What was measured, and how to read it.
+    /// Description of the measurement.
     pub fn intro(&self) -> String {
         let fleet = &self.matrix.fleet;
         let engines = match fleet.urls.len() {
@@ -307,7 +303,7 @@ impl Report {
             let which =
                 format!("{} at load {} under seed {}", run.job.router, number(run.job.load), run.job.seed);
             if let Some(failure) = &run.failure {
-                lines.push(format!("{which} does not count: {failure}"));
+                lines.push(format!("{which} was discarded: {failure}"));
             }
             if !run.errors_by_class.is_empty() {
                 let classes: Vec<String> =

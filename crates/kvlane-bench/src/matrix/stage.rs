@@ -1,4 +1,4 @@
-//! What stands while a run is measured: engines with empty caches, a router that knows nothing yet, both of them ready.
+//! The environment of a run: engines with empty caches and a new router, both ready.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -24,16 +24,16 @@ use super::workload::Source;
 use super::{Arm, Flush, Job, Matrix, Ready};
 use crate::replay::{ReplayConfig, replay};
 
-/// How often it is asked whether something is ready.
+/// Interval of readiness checks.
 const POLL: Duration = Duration::from_millis(50);
-/// How long one such question may take.
+/// Timeout of a readiness check.
 const ASK_MAX: Duration = Duration::from_secs(5);
 /// Warm-up requests in a second.
 const WARM_UP_RATE: f64 = 40.0;
-/// How many times a router is started: its port may have been taken between being found free and being used.
+/// Attempts to start a router: its port may have been taken in the meantime.
 const STARTS: usize = 3;
 
-/// Why a run does not count.
+/// Why a run is discarded.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Failure {
     #[error("{what}: {why}")]
@@ -52,7 +52,7 @@ pub(super) enum Failure {
     Late(String),
 }
 
-/// Everything that runs have in common.
+/// State shared by all runs.
 pub(super) struct Stage<'a> {
     pub(super) matrix: &'a Matrix,
     pub(super) place: &'a Place,
@@ -63,13 +63,13 @@ pub(super) struct Stage<'a> {
     warm_up: Arc<Trace>,
 }
 
-/// Engines and a router that serve.
+/// Running engines and a router.
 pub(super) struct Fleet {
     engines: Vec<Process>,
     places: Vec<EnginePlace>,
 }
 
-/// A router that serves.
+/// A running router.
 pub(super) struct Serving {
     pub(super) process: Option<Process>,
     pub(super) url: String,
@@ -111,7 +111,7 @@ impl<'a> Stage<'a> {
         }
     }
 
-    /// What every command may name.
+    /// Placeholders of every command.
     fn values(&self, job: &Job, directory: &Path) -> Values {
         let mut values = Values::default();
         values.set("kvlane", self.place.kvlane.to_string_lossy());
@@ -137,7 +137,7 @@ impl<'a> Stage<'a> {
         };
         for start_n in 1.. {
             match self.started(command, job, directory).await {
-                // Somebody may have taken a port; others are tried.
+                // Another program may have taken a port; others are tried.
                 Err(Failure::Ended(_)) if start_n < STARTS => {}
                 done => return done,
             }
@@ -150,7 +150,7 @@ impl<'a> Stage<'a> {
         let fleet = &self.matrix.fleet;
         let mut found = Fleet { engines: Vec::new(), places: Vec::new() };
         let names = template::port_names([command]);
-        // All at once: a port that one of them has not bound yet would be free for the next.
+        // All at once: a port that one of them has not yet bound would be free for the next.
         let of_one = 1 + names.len();
         let free = free_ports(of_one * fleet.engines as usize).map_err(|why| start("the fleet", why))?;
         for (index, free) in free.chunks(of_one).enumerate() {
@@ -193,7 +193,7 @@ impl<'a> Stage<'a> {
                         match process.status().map_err(|why| fail(why.to_string()))? {
                             Some(status) => break status,
                             None if Instant::now() > deadline => {
-                                return Err(fail("it does not end".to_owned()));
+                                return Err(fail("it does not exit".to_owned()));
                             }
                             None => tokio::time::sleep(POLL).await,
                         }
@@ -225,7 +225,7 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    /// A router that knows nothing yet, ready to serve.
+    /// A new router, ready to serve.
     pub(super) async fn router(
         &self,
         arm: &Arm,
@@ -264,7 +264,7 @@ impl<'a> Stage<'a> {
             let ready = join(&url, &Ready(template::file(&ready.0, &values).trim_end().to_owned()));
             match self.until_ready(&arm.name, &ready, fleet, Some(&mut process)).await {
                 Ok(()) => return Ok(Serving { process: Some(process), url }),
-                // Somebody may have taken its port; another one is tried.
+                // Another program may have taken its port; another one is tried.
                 Err(Failure::Ended(_)) if start_n < STARTS && Instant::now() < deadline => {}
                 Err(failure) => return Err(failure),
             }
@@ -272,15 +272,14 @@ impl<'a> Stage<'a> {
         unreachable!("the last start returns")
     }
 
-    /// Sends short requests until all of a set were answered well: the router has found its engines, and connections are
-    /// open.
+    /// Sends short requests until a whole set succeeds: the router has found its engines, and connections are open.
     pub(super) async fn warm(&self, router: &mut Serving, fleet: &mut Fleet) -> Result<(), Failure> {
         if self.warm_up.requests.is_empty() {
             return Ok(());
         }
         let deadline = Instant::now() + self.ready_timeout();
         loop {
-            // Other text each time, and none that a run has.
+            // Different text each time, unlike that of any run.
             let seed =
                 0xFFFF_0000_0000_0000 ^ deadline.saturating_duration_since(Instant::now()).as_micros() as u64;
             let report = replay(self.replay(&router.url, self.warm_up.clone(), seed), |_, _| ()).await?;
@@ -389,7 +388,7 @@ fn start(what: &str, why: io::Error) -> Failure {
     Failure::Start { what: what.to_owned(), why }
 }
 
-/// Sets `{port}` and the ports that are named, of as many that are free; returns the address of the first.
+/// Fills `{port}` and the named ports with free ones; returns the address of the first.
 fn ports(values: &mut Values, names: &[&str], free: &[u16]) -> (String, BTreeMap<String, u16>) {
     values.set("port", free[0].to_string());
     let named: BTreeMap<String, u16> =
@@ -400,7 +399,7 @@ fn ports(values: &mut Values, names: &[&str], free: &[u16]) -> (String, BTreeMap
     (format!("http://127.0.0.1:{}", free[0]), named)
 }
 
-/// A path of a server, or a URL that stands for itself.
+/// A path of a server, or a complete URL.
 fn join(url: &str, ready: &Ready) -> String {
     match ready.0.starts_with("http") {
         true => ready.0.clone(),
@@ -408,7 +407,7 @@ fn join(url: &str, ready: &Ready) -> String {
     }
 }
 
-/// Short requests that have nothing in common.
+/// Short requests without shared prefixes.
 fn warm_up(count: u32) -> Trace {
     let arrivals =
         generate::Arrivals::Poisson { rate: WARM_UP_RATE, count: Some(count.max(1)), seconds: None };

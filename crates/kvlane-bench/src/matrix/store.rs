@@ -1,7 +1,7 @@
-//! Runs that are over, in files: what an interrupted bench goes on from, and records to look into.
+//! Completed runs in files, for continuing an interrupted bench and for inspecting records.
 //!
-//! Each run has two files: `NAME.jsonl` with its records, and `NAME.json` with what else is known of it. A run counts again
-//! only if all that it came from is the same; the routers' programs are not looked at.
+//! Each run has two files: `NAME.jsonl` with its records, and `NAME.json` with its metadata. A run is reused only if
+//! all its inputs are the same; the routers' programs are not compared.
 
 use std::fs::{self, File};
 use std::io::{self, BufReader, BufWriter};
@@ -31,7 +31,7 @@ struct Kept {
     run: Run,
 }
 
-/// All that a run came from.
+/// All inputs of a run.
 #[derive(Serialize)]
 struct Key<'a> {
     fleet: &'a Fleet,
@@ -46,16 +46,16 @@ struct Key<'a> {
 // === impl Store ===
 
 impl Store {
-    /// Opens a directory, which is made if need be.
+    /// Opens a directory, created if necessary.
     ///
     /// # Errors
-    /// If it cannot be made.
+    /// If it cannot be created.
     pub fn open(directory: &Path) -> io::Result<Self> {
         fs::create_dir_all(directory)?;
         Ok(Self { directory: directory.to_owned() })
     }
 
-    /// A run that is kept, if it came from the same.
+    /// A stored run with the same inputs.
     pub fn find(&self, matrix: &Matrix, job: &Job) -> Option<Recorded> {
         let path = |extension| self.path(job, extension);
         let text = fs::read(path("json")).ok()?;
@@ -67,7 +67,7 @@ impl Store {
         (records.len() as u64 == kept.run.requests).then_some(Recorded { run: kept.run, records })
     }
 
-    /// Keeps a run that counts. Its own file is written last: without it there is no run.
+    /// Stores a run that counts. Its metadata is written last: without it there is no run.
     ///
     /// # Errors
     /// If a file cannot be written.
@@ -86,7 +86,7 @@ impl Store {
         fs::write(own, serde_json::to_vec_pretty(&kept)?)
     }
 
-    /// Where a run's records are.
+    /// Path of a run's records.
     pub fn path(&self, job: &Job, extension: &str) -> PathBuf {
         // Names have no slash but that before a policy.
         let router = job.router.replace('/', "_");

@@ -1,51 +1,52 @@
-//! Commands and files with places to be filled in: `{port}`, `{workers}` and so on.
+//! Commands and files with placeholders: `{port}`, `{workers}` and so on.
 //!
-//! A command is cut into words as a shell would, by blanks outside of quotes, and is run without a shell. Engines come
-//! in lists: in a command each word, in a file each line that names one engine (`{url}`, `{address}`, `{index}`,
-//! `{engine:NAME}`) is there once for each of them. A word that names a policy is left out where there is none.
+//! A command is split into words as a shell does, at blanks outside of quotes, and is run without a shell. Engines
+//! are lists: in a command each word, in a file each line with an engine's placeholder (`{url}`, `{address}`,
+//! `{index}`, `{engine:NAME}`) is repeated for each of them. A word with the policy's placeholder is left out if
+//! there is no policy.
 
 use std::collections::BTreeMap;
 
-/// What stands for an engine in a router's command and file.
+/// Placeholders of an engine in a router's command and file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EnginePlace {
     /// `http://host:port`.
     pub url: String,
-    /// Its ports by name: what its command has as `{port:NAME}`.
+    /// Its ports by name: `{port:NAME}` in its command.
     pub ports: BTreeMap<String, u16>,
 }
 
-/// What is filled in.
+/// Values of placeholders.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Values {
-    /// By name, such as `port` and `program`. What is `None` leaves out the words that name it.
+    /// By name, such as `port` and `program`. Words with a placeholder that is `None` are left out.
     pub plain: BTreeMap<String, Option<String>>,
     /// The engines.
     pub engines: Vec<EnginePlace>,
 }
 
-/// A command that cannot be run as it stands.
+/// An invalid command.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TemplateError {
-    /// A quote without its end.
-    #[error("a quote does not end: {0}")]
+    /// An unterminated quote.
+    #[error("unterminated quote: {0}")]
     Quote(String),
-    /// A place that nothing is known for.
-    #[error("nothing is known for {{{name}}}; there are {}", .known.iter().map(|name| format!("{{{name}}}")).collect::<Vec<_>>().join(", "))]
+    /// An unknown placeholder.
+    #[error("unknown placeholder {{{name}}}; known are {}", .known.iter().map(|name| format!("{{{name}}}")).collect::<Vec<_>>().join(", "))]
     Unknown {
         /// Its name.
         name: String,
-        /// The names there are.
+        /// The known names.
         known: Vec<String>,
     },
-    /// No word is left.
+    /// The command has no word.
     #[error("the command is empty")]
     Empty,
 }
 
-/// What stands for all engines at once.
+/// Placeholders of all engines together.
 const WORKERS: &str = "workers";
-/// What stands for one engine.
+/// Placeholders of one engine.
 const OF_AN_ENGINE: [&str; 3] = ["url", "address", "index"];
 const ENGINE_PORT: &str = "engine:";
 
@@ -64,7 +65,7 @@ pub fn names(text: &str) -> Vec<&str> {
     found
 }
 
-/// The ports that `texts` ask for by name: `NAME` of each `{port:NAME}`.
+/// Names of the ports in `texts`: `NAME` of each `{port:NAME}`.
 pub fn port_names<'a>(texts: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
     let mut ports: Vec<&str> =
         texts.into_iter().flat_map(names).filter_map(|name| name.strip_prefix("port:")).collect();
@@ -76,7 +77,7 @@ pub fn port_names<'a>(texts: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> 
 /// The words of a command.
 ///
 /// # Errors
-/// A quote that does not end, or a place that is unknown.
+/// If a quote is unterminated, or a placeholder unknown.
 pub fn command(text: &str, values: &Values) -> Result<Vec<String>, TemplateError> {
     let mut words = Vec::new();
     for word in split(text)? {
@@ -98,7 +99,7 @@ pub fn command(text: &str, values: &Values) -> Result<Vec<String>, TemplateError
     if words.is_empty() { Err(TemplateError::Empty) } else { Ok(words) }
 }
 
-/// A file. What is in braces and unknown is left as it stands: files have braces of their own.
+/// A file. Unknown placeholders are left unchanged, because files have braces of their own.
 pub fn file(text: &str, values: &Values) -> String {
     let mut out = String::with_capacity(text.len());
     for line in text.lines() {
@@ -123,7 +124,7 @@ impl Values {
         self.plain.insert(name.to_owned(), Some(value.into()));
     }
 
-    /// Whether a name stands for an engine: in an engine's own command `{index}` is its own.
+    /// Whether a name is an engine's placeholder: in an engine's own command `{index}` is its own.
     fn of_an_engine(&self, name: &str) -> bool {
         of_an_engine(name) && !self.plain.contains_key(name)
     }
@@ -148,7 +149,7 @@ impl Values {
         Err(TemplateError::Unknown { name: name.to_owned(), known: names })
     }
 
-    /// `text` with what is known filled in, of one engine where there is one.
+    /// `text` with known placeholders filled in, for one engine if given.
     fn fill(&self, text: &str, engine: Option<usize>) -> String {
         let mut out = String::with_capacity(text.len());
         let mut rest = text;
@@ -203,7 +204,7 @@ fn is_name(text: &str) -> bool {
         && letters.all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "_:-".contains(c))
 }
 
-/// The words of a line: blanks part them, quotes of either kind keep them together.
+/// The words of a line: separated by blanks, except within quotes of either kind.
 fn split(text: &str) -> Result<Vec<String>, TemplateError> {
     let mut words = Vec::new();
     let mut word: Option<String> = None;

@@ -1,7 +1,7 @@
 //! The requests of a load and a seed.
 //!
-//! Load changes when conversations begin, or how many do, and nothing else: the same seed has the same conversations in
-//! the same order at every load, and within each of them the trace's pace.
+//! Load changes the start times of conversations, or their number, and nothing else: the same seed has the same
+//! conversations in the same order at every load, each with the trace's pace.
 
 use std::path::Path;
 
@@ -13,19 +13,19 @@ use kvlane_trace::trace::Trace;
 
 use super::{Loads, Workload};
 
-/// Conversations that begin together are this many trace seconds apart, so that who is first is no matter of chance.
+/// Distance in trace seconds of conversations that begin together, so that their order is deterministic.
 const RAMP_S: f64 = 0.05;
 
-/// Where requests are taken from.
+/// Source of requests.
 #[derive(Debug)]
 pub enum Source {
-    /// A trace, and who waits for whom in it.
+    /// A trace, and its dependencies.
     Trace(Box<(Trace, Plan)>),
-    /// A workload that is made.
+    /// A generated workload.
     Generated(Box<generate::Workload>),
 }
 
-/// Why there are no requests.
+/// Errors of the source.
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
     /// The trace cannot be read.
@@ -33,10 +33,10 @@ pub enum SourceError {
     Trace {
         /// Its path.
         path: String,
-        /// Why not.
+        /// The cause.
         why: TraceError,
     },
-    /// The workload cannot be made.
+    /// The workload cannot be generated.
     #[error("workload.generate: {0}")]
     Generate(#[from] WorkloadError),
     /// The trace is too short.
@@ -47,10 +47,10 @@ pub enum SourceError {
 // === impl Source ===
 
 impl Source {
-    /// What the matrix says: `open` reads its trace, if it has one.
+    /// The source of a matrix: `open` reads its trace, if it has one.
     ///
     /// # Errors
-    /// A trace that cannot be read, or has no request.
+    /// If a trace cannot be read, or has no request.
     pub fn read(
         workload: &Workload,
         open: impl FnOnce(&Path) -> Result<Trace, TraceError>,
@@ -67,15 +67,15 @@ impl Source {
         Ok(Self::Trace(Box::new((trace, plan))))
     }
 
-    /// Whether it is made, not read.
+    /// Whether it is generated.
     pub fn is_generated(&self) -> bool {
         matches!(self, Self::Generated(_))
     }
 
-    /// The requests of a load under a seed, their times in seconds of the clock: the trace's divided by the speed.
+    /// The requests of a load under a seed, with times in wall-clock seconds: the trace's divided by the speed.
     ///
     /// # Errors
-    /// More conversations than the trace has, a window beyond its end, settings that make no sense.
+    /// If the trace has too few conversations, the window is beyond its end, or settings are invalid.
     pub fn requests(
         &self,
         workload: &Workload,
@@ -90,7 +90,7 @@ impl Source {
                 let mut roots = plan.roots.clone();
                 let count = load as usize;
                 if roots.len() < count {
-                    let why = format!("the trace has {} conversations, not {count}", roots.len());
+                    let why = format!("the trace has only {} conversations, {count} are needed", roots.len());
                     return Err(SourceError::Short(why));
                 }
                 let mut rng = Rng::new(seed.into());
@@ -120,7 +120,7 @@ impl Source {
             }
         };
         if trace.requests.is_empty() {
-            return Err(SourceError::Short(format!("there is no request at load {load} under seed {seed}")));
+            return Err(SourceError::Short(format!("no request at load {load} under seed {seed}")));
         }
         for request in &mut trace.requests {
             request.arrival_s /= workload.speed;
@@ -130,8 +130,8 @@ impl Source {
     }
 }
 
-/// What a trace sends in a window at a load, from the place that the workload says or the seed draws. A conversation that
-/// has begun before goes on as one that begins there; what would come later than the window is left out.
+/// The requests of a trace's window, from a position that is given or drawn from the seed. A conversation that
+/// started before continues as one that starts there; requests after the window are left out.
 fn window(
     trace: &Trace,
     plan: &Plan,
@@ -154,7 +154,7 @@ fn window(
         }
         (None, _) => (f64::INFINITY, 0.0),
     };
-    // The end of the whole trace belongs to it.
+    // The end of the whole trace is part of it.
     let end_s = start_s + window_s * load;
     let within = |arrival_s: f64| start_s <= arrival_s && arrival_s < end_s;
     let mut first = vec![None; trace.requests.len()];

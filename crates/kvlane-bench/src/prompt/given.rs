@@ -1,4 +1,4 @@
-//! Real prompts, one JSON object on a line.
+//! Real prompts, one JSON object per line.
 //!
 //! A line has one of `messages` (a conversation), `prompt` (a text) and `body` (a whole request, as in OpenAI's batch
 //! files), and may have `arrival_s` (or `timestamp`, in milliseconds, as in Mooncake's traces), `session`, `think_s` and
@@ -16,25 +16,25 @@ use serde_json::{Map, Value};
 pub const PROMPTS_MAX: usize = 1_000_000;
 /// Longest line, in bytes.
 const LINE_BYTES_MAX: u64 = 64 << 20;
-/// Bytes of text that are taken for a token where nobody has counted.
+/// Bytes of text per token if there is no count.
 const BYTES_PER_TOKEN: usize = 4;
 
 /// One prompt.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Given {
-    /// What is sent.
+    /// The contents.
     pub prompt: Prompt,
-    /// When, in seconds from the start.
+    /// Arrival time, in seconds from the start.
     pub arrival_s: Option<f64>,
-    /// The conversation that it is a turn of.
+    /// Its conversation.
     pub session: Option<String>,
-    /// Seconds from the end of the turn before to this one.
+    /// Seconds from the end of the previous turn to this one.
     pub think_s: Option<f32>,
     /// Length of the answer.
     pub output_tokens: Option<u32>,
 }
 
-/// What is sent.
+/// Contents of a prompt.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Prompt {
     /// The messages of a chat.
@@ -64,24 +64,22 @@ pub enum GivenError {
     /// It cannot be read.
     #[error("cannot read prompts: {0}")]
     Read(#[from] std::io::Error),
-    /// A line is no prompt.
+    /// A line is not a prompt.
     #[error("prompts, line {line}: {why}")]
     Line {
         /// Counted from 1.
         line: usize,
-        /// What is wrong with it.
+        /// The cause.
         why: String,
     },
-    /// There is nothing in it.
-    #[error("there is no prompt in the file")]
+    /// The file is empty.
+    #[error("the file contains no prompt")]
     Empty,
-    /// Nobody says when to send them.
-    #[error(
-        "prompt {0} has no `arrival_s` or `timestamp`; give all prompts one, or a rate, or a trace that says when"
-    )]
+    /// There are no arrival times.
+    #[error("prompt {0} has no `arrival_s` or `timestamp`; add one to all prompts, or use a rate or a trace")]
     Untimed(usize),
-    /// A rate that is none.
-    #[error("a rate of {0} conversations per second; take more than 0")]
+    /// An invalid rate.
+    #[error("a rate of {0} conversations per second; must be above 0")]
     Rate(f64),
 }
 
@@ -89,7 +87,7 @@ pub enum GivenError {
 ///
 /// # Errors
 ///
-/// The first line that is no prompt, by its number.
+/// The first invalid line, by its number.
 pub fn read(mut input: impl BufRead) -> Result<Vec<Given>, GivenError> {
     let mut all = Vec::new();
     let mut bytes = Vec::new();
@@ -128,10 +126,10 @@ fn parse(bytes: &[u8]) -> Result<Given, String> {
     };
     let arrival_s = line.arrival_s.or(line.timestamp.map(|millis| millis / 1e3));
     if let Some(wrong) = arrival_s.filter(|seconds| !(0.0..=3.2e7).contains(seconds)) {
-        return Err(format!("it arrives at {wrong} s; arrivals are seconds from 0"));
+        return Err(format!("it arrives at {wrong} s; arrivals must be at least 0 s"));
     }
     if let Some(wrong) = line.think_s.filter(|seconds| !(0.0..=3.2e7).contains(seconds)) {
-        return Err(format!("a think time of {wrong} s; think times are seconds from 0"));
+        return Err(format!("a think time of {wrong} s; think times must be at least 0 s"));
     }
     let session = match line.session {
         None | Some(Value::Null) => None,
@@ -143,13 +141,13 @@ fn parse(bytes: &[u8]) -> Result<Given, String> {
     Ok(Given { prompt, arrival_s, session, think_s, output_tokens })
 }
 
-/// The trace of prompts: when each is sent, and after which. The prompts are put in the trace's order. With a rate,
-/// conversations begin at random, so many in a second on average, and turns follow at once where they have no think time;
-/// otherwise the prompts say when.
+/// The trace of prompts: arrival time and predecessor of each. The prompts are put in the trace's order. With a rate,
+/// conversations begin at random times, and turns without a think time follow at once; otherwise the prompts contain
+/// their times.
 ///
 /// # Errors
 ///
-/// A prompt without a time where there is no rate either.
+/// If a prompt has no time and there is no rate.
 pub fn trace(prompts: &mut Vec<Given>, rate: Option<f64>, seed: u64) -> Result<Trace, GivenError> {
     if let Some(rate) = rate {
         if !(rate > 0.0 && rate.is_finite()) {
@@ -206,7 +204,7 @@ pub fn trace(prompts: &mut Vec<Given>, rate: Option<f64>, seed: u64) -> Result<T
 // === impl Prompt ===
 
 impl Prompt {
-    /// Bytes of its text, about.
+    /// Approximate bytes of its text.
     fn bytes(&self) -> usize {
         fn text(value: &Value) -> usize {
             match value {

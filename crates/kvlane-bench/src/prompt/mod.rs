@@ -1,10 +1,10 @@
-//! Text for traces that carry only block ids: equal ids give equal text, different ids different text.
+//! Text for traces that contain only block ids: equal ids give equal text, different ids different text.
 //!
-//! The text is made of common three-letter English words, each with a space before it. Such a piece is one token in
+//! The text consists of common three-letter English words, each with a space before it. Such a piece is one token in
 //! the byte-pair vocabularies of current models and one token of `kvlane mock-engine` (four bytes), so a prompt's
-//! length in tokens is close to the trace's without a tokenizer. Eight random bits per token keep blocks of four or
-//! more tokens apart. With the model's tokenizer, [`Words::pick`] takes words that are one token each there, alone and in
-//! a row: then every block has exactly its tokens.
+//! length in tokens is close to the trace's without a tokenizer. Eight random bits per token make blocks of four or
+//! more tokens distinct. With the model's tokenizer, [`Words::pick`] selects words that are one token each, alone and
+//! in a row: then every block has exactly its tokens.
 //!
 //! Real prompts are in [`given`].
 
@@ -30,9 +30,9 @@ beg bin bio bug bun cab cam cod con cop cue den dim dip dot dug dye ego elf era 
 god got gum gym ham hay hen hid hip hop hug hut icy jam jar jaw jet jog lap mid mob nap oat opt orb owe owl pad pal \
 paw pea peg per pit pod pro";
 
-/// Fewest words that tell blocks apart: 16 tokens of them are 64 bits.
+/// Minimum number of words to make blocks distinct: 16 tokens of them are 64 bits.
 const WORDS_MIN: usize = 16;
-/// Words of the text by which it is seen whether they stay apart in a row.
+/// Words of the text that tests whether they stay separate in a row.
 const ROW_WORDS: usize = 1024;
 
 /// Words of one token each.
@@ -41,20 +41,20 @@ pub struct Words {
     words: Arc<[Box<[u8]>]>,
 }
 
-/// Why a tokenizer has no words.
+/// Why a tokenizer yields no words.
 #[derive(Debug, thiserror::Error)]
 pub enum WordsError {
-    /// It makes several tokens of nearly all that were tried.
+    /// Nearly all tested words are several tokens.
     #[error(
-        "only {found} of the words that were tried are one token of this tokenizer, {WORDS_MIN} are needed; leave the tokenizer out: prompts are then about as long as the trace says"
+        "only {found} of the tested words are one token of this tokenizer, {WORDS_MIN} are needed; omit the tokenizer: prompts then have about the length in the trace"
     )]
     TooFew {
-        /// How many are.
+        /// Number of words.
         found: usize,
     },
-    /// A row of words is not as many tokens.
+    /// A row of words has another number of tokens.
     #[error(
-        "{words} words in a row are {tokens} tokens of this tokenizer, though each alone is one; leave the tokenizer out: prompts are then about as long as the trace says"
+        "{words} words in a row are {tokens} tokens of this tokenizer, though each alone is one; omit the tokenizer: prompts then have about the length in the trace"
     )]
     Together {
         /// Words in the row.
@@ -81,13 +81,13 @@ impl Default for Words {
 }
 
 impl Words {
-    /// Words that are one token each for a tokenizer; `count` says how many tokens a text is.
+    /// Words that are one token each for a tokenizer; `count` returns the number of tokens of a text.
     ///
     /// # Errors
     ///
-    /// A tokenizer that has too few of them, or that makes other tokens of a row of words.
+    /// If a tokenizer has too few of them, or tokenizes a row of words differently.
     pub fn pick<E: From<WordsError>>(mut count: impl FnMut(&str) -> Result<usize, E>) -> Result<Self, E> {
-        // Some chat templates trim what they are given, so that a prompt begins without the space of its first word.
+        // Some chat templates trim their input, so that a prompt begins without the space of its first word.
         let (mut words, mut spaced) = (Vec::new(), Vec::new());
         for word in candidates() {
             if count(&word)? == 1 {
@@ -137,7 +137,7 @@ impl Words {
     }
 }
 
-/// What may be one token: the words, and for small vocabularies one letter or two, each with a space before it.
+/// Candidates: the words, and for small vocabularies one letter or two, each with a space before it.
 fn candidates() -> impl Iterator<Item = String> {
     let words = WORDS.chunks_exact(BYTES_PER_TOKEN).map(|word| String::from_utf8_lossy(word).into_owned());
     let letters = || b'a'..=b'z';

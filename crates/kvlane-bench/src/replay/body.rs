@@ -7,7 +7,7 @@ use super::{Api, Prompts, ReplayConfig, ReplayError};
 use crate::prompt::Words;
 use crate::prompt::given::{Given, Prompt};
 
-/// Fields that say how long an answer may be, in the words of all APIs.
+/// Fields with the maximum length of an answer, in all APIs.
 const LENGTHS: [&str; 3] = ["max_tokens", "max_completion_tokens", "max_output_tokens"];
 
 /// Writes bodies.
@@ -18,12 +18,12 @@ pub(super) struct Bodies {
     words: Words,
     seed: u64,
     model: String,
-    /// What every body has besides.
+    /// Further fields of every body.
     fields: Map<String, Value>,
-    /// What bodies that tell their answer's length have.
+    /// Fields of bodies with a given answer length.
     ignore_eos: bool,
     tell_lengths: bool,
-    /// The body up to the prompt's text, where prompts are words.
+    /// The body up to the prompt's text, if prompts are words.
     head: Vec<u8>,
 }
 
@@ -67,7 +67,7 @@ impl Bodies {
         Ok(bodies)
     }
 
-    /// The body of a request, and the API that it is for.
+    /// The body of a request, and its API.
     pub(super) fn write(&self, request: u32) -> (Api, Vec<u8>) {
         match &self.prompts {
             Prompts::Words(_) => (self.api, self.of_words(request)),
@@ -107,8 +107,8 @@ impl Bodies {
         (api, Value::Object(self.frame(body, length)).to_string().into_bytes())
     }
 
-    /// A body with what all have: what it says itself stands, but that it is streamed with its usage, and what was asked
-    /// for on the command line.
+    /// A given body: its fields are kept, except that streaming and usage are turned on and fields from the command
+    /// line are set.
     fn frame(&self, mut body: Map<String, Value>, length: u32) -> Map<String, Value> {
         if !self.model.is_empty() {
             body.insert("model".into(), self.model.clone().into());

@@ -1,5 +1,5 @@
-//! How the client itself did. What it measures is worth nothing where it was the bottleneck: a request that left late, or
-//! an answer that was read late, looks like a slow server.
+//! State of the client. Its measurements are worthless if it was the bottleneck: a request that was sent late, or an
+//! answer that was read late, looks like a slow server.
 
 use std::time::{Duration, Instant};
 
@@ -8,21 +8,22 @@ use serde::Serialize;
 
 use crate::histogram::Histogram;
 
-/// How often the client looks whether it is in time.
+/// Interval of the client's lateness checks.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// How the client did.
+/// State of the client.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Client {
-    /// How late requests left, in seconds. `None` if there were none.
+    /// Lateness of sent requests, in seconds. `None` if there were none.
     pub lag_s: Option<Percentiles>,
-    /// How late its runtime came to work that was due, in seconds: as late it may have read what had arrived.
+    /// Scheduling delay of its runtime, in seconds: arrivals may have been read this late.
     pub stall_s: Option<Percentiles>,
-    /// CPU time of this process as a share of what its threads could have had; `None` where the system does not tell.
+    /// CPU time of this process as a share of what its threads could have used; `None` if the system does not report
+    /// it.
     pub cpu_share: Option<f64>,
 }
 
-/// Beyond which the client counts as the bottleneck.
+/// Limits above which the client counts as the bottleneck.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bounds {
     /// Of the 99th percentiles of lag and stall, in seconds.
@@ -31,7 +32,7 @@ pub struct Bounds {
     pub cpu_share: f64,
 }
 
-/// Looks how the client does while it works.
+/// Monitors the client during the replay.
 pub(super) struct Watch {
     began: Instant,
     cpu_s: Option<f64>,
@@ -39,7 +40,7 @@ pub(super) struct Watch {
 }
 
 impl Default for Bounds {
-    /// 20 ms late, or nine tenths of the CPU time there is.
+    /// 20 ms late, or nine tenths of the available CPU time.
     fn default() -> Self {
         Self { late_s: 0.02, cpu_share: 0.9 }
     }
@@ -48,7 +49,7 @@ impl Default for Bounds {
 // === impl Client ===
 
 impl Client {
-    /// Why the client was the bottleneck; nothing if it was not.
+    /// Reasons why the client was the bottleneck; empty if it was not.
     pub fn bottleneck(&self, bounds: &Bounds) -> Vec<String> {
         let millis = |seconds: f64| format!("{:.1} ms", seconds * 1e3);
         let late = |all: Option<Percentiles>| all.map(|all| all.p99).filter(|&p99| p99 > bounds.late_s);
@@ -56,21 +57,21 @@ impl Client {
         if let Some(p99) = late(self.lag_s) {
             let bound = millis(bounds.late_s);
             why.push(format!(
-                "requests left {} late at the 99th percentile, {bound} is the bound",
+                "requests were sent {} late at the 99th percentile, the limit is {bound}",
                 millis(p99)
             ));
         }
         if let Some(p99) = late(self.stall_s) {
             let bound = millis(bounds.late_s);
             why.push(format!(
-                "the client came {} late to what was due at the 99th percentile, {bound} is the bound",
+                "the client's tasks ran {} late at the 99th percentile, the limit is {bound}",
                 millis(p99)
             ));
         }
         if let Some(share) = self.cpu_share.filter(|&share| share > bounds.cpu_share) {
             let percent = |share: f64| format!("{:.0} %", share * 100.0);
             why.push(format!(
-                "the client used {} of its CPU time, {} is the bound",
+                "the client used {} of the CPU time, the limit is {}",
                 percent(share),
                 percent(bounds.cpu_share)
             ));

@@ -1,8 +1,8 @@
-//! When each request leaves.
+//! Departure times of requests.
 //!
-//! A thread of its own owns the schedule, since the runtime's timers have only millisecond granularity. Another one, the
-//! scribe, writes bodies ahead, so that a long prompt delays nobody. Conversations begin at their times; a turn is told
-//! to the clock when the request it waits for is over.
+//! A separate thread owns the schedule, since the runtime's timers have only millisecond granularity. Another one,
+//! the scribe, writes bodies ahead, so that a long prompt delays no other request. Conversations begin at their
+//! times; a turn is passed to the clock when the request it waits for has ended.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -14,44 +14,44 @@ use kvlane_core::time::Nanos;
 
 /// Requests whose bodies are written ahead.
 const AHEAD_MAX: usize = 64;
-/// Prompt tokens of these at most, unless there is only one.
+/// Maximum prompt tokens of these, unless there is only one.
 const AHEAD_TOKENS_MAX: u64 = 8_000_000;
 
-/// What the clock is told.
+/// Messages to the clock.
 pub(super) enum Word<D> {
-    /// What this request waited for is over: when it is due.
+    /// The request that this one waits for has ended: its due time.
     Due(u32, Nanos),
-    /// The scribe has written what departs for this request.
+    /// The scribe has written this request.
     Written(u32, D),
-    /// Nobody waits for the rest.
+    /// The rest is not needed.
     Stop,
 }
 
-/// The schedule of a replay. `D` is what departs.
+/// The schedule of a replay. `D` is the item that departs.
 pub(super) struct Clock<D, R: Iterator<Item = (Nanos, u32)>> {
     start: Instant,
-    /// Requests that wait for nobody, in order.
+    /// Requests without predecessor, in order.
     roots: Peekable<R>,
-    /// Requests whose wait is over, and that are not among the next.
+    /// Requests whose predecessor has ended, and that are not among the next.
     waiting: BinaryHeap<Reverse<(Nanos, u32)>>,
-    /// The next ones: the scribe is at them or has written them.
+    /// The next ones: written, or being written by the scribe.
     ahead: BTreeMap<(Nanos, u32), Option<D>>,
-    /// Where they are due.
+    /// Where due requests are sent.
     due_of: BTreeMap<u32, Nanos>,
     ahead_tokens: u64,
     words: Receiver<Word<D>>,
     scribe: Sender<(u32, Nanos)>,
 }
 
-/// What a clock is made of.
+/// Parts of a clock.
 pub(super) struct Parts<D, R> {
-    /// What all times count from.
+    /// Origin of all times.
     pub(super) start: Instant,
-    /// Requests that wait for nobody, in order.
+    /// Requests without predecessor, in order.
     pub(super) roots: R,
-    /// What the clock is told.
+    /// Messages to the clock.
     pub(super) words: Receiver<Word<D>>,
-    /// Who writes what departs.
+    /// The scribe.
     pub(super) scribe: Sender<(u32, Nanos)>,
 }
 
@@ -72,12 +72,12 @@ impl<D, R: Iterator<Item = (Nanos, u32)>> Clock<D, R> {
         }
     }
 
-    /// Lets `left` requests depart, each at its time or as soon after it as it is known and written. `tokens` is the
-    /// length of a prompt.
+    /// Lets `left` requests depart, each at its time or as soon after it as it is known and written. `tokens` returns
+    /// the length of a prompt.
     pub(super) fn run(mut self, mut left: usize, tokens: impl Fn(u32) -> u32, mut depart: impl FnMut(D)) {
         while left > 0 {
             self.ask_ahead(&tokens);
-            // A body that is not written yet holds up nobody who is due after it.
+            // A body that is not yet written does not delay requests due after it.
             let next = self.ahead.iter().find(|(_, written)| written.is_some()).map(|(&key, _)| key);
             let word = match next.map(|next| (next, self.until(next.0))) {
                 None => self.words.recv().map_err(|_| RecvTimeoutError::Disconnected),
@@ -102,12 +102,12 @@ impl<D, R: Iterator<Item = (Nanos, u32)>> Clock<D, R> {
         }
     }
 
-    /// How long it is until then.
+    /// Time until then.
     fn until(&self, due: Nanos) -> Duration {
         (self.start + Duration::from_nanos(due.0)).saturating_duration_since(Instant::now())
     }
 
-    /// A request's wait is over. One that is due before those that are being written is written with them.
+    /// A request's predecessor has ended. If it is due before those that are being written, it is written with them.
     fn due(&mut self, request: u32, due: Nanos, tokens: &impl Fn(u32) -> u32) {
         if self.ahead.last_key_value().is_some_and(|(&last, _)| (due, request) < last) {
             self.ask(due, request, tokens);
@@ -116,7 +116,7 @@ impl<D, R: Iterator<Item = (Nanos, u32)>> Clock<D, R> {
         }
     }
 
-    /// Has the next requests written as far as there is room.
+    /// Passes the next requests to the scribe as far as there is room.
     fn ask_ahead(&mut self, tokens: &impl Fn(u32) -> u32) {
         while self.ahead.is_empty() || self.ahead.len() < AHEAD_MAX && self.ahead_tokens < AHEAD_TOKENS_MAX {
             let root = self.roots.peek().copied();
@@ -135,7 +135,7 @@ impl<D, R: Iterator<Item = (Nanos, u32)>> Clock<D, R> {
         self.ahead.insert((due, request), None);
         self.due_of.insert(request, due);
         self.ahead_tokens += u64::from(tokens(request));
-        // A scribe that is gone has taken the clock's words with it.
+        // If the scribe is gone, its messages are lost.
         let _ = self.scribe.send((request, due));
     }
 }
@@ -146,8 +146,8 @@ mod tests {
 
     use super::*;
 
-    /// Runs a clock whose times are all in the past, with a scribe that answers at once. `ended` tells what follows on a
-    /// departure. Returns what departed, in order.
+    /// Runs a clock whose times are all in the past, with a scribe that answers at once. `ended` returns the
+    /// successors of a departure. Returns the departures, in order.
     fn departures(roots: &[(u64, u32)], left: usize, ended: impl Fn(u32) -> Vec<(u32, u64)>) -> Vec<u32> {
         let (word, words) = mpsc::channel();
         let (scribe, asked) = mpsc::channel();

@@ -1,9 +1,9 @@
 //! The open-loop client.
 //!
-//! Conversations begin at their timestamps, and the next turn of one is sent when the answer before it is over and its
-//! think time has passed: see [`Plan`]. There is no cap on requests in flight, since a cap would turn the loop into a
-//! closed one; what bounds them is the trace's length and `request_timeout`. The report says how late requests really
-//! left, and whether the client was the bottleneck.
+//! Conversations begin at their timestamps, and the next turn is sent when the previous answer has ended and its
+//! think time has passed: see [`Plan`]. The number of requests in flight is not limited, since a limit would make the
+//! loop a closed one; it is bounded by the trace's length and `request_timeout`. The report contains the lateness of
+//! requests, and whether the client was the bottleneck.
 
 mod body;
 mod client;
@@ -36,70 +36,70 @@ use crate::histogram::Histogram;
 use crate::prompt::Words;
 use crate::prompt::given::Given;
 
-/// Tells a router which conversation a request is a turn of.
+/// Header with the conversation of a request, for a router.
 const SESSION: HeaderName = HeaderName::from_static("x-session-id");
 
-/// Tells a mock engine how long the answer is.
+/// Header with the length of the answer, for a mock engine.
 const OUTPUT_TOKENS: HeaderName = HeaderName::from_static("x-mock-output-tokens");
 
-/// Longest prompt that is sent, in tokens of the trace: 8 MB of text.
+/// Maximum prompt that is sent, in tokens of the trace: 8 MB of text.
 pub const PROMPT_TOKENS_MAX: u32 = 2_000_000;
 
-/// Failures whose words are kept in a report.
+/// Failures whose messages are kept in a report.
 pub const ERRORS_KEPT_MAX: usize = 16;
 
 /// From the call to the replay's start, so that the first bodies are written by then.
 const LEAD: Duration = Duration::from_millis(100);
 
-/// Longest time from the start to an arrival, and longest think time: a year is more than any replay.
+/// Maximum time from the start to an arrival, and maximum think time: one year.
 const SECONDS_MAX: f64 = 3.2e7;
 
-/// What to replay, onto what, how fast.
+/// Settings of a replay.
 #[derive(Clone, Debug)]
 pub struct ReplayConfig {
     /// Address of the server, `http://host:port` or `https://host`; a path before `/v1` is kept.
     pub base_url: String,
-    /// The `model` of every request. With an empty one, whole bodies that are given keep theirs.
+    /// The `model` of every request. If empty, given bodies keep theirs.
     pub model: String,
     /// The trace. Arrivals are seconds after the replay's start. A request that comes after another waits for it.
     pub trace: Arc<Trace>,
-    /// Arrivals of conversations are divided by this; what happens within one keeps its pace. 1 is the trace's own.
+    /// Arrivals of conversations are divided by this; the pace within a conversation does not change. 1 is the
+    /// trace's own.
     pub speed: f64,
-    /// Another seed gives other text for the same block ids, which no cache has seen.
+    /// Seed of the text; another seed gives text that no cache holds.
     pub seed: u64,
-    /// A request that is not over after this long is given up.
+    /// Timeout of a request.
     pub request_timeout: Duration,
     /// Ask for exactly `max_tokens` tokens (`ignore_eos`, an extension of vLLM and SGLang; llama.cpp knows it too).
     pub ignore_eos: bool,
-    /// Tell how long each answer is to be, as `max_tokens`. Without, nobody on the way learns it: a mock engine is told by
-    /// a header of its own, and any other engine is not.
+    /// Send the length of each answer as `max_tokens`. Without it, only a mock engine learns the length, by a header.
     pub tell_lengths: bool,
-    /// Sent as a bearer token.
+    /// API key, sent as a bearer token.
     pub api_key: Option<String>,
-    /// What prompts are made of.
+    /// Source of prompts.
     pub prompts: Prompts,
-    /// What is asked for where the prompt does not say.
+    /// The API, if the prompt does not determine it.
     pub api: Api,
     /// Further headers of every request. They replace those that a replay sends itself.
     pub headers: Vec<(HeaderName, HeaderValue)>,
     /// Further fields of every body. They replace those that a replay writes itself, but for the prompt.
     pub fields: Map<String, Value>,
-    /// Whom to trust at an `https` address.
+    /// CAs for an `https` address.
     pub tls: Option<Arc<rustls::ClientConfig>>,
-    /// Ends the replay early when it is notified: what is in flight is given up, and only what had ended is reported.
+    /// Ends the replay early when notified: requests in flight are cancelled, and only ended ones are reported.
     pub stop: Arc<Notify>,
 }
 
-/// What prompts are made of.
+/// Source of prompts.
 #[derive(Clone, Debug)]
 pub enum Prompts {
-    /// Words by the trace's block ids: equal ids are equal text.
+    /// Words from the trace's block ids: equal ids are equal text.
     Words(Words),
-    /// Real prompts: the first for the trace's first request and so on, from the start again when all were sent.
+    /// Real prompts: the first for the trace's first request and so on, from the first again when all were sent.
     Given(Arc<Vec<Given>>),
 }
 
-/// What is asked for.
+/// The API of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Api {
     /// `/v1/chat/completions`, the prompt as one message.
@@ -131,35 +131,35 @@ impl Default for ReplayConfig {
     }
 }
 
-/// What happened.
+/// Results of a replay.
 #[derive(Clone, Debug)]
 pub struct ReplayReport {
     /// One record per request, in the trace's order. Times are seconds since the replay's start, not scaled back.
     pub records: Vec<Record>,
-    /// Requests that have no record, since the replay was ended early.
+    /// Requests without a record, because the replay was interrupted.
     pub unfinished: usize,
     /// From the start to the last request's end, in seconds.
     pub wall_s: f64,
-    /// How late this client sent requests, in seconds. Large lags mean that the client was the bottleneck. `None`
-    /// for an empty trace.
+    /// Lateness of sent requests, in seconds. Large values mean that the client was the bottleneck. `None` for an
+    /// empty trace.
     pub client_lag_s: Option<Percentiles>,
-    /// How the client did besides.
+    /// Further state of the client.
     pub client: Client,
     /// Seconds between any two tokens of an answer, over the answers that were complete, to within 3 %.
     pub itl_s: Option<Percentiles>,
-    /// What the first failures said, for people: at most [`ERRORS_KEPT_MAX`].
+    /// Messages of the first failures, as text: at most [`ERRORS_KEPT_MAX`].
     pub first_errors: Vec<String>,
 }
 
-/// Lets the clock go when nobody waits for the replay any longer.
+/// Stops the clock when the replay is dropped.
 struct Hold(mpsc::Sender<Word<Departure>>);
 
-/// Sends every request at its time and returns when all have ended. `progress` is called with (ended, total) after each
-/// end. Requests still in flight are given up when the future is dropped.
+/// Sends every request at its time and returns when all have ended. `progress` is called with (ended, total) after
+/// each end. Requests in flight are cancelled when the future is dropped.
 ///
 /// # Errors
 ///
-/// Only for configurations that make no sense; a request that fails is a record with an `error`.
+/// Only for invalid settings; a request that fails is a record with an `error`.
 pub async fn replay(
     config: ReplayConfig,
     mut progress: impl FnMut(usize, usize),
@@ -222,7 +222,7 @@ pub async fn replay(
         for turn in plan.children(record.id as u32) {
             let root = plan.root[turn as usize];
             let began = Nanos::from_secs_f64(trace.requests[root as usize].arrival_s / speed);
-            // A clock that is gone has nothing left to send.
+            // If the clock is gone, there is nothing left to send.
             hold.0.send(Word::Due(turn, plan.due(&trace, turn, began, ended))).ok();
         }
         if failure.is_none() {
@@ -247,7 +247,7 @@ pub async fn replay(
 ///
 /// # Errors
 ///
-/// An address or a key that cannot be used, a server that does not answer or not with a list.
+/// If the address or key is invalid, or the server does not answer with a list.
 pub async fn models(config: &ReplayConfig) -> Result<Vec<String>, ReplayError> {
     Target::new(config)?.models().await
 }
@@ -272,7 +272,7 @@ fn check(config: &ReplayConfig) -> Result<(), ReplayError> {
     Ok(())
 }
 
-/// When conversations begin, in order. Those of one timestamp keep the trace's order.
+/// Start times of conversations, in order. Those with equal timestamps keep the trace's order.
 fn roots(trace: &Trace, plan: &Plan, speed: f64) -> Vec<(Nanos, u32)> {
     let due = |root: u32| Nanos::from_secs_f64(trace.requests[root as usize].arrival_s / speed);
     let mut roots: Vec<_> = plan.roots.iter().map(|&root| (due(root), root)).collect();
@@ -280,7 +280,7 @@ fn roots(trace: &Trace, plan: &Plan, speed: f64) -> Vec<(Nanos, u32)> {
     roots
 }
 
-/// What departs for a request that is due then.
+/// The item that departs for a request due then.
 fn prepare(config: &ReplayConfig, bodies: &Bodies, target: &Target, index: u32, due: Nanos) -> Departure {
     let asked = &config.trace.requests[index as usize];
     let (api, body) = bodies.write(index);
@@ -525,7 +525,7 @@ mod tests {
         let engine = kvlane_mock::MockEngine::start(engine, listener).expect("a good configuration");
         let prompts: [&[u64]; 3] = [&[1, 2, 3], &[1, 2, 4], &[5, 2, 3]];
         let request = TraceRequest { input_tokens: 1400, output_tokens: 9, ..TraceRequest::default() };
-        // Whoever is last finds what earlier replays left; the others repeat themselves.
+        // The last replay finds the cached prompts of earlier ones; the others repeat their own.
         let cached = async |seed, requests: usize| {
             let config = ReplayConfig {
                 base_url: format!("http://{}", engine.addr()),
@@ -554,7 +554,7 @@ mod tests {
     async fn requests_leave_while_earlier_ones_are_unanswered() {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let addr = listener.local_addr().expect("bound");
-        // Nobody gets an answer before all three have asked: a client that waits for answers would time out.
+        // No answer is sent before all three requests have arrived: a client that waits for answers would time out.
         let all_asked = Arc::new(tokio::sync::Barrier::new(3));
         tokio::spawn(async move {
             while let Ok((mut stream, _)) = listener.accept().await {
@@ -648,7 +648,7 @@ mod tests {
     async fn a_replay_that_is_stopped_reports_what_had_ended() {
         let (addr, heard) = listening(usize::MAX).await;
         let mut config = config(addr, 3);
-        // Two at once, and one that nobody will wait for.
+        // Two at once, and one that is never awaited.
         config.trace = trace([request(0), request(1), request(20_000_000)], 16);
         let stop = config.stop.clone();
         let stop_at_two = |done, _| {

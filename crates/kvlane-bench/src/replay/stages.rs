@@ -1,4 +1,4 @@
-//! Where the time of requests went, stage by stage.
+//! Time of requests by stage.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use kvlane_trace::summary::Percentiles;
 use kvlane_wire::server_timing::Stage;
 use serde::Serialize;
 
-/// From the last stage that the server tells of to the first token: the network, and this client.
+/// From the server's last stage to the first token: the network, and this client.
 pub const REST: &str = "rest";
 /// From the first token to the end.
 pub const ANSWER: &str = "answer";
@@ -17,14 +17,14 @@ pub const ANSWER: &str = "answer";
 pub struct StageTimes {
     /// Its name in `Server-Timing`, [`REST`] or [`ANSWER`].
     pub stage: String,
-    /// How many went through it.
+    /// Number of requests that went through it.
     pub requests: u64,
-    /// How long it took, in seconds.
+    /// Its duration, in seconds.
     pub seconds: Percentiles,
 }
 
-/// The stages of all answered requests, in the order in which they happen; those that no router of ours knows come after
-/// its own. Nothing if no answer told of any.
+/// The stages of all answered requests, in order; stages that kvlane does not have follow its own. Empty if no answer
+/// has stages.
 pub fn stages(records: &[Record]) -> Vec<StageTimes> {
     let mut times: BTreeMap<(usize, &str), Vec<f64>> = BTreeMap::new();
     let place = |name: &str| Stage::ALL.iter().position(|stage| stage.name() == name);

@@ -1,6 +1,7 @@
 //! The server under load: its address, and connections to it.
 //!
-//! There is no cap on connections: each request takes one that is free or opens one. HTTP/1.1, in the clear or under TLS.
+//! The number of connections is not limited: each request takes an idle one or opens one. HTTP/1.1, with or without
+//! TLS.
 
 use std::io;
 use std::net::SocketAddr;
@@ -23,17 +24,17 @@ use tokio_rustls::TlsConnector;
 
 use super::{Api, ErrorClass, ReplayConfig, ReplayError};
 
-/// Time to open a connection before a request counts as [`ErrorClass::Connect`].
+/// Timeout of a connection attempt, after which a request counts as [`ErrorClass::Connect`].
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A connection that has been free for longer is not used again: vLLM and others close theirs after five seconds, and one
-/// that closes while a request is on its way looks like a failure of the server.
+/// Maximum idle time of a connection that is reused: vLLM and others close theirs after five seconds, and one that
+/// closes while a request is on its way looks like a failure of the server.
 const IDLE_MAX: Duration = Duration::from_secs(4);
 
 /// Bytes of a list of models that are read.
 const MODELS_BYTES_MAX: usize = 16 << 20;
 
-/// Where requests go.
+/// The server's address.
 pub(super) struct Target {
     url: String,
     host: String,
@@ -43,16 +44,16 @@ pub(super) struct Target {
     authority: HeaderValue,
     tls: Option<(TlsConnector, ServerName<'static>)>,
     headers: HeaderMap,
-    /// Looked up once.
+    /// Resolved once.
     addresses: OnceCell<Vec<SocketAddr>>,
-    /// Free connections with the time since which they are; the last one freed is used first.
+    /// Idle connections with the start of their idle time; the last one is used first.
     free: Mutex<Vec<(Instant, Connection)>>,
 }
 
 /// A connection that takes one request at a time.
 pub(super) type Connection = SendRequest<Full<Bytes>>;
 
-/// A class and words for it.
+/// A class and a message.
 pub(super) type Failure = (ErrorClass, String);
 
 // === impl Target ===
@@ -62,17 +63,16 @@ impl Target {
         let wrong = |why: &str| ReplayError::BaseUrl { url: config.base_url.clone(), why: why.into() };
         let uri: Uri =
             config.base_url.parse().map_err(|error: http::uri::InvalidUri| wrong(&error.to_string()))?;
-        let host = uri.host().ok_or_else(|| wrong("there is no host"))?;
+        let host = uri.host().ok_or_else(|| wrong("the host is missing"))?;
         let bare = host.trim_start_matches('[').trim_end_matches(']').to_owned();
         let (tls, default_port) = match uri.scheme_str() {
             Some("http") => (None, 80),
             Some("https") => {
-                let tls =
-                    config.tls.clone().ok_or_else(|| wrong("nobody said which certificates to trust"))?;
+                let tls = config.tls.clone().ok_or_else(|| wrong("no CA certificates are configured"))?;
                 let name = ServerName::try_from(bare.clone()).map_err(|error| wrong(&error.to_string()))?;
                 (Some((connector(tls), name)), 443)
             }
-            _ => return Err(wrong("there is no http:// or https:// in front")),
+            _ => return Err(wrong("http:// or https:// is missing")),
         };
         let port = uri.port_u16().unwrap_or(default_port);
         let authority = if port == default_port { host.to_owned() } else { format!("{host}:{port}") };
@@ -123,8 +123,8 @@ impl Target {
         request
     }
 
-    /// Sends a request and returns its answer's head, with the connection to give back once the body has been read. One
-    /// that turns out to be closed before the request has left it is replaced.
+    /// Sends a request and returns its answer's head, with the connection to return once the body has been read. A
+    /// connection that was closed before the request was sent on it is replaced.
     pub(super) async fn send(
         &self,
         mut request: Request<Full<Bytes>>,
@@ -150,7 +150,7 @@ impl Target {
         }
     }
 
-    /// A connection whose answer has been read to its end.
+    /// Returns a connection whose answer has been read to its end.
     pub(super) async fn give_back(&self, mut connection: Connection) {
         if connection.ready().await.is_ok() {
             let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
@@ -158,8 +158,8 @@ impl Target {
         }
     }
 
-    /// A free connection that is young enough; the others are closed. The server may have closed it, too: that is seen when
-    /// a request is sent on it.
+    /// An idle connection that is young enough; the others are closed. The server may have closed it as well: that is
+    /// detected when a request is sent on it.
     fn take(&self) -> Option<Connection> {
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         let old = free.partition_point(|(since, _)| since.elapsed() > IDLE_MAX);
@@ -183,7 +183,7 @@ impl Target {
         }
     }
 
-    /// The names of the models that it serves, adapters left out.
+    /// The names of its models, without adapters.
     pub(super) async fn models(&self) -> Result<Vec<String>, ReplayError> {
         let fail = |why: String| ReplayError::Models { url: self.url.clone(), why };
         let asked = async {
@@ -204,13 +204,13 @@ impl Target {
     }
 }
 
-/// Begins HTTP on a stream. The connection works on a task of its own until it is closed.
+/// Starts HTTP on a stream. The connection runs in a separate task until it is closed.
 async fn speak<S>(stream: TokioIo<S>) -> io::Result<Connection>
 where
     S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
 {
     let (sender, connection) = http1::handshake(stream).await.map_err(io::Error::other)?;
-    // How it ends is told to whoever has sent a request on it.
+    // Its failure is reported to the request on it.
     tokio::spawn(async move { connection.await.ok() });
     Ok(sender)
 }

@@ -1,4 +1,4 @@
-//! One request from its departure to its end, and what is noted on the way.
+//! One request from its departure to its end, and its record.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,24 +16,24 @@ use super::ErrorClass;
 use super::target::{Failure, Target, describe};
 use crate::histogram::Histogram;
 
-/// Bytes of an error answer that are kept, and characters of a header.
+/// Maximum bytes of an error answer, and characters of a header, that are kept.
 const DETAIL_BYTES_MAX: usize = 200;
 
-/// Gaps of one answer that are kept; what comes later only counts for the longest.
+/// Maximum gaps of one answer that are kept; later ones only count for the maximum.
 const GAPS_MAX: usize = 1 << 20;
 
-/// A request that is ready to go and the record that it will fill.
+/// A request that is ready to send, and its record.
 pub(super) struct Departure {
     pub(super) request: Request<Full<Bytes>>,
     pub(super) record: Record,
 }
 
-/// What became of it.
+/// Its result.
 pub(super) struct Arrival {
     pub(super) record: Record,
     /// Between its tokens.
     pub(super) gaps: Histogram,
-    /// What it failed of, in words.
+    /// Its failure, as text.
     pub(super) failure: Option<String>,
 }
 
@@ -42,7 +42,7 @@ pub(super) struct Arrival {
 struct Rhythm {
     last: Option<Instant>,
     gaps: Vec<Duration>,
-    /// Tokens that came together with the one before.
+    /// Tokens that arrived together with the previous one.
     together: u64,
     max: Duration,
 }
@@ -65,13 +65,13 @@ pub(super) async fn travel(
     let failure = match outcome {
         Ok(Ok(())) => return Arrival { record, gaps, failure: None },
         Ok(Err(failure)) => failure,
-        Err(_) => (ErrorClass::Timeout, format!("not over after {} s", timeout.as_secs_f64())),
+        Err(_) => (ErrorClass::Timeout, format!("not finished after {} s", timeout.as_secs_f64())),
     };
     record.error = Some(failure.0.name().into());
     Arrival { record, gaps, failure: Some(format!("{}: {}", failure.0.name(), failure.1)) }
 }
 
-/// Fills the record as facts arrive, so that they survive a timeout.
+/// Fills the record as data arrives, so that it survives a timeout.
 async fn exchange(
     target: &Arc<Target>,
     request: Request<Full<Bytes>>,
@@ -108,7 +108,7 @@ async fn exchange(
     let target = Arc::clone(target);
     tokio::spawn(async move { target.give_back(connection).await });
     if scanner.has_failed() {
-        let detail = format!("the stream said so after {} tokens", scanner.tokens());
+        let detail = format!("the stream reported an error after {} tokens", scanner.tokens());
         return Err((ErrorClass::Failed, detail));
     }
     if !scanner.is_done() {
@@ -118,7 +118,7 @@ async fn exchange(
     Ok(())
 }
 
-/// What an answer's head says of its way.
+/// Reads stages and placement from an answer's head.
 fn note(headers: &HeaderMap, record: &mut Record) {
     let text = |name: &str| -> Option<String> {
         Some(headers.get(name)?.to_str().ok()?.chars().take(DETAIL_BYTES_MAX).collect())
@@ -135,7 +135,7 @@ fn note(headers: &HeaderMap, record: &mut Record) {
     record.stages_s = stages_s;
 }
 
-/// The beginning of what an error answer says. One that breaks off says less.
+/// The beginning of an error answer, or less if it breaks.
 async fn detail(mut body: Incoming) -> String {
     let mut detail = Vec::new();
     while let Some(Ok(frame)) = body.frame().await {
@@ -152,7 +152,7 @@ async fn detail(mut body: Incoming) -> String {
 // === impl Rhythm ===
 
 impl Rhythm {
-    /// So many tokens have come.
+    /// Records the arrival of tokens.
     fn beat(&mut self, now: Instant, tokens: u32) {
         self.together += u64::from(tokens) - 1;
         if let Some(last) = self.last.replace(now) {

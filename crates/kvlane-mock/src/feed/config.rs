@@ -1,4 +1,4 @@
-//! What a feed is told: vLLM's `--kv-events-config`, and how this mock's feed differs from a faultless one.
+//! Settings of a feed: vLLM's `--kv-events-config`, and the faults of this mock's feed.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::str::FromStr;
@@ -14,24 +14,24 @@ use crate::config::ConfigError;
 pub struct KvEventsConfig {
     /// Whether there is a feed.
     pub enable_kv_cache_events: bool,
-    /// What publishes it: `zmq`, or `null` for nothing. By default `zmq`.
+    /// Publisher: `zmq`, or `null` for none. By default `zmq`.
     pub publisher: Option<String>,
-    /// Where batches are published, `tcp://HOST:PORT`; `*` for all interfaces, port 0 for any that is free. Rank r has port
-    /// + r. The mock listens on whatever address it is given, where vLLM connects to one without `*`.
+    /// Endpoint of batches, `tcp://HOST:PORT`; `*` for all interfaces, port 0 for a free one. Rank r has port + r.
+    /// The mock listens on any given address, where vLLM connects to one without `*`.
     pub endpoint: String,
-    /// Where past batches can be asked for, likewise; nowhere by default.
+    /// Endpoint for requests of past batches, in the same form; none by default.
     pub replay_endpoint: Option<String>,
-    /// Past batches that are kept to be asked for.
+    /// Number of past batches kept for replay.
     pub buffer_steps: usize,
-    /// Batches that wait for one subscriber beyond which it misses some.
+    /// Maximum batches queued for one subscriber; further ones are dropped.
     pub hwm: usize,
-    /// vLLM's bound of batches that wait to be published. Here none waits.
+    /// vLLM's maximum of batches queued for publishing. Here none is queued.
     pub max_queue_size: usize,
     /// The first frame of every message.
     pub topic: String,
 }
 
-/// How engines' names of blocks look on the wire.
+/// Type of block hashes on the wire.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum KvEventsHashes {
@@ -42,9 +42,9 @@ pub enum KvEventsHashes {
     Bytes,
 }
 
-/// What goes wrong with a feed. Shares are from 0 to 1, drawn for each batch from the mock's seed.
+/// Faults of a feed. Shares are from 0 to 1, drawn for each batch from the mock's seed.
 ///
-/// The replay socket stays truthful: it answers with every batch as it was made, but for `silent`.
+/// The replay socket stays correct: it returns every batch as it was made, except with `silent`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct KvEventsFaults {
@@ -52,15 +52,15 @@ pub struct KvEventsFaults {
     pub drop: f64,
     /// Share of batches that are published twice.
     pub duplicate: f64,
-    /// Share of batches that come after the one that follows them.
+    /// Share of batches that are published after the next one.
     pub reorder: f64,
-    /// How much later than made a batch is published.
+    /// Delay of published batches.
     pub delay: Duration,
-    /// Share of requests whose blocks the feed tells as stored and removed like any other's, while in truth they can never
-    /// be found: a later request with the same prompt computes it anew and reports no cached tokens.
+    /// Share of requests whose blocks the feed reports as stored and removed as usual, although they can never be
+    /// found: a later request with the same prompt computes them and reports no cached tokens.
     pub lie: f64,
-    /// Batches after which both sockets say nothing any more. They still take connections, subscriptions and requests;
-    /// sequence numbers go on.
+    /// Batches after which both sockets send nothing more. They still accept connections, subscriptions and requests;
+    /// sequence numbers continue.
     pub silent: Option<u64>,
 }
 
@@ -92,7 +92,7 @@ impl KvEventsConfig {
         }
     }
 
-    /// Whether there is a feed, once values make sense.
+    /// Whether there is a feed, after validation.
     pub(crate) fn check(&self) -> Result<bool, ConfigError> {
         let publisher = self.publisher.as_deref().unwrap_or("zmq");
         let refuse = |key: &str, value: &dyn ToString, must_be| {
@@ -117,10 +117,10 @@ impl KvEventsConfig {
     }
 }
 
-/// Most batches of a queue or a buffer.
+/// Maximum batches of a queue or a buffer.
 const BATCHES_MAX: usize = 10_000_000;
 
-/// Where the socket of `rank` listens. `None` if that is no address, or no port.
+/// Address of the socket of `rank`. `None` if it is not a valid address or port.
 pub(crate) fn address(endpoint: &str, rank: u32) -> Option<SocketAddr> {
     let (host, port) = endpoint.strip_prefix("tcp://")?.rsplit_once(':')?;
     let host: IpAddr = match host {
@@ -139,7 +139,7 @@ pub(crate) fn address(endpoint: &str, rank: u32) -> Option<SocketAddr> {
 impl FromStr for KvEventsConfig {
     type Err = String;
 
-    /// Reads the JSON that vLLM takes.
+    /// Parses vLLM's JSON.
     fn from_str(json: &str) -> Result<Self, String> {
         serde_json::from_str(json).map_err(|error| {
             format!(
@@ -188,7 +188,7 @@ impl KvEventsFaults {
 impl FromStr for KvEventsFaults {
     type Err = String;
 
-    /// Reads `drop=0.01,delay=50ms,silent=100`.
+    /// Parses `drop=0.01,delay=50ms,silent=100`.
     fn from_str(text: &str) -> Result<Self, String> {
         let mut faults = Self::default();
         for part in text.split(',').filter(|part| !part.trim().is_empty()) {
@@ -209,7 +209,7 @@ impl FromStr for KvEventsFaults {
                 }
                 other => {
                     return Err(format!(
-                        "there is no fault `{other}`; there are drop, duplicate, reorder, delay, lie, silent"
+                        "unknown fault `{other}`; known are drop, duplicate, reorder, delay, lie, silent"
                     ));
                 }
             }
@@ -218,7 +218,7 @@ impl FromStr for KvEventsFaults {
     }
 }
 
-/// Reads `50ms` or `1.5s`, up to an hour.
+/// Parses `50ms` or `1.5s`, up to an hour.
 fn duration(text: &str) -> Option<Duration> {
     let (number, unit_s) = match text.strip_suffix("ms") {
         Some(number) => (number, 1e-3),
@@ -288,7 +288,7 @@ mod tests {
         assert_eq!(faults, expected);
         assert_eq!("".parse(), Ok(KvEventsFaults::default()));
         for (text, what) in [
-            ("crash=1", "no fault `crash`"),
+            ("crash=1", "unknown fault `crash`"),
             ("drop", "NAME=VALUE"),
             ("drop=x", "not a number"),
             ("delay=5", "50ms"),

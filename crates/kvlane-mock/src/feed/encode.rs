@@ -1,21 +1,20 @@
-//! Batches of KV events as bytes: msgpack, as each version of vLLM writes it.
+//! Encoding of KV event batches: msgpack, as in each version of vLLM.
 //!
-//! Which fields there are, in which order, and whether events are arrays or maps, is told by
-//! [`kvlane_wire::kv::version`]. Frames that each version's own publisher made are in `fixtures/`, and these bytes are
-//! equal to them.
+//! [`kvlane_wire::kv::version`] defines the fields, their order, and whether events are arrays or maps. `fixtures/`
+//! has frames made by each version's own publisher, and these bytes are equal to them.
 
 use kvlane_wire::kv::version::{FieldOrder, REMOVED, STORED, Version};
 
 use super::config::KvEventsHashes;
 
-/// How batches are written.
+/// Wire format of batches.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Encoding {
     pub(super) version: Version,
     pub(super) hashes: KvEventsHashes,
 }
 
-/// Blocks that were stored, one after another.
+/// Stored blocks, consecutive.
 #[derive(Clone, Debug)]
 pub(super) struct Stored<'a> {
     pub(super) names: &'a [u64],
@@ -23,14 +22,14 @@ pub(super) struct Stored<'a> {
     pub(super) token_ids: &'a [u32],
     pub(super) block_tokens: u32,
     pub(super) lora: Option<(u32, &'a str)>,
-    /// What is part of each block beside its tokens; nothing if that is not told.
+    /// Extra keys of each block besides its tokens; empty if not reported.
     pub(super) extra_keys: &'a [Vec<&'a str>],
-    /// The group of layers whose cache this is. All layers of the models here attend to everything; none is told by
-    /// engines that have no groups.
+    /// The group of layers of this cache. All layers of the models here have full attention; engines without groups
+    /// report none.
     pub(super) group: Option<u32>,
 }
 
-/// A batch in the making.
+/// A batch under construction.
 #[derive(Debug)]
 pub(super) struct Writer {
     encoding: Encoding,
@@ -89,7 +88,7 @@ impl Writer {
         self.event("AllBlocksCleared", &[], |_, out| nil(out));
     }
 
-    /// The batch as it is sent, or nothing if nothing happened.
+    /// The encoded batch, or `None` if there were no events.
     pub(super) fn finish(self, unix_secs: f64, rank: u32) -> Option<Vec<u8>> {
         if self.events == 0 {
             return None;
@@ -104,7 +103,7 @@ impl Writer {
         Some(out)
     }
 
-    /// Writes one event. `write` writes a field's value, nil where there is none.
+    /// Writes one event. `write` writes a field's value, nil if there is none.
     fn event(&mut self, name: &str, fields: &'static [FieldOrder], write: impl Fn(&str, &mut Vec<u8>)) {
         let version = self.encoding.version;
         let out = &mut self.body;
@@ -116,8 +115,8 @@ impl Writer {
             version.fields(fields).for_each(|field| write(field.name, out));
             return;
         }
-        // A field that is nil by default is left out, so how many there are is known only at the end. msgspec sizes the
-        // head by how many there could be.
+        // A field that is nil by default is omitted, so the number of fields is known only at the end. msgspec sizes
+        // the head by the maximum number.
         let head = out.len();
         out.extend_from_slice(if all < 16 { &[0x80] } else { &[0xDE, 0, 0] });
         str(out, "type");
@@ -174,7 +173,7 @@ fn uint(out: &mut Vec<u8>, value: u64) {
     }
 }
 
-/// A text, which is shorter than 64 KiB: names and salts are bounded by the body they came in, and cut here if it was huge.
+/// A text shorter than 64 KiB: names and salts are bounded by the body, and truncated here if it was huge.
 fn str(out: &mut Vec<u8>, text: &str) {
     let mut end = text.len().min(usize::from(u16::MAX));
     while !text.is_char_boundary(end) {
@@ -211,7 +210,7 @@ fn array_head(out: &mut Vec<u8>, items: usize) {
     }
 }
 
-/// A block's name. As with vLLM, the number is the last 64 bits of the string.
+/// A block hash. As in vLLM, the number is the last 64 bits of the string.
 fn hash(out: &mut Vec<u8>, hashes: KvEventsHashes, name: u64) {
     match hashes {
         KvEventsHashes::Int => uint(out, name),

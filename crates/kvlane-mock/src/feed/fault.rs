@@ -1,29 +1,29 @@
-//! What goes wrong between a batch and its subscribers.
+//! Faults between a batch and its subscribers.
 
 use kvlane_core::rng::Rng;
 
 use super::config::KvEventsFaults;
 
-/// Decides for each batch whether and when it goes out.
+/// Decides for each batch whether and when it is published.
 #[derive(Debug)]
 pub(super) struct Distortion<T> {
     faults: KvEventsFaults,
     rng: Rng,
-    /// Apart, since requests and batches come in no fixed order.
+    /// A separate generator, since requests and batches arrive in no fixed order.
     lies: Rng,
-    /// A batch that comes after the one that follows it, once or twice.
+    /// A batch that is published after the next one, once or twice.
     held: Vec<T>,
-    /// Batches so far.
+    /// Number of batches.
     batches: u64,
 }
 
-/// What became of a batch.
+/// Fate of a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Fate {
     pub(super) dropped: bool,
     pub(super) duplicated: bool,
     pub(super) reordered: bool,
-    /// Nobody is to hear of it, not even who asks.
+    /// Not available, not even by replay.
     pub(super) silenced: bool,
 }
 
@@ -34,15 +34,15 @@ impl<T: Clone> Distortion<T> {
         Self { faults, rng: Rng::new(seed), lies: Rng::new(!seed), held: Vec::new(), batches: 0 }
     }
 
-    /// Whether the feed is to lie about the request that comes: if so, what hides its blocks.
+    /// Whether the feed reports false blocks for the next request: if so, the mask that hides its blocks.
     pub(super) fn lie(&mut self) -> Option<u64> {
         let lies = self.lies.unit() < self.faults.lie;
         // Odd, and so never zero.
         lies.then(|| self.lies.next_u64() | 1)
     }
 
-    /// Appends to `out` what goes out in place of `batch`. Every batch takes as many draws, so that one fault's share does
-    /// not change which batches another one meets.
+    /// Appends to `out` the batches published instead of `batch`. Every batch uses the same number of draws, so that
+    /// one fault's share does not change which batches another one affects.
     pub(super) fn pass(&mut self, batch: T, out: &mut Vec<T>) -> Fate {
         let mut drawn = |share: f64| self.rng.unit() < share;
         let (drop, duplicate, reorder) =

@@ -1,7 +1,7 @@
-//! What is in the blocks that the engine names: the engine model knows hashes only, a feed tells tokens.
+//! Tokens of the engine's blocks: the engine model knows only hashes, a feed reports tokens.
 //!
-//! A block is first found by a request that is in the engine, so the texts of those are enough: they are entered when a
-//! request is queued and leave when the last event that may speak of them has been told.
+//! A block becomes findable by a request in the engine, so the texts of those requests suffice: they are added when a
+//! request is queued and removed after the last event that may refer to them.
 
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
@@ -10,19 +10,19 @@ use kvlane_core::block::BlockHash;
 
 use crate::tokens;
 
-/// A request's tokens, and what else its blocks depend on.
+/// A request's tokens, and the other inputs of its block hashes.
 #[derive(Debug)]
 pub(crate) struct Text {
     /// The rendered prompt.
     pub(crate) rendered: Vec<u8>,
     pub(crate) prompt_tokens: u32,
-    /// What its answer is drawn from.
+    /// The seed of its answer.
     pub(crate) key: u64,
     pub(crate) lora: Option<String>,
     pub(crate) salt: Option<String>,
     /// The hashes of its full blocks, answer included.
     pub(crate) blocks: Arc<[BlockHash]>,
-    /// What the engine is given in place of each hash is the hash XOR this: 0, unless the feed lies about this request.
+    /// The engine gets each hash XOR this value: 0, unless the feed reports false blocks for this request.
     pub(crate) mask: u64,
 }
 
@@ -40,11 +40,11 @@ struct Entry {
     requests: u32,
 }
 
-/// The texts of all requests whose blocks may yet be told of.
+/// The texts of all requests whose blocks may still be reported.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
     places: Map<Entry>,
-    /// Of blocks in the engine's cache that can never be found, the hash that the feed tells.
+    /// For blocks in the engine's cache that can never be found: the hash that the feed reports.
     lies: Map<BlockHash>,
 }
 
@@ -71,7 +71,7 @@ impl Hasher for Unhashed {
 // === impl Text ===
 
 impl Text {
-    /// Its hashes as the engine knows them.
+    /// Its hashes in the engine.
     pub(crate) fn engine_blocks(&self) -> Arc<[BlockHash]> {
         match self.mask {
             0 => self.blocks.clone(),
@@ -83,7 +83,7 @@ impl Text {
     pub(super) fn token_ids(&self, index: u32, block_tokens: u32, out: &mut Vec<u32>) {
         let from = index * block_tokens;
         let end = from.saturating_add(block_tokens);
-        // The prompt's last token may be short of its bytes.
+        // The prompt's last token may have fewer bytes.
         let bytes = self.rendered.len().min(tokens::TOKEN_BYTES * from.min(self.prompt_tokens) as usize);
         let of_prompt = (end.min(self.prompt_tokens)).saturating_sub(from);
         out.extend(tokens::ids(&self.rendered[bytes..]).take(of_prompt as usize));
@@ -99,7 +99,7 @@ impl Place {
         self.text.blocks[self.index as usize]
     }
 
-    /// The block before it.
+    /// The previous block.
     pub(super) fn parent(&self) -> Option<BlockHash> {
         self.text.blocks[..self.index as usize].last().copied()
     }
@@ -108,7 +108,7 @@ impl Place {
 // === impl Ledger ===
 
 impl Ledger {
-    /// A request comes.
+    /// Adds a request.
     pub(super) fn enter(&mut self, text: &Arc<Text>) {
         for (index, hash) in (0..).zip(text.blocks.iter()) {
             let place = || Entry { place: Place { text: text.clone(), index }, requests: 0 };
@@ -116,7 +116,7 @@ impl Ledger {
         }
     }
 
-    /// A request has left, and nothing will be told of blocks that only it had.
+    /// Removes a request; blocks that only it had will not be reported.
     pub(super) fn leave(&mut self, text: &Text) {
         for hash in text.blocks.iter() {
             if let std::collections::hash_map::Entry::Occupied(mut entry) =
@@ -130,7 +130,7 @@ impl Ledger {
         }
     }
 
-    /// What is in a block that the engine has stored.
+    /// Contents of a block that the engine has stored.
     pub(super) fn stored(&mut self, hash: BlockHash) -> Option<Place> {
         let place = self.places.get(&hash.0)?.place.clone();
         if place.text.mask != 0 {
@@ -139,7 +139,7 @@ impl Ledger {
         Some(place)
     }
 
-    /// The hash that the feed has told of a block that the engine has lost.
+    /// The hash that the feed has reported for a block that the engine has evicted.
     pub(super) fn removed(&mut self, hash: BlockHash) -> BlockHash {
         self.lies.remove(&hash.0).unwrap_or(hash)
     }

@@ -1,11 +1,11 @@
-//! KV events, published as vLLM publishes them: a batch for each step that changed the cache, in sequence from 0, on a PUB
-//! socket; and a ROUTER socket to ask for past batches.
+//! KV events in vLLM's format: a batch for each step that changed the cache, in sequence from 0, on a PUB socket; and
+//! a ROUTER socket for requests of past batches.
 //!
-//! `config.rs` is what a feed is told, `ledger.rs` knows the tokens behind the engine's blocks, `encode.rs` writes batches,
-//! `fault.rs` loses some of them, `publish.rs` holds the sockets. A batch is written on the engine's task, since what it
-//! tells must not change meanwhile, and sent on others.
+//! `config.rs` has the settings of a feed, `ledger.rs` the tokens of the engine's blocks, `encode.rs` writes batches,
+//! `fault.rs` loses some of them, `publish.rs` has the sockets. A batch is written on the engine's task, since its
+//! contents must not change meanwhile, and sent on others.
 //!
-//! Unlike vLLM's, the engine model keeps no second copy of a block, so none is told of.
+//! Unlike vLLM's engine, the engine model keeps no second copy of a block, so none is reported.
 
 mod config;
 mod encode;
@@ -35,14 +35,14 @@ use self::publish::{Batch, Outlet, OutletConfig};
 use crate::config::ConfigError;
 use crate::tokens::Prompt;
 
-/// Blocks that one batch of a flood stores, and batches after which they are dropped.
+/// Blocks stored by one batch of a flood, and number of batches after which they are removed.
 const FLOOD_BLOCKS: u64 = 50;
 const FLOOD_BATCHES: u64 = 200;
 
 /// The group of layers that all blocks belong to.
 const GROUP: u32 = 0;
 
-/// Where a rank's feed can be reached from this machine.
+/// Addresses of a rank's feed, as reachable from this machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FeedAddresses {
     /// The data-parallel rank.
@@ -53,7 +53,7 @@ pub struct FeedAddresses {
     pub replay: Option<SocketAddr>,
 }
 
-/// What became of a feed's batches.
+/// Counts of a feed's batches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FeedCounts {
     /// Batches made; the next one has this number.
@@ -62,17 +62,17 @@ pub struct FeedCounts {
     pub dropped: u64,
     /// Those that were published twice.
     pub duplicated: u64,
-    /// Those that came after the one that follows them.
+    /// Those published after their successor.
     pub reordered: u64,
-    /// Those made after the feed fell silent.
+    /// Those made after the feed became silent.
     pub silenced: u64,
-    /// Requests that the feed lied about.
+    /// Requests for which the feed reported false blocks.
     pub lies: u64,
-    /// Batches that a subscriber's full queue did not take, counted for each subscriber.
+    /// Batches dropped by a subscriber's full queue, counted for each subscriber.
     pub overflowed: u64,
 }
 
-/// What all ranks' feeds are told.
+/// Settings of all ranks' feeds.
 #[derive(Clone, Debug)]
 pub(crate) struct FeedConfig {
     pub(crate) events: KvEventsConfig,
@@ -85,7 +85,7 @@ pub(crate) struct FeedConfig {
     pub(crate) seed: u64,
 }
 
-/// One rank's feed, at the engine's end.
+/// One rank's feed, at the engine's side.
 #[derive(Debug)]
 pub(crate) struct Feed {
     rank: u32,
@@ -96,26 +96,26 @@ pub(crate) struct Feed {
     distortion: Distortion<Batch>,
     outlet: Arc<Outlet>,
     next_seq: u64,
-    /// The cache was reset, which is told with the next step's batch.
+    /// The cache was reset, which is reported with the next step's batch.
     cleared: bool,
-    /// Steps that the engine had ended when it was last asked.
+    /// Number of the engine's ended steps at the last call.
     steps: u64,
-    /// Requests cut off in a step that may yet be told of.
+    /// Requests cancelled in a step that is not yet reported.
     cut_off: Vec<Arc<Text>>,
     started: Instant,
     started_unix_secs: f64,
-    /// Batches of floods, and how many of them were taken back.
+    /// Batches of floods, and number of those removed.
     flooded: u64,
     ebbed: u64,
-    /// Kept between batches for its memory.
+    /// A buffer that is reused between batches.
     sent: Vec<Batch>,
 }
 
-/// A rank's feed at the other end: what others need to know of it.
+/// A rank's feed at the other side: state for other tasks.
 #[derive(Clone, Debug)]
 pub(crate) struct FeedInfo {
     pub(crate) addresses: FeedAddresses,
-    /// As `/kv_event_sources` tells it.
+    /// As reported by `/kv_event_sources`.
     pub(crate) source: Value,
     outlet: Arc<Outlet>,
 }
@@ -189,7 +189,7 @@ impl Feed {
         Ok((feed, FeedInfo { addresses, source, outlet }))
     }
 
-    /// A request is queued. What is returned is to be given back by [`Feed::leave`] or [`Feed::cut_off`].
+    /// A request is queued. The result must be passed to [`Feed::leave`] or [`Feed::cut_off`].
     pub(crate) fn enter(&mut self, prompt: Prompt) -> Arc<Text> {
         let mask = self.distortion.lie();
         if mask.is_some() {
@@ -208,17 +208,17 @@ impl Feed {
         text
     }
 
-    /// A request has come to its end, and all that its steps did has been told.
+    /// A request has ended, and all its steps were reported.
     pub(crate) fn leave(&mut self, text: &Text) {
         self.ledger.leave(text);
     }
 
-    /// A request was cut off. What it did in the step that is in progress is told when that ends.
+    /// A request was cancelled. Its part of the step in progress is reported when that ends.
     pub(crate) fn cut_off(&mut self, text: Arc<Text>) {
         self.cut_off.push(text);
     }
 
-    /// Publishes what the engine has done, each step's changes as one batch. `steps` are those it has ended.
+    /// Publishes the engine's changes, one batch per step. `steps` are the engine's ended steps.
     pub(crate) fn tell(&mut self, events: &[(Nanos, KvEvent)], steps: u64, idle: bool) {
         for step in events.chunk_by(|a, b| a.0 == b.0) {
             let mut writer = Writer::new(self.encoding);
@@ -263,12 +263,12 @@ impl Feed {
         self.steps = steps;
     }
 
-    /// Lets nobody in, or whoever comes.
+    /// Rejects or accepts connections.
     pub(crate) fn cut(&self, cut: bool) {
         self.outlet.cut(cut);
     }
 
-    /// Publishes blocks of a prompt that nobody has sent, and drops those of a while ago.
+    /// Publishes blocks of a prompt that no request has, and removes earlier ones.
     pub(crate) fn flood(&mut self) {
         let names = flood_names(self.flooded);
         let token_ids: Vec<u32> =
@@ -291,7 +291,7 @@ impl Feed {
         self.publish(writer);
     }
 
-    /// Drops what floods have stored.
+    /// Removes the blocks stored by floods.
     pub(crate) fn end_flood(&mut self) {
         let mut writer = Writer::new(self.encoding);
         while self.ebbed < self.flooded {
@@ -305,7 +305,7 @@ impl Feed {
         self.ebbed += 1;
     }
 
-    /// Adds a block to those stored one after another, or begins with it anew.
+    /// Adds a block to a run of stored blocks, or starts a new run.
     fn stored(&mut self, hash: BlockHash, run: &mut Vec<Place>, writer: &mut Writer) {
         let Some(place) = self.ledger.stored(hash) else {
             debug_assert!(false, "a block that no request in the engine has was stored");
@@ -351,7 +351,7 @@ impl Feed {
         run.clear();
     }
 
-    /// Before the first event of a batch: the reset that was not told yet.
+    /// Before the first event of a batch: the reset that was not yet reported.
     fn begin(&mut self, writer: &mut Writer) {
         if std::mem::take(&mut self.cleared) {
             writer.cleared();
@@ -373,18 +373,18 @@ impl Feed {
 
 #[cfg(test)]
 impl Feed {
-    /// Whether every request has left without a trace.
+    /// Whether every request has left without leaving state behind.
     pub(crate) fn is_empty(&self) -> bool {
         self.ledger.is_empty() && self.cut_off.is_empty()
     }
 }
 
-/// What the blocks of a flood's batch are called.
+/// Hashes of the blocks of a flood's batch.
 fn flood_names(batch: u64) -> Vec<u64> {
     (0..FLOOD_BLOCKS).map(|block| name_of(BlockHash(!(batch * FLOOD_BLOCKS + block)))).collect()
 }
 
-/// The engine's name of a block: another bijection of 64 bits, so that nobody takes it for our hash.
+/// The engine's name of a block: another bijection of 64 bits, so that it is not mistaken for our hash.
 fn name_of(BlockHash(hash): BlockHash) -> u64 {
     let name = (hash ^ (hash >> 32)).wrapping_mul(0xD6E8_FEB8_6659_FD93);
     name ^ (name >> 32)
@@ -399,13 +399,13 @@ fn bind(endpoint: &str, rank: u32) -> Result<TcpListener, ConfigError> {
     TcpListener::from_std(listener).map_err(unbound)
 }
 
-/// An endpoint as the engine tells it: as configured, with the port that it has got.
+/// An endpoint as reported by the engine: as configured, with the actual port.
 fn told(endpoint: &str, address: SocketAddr) -> String {
     let host = endpoint.rsplit_once(':').map_or(endpoint, |(host, _)| host);
     format!("{host}:{}", address.port())
 }
 
-/// Where a socket that may listen on all interfaces can be reached from here.
+/// Address of a socket that may listen on all interfaces, as reachable from this machine.
 fn reachable(mut address: SocketAddr) -> SocketAddr {
     match address.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => address.set_ip(Ipv4Addr::LOCALHOST.into()),

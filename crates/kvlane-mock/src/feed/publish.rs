@@ -1,7 +1,8 @@
-//! The sockets of a feed: PUB, on which batches go out as they are made, and ROUTER, on which past ones can be asked for.
+//! Sockets of a feed: PUB for new batches, and ROUTER for requests of past ones.
 //!
-//! The engine hands a batch to the [`Outlet`] and goes on: it is put into the buffer and into the queue of each subscriber,
-//! and what a full queue does not take is lost to that subscriber, as with ZeroMQ. Every connection is a task of its own.
+//! The engine passes a batch to the [`Outlet`] and continues: the batch is added to the buffer and to the queue of
+//! each subscriber, and is lost for a subscriber whose queue is full, as with ZeroMQ. Every connection is a separate
+//! task.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,42 +25,42 @@ const CONNECTIONS_MAX: usize = 1024;
 /// Subscriptions of one connection beyond which it is closed.
 const TOPICS_MAX: usize = 1024;
 
-/// Bytes that are written at once, give or take a batch.
+/// Approximate bytes per write.
 const WRITE_BYTES: usize = 256 << 10;
 
 /// Bytes of one message from a subscriber: a topic or a sequence number.
 const MESSAGE_BYTES_MAX: usize = 64 << 10;
 
-/// Pause after a failed accept, which is mostly the process's limit of open files.
+/// Pause after a failed accept, mostly because of the process's limit of open files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
 /// The sequence number that ends a replay: -1.
 const END: [u8; 8] = [0xFF; 8];
 
-/// What one step changed, as it is sent.
+/// The batch of one step, as it is sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Batch {
     pub(super) seq: u64,
     pub(super) payload: Bytes,
 }
 
-/// How a feed's sockets behave.
+/// Behaviour of a feed's sockets.
 #[derive(Clone, Debug)]
 pub(super) struct OutletConfig {
     pub(super) topic: Bytes,
-    /// Whether what is replayed carries its topic, too.
+    /// Whether replayed messages have their topic, too.
     pub(super) replay_topic: bool,
     pub(super) buffer_steps: usize,
     pub(super) hwm: usize,
     pub(super) delay: Duration,
 }
 
-/// What an engine and its feed's sockets share.
+/// State shared by an engine and its feed's sockets.
 #[derive(Debug)]
 pub(super) struct Outlet {
     config: OutletConfig,
     state: Mutex<State>,
-    /// Whether all connections are cut, and those that come.
+    /// Whether all connections are cut, including new ones.
     cut: watch::Sender<bool>,
 }
 
@@ -83,12 +84,12 @@ struct Subscriber {
 /// A batch in a subscriber's queue.
 #[derive(Debug)]
 struct Due {
-    /// Not before; at once if none.
+    /// Earliest time of sending; none for at once.
     at: Option<Instant>,
     batch: Batch,
 }
 
-/// A subscriber's place among the others, given up when dropped.
+/// A registered subscriber, removed when dropped.
 struct Seat {
     outlet: Arc<Outlet>,
     id: u64,
@@ -103,7 +104,7 @@ enum Closed {
     Protocol(#[from] ZmtpError),
     #[error("a peer has more than {TOPICS_MAX} subscriptions")]
     TooManyTopics,
-    #[error("it was cut")]
+    #[error("the connection was cut")]
     Cut,
 }
 
@@ -114,7 +115,7 @@ impl Outlet {
         Arc::new(Self { config, state: Mutex::default(), cut: watch::Sender::default() })
     }
 
-    /// Keeps `made` for who asks, and gives each subscriber what goes out in its place.
+    /// Stores `made` for replays, and gives each subscriber the batches published in its place.
     pub(super) fn publish(&self, made: Batch, sent: &[Batch], fate: Fate) {
         let at = (!self.config.delay.is_zero()).then(|| Instant::now() + self.config.delay);
         let mut state = self.lock();
@@ -151,7 +152,7 @@ impl Outlet {
         self.lock().counts
     }
 
-    /// The batches from `seq` on that are still there; none if nobody is to hear of them.
+    /// The batches from `seq` on in the buffer; none if connections are cut.
     fn since(&self, seq: u64) -> Option<Vec<Batch>> {
         let state = self.lock();
         let buffer = &state.buffer;
@@ -168,7 +169,7 @@ impl Outlet {
         (Seat { outlet: self.clone(), id }, queue)
     }
 
-    /// Goes on with what is there if a holder panicked: every update is complete before its lock is released.
+    /// Locks, also if a holder panicked: every update is complete before its lock is released.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -194,7 +195,7 @@ impl Seat {
         if subscriber.topics.len() > TOPICS_MAX { Err(Closed::TooManyTopics) } else { Ok(()) }
     }
 
-    /// Each subscription is to be taken back as often as it was made, so they are kept apart.
+    /// Each subscription is removed as often as it was made, so they are stored separately.
     fn apply(&self, event: Event) -> Result<(), Closed> {
         match event {
             // Copied, so that it does not keep alive what was received with it.
@@ -215,7 +216,7 @@ impl Drop for Seat {
     }
 }
 
-/// Publishes to whoever connects, until dropped.
+/// Publishes to all clients that connect, until dropped.
 pub(super) async fn publisher(listener: TcpListener, outlet: Arc<Outlet>) {
     serve(listener, |stream| {
         let outlet = outlet.clone();
@@ -224,7 +225,7 @@ pub(super) async fn publisher(listener: TcpListener, outlet: Arc<Outlet>) {
     .await;
 }
 
-/// Answers whoever asks for past batches, until dropped.
+/// Answers requests of past batches, until dropped.
 pub(super) async fn replayer(listener: TcpListener, outlet: Arc<Outlet>) {
     serve(listener, |stream| {
         let outlet = outlet.clone();

@@ -1,4 +1,4 @@
-//! The judgement as a document with tables and plots.
+//! The comparison as a document with tables and plots.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -15,7 +15,7 @@ use crate::text::{ages, label, policies};
 const DOCUMENT: &str = "placement-results.md";
 const IMAGES: &str = "images";
 
-/// Policies that are drawn beside ours, and shown in the tables of a workload: the best end to end there.
+/// Policies that are drawn beside ours, and shown in the tables of a workload: those with the best E2E latency there.
 const BESIDE: usize = 4;
 
 /// Writes the document and its plots under `directory`.
@@ -37,7 +37,7 @@ fn document(matrix: &Matrix, judged: &Judged) -> String {
     let seeds = judged.cells.iter().flat_map(|cell| cell.arms.values()).map(|arm| arm.runs.len()).max();
     _ = write!(
         out,
-        "`make placement` wrote this: every policy with its published defaults, in virtual time ([simulator](simulator.md)), \
+        "Written by `make placement`: every policy with its published defaults, in virtual time ([simulator](simulator.md)), \
          {} cells of workload, fleet, load and age of the load reports, {} seed(s) each. The matrix is \
          `crates/kvlane-sim/examples/placement/matrix.yaml`.\n\n",
         judged.cells.len(),
@@ -64,16 +64,15 @@ fn document(matrix: &Matrix, judged: &Judged) -> String {
 fn rules(matrix: &Matrix, judged: &Judged, out: &mut String) {
     _ = write!(
         out,
-        "## How it is judged\n\n\
-         - In a cell, the best of the others is the policy with the lowest mean time to the last token (E2E), the mean over the seeds.\n\
+        "## Criteria\n\n\
+         - In a cell, the best of the others is the policy with the lowest mean E2E latency, averaged over the seeds.\n\
          - `{}` should take at most {:.0} % longer than that in every cell, less in most, and least on the geometric mean.\n\
-         - Its 99th percentile of the time to first token should be at most {:.0} % above that of the same policy: whoever runs a \
-         fleet can have one other policy, not one for the mean and another one for the tail. The ratio to whichever policy is \
-         best at it is shown beside it.\n\
-         - Loads are parts of the knee: the highest load at which `{}` keeps its mean time to first token within {} s. \
-         `--knees` finds it. A load written with `at` is given by itself: a factor on a trace's rate, or conversations per second.\n\
-         - All policies are told the same: {} knowledge of caches, KV events {} ms late, load reports every {} ms, as old as the cell says.\n\
-         - Good answers have their first token within {} s and {} ms a token.\n\n",
+         - Its TTFT p99 should be at most {:.0} % above that of the same policy, because a fleet runs one policy, not one for the \
+         mean and another one for the tail. The ratio to the best TTFT p99 of any policy is shown beside it.\n\
+         - Loads are fractions of the knee: the highest load at which `{}` keeps mean TTFT within {} s. \
+         `--knees` finds it. A load written with `at` is given directly: a factor on a trace's rate, or conversations per second.\n\
+         - All policies have the same inputs: {} knowledge of caches, KV events {} ms late, load reports every {} ms, as old as the cell says.\n\
+         - Goodput counts requests with TTFT ≤ {} s and TPOT ≤ {} ms.\n\n",
         judged.ours,
         (E2E_RATIO_MAX - 1.0) * 100.0,
         (TTFT_P99_RATIO_MAX - 1.0) * 100.0,
@@ -95,7 +94,7 @@ fn verdict(judged: &Judged, out: &mut String) {
     };
     _ = write!(
         out,
-        "## Verdict\n\n| cells | better than the best other | within {:.0} % | worse | TTFT p99 over the bound | over that of whichever is best at it | best other per cell, over ours |\n|---|---|---|---|---|---|---|\n\
+        "## Verdict\n\n| cells | better than the best other | within {:.0} % | worse | TTFT p99 over the bound | over the best TTFT p99 | best other per cell, over ours |\n|---|---|---|---|---|---|---|\n\
          | {} | {better} | {within} | {worse} | {} | {} | {} |\n\n",
         (E2E_RATIO_MAX - 1.0) * 100.0,
         better + within + worse,
@@ -190,7 +189,7 @@ fn workloads(matrix: &Matrix, judged: &Judged, out: &mut String) {
         let knee = cells.iter().find_map(|cell| Some(cell.cell.load / cell.cell.of_knee?));
         _ = write!(
             out,
-            "\n## {workload} on {fleet}\n\n{} The knee is at {}.{}\n\n![Mean time to the end over the load]({IMAGES}/placement-{}.svg)\n\n",
+            "\n## {workload} on {fleet}\n\n{} The knee is at {}.{}\n\n![Mean E2E latency over the load]({IMAGES}/placement-{}.svg)\n\n",
             about.unwrap_or_default(),
             knee.map_or("-".to_owned(), number),
             sent(judged, &cells),
@@ -200,14 +199,14 @@ fn workloads(matrix: &Matrix, judged: &Judged, out: &mut String) {
     }
 }
 
-/// How much is sent at the knee, and how much of it was sent before.
+/// Number of requests at the knee, and their share of repeated prompt tokens.
 fn sent(judged: &Judged, cells: &[&CellResult]) -> String {
     let at_knee = cells.iter().find(|cell| cell.cell.of_knee == Some(1.0));
     let figures = at_knee.and_then(|cell| cell.arms.get(&judged.ours)).map(|arm| &arm.mean);
     let of = |figure: &str| figures.and_then(|figures| figures.get(figure)).copied();
     match (of("requests"), of("reusable_share")) {
         (Some(requests), Some(share)) => format!(
-            " There, a run sends {} requests; of their prompt tokens a cache that forgets nothing would find {}.",
+            " There, a run sends {} requests; an infinite cache would find {} of their prompt tokens.",
             number(requests.round()),
             percent(share)
         ),
@@ -264,7 +263,7 @@ fn figures(judged: &Judged, cells: &[&CellResult], out: &mut String) {
     markdown(&head.map(str::to_owned), &rows, out);
 }
 
-/// Ours, and the others that are best end to end over these cells.
+/// Ours, and the others with the best E2E latency over these cells.
 fn top(judged: &Judged, cells: &[&CellResult]) -> Vec<String> {
     let mut others: Vec<(f64, &String)> = judged
         .others

@@ -1,9 +1,10 @@
-//! Policies against each other in virtual time: runs a matrix of workloads, fleets and loads, and says who is best where.
+//! Compares policies in virtual time: runs a matrix of workloads, fleets and loads, and determines the best policy of
+//! each cell.
 //!
-//! `placement` is a quick look: one seed, one age of load reports. `placement --full` is all of it. `placement --knees`
-//! finds the knees and changes nothing. What has been run is kept, and not run again while the program is the same; with
-//! `--keep-baselines`, runs of policies whose own source is the same count too, whatever else has changed: for work on
-//! one policy, not for results to be published.
+//! `placement` is a quick run: one seed, one age of load reports. `placement --full` runs everything. `placement
+//! --knees` finds the knees without writing. Results are stored, and reused while the program is the same; with
+//! `--keep-baselines`, results of policies whose own source is the same are reused too, whatever else has changed:
+//! for work on one policy, not for published results.
 //!
 //! ```text
 //! --matrix FILE          the matrix [matrix.yaml beside this file]
@@ -42,7 +43,7 @@ use kvlane_trace::format;
 
 type Failure = Box<dyn Error>;
 
-/// What the command line says.
+/// The command line.
 struct Options {
     matrix: PathBuf,
     selection: Selection,
@@ -86,7 +87,7 @@ fn main() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Runs what has not been run.
+/// Runs the missing jobs.
 fn judge(
     matrix: &Matrix,
     directory: &Path,
@@ -132,7 +133,7 @@ fn judge(
     Ok(Judged::new(&matrix.ours, results))
 }
 
-/// Says how far it is: on a terminal in one line, elsewhere now and then.
+/// Prints progress: on a terminal in one line, elsewhere occasionally.
 fn progress(begun: Instant, over: usize, all: usize, job: &Job) {
     let mut err = std::io::stderr();
     let (begin, end) = if err.is_terminal() { ("\r", "\x1b[K") } else { ("", "\n") };
@@ -187,19 +188,19 @@ fn list(matrix: &Matrix, selection: &Selection) -> Result<(), Failure> {
     Ok(())
 }
 
-/// For what is said of the progress, and nothing else.
+/// Used for progress only.
 #[expect(clippy::disallowed_methods, reason = "a driver, not the model")]
 fn now() -> Instant {
     Instant::now()
 }
 
-/// The crate: in the repository that one stands in, or in the one that this was built in.
+/// The crate's directory: in the current repository, or in the one of the build.
 fn here() -> PathBuf {
     let stands = Path::new("crates/kvlane-sim");
     if stands.is_dir() { stands.to_owned() } else { env!("CARGO_MANIFEST_DIR").into() }
 }
 
-/// Of this program: its own bytes, the sources of the policies, the traces.
+/// Digests of this program: its own bytes, the sources of the policies, the traces.
 fn versions(matrix: &Matrix, directory: &Path) -> Result<Versions, Failure> {
     let root = here().join("../kvlane-core/src/policy");
     let mut policies = BTreeMap::new();
@@ -259,7 +260,7 @@ impl Options {
                 "--loads" => options.selection.loads = Some(numbers(&value()?)?),
                 "--arm" => {
                     let text = value()?;
-                    // With a name before it, it is a policy; else an arm, as the matrix has them.
+                    // With a name before it, it is a policy; else an arm, as in the matrix.
                     let yaml = match text.split_once('=') {
                         Some((name, policy)) if !name.contains('{') => {
                             format!("{{arm: {name}, policy: {policy}}}")
@@ -272,7 +273,7 @@ impl Options {
                 }
                 _ => {
                     return Err(
-                        format!("{flag}: there is no such flag; the file begins with all there are").into()
+                        format!("{flag}: unknown flag; the module doc of this file lists all flags").into()
                     );
                 }
             }

@@ -1,4 +1,4 @@
-//! A map of the cells: how much longer each policy takes than the best one there, as colours and numbers.
+//! A map of the cells: E2E latency of each policy relative to the best one there, as colours and numbers.
 
 use std::fmt::Write as _;
 

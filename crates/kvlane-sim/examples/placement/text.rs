@@ -1,4 +1,4 @@
-//! The judgement for a terminal.
+//! The comparison for a terminal.
 
 use std::fmt::Write as _;
 
@@ -111,7 +111,7 @@ fn cells(judged: &Judged) -> Table {
     }
 }
 
-/// What becomes of the comparison as load reports grow older.
+/// Results by the age of load reports.
 pub(super) fn ages(judged: &Judged) -> Table {
     let mut ages_s: Vec<f64> = judged.cells.iter().map(|cell| cell.cell.age_s).collect();
     ages_s.sort_by(f64::total_cmp);

@@ -182,7 +182,7 @@ impl Engine {
             let needs = head.target().div_ceil(block_tokens) - run.held;
             if needs > self.pool.free() {
                 // Alone it always fits; `enqueue` has checked that.
-                debug_assert!(self.pool.used() > 0, "somebody holds the blocks");
+                debug_assert!(self.pool.used() > 0, "a sequence holds the blocks");
                 self.gate.close(needs, head.reusable(block_tokens));
                 return;
             }

@@ -412,7 +412,7 @@ mod tests {
     fn a_hit_ends_at_the_first_missing_block() {
         let mut pool = BlockPool::new(8);
         sequence(&mut pool, &[1, 2, 3]);
-        assert_eq!(found(&pool, &[2, 3]), 2, "hashes are chained by whoever makes them, not here");
+        assert_eq!(found(&pool, &[2, 3]), 2, "hashes are chained by the caller, not here");
         assert_eq!(found(&pool, &[9, 1, 2, 3]), 0);
     }
 

@@ -1,4 +1,4 @@
-//! Faults of every kind: what they do to requests, who finds out, and that those which overlap add up.
+//! Faults of every kind: their effects on requests, their detection, and combination of overlapping faults.
 
 use kvlane_core::bounded::Share;
 use kvlane_core::budget::{self, PerSecond};
@@ -144,7 +144,7 @@ fn a_reset_breaks_what_has_begun_and_the_rest_is_tried_again() {
     assert!(run.outcomes.iter().any(|outcome| outcome.is_ok() && outcome.attempts > 1));
 }
 
-/// A gateway that no probe tells of anything, so that all depends on what becomes of requests.
+/// A gateway without effective probes, so that only the outcomes of requests count.
 fn unprobed(config: WorldConfig) -> WorldConfig {
     let mut config = hasty(config);
     if let Some(rules) = &mut config.rules {
@@ -226,7 +226,7 @@ fn every_engine_is_replaced_and_no_request_fails() {
             .router()
             .exact()
             .map_or(0, |index| (0..3).map(|slot| index.blocks_of(EndpointId::new(slot, 0))).sum::<u64>());
-        assert_eq!(held, 0, "whoever left took along what was known of it");
+        assert_eq!(held, 0, "entries of an endpoint that left are removed");
     }
 }
 

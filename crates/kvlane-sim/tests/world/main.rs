@@ -1,4 +1,4 @@
-//! The world as a whole: nobody is lost, nothing depends on anything but inputs and seed, faults are survived.
+//! The world as a whole: no request is lost, results depend only on inputs and seed, faults are handled.
 
 mod faults;
 
@@ -92,7 +92,7 @@ fn play(config: WorldConfig, trace: &Trace, drive: Drive) -> (Run, World) {
 
 const OPEN: Drive = Drive::Open { load: 1.0 };
 
-/// What has to be true of every run, whatever went wrong in it.
+/// Invariants of every run, with any faults.
 fn check(trace: &Trace, run: &Run, world: &World) {
     assert_eq!(run.outcomes.len(), trace.requests.len());
     for (request, outcome) in trace.requests.iter().zip(&run.outcomes) {
@@ -208,7 +208,7 @@ fn an_endpoint_that_dies_loses_its_streams_and_its_other_requests_go_elsewhere()
     assert!(!broken.is_empty());
     for outcome in broken {
         assert_eq!((outcome.failure, outcome.end), (Some(Failure::Broken), Nanos::from_secs(6)));
-        assert!(outcome.first_token.is_some(), "whoever had no token was tried elsewhere");
+        assert!(outcome.first_token.is_some(), "a request without a token is retried elsewhere");
     }
     assert!(run.outcomes.iter().any(|outcome| outcome.is_ok() && outcome.attempts > 1));
     let served = |from: u64, to: u64| {

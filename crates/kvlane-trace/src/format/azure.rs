@@ -35,7 +35,7 @@ pub(super) fn read<R: BufRead>(lines: &mut Lines<R>, options: &Options) -> Resul
     lines.each(|_, bytes| {
         let values = columns.split(bytes)?;
         let nanos = unix_nanos(values[timestamp]).ok_or_else(|| {
-            let why = format!("{:?} is no time like 2023-11-16 18:15:46.6805900", values[timestamp]);
+            let why = format!("{:?} is not a time like 2023-11-16 18:15:46.6805900", values[timestamp]);
             Fault::Field(TIMESTAMP, why)
         })?;
         let input_tokens = text_tokens(CONTEXT_TOKENS, values[context], 1)?;

@@ -43,7 +43,7 @@ pub(super) fn read<R: BufRead>(lines: &mut Lines<R>, options: &Options) -> Resul
         let values = columns.split(bytes)?;
         let time = values[timestamp].parse().ok().filter(|time| (0.0..1e15).contains(time));
         let arrival_s: f64 = time.ok_or_else(|| {
-            Fault::Field(TIMESTAMP, format!("{:?} is no time in seconds", values[timestamp]))
+            Fault::Field(TIMESTAMP, format!("{:?} is not a time in seconds", values[timestamp]))
         })?;
         let input_tokens = text_tokens(REQUEST_TOKENS, values[input], 1)?;
         let output_tokens = text_tokens(RESPONSE_TOKENS, values[output], 0)?;

@@ -1,30 +1,30 @@
 //! A file's clock: where it starts, and how coarsely it ticks.
 //!
-//! The Mooncake conversation trace's clock ticks every 3 s, some ticks a few milliseconds off, so ten requests arrive at
-//! once, then none for 3 s. Replayed like that a trace measures its own clock. Such a clock is noticed and the arrivals
-//! of a tick are spread evenly over it, in the order of the file.
+//! The Mooncake conversation trace's clock ticks every 3 s, some ticks a few milliseconds off, so ten requests arrive
+//! at once, then none for 3 s. A replay of this would measure the clock. Such a clock is detected and the arrivals of
+//! a tick are spread evenly over it, in the order of the file.
 
 use super::{Jitter, Options};
 use crate::sample::unit;
 use crate::trace::{Trace, TraceRequest};
 
-/// A clock that ticks at least this coarsely, in microseconds, is not one to replay.
+/// A clock with at least this tick, in microseconds, is coarse.
 const QUANTUM_US_MIN: u64 = 100_000;
 
-/// Fewer distinct times than this say nothing about the clock.
+/// Minimum number of distinct times to judge a clock.
 const DISTINCT_TIMES_MIN: usize = 32;
 
-/// How far, in microseconds, a time may be off a tick, and which share of the tick if that is more.
+/// Maximum deviation of a time from a tick, in microseconds, or as a share of the tick if that is more.
 const TICK_US: u64 = 1000;
 const TICK_SHARE: u64 = 200;
 
-/// One in so many times may be further off.
+/// One in this many times may deviate more.
 const OFF_TICK_SHARE: usize = 100;
 
 /// Times beyond this many seconds count from 1970, not from the trace's start: it is September 2001.
 const UNIX_S_MIN: f64 = 1e9;
 
-/// Makes the arrivals start near zero and, where asked, not in lumps. Notes what it changes.
+/// Makes the arrivals start near zero and, if requested, spreads them. Notes its changes.
 pub(super) fn settle(trace: &mut Trace, options: &Options) {
     let Trace { requests, notes, .. } = trace;
     let first_s = requests[0].arrival_s;
@@ -57,8 +57,8 @@ pub(super) fn settle(trace: &mut Trace, options: &Options) {
     ));
 }
 
-/// The tick of the clock in seconds, if it is coarse: what all times are multiples of, or the most common gap if nearly
-/// all are, to the millisecond; and some of them equal.
+/// The tick of the clock in seconds, if it is coarse: the common divisor of all times, or the most common gap for
+/// nearly all of them, to the millisecond; and some times are equal.
 fn quantum_s(sorted: &[TraceRequest]) -> Option<f64> {
     let micros = |request: &TraceRequest| request.arrival_s * 1e6;
     let mut times: Vec<u64> = Vec::new();

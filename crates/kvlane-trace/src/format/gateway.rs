@@ -1,12 +1,12 @@
-//! What the gateway has recorded: requests as they came, with their lengths, and what their prompts share.
+//! Recordings of the gateway: requests in order of arrival, their lengths, and shared prefixes.
 //!
-//! A request is one of a client's, whatever attempts it took: its answer is that of the last one. A turn waits for the one
-//! before it in its session, if that was over when it came, and thinks for as long as lay between. Answers are in no
-//! recording, so where a prompt begins with all of an earlier one and is longer than that with its answer, it is taken to
-//! go on with the answer, as conversations do. How prompts begin is known to 128 tokens or a block.
+//! A request is one of a client, whatever attempts it took: its answer is that of the last attempt. A turn waits for
+//! the previous one in its session, if that had ended, with the gap as think time. Recordings do not contain answers,
+//! so if a prompt contains an earlier one in full and is longer than that with its answer, it is assumed to continue
+//! with the answer, as conversations do. Shared prefixes are known to 128 tokens or a block.
 //!
-//! What is lost: prompts that nobody counted (requests for paths without a prompt are left out), what was recorded of a
-//! request before the recording begins, and what prompts share with those that the recorder had forgotten.
+//! Lost are: prompts without a token count (requests for paths without a prompt are left out), the part of a request
+//! before the recording begins, and prefixes shared with prompts that the recorder had evicted.
 
 use std::collections::HashMap;
 use std::io::BufRead;
@@ -28,14 +28,14 @@ pub(super) fn begins(head: &str) -> bool {
     head.starts_with("kvlane recording ")
 }
 
-/// What has been read of the requests of a recording.
+/// State of the requests of a recording.
 #[derive(Default)]
 struct Reading {
     requests: Vec<Seen>,
-    /// Of the gateway's present run, by the ids of attempts.
+    /// Of the gateway's current run, by the ids of attempts.
     attempts: HashMap<RequestId, usize>,
     names: HashMap<RequestKey, usize>,
-    /// When the gateway's time was 0.
+    /// Time of the gateway's start.
     origin_s: f64,
     models: Vec<String>,
     left_out: u64,
@@ -48,11 +48,11 @@ struct Seen {
     prompt_tokens: u32,
     block_tokens: u32,
     session: Option<SessionKey>,
-    /// Tokens that were seen to come, and how many the engine says there were.
+    /// Tokens observed, and their number as reported by the engine.
     seen_tokens: u32,
     output_tokens: Option<u32>,
     end_s: Option<f64>,
-    /// The earlier one whose prompt it begins like, and for how many tokens.
+    /// The earlier request with which its prompt shares a prefix, and the length of the prefix in tokens.
     base: Option<(usize, u32)>,
 }
 
@@ -65,7 +65,7 @@ pub(super) fn read<R: BufRead>(lines: &mut Lines<R>, options: &Options) -> Resul
         reading.take(frame);
     }
     if let [one, other, ..] = &reading.models[..] {
-        return Err(line(format!("there are recordings of {one} and {other}: take those of one model")));
+        return Err(line(format!("the recordings are of {one} and {other}: select those of one model")));
     }
     let mut draft = Draft::new(options, BLOCK_TOKENS);
     draft.timed = false;
@@ -83,7 +83,7 @@ impl Reading {
         match frame {
             Frame::Head(head) => {
                 if head.origin_unix_s != self.origin_s {
-                    // Another run of the gateway gives other ids.
+                    // Another run of the gateway has other ids.
                     (self.attempts, self.names) = Default::default();
                     self.origin_s = head.origin_unix_s;
                 }
@@ -151,7 +151,7 @@ impl Reading {
             let known = request.name.and_then(|name| self.names.get(&name)).copied();
             if let Some(place) = known {
                 self.attempts.insert(request.id, place);
-                // Its answer begins anew.
+                // Its answer starts again.
                 self.requests[place].seen_tokens = 0;
             }
             return;
@@ -233,12 +233,12 @@ impl Reading {
 // === impl Seen ===
 
 impl Seen {
-    /// What prompts share is known in units of so many tokens.
+    /// Unit of shared prefixes, in tokens.
     fn unit_tokens(&self) -> u32 {
         shared_blocks(self.block_tokens).saturating_mul(self.block_tokens).max(1)
     }
 
-    /// At least one, and no more than a trace may have.
+    /// At least one, and at most the maximum of a trace.
     fn answer_tokens(&self) -> u32 {
         self.output_tokens.unwrap_or(self.seen_tokens).clamp(1, TOKENS_MAX)
     }

@@ -1,4 +1,4 @@
-//! A file line by line, whatever the format: limits, numbers, and what becomes of lines that are bad.
+//! Reading a file line by line: limits, numbers, and handling of invalid lines.
 
 use std::io::{BufRead, Read};
 
@@ -6,16 +6,16 @@ use serde_json::Number;
 
 use super::{REQUESTS_MAX, TraceError};
 
-/// Longest line in bytes. A session of a coding agent is one line and may be millions of tokens in blocks of 64.
+/// Maximum line in bytes. A session of a coding agent is one line and may have millions of tokens in blocks of 64.
 const LINE_BYTES_MAX: u64 = 64 * 1024 * 1024;
 
-/// Most bytes of a file that has no lines.
+/// Maximum bytes of a file without lines.
 const REST_BYTES_MAX: u64 = 8 << 30;
 
-/// Why a line is no request.
+/// Why a line is not a request.
 #[derive(Debug)]
 pub(super) enum Fault {
-    /// The field at fault, or `line` for the line as a whole, and what is wrong with it.
+    /// The field at fault, or `line` for the line as a whole, and the cause.
     Field(&'static str, String),
     /// There are more requests than the reader takes.
     TooLong,
@@ -64,13 +64,13 @@ impl<R: BufRead> Lines<R> {
         let read = self.input.by_ref().take(REST_BYTES_MAX + 1).read_to_end(&mut bytes);
         read.map_err(|source| TraceError::Read { line: 0, source })?;
         if bytes.len() as u64 > REST_BYTES_MAX {
-            let why = format!("longer than {REST_BYTES_MAX} bytes: take fewer files");
+            let why = format!("longer than {REST_BYTES_MAX} bytes: use fewer files");
             return Err(TraceError::Line { line: 1, field: "recording", why });
         }
         Ok(bytes)
     }
 
-    /// Calls `take` for each line that is not blank, and fails with the first that it refuses, or counts it.
+    /// Calls `take` for each line that is not blank, and fails with the first that it rejects, or counts it.
     pub(super) fn each(
         &mut self,
         mut take: impl FnMut(u64, &[u8]) -> Result<(), Fault>,
@@ -96,7 +96,7 @@ impl<R: BufRead> Lines<R> {
         self.line
     }
 
-    /// What to say about the lines that were left out.
+    /// A note about skipped lines.
     pub(super) fn skipped(&self) -> Option<String> {
         self.skipped.as_ref().map(|(count, first)| format!("skipped {count} bad lines, the first: {first}"))
     }
@@ -107,15 +107,15 @@ pub(super) fn json<'a, T: serde::Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, 
     serde_json::from_slice(bytes).map_err(|why| Fault::Field("line", why.to_string()))
 }
 
-/// A field that has to be there.
+/// A required field.
 pub(super) fn needed<T>(field: &'static str, value: Option<T>) -> Result<T, Fault> {
     value.ok_or_else(|| Fault::Field(field, "missing".to_owned()))
 }
 
-/// A time that is not negative and not absurd, in the field's unit.
+/// A time that is at least zero and within limits, in the field's unit.
 pub(super) fn time(field: &'static str, value: &Number, unit: &str) -> Result<f64, Fault> {
     let time = value.as_f64().filter(|time| time.is_finite() && (0.0..1e15).contains(time));
-    time.ok_or_else(|| Fault::Field(field, format!("{value} is no time in {unit}")))
+    time.ok_or_else(|| Fault::Field(field, format!("{value} is not a time in {unit}")))
 }
 
 /// A number of tokens, at least `min`.
@@ -137,7 +137,7 @@ fn in_range(
     min: u32,
 ) -> Result<u32, Fault> {
     count.filter(|count| (min..=TOKENS_MAX).contains(count)).ok_or_else(|| {
-        Fault::Field(field, format!("{value} is no number of tokens from {min} to {TOKENS_MAX}"))
+        Fault::Field(field, format!("{value} is not a number of tokens from {min} to {TOKENS_MAX}"))
     })
 }
 

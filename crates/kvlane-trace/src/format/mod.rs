@@ -1,8 +1,8 @@
-//! Readers, one file for each format; what they have in common is here.
+//! Readers, one file for each format, and their common code.
 //!
-//! A file's format is known by how it begins, and gzip by its first bytes. A reader turns lines into requests in the
-//! order of the file; here they become a [`Trace`]: in the order of arrival, a coarse clock spread out, sessions
-//! inferred where the file has none. Whatever is changed on the way is in the trace's notes.
+//! A file's format is detected from its beginning, and gzip from its first bytes. A reader turns lines into requests
+//! in the order of the file; here they become a [`Trace`]: in order of arrival, with a coarse clock spread out and
+//! missing sessions inferred. All changes are in the trace's notes.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Cursor, Read};
@@ -29,14 +29,14 @@ use lines::{Fault, Lines};
 /// Declares the formats: the module, the variant of [`Format`], the name.
 macro_rules! formats {
     ($($module:ident $variant:ident $name:literal $doc:literal;)*) => {
-        /// A format in which traces come.
+        /// A trace format.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Format {
             $(#[doc = $doc] $variant,)*
         }
 
         impl Format {
-            /// All of them, in the order in which they are tried.
+            /// All formats, in the order in which they are tried.
             pub const ALL: &[Self] = &[$(Self::$variant),*];
 
             /// Its name.
@@ -46,7 +46,7 @@ macro_rules! formats {
                 }
             }
 
-            /// The format of a file that begins like this: with its first line, or a good part of it.
+            /// The format of a file with this beginning: its first line, or a large part of it.
             pub fn detect(head: &[u8]) -> Option<Self> {
                 let head = String::from_utf8_lossy(head);
                 let head = head.trim_start_matches('\u{feff}').trim_start();
@@ -76,41 +76,41 @@ formats! {
     burstgpt BurstGpt "burstgpt" "BurstGPT's CSV.";
 }
 
-/// Most requests that are read of a file.
+/// Maximum requests read of a file.
 pub const REQUESTS_MAX: usize = 64_000_000;
 
-/// Bytes by which a format is known.
+/// Bytes from which a format is detected.
 const HEAD_BYTES: u64 = 64 * 1024;
 
-/// Whether to spread arrivals that a coarse clock has lumped together.
+/// Whether to spread arrivals that share a tick of a coarse clock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Jitter {
     /// If all times are multiples of 100 ms or more and some are equal.
     #[default]
     Auto,
-    /// Never: the file's times as they are.
+    /// Never: the file's times unchanged.
     Off,
 }
 
-/// How to read a trace.
+/// Options for reading a trace.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
-    /// The file's format; `None` looks how it begins.
+    /// The file's format; `None` detects it.
     pub format: Option<Format>,
-    /// Tokens of a block, where the file does not say. `None` takes what the format's public traces have.
+    /// Tokens of a block, if the file does not say. `None` uses that of the format's public traces.
     pub block_tokens: Option<u32>,
-    /// What to do about a coarse clock.
+    /// Handling of a coarse clock.
     pub jitter: Jitter,
-    /// Seed of all that is drawn: jitter, and arrivals where the file has none.
+    /// Random seed: jitter, and arrivals that the file lacks.
     pub seed: u64,
-    /// Leave out lines that are no request, and note how many, instead of failing at the first.
+    /// Skip invalid lines, and note their number, instead of failing at the first.
     pub skip_bad: bool,
-    /// Forget which turn comes after which: every request is sent at its arrival.
+    /// Drop the order of turns: every request is sent at its arrival time.
     pub open_loop: bool,
-    /// Sessions that start in a second, on average, where the file does not say when they start.
+    /// Mean number of sessions that start per second, if the file has no start times.
     pub session_rate: f64,
-    /// Let sessions share their tools and system prompt where the file's ids are local to a session but these are as
-    /// long in both.
+    /// Let sessions share their tools and system prompt if the file's ids are local to a session but these have the
+    /// same length in both.
     pub shared_head: bool,
 }
 
@@ -137,7 +137,7 @@ pub enum TraceError {
     Open {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// Reading failed, or a gzip stream is damaged or cut short.
@@ -145,13 +145,13 @@ pub enum TraceError {
     Read {
         /// The last line that was read whole.
         line: u64,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// The file begins like no known format.
-    #[error("no known trace format begins like this: {head:?}; name the format, one of {}", names())]
+    /// The format is unknown.
+    #[error("no known trace format begins like this: {head:?}; set the format to one of {}", names())]
     Unknown {
-        /// How it begins.
+        /// The beginning of the file.
         head: String,
     },
     /// A line is not a request.
@@ -161,7 +161,7 @@ pub enum TraceError {
         line: u64,
         /// The field at fault, or `line` for the line as a whole.
         field: &'static str,
-        /// What is wrong with it.
+        /// The cause.
         why: String,
     },
     /// The trace has more requests than the reader takes.
@@ -170,22 +170,22 @@ pub enum TraceError {
         /// The limit.
         max: usize,
     },
-    /// There is no request in it.
-    #[error("trace holds no request")]
+    /// There is no request.
+    #[error("the trace contains no request")]
     Empty,
 }
 
-/// What a reader has read, in the order of the file.
+/// Requests in the order of the file.
 struct Draft {
     builder: Builder,
-    /// Whether times are the file's and have to be looked at.
+    /// Whether the times come from the file and have to be checked.
     timed: bool,
-    /// Whether the file says nothing of sessions, but its blocks do.
+    /// Whether the file has no sessions, but blocks from which they can be inferred.
     infer_sessions: bool,
 }
 
-/// Reads a file, plain or gzip; which of the two, its first bytes tell. Of a directory, its `.json` or
-/// `.kvrec` files, by name.
+/// Reads a file, plain or gzip, detected from its first bytes. Of a directory, its `.json` or `.kvrec` files, by
+/// name.
 pub fn open(path: &Path, options: &Options) -> Result<Trace, TraceError> {
     let failed = |source| TraceError::Open { path: path.to_owned(), source };
     if path.is_dir() {
@@ -229,7 +229,7 @@ fn read_plain(mut input: impl BufRead, options: &Options) -> Result<Trace, Trace
             });
         }
     };
-    // What was wrong with the beginning is said after the lines that were whole.
+    // An error in the beginning is reported after the complete lines.
     let rest: Box<dyn BufRead + '_> = match begun {
         Ok(_) => Box::new(input),
         Err(source) => Box::new(BufReader::new(Failed(Some(source)))),

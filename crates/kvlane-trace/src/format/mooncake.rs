@@ -208,7 +208,10 @@ mod tests {
         check_bad("{}", "timestamp: missing");
         check_bad("not json", "line: ");
         check_bad("{\"timestamp\": 1", "line: ");
-        check_bad(&line(5, 512, &[1]).replace("512", "0"), "input_length: 0 is no number of tokens from 1");
+        check_bad(
+            &line(5, 512, &[1]).replace("512", "0"),
+            "input_length: 0 is not a number of tokens from 1",
+        );
         check_bad(&line(5, 512, &[1]).replace("512", "1.5"), "input_length: 1.5");
         check_bad(&line(5, 512, &[1]).replace("512", "4294967296"), "input_length: 4294967296");
         check_bad(&line(5, 512, &[1]).replace("7,", "-7,"), "output_length: -7");

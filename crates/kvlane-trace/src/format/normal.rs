@@ -1,14 +1,14 @@
-//! kvlane's own format, the normal form on disk: what other formats are imported into.
+//! kvlane's own format, to which other formats are converted.
 //!
 //! ```json
 //! {"kvlane_trace":1,"block_tokens":512,"requests":12031,"notes":["..."]}
 //! {"t":12.345678,"in":6758,"out":500,"s":3,"after":17,"think":9.2,"base":17,"shared":13}
 //! ```
 //!
-//! The first line is a header, then there is a line for each request, in order of arrival. Requests are counted from
-//! 0. Keys that are left out say: `s`, a session of its own, the next one; `after`, waits for nobody; `think`, sent at
-//! `t`; `base` and `shared`, shares with nobody. See [`TraceRequest`] for what each means. A prompt is a branch of
-//! another, so a line has the same few bytes however long its prompt is.
+//! The first line is a header, then there is a line for each request, in order of arrival. Requests are numbered from
+//! 0. Omitted keys mean: `s`, the next new session; `after`, no predecessor; `think`, sent at `t`; `base` and
+//! `shared`, no shared prefix. See [`TraceRequest`] for their meaning. A prompt is a branch of another, so a line has
+//! a few bytes however long its prompt is.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufWriter, Write};
@@ -92,7 +92,7 @@ fn request(line: Line, draft: &Draft, sessions: u32) -> Result<TraceRequest, Fau
     let index = draft.builder.len();
     let earlier = |field, value: Option<u32>| match value.filter(|&value| value as usize >= index) {
         Some(value) => {
-            Err(Fault::Field(field, format!("{value} is no request before this one, which is {index}")))
+            Err(Fault::Field(field, format!("{value} is not an earlier request; this one is {index}")))
         }
         None => Ok(value),
     };

@@ -1,9 +1,9 @@
 //! The records of a replay, one JSON object on a line: see [`Record`].
 //!
-//! A record tells when a request was due and how long prompt and answer were, and of its place in the replayed trace
-//! what [`Record::session`], [`Record::after`], [`Record::think_s`], [`Record::base`] and [`Record::shared_tokens`] say.
-//! What is lost: the pace of a replay that was sped up (times are the replay's), and what failed answers would have
-//! become (they are as long as what was received). Prompts are as long as the engine counted them, its chat template
+//! A record contains a request's due time, the lengths of prompt and answer, and of its position in the replayed
+//! trace [`Record::session`], [`Record::after`], [`Record::think_s`], [`Record::base`] and [`Record::shared_tokens`].
+//! Lost are: the original pace of a replay with a speed factor (times are the replay's), and the full length of
+//! failed answers (they have the received length). Prompts have the length counted by the engine, its chat template
 //! included.
 
 use std::collections::HashMap;
@@ -31,26 +31,29 @@ pub(super) fn read<R: BufRead>(lines: &mut Lines<R>, options: &Options) -> Resul
     lines.each(|_, bytes| {
         let record: Record = json(bytes)?;
         if !(0.0..1e15).contains(&record.scheduled_s) {
-            return Err(Fault::Field("scheduled_s", format!("{} is no time in seconds", record.scheduled_s)));
+            return Err(Fault::Field(
+                "scheduled_s",
+                format!("{} is not a time in seconds", record.scheduled_s),
+            ));
         }
         let fits = |tokens: u32| tokens <= super::lines::TOKENS_MAX;
         if record.prompt_tokens == 0 || !fits(record.prompt_tokens) {
             return Err(Fault::Field(
                 "prompt_tokens",
-                format!("{} is no length of a prompt", record.prompt_tokens),
+                format!("{} is not a valid prompt length", record.prompt_tokens),
             ));
         }
         if !fits(record.output_tokens) {
             return Err(Fault::Field(
                 "output_tokens",
-                format!("{} is no length of an answer", record.output_tokens),
+                format!("{} is not a valid answer length", record.output_tokens),
             ));
         }
         let session = match record.session {
             Some(session) => *sessions.entry(session).or_insert(count),
             None => count,
         };
-        // An answer that broke off is shorter than the one that the replayed trace went on from.
+        // A broken answer is shorter than the one with which the replayed trace continued.
         let base = record.base.and_then(|base| places.get(&base)).copied();
         let there_is = base.map_or(0, |base| {
             let TraceRequest { input_tokens, output_tokens, .. } = draft.builder.requests()[base as usize];
@@ -59,7 +62,7 @@ pub(super) fn read<R: BufRead>(lines: &mut Lines<R>, options: &Options) -> Resul
         let after = record.after.and_then(|after| places.get(&after)).copied();
         let think_s = record.think_s.filter(|_| after.is_some());
         if let Some(wrong) = think_s.filter(|seconds| !(0.0..1e15).contains(seconds)) {
-            return Err(Fault::Field("think_s", format!("{wrong} is no time in seconds")));
+            return Err(Fault::Field("think_s", format!("{wrong} is not a time in seconds")));
         }
         let request = TraceRequest {
             arrival_s: record.scheduled_s,

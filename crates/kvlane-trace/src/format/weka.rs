@@ -9,11 +9,11 @@
 //! packed form has `"blocks": [[first id, count], ...]` in place of `hash_ids`. Only full blocks have ids. Origin:
 //! callanjfox/kv-cache-tester, `traces/`.
 //!
-//! A session says when its requests came after its start, in `t`, but not when it started: starts are drawn from a
-//! Poisson process. A request is sent `think_time` after the answer before it. A sub-agent is an entry among the
-//! requests with requests of its own, whose times count from its start; its own `t` is when it ended (in the published
-//! sessions `t` less `duration_ms` is the end of the request before, to the second). It becomes a session of its own,
-//! started by the request before it.
+//! A session contains the times of its requests relative to its start, in `t`, but not its start: starts are drawn
+//! from a Poisson process. A request is sent `think_time` after the previous answer. A sub-agent is an entry among
+//! the requests with its own requests, whose times count from its start; its own `t` is its end (in the published
+//! sessions `t` minus `duration_ms` is the end of the previous request, to the second). It becomes a separate
+//! session, started by the previous request.
 //!
 //! Ids are local to a session, yet sessions of one version of the client begin with the same tools and system prompt.
 //! Sessions whose `tool_tokens` and `system_tokens` agree are therefore given the same blocks for them, unless the
@@ -34,7 +34,7 @@ use crate::trace::TraceRequest;
 /// Tokens of a block where a session does not say.
 const BLOCK_TOKENS: u32 = 64;
 
-/// Requests whose lengths tell a fork of a session.
+/// Number of requests whose lengths identify a fork of a session.
 const FORK_REQUESTS: usize = 4;
 
 /// Most blocks of a prompt: 64 million tokens in blocks of 64.
@@ -76,7 +76,7 @@ struct Turn {
     agent: usize,
 }
 
-/// What becomes of one session.
+/// Settings for one session.
 #[derive(Default)]
 struct Flat {
     turns: Vec<Turn>,
@@ -90,7 +90,7 @@ pub(super) fn begins(head: &str) -> bool {
 
 pub(super) fn read<R: BufRead>(lines: &mut Lines<R>, options: &Options) -> Result<Draft, TraceError> {
     if !(options.session_rate.is_finite() && options.session_rate > 0.0) {
-        let why = format!("a session rate of {} is no rate: take more than 0", options.session_rate);
+        let why = format!("invalid session rate {}: must be above 0", options.session_rate);
         return Err(TraceError::Line { line: 0, field: "options", why });
     }
     let mut draft = Draft::new(options, BLOCK_TOKENS);
@@ -136,11 +136,10 @@ pub(super) fn read<R: BufRead>(lines: &mut Lines<R>, options: &Options) -> Resul
         .builder
         .note(format!("sessions start at {session_rate} per second on average (Poisson, seed {seed})"));
     if forks > 0 {
-        draft.builder.note(format!("left out {forks} sessions that begin like another one"));
+        draft.builder.note(format!("left out {forks} sessions that are forks of another one"));
     }
     if options.shared_head {
-        let note =
-            "sessions with as many tokens of tools and system prompt share them; the file does not say so";
+        let note = "sessions with equally long tools and system prompts are assumed to share them";
         draft.builder.note(note.to_owned());
     }
     Ok(draft)
@@ -154,7 +153,7 @@ struct Reader<'a> {
     rng: Rng,
     /// When the last session started.
     now_s: f64,
-    /// How sessions began.
+    /// Beginnings of sessions.
     seen: HashSet<Vec<(u32, u32)>>,
     /// A number for each pair of lengths of tools and system prompt.
     heads: HashMap<(u32, u32), u64>,
@@ -265,7 +264,7 @@ impl Flat {
                 let why = format!("{} ids for {input_tokens} tokens in blocks of {block_tokens}", ids.len());
                 return Err(Fault::Field("hash_ids", why));
             }
-            // Some say nothing of their think time, and a sub-agent's first request nothing of its parent's answer.
+            // Some have no think time, and a sub-agent's first request does not contain its parent's answer.
             let first = before == parent;
             let gap = |before: u32| (t - self.turns[before as usize].end).max(0.0);
             let think_s = before.map(|before| think.filter(|_| !first).unwrap_or_else(|| gap(before)) as f32);

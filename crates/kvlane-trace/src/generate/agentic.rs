@@ -1,9 +1,8 @@
-//! Coding agents: long contexts that grow by tool results, in quick steps, with a person in between at times.
+//! Coding agents: long contexts that grow by tool results, in quick steps, with user input in between.
 //!
-//! An agent's request asks for an answer, which mostly is a tool call; the next one has its result appended. When the
-//! context is full it is compacted: the next prompt is the tools and system prompt again and a summary. At times an
-//! agent starts a sub-agent, a session of its own with tools and a system prompt of its own, and goes on when that has
-//! answered.
+//! Most answers of an agent are tool calls; the next request appends the result. When the context is full it is
+//! compacted: the next prompt is the tools and system prompt again and a summary. Occasionally an agent starts a
+//! sub-agent, a separate session with its own tools and system prompt, and continues when that has answered.
 //!
 //! Defaults are after 676 sessions recorded from Claude Code (callanjfox/kv-cache-tester @94f6046, `traces/`): 44
 //! requests in the median session, 148 in the longest tenth; prompts that begin at 23 thousand tokens, 15 of them tools
@@ -23,25 +22,25 @@ use crate::trace::TraceRequest;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// Versions of the agent, each with tools and a system prompt of its own, all equally likely.
+    /// Versions of the agent, each with its own tools and system prompt, equally likely.
     pub versions: u32,
     /// Tokens of the tools and the system prompt of a version.
     pub head_tokens: Spread,
-    /// Tokens of what a session begins with after them.
+    /// Tokens of a session's initial text after them.
     pub task_tokens: Spread,
     /// Requests of a session.
     pub turns: Spread,
-    /// Tokens of a tool's result, or of what a person says.
+    /// Tokens of a tool's result, or of user input.
     pub result_tokens: Spread,
     /// Tokens of an answer.
     pub output_tokens: Spread,
     /// Share of answers that are tool calls.
     pub tool_share: f64,
-    /// Seconds that a tool takes.
+    /// Seconds of a tool call.
     pub tool_s: Spread,
-    /// Seconds that a person takes.
+    /// Seconds until user input.
     pub think_s: Spread,
-    /// Most tokens of prompt and answer together; beyond them the context is compacted.
+    /// Maximum tokens of prompt and answer together; beyond them the context is compacted.
     pub context_tokens_max: u32,
     /// Tokens of the summary that a context is compacted to.
     pub summary_tokens: Spread,
@@ -55,7 +54,7 @@ pub struct Config {
     pub subagent_turns: Spread,
     /// Tokens of a block of the trace.
     pub block_tokens: u32,
-    /// When sessions start.
+    /// Arrivals of sessions.
     pub arrivals: Arrivals,
 }
 
@@ -90,11 +89,11 @@ struct Head {
     first: Option<u32>,
 }
 
-/// Where a session stands.
+/// State of a session.
 #[derive(Clone, Copy)]
 struct Agent {
     session: u32,
-    /// Its head among all heads.
+    /// Index of its head among all heads.
     head: usize,
     turns: u32,
 }
@@ -108,7 +107,7 @@ impl Config {
         a_share("tool_share", self.tool_share)?;
         a_share("subagent_share", self.subagent_share)?;
         if self.versions > VERSIONS_MAX {
-            return Err(format!("versions is {}: take up to {VERSIONS_MAX}", self.versions));
+            return Err(format!("versions is {}: must be at most {VERSIONS_MAX}", self.versions));
         }
         let subagent_head_tokens = Spread::fixed(self.subagent_head_tokens);
         for (setting, spread, least) in [

@@ -1,46 +1,46 @@
-//! When requests come, or sessions where a workload has sessions.
+//! Arrival times of requests, or of sessions if a workload has sessions.
 
 use kvlane_core::rng::Rng;
 use serde::{Deserialize, Serialize};
 
-/// When the requests of a workload come, and how many; of a workload of sessions, their first requests.
+/// Arrival times and number of a workload's requests, or of its sessions' first requests.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "process", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Arrivals {
     /// At a rate, with exponential gaps.
     Poisson {
-        /// How many in a second, on average.
+        /// Mean number per second.
         rate: f64,
-        /// How many in all. Give this or `seconds`.
+        /// Number in all. Either this or `seconds`.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         count: Option<u32>,
-        /// For how long: the trace ends then, and later turns of sessions that go on are left out. Give this or `count`.
+        /// Length of the trace: later turns of sessions are left out. Either this or `count`.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         seconds: Option<f64>,
     },
-    /// At rates that change, each for a while.
+    /// At rates that change in stages.
     Stages {
-        /// One after the other.
+        /// The stages, in order.
         stages: Vec<Stage>,
-        /// Seconds between the end of a stage and the start of the next, in which nobody comes.
+        /// Seconds between the end of a stage and the start of the next, without arrivals.
         #[serde(default)]
         pause_s: f64,
     },
-    /// All at the start: for whoever decides itself when to send the next one.
+    /// All at the start: for clients that decide themselves when to send the next one.
     Closed {
-        /// How many.
+        /// Number in all.
         count: u32,
     },
 }
 
-/// A while at one rate: exactly `rate` times `seconds` come, rounded, at times as a Poisson process has them that is
-/// known to bring so many.
+/// A stage at one rate: exactly `rate` times `seconds` arrivals, rounded, distributed as in a Poisson process with
+/// that number of arrivals.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Stage {
-    /// How many in a second.
+    /// Number per second.
     pub rate: f64,
-    /// For how long.
+    /// Duration.
     pub seconds: f64,
 }
 
@@ -48,7 +48,7 @@ pub struct Stage {
 const COUNT_MAX: f64 = 64e6;
 
 impl Default for Arrivals {
-    /// One per second, a thousand of them.
+    /// One per second, 1,000 in all.
     fn default() -> Self {
         Self::Poisson { rate: 1.0, count: Some(1000), seconds: None }
     }
@@ -57,11 +57,11 @@ impl Default for Arrivals {
 // === impl Arrivals ===
 
 impl Arrivals {
-    /// Whether they make sense; otherwise what is wrong.
+    /// Validates the settings; returns the error.
     pub(super) fn check(&self) -> Result<(), String> {
         let positive = |setting: &str, value: f64| {
             let fine = value.is_finite() && value > 0.0;
-            if fine { Ok(()) } else { Err(format!("{setting} is {value}: take more than 0")) }
+            if fine { Ok(()) } else { Err(format!("{setting} is {value}: must be above 0")) }
         };
         let count = match self {
             Self::Poisson { rate, count: Some(count), seconds: None } => {
@@ -73,10 +73,10 @@ impl Arrivals {
                 positive("arrivals.seconds", *seconds)?;
                 rate * seconds
             }
-            Self::Poisson { .. } => return Err("arrivals: give count or seconds, one of the two".to_owned()),
+            Self::Poisson { .. } => return Err("arrivals: set either count or seconds".to_owned()),
             Self::Stages { stages, pause_s } => {
                 if !(0.0..1e9).contains(pause_s) {
-                    return Err(format!("arrivals.pause_s is {pause_s}: take 0 or more"));
+                    return Err(format!("arrivals.pause_s is {pause_s}: must be at least 0"));
                 }
                 for stage in stages {
                     positive("arrivals.stages.rate", stage.rate)?;
@@ -87,10 +87,10 @@ impl Arrivals {
             Self::Closed { count } => f64::from(*count),
         };
         let fine = (0.5..=COUNT_MAX).contains(&count);
-        if fine { Ok(()) } else { Err(format!("arrivals: {count} arrivals: take 1 to {COUNT_MAX}")) }
+        if fine { Ok(()) } else { Err(format!("arrivals: {count} arrivals: must be 1 to {COUNT_MAX}")) }
     }
 
-    /// When nothing comes any more, later turns among it, if that is said.
+    /// End of all arrivals, later turns included, if given.
     pub(super) fn end_s(&self) -> Option<f64> {
         match self {
             Self::Poisson { seconds, .. } => *seconds,
@@ -176,7 +176,7 @@ mod tests {
         check(poisson(f64::NAN, Some(1), None), "arrivals.rate is NaN");
         check(poisson(1.0, None, None), "count or seconds");
         check(poisson(1.0, Some(1), Some(1.0)), "count or seconds");
-        check(poisson(1.0, None, Some(1e12)), "take 1 to");
+        check(poisson(1.0, None, Some(1e12)), "must be 1 to");
         check(Arrivals::Closed { count: 0 }, "0 arrivals");
         check(Arrivals::Stages { stages: Vec::new(), pause_s: 0.0 }, "0 arrivals");
         let stages = vec![Stage { rate: 1.0, seconds: 1.0 }];

@@ -1,4 +1,4 @@
-//! Conversations: every turn's prompt is the one before, its answer and a new question.
+//! Conversations: every turn's prompt is the previous one, its answer and a new question.
 //!
 //! Defaults are after the conversation trace of Mooncake (FAST'25): answers, growth of a prompt from turn to turn,
 //! time between turns. Conversations end when their turns are over or the context is full.
@@ -28,7 +28,7 @@ pub struct Config {
     pub context_tokens_max: u32,
     /// Tokens of a block of the trace.
     pub block_tokens: u32,
-    /// When conversations start.
+    /// Arrivals of conversations.
     pub arrivals: Arrivals,
 }
 

@@ -1,4 +1,4 @@
-//! Short and long prompts side by side, none of which shares anything: the long ones are in the way of the short.
+//! Short and long prompts without shared prefixes: the long ones delay the short ones.
 //!
 //! Defaults: short ones like the Azure conversation trace of 2023, one in ten as long as the tenth longest in a
 //! hundred of Mooncake's conversation trace.
@@ -24,7 +24,7 @@ pub struct Config {
     pub long_output_tokens: Spread,
     /// Tokens of a block of the trace.
     pub block_tokens: u32,
-    /// When the requests come.
+    /// Arrivals of the requests.
     pub arrivals: Arrivals,
 }
 

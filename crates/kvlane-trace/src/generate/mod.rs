@@ -1,9 +1,9 @@
-//! Workloads that are made, not recorded: one file for each kind.
+//! Generated workloads, one file for each kind.
 //!
-//! What is asked and when it is asked are apart. A kind of workload says what: lengths, who shares what with whom, who
-//! waits for whom. [`Arrivals`] say when, and how many. The same seed gives the same requests whatever the arrivals
-//! are, and the first hundred of a thousand are those of a hundred, so a load can be turned up without turning it into
-//! another one. Whoever drives a workload in a closed loop ignores the arrivals.
+//! Contents and times of requests are independent. A kind of workload defines contents: lengths, shared prefixes,
+//! dependencies. [`Arrivals`] define times and numbers. The same seed gives the same requests for any arrivals, and
+//! the first hundred of a thousand are those of a hundred, so changing the load does not change the workload.
+//! Closed-loop clients ignore the arrivals.
 
 use kvlane_core::rng::Rng;
 use serde::{Deserialize, Serialize};
@@ -54,7 +54,7 @@ macro_rules! workloads {
                 }
             }
 
-            /// When and how many.
+            /// Times and number.
             pub fn arrivals(&self) -> &Arrivals {
                 match self {
                     $(Self::$variant(config) => &config.arrivals,)*
@@ -75,7 +75,7 @@ macro_rules! workloads {
                 }
             }
 
-            /// Whether its settings make sense; otherwise what is wrong.
+            /// Validates its settings; returns the error.
             fn check(&self) -> Result<(), String> {
                 match self {
                     $(Self::$variant(config) => config.check(),)*
@@ -94,44 +94,44 @@ macro_rules! workloads {
 workloads! {
     chat Chat "chat" "Conversations of several turns, with think times and shared system prompts.";
     shared_prefix SharedPrefix "shared-prefix" "Groups of prompts that begin with the group's system prompt.";
-    rag Rag "rag" "Questions about documents, a few of which are asked about often.";
+    rag Rag "rag" "Questions about documents, a few of which are popular.";
     agentic Agentic "agentic" "Coding agents with tool calls, sub-agents and long contexts that grow.";
-    mixed Mixed "mixed" "Short and long prompts without anything in common.";
-    tree_of_thought TreeOfThought "tree-of-thought" "Problems that are thought about in several directions at once.";
-    unshared Unshared "unshared" "Prompts that have nothing in common.";
+    mixed Mixed "mixed" "Short and long prompts without shared prefixes.";
+    tree_of_thought TreeOfThought "tree-of-thought" "Problems with several thoughts explored in parallel.";
+    unshared Unshared "unshared" "Prompts without shared prefixes.";
 }
 
-/// A workload whose settings make no sense.
+/// A workload with invalid settings.
 #[derive(Debug, thiserror::Error)]
 #[error("workload {kind}: {why}")]
 pub struct WorkloadError {
     /// Its kind.
     pub kind: &'static str,
-    /// The setting, what is wrong with it, what would be right.
+    /// The setting, the error, and the valid values.
     pub why: String,
 }
 
-/// A trace that is being made.
+/// A trace under construction.
 struct Draft {
     builder: Builder,
     rng: Rng,
-    /// When each request, or each session, starts.
+    /// Start of each request, or each session.
     starts: Vec<f64>,
-    /// Whether it has become longer than a trace may be.
+    /// Whether it exceeds the maximum length of a trace.
     full: bool,
 }
 
-/// Tokens per second at which answers come when later turns are given a time to arrive. It matters only to whoever
-/// sends turns by the clock instead of after the answer before; 50 is what a loaded 70B model gives one reader.
+/// Tokens per second assumed for answers when later turns get an arrival time. It matters only to clients that send
+/// turns by the clock instead of after the previous answer; 50 is the rate of a loaded 70B model for one reader.
 pub const ANSWER_TOKENS_PER_S: f64 = 50.0;
 
-/// Tokens of a block where a workload does not say: vLLM's.
+/// Tokens of a block if a workload does not set it: vLLM's.
 const BLOCK_TOKENS: u32 = 16;
 
 /// Most tokens of a part of a prompt, or of an answer.
 const TOKENS_MAX: f64 = 1e8;
 
-/// Most tokens of a prompt and its answer, whatever its parts are: what grows without end stops here.
+/// Maximum tokens of a prompt and its answer, whatever its parts are: the bound of unlimited growth.
 const CONTEXT_TOKENS_MAX: u32 = 1 << 30;
 
 /// Longest pause in seconds: more than a year.
@@ -140,31 +140,31 @@ const SECONDS_MAX: f64 = 1e8;
 /// Most turns of a session.
 const TURNS_MAX: f64 = 1e5;
 
-/// Makes the workload's trace.
+/// Generates the workload's trace.
 ///
 /// # Errors
 ///
-/// Settings that make no sense.
+/// If settings are invalid.
 pub fn generate(workload: &Workload, seed: u64) -> Result<Trace, WorkloadError> {
     let error = |why| WorkloadError { kind: workload.kind(), why };
     if workload.block_tokens() == 0 {
-        return Err(error("block_tokens is 0: take at least 1, usual is 16".to_owned()));
+        return Err(error("block_tokens is 0: must be at least 1, usually 16".to_owned()));
     }
     workload.arrivals().check().and_then(|()| workload.check()).map_err(error)?;
-    // Two streams, so that times change nothing else.
+    // Two streams, so that times affect nothing else.
     let starts = workload.arrivals().starts(&mut Rng::new(!seed));
     let mut draft =
         Draft { builder: Builder::new(workload.block_tokens()), rng: Rng::new(seed), starts, full: false };
     workload.fill(&mut draft);
     if draft.full {
-        return Err(error(format!("more than {REQUESTS_MAX} requests: take fewer, or shorter sessions")));
+        return Err(error(format!("more than {REQUESTS_MAX} requests: use fewer, or shorter sessions")));
     }
     let mut trace = draft.builder.finish();
     let settings = serde_json::to_string(workload).unwrap_or_default();
     trace.notes.push(format!("made with seed {seed} of {settings}"));
     let arrival_s = |index: u32| trace.requests[index as usize].arrival_s;
     let mut order: Vec<u32> = (0..trace.requests.len() as u32).collect();
-    // A turn comes after those before it: what is left out ends its session.
+    // A turn comes after the earlier ones: leaving one out ends its session.
     let late = workload.arrivals().end_s().map_or(0, |end_s| {
         order.retain(|&index| arrival_s(index) < end_s);
         trace.requests.len() - order.len()
@@ -182,12 +182,12 @@ pub fn generate(workload: &Workload, seed: u64) -> Result<Trace, WorkloadError> 
 
 /// Fails unless `value` is at least 1.
 fn at_least_one(setting: &str, value: u32) -> Result<(), String> {
-    if value > 0 { Ok(()) } else { Err(format!("{setting} is 0: take at least 1")) }
+    if value > 0 { Ok(()) } else { Err(format!("{setting} is 0: must be at least 1")) }
 }
 
 /// Fails unless `value` is a share.
 fn a_share(setting: &str, value: f64) -> Result<(), String> {
-    if (0.0..=1.0).contains(&value) { Ok(()) } else { Err(format!("{setting} is {value}: take 0 to 1")) }
+    if (0.0..=1.0).contains(&value) { Ok(()) } else { Err(format!("{setting} is {value}: must be 0 to 1")) }
 }
 
 /// The turn after `before`, which is at `index`: its prompt, its answer, and `more_tokens` of its own.
@@ -313,7 +313,7 @@ mod tests {
                 let poisson = Arrivals::Poisson { rate: 2.0, count: Some(count), seconds: None };
                 let timed = generate(&of_kind(kind, poisson), seed).unwrap();
                 prop_assert_eq!(lengths(&trace), lengths(&timed));
-                // A longer one has all that a shorter one has.
+                // A longer one contains all requests of a shorter one.
                 let longer = generate(&of_kind(kind, Arrivals::Closed { count: count + 7 }), seed).unwrap();
                 let longer = lengths(&longer);
                 prop_assert!(lengths(&trace).iter().all(|(length, n)| longer.get(length).is_some_and(|m| m >= n)));

@@ -1,7 +1,7 @@
-//! Questions about documents: an instruction, some documents, a question. A few documents are asked about often.
+//! Questions about documents: an instruction, some documents, a question. A few documents are popular.
 //!
-//! Documents of a prompt come in the order in which they were drawn, so two prompts share the instruction and those
-//! documents with which both begin.
+//! Documents of a prompt are in the order in which they were drawn, so two prompts share the instruction and their
+//! common leading documents.
 
 use std::collections::HashMap;
 
@@ -19,7 +19,7 @@ pub struct Config {
     pub documents: u32,
     /// Zipf's exponent: document number `n` is drawn in proportion to `1 / n^skew`. 0 makes all equally likely.
     pub skew: f64,
-    /// Documents of a prompt; one may come twice.
+    /// Documents of a prompt; a document may occur twice.
     pub documents_per_prompt: u32,
     /// Tokens of a document.
     pub document_tokens: Spread,
@@ -31,7 +31,7 @@ pub struct Config {
     pub output_tokens: Spread,
     /// Tokens of a block of the trace.
     pub block_tokens: u32,
-    /// When the requests come.
+    /// Arrivals of the requests.
     pub arrivals: Arrivals,
 }
 
@@ -63,16 +63,16 @@ impl Config {
     pub(super) fn check(&self) -> Result<(), String> {
         at_least_one("documents", self.documents)?;
         if self.documents > DOCUMENTS_MAX {
-            return Err(format!("documents is {}: take up to {DOCUMENTS_MAX}", self.documents));
+            return Err(format!("documents is {}: must be at most {DOCUMENTS_MAX}", self.documents));
         }
         if self.documents_per_prompt > PER_PROMPT_MAX {
             return Err(format!(
-                "documents_per_prompt is {}: take up to {PER_PROMPT_MAX}",
+                "documents_per_prompt is {}: must be at most {PER_PROMPT_MAX}",
                 self.documents_per_prompt
             ));
         }
         if !(0.0..=10.0).contains(&self.skew) {
-            return Err(format!("skew is {}: take 0 to 10", self.skew));
+            return Err(format!("skew is {}: must be 0 to 10", self.skew));
         }
         self.document_tokens.check("document_tokens", 1.0, TOKENS_MAX / f64::from(PER_PROMPT_MAX))?;
         Spread::fixed(self.instruction_tokens).check("instruction_tokens", 0.0, TOKENS_MAX)?;

@@ -1,10 +1,10 @@
 //! Groups of prompts that begin with the group's system prompt.
 //!
-//! All prompts are made first and shuffled once; requests take them in that order, over and over. So a prompt comes
-//! again after all others have come, and then its question is in somebody's cache too. This is the workload of
-//! llm-d's precise-prefix-cache guide (llm-d @d73b625, `guides/precise-prefix-cache-routing/benchmark-templates`,
-//! inference-perf's `shared_prefix`, whose settings are the defaults here) and of SGLang's
-//! `bench_serving --dataset-name generated-shared-prefix`, which sends every prompt once.
+//! All prompts are generated first and shuffled once; requests use them in that order, repeatedly. So a prompt is
+//! repeated after all others, and then its question is cached too. This is the workload of llm-d's
+//! precise-prefix-cache guide (llm-d @d73b625, `guides/precise-prefix-cache-routing/benchmark-templates`,
+//! inference-perf's `shared_prefix`, whose settings are the defaults here) and of SGLang's `bench_serving
+//! --dataset-name generated-shared-prefix`, which sends every prompt once.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,7 +15,7 @@ use crate::trace::TraceRequest;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// Groups, each with a system prompt of its own.
+    /// Groups, each with its own system prompt.
     #[serde(alias = "num_groups")]
     pub groups: u32,
     /// Prompts of each group.
@@ -32,7 +32,7 @@ pub struct Config {
     pub output_tokens: Spread,
     /// Tokens of a block of the trace.
     pub block_tokens: u32,
-    /// When the requests come.
+    /// Arrivals of the requests.
     pub arrivals: Arrivals,
 }
 
@@ -69,7 +69,9 @@ impl Config {
         at_least_one("prompts_per_group", self.prompts_per_group)?;
         let prompts = u64::from(self.groups) * u64::from(self.prompts_per_group);
         if prompts > PROMPTS_MAX {
-            return Err(format!("groups times prompts_per_group is {prompts}: take up to {PROMPTS_MAX}"));
+            return Err(format!(
+                "groups times prompts_per_group is {prompts}: must be at most {PROMPTS_MAX}"
+            ));
         }
         self.system_prompt_tokens.check("system_prompt_tokens", 0.0, TOKENS_MAX)?;
         self.question_tokens.check("question_tokens", 1.0, TOKENS_MAX)?;
@@ -94,7 +96,7 @@ impl Config {
             let place = session as usize % prompts.len();
             let prompt = &mut prompts[place];
             let (system_tokens, group_first) = &mut groups[prompt.group as usize];
-            // The same prompt is the same to its last token; a group shares the blocks that its system prompt fills.
+            // The same prompt is equal to its last token; a group shares the blocks that its system prompt fills.
             let (base, shared_blocks) = match prompt.first {
                 first @ Some(_) => (first, u32::MAX),
                 None => (*group_first, *system_tokens / self.block_tokens),

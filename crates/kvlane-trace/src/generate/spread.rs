@@ -1,4 +1,4 @@
-//! How lengths and times are spread.
+//! Distributions of lengths and times.
 
 use kvlane_core::rng::Rng;
 use serde::{Deserialize, Serialize};
@@ -7,15 +7,15 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Spread {
-    /// Always this.
+    /// Constant.
     Fixed(f64),
-    /// Anything between, equally likely.
+    /// Uniform.
     Uniform(Uniform),
     /// Log-normal: a few are much larger than most.
     LogNormal(LogNormal),
 }
 
-/// Anything from `min` to `max`, equally likely.
+/// Uniform from `min` to `max`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Uniform {
@@ -25,7 +25,7 @@ pub struct Uniform {
     pub max: f64,
 }
 
-/// A log-normal distribution by two of its percentiles, cut at `max`.
+/// A log-normal distribution given by two of its percentiles, truncated at `max`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LogNormal {
@@ -33,7 +33,7 @@ pub struct LogNormal {
     pub median: f64,
     /// Nine in ten are below.
     pub p90: f64,
-    /// What is above becomes this.
+    /// Larger values are replaced by this.
     pub max: f64,
 }
 
@@ -43,7 +43,7 @@ const NORMAL_P90: f64 = 1.281_551_565_544_6;
 // === impl Spread ===
 
 impl Spread {
-    /// Always `value`.
+    /// Constant `value`.
     pub const fn fixed(value: u32) -> Self {
         Self::Fixed(value as f64)
     }
@@ -68,7 +68,7 @@ impl Spread {
             }
         };
         let wants = "a number, {min, max} or {median, p90, max} in rising order";
-        if fine { Ok(()) } else { Err(format!("{setting}: take {wants}, from {least} to {most}")) }
+        if fine { Ok(()) } else { Err(format!("{setting}: must be {wants}, from {least} to {most}")) }
     }
 
     /// A draw.
@@ -85,7 +85,7 @@ impl Spread {
     /// A draw as a number of tokens, at least `min`.
     pub(super) fn tokens(&self, rng: &mut Rng, min: u32) -> u32 {
         let drawn = match *self {
-            // Both ends are as likely as what is between.
+            // Both ends are as likely as the values between.
             Self::Uniform(Uniform { min, max }) => (min + (max - min + 1.0) * rng.unit()).floor().min(max),
             _ => self.draw(rng).round(),
         };

@@ -1,9 +1,9 @@
-//! Problems that are thought about in several directions at once.
+//! Problems with several thoughts explored in parallel.
 //!
-//! A problem is put `branches` times with one and the same prompt. Of the thoughts that come back `keep` are followed:
-//! each is appended to its prompt, with an instruction, and that is asked `branches` times again, down to `depth`
+//! A problem is sent `branches` times with one and the same prompt. Of the returned thoughts `keep` are followed:
+//! each is appended to its prompt, with an instruction, and that is sent `branches` times again, down to `depth`
 //! levels. So a level's prompts share all but their last thought, and those of one thought everything. A request is
-//! sent when the thought it follows is there.
+//! sent when the thought it follows has arrived.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,7 +14,7 @@ use crate::trace::TraceRequest;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// Thoughts asked for at each place.
+    /// Thoughts requested at each point.
     pub branches: u32,
     /// Thoughts of a level that are followed.
     pub keep: u32,
@@ -32,7 +32,7 @@ pub struct Config {
     pub think_s: Spread,
     /// Tokens of a block of the trace.
     pub block_tokens: u32,
-    /// When problems come.
+    /// Arrivals of problems.
     pub arrivals: Arrivals,
 }
 
@@ -63,7 +63,7 @@ impl Config {
         for (setting, value) in [("branches", self.branches), ("keep", self.keep), ("depth", self.depth)] {
             at_least_one(setting, value)?;
             if value > BRANCHES_MAX {
-                return Err(format!("{setting} is {value}: take up to {BRANCHES_MAX}"));
+                return Err(format!("{setting} is {value}: must be at most {BRANCHES_MAX}"));
             }
         }
         Spread::fixed(self.examples_tokens).check("examples_tokens", 0.0, TOKENS_MAX)?;

@@ -1,4 +1,4 @@
-//! Prompts that have nothing in common: what a cache cannot help with.
+//! Prompts without shared prefixes.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,7 +15,7 @@ pub struct Config {
     pub output_tokens: Spread,
     /// Tokens of a block of the trace.
     pub block_tokens: u32,
-    /// When the requests come.
+    /// Arrivals of the requests.
     pub arrivals: Arrivals,
 }
 

@@ -1,9 +1,8 @@
-//! What a command has found, for people: tables and charts, as a page to open in a browser or as text.
+//! Results of a command for people: tables and charts, as an HTML page or as text.
 //!
-//! A [`Page`] becomes one HTML file that needs nothing else: styles, charts (SVG) and a small
-//! script are in it, it follows the reader's choice of light or dark, and all there is to read can be read without
-//! the script. The same [`Table`] is aligned text in a
-//! terminal. The same page is the same bytes, so reports can be compared.
+//! A [`Page`] becomes one self-contained HTML file with styles, charts (SVG) and a small script; it follows the
+//! reader's light or dark mode, and everything is readable without the script. The same [`Table`] is aligned text in
+//! a terminal. The same page gives the same bytes, so reports can be compared.
 
 mod bars;
 mod chart;
@@ -17,9 +16,9 @@ pub use runs::{Loads, Point, Report, Run};
 /// A report.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Page {
-    /// What it is about.
+    /// Its title.
     pub title: String,
-    /// What was measured, on what, and how. Blank lines part paragraphs.
+    /// Description of the measurement. Blank lines separate paragraphs.
     pub intro: String,
     /// The parts under their headings.
     pub sections: Vec<Section>,
@@ -64,7 +63,7 @@ pub struct Tile {
     pub trend: Trend,
 }
 
-/// Whether something got better. It is told in words, too, for whoever does not see the colour.
+/// Whether a figure improved. It is also given as text, for readers that do not see the colour.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Trend {
     /// Neither, or nothing to compare with.

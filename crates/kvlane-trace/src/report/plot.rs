@@ -1,5 +1,5 @@
-//! What every kind of drawing comes to: title, legend, marks, and the same in words and figures for whoever does not
-//! see it. It becomes a figure of the page or a file of its own.
+//! Output of every drawing: title, legend, marks, and the same as text and figures for accessibility. It becomes a
+//! figure of the page or a separate file.
 
 use std::fmt::Write as _;
 
@@ -24,7 +24,7 @@ pub(super) struct Plot {
     pub(super) height: f64,
     /// SVG elements.
     pub(super) marks: String,
-    /// What is on it, in a sentence.
+    /// Its contents, in a sentence.
     pub(super) about: String,
     /// Its figures.
     pub(super) figures: Table,
@@ -64,7 +64,7 @@ impl Plot {
         out.push_str(&self.marks);
         out.push_str("</svg></div>\n");
         if let Some(cells) = &self.cells {
-            // Names may be anybody's: nothing in them ends the element.
+            // Names may contain any text: none of it can end the element.
             let safe = cells.replace('<', "\\u003c");
             let _ = writeln!(out, "<script type=\"application/json\">{safe}</script>");
         }

@@ -1,8 +1,8 @@
-//! How much a sample is like its original.
+//! Distance of a sample to its original.
 //!
-//! A sample is for a smaller fleet. By how much smaller, the rates say: at a quarter of the rate, each quarter of a
-//! fleet's caches meets what it met before, so the sample's hits at a quarter of a capacity are compared with the
-//! original's at all of it. A window keeps the rate, so it is compared at the same capacity.
+//! A sample is for a smaller fleet. The ratio of the rates determines how much smaller: at a quarter of the rate,
+//! each quarter of a fleet's caches gets the same load as before, so the sample's hits at a quarter of a capacity are
+//! compared with the original's at full capacity. A window keeps the rate, so it is compared at the same capacity.
 
 use serde::{Deserialize, Serialize};
 
@@ -16,9 +16,9 @@ use crate::trace::Trace;
 pub struct Fidelity {
     /// `kvlane.trace-sample/1`.
     pub schema: String,
-    /// How it was cut.
+    /// The method.
     pub method: Method,
-    /// The share of requests that was asked for.
+    /// The requested share of requests.
     pub sample_ratio: f64,
     /// Seed of the draw.
     pub seed: u64,
@@ -30,17 +30,17 @@ pub struct Fidelity {
     pub sample: TraceStats,
 }
 
-/// How close a sample comes. All differences are between 0 (the same) and 1.
+/// Distance of a sample. All differences are between 0 (the same) and 1.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Closeness {
-    /// How it was cut.
+    /// The method.
     pub method: Method,
     /// Requests that are kept.
     pub requests: u64,
     /// Rate of the sample over that of the original, as requests meet it (see [`crate::stats::Rate::met`]): replay it
     /// against this share of the fleet.
     pub rate_ratio: f64,
-    /// Share of tokens that a cache which never forgets finds in the sample.
+    /// Share of tokens that an infinite cache finds in the sample.
     pub hit_token_share: f64,
     /// Difference of that share to the original's, over the larger of the two.
     pub hit_difference: f64,
@@ -48,9 +48,9 @@ pub struct Closeness {
     pub lru_difference: f64,
     /// Difference of the shares of hits that come from the own session.
     pub intra_difference: f64,
-    /// Difference of how much the rate varies from minute to minute, over the larger: of the rate that requests meet
-    /// over the mean rate. Leaving out requests at random does not change it, where it brings the variation of
-    /// inter-arrival times ever closer to that of independent arrivals.
+    /// Difference of burstiness, over the larger: the rate that requests meet over the mean rate. Leaving out
+    /// requests at random does not change it, while the variation of inter-arrival times tends to that of independent
+    /// arrivals.
     pub burst_difference: f64,
     /// The mean of the differences of p50, p90 and p99 of input, uncached input and output, each over the larger.
     pub length_difference: f64,
@@ -77,7 +77,7 @@ impl Fidelity {
     /// Compares a sample with the figures of its original.
     pub(super) fn of(original: &TraceStats, sample: &Trace, method: Method, share: f64, seed: u64) -> Self {
         let rate_ratio = TraceStats::at(sample, &[]).rate.met / original.rate.met;
-        // A handful of requests may meet nobody.
+        // With few requests, none may arrive within the same minute.
         let rate_ratio = if rate_ratio.is_finite() && rate_ratio > 0.0 { rate_ratio } else { share };
         let scaled = |tokens: u64| (tokens as f64 * rate_ratio).round() as u64;
         let capacities: Vec<u64> =
@@ -89,7 +89,7 @@ impl Fidelity {
         Self { schema: Self::SCHEMA.to_owned(), method, sample_ratio: share, seed, tried, original, sample }
     }
 
-    /// How the method that was taken came out.
+    /// Result of the selected method.
     pub fn closeness(&self) -> &Closeness {
         let taken = self.tried.iter().find(|tried| tried.method == self.method);
         taken.expect("the method that was taken was tried")
@@ -107,7 +107,7 @@ impl Fidelity {
         out
     }
 
-    /// The report as a page. `name` says which trace was cut.
+    /// The report as a page. `name` is the original trace.
     pub fn to_page(&self, name: &str) -> Page {
         let closeness = self.closeness();
         let intro = format!(

@@ -1,37 +1,38 @@
-//! Cutting a trace down to what a small fleet can replay, and saying what the cut has changed.
+//! Reducing a trace to the load of a small fleet, and reporting the differences.
 //!
-//! No way of cutting suits all traces. Where prompts share with earlier turns of their own session, whole sessions must
-//! stay; where they share with other sessions, what arrives together must stay together. Thinning single requests
-//! breaks both, and is not offered. So each [`Method`] comes with a [`Fidelity`], figures of the original beside those
-//! of the sample, and [`closest`] tries all methods.
+//! No method suits all traces. If prompts share prefixes with earlier turns of their own session, whole sessions must
+//! be kept; if they share with other sessions, requests that arrive together must be kept together. Thinning single
+//! requests breaks both, and is not offered. So each [`Method`] has a [`Fidelity`], figures of the original beside
+//! those of the sample, and [`closest`] tries all methods.
 //!
-//! A sample is a selection: requests keep their lengths, their distance in time and what they share.
+//! A sample is a selection: requests keep their lengths, their distance in time and their shared prefixes.
 
 mod fidelity;
 
 use std::fmt;
 use std::ops::Range;
 
-pub use fidelity::{Closeness, Fidelity};
 use serde::{Deserialize, Serialize};
 
 use crate::trace::{Trace, TraceRequest};
 
-/// How to cut.
+pub use fidelity::{Closeness, Fidelity};
+
+/// Sampling methods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Method {
-    /// Whole sessions, drawn at random. Keeps what sessions share within themselves and thins the rate; loses what
-    /// they share with one another.
+    /// Whole sessions, drawn at random. Keeps prefixes shared within sessions and thins the rate; loses those shared
+    /// between sessions.
     Sessions,
-    /// All requests of a stretch of time, at a random place. Keeps the rate and what is shared within the stretch;
-    /// cuts sessions at both ends.
+    /// All requests of a period, at a random position. Keeps the rate and prefixes shared within the period; cuts
+    /// sessions at both ends.
     Window,
-    /// A stretch of the square root of the share, and in it as large a share of the sessions: between the two.
+    /// A period of the square root of the share, and in it the same share of the sessions: between the two.
     #[serde(rename = "window+thin")]
     WindowThin,
-    /// All sessions that start in a stretch of time, with all their later turns: a window that cuts no session, but
-    /// trails off.
+    /// All sessions that start in a period, with all their later turns: a window that cuts no session, but whose rate
+    /// declines at the end.
     SessionClosedWindow,
 }
 
@@ -110,7 +111,7 @@ pub fn sample(trace: &Trace, method: Method, share: f64, seed: u64) -> Trace {
     sample
 }
 
-/// The sample closest to the trace, of those that the methods give, and what became of each method.
+/// The sample closest to the trace, of the given methods, and the result of each method.
 pub fn closest(trace: &Trace, methods: &[Method], share: f64, seed: u64) -> Option<(Trace, Fidelity)> {
     let original = fidelity::original(trace);
     let mut best: Option<(Trace, Fidelity)> = None;
@@ -127,7 +128,7 @@ pub fn closest(trace: &Trace, methods: &[Method], share: f64, seed: u64) -> Opti
     Some((sample, Fidelity { tried, ..fidelity }))
 }
 
-/// So many of `count` as make `share` of them, one at least.
+/// `share` of `count`, at least one.
 fn wanted(count: usize, share: f64) -> usize {
     ((count as f64 * share).round() as usize).clamp(count.min(1), count)
 }
@@ -138,14 +139,14 @@ fn window(count: usize, wanted: usize, seed: u64) -> Range<usize> {
     start..start + wanted
 }
 
-/// The requests in `range` of sessions in a random order, of as many as it takes to have `target` of them. More of
-/// them keep all that fewer keep.
+/// The requests in `range` of sessions in a random order, as many as needed for `target` of them. A larger target
+/// keeps all that a smaller one keeps.
 fn thin(trace: &Trace, range: Range<usize>, target: usize, seed: u64) -> Vec<u32> {
     let requests = &trace.requests[range.clone()];
     let turns = turns(requests);
     let mut sessions: Vec<u32> =
         (0..turns.len() as u32).filter(|&session| turns[session as usize] > 0).collect();
-    // Equal draws are of no consequence but for the order, which the session's number settles.
+    // Equal draws are ordered by the session's number.
     sessions.sort_by_cached_key(|&session| {
         ((unit(seed, u64::from(session)) * (1u64 << 53) as f64) as u64, session)
     });
@@ -162,7 +163,7 @@ fn thin(trace: &Trace, range: Range<usize>, target: usize, seed: u64) -> Vec<u32
     range.map(|index| index as u32).filter(stays).collect()
 }
 
-/// All requests of sessions that start one after the other, of as many as it takes to have `target` of them.
+/// All requests of consecutive sessions, as many as needed for `target` of them.
 fn closed_window(trace: &Trace, target: usize, seed: u64) -> Vec<u32> {
     // Sessions are numbered by their first request. The last ones together may be too few.
     let turns = turns(&trace.requests);
@@ -209,11 +210,10 @@ pub(crate) fn unit(seed: u64, index: u64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
     use super::*;
     use crate::session;
     use crate::trace::Builder;
+    use proptest::prelude::*;
 
     fn trace(rows: impl IntoIterator<Item = (f64, Vec<u64>)>) -> Trace {
         let mut builder = Builder::new(512);

@@ -1,9 +1,8 @@
-//! What a trace is like: how requests arrive, how long they are, what a cache can save of them and how large it must
-//! be for that.
+//! Statistics of a trace: arrivals, lengths, hits of a prefix cache and the capacity needed for them.
 //!
-//! All of it is found in one pass, in memory that grows with the requests and not with their blocks. Blocks are full
-//! ones, hits are leading ones, and the last token of a prompt is always computed: what an engine's prefix cache can
-//! use, as [`Trace::reusable_blocks`] has it.
+//! One pass, in memory that grows with the requests and not with their blocks. Blocks are full ones, hits are leading
+//! ones, and the last token of a prompt is always computed: the hits of an engine's prefix cache, as in
+//! [`Trace::reusable_blocks`].
 
 mod recency;
 mod show;
@@ -24,11 +23,11 @@ const RATE_BINS_MAX: usize = 400;
 const LRU_RANGE: u64 = 2000;
 /// The bin in which [`Rate::met`] counts, in seconds, at most.
 const MET_BIN_S: f64 = 60.0;
-/// Foreign prefixes of a session that are remembered, so that a later turn finds which of them it continues. One or
+/// Prefixes of other sessions that a session remembers, so that a later turn finds the one that it continues. One or
 /// two are usual: a system prompt, a document.
 const PREFIXES_MAX: usize = 8;
 
-/// Everything about a trace. JSON of schema `kvlane.trace-stats/1`.
+/// All statistics of a trace. JSON of schema `kvlane.trace-stats/1`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TraceStats {
     /// `kvlane.trace-stats/1`.
@@ -49,11 +48,11 @@ pub struct TraceStats {
     pub rate: Rate,
     /// Lengths in tokens.
     pub lengths: Lengths,
-    /// What a cache can do.
+    /// Hits of a cache.
     pub cache: Cache,
     /// Conversations.
     pub sessions: Sessions,
-    /// What was done to the trace on its way here.
+    /// Changes made while reading the trace.
     pub notes: Vec<String>,
 }
 
@@ -62,8 +61,8 @@ pub struct TraceStats {
 pub struct Rate {
     /// Requests per second over the span.
     pub mean: f64,
-    /// Requests per second that a request meets: the mean over requests of what else arrives in its minute. Quiet
-    /// stretches weigh nothing in it, so a trace that trails off has the rate of its body.
+    /// Requests per second that a request meets: the mean over requests of the other arrivals in its minute. Periods
+    /// without requests have no weight, so a trace whose rate declines at the end has the rate of its main part.
     pub met: f64,
     /// Standard deviation of the time between arrivals over its mean: 1 for independent arrivals (Poisson), more for
     /// bursts. `None` below three requests.
@@ -85,27 +84,27 @@ pub struct Lengths {
     pub input: Option<Spread>,
     /// Answers.
     pub output: Option<Spread>,
-    /// Prompts without what a cache that never forgets would find.
+    /// Prompts without the hits of an infinite cache.
     pub uncached: Option<Spread>,
 }
 
-/// What one cache in front of the whole trace can do.
+/// Hits of one cache for the whole trace.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Cache {
     /// Started blocks of all prompts.
     pub blocks: u64,
-    /// Full blocks that differ.
+    /// Number of different full blocks.
     pub distinct_blocks: u64,
     /// Share of those that a single request uses.
     pub used_once_share: f64,
-    /// Blocks that a cache which never forgets would find.
+    /// Blocks that an infinite cache would find.
     pub hit_blocks: u64,
     /// Those as a share of all blocks.
     pub hit_block_share: f64,
     /// Their tokens as a share of all prompt tokens.
     pub hit_token_share: f64,
-    /// Share of the found blocks that the session itself has used before: what keeping a session on one endpoint can
-    /// reach. The rest was brought by other sessions. `None` without hits.
+    /// Share of the found blocks that the session itself has used before: the hits of session affinity. The rest was
+    /// introduced by other sessions. `None` without hits.
     pub intra_session_share: Option<f64>,
     /// Seconds since the last use of a block that is found, one sample per found block.
     pub reuse_s: Option<Spread>,
@@ -127,7 +126,7 @@ pub struct LruPoint {
 /// Conversations.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sessions {
-    /// How many.
+    /// Number of conversations.
     pub count: u64,
     /// Share of requests that are not the first of their session.
     pub later_turn_share: f64,
@@ -152,7 +151,7 @@ struct Curve {
     part: Vec<u64>,
 }
 
-/// What each session has used.
+/// Usage by session.
 #[derive(Debug)]
 struct Known {
     /// Turns to come.
@@ -168,7 +167,7 @@ struct Known {
 // === impl TraceStats ===
 
 impl TraceStats {
-    /// The name of its JSON.
+    /// The schema of its JSON.
     pub const SCHEMA: &str = "kvlane.trace-stats/1";
 
     /// The figures of a trace, the LRU curve at six capacities per power of ten up to the one that holds all.
@@ -294,7 +293,7 @@ impl Rate {
         let variance =
             gaps().map(|gap| (gap - mean_gap) * (gap - mean_gap)).sum::<f64>() / (count.max(2) - 1) as f64;
         let peak = |bin_s: f64| bins(trace, bin_s, u64::MAX).max().unwrap_or(0) as f64 / bin_s;
-        // Bins of equal length, so that no last one is short. One request of a bin meets the others.
+        // Bins of equal length, so that the last one is not short. One request of a bin meets the others.
         let met_bins = (span_s / MET_BIN_S).ceil().max(1.0);
         let met_bin_s = span_s / met_bins;
         let meetings =
@@ -317,8 +316,7 @@ impl Rate {
     }
 }
 
-/// Requests in each bin from the first arrival on, empty bins between them too. What comes after the bin `last` counts
-/// into it.
+/// Requests in each bin from the first arrival on, including empty bins. Arrivals after the bin `last` count in it.
 fn bins(trace: &Trace, bin_s: f64, last: u64) -> impl Iterator<Item = u64> + '_ {
     let start_s = trace.requests.first().map_or(0.0, |first| first.arrival_s);
     let bin_of = move |request: &TraceRequest| (((request.arrival_s - start_s) / bin_s) as u64).min(last);
@@ -466,7 +464,7 @@ mod tests {
     use super::*;
     use crate::trace::Builder;
 
-    /// Hits of a cache of so many blocks that is asked block by block and evicts by the book.
+    /// Hits of a straightforward LRU cache of this many blocks.
     fn naive_lru(trace: &Trace, capacity: usize) -> u64 {
         let kept = recency::kept_blocks(trace);
         let mut cache: Vec<(u32, u32)> = Vec::new();
@@ -559,7 +557,7 @@ mod tests {
         assert_eq!((rate.mean, rate.peak_10_s, rate.peak_60_s), (5.0 / 120.0, 0.3, 4.0 / 60.0));
         assert_eq!((rate.bin_s, rate.curve.len()), (1.0, 121));
         assert_eq!((rate.curve[0], rate.curve[1], rate.curve[5], rate.curve[120]), (1.0, 1.0, 0.0, 1.0));
-        // Four meet three others each, one nobody.
+        // Four meet three others each, one none.
         assert_eq!(rate.met, 12.0 / 5.0 / 60.0);
     }
 

@@ -1,14 +1,14 @@
-//! How long ago each block of a prompt was last used, counted in other blocks.
+//! Time since the last use of each block of a prompt, counted in other blocks.
 //!
-//! A cache that evicts what was used longest ago holds, at any capacity, the blocks used last. So list all blocks by
-//! their last use: a block is found by every cache that has at least as many places as the block's own place in the
-//! list, its *stack distance*, and one pass over a trace tells the hits of all capacities (R. L. Mattson et al.,
-//! *Evaluation techniques for storage hierarchies*, IBM Systems Journal 9(2), 1970).
+//! An LRU cache holds, at any capacity, the blocks used last. So list all blocks by their last use: a block is found
+//! by every cache with at least as many places as the block's own position in the list, its *stack distance*, and one
+//! pass over a trace gives the hits of all capacities (R. L. Mattson et al., *Evaluation techniques for storage
+//! hierarchies*, IBM Systems Journal 9(2), 1970).
 //!
 //! A request uses its blocks all at once; among them the first of the prompt counts as used last, because an engine
-//! that runs out of room evicts the tail of a prompt before its head. Then along any prompt blocks grow staler with
-//! depth, and neighbours that the same request used last are one [`Piece`]: a list of a few pieces per request stands
-//! for all its blocks. What is more recent than a piece is a sum over later requests, which a Fenwick tree keeps.
+//! evicts the tail of a prompt before its head. Then along any prompt blocks get older with depth, and neighbours
+//! that the same request used last are one [`Piece`]: a list of a few pieces per request represents all its blocks.
+//! The number of blocks more recent than a piece is a sum over later requests, in a Fenwick tree.
 
 use crate::trace::{Trace, TraceRequest};
 
@@ -22,7 +22,7 @@ pub(super) struct Piece {
     pub(super) from: u32,
     /// to this one, exclusively.
     pub(super) to: u32,
-    /// Who used them last.
+    /// The request that used them last.
     pub(super) last: u32,
     /// Blocks used more recently than the first of them. The next ones have one more each.
     pub(super) newer: u64,

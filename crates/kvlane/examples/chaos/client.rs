@@ -1,4 +1,4 @@
-//! The clients: one request each, and how it ended, by rules that owe nothing to the gateway's own code.
+//! Clients: one request each, and its outcome, judged independently of the gateway's code.
 
 use std::io;
 use std::net::SocketAddr;
@@ -18,8 +18,8 @@ use tokio::time::timeout;
 
 use crate::tls::Trusting;
 
-/// Idle connections kept, and for how long: well below the gateway's own limit, since what it closes in the moment in
-/// which something is sent is nobody's fault.
+/// Idle connections kept, and their maximum age: well below the gateway's own limit, because a connection that the
+/// gateway closes at the moment of sending is not a failure.
 const IDLE_MAX: usize = 64;
 const IDLE_FOR: Duration = Duration::from_secs(20);
 
@@ -30,7 +30,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
 type Http1 = http1::SendRequest<Full<Bytes>>;
 type Http2 = http2::SendRequest<Full<Bytes>>;
 
-/// What an answer has to look like.
+/// Expected format of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Shape {
     Chat,
@@ -40,7 +40,7 @@ pub(crate) enum Shape {
     Embedding,
 }
 
-/// A request as it is sent, and how far its client goes.
+/// A request, and the behaviour of its client.
 #[derive(Clone, Debug)]
 pub(crate) struct Order {
     pub(crate) method: Method,
@@ -52,13 +52,13 @@ pub(crate) struct Order {
     pub(crate) tokens: u32,
     /// Over HTTP/2.
     pub(crate) h2: bool,
-    /// The client leaves this long after it has sent the request, whatever has come.
+    /// The client disconnects this long after sending the request.
     pub(crate) leaves_after: Option<Duration>,
     /// The client waits this long before it reads each frame.
     pub(crate) reads_every: Option<Duration>,
 }
 
-/// How a request ended, seen by its client.
+/// Outcome of a request, as seen by its client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
     /// A whole answer with this text.
@@ -71,15 +71,15 @@ pub(crate) enum Ending {
     Cut(String),
     /// The connection broke before an answer.
     Lost(String),
-    /// It came to an end that no client can make sense of.
+    /// The outcome is invalid for any client.
     Garbled(String),
-    /// Nobody ended it.
+    /// The request did not end.
     Silent,
-    /// The client left.
+    /// The client disconnected.
     Left,
 }
 
-/// How a request ended, and who is said to have answered.
+/// Outcome of a request, and the worker in the answer's headers.
 #[derive(Clone, Debug)]
 pub(crate) struct Told {
     pub(crate) ending: Ending,
@@ -99,12 +99,12 @@ pub(crate) struct Client {
 // === impl Client ===
 
 impl Client {
-    /// One that gives a request up as lost after `patience`. Without `tls` it speaks in the clear.
+    /// A request counts as lost after `patience`. Without `tls` it uses plaintext.
     pub(crate) fn new(address: SocketAddr, patience: Duration, tls: Option<Trusting>) -> Self {
         Self { address, patience, tls, idle: Mutex::default(), h2: tokio::sync::Mutex::default() }
     }
 
-    /// Sends a request and sees how it ends.
+    /// Sends a request and determines its outcome.
     pub(crate) async fn ask(&self, order: &Order) -> Told {
         let mut worker = None;
         let lasts = order.leaves_after.unwrap_or(self.patience).min(self.patience);
@@ -179,7 +179,7 @@ impl Client {
         }
         let (connection, work) =
             http1::handshake(self.connect(false).await?).await.map_err(|error| told(&error))?;
-        // It ends with its sender; what went wrong is told to who reads.
+        // It ends with its sender; errors are reported to the reader.
         tokio::spawn(async move { drop(work.await) });
         Ok(connection)
     }
@@ -209,7 +209,7 @@ impl Client {
     }
 }
 
-/// An error with what is behind it.
+/// An error with its causes.
 fn told(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -246,7 +246,7 @@ async fn read(order: &Order, answer: Response<Incoming>) -> Ending {
     complete.unwrap_or_else(Ending::Garbled)
 }
 
-/// An error answer: OpenAI's envelope or Anthropic's, and advice on when to come again where it is due.
+/// An error answer: OpenAI's envelope or Anthropic's, with Retry-After where required.
 fn refused(order: &Order, status: u16, headers: &HeaderMap, text: &str) -> Ending {
     let envelope: Value = serde_json::from_str(text).unwrap_or_default();
     let error = &envelope["error"];
@@ -267,7 +267,7 @@ fn refused(order: &Order, status: u16, headers: &HeaderMap, text: &str) -> Endin
     Ending::Refused { status, code }
 }
 
-/// An answer in one piece.
+/// An answer that is not streamed.
 fn whole(order: &Order, text: &str) -> Result<Ending, String> {
     let answer: Value = serde_json::from_str(text).map_err(|error| format!("{error} in {text:?}"))?;
     let (said, tokens) = match order.shape {
@@ -286,7 +286,7 @@ fn whole(order: &Order, text: &str) -> Result<Ending, String> {
     counted(order, said.as_str().unwrap_or_default(), tokens.as_u64())
 }
 
-/// Events of a stream: its text, if it ends as its API says and nothing comes after that.
+/// Events of a stream: its text, if it ends as its API requires and nothing follows.
 fn stream(order: &Order, text: &str) -> Result<Ending, String> {
     let (mut said, mut tokens) = (String::new(), None);
     let mut over: Option<Result<(), String>> = None;
@@ -295,7 +295,7 @@ fn stream(order: &Order, text: &str) -> Result<Ending, String> {
     };
     for event in events.split("\n\n") {
         if let Some(over) = &over {
-            // vLLM ends a stream in which it has failed like any other; SDKs have raised the error by then.
+            // vLLM ends a failed stream in the regular way; SDKs have raised the error by then.
             if over.is_err() && event == "data: [DONE]" {
                 continue;
             }
@@ -338,16 +338,16 @@ fn stream(order: &Order, text: &str) -> Result<Ending, String> {
     match over {
         Some(Ok(())) => counted(order, &said, tokens),
         Some(Err(error)) => Ok(Ending::Failed(error)),
-        None => Err(format!("the stream ends as if all were well, without its last event: {:?}", tail(text))),
+        None => Err(format!("the stream ends regularly, but without its last event: {:?}", tail(text))),
     }
 }
 
-/// The answer is complete if it has as many words as were asked for, and says so.
+/// The answer is complete if it has the requested number of words, and reports it.
 fn counted(order: &Order, said: &str, tokens: Option<u64>) -> Result<Ending, String> {
     let words = said.split_whitespace().count() as u64;
     let expected = u64::from(order.tokens);
     if words != expected || tokens != Some(expected) {
-        return Err(format!("{words} words, said to be {tokens:?}, where {expected} were asked for"));
+        return Err(format!("{words} words, reported as {tokens:?}, where {expected} were requested"));
     }
     Ok(Ending::Complete(said.to_owned()))
 }
@@ -356,7 +356,7 @@ fn tail(text: &str) -> String {
     text.chars().rev().take(200).collect::<Vec<_>>().into_iter().rev().collect()
 }
 
-/// What is at a path, on a connection of its own; an answer other than 200 is an error.
+/// The contents of a path, on a new connection; an answer other than 200 is an error.
 pub(crate) async fn get(address: SocketAddr, path: &str) -> io::Result<String> {
     send(address, Method::GET, path, "").await
 }

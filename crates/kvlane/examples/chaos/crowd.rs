@@ -1,5 +1,5 @@
-//! Very many streams, very slow clients and a burst, and how long those wait meanwhile who have nothing to do with it:
-//! clients of another model behind the same gateway.
+//! Very many streams, very slow clients and a burst, and the latency of other clients meanwhile: those of another
+//! model behind the same gateway.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -24,55 +24,55 @@ use crate::client::{self, Client, Ending, Order, Shape};
 use crate::fleet::{Fleet, FleetConfig, MODEL};
 use crate::traffic;
 
-/// The model of the others.
+/// The model of the other clients.
 const OTHER: &str = "other";
-/// Requests of the others in a second.
+/// Requests per second of the other clients.
 const OTHERS_PER_S: u32 = 20;
-/// Streams of one HTTP/2 connection: a little below what the gateway allows.
+/// Streams of one HTTP/2 connection: slightly below the gateway's maximum.
 const STREAMS_PER_CONNECTION: usize = 1000;
-/// What steps take once streams may end, and while clients are slow, in those of the start, where an engine does a step in
-/// seconds. Faster than slow clients read, and not so fast that it is engines that leave others no core.
+/// Factors on the duration of steps once streams may end, and while clients are slow; at the start an engine takes
+/// seconds per step. Faster than slow clients read, but slow enough to leave CPU time for others.
 const FULL_PACE: f64 = 0.005;
 const SLOW_PACE: f64 = 0.2;
-/// Longer than anything here may take.
+/// Longer than any valid duration here.
 const PATIENCE: Duration = Duration::from_secs(300);
-/// Requests of the burst in a second, without it and in it.
+/// Requests per second before and during the burst.
 const CALM_PER_S: u32 = 20;
 const BURST_PER_S: u32 = 200;
 
-/// How many.
+/// Flags.
 #[derive(Args, Clone)]
 pub(crate) struct CrowdArgs {
     /// The program.
     #[arg(long, default_value = "target/release/kvlane")]
     kvlane: PathBuf,
-    /// Where logs go.
+    /// Directory of logs.
     #[arg(long, default_value = "target/crowd")]
     dir: PathBuf,
-    /// Streams that are open at once.
+    /// Number of simultaneous streams.
     #[arg(long, default_value_t = 20_000)]
     streams: usize,
-    /// Streams that are opened in a second.
+    /// Streams opened per second.
     #[arg(long, default_value_t = 500)]
     opened_per_s: usize,
-    /// Requests that the gateway has in flight; beyond it they wait in its queue. Each is a descriptor.
+    /// Maximum requests in flight in the gateway; further ones are queued. Each takes a descriptor.
     #[arg(long, default_value_t = 19_800)]
     in_flight: usize,
     /// Connections of slow clients: half read slowly, half write slowly.
     #[arg(long, default_value_t = 5_000)]
     slow: usize,
-    /// Time for which streams and slow clients are kept.
+    /// Time for which streams and slow clients are kept open.
     #[arg(long, default_value_t = 30)]
     hold_s: u64,
 }
 
-/// How long the others waited.
+/// Latencies of the other clients.
 struct Waits {
     all: Vec<Duration>,
     failed: Vec<Ending>,
 }
 
-/// All three parts, one after the other: whether something broke.
+/// All three parts, in order; returns whether something failed.
 pub(crate) async fn run(args: &CrowdArgs) -> Result<bool, Box<dyn Error>> {
     let flags = ["--speed", "0.05", "--max-num-seqs", "10000", "--max-num-batched-tokens", "65536"];
     let config = FleetConfig {
@@ -132,7 +132,7 @@ pub(crate) async fn run(args: &CrowdArgs) -> Result<bool, Box<dyn Error>> {
     Ok(broken)
 }
 
-/// Asks the other model, on time, for as long as `meanwhile` takes.
+/// Sends requests to the other model, on time, as long as `meanwhile` runs.
 async fn others<T>(gateway: SocketAddr, meanwhile: impl Future<Output = T>) -> (T, Waits) {
     let (stop, stopped) = watch::channel(false);
     let asking: JoinHandle<Waits> = tokio::spawn(async move {
@@ -141,7 +141,7 @@ async fn others<T>(gateway: SocketAddr, meanwhile: impl Future<Output = T>) -> (
         ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
         let mut asked = JoinSet::new();
         while !*stopped.borrow() {
-            // A tick that comes late was due all the same.
+            // A late tick was due all the same.
             let due: Instant = ticks.tick().await.into();
             let client = Arc::clone(&client);
             asked.spawn(async move {
@@ -163,7 +163,7 @@ async fn others<T>(gateway: SocketAddr, meanwhile: impl Future<Output = T>) -> (
         waits
     });
     let result = meanwhile.await;
-    // Nobody listens only if it has failed, which is told below.
+    // There is no receiver only after a failure, which is reported below.
     let _ = stop.send(true);
     let waits = asking
         .await
@@ -198,7 +198,7 @@ async fn streams(fleet: &Fleet, args: &CrowdArgs) -> io::Result<JoinSet<Ending>>
     for n in 0..args.streams {
         ticks.tick().await;
         let client = Arc::clone(&clients[n % clients.len()]);
-        // All are to end after the last has begun.
+        // All end after the last has begun.
         let tokens = 60;
         let order = order(Shape::Chat, traffic::body(Shape::Chat, n as u64, tokens, true), tokens, true);
         open.spawn(async move { client.ask(&order).await.ending });
@@ -218,7 +218,7 @@ async fn streams(fleet: &Fleet, args: &CrowdArgs) -> io::Result<JoinSet<Ending>>
     Ok(open)
 }
 
-/// Sets how fast the engines are that streams come from.
+/// Sets the speed of the streams' engines.
 async fn pace(fleet: &Fleet, factor: f64) -> io::Result<()> {
     let fault = serde_json::to_string(&Fault::Slow { factor })?;
     for engine in &fleet.engines[..4] {
@@ -227,7 +227,7 @@ async fn pace(fleet: &Fleet, factor: f64) -> io::Result<()> {
     Ok(())
 }
 
-/// Lets all streams come to their end, as fast as the machine can.
+/// Lets all streams end, as fast as possible.
 async fn ended(fleet: &Fleet, mut open: JoinSet<Ending>) -> io::Result<Vec<Ending>> {
     let begun = Instant::now();
     pace(fleet, FULL_PACE).await?;
@@ -239,7 +239,7 @@ async fn ended(fleet: &Fleet, mut open: JoinSet<Ending>) -> io::Result<Vec<Endin
     Ok(endings)
 }
 
-/// Clients that read, or write, a few bytes at a time. What they do not manage until the end they leave.
+/// Clients that read, or write, a few bytes at a time. What is left at the end is aborted.
 async fn slow(gateway: SocketAddr, args: &CrowdArgs) -> Vec<Ending> {
     let mut clients = JoinSet::new();
     let until = Instant::now() + Duration::from_secs(args.hold_s);
@@ -269,7 +269,7 @@ fn head(path: &str, length: usize) -> String {
     )
 }
 
-/// Asks for a long stream and takes 200 bytes of it each second, through a small window.
+/// Requests a long stream and reads 200 bytes of it each second, through a small window.
 async fn slow_reader(gateway: SocketAddr, n: usize, until: Instant) -> io::Result<Ending> {
     let socket = TcpSocket::new_v4()?;
     socket.set_recv_buffer_size(4096)?;
@@ -287,7 +287,7 @@ async fn slow_reader(gateway: SocketAddr, n: usize, until: Instant) -> io::Resul
     Ok(Ending::Left)
 }
 
-/// Sends a head, and then a byte of the body each second, until it is told to stop.
+/// Sends a head, and then a byte of the body each second, until stopped.
 async fn slow_writer(gateway: SocketAddr, n: usize, until: Instant) -> io::Result<Ending> {
     let mut stream = tokio::net::TcpStream::connect(gateway).await?;
     let body = traffic::body(Shape::Chat, n as u64, 10, true);
@@ -312,7 +312,7 @@ async fn slow_writer(gateway: SocketAddr, n: usize, until: Instant) -> io::Resul
     Ok(Ending::Left)
 }
 
-/// A calm rate, ten times as much for five seconds, and calm again.
+/// A steady rate, ten times as much for five seconds, and steady again.
 async fn burst(gateway: SocketAddr) -> Vec<Ending> {
     let client = Arc::new(Client::new(gateway, PATIENCE, None));
     let mut asked = JoinSet::new();
@@ -333,7 +333,7 @@ async fn burst(gateway: SocketAddr) -> Vec<Ending> {
     endings
 }
 
-/// Prints how long the others waited: whether one of them failed.
+/// Prints the latencies of the other clients; returns whether one of their requests failed.
 fn report(say: &mut impl io::Write, name: &str, waits: Waits) -> io::Result<bool> {
     let at = |share: f64| {
         let index = (waits.all.len().saturating_sub(1) as f64 * share) as usize;
@@ -352,7 +352,7 @@ fn report(say: &mut impl io::Write, name: &str, waits: Waits) -> io::Result<bool
     Ok(!waits.failed.is_empty())
 }
 
-/// Prints how they ended: whether one of them did not as it may.
+/// Prints the outcomes; returns whether one is invalid.
 fn told(say: &mut impl io::Write, endings: Vec<Ending>) -> io::Result<bool> {
     let (mut counts, mut broken) = (BTreeMap::<String, u64>::new(), false);
     for ending in endings {

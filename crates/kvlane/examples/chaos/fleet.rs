@@ -1,4 +1,4 @@
-//! The processes: a gateway, engines behind it, and what is done to them.
+//! The processes: a gateway, its engines, and faults applied to them.
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -14,50 +14,50 @@ use crate::client;
 /// The model of most engines.
 pub(crate) const MODEL: &str = "m";
 
-/// Whose deaths the engines die, in turns: those that have a process of their own for what they compute.
+/// Engines whose recorded deaths are used, in turns: those with a separate core process.
 const DEATHS_LIKE: [&str; 2] = ["vllm-0.32", "sglang-0.5"];
 
-/// Ports below those that the kernel gives to outgoing connections: an engine comes back at the one it had.
+/// Ports below the kernel's range for outgoing connections: an engine restarts on its own port.
 const PORTS: std::ops::Range<u16> = 15_000..32_000;
 
-/// How long a fleet may take to be ready.
+/// Timeout for a fleet to become ready.
 const READY_WITHIN: Duration = Duration::from_secs(60);
 
-/// How engines and gateway are set up.
+/// Configuration of engines and gateway.
 #[derive(Clone, Debug)]
 pub(crate) struct FleetConfig {
     /// The program.
     pub(crate) kvlane: PathBuf,
-    /// The program whose mock engines are taken.
+    /// The program used for mock engines.
     pub(crate) engine: PathBuf,
-    /// Where logs and the configuration go.
+    /// Directory of logs and the configuration.
     pub(crate) dir: PathBuf,
     /// The model of each engine.
     pub(crate) engines: Vec<&'static str>,
     /// Further flags of each engine.
     pub(crate) engine_flags: Vec<String>,
-    /// Whether engines publish what their caches hold.
+    /// Whether engines publish KV events.
     pub(crate) feeds: bool,
-    /// Whether engines are told what goes wrong, beside what can be done to any process.
+    /// Whether engines have a control port for faults, besides signals.
     pub(crate) faults: bool,
-    /// The gateway's configuration but for addresses and workers.
+    /// The gateway's configuration, without addresses and workers.
     pub(crate) gateway: Value,
-    /// What it logs.
+    /// Log level of the gateway.
     pub(crate) log_level: String,
 }
 
 /// One engine, which may be dead.
 #[derive(Debug)]
 pub(crate) struct Engine {
-    /// Where it serves when it lives.
+    /// Address of its API.
     pub(crate) address: SocketAddr,
-    /// Where it is told what goes wrong.
+    /// Address of its control port.
     pub(crate) control: SocketAddr,
     flags: Vec<String>,
     process: Option<Child>,
 }
 
-/// A gateway in front of engines. All end with it.
+/// A gateway in front of engines. All processes end with it.
 #[derive(Debug)]
 pub(crate) struct Fleet {
     /// The clients' port.
@@ -70,7 +70,7 @@ pub(crate) struct Fleet {
     gateway: Child,
 }
 
-/// What the gateway's process uses.
+/// Resource use of the gateway's process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Usage {
     /// Resident memory.
@@ -79,7 +79,7 @@ pub(crate) struct Usage {
     pub(crate) fds: u64,
     /// Threads.
     pub(crate) threads: u64,
-    /// Time of a core, in milliseconds.
+    /// CPU time, in milliseconds.
     pub(crate) cpu_ms: u64,
 }
 
@@ -132,7 +132,7 @@ impl Fleet {
         while fleet.healthy().await != fleet.engines.len() {
             if Instant::now() > until {
                 return Err(io::Error::other(format!(
-                    "the gateway does not find its engines: see {}",
+                    "the gateway's engines are not ready: see {}",
                     fleet.config.dir.display()
                 )));
             }
@@ -141,7 +141,7 @@ impl Fleet {
         Ok(fleet)
     }
 
-    /// Engines that the gateway calls healthy.
+    /// Engines that are healthy in the gateway.
     async fn healthy(&self) -> usize {
         let workers = client::get(self.admin, "/workers").await.unwrap_or_default();
         let workers: Value = serde_json::from_str(&workers).unwrap_or_default();
@@ -149,18 +149,18 @@ impl Fleet {
         workers.iter().filter(|worker| worker["healthy"] == true && worker["pools"] != json!([])).count()
     }
 
-    /// Writes another configuration and tells the gateway.
+    /// Writes another configuration and sends the reload signal.
     pub(crate) fn reload(&self, gateway: &Value) -> io::Result<()> {
         configure(&self.file, gateway, self.address, self.admin, &self.engines)?;
         signal(self.gateway.id(), "HUP")
     }
 
-    /// The configuration that it was started with, but for addresses and workers.
+    /// The configuration at its start, without addresses and workers.
     pub(crate) fn settings(&self) -> &Value {
         &self.config.gateway
     }
 
-    /// Ends an engine as a crash does.
+    /// Kills an engine.
     pub(crate) fn kill(&mut self, n: usize) -> io::Result<()> {
         if let Some(mut process) = self.engines[n].process.take() {
             process.kill()?;
@@ -201,17 +201,17 @@ impl Fleet {
         Ok(Usage { rss_kib: field("VmRSS:"), fds, threads: field("Threads:"), cpu_ms: ticks * 10 })
     }
 
-    /// Whether the gateway has ended by itself, and how.
+    /// Whether the gateway has exited, and how.
     pub(crate) fn died(&mut self) -> io::Result<Option<String>> {
         Ok(self.gateway.try_wait()?.map(|status| status.to_string()))
     }
 
-    /// What the gateway has logged.
+    /// The gateway's log.
     pub(crate) fn log(&self) -> io::Result<String> {
         std::fs::read_to_string(self.config.dir.join("gateway.log"))
     }
 
-    /// Asks the gateway to end, and waits for it: its exit code.
+    /// Stops the gateway, and waits for it: its exit code.
     pub(crate) async fn stop(&mut self, within: Duration) -> io::Result<Option<i32>> {
         signal(self.gateway.id(), "TERM")?;
         let until = Instant::now() + within;
@@ -227,7 +227,7 @@ impl Fleet {
 
 impl Drop for Fleet {
     fn drop(&mut self) {
-        // Whoever has ended already cannot be killed.
+        // A process that has exited cannot be killed.
         let _ = self.gateway.kill();
         let _ = self.gateway.wait();
         for engine in &mut self.engines {
@@ -251,7 +251,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Its URL, as the gateway names it.
+    /// Its URL, as named by the gateway.
     pub(crate) fn url(&self) -> String {
         format!("http://{}", self.address)
     }
@@ -269,7 +269,7 @@ fn configure(
     settings["server"]["port"] = address.port().into();
     settings["metrics"]["port"] = admin.port().into();
     settings["workers"] = engines.iter().map(|engine| json!({"url": engine.url()})).collect();
-    // Whole or not at all, whenever it is read.
+    // Atomically, because it may be read at any time.
     let written = file.with_extension("new");
     writeln!(File::create(&written)?, "{settings:#}")?;
     std::fs::rename(written, file)

@@ -1,12 +1,12 @@
-//! A fleet of real processes under open load while things go wrong.
+//! Tests a fleet of real processes under open-loop load and faults. `chaos script` plays a seeded script of faults
+//! against mock engines behind a gateway, including deaths recorded from vLLM and SGLang, and judges the outcome of
+//! every request: a complete answer, or one clear error that is caused by an engine while no other could have
+//! answered. `chaos soak` runs for hours with few faults and checks memory and descriptors. `chaos crowd` opens very
+//! many streams with slow clients, and measures the latency of other clients meanwhile. All write logs and samples to
+//! `--dir`, exit with code 1 if a promise was broken, and print the seed for a repetition.
 //!
-//! `chaos script` plays a seeded script of faults against mock engines behind a gateway, deaths among them that were recorded
-//! from vLLM and SGLang, and judges how every request ended: with a complete answer, or with one clear error that an engine is
-//! to blame for while no other could have answered. `chaos soak` runs for hours with few faults and looks at memory and descriptors. `chaos crowd` opens very many
-//! streams and lets clients be slow, and looks at how long others wait meanwhile. All leave what they have seen in `--dir`, end with code 1 if a promise was broken, and print the seed to have the same again.
-//!
-//! Build the gateway first: `cargo build --release -p kvlane`. The clients are one thread, so that the gateway has the
-//! rest of a small machine.
+//! Build the gateway first: `cargo build --release -p kvlane`. All clients are in one thread, to leave the rest of a
+//! small machine to the gateway.
 
 mod client;
 mod crowd;
@@ -40,26 +40,26 @@ use self::tls::Certificates;
 use self::traffic::{Asked, Traffic};
 use self::verdict::{State, Truth, Verdicts, slope};
 
-/// Longer than any deadline of the gateway: whoever waits as long was forgotten.
+/// Longer than any deadline of the gateway: a request that takes longer is lost.
 const PATIENCE: Duration = Duration::from_secs(40);
-/// Time after the last request within which nothing of it may be left.
+/// Time after the last request within which all its state must be gone.
 const SETTLED_WITHIN: Duration = Duration::from_secs(20);
-/// Streams that are open when the gateway is told to end, and tokens that each of them has.
+/// Streams open when the gateway is stopped, and tokens of each.
 const FAREWELL_STREAMS: u64 = 40;
 const FAREWELL_TOKENS: u32 = 200;
-/// Time that the gateway has to end after SIGTERM.
+/// Time for the gateway to exit after SIGTERM.
 const STOPPED_WITHIN: Duration = Duration::from_secs(15);
-/// Time that the gateway has to find out that an engine is well again.
+/// Time for the gateway to detect that an engine is healthy again.
 const SETTLES: Nanos = Nanos::from_secs(6);
-/// Time within which an engine that has just been started can be told something.
+/// Time after which an engine that has just been started accepts faults.
 const TOLD_WITHIN: Duration = Duration::from_secs(5);
-/// Seconds between two deaths of an engine in a soak, and how long one is dead.
+/// Seconds between two deaths of an engine in a soak, and duration of each.
 const SOAK_EVERY_S: u64 = 90;
 const SOAK_DEAD_S: u64 = 6;
-/// Share of a run after which memory and descriptors are looked at.
+/// Share of a run after which memory and descriptors are checked.
 const WARM_UP: f64 = 0.25;
 
-/// What is run.
+/// The mode.
 #[derive(Parser)]
 struct Options {
     #[command(subcommand)]
@@ -81,40 +81,40 @@ struct RunArgs {
     /// The program.
     #[arg(long, default_value = "target/release/kvlane")]
     kvlane: PathBuf,
-    /// The program whose mock engines are taken, if it is another.
+    /// The program for mock engines, if different.
     #[arg(long)]
     engine: Option<PathBuf>,
-    /// Where logs and samples go.
+    /// Directory of logs and samples.
     #[arg(long, default_value = "target/chaos")]
     dir: PathBuf,
-    /// How long it takes.
+    /// Duration.
     #[arg(long, default_value_t = 600)]
     seconds: u64,
-    /// Engines.
+    /// Number of engines.
     #[arg(long, default_value_t = 4)]
     engines: usize,
-    /// Requests in a second, on average.
+    /// Mean requests per second.
     #[arg(long, default_value_t = 30.0)]
     rate: f64,
-    /// Another seed draws other requests and other faults.
+    /// Seed of requests and faults.
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Seconds of engines in one of real time.
+    /// Engine seconds per wall-clock second.
     #[arg(long, default_value_t = 2.0)]
     speed: f64,
-    /// Whether the configuration is read again.
+    /// Whether the configuration is reloaded.
     #[arg(long)]
     reloads: bool,
-    /// Whether clients come under TLS, with certificates that are replaced.
+    /// Whether clients use TLS, with certificates that are replaced.
     #[arg(long)]
     tls: bool,
-    /// Whether streams whose engine dies go on elsewhere.
+    /// Whether continuation is on.
     #[arg(long)]
     continuation: bool,
-    /// Whether requests that are late are sent a second time.
+    /// Whether hedging is on.
     #[arg(long)]
     hedge: bool,
-    /// What the gateway logs.
+    /// Log level of the gateway.
     #[arg(long, default_value = "info")]
     log_level: String,
 }
@@ -134,7 +134,7 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
     Ok(if broken { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// Everything that a script has, twice with no engine left, and a calm end.
+/// All kinds of faults, two blackouts, and an end without faults.
 fn faults(args: &RunArgs) -> Script {
     let config = ScriptConfig {
         engines: args.engines,
@@ -146,7 +146,7 @@ fn faults(args: &RunArgs) -> Script {
     Script::new(args.seed, &config)
 }
 
-/// One engine at a time dies now and then and comes back.
+/// One engine at a time dies now and then and restarts.
 fn deaths(args: &RunArgs) -> Script {
     let mut rng = Rng::new(args.seed);
     let mut steps = Vec::new();
@@ -165,7 +165,7 @@ fn deaths(args: &RunArgs) -> Script {
     Script { seed: args.seed, config, steps, blackouts: Vec::new() }
 }
 
-/// What a gateway is told. Deadlines are short, since what takes long here takes for ever.
+/// The gateway's configuration. Deadlines are short, because long operations here never end.
 fn settings() -> Value {
     json!({
         "server": {
@@ -183,7 +183,7 @@ fn settings() -> Value {
     })
 }
 
-/// One run, from a start to an end of everything: whether a promise was broken.
+/// One run; returns whether a promise was broken.
 async fn run(args: &RunArgs, script: Script, sampled: Duration) -> Result<bool, Box<dyn Error>> {
     let (lasts, steps) = (Duration::from_secs(args.seconds), script.steps.clone());
     std::fs::create_dir_all(&args.dir)?;
@@ -322,7 +322,7 @@ async fn run(args: &RunArgs, script: Script, sampled: Duration) -> Result<bool, 
     Ok(verdicts.violations > 0)
 }
 
-/// Tells the gateway to end while streams are open: all of them are to come to their end.
+/// Stops the gateway while streams are open: all of them must complete.
 async fn farewell(
     fleet: &mut Fleet,
     client: &Arc<Client>,
@@ -371,8 +371,8 @@ async fn requests(admin: std::net::SocketAddr) -> Result<u64, Box<dyn Error>> {
     Ok(seats.flatten().filter_map(|seat| seat["requests"].as_u64()).sum())
 }
 
-/// Does one step of the script, or begins it: what engines and the gateway have to be told takes its time, and says at
-/// its end what the engine is from then on.
+/// Executes one step of the script, or starts it: messages to engines and the gateway take time, and set the engine's
+/// state when they complete.
 fn apply(
     fleet: &mut Fleet,
     verdicts: &mut Verdicts,
@@ -384,7 +384,7 @@ fn apply(
         let control = fleet.engines[engine].control;
         doing.spawn(async move { tell(control, fault).await.map(|()| then.map(|state| (engine, state))) });
     };
-    // An engine is broken from before the fault on, and sound from after the cure.
+    // An engine is broken from before the fault on, and healthy from after the repair.
     match action {
         Action::Kill { engine } => {
             verdicts.note(engine, State::Broken);
@@ -402,7 +402,7 @@ fn apply(
             cause(engine, fault, None);
         }
         Action::Restart { engine } => {
-            // One that has died of itself may still stand.
+            // A process that has exited by itself may still be registered.
             fleet.kill(engine)?;
             fleet.restart(engine)?;
             verdicts.note(engine, State::Sound);
@@ -425,7 +425,7 @@ fn apply(
             cause(engine, Fault::BlackHole, None);
         }
         Action::Heal { engine } => cause(engine, Fault::Heal, Some(State::Sound)),
-        // A feed has no part in whether requests are answered.
+        // A feed does not affect whether requests are answered.
         Action::CutFeed { engine } => cause(engine, Fault::CutFeed, None),
         Action::FloodFeed { engine } => cause(engine, Fault::FloodFeed, None),
         Action::RestoreFeed { engine } => cause(engine, Fault::RestoreFeed, None),
@@ -447,7 +447,7 @@ fn apply(
     Ok(())
 }
 
-/// Tells an engine what goes wrong, which may have been started just before.
+/// Sends a fault to an engine, which may have been started just before.
 async fn tell(control: std::net::SocketAddr, fault: Fault) -> io::Result<()> {
     let body = serde_json::to_string(&fault)?;
     let until = Instant::now() + TOLD_WITHIN;
@@ -460,7 +460,7 @@ async fn tell(control: std::net::SocketAddr, fault: Fault) -> io::Result<()> {
     }
 }
 
-/// What the gateway has when nobody asks for anything.
+/// State of the idle gateway.
 #[derive(Clone, Copy, Debug)]
 struct Idle {
     fds: u64,
@@ -472,7 +472,7 @@ fn tasks(metrics: &str) -> u64 {
     line.and_then(|value| value.parse().ok()).unwrap_or(0)
 }
 
-/// What is left once nobody asks for anything any more.
+/// State that is left after all requests.
 async fn settled(fleet: &Fleet, idle: Idle) -> io::Result<Vec<String>> {
     let until = Instant::now() + SETTLED_WITHIN;
     loop {
@@ -512,11 +512,11 @@ async fn left(fleet: &Fleet, idle: Idle) -> io::Result<Vec<String>> {
         }
     }
     let tasks = tasks(&metrics);
-    // A feed in trouble has a task more, a probe that is under way another.
+    // A feed with a problem has one more task, a probe in progress another.
     if tasks > idle.tasks + 2 * fleet.engines.len() as u64 {
         left.push(format!("{tasks} tasks, where there were {} before", idle.tasks));
     }
-    // Each engine may have a connection more that is idle: those of probes.
+    // Each engine may have one more idle connection: that of probes.
     let fds = fleet.usage()?.fds;
     if fds > idle.fds + 2 * fleet.engines.len() as u64 {
         left.push(format!("{fds} descriptors, where there were {} before", idle.fds));

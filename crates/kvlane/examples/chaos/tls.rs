@@ -1,4 +1,4 @@
-//! Certificates of a gateway, replaced while it runs, and clients that believe whoever signed them.
+//! Certificates of a gateway, replaced while it runs, and clients that trust their CA.
 
 use std::error::Error;
 use std::fs;
@@ -14,7 +14,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
-/// An authority, and the certificate that it gave out last.
+/// A CA, and the certificate that it issued last.
 pub(crate) struct Certificates {
     issuer: Issuer<'static, KeyPair>,
     dir: PathBuf,
@@ -22,7 +22,7 @@ pub(crate) struct Certificates {
     trusted: Arc<RootCertStore>,
 }
 
-/// Clients that trust the authority, over HTTP/1.1 or HTTP/2.
+/// Clients that trust the CA, over HTTP/1.1 or HTTP/2.
 #[derive(Clone)]
 pub(crate) struct Trusting {
     http1: TlsConnector,
@@ -32,7 +32,7 @@ pub(crate) struct Trusting {
 // === impl Certificates ===
 
 impl Certificates {
-    /// A new authority, and a first certificate in `dir`.
+    /// A new CA, and a first certificate in `dir`.
     pub(crate) fn new(dir: &Path) -> Result<Self, Box<dyn Error>> {
         let (key, mut params) = (KeyPair::generate()?, CertificateParams::new(Vec::new())?);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -45,7 +45,7 @@ impl Certificates {
         Ok(certificates)
     }
 
-    /// Writes another certificate with another key over those there are.
+    /// Overwrites the certificate and key with new ones.
     pub(crate) fn rotate(&mut self) -> Result<(), Box<dyn Error>> {
         let key = KeyPair::generate()?;
         let certificate = CertificateParams::new(vec!["127.0.0.1".into()])?.signed_by(&key, &self.issuer)?;
@@ -75,7 +75,7 @@ impl Certificates {
         Trusting { http1: connector(b"http/1.1"), http2: connector(b"h2") }
     }
 
-    /// Whether a connection made just now is shown what was written last.
+    /// Whether a new connection gets the certificate that was written last.
     pub(crate) async fn are_shown(&self, gateway: SocketAddr) -> io::Result<bool> {
         let stream = self.clients().connect(TcpStream::connect(gateway).await?, gateway, false).await?;
         let shown = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());

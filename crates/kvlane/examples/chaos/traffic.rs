@@ -1,4 +1,4 @@
-//! What is asked: every API, whole and streamed, over both versions of HTTP, and what else clients do.
+//! Traffic: requests of every API, whole and streamed, over both versions of HTTP, and other client behaviour.
 
 use std::time::Duration;
 
@@ -10,22 +10,22 @@ use serde_json::json;
 use crate::client::{Order, Shape};
 use crate::fleet::MODEL;
 
-/// Prompts that come again, so that caches and comparisons have something to work with.
+/// Repeated prompts, for caches and comparisons.
 const PROMPTS: usize = 400;
 
-/// A request and what has to come of it.
+/// A request and its expected result.
 #[derive(Clone, Debug)]
 pub(crate) struct Asked {
     pub(crate) order: Order,
     pub(crate) expected: Expected,
 }
 
-/// What has to come of a request when nothing fails.
+/// Expected result of a request if nothing fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Expected {
-    /// An answer. Those to the same prompt are the same, whoever gives them.
+    /// An answer. Answers to the same prompt are equal, whichever engine generates them.
     Answer { prompt: Option<usize> },
-    /// A refusal with this status, whatever state the fleet is in.
+    /// A rejection with this status, in any state of the fleet.
     Refusal(u16),
 }
 
@@ -39,7 +39,7 @@ pub(crate) struct Traffic {
 // === impl Asked ===
 
 impl Asked {
-    /// A streamed chat that nobody else asks for.
+    /// A streamed chat with a unique prompt.
     pub(crate) fn stream(number: u64, tokens: u32) -> Self {
         let shape = Shape::Chat;
         let order = Order {
@@ -64,7 +64,7 @@ impl Traffic {
         Self { rng: Rng::new(seed), drawn: 0 }
     }
 
-    /// Time to the next request, as of many clients that do not know of each other.
+    /// Time to the next request, as of many independent clients.
     pub(crate) fn gap(&mut self, per_second: f64) -> Duration {
         Duration::from_secs_f64(-(1.0 - self.rng.unit()).ln() / per_second)
     }
@@ -84,7 +84,7 @@ impl Traffic {
             _ => (Shape::Embedding, 0.0),
         };
         let stream = self.rng.unit() < streamed;
-        // One in five is asked only once.
+        // One in five prompts is not repeated.
         let prompt = (self.rng.unit() < 0.8).then(|| self.rng.below(PROMPTS));
         let number = prompt.map_or(self.drawn + PROMPTS as u64, |prompt| prompt as u64);
         let tokens = 4 + (number * 37 % 120) as u32;
@@ -106,7 +106,7 @@ impl Traffic {
         Asked { order, expected: Expected::Answer { prompt } }
     }
 
-    /// What no engine should see.
+    /// A request that must not reach an engine.
     fn bad(&mut self, h2: bool) -> Asked {
         let good = body(Shape::Chat, 1, 8, false);
         let (method, path, body, status) = match self.rng.below(5) {
@@ -151,7 +151,7 @@ fn path(shape: Shape) -> &'static str {
     }
 }
 
-/// One of eight long beginnings, and a question of its own.
+/// One of eight long prefixes, and a unique question.
 pub(crate) fn body(shape: Shape, number: u64, tokens: u32, stream: bool) -> Bytes {
     let system = format!("You are number {} and answer briefly. ", number % 8).repeat(60);
     let question = format!("What is there to say of {number}? ").repeat(1 + (number % 11) as usize);

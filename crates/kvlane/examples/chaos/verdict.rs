@@ -1,4 +1,4 @@
-//! Whether each request ended as it may, given what was done to the engines meanwhile.
+//! Judges the outcome of each request, given the faults applied meanwhile.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -11,62 +11,62 @@ use kvlane_sim::chaos::Script;
 use crate::client::{Ending, Shape, Told};
 use crate::traffic::{Asked, Expected};
 
-/// Violations that are told in full.
+/// Maximum violations printed in full.
 const TOLD_MAX: usize = 20;
 
-/// What can be expected of an engine.
+/// State of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
-    /// That it answers what it is given, if slowly.
+    /// It answers requests, possibly slowly.
     Sound,
-    /// Nothing.
+    /// Unknown.
     Broken,
 }
 
-/// What each engine was, and when; and when there was one for sure.
+/// History of each engine's state, and of guaranteed healthy engines.
 #[derive(Debug)]
 pub(crate) struct Truth {
-    /// URL, and since when it is what, in the order of time.
+    /// URL, and its states with their start, in order of time.
     engines: Vec<(String, Vec<(Instant, State)>)>,
     script: Script,
     start: Instant,
 }
 
-/// What became of all requests.
+/// Outcomes of all requests.
 #[derive(Debug)]
 pub(crate) struct Verdicts {
     truth: Truth,
-    /// Requests by how they ended.
+    /// Requests by outcome.
     pub(crate) counts: BTreeMap<String, u64>,
     pub(crate) violations: u64,
     /// The first of them.
     pub(crate) told: Vec<String>,
-    /// All of them, each with its time in seconds.
+    /// All violations, each with its time in seconds.
     log: File,
-    /// What was answered to a prompt before.
+    /// Earlier answers by prompt.
     answers: HashMap<(Shape, usize), String>,
     pub(crate) asked: u64,
-    /// Whether a stream may have been written by several engines. Mock engines that are given the beginning of an answer do
-    /// not write what the first one would have, but as much.
+    /// Whether a stream may consist of the output of several engines. A mock engine that continues an answer
+    /// generates other words than the first engine, but as many.
     pub(crate) may_continue: bool,
 }
 
 // === impl Truth ===
 
 impl Truth {
-    /// What holds from `start` on, which is when the script begins.
+    /// State at `start`, which is the start of the script.
     pub(crate) fn new(engines: Vec<String>, script: Script, start: Instant) -> Self {
         let engines = engines.into_iter().map(|url| (url, vec![(start, State::Sound)])).collect();
         Self { engines, script, start }
     }
 
-    /// Whether there was an engine at every time that could have answered, and was known to be sound.
+    /// Whether at every time there was an engine that could have answered, and was known to be healthy.
     fn had_healthy(&self, from: Instant, to: Instant) -> bool {
         let since_start = |at: Instant| Nanos(at.saturating_duration_since(self.start).as_nanos() as u64);
         self.script.had_healthy(since_start(from), since_start(to))
     }
 
-    /// Whether the engine of this name answered all the time, as far as it is to blame.
+    /// Whether the engine of this name answered all the time, apart from faults outside of it.
     fn answered(&self, url: &str, from: Instant, to: Instant) -> bool {
         let engine = self.engines.iter().find(|(name, _)| url.starts_with(name.as_str()));
         engine.is_some_and(|(_, history)| {
@@ -80,27 +80,27 @@ impl Truth {
 // === impl Verdicts ===
 
 impl Verdicts {
-    /// Violations are written to `log` as they come.
+    /// Violations are written to `log` as they occur.
     pub(crate) fn new(truth: Truth, log: File) -> Self {
         let (counts, answers) = (BTreeMap::new(), HashMap::new());
         Self { truth, counts, violations: 0, told: Vec::new(), log, answers, asked: 0, may_continue: false }
     }
 
-    /// An engine is this from here on.
+    /// Sets the state of an engine from now on.
     pub(crate) fn note(&mut self, engine: usize, state: State) {
         self.truth.engines[engine].1.push((Instant::now(), state));
     }
 
     pub(crate) fn violated(&mut self, what: String) {
         self.violations += 1;
-        // A full disk is no reason to end; the first ones are told anyway.
+        // A full disk does not stop the run; the first violations are printed anyway.
         let _ = writeln!(self.log, "{:9.3} s {what}", self.truth.start.elapsed().as_secs_f64());
         if self.told.len() < TOLD_MAX {
             self.told.push(what);
         }
     }
 
-    /// Takes in how a request ended that was sent at `from`.
+    /// Records the outcome of a request sent at `from`.
     pub(crate) fn judge(&mut self, asked: &Asked, told: &Told, from: Instant) {
         self.asked += 1;
         let to = Instant::now();
@@ -108,7 +108,7 @@ impl Verdicts {
         *self.counts.entry(name).or_default() += 1;
         if let Some(wrong) = wrong {
             let order = &asked.order;
-            let worker = told.worker.as_deref().unwrap_or("nobody");
+            let worker = told.worker.as_deref().unwrap_or("unknown");
             self.violated(format!(
                 "{} {}{}, {:.1} s, by {worker}: {wrong}",
                 order.path,
@@ -119,7 +119,7 @@ impl Verdicts {
         }
     }
 
-    /// What a request counts as, and what is wrong with that.
+    /// The class of an outcome, and its violation, if any.
     fn look(&mut self, asked: &Asked, told: &Told, from: Instant, to: Instant) -> (String, Option<String>) {
         let wrong = |name: &str, text: &str| (name.to_owned(), Some(format!("{name}: {text}")));
         match (&told.ending, asked.expected) {
@@ -136,7 +136,7 @@ impl Verdicts {
             (Ending::Refused { status, .. }, Expected::Refusal(expected)) if *status == expected => {
                 ("refused as it should be".into(), None)
             }
-            // What the gateway leaves to engines to refuse needs an engine, too.
+            // Requests that only engines can reject need an engine, too.
             (Ending::Refused { status, code }, Expected::Answer { .. } | Expected::Refusal(_))
                 if *status >= 500 || matches!(asked.expected, Expected::Answer { .. }) =>
             {
@@ -149,7 +149,7 @@ impl Verdicts {
             (Ending::Failed(event), Expected::Answer { .. }) => {
                 self.broken("error event", event, told, from, to)
             }
-            // Framing is all that a body without events has to say that it is not whole.
+            // For a body without events, only framing shows that it is incomplete.
             (Ending::Cut(how), Expected::Answer { .. }) if !asked.order.stream => {
                 self.broken("whole answer cut", how, told, from, to)
             }
@@ -161,7 +161,7 @@ impl Verdicts {
         }
     }
 
-    /// An answer that broke after it had begun, which only its engine may be the cause of.
+    /// An answer that broke after it had begun, which only its engine may cause.
     fn broken(
         &self,
         name: &str,
@@ -171,12 +171,12 @@ impl Verdicts {
         to: Instant,
     ) -> (String, Option<String>) {
         let good = told.worker.as_deref().is_some_and(|url| self.truth.answered(url, from, to));
-        let wrong = good.then(|| format!("{name}, though its engine was sound all the time: {how}"));
+        let wrong = good.then(|| format!("{name}, though its engine was healthy all the time: {how}"));
         (name.to_owned(), wrong)
     }
 }
 
-/// The slope of a line through points by least squares, in units of `y` for one of `x`.
+/// The slope of a least-squares line through points, in units of `y` per unit of `x`.
 pub(crate) fn slope(points: &[(f64, f64)]) -> f64 {
     let n = points.len() as f64;
     let mean = |of: fn(&(f64, f64)) -> f64| points.iter().map(of).sum::<f64>() / n;

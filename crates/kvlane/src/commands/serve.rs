@@ -55,7 +55,7 @@ pub(crate) fn run(args: &ConfigArgs) -> Result<ExitCode> {
         };
         let Cut { requests, connections } = serving.shut_down_or(again).await;
         if requests > 0 {
-            tracing::warn!(requests, "shut down: requests in flight were cut");
+            tracing::warn!(requests, "stopped: requests in flight were cut");
             return Ok(ExitCode::FAILURE);
         }
         if connections > 0 {

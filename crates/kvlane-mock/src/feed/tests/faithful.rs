@@ -261,7 +261,7 @@ async fn each_rank_has_its_own_engine_feed_and_metrics() {
     }
     let refused = text(send_to_rank(engine.addr(), "/v1/completions", body.clone(), Some(2)).await).await;
     assert_eq!(refused.0, StatusCode::BAD_REQUEST);
-    assert!(refused.1.contains("ranks 0 to 1"), "{}", refused.1);
+    assert!(refused.1.contains("must be 0 to 1"), "{}", refused.1);
 }
 
 #[tokio::test]

@@ -1,4 +1,4 @@
-//! What came from caches of what could have, and where the time went.
+//! Cached tokens compared with their upper bound, and time by stage.
 
 use std::collections::BTreeMap;
 
@@ -22,9 +22,7 @@ pub(super) fn shares(runs: &[Run<'_>]) -> Vec<Part> {
     }
     let known = bars.iter().any(|bar| bar.bound.is_some());
     let text = match known {
-        true => {
-            "The line is the bound: what a cache that never forgets, shared by all endpoints, would have held."
-        }
+        true => "The line is the upper bound: an infinite cache shared by all endpoints.",
         false => "How much could have come from caches is not in these records.",
     };
     let chart = BarChart {
@@ -79,7 +77,8 @@ pub(super) fn stages(runs: &[Run<'_>]) -> Vec<Part> {
     let table = Table { columns: columns.collect(), rows: names.iter().map(row).collect() };
     let mut parts = vec![
         Part::Text(
-            "Where requests spent their time until the answer began, as the router's Server-Timing header tells.".to_owned(),
+            "Time of requests until the answer began, by stage in the router's Server-Timing header."
+                .to_owned(),
         ),
         chart("Mean time in each stage", &names),
     ];

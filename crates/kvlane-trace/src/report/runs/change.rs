@@ -1,8 +1,8 @@
-//! What changed between two runs: requests of equal id, which of them got slower or faster, and why.
+//! Changes between two runs: requests of equal id that got slower or faster, and the causes.
 //!
-//! A change is put down to the first of these that the records show, in this order: more time in the router's queue, a
-//! client that sent later (each at least half of the change), fewer or more tokens from the cache, an endpoint with
-//! more or fewer requests in flight. What fits none of them stays unexplained, and is said to.
+//! A change is attributed to the first of these causes that the records show, in this order: more time in the
+//! router's queue, a client that sent later (each at least half of the change), fewer or more tokens from the cache,
+//! an endpoint with more or fewer requests in flight. Other changes are listed as unexplained.
 
 use std::collections::{BTreeMap, HashMap};
 

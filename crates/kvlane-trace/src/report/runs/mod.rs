@@ -1,8 +1,8 @@
 //! The report about runs: what `simulate`, `replay`, `bench` and `report` show of the records of one run or several.
 //!
-//! A [`Report`] takes what is there. Runs with records get tables, distributions, time lines and heat maps; two of
-//! them get a comparison request by request; [`Loads`] get a chart over load. What a record does not say leaves its
-//! part out.
+//! A [`Report`] shows the available data. Runs with records get tables, distributions, time lines and heat maps; two
+//! of them get a comparison request by request; [`Loads`] get a chart over load. Parts without data in the records
+//! are left out.
 
 mod cache;
 mod change;
@@ -42,8 +42,8 @@ pub struct Run<'a> {
     pub name: String,
     /// What its requests experienced, in any order.
     pub records: &'a [Record],
-    /// Share of the prompt tokens that a cache which never forgets would have held, if it is known. Otherwise it follows
-    /// from [`Record::shared_tokens`], where the records have them.
+    /// Share of the prompt tokens that an infinite cache would have held, if known. Otherwise it is computed from
+    /// [`Record::shared_tokens`], if the records have them.
     pub cached_share_max: Option<f64>,
 }
 
@@ -70,9 +70,9 @@ pub struct Point {
     pub load: f64,
     /// The figures.
     pub figures: BTreeMap<String, f64>,
-    /// Where they lie, most likely, by the same names.
+    /// Their confidence intervals, by the same names.
     pub intervals: BTreeMap<String, Interval>,
-    /// What was published of the same run at the same load, by the same names.
+    /// Published figures of the same run at the same load, by the same names.
     pub published: BTreeMap<String, f64>,
 }
 
