@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 
+use base64::prelude::{BASE64_URL_SAFE_NO_PAD, Engine as _};
 use kvlane_http::secret::{KeyHash, Secret};
 use kvlane_live::auth::Role;
 use kvlane_live::config::{Config, ExtraPath, KeySpec, WorkerSpec};
@@ -404,14 +405,7 @@ impl Issuer {
 }
 
 fn base64url(bytes: &[u8]) -> String {
-    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
-    let mut out = String::new();
-    for chunk in bytes.chunks(3) {
-        let held =
-            chunk.iter().fold(0u32, |held, &byte| held << 8 | u32::from(byte)) << (8 * (3 - chunk.len()));
-        out.extend((0..=chunk.len()).map(|n| ALPHABET[(held >> (18 - 6 * n) & 63) as usize] as char));
-    }
-    out
+    BASE64_URL_SAFE_NO_PAD.encode(bytes)
 }
 
 #[tokio::test]

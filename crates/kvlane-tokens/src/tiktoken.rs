@@ -5,6 +5,7 @@
 
 use std::path::Path;
 
+use base64::prelude::{BASE64_STANDARD, Engine as _};
 use serde_json::Value;
 
 /// tiktoken's `cl100k_base` (tiktoken 0.14, `tiktoken_ext/openai_public.py`).
@@ -34,7 +35,7 @@ pub(crate) fn ranks(text: &str) -> Result<Vec<(Vec<u8>, u32)>, String> {
     for (at, line) in text.lines().enumerate().filter(|(_, line)| !line.is_empty()) {
         let bad = || format!("line {}: not a base64 token and its rank; is it a tiktoken file?", at + 1);
         let (token, rank) = line.split_once(' ').ok_or_else(bad)?;
-        let token = base64(token).ok_or_else(bad)?;
+        let token = BASE64_STANDARD.decode(token).map_err(|_| bad())?;
         let rank: u32 = rank.trim_end().parse().map_err(|_| bad())?;
         // Kimi's file ends in tokens without bytes.
         if !token.is_empty() {
@@ -62,36 +63,6 @@ pub(crate) fn pattern<'a>(path: &Path, config: &'a Value) -> Result<&'a str, Str
     })
 }
 
-/// Standard base64 with padding.
-fn base64(text: &str) -> Option<Vec<u8>> {
-    let text = text.as_bytes();
-    if text.is_empty() || !text.len().is_multiple_of(4) {
-        return None;
-    }
-    let padding = text.iter().rev().take_while(|byte| **byte == b'=').count();
-    if padding > 2 {
-        return None;
-    }
-    let mut out = Vec::with_capacity(text.len() / 4 * 3);
-    for four in text[..text.len() - padding].chunks(4) {
-        let mut bits = 0_u32;
-        for byte in four {
-            let six = match byte {
-                b'A'..=b'Z' => byte - b'A',
-                b'a'..=b'z' => byte - b'a' + 26,
-                b'0'..=b'9' => byte - b'0' + 52,
-                b'+' => 62,
-                b'/' => 63,
-                _ => return None,
-            };
-            bits = bits << 6 | u32::from(six);
-        }
-        bits <<= 6 * (4 - four.len());
-        out.extend_from_slice(&bits.to_be_bytes()[1..four.len()]);
-    }
-    Some(out)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -102,7 +73,8 @@ mod tests {
             ranks("IQ== 0\nIiM= 1\n\naGVsbG8= 2\n"),
             Ok(vec![(b"!".to_vec(), 0), (b"\"#".to_vec(), 1), (b"hello".to_vec(), 2)])
         );
-        for bad in ["", "IQ==", "I 0", "IQ== x", "IQ=! 1", "==== 1"] {
+        assert_eq!(ranks("IQ== 0\n 1\n"), Ok(vec![(b"!".to_vec(), 0)]), "a token of no bytes");
+        for bad in ["", " 0", "IQ==", "I 0", "IQ 0", "IR== 0", "I-_= 0", "IQ== x", "IQ=! 1", "==== 1"] {
             assert!(ranks(bad).is_err(), "{bad}");
         }
     }

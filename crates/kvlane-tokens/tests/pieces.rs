@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use base64::prelude::{BASE64_STANDARD, Engine as _};
 use kvlane_tokens::{Config, Cut, LoadError, Prompt, Source, Tokenizer, UnixTime};
 use kvlane_wire::api::Api;
 use proptest::prelude::*;
@@ -278,24 +279,13 @@ fn what_is_wrong_with_the_files_is_said() {
 fn a_rank_file_is_a_tokenizer_whose_prompts_are_counted_but_not_its_conversations() {
     let dir = tempfile::tempdir().expect("a directory");
     // Every byte, and "he", "ll", "hell" as further tokens.
-    let base64 = |bytes: &[u8]| {
-        const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-        let mut text = String::new();
-        for three in bytes.chunks(3) {
-            let mut bits = [0; 4];
-            bits[1..=three.len()].copy_from_slice(three);
-            let bits = u32::from_be_bytes(bits);
-            for digit in 0..4 {
-                let shown = digit <= three.len();
-                text.push(if shown { DIGITS[(bits >> (18 - 6 * digit)) as usize & 63] as char } else { '=' });
-            }
-        }
-        text
-    };
     let mut ranks: Vec<Vec<u8>> = (0..=255).map(|byte| vec![byte]).collect();
     ranks.extend([b"he".to_vec(), b"ll".to_vec(), b"hell".to_vec()]);
-    let lines: String =
-        ranks.iter().enumerate().map(|(rank, token)| format!("{} {rank}\n", base64(token))).collect();
+    let lines: String = ranks
+        .iter()
+        .enumerate()
+        .map(|(rank, token)| format!("{} {rank}\n", BASE64_STANDARD.encode(token)))
+        .collect();
     std::fs::write(dir.path().join("o200k_base.tiktoken"), lines).expect("a file");
     let config = json!({"added_tokens_decoder": {"300": {"content": "<|end|>", "special": true}}});
     std::fs::write(dir.path().join("tokenizer_config.json"), config.to_string()).expect("a file");

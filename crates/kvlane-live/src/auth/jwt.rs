@@ -1,66 +1,75 @@
-//! Who a signed token says somebody is (JWT, RFC 7519; keys as JWK sets, RFC 7517).
+//! Verification of signed tokens: JWT (RFC 7519), with keys of a JWK set (RFC 7517).
 //!
-//! What signs is decided by the key and never by the token alone: a key verifies the algorithms of its own kind, and there
-//! are no shared secrets among them, so no public key can be taken for one. A token must say for whom it is, who made it and
-//! when it ends.
+//! The `jsonwebtoken` crate reads tokens and keys, and verifies signature, issuer and audience; the cryptography is that of
+//! TLS (`ring_provider`). Checked here is what the crate leaves open:
+//!
+//! - The key decides by which algorithms it verifies, and shared secrets are not read as keys. So neither `alg: none` nor a
+//!   public key that is used as a secret verifies.
+//! - A token with `crit` is refused: no extension is understood.
+//! - `exp` and `nbf` are compared with a time that is an argument. The crate reads the system's clock.
+//! - `iss` is a string. The crate accepts a list, too.
+//!
+//! A token that was verified is remembered until it expires or the keys are fetched again.
+
+mod keys;
+mod ring_provider;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use http::Uri;
+use jsonwebtoken::{Algorithm, Validation, decode_header};
 use kvlane_core::config::{ConfigError, within, wrong};
 use kvlane_http::client::Client;
 use kvlane_http::secret::KeyHash;
-use ring::signature::{self, RsaPublicKeyComponents, UnparsedPublicKey};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use self::keys::{Key, key_set};
 use super::{Identity, NAME_BYTES_MAX, Role};
 
-/// What the names of those begin with who show a token: no key has such a name.
+/// The first characters of the names of identities that come from tokens. An API key cannot have such a name.
 pub(super) const PREFIX: &str = "jwt:";
-/// What follows in a name that is a hash of the claim.
+/// Follows the prefix in a name that is a hash of the claim.
 const HASHED: char = '#';
-/// Clocks may differ by this much.
+/// The difference that is allowed between the issuer's clock and ours.
 const LEEWAY_S: f64 = 60.0;
-/// The most keys of a set that are kept.
-const KEYS_MAX: usize = 256;
-/// The most keys that one token is tried with: those that have its id, or any if it names none.
+/// The most keys that one token is tried with: those that have its `kid`, or any if it has none.
 const TRIES_MAX: usize = 8;
-/// Tokens that are known to be good; beyond it they are verified anew.
+/// The most verified tokens that are remembered; when there are more, all are forgotten and verified again.
 const KNOWN_MAX: usize = 10_000;
-/// Time that whoever has the keys may take to tell them.
+/// The time for one answer with the keys.
 const FETCH_MAX: Duration = Duration::from_secs(10);
 /// The largest file of keys.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// Which tokens are believed.
+/// The signed tokens that are accepted as keys.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct JwtSpec {
-    /// Who makes them: their `iss`.
+    /// Their `iss`.
     pub issuer: String,
-    /// For whom they must be: their `aud`, or one of it.
+    /// Their `aud`, or one of the list there.
     pub audience: String,
-    /// A file with the keys they are signed with, as a JWK set.
+    /// A file with the issuer's public keys, as a JWK set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub jwks_file: Option<PathBuf>,
-    /// Where the keys are told: `https`, or `http` on this machine.
+    /// The URL of the issuer's public keys: `https`, or `http` on this machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub jwks_url: Option<String>,
-    /// Time between two times that they are asked for.
+    /// Time between two fetches of the keys.
     #[serde(default = "usual_refresh", with = "humantime_serde")]
     pub refresh: Duration,
-    /// The claim that says who it is.
+    /// The claim with the name of the client.
     #[serde(default = "usual_claim")]
     pub name_claim: String,
-    /// What whoever has a token may do.
+    /// The role of every client with a token.
     #[serde(default)]
     pub role: Role,
-    /// The claim whose values `roles` gives roles to.
+    /// The claim whose values are looked up in `roles`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub role_claim: Option<String>,
     /// Roles by the values of that claim.
@@ -79,7 +88,16 @@ fn usual_claim() -> String {
 /// Verifies tokens.
 pub(crate) struct Jwt {
     pub(crate) spec: JwtSpec,
-    keys: ArcSwap<Vec<Key>>,
+    /// What a token must say; each key adds its algorithms.
+    expected: Validation,
+    trusted: ArcSwap<Trusted>,
+}
+
+/// The keys of one fetch, and the tokens that they have verified. New keys begin without any, so that no token of a withdrawn
+/// key is remembered, also if it is being verified while the keys change.
+#[derive(Default)]
+struct Trusted {
+    keys: Arc<Vec<Key>>,
     known: Mutex<HashMap<[u8; 32], Known>>,
 }
 
@@ -89,27 +107,12 @@ struct Known {
     ends_s: f64,
 }
 
-/// A key that signs tokens.
-struct Key {
-    id: Option<String>,
-    /// What it may sign with, where it says.
-    algorithm: Option<String>,
-    public: Public,
-}
-
-enum Public {
-    Rsa { n: Vec<u8>, e: Vec<u8> },
-    P256(Vec<u8>),
-    P384(Vec<u8>),
-    Ed25519(Vec<u8>),
-}
-
-/// Why a token is not believed.
+/// Why a token is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wrong {
-    /// It is none, or not of ours, or not signed by whom it should be, or over.
+    /// It is malformed, has a wrong signature or a wrong claim, or has expired.
     Bad,
-    /// No key that is known can have signed it: there may be a new one.
+    /// No key has its `kid`: the issuer may have a new one.
     UnknownKey,
 }
 
@@ -118,20 +121,17 @@ pub(super) enum Wrong {
 impl JwtSpec {
     fn validate(&self) -> Result<(), ConfigError> {
         if self.issuer.is_empty() || self.audience.is_empty() {
-            return wrong(
-                "auth.jwt",
-                "issuer and audience say whose tokens are believed: neither may be empty".into(),
-            );
+            return wrong("auth.jwt", "issuer and audience must not be empty".into());
         }
         within("auth.jwt.refresh", self.refresh.as_secs(), 10, 7 * 24 * 3600)?;
         match (&self.jwks_file, &self.jwks_url) {
             (Some(_), None) => Ok(()),
             (None, Some(url)) => page(url).map(|_| ()).or_else(|problem| wrong("auth.jwt.jwks_url", problem)),
-            _ => wrong("auth.jwt", "say jwks_file or jwks_url, one of them".into()),
+            _ => wrong("auth.jwt", "set either jwks_file or jwks_url".into()),
         }
     }
 
-    /// Whether a token can open the admin API.
+    /// Whether a token can give access to the admin API.
     pub(super) fn names_operators(&self) -> bool {
         self.role != Role::User || self.roles.values().any(|&role| role != Role::User)
     }
@@ -140,7 +140,7 @@ impl JwtSpec {
 // === impl Jwt ===
 
 impl Jwt {
-    /// Reads the keys, if they are in a file.
+    /// Reads the keys, if they are in a file; else there are none until [`Jwt::fetch`].
     pub(super) fn read(spec: &JwtSpec) -> Result<Self, ConfigError> {
         spec.validate()?;
         let mut keys = Vec::new();
@@ -151,22 +151,38 @@ impl Jwt {
             };
             let bytes = std::fs::metadata(path).map_err(|error| fail(error.to_string()))?.len();
             if bytes > FILE_BYTES_MAX {
-                return Err(fail(format!("it has {bytes} bytes, {FILE_BYTES_MAX} is the most")));
+                return Err(fail(format!("the file has {bytes} bytes; a JWK set may have {FILE_BYTES_MAX}")));
             }
             let text = std::fs::read(path).map_err(|error| fail(error.to_string()))?;
             keys = key_set(&text).map_err(fail)?;
         }
-        Ok(Self { spec: spec.clone(), keys: ArcSwap::from_pointee(keys), known: Mutex::default() })
+        Ok(Self::new(spec.clone(), keys))
     }
 
-    /// Begins with the keys that `before` had, if they come from the same place.
+    fn new(spec: JwtSpec, keys: Vec<Key>) -> Self {
+        ring_provider::install();
+        let mut expected = Validation::new(Algorithm::EdDSA);
+        expected.algorithms.clear();
+        expected.set_issuer(&[&spec.issuer]);
+        expected.set_audience(&[&spec.audience]);
+        expected.set_required_spec_claims(&["exp", "iss", "aud"]);
+        // It would be compared with the system's clock: see `identity`.
+        expected.validate_exp = false;
+        let trusted = Trusted { keys: keys.into(), ..Trusted::default() };
+        Self { spec, expected, trusted: ArcSwap::from_pointee(trusted) }
+    }
+
+    /// Takes over the keys of `before`, if they come from the same URL.
     pub(crate) fn inherit(&self, before: &Self) {
         if self.spec.jwks_url.is_some() && self.spec.jwks_url == before.spec.jwks_url {
-            self.keys.store(before.keys.load_full());
+            self.trust(Arc::clone(&before.trusted.load().keys));
         }
     }
 
-    /// Asks for the keys. Those that are there stay if that fails.
+    /// Fetches the keys. If that fails, those of the last successful fetch stay.
+    ///
+    /// # Errors
+    /// What failed, for people.
     pub(crate) async fn fetch(&self) -> Result<(), String> {
         let Some(url) = &self.spec.jwks_url else { return Ok(()) };
         let (base, path) = page(url)?;
@@ -174,27 +190,26 @@ impl Jwt {
         if status != 200 {
             return Err(format!("GET {path} answered {status}"));
         }
-        let keys = key_set(&body)?;
-        self.keys.store(Arc::new(keys));
-        // What a withdrawn key has signed is not believed any longer.
-        self.known().clear();
+        self.trust(key_set(&body)?.into());
         Ok(())
     }
 
-    fn known(&self) -> std::sync::MutexGuard<'_, HashMap<[u8; 32], Known>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Verifies by these keys from here on.
+    fn trust(&self, keys: Arc<Vec<Key>>) {
+        self.trusted.store(Arc::new(Trusted { keys, ..Trusted::default() }));
     }
 
-    /// Whom `token` names, `now_s` seconds after 1970. `tag` stands for the token.
+    /// The identity of `token` at `now_s`, in seconds after 1970. `tag` is a hash of the token.
     pub(super) fn verify(&self, token: &str, tag: [u8; 32], now_s: f64) -> Result<Arc<Identity>, Wrong> {
-        if let Some(Known { identity, ends_s }) = self.known().get(&tag)
+        let trusted = self.trusted.load();
+        if let Some(Known { identity, ends_s }) = trusted.known().get(&tag)
             && now_s <= *ends_s
         {
             return Ok(Arc::clone(identity));
         }
-        let (identity, ends_s) = self.verify_anew(token, now_s)?;
+        let (identity, ends_s) = self.verify_anew(&trusted.keys, token, now_s)?;
         let identity = Arc::new(identity);
-        let mut known = self.known();
+        let mut known = trusted.known();
         if known.len() >= KNOWN_MAX {
             known.clear();
         }
@@ -202,44 +217,29 @@ impl Jwt {
         Ok(identity)
     }
 
-    fn verify_anew(&self, token: &str, now_s: f64) -> Result<(Identity, f64), Wrong> {
-        #[derive(Deserialize)]
-        struct Header {
-            alg: String,
-            kid: Option<String>,
-            crit: Option<Value>,
-        }
-        let (signed, signature) = token.rsplit_once('.').ok_or(Wrong::Bad)?;
-        let (header, claims) = signed.split_once('.').ok_or(Wrong::Bad)?;
-        let header: Header = from_part(header)?;
-        // Whoever needs us to understand something more must not be misunderstood.
+    fn verify_anew(&self, keys: &[Key], token: &str, now_s: f64) -> Result<(Identity, f64), Wrong> {
+        let header = decode_header(token).map_err(|_| Wrong::Bad)?;
         if header.crit.is_some() {
             return Err(Wrong::Bad);
         }
-        let signature = base64url(signature).ok_or(Wrong::Bad)?;
-        let keys = self.keys.load();
         let may = |key: &&Key| header.kid.is_none() || key.id == header.kid;
-        let mut fitting = keys.iter().filter(may).take(TRIES_MAX).peekable();
-        if fitting.peek().is_none() {
+        let mut candidates = keys.iter().filter(may).take(TRIES_MAX).peekable();
+        if candidates.peek().is_none() {
             return Err(Wrong::UnknownKey);
         }
-        if !fitting.any(|key| key.has_signed(&header.alg, signed.as_bytes(), &signature)) {
-            return Err(Wrong::Bad);
-        }
-        self.identity(&from_part(claims)?, now_s)
+        let claims = candidates.find_map(|key| key.claims(token, &self.expected)).ok_or(Wrong::Bad)?;
+        self.identity(&claims, now_s)
     }
 
-    /// Whom the claims of a token name that was signed as it should be, and until when.
+    /// The identity of a token with these claims, whose signature, issuer and audience are right, and until when it is valid.
     fn identity(&self, claims: &Value, now_s: f64) -> Result<(Identity, f64), Wrong> {
         let spec = &self.spec;
         let time = |claim: &str| claims.get(claim).map(|time| time.as_f64().ok_or(Wrong::Bad)).transpose();
         let ends_s = time("exp")?.ok_or(Wrong::Bad)? + LEEWAY_S;
         let begins_s = time("nbf")?.map_or(f64::NEG_INFINITY, |begins_s| begins_s - LEEWAY_S);
         let in_time = begins_s <= now_s && now_s <= ends_s;
-        let of_issuer = claims["iss"].as_str() == Some(&spec.issuer);
-        let for_us = all(&claims["aud"]).any(|audience| audience == spec.audience);
         let name = claims.get(&spec.name_claim).and_then(Value::as_str).filter(|name| !name.is_empty());
-        let (true, true, true, Some(name)) = (in_time, of_issuer, for_us, name) else {
+        let (true, true, Some(name)) = (in_time, claims["iss"].is_string(), name) else {
             return Err(Wrong::Bad);
         };
         let told = spec.role_claim.iter().flat_map(|claim| all(&claims[claim.as_str()]));
@@ -250,8 +250,16 @@ impl Jwt {
     }
 }
 
-/// What the subject of a token is called: as the claim says, or by the claim's hash where that is no name. A claim that
-/// begins as hashed names do is hashed, too: no claim is written as another one's hash.
+// === impl Trusted ===
+
+impl Trusted {
+    fn known(&self) -> MutexGuard<'_, HashMap<[u8; 32], Known>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The name of a client: the claim, or its hash where the claim is too long for a name or has other characters. A claim that
+/// begins as hashed names do is hashed, too, so that no claim equals the hash of another one.
 fn name_of(claim: &str) -> String {
     let short = claim.len() <= NAME_BYTES_MAX - PREFIX.len();
     if short && !claim.starts_with(HASHED) && claim.bytes().all(|byte| byte.is_ascii_graphic()) {
@@ -260,110 +268,17 @@ fn name_of(claim: &str) -> String {
     format!("{PREFIX}{HASHED}{}", &KeyHash::of(claim).to_hex()[..32])
 }
 
-/// A string, or those of a list.
+/// A string, or the strings of a list.
 fn all(value: &Value) -> impl Iterator<Item = &str> {
     let list = value.as_array().into_iter().flatten();
     std::iter::once(value).chain(list).filter_map(Value::as_str)
 }
 
-// === impl Key ===
-
-impl Key {
-    /// Whether it has signed these bytes, in a way that is its own.
-    fn has_signed(&self, algorithm: &str, bytes: &[u8], signature: &[u8]) -> bool {
-        if self.algorithm.as_deref().is_some_and(|own| own != algorithm) {
-            return false;
-        }
-        let curve = |verifies: &'static dyn signature::VerificationAlgorithm, point: &[u8]| {
-            UnparsedPublicKey::new(verifies, point).verify(bytes, signature).is_ok()
-        };
-        match (&self.public, algorithm) {
-            (Public::Rsa { n, e }, _) => {
-                let verifies = match algorithm {
-                    "RS256" => &signature::RSA_PKCS1_2048_8192_SHA256,
-                    "RS384" => &signature::RSA_PKCS1_2048_8192_SHA384,
-                    "RS512" => &signature::RSA_PKCS1_2048_8192_SHA512,
-                    "PS256" => &signature::RSA_PSS_2048_8192_SHA256,
-                    _ => return false,
-                };
-                RsaPublicKeyComponents { n, e }.verify(verifies, bytes, signature).is_ok()
-            }
-            (Public::P256(point), "ES256") => curve(&signature::ECDSA_P256_SHA256_FIXED, point),
-            (Public::P384(point), "ES384") => curve(&signature::ECDSA_P384_SHA384_FIXED, point),
-            (Public::Ed25519(point), "EdDSA") => curve(&signature::ED25519, point),
-            _ => false,
-        }
-    }
-}
-
-/// The keys of a JWK set that can verify tokens.
-fn key_set(text: &[u8]) -> Result<Vec<Key>, String> {
-    #[derive(Deserialize)]
-    struct Set {
-        keys: Vec<Value>,
-    }
-    let set: Set = serde_json::from_slice(text).map_err(|error| format!("it is no JWK set: {error}"))?;
-    let keys: Vec<Key> = set.keys.iter().filter_map(key).take(KEYS_MAX).collect();
-    if keys.is_empty() {
-        return Err("it has no key for RS256, RS384, RS512, PS256, ES256, ES384 or EdDSA".into());
-    }
-    Ok(keys)
-}
-
-fn key(key: &Value) -> Option<Key> {
-    let text = |name: &str| key.get(name).and_then(Value::as_str);
-    let bytes = |name: &str| base64url(text(name)?);
-    // Those that are for something else are none of ours.
-    if text("use").is_some_and(|for_what| for_what != "sig") {
-        return None;
-    }
-    let point = |width: usize| {
-        let (x, y) = (bytes("x")?, bytes("y")?);
-        (x.len() == width && y.len() == width).then(|| [&[4][..], &x, &y].concat())
-    };
-    let public = match (text("kty")?, text("crv")) {
-        ("RSA", _) => Public::Rsa { n: bytes("n")?, e: bytes("e")? },
-        ("EC", Some("P-256")) => Public::P256(point(32)?),
-        ("EC", Some("P-384")) => Public::P384(point(48)?),
-        ("OKP", Some("Ed25519")) => Public::Ed25519(bytes("x").filter(|x| x.len() == 32)?),
-        _ => return None,
-    };
-    Some(Key { id: text("kid").map(str::to_owned), algorithm: text("alg").map(str::to_owned), public })
-}
-
-/// A part of a token, as JSON.
-fn from_part<T: for<'de> Deserialize<'de>>(part: &str) -> Result<T, Wrong> {
-    serde_json::from_slice(&base64url(part).ok_or(Wrong::Bad)?).map_err(|_| Wrong::Bad)
-}
-
-/// Undoes base64 in the alphabet of URLs, without padding (RFC 4648, section 5). Bits that stand for nothing must be 0, so
-/// that no two texts are the same bytes.
-fn base64url(text: &str) -> Option<Vec<u8>> {
-    let (mut out, mut held, mut bits) = (Vec::with_capacity(text.len() * 3 / 4), 0u32, 0);
-    for byte in text.bytes() {
-        let value = match byte {
-            b'A'..=b'Z' => byte - b'A',
-            b'a'..=b'z' => byte - b'a' + 26,
-            b'0'..=b'9' => byte - b'0' + 52,
-            b'-' => 62,
-            b'_' => 63,
-            _ => return None,
-        };
-        held = (held << 6 | u32::from(value)) & 0xFFFF;
-        bits += 6;
-        if bits >= 8 {
-            bits -= 8;
-            out.push((held >> bits) as u8);
-        }
-    }
-    (bits < 6 && held & ((1 << bits) - 1) == 0).then_some(out)
-}
-
-/// Where the keys are told: `scheme://host:port`, and the path.
+/// The parts of a URL of keys: `scheme://host:port`, and the path.
 fn page(url: &str) -> Result<(String, String), String> {
-    let uri: Uri = url.parse().map_err(|error| format!("'{url}' is no URL ({error})"))?;
+    let uri: Uri = url.parse().map_err(|error| format!("'{url}' is not a URL: {error}"))?;
     let (Some(scheme), Some(authority)) = (uri.scheme_str(), uri.authority()) else {
-        return Err(format!("'{url}': write https://host/path"));
+        return Err(format!("'{url}' has no scheme or no host: write https://host/path"));
     };
     let here = authority.host() == "localhost"
         || authority
@@ -371,46 +286,61 @@ fn page(url: &str) -> Result<(String, String), String> {
             .trim_matches(['[', ']'])
             .parse()
             .is_ok_and(|address: std::net::IpAddr| address.is_loopback());
-    // Whoever can change what comes can make tokens.
+    // An attacker who can change the answer can make tokens.
     if scheme != "https" && !(scheme == "http" && here) {
-        return Err(format!("'{url}': keys are asked for under https, or on this machine"));
+        return Err(format!(
+            "'{url}' must begin with https://; http:// is allowed for localhost and loopback addresses only"
+        ));
     }
     let path = uri.path_and_query().map_or("/", |path| path.as_str());
     Ok((format!("{scheme}://{authority}"), path.to_owned()))
 }
 
-/// Whether a token is believed that whoever has signed with one of `keys`, a JWK set, may have made. The claims alone are
-/// read too.
+/// Whether a token is accepted by keys of a JWK set. The claims are read too, as if a key had signed them.
 #[cfg(feature = "testing")]
 pub(crate) fn is_believed(keys: &[u8], token: &str, claims: &Value) -> bool {
-    let spec = serde_json::json!({"issuer": "i", "audience": ["a"], "jwks_url": "https://h"});
-    let (Ok(spec), Ok(keys)) = (serde_json::from_value(spec), key_set(keys)) else { return false };
-    let jwt = Jwt { spec, keys: ArcSwap::from_pointee(keys), known: Mutex::default() };
+    let spec = serde_json::json!({"issuer": "i", "audience": "a", "jwks_url": "https://h"});
+    let spec = serde_json::from_value(spec).expect("a spec");
+    let Ok(keys) = key_set(keys) else { return false };
+    let jwt = Jwt::new(spec, keys);
     let _ = jwt.identity(claims, 1e9);
     jwt.verify(token, [0; 32], 1e9).is_ok()
 }
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-    use ring::rand::SystemRandom;
-    use ring::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, Ed25519KeyPair, KeyPair};
-    use serde_json::json;
+    use std::net::SocketAddr;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
+    use base64::prelude::{BASE64_URL_SAFE_NO_PAD, Engine as _};
+    use http::{HeaderMap, header};
+    use proptest::prelude::*;
+    use ring::hmac;
+    use ring::rand::SystemRandom;
+    use ring::signature::{
+        self, ECDSA_P256_SHA256_FIXED_SIGNING, ECDSA_P384_SHA384_FIXED_SIGNING, EcdsaKeyPair,
+        EcdsaSigningAlgorithm, Ed25519KeyPair, KeyPair, RsaPublicKeyComponents,
+    };
+    use serde_json::json;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    use super::super::{Access, Auth, Denied, REFETCH_MIN};
     use super::*;
+    use crate::config::Security;
 
     const NOW: f64 = 1_700_000_000.0;
 
     fn encode(bytes: &[u8]) -> String {
-        const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
-        let mut out = String::new();
-        for chunk in bytes.chunks(3) {
-            let held =
-                chunk.iter().fold(0u32, |held, &byte| held << 8 | u32::from(byte)) << (8 * (3 - chunk.len()));
-            let digits = (0..=chunk.len()).map(|n| ALPHABET[(held >> (18 - 6 * n) & 63) as usize] as char);
-            out.extend(digits);
-        }
-        out
+        BASE64_URL_SAFE_NO_PAD.encode(bytes)
+    }
+
+    /// A token with this header and these claims, and what `sign` makes of both.
+    fn token(header: &Value, claims: &Value, sign: impl FnOnce(&[u8]) -> Vec<u8>) -> String {
+        let signed =
+            format!("{}.{}", encode(header.to_string().as_bytes()), encode(claims.to_string().as_bytes()));
+        let signature = encode(&sign(signed.as_bytes()));
+        format!("{signed}.{signature}")
     }
 
     struct Signer(Ed25519KeyPair);
@@ -426,13 +356,7 @@ mod tests {
         }
 
         fn token(&self, header: &Value, claims: &Value) -> String {
-            let signed = format!(
-                "{}.{}",
-                encode(header.to_string().as_bytes()),
-                encode(claims.to_string().as_bytes())
-            );
-            let signature = encode(self.0.sign(signed.as_bytes()).as_ref());
-            format!("{signed}.{signature}")
+            token(header, claims, |signed| self.0.sign(signed).as_ref().to_vec())
         }
     }
 
@@ -445,9 +369,14 @@ mod tests {
     }
 
     fn verifier(keys: &[Value]) -> Jwt {
-        let jwt = Jwt::read(&spec()).expect("right");
-        jwt.keys.store(Arc::new(key_set(json!({"keys": keys}).to_string().as_bytes()).expect("keys")));
-        jwt
+        Jwt::new(spec(), key_set(json!({"keys": keys}).to_string().as_bytes()).expect("keys"))
+    }
+
+    impl Jwt {
+        /// Verifies a token that is not remembered.
+        fn verify_now(&self, token: &str, now_s: f64) -> Result<(Identity, f64), Wrong> {
+            self.verify_anew(&self.trusted.load().keys, token, now_s)
+        }
     }
 
     fn claims() -> Value {
@@ -465,7 +394,7 @@ mod tests {
         let signer = Signer::new();
         let (header, jwt) = (json!({"alg": "EdDSA", "kid": "k"}), verifier(&[signer.jwk("k")]));
         let verify = |claims: &Value| {
-            jwt.verify_anew(&signer.token(&header, claims), NOW).map(|(identity, _)| identity)
+            jwt.verify_now(&signer.token(&header, claims), NOW).map(|(identity, _)| identity)
         };
         let ann = Identity { name: "jwt:ann".into(), role: Role::User, trusted: false };
         assert_eq!(verify(&claims()), Ok(ann.clone()));
@@ -480,11 +409,19 @@ mod tests {
             ("over", with(|claims| claims["exp"] = json!(NOW - 61.0))),
             ("endless", with(|claims| _ = claims.as_object_mut().expect("claims").remove("exp"))),
             ("an end that is no number", with(|claims| claims["exp"] = json!("9999999999"))),
+            ("an end before 1970", with(|claims| claims["exp"] = json!(-1))),
             ("not yet", with(|claims| claims["nbf"] = json!(NOW + 61.0))),
+            ("a beginning that is no number", with(|claims| claims["nbf"] = json!("1"))),
+            ("a beginning that is null", with(|claims| claims["nbf"] = json!(null))),
             ("another issuer", with(|claims| claims["iss"] = json!("https://evil"))),
             ("no issuer", with(|claims| claims["iss"] = json!(null))),
+            ("a list of issuers", with(|claims| claims["iss"] = json!(["https://idp"]))),
             ("for others", with(|claims| claims["aud"] = json!(["other"]))),
             ("for nobody", with(|claims| claims["aud"] = json!(null))),
+            ("for none of a list", with(|claims| claims["aud"] = json!([]))),
+            ("for part of a name", with(|claims| claims["aud"] = json!("kvlane2"))),
+            ("for an object", with(|claims| claims["aud"] = json!({"kvlane": true}))),
+            ("for a number, too", with(|claims| claims["aud"] = json!(["kvlane", 7]))),
             ("of nobody", with(|claims| claims["sub"] = json!(""))),
             ("of a number", with(|claims| claims["sub"] = json!(7))),
         ] {
@@ -511,7 +448,7 @@ mod tests {
     fn the_key_decides_how_it_is_signed() {
         let (signer, other) = (Signer::new(), Signer::new());
         let jwt = verifier(&[signer.jwk("k"), other.jwk("o")]);
-        let verify = |token: &str| jwt.verify_anew(token, NOW).map(|_| ());
+        let verify = |token: &str| jwt.verify_now(token, NOW).map(|_| ());
         let good = signer.token(&json!({"alg": "EdDSA", "kid": "k"}), &claims());
         assert_eq!(verify(&good), Ok(()));
         assert_eq!(
@@ -528,7 +465,13 @@ mod tests {
             json!({"alg": "eddsa", "kid": "k"}),
             json!({"alg": "EdDSA", "kid": "o"}),
             json!({"alg": "EdDSA", "kid": "k", "crit": ["exp"]}),
+            json!({"alg": "EdDSA", "kid": "k", "crit": ["b64"], "b64": false}),
+            json!({"alg": "EdDSA", "kid": "k", "crit": []}),
+            json!({"alg": "EdDSA", "kid": "k", "crit": "exp"}),
+            json!({"alg": "EdDSA", "kid": 7}),
+            json!({"alg": ["EdDSA"], "kid": "k"}),
             json!({"kid": "k"}),
+            json!(["EdDSA"]),
         ] {
             assert_eq!(verify(&signer.token(&header, &claims())), Err(Wrong::Bad), "{header}");
         }
@@ -550,40 +493,263 @@ mod tests {
         let mut bound = signer.jwk("k");
         bound["alg"] = json!("ES256");
         assert_eq!(
-            verifier(&[bound]).verify_anew(&good, NOW).err(),
+            verifier(&[bound]).verify_now(&good, NOW).err(),
             Some(Wrong::Bad),
             "the key says what it is for"
         );
     }
 
     #[test]
-    fn elliptic_and_rsa_keys_verify_as_their_standards_say() {
-        let document = EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &SystemRandom::new())
-            .expect("random");
-        let signer = EcdsaKeyPair::from_pkcs8(
-            &ECDSA_P256_SHA256_FIXED_SIGNING,
-            document.as_ref(),
-            &SystemRandom::new(),
-        )
-        .expect("a key");
-        let point = signer.public_key().as_ref();
-        let jwk = json!({"kty": "EC", "crv": "P-256", "kid": "e", "x": encode(&point[1..33]), "y": encode(&point[33..])});
-        let signed = format!(
-            "{}.{}",
-            encode(br#"{"alg":"ES256","kid":"e"}"#),
-            encode(claims().to_string().as_bytes())
+    fn a_public_key_is_not_accepted_as_a_shared_secret() {
+        let (signer, rsa) = (Signer::new(), vectors());
+        let jwk = signer.jwk("k");
+        let modulus = rsa["jwk"]["n"].as_str().expect("a modulus");
+        let secrets: [&[u8]; 6] = [
+            signer.0.public_key().as_ref(),
+            jwk["x"].as_str().expect("a point").as_bytes(),
+            &jwk.to_string().into_bytes(),
+            &BASE64_URL_SAFE_NO_PAD.decode(modulus).expect("base64"),
+            modulus.as_bytes(),
+            b"",
+        ];
+        let shared = json!({"kty": "oct", "kid": "s", "k": encode(b"secret"), "alg": "HS256"});
+        let jwt = verifier(&[jwk.clone(), rsa["jwk"].clone(), shared]);
+        for (n, secret) in secrets.into_iter().enumerate() {
+            for kid in ["k", "r"] {
+                let token = token(&json!({"alg": "HS256", "kid": kid}), &claims(), |signed| {
+                    hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, secret), signed).as_ref().to_vec()
+                });
+                assert_eq!(jwt.verify_now(&token, NOW).err(), Some(Wrong::Bad), "secret {n}, key {kid}");
+            }
+        }
+        let token = token(&json!({"alg": "HS256", "kid": "s"}), &claims(), |signed| {
+            hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, b"secret"), signed).as_ref().to_vec()
+        });
+        assert_eq!(
+            jwt.verify_now(&token, NOW).err(),
+            Some(Wrong::UnknownKey),
+            "secrets are not read as keys"
         );
-        let signature = signer.sign(&SystemRandom::new(), signed.as_bytes()).expect("signed");
-        let token = format!("{signed}.{}", encode(signature.as_ref()));
-        assert!(verifier(&[jwk]).verify_anew(&token, NOW).is_ok());
-        // RFC 7515, appendix A.2: RS256.
-        let rsa = json!({"kty": "RSA", "n": "ofgWCuLjybRlzo0tZWJjNiuSfb4p4fAkd_wWJcyQoTbji9k0l8W26mPddxHmfHQp-Vaw-4qPCJrcS2mJPMEzP1Pt0Bm4d4QlL-yRT-SFd2lZS-pCgNMsD1W_YpRPEwOWvG6b32690r2jZ47soMZo9wGzjb_7OMg0LOL-bSf63kpaSHSXndS5z5rexMdbBYUsLA9e-KXBdQOS-UTo7WTBEMa2R2CapHg665xsmtdVMTBQY4uDZlxvb3qCo5ZwKh9kG4LT6_I5IhlJH7aGhyxXFvUK-DWNmoudF8NAco9_h9iaGNj8q2ethFkMLs91kzk2PAcDTW9gb54h4FRWyuXpoQ", "e": "AQAB"});
-        let key = key(&rsa).expect("a key");
-        let signed = "eyJhbGciOiJSUzI1NiJ9.eyJpc3MiOiJqb2UiLA0KICJleHAiOjEzMDA4MTkzODAsDQogImh0dHA6Ly9leGFtcGxlLmNvbS9pc19yb290Ijp0cnVlfQ";
-        let signature = base64url("cC4hiUPoj9Eetdgtv3hF80EGrhuB__dzERat0XF9g2VtQgr9PJbu3XOiZj5RZmh7AAuHIm4Bh-0Qc_lF5YKt_O8W2Fp5jujGbds9uJdbF9CUAr7t1dnZcAcQjbKBYNX4BAynRFdiuB--f_nZLgrnbyTyWzO75vRK5h6xBArLIARNPvkSjtQBMHlb1L07Qe7K0GarZRmB_eSN9383LcOLn6_dO--xi12jzDwusC-eOkHWEsqtFZESc6BfI7noOPqvhJ1phCnvWh6IeYI2w9QOYEUipUTI8np6LbgGY9Fs98rqVt5AXLIhWkWywlVmtVrBp0igcN_IoypGlUPQGe77Rw").expect("base64");
-        assert!(key.has_signed("RS256", signed.as_bytes(), &signature));
-        assert!(!key.has_signed("RS384", signed.as_bytes(), &signature));
-        assert!(!key.has_signed("RS256", &signed.as_bytes()[1..], &signature));
+    }
+
+    /// The fuzz target asserts that nothing is believed: the door must be one that opens.
+    #[cfg(feature = "testing")]
+    #[test]
+    fn the_door_for_fuzzing_believes_what_its_keys_have_signed() {
+        let (signer, other) = (Signer::new(), Signer::new());
+        let claims = json!({"iss": "i", "aud": "a", "sub": "ann", "exp": 1e9});
+        let token = signer.token(&json!({"alg": "EdDSA"}), &claims);
+        let set = |signer: &Signer| json!({"keys": [signer.jwk("k")]}).to_string().into_bytes();
+        assert!(is_believed(&set(&signer), &token, &claims));
+        assert!(!is_believed(&set(&other), &token, &claims));
+    }
+
+    #[test]
+    fn a_token_without_a_signature_is_refused_whatever_its_header_says() {
+        let jwt = verifier(&[Signer::new().jwk("k")]);
+        for alg in ["none", "None", "NONE", "nOnE", "", "EdDSA", "HS256"] {
+            let token = token(&json!({"alg": alg, "kid": "k"}), &claims(), |_| Vec::new());
+            assert_eq!(jwt.verify_now(&token, NOW).err(), Some(Wrong::Bad), "{alg}");
+            let token = token.trim_end_matches('.');
+            assert_eq!(jwt.verify_now(token, NOW).err(), Some(Wrong::Bad), "{alg}");
+        }
+    }
+
+    #[test]
+    fn a_key_of_a_curve_verifies_by_the_algorithm_of_that_curve() {
+        let random = SystemRandom::new();
+        let make = |algorithm: &'static EcdsaSigningAlgorithm| {
+            let document = EcdsaKeyPair::generate_pkcs8(algorithm, &random).expect("random");
+            EcdsaKeyPair::from_pkcs8(algorithm, document.as_ref(), &random).expect("a key")
+        };
+        let jwk = |signer: &EcdsaKeyPair, curve: &str| {
+            let point = &signer.public_key().as_ref()[1..];
+            let (x, y) = point.split_at(point.len() / 2);
+            json!({"kty": "EC", "crv": curve, "kid": "e", "x": encode(x), "y": encode(y)})
+        };
+        let token = |signer: &EcdsaKeyPair, alg: &str| {
+            token(&json!({"alg": alg, "kid": "e"}), &claims(), |signed| {
+                signer.sign(&random, signed).expect("signed").as_ref().to_vec()
+            })
+        };
+        let verify =
+            |jwk: Value, token: &str| verifier(&[jwk, Signer::new().jwk("o")]).verify_now(token, NOW).err();
+        let (p256, p384) = (make(&ECDSA_P256_SHA256_FIXED_SIGNING), make(&ECDSA_P384_SHA384_FIXED_SIGNING));
+        for (signer, curve, own, other) in
+            [(&p256, "P-256", "ES256", "ES384"), (&p384, "P-384", "ES384", "ES256")]
+        {
+            assert_eq!(verify(jwk(signer, curve), &token(signer, own)), None, "{own}");
+            for alg in [other, "EdDSA", "RS256", "ES512"] {
+                assert_eq!(verify(jwk(signer, curve), &token(signer, alg)), Some(Wrong::Bad), "{own} {alg}");
+            }
+            let another = if curve == "P-256" { "P-384" } else { "P-256" };
+            for curve in [another, "P-521", "Ed25519"] {
+                let refused = verify(jwk(signer, curve), &token(signer, own));
+                assert_eq!(refused, Some(Wrong::UnknownKey), "a key of {own} under the name of {curve}");
+            }
+        }
+        let mut off = jwk(&p256, "P-256");
+        off["y"] = off["x"].clone();
+        assert_eq!(verify(off, &token(&p256, "ES256")), Some(Wrong::Bad), "a point beside the curve");
+    }
+
+    /// Keys and tokens made by OpenSSL with `claims()`: an RSA key of 2048 bits (`jwk`) and one of 1024 (`short_jwk`), whose
+    /// private keys were not kept.
+    fn vectors() -> Value {
+        serde_json::from_str(include_str!("jwt/rsa_tokens.json")).expect("JSON")
+    }
+
+    #[test]
+    fn an_rsa_key_verifies_the_algorithms_that_are_documented() {
+        let vectors = vectors();
+        let jwt = verifier(&[vectors["jwk"].clone()]);
+        let verify = |jwt: &Jwt, algorithm: &str| {
+            jwt.verify_now(vectors["tokens"][algorithm].as_str().expect("a token"), NOW).err()
+        };
+        for algorithm in ["RS256", "RS384", "RS512", "PS256"] {
+            assert_eq!(verify(&jwt, algorithm), None, "{algorithm}");
+        }
+        assert_eq!(verify(&jwt, "PS384"), Some(Wrong::Bad), "it is on no list");
+        let mut bound = vectors["jwk"].clone();
+        bound["alg"] = json!("RS256");
+        let bound = verifier(&[bound]);
+        assert_eq!(verify(&bound, "RS256"), None);
+        for other in ["RS384", "RS512", "PS256"] {
+            assert_eq!(verify(&bound, other), Some(Wrong::Bad), "the key says what it is for: {other}");
+        }
+    }
+
+    #[test]
+    fn an_rsa_key_under_2048_bits_verifies_nothing() {
+        let vectors = vectors();
+        let token = vectors["short_token"].as_str().expect("a token");
+        let (signed, signature) = token.rsplit_once('.').expect("a token");
+        let bytes = |text: &str| BASE64_URL_SAFE_NO_PAD.decode(text).expect("base64");
+        let n = bytes(vectors["short_jwk"]["n"].as_str().expect("a modulus"));
+        let right = RsaPublicKeyComponents { n: &n[..], e: &[1, 0, 1][..] }.verify(
+            &signature::RSA_PKCS1_1024_8192_SHA256_FOR_LEGACY_USE_ONLY,
+            signed.as_bytes(),
+            &bytes(signature),
+        );
+        assert!(right.is_ok(), "the signature is right");
+        let jwt = verifier(&[vectors["short_jwk"].clone()]);
+        assert_eq!(jwt.verify_now(token, NOW).err(), Some(Wrong::Bad));
+    }
+
+    #[test]
+    fn claims_that_are_said_twice_or_are_no_object_are_refused() {
+        let signer = Signer::new();
+        let jwt = verifier(&[signer.jwk("k")]);
+        let verify = |header: &str, claims: &str| {
+            let signed = format!("{}.{}", encode(header.as_bytes()), encode(claims.as_bytes()));
+            let signature = encode(signer.0.sign(signed.as_bytes()).as_ref());
+            jwt.verify_now(&format!("{signed}.{signature}"), NOW).err()
+        };
+        let header = r#"{"alg":"EdDSA","kid":"k"}"#;
+        let good = r#"{"iss":"https://idp","aud":"kvlane","exp":1700000300,"sub":"ann"}"#;
+        assert_eq!(verify(header, good), None);
+        for twice in [
+            r#""exp":1"#,
+            r#""iss":"https://evil""#,
+            r#""aud":"other""#,
+            r#""sub":"eve""#,
+            r#""nbf":1,"nbf":2"#,
+        ] {
+            for claims in
+                [good.replacen('{', &format!("{{{twice},"), 1), good.replace('}', &format!(",{twice}}}"))]
+            {
+                assert_eq!(verify(header, &claims), Some(Wrong::Bad), "{claims}");
+            }
+        }
+        for claims in
+            ["", "null", "7", "[]", r#"[1700000300, 0, "ann", "https://idp", "kvlane"]"#, &format!("{good}x")]
+        {
+            assert_eq!(verify(header, claims), Some(Wrong::Bad), "{claims}");
+        }
+        for header in [
+            r#"{"alg":"EdDSA","alg":"EdDSA","kid":"k"}"#,
+            r#"{"alg":"EdDSA","kid":"k","kid":"k"}"#,
+            r#"{"alg":"EdDSA","kid":"k","crit":null,"crit":["x"]}"#,
+        ] {
+            assert_eq!(verify(header, good), Some(Wrong::Bad), "{header}");
+        }
+    }
+
+    /// Answers each connection with the next of these bodies, the last one again and again, and counts them.
+    async fn serve(bodies: Vec<String>) -> (SocketAddr, Arc<AtomicUsize>) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let at = listener.local_addr().expect("an address");
+        let served = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&served);
+        tokio::spawn(async move {
+            loop {
+                let (mut stream, _) = listener.accept().await.expect("a connection");
+                let mut head = Vec::new();
+                while !head.ends_with(b"\r\n\r\n") {
+                    head.push(stream.read_u8().await.expect("a head"));
+                }
+                let body = &bodies[count.fetch_add(1, Ordering::Relaxed).min(bodies.len() - 1)];
+                let answer = format!(
+                    "HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}",
+                    body.len()
+                );
+                stream.write_all(answer.as_bytes()).await.expect("sent");
+            }
+        });
+        (at, served)
+    }
+
+    #[tokio::test]
+    async fn a_token_of_a_withdrawn_key_is_refused_although_it_was_remembered() {
+        let (old, new) = (Signer::new(), Signer::new());
+        let set = |keys: &[Value]| json!({"keys": keys}).to_string();
+        let bodies = vec![set(&[old.jwk("old"), new.jwk("new")]), set(&[new.jwk("new")]), "{}".into()];
+        let (at, _) = serve(bodies).await;
+        let jwt =
+            Jwt::read(&JwtSpec { jwks_url: Some(format!("http://{at}/keys")), ..spec() }).expect("right");
+        let tokens = [(&old, "old", [1; 32]), (&new, "new", [2; 32])]
+            .map(|(signer, kid, tag)| (signer.token(&json!({"alg": "EdDSA", "kid": kid}), &claims()), tag));
+        let verify = || tokens.each_ref().map(|(token, tag)| jwt.verify(token, *tag, NOW).err());
+        assert_eq!(verify(), [Some(Wrong::UnknownKey), Some(Wrong::UnknownKey)], "no key yet");
+        jwt.fetch().await.expect("keys");
+        assert_eq!(verify(), [None, None]);
+        jwt.fetch().await.expect("keys");
+        assert_eq!(verify(), [Some(Wrong::UnknownKey), None]);
+        let problem = jwt.fetch().await.expect_err("no set");
+        assert!(problem.contains("not a JWK set"), "{problem}");
+        assert_eq!(verify(), [Some(Wrong::UnknownKey), None], "the keys of the last good answer stay");
+    }
+
+    #[tokio::test]
+    async fn tokens_of_an_unknown_key_have_the_keys_fetched_once_after_a_pause() {
+        let signer = Signer::new();
+        let (at, served) = serve(vec![json!({"keys": [signer.jwk("k")]}).to_string()]).await;
+        let jwt = JwtSpec { jwks_url: Some(format!("http://{at}/keys")), ..spec() };
+        let auth = Auth::read(&Security { jwt: Some(jwt), ..Security::default() }).expect("right");
+        let auth = Arc::new(auth);
+        for (strangers, pause) in [(0, usual_refresh()), (100, REFETCH_MIN), (0, usual_refresh())] {
+            let jwt = auth.jwt.as_ref().expect("tokens");
+            jwt.trust(Arc::default());
+            let kept = Arc::clone(&auth);
+            let keeping = tokio::spawn(async move { kept.keep_keys().await });
+            while jwt.trusted.load().keys.is_empty() {
+                tokio::task::yield_now().await;
+            }
+            tokio::time::pause();
+            let fetched = tokio::time::Instant::now();
+            for n in 0..strangers {
+                let token = signer.token(&json!({"alg": "EdDSA", "kid": format!("new-{n}")}), &claims());
+                let value = format!("Bearer {token}").parse().expect("a value");
+                let headers = HeaderMap::from_iter([(header::AUTHORIZATION, value)]);
+                assert_eq!(auth.admit(&headers, Access::Use, true, NOW), Err(Denied::Invalid));
+            }
+            keeping.await.expect("no panic");
+            let waited = fetched.elapsed();
+            tokio::time::resume();
+            // The clock ran until it was paused, and timers are late by a millisecond.
+            assert!(pause.abs_diff(waited) < Duration::from_secs(2), "{strangers} strangers: {waited:?}");
+        }
+        assert_eq!(served.load(Ordering::Relaxed), 3);
     }
 
     #[test]
@@ -610,7 +776,8 @@ mod tests {
         let jwt = verifier(&[signer.jwk("k")]);
         let token = signer.token(&json!({"alg": "EdDSA"}), &claims());
         assert!(jwt.verify(&token, [1; 32], NOW).is_ok());
-        jwt.keys.store(Arc::default());
+        let known = std::mem::take(&mut *jwt.trusted.load().known());
+        jwt.trusted.store(Arc::new(Trusted { known: Mutex::new(known), ..Trusted::default() }));
         assert!(jwt.verify(&token, [1; 32], NOW).is_ok(), "without its key");
         assert!(jwt.verify(&token, [2; 32], NOW).is_err());
         assert!(jwt.verify(&token, [1; 32], NOW + 361.0).is_err(), "it is over");
@@ -625,44 +792,47 @@ mod tests {
             assert!(problem.contains(word), "'{word}' is not in: {problem}");
         };
         check(&|spec| spec.audience.clear(), "audience");
-        check(&|spec| spec.jwks_url = None, "jwks_file or jwks_url");
+        check(&|spec| spec.issuer.clear(), "issuer");
+        check(&|spec| spec.jwks_url = None, "either jwks_file or jwks_url");
         check(&|spec| spec.jwks_url = Some("http://idp/keys".into()), "https");
-        check(&|spec| spec.jwks_file = Some("/keys".into()), "one of them");
+        check(&|spec| spec.jwks_file = Some("/keys".into()), "either jwks_file or jwks_url");
         check(
             &|spec| (spec.jwks_url, spec.jwks_file) = (None, Some("/nowhere/jwks".into())),
             "/nowhere/jwks",
         );
         check(&|spec| spec.refresh = Duration::ZERO, "auth.jwt.refresh");
-        for set in [
-            "",
-            "{}",
-            r#"{"keys":[]}"#,
-            r#"{"keys":[{"kty":"oct","k":"AA"}]}"#,
-            r#"{"keys":[{"kty":"RSA","use":"enc","n":"AA","e":"AQAB"}]}"#,
-        ] {
-            assert!(key_set(set.as_bytes()).is_err(), "{set}");
-        }
     }
 
     proptest! {
         #[test]
-        fn base64_reads_back_as_it_was_written_and_in_one_way_only(bytes in prop::collection::vec(any::<u8>(), 0..80), at in 0usize..100, other in any::<char>()) {
-            let text = encode(&bytes);
-            prop_assert_eq!(base64url(&text), Some(bytes.clone()));
-            let mut changed: Vec<char> = text.chars().collect();
-            if let Some(place) = changed.get_mut(at) {
-                *place = other;
-                let changed: String = changed.into_iter().collect();
-                prop_assert!(changed == text || base64url(&changed) != Some(bytes));
-            }
+        fn a_token_is_refused_if_any_of_its_characters_is_another_one(at in any::<prop::sample::Index>(), other in "[A-Za-z0-9_=.+/ -]") {
+            let signer = Signer::new();
+            let good = signer.token(&json!({"alg": "EdDSA"}), &claims());
+            let jwt = verifier(&[signer.jwk("k")]);
+            prop_assert!(jwt.verify_now(&good, NOW).is_ok());
+            let at = at.index(good.len());
+            let changed = format!("{}{other}{}", &good[..at], &good[at + 1..]);
+            prop_assert!(changed == good || jwt.verify_now(&changed, NOW).is_err(), "{}", changed);
+            let longer = format!("{}{other}{}", &good[..at], &good[at..]);
+            prop_assert!(jwt.verify_now(&longer, NOW).is_err(), "{}", longer);
+        }
+
+        /// The bits of the last character that stand for no byte must be 0: a signature is written in one way.
+        #[test]
+        fn a_signature_is_written_in_one_way(other in "[A-Za-z0-9_-]") {
+            let signer = Signer::new();
+            let good = signer.token(&json!({"alg": "EdDSA"}), &claims());
+            let changed = format!("{}{other}", &good[..good.len() - 1]);
+            let believed = verifier(&[signer.jwk("k")]).verify_now(&changed, NOW).is_ok();
+            prop_assert_eq!(believed, changed == good);
         }
 
         #[test]
         fn no_token_whatever_breaks_anything(token in "[A-Za-z0-9_.=-]{0,200}", json in "\\{.{0,80}\\}") {
             let jwt = verifier(&[Signer::new().jwk("k")]);
-            prop_assert!(jwt.verify_anew(&token, NOW).is_err());
+            prop_assert!(jwt.verify_now(&token, NOW).is_err());
             let token = format!("{}.{}.AA", encode(json.as_bytes()), encode(json.as_bytes()));
-            prop_assert!(jwt.verify_anew(&token, NOW).is_err());
+            prop_assert!(jwt.verify_now(&token, NOW).is_err());
         }
     }
 }

@@ -40,7 +40,7 @@ const KEYS_MAX: usize = 10_000;
 const NAME_BYTES_MAX: usize = 64;
 /// The longest key that is looked at; signed tokens have a few thousand bytes.
 const KEY_BYTES_MAX: usize = 16 << 10;
-/// The shortest time between two times that the keys of tokens are asked for.
+/// The shortest time between two fetches of the keys of tokens.
 const REFETCH_MIN: Duration = Duration::from_secs(10);
 /// The largest file of keys.
 const FILE_BYTES_MAX: u64 = 4 << 20;
@@ -279,7 +279,7 @@ impl Auth {
         }
     }
 
-    /// Asks for the keys of tokens, if they are told somewhere; then waits until they are to be asked for again.
+    /// Fetches the keys of tokens, if they have a URL; then waits until they are to be fetched again.
     pub(crate) async fn keep_keys(&self) {
         let Some(jwt) = self.jwt.as_ref().filter(|jwt| jwt.spec.jwks_url.is_some()) else {
             return std::future::pending().await;
@@ -290,12 +290,12 @@ impl Auth {
                 tracing::warn!(
                     url = jwt.spec.jwks_url,
                     problem,
-                    "the keys of tokens were not told: those before stay"
+                    "cannot fetch the keys of signed tokens; keeping those of the last successful fetch"
                 );
                 REFETCH_MIN
             }
         };
-        // However many strange tokens come, whoever has the keys is not asked more often.
+        // However many tokens of unknown keys come, the issuer is not asked more often.
         sleep(REFETCH_MIN).await;
         tokio::select! {
             () = sleep(again.saturating_sub(REFETCH_MIN)) => {}
