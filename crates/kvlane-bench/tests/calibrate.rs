@@ -103,6 +103,11 @@ fn another(name: &str) -> TimingModel {
     truth
 }
 
+/// Invariant: A calibration measures what the engine did and recovers its constants; a parameter that the data cannot
+/// determine keeps its value.
+///
+/// Also held by `constants_are_recovered_within_five_percent_whatever_they_are`,
+/// `what_short_contexts_cannot_tell_stays_as_it_was_and_says_so`.
 #[test]
 fn what_is_measured_is_what_the_engine_did() {
     let config = engine(&another("qwen2.5-7b@a100"));

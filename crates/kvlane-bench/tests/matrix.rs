@@ -70,6 +70,9 @@ async fn carried_out(matrix: &Matrix, kept: impl FnMut(&Job) -> Option<Recorded>
     run(matrix, &place, source, kept, |_| ()).await.expect("it can be carried out")
 }
 
+/// Invariant: Every run of a bench starts with empty caches, and runs of one load and seed are adjacent.
+///
+/// Also held by `every_run_is_in_the_order_once_and_those_of_a_load_and_seed_follow_one_another`.
 #[tokio::test]
 async fn every_run_begins_with_caches_emptied_and_warm_up_requests_count_in_nothing() {
     let ((engine, flushed), (router, asked)) = (server(200).await, server(200).await);

@@ -133,6 +133,7 @@ mod tests {
         }
     }
 
+    /// Invariant: Prompts of different models, adapters or salts never match.
     #[test]
     fn model_adapter_and_salt_each_separate_the_chains() {
         let seeds = [

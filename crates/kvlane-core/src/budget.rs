@@ -59,6 +59,10 @@ mod tests {
     use super::*;
 
     proptest! {
+        /// Invariant: Retries stay within what earlier requests earned; a limiter never admits more than it refills.
+        ///
+        /// Also held by `nobody_uses_more_than_comes_back`.
+        ///
         /// At any times, the number of retries is at most the earned share plus the minimum rate.
         #[test]
         fn nobody_sends_more_again_than_was_paid_for(

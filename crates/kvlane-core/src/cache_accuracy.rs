@@ -439,6 +439,10 @@ mod tests {
         (0..answers).filter_map(observe).map(|change| change.to).collect()
     }
 
+    /// Invariant: An endpoint whose cache predictions prove wrong falls back alone, and recovers when predictions
+    /// hold again.
+    ///
+    /// Also held by `an_engine_that_reuses_nothing_is_judged_by_its_load_alone`.
     #[test]
     fn one_that_lies_steps_down_to_what_we_know_ourselves_and_comes_back_when_predictions_hold() {
         let mut accuracy = live();
@@ -519,6 +523,10 @@ mod tests {
     }
 
     proptest! {
+        /// Invariant: A decision counts no more cached tokens than some source reported, and KV events count only
+        /// while the feed is complete.
+        ///
+        /// Also held by `while_a_feed_catches_up_our_own_dispatches_count`.
         #[test]
         fn what_counts_is_never_more_than_a_source_said(
             answers in prop::collection::vec((0u32..1000, 0u32..1000, 0u32..=1000), 0..80),

@@ -234,6 +234,9 @@ mod tests {
         id
     }
 
+    /// Invariant: An endpoint's id is never reused for its successor.
+    ///
+    /// Also held by `settling_after_the_endpoint_left_touches_no_successor_in_its_slot`.
     #[test]
     fn a_reused_slot_has_a_new_id() {
         let mut pool = Pool::default();

@@ -518,6 +518,8 @@ mod tests {
     }
 
     proptest! {
+        /// Invariant: Queued tenants get equal service, to within the two largest requests.
+        ///
         /// No request is lost or duplicated, the dequeued request is the one whose turn it is, and no tenant that stays
         /// queued is served more than two largest requests, plus corrections, beyond another.
         #[test]

@@ -237,6 +237,10 @@ mod tests {
         assert!(factor.value / before < 1.1, "{factor:?}");
     }
 
+    /// Invariant: An endpoint's learned rates begin with its pool's and then follow its own measurements; noise does
+    /// not separate machines of one kind.
+    ///
+    /// Also held by `a_factor_finds_the_median_and_an_outlier_hardly_moves_it`.
     #[test]
     fn an_endpoint_begins_at_the_pace_of_its_pool_and_then_goes_its_own() {
         let (mut pool, mut slow, fresh) = (Pace::default(), Pace::default(), Pace::default());

@@ -612,6 +612,10 @@ mod tests {
         (router, chain)
     }
 
+    /// Invariant: A queued request is placed by the state at its turn, and keeps its turn if no endpoint is
+    /// available.
+    ///
+    /// Also held by `whoever_is_called_and_finds_nobody_is_the_next_again`.
     #[test]
     fn a_prompt_that_waited_is_looked_up_again_and_where_it_went_is_known() {
         let (router, chain) = narrow();

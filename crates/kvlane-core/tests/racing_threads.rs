@@ -103,6 +103,8 @@ fn race(policy: &str) -> (BTreeMap<RequestId, Placement>, Recording) {
     (seen.into_inner().expect("no panic"), router.recording())
 }
 
+/// Invariant: The same inputs in the same order give the same decisions, for every policy and any number of racing
+/// threads.
 #[test]
 fn a_recording_of_eight_racing_threads_replays_to_identical_decisions() {
     let mut waited = 0;

@@ -396,6 +396,7 @@ mod tests {
     use super::*;
     use crate::metrics::Metrics;
 
+    /// Invariant: One waiting request drives the scheduler's timers, however many wait.
     #[tokio::test(start_paused = true)]
     async fn a_thousand_that_wait_step_the_scheduler_as_often_as_one() {
         let config = crate::config::Config::default().router("m", None);

@@ -165,6 +165,9 @@ mod tests {
     const ID: HeaderValue = HeaderValue::from_static("a");
 
     proptest! {
+        /// Invariant: The stages of a request follow one another without a gap and add up to its time.
+        ///
+        /// Also held by `its_stages_add_up_to_the_time_that_its_client_waited_at_most`.
         #[test]
         fn stages_add_up_to_the_whole_time(
             received in 0..1u64 << 40, steps in prop::collection::vec((0..8usize, 0..5_000_000u64, any::<bool>()), 0..20),

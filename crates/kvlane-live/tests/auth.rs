@@ -33,6 +33,11 @@ fn bearer(name: &str) -> String {
     format!("authorization: Bearer k-{name}\r\n")
 }
 
+/// Invariant: No request without a valid key reaches an engine; a client's key is not forwarded; secrets are never
+/// printed.
+///
+/// Also held by `a_clients_key_does_not_go_on_to_engines_and_a_workers_own_does`,
+/// `keys_are_kept_through_flags_and_shown_to_nobody`.
 #[tokio::test]
 async fn a_client_without_a_good_key_reaches_no_engine() {
     let engine = FakeEngine::start("m").await;
@@ -337,6 +342,7 @@ async fn a_worker_is_not_added_where_no_worker_may_be() {
     gateway.end().await;
 }
 
+/// Invariant: The address of a worker added through the admin API is checked at every connection.
 #[tokio::test]
 async fn where_an_added_worker_is_is_looked_at_again_with_every_connection() {
     let engine = FakeEngine::start("m").await;

@@ -160,6 +160,10 @@ async fn who_waits_for_a_go_ahead_is_refused_before_sending() {
     gateway.end().await;
 }
 
+/// Invariant: A slow client cannot hold resources beyond its timeouts.
+///
+/// Also held by `a_slow_body_times_out`, `a_client_that_stops_reading_is_let_go`,
+/// `a_client_that_grants_no_room_is_let_go`.
 #[tokio::test]
 async fn a_slow_head_and_an_idle_connection_are_closed() {
     let engine = FakeEngine::start("m").await;
@@ -230,6 +234,11 @@ async fn heads_that_are_too_large_are_refused() {
     gateway.end().await;
 }
 
+/// Invariant: No head is parsed as two requests: an ambiguous one is refused, an accepted one reaches the engine as
+/// one.
+///
+/// Also held by `a_request_that_says_twice_how_long_it_is_reaches_no_engine`,
+/// `what_stands_behind_a_request_is_the_next_one_and_never_part_of_the_first`.
 #[tokio::test]
 async fn smuggled_requests_are_refused() {
     let engine = FakeEngine::start("m").await;

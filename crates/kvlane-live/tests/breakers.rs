@@ -99,6 +99,9 @@ async fn streams_that_break_count_and_a_client_that_leaves_does_not() {
     gateway.end().await;
 }
 
+/// Invariant: A busy engine does not open the circuit breaker, and neither do bad requests.
+///
+/// Also held by `bad_requests_and_odd_answers_break_nothing`.
 #[tokio::test]
 async fn an_engine_that_is_busy_is_left_alone_for_as_long_as_it_says_and_is_not_broken() {
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);

@@ -108,6 +108,9 @@ async fn churn(gateway: &TestGateway, engines: &[FakeEngine; 3]) {
     }
 }
 
+/// Invariant: Workers join and leave under load without a failed request or a retry.
+///
+/// Also held by `who_goes_serves_until_those_do_that_have_come_with_the_same_file`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn workers_join_drain_and_leave_under_load_without_a_failed_request() {
     let engines = [FakeEngine::start("m").await, FakeEngine::start("m").await, FakeEngine::start("m").await];

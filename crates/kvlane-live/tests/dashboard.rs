@@ -39,6 +39,9 @@ async fn fleet(gateway: &TestGateway) -> Value {
     gateway.operate("GET", "/fleet", "").await.json()
 }
 
+/// Invariant: The dashboard's files contain no data; its data needs an operator's key.
+///
+/// Also held by `who_looks_is_told_what_they_may_change`.
 #[tokio::test]
 async fn the_page_is_open_to_all_and_holds_nothing_and_what_it_shows_needs_a_key() {
     let engine = FakeEngine::start("m").await;
@@ -125,6 +128,7 @@ async fn the_fleet_is_told_with_its_loads_and_what_becomes_of_it() {
     gateway.end().await;
 }
 
+/// Invariant: A dead engine is detected before the next probe and without a request.
 #[tokio::test]
 async fn an_engine_that_dies_is_seen_without_a_probe_that_is_due_and_without_a_request() {
     let engine = FakeEngine::start("m").await;

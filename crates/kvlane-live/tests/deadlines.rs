@@ -80,6 +80,10 @@ async fn a_stream_that_does_not_begin_in_time_is_asked_for_elsewhere() {
     }
 }
 
+/// Invariant: Until the first byte of an answer, another engine can answer the request.
+///
+/// Also held by `a_stream_that_does_not_begin_in_time_is_asked_for_elsewhere`,
+/// `whoever_waits_at_an_engine_that_fails_its_probes_is_answered_elsewhere`.
 #[tokio::test]
 async fn a_stream_whose_engine_dies_before_its_first_byte_is_asked_for_elsewhere() {
     for head in [false, true] {

@@ -41,6 +41,11 @@ fn open_breakers(gateway: &TestGateway) -> usize {
     gateway.pool("m").router.read(|scheduler| scheduler.pool().endpoints().filter(|it| open(it)).count())
 }
 
+/// Invariant: A request whose engine died before any content is answered by another engine; a failure of unclear
+/// cause counts against the engine only if another engine succeeds.
+///
+/// Also held by
+/// `an_error_of_nobodys_in_particular_is_its_engines_if_another_one_answers_and_its_requests_if_none_does`.
 #[tokio::test]
 async fn a_request_whose_engine_died_before_any_content_is_answered_elsewhere() {
     for streams in [false, true] {
@@ -143,6 +148,9 @@ async fn a_bad_request_that_an_engine_refuses_within_its_stream_is_not_tried_aga
     gateway.end().await;
 }
 
+/// Invariant: A prompt with which two engines died in flight is not sent to a third.
+///
+/// Also held by `a_prompt_under_which_two_engines_died_is_not_placed_until_that_is_long_ago`.
 #[tokio::test]
 async fn a_request_under_which_two_engines_died_is_not_sent_to_a_third() {
     let engines = [FakeEngine::start("m").await, FakeEngine::start("m").await, FakeEngine::start("m").await];
@@ -259,6 +267,10 @@ async fn of_known_rates(engines: &[&FakeEngine]) -> TestGateway {
     TestGateway::start(config, engines).await
 }
 
+/// Invariant: A stalled engine gets no requests until it makes progress; a long prefill counts as progress.
+///
+/// Also held by `a_long_prefill_that_shows_in_the_engines_counters_is_no_stall`,
+/// `an_endpoint_that_makes_no_progress_gets_none_until_it_does_or_nobody_is_left`.
 #[tokio::test]
 async fn an_engine_that_makes_no_progress_is_left_until_it_does() {
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);

@@ -58,6 +58,7 @@ async fn hedges(gateway: &TestGateway, outcome: &str) -> Option<f64> {
     gateway.metric(&format!(r#"kvlane_hedges_total{{outcome="{outcome}"}}"#)).await
 }
 
+/// Invariant: Of two copies of a hedged request one answers; the other is cancelled and does not count as a failure.
 #[tokio::test]
 async fn whoever_begins_first_answers_and_the_other_engine_hears_that_nobody_waits() {
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);

@@ -25,6 +25,10 @@ fn in_session(session: &str) -> String {
     json!({"model": "m", "session_id": session, "messages": messages}).to_string()
 }
 
+/// Invariant: Session and tenant names are not shown to operators; sessions of one name but of two tenants are two
+/// sessions.
+///
+/// Also held by `sessions_of_one_name_are_as_many_as_their_tenants`.
 #[tokio::test]
 async fn hints_reach_the_scheduler_and_names_stay_out_of_what_operators_see() {
     let engine = FakeEngine::start("m").await;
@@ -53,6 +57,7 @@ async fn hints_reach_the_scheduler_and_names_stay_out_of_what_operators_see() {
     gateway.end().await;
 }
 
+/// Invariant: A retry keeps session, tenant and priority of its request.
 #[tokio::test]
 async fn a_retry_is_of_the_same_session_tenant_and_priority() {
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);

@@ -370,6 +370,9 @@ async fn is_sent_away(stream: &mut TcpStream) {
     }
 }
 
+/// Invariant: A connection that causes unbounded work is closed.
+///
+/// Also held by `a_head_in_frames_without_end_ends_the_connection`.
 #[tokio::test]
 async fn streams_opened_and_reset_in_a_hurry_end_the_connection() {
     let engine = FakeEngine::start("m").await;

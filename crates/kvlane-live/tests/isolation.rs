@@ -57,6 +57,9 @@ async fn seen(gateway: &TestGateway) -> (u64, Value) {
     )
 }
 
+/// Invariant: With `isolate_tenants`, one tenant's prompt is never a cache hit for another tenant.
+///
+/// Also held by `what_engines_tell_of_their_caches_helps_nobody_but_whose_it_is`.
 #[tokio::test]
 async fn what_one_tenant_has_sent_is_news_when_another_sends_it() {
     let engine = FakeEngine::start("m").await;

@@ -62,6 +62,9 @@ async fn what_was_said_before_the_gateway_came_is_replayed() {
     gateway.end().await;
 }
 
+/// Invariant: Predicted reuse equals the engine's reuse, whatever happens to messages and connections.
+///
+/// Also held by `what_is_known_is_what_engines_reuse_under_eviction`.
 #[tokio::test]
 async fn lost_repeated_and_late_messages_leave_no_trace() {
     let mut a = CachingEngine::start().await;
@@ -272,6 +275,9 @@ async fn operators_see_each_feed() {
     gateway.end().await;
 }
 
+/// Invariant: A snapshot is used only once a replay has confirmed it.
+///
+/// Also held by `a_file_with_any_byte_changed_or_missing_is_refused`.
 #[tokio::test]
 async fn a_gateway_that_starts_again_knows_what_it_knew_and_what_was_said_since() {
     let directory = tempfile::tempdir().expect("a directory");

@@ -17,6 +17,9 @@ async fn gateway(engines: &[&CachingEngine]) -> (TestGateway, Vec<FeedEndpoint>)
     caching_gateway(config(), engines).await
 }
 
+/// Invariant: A bad feed affects its own endpoint only.
+///
+/// Also held by `blocks_of_another_size_are_refused_until_the_engines_agree`.
 #[tokio::test]
 async fn garbage_costs_its_sender_trust_and_nobody_else() {
     let (mut a, mut b) = (CachingEngine::start().await, CachingEngine::start().await);

@@ -36,6 +36,9 @@ async fn usual(gateway: &TestGateway) -> f64 {
     gateway.metric(r#"kvlane_output_tokens_usual{model="m"}"#).await.expect("a sample")
 }
 
+/// Invariant: An answer's length is what its engine reports; an answer that arrives at once teaches no decode rate.
+///
+/// Also held by `an_answer_that_came_all_at_once_says_nothing_of_speed`.
 #[tokio::test]
 async fn an_answer_counts_as_long_as_its_engine_says_however_it_came() {
     let mut results = Vec::new();

@@ -147,6 +147,9 @@ async fn tokens_are_those_that_the_engine_counts() {
     gateway.end().await;
 }
 
+/// Invariant: A rate limit counts each request once, and none that no engine answered.
+///
+/// Also held by `limits_can_change_and_go_while_requests_run_under_them`.
 #[tokio::test]
 async fn a_request_that_no_engine_answers_has_used_nothing() {
     let engine = FakeEngine::start("m").await;

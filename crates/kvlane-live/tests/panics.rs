@@ -77,6 +77,11 @@ async fn counted(gateway: &TestGateway, thread: &str) -> f64 {
     gateway.metric(&format!(r#"kvlane_panics_total{{thread="{thread}"}}"#)).await.expect("a metric")
 }
 
+/// Invariant: A panic ends the connection or task it happens in; one in the middle of a change to the decision core
+/// ends the process.
+///
+/// Also held by `a_feed_whose_reader_breaks_is_not_believed_until_it_has_told_all_again`,
+/// `a_panic_in_the_middle_of_a_change_ends_the_process`, `a_panic_unwinds_in_every_profile`.
 #[tokio::test]
 async fn a_panic_in_a_request_costs_its_connection_and_no_other() {
     break_the_log();

@@ -132,6 +132,12 @@ async fn who_waits_too_long_is_shed() {
     gateway.end().await;
 }
 
+/// Invariant: However a request ends, its lease releases everything and the engine is told: client gone while queued,
+/// before the answer, or in mid-stream.
+///
+/// Also held by `a_client_gone_before_the_answer_begins_is_gone_for_the_engine_too`,
+/// `a_client_gone_in_mid_stream_is_gone_for_the_engine_too`,
+/// `many_clients_that_come_and_go_at_random_leave_nothing_behind`.
 #[tokio::test]
 async fn a_client_gone_while_queued_leaves_the_queue() {
     let engine = FakeEngine::start("m").await;

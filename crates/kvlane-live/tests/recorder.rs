@@ -84,6 +84,7 @@ async fn a_recording_replays_to_the_same_placements_and_holds_no_text() {
     assert_eq!(mode & 0o777, 0o600, "nobody else's");
 }
 
+/// Invariant: Output tokens are reported in batches, and none is left out.
 #[tokio::test]
 async fn tokens_are_told_in_lots_and_none_is_left_out() {
     let dir = tempfile::tempdir().expect("a directory");

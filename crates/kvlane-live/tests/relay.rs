@@ -25,6 +25,10 @@ fn apis() -> Vec<(&'static str, String)> {
     ]
 }
 
+/// Invariant: Bodies and answers are relayed byte for byte, each piece as it arrives.
+///
+/// Also held by `any_framing_of_an_answer_gives_the_client_the_same_bytes`,
+/// `each_event_is_relayed_the_moment_it_arrives`.
 #[tokio::test]
 async fn every_api_reaches_the_engine_with_its_body_byte_for_byte() {
     let engine = FakeEngine::start("m").await;
@@ -275,6 +279,9 @@ async fn an_upstream_connection_is_used_again() {
     gateway.end().await;
 }
 
+/// Invariant: A POST is sent again without being counted as a retry only if no byte of it was accepted.
+///
+/// Also held by `an_idle_connection_that_was_closed_is_replaced_and_nobody_has_failed`.
 #[tokio::test]
 async fn a_request_that_an_engine_took_on_an_idle_connection_is_an_attempt_like_any_other() {
     for (retries, status) in [(0, 502), (1, 200)] {

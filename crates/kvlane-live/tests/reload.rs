@@ -34,6 +34,9 @@ async fn reloads(gateway: &TestGateway, result: &str) -> Option<f64> {
     gateway.metric(&format!(r#"kvlane_config_reloads_total{{result="{result}"}}"#)).await
 }
 
+/// Invariant: A configuration is applied as a whole or not at all; settings that need a restart keep their values.
+///
+/// Also held by `what_needs_a_restart_is_kept_and_named`, `an_address_that_is_kept_keeps_the_key_that_it_needs`.
 #[tokio::test]
 async fn a_wrong_configuration_changes_nothing_and_says_why() {
     let (engine, other) = (FakeEngine::start("m").await, FakeEngine::start("m").await);

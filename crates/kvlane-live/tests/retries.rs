@@ -23,6 +23,11 @@ fn in_flight(gateway: &TestGateway) -> u32 {
         .read(|scheduler| scheduler.pool().endpoints().map(|endpoint| endpoint.load.in_flight.requests).sum())
 }
 
+/// Invariant: Only an attempt of which the client has received nothing is repeated; a broken stream ends in an error
+/// event after whole events, any other broken answer is cut.
+///
+/// Also held by `an_answer_that_has_begun_is_not_asked_for_again`,
+/// `a_stream_that_breaks_ends_in_an_error_of_its_api`, `what_is_no_stream_of_events_is_seen_broken_by_the_client`.
 #[tokio::test]
 async fn an_attempt_that_failed_before_its_answer_is_made_elsewhere() {
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);

@@ -6,6 +6,9 @@ use kvlane_live::config::WorkerSpec;
 use kvlane_live::serve::{Cut, Serving};
 use kvlane_live::testing::{FakeEngine, TestGateway, chat, chat_stream, config, event, eventually, soon};
 
+/// Invariant: Shutdown lets requests finish and accepts no new ones.
+///
+/// Also held by `who_does_not_end_within_the_grace_is_cut`.
 #[tokio::test]
 async fn a_running_stream_finishes_and_nobody_new_comes_in() {
     let engine = FakeEngine::start("m").await;

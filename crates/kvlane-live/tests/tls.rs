@@ -163,6 +163,9 @@ async fn the_metrics_port_may_stay_in_the_clear() {
     gateway.end().await;
 }
 
+/// Invariant: Certificates and keys are replaced all at once or not at all.
+///
+/// Also held by `keys_come_and_go_with_a_reload`.
 #[tokio::test]
 async fn a_reload_shows_the_next_client_another_certificate_and_a_bad_one_changes_nothing() {
     let (authority, files) = (Authority::new("ca"), Files::new());

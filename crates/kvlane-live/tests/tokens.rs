@@ -175,6 +175,9 @@ fn differs_from(gateway: &TestGateway, engine: &FakeEngine, other: &FakeEngine) 
     matches!(worker.parity(), Parity::Mismatch(why) if why.contains(&other.url()))
 }
 
+/// Invariant: Which engine of a pool is reported as different does not depend on the order of registration.
+///
+/// Also held by `two_engines_that_are_compared_at_the_same_time_are_compared_with_each_other`.
 #[tokio::test]
 async fn which_engine_of_a_pool_differs_does_not_depend_on_who_registers_first() {
     for first in [0, 1] {
@@ -271,6 +274,9 @@ async fn an_engine_that_comes_back_with_another_block_size_is_compared_again() {
     gateway.end().await;
 }
 
+/// Invariant: KV events of an engine that counts tokens differently are not used.
+///
+/// Also held by `the_first_token_that_differs_is_named`.
 #[tokio::test]
 async fn events_of_an_engine_that_counts_differently_are_refused_until_it_counts_alike() {
     let model = |length: u32| json!([{"id": "m", "root": "m", "max_model_len": length}]);
@@ -329,6 +335,7 @@ async fn an_engine_that_has_been_gone_is_compared_again() {
     gateway.end().await;
 }
 
+/// Invariant: Aliases of a model share its blocks; adapters do not.
 #[tokio::test]
 async fn names_of_one_model_share_its_blocks_and_adapters_do_not() {
     let models = json!([
@@ -450,6 +457,10 @@ async fn the_first_token_that_differs_is_named() {
     gateway.end().await;
 }
 
+/// Invariant: A prompt that cannot be counted is estimated, and its request is served.
+///
+/// Also held by `a_prompt_that_the_engine_does_not_count_is_estimated_and_served`,
+/// `beyond_its_room_the_queue_takes_none_and_who_has_gone_is_not_counted`.
 #[tokio::test]
 async fn what_a_tokenizer_does_not_count_is_estimated_and_served() {
     let engine = FakeEngine::start("m").await;

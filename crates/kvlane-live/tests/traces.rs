@@ -127,6 +127,9 @@ fn named<'a>(spans: &'a [Told], name: &str) -> &'a Told {
     spans.iter().find(|span| span.name == name).unwrap_or_else(|| panic!("no {name} among {names:?}"))
 }
 
+/// Invariant: Each attempt is its engine's parent span, and no span contains prompts or answers.
+///
+/// Also held by `a_second_copy_is_an_attempt_of_its_own`.
 #[tokio::test]
 async fn a_request_is_a_span_with_its_stages_and_attempts_below_it() {
     let (engine, collector) = (FakeEngine::start("m").await, FakeEngine::start("c").await);
@@ -256,6 +259,7 @@ async fn without_a_collector_a_trace_passes_through_untouched() {
     gateway.end().await;
 }
 
+/// Invariant: A slow or unreachable trace collector costs spans, never requests.
 #[tokio::test]
 async fn a_collector_that_is_away_costs_spans_and_nothing_else() {
     let (engine, collector) = (FakeEngine::start("m").await, FakeEngine::start("c").await);

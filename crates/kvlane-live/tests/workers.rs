@@ -87,6 +87,10 @@ async fn the_short_names_of_the_same_work_too() {
     gateway.end().await;
 }
 
+/// Invariant: A worker that leaves finishes its streams, and then all its state is removed; a restarted worker is
+/// expected to have an empty cache.
+///
+/// Also held by `prefix_entries_leave_with_their_worker`, `an_engine_that_started_again_is_expected_to_hold_nothing`.
 #[tokio::test]
 async fn a_removed_worker_finishes_its_stream_and_then_everything_of_it_goes() {
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
@@ -338,6 +342,9 @@ async fn the_admin_api_is_closed_on_a_port_that_others_can_reach() {
     gateway.end().await;
 }
 
+/// Invariant: A worker and its pools' schedulers agree on whether it is healthy and draining.
+///
+/// Also held by `a_worker_that_drains_before_it_is_seated_gets_nothing`.
 #[tokio::test]
 async fn two_who_change_their_minds_at_a_time_leave_the_worker_and_the_scheduler_agreed() {
     let engine = FakeEngine::start("m").await;

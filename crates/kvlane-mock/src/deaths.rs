@@ -581,6 +581,12 @@ mod tests {
         engine.died().await;
     }
 
+    /// Invariant: A mock engine that dies answers as the recorded engine did: status, body, events, `/health`, and
+    /// when the port closes.
+    ///
+    /// Also held by `an_engine_out_of_memory_answers_byte_for_byte_as_the_real_one_did`,
+    /// `a_terminated_server_leaves_who_is_in_the_engine_without_a_word_and_refuses_others`,
+    /// `a_dead_scheduler_says_nothing_until_the_server_follows_it`.
     #[tokio::test]
     async fn a_dead_core_answers_byte_for_byte_as_the_real_one_did() {
         dies_as_recorded(DeathsLike::Vllm032, Death::CoreKilled, Fault::CoreKilled).await;

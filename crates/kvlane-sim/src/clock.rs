@@ -95,6 +95,7 @@ mod tests {
     use super::*;
 
     proptest! {
+        /// Invariant: Virtual time never goes back, and events of equal time keep their order.
         #[test]
         fn time_never_goes_back_and_equal_times_keep_their_order(
             acts in prop::collection::vec((any::<bool>(), 0u64..50), 0..200),

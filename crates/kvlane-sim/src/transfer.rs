@@ -89,6 +89,7 @@ mod tests {
     }
 
     proptest! {
+        /// Invariant: Transfers never exceed the slots of their link.
         #[test]
         fn no_more_than_the_slots_are_under_way_and_nobody_waits_beside_a_free_one(
             slots in 1u32..4,

@@ -280,6 +280,10 @@ fn live_through(seed: u64, tally: &mut Tally) {
     }
 }
 
+/// Invariant: In the simulator every request ends exactly once under any faults; a request of which nothing was sent
+/// and that had a healthy endpoint never fails; no state is left behind.
+///
+/// Also held by `outside_a_blackout_an_engine_was_sound_and_stays_so`.
 #[test]
 fn whatever_goes_wrong_each_request_has_one_end_and_fails_only_where_it_must() {
     let mut tally = Tally::default();

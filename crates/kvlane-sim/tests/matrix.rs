@@ -85,6 +85,10 @@ fn some() -> Selection {
     Selection { policies, full: true, ages_s: Some(vec![0.5]), ..Selection::default() }
 }
 
+/// Invariant: A cell of the placement matrix has the same bytes alone, in the whole matrix, and with any number of
+/// threads; stored runs are reused only for the same program.
+///
+/// Also held by `a_run_counts_again_for_the_same_program_only`.
 #[test]
 fn a_run_finds_the_same_alone_in_the_whole_and_on_several_threads() {
     let matrix = small();

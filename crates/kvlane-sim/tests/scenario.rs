@@ -253,6 +253,9 @@ const NUMBERS: [&str; 22] = [
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
+    /// Invariant: A scenario is run or rejected for any numbers in it, and always ends.
+    ///
+    /// Also held by `a_world_with_nothing_to_do_for_weeks_is_over_at_once`.
     #[test]
     fn whatever_number_stands_somewhere_a_scenario_is_run_or_refused(
         changes in prop::collection::vec(

@@ -243,6 +243,9 @@ fn by_definition(ranks: &[(Vec<u8>, u32)], word: &[u8]) -> Vec<u32> {
 }
 
 proptest! {
+    /// Invariant: Token ids are those of the `tokenizers` library, and an allowed cut changes none.
+    ///
+    /// Also held by `every_scanner_splits_as_its_expression`, `a_cut_that_is_allowed_changes_no_id`.
     #[test]
     fn ids_are_those_of_the_library(text in text()) {
         for both in &*ALL {

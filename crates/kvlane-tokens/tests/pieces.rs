@@ -62,6 +62,10 @@ fn conversations() -> impl Strategy<Value = Vec<Value>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
+    /// Invariant: Token ids do not depend on earlier prompts.
+    ///
+    /// Also held by `a_long_text_in_chunks_has_the_ids_of_the_whole`,
+    /// `where_pieces_cannot_be_encoded_apart_the_whole_is`.
     #[test]
     fn whatever_was_asked_before_the_ids_are_those_of_the_whole_text(bodies in conversations()) {
         thread_local! {

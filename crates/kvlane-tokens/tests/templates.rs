@@ -22,6 +22,9 @@ fn tokenizer(template: &str) -> Tokenizer {
     Tokenizer::load(&source, &Config::default()).expect("the small model's tokenizer with another template")
 }
 
+/// Invariant: Conversations are rendered as the engine renders them, and their tokens counted alike.
+///
+/// Also held by `what_the_engine_served_is_counted_alike`.
 #[test]
 fn conversations_are_rendered_as_the_engine_renders_them() {
     let text = std::fs::read_to_string(tests().join("data/templates.jsonl")).expect("the oracle's answers");

@@ -482,6 +482,11 @@ mod tests {
             }
         }
 
+        /// Invariant: Prompts share in a trace's tree exactly what their ids share, in the whole trace and in any
+        /// selection.
+        ///
+        /// Also held by `a_selection_of_branches_shares_what_the_whole_shares`,
+        /// `answers_that_prompts_begin_with_stay_shared_in_a_selection`.
         #[test]
         fn prompts_share_in_the_tree_what_their_ids_share(prompts in prompts(), places in prop::collection::vec(0u32..40, 30)) {
             let whole = build(&prompts);

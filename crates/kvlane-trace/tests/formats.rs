@@ -350,6 +350,9 @@ fn gzip_that_is_cut_short_or_damaged_is_named() {
 }
 
 proptest! {
+    /// Invariant: No bytes make a trace reader panic, and an invalid line is reported with its field.
+    ///
+    /// Also held by `no_damage_makes_a_reader_panic`, `a_bad_line_is_named_with_its_field`.
     #[test]
     fn no_bytes_make_a_reader_panic(bytes in prop::collection::vec(any::<u8>(), 0..300), skip_bad: bool) {
         for &format in Format::ALL {
@@ -386,6 +389,7 @@ proptest! {
         }
     }
 
+    /// Invariant: The normal trace form is read as it was written.
     #[test]
     fn the_normal_form_is_read_as_it_was_written(seed: u64, count in 1u32..80, which in 0usize..Workload::KINDS.len()) {
         let mut workload = Workload::by_kind(Workload::KINDS[which]).expect("a kind");

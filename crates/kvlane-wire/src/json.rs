@@ -789,6 +789,10 @@ mod tests {
             prop_assert_eq!(decode(&literal), text);
         }
 
+        /// Invariant: A body is accepted exactly when it is valid JSON, and never when it is truncated.
+        ///
+        /// Also held by `a_damaged_value_is_accepted_exactly_when_serde_accepts_it`,
+        /// `every_truncation_of_a_body_is_refused`.
         #[test]
         fn text_near_json_is_accepted_exactly_when_serde_accepts_it(
             text in r#"([\[\]{},:]|"[a-z\\"]{0,3}"|true|null|-?[0-9.eE+]{1,4}|\\u[0-9a-f]{2,4}| ){0,12}"#

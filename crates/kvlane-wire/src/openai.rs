@@ -766,6 +766,9 @@ mod tests {
         assert!(batch.starts_with(b"a") && batch.len() == 3, "the first prompt comes first");
     }
 
+    /// Invariant: Spelling, layout and key order of a JSON body do not change the rendered prompt.
+    ///
+    /// Also held by `layout_and_escaping_do_not_show`.
     #[test]
     fn spelling_and_the_order_of_keys_do_not_show() {
         let plain = chat(
@@ -976,6 +979,7 @@ mod tests {
     }
 
     proptest! {
+        /// Invariant: The rendering of a conversation's next turn begins with the bytes of this one.
         #[test]
         fn the_next_turn_begins_with_the_bytes_of_this_one(
             messages in prop::collection::vec(message(), 1..6), turn in any::<prop::sample::Index>(), tools: bool
@@ -1008,6 +1012,10 @@ mod tests {
             prop_assert_eq!(chat(&escaped), chat(&dense));
         }
 
+        /// Invariant: No input makes a decoder panic.
+        ///
+        /// Also held by `any_text_is_scanned_without_a_panic`, `any_bytes_are_searched_without_a_panic`,
+        /// `any_text_is_read_without_a_panic`.
         #[test]
         fn any_bytes_are_parsed_or_refused_without_a_panic(
             api in prop::sample::select(Api::ALL.to_vec()), body: Vec<u8>

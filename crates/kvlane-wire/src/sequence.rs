@@ -1174,6 +1174,11 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(500))]
 
+        /// Invariant: With a replay, a KV event stream ends in the engine's state; without, no block is credited that
+        /// the engine does not hold.
+        ///
+        /// Also held by `with_a_short_replay_nothing_is_claimed_that_the_engine_does_not_hold`,
+        /// `without_a_replay_nothing_is_claimed_that_the_engine_does_not_hold`.
         #[test]
         fn with_a_replay_of_everything_the_receiver_ends_with_the_engines_state(
             acts in prop::collection::vec(acts(), 0..120),

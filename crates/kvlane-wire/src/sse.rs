@@ -489,6 +489,9 @@ mod tests {
     }
 
     proptest! {
+        /// Invariant: A stream is parsed alike however it is split.
+        ///
+        /// Also held by `any_split_gives_the_same_data`.
         #[test]
         fn any_split_of_a_stream_gives_the_same_result(
             stream in stream(), cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..12)

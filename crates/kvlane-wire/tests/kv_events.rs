@@ -38,6 +38,9 @@ fn every_capture_is_read_whole() {
     }
 }
 
+/// Invariant: Block hashes from KV events equal those of the prompts' tokens, for every engine version.
+///
+/// Also held by `maps_in_any_order_say_what_arrays_say`.
 #[test]
 fn chains_made_of_events_are_those_of_the_prompts_tokens() {
     let captures = ["default-sha256-int", "evict-40blocks", "lora-chat", "sha256cbor-seed0-bytes"];
@@ -51,6 +54,7 @@ fn chains_made_of_events_are_those_of_the_prompts_tokens() {
     }
 }
 
+/// Invariant: An engine sends one removal event per copy of a block, and the index counts copies accordingly.
 #[test]
 fn with_copies_counted_an_engine_of_40_blocks_never_holds_more() {
     let receiver = received("evict-40blocks", 32);

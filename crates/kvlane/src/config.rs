@@ -402,6 +402,9 @@ mod tests {
         args.load()
     }
 
+    /// Invariant: Every configuration key is in the example file at its default; unknown keys are errors.
+    ///
+    /// Also held by `what_is_wrong_is_named_with_where_it_was_said`.
     #[test]
     fn the_example_file_shows_every_key_at_its_default() {
         let example = from_yaml(EXAMPLE).expect("the example is right");
@@ -600,6 +603,11 @@ mod tests {
         }
     }
 
+    /// Invariant: No fractional number of the configuration is outside its bounds, by file, flag or reload.
+    ///
+    /// Also held by `no_reload_takes_a_number_that_is_not_within_its_bounds`,
+    /// `a_number_is_taken_exactly_if_it_is_within_its_bounds`.
+    ///
     /// Every fractional number of the configuration, including those of every policy: if it is not finite or far out
     /// of bounds, the file is rejected with the key, the value and the bounds.
     #[test]

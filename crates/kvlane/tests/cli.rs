@@ -293,6 +293,7 @@ fn a_configuration_that_cannot_be_ends_with_1_and_says_what_to_write() {
     fails(&["demo", "--trace", "/nowhere.jsonl"], FAILURE, &["/nowhere.jsonl"]);
 }
 
+/// Invariant: `kvlane check` rejects every configuration that `kvlane serve` rejects.
 #[test]
 fn what_serve_refuses_check_refuses_in_the_same_words() {
     let dir = tempfile::tempdir().expect("a directory");

@@ -50,6 +50,10 @@ fn with_its_parameter(path: &str) -> String {
     }
 }
 
+/// Invariant: The OpenAPI document lists exactly the gateway's routes, methods and error codes.
+///
+/// Also held by `every_method_of_an_operators_path_is_in_the_document`,
+/// `every_error_code_and_type_of_the_code_is_in_the_document_and_no_other`.
 #[test]
 fn every_route_of_the_code_is_in_the_document_and_no_other() {
     let described = paths(&document());

@@ -197,6 +197,9 @@ fn assert_spread(what: &str, decisions: &[String]) {
     assert!(0 < most && most < decisions.len(), "{what}: all of {} on one endpoint", decisions.len());
 }
 
+/// Invariant: Gateway and simulator make the same decisions for the same reasons, with every policy.
+///
+/// Also held by `a_burst_that_nobody_has_answered_yet_is_placed_as_in_the_simulator`.
 #[tokio::test]
 async fn one_after_the_other_requests_go_to_the_same_mock_engines_as_in_the_simulator() {
     let trace = trace(6);

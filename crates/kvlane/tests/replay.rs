@@ -94,6 +94,9 @@ fn a_trace_becomes_figures_records_and_a_report() {
     assert!(std::fs::read_to_string(&report).expect("a report").contains("conversations onto"));
 }
 
+/// Invariant: A bench whose client was the bottleneck reports no figures.
+///
+/// Also held by `a_client_that_was_late_is_a_run_that_does_not_count`.
 #[test]
 fn a_client_that_was_the_bottleneck_shows_nothing_unless_told_to() {
     let (engine, directory) = (Engine::start(), tempfile::tempdir().expect("a directory"));

@@ -108,6 +108,13 @@ impl Findings {
     }
 }
 
+/// Invariant: Every scenario stays as close to its published figures as the documents state.
+///
+/// Also held by `a_router_that_knows_prefixes_has_the_first_token_soonest_and_random_placement_last`,
+/// `sglangs_balancer_finds_three_quarters_of_the_prompts_and_round_robin_a_fifth`,
+/// `engines_that_do_both_beat_engines_that_prefill_for_others`,
+/// `mooncakes_four_ways_to_place_a_prompt_are_as_far_apart_as_published`, `cold_prompts_take_as_long_as_measured`,
+/// `every_scenario_that_comes_with_kvlane_is_held_here`.
 #[test]
 fn llm_ds_ladder_of_rates_is_climbed_as_it_was() {
     let rows = simulate("seed-001", "rate");

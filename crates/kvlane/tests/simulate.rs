@@ -100,6 +100,7 @@ fn gpus_that_cannot_share_the_heads_of_a_model_are_refused() {
     fails(&uneven, FAILURE, &["3 GPUs cannot share 64 attention heads"]);
 }
 
+/// Invariant: The same seeds give the same bytes with any number of threads.
 #[test]
 fn the_same_seeds_give_the_same_bytes_however_many_threads_there_are() {
     let run = |jobs| prints(&[&SMALL[..], &["--seeds", "3", "--jobs", jobs, "--json"]].concat());

@@ -130,6 +130,10 @@ fn every_dependency_has_a_licence_that_is_allowed() {
     }
 }
 
+/// Invariant: Dependencies come from crates.io under allowed licences; unsafe code has a written argument.
+///
+/// Also held by `every_dependency_has_a_licence_that_is_allowed`, `nothing_is_there_that_is_banned`,
+/// `nothing_is_unsafe_without_an_argument`.
 #[test]
 fn every_dependency_is_of_the_registry_or_of_this_repository() {
     for (name, source) in locked() {

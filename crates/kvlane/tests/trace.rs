@@ -143,6 +143,9 @@ fn every_kind_is_listed_with_settings_that_a_file_may_have() {
     }
 }
 
+/// Invariant: Every trace format, workload, scenario, scenario key and figure is documented.
+///
+/// Also held by `every_key_of_a_scenario_is_explained`, `every_scenario_and_figure_is_explained`.
 #[test]
 fn every_flag_kind_and_format_is_in_the_document() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/traces.md");

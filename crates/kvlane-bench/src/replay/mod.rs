@@ -550,6 +550,7 @@ mod tests {
         assert_eq!(cached(1, 1).await, Some(0), "another seed is other text");
     }
 
+    /// Invariant: The replay is open-loop: no request waits for another's answer.
     #[tokio::test]
     async fn requests_leave_while_earlier_ones_are_unanswered() {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
@@ -613,6 +614,10 @@ mod tests {
         assert!(records.iter().all(|record| record.sent_s >= record.scheduled_s));
     }
 
+    /// Invariant: A replayed turn waits for its predecessor's answer and for no other request; the speed does not
+    /// change think times.
+    ///
+    /// Also held by `requests_leave_while_earlier_ones_are_unanswered`.
     #[tokio::test]
     async fn a_turn_is_due_when_the_answer_before_it_is_over_and_its_think_time_whatever_the_speed() {
         let (addr, _) = listening(usize::MAX).await;

@@ -626,6 +626,9 @@ pub(super) mod tests {
         assert_eq!(lookup(&index, 12, b"aaaaaaaa"), [(endpoint(0), 2)].into());
     }
 
+    /// Invariant: No operation of the prefix index visits all entries.
+    ///
+    /// Also held by `an_endpoint_is_removed_in_slices_while_others_come_in_between`.
     #[test]
     fn after_a_lull_one_insert_removes_few_and_many_remove_all() {
         let mut index = ApproxIndex::new(Config { ttl: Nanos(10), ..ROOMY });
@@ -698,6 +701,10 @@ pub(super) mod tests {
     }
 
     proptest! {
+        /// Invariant: With enough memory the prefix index equals the naive index for any order of inserts and
+        /// removals.
+        ///
+        /// Also held by `with_room_exactly_what_was_used_lately_is_held`.
         #[test]
         fn with_room_it_equals_the_naive_index(ops in ops(), probe in prop::collection::vec(0u8..3, 0..14)) {
             let (mut index, mut oracle) = (ApproxIndex::new(ROOMY), OracleIndex::default());
@@ -739,6 +746,10 @@ pub(super) mod tests {
             }
         }
 
+        /// Invariant: Short of memory, the prefix index stays within its limit, evicts, and never reports a block
+        /// that was not inserted.
+        ///
+        /// Also held by `the_least_recently_used_prefix_goes_first_and_memory_stays_bounded`.
         #[test]
         fn when_short_of_room_it_forgets_but_never_invents(ops in ops(), bytes in 0usize..1500, ttl in 1u64..40) {
             let mut index = ApproxIndex::new(Config { memory_bytes_max: bytes, ttl: Nanos(ttl) });

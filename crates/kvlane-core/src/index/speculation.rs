@@ -146,6 +146,11 @@ mod tests {
         overlap.iter().collect()
     }
 
+    /// Invariant: A prompt counts as cached from its dispatch until its events are due, and no longer once its
+    /// endpoint lost its cache.
+    ///
+    /// Also held by `one_that_was_cancelled_leaves_what_others_with_its_beginning_have_sent`,
+    /// `an_endpoint_that_lost_all_holds_nothing`.
     #[test]
     fn a_prompt_counts_until_its_events_are_due() {
         let (mut speculation, endpoint) = (Speculation::new(), EndpointId::new(1, 0));

@@ -152,6 +152,8 @@ mod tests {
     }
 
     proptest! {
+        /// Invariant: Under `dlpm`, the work one client sends to two endpoints differs by less than a quantum and one
+        /// request.
         #[test]
         fn what_a_client_sends_to_two_endpoints_differs_by_less_than_a_quantum_and_a_request(
             turns in prop::collection::vec((0..3u64, 1..40_000u32, prop::array::uniform4(0..40_000u32)), 1..200),

@@ -246,6 +246,9 @@ mod tests {
         case.costs.clone()
     }
 
+    /// Invariant: The cost of `fleet_cost` is the sum of the terms in its table, and each term can be disabled.
+    ///
+    /// Also held by `a_term_can_be_left_out`.
     #[test]
     fn each_term_is_as_the_table_says() {
         // Overlap, requests, queued prefill tokens, context tokens.

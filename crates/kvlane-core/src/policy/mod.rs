@@ -611,6 +611,7 @@ mod tests {
     }
 
     proptest! {
+        /// Invariant: Every policy picks one of the given rows, and picks the same row again from the same seed.
         #[test]
         fn every_policy_picks_an_existing_row_and_the_same_again(turns in turns()) {
             for name in PolicyConfig::NAMES {

@@ -116,6 +116,10 @@ fn sorted(mut input: Input) -> Input {
 }
 
 proptest! {
+    /// Invariant: A recording is read as it was written, and no bytes make its reader panic.
+    ///
+    /// Also held by `no_bytes_make_a_reader_panic`.
+    ///
     /// For any inputs at any times, decoding returns what was encoded.
     #[test]
     fn what_was_written_is_read(
@@ -208,6 +212,9 @@ fn recorded(policy: &str, seed: u64, handed_over_every: u64) -> (Vec<Segment>, V
     (segments, placed)
 }
 
+/// Invariant: Every policy decides again as it did when a recording is replayed, in the gateway too.
+///
+/// Also held by `a_recording_replays_to_the_same_placements_and_holds_no_text`.
 #[test]
 fn every_policy_decides_again_as_it_did() {
     for &policy in PolicyConfig::NAMES {
@@ -238,6 +245,10 @@ fn every_policy_decides_again_as_it_did() {
     }
 }
 
+/// Invariant: A replay can begin in the middle of a recording with correct ledgers; a lost segment loses only itself.
+///
+/// Also held by `a_segment_that_is_lost_is_counted_and_the_rest_goes_on`,
+/// `a_file_is_read_as_it_was_written_and_as_far_as_it_is_whole`.
 #[test]
 fn from_the_middle_on_requests_go_where_they_went_and_ledgers_are_right_at_once() {
     let (segments, placed) = recorded("least_tokens", 5, 50);
@@ -367,6 +378,7 @@ fn a_request_takes_few_bytes() {
     assert!((bytes - synopses) / placed.len() < 50, "{} bytes for {}", bytes, placed.len());
 }
 
+/// Invariant: A shadow policy changes no decision.
 #[test]
 fn a_second_policy_changes_nothing_and_agrees_with_itself() {
     let live = |shadow: Option<&str>| {

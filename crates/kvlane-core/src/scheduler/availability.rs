@@ -541,6 +541,11 @@ mod tests {
         );
     }
 
+    /// Invariant: Circuit breakers never fail a request by themselves; a half-open one admits one request; a busy
+    /// endpoint gets no requests for the time it asked for.
+    ///
+    /// Also held by `an_endpoint_that_fails_gets_none_then_one_and_all_when_that_is_answered`,
+    /// `a_busy_endpoint_is_left_alone_as_long_as_it_says_and_nothing_breaks`.
     #[test]
     fn while_all_breakers_are_open_the_one_that_closes_first_is_tried() {
         let mut world = world(2, usual());

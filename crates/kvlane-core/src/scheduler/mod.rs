@@ -611,6 +611,10 @@ mod tests {
         })
     }
 
+    /// Invariant: Load is reserved at the decision; uncached prefill tokens are released at the first token; output
+    /// tokens are added as they stream.
+    ///
+    /// Also held by `a_cancelled_request_frees_its_prefill_tokens`.
     #[test]
     fn load_is_reserved_at_the_decision_and_released_step_by_step() {
         let mut world = World::new(config("least_load"), 1);
@@ -733,6 +737,7 @@ mod tests {
         assert_eq!(world.ledger(0), InFlight::default());
     }
 
+    /// Invariant: Selection and reservation are one step: no two requests see the same endpoint as idle.
     #[test]
     fn two_requests_in_a_row_never_see_the_same_idle_endpoint() {
         let mut world = World::new(config("least_load"), 2);
@@ -740,6 +745,7 @@ mod tests {
         assert!(a.is_some() && b.is_some() && a != b);
     }
 
+    /// Invariant: A retry avoids the endpoints that failed it and is not queued.
     #[test]
     fn a_retry_goes_elsewhere_and_past_the_queue() {
         let mut world = World::new(Config { in_flight_max: 1, ..config("round_robin") }, 2);
@@ -764,6 +770,9 @@ mod tests {
         assert_eq!(placed(&world.arrive(2, 10, &[])), Some(endpoint(0)));
     }
 
+    /// Invariant: No request is queued while there is capacity, and the queue is bounded in length and time.
+    ///
+    /// Also held by `whatever_happens_the_ledger_returns_to_zero_and_nobody_is_lost_or_answered_twice`.
     #[test]
     fn beyond_the_limits_requests_wait_then_are_shed_then_expire() {
         let mut world = World::new(Config { in_flight_max: 1, ..config("random") }, 1);
@@ -808,6 +817,7 @@ mod tests {
         }
     }
 
+    /// Invariant: A draining endpoint gets no new requests and reports when it is empty.
     #[test]
     fn a_draining_endpoint_takes_nothing_new_and_tells_when_it_is_empty() {
         let mut world = World::new(config("round_robin"), 2);
@@ -832,6 +842,7 @@ mod tests {
         assert_eq!((ledger.requests, ledger.prefill_tokens, ledger.context_tokens), (1, 10, 10));
     }
 
+    /// Invariant: A decision receipt shows every row the policy saw, the picked one among them.
     #[test]
     fn receipts_keep_the_last_decisions_with_their_rows() {
         let mut world = World::new(config("lmetric"), 2);
@@ -868,6 +879,9 @@ mod tests {
         world.scheduler.admission.as_mut().expect("on").set_limit(tokens);
     }
 
+    /// Invariant: Session admission delays only new conversations, and only while the fleet's caches thrash.
+    ///
+    /// Also held by `the_limit_is_set_when_the_fleet_thrashes_and_follows_what_is_wasted`.
     #[test]
     fn a_new_conversation_waits_for_room_and_nobody_waits_for_it() {
         let patient = Nanos::from_secs(1000);
@@ -980,6 +994,8 @@ mod tests {
     }
 
     proptest! {
+        /// Invariant: Every request is answered at most once and is never lost; when all have ended, the ledger is
+        /// zero.
         #[test]
         fn whatever_happens_the_ledger_returns_to_zero_and_nobody_is_lost_or_answered_twice(
             acts in prop::collection::vec(act(), 1..200),

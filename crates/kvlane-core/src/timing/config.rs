@@ -238,6 +238,7 @@ fn unexpected(key: &'static str, value: &Value, expected: &'static str) -> Confi
 mod tests {
     use super::*;
 
+    /// Invariant: Parameter counts of the timing model are those that models publish, within 1 %.
     #[test]
     fn parameters_are_those_the_models_publish() {
         // Billions of parameters: all, and those active per token where the publisher states them.

@@ -628,6 +628,9 @@ mod tests {
         assert_eq!(framing("HTTP/1.1 204 No Content\r\ncontent-length: 5\r\n\r\n"), (Framing::Done, true));
     }
 
+    /// Invariant: An answer with an ambiguous length is refused, and a truncated one is never taken for complete.
+    ///
+    /// Also held by `a_body_cut_anywhere_is_not_done`.
     #[test]
     fn an_ambiguous_length_is_refused() {
         for fields in [

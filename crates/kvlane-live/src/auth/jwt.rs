@@ -733,6 +733,7 @@ mod tests {
             let kept = Arc::clone(&auth);
             let keeping = tokio::spawn(async move { kept.keep_keys().await });
             while jwt.trusted.load().keys.is_empty() {
+                assert!(!keeping.is_finished(), "the keys cannot be fetched");
                 tokio::task::yield_now().await;
             }
             tokio::time::pause();

@@ -353,6 +353,7 @@ mod tests {
         files.into_iter().map(|(path, _)| of(fs::read(path).expect("readable"))).collect()
     }
 
+    /// Invariant: Recordings stay within their disk limit.
     #[test]
     fn files_follow_each_other_and_the_oldest_goes_when_there_are_too_many_bytes() {
         let dir = tempfile::tempdir().expect("a directory");

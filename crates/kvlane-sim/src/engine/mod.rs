@@ -876,6 +876,11 @@ mod tests {
     }
 
     proptest! {
+        /// Invariant: In the engine model every request ends exactly once, every token and block is accounted for,
+        /// and the same arrivals give the same events.
+        ///
+        /// Also held by `blocks_are_conserved_and_used_ones_are_exactly_the_held_ones`,
+        /// `the_same_arrivals_give_the_same_events`.
         #[test]
         fn every_request_ends_exactly_once_and_every_token_is_accounted_for(
             arrivals in prop::collection::vec(arrival(), 1..40),
@@ -921,6 +926,7 @@ mod tests {
             }
         }
 
+        /// Invariant: The engine model equals a plainly written scheduler, event for event.
         #[test]
         fn it_does_what_the_plain_scheduler_does(
             arrivals in prop::collection::vec(arrival(), 1..60),
@@ -1028,6 +1034,10 @@ mod tests {
             prop_assert_eq!(out, expected);
         }
 
+        /// Invariant: Every simulated token is computed, cached or transferred, and no cache hits more than one that
+        /// never evicts.
+        ///
+        /// Also held by `hits_never_exceed_what_a_cache_that_never_forgets_would_have`.
         #[test]
         fn tokens_are_computed_found_or_sent_and_nothing_is_found_that_nobody_had(
             arrivals in prop::collection::vec(arrival(), 1..40),

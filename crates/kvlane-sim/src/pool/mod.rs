@@ -582,6 +582,9 @@ mod tests {
     }
 
     proptest! {
+        /// Invariant: Simulated KV events describe exactly what can be found in the cache.
+        ///
+        /// Also held by `events_of_the_cache_are_in_order_and_tell_exactly_what_it_holds`.
         #[test]
         fn events_tell_exactly_what_can_be_found(
             blocks in 0u32..20,

@@ -24,6 +24,9 @@ fn secs(secs: f64) -> Nanos {
     Nanos::from_secs_f64(secs)
 }
 
+/// Invariant: Overlapping faults of one endpoint add up.
+///
+/// Also held by `factors_of_faults_that_overlap_multiply_and_each_goes_with_its_fault`.
 #[test]
 fn an_endpoint_is_back_when_the_last_death_is_over_and_no_sooner() {
     let trace = conversations(80, 7);
@@ -153,6 +156,10 @@ fn unprobed(config: WorldConfig) -> WorldConfig {
     config
 }
 
+/// Invariant: Retries to a failing fleet stay within the budget; a circuit breaker keeps requests from a failing
+/// endpoint and lets it recover.
+///
+/// Also held by `a_breaker_spares_requests_the_endpoint_that_fails_them_and_lets_it_come_back`.
 #[test]
 fn a_fleet_that_does_not_answer_is_given_no_more_work_than_the_budget_allows() {
     let trace = conversations(150, 7);

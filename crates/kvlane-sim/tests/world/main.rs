@@ -118,6 +118,7 @@ fn check(trace: &Trace, run: &Run, world: &World) {
     assert!(pool.iter().all(|&requests| requests == 0), "{pool:?}");
 }
 
+/// Invariant: The same seed gives the same simulation.
 #[test]
 fn the_same_seed_gives_the_same_run_and_another_one_another() {
     let trace = conversations(60, 1);
@@ -377,6 +378,7 @@ fn fault((kind, at, endpoint, lasts): (u32, u64, usize, Option<u64>)) -> Fault {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
+    /// Invariant: In a simulated fleet every request ends once under any faults, and no state is left behind.
     #[test]
     fn whatever_goes_wrong_every_request_is_over_once_and_nothing_is_left(
         seed in 0u64..1000,

@@ -179,6 +179,9 @@ impl Shard {
 mod tests {
     use super::*;
 
+    /// Invariant: The encoding cache stays within its memory limit, and a chat template within its bounds.
+    ///
+    /// Also held by `a_template_that_never_ends_or_prints_without_end_is_stopped`.
     #[test]
     fn it_stays_within_its_bytes_and_never_returns_another_texts_ids() {
         let cache = Cache::new(SHARDS * 4096);

@@ -306,6 +306,7 @@ mod tests {
         SchedulingRequest { session: Some(SessionKey(key)), ..SchedulingRequest::new(RequestId(0), 1) }
     }
 
+    /// Invariant: A recording is a workload, with its turns and shared prefixes.
     #[test]
     fn a_recording_is_a_workload_with_its_turns_and_what_prompts_share() {
         let prompt: Vec<u8> = (0..4096u32).map(|n| (n % 251) as u8).collect();

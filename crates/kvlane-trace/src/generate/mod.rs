@@ -299,6 +299,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(10))]
 
+        /// Invariant: A seed generates one workload; the arrival process changes arrival times only.
         #[test]
         fn a_seed_gives_one_trace_and_arrivals_change_only_arrivals(seed: u64, count in 1u32..60) {
             for kind in Workload::KINDS {

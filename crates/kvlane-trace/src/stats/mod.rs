@@ -482,6 +482,9 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(300))]
+        /// Invariant: The LRU curve of one pass equals a block-by-block cache at every capacity.
+        ///
+        /// Also held by `a_block_s_place_is_that_in_a_list_by_last_use`.
         #[test]
         fn one_pass_finds_the_hits_of_every_capacity(trace in traces()) {
             let tokens = u64::from(trace.block_tokens);

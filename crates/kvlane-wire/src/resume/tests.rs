@@ -247,6 +247,10 @@ fn request(chat: bool, ids: bool, limit: u32, text: &str, prefilled: bool) -> (A
 }
 
 proptest! {
+    /// Invariant: A continued stream reads like an unbroken one, wherever and however often it breaks; an unbroken
+    /// stream is relayed byte for byte.
+    ///
+    /// Also held by `a_stream_that_does_not_break_passes_as_it_is`.
     #[test]
     fn a_stream_that_breaks_reads_like_one_that_does_not(
         chat: bool, ids: bool, prefilled: bool, trims: bool, counts: bool, role_with_text: bool, chunk_tokens in 1_usize..4,
@@ -305,6 +309,11 @@ fn asks(transcript: &mut Transcript) -> (Api, Value) {
     }
 }
 
+/// Invariant: A stream that a second request cannot continue is not continued; a continuation costs the retry budget
+/// what a retry costs; continuation is off by default.
+///
+/// Also held by `a_second_stream_that_does_not_fit_does_not_reach_the_client`,
+/// `a_continuation_costs_the_retry_budget_what_a_retry_costs`, `it_is_off_by_default`.
 #[test]
 fn what_a_second_request_cannot_take_over_is_not_continued() {
     let key = |key: &str| Unfit::Key(key.into());

@@ -258,6 +258,9 @@ fn stream() -> impl Strategy<Value = Vec<u8>> {
 }
 
 proptest! {
+    /// Invariant: Any split of a ZMTP stream gives the same events, and no bytes make the parser panic.
+    ///
+    /// Also held by `no_bytes_make_it_panic_or_hold_more_than_it_was_given`.
     #[test]
     fn any_split_of_a_stream_gives_the_same_events_and_answers(
         bytes in stream(),

@@ -153,6 +153,11 @@ fn what_an_endpoint_says_that_has_a_successor_is_ignored() {
     assert_eq!(index.audit(), 0);
 }
 
+/// Invariant: Short of memory the exact index refuses new blocks and keeps the old ones; wrong parent hashes remove
+/// no other engine's blocks.
+///
+/// Also held by `no_lie_about_parents_makes_it_panic_or_takes_from_others`,
+/// `what_an_endpoint_says_that_has_a_successor_is_ignored`.
 #[test]
 fn short_of_memory_it_refuses_and_keeps_what_it_has() {
     let empty = ExactIndex::new(ROOMY);
@@ -379,6 +384,7 @@ impl Pair {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
+    /// Invariant: After any events the exact index holds what the engines hold.
     #[test]
     fn after_any_events_it_holds_what_the_engines_hold(
         two_names in any::<bool>(),

@@ -75,6 +75,7 @@ mod tests {
     }
 
     proptest! {
+        /// Invariant: Events reach the client whole.
         #[test]
         fn a_stream_passes_unchanged_and_only_long_events_in_parts(
             stream in streams(), cuts in vec(any::<proptest::sample::Index>(), 0..8),

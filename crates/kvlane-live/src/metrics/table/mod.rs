@@ -114,6 +114,9 @@ mod tests {
     use super::*;
     use crate::metrics::Metrics;
 
+    /// Invariant: Every metric has a row, every row a metric, and the document is generated from them.
+    ///
+    /// Also held by `the_document_of_metrics_is_what_the_table_says`.
     #[test]
     fn every_row_is_registered_once() {
         let names: BTreeSet<_> = rows().map(|row| row.name).collect();

@@ -1,5 +1,9 @@
 use super::*;
 
+/// Invariant: A subscriber of the mock's feed can predict every cache hit; each version's bytes are those of its own
+/// publisher.
+///
+/// Also held by `every_versions_bytes_are_those_of_its_own_publisher`.
 #[tokio::test]
 async fn whoever_follows_the_feed_knows_what_every_prompt_will_find() {
     let config = MockConfig {
