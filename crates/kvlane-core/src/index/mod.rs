@@ -1,7 +1,7 @@
 //! Prefix index: which endpoint holds which prefix.
 //!
-//! [`approx`] is fed by our own dispatches, for engines without KV events; [`exact`] by KV events; [`speculation`]
-//! covers dispatched prompts until their events arrive. [`oracle`] has the naive references that the property tests of
+//! [`approx`] is fed by our own dispatches, for engines without KV events; [`exact`] by KV events; `speculation`
+//! covers dispatched prompts until their events arrive. `oracle` has the naive references that the property tests of
 //! both compare with.
 
 pub mod approx;

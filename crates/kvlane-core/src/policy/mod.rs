@@ -1,7 +1,7 @@
 //! Placement policies: each picks one row of a table of eligible endpoints.
 //!
 //! A policy sees facts (tokens, load, overlap) and nothing else: no headers, no clock, no sockets, no metrics. To add a
-//! policy, add a file with a `Config`, a struct and its `impl Policy`, and one line in [`policies!`] below. A published
+//! policy, add a file with a `Config`, a struct and its `impl Policy`, and one line in `policies!` below. A published
 //! parameter set of a policy is a constant in the policy's file and one line below.
 
 use std::fmt;

@@ -1,7 +1,7 @@
 //! Recordings: a scheduler's inputs in a format compact enough to be always on, and their replay.
 //!
 //! A [`Recorder`] encodes inputs while the scheduler's lock is held, and passes on a [`Segment`] whenever it is full.
-//! The receiver writes it to a file ([`file`]) on a thread of its own. [`Entries`] decodes a segment, and [`Replay`]
+//! The receiver writes it to a file ([`mod@file`]) on a thread of its own. [`Entries`] decodes a segment, and [`Replay`]
 //! replays its entries. docs/decisions/0013-recordings.md explains the design.
 //!
 //! Every segment is self-contained: it starts with a [`Checkpoint`] of the scheduler, and its times, ids and keys refer

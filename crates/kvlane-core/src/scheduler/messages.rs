@@ -17,7 +17,7 @@ use crate::time::Nanos;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Input {
-    /// An endpoint joins, idle. Its id is [`Pool::next_id`].
+    /// An endpoint joins, idle. Its id is [`Pool::next_id`](crate::endpoint::Pool::next_id).
     Joined {
         /// The endpoint.
         endpoint: EndpointId,

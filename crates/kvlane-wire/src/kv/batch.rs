@@ -115,7 +115,7 @@ pub struct Linker {
 // === impl Batch ===
 
 impl Batch {
-    /// Clears the batch. Keeps its memory up to [`KEPT`] entries per list.
+    /// Clears the batch. Keeps its memory up to `KEPT` entries per list.
     pub fn clear(&mut self) {
         self.ts = 0.0;
         self.rank = None;

@@ -1,7 +1,7 @@
 //! KV events that an engine publishes about its cache, in the formats of vLLM 0.9 to 0.33 and SGLang.
 //!
 //! A message is a msgpack batch `[ts, [event, ...], rank]`. Its events are arrays with fields in the order of
-//! [`version`], or maps with the same field names that omit default values. [`decode`] reads both into a [`Batch`] and
+//! [`version`], or maps with the same field names that omit default values. [`decode()`] reads both into a [`Batch`] and
 //! hashes each block's tokens while reading; a [`Linker`] then chains these hashes to the blocks before them and passes
 //! on [`KvEvent`]s.
 

@@ -3,8 +3,8 @@
 //! A block is held by an endpoint that has stored it, in any tier, and has not removed every copy of it. Events of one
 //! endpoint have to be applied in order; the driver is responsible for that order.
 //!
-//! The index has two parts. Per endpoint, a table from the engine's block names to places ([`names`]). For all
-//! endpoints together, blocks in prompt order, in runs of up to 64, with one bit per block and holder ([`runs`]). A
+//! The index has two parts. Per endpoint, a table from the engine's block names to places (`names`). For all
+//! endpoints together, blocks in prompt order, in runs of up to 64, with one bit per block and holder (`runs`). A
 //! lookup goes from run to run and checks 64 blocks at a time; within the last run it uses binary search. Since every
 //! block has a bit, the index is exact even where an engine has evicted a block in the middle of a prompt: its prefix
 //! ends there, and continues when the block is stored again.
