@@ -77,12 +77,15 @@ fn the_document_of_invariants_is_what_stands_above_the_tests() {
          above the tests; a test fails if the two differ.*\n",
     );
     let (mut functions, mut named, mut count) = (BTreeSet::new(), BTreeSet::new(), 0);
-    let mut crates: Vec<PathBuf> =
-        fs::read_dir(root().join("crates")).expect("crates").map(|entry| entry.expect("an entry").path()).collect();
+    let mut crates: Vec<PathBuf> = fs::read_dir(root().join("crates"))
+        .expect("crates")
+        .map(|entry| entry.expect("an entry").path())
+        .collect();
     crates.sort();
     for krate in crates {
         let files = sources(&krate);
-        functions.extend(files.iter().flat_map(|(_, text)| text.lines().filter_map(function).map(str::to_owned)));
+        functions
+            .extend(files.iter().flat_map(|(_, text)| text.lines().filter_map(function).map(str::to_owned)));
         let of_crate: Vec<Invariant> = files.iter().flat_map(|(_, text)| invariants(text)).collect();
         if of_crate.is_empty() {
             continue;

@@ -1,9 +1,10 @@
-//! An answer read out of memory, for whoever tries what bytes may come from a worker.
+//! Reads a response from memory, for fuzzing.
 
+use super::head::parse_head;
 use super::*;
 
-/// What would be relayed of a worker's answer to a request by `method` that comes in these pieces, and then the
-/// connection closes: its status and its body, if they are whole.
+/// Status and body that would be relayed of a response to a request by `method` that arrives in these pieces before the
+/// connection closes; nothing if it is not complete.
 pub fn relayed(method: &Method, pieces: &[&[u8]]) -> Option<(StatusCode, Vec<u8>)> {
     let mut pieces = pieces.iter();
     let mut buffer = BytesMut::new();
