@@ -538,7 +538,7 @@ mod tests {
         check(set("routing.queue_sice=1"), &["--set routing.queue_sice=1", "unknown field `queue_sice`"]);
         check(set("server.port.x=1"), &["server.port.x"]);
         check(set("server.port"), &["write section.key=value"]);
-        check(set("routing.policy=best"), &["--set routing.policy=best", "unknown policy 'best'"]);
+        check(set("routing.policy=best"), &["--set routing.policy=best", "policy 'best'"]);
         check(set("server.request_timeout=1000y"), &["server.request_timeout", "a year"]);
         let of_cache_aware = ConfigArgs { policy: Some("cache_aware".into()), ..ConfigArgs::default() };
         let balance_rel_threshold = Some(AtLeastOne::of(1.0));

@@ -10,7 +10,7 @@ use kvlane_trace::report::Page;
 /// Flags shared by all commands with a report.
 #[derive(Args, Clone, Debug, Default)]
 pub(crate) struct PageArgs {
-    /// Write a report as one HTML file with tables and charts.
+    /// Write a self-contained HTML report.
     #[arg(long, visible_alias = "report", value_name = "FILE")]
     html: Option<PathBuf>,
     /// Write each chart of the report as an SVG file into this directory, created if necessary.
