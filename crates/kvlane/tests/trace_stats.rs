@@ -84,7 +84,7 @@ fn what_makes_no_sense_is_refused_before_the_trace_is_read() {
     fails(
         &["sample", "no-such-file", "--out", "x", "--sample-ratio", "1.5"],
         1,
-        &["--sample-ratio 1.5", "up to 1"],
+        &["--sample-ratio 1.5", "at most 1"],
     );
     fails(&["sample", "no-such-file", "--out", "x", "--target-requests", "0"], 1, &["at least 1"]);
     let method = ["sample", "no-such-file", "--out", "x", "--sample-ratio", "1", "--method", "random"];

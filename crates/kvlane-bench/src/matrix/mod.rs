@@ -648,7 +648,7 @@ mod tests {
                 refused(set("/fleet", serde_json::json!({"urls": ["a:1"], "flush": "vllm"}))),
                 "http://host:port",
             ),
-            (refused(set("/fleet", serde_json::json!({}))), "give engines"),
+            (refused(set("/fleet", serde_json::json!({}))), "set engines"),
             (refused(add("/workload", "trace", "x".into())), "set either"),
             (refused(set("/workload", serde_json::json!({"generate": {"kind": "chat"}}))), "for how long"),
             (refused(add("/workload", "speed", 0.into())), "workload.speed"),

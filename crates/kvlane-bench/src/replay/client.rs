@@ -144,9 +144,9 @@ mod tests {
     fn each_bound_is_a_reason_of_its_own() {
         let good = Client { lag_s: all(0.001), stall_s: all(0.001), cpu_share: Some(0.1) };
         for (client, word) in [
-            (Client { lag_s: all(0.021), ..good.clone() }, "left 21.0 ms late"),
-            (Client { stall_s: all(0.5), ..good.clone() }, "came 500.0 ms late"),
-            (Client { cpu_share: Some(0.95), ..good.clone() }, "95 % of its CPU"),
+            (Client { lag_s: all(0.021), ..good.clone() }, "sent 21.0 ms late"),
+            (Client { stall_s: all(0.5), ..good.clone() }, "ran 500.0 ms late"),
+            (Client { cpu_share: Some(0.95), ..good.clone() }, "95 % of the CPU"),
         ] {
             let why = client.bottleneck(&Bounds::default());
             assert!(why.len() == 1 && why[0].contains(word), "{why:?}");
