@@ -263,7 +263,7 @@ mod tests {
     fn settings_that_make_no_sense_are_named_with_their_kind() {
         let text = r#"{"kind": "unshared", "input_tokens": {"min": 0, "max": 5}}"#;
         let why = generate(&serde_json::from_str(text).unwrap(), 0).unwrap_err().to_string();
-        assert!(why.starts_with("workload unshared: input_tokens: take"), "{why}");
+        assert!(why.starts_with("workload unshared: input_tokens: must be"), "{why}");
         let text = r#"{"kind": "shared-prefix", "block_tokens": 0}"#;
         let why = generate(&serde_json::from_str(text).unwrap(), 0).unwrap_err().to_string();
         assert!(why.starts_with("workload shared-prefix: block_tokens is 0"), "{why}");

@@ -150,7 +150,7 @@ mod tests {
             Spread::fixed(101),
         ] {
             let why = spread.check("question_tokens", 1.0, 100.0).expect_err("it makes no sense");
-            assert!(why.starts_with("question_tokens: take") && why.ends_with("from 1 to 100"), "{why}");
+            assert!(why.starts_with("question_tokens: must be") && why.ends_with("from 1 to 100"), "{why}");
         }
     }
 }
