@@ -1,24 +1,24 @@
-//! Where an engine is reached, as people write it.
+//! Addresses of engines: parsing and checking of `http://host[:port][/path]`.
 
 use std::net::Ipv6Addr;
 
-/// Where an engine is reached: a checked `http://host[:port][/path]`, or `https`.
+/// The address of an engine: a checked `http://host[:port][/path]`, or `https`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
     /// Host name or IP address, without brackets.
     pub host: String,
     /// Port.
     pub port: u16,
-    /// What stands in the `Host` header.
+    /// The value of the `Host` header.
     pub authority: String,
-    /// Whether it is spoken to under TLS.
+    /// Whether it uses TLS.
     pub tls: bool,
-    /// Put before every path; empty or beginning with '/'.
+    /// Prefix of every path; empty or beginning with '/'.
     pub base_path: String,
 }
 
-/// A worker's URL as it is called everywhere: without a '/' at its end, and without the `/v1` that clients of OpenAI's API
-/// write there. Paths of requests have it.
+/// A worker's URL in its canonical form: without a '/' at its end, and without the `/v1` of base URLs of OpenAI clients,
+/// which is part of the requests' paths.
 pub fn worker_name(url: &str) -> &str {
     let url = url.trim_end_matches('/');
     match url.strip_suffix("/v1") {
@@ -31,7 +31,7 @@ pub fn worker_name(url: &str) -> &str {
 // === impl Address ===
 
 impl Address {
-    /// `host:port`, as sockets are told it.
+    /// `host:port`, as sockets take it.
     pub fn place(&self) -> String {
         if self.host.contains(':') {
             format!("[{}]:{}", self.host, self.port)
@@ -40,17 +40,17 @@ impl Address {
         }
     }
 
-    /// Reads `http://host[:port][/path]`.
+    /// Parses `http://host[:port][/path]`.
     ///
     /// # Errors
-    /// What is wrong with it, for people.
+    /// What is wrong with it, and what to write.
     pub fn parse(url: &str) -> Result<Self, String> {
         let uri: http::Uri = url.parse().map_err(|error| format!("'{url}' is no URL ({error})"))?;
         let tls = match uri.scheme_str() {
             Some("http") => false,
             Some("https") => true,
             Some(scheme) => {
-                return Err(format!("'{url}': {scheme} is not spoken to workers, write http://host:port"));
+                return Err(format!("'{url}': the scheme {scheme} is not supported, write http://host:port"));
             }
             None => return Err(format!("'{url}' has no scheme, write http://host:port")),
         };
@@ -62,14 +62,16 @@ impl Address {
             return Err(format!("'{url}' must name a host and no user, write http://host:port"));
         }
         if host.contains(['[', ']']) && inside.is_none_or(|inside| inside.parse::<Ipv6Addr>().is_err()) {
-            return Err(format!("'{url}': in brackets stands an IPv6 address, write http://[::1]:port"));
+            return Err(format!("'{url}': brackets must hold an IPv6 address, write http://[::1]:port"));
         }
         let port = authority.port_u16();
         if port.is_none() && authority.as_str() != authority.host() {
-            return Err(format!("'{url}': its port is no number up to 65535, write http://host:port"));
+            return Err(format!(
+                "'{url}': the port must be a number from 1 to 65535, write http://host:port"
+            ));
         }
         if port == Some(0) {
-            return Err(format!("'{url}': nobody listens on port 0, write http://host:port"));
+            return Err(format!("'{url}': port 0 is not valid, write http://host:port"));
         }
         if uri.query().is_some() {
             return Err(format!("'{url}' has a query, write http://host:port"));

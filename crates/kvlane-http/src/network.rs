@@ -1,9 +1,9 @@
-//! Which addresses a worker may have that somebody adds while the gateway runs.
+//! Allowed addresses of workers that are added while the gateway runs (protection against SSRF).
 //!
-//! An operator who may add workers makes the gateway send requests to an address of their choice, and an engine that says
-//! where it publishes its events makes the gateway connect there. Neither must lead to what only this machine or its cloud
-//! may reach: link-local addresses, clouds' metadata services and the like are never a worker's, and neither is an IPv6
-//! address that a translator or tunnel on the way turns into one of them.
+//! An operator who may add workers makes the gateway send requests to an address of their choice, and an engine that
+//! announces its KV event socket makes the gateway connect there. Neither may lead to services that only this machine or
+//! its cloud can reach: link-local addresses, metadata services and the like are rejected, and so are IPv6 addresses that a
+//! translator or tunnel turns into one of them.
 
 use std::fmt;
 use std::io;
@@ -20,22 +20,22 @@ pub struct Network {
     bits: u8,
 }
 
-/// Where added workers may be, and feeds that engines tell of.
+/// The addresses allowed for added workers, and for feeds that engines announce.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Allowed {
-    /// Empty: everywhere but where no worker is.
+    /// Empty: all addresses except those that no worker can have.
     networks: Vec<Network>,
-    /// Not on this machine.
+    /// Addresses of this machine are not allowed.
     elsewhere: bool,
 }
 
-/// Why no address was found.
+/// Why an address is not used.
 #[derive(Debug, thiserror::Error)]
 pub enum Unreachable {
-    /// Nobody knows the name.
+    /// The name does not resolve.
     #[error(transparent)]
     Unknown(io::Error),
-    /// No worker may be there.
+    /// The address is not allowed.
     #[error("{0}")]
     Refused(String),
 }
@@ -52,7 +52,7 @@ impl From<Unreachable> for io::Error {
 // === impl Network ===
 
 impl Network {
-    /// Whether it holds this address. An IPv4 address written as an IPv6 one is the IPv4 address.
+    /// Whether it contains this address. An IPv4-mapped IPv6 address counts as its IPv4 address.
     pub fn contains(&self, address: IpAddr) -> bool {
         let (base, address) = (self.base, address.to_canonical());
         let (base, address, width) = match (base, address) {
@@ -71,7 +71,7 @@ impl TryFrom<String> for Network {
     type Error = String;
 
     fn try_from(text: String) -> Result<Self, String> {
-        let wrong = || format!("'{text}' is no network: write one as 10.0.0.0/8 or fd00::/8");
+        let wrong = || format!("'{text}' is not a network: write one as 10.0.0.0/8 or fd00::/8");
         let (base, bits) = text.split_once('/').map_or((&text[..], None), |(base, bits)| (base, Some(bits)));
         let base: IpAddr = base.parse().map_err(|_| wrong())?;
         let width = if base.is_ipv4() { 32 } else { 128 };
@@ -98,20 +98,20 @@ impl fmt::Display for Network {
 // === impl Allowed ===
 
 impl Allowed {
-    /// These networks, or all if there are none.
+    /// These networks, or all if the list is empty.
     pub fn new(networks: &[Network]) -> Self {
         Self { networks: networks.to_vec(), elsewhere: false }
     }
 
-    /// Everywhere but where no worker is and, if it has to be `elsewhere`, on this machine.
+    /// All addresses that a worker can have; if `elsewhere`, without those of this machine.
     pub fn anywhere(elsewhere: bool) -> Self {
         Self { networks: Vec::new(), elsewhere }
     }
 
-    /// Where `place`, a `host:port`, is, as far as a worker may be there.
+    /// Resolves `place`, a `host:port`, to its allowed addresses.
     ///
     /// # Errors
-    /// That it is nowhere, or nowhere where a worker may be.
+    /// It does not resolve, or no address is allowed.
     pub async fn addresses(&self, place: &str) -> Result<Vec<SocketAddr>, Unreachable> {
         let all = lookup_host(place).await.map_err(Unreachable::Unknown)?;
         let (mut good, mut refused) = (Vec::new(), None);
@@ -127,8 +127,8 @@ impl Allowed {
         }
     }
 
-    /// Connects to `place`, as far as a worker may be there. The address that was looked at is the one that is used: a
-    /// name that means something else a moment later leads nowhere else.
+    /// Connects to an allowed address of `place`. The address that was checked is the one that is used, so a name that
+    /// resolves differently a moment later has no effect.
     ///
     /// # Errors
     /// Why there is no connection.
@@ -137,14 +137,14 @@ impl Allowed {
         TcpStream::connect(&addresses[..]).await
     }
 
-    /// Whether a worker may be there.
+    /// Checks that an address is allowed.
     ///
     /// # Errors
     /// Why not.
     pub fn check(&self, address: IpAddr) -> Result<(), String> {
         let address = address.to_canonical();
         if let Some(why) = never_a_worker(address) {
-            return Err(format!("no worker can be at {address}: {why}"));
+            return Err(format!("{address} is not allowed for workers: {why}"));
         }
         if self.elsewhere && leads_here(address) {
             return Err(format!("{address} is this machine, and the worker is on another one"));
@@ -157,7 +157,7 @@ impl Allowed {
     }
 }
 
-/// Networks in which no worker is, and what is there.
+/// Networks that no worker is in, and what they are.
 const NEVER: &[(Network, &str)] = &[
     (v4([0, 0, 0, 0], 8), "it names no machine"),
     (v4([100, 100, 100, 200], 32), METADATA),
@@ -194,7 +194,7 @@ const fn v6(base: [u16; 8], bits: u8) -> Network {
     Network { base: IpAddr::V6(Ipv6Addr::new(a, b, c, d, e, f, g, h)), bits }
 }
 
-/// Why no worker can have this address, nor one that leads to it, whatever networks are allowed.
+/// Why no worker can have this address, or one that embeds it, whatever networks are allowed.
 fn never_a_worker(address: IpAddr) -> Option<&'static str> {
     let address = address.to_canonical();
     if let Some((_, why)) = NEVER.iter().find(|(network, _)| network.contains(address)) {
@@ -206,7 +206,7 @@ fn never_a_worker(address: IpAddr) -> Option<&'static str> {
     }
 }
 
-/// Whether an address is this machine's own, however it is written.
+/// Whether an address is this machine's, in any notation.
 pub fn leads_here(address: IpAddr) -> bool {
     match address.to_canonical() {
         IpAddr::V4(address) => address.is_loopback(),
@@ -214,8 +214,8 @@ pub fn leads_here(address: IpAddr) -> bool {
     }
 }
 
-/// The IPv4 addresses that a translator or tunnel on the way may take out of an IPv6 address and connect to. An IPv4
-/// address that is merely written as an IPv6 one has been made one before.
+/// The IPv4 addresses that a translator or tunnel may extract from an IPv6 address and connect to. IPv4-mapped addresses
+/// were converted before.
 fn embedded(address: Ipv6Addr) -> impl Iterator<Item = Ipv4Addr> {
     let (segments, bits) = (address.segments(), address.to_bits());
     // The 32 bits behind which so many are left.

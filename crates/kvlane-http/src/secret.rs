@@ -1,6 +1,6 @@
-//! Values that nobody may see: they are never shown by `Debug` or written by `Serialize`.
+//! Secrets: keys that `Debug` and `Serialize` never print.
 //!
-//! A secret stands in the configuration as it is, or as the place where it is to be found, which may be shown:
+//! The configuration holds a secret itself, or the place to read it from, which may be printed:
 //! `sk-1`, `{env: NAME}`, `{file: PATH}`.
 
 use std::cell::Cell;
@@ -10,17 +10,17 @@ use std::path::{Path, PathBuf};
 use ring::rand::{SecureRandom as _, SystemRandom};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// What stands for a secret wherever one would be shown.
+/// Printed in place of a secret.
 pub const REDACTED: &str = "[redacted]";
-/// The largest file that a secret is read from.
+/// Largest file of a secret.
 const FILE_BYTES_MAX: u64 = 64 << 10;
 
 thread_local! {
     static REVEALS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Serialises secrets as they are while `work` runs, on this thread. For values that are read back at once and never
-/// shown: the command line is laid over a configuration in that way.
+/// Serializes secrets in the clear while `work` runs, on this thread. For values that are parsed again at once and never
+/// printed: flags are merged into a configuration in that way.
 pub fn revealed<T>(work: impl FnOnce() -> T) -> T {
     struct Restore(bool);
     impl Drop for Restore {
@@ -32,12 +32,12 @@ pub fn revealed<T>(work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// Whether [`revealed`] is at work.
+/// Whether [`revealed`] is running.
 pub fn is_revealed() -> bool {
     REVEALS.get()
 }
 
-/// A secret, or where it is.
+/// A secret, or the place to read it from.
 #[derive(Clone, PartialEq, Eq, Deserialize)]
 #[serde(from = "Written")]
 pub enum Secret {
@@ -45,11 +45,11 @@ pub enum Secret {
     Plain(Box<str>),
     /// The environment variable that holds it.
     Env(String),
-    /// The file that holds it; white space at its ends does not count.
+    /// The file that holds it; leading and trailing white space is ignored.
     File(PathBuf),
 }
 
-/// How a secret is written.
+/// The written form of a secret.
 #[derive(Serialize, Deserialize)]
 #[serde(untagged)]
 enum Written {
@@ -67,20 +67,20 @@ enum Place {
 // === impl Secret ===
 
 impl Secret {
-    /// A secret that is written out.
+    /// A secret given in the clear.
     pub fn new(secret: impl Into<Box<str>>) -> Self {
         Self::Plain(secret.into())
     }
 
-    /// The secret as it is at this moment.
+    /// Reads the secret.
     ///
     /// # Errors
-    /// Why it cannot be read, without it.
+    /// Why it cannot be read; the error does not contain it.
     pub fn read(&self) -> Result<String, String> {
         let read = match self {
             Self::Plain(secret) => secret.to_string(),
             Self::Env(name) => std::env::var(name)
-                .map_err(|_| format!("the environment variable {name} is not set, or no text"))?,
+                .map_err(|_| format!("the environment variable {name} is not set, or is not UTF-8"))?,
             Self::File(path) => {
                 let cannot = |error: std::io::Error| format!("cannot read {}: {error}", path.display());
                 let bytes = std::fs::metadata(path).map_err(cannot)?.len();
@@ -99,7 +99,7 @@ impl Secret {
         Ok(read)
     }
 
-    /// The file it is in, if it is in one.
+    /// Its file, if it is read from one.
     pub fn file(&self) -> Option<&Path> {
         match self {
             Self::File(path) => Some(path),
@@ -144,29 +144,29 @@ impl From<Written> for Secret {
     }
 }
 
-/// The SHA-256 of a key. It opens nothing, but of a short key it can be guessed back: so it is not shown either.
+/// The SHA-256 of a key. A short key can be guessed from it, so it is not printed either.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct KeyHash(pub [u8; 32]);
 
 // === impl KeyHash ===
 
 impl KeyHash {
-    /// That of `key`.
+    /// The hash of `key`.
     pub fn of(key: &str) -> Self {
         Self::of_bytes(key.as_bytes())
     }
 
-    /// That of a key that need not be text.
+    /// The hash of a key that need not be text.
     pub fn of_bytes(key: &[u8]) -> Self {
         let mut hash = [0; 32];
         hash.copy_from_slice(ring::digest::digest(&ring::digest::SHA256, key).as_ref());
         Self(hash)
     }
 
-    /// A key that nobody can guess, and its hash.
+    /// A new key of 256 random bits, and its hash.
     ///
     /// # Errors
-    /// That the system has no random numbers.
+    /// The system has no random numbers.
     pub fn new_key() -> Result<(String, Self), String> {
         let mut random = [0; 32];
         SystemRandom::new().fill(&mut random).map_err(|_| "the system has no random numbers")?;
@@ -175,10 +175,10 @@ impl KeyHash {
         Ok((key, hash))
     }
 
-    /// Reads 64 hexadecimal digits.
+    /// Parses 64 hexadecimal digits.
     ///
     /// # Errors
-    /// That it is something else, without it.
+    /// The text is something else; the error does not contain it.
     pub fn parse(hex: &str) -> Result<Self, String> {
         let wrong = || {
             "it must be the SHA-256 of a key in 64 hexadecimal digits, as `kvlane key hash` prints it"
@@ -195,7 +195,7 @@ impl KeyHash {
         Ok(Self(hash))
     }
 
-    /// Its 64 hexadecimal digits, for whoever must write it down.
+    /// Its 64 hexadecimal digits.
     pub fn to_hex(self) -> String {
         self.0.iter().map(|byte| format!("{byte:02x}")).collect()
     }

@@ -133,11 +133,7 @@ impl Fleet {
         });
         if worker.spec.url.trim_end_matches('/') != &*worker.url {
             let url = &worker.spec.url;
-            tracing::warn!(
-                url,
-                "a worker's URL is written without /v1, which requests' paths have: taken as {}",
-                worker.url
-            );
+            tracing::warn!(url, "worker URLs have no /v1: using {}", worker.url);
         }
         tracing::info!(worker = %worker.url, "worker added");
         Ok(worker)
@@ -283,7 +279,7 @@ impl Fleet {
                 }
                 None => {
                     self.gateway.metrics.limits.reached(Reached::PoolEndpoints);
-                    tracing::error!(worker = %worker.url, model = base, "the pool has no room for another endpoint")
+                    tracing::error!(worker = %worker.url, model = base, "pool is full; endpoint not added")
                 }
             }
         }

@@ -315,7 +315,7 @@ impl Gateway {
             gateway.tokenizers.settle(&config.tokens, pools, &model, root.as_deref());
         });
         if settled.await.is_err() {
-            tracing::error!("reading a tokenizer broke: tokens are estimated");
+            tracing::error!("loading a tokenizer panicked; tokens are estimated");
         }
     }
 

@@ -50,9 +50,9 @@ fn note(panic: &PanicHookInfo<'_>) {
         let trace = std::backtrace::Backtrace::capture();
         let _ = catch_unwind(AssertUnwindSafe(|| match trace.status() {
             std::backtrace::BacktraceStatus::Captured => {
-                tracing::error!(thread = name, at, said, %trace, "a panic: please report it");
+                tracing::error!(thread = name, at, said, %trace, "panic; please report it");
             }
-            _ => tracing::error!(thread = name, at, said, "a panic: please report it"),
+            _ => tracing::error!(thread = name, at, said, "panic; please report it"),
         }));
         NOTING.set(false);
     }
@@ -70,7 +70,7 @@ where
     while let Err(error) = tokio::spawn(task()).await
         && error.is_panic()
     {
-        tracing::error!(task = name, "a task broke: it begins anew");
+        tracing::error!(task = name, "task panicked; restarting it");
         sleep(AGAIN).await;
     }
 }
@@ -78,7 +78,7 @@ where
 /// Runs what a thread is there for; if it breaks and all requests `need` it, the process ends, to be started again whole.
 pub(crate) fn guard(name: &str, need: bool, work: impl FnOnce()) {
     if catch_unwind(AssertUnwindSafe(work)).is_err() {
-        tracing::error!(thread = name, need, "a thread broke");
+        tracing::error!(thread = name, need, "thread panicked");
         if need {
             std::process::abort();
         }

@@ -359,12 +359,12 @@ fn length(served: &ServedName) -> Option<u64> {
 
 fn tell(worker: &Worker, parity: &Parity) {
     match parity {
-        Parity::Verified => tracing::info!(worker = %worker.url, "the engine counts tokens as we do"),
+        Parity::Verified => tracing::info!(worker = %worker.url, "tokenizer parity verified"),
         Parity::Unverified(why) => {
-            tracing::info!(worker = %worker.url, why, "the engine's count of tokens could not be compared");
+            tracing::info!(worker = %worker.url, why, "tokenizer parity not verified");
         }
         Parity::Mismatch(why) => {
-            tracing::warn!(worker = %worker.url, why, "the engine counts differently: its KV events are not used");
+            tracing::warn!(worker = %worker.url, why, "tokenizer parity: the engine counts tokens differently; its KV events are not used");
         }
     }
 }

@@ -140,7 +140,7 @@ impl Serving {
         let unchanged = reloaded == Reloaded::default() && !reads_files;
         self.note_reload(if unchanged { "unchanged" } else { "applied" });
         if !reloaded.needs_restart.is_empty() {
-            tracing::warn!(keys = ?reloaded.needs_restart, "these keys keep their value until a restart");
+            tracing::warn!(keys = ?reloaded.needs_restart, "these keys take effect after a restart");
         }
         let Reloaded { changed, joining, leaving, replaced, .. } = &reloaded;
         tracing::info!(?changed, ?joining, ?leaving, ?replaced, "configuration reloaded");
@@ -149,7 +149,7 @@ impl Serving {
 
     /// Notes that a configuration could not be read: everything stays as it was.
     pub fn refuse_reload(&self, why: &str) {
-        tracing::error!(why, "the configuration is not reloaded: the one before stays");
+        tracing::error!(why, "configuration reload failed; keeping the previous configuration");
         self.gateway.reloads.last().problem = Some(why.to_owned());
         self.note_reload("refused");
     }
@@ -183,7 +183,7 @@ impl Serving {
         self.gateway.set_config(next, timings);
         self.fleet.configure_pools();
         if let Err(error) = self.gateway.record() {
-            tracing::error!(%error, "nothing is recorded otherwise than before");
+            tracing::error!(%error, "recorder reconfiguration failed; recording is unchanged");
         }
         self.gateway.reloads.told.send_replace(());
         let mut reloaded = Reloaded { changed, needs_restart, ..Reloaded::default() };
@@ -210,7 +210,7 @@ impl Serving {
                     reloaded.joining.push(spec.url.clone());
                 }
                 Err(error) => {
-                    tracing::error!(worker = spec.url, %error, "a worker of the configuration did not join")
+                    tracing::error!(worker = spec.url, %error, "configured worker could not be added")
                 }
             }
         }

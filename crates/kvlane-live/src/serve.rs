@@ -341,7 +341,7 @@ impl Keep {
             }
             // This thread does nothing else, so the file may take its time.
             if let Err(error) = (self.write)(&gateway, &self.path) {
-                tracing::warn!(path = %self.path.display(), %error, "a snapshot was not written");
+                tracing::warn!(path = %self.path.display(), %error, "snapshot not written; keeping the previous one");
             }
         }
         kept.cancel();
@@ -367,7 +367,7 @@ async fn relay(
             }
             Err(error) => {
                 open.fetch_sub(1, Ordering::Relaxed);
-                tracing::warn!(%error, "cannot take a connection over");
+                tracing::warn!(%error, "relay thread cannot use a connection");
             }
         }
     }
@@ -382,9 +382,9 @@ fn spread(metrics: &Metrics, lanes: &[Lane], stream: TcpStream) {
             if lane.handover.try_send(stream).is_err() {
                 lane.open.fetch_sub(1, Ordering::Relaxed);
                 metrics.limits.reached(Reached::Handover);
-                tracing::warn!("a connection was dropped: its relay thread does not keep up");
+                tracing::warn!("client connection dropped: its relay thread is overloaded");
             }
         }
-        Err(error) => tracing::warn!(%error, "cannot hand a connection over"),
+        Err(error) => tracing::warn!(%error, "cannot pass a connection to a relay thread"),
     }
 }

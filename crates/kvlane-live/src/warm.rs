@@ -69,11 +69,11 @@ impl Warm {
         let started = clock.now();
         match read(path, unix_time()) {
             Ok((kept, since)) => {
-                tracing::info!(path = %path.display(), endpoints = kept.len(), "snapshot of what workers were given read");
+                tracing::info!(path = %path.display(), endpoints = kept.len(), "dispatch index snapshot loaded");
                 Self { kept: Mutex::new(kept), since, started }
             }
             Err(error) => {
-                tracing::warn!(path = %path.display(), %error, "the snapshot of what workers were given is not used");
+                tracing::warn!(path = %path.display(), %error, "dispatch index snapshot rejected; starting with an empty index");
                 Self::default()
             }
         }
@@ -103,7 +103,7 @@ impl Warm {
         }
         let now = gateway.clock.now();
         pool.router.restore_dispatches(now, self.age(now), endpoint, &Pieces::new(pieces));
-        tracing::info!(worker = name, model = pool.model, "what it was given before is known");
+        tracing::info!(worker = name, model = pool.model, "dispatch index restored for an endpoint");
     }
 
     /// Whether something is kept for anybody.
@@ -163,7 +163,7 @@ pub(crate) fn write(gateway: &Gateway, path: &Path) -> io::Result<()> {
     }
     if file.left_out > 0 {
         let left_out = file.left_out;
-        tracing::warn!(path = %path.display(), left_out, "the snapshot of what workers were given has no room for all");
+        tracing::warn!(path = %path.display(), left_out, "dispatch index snapshot is full; some blocks are left out");
     }
     file.file.put(&[END])?;
     file.file.finish()

@@ -1,9 +1,9 @@
 //! Chunked transfer coding (RFC 9112, section 7.1), decoded in place.
 //!
-//! Framing is taken out and the data moved together within the buffer it arrived in, so that however many chunks one
-//! read brought, one piece of data leaves.
+//! The framing is removed and the data moved together within the buffer it arrived in, so the chunks of one read leave as
+//! one piece.
 
-/// Where in the coding the next byte is.
+/// The position of the next byte in the coding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chunked {
     state: State,
@@ -41,13 +41,13 @@ enum State {
     Done,
 }
 
-/// The most bytes that extensions of one chunk, or all trailers, may take.
+/// Most bytes of the extensions of one chunk, and of all trailers.
 const EXTRA_BYTES_MAX: u16 = 8192;
 
-/// Digits of a chunk's size that is read at once.
+/// Most digits of a chunk size on the fast path.
 const DIGITS_USUAL: usize = 8;
 
-/// The coding is broken.
+/// The coding is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("broken chunked coding: expected {0}")]
 pub struct ChunkedError(&'static str);
@@ -93,7 +93,8 @@ impl Chunked {
 // === impl State ===
 
 impl State {
-    /// The state after what mostly frames a chunk, if all of that is there: how long it is. As [`State::frame`] byte by byte.
+    /// Fast path: parses the usual framing of a chunk if all of it is in the buffer, and returns its length. Same result as
+    /// [`State::frame`] byte by byte.
     fn usual(self, bytes: &[u8]) -> Option<(Self, usize)> {
         match self {
             Self::DataCr => bytes.starts_with(b"\r\n").then_some((Self::Size { size: 0, digits: 0 }, 2)),

@@ -10,16 +10,16 @@ use crate::secret::Secret;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ConnectionsConfig {
-    /// Time to connect.
+    /// Time a connection may take.
     #[serde(with = "humantime_serde")]
     pub connect_timeout: Duration,
-    /// Time after which an idle connection is not used again. Below the 5 s after which uvicorn, and so vLLM and
-    /// SGLang, close it.
+    /// Time after which an idle connection is not reused. Below the 5 s after which uvicorn, and so vLLM and SGLang, close
+    /// it.
     #[serde(with = "humantime_serde")]
     pub idle_timeout: Duration,
     /// Idle connections kept per worker and relay thread.
     pub idle_max: usize,
-    /// The key that the workers of the configuration are shown which name none.
+    /// The API key for configured workers without a key of their own.
     pub api_key: Option<Secret>,
 }
 

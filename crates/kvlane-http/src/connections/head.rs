@@ -36,7 +36,7 @@ pub(super) enum Framing {
     Done,
 }
 
-/// Reads one final head; what follows it stays in the buffer.
+/// Reads one final head; bytes after it stay in the buffer.
 pub(super) async fn read_head(
     stream: &mut (impl AsyncRead + Unpin),
     buffer: &mut BytesMut,
@@ -72,7 +72,7 @@ pub(super) async fn read_head(
     }
 }
 
-/// A whole head at the start of `bytes`: its length, and the head unless it is an interim one (1xx).
+/// Parses a complete head at the start of `bytes`: its length, and the head unless it is an interim response (1xx).
 pub(super) fn parse_head(
     bytes: &[u8],
     method: &Method,
@@ -146,7 +146,7 @@ pub(super) fn parse_head(
     Ok(Some((len, Some(Head { status, headers, framing, reusable }))))
 }
 
-/// Digits and nothing else: what one reader takes for a number another must not take for a different one.
+/// Digits only, so that no other parser reads a different number.
 fn content_length(value: &[u8]) -> Option<u64> {
     let value = value.trim_ascii();
     let digits = !value.is_empty() && value.iter().all(u8::is_ascii_digit);
@@ -157,7 +157,7 @@ fn contains_token(list: &[u8], token: &[u8]) -> bool {
     list.split(|&byte| byte == b',').any(|item| item.trim_ascii().eq_ignore_ascii_case(token))
 }
 
-/// Headers that are about one connection and never relayed (RFC 9110, section 7.6.1).
+/// Whether a header concerns one connection only and is never relayed (RFC 9110, section 7.6.1).
 pub fn is_hop_by_hop(name: &HeaderName) -> bool {
     matches!(
         name.as_str(),

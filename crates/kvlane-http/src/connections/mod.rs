@@ -186,7 +186,7 @@ impl Connections {
         while let Some(Idle { mut stream, since }) = connections.pop() {
             let idle = since.elapsed();
             if idle > idle_timeout {
-                // The last one used is too old, so all are.
+                // The most recently used one is too old, so all are.
                 connections.clear();
                 return None;
             }
@@ -306,7 +306,7 @@ impl AnswerBody {
         tokio_util::io::poll_read_buf(std::pin::Pin::new(stream), cx, &mut self.buffer)
     }
 
-    /// What of the body stands in the buffer.
+    /// The part of the body that is in the buffer.
     fn take_piece(&mut self) -> io::Result<Option<Bytes>> {
         let piece = match &mut self.framing {
             Framing::Length { left } => {
@@ -335,7 +335,7 @@ impl AnswerBody {
         Ok((!piece.is_empty()).then(|| piece.freeze()))
     }
 
-    /// The answer is whole. More bytes than were announced are nobody knows what: such a connection is not used again.
+    /// The response is complete: returns the connection to the pool, unless more bytes arrived than were announced.
     fn give_back(&mut self) {
         if let Some(stream) = self.stream.take()
             && self.reusable
@@ -346,16 +346,16 @@ impl AnswerBody {
     }
 }
 
-/// What came of a request on one connection.
+/// The outcome of a request on one connection.
 struct Conversed {
     head: Head,
-    /// Whether all of the request was sent,
+    /// Whether the whole request was sent,
     whole: bool,
-    /// and since when it is.
+    /// and when.
     sent: Instant,
 }
 
-/// Sends a request and reads the head of its answer.
+/// Sends a request and reads the head of the response.
 async fn converse(
     reader: &mut (impl AsyncRead + Unpin),
     writer: &mut (impl AsyncWrite + Unpin),
@@ -364,8 +364,8 @@ async fn converse(
     head: &[u8],
     body: &[u8],
 ) -> Result<Conversed, UpstreamError> {
-    // A worker may refuse a large body before it has read it, and then read no further: so while the socket takes no
-    // more, its answer is looked for. Mostly it takes all at once.
+    // A server may reject a large body before reading all of it: so the response is read while the socket accepts no more.
+    // Usually the socket accepts everything at once.
     let mut taken = false;
     let came = {
         let mut writing = std::pin::pin!(write_all(writer, head, body, &mut taken));
@@ -379,7 +379,7 @@ async fn converse(
     let (head, whole) = match came {
         Sent::Ended(Ok(())) => (read_head(reader, buffer, method).await?, true),
         Sent::Ended(Err(error)) if !taken => return Err(UpstreamError::Stale(error)),
-        // It may have refused the request and closed: then its answer counts, not the failed write.
+        // The server may have rejected the request and closed: then its response counts, not the failed write.
         Sent::Ended(Err(error)) => match read_head(reader, buffer, method).await {
             Err(UpstreamError::Broken(_)) => return Err(UpstreamError::Broken(error)),
             answered => (answered?, false),
@@ -389,13 +389,13 @@ async fn converse(
     Ok(Conversed { head, whole, sent })
 }
 
-/// What came first: the end of writing a request, or an answer.
+/// Which came first: the end of writing, or a response.
 enum Sent {
     Ended(io::Result<()>),
     Answered(Result<Head, UpstreamError>),
 }
 
-/// Writes head and body with as few calls as the socket takes. Tells in `taken` whether it took any byte.
+/// Writes head and body with as few calls as possible. Sets `taken` when the socket accepts the first byte.
 async fn write_all(
     stream: &mut (impl AsyncWrite + Unpin),
     head: &[u8],
@@ -412,6 +412,6 @@ async fn write_all(
         *taken = true;
     }
     stream.write_all(&body[written - head.len()..]).await?;
-    // Under TLS what was written may still be here.
+    // TLS may still buffer what was written.
     stream.flush().await
 }

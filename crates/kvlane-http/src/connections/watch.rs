@@ -1,5 +1,4 @@
-//! Whether a worker is still there, told by what its connections tell without being asked: a process that dies closes
-//! them all, long before the next probe is due.
+//! Detects a dead upstream by its idle connections: a process that dies closes them all, long before the next probe.
 
 use std::future::pending;
 use std::io;
@@ -14,10 +13,10 @@ use super::{Connections, Idle};
 use crate::tls::Stream;
 use crate::upstream::{Upstream, UpstreamId};
 
-/// Time for a refusal: a machine that is there refuses at once, and a retry waits for it.
+/// Time to wait for a refusal: a reachable machine refuses at once, and a retry waits for it.
 const REFUSAL_WITHIN: Duration = Duration::from_millis(100);
 
-/// An idle connection that is looked at. It goes back unless it turns out to be closed.
+/// An idle connection that is being watched. It returns to the pool unless it was closed.
 struct Watched<'a> {
     home: &'a Connections,
     upstream: UpstreamId,
@@ -27,7 +26,7 @@ struct Watched<'a> {
 // === impl Connections ===
 
 impl Connections {
-    /// Waits until the worker closes the connection that was used last, while that is idle; for ever if there is none.
+    /// Waits until the upstream closes the connection that was used last, while that is idle; forever if there is none.
     pub async fn closed(&self, upstream: UpstreamId) {
         let newest =
             self.idle.lock().unwrap_or_else(PoisonError::into_inner).get_mut(&upstream).and_then(Vec::pop);
@@ -37,13 +36,13 @@ impl Connections {
         watched.idle = None;
     }
 
-    /// Whether the worker refuses connections: its process is gone.
+    /// Whether the upstream refuses connections: its process is gone.
     pub async fn refuses(&self, upstream: &Upstream) -> bool {
         let connected = timeout(REFUSAL_WITHIN, self.connect(upstream)).await;
         matches!(connected, Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused)
     }
 
-    /// Whether somebody listens where the worker is. The connection that shows it is kept.
+    /// Whether the upstream accepts a connection. The connection is kept in the pool.
     pub async fn is_there(&self, upstream: &Upstream) -> bool {
         let connect_timeout = self.config.load().connect_timeout;
         let connected: io::Result<Stream> = timeout(connect_timeout, self.connect(upstream))

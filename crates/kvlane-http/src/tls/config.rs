@@ -4,23 +4,23 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-/// Under which certificates clients, operators and workers are spoken to. All files are PEM.
+/// TLS towards clients, operators and workers. All files are PEM.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TlsConfig {
-    /// The certificate that clients are shown, with those that vouch for it; none: HTTP in the clear.
+    /// The server certificate with its chain; none: plain HTTP.
     pub certificate: Option<PathBuf>,
     /// Its private key.
     pub private_key: Option<PathBuf>,
-    /// Who vouches for clients: they must show a certificate then.
+    /// CA of client certificates; if set, clients must present one.
     pub client_ca: Option<PathBuf>,
-    /// Whether the operators' port has the certificate, too.
+    /// Whether the metrics port uses the certificate too.
     pub metrics: bool,
-    /// Who vouches for operators, likewise.
+    /// CA of operators' client certificates on the metrics port; if set, operators must present one.
     pub metrics_client_ca: Option<PathBuf>,
-    /// Who vouches for workers with an `https` address; none: those whom the system trusts.
+    /// CA of workers with an `https` address; none: the system's list.
     pub upstream_ca: Option<PathBuf>,
-    /// The certificate that workers are shown which ask for one.
+    /// The client certificate presented to workers that ask for one.
     pub upstream_certificate: Option<PathBuf>,
     /// Its private key.
     pub upstream_private_key: Option<PathBuf>,

@@ -1,7 +1,7 @@
-//! Under which certificates clients, operators and workers are spoken to.
+//! TLS towards clients, operators and workers.
 //!
-//! [`Tls`] is what the configuration and the files it names say at one moment; a reload replaces it whole, and connections
-//! that stand keep what they began with. TLS 1.2 and 1.3, as rustls has them.
+//! [`Tls`] is the configuration with its files at one moment; a reload replaces it as a whole, and open connections keep
+//! their certificates. TLS 1.2 and 1.3, by rustls.
 
 mod config;
 mod stream;
@@ -23,17 +23,17 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 pub use self::config::TlsConfig;
 pub use self::stream::Stream;
 
-/// Where systems keep the certificates that everybody trusts: Debian's place, Red Hat's, SUSE's, Alpine's and BSD's.
+/// The systems' lists of trusted CAs: Debian, Red Hat, SUSE, Alpine and BSD.
 const SYSTEM_ROOTS: [&str; 4] = [
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
     "/etc/ssl/ca-bundle.pem",
     "/etc/ssl/cert.pem",
 ];
-/// The largest file of certificates.
+/// Largest file of certificates.
 const FILE_BYTES_MAX: u64 = 16 << 20;
 
-/// Under which certificates everybody is spoken to.
+/// The TLS configurations in use.
 pub struct Tls {
     clients: Option<Arc<ServerConfig>>,
     operators: Option<Arc<ServerConfig>>,
@@ -41,10 +41,10 @@ pub struct Tls {
     pub workers: Arc<ToWorkers>,
 }
 
-/// How workers with an `https` address are spoken to.
+/// TLS to workers with an `https` address.
 #[derive(Default)]
 pub struct ToWorkers {
-    /// Read when it is first needed, where the system's certificates are to be trusted.
+    /// Read at first use if the system's list of CAs is used.
     config: OnceLock<Result<Arc<ClientConfig>, String>>,
 }
 
@@ -71,24 +71,24 @@ impl Tls {
         let operators = server("tls.metrics_client_ca", &config.metrics_client_ca)?;
         let workers = ToWorkers::default();
         if config.upstream_ca.is_some() || config.upstream_certificate.is_some() {
-            // It is said, so it must be right from the start.
+            // It is configured, so errors show at the start.
             let _ = workers.config.set(Ok(to_workers(config)?));
         }
         Ok(Self { clients, operators: operators.filter(|_| config.metrics), workers: Arc::new(workers) })
     }
 
-    /// How clients are spoken to; in the clear if there is nothing.
+    /// TLS to clients; none: plain HTTP.
     pub fn clients(&self) -> Option<&Arc<ServerConfig>> {
         self.clients.as_ref()
     }
 
-    /// How operators are spoken to; in the clear if there is nothing.
+    /// TLS to operators; none: plain HTTP.
     pub fn operators(&self) -> Option<&Arc<ServerConfig>> {
         self.operators.as_ref()
     }
 }
 
-/// How a client speaks to servers that `authority` vouches for, or those whom everybody on this machine trusts.
+/// A client configuration that trusts the CA in `authority`, or the system's list.
 ///
 /// # Errors
 /// A file of certificates that cannot be used.
@@ -96,7 +96,7 @@ pub fn client(authority: Option<&Path>) -> Result<Arc<ClientConfig>, ConfigError
     to_workers(&TlsConfig { upstream_ca: authority.map(Path::to_owned), ..TlsConfig::default() })
 }
 
-/// Begins TLS with a client: the connection, and whether it will speak HTTP/2.
+/// TLS handshake with a client: the connection, and whether it negotiated HTTP/2.
 pub async fn accept(config: Arc<ServerConfig>, stream: TcpStream) -> io::Result<(Stream, bool)> {
     let stream = TlsAcceptor::from(config).accept(stream).await?;
     let h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
@@ -106,7 +106,7 @@ pub async fn accept(config: Arc<ServerConfig>, stream: TcpStream) -> io::Result<
 // === impl ToWorkers ===
 
 impl ToWorkers {
-    /// Begins TLS with a worker of this name.
+    /// TLS handshake with a worker of this name.
     pub async fn connect(&self, name: &str, stream: TcpStream) -> io::Result<Stream> {
         let config =
             self.config.get_or_init(|| to_workers(&TlsConfig::default()).map_err(|error| error.to_string()));
@@ -122,7 +122,7 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::clone(PROVIDER.get_or_init(|| Arc::new(ring::default_provider())))
 }
 
-/// Serves under a certificate; only those whom `authority` vouches for, if there is one.
+/// A server configuration; with `authority`, clients need a certificate of that CA.
 fn server(
     (certificate, key): (&PathBuf, &PathBuf),
     field: &str,
@@ -198,9 +198,9 @@ fn certificates(field: &str, path: &Path) -> Result<Vec<CertificateDer<'static>>
 
 fn private_key(field: &str, path: &Path) -> Result<PrivateKeyDer<'static>, ConfigError> {
     let pem = contents(field, path)?;
-    // What is wrong with it is not repeated: it is a secret.
+    // The parser's error is not repeated: the file is a secret.
     PrivateKeyDer::from_pem_slice(&pem)
-        .or_else(|_| wrong(field, format!("{} has no private key in PEM that can be read", path.display())))
+        .or_else(|_| wrong(field, format!("{} has no readable private key in PEM", path.display())))
 }
 
 fn roots(field: &str, path: &Path) -> Result<RootCertStore, ConfigError> {
@@ -211,20 +211,20 @@ fn roots(field: &str, path: &Path) -> Result<RootCertStore, ConfigError> {
     Ok(roots)
 }
 
-/// The certificates that everybody on this machine trusts. `SSL_CERT_FILE` says where, as for OpenSSL.
+/// The system's list of CAs. `SSL_CERT_FILE` names another, as for OpenSSL.
 fn system_roots() -> Result<RootCertStore, ConfigError> {
     let field = "tls.upstream_ca";
     let said = std::env::var_os("SSL_CERT_FILE").map(PathBuf::from);
     let there = || SYSTEM_ROOTS.iter().map(PathBuf::from).find(|path| path.is_file());
     let Some(path) = said.or_else(there) else {
-        let problem = "this system has no list of trusted certificates: name a file of those that workers are to be trusted by";
+        let problem = "this system has no list of trusted CAs: name a file with the CA of the workers";
         return wrong(field, problem.into());
     };
     let mut roots = RootCertStore::empty();
-    // Among a hundred there may be some that nobody can use.
+    // The list may contain certificates that rustls cannot use.
     let (good, _) = roots.add_parsable_certificates(certificates(field, &path)?);
     if good == 0 {
-        return wrong(field, format!("{} has no certificate that can be used", path.display()));
+        return wrong(field, format!("{} has no usable certificate", path.display()));
     }
     Ok(roots)
 }

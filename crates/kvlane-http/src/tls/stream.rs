@@ -1,4 +1,4 @@
-//! A connection, encrypted or not. What is not encrypted costs one comparison per call, and nothing is boxed for it.
+//! A connection, plain or TLS. A plain one costs one comparison per call and is not boxed.
 
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
@@ -12,13 +12,13 @@ use tokio_rustls::TlsStream;
 
 /// A connection to a client or a worker.
 pub enum Stream {
-    /// As it is.
+    /// Plain TCP.
     Plain(TcpStream),
-    /// Under TLS.
+    /// TLS.
     Tls(Box<TlsStream<TcpStream>>),
 }
 
-/// Does the same to whichever it is.
+/// Applies the same expression to either variant.
 macro_rules! either {
     ($self:expr, $stream:ident => $do:expr) => {
         match $self.get_mut() {
@@ -31,13 +31,13 @@ macro_rules! either {
 // === impl Stream ===
 
 impl Stream {
-    /// As [`Stream::is_silent`], by what the runtime knows: it hears of an end when it waits for events.
+    /// As [`Stream::is_silent`], by the runtime's readiness, which is updated when the runtime polls for events.
     pub fn seems_silent(&self) -> bool {
         let Self::Plain(socket) = self else { return false };
         socket.poll_read_ready(&mut Context::from_waker(Waker::noop())).is_pending()
     }
 
-    /// Whether nothing has come that nobody has read: neither from the socket, nor out of what came before.
+    /// Whether there are no unread bytes: neither in the socket nor in the TLS buffers.
     pub fn is_silent(&mut self) -> bool {
         let socket = match self {
             Self::Plain(socket) => socket,
@@ -60,7 +60,7 @@ impl Stream {
                 socket
             }
         };
-        // The kernel is asked, not the runtime, which knows of an end only after it has waited for events again.
+        // Asks the kernel: the runtime notices a close only when it polls for events.
         let peeked = SockRef::from(socket).peek(&mut [MaybeUninit::uninit()]);
         matches!(peeked, Err(error) if error.kind() == io::ErrorKind::WouldBlock)
     }
@@ -81,7 +81,7 @@ impl AsyncWrite for Stream {
     #[inline]
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         match self.get_mut() {
-            // Mostly the socket takes it, and nobody need be woken for that.
+            // The socket usually accepts it at once, and no wake-up is needed.
             Self::Plain(stream) => match stream.try_write(bytes) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     Pin::new(stream).poll_write(cx, bytes)

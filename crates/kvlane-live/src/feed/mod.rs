@@ -73,7 +73,7 @@ pub struct EventFeed {
     pub(crate) spoke_at: AtomicU64,
     /// Since when it owes one; 0 while it does not.
     pub(crate) owes_since: AtomicU64,
-    /// Whether the engine counts tokens as we do.
+    /// Whether the engine counts tokens as the gateway does.
     pub(crate) parity: Mutex<Parity>,
     /// Tokens of its blocks, as its metrics tell before its events do.
     pub(crate) block_tokens: Option<u32>,

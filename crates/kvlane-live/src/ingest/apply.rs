@@ -316,7 +316,7 @@ impl Hands {
                     Cause::Lost => "messages are lost",
                     Cause::Reconnected => "nothing tells what was missed while the connection was down",
                 };
-                tracing::warn!(feed = %self.feed.name, cause = name, "what it holds is forgotten");
+                tracing::warn!(feed = %self.feed.name, cause = name, "cached blocks of an endpoint dropped from the index");
                 match cause {
                     Cause::Restarted => {
                         self.pool.forget(self.endpoint);

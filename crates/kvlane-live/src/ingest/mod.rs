@@ -82,7 +82,7 @@ impl Ingest {
             && pool.block_sizes().is_empty()
             && pool.router.set_block_tokens(size)
         {
-            tracing::info!(model = pool.model, block_tokens = size, feed = %feed.name, "block size told");
+            tracing::info!(model = pool.model, block_tokens = size, feed = %feed.name, "block size reported by the engine");
         }
         let config = &self.gateway.config();
         let patience =
@@ -113,7 +113,7 @@ impl Ingest {
                     _ => return,
                 }
                 aborts.iter().for_each(AbortHandle::abort);
-                tracing::error!(feed = %feed.name, "a task of a KV event feed broke: it begins anew");
+                tracing::error!(feed = %feed.name, "KV event feed task panicked; restarting it");
                 if !disbelieve(&feed, &pool, endpoint) {
                     return;
                 }
@@ -172,11 +172,11 @@ fn read_snapshot(gateway: &Gateway) -> BTreeMap<Key, Entry> {
     let Some(path) = config.snapshot.as_deref().filter(|_| config.enabled) else { return BTreeMap::new() };
     match snapshot::read(path, unix_time()) {
         Ok(kept) => {
-            tracing::info!(path = %path.display(), endpoints = kept.len(), "snapshot of KV caches read");
+            tracing::info!(path = %path.display(), endpoints = kept.len(), "KV cache snapshot loaded");
             kept
         }
         Err(error) => {
-            tracing::warn!(path = %path.display(), %error, "the snapshot of KV caches is not used");
+            tracing::warn!(path = %path.display(), %error, "KV cache snapshot rejected; starting without it");
             BTreeMap::new()
         }
     }
@@ -208,7 +208,7 @@ pub(crate) fn write_snapshot(gateway: &Gateway, path: &Path) -> io::Result<()> {
         left_out += usize::from(!writer.add(&entry)?);
     }
     if left_out > 0 {
-        tracing::warn!(path = %path.display(), endpoints = left_out, "the snapshot of KV caches has no room for all");
+        tracing::warn!(path = %path.display(), endpoints = left_out, "KV cache snapshot is full; some endpoints are left out");
     }
     writer.finish()
 }

@@ -207,7 +207,7 @@ impl Writing {
                 let now_s = unix_time();
                 if now_s - self.warned_s >= WARNED_S {
                     self.warned_s = now_s;
-                    tracing::warn!(dir = %self.config.dir.display(), %error, "a part of the recording is lost");
+                    tracing::warn!(dir = %self.config.dir.display(), %error, "recording segment lost");
                 }
             }
         }

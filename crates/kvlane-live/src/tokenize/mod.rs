@@ -190,7 +190,7 @@ impl Tokenizers {
                 tracing::warn!(
                     model,
                     why,
-                    "the engine's model directory cannot be used: tokens are estimated"
+                    "the engine's model directory has no usable tokenizer; tokens are estimated"
                 );
                 Counting::Estimate
             }

@@ -114,20 +114,20 @@ impl Sender {
         match sent {
             Ok((0, _)) => self.count("sent", count),
             Ok((rejected, why)) => {
-                tracing::warn!(rejected, why, "the collector did not take all spans");
+                tracing::warn!(rejected, why, "trace collector rejected some spans");
                 self.count("sent", count.saturating_sub(rejected));
                 self.count("rejected", rejected.min(count));
             }
             Err(Failed { why, .. }) => {
                 self.count("failed", count);
                 if std::mem::replace(&mut self.works, false) {
-                    tracing::warn!(endpoint = config.endpoint, why, "spans cannot be sent, and are given up");
+                    tracing::warn!(endpoint = config.endpoint, why, "sending spans failed; spans dropped");
                 }
                 return;
             }
         }
         if !std::mem::replace(&mut self.works, true) {
-            tracing::info!(endpoint = config.endpoint, "spans are sent again");
+            tracing::info!(endpoint = config.endpoint, "sending spans failed; retrying");
         }
     }
 

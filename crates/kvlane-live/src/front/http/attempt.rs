@@ -342,7 +342,7 @@ impl<'a> Attempts<'a> {
             tracing::warn!(
                 request_id,
                 for_s = left.as_secs_f64(),
-                "engines died under this prompt: it is not placed again"
+                "engines died with this prompt in flight; it is not placed again"
             );
             self.said = Some(Err(ApiError::KillsEngines { left }));
             return false;
