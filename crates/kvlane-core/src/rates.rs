@@ -7,6 +7,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::load::InFlight;
 use crate::time::Nanos;
 use crate::timing::{StepShape, TimingModel};
 
@@ -59,6 +60,9 @@ const PREFILL_TOKENS_MIN: u64 = 1024;
 /// Largest share of prefill in an interval from which decoding is measured.
 const PREFILL_SHARE_MAX: f64 = 0.25;
 
+/// Prompt length, in tokens, for which an endpoint's prefill rate is shown: the longer a prompt, the longer each token takes.
+const SHOWN_TOKENS: u64 = 4096;
+
 // === impl Rates ===
 
 impl Default for Rates {
@@ -110,6 +114,16 @@ impl Rates {
     /// Seconds of a step in which `sequences` decode, with `context_tokens` in total.
     pub fn decode_step_s(&self, sequences: u32, context_tokens: u64) -> f64 {
         self.step_s + self.sequence_s * f64::from(sequences) + self.context_token_s * context_tokens as f64
+    }
+
+    /// Prompt tokens per second of a prefill of [`SHOWN_TOKENS`].
+    pub fn shown_prefill_rate(&self) -> f64 {
+        SHOWN_TOKENS as f64 / self.prefill_s(SHOWN_TOKENS, SHOWN_TOKENS * (SHOWN_TOKENS + 1) / 2)
+    }
+
+    /// Seconds of a decode step with the work that is in flight now.
+    pub fn shown_step_s(&self, in_flight: &InFlight) -> f64 {
+        self.decode_step_s(in_flight.requests.saturating_sub(in_flight.prefilling), in_flight.context_tokens)
     }
 }
 

@@ -1,8 +1,8 @@
 //! `GET /metrics`: reads the gauges at the moment of the scrape and writes all metrics as OpenMetrics text.
 
 use std::fmt::Write as _;
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 
 use kvlane_core::endpoint::Endpoint;
 use kvlane_core::rates::Rates;
@@ -13,9 +13,6 @@ use prometheus_client::encoding::text::encode;
 use crate::gateway::Gateway;
 use crate::metrics::{Metrics, ModelLabel, TokensLabel, WorkerLabels};
 use crate::pool::ModelPool;
-
-/// Prompt length, in tokens, for which an endpoint's prefill rate is shown: the longer a prompt, the longer each token takes.
-const RATED_TOKENS: u64 = 4096;
 
 /// The text exposition, with the gauges read now. Endpoints that have left since the last scrape are dropped.
 pub(crate) fn render(gateway: &Gateway) -> String {
@@ -55,7 +52,7 @@ fn read_feeds(metrics: &Metrics, gateway: &Gateway, now: Nanos) {
     }
 }
 
-fn read_pools(metrics: &Metrics, pools: &[std::sync::Arc<ModelPool>]) {
+fn read_pools(metrics: &Metrics, pools: &[Arc<ModelPool>]) {
     for gauges in [&metrics.worker_requests, &metrics.worker_prefill_tokens, &metrics.worker_context_tokens] {
         gauges.clear();
     }
@@ -94,10 +91,8 @@ fn read_endpoint(metrics: &Metrics, model: &str, endpoint: &Endpoint, rates: &Ra
     metrics.worker_requests.get_or_create(&labels).set(load.requests.into());
     metrics.worker_prefill_tokens.get_or_create(&labels).set(load.prefill_tokens as i64);
     metrics.worker_context_tokens.get_or_create(&labels).set(load.context_tokens as i64);
-    let prefill_s = rates.prefill_s(RATED_TOKENS, RATED_TOKENS * (RATED_TOKENS + 1) / 2);
-    let step_s = rates.decode_step_s(load.requests.saturating_sub(load.prefilling), load.context_tokens);
-    metrics.worker_prefill_rate.get_or_create(&labels).set(RATED_TOKENS as f64 / prefill_s);
-    metrics.worker_decode_step.get_or_create(&labels).set(step_s);
+    metrics.worker_prefill_rate.get_or_create(&labels).set(rates.shown_prefill_rate());
+    metrics.worker_decode_step.get_or_create(&labels).set(rates.shown_step_s(&load));
     if let Some((reported, _)) = endpoint.load.reported {
         metrics.worker_kv_usage.get_or_create(&labels).set(reported.kv_usage_ratio.into());
     }

@@ -318,12 +318,12 @@ thread_local! {
     static SCRATCH: RefCell<(Scratch, Vec<Output>)> = RefCell::default();
 }
 
-/// Whose turn it is, of those who wait, to step the scheduler when something is due. One does, whoever has waited longest:
-/// ten thousand that wait cost what one costs.
+/// Gives one waiting request, the one that has waited longest, the turn to step the scheduler when something is due: ten
+/// thousand waiting requests cost what one costs.
 #[derive(Default)]
 struct Ticker {
     turn: tokio::sync::Mutex<()>,
-    /// Somebody has begun to wait: something may be due sooner.
+    /// A request has begun to wait: something may be due sooner.
     look: Notify,
 }
 

@@ -31,13 +31,8 @@ pub(crate) struct Served {
 impl Snapshot {
     /// The endpoints of a worker, each with its pool: one for each of its ranks in each pool.
     pub(crate) fn endpoints_of(&self, worker: WorkerId) -> Vec<(Arc<ModelPool>, Arc<PoolEndpoint>)> {
-        let of_pool = |pool: &Arc<ModelPool>| {
-            let pool = Arc::clone(pool);
-            let endpoints = pool.endpoints();
-            let of_worker = endpoints.into_iter().filter(move |endpoint| endpoint.worker.id == worker);
-            of_worker.map(move |endpoint| (Arc::clone(&pool), endpoint))
-        };
-        self.pools.iter().flat_map(of_pool).collect()
+        let own = self.endpoints().filter(|(_, endpoint)| endpoint.worker.id == worker);
+        own.map(|(pool, endpoint)| (Arc::clone(pool), endpoint)).collect()
     }
 
     /// All endpoints, each with its pool.

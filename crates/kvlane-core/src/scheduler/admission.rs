@@ -86,7 +86,7 @@ impl Scheduler {
             let or_else = if can_wait { IfNoneAvailable::Wait } else { IfNoneAvailable::TryLeastBad };
             fit = Some(self.fill_rows(now, request, overlap, or_else));
         }
-        if fit == Some(Choice::Nobody) {
+        if fit == Some(Choice::NoEndpoint) {
             return self.refuse(now, request, false, Rejection::NoEndpoint, out);
         }
         if again && !self.retries.spend(now, &self.config.retries) {
@@ -124,9 +124,9 @@ impl Scheduler {
         let request = &waiting.request;
         let busy = self.is_full() || self.queued() > 0;
         let fit = if busy {
-            Choice::Nobody
+            Choice::NoEndpoint
         } else {
-            self.fill_rows(now, request, overlap, IfNoneAvailable::Nobody)
+            self.fill_rows(now, request, overlap, IfNoneAvailable::Refuse)
         };
         if fit == Choice::Rows {
             let pool = &self.pool;
@@ -265,7 +265,7 @@ impl Scheduler {
         match self.fill_rows(now, &waiting.request, overlap, IfNoneAvailable::Wait) {
             Choice::Rows => self.place(now, &waiting, lane, out),
             Choice::Later => self.queue.put_back(place, waiting),
-            Choice::Nobody => self.refuse(now, &waiting.request, true, Rejection::NoEndpoint, out),
+            Choice::NoEndpoint => self.refuse(now, &waiting.request, true, Rejection::NoEndpoint, out),
         }
     }
 

@@ -41,8 +41,8 @@ pub(super) enum Choice {
     Rows,
     /// None until an endpoint is less busy or less full.
     Later,
-    /// None.
-    Nobody,
+    /// No endpoint.
+    NoEndpoint,
 }
 
 /// What to do if no endpoint accepts a request.
@@ -52,8 +52,8 @@ pub(super) enum IfNoneAvailable {
     Wait,
     /// Try the least bad.
     TryLeastBad,
-    /// Use no endpoint.
-    Nobody,
+    /// Reject the request.
+    Refuse,
 }
 
 /// Summary over all endpoints, kept so that a decision need not examine each endpoint.
@@ -256,14 +256,14 @@ impl Scheduler {
                 .filter(|endpoint| request.attempt > 0 || !is_full(endpoint, in_flight_max))
                 .min_by_key(|endpoint| fallback_order(endpoint, now, in_flight_max));
             fit = match least_bad {
-                _ if or == IfNoneAvailable::Nobody => Choice::Nobody,
+                _ if or == IfNoneAvailable::Refuse => Choice::NoEndpoint,
                 _ if or == IfNoneAvailable::Wait && candidates().any(worth_waiting) => Choice::Later,
                 Some(endpoint) => {
                     self.rows.push(row(endpoint));
                     Choice::Rows
                 }
                 None if candidates().next().is_some() => Choice::Later,
-                None => Choice::Nobody,
+                None => Choice::NoEndpoint,
             };
         } else if gated {
             self.apply_slow_start(now);

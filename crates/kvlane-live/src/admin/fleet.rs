@@ -18,9 +18,6 @@ use crate::history::rounded;
 use crate::pool::ModelPool;
 use crate::worker::Worker;
 
-/// Prompt tokens for which an endpoint's rate of prefill is told, as in the metrics.
-const RATED_TOKENS: u64 = 4096;
-
 /// Pools and workers as they are now, and what whoever asks may do about them.
 pub(super) fn fleet(front: &Front, parts: &Parts) -> Value {
     let gateway = &front.gateway;
@@ -100,11 +97,8 @@ fn pool(gateway: &Gateway, pool: &ModelPool) -> Value {
 fn endpoints(now: Nanos, pool: &ModelPool) -> Vec<(EndpointId, Value)> {
     let known: Vec<(Endpoint, [f64; 2])> = pool.router.read(|scheduler: &Scheduler| {
         let rated = |endpoint: &Endpoint| {
-            let (rates, load) = (scheduler.rates(endpoint), endpoint.load.in_flight);
-            let prefill_s = rates.prefill_s(RATED_TOKENS, RATED_TOKENS * (RATED_TOKENS + 1) / 2);
-            let step_s =
-                rates.decode_step_s(load.requests.saturating_sub(load.prefilling), load.context_tokens);
-            [RATED_TOKENS as f64 / prefill_s, step_s]
+            let rates = scheduler.rates(endpoint);
+            [rates.shown_prefill_rate(), rates.shown_step_s(&endpoint.load.in_flight)]
         };
         scheduler.pool().endpoints().map(|endpoint| (endpoint.clone(), rated(endpoint))).collect()
     });

@@ -23,8 +23,11 @@ pub(super) fn list_names(snapshot: &mut Snapshot, workers: &[(WorkerId, Vec<Serv
             let Some(pool) = pools.iter().find(|pool| pool.model == *base) else { continue };
             let own = pool.endpoints().into_iter().filter(|endpoint| endpoint.worker.id == *worker);
             let own: Vec<EndpointId> = own.map(|endpoint| endpoint.id).collect();
+            if own.is_empty() {
+                continue;
+            }
             let (first, endpoints) = holders.entry(name).or_insert_with(|| (pool, HashSet::new()));
-            if !own.is_empty() && Arc::ptr_eq(first, pool) {
+            if Arc::ptr_eq(first, pool) {
                 endpoints.extend(own);
                 if !card["parent"].is_null() {
                     adapters.insert(name);
@@ -33,7 +36,6 @@ pub(super) fn list_names(snapshot: &mut Snapshot, workers: &[(WorkerId, Vec<Serv
             }
         }
     }
-    holders.retain(|_, (_, endpoints)| !endpoints.is_empty());
     for (name, (pool, holders)) in holders {
         let lacking = pool.router.read(|scheduler| {
             let endpoints = scheduler.pool().endpoints().map(|endpoint| endpoint.id);
@@ -67,9 +69,48 @@ pub(super) fn served_names(models: Vec<Model>) -> Result<Vec<ServedName>, String
 
 #[cfg(test)]
 mod tests {
+    use kvlane_core::router::Router;
     use kvlane_wire::models;
+    use serde_json::json;
+    use tokio::sync::mpsc;
 
     use super::*;
+    use crate::clock::Clock;
+    use crate::config::{Config, WorkerSpec};
+    use crate::metrics::Metrics;
+    use crate::tokenize::Counting;
+    use crate::worker::{Rank, Worker};
+
+    /// A pool with one endpoint, of this worker.
+    fn pool_of(model: &str, worker: u32) -> Arc<ModelPool> {
+        let router = Router::new(Config::default().router(model, None));
+        let metrics = Metrics::new().pool(model);
+        let (drained, _) = mpsc::unbounded_channel();
+        let pool = ModelPool::new(model, router, Counting::Estimate, metrics, Clock::start(1.0), drained);
+        let spec = WorkerSpec::new(&format!("http://127.0.0.1:{worker}"));
+        let worker = Worker::new(WorkerId(worker.into()), &spec, None).expect("a good URL");
+        pool.join(&Arc::new(worker), Rank { number: 0, source: None }, false, None).expect("room for one");
+        Arc::new(pool)
+    }
+
+    #[test]
+    fn a_worker_without_an_endpoint_does_not_claim_a_name() {
+        let served = |name: &str, base: &str| ServedName {
+            name: name.into(),
+            base: base.into(),
+            card: json!({"id": name}),
+        };
+        let mut snapshot = Snapshot { pools: vec![pool_of("a", 3), pool_of("b", 2)], ..Snapshot::default() };
+        let workers = [
+            // Not in the pool yet.
+            (WorkerId(1), vec![served("x", "a")]),
+            (WorkerId(2), vec![served("x", "b")]),
+            (WorkerId(3), vec![served("y", "a")]),
+        ];
+        list_names(&mut snapshot, &workers);
+        let pools = snapshot.by_name.iter().map(|(name, served)| (&**name, &*served.pool.model));
+        assert_eq!(pools.collect::<std::collections::BTreeMap<_, _>>(), [("x", "b"), ("y", "a")].into());
+    }
 
     fn bases(body: &str) -> Vec<(String, String)> {
         let names = served_names(models::parse(body.as_bytes()).expect("a list")).expect("models");

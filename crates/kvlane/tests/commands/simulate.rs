@@ -1,14 +1,10 @@
 //! `kvlane simulate` as people meet it: flags, files, figures, and what is wrong with an input.
 
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
-/// What clap ends with when the command line makes no sense.
-const USAGE: i32 = 2;
-/// What the program ends with when it cannot do what it was told.
-const FAILURE: i32 = 1;
+use crate::program::{self, FAILURE, USAGE, run, text};
 
 /// A fleet and a load that take no time.
 const SMALL: [&str; 8] =
@@ -24,22 +20,10 @@ workload:
 policies: [round_robin, cache_aware]
 ";
 
-fn simulate(args: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_kvlane"));
-    command.arg("simulate").args(args).env_remove("KVLANE_LOG").env("NO_COLOR", "1");
-    command.stdin(Stdio::null()).output().expect("it starts")
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
 /// Runs it; what it printed.
 #[track_caller]
 fn prints(args: &[&str]) -> String {
-    let output = simulate(args);
-    assert_eq!(output.status.code(), Some(0), "{args:?}: {}", text(&output.stderr));
-    text(&output.stdout)
+    program::succeeds(&[&["simulate"], args].concat()).0
 }
 
 /// Runs it; its figures.
@@ -52,13 +36,7 @@ fn figures(args: &[&str]) -> Value {
 /// Runs it, which must fail with `code` and say all of `words`.
 #[track_caller]
 fn fails(args: &[&str], code: i32, words: &[&str]) {
-    let output = simulate(args);
-    let said = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(code), "{args:?}: {said}");
-    assert!(output.stdout.is_empty(), "{args:?} printed to stdout: {}", text(&output.stdout));
-    for word in words {
-        assert!(said.contains(word), "{args:?}: '{word}' is not in: {said}");
-    }
+    program::fails(&[&["simulate"], args].concat(), code, words);
 }
 
 /// Runs a scenario file, which must fail and say all of `words`.
@@ -287,7 +265,7 @@ fn flags_that_say_something_wrong_are_named_with_what_to_take() {
     fails(&with(&["--policy", "nope"]), FAILURE, &["--policy nope", "round_robin", "cache_aware"]);
     fails(&["--scenario", "nope"], FAILURE, &["--scenario nope", "seed-001"]);
     fails(&with(&["--preset", "gpt@h100"]), FAILURE, &["gpt@h100", "known are", "llama-3.1-8b"]);
-    let said = text(&simulate(&with(&["--preset", "gpt@h100"])).stderr);
+    let said = text(&run(&[&["simulate"][..], &with(&["--preset", "gpt@h100"])].concat()).stderr);
     assert_eq!(said.matches("known are").count(), 1, "once is enough: {said}");
     fails(&with(&["--model", "llama-3.1-8b", "--gpu", "tpu"]), FAILURE, &["llama-3.1-8b@tpu", "h100"]);
     fails(&with(&["--preset", "llama-3.3-70b@a10g"]), FAILURE, &["llama-3.3-70b@a10g"]);

@@ -1,37 +1,17 @@
 //! The command line as people meet it: help, what is wrong with an input, and the code it ends with.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::Write;
 use std::net::TcpListener;
-use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::Stdio;
 
-/// What clap ends with when the command line makes no sense.
-const USAGE: i32 = 2;
-/// What the program ends with when it cannot do what it was told.
-const FAILURE: i32 = 1;
-
-fn kvlane(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_kvlane"));
-    command.args(args).env_remove("KVLANE_LOG").env("NO_COLOR", "1");
-    command
-}
-
-fn run(args: &[&str]) -> Output {
-    kvlane(args).stdin(Stdio::null()).output().expect("it starts")
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
-fn document(name: &str) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs").join(name);
-    std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
-}
+use crate::program::{FAILURE, Running, USAGE, document, fails, kvlane, run, text};
 
 fn guide() -> String {
     document("guide.md")
 }
+
+/// A gateway on free ports.
+const SERVE: [&str; 7] = ["serve", "--port", "0", "--prometheus-port", "0", "--relay-threads", "1"];
 
 /// The flags that a command's help lists, each where it is explained.
 fn flags(command: &[&str]) -> Vec<String> {
@@ -45,17 +25,6 @@ fn flags(command: &[&str]) -> Vec<String> {
         Some(format!("--{name}"))
     };
     help.lines().filter_map(flag).collect()
-}
-
-/// Runs it, which must fail with `code` and say all of `words`.
-fn fails(args: &[&str], code: i32, words: &[&str]) {
-    let output = run(args);
-    let said = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(code), "{args:?}: {said}");
-    assert!(output.stdout.is_empty(), "{args:?} printed to stdout: {}", text(&output.stdout));
-    for word in words {
-        assert!(said.contains(word), "{args:?}: '{word}' is not in: {said}");
-    }
 }
 
 #[test]
@@ -345,51 +314,29 @@ fn a_mistake_in_a_file_is_told_once_and_shown() {
     }
 }
 
-/// Reads a log until a line has all of these words.
-fn see(log: &mut impl BufRead, words: &[&str]) -> String {
-    let mut seen = String::new();
-    loop {
-        let mut line = String::new();
-        assert!(log.read_line(&mut line).expect("a log") > 0, "{words:?} are not in: {seen}");
-        if words.iter().all(|word| line.contains(word)) {
-            return line;
-        }
-        seen += &line;
-    }
-}
-
 #[test]
 fn a_worker_that_does_not_come_up_is_logged_with_its_cause_and_what_to_do() {
-    // The port of nobody: below 1024, and reserved.
+    // Nothing listens on port 1: it is reserved, and below 1024.
     let dead = "http://127.0.0.1:1/v1";
-    let args = ["serve", "--port", "0", "--prometheus-port", "0", "--relay-threads", "1"];
-    let args = [&args[..], &["--worker-urls", dead]].concat();
-    let mut child = kvlane(&args).stdin(Stdio::null()).stderr(Stdio::piped()).spawn().expect("it starts");
-    let mut log = BufReader::new(child.stderr.take().expect("piped"));
-    see(&mut log, &["WARN", "written without /v1", dead]);
-    see(
-        &mut log,
-        &["WARN", "worker down", "worker=http://127.0.0.1:1 ", "Connection refused", "start the server"],
-    );
-    assert!(
-        Command::new("sh").args(["-c", &format!("kill {}", child.id())]).status().expect("it runs").success()
-    );
-    assert_eq!(child.wait().expect("it ends").code(), Some(0));
+    let mut gateway = Running::start(&[&SERVE[..], &["--worker-urls", dead]].concat());
+    gateway.logs(&["WARN", "have no /v1", dead]);
+    gateway.logs(&[
+        "WARN",
+        "worker down",
+        "worker=http://127.0.0.1:1 ",
+        "Connection refused",
+        "start the server",
+    ]);
+    gateway.signal(&["-TERM"]);
+    gateway.ends();
 }
 
 #[test]
 fn two_signals_with_nothing_in_flight_cut_nothing() {
-    let args = ["serve", "--port", "0", "--prometheus-port", "0", "--relay-threads", "1"];
-    let args = [&args[..], &["--worker-urls", "http://127.0.0.1:1"]].concat();
-    let mut child = kvlane(&args).stdin(Stdio::null()).stderr(Stdio::piped()).spawn().expect("it starts");
-    let mut log = BufReader::new(child.stderr.take().expect("piped"));
-    see(&mut log, &["serving"]);
-    let both = format!("kill -TERM {0}; kill -INT {0}", child.id());
-    assert!(Command::new("sh").args(["-c", &both]).status().expect("it runs").success());
-    let mut rest = String::new();
-    log.read_to_string(&mut rest).expect("a log");
-    assert_eq!(child.wait().expect("it ends").code(), Some(0), "{rest}");
-    assert!(rest.contains("stopped") && !rest.contains("were cut"), "{rest}");
+    let (gateway, _) = Running::serving(&[&SERVE[..], &["--worker-urls", "http://127.0.0.1:1"]].concat());
+    gateway.signal(&["-TERM", "-INT"]);
+    let log = gateway.ends();
+    assert!(log.contains("stopped") && !log.contains("were cut"), "{log}");
 }
 
 #[test]
@@ -416,21 +363,10 @@ fn a_worker_given_twice_is_refused_at_the_start() {
 }
 
 #[test]
-fn serve_and_mock_engine_end_well_when_told_to() {
-    let serve = ["serve", "--port", "0", "--prometheus-port", "0", "--relay-threads", "1"];
-    for args in [&serve[..], &["mock-engine", "--port", "0"]] {
-        let mut child = kvlane(args).stdin(Stdio::null()).stderr(Stdio::piped()).spawn().expect("it starts");
-        let mut log = BufReader::new(child.stderr.take().expect("piped"));
-        let mut line = String::new();
-        while !line.contains("serving") {
-            line.clear();
-            assert!(log.read_line(&mut line).expect("a log") > 0, "{args:?} ended before it served");
-        }
-        let told =
-            Command::new("sh").args(["-c", &format!("kill {}", child.id())]).status().expect("kill runs");
-        assert!(told.success());
-        let mut rest = String::new();
-        log.read_to_string(&mut rest).expect("a log");
-        assert_eq!(child.wait().expect("it ends").code(), Some(0), "{args:?}: {rest}");
+fn serve_and_mock_engine_exit_with_0_on_sigterm() {
+    for args in [&SERVE[..], &["mock-engine", "--port", "0"]] {
+        let (server, _) = Running::serving(args);
+        server.signal(&["-TERM"]);
+        server.ends();
     }
 }

@@ -1,37 +1,22 @@
 //! `kvlane trace stats` and `kvlane trace sample` as people meet them, on the slice of a trace in the repository.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
-fn run(args: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_kvlane"));
-    command.arg("trace").args(args).env_remove("KVLANE_LOG").env("NO_COLOR", "1").stdin(Stdio::null());
-    command.output().expect("it starts")
-}
+use crate::program::{self, FAILURE, USAGE};
 
 fn slice() -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("assets/mooncake-conversation-slice.jsonl.gz");
     path.to_str().expect("a path in UTF-8").to_owned()
 }
 
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
-/// Runs it, which must succeed; its stdout and stderr.
 fn succeeds(args: &[&str]) -> (String, String) {
-    let output = run(args);
-    assert_eq!(output.status.code(), Some(0), "{args:?}: {}", text(&output.stderr));
-    (text(&output.stdout), text(&output.stderr))
+    program::succeeds(&[&["trace"], args].concat())
 }
 
 fn fails(args: &[&str], code: i32, words: &[&str]) {
-    let output = run(args);
-    let said = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(code), "{args:?}: {said}");
-    assert!(words.iter().all(|word| said.contains(word)), "{args:?}: {words:?} in {said}");
+    program::fails(&[&["trace"], args].concat(), code, words);
 }
 
 #[test]
@@ -80,15 +65,15 @@ fn a_sample_is_the_same_for_the_same_seed_and_says_what_it_has_changed() {
 
 #[test]
 fn what_makes_no_sense_is_refused_before_the_trace_is_read() {
-    fails(&["sample", "no-such-file", "--out", "x"], 2, &["--sample-ratio"]);
+    fails(&["sample", "no-such-file", "--out", "x"], USAGE, &["--sample-ratio"]);
     fails(
         &["sample", "no-such-file", "--out", "x", "--sample-ratio", "1.5"],
         1,
         &["--sample-ratio 1.5", "at most 1"],
     );
-    fails(&["sample", "no-such-file", "--out", "x", "--target-requests", "0"], 1, &["at least 1"]);
+    fails(&["sample", "no-such-file", "--out", "x", "--target-requests", "0"], FAILURE, &["at least 1"]);
     let method = ["sample", "no-such-file", "--out", "x", "--sample-ratio", "1", "--method", "random"];
-    fails(&method, 1, &["--method random", "session-closed-window"]);
-    fails(&["stats", "no-such-file"], 1, &["no-such-file"]);
-    fails(&["stats", &slice(), "--html", "no/such/place.html"], 1, &["--html no/such/place.html"]);
+    fails(&method, FAILURE, &["--method random", "session-closed-window"]);
+    fails(&["stats", "no-such-file"], FAILURE, &["no-such-file"]);
+    fails(&["stats", &slice(), "--html", "no/such/place.html"], FAILURE, &["--html no/such/place.html"]);
 }

@@ -3,9 +3,9 @@
 //!
 //! Tolerances are what the model reaches, not what a change may cost: a figure that leaves its range is a finding.
 
-use std::process::{Command, Stdio};
-
 use serde_json::Value;
+
+use crate::program::succeeds;
 
 /// One row of the figures.
 #[derive(Clone, Debug)]
@@ -47,13 +47,8 @@ fn number(figures: &Value, figure: &str, row: &Row) -> f64 {
 
 /// The rows of a scenario; `load` is what its loads are called.
 fn simulate(scenario: &str, load: &str) -> Vec<Row> {
-    let output = Command::new(env!("CARGO_BIN_EXE_kvlane"))
-        .args(["simulate", "--scenario", scenario, "--json", "--jobs", "2"])
-        .stdin(Stdio::null())
-        .output()
-        .expect("it starts");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let (printed, _) = succeeds(&["simulate", "--scenario", scenario, "--json", "--jobs", "2"]);
+    let report: Value = serde_json::from_str(&printed).expect("JSON");
     assert_eq!((&report["schema"], &report["scenario"]), (&"kvlane.simulate/1".into(), &scenario.into()));
     let row = |row: &Value| Row {
         arm: row["arm"].as_str().expect("a name").to_owned(),
@@ -236,9 +231,7 @@ fn cold_prompts_take_as_long_as_measured() {
 /// A scenario that is not named above would not be tested.
 #[test]
 fn every_scenario_that_comes_with_kvlane_is_held_here() {
-    let listed =
-        Command::new(env!("CARGO_BIN_EXE_kvlane")).args(["simulate", "--list"]).output().expect("it starts");
-    let listed = String::from_utf8(listed.stdout).expect("text");
+    let (listed, _) = succeeds(&["simulate", "--list"]);
     let names: Vec<&str> = listed.lines().filter_map(|line| line.split_whitespace().next()).collect();
     assert!(names.len() >= 8, "{listed}");
     for name in names {

@@ -1,68 +1,8 @@
 //! `kvlane calibrate` and the timing file it writes, as people meet them.
 
-use std::io::{BufRead, BufReader};
-use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
-
 use serde_json::Value;
 
-fn kvlane(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_kvlane"));
-    command.args(args).env_remove("KVLANE_LOG").env("NO_COLOR", "1").stdin(Stdio::null());
-    command
-}
-
-fn run(args: &[&str]) -> Output {
-    kvlane(args).output().expect("it starts")
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
-/// Runs it, which must fail and say all of `words`.
-#[track_caller]
-fn fails(args: &[&str], words: &[&str]) {
-    let output = run(args);
-    let said = text(&output.stderr);
-    assert!(!output.status.success(), "{args:?}");
-    for word in words {
-        assert!(said.contains(word), "{args:?}: '{word}' is not in: {said}");
-    }
-}
-
-fn document(name: &str) -> String {
-    std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs").join(name)).expect(name)
-}
-
-/// A mock engine; ends with the test.
-struct Engine {
-    child: Child,
-    url: String,
-}
-
-impl Engine {
-    fn start(args: &[&str]) -> Self {
-        let args = [&["mock-engine", "--port", "0"], args].concat();
-        let mut child = kvlane(&args).stderr(Stdio::piped()).spawn().expect("it starts");
-        let mut log = BufReader::new(child.stderr.take().expect("piped"));
-        let mut line = String::new();
-        while !line.contains("serving") {
-            line.clear();
-            assert!(log.read_line(&mut line).expect("a log") > 0, "{args:?} ended before it served");
-        }
-        let address = line.split("address=").nth(1).and_then(|rest| rest.split_whitespace().next());
-        Self { child, url: format!("http://{}", address.expect("it says where")) }
-    }
-}
-
-impl Drop for Engine {
-    fn drop(&mut self) {
-        // It may have ended by itself; then there is nothing to do.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
+use crate::program::{Engine, FAILURE, USAGE, document, fails, run, text};
 
 #[test]
 fn a_server_is_measured_and_what_is_found_starts_another_like_it() {
@@ -109,18 +49,30 @@ fn what_is_wrong_is_named_with_what_to_do() {
     let file = folder.path().join("timing.json");
     let file = file.to_string_lossy();
     std::fs::write(&*file, r#"{"schema":"kvlane.timing/9"}"#).expect("written");
-    fails(&["mock-engine", "--port", "0", "--timing", &file], &["--timing", &file, "kvlane calibrate"]);
-    fails(&["mock-engine", "--port", "0", "--timing", "/nowhere.json"], &["--timing /nowhere.json"]);
-    fails(&["demo", "--timing", "/nowhere.json"], &["--timing /nowhere.json"]);
-    fails(&["mock-engine", "--timing", &file, "--preset", "qwen2.5-7b@a100"], &["cannot be used with"]);
-    fails(&["calibrate", "http://127.0.0.1:1"], &["--preset", "--config-json"]);
-    fails(&["calibrate", "127.0.0.1:1", "--preset", "qwen2.5-7b@a100"], &["http://host:port"]);
-    fails(&["calibrate", "http://127.0.0.1:1", "--preset", "gpt@tpu"], &["gpt@tpu", "known are"]);
-    fails(&["calibrate", "http://127.0.0.1:1", "--config-json", &file], &["--config-json", &file]);
+    fails(
+        &["mock-engine", "--port", "0", "--timing", &file],
+        FAILURE,
+        &["--timing", &file, "kvlane calibrate"],
+    );
+    fails(&["mock-engine", "--port", "0", "--timing", "/nowhere.json"], FAILURE, &["--timing /nowhere.json"]);
+    fails(&["demo", "--timing", "/nowhere.json"], FAILURE, &["--timing /nowhere.json"]);
+    fails(
+        &["mock-engine", "--timing", &file, "--preset", "qwen2.5-7b@a100"],
+        USAGE,
+        &["cannot be used with"],
+    );
+    fails(&["calibrate", "http://127.0.0.1:1"], FAILURE, &["--preset", "--config-json"]);
+    fails(&["calibrate", "127.0.0.1:1", "--preset", "qwen2.5-7b@a100"], FAILURE, &["http://host:port"]);
+    fails(&["calibrate", "http://127.0.0.1:1", "--preset", "gpt@tpu"], FAILURE, &["gpt@tpu", "known are"]);
+    fails(&["calibrate", "http://127.0.0.1:1", "--config-json", &file], FAILURE, &["--config-json", &file]);
     let known = ["calibrate", "http://127.0.0.1:1", "--preset", "qwen2.5-7b@a100"];
-    fails(&known, &["/v1/models of 127.0.0.1:1"]);
-    fails(&[&known[..], &["--repeats", "0"]].concat(), &["--repeats 0"]);
-    fails(&[&known[..], &["--out", "/nowhere/timing.json"]].concat(), &["cannot write /nowhere/timing.json"]);
+    fails(&known, FAILURE, &["/v1/models of 127.0.0.1:1"]);
+    fails(&[&known[..], &["--repeats", "0"]].concat(), FAILURE, &["--repeats 0"]);
+    fails(
+        &[&known[..], &["--out", "/nowhere/timing.json"]].concat(),
+        FAILURE,
+        &["cannot write /nowhere/timing.json"],
+    );
 }
 
 #[test]

@@ -1,13 +1,13 @@
 //! `kvlane bench` from the outside: real engines, real gateways, a router that does not start.
 
-use std::process::{Command, Output};
+use std::process::Output;
 
 use serde_json::Value;
 
+use crate::program::kvlane;
+
 fn bench(dir: &std::path::Path, args: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_kvlane"));
-    command.arg("bench").args(args).current_dir(dir).env_remove("KVLANE_LOG");
-    command.output().expect("it starts")
+    kvlane(&[&["bench"], args].concat()).current_dir(dir).output().expect("it starts")
 }
 
 const MATRIX: &str = r#"

@@ -2,15 +2,8 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output};
 
-fn kvlane(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_kvlane")).args(args).output().expect("the binary runs")
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
+use crate::program::{run, text};
 
 /// Records of 60 requests, `slow` seconds to the first token.
 fn records(path: &Path, slow: f64, cached: u32) {
@@ -36,7 +29,7 @@ fn two_runs_become_a_page_and_plots() {
     records(Path::new(&second), 0.25, 900);
     let second = format!("with cache={second}");
     let done =
-        kvlane(&["report", &first, &second, "--report", &page, "--plots", &plots, "--title", "A <b> day"]);
+        run(&["report", &first, &second, "--report", &page, "--plots", &plots, "--title", "A <b> day"]);
     assert!(done.status.success(), "{}", text(&done.stderr));
     assert_eq!(text(&done.stdout), "a: 60 requests\nwith cache: 60 requests\n");
     let html = fs::read_to_string(&page).expect("a page");
@@ -52,7 +45,7 @@ fn two_runs_become_a_page_and_plots() {
         .collect();
     assert!(names.len() >= 10 && names.contains(&"time-to-first-token.svg".to_owned()), "{names:?}");
     // The same records, the same bytes.
-    let again = kvlane(&["report", &first, &second, "--html", &path("again.html"), "--title", "A <b> day"]);
+    let again = run(&["report", &first, &second, "--html", &path("again.html"), "--title", "A <b> day"]);
     assert!(again.status.success());
     assert_eq!(html, fs::read_to_string(path("again.html")).expect("a page"));
 }
@@ -75,7 +68,7 @@ fn what_cannot_be_a_report_is_refused_with_the_reason() {
         (&[&good, "--html", &nowhere], "--html"),
     ];
     for (args, says) in cases {
-        let done = kvlane(&[&["report"], args].concat());
+        let done = run(&[&["report"], args].concat());
         assert_eq!(done.status.code(), Some(1), "{args:?}");
         assert!(text(&done.stderr).contains(says), "{args:?}: {}", text(&done.stderr));
     }

@@ -1,52 +1,16 @@
 //! `kvlane replay` as people meet it.
 
-use std::io::{BufRead, BufReader};
+use std::io::BufReader;
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::Output;
 
 use kvlane_trace::record::{self, Record};
 use serde_json::Value;
 
-fn kvlane(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_kvlane"));
-    command.args(args).env_remove("KVLANE_LOG").env_remove("OPENAI_API_KEY").stdin(Stdio::null());
-    command
-}
+use crate::program::{Engine, run, text};
 
 fn replay(args: &[&str]) -> Output {
-    kvlane(&[&["replay"], args].concat()).output().expect("it starts")
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
-/// A mock engine; ends with the test.
-struct Engine {
-    child: Child,
-    url: String,
-}
-
-impl Engine {
-    fn start() -> Self {
-        let args = ["mock-engine", "--port", "0", "--speed", "1000"];
-        let mut child = kvlane(&args).stderr(Stdio::piped()).spawn().expect("it starts");
-        let mut log = BufReader::new(child.stderr.take().expect("piped"));
-        let mut line = String::new();
-        while !line.contains("serving") {
-            line.clear();
-            assert!(log.read_line(&mut line).expect("a log") > 0, "it ended before it served");
-        }
-        let address = line.split("address=").nth(1).and_then(|rest| rest.split_whitespace().next());
-        Self { child, url: format!("http://{}", address.expect("it says where")) }
-    }
-}
-
-impl Drop for Engine {
-    fn drop(&mut self) {
-        self.child.kill().expect("it runs");
-        self.child.wait().expect("it ends");
-    }
+    run(&[&["replay"], args].concat())
 }
 
 fn write(directory: &Path, name: &str, contents: &str) -> String {
@@ -70,7 +34,8 @@ const PATIENT: [&str; 4] = ["--late-max-ms", "100000", "--cpu-max-percent", "100
 
 #[test]
 fn a_trace_becomes_figures_records_and_a_report() {
-    let (engine, directory) = (Engine::start(), tempfile::tempdir().expect("a directory"));
+    let (engine, directory) =
+        (Engine::start(&["--speed", "1000"]), tempfile::tempdir().expect("a directory"));
     let trace = write(directory.path(), "trace.jsonl", TRACE);
     let [kept, json, report] =
         ["records.jsonl", "figures.json", "report.html"].map(|name| directory.path().join(name));
@@ -99,7 +64,8 @@ fn a_trace_becomes_figures_records_and_a_report() {
 /// Also held by `a_client_that_was_late_is_a_run_that_does_not_count`.
 #[test]
 fn a_client_that_was_the_bottleneck_shows_nothing_unless_told_to() {
-    let (engine, directory) = (Engine::start(), tempfile::tempdir().expect("a directory"));
+    let (engine, directory) =
+        (Engine::start(&["--speed", "1000"]), tempfile::tempdir().expect("a directory"));
     let trace = write(directory.path(), "trace.jsonl", TRACE);
     let [kept, json] =
         ["records.jsonl", "figures.json"].map(|name| directory.path().join(name).display().to_string());
@@ -120,7 +86,8 @@ fn a_client_that_was_the_bottleneck_shows_nothing_unless_told_to() {
 
 #[test]
 fn real_prompts_are_sent_at_a_rate_in_the_order_of_their_conversations() {
-    let (engine, directory) = (Engine::start(), tempfile::tempdir().expect("a directory"));
+    let (engine, directory) =
+        (Engine::start(&["--speed", "1000"]), tempfile::tempdir().expect("a directory"));
     let lines = concat!(
         r#"{"messages":[{"role":"user","content":"Hello there, how are you?"}],"session":"a","output_tokens":2}"#,
         "\n",
@@ -149,7 +116,8 @@ fn real_prompts_are_sent_at_a_rate_in_the_order_of_their_conversations() {
 
 #[test]
 fn a_trace_sped_up_is_called_another_load() {
-    let (engine, directory) = (Engine::start(), tempfile::tempdir().expect("a directory"));
+    let (engine, directory) =
+        (Engine::start(&["--speed", "1000"]), tempfile::tempdir().expect("a directory"));
     let trace = write(directory.path(), "trace.jsonl", TRACE);
     let args = [engine.url.as_str(), "--trace", &trace, "--speed", "100", "--json", "-"];
     let output = replay(&[&args[..], &PATIENT].concat());

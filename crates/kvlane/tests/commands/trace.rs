@@ -1,31 +1,21 @@
 //! `kvlane trace import` and `generate` as people meet them.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
 
 use kvlane_trace::format::{Options, open};
 
-fn run(args: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_kvlane"));
-    command.arg("trace").args(args).env_remove("KVLANE_LOG").env("NO_COLOR", "1");
-    command.output().expect("it starts")
-}
+use crate::program::{self, FAILURE};
 
-/// What it prints; it must end well.
-fn says(args: &[&str]) -> String {
-    let output = run(args);
-    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).expect("UTF-8")
+/// What it prints; it must succeed.
+#[track_caller]
+fn prints(args: &[&str]) -> String {
+    program::succeeds(&[&["trace"], args].concat()).0
 }
 
 /// Runs it, which must fail and say all of `words`.
+#[track_caller]
 fn fails(args: &[&str], words: &[&str]) {
-    let output = run(args);
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(!output.status.success(), "{args:?}");
-    for word in words {
-        assert!(said.contains(word), "{args:?}: '{word}' is not in: {said}");
-    }
+    program::fails(&[&["trace"], args].concat(), FAILURE, words);
 }
 
 fn sample(name: &str) -> String {
@@ -43,7 +33,7 @@ fn file(directory: &Path, name: &str, text: &str) -> PathBuf {
 fn an_import_says_what_it_read_and_can_be_imported_again() {
     let directory = tempfile::tempdir().expect("a directory");
     let out = directory.path().join("weka.jsonl.gz").display().to_string();
-    let said = says(&[
+    let said = prints(&[
         "import",
         &sample("weka_packed.jsonl"),
         "--out",
@@ -56,12 +46,12 @@ fn an_import_says_what_it_read_and_can_be_imported_again() {
     assert!(said.contains("requests of 6 sessions") && said.contains("in blocks of 64"), "{said}");
     assert!(said.contains("note: sessions start at 0.5 per second on average (Poisson, seed 3)"), "{said}");
     let again = directory.path().join("again.jsonl").display().to_string();
-    says(&["import", &out, "--out", &again]);
+    prints(&["import", &out, "--out", &again]);
     let read = |path: &str| open(Path::new(path), &Options::default()).expect("it is a trace");
     assert_eq!(read(&out), read(&again));
     let text = std::fs::read_to_string(&again).expect("without .gz it is text");
     assert!(text.starts_with("{\"kvlane_trace\":1,\"block_tokens\":64,"));
-    says(&["import", &out, "--out", &again, "--open-loop"]);
+    prints(&["import", &out, "--out", &again, "--open-loop"]);
     assert!(read(&again).requests.iter().all(|request| request.after.is_none()));
 }
 
@@ -72,7 +62,7 @@ fn a_bad_line_is_named_and_can_be_skipped() {
     let path = file(directory.path(), "bad.jsonl", lines).display().to_string();
     let out = directory.path().join("out.jsonl").display().to_string();
     fails(&["import", &path, "--out", &out], &["bad.jsonl", "trace line 2, input_length: missing"]);
-    let said = says(&["import", &path, "--out", &out, "--skip-bad"]);
+    let said = prints(&["import", &path, "--out", &out, "--skip-bad"]);
     assert!(
         said.contains("note: skipped 1 bad lines, the first: trace line 2, input_length: missing"),
         "{said}"
@@ -108,15 +98,15 @@ fn a_workload_is_made_from_flags_as_from_a_file_and_the_same_every_time() {
     let yaml = "kind: shared-prefix\ngroups: 3\nquestion_tokens: {min: 10, max: 90}\n\
                 arrivals: {process: poisson, rate: 5, count: 40}\n";
     let config = file(directory.path(), "w.yaml", yaml).display().to_string();
-    let said = says(&["generate", "--config", &config, "--seed", "7", "--out", &out("a.jsonl")]);
+    let said = prints(&["generate", "--config", &config, "--seed", "7", "--out", &out("a.jsonl")]);
     assert!(said.contains("40 requests of 40 sessions"), "{said}");
     let kind = ["generate", "shared-prefix", "--set", "groups=3"];
     let range = ["--set", "question_tokens={\"min\":10,\"max\":90}"];
     let rates = ["--rate", "5", "--count", "40", "--seed", "7", "--out", &out("b.jsonl")];
-    says(&[&kind[..], &range, &rates].concat());
+    prints(&[&kind[..], &range, &rates].concat());
     let bytes = |name: &str| std::fs::read(directory.path().join(name)).expect("it was written");
     assert_eq!(bytes("a.jsonl"), bytes("b.jsonl"));
-    says(&["generate", "--config", &config, "--seed", "8", "--out", &out("c.jsonl")]);
+    prints(&["generate", "--config", &config, "--seed", "8", "--out", &out("c.jsonl")]);
     assert_ne!(bytes("a.jsonl"), bytes("c.jsonl"));
 }
 
@@ -124,7 +114,7 @@ fn a_workload_is_made_from_flags_as_from_a_file_and_the_same_every_time() {
 fn a_trace_of_so_many_seconds_is_so_long_and_says_what_was_left_out() {
     let directory = tempfile::tempdir().expect("a directory");
     let out = directory.path().join("chat.jsonl").display().to_string();
-    let said = says(&["generate", "chat", "--rate", "2", "--seconds", "600", "--out", &out]);
+    let said = prints(&["generate", "chat", "--rate", "2", "--seconds", "600", "--out", &out]);
     let span = said.split(" sessions in ").nth(1).and_then(|rest| rest.split(" s;").next());
     let span_s: f64 = span.and_then(|span| span.parse().ok()).expect("a span");
     assert!((500.0..=600.0).contains(&span_s), "{said}");
@@ -133,13 +123,13 @@ fn a_trace_of_so_many_seconds_is_so_long_and_says_what_was_left_out() {
 
 #[test]
 fn every_kind_is_listed_with_settings_that_a_file_may_have() {
-    let said = says(&["generate", "--kinds"]);
+    let said = prints(&["generate", "--kinds"]);
     assert_eq!(said.lines().count(), kvlane_trace::generate::Workload::KINDS.len());
     let directory = tempfile::tempdir().expect("a directory");
     let out = directory.path().join("out.jsonl").display().to_string();
     for line in said.lines() {
         let config = file(directory.path(), "w.yaml", line).display().to_string();
-        says(&["generate", "--config", &config, "--rate", "1", "--seconds", "20", "--out", &out]);
+        prints(&["generate", "--config", &config, "--rate", "1", "--seconds", "20", "--out", &out]);
     }
 }
 
@@ -151,7 +141,7 @@ fn every_flag_kind_and_format_is_in_the_document() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/traces.md");
     let document = std::fs::read_to_string(path).expect("docs/traces.md");
     for command in ["import", "generate"] {
-        let help = says(&[command, "--help"]);
+        let help = prints(&[command, "--help"]);
         let name = |line: &str| -> Option<String> {
             Some(line.trim_start().strip_prefix("--")?.split([' ', '\n']).next()?.to_owned())
         };

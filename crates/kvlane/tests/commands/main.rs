@@ -1,0 +1,13 @@
+//! The program from the outside: each command with its flags, files, output and exit code.
+
+mod bench;
+mod calibrate;
+mod cli;
+mod program;
+mod reload;
+mod replay;
+mod report;
+mod scenarios;
+mod simulate;
+mod trace;
+mod trace_stats;
