@@ -3,7 +3,7 @@
 #![no_main]
 
 use kvlane_core::timing::{ModelShape, TimingFile};
-use kvlane_live::config::Config;
+use kvlane_gateway::config::Config;
 use kvlane_http::secret::revealed;
 use kvlane_sim::matrix::Matrix;
 use kvlane_sim::scenario::Scenario;

@@ -1,7 +1,7 @@
 //! Any bytes as a signed token, as its claims and as the keys it is verified by: nobody is believed who has no private key.
 #![no_main]
 
-use kvlane_live::testing::parsers::token;
+use kvlane_gateway::testing::parsers::token;
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
 

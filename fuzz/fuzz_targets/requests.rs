@@ -1,9 +1,9 @@
-//! Any bytes as what stands in a request's head beside its body: hints in headers, a query, a worker's address.
+//! Any bytes as what stands in a request's head beside its body: attributes in headers, a worker's address.
 #![no_main]
 
-use http::{HeaderMap, HeaderName, HeaderValue, Uri};
+use http::{HeaderMap, HeaderName, HeaderValue};
 use kvlane_http::address::Address;
-use kvlane_live::testing::parsers;
+use kvlane_gateway::testing::parsers;
 use libfuzzer_sys::fuzz_target;
 
 const NAMES: [&str; 10] = [
@@ -31,11 +31,6 @@ fuzz_target!(|bytes: &[u8]| {
     }
     assert!(parsers::hints(&headers));
     let Ok(text) = std::str::from_utf8(bytes) else { return };
-    if let Ok(target) = text.parse::<Uri>() {
-        for key in ["url", "model", "limit"] {
-            let _ = parsers::query(&target, key);
-        }
-    }
     if let Ok(address) = Address::parse(text) {
         assert!(!address.host.is_empty() && address.port > 0);
         let scheme = if address.tls { "https" } else { "http" };

@@ -1,7 +1,7 @@
 //! Any bytes as what is kept over a restart, in files that are right but for them: what engines hold, and what they were given.
 #![no_main]
 
-use kvlane_live::testing::parsers::{dispatches, snapshot};
+use kvlane_gateway::testing::parsers::{dispatches, snapshot};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {

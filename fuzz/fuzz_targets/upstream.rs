@@ -1,7 +1,7 @@
 //! Any bytes as a worker's answer, head and framing: cut in two anywhere, the same is relayed.
 #![no_main]
 
-use kvlane_live::testing::parsers::answer;
+use kvlane_gateway::testing::parsers::answer;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {

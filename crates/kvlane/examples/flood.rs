@@ -10,7 +10,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use kvlane_live::testing::{FakeFeed, Told, batch};
+use kvlane_gateway::testing::{FakeFeed, Told, batch};
 use kvlane_mock::{MockConfig, MockEngine};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};

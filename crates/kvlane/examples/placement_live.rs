@@ -28,8 +28,8 @@ use kvlane_core::rng::Rng;
 use kvlane_core::time::Nanos;
 use kvlane_core::timing::TimingModel;
 use kvlane_core::{router, scheduler};
-use kvlane_live::config::{Config, WorkerSpec};
-use kvlane_live::serve::Serving;
+use kvlane_gateway::config::{Config, WorkerSpec};
+use kvlane_gateway::serve::Serving;
 use kvlane_mock::{MockConfig, MockEngine};
 use kvlane_sim::fault::EventFeed;
 use kvlane_sim::{Drive, EngineConfig, Plan, ReportFeed, Send, TransferConfig, World, WorldConfig};
@@ -240,7 +240,7 @@ async fn live(args: &Args, trace: &Arc<Trace>, policy: &PolicyConfig, piece: u32
     let serving = Serving::start_at_speed(config, args.speed)?;
     let ready = async {
         let eligible = || -> usize {
-            let pools = serving.gateway.pools();
+            let pools = serving.fleet.pools();
             pools.iter().map(|pool| pool.router.read(|scheduler| scheduler.pool().eligible().count())).sum()
         };
         while eligible() < args.engines {

@@ -9,10 +9,10 @@ use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use kvlane_core::bounded::{AtLeastOne, Share};
 use kvlane_core::policy::PolicyConfig;
+use kvlane_gateway::config::{BYTES_PER_TOKEN, Config, FeedSpec, KeySpec, Log, Multiplier, WorkerSpec};
 use kvlane_http::address::worker_name;
 use kvlane_http::secret::{KeyHash, Secret, revealed};
-use kvlane_live::auth::Role;
-use kvlane_live::config::{BYTES_PER_TOKEN, Config, FeedSpec, KeySpec, Log, Multiplier, WorkerSpec};
+use kvlane_proxy::auth::Role;
 use serde_json::{Value, json};
 
 use crate::yaml;

@@ -8,7 +8,7 @@ mod yaml;
 use std::io::{IsTerminal as _, Write as _};
 
 use clap::{Parser, Subcommand, ValueEnum};
-use kvlane_live::config::{Log, LogFormat};
+use kvlane_gateway::config::{Log, LogFormat};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
@@ -21,7 +21,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 #[derive(Parser)]
 #[command(name = "kvlane", version, max_term_width = 110)]
 struct Cli {
-    /// Log level of stderr: error, warn, info, debug, trace, or a filter like `kvlane_live=debug` [default: info;
+    /// Log level of stderr: error, warn, info, debug, trace, or a filter like `kvlane_gateway=debug` [default: info;
     /// demo, doctor and replay: warn].
     #[arg(long, global = true, env = "KVLANE_LOG")]
     log_level: Option<String>,

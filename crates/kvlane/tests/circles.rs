@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 const IN_CIRCLES: [(&str, usize); 8] = [
     ("kvlane-bench", 7),
     ("kvlane-core", 12),
-    ("kvlane-live", 51),
+    ("kvlane-gateway", 51),
     ("kvlane-mock", 12),
     ("kvlane-sim", 6),
     ("kvlane-tokens", 3),

@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use kvlane_gateway::config::KeySpec;
+use kvlane_gateway::testing::{FakeEngine, TestGateway, config};
 use kvlane_http::secret::{KeyHash, Secret};
-use kvlane_live::auth::Role;
-use kvlane_live::config::KeySpec;
-use kvlane_live::testing::{FakeEngine, TestGateway, config};
 use kvlane_mock::{KvEventsConfig, KvEventsFaults, MockConfig, MockEngine};
+use kvlane_proxy::auth::Role;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::task::spawn_blocking;

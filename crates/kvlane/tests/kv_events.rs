@@ -8,10 +8,10 @@ use kvlane_core::block::ChainSeed;
 use kvlane_core::cache_accuracy::Feed;
 use kvlane_core::index::Overlap;
 use kvlane_core::policy::PolicyConfig;
-use kvlane_live::config::{Config, WorkerSpec};
-use kvlane_live::feed::Seen;
-use kvlane_live::testing::{Client, TestGateway, config, eventually, soon};
-use kvlane_live::tokenize::TokenSource;
+use kvlane_fleet::feed::Seen;
+use kvlane_fleet::tokenize::TokenSource;
+use kvlane_gateway::config::{Config, WorkerSpec};
+use kvlane_gateway::testing::{Client, TestGateway, config, eventually, soon};
 use kvlane_mock::{KvEventsConfig, KvEventsFaults, KvEventsHashes, MockConfig, MockEngine};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
@@ -60,10 +60,10 @@ fn caught_up(gateway: &TestGateway, engines: &[&MockEngine]) -> bool {
 
 /// Whether this holds of what is seen of every feed, and of how many messages its engine has sent.
 fn every_feed(gateway: &TestGateway, engines: &[&MockEngine], holds: impl Fn(Seen, u64) -> bool) -> bool {
-    let fleet = &gateway.serving().fleet;
+    let controller = &gateway.serving().controller;
     engines.iter().all(|engine| {
-        let worker = fleet.find(&format!("http://{}", engine.addr())).expect("it is a worker");
-        fleet.endpoints_of(worker.id).iter().all(|(_, endpoint)| {
+        let worker = controller.find(&format!("http://{}", engine.addr())).expect("it is a worker");
+        controller.endpoints_of(worker.id).iter().all(|(_, endpoint)| {
             let told = engine.feed_counts(endpoint.rank.number).expect("it has a feed").batches;
             holds(endpoint.feed.as_ref().expect("its feed was found").seen(), told)
         })

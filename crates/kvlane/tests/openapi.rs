@@ -64,7 +64,7 @@ fn every_route_of_the_code_is_in_the_document_and_no_other() {
         let methods = described.get(*path).unwrap_or_else(|| panic!("docs/openapi.yaml lacks {path}"));
         assert_eq!(methods, &BTreeSet::from(["POST".to_owned()]), "{path}");
     }
-    let admin = code("crates/kvlane-live/src/admin/mod.rs");
+    let admin = code("crates/kvlane-gateway/src/admin/mod.rs");
     let own: BTreeSet<String> =
         quoted(&admin, "/").into_iter().map(with_its_parameter).filter(|path| path != "/v1/").collect();
     assert!(
@@ -82,7 +82,7 @@ fn every_route_of_the_code_is_in_the_document_and_no_other() {
 #[test]
 fn every_method_of_an_operators_path_is_in_the_document() {
     let described = paths(&document());
-    let admin = code("crates/kvlane-live/src/admin/mod.rs");
+    let admin = code("crates/kvlane-gateway/src/admin/mod.rs");
     let arms: Vec<(&str, &str)> = admin
         .lines()
         .filter_map(|line| line.trim_start().strip_prefix("(\""))
@@ -108,7 +108,7 @@ fn every_error_code_and_type_of_the_code_is_in_the_document_and_no_other() {
         let values = list.as_array().expect("a list").iter();
         values.map(|value| value.as_str().expect("a text").to_owned()).collect()
     };
-    let front = "crates/kvlane-live/src/front/http/";
+    let front = "crates/kvlane-gateway/src/front/http/";
     let source = code(&format!("{front}error.rs")) + &code(&format!("{front}dialect.rs"));
     let of = |function: &str| -> BTreeSet<String> {
         let body = source.split(function).nth(1).unwrap_or_else(|| panic!("there is no {function}"));

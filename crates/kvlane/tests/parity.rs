@@ -19,8 +19,8 @@ use kvlane_core::scheduler::{Input, Scheduler};
 use kvlane_core::time::Nanos;
 use kvlane_core::timing::{Host, TimingModel};
 use kvlane_core::{index::approx, router, scheduler};
-use kvlane_live::config::{Config, WorkerSpec};
-use kvlane_live::testing::{Client, FakeEngine, TestGateway, config, eventually, soon};
+use kvlane_gateway::config::{Config, WorkerSpec};
+use kvlane_gateway::testing::{Client, FakeEngine, TestGateway, config, eventually, soon};
 use kvlane_mock::{MockConfig, MockEngine};
 use kvlane_sim::{Drive, EngineConfig, Outcome, Plan, Send, World, WorldConfig};
 use kvlane_trace::generate::{Arrivals, Workload, generate};
@@ -164,7 +164,7 @@ fn decisions(scheduler: &Scheduler) -> Vec<String> {
 
 /// The decisions that a gateway has made.
 fn made(gateway: &TestGateway) -> Vec<String> {
-    gateway.gateway().pools()[0].router.read(decisions)
+    gateway.fleet().pools()[0].router.read(decisions)
 }
 
 /// A request as its client sends it. How long its answer is, only the mock engine is told.

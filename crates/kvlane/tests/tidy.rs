@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use kvlane_core::policy::{PolicyConfig, Reason};
-use kvlane_live::metrics::table;
+use kvlane_fleet::metrics::table;
 
 /// The crates each crate may reach, whether directly or through another.
 const MAY_REACH: [(&str, &[&str]); 10] = [
@@ -18,7 +18,7 @@ const MAY_REACH: [(&str, &[&str]); 10] = [
     ("kvlane-trace", &["kvlane-core"]),
     ("kvlane-sim", &["kvlane-core", "kvlane-trace"]),
     ("kvlane-mock", &["kvlane-core", "kvlane-sim", "kvlane-trace", "kvlane-wire"]),
-    ("kvlane-live", &["kvlane-core", "kvlane-http", "kvlane-wire", "kvlane-tokens"]),
+    ("kvlane-gateway", &["kvlane-core", "kvlane-http", "kvlane-wire", "kvlane-tokens"]),
     ("kvlane-bench", &["kvlane-core", "kvlane-trace", "kvlane-wire"]),
     (
         "kvlane",
@@ -30,7 +30,7 @@ const MAY_REACH: [(&str, &[&str]); 10] = [
             "kvlane-sim",
             "kvlane-mock",
             "kvlane-http",
-            "kvlane-live",
+            "kvlane-gateway",
             "kvlane-bench",
         ],
     ),
@@ -144,7 +144,7 @@ fn what_only_computes_reaches_nothing_that_can_wait_or_log() {
             assert!(!reached.contains(name), "{krate} must not reach {name}");
         }
     }
-    assert!(reached_by("kvlane-live").contains("tokio"), "the search would not find tokio");
+    assert!(reached_by("kvlane-gateway").contains("tokio"), "the search would not find tokio");
 }
 
 #[test]
@@ -288,7 +288,7 @@ fn every_reason_and_error_code_is_in_the_guide() {
     for reason in Reason::ALL {
         listed(reason.name());
     }
-    let errors = read(&root().join("crates/kvlane-live/src/front/http/error.rs"));
+    let errors = read(&root().join("crates/kvlane-gateway/src/front/http/error.rs"));
     let codes = between(&errors, "fn code(&self)", "/// The whole answer");
     let codes = between(codes.first().expect("error.rs is written in another way"), "=> \"", "\"");
     assert!(codes.len() > 10, "{codes:?}");
@@ -300,7 +300,7 @@ fn the_document_of_metrics_is_what_the_table_says() {
     let written = table::markdown();
     assert!(
         document("docs/metrics.md") == written,
-        "docs/metrics.md is stale: cargo run -p kvlane-live --example metrics > docs/metrics.md"
+        "docs/metrics.md is stale: cargo run -p kvlane-gateway --example metrics > docs/metrics.md"
     );
     assert!(written.contains("| `kvlane_ttft_seconds` | histogram | seconds | `model` |"), "{written}");
 }
@@ -327,7 +327,7 @@ fn every_metric_that_a_document_names_is_there() {
 #[test]
 fn every_key_that_needs_a_restart_is_named() {
     let operations = document("docs/operations.md");
-    for key in kvlane_live::reload::NEEDS_RESTART {
+    for key in kvlane_gateway::reload::NEEDS_RESTART {
         assert!(operations.contains(&format!("`{key}`")), "docs/operations.md does not name {key}");
     }
 }

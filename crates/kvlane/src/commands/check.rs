@@ -13,7 +13,7 @@ pub(crate) const EXAMPLE: &str = include_str!("../../../../config/example.yaml")
 /// Loads the configuration and the files it names as `serve` would, then prints it.
 pub(crate) fn run(args: &ConfigArgs) -> Result<ExitCode> {
     let config = args.load()?;
-    kvlane_live::serve::check(&config)?;
+    kvlane_gateway::serve::check(&config)?;
     print(&serde_json::to_string_pretty(&config)?)
 }
 

@@ -18,8 +18,8 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use kvlane_bench::{ReplayConfig, ReplayReport, replay};
 use kvlane_core::policy::PolicyConfig;
 use kvlane_core::timing::TimingModel;
-use kvlane_live::config::{Config, WorkerSpec};
-use kvlane_live::serve::Serving;
+use kvlane_gateway::config::{Config, WorkerSpec};
+use kvlane_gateway::serve::Serving;
 use kvlane_mock::{MockConfig, MockEngine};
 use kvlane_trace::format::{self, Options};
 use kvlane_trace::summary::{Percentiles, Summary};
@@ -302,7 +302,7 @@ impl Stage {
 
     async fn ready(&self) {
         let eligible = |stage: &Self| -> usize {
-            let pools = stage.serving.gateway.pools();
+            let pools = stage.serving.fleet.pools();
             pools.iter().map(|pool| pool.router.read(|scheduler| scheduler.pool().eligible().count())).sum()
         };
         while eligible(self) < self.engines.len() {

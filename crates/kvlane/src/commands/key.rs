@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::{Result, anyhow, bail};
 use clap::{Args, Subcommand};
 use kvlane_http::secret::KeyHash;
-use kvlane_live::auth::{Role, check_name};
+use kvlane_proxy::auth::{Role, check_name};
 
 /// Maximum length of a key to hash: longer ones are rejected by the gateway.
 const KEY_BYTES_MAX: u64 = 16 << 10;

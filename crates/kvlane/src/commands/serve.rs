@@ -4,16 +4,16 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use kvlane_live::config::Config;
-use kvlane_live::reload::Watch;
-use kvlane_live::serve::{Cut, Serving};
+use kvlane_gateway::config::Config;
+use kvlane_gateway::reload::Watch;
+use kvlane_gateway::serve::{Cut, Serving};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::config::ConfigArgs;
 
 /// Runs it.
 pub(crate) fn run(args: &ConfigArgs) -> Result<ExitCode> {
-    kvlane_live::panics::watch();
+    kvlane_fleet::panics::watch();
     // Before the configuration is read, so that no change is missed.
     let mut watch = Watch::new(args.file().into_iter().collect());
     let config = args.load()?;
@@ -27,7 +27,7 @@ pub(crate) fn run(args: &ConfigArgs) -> Result<ExitCode> {
         let serving = Serving::start(config).context("cannot start the gateway")?;
         tracing::info!(clients = %serving.address, metrics = %serving.metrics_address, "serving");
         loop {
-            let interval = serving.gateway.config().server.reload_interval;
+            let interval = serving.config().server.reload_interval;
             tokio::select! {
                 _ = terminate.recv() => break,
                 _ = interrupt.recv() => break,

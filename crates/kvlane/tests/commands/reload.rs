@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use kvlane_live::config::Config;
+use kvlane_gateway::config::Config;
 use serde_json::{Value, json};
 
 use crate::program::Running;

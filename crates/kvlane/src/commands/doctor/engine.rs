@@ -1,7 +1,7 @@
 //! Checks of one engine's own reports, row by row.
 
+use kvlane_control::parity_check;
 use kvlane_http::client::Client;
-use kvlane_live::parity_check;
 use kvlane_wire::engine::{Dialect, FeedSource, load_report, resolve, sglang_feeds, vllm_feeds};
 use kvlane_wire::models::{self, Model};
 use kvlane_wire::prometheus;

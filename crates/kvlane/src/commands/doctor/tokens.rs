@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
+use kvlane_control::parity_check::{self, Ours, Outcome, Sample};
 use kvlane_http::client::Client;
-use kvlane_live::parity_check::{self, Ours, Outcome, Sample};
 use kvlane_tokens::{Source, Tokenizer};
 use kvlane_wire::api::Api;
 use serde_json::Value;

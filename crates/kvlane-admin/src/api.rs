@@ -1,0 +1,195 @@
+//! The operators' API: who serves, how it goes, why requests went where they went.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::request::Parts;
+use http::{HeaderValue, Method, Response, StatusCode, header};
+use kvlane_control::Controller;
+use kvlane_fleet::worker::config::WorkerSpec;
+use kvlane_proxy::Proxy;
+use kvlane_proxy::auth;
+use kvlane_proxy::body::{Body, json_response, text_response};
+use kvlane_proxy::error::ApiError;
+use kvlane_proxy::own_api::{OwnAnswer, OwnApi, OwnRequest, Port};
+use kvlane_proxy::paths::is_for_operators;
+use serde_json::{Value, json};
+
+use crate::decisions::decisions;
+use crate::fleet::describe_fleet;
+use crate::history::History;
+use crate::query::{refused, since};
+use crate::readiness::{model, models, readiness};
+use crate::whatif::whatif;
+use crate::workers::{Change, add, describe, find, url_in_query};
+use crate::{exposition, page};
+
+/// The methods of what is only read.
+const READ: &str = "GET, HEAD";
+/// What this API is, for programs; tests hold it against the code.
+const OPENAPI: &str = include_str!("../../../docs/openapi.yaml");
+
+/// The fleet's own API.
+pub struct Admin {
+    /// The proxy, whose fleet, limits and memory are shown.
+    pub proxy: Arc<Proxy>,
+    /// Adds, drains and removes workers.
+    pub controller: Arc<Controller>,
+    /// The last quarter of an hour.
+    pub history: Arc<History>,
+}
+
+// === impl Admin ===
+
+impl OwnApi for Admin {
+    fn answer<'a>(&'a self, request: OwnRequest<'a>) -> OwnAnswer<'a> {
+        Box::pin(answer(self, request))
+    }
+}
+
+/// Answers what is addressed to operators, and what anybody may know; nothing if the path is somebody else's.
+async fn answer(
+    admin: &Admin,
+    OwnRequest { parts, body, port, shows_workers }: OwnRequest<'_>,
+) -> Result<Option<Response<Body>>, ApiError> {
+    let path = parts.uri.path();
+    let get = parts.method == Method::GET || parts.method == Method::HEAD;
+    let fleet = &*admin.proxy.fleet;
+    let open = match path {
+        "/liveness" | "/health" if get => text_response(StatusCode::OK, "text/plain", "ok\n".into()),
+        "/readiness" if get => readiness(fleet, shows_workers),
+        "/openapi.yaml" if get => text_response(StatusCode::OK, "application/yaml", OPENAPI.into()),
+        "/v1/models" if get => json_response(StatusCode::OK, &models(fleet)),
+        _ if get && path.starts_with("/v1/models/") => model(fleet, &path["/v1/models/".len()..])?,
+        // On the operators' port, and nowhere else.
+        "/dashboard" | "/dashboard.js" | "/dashboard.css" if matches!(port, Port::Operators { .. }) => {
+            match page::file(path) {
+                Some(file) if get => file,
+                _ => return Err(wrong_method(parts, READ)),
+            }
+        }
+        "/liveness" | "/health" | "/readiness" | "/openapi.yaml" => return Err(wrong_method(parts, READ)),
+        // Elsewhere a worker is asked.
+        _ if matches!(port, Port::Operators { .. })
+            && (path == "/v1/models" || path.starts_with("/v1/models/")) =>
+        {
+            return Err(wrong_method(parts, READ));
+        }
+        _ => return operate(admin, port, parts, body).await,
+    };
+    Ok(Some(open))
+}
+
+async fn operate(
+    admin: &Admin,
+    port: Port,
+    parts: &Parts,
+    body: &Bytes,
+) -> Result<Option<Response<Body>>, ApiError> {
+    // The front leaves out what a HEAD does not want.
+    let (path, method) = match parts.method.as_str() {
+        "HEAD" => (parts.uri.path(), "GET"),
+        method => (parts.uri.path(), method),
+    };
+    let worker_name = path.strip_prefix("/workers/");
+    if !is_for_operators(path) || (path == "/metrics" && matches!(port, Port::Clients { .. })) {
+        return Ok(None);
+    }
+    if port == (Port::Clients { loopback: false }) {
+        return Err(refused(
+            StatusCode::FORBIDDEN,
+            "the admin API is open on the clients' port only while that listens on loopback: use the metrics port",
+        ));
+    }
+    if method != "GET" {
+        let by = auth::identity(parts).map_or(auth::ANYBODY, |identity| &*identity.name);
+        tracing::info!(method, path, by, "an operator's request");
+    }
+    let fleet = &*admin.proxy.fleet;
+    let answer = match (method, path, worker_name) {
+        ("GET", "/metrics", _) => {
+            let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+            text_response(StatusCode::OK, kind, exposition::render(&admin.proxy))
+        }
+        ("GET", "/decisions", _) => json_response(StatusCode::OK, &decisions(fleet, parts)?),
+        ("GET", "/whatif", _) => json_response(StatusCode::OK, &whatif(fleet)?),
+        ("GET", "/fleet", _) => json_response(StatusCode::OK, &describe_fleet(admin, parts)),
+        ("GET", "/history", _) => {
+            json_response(StatusCode::OK, &admin.history.describe(fleet.clock.now(), since(parts)?))
+        }
+        ("GET", "/workers", _) => {
+            let workers: Vec<Value> =
+                admin.controller.workers().iter().map(|worker| describe(fleet, worker)).collect();
+            json_response(StatusCode::OK, &json!({"workers": workers, "total": workers.len()}))
+        }
+        ("POST", "/workers", _) => {
+            let spec = serde_json::from_slice(body).map_err(|error| {
+                let what = format!(
+                    r#"the body is not {{"url": "http://host:port", "model": "name or absent"}}: {error}"#
+                );
+                refused(StatusCode::BAD_REQUEST, &what)
+            })?;
+            let worker = add(admin, &spec).await?;
+            let mut response = json_response(StatusCode::ACCEPTED, &describe(fleet, &worker));
+            if let Ok(location) = HeaderValue::try_from(format!("/workers/{}", worker.id.0)) {
+                response.headers_mut().insert(header::LOCATION, location);
+            }
+            response
+        }
+        ("GET", _, Some(name)) => json_response(StatusCode::OK, &describe(fleet, &*find(admin, name)?)),
+        ("PUT" | "PATCH", _, Some(name)) => {
+            let worker = find(admin, name)?;
+            let change: Change = serde_json::from_slice(body).map_err(|error| {
+                refused(
+                    StatusCode::BAD_REQUEST,
+                    &format!(r#"the body is not {{"draining": true or false}}: {error}"#),
+                )
+            })?;
+            admin.controller.set_draining(&worker, change.draining);
+            json_response(StatusCode::OK, &describe(fleet, &worker))
+        }
+        ("DELETE", _, Some(name)) => {
+            let worker = find(admin, name)?;
+            admin.controller.remove(&worker);
+            json_response(StatusCode::ACCEPTED, &describe(fleet, &worker))
+        }
+        ("POST", "/add_worker", _) => {
+            let worker = add(admin, &WorkerSpec::new(url_in_query(parts)?)).await?;
+            text_response(
+                StatusCode::OK,
+                "text/plain",
+                format!("Successfully added worker: {}\n", worker.url),
+            )
+        }
+        ("POST", "/remove_worker", _) => {
+            let worker = find(admin, &url_in_query(parts)?)?;
+            admin.controller.remove(&worker);
+            text_response(
+                StatusCode::OK,
+                "text/plain",
+                format!("Successfully removed worker: {}\n", worker.url),
+            )
+        }
+        ("GET", "/list_workers", _) => {
+            let urls: Vec<String> =
+                admin.controller.workers().iter().map(|worker| worker.url.to_string()).collect();
+            json_response(StatusCode::OK, &json!({"urls": urls}))
+        }
+        _ => return Err(wrong_method(parts, methods_of(path))),
+    };
+    Ok(Some(answer))
+}
+
+/// The methods that one of the operators' paths takes.
+fn methods_of(path: &str) -> &'static str {
+    match path {
+        "/workers" => "GET, HEAD, POST",
+        "/add_worker" | "/remove_worker" => "POST",
+        path if path.starts_with("/workers/") => "GET, HEAD, PUT, PATCH, DELETE",
+        _ => READ,
+    }
+}
+
+fn wrong_method(parts: &Parts, allow: &'static str) -> ApiError {
+    ApiError::WrongMethod { method: parts.method.to_string(), path: parts.uri.path().into(), allow }
+}

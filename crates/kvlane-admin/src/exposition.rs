@@ -1,0 +1,115 @@
+//! `GET /metrics`: reads the gauges at the moment of the scrape and writes all metrics as OpenMetrics text.
+
+use std::fmt::Write as _;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+
+use kvlane_core::endpoint::Endpoint;
+use kvlane_core::rates::Rates;
+use kvlane_core::scheduler::Scheduler;
+use kvlane_core::time::Nanos;
+use prometheus_client::encoding::text::encode;
+
+use kvlane_fleet::metrics::{Metrics, ModelLabel, TokensLabel, WorkerLabels};
+use kvlane_fleet::pool::ModelPool;
+use kvlane_proxy::Proxy;
+
+/// The text exposition, with the gauges read now. Endpoints that have left since the last scrape are dropped.
+pub(crate) fn render(proxy: &Proxy) -> String {
+    let metrics = &proxy.fleet.metrics;
+    // Held while gauges are cleared and set, so that a scrape at the same time does not find them missing.
+    let registry = metrics.registry.lock().unwrap_or_else(PoisonError::into_inner);
+    read_clients(metrics, proxy);
+    read_feeds(metrics, proxy, proxy.fleet.clock.now());
+    read_pools(metrics, &proxy.fleet.pools());
+    read_tokenizers(metrics, proxy);
+    metrics.panics.read();
+    let runtimes = proxy.fleet.runtimes();
+    let tasks: usize = runtimes.iter().map(|runtime| runtime.metrics().num_alive_tasks()).sum();
+    metrics.tasks.set(tasks as i64);
+    let mut text = String::new();
+    if encode(&mut text, &registry).is_err() {
+        let _ = write!(text, "# the metrics could not be written\n# EOF\n");
+    }
+    text
+}
+
+fn read_clients(metrics: &Metrics, proxy: &Proxy) {
+    let figures = proxy.limits.figures();
+    let entries = figures
+        .into_iter()
+        .map(|(spec, keys, in_flight)| (spec.key.clone(), spec.model.clone(), keys, in_flight));
+    metrics.limits.set(proxy.memory.held(), entries);
+}
+
+fn read_feeds(metrics: &Metrics, proxy: &Proxy, now: Nanos) {
+    metrics.feeds.clear();
+    for (pool, endpoint) in proxy.fleet.snapshot().endpoints() {
+        if let Some(feed) = &endpoint.feed {
+            let blocks = pool.router.exact().map(|index| index.blocks_of(endpoint.id));
+            metrics.feeds.set(now, &pool.model, feed, blocks);
+        }
+    }
+}
+
+fn read_pools(metrics: &Metrics, pools: &[Arc<ModelPool>]) {
+    for gauges in [&metrics.worker_requests, &metrics.worker_prefill_tokens, &metrics.worker_context_tokens] {
+        gauges.clear();
+    }
+    for gauges in [&metrics.worker_kv_usage, &metrics.worker_prefill_rate, &metrics.worker_decode_step] {
+        gauges.clear();
+    }
+    for gauges in [&metrics.queue, &metrics.index_bytes, &metrics.index_blocks] {
+        gauges.clear();
+    }
+    metrics.output_tokens_usual.clear();
+    metrics.cache_accuracy.clear();
+    for pool in pools {
+        let model = ModelLabel { model: pool.model.clone() };
+        let (bytes, blocks) = pool.router.index_size();
+        metrics.index_bytes.get_or_create(&model).set(bytes as i64);
+        metrics.index_blocks.get_or_create(&model).set(blocks as i64);
+        // The scheduler's lock is held for a copy: labels are looked up, and text is written, without it.
+        let copied = |scheduler: &Scheduler| {
+            let with_rates = |endpoint: &Endpoint| (endpoint.clone(), scheduler.rates(endpoint));
+            let endpoints: Vec<_> = scheduler.pool().endpoints().map(with_rates).collect();
+            (scheduler.queued(), scheduler.usual_output_tokens(), endpoints)
+        };
+        let (queued, usual_output_tokens, endpoints) = pool.router.read(copied);
+        metrics.queue.get_or_create(&model).set(queued as i64);
+        metrics.output_tokens_usual.get_or_create(&model).set(usual_output_tokens);
+        for (endpoint, rates) in &endpoints {
+            read_endpoint(metrics, &pool.model, endpoint, rates);
+        }
+    }
+}
+
+fn read_endpoint(metrics: &Metrics, model: &str, endpoint: &Endpoint, rates: &Rates) {
+    let labels = WorkerLabels { worker: endpoint.name.to_string(), model: model.into() };
+    metrics.cache_accuracy.read(&labels, endpoint);
+    let load = endpoint.load.in_flight;
+    metrics.worker_requests.get_or_create(&labels).set(load.requests.into());
+    metrics.worker_prefill_tokens.get_or_create(&labels).set(load.prefill_tokens as i64);
+    metrics.worker_context_tokens.get_or_create(&labels).set(load.context_tokens as i64);
+    metrics.worker_prefill_rate.get_or_create(&labels).set(rates.shown_prefill_rate());
+    metrics.worker_decode_step.get_or_create(&labels).set(rates.shown_step_s(&load));
+    if let Some((reported, _)) = endpoint.load.reported {
+        metrics.worker_kv_usage.get_or_create(&labels).set(reported.kv_usage_ratio.into());
+    }
+}
+
+fn read_tokenizers(metrics: &Metrics, proxy: &Proxy) {
+    metrics.tokenizer_queue.set(proxy.fleet.tokenizers.waiting() as i64);
+    let (mut bytes, mut reused, mut encoded) = (0, 0, 0);
+    for local in proxy.fleet.tokenizers.loaded() {
+        let stats = local.tokenizer.stats();
+        bytes += stats.cache_bytes;
+        reused += stats.tokens_reused;
+        encoded += stats.tokens_encoded;
+    }
+    metrics.tokenizer_cache_bytes.set(bytes as i64);
+    for (from, tokens) in [("cache", reused), ("text", encoded)] {
+        let counter = metrics.tokenizer_tokens.get_or_create(&TokensLabel { from });
+        counter.inner().store(tokens, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,204 @@
+//! The whole fleet at a moment: all that the dashboard shows of it, in one answer.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use http::request::Parts;
+use kvlane_core::endpoint::{Endpoint, EndpointId};
+use kvlane_core::scheduler::Scheduler;
+use kvlane_core::time::Nanos;
+use kvlane_fleet::Fleet;
+use kvlane_fleet::feed::EventFeed;
+use kvlane_fleet::pool::ModelPool;
+use kvlane_fleet::worker::Worker;
+use kvlane_proxy::auth::{self, Role};
+use serde_json::{Value, json};
+
+use crate::api::Admin;
+use crate::history::rounded;
+
+/// Pools and workers as they are now, and what whoever asks may do about them.
+pub(crate) fn describe_fleet(admin: &Admin, parts: &Parts) -> Value {
+    let fleet = &*admin.proxy.fleet;
+    let now = fleet.clock.now();
+    let identity = auth::identity(parts);
+    let open = !admin.proxy.auth().operators_need_a_key() && identity.is_none();
+    let role = identity.map_or(if open { "admin" } else { "viewer" }, |identity| identity.role.name());
+    let pools = fleet.pools();
+    let endpoints: HashMap<(usize, EndpointId), Value> = pools
+        .iter()
+        .flat_map(|pool| {
+            endpoints(now, pool).into_iter().map(|(id, told)| ((Arc::as_ptr(pool) as usize, id), told))
+        })
+        .collect();
+    let health = admin.controller.health();
+    let workers: Vec<Value> = admin
+        .controller
+        .workers()
+        .iter()
+        .map(|worker| self::worker(now, fleet, worker, &endpoints))
+        .collect();
+    json!({
+        "schema": "kvlane.fleet/1",
+        "version": env!("CARGO_PKG_VERSION"),
+        "now_s": now.as_secs_f64(),
+        "you": {
+            "name": identity.map(|identity| &*identity.name), "role": role,
+            "may_change": open || identity.is_some_and(|identity| identity.role == Role::Admin),
+        },
+        "stopping": fleet.stopping.load(Ordering::Relaxed),
+        "configuration": fleet.reloads.describe(),
+        "probes": {"interval_s": health.interval.as_secs_f64(), "failure_threshold": health.failure_threshold},
+        "tokenizer_queue": fleet.tokenizers.waiting(),
+        "pools": pools.iter().map(|pool| self::pool(fleet, pool)).collect::<Vec<_>>(),
+        "workers": workers,
+    })
+}
+
+fn pool(fleet: &Fleet, pool: &ModelPool) -> Value {
+    let (given_bytes, given_blocks) = pool.router.index_size();
+    let exact = pool.router.exact().map(|index| {
+        json!({"bytes": index.bytes(), "blocks": index.blocks_held(), "bytes_max": fleet.settings().kv_events.index_memory})
+    });
+    let shed: Value = pool
+        .metrics
+        .shed
+        .by_reason()
+        .into_iter()
+        .map(|(why, count)| (why.to_owned(), json!(count)))
+        .collect();
+    let (policy, in_flight, queued, in_flight_max, queue_max, receipts) = pool.router.read(|scheduler| {
+        let config = scheduler.config();
+        let (in_flight_max, queue_max) = (config.in_flight_max, config.queue_len_max);
+        let policy = config.policy.name();
+        (policy, scheduler.in_flight(), scheduler.queued(), in_flight_max, queue_max, config.receipts_max)
+    });
+    let metrics = &pool.metrics;
+    json!({
+        "model": pool.model, "policy": policy, "block_tokens": pool.router.block_tokens(),
+        "tokens": pool.counting.describe(), "decisions_kept": receipts,
+        "in_flight": in_flight, "in_flight_max": in_flight_max, "queued": queued, "queue_max": queue_max,
+        "shed": shed, "shed_ratio": rounded(metrics.shed.share() as f32).unwrap_or(0.0),
+        "index": {
+            "events": exact,
+            "dispatches": {
+                "bytes": given_bytes, "blocks": given_blocks, "bytes_max": pool.router.index_bytes_max(),
+            },
+        },
+        "totals": {
+            "input_tokens": metrics.input_tokens.get(), "cached_tokens": metrics.cached_tokens.get(),
+            "predicted_cached_tokens": metrics.predicted_tokens.get(), "prompt_tokens": metrics.prompt_tokens.get(),
+            "engine_queried_tokens": metrics.engine_reuse.queried_tokens.get(),
+            "engine_hit_tokens": metrics.engine_reuse.hit_tokens.get(),
+            "output_tokens": metrics.output_tokens.get(),
+            "retries": metrics.retries.get(),
+        },
+    })
+}
+
+/// What the pool knows of each of its endpoints. The scheduler's lock is held for a copy of the figures.
+fn endpoints(now: Nanos, pool: &ModelPool) -> Vec<(EndpointId, Value)> {
+    let known: Vec<(Endpoint, [f64; 2])> = pool.router.read(|scheduler: &Scheduler| {
+        let rated = |endpoint: &Endpoint| {
+            let rates = scheduler.rates(endpoint);
+            [rates.shown_prefill_rate(), rates.shown_step_s(&endpoint.load.in_flight)]
+        };
+        scheduler.pool().endpoints().map(|endpoint| (endpoint.clone(), rated(endpoint))).collect()
+    });
+    let ids: Vec<EndpointId> = known.iter().map(|(endpoint, _)| endpoint.id).collect();
+    let given = pool.router.blocks_given(&ids);
+    let block_tokens = u64::from(pool.router.block_tokens());
+    let told = known.iter().zip(given).map(|((endpoint, rates), given)| {
+        let events = pool.router.exact().map(|index| index.blocks_of(endpoint.id));
+        (endpoint.id, self::endpoint(now, endpoint, *rates, events, given, block_tokens))
+    });
+    told.collect()
+}
+
+fn endpoint(
+    now: Nanos,
+    endpoint: &Endpoint,
+    [prefill_rate, step_s]: [f64; 2],
+    events: Option<u64>,
+    given: u64,
+    block_tokens: u64,
+) -> Value {
+    let (load, accuracy, breaker) = (endpoint.load.in_flight, &endpoint.cache_accuracy, &endpoint.breaker);
+    let reported = endpoint.load.reported.map(|(reported, at)| {
+        json!({
+            "running": reported.running, "waiting": reported.waiting,
+            "kv_usage_ratio": rounded(reported.kv_usage_ratio), "kv_capacity_tokens": reported.kv_capacity_tokens,
+            "age_s": rounded((now - at).as_secs_f64() as f32),
+        })
+    });
+    let until_s = |until: Option<Nanos>| until.map(|until| (until - now).as_secs_f64());
+    json!({
+        "requests": load.requests, "prefilling": load.prefilling,
+        "prefill_tokens": load.prefill_tokens, "context_tokens": load.context_tokens,
+        "reported": reported,
+        "rates": {"prefill_tokens_per_second": rounded(prefill_rate as f32), "decode_step_s": rounded(step_s as f32)},
+        "knowledge": accuracy.knowledge().name(),
+        "precision": rounded(accuracy.precision()), "recall": rounded(accuracy.recall()),
+        "answers": accuracy.totals().answers, "answers_mispredicted": accuracy.totals().wrong,
+        "breaker": {
+            "state": breaker.state().name(), "failures": breaker.failures(), "opens_for_s": until_s(breaker.until()),
+        },
+        "busy_for_s": until_s(endpoint.busy.until(now)),
+        "holds": {
+            "events_tokens": events.map(|blocks| blocks * block_tokens), "dispatches_tokens": given * block_tokens,
+        },
+    })
+}
+
+fn worker(now: Nanos, fleet: &Fleet, worker: &Worker, known: &HashMap<(usize, EndpointId), Value>) -> Value {
+    let state = worker.state().clone();
+    let endpoints: Vec<Value> = fleet
+        .snapshot()
+        .endpoints_of(worker.id)
+        .iter()
+        .map(|(pool, endpoint)| {
+            // One that joined a moment ago is in the next answer.
+            let of_pool = known.get(&(Arc::as_ptr(pool) as usize, endpoint.id));
+            let mut told = of_pool.cloned().unwrap_or_else(|| json!({}));
+            told["model"] = json!(pool.model);
+            told["endpoint"] = json!(*endpoint.name);
+            told["rank"] = json!(endpoint.number);
+            told["engine_cache"] = json!(pool.metrics.engine_reuse.of(endpoint.id).map(|cache| {
+                json!({"queried_tokens": cache.queried_tokens, "hit_tokens": cache.hit_tokens})
+            }));
+            told["feed"] = json!(endpoint.feed.as_ref().map(|feed| self::feed(now, feed)));
+            told
+        })
+        .collect();
+    json!({
+        "id": worker.id.0.to_string(), "url": *worker.url, "configured": worker.is_configured(),
+        "state": name_of_state(&state, !endpoints.is_empty()), "problem": state.problem, "failed_probes": state.probe_failures,
+        "parity": {"state": state.parity.name(), "why": state.parity.why()},
+        "endpoints": endpoints,
+    })
+}
+
+/// What matters of a feed at a glance; all of it is told by `GET /workers`.
+fn feed(now: Nanos, feed: &EventFeed) -> Value {
+    let seen = feed.seen();
+    let (waiting, dropped) = feed.waiting();
+    json!({
+        "state": seen.state.name(), "problem": seen.problem, "connected": seen.connected,
+        "lag_s": seen.applied_at.and_then(|_| rounded(seen.lag_s as f32)),
+        "last_event_age_s": seen.applied_at.and_then(|at| rounded((now - at).as_secs_f64() as f32)),
+        "waiting": waiting, "lost": seen.messages(dropped).iter().filter(|(what, _)| *what == "lost").map(|(_, n)| n).sum::<u64>(),
+    })
+}
+
+/// One word for how a worker fares, the worst that is true of it.
+fn name_of_state(state: &kvlane_fleet::worker::State, is_registered: bool) -> &'static str {
+    match state {
+        state if state.leaving => "leaving",
+        state if !state.healthy && state.problem.is_none() && !is_registered => "joining",
+        state if !state.healthy => "down",
+        state if state.probe_failures > 0 => "failing",
+        state if state.draining => "draining",
+        _ => "serving",
+    }
+}

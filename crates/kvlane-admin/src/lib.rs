@@ -1,0 +1,15 @@
+//! What operators see and do: admin API, dashboard, metrics page, history, trace export.
+
+mod api;
+mod decisions;
+pub mod export;
+mod exposition;
+mod fleet;
+pub mod history;
+mod page;
+mod query;
+mod readiness;
+mod whatif;
+mod workers;
+
+pub use self::api::Admin;

@@ -1,0 +1,38 @@
+//! The dashboard: three files that are in the binary. All they show they ask of this API, with the key of whoever looks.
+
+use http::{HeaderName, HeaderValue, Response, StatusCode, header};
+
+use kvlane_proxy::body::{Body, text_response};
+
+const PAGE: &str = include_str!("../assets/dashboard.html");
+const SCRIPT: &str = include_str!("../assets/dashboard.js");
+const STYLE: &str = include_str!("../assets/dashboard.css");
+
+/// What the page may do: run its own script, show its own style, ask this port. Nobody may frame it, and no text becomes
+/// markup.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; \
+                      base-uri 'none'; form-action 'none'; frame-ancestors 'none'; \
+                      require-trusted-types-for 'script'; trusted-types 'none'";
+
+/// One of the page's files. They hold nothing of the fleet.
+pub(super) fn file(path: &str) -> Option<Response<Body>> {
+    let (kind, text) = match path {
+        "/dashboard" => ("text/html; charset=utf-8", PAGE),
+        "/dashboard.js" => ("text/javascript; charset=utf-8", SCRIPT),
+        "/dashboard.css" => ("text/css; charset=utf-8", STYLE),
+        _ => return None,
+    };
+    let mut response = text_response(StatusCode::OK, kind, text.into());
+    let headers: [(HeaderName, &'static str); 5] = [
+        (header::CONTENT_SECURITY_POLICY, POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::REFERRER_POLICY, "no-referrer"),
+        (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
+        // Another version of the gateway has another page.
+        (header::CACHE_CONTROL, "no-cache"),
+    ];
+    for (name, value) in headers {
+        response.headers_mut().insert(name, HeaderValue::from_static(value));
+    }
+    Some(response)
+}

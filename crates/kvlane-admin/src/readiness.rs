@@ -1,0 +1,95 @@
+//! Whether there is anybody to serve, and what: for those who watch over the gateway, and for clients.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use http::{Response, StatusCode};
+use kvlane_core::cache_accuracy::{Feed, Knowledge};
+use kvlane_fleet::Fleet;
+use kvlane_fleet::parity::Parity;
+use kvlane_proxy::body::{Body, json_response};
+use kvlane_proxy::error::ApiError;
+use serde_json::{Value, json};
+
+use crate::query::percent_decoded;
+
+/// Whether there is anybody to serve requests; who and what is wrong with them only to those who may know.
+pub(super) fn readiness(fleet: &Fleet, whole: bool) -> Response<Body> {
+    let stopping = fleet.stopping.load(Ordering::Relaxed);
+    let mut any = false;
+    let pools: Vec<Value> = fleet
+        .pools()
+        .iter()
+        .map(|pool| {
+            let (all, eligible, knowledge) = pool.router.read(|scheduler| {
+                let endpoints = scheduler.pool().endpoints();
+                let knowledge: Vec<Knowledge> =
+                    endpoints.map(|endpoint| endpoint.cache_accuracy.knowledge()).collect();
+                (knowledge.len(), scheduler.pool().eligible().count(), knowledge)
+            });
+            any |= eligible > 0;
+            let counts: Value = Knowledge::ALL
+                .iter()
+                .map(|of| {
+                    (of.name().to_owned(), Value::from(knowledge.iter().filter(|other| *other == of).count()))
+                })
+                .collect();
+            let worst = knowledge.iter().max().copied().unwrap_or_default();
+            json!({
+                "model": pool.model, "endpoints": all, "ready": eligible, "prefix_knowledge": worst.name(),
+                "knowledge": counts, "block_tokens": pool.router.block_tokens(),
+                "tokens": pool.counting.describe(),
+            })
+        })
+        .collect();
+    let down: Vec<Value> = fleet
+        .workers()
+        .values()
+        .filter(|worker| !worker.state().healthy)
+        .map(|worker| json!({"url": *worker.url, "problem": worker.state().problem}))
+        .collect();
+    let table = fleet.snapshot();
+    let feeds: Vec<Value> = table
+        .endpoints()
+        .filter_map(|(_, endpoint)| endpoint.feed.clone())
+        .map(|feed| (Arc::clone(&feed), feed.seen()))
+        .filter(|(_, seen)| matches!(seen.state, Feed::Refused | Feed::Syncing))
+        .map(
+            |(feed, seen)| json!({"worker": *feed.name, "state": seen.state.name(), "problem": seen.problem}),
+        )
+        .collect();
+    let mismatched: Vec<Value> = fleet
+        .workers()
+        .values()
+        .filter_map(|worker| match worker.parity() {
+            Parity::Mismatch(why) => Some(json!({"url": *worker.url, "problem": why})),
+            _ => None,
+        })
+        .collect();
+    let ready = any && !stopping;
+    let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    if !whole {
+        return json_response(status, &json!({"ready": ready, "stopping": stopping}));
+    }
+    json_response(
+        status,
+        &json!({
+            "ready": ready, "stopping": stopping, "pools": pools, "down": down, "kv_events": feeds,
+            "mismatched": mismatched, "configuration": fleet.reloads.describe(),
+        }),
+    )
+}
+
+pub(super) fn models(fleet: &Fleet) -> Value {
+    let table = fleet.snapshot();
+    let cards: Vec<&Value> = table.cards.values().collect();
+    json!({"object": "list", "data": cards})
+}
+
+pub(super) fn model(fleet: &Fleet, name: &str) -> Result<Response<Body>, ApiError> {
+    let name = percent_decoded(name);
+    match fleet.snapshot().cards.get(&name) {
+        Some(card) => Ok(json_response(StatusCode::OK, card)),
+        None => Err(ApiError::UnknownModel(name)),
+    }
+}

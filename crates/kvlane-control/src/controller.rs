@@ -1,0 +1,568 @@
+//! Workers come, are probed, drain and leave.
+//!
+//! A worker takes a seat in a pool when it has first answered a probe and its models are known. From then on probes
+//! decide whether it is fit for requests, and its `/metrics` say how full it is; what becomes of requests is the matter
+//! of the scheduler's breakers. All changes of who sits where take turns here; relay threads only read the result.
+//!
+//! Whether a worker is healthy and whether it drains is written down twice: in its [`State`], and in the scheduler of
+//! each pool it sits in. The state's lock is held until the schedulers have been told, so that two who change their
+//! minds at a time leave both sides with the same one.
+
+mod complaints;
+mod names;
+mod outside;
+mod questions;
+mod succession;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use arc_swap::{ArcSwap, Guard};
+use bytes::Bytes;
+use http::StatusCode;
+use kvlane_core::scheduler::Input;
+use kvlane_fleet::Fleet;
+use kvlane_fleet::metrics::{Reached, WorkerLabel};
+use kvlane_fleet::panics::persist;
+use kvlane_fleet::pool::{ModelPool, PoolEndpoint};
+use kvlane_fleet::worker::config::WorkerSpec;
+use kvlane_fleet::worker::{Rank, ServedName, State, Worker, WorkerId};
+use kvlane_http::address::worker_name;
+use kvlane_http::connections::Connections;
+use kvlane_http::network::Allowed;
+use kvlane_wire::engine::{load_reports, prefix_caches};
+use tokio::runtime::Handle;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use self::complaints::Complaints;
+use self::names::list_names;
+pub use self::outside::check_workers;
+use crate::health::Health;
+use crate::index_snapshot::IndexSnapshot;
+use crate::ingest::Ingest;
+use crate::parity_check;
+
+/// The largest answer to a probe that is read.
+const PROBE_BYTES_MAX: usize = 8 << 20;
+/// Probes between two looks at a healthy worker's model list: adapters come and go.
+const PROBES_PER_MODEL_LIST: u32 = 15;
+/// Most workers a gateway takes.
+pub const WORKERS_MAX: usize = 4096;
+
+/// Who serves, and the tasks that watch them.
+pub struct Controller {
+    fleet: Arc<Fleet>,
+    health: ArcSwap<Health>,
+    /// The networks in which workers that are added while running must be.
+    allowed: Arc<ArcSwap<Allowed>>,
+    upstreams: Arc<Connections>,
+    /// Held while endpoints or the snapshot change.
+    changes: Mutex<()>,
+    ingest: Ingest,
+    /// The index of the previous process, until each worker has joined.
+    index_snapshot: Arc<IndexSnapshot>,
+    runtime: Handle,
+    tasks: TaskTracker,
+    stop: CancellationToken,
+}
+
+/// Why a worker was not added.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AddError {
+    /// The URL is none.
+    #[error("{0}")]
+    BadUrl(String),
+    /// It is where no worker may be.
+    #[error("{0}")]
+    Refused(String),
+    /// It is there already.
+    #[error("worker {0} is already there")]
+    Duplicate(String),
+    /// There are too many.
+    #[error("there are already {WORKERS_MAX} workers, which is the most")]
+    TooMany,
+}
+
+// === impl Controller ===
+
+impl Controller {
+    /// A fleet whose tasks run on `runtime` until `stop`.
+    pub fn new(
+        fleet: Arc<Fleet>,
+        health: Health,
+        allowed: Arc<Allowed>,
+        ingest: Ingest,
+        index_snapshot: Arc<IndexSnapshot>,
+        drained: mpsc::UnboundedReceiver<Arc<Worker>>,
+        runtime: Handle,
+        stop: CancellationToken,
+    ) -> Arc<Self> {
+        let upstreams = fleet.new_upstreams();
+        let controller = Arc::new(Self {
+            fleet,
+            health: ArcSwap::from_pointee(health),
+            allowed: Arc::new(ArcSwap::new(allowed)),
+            upstreams,
+            changes: Mutex::default(),
+            ingest,
+            index_snapshot,
+            runtime,
+            tasks: TaskTracker::new(),
+            stop,
+        });
+        let (drained, letting_go) = (Arc::new(tokio::sync::Mutex::new(drained)), Arc::clone(&controller));
+        controller
+            .spawn("drained workers".into(), move || Arc::clone(&letting_go).let_go(Arc::clone(&drained)));
+        controller
+    }
+
+    /// How workers are probed. Hold the guard for a moment only.
+    pub fn health(&self) -> Guard<Arc<Health>> {
+        self.health.load()
+    }
+
+    /// Replaces how workers are probed, and the networks in which workers that are added must be.
+    pub fn configure(&self, health: Health, allowed: Arc<Allowed>) {
+        self.health.store(Arc::new(health));
+        self.allowed.store(allowed);
+    }
+
+    /// Adds a worker. Requests are placed there once it has answered a probe. One of the same URL may still be leaving.
+    ///
+    /// # Errors
+    /// Why it cannot be added.
+    pub fn add(self: &Arc<Self>, spec: &WorkerSpec) -> Result<Arc<Worker>, AddError> {
+        self.take_in(self.configured(spec)?, false)
+    }
+
+    fn take_in(self: &Arc<Self>, worker: Worker, replaces: bool) -> Result<Arc<Worker>, AddError> {
+        let (id, worker) = (worker.id, Arc::new(worker));
+        let mut workers = self.fleet.workers();
+        let stays = |other: &Arc<Worker>| other.url == worker.url && !other.state().leaving;
+        if !replaces && workers.values().any(stays) {
+            return Err(AddError::Duplicate(worker.url.to_string()));
+        }
+        if workers.len() >= WORKERS_MAX {
+            self.fleet.metrics.limits.reached(Reached::Workers);
+            return Err(AddError::TooMany);
+        }
+        workers.insert(id, Arc::clone(&worker));
+        drop(workers);
+        if !replaces {
+            self.fleet.metrics.health.get_or_create(&WorkerLabel { worker: worker.url.to_string() }).set(0);
+        }
+        let (controller, probed) = (Arc::clone(self), Arc::clone(&worker));
+        self.spawn(format!("probes of {}", worker.url), move || {
+            Arc::clone(&controller).watch(Arc::clone(&probed))
+        });
+        if worker.spec.url.trim_end_matches('/') != &*worker.url {
+            let url = &worker.spec.url;
+            tracing::warn!(url, "worker URLs have no /v1: using {}", worker.url);
+        }
+        tracing::info!(worker = %worker.url, "worker added");
+        Ok(worker)
+    }
+
+    /// The worker called by this id or URL: of several of one URL the last one that came.
+    pub fn find(&self, name: &str) -> Option<Arc<Worker>> {
+        let workers = self.fleet.workers();
+        let by_id = name.parse().ok().and_then(|id| workers.get(&WorkerId(id)));
+        let named = |worker: &&Arc<Worker>| *worker.url == *worker_name(name);
+        by_id.or_else(|| workers.values().rev().find(named)).cloned()
+    }
+
+    /// All workers.
+    pub fn workers(&self) -> Vec<Arc<Worker>> {
+        self.fleet.workers().values().cloned().collect()
+    }
+
+    /// Stops or resumes placing requests at a worker.
+    pub fn set_draining(&self, worker: &Worker, draining: bool) {
+        let mut state = worker.state();
+        if !state.leaving {
+            self.drain(worker.id, &mut state, draining);
+            tracing::info!(worker = %worker.url, draining, "worker draining");
+        }
+    }
+
+    /// Lets a worker leave once its last request is over.
+    pub fn remove(self: &Arc<Self>, worker: &Arc<Worker>) {
+        {
+            let mut state = worker.state();
+            state.leaving = true;
+            self.drain(worker.id, &mut state, true);
+        }
+        tracing::info!(worker = %worker.url, "worker leaving");
+        self.leave_if_empty(worker);
+        // Those that waited for it to serve have nothing to wait for.
+        self.settle_predecessors(worker, true);
+    }
+
+    fn drain(&self, id: WorkerId, state: &mut State, draining: bool) {
+        state.draining = draining;
+        for (pool, endpoint) in self.endpoints_of(id) {
+            pool.step(Input::Draining { endpoint: endpoint.id, draining });
+        }
+    }
+
+    async fn let_go(self: Arc<Self>, drained: Arc<tokio::sync::Mutex<mpsc::UnboundedReceiver<Arc<Worker>>>>) {
+        let mut drained = drained.lock().await;
+        while let Some(worker) = tokio::select! {
+            worker = drained.recv() => worker,
+            () = self.stop.cancelled() => None,
+        } {
+            self.leave_if_empty(&worker);
+        }
+    }
+
+    fn leave_if_empty(&self, worker: &Arc<Worker>) {
+        let turn = self.turn();
+        {
+            let mut state = worker.state();
+            let busy = self.endpoints_of(worker.id).iter().any(|(pool, endpoint)| {
+                let in_flight = |scheduler: &kvlane_core::scheduler::Scheduler| {
+                    scheduler.pool().get(endpoint.id).map_or(0, |endpoint| endpoint.load.in_flight.requests)
+                };
+                pool.router.read(in_flight) > 0
+            });
+            if !state.leaving || busy {
+                return;
+            }
+            state.healthy = false;
+        }
+        if self.fleet.workers().remove(&worker.id).is_none() {
+            return;
+        }
+        self.register(worker, Vec::new(), Vec::new(), &turn);
+        parity_check::compare_members(&self.fleet, worker.id);
+        if !self.is_there(&worker.url) {
+            self.fleet.metrics.forget_worker(&worker.url);
+        }
+        for upstreams in self.fleet.upstreams().iter() {
+            upstreams.forget(worker.upstream.id);
+        }
+        tracing::info!(worker = %worker.url, "worker left");
+    }
+
+    /// Whether a worker of this URL is there.
+    fn is_there(&self, url: &str) -> bool {
+        self.fleet.workers().values().any(|worker| *worker.url == *url)
+    }
+
+    fn turn(&self) -> MutexGuard<'_, ()> {
+        self.changes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The endpoints of a worker, each with its pool.
+    pub fn endpoints_of(&self, worker: WorkerId) -> Vec<(Arc<ModelPool>, Arc<PoolEndpoint>)> {
+        self.fleet.snapshot().endpoints_of(worker)
+    }
+
+    /// Registers each rank of the worker in the pools of the base models among `names`, and in no other pool, and lists
+    /// those names for clients.
+    fn register(
+        &self,
+        worker: &Arc<Worker>,
+        names: Vec<ServedName>,
+        ranks: Vec<Rank>,
+        _turn: &MutexGuard<'_, ()>,
+    ) {
+        let mut bases: Vec<&str> = names.iter().map(|served| served.base.as_str()).collect();
+        bases.sort_unstable();
+        bases.dedup();
+        let before = self.endpoints_of(worker.id);
+        {
+            let state = worker.state();
+            if state.names == names && state.ranks == ranks && before.len() == bases.len() * ranks.len() {
+                return;
+            }
+        }
+        let several = ranks.len() > 1;
+        let wanted = |(pool, endpoint): &(Arc<ModelPool>, Arc<PoolEndpoint>)| {
+            bases.contains(&pool.model.as_str())
+                && ranks.contains(&endpoint.rank)
+                && endpoint.number.is_some() == several
+                && endpoint.feed.is_some() == (endpoint.rank.source.is_some() && bases.len() == 1)
+        };
+        let (mut endpoints, given_up): (Vec<_>, Vec<_>) = before.into_iter().partition(wanted);
+        for (base, rank) in bases.iter().flat_map(|base| ranks.iter().map(move |rank| (*base, rank))) {
+            if endpoints.iter().any(|(pool, endpoint)| pool.model == base && endpoint.rank == *rank) {
+                continue;
+            }
+            let pool = self.pool(base);
+            // Events do not say which of several base models they are of.
+            let source = rank.source.clone().filter(|_| bases.len() == 1);
+            let number = several.then_some(rank.number);
+            let feed = source.map(|source| self.ingest.feed(worker, number, source));
+            match pool.join(worker, rank.clone(), several, feed) {
+                Some(endpoint) => {
+                    if let Some(feed) = &endpoint.feed {
+                        self.ingest.open(feed, &pool, endpoint.id);
+                    }
+                    endpoints.push((pool, endpoint));
+                }
+                None => {
+                    self.fleet.metrics.limits.reached(Reached::PoolEndpoints);
+                    tracing::error!(worker = %worker.url, model = base, "pool is full; endpoint not added")
+                }
+            }
+        }
+        {
+            let mut state = worker.state();
+            (state.names, state.ranks) = (names, ranks);
+            // Either may have changed while the endpoints joined.
+            for (pool, endpoint) in &endpoints {
+                let (endpoint, healthy, draining) = (endpoint.id, state.healthy, state.draining);
+                pool.step(Input::Health { endpoint, healthy });
+                pool.step(Input::Draining { endpoint, draining });
+            }
+        }
+        if !given_up.is_empty() && !endpoints.is_empty() {
+            tracing::info!(worker = %worker.url, "re-registering worker: models, ranks or KV event feeds changed");
+        }
+        for (pool, gone) in given_up {
+            if let Some(feed) = &gone.feed {
+                feed.close();
+            }
+            pool.leave(gone.id);
+            pool.metrics.engine_reuse.forget(gone.id);
+            let elsewhere = || {
+                let of_other =
+                    |endpoint: &PoolEndpoint| endpoint.worker.id != worker.id && endpoint.name == gone.name;
+                self.fleet.snapshot().endpoints().any(|(_, endpoint)| of_other(&endpoint))
+            };
+            if !endpoints.iter().any(|(_, kept)| kept.number == gone.number) && !elsewhere() {
+                self.fleet.metrics.forget_endpoint(&gone.name);
+            }
+        }
+        let served: Vec<_> =
+            self.workers().iter().map(|worker| (worker.id, worker.state().names.clone())).collect();
+        self.fleet.change_snapshot(|snapshot| list_names(snapshot, &served));
+    }
+
+    /// Lets all pools route as the configuration says.
+    pub fn configure_pools(&self) {
+        // A pool that is being opened has either been made by what the configuration says by then, or is in the table.
+        let _turn = self.turn();
+        for pool in self.fleet.pools() {
+            pool.configure(self.fleet.router_config(&pool.model));
+        }
+    }
+
+    /// The pool of a base model, made if need be.
+    fn pool(&self, base: &str) -> Arc<ModelPool> {
+        if let Some(pool) = self.fleet.snapshot().pools.iter().find(|pool| pool.model == base) {
+            return Arc::clone(pool);
+        }
+        let pool = Arc::new(self.fleet.new_pool(base));
+        tracing::info!(model = base, policy = pool.policy(), "pool opened");
+        self.fleet.change_snapshot(|snapshot| snapshot.pools.push(Arc::clone(&pool)));
+        pool
+    }
+
+    /// Probes one worker until it leaves or the gateway stops.
+    async fn watch(self: Arc<Self>, worker: Arc<Worker>) {
+        let mut reloads = self.fleet.reloads.watch();
+        let (mut probed_at, mut due) = (None, Instant::now());
+        let mut complaints = Complaints::default();
+        let mut probes = 0u32;
+        // One look for each probe: there are engines that close what is idle, and go on.
+        let mut asked = false;
+        loop {
+            tokio::select! {
+                () = sleep_until(due) => {}
+                () = self.upstreams.closed(worker.upstream.id), if !asked => {
+                    asked = true;
+                    if self.upstreams.is_there(&worker.upstream).await {
+                        continue;
+                    }
+                }
+                Ok(()) = reloads.changed() => {
+                    due = probed_at.map_or(due, |last| last + self.health().interval);
+                    continue;
+                }
+                () = self.stop.cancelled() => return,
+            }
+            let now = Instant::now();
+            (probed_at, due) = (Some(now), now + self.health().interval);
+            asked = false;
+            if !self.fleet.workers().contains_key(&worker.id) {
+                // The last probe may have put its connection back after the worker had left.
+                return self.upstreams.forget(worker.upstream.id);
+            }
+            let probed = self.probe(&worker, probes).await;
+            // A closed port needs no second opinion; and whatever answers there next has started since.
+            let refuses = probed.is_err() && self.upstreams.refuses(&worker.upstream).await;
+            probes = match &probed {
+                Ok(()) => probes.wrapping_add(1),
+                Err(_) => 0,
+            };
+            self.judge(&worker, probed, refuses);
+            complaints.look(&worker, Instant::now());
+            for upstreams in self.fleet.upstreams().iter() {
+                upstreams.sweep(worker.upstream.id);
+            }
+        }
+    }
+
+    /// Health, then models if they are not known or due, then load.
+    async fn probe(&self, worker: &Arc<Worker>, probes: u32) -> Result<(), String> {
+        let path = self.health().path.clone();
+        match self.get(worker, &path).await {
+            Ok((status, _)) if status.is_success() => {}
+            Ok((status, _)) => return Err(complaints::of_status(worker, &path, status)),
+            Err(error) => return Err(complaints::of_error(&error)),
+        }
+        let page = match self.get(worker, "/metrics").await {
+            Ok((StatusCode::OK, page)) => page,
+            _ => Bytes::new(),
+        };
+        let page = std::str::from_utf8(&page).unwrap_or_default();
+        let reports = load_reports(page).map(|(_, by_rank)| by_rank).unwrap_or_default();
+        if self.endpoints_of(worker.id).is_empty() || probes.is_multiple_of(PROBES_PER_MODEL_LIST) {
+            let names = self.names(worker).await?;
+            let ranks = self.ranks(worker, &reports).await;
+            let compared = {
+                let limit = self.health().timeout;
+                parity_check::check(&self.fleet, &self.upstreams, worker, &names, page, limit).await
+            };
+            {
+                let turn = self.turn();
+                if !worker.state().leaving {
+                    if compared {
+                        parity_check::compare_members(&self.fleet, worker.id);
+                    }
+                    self.register(worker, names, ranks, &turn);
+                }
+            }
+            self.restore_index(worker).await;
+        }
+        let caches = prefix_caches(page);
+        for (pool, endpoint) in self.endpoints_of(worker.id) {
+            let (endpoint, number) = (endpoint.id, endpoint.number);
+            if let Some((_, cache)) = caches.iter().find(|(rank, _)| *rank == number.unwrap_or(0)) {
+                pool.metrics.engine_reuse.note(endpoint, *cache);
+                let (queries, hits) = (cache.queried_tokens as f64, cache.hit_tokens as f64);
+                let block_tokens = pool.router.block_tokens();
+                pool.step(Input::Counted { endpoint, queries, hits, block_tokens });
+            }
+            // A page that tells no ranks apart says nothing of one of them.
+            let of_it = reports.iter().find(|(rank, _)| number.is_none_or(|number| number == *rank));
+            if let Some(&(_, reported)) = of_it
+                && (number.is_none() || reports.len() > 1)
+            {
+                pool.step(Input::Reported { endpoint, reported });
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells the pools in which a worker sits what it was given before this gateway was there. That is over before it takes
+    /// its first request.
+    async fn restore_index(&self, worker: &Arc<Worker>) {
+        if self.index_snapshot.is_empty() {
+            return;
+        }
+        let (fleet, worker) = (Arc::clone(&self.fleet), Arc::clone(worker));
+        let index_snapshot = Arc::clone(&self.index_snapshot);
+        let told = tokio::task::spawn_blocking(move || {
+            for (pool, endpoint) in fleet.snapshot().endpoints_of(worker.id) {
+                let gone = worker.upstream.is_gone();
+                index_snapshot.restore(&fleet, &pool, endpoint.id, &endpoint.name, gone);
+            }
+        });
+        if told.await.is_err() {
+            tracing::error!("index snapshot restore failed; starting with an empty index");
+        }
+    }
+
+    /// What a probe means for whether requests are placed there.
+    fn judge(self: &Arc<Self>, worker: &Worker, probed: Result<(), String>, refuses: bool) {
+        let health = &self.health();
+        match probed {
+            Ok(()) => {
+                let restarted = worker.upstream.take_gone();
+                self.fleet.poison_prompts().settle(worker.engine_key(), restarted);
+                let (healthy_now, first) = {
+                    let mut state = worker.state();
+                    if restarted {
+                        for (pool, endpoint) in self.endpoints_of(worker.id) {
+                            match &endpoint.feed {
+                                Some(feed) => feed.start_over(),
+                                None => pool.forget(endpoint.id),
+                            }
+                        }
+                    }
+                    state.probe_failures = 0;
+                    state.successes = state.successes.saturating_add(1);
+                    let first = state.problem.is_none();
+                    (!state.healthy && (first || state.successes >= health.success_threshold), first)
+                };
+                if healthy_now {
+                    set_health(&self.fleet, worker, None);
+                    self.settle_predecessors(worker, true);
+                }
+                if healthy_now && !first {
+                    // Whether it has been restarted meanwhile is to be seen from what it tells.
+                    for (_, endpoint) in self.endpoints_of(worker.id) {
+                        if let Some(feed) = &endpoint.feed {
+                            feed.look_again();
+                        }
+                    }
+                }
+            }
+            Err(problem) => {
+                if refuses {
+                    self.fleet.poison_prompts().settle(worker.engine_key(), true);
+                }
+                let (unhealthy_now, first) = {
+                    let mut state = worker.state();
+                    let first = !state.healthy && state.problem.is_none();
+                    state.successes = 0;
+                    state.probe_failures = state.probe_failures.saturating_add(1);
+                    if !state.healthy {
+                        state.problem = Some(problem.clone());
+                    }
+                    let is_down = refuses || state.probe_failures >= health.failure_threshold;
+                    (state.healthy && is_down, first)
+                };
+                if unhealthy_now {
+                    set_health(&self.fleet, worker, Some(problem));
+                }
+                if first {
+                    self.settle_predecessors(worker, false);
+                }
+            }
+        }
+    }
+
+    /// Runs a task under its name. One that breaks is begun anew: a worker is probed until it has left.
+    fn spawn<F>(&self, name: String, task: impl FnMut() -> F + Send + 'static)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        self.tasks.spawn_on(async move { persist(&name, task).await }, &self.runtime);
+    }
+}
+
+/// Marks a worker fit (`None`) or unfit for requests, in every pool.
+fn set_health(fleet: &Fleet, worker: &Worker, problem: Option<String>) {
+    let healthy = problem.is_none();
+    worker.set_unfit(!healthy);
+    let mut state = worker.state();
+    if state.healthy == healthy || state.leaving {
+        return;
+    }
+    state.healthy = healthy;
+    (state.successes, state.probe_failures) = (0, 0);
+    for (pool, endpoint) in fleet.snapshot().endpoints_of(worker.id) {
+        pool.step(Input::Health { endpoint: endpoint.id, healthy });
+    }
+    fleet.metrics.health.get_or_create(&WorkerLabel { worker: worker.url.to_string() }).set(healthy.into());
+    if healthy {
+        tracing::info!(worker = %worker.url, "worker healthy");
+    }
+    state.problem = problem;
+}

@@ -1,0 +1,204 @@
+//! Logs which workers are down, why, and what to do: at the first failed probe, then at intervals that grow.
+
+use std::time::Duration;
+
+use http::StatusCode;
+use kvlane_http::client::AskError;
+use kvlane_http::connections::UpstreamError;
+use tokio::time::Instant;
+
+use kvlane_fleet::worker::Worker;
+
+/// How long after the first warning the next one comes; each further pause is twice as long.
+const PAUSE: Duration = Duration::from_secs(30);
+/// The longest pause between two warnings about one worker.
+const PAUSE_MAX: Duration = Duration::from_secs(30 * 60);
+
+/// When a worker that is down was last warned about.
+#[derive(Debug, Default)]
+pub(super) struct Complaints(Option<Down>);
+
+#[derive(Clone, Copy, Debug)]
+struct Down {
+    since: Instant,
+    /// When the next warning is due.
+    next: Instant,
+    /// The pause after that one.
+    pause: Duration,
+}
+
+// === impl Complaints ===
+
+impl Complaints {
+    /// Warns that a worker is down, if that is due. Called after each probe.
+    pub(super) fn look(&mut self, worker: &Worker, now: Instant) {
+        let (healthy, quiet, problem) = {
+            let state = worker.state();
+            // It leaves, or it has answered, but not often enough in a row.
+            (state.healthy, state.leaving || state.probe_failures == 0, state.problem.clone())
+        };
+        if healthy {
+            self.0 = None;
+        }
+        let Some(problem) = problem.filter(|_| !healthy && !quiet) else { return };
+        let worker = &worker.url;
+        match self.due(now) {
+            Some(Duration::ZERO) => {
+                tracing::warn!(%worker, problem, "worker down: no requests are sent to it")
+            }
+            Some(down) => {
+                let down_s = down.as_secs();
+                tracing::warn!(%worker, problem, down_s, "worker still down: no requests are sent to it");
+            }
+            None => {}
+        }
+    }
+
+    /// For how long the worker has been down, if a warning is due; zero for the first one.
+    fn due(&mut self, now: Instant) -> Option<Duration> {
+        let Some(down) = &mut self.0 else {
+            self.0 = Some(Down { since: now, next: now + PAUSE, pause: 2 * PAUSE });
+            return Some(Duration::ZERO);
+        };
+        if now < down.next {
+            return None;
+        }
+        (down.next, down.pause) = (now + down.pause, (2 * down.pause).min(PAUSE_MAX));
+        Some(now - down.since)
+    }
+}
+
+/// What a probe that was answered with a bad status found, and what to do.
+pub(super) fn of_status(worker: &Worker, path: &str, status: StatusCode) -> String {
+    let what = format!("GET {path} answered {}", status.as_u16());
+    match status {
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN if worker.upstream.authorization().is_some() => {
+            format!(
+                "{what}: the worker does not accept its key; correct --worker-api-key (upstream.api_key), or the worker's own api_key"
+            )
+        }
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+            format!(
+                "{what}: the worker wants a key; set --worker-api-key (upstream.api_key), or the worker's own api_key"
+            )
+        }
+        StatusCode::NOT_FOUND if path == "/v1/models" => {
+            format!(
+                "{what}: is it an OpenAI-compatible server? If it does not list its models, give the worker's model"
+            )
+        }
+        StatusCode::NOT_FOUND => format!(
+            "{what}: is it an OpenAI-compatible server? If its health check has another path, set --health-check-endpoint (health.path)"
+        ),
+        StatusCode::SERVICE_UNAVAILABLE => format!("{what}: it may still be loading its model"),
+        _ => what,
+    }
+}
+
+/// What a probe without an answer found, and what to do.
+pub(super) fn of_error(error: &AskError) -> String {
+    match advice(error) {
+        Some(advice) => format!("{error}: {advice}"),
+        None => error.to_string(),
+    }
+}
+
+fn advice(error: &AskError) -> Option<&'static str> {
+    match error {
+        AskError::Upstream { error: UpstreamError::Connect(error), .. } => match error.kind() {
+            std::io::ErrorKind::ConnectionRefused => {
+                Some("nothing listens there; start the server, or correct the port")
+            }
+            // What resolving a name fails with has no kind of its own.
+            _ if error.raw_os_error().is_none() && error.to_string().contains("lookup address") => {
+                Some("the host name cannot be resolved; correct it, or the DNS")
+            }
+            _ => None,
+        },
+        AskError::Upstream { error: UpstreamError::ConnectTimeout(_), .. } => {
+            Some("no packet comes back; correct the address, or open the firewall")
+        }
+        AskError::Upstream { error: UpstreamError::Garbage(_), .. } => {
+            Some("if the port speaks TLS, write https://")
+        }
+        AskError::Late { .. } => Some("the server is overloaded or stuck, or health.timeout is too short"),
+        AskError::Upstream { .. } | AskError::TooLong { .. } => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use http::Method;
+    use kvlane_fleet::worker::WorkerId;
+    use kvlane_fleet::worker::config::WorkerSpec;
+    use kvlane_http::secret::Secret;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_worker_that_stays_down_is_warned_about_at_growing_intervals() {
+        let mut complaints = Complaints::default();
+        let begin = Instant::now();
+        let mut at_s = Vec::new();
+        // A probe every two seconds for three hours.
+        for probe in 0..5400u64 {
+            let now = begin + Duration::from_secs(2 * probe);
+            if let Some(down) = complaints.due(now) {
+                assert_eq!(down, now - begin);
+                at_s.push(down.as_secs());
+            }
+        }
+        assert_eq!(at_s, [0, 30, 90, 210, 450, 930, 1890, 3690, 5490, 7290, 9090]);
+    }
+
+    fn worker(key: Option<&str>) -> Worker {
+        let spec = WorkerSpec { api_key: key.map(Secret::new), ..WorkerSpec::new("http://gpu:8000") };
+        Worker::new(WorkerId(1), &spec, None).expect("right")
+    }
+
+    #[test]
+    fn a_worker_that_comes_up_and_goes_down_is_warned_about_anew() {
+        let (worker, mut complaints) = (worker(None), Complaints::default());
+        complaints.look(&worker, Instant::now());
+        assert!(complaints.0.is_none(), "it has not been probed yet");
+        (worker.state().problem, worker.state().probe_failures) = (Some("it is down".into()), 1);
+        complaints.look(&worker, Instant::now());
+        assert!(complaints.0.is_some());
+        worker.state().healthy = true;
+        complaints.look(&worker, Instant::now());
+        assert!(complaints.0.is_none());
+    }
+
+    #[test]
+    fn what_a_probe_finds_says_what_to_do() {
+        let upstream =
+            |error| of_error(&AskError::Upstream { method: Method::GET, path: "/health".into(), error });
+        let refused = upstream(UpstreamError::Connect(io::ErrorKind::ConnectionRefused.into()));
+        assert!(
+            refused.starts_with("GET /health: cannot connect: ") && refused.contains("start the server"),
+            "{refused}"
+        );
+        let unknown = io::Error::other("failed to lookup address information: Name or service not known");
+        let unknown = upstream(UpstreamError::Connect(unknown));
+        assert!(unknown.contains("cannot be resolved"), "{unknown}");
+        let status = |key, path, status: u16| {
+            of_status(&worker(key), path, StatusCode::from_u16(status).expect("one"))
+        };
+        for wanting in [401, 403] {
+            let said = status(None, "/v1/models", wanting);
+            assert!(
+                said.contains(&format!("/v1/models answered {wanting}"))
+                    && said.contains("set --worker-api-key"),
+                "{said}"
+            );
+            let said = status(Some("k"), "/v1/models", wanting);
+            assert!(said.contains("does not accept its key"), "{said}");
+        }
+        assert!(status(None, "/health", 404).contains("--health-check-endpoint"));
+        assert!(status(None, "/v1/models", 404).contains("give the worker's model"));
+        assert!(status(None, "/health", 503).contains("loading"));
+        assert_eq!(status(None, "/health", 500), "GET /health answered 500");
+    }
+}

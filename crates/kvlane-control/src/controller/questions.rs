@@ -1,0 +1,74 @@
+//! What workers are asked when they are probed: their ranks and KV event feeds, their models.
+
+use bytes::Bytes;
+use http::{Method, StatusCode};
+use kvlane_core::load::LoadReport;
+use kvlane_fleet::worker::{Rank, ServedName, Worker};
+use kvlane_http::client::{AskError, ask};
+use kvlane_wire::engine::{FeedError, FeedSource, sglang_feeds, vllm_feeds};
+use kvlane_wire::models;
+
+use super::names::served_names;
+use super::{Controller, PROBE_BYTES_MAX, complaints};
+use crate::ingest::discover::{self, Told};
+
+// === impl Controller ===
+
+impl Controller {
+    /// The data-parallel ranks of a worker.
+    pub(super) async fn ranks(&self, worker: &Worker, reports: &[(u32, LoadReport)]) -> Vec<Rank> {
+        let config = self.fleet.settings().kv_events.clone();
+        let known = worker.state().ranks.clone();
+        let told = if config.enabled { self.feeds(worker).await } else { Told::Feeds(Vec::new()) };
+        discover::ranks(&config, &worker.upstream.address.host, &worker.kv_events, told, reports, &known)
+    }
+
+    /// Where a worker says it publishes KV events.
+    async fn feeds(&self, worker: &Worker) -> Told {
+        let ask = [
+            ("/kv_event_sources", vllm_feeds as fn(&str) -> Result<Vec<FeedSource>, FeedError>),
+            ("/server_info", sglang_feeds),
+        ];
+        for (path, feeds) in ask {
+            let Ok((status, body)) = self.get(worker, path).await else { return Told::Nothing };
+            if status.is_server_error() {
+                return Told::Nothing;
+            }
+            if status != StatusCode::OK {
+                continue;
+            }
+            match std::str::from_utf8(&body).map_err(|error| error.to_string()).map(feeds) {
+                Ok(Ok(feeds)) if !feeds.is_empty() => return Told::Feeds(feeds),
+                Ok(Ok(_)) => {}
+                // Somebody else's page under that name.
+                Ok(Err(error)) => tracing::debug!(worker = %worker.url, path, %error, "no KV event feeds"),
+                Err(error) => tracing::debug!(worker = %worker.url, path, error, "no KV event feeds"),
+            }
+        }
+        Told::Feeds(Vec::new())
+    }
+
+    /// The names under which a worker serves models.
+    pub(super) async fn names(&self, worker: &Worker) -> Result<Vec<ServedName>, String> {
+        let path = "/v1/models";
+        let listed = match self.get(worker, path).await {
+            Ok((StatusCode::OK, body)) => models::parse(&body)
+                .map_err(|error| error.to_string())
+                .and_then(served_names)
+                .map_err(|problem| format!("{problem}; give this worker's model")),
+            Ok((status, _)) => Err(complaints::of_status(worker, path, status)),
+            Err(error) => Err(complaints::of_error(&error)),
+        };
+        let Some(model) = &worker.model else { return listed };
+        let card = listed.ok().and_then(|names| names.into_iter().find(|served| served.name == *model));
+        let made = serde_json::json!({"id": model, "object": "model", "owned_by": "kvlane"});
+        let card = card.map_or(made, |served| served.card);
+        Ok(vec![ServedName { name: model.clone(), base: model.clone(), card }])
+    }
+
+    pub(super) async fn get(&self, worker: &Worker, path: &str) -> Result<(StatusCode, Bytes), AskError> {
+        let limit = self.health().timeout;
+        ask(&self.upstreams, &worker.upstream, &Method::GET, path, &Bytes::new(), limit, PROBE_BYTES_MAX)
+            .await
+    }
+}

@@ -1,0 +1,571 @@
+//! One feed's messages, put in order and applied; and what the feed is worth meanwhile.
+//!
+//! Four things can stand against a feed, and each alone keeps its endpoint from being known exactly: its subscription is
+//! down or something is missing ([`cache_accuracy::Feed::Syncing`], by the state machine of [`kvlane_wire::sequence`]); it owes an
+//! event and stays silent (likewise); it cannot be used ([`Refusal`]); or prompts are counted in another way here than
+//! by the engine. They concern this endpoint and no other.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvlane_core::block::ChainSeed;
+use kvlane_core::cache_accuracy;
+use kvlane_core::endpoint::EndpointId;
+use kvlane_core::event::KvEvent;
+use kvlane_core::time::Nanos;
+use kvlane_fleet::Fleet;
+use kvlane_fleet::clock::unix_time;
+use kvlane_fleet::feed::queue::Item;
+use kvlane_fleet::feed::{EventFeed, Events, ToldBy};
+use kvlane_fleet::metrics::Reached;
+use kvlane_fleet::pool::ModelPool;
+use kvlane_wire::kv::{Batch, Linker, decode};
+use kvlane_wire::sequence::{Cause, Config, Counters, Round, Sequence, Step};
+use tokio::runtime::Handle;
+use tokio::task::{AbortHandle, yield_now};
+use tokio::time::{Instant, sleep_until};
+
+use super::allowance::{Allowance, WORK_PER_S_MAX};
+use super::snapshot::Entry;
+use super::socket::{Patience, replay};
+
+/// Messages of one feed that are applied before the others have their turn, and the work in them: events, and names of
+/// blocks.
+const MESSAGES_PER_TURN: usize = 8;
+const WORK_PER_TURN: u64 = 1 << 16;
+/// Good messages in a row after which a feed that sent a bad one is believed again.
+const GOOD_MESSAGES: u32 = 16;
+/// Time in which the same complaint is not logged twice.
+const COMPLAINT_INTERVAL: Nanos = Nanos::from_secs(60);
+/// Block sizes that engines have: SGLang's smallest page is one token, and vLLM's hybrid models reach some thousands.
+pub(super) const BLOCK_TOKENS: std::ops::RangeInclusive<u32> = 1..=65_536;
+
+/// Why a feed cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Refusal {
+    /// It sent something that cannot be read, and this many good messages are to come before it is believed again.
+    Garbage { good_ahead: u32 },
+    /// Its blocks are not of the pool's size.
+    BlockSize,
+    /// It tells of another rank than the one it was taken for.
+    OtherRank,
+}
+
+/// Applies one feed.
+pub(super) struct Applier {
+    feed: Arc<EventFeed>,
+    sequence: Sequence,
+    /// The subscription stands, with the engine that is there now.
+    connected: bool,
+    /// What it held when another gateway ended, to begin with.
+    kept: Option<Entry>,
+    hands: Hands,
+    /// It has more work than one feed may give, and waits.
+    too_busy: bool,
+}
+
+/// What carries out the state machine's steps.
+struct Hands {
+    fleet: Arc<Fleet>,
+    pool: Arc<ModelPool>,
+    endpoint: EndpointId,
+    feed: Arc<EventFeed>,
+    sockets: Handle,
+    patience: Patience,
+    /// The seed of prompts without adapter and salt, which are most.
+    seed: ChainSeed,
+    batch: Batch,
+    linker: Linker,
+    replaying: Option<AbortHandle>,
+    refusal: Option<Refusal>,
+    /// What is wrong, in words.
+    problem: Option<String>,
+    silent: bool,
+    /// Counters of streams that have ended.
+    before: Counters,
+    events: Events,
+    complained: Option<(String, Nanos)>,
+    allowance: Allowance,
+    /// The pool's block size is this endpoint's as well.
+    agreed: Option<u32>,
+    /// Blocks were skipped while it was refused, so all has to be told again.
+    must_start_over: bool,
+}
+
+// === impl Applier ===
+
+impl Applier {
+    pub(super) fn new(
+        fleet: Arc<Fleet>,
+        pool: Arc<ModelPool>,
+        endpoint: EndpointId,
+        feed: Arc<EventFeed>,
+        sockets: Handle,
+        patience: Patience,
+        kept: Option<Entry>,
+    ) -> Self {
+        let seed = ChainSeed::new(&pool.model, None, None);
+        let hands = Hands {
+            fleet,
+            pool,
+            endpoint,
+            feed: Arc::clone(&feed),
+            sockets,
+            patience,
+            seed,
+            batch: Batch::default(),
+            linker: Linker::default(),
+            replaying: None,
+            refusal: None,
+            problem: None,
+            silent: false,
+            before: Counters::default(),
+            events: Events::default(),
+            complained: None,
+            allowance: Allowance::default(),
+            agreed: None,
+            must_start_over: false,
+        };
+        let sequence = Sequence::new(config(&feed));
+        Self { feed, sequence, connected: false, kept, hands, too_busy: false }
+    }
+
+    /// Applies what comes until the feed is closed.
+    pub(super) async fn run(mut self) {
+        self.resume();
+        loop {
+            if !self.turn() {
+                break;
+            }
+            if self.feed.queue.figures().0 > 0 && !self.too_busy {
+                yield_now().await;
+                continue;
+            }
+            let feed = Arc::clone(&self.feed);
+            match self.deadline() {
+                Some(deadline) => tokio::select! {
+                    () = feed.queue.changed() => {}
+                    () = sleep_until(deadline) => {}
+                    () = feed.closed.cancelled() => break,
+                },
+                None => tokio::select! {
+                    () = feed.queue.changed() => {}
+                    () = feed.closed.cancelled() => break,
+                },
+            }
+        }
+        self.hands.stop_replay();
+    }
+
+    /// Begins where another gateway has ended. That counts for nothing before the replay has shown it to be true.
+    fn resume(&mut self) {
+        let Some(Entry { position, block_tokens, events, .. }) = self.kept.take() else { return };
+        let feed = Arc::clone(&self.feed);
+        let stage = feed.stage();
+        if !stage.open || self.hands.agree(block_tokens).is_err() {
+            return;
+        }
+        for event in &events {
+            self.hands.pool.router.apply(self.hands.endpoint, event);
+        }
+        self.sequence = Sequence::resumed(config(&feed), position);
+    }
+
+    /// Applies some of what waits; whether the feed is still open.
+    fn turn(&mut self) -> bool {
+        let feed = Arc::clone(&self.feed);
+        let now = self.hands.fleet.clock.now();
+        self.wait_for_allowance(now);
+        let before = self.hands.allowance.done();
+        for _ in 0..MESSAGES_PER_TURN {
+            let mut stage = feed.stage();
+            if !stage.open {
+                return false;
+            }
+            if self.too_busy || self.hands.allowance.done() - before > WORK_PER_TURN {
+                break;
+            }
+            let Some(item) = feed.queue.pop() else { break };
+            // What it stands at is written down again when it is settled what it is worth.
+            stage.live_at = None;
+            self.take(item);
+        }
+        let mut stage = feed.stage();
+        if stage.open {
+            let now = self.hands.fleet.clock.now();
+            self.sequence.tick(now, &mut |step| self.hands.carry_out(now, step));
+            self.hands.listen(now);
+            if std::mem::take(&mut self.hands.must_start_over) {
+                feed.start_over();
+            }
+            let live = self.settle();
+            stage.live_at = self.sequence.position().filter(|_| live);
+        }
+        stage.open
+    }
+
+    /// Notes whether the feed has to wait until it may give more work.
+    fn wait_for_allowance(&mut self, now: Nanos) {
+        let waits = !self.hands.allowance.refill(now) && self.feed.queue.figures().0 > 0;
+        if waits && !self.too_busy {
+            self.hands.fleet.metrics.limits.reached(Reached::KvEventWork);
+            self.hands.complain(
+                now,
+                &format!("it tells of more than {WORK_PER_S_MAX} blocks and events a second: it has to wait"),
+            );
+        }
+        self.too_busy = waits;
+    }
+
+    fn take(&mut self, item: Item) {
+        let now = self.hands.fleet.clock.now();
+        let Self { sequence, hands, connected, .. } = self;
+        let mut out = |step: Step<'_>| hands.carry_out(now, step);
+        match item {
+            Item::Connected => {
+                *connected = true;
+                sequence.connected(now, &mut out);
+                hands.feed.seen_mut().connected = true;
+                // A connection made anew is a new chance. What was not taken in meanwhile has to be told again.
+                match hands.refusal.take() {
+                    None | Some(Refusal::Garbage { .. }) => {}
+                    Some(Refusal::BlockSize | Refusal::OtherRank) => hands.must_start_over = true,
+                }
+            }
+            Item::Disconnected(why) => {
+                if std::mem::take(connected) {
+                    sequence.disconnected();
+                    let mut seen = hands.feed.seen_mut();
+                    seen.connected = false;
+                    seen.disconnects += 1;
+                }
+                hands.problem = Some(format!("no subscription to {}: {why}", hands.feed.source.address));
+            }
+            // What an engine that is gone had sent.
+            Item::Live { .. } | Item::Overflowed if !*connected => {}
+            Item::Live { seq, payload } => sequence.live(now, seq, &payload, &mut out),
+            Item::Overflowed => sequence.overflowed(now, &mut out),
+            Item::Malformed(why) => hands.garbage(now, why),
+            Item::Replayed { round, seq, payload } => sequence.replayed(now, round, seq, &payload, &mut out),
+            Item::ReplayEnded(round) => sequence.replay_ended(now, round, &mut out),
+            Item::ReplayFailed(round, why) => {
+                sequence.replay_failed(now, round, &mut out);
+                hands.complain(now, &format!("a replay failed: {why}"));
+            }
+            Item::StartOver => {
+                hands.end_of_stream(now, sequence.counters());
+                *sequence = Sequence::new(config(&hands.feed));
+                *connected = false;
+                hands.feed.seen_mut().connected = false;
+            }
+        }
+    }
+
+    /// When something is to be done though nothing comes.
+    fn deadline(&self) -> Option<Instant> {
+        let sequence = self.sequence.next_deadline();
+        let allowed = self.too_busy.then(|| self.hands.allowance.next());
+        let at = [sequence, self.hands.silent_at(), allowed].into_iter().flatten().min()?;
+        let ahead = at.0.saturating_sub(self.hands.fleet.clock.now().0);
+        Some(Instant::now() + Duration::from_nanos(ahead))
+    }
+
+    /// Tells the router and operators what the feed is worth; whether it is live.
+    fn settle(&mut self) -> bool {
+        let trusted = self.connected && self.sequence.trusted();
+        let hands = &mut self.hands;
+        if hands.agreed.is_some() && self.feed.parity().is_mismatch() {
+            hands.forget_size();
+        }
+        let (state, problem) = hands.worth(self.connected, trusted);
+        let mut seen = self.feed.seen_mut();
+        seen.seq = self.sequence.position().map(|position| position.seq);
+        seen.stream = added(hands.before, self.sequence.counters());
+        seen.problem = problem.clone();
+        let before = std::mem::replace(&mut seen.state, state);
+        if before == state {
+            return state == cache_accuracy::Feed::Live;
+        }
+        if state == cache_accuracy::Feed::Refused {
+            seen.refusals += 1;
+        }
+        drop(seen);
+        hands.pool.set_feed(hands.endpoint, state);
+        let (feed, model) = (&*hands.feed.name, &hands.pool.model);
+        let (from, to, problem) = (before.name(), state.name(), problem.unwrap_or_default());
+        match state {
+            cache_accuracy::Feed::Refused => {
+                tracing::error!(feed, model, from, to, problem, "KV events cannot be used");
+            }
+            _ => tracing::info!(feed, model, from, to, problem, "KV events"),
+        }
+        state == cache_accuracy::Feed::Live
+    }
+}
+
+// === impl Hands ===
+
+impl Hands {
+    fn carry_out(&mut self, now: Nanos, step: Step<'_>) {
+        match step {
+            Step::Apply { payload, .. } => self.apply(now, payload),
+            Step::Replay { round, from } => self.ask(round, from),
+            Step::Clear(cause) => {
+                let name = match cause {
+                    Cause::Restarted => "the engine has started again",
+                    Cause::Lost => "messages are lost",
+                    Cause::Reconnected => "nothing tells what was missed while the connection was down",
+                };
+                tracing::warn!(feed = %self.feed.name, cause = name, "cached blocks of an endpoint dropped from the index");
+                match cause {
+                    Cause::Restarted => {
+                        self.pool.forget(self.endpoint);
+                        self.linker = Linker::default();
+                        self.forget_size();
+                    }
+                    Cause::Lost | Cause::Reconnected => self.clear(),
+                }
+            }
+        }
+    }
+
+    fn apply(&mut self, now: Nanos, payload: &[u8]) {
+        let decoded = decode(payload, &mut self.batch);
+        self.allowance.take(self.batch.work(), payload.len());
+        if let Err(why) = decoded {
+            return self.garbage(now, &why.to_string());
+        }
+        self.feed.note_speech(now);
+        if let Some(Refusal::Garbage { good_ahead }) = &mut self.refusal {
+            *good_ahead -= 1;
+            if *good_ahead == 0 {
+                self.refusal = None;
+            }
+        }
+        if let (Some(expected), Some(rank)) = (self.feed.rank, self.batch.rank)
+            && expected != rank
+        {
+            let why = format!("it tells of data-parallel rank {rank} where rank {expected} was expected");
+            return self.refuse(Refusal::OtherRank, why);
+        }
+        if let Some(size) = self.batch.block_tokens()
+            && let Err(why) = self.agree(size)
+        {
+            return self.refuse(Refusal::BlockSize, why);
+        }
+        self.put(now);
+        // A long message's memory is not kept until the next one comes.
+        self.batch.clear();
+    }
+
+    /// Brings the batch into the index.
+    fn put(&mut self, now: Nanos) {
+        let Self { pool, endpoint, batch, linker, seed, events, .. } = self;
+        let (router, endpoint) = (&pool.router, *endpoint);
+        let seeds = |lora: Option<&str>, salt: Option<&str>| match (lora, salt) {
+            (None, None) => *seed,
+            _ => ChainSeed::new(&pool.model, lora, salt),
+        };
+        let linked = linker.link(
+            batch,
+            router.block_tokens(),
+            seeds,
+            |name| router.hash_of(endpoint, name),
+            |event| {
+                events.cleared += u64::from(matches!(event, KvEvent::Cleared));
+                let applied = router.apply(endpoint, event);
+                events.stored += u64::from(applied.stored);
+                events.removed += u64::from(applied.removed);
+                events.unknown += u64::from(applied.unknown);
+                events.refused += u64::from(applied.refused);
+            },
+        );
+        let ignored = &batch.ignored;
+        let passed_over = [ignored.unknown_events, ignored.other_groups, ignored.lookahead, ignored.not_ids];
+        events.ignored += passed_over.iter().map(|&count| u64::from(count)).sum::<u64>();
+        events.ignored += u64::from(linked.other_groups);
+        events.orphaned += u64::from(linked.unknown_parent_blocks);
+        let lag_s = unix_time() - batch.ts;
+        {
+            let mut seen = self.feed.seen_mut();
+            (seen.events, seen.applied_at) = (*events, Some(now));
+            // Clocks differ, and a feed may say anything.
+            seen.lag_s = if lag_s.is_finite() { lag_s.max(0.0) } else { 0.0 };
+        }
+        if let Some(size) = linked.other_block_size {
+            let pools = self.pool.router.block_tokens();
+            let why = format!("its blocks have {size} tokens, and those it told of before had {pools}");
+            self.refuse(Refusal::BlockSize, why);
+        }
+    }
+
+    /// Compares the engine's block size with those of the pool's others; the first one settles it.
+    fn agree(&mut self, size: u32) -> Result<(), String> {
+        if self.agreed == Some(size) {
+            return Ok(());
+        }
+        if !BLOCK_TOKENS.contains(&size) {
+            return Err(format!("it says that its blocks have {size} tokens"));
+        }
+        if self.feed.parity().is_mismatch() {
+            // What is not believed does not settle the size for the others.
+            let pools = self.pool.router.block_tokens();
+            return match size == pools {
+                true => Ok(()),
+                false => Err(format!("its blocks have {size} tokens, and those of its pool have {pools}")),
+            };
+        }
+        let mut sizes = self.pool.block_sizes();
+        let other = sizes.iter().find(|&(&other, &theirs)| other != self.endpoint && theirs != size);
+        if let Some((&other, theirs)) = other {
+            let name = self.pool.endpoint(other).map(|endpoint| Arc::clone(&endpoint.name));
+            let name = name.as_deref().unwrap_or("another worker");
+            return Err(format!(
+                "its blocks have {size} tokens, and those of {name} have {theirs}: \
+                 start all engines of a model with the same block size"
+            ));
+        }
+        sizes.insert(self.endpoint, size);
+        if self.pool.router.set_block_tokens(size) {
+            tracing::info!(model = self.pool.model, block_tokens = size, feed = %self.feed.name, "block size learned");
+        }
+        drop(sizes);
+        self.agreed = Some(size);
+        self.feed.seen_mut().block_tokens = Some(size);
+        if self.refusal == Some(Refusal::BlockSize) {
+            self.refusal = None;
+            self.must_start_over = true;
+        }
+        Ok(())
+    }
+
+    fn forget_size(&mut self) {
+        self.agreed = None;
+        self.pool.block_sizes().remove(&self.endpoint);
+    }
+
+    fn refuse(&mut self, refusal: Refusal, why: String) {
+        if self.refusal.as_ref() != Some(&refusal) {
+            self.clear();
+        }
+        if refusal == Refusal::BlockSize {
+            self.forget_size();
+        }
+        self.problem = Some(why);
+        self.refusal = Some(refusal);
+    }
+
+    /// Something came that is no batch. What it would have changed is not known, so all is forgotten.
+    fn garbage(&mut self, now: Nanos, why: &str) {
+        self.feed.seen_mut().undecodable += 1;
+        let why = format!("a message cannot be read: {why}");
+        self.complain(now, &why);
+        self.clear();
+        if matches!(self.refusal, None | Some(Refusal::Garbage { .. })) {
+            self.refusal = Some(Refusal::Garbage { good_ahead: GOOD_MESSAGES });
+            self.problem = Some(why);
+        }
+    }
+
+    fn clear(&self) {
+        self.pool.router.apply(self.endpoint, &KvEvent::Cleared);
+    }
+
+    fn ask(&mut self, round: Round, from: u64) {
+        self.stop_replay();
+        let (feed, patience) = (Arc::clone(&self.feed), self.patience);
+        let replay = self.sockets.spawn(async move { replay(&feed, patience, round, from).await });
+        self.replaying = Some(replay.abort_handle());
+    }
+
+    fn stop_replay(&mut self) {
+        if let Some(replaying) = self.replaying.take() {
+            replaying.abort();
+        }
+    }
+
+    /// The engine is another one from here on.
+    fn end_of_stream(&mut self, now: Nanos, counters: Counters) {
+        self.stop_replay();
+        self.before = added(self.before, counters);
+        self.pool.forget(self.endpoint);
+        self.linker = Linker::default();
+        self.forget_size();
+        self.refusal = None;
+        self.feed.note_speech(now);
+        self.silent = false;
+    }
+
+    /// When an event that is owed is overdue.
+    fn silent_at(&self) -> Option<Nanos> {
+        let after = self.fleet.settings().kv_events.silent_after;
+        let after = u64::try_from(after.as_nanos()).unwrap_or(u64::MAX);
+        self.feed.owes_since().filter(|_| !self.silent).map(|since| Nanos(since.0.saturating_add(after)))
+    }
+
+    /// Notices that the feed owes an event for too long, or no longer.
+    fn listen(&mut self, now: Nanos) {
+        if self.feed.owes_since().is_none() {
+            self.silent = false;
+        } else if self.silent_at().is_some_and(|at| at <= now) {
+            self.silent = true;
+            self.feed.seen_mut().silences += 1;
+        }
+    }
+
+    /// What the feed is worth, and why not more.
+    fn worth(&self, connected: bool, trusted: bool) -> (cache_accuracy::Feed, Option<String>) {
+        use cache_accuracy::Feed::{Absent, Live, Refused, Syncing};
+        if self.refusal.is_some() {
+            return (Refused, self.problem.clone());
+        }
+        if let Some(why) = self.feed.parity().disbelief(self.pool.counting.is_estimate()) {
+            return (Refused, Some(why));
+        }
+        if !connected {
+            // Nobody said that there is a feed, so that there is none is no news.
+            let guessed = self.feed.source.told_by == ToldBy::Convention && self.events == Events::default();
+            return (if guessed { Absent } else { Syncing }, self.problem.clone());
+        }
+        if self.silent {
+            let why = "silent: it answered requests whose prompts fill new blocks, and told of none: \
+                       is its topic or its address another one?";
+            return (Syncing, Some(why.into()));
+        }
+        if !trusted {
+            return (Syncing, Some("catching up: messages are missing and have been asked for".into()));
+        }
+        (Live, None)
+    }
+
+    /// Logs what is wrong, unless it has just done so.
+    fn complain(&mut self, now: Nanos, what: &str) {
+        if let Some((last, at)) = &self.complained
+            && last == what
+            && now - *at < COMPLAINT_INTERVAL
+        {
+            return;
+        }
+        tracing::warn!(feed = %self.feed.name, problem = what, "KV events");
+        self.complained = Some((what.to_owned(), now));
+    }
+}
+
+fn config(feed: &EventFeed) -> Config {
+    Config { replay: feed.source.replay.is_some(), ..Config::default() }
+}
+
+fn added(a: Counters, b: Counters) -> Counters {
+    Counters {
+        applied: a.applied.saturating_add(b.applied),
+        gaps: a.gaps.saturating_add(b.gaps),
+        lost: a.lost.saturating_add(b.lost),
+        duplicates: a.duplicates.saturating_add(b.duplicates),
+        late: a.late.saturating_add(b.late),
+        overflows: a.overflows.saturating_add(b.overflows),
+        restarts: a.restarts.saturating_add(b.restarts),
+        replays: a.replays.saturating_add(b.replays),
+        cleared: a.cleared.saturating_add(b.cleared),
+        given_up: a.given_up.saturating_add(b.given_up),
+    }
+}

@@ -1,0 +1,308 @@
+//! What engines hold, kept in a file over a restart of the gateway.
+//!
+//! For each live feed with a replay socket: where its stream stood, and all the blocks it had told of until then. A
+//! gateway that starts reads them back, but believes none: the engine may have restarted meanwhile, or said more than
+//! its replay still knows. Only when the replay has begun with the very message at which the stream stood, and has
+//! brought everything since, does the endpoint count as known; otherwise what was read is forgotten like anything else.
+//!
+//! ```text
+//! what every sealed file has, entries u32
+//! entry: name, model, address, seq u64, payload hash u64, block tokens u32, events u32
+//! event: kind u8 (0 stored, 1 stored after a parent, 2 copied, 3 removed), tier u8, parent u64 if any, blocks u32,
+//!        then per block its name u64, and its hash u64 if it is stored
+//! ```
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::Path;
+
+use kvlane_core::block::BlockHash;
+use kvlane_core::event::{EngineHash, KvEvent, StoredBlock, Tier};
+use kvlane_wire::sequence::Position;
+
+use crate::snapshot_file::{self, BYTES_MAX, Kind, Reader, SealError};
+
+/// No engine's replay reaches back further than an hour.
+const KIND: Kind = Kind { magic: b"kvlaneKV", version: 1, age_max_s: 3600.0 };
+/// Most endpoints in a file.
+const ENTRIES_MAX: u32 = 65_536;
+
+/// What one endpoint held.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Entry {
+    /// Whose.
+    pub(super) key: Key,
+    /// Where its stream stood.
+    pub(super) position: Position,
+    /// The block size.
+    pub(super) block_tokens: u32,
+    /// Events that bring it back, in order.
+    pub(super) events: Vec<KvEvent>,
+}
+
+/// What must be the same for an entry to be an endpoint's.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Key {
+    /// What the endpoint is called.
+    pub(super) name: String,
+    /// Its model.
+    pub(super) model: String,
+    /// Where it publishes.
+    pub(super) address: String,
+}
+
+/// A file that is being written.
+pub(super) struct Writer {
+    file: snapshot_file::Writer,
+    entries: u32,
+    announced: u32,
+}
+
+// === impl Writer ===
+
+impl Writer {
+    /// Begins a file of `entries` entries at most.
+    pub(super) fn create(path: &Path, now_s: f64, entries: u32) -> io::Result<Self> {
+        let mut file = snapshot_file::Writer::create(path, &KIND, now_s)?;
+        file.put(&entries.to_le_bytes())?;
+        Ok(Self { file, entries: 0, announced: entries })
+    }
+
+    /// Adds an entry, if there is room for it; whether there was.
+    pub(super) fn add(&mut self, entry: &Entry) -> io::Result<bool> {
+        let blocks: usize = entry.events.iter().map(blocks_of).sum();
+        // Sixteen bytes a block, some for each event, and the names.
+        let most = 16 * blocks + 32 * entry.events.len() + 16_384;
+        if self.file.bytes() + most as u64 > BYTES_MAX || self.entries == self.announced {
+            return Ok(false);
+        }
+        self.entries += 1;
+        let Entry { key: Key { name, model, address }, position, block_tokens, events } = entry;
+        [name, model, address].into_iter().try_for_each(|text| self.file.text(text))?;
+        self.put(&position.seq.to_le_bytes())?;
+        self.put(&position.payload_hash.to_le_bytes())?;
+        self.put(&block_tokens.to_le_bytes())?;
+        self.put(&(events.len() as u32).to_le_bytes())?;
+        events.iter().try_for_each(|event| self.event(event))?;
+        Ok(true)
+    }
+
+    fn event(&mut self, event: &KvEvent) -> io::Result<()> {
+        let (kind, tier, parent) = match event {
+            KvEvent::Stored { parent: None, tier, .. } => (0, *tier, None),
+            KvEvent::Stored { parent: Some(parent), tier, .. } => (1, *tier, Some(parent)),
+            KvEvent::Copied { tier, .. } => (2, *tier, None),
+            KvEvent::Removed { tier, .. } => (3, *tier, None),
+            // Whoever is read back holds nothing before.
+            KvEvent::Cleared => (3, Tier::Gpu, None),
+        };
+        self.put(&[kind, tier as u8])?;
+        if let Some(parent) = parent {
+            self.put(&parent.0.to_le_bytes())?;
+        }
+        self.put(&(blocks_of(event) as u32).to_le_bytes())?;
+        match event {
+            KvEvent::Stored { blocks, .. } => blocks.iter().try_for_each(|block| {
+                self.put(&block.name.0.to_le_bytes())?;
+                self.put(&block.hash.0.to_le_bytes())
+            }),
+            KvEvent::Copied { blocks, .. } | KvEvent::Removed { blocks, .. } => {
+                blocks.iter().try_for_each(|name| self.put(&name.0.to_le_bytes()))
+            }
+            KvEvent::Cleared => Ok(()),
+        }
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.file.put(bytes)
+    }
+
+    /// Ends the file and puts it in its place.
+    pub(super) fn finish(mut self) -> io::Result<()> {
+        // Fewer than announced is told by entries without a name.
+        while self.entries < self.announced {
+            self.entries += 1;
+            self.put(&[0; 4 * 3 + 8 + 8 + 4 + 4])?;
+        }
+        self.file.finish()
+    }
+}
+
+fn blocks_of(event: &KvEvent) -> usize {
+    match event {
+        KvEvent::Stored { blocks, .. } => blocks.len(),
+        KvEvent::Copied { blocks, .. } | KvEvent::Removed { blocks, .. } => blocks.len(),
+        KvEvent::Cleared => 0,
+    }
+}
+
+/// Reads a file back; empty if there is none.
+pub(super) fn read(path: &Path, now_s: f64) -> Result<BTreeMap<Key, Entry>, SealError> {
+    snapshot_file::read(path)?.map_or_else(|| Ok(BTreeMap::new()), |bytes| parse(&bytes, now_s))
+}
+
+fn parse(bytes: &[u8], now_s: f64) -> Result<BTreeMap<Key, Entry>, SealError> {
+    let (mut reader, _) = snapshot_file::open(bytes, &KIND, now_s)?;
+    let count = reader.u32()?;
+    if count > ENTRIES_MAX {
+        return Err(SealError::Damaged("it has too many entries"));
+    }
+    let mut entries = BTreeMap::new();
+    for _ in 0..count {
+        let entry = reader.entry()?;
+        if !entry.key.name.is_empty() {
+            entries.insert(entry.key.clone(), entry);
+        }
+    }
+    reader.end()?;
+    Ok(entries)
+}
+
+/// How many entries a file has that is right but for `content`.
+#[cfg(feature = "testing")]
+pub fn entries_in(content: &[u8]) -> Option<usize> {
+    parse(&snapshot_file::bytes_of(&KIND, content), 0.0).ok().map(|entries| entries.len())
+}
+
+// === impl Reader ===
+
+impl Reader<'_> {
+    fn block(&mut self) -> Result<StoredBlock, SealError> {
+        Ok(StoredBlock { name: EngineHash(self.u64()?), hash: BlockHash(self.u64()?) })
+    }
+
+    fn entry(&mut self) -> Result<Entry, SealError> {
+        let key = Key { name: self.text()?, model: self.text()?, address: self.text()? };
+        let position = Position { seq: self.u64()?, payload_hash: self.u64()? };
+        let (block_tokens, count) = (self.u32()?, self.u32()?);
+        // Room for as many as there can be in what is left, and no more.
+        let mut events = Vec::with_capacity((count as usize).min(self.left() / 6));
+        for _ in 0..count {
+            events.push(self.event()?);
+        }
+        Ok(Entry { key, position, block_tokens, events })
+    }
+
+    fn event(&mut self) -> Result<KvEvent, SealError> {
+        let [kind, tier] = self.array()?;
+        let tier = match tier {
+            0 => Tier::Gpu,
+            1 => Tier::Cpu,
+            _ => return Err(SealError::Damaged("a tier that there is not")),
+        };
+        let parent = if kind == 1 { Some(EngineHash(self.u64()?)) } else { None };
+        let count = self.u32()? as usize;
+        let mut names = |stored: bool| {
+            let width = if stored { 16 } else { 8 };
+            let length = count.checked_mul(width).ok_or(SealError::Damaged("a count is too high"))?;
+            self.take(length).map(Reader::new)
+        };
+        match kind {
+            0 | 1 => {
+                let mut blocks = names(true)?;
+                let blocks = (0..count).map(|_| blocks.block()).collect::<Result<_, SealError>>()?;
+                Ok(KvEvent::Stored { parent, blocks, tier })
+            }
+            2 | 3 => {
+                let mut blocks = names(false)?;
+                let blocks = (0..count).map(|_| blocks.u64().map(EngineHash));
+                let blocks = blocks.collect::<Result<_, SealError>>()?;
+                Ok(match kind {
+                    2 => KvEvent::Copied { blocks, tier },
+                    _ => KvEvent::Removed { blocks, tier },
+                })
+            }
+            _ => Err(SealError::Damaged("an event that there is not")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn write(path: &Path, now_s: f64, room: u32, entries: &[Entry]) {
+        let mut writer = Writer::create(path, now_s, room).expect("a file");
+        for entry in entries {
+            assert!(writer.add(entry).expect("written"));
+        }
+        writer.finish().expect("in its place");
+    }
+
+    fn entry(name: &str) -> Entry {
+        let stored = |n: u64| StoredBlock { name: EngineHash(n), hash: BlockHash(n * 7) };
+        let names = vec![EngineHash(1)];
+        Entry {
+            key: Key { name: name.into(), model: "m".into(), address: "h:1".into() },
+            position: Position { seq: 7, payload_hash: u64::MAX },
+            block_tokens: 16,
+            events: vec![
+                KvEvent::Stored { parent: None, blocks: vec![stored(1), stored(2)], tier: Tier::Gpu },
+                KvEvent::Stored { parent: Some(EngineHash(2)), blocks: vec![stored(3)], tier: Tier::Cpu },
+                KvEvent::Copied { blocks: names.clone(), tier: Tier::Cpu },
+                KvEvent::Removed { blocks: names, tier: Tier::Gpu },
+            ],
+        }
+    }
+
+    fn bytes_of(entries: &[Entry]) -> Vec<u8> {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("kv.snapshot");
+        write(&path, 1000.0, entries.len() as u32, entries);
+        fs::read(path).expect("a file")
+    }
+
+    #[test]
+    fn what_was_written_is_read_back() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path().join("kv.snapshot");
+        assert_eq!(read(&path, 0.0).expect("no file is no error"), BTreeMap::new());
+        let entries = [entry("http://a"), entry("http://b#1")];
+        // Room for one more than came.
+        write(&path, 1000.0, 3, &entries);
+        let expect: BTreeMap<Key, Entry> =
+            entries.into_iter().map(|entry| (entry.key.clone(), entry)).collect();
+        assert_eq!(read(&path, 1000.0 + KIND.age_max_s).expect("right"), expect);
+        write(&path, 1000.0, 0, &[]);
+        assert_eq!(read(&path, 1000.0).expect("right"), BTreeMap::new());
+        assert_eq!(fs::read_dir(directory.path()).expect("readable").count(), 1, "nothing unfinished stays");
+    }
+
+    #[test]
+    fn what_cannot_be_used_says_why() {
+        let bytes = bytes_of(&[entry("a")]);
+        let why = |bytes: &[u8], now_s: f64| parse(bytes, now_s).expect_err("not to be used").to_string();
+        assert!(why(&bytes, 1001.0 + KIND.age_max_s).contains("3601 s old"));
+        assert_eq!(why(b"", 0.0), "it is no snapshot of kvlane");
+        assert_eq!(why(b"something else", 0.0), "it is no snapshot of kvlane");
+        let mut other = bytes.clone();
+        other[8] += 1;
+        assert_eq!(why(&other, 0.0), "it was written by another version of kvlane");
+        assert!(why(&bytes[..40], 0.0).contains("damaged"));
+    }
+
+    proptest! {
+        #[test]
+        fn a_file_with_any_byte_changed_or_missing_is_refused(at in any::<prop::sample::Index>(), flip in 1u8.., cut: bool) {
+            let mut bytes = bytes_of(&[entry("a"), entry("b")]);
+            let at = at.index(bytes.len());
+            if cut { bytes.truncate(at) } else { bytes[at] ^= flip }
+            prop_assert!(parse(&bytes, 1000.0).is_err());
+        }
+
+        #[test]
+        fn no_bytes_with_a_right_hash_break_the_reader(body in prop::collection::vec(any::<u8>(), 0..400)) {
+            let mut bytes = bytes_of(&[]);
+            bytes.truncate(bytes.len() - 12);
+            bytes.extend([1, 0, 0, 0]);
+            bytes.extend(body);
+            let hash = xxhash_rust::xxh3::xxh3_64(&bytes);
+            bytes.extend(hash.to_le_bytes());
+            let _ = parse(&bytes, 1000.0);
+        }
+    }
+}

@@ -1,0 +1,15 @@
+//! Changes the fleet: adds, probes and removes workers, and applies what they report.
+//!
+//! The [`controller`] owns the workers and publishes the snapshot that requests are placed by; [`ingest`] applies KV
+//! events; [`parity_check`] compares tokenizers; [`stall`] watches for engines that make no progress;
+//! [`index_snapshot`] restores the index after a restart.
+
+pub mod controller;
+pub mod health;
+pub mod index_snapshot;
+pub mod ingest;
+pub mod parity_check;
+mod snapshot_file;
+pub mod stall;
+
+pub use self::controller::Controller;

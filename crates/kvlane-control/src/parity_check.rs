@@ -1,0 +1,566 @@
+//! Whether an engine counts as we do: asked when it registers, when it has been gone, and when its models or its block
+//! size change. Block sizes and context lengths are also compared between the members of a pool, again whenever a pool
+//! gains, changes or loses one.
+//!
+//! Knowing exactly what a cache holds is worth nothing if the prompts that are looked up in it are counted in another
+//! way: another tokenizer, another chat template, another block size. Nothing fails then, requests just go to the wrong
+//! engine. So a few prompts with all that tends to differ are counted on both sides, by us and by the engine's own
+//! `/tokenize`, and the ids compared one by one. One difference is enough for [`Parity::Mismatch`]: what this engine
+//! says of its cache is not believed.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use kvlane_core::block::BYTES_PER_TOKEN;
+use kvlane_http::client::Client;
+use kvlane_http::connections::Connections;
+use kvlane_tokens::{Prompt, Tokenizer};
+use kvlane_wire::api::Api;
+use kvlane_wire::{openai, prometheus};
+use serde_json::{Value, json};
+
+use kvlane_fleet::Fleet;
+use kvlane_fleet::clock::date;
+use kvlane_fleet::parity::{Compared, Listed, Parity};
+use kvlane_fleet::tokenize::{Counting, tokenized};
+use kvlane_fleet::worker::{ServedName, Worker, WorkerId};
+
+/// Characters shown of either side where texts part.
+const SHOWN_CHARS: usize = 24;
+
+/// One prompt of the set.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sample {
+    /// What it is about.
+    pub name: &'static str,
+    /// The API it is a request to.
+    pub api: Api,
+    /// A template may refuse it: then the engine refuses it too, and nothing can be told from it.
+    pub optional: bool,
+    body: Value,
+}
+
+/// How the samples are counted on our side.
+#[derive(Clone, Copy)]
+pub enum Ours<'a> {
+    /// By this tokenizer.
+    Tokenizer(&'a Tokenizer),
+    /// Four bytes are a token.
+    Estimate,
+    /// As the engine says.
+    Theirs,
+}
+
+/// What came of one sample.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Both count the same.
+    Same,
+    /// The engine refuses the prompt, with this status.
+    Refused(u16),
+    /// We cannot count it, for this reason.
+    Unknown(String),
+    /// The engine cannot be asked at all, for this reason.
+    Silent(String),
+    /// They differ: where, and what to do.
+    Differs(String),
+}
+
+/// [`compare`]'s answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// What came of it.
+    pub outcome: Outcome,
+    /// The longest context, as `/tokenize` tells it.
+    pub max_model_len: Option<u64>,
+}
+
+/// Where two lists of ids part.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Difference {
+    at: usize,
+    ours: Vec<u32>,
+    theirs: Vec<u32>,
+    lengths: (usize, usize),
+}
+
+// === impl Sample ===
+
+/// The prompts that are compared: plain text with unicode and with space at its edges, a conversation of several turns,
+/// one with tools.
+pub fn samples() -> Vec<Sample> {
+    let text = |name, prompt: &str| Sample {
+        name,
+        api: Api::Completions,
+        optional: false,
+        body: json!({"prompt": prompt}),
+    };
+    let turns = json!([
+        {"role": "system", "content": "You answer in one sentence.\n"},
+        {"role": "user", "content": "  Où est le café?  "},
+        {"role": "assistant", "content": "À gauche, 3 rue de l'Église."},
+        {"role": "user", "content": "And \"it's\" open?\n\n```rust\nfn main() {}\n```"},
+    ]);
+    let tools = json!([{"type": "function", "function": {
+        "name": "weather", "description": "The weather in a city.",
+        "parameters": {
+            "type": "object", "required": ["city"],
+            "properties": {"city": {"type": "string"}, "days": {"type": "integer", "default": 1}},
+        },
+    }}]);
+    let chat = |name, optional, body| Sample { name, api: Api::ChatCompletions, optional, body };
+    vec![
+        text("plain text", "The year 2024: naïve façade, 北京 and Ελλάδα, 👩‍👩‍👧‍👦 e\u{301} 12345678."),
+        text("space at the edges", " \n\t two  spaces \r\n and a tail \n"),
+        chat("a conversation", false, json!({ "messages": turns })),
+        chat(
+            "a conversation without a system prompt",
+            false,
+            json!({"messages": [{"role": "user", "content": "Hi"}]}),
+        ),
+        chat(
+            "tools",
+            true,
+            json!({"messages": [{"role": "user", "content": "Will it rain in Łódź?"}], "tools": tools}),
+        ),
+    ]
+}
+
+impl Sample {
+    /// It as a body for `/tokenize`, and for the API itself.
+    pub fn body(&self, model: &str) -> Bytes {
+        let mut body = self.body.clone();
+        body["model"] = json!(model);
+        body.to_string().into()
+    }
+}
+
+// === impl Difference ===
+
+impl Difference {
+    /// Ids shown of either side.
+    const SHOWN: usize = 4;
+
+    /// Where `ours` and `theirs` part; nothing if they are the same.
+    pub fn between(ours: &[u32], theirs: &[u32]) -> Option<Self> {
+        let at = ours.iter().zip(theirs).take_while(|(ours, theirs)| ours == theirs).count();
+        let differ = at < ours.len().max(theirs.len());
+        let from = |ids: &[u32]| ids[at..].iter().copied().take(Self::SHOWN).collect();
+        differ.then(|| Self {
+            at,
+            ours: from(ours),
+            theirs: from(theirs),
+            lengths: (ours.len(), theirs.len()),
+        })
+    }
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { at, ours, theirs, lengths } = self;
+        write!(
+            f,
+            "token {at} on, the engine has {theirs:?} and we have {ours:?} ({} and {} tokens)",
+            lengths.1, lengths.0
+        )
+    }
+}
+
+/// Where two texts part, with what stands there on either side; nothing if they are the same.
+pub fn text_difference(ours: &str, theirs: &str) -> Option<String> {
+    let same: usize =
+        ours.chars().zip(theirs.chars()).take_while(|(a, b)| a == b).map(|(same, _)| same.len_utf8()).sum();
+    let shown = |text: &str| -> String { text[same..].chars().take(SHOWN_CHARS).collect() };
+    let before: String = {
+        let mut chars: Vec<char> = ours[..same].chars().rev().take(SHOWN_CHARS).collect();
+        chars.reverse();
+        chars.into_iter().collect()
+    };
+    (same < ours.len().max(theirs.len())).then(|| {
+        format!("after {before:?} the engine's text goes on {:?} and ours {:?}", shown(theirs), shown(ours))
+    })
+}
+
+/// Settles how the pools of `names` count, and compares the worker's count with ours if that is due: it is new, it has
+/// been gone, or its models or its block size have changed. `page` is its metrics page, empty if there is none. Whether
+/// it was compared: then [`compare_members`] is due.
+pub async fn check(
+    fleet: &Arc<Fleet>,
+    upstreams: &Arc<Connections>,
+    worker: &Arc<Worker>,
+    names: &[ServedName],
+    page: &str,
+    limit: Duration,
+) -> bool {
+    for base in bases(names) {
+        let root = base.card["root"].as_str();
+        fleet.settle_counting(&base.base, root.map(str::to_owned)).await;
+    }
+    let models: Vec<Listed> = names.iter().map(listed).collect();
+    let mut block_tokens = block_tokens(page);
+    if let Some(before) = worker.state().compared.as_ref()
+        && !worker.upstream.is_gone()
+        && before.models == models
+    {
+        // A page that did not come this time takes nothing back.
+        block_tokens = block_tokens.or(before.block_tokens);
+        if before.block_tokens == block_tokens {
+            return false;
+        }
+    }
+    let engine = Client::new(Arc::clone(&worker.upstream), Arc::clone(upstreams), limit);
+    let mut with_us = Parity::Verified;
+    for base in bases(names) {
+        let counting = fleet.tokenizers.counting(&base.base);
+        let ours = match &counting {
+            Counting::Local(local) => Ours::Tokenizer(&local.tokenizer),
+            Counting::Engine => Ours::Theirs,
+            Counting::Estimate => Ours::Estimate,
+        };
+        with_us = with_us.and(compare_all(&engine, base, ours).await);
+    }
+    worker.state().compared = Some(Arc::new(Compared { models, block_tokens, with_us }));
+    true
+}
+
+/// Compares all members of all pools with each other, and sets the parity of each. Called whenever a pool gains, changes
+/// or loses a member. `joining` counts as a member although it has no seat yet: its KV event feeds know what they are
+/// worth before they are opened. Callers take turns: the fleet's lock.
+pub fn compare_members(fleet: &Fleet, joining: WorkerId) {
+    let workers: Vec<Arc<Worker>> = fleet.workers().values().cloned().collect();
+    let seated: HashSet<WorkerId> =
+        fleet.snapshot().endpoints().map(|(_, endpoint)| endpoint.worker.id).collect();
+    let members: Vec<(&Arc<Worker>, Arc<Compared>)> = workers
+        .iter()
+        .filter_map(|worker| {
+            let state = worker.state();
+            let is_member = worker.id == joining || seated.contains(&worker.id);
+            Some((worker, Arc::clone(state.compared.as_ref().filter(|_| is_member)?)))
+        })
+        .collect();
+    let said: Vec<(&str, &Compared)> =
+        members.iter().map(|(worker, compared)| (&*worker.url, &**compared)).collect();
+    for ((worker, compared), agreement) in members.iter().zip(agreements(&said)) {
+        let parity = agreement.and(compared.with_us.clone());
+        let before = std::mem::replace(&mut worker.state().parity, parity.clone());
+        if before != parity {
+            tell(worker, &parity);
+            // The KV events of an engine that counts differently are not used.
+            for (_, endpoint) in fleet.snapshot().endpoints_of(worker.id) {
+                if let Some(feed) = &endpoint.feed {
+                    feed.set_parity(worker.parity());
+                }
+            }
+        }
+    }
+}
+
+/// Whether each member's blocks and contexts are as long as those of the others that serve the same models: one index
+/// serves them all. Where they differ, the size that most members have is the pool's; of two that are as frequent, that
+/// of the member that stands first. When each of them registered plays no part.
+fn agreements(members: &[(&str, &Compared)]) -> Vec<Parity> {
+    let (mut sizes, mut lengths): (HashMap<&str, Votes<'_>>, HashMap<&str, Votes<'_>>) = Default::default();
+    for (url, compared) in members {
+        for base in listed_bases(compared) {
+            if let Some(size) = compared.block_tokens {
+                sizes.entry(base).or_default().add(url, size.into());
+            }
+        }
+        for Listed { name, max_model_len, .. } in &compared.models {
+            if let Some(length) = max_model_len {
+                lengths.entry(name).or_default().add(url, *length);
+            }
+        }
+    }
+    let agreement = |compared: &Compared| {
+        for base in listed_bases(compared) {
+            if let Some(its) = compared.block_tokens
+                && let Some((other, size)) = winner(&sizes, base).filter(|(_, size)| *size != u64::from(its))
+            {
+                return Parity::Mismatch(format!(
+                    "its KV blocks have {its} tokens, those of {other} have {size}: give both the same --block-size"
+                ));
+            }
+        }
+        for Listed { name, max_model_len, .. } in &compared.models {
+            if let Some(its) = *max_model_len
+                && let Some((other, length)) = winner(&lengths, name).filter(|(_, length)| *length != its)
+            {
+                return Parity::Mismatch(format!(
+                    "it serves {name} with max_model_len {its}, {other} with {length}: give both the same \
+                     --max-model-len"
+                ));
+            }
+        }
+        Parity::Verified
+    };
+    members.iter().map(|(_, compared)| agreement(compared)).collect()
+}
+
+fn winner<'a>(votes: &HashMap<&str, Votes<'a>>, of: &str) -> Option<(&'a str, u64)> {
+    votes.get(of)?.winner()
+}
+
+/// Which values members have: each with the first who has it, and with how many do.
+#[derive(Default)]
+struct Votes<'a>(Vec<(&'a str, u64, usize)>);
+
+// === impl Votes ===
+
+impl<'a> Votes<'a> {
+    fn add(&mut self, url: &'a str, value: u64) {
+        match self.0.iter_mut().find(|(_, other, _)| *other == value) {
+            Some((.., count)) => *count += 1,
+            None => self.0.push((url, value, 1)),
+        }
+    }
+
+    /// The value that most have; of two that are as frequent, the one that came first.
+    fn winner(&self) -> Option<(&'a str, u64)> {
+        // The last of the largest is what `max_by_key` takes.
+        let (url, value, _) = self.0.iter().rev().max_by_key(|(.., count)| *count)?;
+        Some((url, *value))
+    }
+}
+
+/// Each base model that an engine listed, once.
+fn listed_bases(compared: &Compared) -> impl Iterator<Item = &str> {
+    let bases = compared.models.iter().map(|listed| listed.base.as_str());
+    bases
+        .enumerate()
+        .filter(|(n, base)| compared.models[..*n].iter().all(|before| before.base != *base))
+        .map(|(_, base)| base)
+}
+
+fn listed(served: &ServedName) -> Listed {
+    let ServedName { name, base, card } = served;
+    let root = card["root"].as_str().map(str::to_owned);
+    Listed { name: name.clone(), base: base.clone(), root, max_model_len: length(served) }
+}
+
+/// One name of each base model.
+fn bases(names: &[ServedName]) -> impl Iterator<Item = &ServedName> {
+    names.iter().enumerate().filter_map(|(n, served)| {
+        let first = names[..n].iter().all(|before| before.base != served.base);
+        // The base itself where it is listed: an adapter's card says less.
+        let named = names.iter().find(|other| other.base == served.base && other.name == other.base);
+        first.then_some(named.unwrap_or(served))
+    })
+}
+
+fn length(served: &ServedName) -> Option<u64> {
+    served.card["max_model_len"].as_u64()
+}
+
+fn tell(worker: &Worker, parity: &Parity) {
+    match parity {
+        Parity::Verified => tracing::info!(worker = %worker.url, "tokenizer parity verified"),
+        Parity::Unverified(why) => {
+            tracing::info!(worker = %worker.url, why, "tokenizer parity not verified");
+        }
+        Parity::Mismatch(why) => {
+            tracing::warn!(worker = %worker.url, why, "tokenizer parity: the engine counts tokens differently; its KV events are not used");
+        }
+    }
+}
+
+/// Counts every sample on both sides.
+async fn compare_all(engine: &Client, served: &ServedName, ours: Ours<'_>) -> Parity {
+    let mut parity = Parity::Verified;
+    for sample in samples() {
+        let Answer { outcome, max_model_len } = compare(engine, &served.name, &sample, ours).await;
+        // SGLang tells the tokenizer's own length there, which may be more than the engine was started with.
+        if let (Some(told), Some(listed)) = (max_model_len, length(served))
+            && told < listed
+        {
+            return Parity::Mismatch(format!(
+                "GET /v1/models lists {} with max_model_len {listed}, its /tokenize says {told}",
+                served.name
+            ));
+        }
+        let of_it = match outcome {
+            Outcome::Same => continue,
+            Outcome::Refused(_) if sample.optional => continue,
+            Outcome::Refused(status) => {
+                Parity::Unverified(format!("POST /tokenize answered {status} to {}", sample.name))
+            }
+            Outcome::Unknown(why) => Parity::Unverified(format!("{}: {why}", sample.name)),
+            Outcome::Silent(why) => return parity.and(Parity::Unverified(why)),
+            Outcome::Differs(why) => return Parity::Mismatch(why),
+        };
+        parity = parity.and(of_it);
+    }
+    parity
+}
+
+/// Counts one sample on both sides.
+pub async fn compare(engine: &Client, model: &str, sample: &Sample, ours: Ours<'_>) -> Answer {
+    let body = sample.body(model);
+    let nothing = |outcome| Answer { outcome, max_model_len: None };
+    let theirs = match engine.post("/tokenize", &body).await {
+        Ok((200, answer)) => match tokenized(&answer) {
+            Ok(theirs) if !theirs.tokens.is_empty() => theirs,
+            _ => return nothing(Outcome::Silent("its /tokenize answers in another form than vLLM's".into())),
+        },
+        Ok((404 | 405, _)) => return nothing(Outcome::Silent("it has no /tokenize".into())),
+        Ok((status, _)) => return nothing(Outcome::Refused(status)),
+        Err(problem) => return nothing(Outcome::Silent(problem)),
+    };
+    let outcome = match ours {
+        Ours::Theirs => Outcome::Same,
+        Ours::Estimate if estimated(sample.api, &body) == theirs.tokens => Outcome::Same,
+        Ours::Estimate => Outcome::Differs(
+            "tokens are estimated, four bytes each: give the model's tokenizer with --tokenizer-path".into(),
+        ),
+        Ours::Tokenizer(tokenizer) => {
+            let mut prompt = Prompt::default();
+            match tokenizer.prompt(sample.api, &body, date(), &mut prompt) {
+                Err(unknown) => Outcome::Unknown(unknown.to_string()),
+                Ok(()) => match Difference::between(&prompt.tokens, &theirs.tokens) {
+                    None => Outcome::Same,
+                    Some(difference) => {
+                        let text = text_of(engine, model, &theirs.tokens).await;
+                        Outcome::Differs(mismatch(sample.name, &difference, &prompt.text, text.as_deref()))
+                    }
+                },
+            }
+        }
+    };
+    Answer { outcome, max_model_len: theirs.max_model_len }
+}
+
+/// The text of an engine's ids, if it tells: where texts differ, the template does; otherwise the tokenizer.
+async fn text_of(engine: &Client, model: &str, tokens: &[u32]) -> Option<String> {
+    let body = json!({"model": model, "tokens": tokens}).to_string().into();
+    let (status, answer) = engine.post("/detokenize", &body).await.ok()?;
+    let told: Value = serde_json::from_slice(&answer).ok().filter(|_| status == 200)?;
+    Some(told["prompt"].as_str()?.to_owned())
+}
+
+/// What differs, and what to do about it.
+pub fn mismatch(sample: &str, difference: &Difference, ours: &str, theirs: Option<&str>) -> String {
+    match theirs.map(|theirs| text_difference(ours, theirs)) {
+        Some(Some(text)) => format!(
+            "{sample}: from {difference}; {text}. If the chat template differs, give the engine's with --chat-template"
+        ),
+        Some(None) => format!(
+            "{sample}: from {difference}, for the same text. The tokenizer differs: give the engine's with --tokenizer-path"
+        ),
+        None => format!(
+            "{sample}: from {difference}. Give the engine's own files with --tokenizer-path and --chat-template"
+        ),
+    }
+}
+
+/// The ids that an estimate stands for: four bytes each of the prompt as it is rendered, as the mock engine counts.
+pub fn estimated(api: Api, body: &[u8]) -> Vec<u32> {
+    let mut rendered = Vec::new();
+    if openai::parse(api, body, &mut rendered).is_err() {
+        return Vec::new();
+    }
+    let id = |piece: &[u8]| {
+        let mut bytes = [0; BYTES_PER_TOKEN];
+        bytes[..piece.len()].copy_from_slice(piece);
+        u32::from_le_bytes(bytes)
+    };
+    rendered.chunks(BYTES_PER_TOKEN).map(id).collect()
+}
+
+/// Tokens of a KV block, where a metrics page tells: vLLM's `cache_config_info{block_size}`, SGLang's
+/// `cache_config_info{page_size}`.
+pub fn block_tokens(page: &str) -> Option<u32> {
+    let told = |sample: prometheus::Sample<'_>| {
+        sample.label("block_size").or_else(|| sample.label("page_size"))?.parse().ok()
+    };
+    prometheus::samples(page)
+        .filter(|sample| sample.name.ends_with("cache_config_info"))
+        .find_map(told)
+        .filter(|tokens| *tokens > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_difference_is_named_with_its_place() {
+        assert_eq!(Difference::between(&[1, 2, 3], &[1, 2, 3]), None);
+        let said =
+            |ours: &[u32], theirs: &[u32]| Difference::between(ours, theirs).expect("differ").to_string();
+        assert_eq!(
+            said(&[1, 2, 3], &[1, 9, 3]),
+            "token 1 on, the engine has [9, 3] and we have [2, 3] (3 and 3 tokens)"
+        );
+        assert_eq!(said(&[1], &[1, 2]), "token 1 on, the engine has [2] and we have [] (2 and 1 tokens)");
+    }
+
+    #[test]
+    fn texts_that_part_are_shown_where_they_do() {
+        assert_eq!(text_difference("same", "same"), None);
+        let said = text_difference("<s>user\nhé", "<s>user\nhe").expect("differ");
+        assert_eq!(said, r#"after "<s>user\nh" the engine's text goes on "e" and ours "é""#);
+    }
+
+    fn said(block_tokens: u32, max_model_len: u64) -> Compared {
+        let listed =
+            Listed { name: "m".into(), base: "m".into(), root: None, max_model_len: Some(max_model_len) };
+        Compared { models: vec![listed], block_tokens: Some(block_tokens), with_us: Parity::Verified }
+    }
+
+    #[test]
+    fn the_size_that_most_members_have_is_the_pools() {
+        let (small, large) = (said(16, 4096), said(32, 4096));
+        let mismatched = |members: &[(&str, &Compared)]| -> Vec<bool> {
+            agreements(members).iter().map(Parity::is_mismatch).collect()
+        };
+        assert_eq!(mismatched(&[("a", &small)]), [false]);
+        assert_eq!(mismatched(&[("a", &small), ("b", &large)]), [false, true], "the first of as many");
+        assert_eq!(mismatched(&[("a", &small), ("b", &large), ("c", &large)]), [true, false, false]);
+        let longer = said(16, 8192);
+        assert_eq!(mismatched(&[("a", &longer), ("b", &small), ("c", &small)]), [true, false, false]);
+        let silent = Compared { block_tokens: None, ..said(16, 4096) };
+        assert_eq!(mismatched(&[("a", &silent), ("b", &large)]), [false, false]);
+    }
+
+    #[test]
+    fn members_of_other_pools_are_not_compared() {
+        let mut other = said(32, 8192);
+        (other.models[0].name, other.models[0].base) = ("n".into(), "n".into());
+        let all = [("a", &said(16, 4096)), ("b", &other)];
+        assert_eq!(agreements(&all), [Parity::Verified, Parity::Verified]);
+    }
+
+    #[test]
+    fn one_mismatch_outweighs_all_that_agrees() {
+        let (bad, open) = (Parity::Mismatch("a".into()), Parity::Unverified("b".into()));
+        for (one, other, expect) in [
+            (Parity::Verified, Parity::Verified, &Parity::Verified),
+            (Parity::Verified, open.clone(), &open),
+            (open.clone(), Parity::Verified, &open),
+            (open.clone(), bad.clone(), &bad),
+            (bad.clone(), Parity::Verified, &bad),
+        ] {
+            assert_eq!(one.and(other), *expect);
+        }
+    }
+
+    #[test]
+    fn the_block_size_is_read_from_either_engines_page() {
+        let page = "vllm:cache_config_info{block_size=\"32\",engine=\"0\",num_gpu_blocks=\"4096\"} 1.0\n";
+        assert_eq!(block_tokens(page), Some(32));
+        assert_eq!(block_tokens("sglang:cache_config_info{num_pages=\"7\",page_size=\"1\"} 1\n"), Some(1));
+        assert_eq!(
+            block_tokens("vllm:cache_config_info{block_size=\"None\"} 1\nother{block_size=\"8\"} 1\n"),
+            None
+        );
+    }
+
+    #[test]
+    fn an_estimate_stands_for_the_bytes_of_the_prompt() {
+        let body = br#"{"model":"m","prompt":"abcdefg"}"#;
+        assert_eq!(estimated(Api::Completions, body), [0x6463_6261, 0x0067_6665]);
+    }
+}

@@ -1,0 +1,49 @@
+//! What gives the core its time. Deadlines of sockets and queues are the runtime's own timers.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use kvlane_core::time::Nanos;
+use kvlane_tokens::UnixTime;
+use tokio::time::Instant;
+
+/// Monotonic time since the gateway's start, as the core counts it.
+#[derive(Clone, Copy, Debug)]
+pub struct Clock {
+    origin: Instant,
+    /// Seconds it counts in a second.
+    speed: f64,
+}
+
+// === impl Clock ===
+
+impl Clock {
+    /// A clock that reads zero now and counts `speed` seconds in a second.
+    pub fn start(speed: f64) -> Self {
+        Self { origin: Instant::now(), speed }
+    }
+
+    /// Time since the start.
+    pub fn now(&self) -> Nanos {
+        self.at(Instant::now())
+    }
+
+    /// What it showed at that moment.
+    pub fn at(&self, moment: Instant) -> Nanos {
+        // Whole microseconds: nothing here is as exact as that, and they are shorter to write down.
+        let nanos =
+            u64::try_from((moment - self.origin).as_micros()).unwrap_or(u64::MAX).saturating_mul(1000);
+        // The casts saturate.
+        Nanos(if self.speed == 1.0 { nanos } else { (nanos as f64 * self.speed) as u64 })
+    }
+}
+
+/// Seconds since 1970, by the machine's clock.
+pub fn unix_time() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
+}
+
+/// The date, for chat templates that print it.
+pub fn date() -> UnixTime {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    UnixTime(i64::try_from(since).unwrap_or(i64::MAX))
+}

@@ -1,0 +1,257 @@
+//! KV event feeds: where an engine publishes the changes of its cache, and what is known of each feed.
+//!
+//! An [`EventFeed`] is shared by the task that reads its sockets, the task that applies its messages to the index, and by
+//! readers of its [status](Seen): metrics, the admin API, and the request path, which notes answers for which an event is
+//! due.
+
+pub mod config;
+pub mod queue;
+mod status;
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use arc_swap::ArcSwap;
+use kvlane_core::time::Nanos;
+use kvlane_http::network::Allowed;
+use kvlane_wire::sequence::Position;
+use serde_json::{Value, json};
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+use self::queue::Queue;
+pub use self::status::{Events, Seen};
+use crate::feed::config::KvEvents;
+use crate::parity::Parity;
+
+/// Prompt tokens that fill a block of any engine whose block size is not known.
+pub const BLOCK_TOKENS_UNKNOWN: u32 = 256;
+
+/// Where one rank of an engine publishes what its cache holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Source {
+    /// `host:port` of its PUB socket.
+    pub address: String,
+    /// `host:port` of its replay socket, if it has one.
+    pub replay: Option<String>,
+    /// What its messages' topic begins with.
+    pub topic: String,
+    /// Who says so.
+    pub told_by: ToldBy,
+}
+
+/// Who says where an engine publishes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ToldBy {
+    /// The configuration of this worker.
+    Configuration,
+    /// The engine.
+    Engine,
+    /// Nobody: it is where engines publish by convention, if they do.
+    Convention,
+}
+
+/// One feed, shared by those who read it, those who apply it and those who look at it.
+pub struct EventFeed {
+    /// What people call its endpoint.
+    pub name: Arc<str>,
+    /// Where it comes from.
+    pub source: Source,
+    /// Where it may be connected to; none: wherever it is, for the configuration says so.
+    pub allowed: Option<Arc<ArcSwap<Allowed>>>,
+    /// Which of several ranks; none if the worker has but one.
+    pub rank: Option<u32>,
+    /// Messages received and not applied yet.
+    pub queue: Queue,
+    /// Asks for the subscription to be made anew.
+    pub reconnect: Notify,
+    /// Cancelled when the feed is closed.
+    pub closed: CancellationToken,
+    /// Held while something of it is applied.
+    pub stage: Mutex<Stage>,
+    /// The state of the feed, as operators see it.
+    pub seen: Mutex<Seen>,
+    /// When a batch came last, in nanoseconds of the gateway's clock; 0 for never.
+    pub spoke_at: AtomicU64,
+    /// Since when it owes one; 0 while it does not.
+    pub owes_since: AtomicU64,
+    /// Whether the engine counts tokens as the gateway does.
+    pub parity: Mutex<Parity>,
+    /// Tokens of its blocks, as its metrics tell before its events do.
+    pub block_tokens: Option<u32>,
+}
+
+/// What is known of a feed before it is read.
+pub struct FeedFacts {
+    /// The name of its endpoint.
+    pub name: Arc<str>,
+    /// Where it is published.
+    pub source: Source,
+    /// The networks it must be in; none: any address, since the configuration names it.
+    pub allowed: Option<Arc<ArcSwap<Allowed>>>,
+    /// The data-parallel rank, if the worker has several.
+    pub rank: Option<u32>,
+    /// Whether the engine counts tokens as the gateway does.
+    pub parity: Parity,
+    /// Tokens of a block, if the engine's metrics have told.
+    pub block_tokens: Option<u32>,
+}
+
+/// Where a feed stands with respect to the index.
+#[derive(Clone, Copy, Debug)]
+pub struct Stage {
+    /// Whether the feed is open.
+    pub open: bool,
+    /// All up to here is in the index, and the feed is live.
+    pub live_at: Option<Position>,
+}
+
+// === impl ToldBy ===
+
+impl ToldBy {
+    /// Its name in what operators see.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Configuration => "configuration",
+            Self::Engine => "engine",
+            Self::Convention => "convention",
+        }
+    }
+}
+
+// === impl EventFeed ===
+
+impl EventFeed {
+    /// A feed that is read once it is opened.
+    pub fn new(config: &KvEvents, facts: FeedFacts) -> Self {
+        let FeedFacts { name, source, allowed, rank, parity, block_tokens } = facts;
+        Self {
+            name,
+            allowed,
+            source,
+            rank,
+            queue: Queue::new(config.queue_messages, config.queue_bytes),
+            reconnect: Notify::new(),
+            closed: CancellationToken::new(),
+            stage: Mutex::new(Stage { open: true, live_at: None }),
+            seen: Mutex::default(),
+            spoke_at: AtomicU64::new(0),
+            owes_since: AtomicU64::new(0),
+            parity: Mutex::new(parity),
+            block_tokens,
+        }
+    }
+
+    /// When its last batch came.
+    pub fn last_batch(&self) -> Option<Nanos> {
+        match self.spoke_at.load(Ordering::Relaxed) {
+            0 => None,
+            at => Some(Nanos(at)),
+        }
+    }
+
+    /// Ends it. When this returns, nothing of it is applied any more.
+    pub fn close(&self) {
+        *self.stage() = Stage { open: false, live_at: None };
+        self.closed.cancel();
+    }
+
+    /// The engine has started again, and its cache is empty: nothing that waits is true any more.
+    pub fn start_over(&self) {
+        self.queue.start_over();
+        self.reconnect.notify_one();
+    }
+
+    /// The engine has been out of reach: whether it is still the same one is to be seen from its numbers.
+    pub fn look_again(&self) {
+        self.reconnect.notify_one();
+    }
+
+    /// The engine has been compared with us again.
+    pub fn set_parity(&self, parity: Parity) {
+        *self.parity.lock().unwrap_or_else(PoisonError::into_inner) = parity;
+        self.queue.wake();
+    }
+
+    /// How the engine's tokens compare with ours.
+    pub fn parity(&self) -> Parity {
+        self.parity.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The engine has answered a request that was received at `received`, for which it computed so many prompt tokens:
+    /// if those fill a block, it has something to tell, before the answer or soon after it.
+    pub fn note_answer(&self, now: Nanos, received: Nanos, computed_tokens: u32, block_tokens: Option<u32>) {
+        let block_tokens = block_tokens.unwrap_or(BLOCK_TOKENS_UNKNOWN);
+        let spoken = self.spoke_at.load(Ordering::Relaxed) >= received.0.max(1);
+        if computed_tokens < block_tokens || spoken {
+            return;
+        }
+        let first = self.owes_since.compare_exchange(0, now.0.max(1), Ordering::Relaxed, Ordering::Relaxed);
+        if first.is_ok() {
+            self.queue.wake();
+        }
+    }
+
+    /// The engine has sent a message at `now`.
+    pub fn note_speech(&self, now: Nanos) {
+        self.spoke_at.store(now.0.max(1), Ordering::Relaxed);
+        self.owes_since.store(0, Ordering::Relaxed);
+    }
+
+    /// Since when it owes an event.
+    pub fn owes_since(&self) -> Option<Nanos> {
+        match self.owes_since.load(Ordering::Relaxed) {
+            0 => None,
+            since => Some(Nanos(since)),
+        }
+    }
+
+    /// Its part of `GET /workers`, where the index holds so many `blocks` of its endpoint.
+    pub fn describe(&self, now: Nanos, blocks: u64) -> Value {
+        let seen = self.seen();
+        let (waiting, dropped) = self.waiting();
+        json!({
+            "address": self.source.address, "replay": self.source.replay, "topic": self.source.topic,
+            "found_by": self.source.told_by.name(), "state": seen.state.name(), "problem": seen.problem,
+            "connected": seen.connected, "seq": seen.seq,
+            "last_event_age_s": seen.applied_at.map(|at| (now - at).as_secs_f64()),
+            "lag_s": seen.applied_at.map(|_| seen.lag_s), "blocks": blocks, "block_tokens": seen.block_tokens,
+            "waiting": waiting, "messages": counts(&seen.messages(dropped)), "incidents": counts(&seen.incidents()),
+            "events": counts(&seen.events.by_kind()),
+        })
+    }
+
+    /// What was seen of it.
+    pub fn seen(&self) -> Seen {
+        self.seen_mut().clone()
+    }
+
+    /// Messages that wait to be applied, and messages dropped so far for want of room.
+    pub fn waiting(&self) -> (usize, u64) {
+        self.queue.figures()
+    }
+
+    /// How far the feed has been applied.
+    pub fn stage(&self) -> MutexGuard<'_, Stage> {
+        self.stage.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The state of the feed, to change it.
+    pub fn seen_mut(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for EventFeed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EventFeed")
+            .field("name", &self.name)
+            .field("source", &self.source)
+            .finish_non_exhaustive()
+    }
+}
+
+fn counts(named: &[(&'static str, u64)]) -> Value {
+    named.iter().map(|&(name, count)| (name.to_owned(), Value::from(count))).collect()
+}

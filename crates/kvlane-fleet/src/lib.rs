@@ -1,0 +1,25 @@
+//! The fleet as proxy, control and admin share it.
+//!
+//! Control changes it, the proxy reads it and reports to it, admin shows it. [`Fleet`] holds the published [`snapshot`]:
+//! pools, model names and endpoints, replaced whole.
+
+pub mod clock;
+pub mod feed;
+pub mod first_tokens;
+pub mod fleet;
+pub mod latency;
+pub mod metrics;
+pub mod panics;
+pub mod parity;
+pub mod pool;
+pub mod recording_writer;
+pub mod reloads;
+pub mod routing;
+pub mod settings;
+pub mod snapshot;
+pub mod timings;
+pub mod tokenize;
+pub mod vitals;
+pub mod worker;
+
+pub use self::fleet::Fleet;

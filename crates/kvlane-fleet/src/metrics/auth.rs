@@ -1,0 +1,84 @@
+//! Who was let in and who was not.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+
+use super::table::Registration;
+
+/// Names that have a row of their own; further ones share the row [`OTHER_NAMES`].
+const NAMES_MAX: usize = 1000;
+/// The label of names that have no row of their own. No key has this name.
+pub const OTHER_NAMES: &str = "other";
+
+/// How a request with or without a key fared.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct AuthLabels {
+    /// `accepted`, `missing`, `invalid` or `forbidden`.
+    outcome: &'static str,
+    /// Whose key it was; empty if it was nobody's.
+    name: String,
+}
+
+/// How TLS with a client began.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct HandshakeLabel {
+    /// `done` or `failed`.
+    outcome: &'static str,
+}
+
+/// Counters of [`kvlane_proxy::auth`] and [`kvlane_http::tls`].
+#[derive(Debug, Default)]
+pub struct AuthMetrics {
+    requests: Family<AuthLabels, Counter>,
+    handshakes: Family<HandshakeLabel, Counter>,
+    names: AtomicUsize,
+}
+
+// === impl AuthMetrics ===
+
+impl AuthMetrics {
+    pub(super) fn register(&self, r: &mut Registration<'_>) {
+        r.register("auth_requests", self.requests.clone());
+        r.register("tls_handshakes", self.handshakes.clone());
+    }
+
+    /// Counts a client with whom TLS began or did not.
+    pub fn note_handshake(&self, done: bool) {
+        let outcome = if done { "done" } else { "failed" };
+        self.handshakes.get_or_create(&HandshakeLabel { outcome }).inc();
+    }
+
+    /// Counts a request by the `outcome` of its authentication and the name its key belongs to.
+    pub fn note(&self, outcome: &'static str, name: &str) {
+        let labels = AuthLabels { outcome, name: name.to_owned() };
+        if let Some(row) = self.requests.get(&labels) {
+            row.inc();
+            return;
+        }
+        let known = name.is_empty() || self.names.fetch_add(1, Ordering::Relaxed) < NAMES_MAX;
+        let labels = if known { labels } else { AuthLabels { name: OTHER_NAMES.to_owned(), ..labels } };
+        self.requests.get_or_create(&labels).inc();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_counted_one_by_one_up_to_a_limit() {
+        let metrics = AuthMetrics::default();
+        for n in 0..2 * NAMES_MAX {
+            metrics.note("accepted", &format!("n{n}"));
+        }
+        metrics.note("invalid", "");
+        let count = |outcome, name: &str| {
+            metrics.requests.get(&AuthLabels { outcome, name: name.into() }).map(|row| row.get())
+        };
+        assert_eq!((count("accepted", "n0"), count("accepted", "other")), (Some(1), Some(NAMES_MAX as u64)));
+        assert_eq!((count("accepted", &format!("n{NAMES_MAX}")), count("invalid", "")), (None, Some(1)));
+    }
+}

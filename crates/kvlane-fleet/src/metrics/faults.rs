@@ -1,0 +1,216 @@
+//! What is counted of engines that are busy or fail, and of what is done about it.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use kvlane_core::decision::Rejection;
+use kvlane_core::time::Nanos;
+use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+
+use super::labels::{ModelLabel, WorkerLabel};
+use super::table::Registration;
+
+/// Requests count for the share that is shed with a weight that falls to 1/e in this time.
+const SHARE_SPAN_S: f64 = 60.0;
+
+/// What is counted of faults.
+#[derive(Default)]
+pub struct FaultMetrics {
+    busy: Family<WorkerLabel, Counter>,
+    continuations: Family<ContinuedLabel, Counter>,
+    hedges: Family<HedgeLabel, Counter>,
+    shed: Family<ShedLabel, Counter>,
+    shed_share: Family<ModelLabel, Gauge<f64, AtomicU64>>,
+    stalled: Family<WorkerLabel, Gauge>,
+    stalls: Family<WorkerLabel, Counter>,
+}
+
+/// What came of a second copy of a request.
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq, EncodeLabelValue)]
+#[allow(non_camel_case_types, reason = "the variants are the label values, word for word")]
+pub enum Hedged {
+    /// It was answered first.
+    won,
+    /// The first copy was.
+    lost,
+    /// Nobody was to take it: no holder of its prefix, or no budget.
+    refused,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct HedgeLabel {
+    outcome: Hedged,
+}
+
+/// Why a request was shed.
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ShedLabel {
+    model: String,
+    reason: &'static str,
+}
+
+/// What one pool sheds.
+pub struct Shed {
+    by_reason: [Counter; REASONS.len()],
+    share: Gauge<f64, AtomicU64>,
+    recent: Arc<Mutex<Recent>>,
+}
+
+/// Requests of late, the weight of each falling with its age.
+#[derive(Debug, Default)]
+struct Recent {
+    at: Nanos,
+    arrived: f64,
+    shed: f64,
+}
+
+/// Reasons to shed a request; each is the `code` that its client reads.
+const REASONS: [(Rejection, &str); 3] = [
+    (Rejection::QueueFull, "queue_full"),
+    (Rejection::QueueTimeout, "queue_timeout"),
+    (Rejection::BudgetSpent, "retry_budget_spent"),
+];
+
+// === impl Shed ===
+
+impl Shed {
+    /// A request has come.
+    pub fn arrived(&self, now: Nanos) {
+        self.note(now, |recent| recent.arrived += 1.0);
+    }
+
+    /// One was refused.
+    pub fn refused(&self, now: Nanos, why: Rejection) {
+        if let Some(n) = REASONS.iter().position(|(reason, _)| *reason == why) {
+            self.by_reason[n].inc();
+            self.note(now, |recent| recent.shed += 1.0);
+        }
+    }
+
+    /// How many were refused so far, by the code that their clients read.
+    pub fn by_reason(&self) -> [(&'static str, u64); REASONS.len()] {
+        std::array::from_fn(|n| (REASONS[n].1, self.by_reason[n].get()))
+    }
+
+    /// The share of the requests of late that were refused.
+    pub fn share(&self) -> f64 {
+        self.share.get()
+    }
+
+    fn note(&self, now: Nanos, note: impl FnOnce(&mut Recent)) {
+        let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
+        let age_s = now.0.saturating_sub(recent.at.0) as f64 / 1e9;
+        let kept = (-age_s / SHARE_SPAN_S).exp();
+        recent.at = recent.at.max(now);
+        recent.arrived *= kept;
+        recent.shed *= kept;
+        note(&mut recent);
+        // A request may be refused long after it came.
+        self.share.set((recent.shed / recent.arrived).min(1.0));
+    }
+}
+
+/// What came of a stream that broke.
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq, EncodeLabelValue)]
+#[allow(non_camel_case_types, reason = "the variants are the label values, word for word")]
+pub enum Continued {
+    /// Another engine has begun to write the rest.
+    resumed,
+    /// Nothing but the end was missing.
+    closed,
+    /// The answer is of a kind that cannot be continued.
+    unfit,
+    /// It had been continued as often as it may.
+    exhausted,
+    /// Nobody took the rest: no endpoint, no budget, or a refusal.
+    refused,
+    /// The other engine's stream does not continue the first.
+    misfit,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct ContinuedLabel {
+    outcome: Continued,
+}
+
+// === impl FaultMetrics ===
+
+impl FaultMetrics {
+    pub(super) fn register(&self, r: &mut Registration<'_>) {
+        r.register("worker_busy", self.busy.clone());
+        r.register("hedges", self.hedges.clone());
+        r.register("shed", self.shed.clone());
+        r.register("shed_ratio", self.shed_share.clone());
+        r.register("continuations", self.continuations.clone());
+        r.register("worker_stalled", self.stalled.clone());
+        r.register("worker_stalls", self.stalls.clone());
+    }
+
+    /// An engine had too much to do.
+    pub fn note_busy(&self, worker: &str) {
+        self.busy.get_or_create(&WorkerLabel { worker: worker.into() }).inc();
+    }
+
+    /// A second copy of a request was sent, or was to be.
+    pub fn note_hedge(&self, outcome: Hedged) {
+        self.hedges.get_or_create(&HedgeLabel { outcome }).inc();
+    }
+
+    /// The handles of one pool.
+    pub(super) fn shed(&self, label: &ModelLabel) -> Shed {
+        let counter = |(_, reason)| {
+            let label = ShedLabel { model: label.model.clone(), reason };
+            self.shed.get_or_create(&label).clone()
+        };
+        let share = self.shed_share.get_or_create(label).clone();
+        Shed { by_reason: REASONS.map(counter), share, recent: Arc::default() }
+    }
+
+    /// A stream broke that might have been continued.
+    pub fn note_continued(&self, outcome: Continued) {
+        self.continuations.get_or_create(&ContinuedLabel { outcome }).inc();
+    }
+
+    /// An endpoint has stopped making progress, or makes progress again.
+    pub fn note_stalled(&self, worker: &str, stalled: bool) {
+        let label = WorkerLabel { worker: worker.into() };
+        self.stalled.get_or_create(&label).set(i64::from(stalled));
+        if stalled {
+            self.stalls.get_or_create(&label).inc();
+        }
+    }
+
+    pub(super) fn forget_worker(&self, worker: &str) {
+        let label = WorkerLabel { worker: worker.into() };
+        self.busy.remove(&label);
+        self.stalled.remove(&label);
+        self.stalls.remove(&label);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_share_that_is_shed_is_that_of_late() {
+        let shed = FaultMetrics::default().shed(&ModelLabel { model: "m".into() });
+        let at = |seconds: u64| Nanos(seconds * 1_000_000_000);
+        for _ in 0..10 {
+            shed.arrived(at(1));
+        }
+        for _ in 0..5 {
+            shed.refused(at(1), Rejection::QueueFull);
+        }
+        assert_eq!(shed.share.get(), 0.5);
+        shed.refused(at(1), Rejection::NoEndpoint);
+        assert_eq!(shed.share.get(), 0.5, "that is nothing that is shed");
+        for second in 2..600 {
+            shed.arrived(at(second));
+        }
+        assert!(shed.share.get() < 0.001, "{}", shed.share.get());
+    }
+}

@@ -1,0 +1,71 @@
+//! What engines' own counters say of their prefix caches, added up over restarts.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use kvlane_core::endpoint::EndpointId;
+use kvlane_wire::engine::PrefixCache;
+use prometheus_client::metrics::counter::Counter;
+
+/// The counters of the engines of one pool.
+pub struct EngineReuse {
+    /// Prompt tokens that the engines have looked for since this gateway first read their counters.
+    pub queried_tokens: Counter,
+    /// Those of them that they have found.
+    pub hit_tokens: Counter,
+    /// What each engine's counters stood at when they were last read.
+    last: Mutex<BTreeMap<EndpointId, PrefixCache>>,
+}
+
+// === impl EngineReuse ===
+
+impl EngineReuse {
+    pub(super) fn new(queried_tokens: Counter, hit_tokens: Counter) -> Self {
+        Self { queried_tokens, hit_tokens, last: Mutex::default() }
+    }
+
+    /// An engine's counters have been read. The first time they are only remembered: what they say was before.
+    pub fn note(&self, endpoint: EndpointId, now: PrefixCache) {
+        let Some(before) = self.last().insert(endpoint, now) else { return };
+        let restarted = now.queried_tokens < before.queried_tokens || now.hit_tokens < before.hit_tokens;
+        let before = if restarted { PrefixCache::default() } else { before };
+        self.queried_tokens.inc_by(now.queried_tokens - before.queried_tokens);
+        self.hit_tokens.inc_by(now.hit_tokens - before.hit_tokens);
+    }
+
+    /// What an engine's counters stood at when they were last read, since it started.
+    pub fn of(&self, endpoint: EndpointId) -> Option<PrefixCache> {
+        self.last().get(&endpoint).copied()
+    }
+
+    /// An endpoint has left.
+    pub fn forget(&self, endpoint: EndpointId) {
+        self.last().remove(&endpoint);
+    }
+
+    fn last(&self) -> MutexGuard<'_, BTreeMap<EndpointId, PrefixCache>> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_add_up_over_restarts_and_what_was_before_does_not_count() {
+        let reuse = EngineReuse::new(Counter::default(), Counter::default());
+        let (a, b) = (EndpointId::new(0, 0), EndpointId::new(1, 0));
+        let read = |endpoint, queried_tokens, hit_tokens| {
+            reuse.note(endpoint, PrefixCache { queried_tokens, hit_tokens });
+            (reuse.queried_tokens.get(), reuse.hit_tokens.get())
+        };
+        assert_eq!(read(a, 1000, 400), (0, 0), "before this gateway looked");
+        assert_eq!(read(a, 1100, 480), (100, 80));
+        assert_eq!(read(b, 5, 5), (100, 80));
+        assert_eq!(read(a, 30, 10), (130, 90), "it has started again");
+        assert_eq!(reuse.of(a), Some(PrefixCache { queried_tokens: 30, hit_tokens: 10 }));
+        reuse.forget(a);
+        assert_eq!((reuse.of(a), read(a, 2000, 2000)), (None, (130, 90)));
+    }
+}

@@ -1,0 +1,129 @@
+//! Panic handling: counting, logging, restarting tasks. See `docs/decisions/0014-panics.md`.
+//!
+//! A panic unwinds and costs what was being done: a connection, a prompt's count, a segment of a recording. A hook counts
+//! and logs every panic, caught or not. Tasks that must go on are restarted ([`persist`]). The process aborts if a thread
+//! that all requests need panics outside of its tasks ([`guard`]), or if the decision core is left half changed.
+
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind, set_hook, take_hook};
+use std::sync::Once;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::time::sleep;
+
+/// Time between a task's panic and its next beginning: one that breaks again and again costs little.
+pub const AGAIN: Duration = Duration::from_secs(1);
+
+/// The kinds of threads, by the beginnings of their names; the last stands for all others.
+const THREADS: [&str; 10] =
+    ["relay", "tokens", "ingest", "apply", "admin", "recorder", "traces", "snapshot", "dispatches", "other"];
+
+static COUNTS: [AtomicU64; THREADS.len()] = [const { AtomicU64::new(0) }; THREADS.len()];
+
+/// Counts and logs panics of this process from here on. What a panic says is logged only where it is part of the program: a
+/// message that was put together may quote a prompt.
+pub fn watch() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let before = take_hook();
+        set_hook(Box::new(move |panic| {
+            note(panic);
+            if !tracing::enabled!(tracing::Level::ERROR) {
+                before(panic);
+            }
+        }));
+    });
+}
+
+fn note(panic: &PanicHookInfo<'_>) {
+    thread_local! {
+        static NOTING: Cell<bool> = const { Cell::new(false) };
+    }
+    let thread = std::thread::current();
+    let name = thread.name().unwrap_or_default();
+    COUNTS[kind(name)].fetch_add(1, Ordering::Relaxed);
+    // Logging may panic itself, and a second panic in here would end the process.
+    if !NOTING.replace(true) {
+        let at = panic.location().map(ToString::to_string).unwrap_or_default();
+        let said = panic.payload().downcast_ref::<&'static str>().copied().unwrap_or("(not shown)");
+        let trace = std::backtrace::Backtrace::capture();
+        let _ = catch_unwind(AssertUnwindSafe(|| match trace.status() {
+            std::backtrace::BacktraceStatus::Captured => {
+                tracing::error!(thread = name, at, said, %trace, "panic; please report it");
+            }
+            _ => tracing::error!(thread = name, at, said, "panic; please report it"),
+        }));
+        NOTING.set(false);
+    }
+}
+
+fn kind(name: &str) -> usize {
+    THREADS.iter().position(|kind| name.starts_with(kind)).unwrap_or(THREADS.len() - 1)
+}
+
+/// Runs a task to its end; begins it anew, after a while, each time it breaks.
+pub async fn persist<F>(name: &str, mut task: impl FnMut() -> F)
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    while let Err(error) = tokio::spawn(task()).await
+        && error.is_panic()
+    {
+        tracing::error!(task = name, "task panicked; restarting it");
+        sleep(AGAIN).await;
+    }
+}
+
+/// Runs what a thread is there for; if it breaks and all requests `need` it, the process ends, to be started again whole.
+pub fn guard(name: &str, need: bool, work: impl FnOnce()) {
+    if catch_unwind(AssertUnwindSafe(work)).is_err() {
+        tracing::error!(thread = name, need, "thread panicked");
+        if need {
+            std::process::abort();
+        }
+    }
+}
+
+/// Panics so far, by the kinds of threads.
+pub fn counts() -> impl Iterator<Item = (&'static str, u64)> {
+    THREADS.into_iter().zip(COUNTS.iter().map(|count| count.load(Ordering::Relaxed)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicUsize;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_task_that_breaks_begins_anew_until_it_ends() {
+        let begun = Arc::new(AtomicUsize::new(0));
+        let counting = Arc::clone(&begun);
+        persist("a test", move || {
+            let begun = Arc::clone(&counting);
+            async move { assert!(begun.fetch_add(1, Ordering::Relaxed) >= 3, "not yet") }
+        })
+        .await;
+        assert_eq!(begun.load(Ordering::Relaxed), 4);
+    }
+
+    #[test]
+    fn threads_are_known_by_their_names() {
+        for (name, expect) in [
+            ("relay-3", "relay"),
+            ("tokens-0", "tokens"),
+            ("apply", "apply"),
+            ("main", "other"),
+            ("", "other"),
+        ] {
+            assert_eq!(THREADS[kind(name)], expect, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_thread_that_nobody_needs_ends_alone() {
+        guard("a test", false, || panic!("it breaks"));
+    }
+}

@@ -1,0 +1,437 @@
+//! A pool: the endpoints that serve one model, their router, and the requests that wait for one of them.
+//!
+//! A pool joins the core's [`Router`] with time, with the workers behind its endpoint ids, and with the tasks of waiting
+//! requests: whatever the router is told, its outputs reach the tasks they concern.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use kvlane_core::block::BlockHash;
+use kvlane_core::cache_accuracy::{Feed, KnowledgeChange, ReportedReuse};
+use kvlane_core::endpoint::EndpointId;
+use kvlane_core::policy::Reason;
+use kvlane_core::request::{RequestId, SchedulingRequest};
+use kvlane_core::router::{self, Router, Scratch};
+use kvlane_core::scheduler::{Input, Output, Scheduler};
+use kvlane_core::time::Nanos;
+use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::time::Instant;
+
+use crate::clock::Clock;
+use crate::feed::EventFeed;
+use crate::first_tokens::FirstTokens;
+use crate::latency::Latencies;
+use crate::metrics::{PoolMetrics, SelectionMetrics};
+use crate::tokenize::Counting;
+use crate::vitals::Vitals;
+use crate::worker::{Rank, Worker, WorkerId};
+
+/// The endpoints that serve one model and its adapters.
+pub struct ModelPool {
+    /// The base model.
+    pub model: String,
+    /// Places its requests.
+    pub router: Router,
+    /// How its prompts are counted.
+    pub counting: Counting,
+    /// Its metrics.
+    pub metrics: PoolMetrics,
+    /// Times to first token at its endpoints, recorded while hedging is on.
+    pub first_tokens: FirstTokens,
+    /// Latencies of its recent requests.
+    pub latencies: Latencies,
+    clock: Clock,
+    /// By slot.
+    endpoints: ArcSwap<Vec<Option<Arc<PoolEndpoint>>>>,
+    waiters: Mutex<HashMap<RequestId, oneshot::Sender<Output>>>,
+    ticker: Ticker,
+    /// The block size of each endpoint that has reported it.
+    block_sizes: Mutex<BTreeMap<EndpointId, u32>>,
+    /// Receives the worker of a draining endpoint when its last request has ended.
+    drained: mpsc::UnboundedSender<Arc<Worker>>,
+}
+
+/// One rank of a worker in one pool.
+pub struct PoolEndpoint {
+    /// Its id in the pool.
+    pub id: EndpointId,
+    /// The worker it belongs to.
+    pub worker: Arc<Worker>,
+    /// The data-parallel rank, and where that publishes KV events.
+    pub rank: Rank,
+    /// The rank's number, if the worker has several ranks.
+    pub number: Option<u32>,
+    /// Its name in logs, metrics and headers: the worker's URL, with `#rank` if the worker has several ranks.
+    pub name: Arc<str>,
+    /// Its KV events, if it publishes them.
+    pub feed: Option<Arc<EventFeed>>,
+    /// Whether its engine makes progress.
+    pub vitals: Vitals,
+    /// Placements by reason, under the pool's policy.
+    selections: ArcSwap<SelectionMetrics>,
+}
+
+// === impl ModelPool ===
+
+impl ModelPool {
+    /// A pool without endpoints.
+    pub fn new(
+        model: &str,
+        router: Router,
+        counting: Counting,
+        metrics: PoolMetrics,
+        clock: Clock,
+        drained: mpsc::UnboundedSender<Arc<Worker>>,
+    ) -> Self {
+        Self {
+            model: model.into(),
+            router,
+            counting,
+            metrics,
+            first_tokens: FirstTokens::default(),
+            latencies: Latencies::default(),
+            clock,
+            endpoints: ArcSwap::default(),
+            waiters: Mutex::default(),
+            ticker: Ticker::default(),
+            block_sizes: Mutex::default(),
+            drained,
+        }
+    }
+
+    /// Its policy's name.
+    pub fn policy(&self) -> &'static str {
+        self.router.read(|scheduler| scheduler.config().policy.name())
+    }
+
+    /// Replaces the configuration of its router. The caller holds the fleet's lock.
+    pub fn configure(&self, config: router::Config) {
+        let before = self.policy();
+        self.tell(|router, now, out| router.configure(now, config, out));
+        let policy = self.policy();
+        if policy != before {
+            // Placements are counted by policy.
+            for endpoint in self.endpoints() {
+                endpoint.selections.store(Arc::new(self.metrics.selection(&endpoint.name, policy)));
+            }
+            tracing::info!(model = self.model, from = before, to = policy, "routing policy changed");
+        }
+    }
+
+    /// Tokens of a block of its engines' caches, once one of them has reported it.
+    pub fn known_block_tokens(&self) -> Option<u32> {
+        (!self.block_sizes().is_empty()).then(|| self.router.block_tokens())
+    }
+
+    /// The block size of each endpoint that has told it. They are all the same.
+    pub fn block_sizes(&self) -> MutexGuard<'_, BTreeMap<EndpointId, u32>> {
+        self.block_sizes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds an endpoint: `rank` of `worker`, which has `several` ranks or one. Nothing if the pool is full. The caller holds
+    /// the fleet's lock.
+    pub fn join(
+        &self,
+        worker: &Arc<Worker>,
+        rank: Rank,
+        several: bool,
+        feed: Option<Arc<EventFeed>>,
+    ) -> Option<Arc<PoolEndpoint>> {
+        let id = self.router.read(|scheduler| scheduler.pool().next_id())?;
+        let number = several.then_some(rank.number);
+        let name = worker.endpoint_name(number);
+        let selections = ArcSwap::from_pointee(self.metrics.selection(&name, self.policy()));
+        let (worker, vitals) = (Arc::clone(worker), Vitals::default());
+        let (healthy, draining) = {
+            let state = worker.state();
+            (state.healthy, state.draining)
+        };
+        let endpoint = Arc::new(PoolEndpoint { id, worker, rank, number, name, feed, vitals, selections });
+        // It is listed before the router knows it: a request that is placed there looks it up.
+        self.list(id, Some(Arc::clone(&endpoint)));
+        let name = Arc::clone(&endpoint.name);
+        let joined = self.tell(|router, now, out| router.join(now, name, healthy, draining, out));
+        assert_eq!(joined, Some(id), "the caller holds the fleet's lock");
+        Some(endpoint)
+    }
+
+    /// Removes an endpoint. The caller holds the fleet's lock.
+    pub fn leave(&self, endpoint: EndpointId) {
+        self.tell(|router, now, out| {
+            router.leave(now, endpoint, out);
+            self.list(endpoint, None);
+        });
+        self.block_sizes().remove(&endpoint);
+    }
+
+    fn list(&self, id: EndpointId, endpoint: Option<Arc<PoolEndpoint>>) {
+        let mut endpoints = Vec::clone(&self.endpoints.load());
+        if endpoints.len() <= id.slot() {
+            endpoints.resize(id.slot() + 1, None);
+        }
+        endpoints[id.slot()] = endpoint;
+        self.endpoints.store(Arc::new(endpoints));
+    }
+
+    /// The endpoints of other ranks than this one, if any endpoint has it: a request for a rank is placed on a rank of that
+    /// number.
+    pub fn of_other_ranks(&self, rank: u32) -> Vec<EndpointId> {
+        let endpoints = self.endpoints();
+        if !endpoints.iter().any(|endpoint| endpoint.number == Some(rank)) {
+            return Vec::new();
+        }
+        endpoints.iter().filter(|other| other.number != Some(rank)).map(|other| other.id).collect()
+    }
+
+    /// All endpoints that are not this worker's; none if it has no endpoint here.
+    pub fn endpoints_but(&self, worker: WorkerId) -> Vec<EndpointId> {
+        let endpoints = self.endpoints();
+        if !endpoints.iter().any(|endpoint| endpoint.worker.id == worker) {
+            return Vec::new();
+        }
+        endpoints.iter().filter(|other| other.worker.id != worker).map(|other| other.id).collect()
+    }
+
+    /// All endpoints that are this worker's.
+    pub fn endpoints_of(&self, worker: &Worker) -> Vec<EndpointId> {
+        let endpoints = self.endpoints();
+        endpoints.iter().filter(|endpoint| endpoint.worker.id == worker.id).map(|same| same.id).collect()
+    }
+
+    /// All endpoints.
+    pub fn endpoints(&self) -> Vec<Arc<PoolEndpoint>> {
+        self.endpoints.load().iter().flatten().cloned().collect()
+    }
+
+    /// The endpoint of this id, if it has not left.
+    pub fn endpoint(&self, id: EndpointId) -> Option<Arc<PoolEndpoint>> {
+        self.endpoints.load().get(id.slot())?.as_ref().filter(|endpoint| endpoint.id == id).cloned()
+    }
+
+    /// A request arrives: the output that concerns it, if it need not wait. Everybody else's are delivered.
+    pub fn arrive(&self, request: SchedulingRequest, chain: &[BlockHash]) -> Option<Output> {
+        let now = self.clock.now();
+        SCRATCH.with_borrow_mut(|(scratch, outputs)| {
+            outputs.clear();
+            let id = request.id;
+            self.router.arrive(now, request, chain, scratch, outputs);
+            let own = outputs.iter().position(|output| output.request() == Some(id));
+            let own = own.map(|at| outputs.swap_remove(at));
+            self.deliver(outputs);
+            own
+        })
+    }
+
+    /// Tells the scheduler `input`, and delivers what follows from it.
+    pub fn step(&self, input: Input) {
+        self.tell(|router, now, out| router.step(now, input, out));
+    }
+
+    /// Tokens of an answer have arrived.
+    pub fn progress(&self, request: RequestId, first: bool, tokens: u32) {
+        self.tell(|router, now, out| router.progress(now, request, first, tokens, out));
+    }
+
+    /// An answer has begun that does not come token by token.
+    pub fn begin(&self, request: RequestId) {
+        self.tell(|router, now, out| router.begin(now, request, out));
+    }
+
+    /// An engine has restarted, with an empty cache.
+    pub fn forget(&self, endpoint: EndpointId) {
+        self.tell(|router, now, out| router.forget(now, endpoint, out));
+    }
+
+    /// The state of an endpoint's KV event feed has changed.
+    pub fn set_feed(&self, endpoint: EndpointId, feed: Feed) {
+        self.tell(|router, now, out| router.set_feed(now, endpoint, feed, out));
+    }
+
+    /// An answer has reported how much of its prompt was cached.
+    pub fn observe(&self, request: RequestId, reported: ReportedReuse) {
+        self.tell(|router, now, out| router.observe(now, request, reported, out));
+    }
+
+    fn tell<T>(&self, what: impl FnOnce(&Router, Nanos, &mut Vec<Output>) -> T) -> T {
+        let now = self.clock.now();
+        SCRATCH.with_borrow_mut(|(_, outputs)| {
+            outputs.clear();
+            let told = what(&self.router, now, outputs);
+            self.deliver(outputs);
+            told
+        })
+    }
+
+    /// Delivers outputs: to the tasks of waiting requests, the log, and the task that lets drained workers leave.
+    fn deliver(&self, outputs: &mut Vec<Output>) {
+        let name = |endpoint: EndpointId| self.endpoint(endpoint).map(|endpoint| Arc::clone(&endpoint.name));
+        for output in outputs.drain(..) {
+            match output {
+                Output::Dispatch { request, .. } | Output::Reject { request, .. } => {
+                    // A task that no longer waits has finished the request itself.
+                    if let Some(waiter) = self.waiters().remove(&request) {
+                        let _ = waiter.send(output);
+                    }
+                }
+                Output::Knowledge { endpoint, change } => {
+                    self.metrics.note_knowledge(&self.model, change);
+                    let KnowledgeChange { from, to, cause } = change;
+                    let (from, to, cause) = (from.name(), to.name(), cause.name());
+                    let (worker, model) = (name(endpoint), &*self.model);
+                    let worker = worker.as_deref();
+                    tracing::info!(worker, model, from, to, cause, "cache knowledge of an endpoint changed");
+                }
+                // The router answers it itself.
+                Output::Refresh { .. } => {}
+                Output::Breaker { endpoint, state } => {
+                    let (worker, model, state) = (name(endpoint), &*self.model, state.name());
+                    let worker = worker.as_deref();
+                    tracing::info!(worker, model, state, "circuit breaker changed state");
+                }
+                Output::Drained { endpoint } => {
+                    if let Some(endpoint) = self.endpoint(endpoint) {
+                        // The receiver's task ends with the gateway; then there is nothing to do.
+                        let _ = self.drained.send(Arc::clone(&endpoint.worker));
+                    }
+                }
+            }
+        }
+    }
+
+    fn waiters(&self) -> MutexGuard<'_, HashMap<RequestId, oneshot::Sender<Output>>> {
+        self.waiters.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl PoolEndpoint ===
+
+impl PoolEndpoint {
+    /// Counts a placement.
+    pub fn note_selection(&self, reason: Reason) {
+        self.selections.load().inc(reason);
+    }
+}
+
+thread_local! {
+    static SCRATCH: RefCell<(Scratch, Vec<Output>)> = RefCell::default();
+}
+
+/// Gives one waiting request, the one that has waited longest, the turn to step the scheduler when something is due: ten
+/// thousand waiting requests cost what one costs.
+#[derive(Default)]
+struct Ticker {
+    turn: tokio::sync::Mutex<()>,
+    /// A request has begun to wait: something may be due sooner.
+    look: Notify,
+}
+
+/// A request that may have to wait. Dropped before its answer, it leaves the queue.
+pub struct Waiting<'a> {
+    pool: &'a ModelPool,
+    id: RequestId,
+    answer: oneshot::Receiver<Output>,
+    /// Whether the answer has been taken.
+    pub answered: bool,
+}
+
+// === impl Waiting ===
+
+impl<'a> Waiting<'a> {
+    /// Registers a request that may have to wait.
+    pub fn new(pool: &'a ModelPool, id: RequestId) -> Self {
+        let (tell, answer) = oneshot::channel();
+        pool.waiters().insert(id, tell);
+        Self { pool, id, answer, answered: false }
+    }
+
+    /// Waits for the answer, or for `deadline`. Time passes for the scheduler only when it is stepped, so one of those who
+    /// wait sees to it that it is.
+    pub async fn wait(&mut self, deadline: Instant) -> Option<Output> {
+        let ticker = &self.pool.ticker;
+        ticker.look.notify_one();
+        let _turn = tokio::select! {
+            answer = &mut self.answer => return answer.ok(),
+            turn = ticker.turn.lock() => turn,
+            () = tokio::time::sleep_until(deadline) => return None,
+        };
+        loop {
+            let due = self.pool.router.read(Scheduler::next_deadline).unwrap_or(Nanos::MAX);
+            let now = self.pool.clock.now();
+            // One that should have been dealt with and was not: the clock ticks coarser than the scheduler.
+            let span = if due <= now { OVERDUE_TICK } else { Duration::from_nanos((due - now).0) };
+            let tick = Instant::now() + span.min(WAIT_TICK);
+            tokio::select! {
+                answer = &mut self.answer => return answer.ok(),
+                () = ticker.look.notified() => {}
+                () = tokio::time::sleep_until(tick.min(deadline)) => {
+                    if Instant::now() >= deadline {
+                        return None;
+                    }
+                    self.pool.step(Input::Tick);
+                }
+            }
+        }
+    }
+}
+
+/// How soon the scheduler is stepped again when what was due has not happened.
+const OVERDUE_TICK: Duration = Duration::from_millis(10);
+/// How often the ticker looks when something is due: an endpoint may have become busy until a time that is sooner.
+const WAIT_TICK: Duration = Duration::from_millis(250);
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.pool.waiters().remove(&self.id);
+        if !self.answered {
+            self.pool.step(Input::Finished { request: self.id });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvlane_core::decision::{Refused, Rejection};
+    use kvlane_core::recording::Recorder;
+
+    use super::*;
+    use crate::metrics::Metrics;
+
+    /// Invariant: One waiting request drives the scheduler's timers, however many wait.
+    #[tokio::test(start_paused = true)]
+    async fn a_thousand_that_wait_step_the_scheduler_as_often_as_one() {
+        let config = crate::settings::Settings::default().router("m");
+        let (drained, _drained) = mpsc::unbounded_channel();
+        let (metrics, clock) = (Metrics::new().pool("m"), Clock::start(1.0));
+        let pool = ModelPool::new("m", Router::new(config), Counting::Estimate, metrics, clock, drained);
+        let pool = Arc::new(pool);
+        pool.router.record(Some(Recorder::in_memory()));
+        let deadline = Instant::now() + Duration::from_secs(10);
+        let waits: Vec<_> = (0..1000)
+            .map(|n| {
+                let pool = Arc::clone(&pool);
+                tokio::spawn(async move {
+                    let mut waiting = Waiting::new(&pool, RequestId(n));
+                    let answer = waiting.wait(deadline).await;
+                    waiting.answered = true;
+                    answer.is_some()
+                })
+            })
+            .collect();
+        tokio::task::yield_now().await;
+        // Request 0 has the turn to step the scheduler. Once it is rejected, another one takes over.
+        let refused = Refused::at_once(Rejection::QueueTimeout);
+        pool.deliver(&mut vec![Output::Reject { request: RequestId(0), refused }]);
+        let mut answered = 0;
+        for wait in waits {
+            answered += usize::from(wait.await.expect("no panic"));
+        }
+        assert_eq!((answered, Instant::now()), (1, deadline));
+        let recording = pool.router.recording();
+        let ticks = recording.inputs.iter().filter(|(_, input)| matches!(input, Input::Tick)).count();
+        let usual = 10_000 / WAIT_TICK.as_millis() as usize;
+        assert!((usual - 1..=usual + 1).contains(&ticks), "{ticks} instead of {usual}");
+    }
+}

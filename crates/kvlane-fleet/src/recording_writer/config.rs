@@ -1,0 +1,47 @@
+//! Whether what schedulers are told is written down.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use kvlane_core::config::{ConfigError, within, wrong};
+
+/// Whether what schedulers are told is written down, for `kvlane explain`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Recorder {
+    /// Whether it is.
+    pub enabled: bool,
+    /// The directory for its files, this gateway's alone. It is made if it is not there.
+    pub dir: PathBuf,
+    /// Bytes after which a file is closed and another one begun.
+    pub file_bytes: u64,
+    /// Bytes of all files in the directory; beyond it the oldest one is deleted.
+    pub max_bytes: u64,
+}
+
+impl Default for Recorder {
+    fn default() -> Self {
+        Self { enabled: false, dir: "recordings".into(), file_bytes: 128 << 20, max_bytes: 1 << 30 }
+    }
+}
+
+// === impl Recorder ===
+
+impl Recorder {
+    /// Checks the bounds.
+    ///
+    /// # Errors
+    /// The first field that is out of range.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        within("recorder.file_bytes", self.file_bytes, 1 << 20, 1 << 40)?;
+        if self.max_bytes < 2 * self.file_bytes {
+            let problem = format!("{} is less than two files of recorder.file_bytes", self.max_bytes);
+            return wrong("recorder.max_bytes", problem);
+        }
+        if self.dir.as_os_str().is_empty() {
+            return wrong("recorder.dir", "it is empty: name a directory".into());
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,187 @@
+//! What can be said about tokens: where the tokenizers are, and how much work counting may be.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use kvlane_core::config::{ConfigError, within, wrong};
+use kvlane_tokens::ContentFormat;
+use serde::{Deserialize, Serialize};
+
+use crate::routing::PoolOverride;
+
+/// How the tokens of prompts are counted.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Tokens {
+    /// Who counts where no tokenizer is given by path.
+    pub source: TokenSource,
+    /// The tokenizer of every pool that `routing.pools` gives no other: a model's directory, or a tokenizer file in it.
+    pub path: Option<PathBuf>,
+    /// A file with the chat template to use instead of the model's own.
+    pub chat_template: Option<PathBuf>,
+    /// How message contents are handed to the template, vLLM's `--chat-template-content-format`.
+    pub content_format: Content,
+    /// Threads that count; 0 is one per core.
+    pub threads: usize,
+    /// Prompts that may wait for such a thread; beyond it they are estimated.
+    pub queue_size: usize,
+    /// Bytes that cached encodings of one tokenizer may use.
+    pub cache_memory: usize,
+    /// Time that an engine has to count the tokens of a prompt; after it they are estimated.
+    #[serde(with = "humantime_serde")]
+    pub engine_timeout: Duration,
+}
+
+impl Default for Tokens {
+    fn default() -> Self {
+        Self {
+            source: TokenSource::Auto,
+            path: None,
+            chat_template: None,
+            content_format: Content::Auto,
+            threads: 0,
+            queue_size: 1024,
+            cache_memory: 256 << 20,
+            engine_timeout: Duration::from_secs(1),
+        }
+    }
+}
+
+/// Who counts the tokens of a pool's prompts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TokenSource {
+    /// A tokenizer in the directory that the engine says its model is in, if it can be read here; else estimated.
+    #[default]
+    Auto,
+    /// A worker of the pool, for every prompt.
+    Engine,
+    /// Nobody: four bytes are taken for a token.
+    Estimate,
+}
+
+/// [`ContentFormat`] by its name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Content {
+    /// What the template looks as if it wanted.
+    #[default]
+    Auto,
+    /// As text.
+    String,
+    /// As a list of parts.
+    OpenAi,
+}
+
+/// How the tokens of one pool are counted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Plan {
+    /// The tokenizer that the engine's model list leads to, or an estimate.
+    Auto {
+        /// The chat template to use instead of the model's own.
+        chat_template: Option<PathBuf>,
+    },
+    /// This tokenizer.
+    Local(kvlane_tokens::Source),
+    /// The engine's `/tokenize`.
+    Engine,
+    /// An estimate by bytes.
+    Estimate,
+}
+
+// === impl Tokens ===
+
+impl Tokens {
+    /// Checks what types cannot.
+    ///
+    /// # Errors
+    /// The first field that is out of range.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        within("tokens.threads", self.threads, 0, 1024)?;
+        within("tokens.queue_size", self.queue_size, 1, 1_000_000)?;
+        within("tokens.cache_memory", self.cache_memory, 0, 1 << 40)?;
+        match (&self.path, self.source) {
+            (Some(path), source @ (TokenSource::Engine | TokenSource::Estimate)) => wrong(
+                "tokens.path",
+                format!(
+                    "{} is not used with tokens.source {source:?}: leave one of them out",
+                    path.display()
+                ),
+            ),
+            _ => Ok(()),
+        }
+    }
+
+    /// The limits of each tokenizer.
+    pub fn limits(&self) -> kvlane_tokens::Config {
+        kvlane_tokens::Config {
+            cache_bytes_max: self.cache_memory,
+            content_format: match self.content_format {
+                Content::Auto => ContentFormat::Auto,
+                Content::String => ContentFormat::String,
+                Content::OpenAi => ContentFormat::OpenAi,
+            },
+            ..kvlane_tokens::Config::default()
+        }
+    }
+}
+
+/// How the pool of `model` counts.
+pub fn plan(tokens: &Tokens, pools: &BTreeMap<String, PoolOverride>, model: &str) -> Plan {
+    let differs = pools.get(model);
+    let chat_template =
+        differs.and_then(|pool| pool.chat_template.clone()).or_else(|| tokens.chat_template.clone());
+    let local = |path: &Path| {
+        Plan::Local(kvlane_tokens::Source { path: path.into(), chat_template: chat_template.clone() })
+    };
+    match (differs.and_then(|pool| pool.tokenizer.as_deref()), &tokens.path, tokens.source) {
+        (Some("engine"), ..) | (None, None, TokenSource::Engine) => Plan::Engine,
+        (Some("estimate"), ..) | (None, None, TokenSource::Estimate) => Plan::Estimate,
+        (Some("auto"), ..) | (None, None, TokenSource::Auto) => Plan::Auto { chat_template },
+        (Some(path), ..) => local(Path::new(path)),
+        (None, Some(path), _) => local(path),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn planned(tokens: Tokens, pool: PoolOverride) -> Plan {
+        plan(&tokens, &BTreeMap::from([("m".into(), pool)]), "m")
+    }
+
+    fn with(tokenizer: &str) -> PoolOverride {
+        PoolOverride { tokenizer: Some(tokenizer.into()), ..PoolOverride::default() }
+    }
+
+    #[test]
+    fn a_pools_own_tokenizer_counts_more_than_the_one_of_all() {
+        let all = || Tokens { path: Some("/all".into()), ..Tokens::default() };
+        assert_eq!(planned(all(), PoolOverride::default()), Plan::Local(kvlane_tokens::Source::at("/all")));
+        assert_eq!(planned(all(), with("/own")), Plan::Local(kvlane_tokens::Source::at("/own")));
+        assert_eq!(planned(all(), with("engine")), Plan::Engine);
+        assert_eq!(planned(all(), with("estimate")), Plan::Estimate);
+        assert_eq!(planned(all(), with("auto")), Plan::Auto { chat_template: None });
+    }
+
+    #[test]
+    fn without_a_path_the_source_says_who_counts() {
+        for (source, expect) in [
+            (TokenSource::Auto, Plan::Auto { chat_template: None }),
+            (TokenSource::Engine, Plan::Engine),
+            (TokenSource::Estimate, Plan::Estimate),
+        ] {
+            let tokens = Tokens { source, ..Tokens::default() };
+            assert_eq!(planned(tokens, PoolOverride::default()), expect);
+        }
+    }
+
+    #[test]
+    fn a_path_that_would_not_be_used_is_an_error() {
+        let tokens = Tokens { source: TokenSource::Engine, path: Some("/all".into()), ..Tokens::default() };
+        let error = tokens.validate().expect_err("two answers to one question").to_string();
+        assert!(error.contains("tokens.path") && error.contains("/all"), "{error}");
+    }
+}

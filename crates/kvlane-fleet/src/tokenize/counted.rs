@@ -1,0 +1,30 @@
+//! A prompt as counted tokens: its length, and the chain of its blocks.
+
+use kvlane_core::block::{BYTES_PER_TOKEN, BlockHash, ChainSeed};
+
+/// A prompt that was counted.
+pub struct Counted {
+    /// The hash of each full block.
+    pub chain: Vec<BlockHash>,
+    /// The prompt's length, in tokens.
+    pub tokens: u32,
+}
+
+// === impl Counted ===
+
+impl Counted {
+    /// Of a tokenized prompt.
+    pub fn of(seed: ChainSeed, tokens: &[u32], block_tokens: u32) -> Self {
+        let mut chain = Vec::new();
+        seed.chain_tokens(tokens, block_tokens as usize, &mut chain);
+        Self { chain, tokens: u32::try_from(tokens.len()).unwrap_or(u32::MAX).max(1) }
+    }
+
+    /// The count of a rendered prompt, four bytes a token, which is what `kvlane mock-engine` counts.
+    pub fn estimate(seed: ChainSeed, rendered: &[u8], block_tokens: u32) -> Self {
+        let mut chain = Vec::new();
+        seed.chain(rendered, block_tokens as usize * BYTES_PER_TOKEN, &mut chain);
+        let tokens = rendered.len().div_ceil(BYTES_PER_TOKEN);
+        Self { chain, tokens: u32::try_from(tokens).unwrap_or(u32::MAX).max(1) }
+    }
+}

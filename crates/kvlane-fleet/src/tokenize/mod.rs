@@ -1,0 +1,216 @@
+//! Tokens as the engine counts them: by a tokenizer of our own, by asking the engine, or estimated.
+//!
+//! A pool counts in one way, settled when it opens ([`Counting`]). Whatever goes wrong with one prompt, a queue that is
+//! full, an image among the words, an engine that does not answer, that prompt is estimated and the request goes on: a
+//! count decides where a prompt is cheapest, never whether it is served.
+
+mod config;
+pub mod counted;
+pub mod threads;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use kvlane_tokens::{Source, Tokenizer};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::routing::PoolOverride;
+
+pub use self::config::{Content, TokenSource, Tokens};
+pub use self::config::{Plan, plan};
+pub use self::counted::Counted;
+use self::threads::TokenThreads;
+
+/// How a pool counts the tokens of its prompts.
+#[derive(Clone)]
+pub enum Counting {
+    /// By this tokenizer.
+    Local(Arc<Local>),
+    /// By asking one of its workers.
+    Engine,
+    /// Four bytes of the rendered prompt are a token.
+    Estimate,
+}
+
+/// A tokenizer and where it came from.
+pub struct Local {
+    /// The tokenizer.
+    pub tokenizer: Arc<Tokenizer>,
+    /// The file it was loaded from.
+    pub path: PathBuf,
+}
+
+/// A tokenizer's path, and that of its chat template if that is another.
+type Files = (PathBuf, Option<PathBuf>);
+
+/// What `/tokenize` answers, as far as it is read.
+#[derive(Deserialize)]
+pub struct Tokenized {
+    /// The token ids.
+    pub tokens: Vec<u32>,
+    /// The context length, in tokens, if the engine says.
+    pub max_model_len: Option<u64>,
+}
+
+/// What all pools count with.
+pub struct Tokenizers {
+    /// Every tokenizer that was loaded, by where it came from: pools with the same one share its cache.
+    loaded: Mutex<BTreeMap<Files, Arc<Local>>>,
+    /// How the pools of models count, once that is settled.
+    settled: Mutex<BTreeMap<String, Counting>>,
+    /// The threads that tokenize.
+    pub threads: TokenThreads,
+    /// Whose turn it is to be asked.
+    pub turn: AtomicUsize,
+}
+
+// === impl Counting ===
+
+impl Counting {
+    /// Its name in metrics and in what operators see.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Local(_) => "local",
+            Self::Engine => "engine",
+            Self::Estimate => "estimate",
+        }
+    }
+
+    /// Whether tokens are estimated from the length of a prompt.
+    pub fn is_estimate(&self) -> bool {
+        matches!(self, Self::Estimate)
+    }
+
+    /// What operators are told.
+    pub fn describe(&self) -> Value {
+        match self {
+            Self::Local(local) => json!({"source": "local", "path": local.path.display().to_string()}),
+            other => json!({"source": other.name()}),
+        }
+    }
+}
+
+// === impl Tokenizers ===
+
+impl Tokenizers {
+    /// Loads every tokenizer that the configuration names, and starts the threads.
+    ///
+    /// # Errors
+    /// The first tokenizer that is not there or not usable, and what to do; or a thread that cannot be started.
+    pub fn start(tokens: &Tokens, pools: &BTreeMap<String, PoolOverride>) -> io::Result<Self> {
+        let Tokens { threads, queue_size, .. } = *tokens;
+        let threads = TokenThreads::start(threads, queue_size)?;
+        let (loaded, settled) = (Mutex::default(), Mutex::default());
+        let this = Self { loaded, settled, threads, turn: AtomicUsize::new(0) };
+        let own = pools.keys().map(|model| (format!("routing.pools.{model}.tokenizer"), model.as_str()));
+        for (field, model) in own.chain([("tokens.path".to_owned(), "")]) {
+            if let Plan::Local(source) = plan(tokens, pools, model)
+                && let Err(why) = this.load(&source, &tokens.limits())
+            {
+                return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{field}: {why}")));
+            }
+        }
+        Ok(this)
+    }
+
+    /// Prompts that wait for a thread.
+    pub fn waiting(&self) -> usize {
+        self.threads.waiting()
+    }
+
+    /// Tokenizers that are loaded.
+    pub fn loaded(&self) -> Vec<Arc<Local>> {
+        self.loaded.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+    }
+
+    /// The tokenizer of a source, from its files if it is not loaded yet. Takes seconds for a large vocabulary.
+    ///
+    /// # Errors
+    /// What is wrong there, for people.
+    pub fn load(&self, source: &Source, limits: &kvlane_tokens::Config) -> Result<Arc<Local>, String> {
+        let key = (source.path.clone(), source.chat_template.clone());
+        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(local) = loaded.get(&key) {
+            return Ok(Arc::clone(local));
+        }
+        let tokenizer = Tokenizer::load(source, limits).map_err(|error| error.to_string())?;
+        tracing::info!(
+            path = %source.path.display(),
+            vocabulary = tokenizer.vocab_size(),
+            chat_template = tokenizer.has_template(),
+            cut = ?tokenizer.cut(),
+            "tokenizer loaded"
+        );
+        let local = Arc::new(Local { tokenizer: Arc::new(tokenizer), path: source.path.clone() });
+        loaded.insert(key, Arc::clone(&local));
+        Ok(local)
+    }
+
+    /// How the pool of `model` counts.
+    pub fn counting(&self, model: &str) -> Counting {
+        self.settled().get(model).cloned().unwrap_or(Counting::Estimate)
+    }
+
+    /// Whether it is settled how the pool of `model` counts.
+    pub fn is_settled(&self, model: &str) -> bool {
+        self.settled().contains_key(model)
+    }
+
+    /// Settles how the pool of `model` counts, whose weights the engine says are at `root`. May read files.
+    pub fn settle(
+        &self,
+        tokens: &Tokens,
+        pools: &BTreeMap<String, PoolOverride>,
+        model: &str,
+        root: Option<&str>,
+    ) {
+        let counting = self.counting_of(tokens, plan(tokens, pools, model), model, root);
+        self.settled().entry(model.to_owned()).or_insert(counting);
+    }
+
+    fn settled(&self) -> MutexGuard<'_, BTreeMap<String, Counting>> {
+        self.settled.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn counting_of(&self, tokens: &Tokens, plan: Plan, model: &str, root: Option<&str>) -> Counting {
+        let limits = tokens.limits();
+        let (source, auto) = match plan {
+            Plan::Engine => return Counting::Engine,
+            Plan::Estimate => return Counting::Estimate,
+            Plan::Local(source) => (source, false),
+            Plan::Auto { chat_template } => match root.map(Path::new).filter(|root| holds_tokenizer(root)) {
+                Some(root) => (Source { path: root.into(), chat_template }, true),
+                None => return Counting::Estimate,
+            },
+        };
+        match self.load(&source, &limits) {
+            Ok(local) => Counting::Local(local),
+            Err(why) => {
+                // Those that were named were loaded at the start, so this one was found by itself.
+                debug_assert!(auto, "{why}");
+                tracing::warn!(
+                    model,
+                    why,
+                    "the engine's model directory has no usable tokenizer; tokens are estimated"
+                );
+                Counting::Estimate
+            }
+        }
+    }
+}
+
+/// Reads an answer of `/tokenize`.
+pub fn tokenized(answer: &[u8]) -> Result<Tokenized, serde_json::Error> {
+    serde_json::from_slice(answer)
+}
+
+/// Whether an engine's `root` is a directory that can be read here and has a tokenizer. A relative one is the name of a
+/// model in a registry, or means a directory of the engine's.
+fn holds_tokenizer(root: &Path) -> bool {
+    let names = ["tokenizer.json", "tiktoken.model"];
+    root.is_absolute() && names.iter().any(|name| root.join(name).is_file())
+}

@@ -1,0 +1,195 @@
+//! Threads that count tokens, beside those that relay: encoding a long prompt takes longer than anything else that
+//! happens to a request, and must not hold up the streams of others.
+
+use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::{io, thread};
+
+use bytes::Bytes;
+use kvlane_core::block::ChainSeed;
+use kvlane_tokens::{Prompt, Tokenizer, Unknown};
+use kvlane_wire::api::Api;
+use tokio::sync::oneshot;
+
+use super::counted::Counted;
+use crate::clock::date;
+
+/// Memory for prompts above which a thread gives it back after use: a million tokens with their text.
+const SCRATCH_BYTES_MAX: usize = 8 << 20;
+
+/// The threads. Dropped, they end after what they are at.
+pub struct TokenThreads {
+    queue: Arc<Queue>,
+}
+
+/// A prompt to be counted.
+pub struct Job {
+    /// The tokenizer.
+    pub tokenizer: Arc<Tokenizer>,
+    /// The API whose body this is.
+    pub api: Api,
+    /// The body of the request.
+    pub body: Bytes,
+    /// The seed of the chain of block hashes.
+    pub seed: ChainSeed,
+    /// Whose encodings it may find again.
+    pub apart: u64,
+    /// Tokens per block.
+    pub block_tokens: u32,
+    /// Receives the result.
+    pub answer: oneshot::Sender<Result<Counted, Unknown>>,
+}
+
+struct Queue {
+    len_max: usize,
+    state: Mutex<State>,
+    more: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    jobs: VecDeque<Job>,
+    closed: bool,
+}
+
+// === impl TokenThreads ===
+
+impl TokenThreads {
+    /// `threads` of them (0: one per core), with room for `queue_size` prompts that wait.
+    ///
+    /// # Errors
+    /// A thread that cannot be started.
+    pub fn start(threads: usize, queue_size: usize) -> io::Result<Self> {
+        let queue = Arc::new(Queue { len_max: queue_size, state: Mutex::default(), more: Condvar::new() });
+        let this = Self { queue };
+        let threads = match threads {
+            0 => thread::available_parallelism().map_or(1, usize::from),
+            threads => threads,
+        };
+        for n in 0..threads {
+            let queue = Arc::clone(&this.queue);
+            thread::Builder::new().name(format!("tokens-{n}")).spawn(move || queue.work())?;
+        }
+        Ok(this)
+    }
+
+    /// Hands a prompt over; false when too many wait already.
+    pub fn submit(&self, job: Job) -> bool {
+        let mut state = self.queue.state();
+        let room = state.jobs.len() < self.queue.len_max;
+        if room {
+            state.jobs.push_back(job);
+            drop(state);
+            self.queue.more.notify_one();
+        }
+        room
+    }
+
+    /// Prompts that wait.
+    pub fn waiting(&self) -> usize {
+        self.queue.state().jobs.len()
+    }
+}
+
+impl Drop for TokenThreads {
+    fn drop(&mut self) {
+        self.queue.state().closed = true;
+        self.queue.more.notify_all();
+    }
+}
+
+// === impl Queue ===
+
+impl Queue {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn next(&self) -> Option<Job> {
+        let mut state = self.state();
+        loop {
+            if state.closed {
+                return None;
+            }
+            if let Some(job) = state.jobs.pop_front() {
+                return Some(job);
+            }
+            state = self.more.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn work(&self) {
+        let mut prompt = Prompt::default();
+        while let Some(job) = self.next() {
+            // Its client may have gone while it waited.
+            if job.answer.is_closed() {
+                continue;
+            }
+            // A tokenizer is other people's code on other people's text: what breaks there costs one prompt's count.
+            let counted = catch_unwind(AssertUnwindSafe(|| job.count(&mut prompt))).unwrap_or_else(|_| {
+                prompt = Prompt::default();
+                Err(Unknown::Tokenizer("it panicked".into()))
+            });
+            if 4 * prompt.tokens.capacity() + prompt.text.capacity() > SCRATCH_BYTES_MAX {
+                prompt = Prompt::default();
+            }
+            // Nobody waits for it any more: then it was for nothing.
+            let _ = job.answer.send(counted);
+        }
+    }
+}
+
+// === impl Job ===
+
+impl Job {
+    fn count(&self, prompt: &mut Prompt) -> Result<Counted, Unknown> {
+        prompt.clear();
+        prompt.apart = self.apart;
+        self.tokenizer.prompt(self.api, &self.body, date(), prompt)?;
+        Ok(Counted::of(self.seed, &prompt.tokens, self.block_tokens))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tokenizer() -> Arc<Tokenizer> {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../kvlane-tokens/tests/data/tiny");
+        let source = kvlane_tokens::Source::at(path);
+        Arc::new(Tokenizer::load(&source, &kvlane_tokens::Config::default()).expect("it loads"))
+    }
+
+    fn job(tokenizer: &Arc<Tokenizer>) -> (Job, oneshot::Receiver<Result<Counted, Unknown>>) {
+        let (answer, answered) = oneshot::channel();
+        let body = Bytes::from_static(br#"{"model":"m","prompt":"one two three four"}"#);
+        let (tokenizer, seed) = (Arc::clone(tokenizer), ChainSeed::new("m", None, None));
+        (Job { tokenizer, api: Api::Completions, body, seed, apart: 0, block_tokens: 2, answer }, answered)
+    }
+
+    #[test]
+    fn beyond_its_room_the_queue_takes_none_and_who_has_gone_is_not_counted() {
+        let queue = Arc::new(Queue { len_max: 2, state: Mutex::default(), more: Condvar::new() });
+        let threads = TokenThreads { queue: Arc::clone(&queue) };
+        let tokenizer = tokenizer();
+        let (first, gone) = job(&tokenizer);
+        let (second, waits) = job(&tokenizer);
+        let (third, refused) = job(&tokenizer);
+        assert!(threads.submit(first) && threads.submit(second));
+        assert!(!threads.submit(third), "two wait already");
+        assert_eq!(threads.waiting(), 2);
+        drop(gone);
+        let worker = {
+            let queue = Arc::clone(&queue);
+            thread::spawn(move || queue.work())
+        };
+        let counted = waits.blocking_recv().expect("an answer").expect("text");
+        assert_eq!(counted.chain.len(), counted.tokens as usize / 2);
+        assert!(refused.blocking_recv().is_err(), "who is not taken is told at once");
+        drop(threads);
+        worker.join().expect("the thread ends when nobody can ask it any more");
+        let counted: u64 = tokenizer.stats().hits + tokenizer.stats().misses;
+        assert!(counted <= 1, "{counted} prompts were counted, one of them for nobody");
+    }
+}

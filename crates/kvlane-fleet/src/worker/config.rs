@@ -1,0 +1,109 @@
+//! The engines, and where they publish what their caches hold.
+
+use std::fmt;
+
+use kvlane_wire::engine::resolve;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
+
+use kvlane_core::config::{ConfigError, wrong};
+use kvlane_http::address::worker_name;
+use kvlane_http::secret::Secret;
+
+/// One engine.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WorkerSpec {
+    /// `http://host:port`, with a path prefix if need be.
+    pub url: String,
+    /// The model it serves; asked of its `/v1/models` when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none", alias = "model_id")]
+    pub model: Option<String>,
+    /// Where it publishes KV events: one feed, or one for each of its data-parallel ranks from 0 on. Asked of it when
+    /// absent.
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "one_or_several")]
+    pub kv_events: Vec<FeedSpec>,
+    /// The key it wants to be shown; that of `upstream.api_key` when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub api_key: Option<Secret>,
+}
+
+// === impl WorkerSpec ===
+
+impl WorkerSpec {
+    /// A worker that is asked for everything else.
+    pub fn new(url: impl Into<String>) -> Self {
+        Self { url: url.into(), model: None, kv_events: Vec::new(), api_key: None }
+    }
+
+    /// Whether both say the same of the same worker.
+    pub fn is(&self, other: &Self) -> bool {
+        let named = |spec: &Self| Self { url: worker_name(&spec.url).to_owned(), ..spec.clone() };
+        named(self) == named(other)
+    }
+}
+
+/// Where one rank of an engine publishes KV events.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FeedSpec {
+    /// `tcp://host:port` of its PUB socket. A host of `*` is that of the worker.
+    pub endpoint: String,
+    /// `tcp://host:port` of its replay socket, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replay: Option<String>,
+    /// What its messages' topic begins with; empty for all.
+    #[serde(default)]
+    pub topic: String,
+}
+
+/// A list, or its only member.
+fn one_or_several<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<FeedSpec>, D::Error> {
+    struct Feeds;
+    impl<'de> Visitor<'de> for Feeds {
+        type Value = Vec<FeedSpec>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("{endpoint: tcp://host:port} or a list of those, one per rank")
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut feeds: A) -> Result<Vec<FeedSpec>, A::Error> {
+            let mut all = Vec::new();
+            while let Some(feed) = feeds.next_element()? {
+                all.push(feed);
+            }
+            Ok(all)
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Vec<FeedSpec>, A::Error> {
+            Ok(vec![FeedSpec::deserialize(MapAccessDeserializer::new(map))?])
+        }
+    }
+    deserializer.deserialize_any(Feeds)
+}
+
+// === impl FeedSpec ===
+
+impl FeedSpec {
+    /// A feed without a replay socket, of any topic.
+    pub fn new(endpoint: &str) -> Self {
+        Self { endpoint: endpoint.into(), replay: None, topic: String::new() }
+    }
+
+    /// Checks that both addresses are some.
+    ///
+    /// # Errors
+    /// What is wrong, with `field` as the name of this feed.
+    pub fn validate(&self, field: &str) -> Result<(), ConfigError> {
+        let named = [("endpoint", Some(&self.endpoint)), ("replay", self.replay.as_ref())];
+        for (key, address) in named.into_iter().filter_map(|(key, address)| Some((key, address?))) {
+            let resolved = resolve(address, "host");
+            if resolved.is_none_or(|address| address.starts_with(':') || address.ends_with(":0")) {
+                let problem = format!("'{address}' is no address of a ZeroMQ socket, write tcp://host:port");
+                return wrong(&format!("{field}.{key}"), problem);
+            }
+        }
+        Ok(())
+    }
+}

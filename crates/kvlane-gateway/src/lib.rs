@@ -1,0 +1,10 @@
+//! The gateway: configuration, start, reload and stop.
+//!
+//! [`serve::Serving`] starts proxy, control and admin on their threads and joins them; [`reload`] replaces their
+//! configuration while they run.
+
+pub mod config;
+pub mod reload;
+pub mod serve;
+#[cfg(feature = "testing")]
+pub mod testing;

@@ -1,0 +1,430 @@
+//! Another configuration, taken over while requests run.
+//!
+//! All of it is read and checked before anything changes: either the gateway is set up anew as a whole, or it stays as
+//! it was and says why. What only a restart can change keeps its value, and is named. Requests go on: each finds what
+//! holds at the moment it looks.
+//!
+//! Workers are compared with those of the configuration before. An entry that has come joins; one that has gone drains
+//! and leaves, but serves until those serve that have come with the same configuration; one that differs is replaced, and
+//! its predecessor serves until it does. An entry that is the same is left
+//! alone, so what operators did to workers meanwhile stays done, and so do workers they added.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::PoisonError;
+use std::time::{Duration, SystemTime};
+
+use kvlane_control::controller::{WORKERS_MAX, check_workers};
+use kvlane_fleet::metrics::ReloadLabel;
+use kvlane_fleet::routing::PoolOverride;
+use kvlane_fleet::timings::Timings;
+use kvlane_fleet::tokenize::{Plan, Tokenizers, plan};
+use kvlane_fleet::worker::config::WorkerSpec;
+use kvlane_http::address::worker_name;
+use kvlane_http::secret::revealed;
+use kvlane_http::tls::Tls;
+use kvlane_proxy::auth::Auth;
+use serde_json::Value;
+use tokio::time::sleep;
+
+use crate::config::Config;
+use crate::serve::Serving;
+
+/// One row for each key that only a restart changes.
+macro_rules! needs_restart {
+    ($($name:literal => $($part:ident).+,)+) => {
+        /// Keys that only a restart changes. A configuration in which they differ is taken over without them.
+        pub const NEEDS_RESTART: &[&str] = &[$($name,)+ POOL_TOKENS];
+
+        /// Gives these keys of `next` the values they have, and says which those are that differed.
+        fn keep(running: &Config, next: &mut Config) -> Vec<&'static str> {
+            let mut kept = Vec::new();
+            $(if next.$($part).+ != running.$($part).+ {
+                next.$($part).+.clone_from(&running.$($part).+);
+                kept.push($name);
+            })+
+            kept
+        }
+    };
+}
+
+needs_restart! {
+    "server.host" => server.host,
+    "server.port" => server.port,
+    "server.relay_threads" => server.relay_threads,
+    "metrics.host" => metrics.host,
+    "metrics.port" => metrics.port,
+    "routing.block_bytes" => routing.block_bytes,
+    "routing.seed" => routing.seed,
+    "routing.index_snapshot" => routing.index_snapshot,
+    "kv_events" => kv_events,
+    "tokens" => tokens,
+    "tracing.queue_size" => tracing.queue_size,
+    "log" => log,
+}
+
+/// How the prompts of one pool are counted, which is settled when it opens.
+const POOL_TOKENS: &str = "routing.pools.*.tokenizer";
+
+/// What came of a configuration that was taken over.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Reloaded {
+    /// Keys that have another value.
+    pub changed: Vec<String>,
+    /// Keys that keep their value until a restart.
+    pub needs_restart: Vec<&'static str>,
+    /// Workers that have come.
+    pub joining: Vec<String>,
+    /// Workers that were told to leave.
+    pub leaving: Vec<String>,
+    /// Workers that others replace.
+    pub replaced: Vec<String>,
+}
+
+// === impl Serving ===
+
+impl Serving {
+    /// Takes another configuration over, or none of it.
+    ///
+    /// # Errors
+    /// What is wrong with it; everything stays as it was.
+    pub fn reload(&self, next: Config) -> Result<Reloaded, String> {
+        let _turn = self.reloading.lock().unwrap_or_else(PoisonError::into_inner);
+        // What is in them may have changed.
+        let reads_files = !next.files().is_empty();
+        let reloaded = self.take_over(next).inspect_err(|why| self.refuse_reload(why))?;
+        self.fleet.reloads.succeeded(reloaded.needs_restart.clone());
+        let unchanged = reloaded == Reloaded::default() && !reads_files;
+        self.note_reload(if unchanged { "unchanged" } else { "applied" });
+        if !reloaded.needs_restart.is_empty() {
+            tracing::warn!(keys = ?reloaded.needs_restart, "these keys take effect after a restart");
+        }
+        let Reloaded { changed, joining, leaving, replaced, .. } = &reloaded;
+        tracing::info!(?changed, ?joining, ?leaving, ?replaced, "configuration reloaded");
+        Ok(reloaded)
+    }
+
+    /// Notes that a configuration could not be read: everything stays as it was.
+    pub fn refuse_reload(&self, why: &str) {
+        tracing::error!(why, "configuration reload failed; keeping the previous configuration");
+        self.fleet.reloads.failed(why);
+        self.note_reload("refused");
+    }
+
+    fn note_reload(&self, result: &'static str) {
+        self.fleet.metrics.reloads.get_or_create(&ReloadLabel { result }).inc();
+    }
+
+    fn take_over(&self, mut next: Config) -> Result<Reloaded, String> {
+        next.validate().map_err(|error| error.to_string())?;
+        let running = self.config().clone();
+        let needs_restart = keep_all(&self.fleet.tokenizers, &running, &mut next)?;
+        // With what it keeps it may be another one: keys that its own addresses could do without, for example.
+        next.validate()
+            .map_err(|error| format!("{error} (with {needs_restart:?} as before the next restart)"))?;
+        let timings = Timings::read(&next.routing).map_err(|error| error.to_string())?;
+        let auth = Auth::read(&next.auth).map_err(|error| error.to_string())?;
+        let tls = Tls::read(&next.tls).map_err(|error| error.to_string())?;
+        check_workers(&next.workers, next.upstream.api_key.as_ref()).map_err(|error| error.to_string())?;
+        let changes = WorkerChanges::between(&running.workers, &next.workers);
+        let most = self.controller.workers().len() + changes.come.len() + changes.differ.len();
+        if most > WORKERS_MAX {
+            return Err(format!(
+                "workers: they would be {most} with those that leave, {WORKERS_MAX} is the most"
+            ));
+        }
+        let changed = differences(&running, &next);
+
+        // Nothing fails from here on.
+        self.configure(next, timings, auth, tls);
+        let mut reloaded = Reloaded { changed, needs_restart, ..Reloaded::default() };
+        let mut joining = Vec::new();
+        for (spec, differs) in changes
+            .come
+            .iter()
+            .map(|spec| (spec, false))
+            .chain(changes.differ.iter().map(|spec| (spec, true)))
+        {
+            // One that an operator has added before is what the configuration wants.
+            let there = self.controller.find(&spec.url).filter(|worker| self.controller.retain(worker));
+            let done = match there {
+                Some(worker) if worker.spec.is(spec) => continue,
+                Some(_) => self.controller.replace(spec),
+                // One that an operator has removed stays away.
+                None if differs => continue,
+                None => self.controller.add(spec),
+            };
+            match done {
+                Ok(_) if differs => reloaded.replaced.push(spec.url.clone()),
+                Ok(worker) => {
+                    joining.push(worker.id);
+                    reloaded.joining.push(spec.url.clone());
+                }
+                Err(error) => {
+                    tracing::error!(worker = spec.url, %error, "configured worker could not be added")
+                }
+            }
+        }
+        for spec in &changes.go {
+            if self.controller.retire(&spec.url, &joining) {
+                reloaded.leaving.push(spec.url.clone());
+            }
+        }
+        Ok(reloaded)
+    }
+}
+
+/// As [`keep`], and of each pool that is open how its prompts are counted. A tokenizer of a pool that is not is read.
+fn keep_all(
+    tokenizers: &Tokenizers,
+    running: &Config,
+    next: &mut Config,
+) -> Result<Vec<&'static str>, String> {
+    let mut kept = keep(running, next);
+    let models: BTreeSet<String> =
+        running.routing.pools.keys().chain(next.routing.pools.keys()).cloned().collect();
+    for model in models {
+        let counts = |pool: &PoolOverride| (pool.tokenizer.clone(), pool.chat_template.clone());
+        let of = |config: &Config| config.routing.pools.get(&model).map(counts).unwrap_or_default();
+        let (before, after) = (of(running), of(next));
+        if before == after {
+            continue;
+        }
+        if tokenizers.is_settled(&model) {
+            let pool = next.routing.pools.entry(model).or_default();
+            (pool.tokenizer, pool.chat_template) = before;
+            kept.push(POOL_TOKENS);
+        } else if let Plan::Local(source) = plan(&next.tokens, &next.routing.pools, &model) {
+            let read = tokenizers.load(&source, &next.tokens.limits());
+            read.map_err(|why| format!("routing.pools.{model}.tokenizer: {why}"))?;
+        }
+    }
+    kept.dedup();
+    Ok(kept)
+}
+
+/// How two lists of workers differ.
+#[derive(Debug, Default, PartialEq)]
+struct WorkerChanges {
+    come: Vec<WorkerSpec>,
+    go: Vec<WorkerSpec>,
+    differ: Vec<WorkerSpec>,
+}
+
+// === impl WorkerChanges ===
+
+impl WorkerChanges {
+    fn between(before: &[WorkerSpec], after: &[WorkerSpec]) -> Self {
+        let by_url = |list: &[WorkerSpec]| -> BTreeMap<String, WorkerSpec> {
+            list.iter().map(|spec| (worker_name(&spec.url).to_owned(), spec.clone())).collect()
+        };
+        let (before, after) = (by_url(before), by_url(after));
+        let mut changes = Self::default();
+        for (url, spec) in &after {
+            match before.get(url) {
+                None => changes.come.push(spec.clone()),
+                Some(other) if other.is(spec) => {}
+                Some(_) => changes.differ.push(spec.clone()),
+            }
+        }
+        changes
+            .go
+            .extend(before.into_iter().filter(|(url, _)| !after.contains_key(url)).map(|(_, spec)| spec));
+        changes
+    }
+}
+
+/// The keys in which two configurations differ, as `section.key`.
+fn differences(one: &Config, other: &Config) -> Vec<String> {
+    let sections = |config: &Config| match revealed(|| serde_json::to_value(config)) {
+        Ok(Value::Object(sections)) => sections,
+        _ => serde_json::Map::new(),
+    };
+    let (one, other) = (sections(one), sections(other));
+    let mut found = Vec::new();
+    for (section, value) in &one {
+        let after = other.get(section).unwrap_or(&Value::Null);
+        match (value, after) {
+            _ if value == after => {}
+            (Value::Object(keys), Value::Object(others)) => {
+                let names: BTreeSet<&String> = keys.keys().chain(others.keys()).collect();
+                let differ = names.into_iter().filter(|name| keys.get(*name) != others.get(*name));
+                found.extend(differ.map(|name| format!("{section}.{name}")));
+            }
+            _ => found.push(section.clone()),
+        }
+    }
+    found
+}
+
+/// Files whose change is to be noticed: each by when it was written last, which file it is, and how long.
+#[derive(Debug)]
+pub struct Watch {
+    paths: Vec<PathBuf>,
+    seen: Vec<Stamp>,
+}
+
+/// What tells a file from the one that was there before; none if there is none.
+type Stamp = Option<(SystemTime, u64, u64)>;
+
+fn stamp(path: &Path) -> Stamp {
+    let file = fs::metadata(path).ok()?;
+    Some((file.modified().ok()?, file.ino(), file.len()))
+}
+
+fn stamps(paths: &[PathBuf]) -> Vec<Stamp> {
+    paths.iter().map(|path| stamp(path)).collect()
+}
+
+// === impl Watch ===
+
+impl Watch {
+    /// Looks at these files.
+    pub fn new(paths: Vec<PathBuf>) -> Self {
+        Self { seen: stamps(&paths), paths }
+    }
+
+    /// Looks at these from here on. What it has not looked at before counts as it is now.
+    pub fn look_at(&mut self, paths: Vec<PathBuf>) {
+        let before: BTreeMap<_, _> = self.paths.drain(..).zip(self.seen.drain(..)).collect();
+        self.seen =
+            paths.iter().map(|path| before.get(path).copied().unwrap_or_else(|| stamp(path))).collect();
+        self.paths = paths;
+    }
+
+    /// They are about to be read as they are, for whatever reason: only what changes from here on is a change.
+    pub fn reads(&mut self) {
+        self.seen = stamps(&self.paths);
+    }
+
+    /// Waits until one of them has changed and is the same at two looks in a row: whoever writes it may not be done.
+    /// Looks every `interval`; never, if that is 0.
+    pub async fn changed(&mut self, interval: Duration) {
+        if interval.is_zero() || self.paths.is_empty() {
+            return std::future::pending().await;
+        }
+        let mut before = None;
+        loop {
+            sleep(interval).await;
+            let seen = stamps(&self.paths);
+            if seen != self.seen && before.as_ref() == Some(&seen) {
+                self.seen = seen;
+                return;
+            }
+            before = Some(seen);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvlane_fleet::worker::config::FeedSpec;
+
+    use super::*;
+
+    #[test]
+    fn workers_are_compared_by_url_and_then_by_all_that_is_said() {
+        let spec = WorkerSpec::new;
+        let described = WorkerSpec { model: Some("m".into()), ..spec("http://b") };
+        let fed = WorkerSpec { kv_events: vec![FeedSpec::new("tcp://c:1")], ..spec("http://c") };
+        let before = [spec("http://a"), spec("http://b"), fed.clone(), spec("http://d/")];
+        let after = [spec("http://d"), described.clone(), spec("http://c/"), spec("http://e")];
+        let changes = WorkerChanges::between(&before, &after);
+        let expect = WorkerChanges {
+            come: vec![spec("http://e")],
+            go: vec![spec("http://a")],
+            differ: vec![described, spec("http://c/")],
+        };
+        assert_eq!(changes, expect);
+        assert_eq!(WorkerChanges::between(&before, &before), WorkerChanges::default());
+    }
+
+    #[test]
+    fn differences_are_named_by_their_keys() {
+        let one = Config::default();
+        let mut other = one.clone();
+        other.health.interval = Duration::from_secs(9);
+        other.routing.pools.insert("m".into(), PoolOverride::default());
+        other.workers.push(WorkerSpec::new("http://a"));
+        assert_eq!(differences(&one, &other), ["health.interval", "routing.pools", "workers"]);
+        assert_eq!(differences(&one, &one), [""; 0]);
+    }
+
+    /// Looks a hundred times, with time standing still but for that: whether a change is seen.
+    async fn sees(watch: &mut Watch) -> bool {
+        let second = Duration::from_secs(1);
+        tokio::time::timeout(100 * second, watch.changed(second)).await.is_ok()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_file_that_changes_comes_or_goes_is_seen_once() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let (file, other) = (directory.path().join("a.yaml"), directory.path().join("b.yaml"));
+        let mut watch = Watch::new(vec![file.clone()]);
+        assert!(!sees(&mut watch).await, "there is none");
+        for text in ["one", "another", ""] {
+            fs::write(&file, text).expect("written");
+            assert!(sees(&mut watch).await, "{text}");
+            assert!(!sees(&mut watch).await, "once");
+        }
+        fs::write(&other, "").expect("written");
+        fs::rename(&other, &file).expect("renamed");
+        assert!(sees(&mut watch).await, "another file under its name");
+        watch.look_at(vec![file.clone(), other.clone()]);
+        assert!(!sees(&mut watch).await, "it counts as it is");
+        fs::write(&other, "x").expect("written");
+        assert!(sees(&mut watch).await);
+        fs::write(&file, "seen").expect("written");
+        watch.look_at(vec![file.clone()]);
+        assert!(sees(&mut watch).await, "it was looked at before");
+        fs::write(&file, "read meanwhile").expect("written");
+        watch.reads();
+        assert!(!sees(&mut watch).await, "it has been read");
+        fs::remove_file(&file).expect("removed");
+        assert!(sees(&mut watch).await, "it has gone");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_link_to_another_file_is_a_change() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let [one, other, link, next] =
+            ["one", "other", "link", "next"].map(|name| directory.path().join(name));
+        fs::write(&one, "same").expect("written");
+        fs::write(&other, "same").expect("written");
+        std::os::unix::fs::symlink(&one, &link).expect("linked");
+        let mut watch = Watch::new(vec![link.clone()]);
+        std::os::unix::fs::symlink(&other, &next).expect("linked");
+        fs::rename(&next, &link).expect("renamed");
+        assert!(sees(&mut watch).await, "as Kubernetes replaces what it mounts");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn without_an_interval_nobody_looks() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        let mut watch = Watch::new(vec![file.path().into()]);
+        fs::write(file.path(), "changed").expect("written");
+        let looked = tokio::time::timeout(Duration::from_secs(1000), watch.changed(Duration::ZERO)).await;
+        assert!(looked.is_err());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_file_that_is_being_written_is_left_until_it_is_done() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        let mut watch = Watch::new(vec![file.path().into()]);
+        let (second, mut written) = (Duration::from_secs(1), 0);
+        let mut writing = tokio::time::interval_at(tokio::time::Instant::now() + second / 2, second);
+        let mut changed = std::pin::pin!(watch.changed(second));
+        while written < 20 {
+            tokio::select! {
+                () = &mut changed => panic!("taken while it is written, after {written}"),
+                _ = writing.tick() => {
+                    written += 1;
+                    fs::write(file.path(), "x".repeat(written)).expect("written");
+                }
+            }
+        }
+        changed.await;
+    }
+}

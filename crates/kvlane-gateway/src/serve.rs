@@ -1,0 +1,461 @@
+//! Starts and stops a gateway: one admin thread for probes and operators, two for KV events, and relay threads for
+//! clients.
+//!
+//! Each relay thread has a runtime of its own and keeps the connections it is given, with their upstream connections:
+//! a request never changes threads. That spares the wake-ups and the stealing of a shared runtime, which cost more
+//! than relaying a small request does. What the threads share is the router.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use arc_swap::{ArcSwap, Guard};
+use kvlane_admin::Admin;
+use kvlane_admin::export::export;
+use kvlane_admin::history::History;
+use kvlane_admin::history::keep_history;
+use kvlane_control::Controller;
+use kvlane_control::controller::check_workers;
+use kvlane_control::index_snapshot;
+use kvlane_control::index_snapshot::IndexSnapshot;
+use kvlane_control::ingest::{Ingest, write_snapshot};
+use kvlane_control::stall;
+use kvlane_fleet::Fleet;
+use kvlane_fleet::clock::Clock;
+use kvlane_fleet::metrics::{Metrics, Reached};
+use kvlane_fleet::panics::{guard, persist};
+use kvlane_fleet::pool::ModelPool;
+use kvlane_fleet::recording_writer;
+use kvlane_fleet::settings::Settings;
+use kvlane_fleet::timings::Timings;
+use kvlane_fleet::tokenize::Tokenizers;
+use kvlane_http::tls::Tls;
+use kvlane_proxy::Proxy;
+use kvlane_proxy::auth::Auth;
+use kvlane_proxy::listener::Listener;
+use kvlane_proxy::own_api::{OwnApi, Port};
+use kvlane_proxy::service::Service;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::task::TaskTracker;
+
+use crate::config::Config;
+
+/// Connections handed to a relay thread that it has not taken yet.
+const HANDOVER_MAX: usize = 1024;
+
+/// A gateway at work. Dropping it without [`Serving::shut_down`] cuts all connections.
+pub struct Serving {
+    /// Where clients are served.
+    pub address: SocketAddr,
+    /// Where operators are served.
+    pub metrics_address: SocketAddr,
+    /// The fleet behind it.
+    pub fleet: Arc<Fleet>,
+    /// The request path.
+    pub proxy: Arc<Proxy>,
+    /// Adds, probes and removes workers.
+    pub controller: Arc<Controller>,
+    /// The last quarter of an hour.
+    pub history: Arc<History>,
+    config: ArcSwap<Config>,
+    /// Held during a reload.
+    pub(crate) reloading: Mutex<()>,
+    stop: CancellationToken,
+    /// Ends all threads, when dropped at the latest.
+    kill: DropGuard,
+    connections: TaskTracker,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// The files that a configuration names, read.
+struct Parts {
+    timings: Timings,
+    auth: Auth,
+    tls: Tls,
+    tokenizers: Tokenizers,
+}
+
+/// What was cut when a gateway ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cut {
+    /// Requests that had no whole answer: queued, or sent to a worker.
+    pub requests: usize,
+    /// Clients' connections that were open, idle or not.
+    pub connections: usize,
+}
+
+/// One relay thread, from the acceptor's side.
+struct Lane {
+    handover: mpsc::Sender<std::net::TcpStream>,
+    open: Arc<AtomicUsize>,
+}
+
+/// Reads all that a configuration names, as [`Serving::start`] does, and starts nothing.
+///
+/// # Errors
+/// The first thing for which a gateway would not start, ports that are taken apart.
+pub fn check(config: &Config) -> io::Result<()> {
+    Parts::read(config).map(drop)
+}
+
+// === impl Parts ===
+
+impl Parts {
+    fn read(config: &Config) -> io::Result<Self> {
+        fn invalid(why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
+            io::Error::new(io::ErrorKind::InvalidInput, why)
+        }
+        config.validate().map_err(invalid)?;
+        let timings = Timings::read(&config.routing).map_err(invalid)?;
+        let (auth, tls) =
+            (Auth::read(&config.auth).map_err(invalid)?, Tls::read(&config.tls).map_err(invalid)?);
+        check_workers(&config.workers, config.upstream.api_key.as_ref()).map_err(invalid)?;
+        recording_writer::check(&config.recorder)?;
+        let tokenizers = Tokenizers::start(&config.tokens, &config.routing.pools)?;
+        Ok(Self { timings, auth, tls, tokenizers })
+    }
+}
+
+// === impl Serving ===
+
+impl Serving {
+    /// Binds both ports, starts the threads, adds the configured workers.
+    ///
+    /// # Errors
+    /// A port that cannot be bound, a thread that cannot be started, or a worker that cannot be added.
+    pub fn start(config: Config) -> io::Result<Self> {
+        Self::start_at_speed(config, 1.0)
+    }
+
+    /// As [`Serving::start`], in front of engines that imitate others `speed` times as fast as real: what is learned and
+    /// measured is in the seconds of those others. Deadlines of requests stay in real ones.
+    ///
+    /// # Errors
+    /// The same.
+    pub fn start_at_speed(config: Config, speed: f64) -> io::Result<Self> {
+        let server = bind(SocketAddr::new(config.server.host, config.server.port), "server.port")?;
+        let metrics = bind(SocketAddr::new(config.metrics.host, config.metrics.port), "metrics.port")?;
+        let (address, metrics_address) = (server.local_addr()?, metrics.local_addr()?);
+        let relay_threads = match config.server.relay_threads {
+            0 => std::thread::available_parallelism().map_or(1, usize::from),
+            threads => threads,
+        };
+        let (stop, kill, connections) =
+            (CancellationToken::new(), CancellationToken::new(), TaskTracker::new());
+        let end = kill.clone().drop_guard();
+        let workers = config.workers.clone();
+        let Parts { timings, auth, tls, tokenizers } = Parts::read(&config)?;
+        let (drained, drained_workers) = mpsc::unbounded_channel();
+        let fleet = Arc::new(Fleet::new(
+            config.fleet_settings(timings),
+            Arc::clone(&tls.workers),
+            Clock::start(speed),
+            tokenizers,
+            drained,
+        ));
+        fleet.record(&config.recorder)?;
+        let allowed = auth.allowed();
+        let proxy = Arc::new(Proxy::new(Arc::clone(&fleet), config.proxy_settings(), auth, tls));
+        let mut threads = Vec::new();
+
+        let runtime = || {
+            let runtime = runtime()?;
+            fleet.runtimes().push(runtime.handle().clone());
+            Ok::<_, io::Error>(runtime)
+        };
+        let admin = runtime()?;
+        let (sockets, appliers) = (runtime()?, runtime()?);
+        let ingest = Ingest::new(Arc::clone(&fleet), sockets.handle().clone(), appliers.handle().clone());
+        let index = Arc::new(IndexSnapshot::read(config.routing.index_snapshot.as_deref(), &fleet.clock));
+        let controller = Controller::new(
+            Arc::clone(&fleet),
+            config.health.clone(),
+            allowed,
+            ingest,
+            Arc::clone(&index),
+            drained_workers,
+            admin.handle().clone(),
+            kill.clone(),
+        );
+        let history = Arc::new(History::default());
+        let own: Arc<dyn OwnApi> = Arc::new(Admin {
+            proxy: Arc::clone(&proxy),
+            controller: Arc::clone(&controller),
+            history: Arc::clone(&history),
+        });
+        let listener = |port, stop, connections| {
+            let service = Arc::new(Service {
+                proxy: Arc::clone(&proxy),
+                own: Arc::clone(&own),
+                upstreams: fleet.new_upstreams(),
+                port,
+            });
+            Arc::new(Listener { service, stop, connections })
+        };
+        let (of_clients, of_operators) = (address.ip().is_loopback(), metrics_address.ip().is_loopback());
+        let port = Port::Clients { loopback: of_clients };
+        let mut lanes = Vec::new();
+        for n in 0..relay_threads {
+            let (handover, connections_in) = mpsc::channel(HANDOVER_MAX);
+            let open = Arc::new(AtomicUsize::new(0));
+            // A stop token of its own: its connections look at it often, and threads should not meet there.
+            let front = listener(port, stop.child_token(), connections.clone());
+            lanes.push(Lane { handover, open: Arc::clone(&open) });
+            threads.push(thread(
+                &format!("relay-{n}"),
+                runtime()?,
+                kill.clone(),
+                relay(front, connections_in, open),
+            )?);
+        }
+        let operators =
+            listener(Port::Operators { loopback: of_operators }, kill.child_token(), TaskTracker::new());
+        let stop_accepting = stop.clone();
+        let stop_operators = kill.clone();
+        let (counting, keys) = (Arc::clone(&fleet), Arc::clone(&proxy));
+        let (history_kept, shown) = (Arc::clone(&history), Arc::clone(&proxy));
+        // In front of engines that imitate others at another speed, a second is no second.
+        let watched = (speed == 1.0).then(|| fleet.new_upstreams());
+        let work = async move {
+            let server = TcpListener::from_std(server);
+            let metrics = TcpListener::from_std(metrics);
+            let (Ok(server), Ok(metrics)) = (server, metrics) else { return };
+            let counted = &counting.metrics;
+            tokio::join!(
+                persist("refreshing JWT keys", || {
+                    let keys = Arc::clone(&keys);
+                    async move { keys.refresh_keys().await }
+                }),
+                persist("the history", || keep_history(Arc::clone(&history_kept), Arc::clone(&shown))),
+                persist("the watch over stalls", || stall::watch(Arc::clone(&counting), watched.clone())),
+                Listener::accept(counted, server, stop_accepting, |stream| spread(counted, &lanes, stream)),
+                Listener::accept(counted, metrics, stop_operators, |stream| drop(operators.spawn(stream))),
+            );
+        };
+        let cache_file = config.kv_events.snapshot.clone().filter(|_| config.kv_events.enabled);
+        let cache_file = cache_file.map(|path| Keep {
+            name: "snapshot",
+            path,
+            interval: |settings| settings.kv_events.snapshot_interval,
+            write: Box::new(write_snapshot),
+        });
+        let index_file = config.routing.index_snapshot.clone().map(|path| Keep {
+            name: "dispatches",
+            path,
+            interval: |settings| settings.routing.index_snapshot_interval,
+            write: Box::new(move |fleet, path| index_snapshot::write(&index, fleet, path)),
+        });
+        for file in [cache_file, index_file].into_iter().flatten() {
+            let (name, kept) = (file.name, CancellationToken::new());
+            let keeping = file.keep(Arc::clone(&fleet), kill.clone(), kept.clone());
+            threads.push(thread(name, runtime()?, kept, keeping)?);
+        }
+        let told = CancellationToken::new();
+        let telling = export(Arc::clone(&proxy), kill.clone(), told.clone());
+        threads.push(thread("traces", runtime()?, told, telling)?);
+        threads.push(thread("ingest", sockets, kill.clone(), std::future::ready(()))?);
+        threads.push(thread("apply", appliers, kill.clone(), std::future::ready(()))?);
+        threads.push(thread("admin", admin, kill.clone(), work)?);
+        for spec in &workers {
+            controller.add(spec).map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
+        }
+        Ok(Self {
+            address,
+            metrics_address,
+            fleet,
+            proxy,
+            controller,
+            history,
+            config: ArcSwap::from_pointee(config),
+            reloading: Mutex::default(),
+            stop,
+            kill: end,
+            connections,
+            threads,
+        })
+    }
+
+    /// The configuration in use. Hold the guard for a moment only.
+    pub fn config(&self) -> Guard<Arc<Config>> {
+        self.config.load()
+    }
+
+    /// Replaces the configuration of all parts. Nothing in it can fail any more.
+    pub(crate) fn configure(&self, config: Config, timings: Timings, auth: Auth, tls: Tls) {
+        self.fleet.set_tls(Arc::clone(&tls.workers));
+        self.controller.configure(config.health.clone(), auth.allowed());
+        self.proxy.set_security(auth, tls);
+        self.fleet.set_settings(config.fleet_settings(timings));
+        self.proxy.set_settings(config.proxy_settings());
+        self.controller.show_keys();
+        self.controller.configure_pools();
+        if let Err(error) = self.fleet.record(&config.recorder) {
+            tracing::error!(%error, "recorder reconfiguration failed; recording is unchanged");
+        }
+        self.config.store(Arc::new(config));
+        self.fleet.reloads.replaced();
+    }
+
+    /// Stops accepting, lets requests in flight end within the grace, then ends.
+    pub async fn shut_down(self) -> Cut {
+        self.shut_down_or(std::future::pending()).await
+    }
+
+    /// As [`Serving::shut_down`], with a grace that is over when `hurry` is.
+    pub async fn shut_down_or(self, hurry: impl Future<Output = ()>) -> Cut {
+        self.fleet.stopping.store(true, Ordering::Relaxed);
+        self.stop.cancel();
+        self.connections.close();
+        let grace = self.proxy.settings().server.shutdown_grace;
+        let drained = tokio::select! {
+            drained = timeout(grace, self.connections.wait()) => drained.is_ok(),
+            () = hurry => false,
+        };
+        let cut = if drained { Cut::default() } else { self.unfinished() };
+        drop(self.kill);
+        // What was told is in the files before anybody says that all is over.
+        self.fleet.recordings.end(&self.fleet.pools());
+        let (done, joined) = oneshot::channel();
+        std::thread::spawn(move || {
+            for thread in self.threads {
+                let _ = thread.join();
+            }
+            let _ = done.send(());
+        });
+        let _ = joined.await;
+        cut
+    }
+
+    /// What would be cut if all ended at this moment.
+    fn unfinished(&self) -> Cut {
+        let in_pool =
+            |pool: &Arc<ModelPool>| pool.router.read(|scheduler| scheduler.in_flight() + scheduler.queued());
+        let requests = self.fleet.pools().iter().map(in_pool).sum();
+        Cut { requests, connections: self.connections.len() }
+    }
+}
+
+// === impl Cut ===
+
+impl Cut {
+    /// Whether nothing was cut.
+    pub fn is_nothing(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+fn bind(address: SocketAddr, field: &str) -> io::Result<std::net::TcpListener> {
+    let explain = |error: io::Error| {
+        io::Error::new(error.kind(), format!("cannot listen on {address} ({field}): {error}"))
+    };
+    let listener = std::net::TcpListener::bind(address).map_err(explain)?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
+fn runtime() -> io::Result<Runtime> {
+    Builder::new_current_thread().enable_all().build()
+}
+
+/// A named thread that runs one runtime until its work is done or it is told to end.
+fn thread(
+    name: &str,
+    runtime: Runtime,
+    kill: CancellationToken,
+    work: impl Future<Output = ()> + Send + 'static,
+) -> io::Result<JoinHandle<()>> {
+    let need = !LEISURE.contains(&name);
+    std::thread::Builder::new().name(name.into()).spawn(move || {
+        let name = std::thread::current().name().unwrap_or_default().to_owned();
+        guard(&name, need, || {
+            runtime.block_on(async {
+                tokio::select! {
+                    () = async { work.await; kill.cancelled().await } => {}
+                    () = kill.cancelled() => {}
+                }
+            });
+            runtime.shutdown_background();
+        });
+    })
+}
+
+/// Threads without which requests are served as well.
+const LEISURE: [&str; 3] = ["traces", "snapshot", "dispatches"];
+
+/// A file that is written now and then.
+struct Keep {
+    name: &'static str,
+    path: PathBuf,
+    interval: fn(&Settings) -> Duration,
+    write: Box<dyn Fn(&Fleet, &Path) -> io::Result<()> + Send + Sync>,
+}
+
+// === impl Keep ===
+
+impl Keep {
+    /// Writes it now and then, and once more at the end. Then cancels `kept`.
+    async fn keep(self, fleet: Arc<Fleet>, kill: CancellationToken, kept: CancellationToken) {
+        let mut ends = false;
+        while !ends {
+            let pause = (self.interval)(&fleet.settings());
+            tokio::select! {
+                () = sleep(pause) => {}
+                () = kill.cancelled() => ends = true,
+            }
+            // This thread does nothing else, so the file may take its time.
+            if let Err(error) = (self.write)(&fleet, &self.path) {
+                tracing::warn!(path = %self.path.display(), %error, "snapshot not written; keeping the previous one");
+            }
+        }
+        kept.cancel();
+    }
+}
+
+/// Takes connections over and serves them, all on this thread.
+async fn relay(
+    front: Arc<Listener>,
+    mut connections: mpsc::Receiver<std::net::TcpStream>,
+    open: Arc<AtomicUsize>,
+) {
+    let runtime = Handle::current();
+    while let Some(stream) = connections.recv().await {
+        match TcpStream::from_std(stream) {
+            Ok(stream) => {
+                let served = front.spawn(stream);
+                let open = Arc::clone(&open);
+                runtime.spawn(async move {
+                    let _ = served.await;
+                    open.fetch_sub(1, Ordering::Relaxed);
+                });
+            }
+            Err(error) => {
+                open.fetch_sub(1, Ordering::Relaxed);
+                tracing::warn!(%error, "relay thread cannot use a connection");
+            }
+        }
+    }
+}
+
+/// Gives a connection to the thread with the fewest.
+fn spread(metrics: &Metrics, lanes: &[Lane], stream: TcpStream) {
+    let Some(lane) = lanes.iter().min_by_key(|lane| lane.open.load(Ordering::Relaxed)) else { return };
+    match stream.into_std() {
+        Ok(stream) => {
+            lane.open.fetch_add(1, Ordering::Relaxed);
+            if lane.handover.try_send(stream).is_err() {
+                lane.open.fetch_sub(1, Ordering::Relaxed);
+                metrics.limits.reached(Reached::Handover);
+                tracing::warn!("client connection dropped: its relay thread is overloaded");
+            }
+        }
+        Err(error) => tracing::warn!(%error, "cannot pass a connection to a relay thread"),
+    }
+}

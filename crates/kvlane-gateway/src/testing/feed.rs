@@ -1,0 +1,321 @@
+//! A publisher of KV events whose every message the test decides: numbers, losses, lies.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use kvlane_wire::zmtp::{Connection, Event, Socket};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use crate::config::FeedSpec;
+
+/// A PUB socket and a replay socket on free ports. Dropping it closes both with all their connections.
+pub struct FakeFeed {
+    publishes_at: SocketAddr,
+    replays_at: SocketAddr,
+    shared: Arc<Shared>,
+    stop: CancellationToken,
+}
+
+type Message = Vec<Vec<u8>>;
+
+#[derive(Default)]
+struct Shared {
+    /// What a replay brings: numbers and payloads.
+    history: Mutex<Vec<(u64, Vec<u8>)>>,
+    next: Mutex<u64>,
+    subscribers: Mutex<Vec<mpsc::UnboundedSender<Message>>>,
+    /// Subscriptions so far.
+    subscriptions: AtomicUsize,
+    /// Replays answered so far.
+    replays: AtomicUsize,
+    /// Replays end without an end marker.
+    markless: AtomicBool,
+}
+
+/// One event of a batch.
+#[derive(Clone, Debug)]
+pub enum Told<'a> {
+    /// `BlockStored`: names, parent, tokens, block size, adapter.
+    Stored(&'a [u64], Option<u64>, &'a [u32], u32, Option<&'a str>),
+    /// `BlockRemoved`.
+    Removed(&'a [u64]),
+    /// `AllBlocksCleared`.
+    Cleared,
+}
+
+// === impl FakeFeed ===
+
+impl FakeFeed {
+    /// A publisher that has not said anything.
+    ///
+    /// # Panics
+    /// When no port is free.
+    pub async fn start() -> Self {
+        let any = || TcpListener::bind("127.0.0.1:0");
+        let (publisher, replays) = (any().await.expect("a free port"), any().await.expect("a free port"));
+        Self::on(publisher, replays)
+    }
+
+    /// The publisher of an engine that has started anew on the same ports.
+    ///
+    /// # Panics
+    /// When somebody else has taken them.
+    pub async fn restart(self) -> Self {
+        let (publishes_at, replays_at) = (self.publishes_at, self.replays_at);
+        self.stop.cancel();
+        // The listeners close when their tasks have ended, which is soon.
+        let again = async |address| loop {
+            match TcpListener::bind(address).await {
+                Ok(listener) => return listener,
+                Err(error) if error.kind() == io::ErrorKind::AddrInUse => tokio::task::yield_now().await,
+                Err(error) => panic!("{address}: {error}"),
+            }
+        };
+        Self::on(again(publishes_at).await, again(replays_at).await)
+    }
+
+    fn on(publisher: TcpListener, replays: TcpListener) -> Self {
+        let address = |listener: &TcpListener| listener.local_addr().expect("an address");
+        let (publishes_at, replays_at) = (address(&publisher), address(&replays));
+        let (shared, stop) = (Arc::new(Shared::default()), CancellationToken::new());
+        for (listener, socket) in [(publisher, Socket::Pub), (replays, Socket::Router)] {
+            let (shared, stop) = (Arc::clone(&shared), stop.clone());
+            tokio::spawn(async move {
+                while let Some(Ok((stream, _))) = tokio::select! {
+                    accepted = listener.accept() => Some(accepted),
+                    () = stop.cancelled() => None,
+                } {
+                    let (shared, stop) = (Arc::clone(&shared), stop.clone());
+                    tokio::spawn(async move {
+                        tokio::select! {
+                            // A peer that is gone is no news.
+                            _ = shared.serve(stream, socket) => {}
+                            () = stop.cancelled() => {}
+                        }
+                    });
+                }
+            });
+        }
+        Self { publishes_at, replays_at, shared, stop }
+    }
+
+    /// Where it is, as a worker is configured.
+    pub fn spec(&self) -> FeedSpec {
+        FeedSpec { replay: Some(format!("tcp://{}", self.replays_at)), ..self.spec_without_replay() }
+    }
+
+    /// As [`FakeFeed::spec`], without the replay socket.
+    pub fn spec_without_replay(&self) -> FeedSpec {
+        FeedSpec::new(&format!("tcp://{}", self.publishes_at))
+    }
+
+    /// What vLLM's `GET /kv_event_sources` says of it and of those after it.
+    pub fn sources(feeds: &[&Self]) -> String {
+        let source = |(rank, feed): (usize, &&Self)| {
+            let source = serde_json::json!({
+                "endpoint": format!("tcp://*:{}", feed.publishes_at.port()),
+                "replay_endpoint": format!("tcp://*:{}", feed.replays_at.port()), "topic": "kv",
+            });
+            (rank.to_string(), source)
+        };
+        serde_json::Value::Object(feeds.iter().enumerate().map(source).collect()).to_string()
+    }
+
+    /// Publishes a batch under the next number.
+    pub fn publish(&self, payload: Vec<u8>) -> u64 {
+        let seq = self.keep(payload.clone());
+        self.send(seq, payload);
+        seq
+    }
+
+    /// As [`FakeFeed::publish`], for nobody to hear: only a replay brings it.
+    pub fn keep(&self, payload: Vec<u8>) -> u64 {
+        let mut next = lock(&self.shared.next);
+        let seq = *next;
+        *next += 1;
+        lock(&self.shared.history).push((seq, payload));
+        seq
+    }
+
+    /// Sends a batch under a number of the test's choice; no replay brings it.
+    pub fn send(&self, seq: u64, payload: Vec<u8>) {
+        self.send_frames(vec![b"kv".to_vec(), seq.to_be_bytes().to_vec(), payload]);
+    }
+
+    /// Sends any frames.
+    pub fn send_frames(&self, frames: Message) {
+        lock(&self.shared.subscribers).retain(|subscriber| subscriber.send(frames.clone()).is_ok());
+    }
+
+    /// Passes over numbers, as if messages had been lost that no replay brings either.
+    pub fn lose(&self, messages: u64) {
+        *lock(&self.shared.next) += messages;
+    }
+
+    /// From now on a replay brings nothing from before.
+    pub fn forget_history(&self) {
+        lock(&self.shared.history).clear();
+    }
+
+    /// As [`FakeFeed::forget_history`], but for the last message.
+    pub fn forget_all_but_the_last(&self) {
+        let mut history = lock(&self.shared.history);
+        let last = history.len().saturating_sub(1);
+        history.drain(..last);
+    }
+
+    /// From now on replays do not tell their end.
+    pub fn omit_end_markers(&self) {
+        self.shared.markless.store(true, Ordering::Relaxed);
+    }
+
+    /// Closes the connections of all subscribers; they may come back.
+    pub fn hang_up(&self) {
+        lock(&self.shared.subscribers).clear();
+    }
+
+    /// Subscriptions so far.
+    pub fn subscriptions(&self) -> usize {
+        self.shared.subscriptions.load(Ordering::Relaxed)
+    }
+
+    /// Replays answered so far.
+    pub fn replays(&self) -> usize {
+        self.shared.replays.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for FakeFeed {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+// === impl Shared ===
+
+impl Shared {
+    async fn serve(&self, mut stream: TcpStream, socket: Socket) -> io::Result<()> {
+        let mut link = Connection::new(socket);
+        let (sender, mut outbox) = mpsc::unbounded_channel();
+        let mut subscribed = Some(sender);
+        loop {
+            while let Some(event) = link.poll().map_err(io::Error::other)? {
+                match event {
+                    Event::Subscribe(_) => {
+                        if let Some(sender) = subscribed.take() {
+                            lock(&self.subscribers).push(sender);
+                            self.subscriptions.fetch_add(1, Ordering::Relaxed);
+                        }
+                    }
+                    Event::Message(frames) => self.replay(&mut link, &frames)?,
+                    Event::Ready(_) | Event::Cancel(_) => {}
+                }
+            }
+            stream.write_all(&link.take_output()).await?;
+            tokio::select! {
+                read = stream.read_buf(link.input()) => if read? == 0 { return Ok(()) },
+                message = outbox.recv(), if socket == Socket::Pub => match message {
+                    Some(frames) => link.send(&frames).map_err(io::Error::other)?,
+                    None => return Ok(()),
+                },
+            }
+        }
+    }
+
+    fn replay(&self, link: &mut Connection, frames: &[bytes::Bytes]) -> io::Result<()> {
+        let from: [u8; 8] =
+            frames.last().and_then(|frame| frame[..].try_into().ok()).expect("a number of 8 bytes");
+        let from = u64::from_be_bytes(from);
+        let mut send = |seq: u64, topic: &[u8], payload: &[u8]| {
+            let frames = [&b""[..], topic, &seq.to_be_bytes(), payload];
+            link.send(&frames).map_err(io::Error::other)
+        };
+        for (seq, payload) in lock(&self.history).iter().filter(|(seq, _)| *seq >= from) {
+            send(*seq, b"kv", payload)?;
+        }
+        self.replays.fetch_add(1, Ordering::Relaxed);
+        if !self.markless.load(Ordering::Relaxed) {
+            send(u64::MAX, b"", b"")?;
+        }
+        Ok(())
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A batch as vLLM 0.14 to 0.23 writes it, of `rank` if one is given.
+pub fn batch(rank: Option<u32>, events: &[Told<'_>]) -> Vec<u8> {
+    let mut out = Pack(Vec::new());
+    out.array(3);
+    out.0.push(0xCB);
+    out.0.extend_from_slice(&kvlane_fleet::clock::unix_time().to_be_bytes());
+    out.array(events.len());
+    for event in events {
+        match event {
+            Told::Stored(names, parent, tokens, block_tokens, lora) => {
+                out.array(8);
+                out.text(Some("BlockStored"));
+                out.numbers(names.iter().copied());
+                out.number(*parent);
+                out.numbers(tokens.iter().map(|&token| token.into()));
+                out.number(Some(u64::from(*block_tokens)));
+                out.number(None);
+                out.text(Some("GPU"));
+                out.text(*lora);
+            }
+            Told::Removed(names) => {
+                out.array(3);
+                out.text(Some("BlockRemoved"));
+                out.numbers(names.iter().copied());
+                out.text(Some("GPU"));
+            }
+            Told::Cleared => {
+                out.array(1);
+                out.text(Some("AllBlocksCleared"));
+            }
+        }
+    }
+    out.number(rank.map(u64::from));
+    out.0
+}
+
+/// Writes the little msgpack that a batch needs, each value in its longest form.
+struct Pack(Vec<u8>);
+
+// === impl Pack ===
+
+impl Pack {
+    fn array(&mut self, length: usize) {
+        self.0.push(0xDD);
+        self.0.extend_from_slice(&(length as u32).to_be_bytes());
+    }
+
+    fn number(&mut self, value: Option<u64>) {
+        match value {
+            None => self.0.push(0xC0),
+            Some(value) => {
+                self.0.push(0xCF);
+                self.0.extend_from_slice(&value.to_be_bytes());
+            }
+        }
+    }
+
+    fn numbers(&mut self, values: impl ExactSizeIterator<Item = u64>) {
+        self.array(values.len());
+        values.for_each(|value| self.number(Some(value)));
+    }
+
+    fn text(&mut self, text: Option<&str>) {
+        let Some(text) = text else { return self.number(None) };
+        self.0.push(0xDB);
+        self.0.extend_from_slice(&(text.len() as u32).to_be_bytes());
+        self.0.extend_from_slice(text.as_bytes());
+    }
+}

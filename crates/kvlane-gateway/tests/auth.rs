@@ -1,0 +1,451 @@
+//! Who is let in, what goes on to engines of who asks, and where workers may be.
+
+use std::net::SocketAddr;
+
+use base64::prelude::{BASE64_URL_SAFE_NO_PAD, Engine as _};
+use kvlane_gateway::config::{Config, ExtraPath, KeySpec, WorkerSpec};
+use kvlane_gateway::serve::Serving;
+use kvlane_gateway::testing::{Client, FakeEngine, Reply, TestGateway, chat, config, eventually, soon};
+use kvlane_http::secret::{KeyHash, Secret};
+use kvlane_proxy::auth::Role;
+use ring::rand::SystemRandom;
+use ring::signature::{Ed25519KeyPair, KeyPair as _};
+use serde_json::json;
+
+fn key(name: &str, role: Role) -> KeySpec {
+    KeySpec { name: name.into(), sha256: KeyHash::of(&format!("k-{name}")), role, trusted: false }
+}
+
+fn three_keys() -> Config {
+    let mut config = config();
+    config.auth.keys = vec![key("ann", Role::User), key("watch", Role::Viewer), key("boss", Role::Admin)];
+    config
+}
+
+async fn ask(at: SocketAddr, method: &str, path: &str, fields: &str, body: &str) -> Reply {
+    let mut client = Client::connect(at).await;
+    client.request_with(method, path, fields, body).await;
+    client.reply().await
+}
+
+fn bearer(name: &str) -> String {
+    format!("authorization: Bearer k-{name}\r\n")
+}
+
+/// Invariant: No request without a valid key reaches an engine; a client's key is not forwarded; secrets are never
+/// printed.
+///
+/// Also held by `a_clients_key_does_not_go_on_to_engines_and_a_workers_own_does`,
+/// `keys_are_kept_through_flags_and_shown_to_nobody`.
+#[tokio::test]
+async fn a_client_without_a_good_key_reaches_no_engine() {
+    let engine = FakeEngine::start("m").await;
+    let gateway = TestGateway::start(three_keys(), &[&engine]).await;
+    let chat = chat("m", "hello");
+    for path in ["/v1/chat/completions", "/v1/messages", "/v1/unheard-of"] {
+        for (fields, code) in [
+            (String::new(), "missing_api_key"),
+            ("authorization: Bearer k-nobody\r\n".into(), "invalid_api_key"),
+            ("x-api-key: k-nobody\r\n".into(), "invalid_api_key"),
+        ] {
+            let reply = ask(gateway.address(), "POST", path, &fields, &chat).await;
+            assert_eq!(
+                (reply.status, reply.header("www-authenticate")),
+                (401, Some("Bearer")),
+                "{path} {fields}"
+            );
+            assert!(reply.text().contains(code) && !reply.text().contains("k-nobody"), "{}", reply.text());
+        }
+        let reply = ask(gateway.address(), "POST", path, &bearer("watch"), &chat).await;
+        assert_eq!(reply.status, 403, "a viewer is no user: {path}");
+    }
+    assert_eq!(ask(gateway.address(), "GET", "/v1/models", "", "").await.status, 401);
+    assert_eq!(ask(gateway.address(), "GET", "/v1/models", &bearer("ann"), "").await.status, 200);
+    assert!(engine.is_quiet().await);
+    for path in ["/health", "/liveness", "/readiness"] {
+        assert_eq!(ask(gateway.address(), "GET", path, "", "").await.status, 200, "{path}");
+    }
+    let counted = gateway.metric(r#"kvlane_auth_requests_total{outcome="invalid",name=""}"#).await;
+    assert_eq!(counted, None, "nobody without a key sees the metrics");
+    let at = gateway.metrics_address();
+    let page = ask(at, "GET", "/metrics", &bearer("watch"), "").await.text();
+    for row in [
+        r#"kvlane_auth_requests_total{outcome="invalid",name=""} 6"#,
+        r#"kvlane_auth_requests_total{outcome="missing",name=""} 5"#,
+        r#"kvlane_auth_requests_total{outcome="forbidden",name="watch"} 3"#,
+        r#"kvlane_auth_requests_total{outcome="accepted",name="ann"} 1"#,
+    ] {
+        assert!(page.contains(row), "{row} is not in {page}");
+    }
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn an_engines_path_that_is_on_no_list_is_relayed_to_those_whom_the_configuration_names() {
+    let engine = FakeEngine::start("m").await;
+    let mut config = three_keys();
+    let extra = |path: &str, role| ExtraPath { path: path.into(), role };
+    config.server.extra_paths = vec![
+        extra("/v1/load_lora_adapter", Role::Admin),
+        extra("/v1/stats/{}", Role::Viewer),
+        extra("/v1/render", Role::User),
+    ];
+    let gateway = TestGateway::start(config, &[&engine]).await;
+    for (method, path, allowed) in [
+        ("POST", "/v1/load_lora_adapter", &["boss"][..]),
+        ("GET", "/v1/stats/x", &["watch", "boss"]),
+        ("POST", "/v1/render", &["ann", "boss"]),
+    ] {
+        for who in ["ann", "watch", "boss"] {
+            let at = gateway.address();
+            let fields = bearer(who);
+            if allowed.contains(&who) {
+                let (reply, _) = tokio::join!(ask(at, method, path, &fields, "{}"), engine.answer("{}"));
+                assert_eq!(reply.status, 200, "{who} {path}");
+            } else {
+                assert_eq!(ask(at, method, path, &fields, "{}").await.status, 403, "{who} {path}");
+            }
+        }
+        assert_eq!(ask(gateway.address(), method, path, "", "{}").await.status, 401, "{path}");
+    }
+    assert!(engine.is_quiet().await);
+    gateway.end().await;
+}
+
+#[test]
+fn a_path_that_is_known_or_ambiguous_is_no_extra_path() {
+    for (path, why) in [
+        ("/v1/chat/completions", "without being named"),
+        ("/v1/files/{}", "without being named"),
+        ("/workers", "the gateway's own"),
+        ("/workers/{}", "the gateway's own"),
+        ("/v1/models", "the gateway's own"),
+        ("/v1/%63", "is no path"),
+        ("v1/x", "is no path"),
+        ("/v1/../x", "is no path"),
+    ] {
+        let mut config = config();
+        config.server.extra_paths = vec![ExtraPath { path: path.into(), role: Role::Admin }];
+        let error = config.validate().expect_err(path).to_string();
+        assert!(error.contains("server.extra_paths") && error.contains(why), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_clients_key_does_not_go_on_to_engines_and_a_workers_own_does() {
+    let (plain, keyed) = (FakeEngine::start("plain").await, FakeEngine::start("keyed").await);
+    let mut config = three_keys();
+    config.workers =
+        vec![WorkerSpec { api_key: Some(Secret::new("sk-engine")), ..WorkerSpec::new(keyed.url()) }];
+    let gateway = TestGateway::start(config, &[&plain]).await;
+    for (engine, model, shown) in [(&plain, "plain", None), (&keyed, "keyed", Some("Bearer sk-engine"))] {
+        let fields = bearer("ann") + "x-api-key: k-ann\r\nx-other: stays\r\n";
+        let chat = chat(model, "hello");
+        let answered = async {
+            let call = engine.call().await;
+            assert_eq!(call.header("authorization"), shown, "{model}");
+            assert_eq!((call.header("x-api-key"), call.header("x-other")), (None, Some("stays")), "{model}");
+            assert!(!call.head.contains("k-ann"), "{}", call.head);
+            call.answer(200, "{}").await;
+        };
+        let (reply, ()) =
+            tokio::join!(ask(gateway.address(), "POST", "/v1/chat/completions", &fields, &chat), answered);
+        assert_eq!(reply.status, 200);
+    }
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn without_keys_what_a_client_shows_goes_on_but_not_past_a_workers_own_key() {
+    let (plain, keyed) = (FakeEngine::start("plain").await, FakeEngine::start("keyed").await);
+    let mut config = config();
+    config.workers =
+        vec![WorkerSpec { api_key: Some(Secret::new("sk-engine")), ..WorkerSpec::new(keyed.url()) }];
+    let gateway = TestGateway::start(config, &[&plain]).await;
+    for (engine, model, shown) in [(&plain, "plain", "Bearer k-ann"), (&keyed, "keyed", "Bearer sk-engine")] {
+        let (chat, fields) = (chat(model, "hello"), bearer("ann"));
+        let answered = async {
+            let call = engine.call().await;
+            assert_eq!(call.header("authorization"), Some(shown), "{model}");
+            call.answer(200, "{}").await;
+        };
+        tokio::join!(ask(gateway.address(), "POST", "/v1/chat/completions", &fields, &chat), answered);
+    }
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn operators_look_with_one_key_and_change_with_another() {
+    let engine = FakeEngine::start("m").await;
+    let gateway = TestGateway::start(three_keys(), &[&engine]).await;
+    let worker = format!("/workers/{}", gateway.serving().controller.workers()[0].id.0);
+    let drain = r#"{"draining": true}"#;
+    for at in [gateway.metrics_address(), gateway.address()] {
+        let status = async |method: &str, path: &str, fields: &str, body: &str| {
+            ask(at, method, path, fields, body).await.status
+        };
+        for path in ["/workers", &worker, "/decisions", "/list_workers"] {
+            assert_eq!(status("GET", path, "", "").await, 401, "{path}");
+            assert_eq!(status("GET", path, &bearer("ann"), "").await, 403, "{path}");
+            assert_eq!(status("GET", path, &bearer("watch"), "").await, 200, "{path}");
+            assert_eq!(status("GET", path, &bearer("boss"), "").await, 200, "{path}");
+        }
+        for (method, path, body) in [
+            ("PUT", &worker[..], drain),
+            ("DELETE", &worker, ""),
+            ("POST", "/workers", r#"{"url":"http://127.0.0.1:1"}"#),
+            ("POST", "/add_worker?url=http://127.0.0.1:1", ""),
+            ("POST", "/remove_worker?url=x", ""),
+        ] {
+            assert_eq!(status(method, path, "", body).await, 401, "{method} {path}");
+            assert_eq!(status(method, path, &bearer("ann"), body).await, 403, "{method} {path}");
+            assert_eq!(status(method, path, &bearer("watch"), body).await, 403, "{method} {path}");
+        }
+    }
+    assert!(!gateway.serving().controller.workers()[0].state().draining, "nothing has changed");
+    let at = gateway.metrics_address();
+    assert_eq!(ask(at, "PUT", &worker, &bearer("boss"), drain).await.status, 200);
+    assert!(gateway.serving().controller.workers()[0].state().draining);
+    let open = ask(gateway.address(), "GET", "/readiness", "", "").await.json();
+    assert_eq!(open, json!({"ready": false, "stopping": false}), "who serves is not for everybody");
+    let whole = ask(at, "GET", "/readiness", &bearer("watch"), "").await.json();
+    assert!(whole["pools"].is_array(), "{whole}");
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn keys_come_and_go_with_a_reload() {
+    let engine = FakeEngine::start("m").await;
+    let (ours, fleets) =
+        (tempfile::NamedTempFile::new().expect("a file"), tempfile::NamedTempFile::new().expect("a file"));
+    std::fs::write(&ours, format!("ann user {}\n", KeyHash::of("k-ann").to_hex())).expect("written");
+    std::fs::write(&fleets, "sk-1").expect("written");
+    let mut config = config();
+    config.workers = vec![WorkerSpec::new(engine.url())];
+    config.auth.keys_file = Some(ours.path().into());
+    config.upstream.api_key = Some(Secret::File(fleets.path().into()));
+    let files = config.files();
+    assert!(files.contains(&ours.path().into()) && files.contains(&fleets.path().into()), "{files:?}");
+    let gateway = TestGateway::start(config.clone(), &[]).await;
+    let served = async |name: &str, shown: &str| {
+        let (chat, fields) = (chat("m", "hello"), bearer(name));
+        let answered = async {
+            let call = engine.call().await;
+            assert_eq!(call.header("authorization"), Some(shown));
+            call.answer(200, "{}").await;
+        };
+        tokio::join!(ask(gateway.address(), "POST", "/v1/chat/completions", &fields, &chat), answered)
+            .0
+            .status
+    };
+    let status =
+        async |name: &str| ask(gateway.address(), "GET", "/v1/models", &bearer(name), "").await.status;
+    assert_eq!((served("ann", "Bearer sk-1").await, status("bob").await), (200, 401));
+    std::fs::write(&ours, "bob user nonsense\n").expect("written");
+    assert!(gateway.serving().reload(config.clone()).expect_err("wrong").contains("SHA-256"));
+    std::fs::write(&fleets, " ").expect("written");
+    assert!(gateway.serving().reload(config.clone()).is_err(), "a key that is empty");
+    assert_eq!((served("ann", "Bearer sk-1").await, status("bob").await), (200, 401), "as before");
+    std::fs::write(&ours, format!("bob user {}\n", KeyHash::of("k-bob").to_hex())).expect("written");
+    std::fs::write(&fleets, "sk-2").expect("written");
+    gateway.serving().reload(config).expect("right");
+    assert_eq!((status("ann").await, served("bob", "Bearer sk-2").await), (401, 200));
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn an_admin_port_open_to_the_world_needs_a_key_to_start() {
+    let mut open = config();
+    open.metrics.host = "0.0.0.0".parse().expect("an address");
+    let refused = Serving::start(open.clone()).err().expect("it must not start").to_string();
+    assert!(refused.contains("metrics.host") && refused.contains("admin"), "{refused}");
+    open.auth.keys = vec![key("ann", Role::User)];
+    assert!(Serving::start(open.clone()).is_err(), "a user's key guards no admin API");
+    open.auth.keys = vec![key("boss", Role::Admin)];
+    let gateway = TestGateway::start(open.clone(), &[]).await;
+    let at = SocketAddr::new([127, 0, 0, 1].into(), gateway.metrics_address().port());
+    assert_eq!(ask(at, "GET", "/workers", "", "").await.status, 401);
+    assert_eq!(ask(at, "GET", "/metrics", "", "").await.status, 401);
+    gateway.end().await;
+    open.auth.keys.clear();
+    open.auth.open_admin = true;
+    TestGateway::start(open, &[]).await.end().await;
+}
+
+#[tokio::test]
+async fn a_page_in_a_browser_on_this_machine_changes_nothing_and_sees_nothing() {
+    let gateway = TestGateway::start(config(), &[]).await;
+    for at in [gateway.metrics_address(), gateway.address()] {
+        let mut client = Client::connect(at).await;
+        let rebound = "GET /workers HTTP/1.1\r\nhost: evil.example:29000\r\ncontent-length: 0\r\n\r\n";
+        client.send(rebound).await;
+        assert_eq!(client.reply().await.status, 403, "a name that leads here is not our name");
+        let post = async |origin: &str| {
+            ask(at, "POST", "/add_worker?url=http://127.0.0.1:1", &format!("origin: {origin}\r\n"), "")
+                .await
+                .status
+        };
+        assert_eq!(post("http://evil.example").await, 403);
+        assert_eq!(post("null").await, 403);
+    }
+    assert!(gateway.serving().controller.workers().is_empty());
+    let own = ask(
+        gateway.metrics_address(),
+        "POST",
+        "/add_worker?url=http://127.0.0.1:1",
+        "origin: http://localhost\r\n",
+        "",
+    );
+    assert_eq!(own.await.status, 200, "our own page may");
+    gateway.shut_down().await;
+}
+
+#[tokio::test]
+async fn a_worker_is_not_added_where_no_worker_may_be() {
+    let engine = FakeEngine::start("m").await;
+    let mut config = config();
+    config.auth.allowed_networks = vec!["10.0.0.0/8".to_owned().try_into().expect("a network")];
+    let gateway = TestGateway::start(config, &[&engine]).await;
+    let add = async |body: String| gateway.operate("POST", "/workers", body).await;
+    for url in [
+        "http://169.254.169.254",
+        "http://[::ffff:169.254.169.254]",
+        "http://0xa9fea9fe",
+        "http://2852039166/",
+        "http://127.0.0.1:1",
+        "http://localhost:1",
+        "http://[::1]:1",
+        "http://192.168.0.1:8000",
+    ] {
+        let reply = add(format!(r#"{{"url":"{url}"}}"#)).await;
+        // Where the system does not read a number as an address, it is a name that nobody has.
+        assert!(
+            reply.status == 403 || (url.contains("0xa9") || url.contains("28520")),
+            "{url}: {}",
+            reply.text()
+        );
+        let query = gateway.operate("POST", &format!("/add_worker?url={url}"), "").await;
+        assert_eq!(query.status, reply.status, "{url}");
+    }
+    let feed = r#"{"url":"http://10.0.0.7:8000","kv_events":{"endpoint":"tcp://169.254.169.254:80"}}"#;
+    assert_eq!(add(feed.into()).await.status, 403, "a feed is a connection, too");
+    for place in [r#"{"file":"/etc/hostname"}"#, r#"{"env":"HOME"}"#] {
+        let reply = add(format!(r#"{{"url":"http://10.0.0.7:8000","api_key":{place}}}"#)).await;
+        assert_eq!(reply.status, 400, "secrets of this machine are not sent to who asks: {}", reply.text());
+    }
+    assert_eq!(
+        gateway.serving().controller.workers().len(),
+        1,
+        "the one of the configuration, which may be anywhere"
+    );
+    gateway.end().await;
+}
+
+/// Invariant: The address of a worker added through the admin API is checked at every connection.
+#[tokio::test]
+async fn where_an_added_worker_is_is_looked_at_again_with_every_connection() {
+    let engine = FakeEngine::start("m").await;
+    let mut config = config();
+    let gateway = TestGateway::start(config.clone(), &[]).await;
+    let worker = gateway
+        .serving()
+        .controller
+        .add_where_allowed(&WorkerSpec::new(engine.url()))
+        .await
+        .expect("allowed");
+    eventually("it is up", || worker.state().healthy).await;
+    config.auth.allowed_networks = vec!["10.0.0.0/8".to_owned().try_into().expect("a network")];
+    gateway.serving().reload(config).expect("right");
+    let reply = gateway.ask("POST", "/v1/chat/completions", chat("m", "hello")).await;
+    assert_eq!(reply.status, 502);
+    assert!(reply.text().contains("auth.allowed_networks"), "{}", reply.text());
+    assert!(engine.is_quiet().await);
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn workers_added_while_running_are_not_shown_the_fleets_key() {
+    let (ours, added) = (FakeEngine::start("ours").await, FakeEngine::start("added").await);
+    let mut config = config();
+    config.upstream.api_key = Some(Secret::new("sk-fleet"));
+    let gateway = TestGateway::start(config, &[&ours]).await;
+    let reply = gateway.operate("POST", "/workers", format!(r#"{{"url":"{}"}}"#, added.url())).await;
+    assert_eq!(reply.status, 202);
+    eventually("it is up", || {
+        gateway.serving().controller.workers().iter().all(|worker| worker.state().healthy)
+    })
+    .await;
+    for (engine, model, shown) in [(&ours, "ours", Some("Bearer sk-fleet")), (&added, "added", None)] {
+        let chat = chat(model, "hello");
+        let answered = async {
+            let call = engine.call().await;
+            assert_eq!(call.header("authorization"), shown, "{model}");
+            call.answer(200, "{}").await;
+        };
+        tokio::join!(gateway.ask("POST", "/v1/chat/completions", &chat), answered);
+    }
+    gateway.end().await;
+}
+
+/// Somebody who signs tokens.
+struct Issuer(Ed25519KeyPair);
+
+impl Issuer {
+    fn new() -> Self {
+        let document = Ed25519KeyPair::generate_pkcs8(&SystemRandom::new()).expect("random");
+        Self(Ed25519KeyPair::from_pkcs8(document.as_ref()).expect("a key"))
+    }
+
+    /// A set of its one key.
+    fn keys(&self) -> String {
+        let x = base64url(self.0.public_key().as_ref());
+        json!({"keys": [{"kty": "OKP", "crv": "Ed25519", "kid": "k", "x": x}]}).to_string()
+    }
+
+    fn token(&self, sub: &str) -> String {
+        let claims =
+            json!({"iss": "https://idp", "aud": "kvlane", "sub": sub, "exp": 99_999_999_999u64, "team": sub});
+        let header = json!({"alg": "EdDSA", "kid": "k"});
+        let signed = format!(
+            "{}.{}",
+            base64url(header.to_string().as_bytes()),
+            base64url(claims.to_string().as_bytes())
+        );
+        format!("authorization: Bearer {signed}.{}\r\n", base64url(self.0.sign(signed.as_bytes()).as_ref()))
+    }
+}
+
+fn base64url(bytes: &[u8]) -> String {
+    BASE64_URL_SAFE_NO_PAD.encode(bytes)
+}
+
+#[tokio::test]
+async fn a_signed_token_is_a_key_once_its_issuer_has_told_with_what_it_signs() {
+    let (idp, engine, issuer) =
+        (FakeEngine::start("none").await, FakeEngine::start("m").await, Issuer::new());
+    let mut config = config();
+    config.auth.jwt = serde_json::from_value(json!({
+        "issuer": "https://idp", "audience": "kvlane", "jwks_url": format!("{}/keys", idp.url()),
+        "role_claim": "team", "roles": {"ops": "admin"},
+    }))
+    .expect("right");
+    let gateway = TestGateway::start(config.clone(), &[&engine]).await;
+    config.workers = gateway.serving().config().workers.clone();
+    let status = async |fields: &str| ask(gateway.address(), "GET", "/v1/models", fields, "").await.status;
+    assert_eq!(status(&issuer.token("ann")).await, 401, "nobody has said who signs");
+    assert_eq!(idp.answer(&issuer.keys()).await.0.lines().next(), Some("GET /keys HTTP/1.1"));
+    let token = issuer.token("ann");
+    // The answer is on its way.
+    let told = async { while status(&token).await == 401 {} };
+    soon("the keys", told).await;
+    assert_eq!(
+        (status(&token).await, status("").await, status(&Issuer::new().token("ann")).await),
+        (200, 401, 401)
+    );
+    let operates =
+        async |fields: &str| ask(gateway.metrics_address(), "GET", "/workers", fields, "").await.status;
+    assert_eq!((operates(&token).await, operates(&issuer.token("ops")).await), (403, 200));
+    gateway.serving().reload(config).expect("right");
+    assert_eq!(status(&issuer.token("bob")).await, 200, "a reload does not forget what it was told");
+    gateway.end().await;
+}

@@ -1,0 +1,262 @@
+//! What the dashboard is made of: its files, and the answers it shows.
+
+use std::time::Duration;
+
+use kvlane_gateway::config::{Config, KeySpec};
+use kvlane_gateway::testing::{
+    Client, FakeEngine, Reply, TestGateway, chat, chat_stream, config, event, eventually, soon,
+};
+use kvlane_http::secret::KeyHash;
+use kvlane_proxy::auth::Role;
+use serde_json::{Value, json};
+
+const FILES: [(&str, &str); 3] = [
+    ("/dashboard", "text/html; charset=utf-8"),
+    ("/dashboard.js", "text/javascript; charset=utf-8"),
+    ("/dashboard.css", "text/css; charset=utf-8"),
+];
+
+fn with_keys() -> Config {
+    let key = |name: &str, role| KeySpec {
+        name: name.into(),
+        sha256: KeyHash::of(&format!("k-{name}")),
+        role,
+        trusted: false,
+    };
+    let mut config = config();
+    config.auth.keys = vec![key("ann", Role::User), key("watch", Role::Viewer), key("boss", Role::Admin)];
+    config
+}
+
+async fn operate_as(gateway: &TestGateway, name: &str, method: &str, path: &str, body: &str) -> Reply {
+    let mut client = Client::connect(gateway.metrics_address()).await;
+    let fields = if name.is_empty() { String::new() } else { format!("authorization: Bearer k-{name}\r\n") };
+    client.request_with(method, path, &fields, body).await;
+    client.reply().await
+}
+
+async fn fleet(gateway: &TestGateway) -> Value {
+    gateway.operate("GET", "/fleet", "").await.json()
+}
+
+/// Invariant: The dashboard's files contain no data; its data needs an operator's key.
+///
+/// Also held by `who_looks_is_told_what_they_may_change`.
+#[tokio::test]
+async fn the_page_is_open_to_all_and_holds_nothing_and_what_it_shows_needs_a_key() {
+    let engine = FakeEngine::start("m").await;
+    let gateway = TestGateway::start(with_keys(), &[&engine]).await;
+    for (path, kind) in FILES {
+        let reply = operate_as(&gateway, "", "GET", path, "").await;
+        assert_eq!((reply.status, reply.header("content-type")), (200, Some(kind)), "{path}");
+        let policy = reply.header("content-security-policy").expect("a policy");
+        assert!(policy.contains("default-src 'none'") && !policy.contains("unsafe"), "{policy}");
+        assert!(!reply.text().contains(engine.authority()), "{path} tells of the fleet");
+        for address in ["http://", "https://", "//cdn"] {
+            let rest =
+                reply.text().replace("http://www.w3.org/2000/svg", "").replace("http://10.0.0.9:8000", "");
+            assert!(!rest.contains(address), "{path} names another place: {address}");
+        }
+        assert_eq!(operate_as(&gateway, "boss", "POST", path, "").await.status, 405, "{path}");
+        assert_eq!(gateway.ask("GET", path, "").await.status, 404, "{path} is for operators");
+    }
+    let page = operate_as(&gateway, "", "GET", "/dashboard", "").await.text();
+    assert!(!page.contains("<style") && !page.contains(" style=") && !page.contains(" onclick="), "inline");
+    assert_eq!(page.matches("<script").count(), page.matches("<script type=\"module\" src=").count());
+    for path in ["/fleet", "/history", "/decisions"] {
+        assert_eq!(operate_as(&gateway, "", "GET", path, "").await.status, 401, "{path}");
+        assert_eq!(operate_as(&gateway, "ann", "GET", path, "").await.status, 403, "{path}");
+        assert_eq!(operate_as(&gateway, "watch", "GET", path, "").await.status, 200, "{path}");
+    }
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn who_looks_is_told_what_they_may_change() {
+    let engine = FakeEngine::start("m").await;
+    let gateway = TestGateway::start(with_keys(), &[&engine]).await;
+    for (name, may_change) in [("watch", false), ("boss", true)] {
+        let you = operate_as(&gateway, name, "GET", "/fleet", "").await.json()["you"].clone();
+        assert_eq!((&you["name"], &you["may_change"]), (&json!(name), &json!(may_change)));
+        let reply = operate_as(&gateway, name, "PUT", "/workers/1", r#"{"draining": false}"#).await;
+        assert_eq!(reply.status == 200, may_change, "what is said holds: {}", reply.text());
+    }
+    gateway.end().await;
+
+    let gateway = TestGateway::start(config(), &[&engine]).await;
+    assert_eq!(fleet(&gateway).await["you"], json!({"name": null, "role": "admin", "may_change": true}));
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn the_fleet_is_told_with_its_loads_and_what_becomes_of_it() {
+    let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
+    let gateway = TestGateway::start(config(), &[&a, &b]).await;
+    let mut client = gateway.client().await;
+    client.request("POST", "/v1/chat/completions", &chat_stream("m", &"a long prompt ".repeat(40))).await;
+    let call = tokio::select! { call = a.call() => call, call = b.call() => call };
+    let told = fleet(&gateway).await;
+    assert_eq!(told["schema"], "kvlane.fleet/1");
+    assert_eq!(
+        (&told["pools"][0]["in_flight"], &told["pools"][0]["policy"]),
+        (&json!(1), &json!("cache_aware"))
+    );
+    let busy: Vec<&Value> = told["workers"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|worker| {
+            assert_eq!(worker["state"], "serving");
+            &worker["endpoints"][0]
+        })
+        .filter(|endpoint| endpoint["requests"] == 1)
+        .collect();
+    assert_eq!(busy.len(), 1, "{told}");
+    let tokens = |pointer: &str| busy[0].pointer(pointer).and_then(Value::as_u64).expect("a count");
+    assert!(tokens("/prefill_tokens") > 100 && tokens("/context_tokens") > 100);
+    assert!(tokens("/holds/dispatches_tokens") > 50, "it was sent that prompt: {}", busy[0]);
+    assert_eq!(busy[0]["knowledge"], "approximate");
+    assert_eq!(busy[0]["breaker"], json!({"state": "closed", "failures": 0, "opens_for_s": null}));
+    drop((call, client));
+    gateway.ledger_is_zero().await;
+    gateway.operate("PUT", "/workers/1", r#"{"draining": true}"#).await;
+    let told = fleet(&gateway).await;
+    assert_eq!(told["workers"][0]["state"], "draining");
+    gateway.operate("DELETE", "/workers/1", "").await;
+    eventually("it has left", || gateway.serving().controller.workers().len() == 1).await;
+    assert_eq!(fleet(&gateway).await["workers"][0]["id"], "2");
+    gateway.end().await;
+}
+
+/// Invariant: A dead engine is detected before the next probe and without a request.
+#[tokio::test]
+async fn an_engine_that_dies_is_seen_without_a_probe_that_is_due_and_without_a_request() {
+    let engine = FakeEngine::start("m").await;
+    // The next probe is due in an hour.
+    let gateway = TestGateway::start(config(), &[&engine]).await;
+    let worker = gateway.serving().controller.workers().remove(0);
+    assert_eq!(fleet(&gateway).await["workers"][0]["state"], "serving");
+    engine.refuse();
+    eventually("it is down", || !worker.state().healthy).await;
+    assert_eq!(fleet(&gateway).await["workers"][0]["state"], "down", "a closed port needs no second probe");
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn what_came_from_caches_is_told_though_answers_do_not_report_it() {
+    let engine = FakeEngine::start("m").await;
+    let page = |queries: u64, hits: u64| {
+        format!("vllm:prefix_cache_queries_total {queries}\nvllm:prefix_cache_hits_total {hits}\n")
+    };
+    engine.set_metrics(&page(1000, 500));
+    let mut config = config();
+    config.health.interval = Duration::from_millis(1);
+    let gateway = TestGateway::start(config, &[&engine]).await;
+    let probes = engine.probes();
+    eventually("its counters are read", || engine.probes() > probes + 1).await;
+    for _ in 0..2 {
+        let body = chat_stream("m", &"a long prompt ".repeat(20));
+        let (reply, ()) = tokio::join!(gateway.ask("POST", "/v1/chat/completions", body), async {
+            let mut call = engine.call().await;
+            call.begin_stream().await;
+            call.chunk(&event("token")).await;
+            call.chunk("data: [DONE]\n\n").await;
+            call.end_stream().await;
+        });
+        assert_eq!(reply.status, 200);
+    }
+    engine.set_metrics(&page(1400, 700));
+    let mut told = fleet(&gateway).await;
+    while told["pools"][0]["totals"]["engine_queried_tokens"] != 400 {
+        told = soon("the counters", fleet(&gateway)).await;
+    }
+    let totals = &told["pools"][0]["totals"];
+    assert_eq!((&totals["input_tokens"], &totals["cached_tokens"]), (&json!(0), &json!(0)), "not reported");
+    assert_eq!(totals["engine_hit_tokens"], 200);
+    let (predicted, prompts) = (totals["predicted_cached_tokens"].as_u64(), totals["prompt_tokens"].as_u64());
+    assert!(predicted > Some(0) && predicted < prompts, "{totals}");
+    let counters = json!({"queried_tokens": 1400, "hit_tokens": 700});
+    assert_eq!(told["workers"][0]["endpoints"][0]["engine_cache"], counters);
+    assert_eq!(gateway.metric("kvlane_engine_hit_tokens_total{model=\"m\"}").await, Some(200.0));
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn the_past_is_told_second_by_second_and_from_a_time_on() {
+    let engine = FakeEngine::start("m").await;
+    let gateway = TestGateway::start(config(), &[&engine]).await;
+    let rows = |told: &Value| told["pools"][0]["t_s"].as_array().map_or(0, Vec::len);
+    let mut told = json!(null);
+    // Rows come once a second, and what came before the first of them is in none.
+    while rows(&told) < 1 {
+        told = soon("a row", gateway.operate("GET", "/history", "")).await.json();
+    }
+    let body = chat_stream("m", "hello");
+    let (reply, ()) = tokio::join!(gateway.ask("POST", "/v1/chat/completions", body), async {
+        let mut call = engine.call().await;
+        call.begin_stream().await;
+        for _ in 0..3 {
+            call.chunk(&event("token")).await;
+        }
+        call.chunk("data: [DONE]\n\n").await;
+        call.end_stream().await;
+    });
+    assert_eq!(reply.status, 200);
+    let newest =
+        |told: &Value| told["pools"][0]["ttft_p50_s"].as_array().and_then(|column| column.last()?.as_f64());
+    while newest(&told).is_none() {
+        told = soon("its row", gateway.operate("GET", "/history", "")).await.json();
+    }
+    assert_eq!(told["schema"], "kvlane.history/1");
+    let pool = &told["pools"][0];
+    assert_eq!(pool["model"], "m");
+    for (name, column) in pool.as_object().expect("columns").iter().filter(|(name, _)| *name != "model") {
+        assert_eq!(column.as_array().map(Vec::len), Some(rows(&told)), "{name}");
+    }
+    assert!(pool["ttft_p50_s"][rows(&told) - 1].as_f64() > Some(0.0), "{pool}");
+    let ended: f64 =
+        told["ends"]["answered"].as_array().expect("a column").iter().filter_map(Value::as_f64).sum();
+    assert!(ended > 0.0, "{}", told["ends"]);
+    let newest = told["pools"][0]["t_s"][rows(&told) - 1].as_f64().expect("a time");
+    let later = gateway.operate("GET", &format!("/history?since_s={newest}"), "").await.json();
+    assert!(rows(&later) < rows(&told));
+    for query in ["since_s=-1", "since_s=soon", "since_s=inf"] {
+        assert_eq!(gateway.operate("GET", &format!("/history?{query}"), "").await.status, 400, "{query}");
+    }
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn decisions_are_told_since_a_time_in_short_and_one_by_one() {
+    let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
+    let c = FakeEngine::start("m").await;
+    let gateway = TestGateway::start(config(), &[&a, &b, &c]).await;
+    for text in ["one", "two", "three"] {
+        let body = chat("m", text);
+        tokio::join!(gateway.ask("POST", "/v1/chat/completions", body), async {
+            tokio::select! { _ = a.answer("{}") => {}, _ = b.answer("{}") => {}, _ = c.answer("{}") => {} }
+        });
+    }
+    let all = gateway.decisions().await;
+    assert_eq!(all.len(), 3);
+    let of = |query: String| {
+        let gateway = &gateway;
+        async move {
+            let told = gateway.operate("GET", &format!("/decisions?{query}"), "").await.json();
+            told["pools"][0]["decisions"].as_array().cloned().expect("decisions")
+        }
+    };
+    assert_eq!(of(format!("since_s={}", all[0]["at_s"])).await.len(), 0);
+    assert_eq!(of(format!("since_s={}", all[2]["at_s"])).await.len(), 2);
+    assert_eq!(of(format!("request={}", all[1]["request"])).await, [all[1].clone()]);
+    let short = &of("candidates=1".into()).await[0];
+    assert_eq!(short["candidates"].as_array().map(Vec::len), Some(1));
+    assert_eq!(
+        (&short["candidates"][0]["worker"], &short["candidates_left_out"]),
+        (&short["worker"], &json!(2))
+    );
+    for query in ["candidates=0", "candidates=65", "request=x", "since_s=-3"] {
+        assert_eq!(gateway.operate("GET", &format!("/decisions?{query}"), "").await.status, 400, "{query}");
+    }
+    gateway.end().await;
+}

@@ -1,0 +1,219 @@
+//! Each step of a request has its time, some paths have times of their own, and as long as no byte of an answer has come
+//! another engine can give it.
+
+use std::time::{Duration, Instant};
+
+use kvlane_core::policy::PolicyConfig;
+use kvlane_gateway::config::{Config, RouteTimeouts};
+use kvlane_gateway::testing::{
+    Call, FakeEngine, TestGateway, chat, chat_stream, config, event, eventually, next_call,
+};
+
+/// Short for a machine, and long enough that nothing but silence takes it.
+const SHORT: Duration = Duration::from_millis(80);
+
+/// Two requests in a row go to two engines.
+fn in_turn() -> Config {
+    let mut config = config();
+    config.routing.policy = PolicyConfig::by_name("round_robin").expect("a policy");
+    config.retry.initial_backoff = Duration::ZERO;
+    config.breaker.failure_threshold = 0;
+    config
+}
+
+fn at(path: &str, route: RouteTimeouts) -> Config {
+    let mut config = in_turn();
+    config.timeouts.routes.insert(path.into(), route);
+    config
+}
+
+async fn failures(gateway: &TestGateway, engine: &FakeEngine, kind: &str) -> Option<f64> {
+    let labels = format!(r#"{{worker="{}",kind="{kind}"}}"#, engine.url());
+    gateway.metric(&format!("kvlane_worker_failures_total{labels}")).await
+}
+
+/// Answers with a stream of one event.
+async fn stream(mut call: Call) {
+    call.begin_stream().await;
+    call.chunk(&event("answer")).await;
+    call.chunk("data: [DONE]\n\n").await;
+    call.end_stream().await;
+}
+
+/// A request that another engine answers than the one which got it first: that one.
+async fn answered_by_another(
+    gateway: &TestGateway,
+    engines: [&FakeEngine; 2],
+    head: bool,
+    dies: bool,
+) -> usize {
+    let mut client = gateway.client().await;
+    client.request("POST", "/v1/chat/completions", &chat_stream("m", "hi")).await;
+    let (first, mut call) = next_call(&engines).await;
+    if head {
+        call.begin_stream().await;
+    }
+    if dies {
+        drop(call);
+    } else {
+        call.gateway_gone().await;
+    }
+    let second = engines[1 - first];
+    stream(second.call().await).await;
+    let reply = client.reply().await;
+    assert_eq!((reply.status, reply.header("x-router-backend")), (200, Some(second.url().as_str())));
+    assert!(reply.text().starts_with(&event("answer")), "{reply:?}");
+    gateway.ledger_is_zero().await;
+    first
+}
+
+#[tokio::test]
+async fn a_stream_that_does_not_begin_in_time_is_asked_for_elsewhere() {
+    for head in [false, true] {
+        let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
+        let mut config = in_turn();
+        config.timeouts.first_byte_timeout = SHORT;
+        let gateway = TestGateway::start(config, &[&a, &b]).await;
+        let first = answered_by_another(&gateway, [&a, &b], head, false).await;
+        assert_eq!(failures(&gateway, [&a, &b][first], "timeout").await, Some(1.0));
+        gateway.end().await;
+    }
+}
+
+/// Invariant: Until the first byte of an answer, another engine can answer the request.
+///
+/// Also held by `a_stream_that_does_not_begin_in_time_is_asked_for_elsewhere`,
+/// `whoever_waits_at_an_engine_that_fails_its_probes_is_answered_elsewhere`.
+#[tokio::test]
+async fn a_stream_whose_engine_dies_before_its_first_byte_is_asked_for_elsewhere() {
+    for head in [false, true] {
+        let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
+        let gateway = TestGateway::start(in_turn(), &[&a, &b]).await;
+        let first = answered_by_another(&gateway, [&a, &b], head, true).await;
+        assert_eq!(failures(&gateway, [&a, &b][first], "broken").await, Some(1.0));
+        gateway.end().await;
+    }
+}
+
+#[tokio::test]
+async fn whoever_waits_at_an_engine_that_fails_its_probes_is_answered_elsewhere() {
+    for (body, head) in [(chat("m", "hi"), false), (chat_stream("m", "hi"), true)] {
+        let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
+        let mut config = in_turn();
+        config.health.interval = Duration::from_millis(5);
+        config.health.failure_threshold = 1;
+        let gateway = TestGateway::start(config, &[&a, &b]).await;
+        let mut client = gateway.client().await;
+        client.request("POST", "/v1/chat/completions", &body).await;
+        let (first, mut call) = next_call(&[&a, &b]).await;
+        if head {
+            call.begin_stream().await;
+        }
+        let (first, second) = if first == 0 { (&a, &b) } else { (&b, &a) };
+        first.set_healthy(false);
+        call.gateway_gone().await;
+        second.answer("{}").await;
+        assert_eq!(client.reply().await.status, 200);
+        assert_eq!(failures(&gateway, first, "unfit").await, Some(1.0));
+        gateway.end().await;
+    }
+}
+
+#[tokio::test]
+async fn a_stream_that_has_begun_goes_on_though_its_engine_fails_its_probes() {
+    let engine = FakeEngine::start("m").await;
+    let mut config = in_turn();
+    config.health.interval = Duration::from_millis(5);
+    config.health.failure_threshold = 1;
+    let gateway = TestGateway::start(config, &[&engine]).await;
+    let mut client = gateway.client().await;
+    client.request("POST", "/v1/chat/completions", &chat_stream("m", "hi")).await;
+    let mut call = engine.call().await;
+    call.begin_stream().await;
+    call.chunk(&event("one")).await;
+    client.head().await;
+    client.see("one").await;
+    engine.set_healthy(false);
+    let worker = gateway.serving().controller.find(&engine.url()).expect("a worker");
+    eventually("it is down", || !worker.state().healthy).await;
+    call.chunk(&event("two")).await;
+    client.see("two").await;
+    call.end_stream().await;
+    assert!(client.rest().await.1);
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn an_answer_that_comes_all_at_once_has_the_whole_requests_time_unless_its_path_says_otherwise() {
+    let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
+    let own = RouteTimeouts { first_byte_timeout: Some(SHORT), ..RouteTimeouts::default() };
+    let mut config = at("/v1/embeddings", own);
+    config.timeouts.first_byte_timeout = SHORT;
+    let gateway = TestGateway::start(config, &[&a, &b]).await;
+    let (reply, first) = tokio::join!(gateway.ask("POST", "/v1/chat/completions", chat("m", "hi")), async {
+        let (first, call) = next_call(&[&a, &b]).await;
+        let begun = Instant::now();
+        eventually("more time has passed than a stream has", || begun.elapsed() > 2 * SHORT).await;
+        call.answer(200, "{}").await;
+        first
+    });
+    assert_eq!((reply.status, reply.header("x-router-backend")), (200, Some([&a, &b][first].url().as_str())));
+    let body = r#"{"model":"m","input":"a"}"#;
+    let (reply, ()) = tokio::join!(gateway.ask("POST", "/v1/embeddings", body), async {
+        let (first, mut call) = next_call(&[&a, &b]).await;
+        call.gateway_gone().await;
+        [&a, &b][1 - first].answer("{}").await;
+    });
+    assert_eq!(reply.status, 200);
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn if_nobody_begins_in_time_the_client_is_told_so() {
+    let engine = FakeEngine::start("m").await;
+    let mut config = in_turn();
+    config.timeouts.first_byte_timeout = SHORT;
+    let gateway = TestGateway::start(config, &[&engine]).await;
+    let (reply, ()) =
+        tokio::join!(gateway.ask("POST", "/v1/chat/completions", chat_stream("m", "hi")), async {
+            engine.call().await.gateway_gone().await;
+        });
+    assert_eq!((reply.status, reply.error_code().as_str()), (504, "upstream_error"));
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn a_path_has_a_total_and_a_silence_of_its_own() {
+    let engine = FakeEngine::start("m").await;
+    let own = RouteTimeouts { request_timeout: Some(SHORT), ..RouteTimeouts::default() };
+    let mut config = at("/v1/completions", own);
+    let own = RouteTimeouts { stream_idle_timeout: Some(SHORT), ..RouteTimeouts::default() };
+    config.timeouts.routes.insert("/v1/chat/completions".into(), own);
+    let gateway = TestGateway::start(config, &[&engine]).await;
+    let (reply, ()) =
+        tokio::join!(gateway.ask("POST", "/v1/completions", r#"{"model":"m","prompt":"a"}"#), async {
+            engine.call().await.gateway_gone().await;
+        });
+    assert_eq!((reply.status, reply.error_code().as_str()), (504, "upstream_timeout"));
+    let mut client = gateway.client().await;
+    client.request("POST", "/v1/chat/completions", &chat_stream("m", "hi")).await;
+    let mut call = engine.call().await;
+    call.begin_stream().await;
+    call.chunk(&event("one")).await;
+    client.head().await;
+    client.see("stream_silent").await;
+    call.gateway_gone().await;
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn a_path_has_a_time_for_its_bodies_of_its_own() {
+    let engine = FakeEngine::start("m").await;
+    let own = RouteTimeouts { body_timeout: Some(SHORT), ..RouteTimeouts::default() };
+    let gateway = TestGateway::start(at("/v1/embeddings", own), &[&engine]).await;
+    let mut client = gateway.client().await;
+    client.send("POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n{").await;
+    let reply = client.reply().await;
+    assert_eq!((reply.status, reply.error_code().as_str()), (408, "body_timeout"));
+    gateway.end().await;
+}

@@ -1,0 +1,359 @@
+//! Engines that die or hang behind a server that lives on: what clients see of it, and who is blamed. The words are those of
+//! real engines (`kvlane-mock/data/deaths`).
+
+use std::time::Duration;
+
+use kvlane_core::breaker::State;
+use kvlane_core::endpoint::Endpoint;
+use kvlane_core::policy::PolicyConfig;
+use kvlane_gateway::config::Config;
+use kvlane_gateway::testing::{
+    Call, FakeEngine, TestGateway, chat, chat_stream, config, event, eventually, next_call,
+};
+
+/// What vLLM 0.32 answers when its engine core is gone.
+const DEAD: &str = r#"{"error":{"message":"EngineCore encountered an issue. See stack trace (above) for the root cause.","type":"InternalServerError","param":null,"code":500}}"#;
+/// The first event of a chat: no content.
+const ROLE: &str =
+    "data: {\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\n\n";
+
+/// Requests go round, so that tests know who is next, and one failure opens a breaker.
+fn in_turn() -> Config {
+    let mut config = config();
+    config.routing.policy = PolicyConfig::by_name("round_robin").expect("a policy");
+    config.retry.initial_backoff = Duration::ZERO;
+    config.breaker.failure_threshold = 1;
+    config.breaker.cooldown = Duration::from_secs(3600);
+    config.breaker.cooldown_max = Duration::from_secs(3600);
+    config
+}
+
+/// Ends a stream as a server does whose engine has died: whole, with an error event and `[DONE]`.
+async fn die_in_stream(mut call: Call) {
+    call.begin_stream().await;
+    call.chunk(ROLE).await;
+    call.chunk(&format!("data: {DEAD}\n\ndata: [DONE]\n\n")).await;
+    call.end_stream().await;
+}
+
+fn open_breakers(gateway: &TestGateway) -> usize {
+    let open = |endpoint: &Endpoint| endpoint.breaker.state() != State::Closed;
+    gateway.pool("m").router.read(|scheduler| scheduler.pool().endpoints().filter(|it| open(it)).count())
+}
+
+/// Invariant: A request whose engine died before any content is answered by another engine; a failure of unclear
+/// cause counts against the engine only if another engine succeeds.
+///
+/// Also held by
+/// `an_error_of_nobodys_in_particular_is_its_engines_if_another_one_answers_and_its_requests_if_none_does`.
+#[tokio::test]
+async fn a_request_whose_engine_died_before_any_content_is_answered_elsewhere() {
+    for streams in [false, true] {
+        let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
+        let engines = [&a, &b];
+        let gateway = TestGateway::start(in_turn(), &engines).await;
+        let body = if streams { chat_stream("m", "hi") } else { chat("m", "hi") };
+        let (reply, dead) = tokio::join!(gateway.ask("POST", "/v1/chat/completions", &body), async {
+            let (first, call) = next_call(&engines).await;
+            if streams {
+                die_in_stream(call).await;
+            } else {
+                call.answer(500, DEAD).await;
+            }
+            let mut call = engines[1 - first].call().await;
+            if streams {
+                call.begin_stream().await;
+                call.chunk(&event("hello")).await;
+                call.end_stream().await;
+            } else {
+                call.answer(200, r#"{"hello":1}"#).await;
+            }
+            first
+        });
+        assert_eq!(reply.status, 200);
+        assert!(reply.text().contains("hello") && !reply.text().contains("EngineCore"), "{}", reply.text());
+        gateway.ledger_is_zero().await;
+        let failures =
+            format!(r#"kvlane_worker_failures_total{{worker="{}",kind="status"}}"#, engines[dead].url());
+        assert_eq!((gateway.metric(&failures).await, open_breakers(&gateway)), (Some(1.0), 1));
+        gateway.end().await;
+    }
+}
+
+#[tokio::test]
+async fn an_engine_that_fails_after_content_is_heard_and_counted() {
+    let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
+    let gateway = TestGateway::start(in_turn(), &[&a, &b]).await;
+    let mut client = gateway.client().await;
+    client.request("POST", "/v1/chat/completions", &chat_stream("m", "hi")).await;
+    let (dead, mut call) = next_call(&[&a, &b]).await;
+    call.begin_stream().await;
+    call.chunk(&event("hello")).await;
+    client.head().await;
+    client.see("hello").await;
+    call.chunk(&format!("data: {DEAD}\n\ndata: [DONE]\n\n")).await;
+    call.end_stream().await;
+    let (rest, ended) = client.rest().await;
+    assert!(
+        ended && String::from_utf8_lossy(&rest).contains("EngineCore encountered"),
+        "as the engine said it"
+    );
+    gateway.ledger_is_zero().await;
+    let url = [&a, &b][dead].url();
+    let failures = format!(r#"kvlane_worker_failures_total{{worker="{url}",kind="mid_stream"}}"#);
+    assert_eq!((gateway.metric(&failures).await, open_breakers(&gateway)), (Some(1.0), 1));
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn an_error_of_nobodys_in_particular_is_its_engines_if_another_one_answers_and_its_requests_if_none_does()
+ {
+    let unclear = r#"{"error":{"message":"Internal server error","type":"InternalServerError","code":500}}"#;
+    for (second, status, open) in [(200, 200, 1), (500, 500, 0)] {
+        let engines =
+            [FakeEngine::start("m").await, FakeEngine::start("m").await, FakeEngine::start("m").await];
+        let engines: Vec<&FakeEngine> = engines.iter().collect();
+        let gateway = TestGateway::start(in_turn(), &engines).await;
+        let (reply, ()) = tokio::join!(gateway.ask("POST", "/v1/chat/completions", chat("m", "hi")), async {
+            next_call(&engines).await.1.answer(500, unclear).await;
+            next_call(&engines).await.1.answer(second, if second == 200 { "{}" } else { unclear }).await;
+        });
+        assert_eq!(reply.status, status);
+        if status == 500 {
+            assert_eq!(reply.text(), unclear, "what the engine said");
+        }
+        for engine in &engines {
+            assert!(engine.is_quiet().await, "two have said so: that is enough");
+        }
+        assert_eq!(open_breakers(&gateway), open, "after {second}");
+        gateway.end().await;
+    }
+}
+
+#[tokio::test]
+async fn a_bad_request_that_an_engine_refuses_within_its_stream_is_not_tried_again() {
+    let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
+    let gateway = TestGateway::start(in_turn(), &[&a, &b]).await;
+    let refusal = r#"data: {"error": {"message": "too long", "type": "BadRequestError", "code": 400}}"#;
+    let (reply, ()) =
+        tokio::join!(gateway.ask("POST", "/v1/chat/completions", chat_stream("m", "hi")), async {
+            let mut call = next_call(&[&a, &b]).await.1;
+            call.begin_stream().await;
+            call.chunk(&format!("{refusal}\n\ndata: [DONE]\n\n")).await;
+            call.end_stream().await;
+        });
+    assert!(reply.status == 200 && reply.text().contains("too long"), "{reply:?}");
+    assert!(a.is_quiet().await && b.is_quiet().await);
+    assert_eq!(open_breakers(&gateway), 0);
+    gateway.end().await;
+}
+
+/// Invariant: A prompt with which two engines died in flight is not sent to a third.
+///
+/// Also held by `a_prompt_under_which_two_engines_died_is_not_placed_until_that_is_long_ago`.
+#[tokio::test]
+async fn a_request_under_which_two_engines_died_is_not_sent_to_a_third() {
+    let engines = [FakeEngine::start("m").await, FakeEngine::start("m").await, FakeEngine::start("m").await];
+    let engines: Vec<&FakeEngine> = engines.iter().collect();
+    let mut config = in_turn();
+    config.breaker.failure_threshold = 0;
+    let gateway = TestGateway::start(config, &engines).await;
+    // They begin alike, as prompts of one application do.
+    let prompt = |last: &str| chat("m", &format!("{}{last}", "the same words ".repeat(100)));
+    let (poison, food) = (&prompt("poison"), &prompt("food"));
+    let (reply, ()) = tokio::join!(gateway.ask("POST", "/v1/chat/completions", poison), async {
+        next_call(&engines).await.1.answer(500, DEAD).await;
+        next_call(&engines).await.1.answer(500, DEAD).await;
+    });
+    assert_eq!((reply.status, reply.error_code().as_str()), (500, "request_fails_engines"));
+    assert_eq!(reply.header("x-should-retry"), Some("false"), "clients would repeat it by themselves");
+    for _ in 0..2 {
+        let again = gateway.ask("POST", "/v1/chat/completions", poison).await;
+        assert_eq!((again.status, again.error_code().as_str()), (500, "request_fails_engines"));
+    }
+    for engine in &engines {
+        assert!(engine.is_quiet().await);
+    }
+    let (reply, ()) = tokio::join!(gateway.ask("POST", "/v1/chat/completions", food), async {
+        next_call(&engines).await.1.answer(200, "{}").await;
+    });
+    assert_eq!(reply.status, 200, "others are served");
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn a_request_whose_engines_died_in_mid_stream_is_not_sent_to_a_third() {
+    let mut engines =
+        vec![FakeEngine::start("m").await, FakeEngine::start("m").await, FakeEngine::start("m").await];
+    let gateway = TestGateway::start(in_turn(), &engines.iter().collect::<Vec<_>>()).await;
+    let poison = chat_stream("m", "poison");
+    for _ in 0..2 {
+        let mut client = gateway.client().await;
+        client.request("POST", "/v1/chat/completions", &poison).await;
+        let (dies, mut call) = next_call(&engines.iter().collect::<Vec<_>>()).await;
+        call.begin_stream().await;
+        call.chunk(&event("hello")).await;
+        client.head().await;
+        client.see("hello").await;
+        let healthy = format!(r#"kvlane_worker_health{{worker="{}"}}"#, engines[dies].url());
+        drop(engines.swap_remove(dies));
+        call.reset();
+        client.rest().await;
+        while gateway.metric(&healthy).await != Some(0.0) {
+            tokio::task::yield_now().await;
+        }
+    }
+    let reply = gateway.ask("POST", "/v1/chat/completions", &poison).await;
+    assert_eq!((reply.status, reply.error_code().as_str()), (500, "request_fails_engines"));
+    assert!(engines[0].is_quiet().await);
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn requests_under_which_engines_died_together_are_tried_one_at_a_time() {
+    let engine = FakeEngine::start("m").await;
+    let mut config = in_turn();
+    config.breaker.failure_threshold = 0;
+    let gateway = TestGateway::start(config, &[&engine]).await;
+    let ask = async |prompt: &str| gateway.ask("POST", "/v1/chat/completions", chat("m", prompt)).await;
+    for death in 1..=2 {
+        let (killer, bystander, ()) = tokio::join!(ask("killer"), ask("bystander"), async {
+            let (one, other) = (engine.call().await, engine.call().await);
+            one.answer(500, DEAD).await;
+            other.answer(500, DEAD).await;
+        });
+        assert_eq!(
+            (killer.text(), bystander.text()),
+            (DEAD.into(), DEAD.into()),
+            "death {death}: neither is barred"
+        );
+    }
+    let is = |call: &Call, prompt: &str| String::from_utf8_lossy(&call.body).contains(prompt);
+    let (killer, bystander, ()) = tokio::join!(ask("killer"), ask("bystander"), async {
+        let first = engine.call().await;
+        // Who is no suspect does not wait for those who are.
+        let (clear, ()) = tokio::join!(ask("clear"), async {
+            let call = engine.call().await;
+            assert!(is(&call, "clear"), "two suspects at once");
+            call.answer(200, "{}").await;
+        });
+        assert_eq!(clear.status, 200);
+        let answer = async |call: Call| {
+            if is(&call, "killer") { call.answer(500, DEAD).await } else { call.answer(200, "{}").await }
+        };
+        answer(first).await;
+        answer(engine.call().await).await;
+    });
+    assert_eq!(
+        (bystander.status, killer.error_code().as_str()),
+        (200, "request_fails_engines"),
+        "the third death bars"
+    );
+    gateway.end().await;
+}
+
+/// A page of vLLM whose core has taken so many steps.
+fn page(steps: u32) -> String {
+    format!(
+        "vllm:num_requests_running{{engine=\"0\"}} 1\nvllm:iteration_tokens_total_count{{engine=\"0\"}} {steps}\n"
+    )
+}
+
+/// A gateway that knows how fast these engines are and how many steps they have taken.
+async fn of_known_rates(engines: &[&FakeEngine]) -> TestGateway {
+    engines.iter().for_each(|engine| engine.set_metrics(&page(0)));
+    let mut config = in_turn();
+    config.routing.timing = Some("llama-3.1-8b@h100".into());
+    TestGateway::start(config, engines).await
+}
+
+/// Invariant: A stalled engine gets no requests until it makes progress; a long prefill counts as progress.
+///
+/// Also held by `a_long_prefill_that_shows_in_the_engines_counters_is_no_stall`,
+/// `an_endpoint_that_makes_no_progress_gets_none_until_it_does_or_nobody_is_left`.
+#[tokio::test]
+async fn an_engine_that_makes_no_progress_is_left_until_it_does() {
+    let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
+    let engines = [&a, &b];
+    let gateway = of_known_rates(&engines).await;
+    let stalled =
+        async |url: &str| gateway.metric(&format!(r#"kvlane_worker_stalled{{worker="{url}"}}"#)).await;
+    let mut client = gateway.client().await;
+    client.request("POST", "/v1/chat/completions", &chat_stream("m", "hi")).await;
+    let (hangs, mut call) = next_call(&engines).await;
+    // A head is no sign of life: the server sends it while its core stands still.
+    call.begin_stream().await;
+    let mut other = engines[1 - hangs].call().await;
+    other.begin_stream().await;
+    other.chunk(&event("hello")).await;
+    other.end_stream().await;
+    let reply = client.reply().await;
+    assert!(reply.status == 200 && reply.text().contains("hello"), "{reply:?}");
+    assert_eq!(stalled(&engines[hangs].url()).await, Some(1.0));
+    call.gateway_gone().await;
+    for _ in 0..3 {
+        let (reply, _) = tokio::join!(
+            gateway.ask("POST", "/v1/chat/completions", chat("m", "hi")),
+            engines[1 - hangs].answer("{}")
+        );
+        assert_eq!(reply.status, 200, "nothing is placed there");
+    }
+    let asked = engines[hangs].call().await;
+    assert_eq!(asked.target(), "POST /v1/completions", "it is asked for a token");
+    asked.answer(200, r#"{"choices":[{"text":"x"}]}"#).await;
+    let worker = gateway.serving().controller.find(&engines[hangs].url()).expect("a worker");
+    assert!(worker.state().healthy, "its probes said nothing all the time");
+    while stalled(&engines[hangs].url()).await != Some(0.0) {
+        tokio::task::yield_now().await;
+    }
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn a_stream_with_content_on_an_engine_that_makes_no_progress_ends_in_an_error() {
+    let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
+    let engines = [&a, &b];
+    let gateway = of_known_rates(&engines).await;
+    let mut client = gateway.client().await;
+    client.request("POST", "/v1/chat/completions", &chat_stream("m", "hi")).await;
+    let (hangs, mut call) = next_call(&engines).await;
+    call.begin_stream().await;
+    call.chunk(&event("hello")).await;
+    let reply = client.reply().await;
+    assert!(reply.status == 200 && reply.text().contains("hello"), "{reply:?}");
+    assert!(reply.text().contains("stream_silent") && !reply.text().contains("[DONE]"), "{reply:?}");
+    call.gateway_gone().await;
+    assert!(engines[1 - hangs].is_quiet().await, "it has been answered in part");
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn a_long_prefill_that_shows_in_the_engines_counters_is_no_stall() {
+    let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
+    let engines = [&a, &b];
+    let gateway = of_known_rates(&engines).await;
+    let mut client = gateway.client().await;
+    client.request("POST", "/v1/chat/completions", &chat_stream("m", "hi")).await;
+    let (busy, mut call) = next_call(&engines).await;
+    // Longer than any stall takes to be found; each reading of the page finds another step.
+    let read = || engines[busy].pages_read();
+    let before = read();
+    let mut steps = 0;
+    eventually("its page was read seven times", || {
+        let readings = read() - before;
+        if readings > steps {
+            steps = readings;
+            engines[busy].set_metrics(&page(u32::try_from(steps).expect("few")));
+        }
+        readings >= 7
+    })
+    .await;
+    call.begin_stream().await;
+    call.chunk(&event("hello")).await;
+    call.end_stream().await;
+    assert!(client.reply().await.text().contains("hello"));
+    assert!(engines[1 - busy].is_quiet().await);
+    let stalls = format!(r#"kvlane_worker_stalls_total{{worker="{}"}}"#, engines[busy].url());
+    assert_eq!(gateway.metric(&stalls).await, None);
+    gateway.end().await;
+}

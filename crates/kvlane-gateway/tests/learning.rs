@@ -1,0 +1,98 @@
+//! What the gateway learns from the answers that pass: how long they are, and how fast whoever writes them.
+
+use kvlane_gateway::testing::{FakeEngine, TestGateway, chat, chat_stream, config, event};
+use serde_json::{Value, json};
+
+/// Answers a request that asks for a stream, and says at its end how many tokens there were.
+async fn stream(gateway: &TestGateway, engine: &FakeEngine, fields: &str, events: usize, tokens: u32) {
+    let mut client = gateway.client().await;
+    client.request_with("POST", "/v1/chat/completions", fields, &chat_stream("m", "hi")).await;
+    let mut call = engine.call().await;
+    call.begin_stream().await;
+    for _ in 0..events {
+        call.chunk(&event("a few words")).await;
+    }
+    if tokens > 0 {
+        let usage = json!({"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": tokens, "total_tokens": 9}});
+        call.chunk(&format!("data: {usage}\n\n")).await;
+    }
+    call.end_stream().await;
+    client.rest().await;
+    gateway.ledger_is_zero().await;
+}
+
+/// Answers a request all at once.
+async fn whole(gateway: &TestGateway, engine: &FakeEngine, prompt: &str, tokens: u32) {
+    let answer =
+        json!({"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": tokens}}).to_string();
+    let body = chat("m", prompt);
+    let (reply, _) = tokio::join!(gateway.ask("POST", "/v1/chat/completions", body), engine.answer(&answer));
+    assert_eq!(reply.status, 200);
+    gateway.ledger_is_zero().await;
+}
+
+/// Mean length of the answers of late.
+async fn usual(gateway: &TestGateway) -> f64 {
+    gateway.metric(r#"kvlane_output_tokens_usual{model="m"}"#).await.expect("a sample")
+}
+
+/// Invariant: An answer's length is what its engine reports; an answer that arrives at once teaches no decode rate.
+///
+/// Also held by `an_answer_that_came_all_at_once_says_nothing_of_speed`.
+#[tokio::test]
+async fn an_answer_counts_as_long_as_its_engine_says_however_it_came() {
+    let mut results = Vec::new();
+    for how in ["several tokens an event", "one token an event, and no usage", "all at once"] {
+        let engine = FakeEngine::start("m").await;
+        let gateway = TestGateway::start(config(), &[&engine]).await;
+        for _ in 0..30 {
+            match how {
+                "all at once" => whole(&gateway, &engine, "hi", 40).await,
+                "several tokens an event" => stream(&gateway, &engine, "", 10, 40).await,
+                _ => stream(&gateway, &engine, "", 40, 0).await,
+            }
+        }
+        results.push((how, usual(&gateway).await));
+        gateway.end().await;
+    }
+    // What is believed of answers before the first one still counts a little.
+    for (how, usual) in &results {
+        assert!((40.0..70.0).contains(usual) && *usual == results[0].1, "{how}: {results:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_conversation_whose_answers_are_short_is_expected_to_go_on_like_that() {
+    let engine = FakeEngine::start("m").await;
+    let gateway = TestGateway::start(config(), &[&engine]).await;
+    for _ in 0..8 {
+        stream(&gateway, &engine, "x-session-id: short\r\n", 5, 5).await;
+        stream(&gateway, &engine, "x-session-id: long\r\n", 5, 400).await;
+    }
+    let decisions = gateway.decisions().await;
+    let expected = |n: usize| decisions[n]["expected_output_tokens"].as_u64().expect("a number");
+    assert!(expected(1) < 60 && expected(0) > 300, "short {}, long {}", expected(1), expected(0));
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn rates_are_shown_and_stay_where_answers_tell_nothing_of_them() {
+    let engine = FakeEngine::start("m").await;
+    let gateway = TestGateway::start(config(), &[&engine]).await;
+    let rates = || async {
+        let worker: Value = gateway.operate("GET", "/workers/1", "").await.json();
+        worker["pools"][0]["rates"].clone()
+    };
+    let before = rates().await;
+    assert!(before["prefill_token_s"].as_f64().is_some_and(|seconds| seconds > 0.0), "{before}");
+    let prompt = "a prompt that is long enough to be timed ".repeat(500);
+    for n in 0..5 {
+        whole(&gateway, &engine, &format!("{n} {prompt}"), 300).await;
+    }
+    assert_eq!(rates().await, before);
+    for metric in ["kvlane_worker_prefill_tokens_per_second", "kvlane_worker_decode_step_seconds"] {
+        let sample = format!(r#"{metric}{{worker="{}",model="m"}}"#, engine.url());
+        assert!(gateway.metric(&sample).await.is_some_and(|value| value > 0.0), "{sample}");
+    }
+    gateway.end().await;
+}

@@ -1,0 +1,135 @@
+//! A panic costs what was being done, and nothing else: a connection, or what one feed told.
+//!
+//! What breaks here is the log: a subscriber that panics at certain lines stands for any mistake in the code around them. It
+//! is one for the whole process, so these tests have a program of their own.
+
+use std::fmt::{Debug, Write as _};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use kvlane_core::cache_accuracy::Feed;
+use kvlane_fleet::panics;
+use kvlane_gateway::testing::{
+    CachingEngine, FakeEngine, TestGateway, caching_config, caching_gateway, chat, config, eventually,
+};
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Metadata, Subscriber};
+
+/// Breaks at lines with a text, so many times.
+struct Breaks {
+    /// Those that say this, in words or fields.
+    at: &'static str,
+    times: AtomicUsize,
+}
+
+/// A request was turned down by an engine: logged on its relay thread, in the middle of the request.
+static REQUEST: Breaks = Breaks { at: "an attempt failed", times: AtomicUsize::new(0) };
+/// A feed is trusted: logged by what applies it.
+static FEED: Breaks = Breaks { at: "to=\"live\"", times: AtomicUsize::new(0) };
+
+struct Broken;
+
+#[derive(Default)]
+struct Line(String);
+
+impl Visit for Line {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        let _ = write!(self.0, "{field}={value:?} ");
+    }
+}
+
+impl Subscriber for Broken {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.target().starts_with("kvlane")
+    }
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+    fn enter(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {}
+    fn event(&self, event: &Event<'_>) {
+        let mut line = Line::default();
+        event.record(&mut line);
+        for breaks in [&REQUEST, &FEED] {
+            let left = |times: usize| times.checked_sub(1);
+            if line.0.contains(breaks.at)
+                && breaks.times.fetch_update(Ordering::Relaxed, Ordering::Relaxed, left).is_ok()
+            {
+                panic!("a mistake in the code");
+            }
+        }
+    }
+}
+
+/// Once for the process.
+fn break_the_log() {
+    static SET: OnceLock<()> = OnceLock::new();
+    SET.get_or_init(|| {
+        tracing::subscriber::set_global_default(Broken).expect("the first one");
+        panics::watch();
+    });
+}
+
+async fn counted(gateway: &TestGateway, thread: &str) -> f64 {
+    gateway.metric(&format!(r#"kvlane_panics_total{{thread="{thread}"}}"#)).await.expect("a metric")
+}
+
+/// Invariant: A panic ends the connection or task it happens in; one in the middle of a change to the decision core
+/// ends the process.
+///
+/// Also held by `a_feed_whose_reader_breaks_is_not_believed_until_it_has_told_all_again`,
+/// `a_panic_in_the_middle_of_a_change_ends_the_process`, `a_panic_unwinds_in_every_profile`.
+#[tokio::test]
+async fn a_panic_in_a_request_costs_its_connection_and_no_other() {
+    break_the_log();
+    let engine = FakeEngine::start("m").await;
+    let mut config = config();
+    // All on one thread, so that a stream next to the request would end with its thread.
+    config.server.relay_threads = 1;
+    config.retry.max_total_retries = 0;
+    let gateway = TestGateway::start(config, &[&engine]).await;
+    let before = counted(&gateway, "relay").await;
+
+    let mut next = gateway.client().await;
+    next.request("POST", "/v1/chat/completions", &chat("m", "a long answer")).await;
+    let call = engine.call().await;
+
+    REQUEST.times.store(1, Ordering::Relaxed);
+    let mut client = gateway.client().await;
+    client.request("POST", "/v1/chat/completions", &chat("m", "hi")).await;
+    engine.call().await.reset();
+    client.closed().await;
+    eventually("it broke", || REQUEST.times.load(Ordering::Relaxed) == 0).await;
+
+    call.answer(200, "{}").await;
+    assert_eq!(next.reply().await.status, 200, "the other goes on");
+    gateway.ledger_is_zero().await;
+    let mut client = gateway.client().await;
+    client.request("POST", "/v1/chat/completions", &chat("m", "hi")).await;
+    let (reply, _) = tokio::join!(client.reply(), engine.answer("{}"));
+    assert_eq!(reply.status, 200, "and others come");
+    assert_eq!(counted(&gateway, "relay").await, before + 1.0);
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn a_feed_whose_reader_breaks_is_not_believed_until_it_has_told_all_again() {
+    break_the_log();
+    let mut a = CachingEngine::start().await;
+    FEED.times.store(1, Ordering::Relaxed);
+    let (gateway, endpoints) = caching_gateway(caching_config(), &[&a]).await;
+    let message = a.store(1, 5);
+    a.feed.publish(message);
+    eventually("it broke", || {
+        let seen = endpoints[0].seen();
+        seen.state == Feed::Syncing && seen.problem.is_some_and(|problem| problem.contains("begins anew"))
+    })
+    .await;
+    eventually("it is subscribed again", || a.feed.subscriptions() == 2).await;
+    endpoints[0].is_right(&a).await;
+    assert_eq!(counted(&gateway, "apply").await, 1.0);
+    gateway.end().await;
+}

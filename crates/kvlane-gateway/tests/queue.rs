@@ -1,0 +1,242 @@
+//! Who waits, who is shed, and who leaves early: the ledger is zero after each.
+
+use std::time::Duration;
+
+use kvlane_gateway::config::Config;
+use kvlane_gateway::testing::{FakeEngine, TestGateway, chat, chat_stream, config, event, eventually, soon};
+
+fn one_at_a_time() -> Config {
+    let mut config = config();
+    config.routing.max_concurrent_requests = 1;
+    config
+}
+
+fn queued(gateway: &TestGateway) -> usize {
+    gateway.pool("m").router.read(|scheduler| scheduler.queued())
+}
+
+#[tokio::test]
+async fn requests_wait_for_their_turn_and_go_in_order() {
+    let engine = FakeEngine::start("m").await;
+    let gateway = TestGateway::start(one_at_a_time(), &[&engine]).await;
+    let mut clients = Vec::new();
+    for n in 0..5 {
+        let mut client = gateway.client().await;
+        client.request("POST", "/v1/chat/completions", &chat("m", &format!("number {n}"))).await;
+        clients.push(client);
+        eventually("it is there", || {
+            gateway.pool("m").router.read(|scheduler| scheduler.queued() + scheduler.in_flight()) == n + 1
+        })
+        .await;
+    }
+    assert_eq!(queued(&gateway), 4);
+    assert_eq!(gateway.metric(r#"kvlane_queue_requests{model="m"}"#).await, Some(4.0));
+    for (n, client) in clients.iter_mut().enumerate() {
+        let call = engine.call().await;
+        assert!(
+            String::from_utf8_lossy(&call.body).contains(&format!("number {n}")),
+            "first come, first served"
+        );
+        assert!(engine.is_quiet().await, "one at a time");
+        call.answer(200, "{}").await;
+        assert_eq!(client.reply().await.status, 200);
+    }
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn so_many_at_each_endpoint_and_the_others_wait() {
+    let engines = [FakeEngine::start("m").await, FakeEngine::start("m").await];
+    let mut config = config();
+    config.routing.max_requests_per_endpoint = 1;
+    let gateway = TestGateway::start(config, &[&engines[0], &engines[1]]).await;
+    let mut clients = Vec::new();
+    for n in 0..3 {
+        let mut client = gateway.client().await;
+        client.request("POST", "/v1/chat/completions", &chat("m", &format!("number {n}"))).await;
+        clients.push(client);
+        eventually("it is there", || {
+            gateway.pool("m").router.read(|scheduler| scheduler.queued() + scheduler.in_flight()) == n + 1
+        })
+        .await;
+    }
+    assert_eq!(queued(&gateway), 1, "the third finds both full");
+    let (first, second) = (engines[0].call().await, engines[1].call().await);
+    second.answer(200, "{}").await;
+    let third = engines[1].call().await;
+    assert!(String::from_utf8_lossy(&third.body).contains("number 2"), "where there is room, it goes");
+    for call in [first, third] {
+        call.answer(200, "{}").await;
+    }
+    for client in &mut clients {
+        assert_eq!(client.reply().await.status, 200);
+    }
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn a_full_queue_sheds_with_advice() {
+    let engine = FakeEngine::start("m").await;
+    let mut config = one_at_a_time();
+    config.routing.queue_size = 1;
+    let gateway = TestGateway::start(config, &[&engine]).await;
+    let (mut first, mut second) = (gateway.client().await, gateway.client().await);
+    first.request("POST", "/v1/chat/completions", &chat("m", "one")).await;
+    let call = engine.call().await;
+    second.request("POST", "/v1/chat/completions", &chat("m", "two")).await;
+    eventually("the second waits", || queued(&gateway) == 1).await;
+    let reply = gateway.ask("POST", "/v1/chat/completions", chat("m", "three")).await;
+    assert_eq!((reply.status, reply.error_code().as_str()), (429, "queue_full"));
+    assert_eq!(reply.json()["error"]["type"], "rate_limit_error");
+    assert!(reply.header("retry-after").is_some_and(|after| after.parse::<u64>().is_ok_and(|s| s > 0)));
+    assert_eq!(gateway.metric(r#"kvlane_shed_total{model="m",reason="queue_full"}"#).await, Some(1.0));
+    let share = gateway.metric(r#"kvlane_shed_ratio{model="m"}"#).await.expect("a share");
+    assert!((share - 1.0 / 3.0).abs() < 0.01, "{share}: one of three");
+    call.answer(200, "{}").await;
+    assert_eq!(first.reply().await.status, 200);
+    engine.answer("{}").await;
+    assert_eq!(second.reply().await.status, 200);
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn without_a_queue_the_second_is_shed_at_once() {
+    let engine = FakeEngine::start("m").await;
+    let mut config = one_at_a_time();
+    config.routing.queue_size = 0;
+    let gateway = TestGateway::start(config, &[&engine]).await;
+    let mut first = gateway.client().await;
+    first.request("POST", "/v1/chat/completions", &chat("m", "one")).await;
+    let call = engine.call().await;
+    assert_eq!(gateway.ask("POST", "/v1/chat/completions", chat("m", "two")).await.status, 429);
+    call.answer(200, "{}").await;
+    assert_eq!(first.reply().await.status, 200);
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn who_waits_too_long_is_shed() {
+    let engine = FakeEngine::start("m").await;
+    let mut config = one_at_a_time();
+    config.routing.queue_timeout = Duration::from_millis(20);
+    let gateway = TestGateway::start(config, &[&engine]).await;
+    let mut first = gateway.client().await;
+    first.request("POST", "/v1/chat/completions", &chat("m", "one")).await;
+    let call = engine.call().await;
+    let reply = gateway.ask("POST", "/v1/chat/completions", chat("m", "two")).await;
+    assert_eq!((reply.status, reply.error_code().as_str()), (429, "queue_timeout"));
+    assert!(reply.header("retry-after").is_some());
+    call.answer(200, "{}").await;
+    assert_eq!(first.reply().await.status, 200);
+    assert!(engine.is_quiet().await);
+    gateway.end().await;
+}
+
+/// Invariant: However a request ends, its lease releases everything and the engine is told: client gone while queued,
+/// before the answer, or in mid-stream.
+///
+/// Also held by `a_client_gone_before_the_answer_begins_is_gone_for_the_engine_too`,
+/// `a_client_gone_in_mid_stream_is_gone_for_the_engine_too`,
+/// `many_clients_that_come_and_go_at_random_leave_nothing_behind`.
+#[tokio::test]
+async fn a_client_gone_while_queued_leaves_the_queue() {
+    let engine = FakeEngine::start("m").await;
+    let gateway = TestGateway::start(one_at_a_time(), &[&engine]).await;
+    let (mut first, mut second) = (gateway.client().await, gateway.client().await);
+    first.request("POST", "/v1/chat/completions", &chat("m", "one")).await;
+    let call = engine.call().await;
+    second.request("POST", "/v1/chat/completions", &chat("m", "two")).await;
+    eventually("the second waits", || queued(&gateway) == 1).await;
+    drop(second);
+    eventually("the second has left", || queued(&gateway) == 0).await;
+    call.answer(200, "{}").await;
+    assert_eq!(first.reply().await.status, 200);
+    assert!(engine.is_quiet().await, "the engine never heard of the second");
+    assert_eq!(left(&gateway).await, Some(1.0));
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn a_client_gone_before_the_answer_begins_is_gone_for_the_engine_too() {
+    let engine = FakeEngine::start("m").await;
+    let gateway = TestGateway::start(config(), &[&engine]).await;
+    let mut client = gateway.client().await;
+    client.request("POST", "/v1/chat/completions", &chat_stream("m", "hi")).await;
+    let mut call = engine.call().await;
+    drop(client);
+    call.gateway_gone().await;
+    gateway.ledger_is_zero().await;
+    eventually_left(&gateway).await;
+    assert!(engine.is_quiet().await, "it is not tried again");
+    gateway.end().await;
+}
+
+#[tokio::test]
+async fn a_client_gone_in_mid_stream_is_gone_for_the_engine_too() {
+    let engine = FakeEngine::start("m").await;
+    let gateway = TestGateway::start(config(), &[&engine]).await;
+    let mut client = gateway.client().await;
+    client.request("POST", "/v1/chat/completions", &chat_stream("m", "hi")).await;
+    let mut call = engine.call().await;
+    call.begin_stream().await;
+    call.chunk(&event("one")).await;
+    client.head().await;
+    client.see("one").await;
+    drop(client);
+    // The engine sends nothing more: that the client has gone must show by itself.
+    call.gateway_gone().await;
+    gateway.ledger_is_zero().await;
+    eventually_left(&gateway).await;
+    let worker = &gateway.serving().controller.workers()[0];
+    assert!(worker.state().healthy, "that is not the worker's fault");
+    gateway.end().await;
+}
+
+async fn left(gateway: &TestGateway) -> Option<f64> {
+    gateway.metric(r#"kvlane_requests_total{model="m",api="chat_completions",code="499"}"#).await
+}
+
+async fn eventually_left(gateway: &TestGateway) {
+    soon("the client is counted as gone", async { while left(gateway).await != Some(1.0) {} }).await;
+}
+
+#[tokio::test]
+async fn many_clients_that_come_and_go_at_random_leave_nothing_behind() {
+    let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
+    let mut config = config();
+    config.routing.max_concurrent_requests = 3;
+    config.routing.queue_size = 8;
+    let gateway = TestGateway::start(config, &[&a, &b]).await;
+    let mut random = kvlane_core::rng::Rng::new(7);
+    let mut clients = Vec::new();
+    for n in 0..400 {
+        let mut client = gateway.client().await;
+        client.request("POST", "/v1/chat/completions", &chat_stream("m", &format!("prompt {n}"))).await;
+        clients.push(client);
+        // Some leave, at whatever stage they are; some are answered, some broken off.
+        if random.below(2) == 0 {
+            clients.swap_remove(random.below(clients.len()));
+        }
+        for engine in [&a, &b] {
+            if !engine.is_quiet().await {
+                let mut call = engine.call().await;
+                match random.below(4) {
+                    0 => drop(call),
+                    1 => call.answer(200, "{}").await,
+                    2 => {
+                        call.try_send(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\ndata:\r\n")
+                            .await;
+                        call.reset();
+                    }
+                    _ => {
+                        call.try_send(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}").await;
+                        call.keep();
+                    }
+                }
+            }
+        }
+    }
+    drop(clients);
+    drop((a, b));
+    gateway.end().await;
+}

@@ -1,0 +1,146 @@
+//! Stopping: nobody new, everybody who is there to the end, and then nothing is left.
+
+use std::time::Duration;
+
+use kvlane_gateway::config::WorkerSpec;
+use kvlane_gateway::serve::{Cut, Serving};
+use kvlane_gateway::testing::{FakeEngine, TestGateway, chat, chat_stream, config, event, eventually, soon};
+
+/// Invariant: Shutdown lets requests finish and accepts no new ones.
+///
+/// Also held by `who_does_not_end_within_the_grace_is_cut`.
+#[tokio::test]
+async fn a_running_stream_finishes_and_nobody_new_comes_in() {
+    let engine = FakeEngine::start("m").await;
+    let gateway = TestGateway::start(config(), &[&engine]).await;
+    let (address, metrics) = (gateway.address(), gateway.metrics_address());
+    let mut client = gateway.client().await;
+    client.request("POST", "/v1/chat/completions", &chat_stream("m", "hi")).await;
+    let mut call = engine.call().await;
+    call.begin_stream().await;
+    call.chunk(&event("one")).await;
+    client.head().await;
+    client.see("one").await;
+    let mut idle = gateway.client().await;
+    idle.request("GET", "/liveness", "").await;
+    assert_eq!(idle.reply().await.status, 200);
+    let mut silent = gateway.client().await;
+
+    let pool = gateway.pool("m");
+    let stopping = tokio::spawn(gateway.shut_down());
+    eventually("new connections are refused", || std::net::TcpStream::connect(address).is_err()).await;
+    assert_eq!(idle.closed().await, b"", "an idle connection closes");
+    assert_eq!(silent.closed().await, b"", "so does one that never spoke");
+    assert!(std::net::TcpStream::connect(metrics).is_ok(), "operators can still look");
+    call.chunk(&event("two")).await;
+    client.see("two").await;
+    assert!(!stopping.is_finished());
+    call.end_stream().await;
+    assert!(client.rest().await.1, "ended as it should");
+    client.closed().await;
+    assert!(soon("the end", stopping).await.expect("no panic"), "nothing was cut");
+    assert!(kvlane_gateway::testing::is_zero(&pool));
+    assert!(std::net::TcpStream::connect(metrics).is_err());
+}
+
+#[tokio::test]
+async fn a_request_that_is_waiting_finishes_too() {
+    let engine = FakeEngine::start("m").await;
+    let mut config = config();
+    config.routing.max_concurrent_requests = 1;
+    let gateway = TestGateway::start(config, &[&engine]).await;
+    let (mut one, mut two) = (gateway.client().await, gateway.client().await);
+    one.request("POST", "/v1/chat/completions", &chat("m", "one")).await;
+    let call = engine.call().await;
+    two.request("POST", "/v1/chat/completions", &chat("m", "two")).await;
+    let pool = gateway.pool("m");
+    eventually("the second waits", || pool.router.read(|scheduler| scheduler.queued()) == 1).await;
+    let address = gateway.address();
+    let stopping = tokio::spawn(gateway.shut_down());
+    eventually("new connections are refused", || std::net::TcpStream::connect(address).is_err()).await;
+    call.answer(200, "{}").await;
+    assert_eq!(one.reply().await.status, 200);
+    engine.answer("{}").await;
+    assert_eq!(two.reply().await.status, 200);
+    assert!(soon("the end", stopping).await.expect("no panic"));
+    assert!(kvlane_gateway::testing::is_zero(&pool));
+}
+
+#[tokio::test]
+async fn who_does_not_end_within_the_grace_is_cut() {
+    let engine = FakeEngine::start("m").await;
+    let mut config = config();
+    config.server.shutdown_grace = Duration::from_millis(20);
+    let gateway = TestGateway::start(config, &[&engine]).await;
+    let mut client = gateway.client().await;
+    client.request("POST", "/v1/chat/completions", &chat_stream("m", "hi")).await;
+    let mut call = engine.call().await;
+    call.begin_stream().await;
+    call.chunk(&event("one")).await;
+    client.head().await;
+    let pool = gateway.pool("m");
+    assert!(!gateway.shut_down().await, "it says that something was cut");
+    assert!(!client.rest().await.1);
+    call.gateway_gone().await;
+    eventually("the ledger is zero", || kvlane_gateway::testing::is_zero(&pool)).await;
+}
+
+#[tokio::test]
+async fn who_is_in_a_hurry_cuts_what_is_in_flight_and_nothing_else() {
+    let engine = FakeEngine::start("m").await;
+    let start = || {
+        let mut config = config();
+        config.workers = vec![WorkerSpec::new(engine.url())];
+        Serving::start(config).expect("the gateway starts")
+    };
+    let serving = start();
+    eventually("it serves", || serving.controller.workers().iter().all(|worker| worker.state().healthy))
+        .await;
+    let cut = soon("the end", serving.shut_down_or(std::future::ready(()))).await;
+    assert_eq!(cut, Cut::default(), "nothing was in flight");
+
+    let serving = start();
+    eventually("it serves", || serving.controller.workers().iter().all(|worker| worker.state().healthy))
+        .await;
+    let gateway = TestGateway::of(serving);
+    let mut client = gateway.client().await;
+    client.request("POST", "/v1/chat/completions", &chat_stream("m", "hi")).await;
+    let mut call = engine.call().await;
+    call.begin_stream().await;
+    call.chunk(&event("one")).await;
+    client.head().await;
+    let cut = gateway.shut_down_or(std::future::ready(())).await;
+    assert_eq!(cut, Cut { requests: 1, connections: 1 });
+    call.gateway_gone().await;
+}
+
+#[tokio::test]
+async fn a_gateway_that_is_dropped_lets_go_of_its_ports() {
+    let gateway = TestGateway::start(config(), &[]).await;
+    let (address, metrics) = (gateway.address(), gateway.metrics_address());
+    let mut client = gateway.client().await;
+    client.request("GET", "/liveness", "").await;
+    assert_eq!(client.reply().await.status, 200);
+    drop(gateway);
+    client.closed().await;
+    for address in [address, metrics] {
+        eventually("nobody listens", || std::net::TcpStream::connect(address).is_err()).await;
+    }
+}
+
+#[tokio::test]
+async fn a_gateway_that_cannot_start_leaves_nothing_behind() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let mut config = config();
+    config.metrics.port = taken.local_addr().expect("an address").port();
+    let error = Serving::start(config.clone()).err().expect("the port is taken");
+    assert!(error.to_string().contains("metrics.port"), "{error}");
+    drop(taken);
+    let free = std::net::TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("an address");
+    config.server.port = free.port();
+    let worker = WorkerSpec::new("http://127.0.0.1:9");
+    config.workers = vec![worker.clone(), worker];
+    let error = Serving::start(config).err().expect("the same worker twice");
+    assert!(error.to_string().contains("is there twice"), "{error}");
+    eventually("the port is free again", || std::net::TcpListener::bind(free).is_ok()).await;
+}

@@ -1,7 +1,0 @@
-//! Writes `docs/metrics.md` to standard output.
-
-use std::io::Write as _;
-
-fn main() -> std::io::Result<()> {
-    std::io::stdout().write_all(kvlane_live::metrics::table::markdown().as_bytes())
-}

@@ -1,3 +1,0 @@
-//! Where requests come in.
-
-pub mod http;

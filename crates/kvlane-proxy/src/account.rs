@@ -1,0 +1,214 @@
+//! What is known of one request from its arrival to its end: its id, and how it will be counted.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use http::request::Parts;
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use kvlane_core::time::Nanos;
+use kvlane_fleet::metrics::RequestLabels;
+use kvlane_fleet::pool::ModelPool;
+use kvlane_wire::api::Api;
+
+use crate::dialect::Dialect;
+use crate::forward;
+use crate::limits::Left;
+use crate::proxy::Proxy;
+use crate::timeline::Timeline;
+use crate::traces::{Ending, Traces};
+
+/// The header with the request's id.
+pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// The status counted when the client has left before its answer's end.
+const CLIENT_CLOSED_REQUEST: u16 = 499;
+/// Tells a client where the time went (W3C Server Timing).
+const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
+/// The longest request id that is taken over.
+const REQUEST_ID_LEN_MAX: usize = 128;
+
+/// One request's account. It is counted when the last holder lets go.
+pub struct Account {
+    proxy: Arc<Proxy>,
+    api: Option<Api>,
+    /// In whose words its client reads errors.
+    pub(super) dialect: Dialect,
+    /// Whether it is a client's; scrapes and operators' calls are not counted.
+    counted: bool,
+    /// When it arrived.
+    pub received: Nanos,
+    /// Its id: the client's, or one made here.
+    pub request_id: HeaderValue,
+    /// Where its time goes.
+    pub(super) timeline: Arc<Timeline>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Where it is to be placed, if it got so far.
+    pool: Option<Arc<ModelPool>>,
+    left: Left,
+    status: u16,
+    settled: bool,
+    /// Its client is not told what depends on the requests of others.
+    discreet: bool,
+}
+
+// === impl Account ===
+
+impl Account {
+    pub(crate) fn open(
+        proxy: &Arc<Proxy>,
+        api: Option<Api>,
+        dialect: Dialect,
+        parts: &Parts,
+        counted: bool,
+    ) -> Arc<Self> {
+        let (config, headers) = (proxy.settings(), &parts.headers);
+        let names = &config.server.request_id_headers;
+        let given = names.iter().find_map(|name| headers.get(name.as_str()).filter(|id| is_usable(id)));
+        let request_id = given.map_or_else(made_id, copy);
+        let received = proxy.fleet.clock.now();
+        let traced = counted.then(|| Traces::begin(&config.tracing, proxy.fleet.clock, api, parts));
+        let trace = traced.flatten();
+        Arc::new(Self {
+            proxy: Arc::clone(proxy),
+            api,
+            dialect,
+            counted,
+            received,
+            timeline: Arc::new(Timeline::start(proxy.fleet.clock, received, request_id.clone(), trace)),
+            request_id,
+            state: Mutex::default(),
+        })
+    }
+
+    pub(crate) fn set_pool(&self, pool: &Arc<ModelPool>) {
+        self.state().pool = Some(Arc::clone(pool));
+    }
+
+    /// Its client is one of several tenants that are kept apart: where a request goes, why, and how long each step took
+    /// depends on the others' requests, so the answer does not say.
+    pub fn keep_apart(&self) {
+        self.state().discreet = true;
+    }
+
+    /// What its client may still use.
+    pub fn set_left(&self, left: Left) {
+        self.state().left = left;
+    }
+
+    /// Says in an answer's head which request it is for, what its client may still use, and where the time went.
+    pub fn mark(&self, headers: &mut HeaderMap) {
+        headers.insert(REQUEST_ID, self.request_id.clone());
+        let (pool, discreet) = {
+            let state = self.state();
+            state.left.tell(headers);
+            (state.pool.clone(), state.discreet)
+        };
+        if discreet {
+            forward::unmark(headers);
+            // The engine's own, too: it is shared.
+            headers.remove(SERVER_TIMING);
+        }
+        if !self.counted || (self.api.is_none() && pool.is_none()) {
+            return;
+        }
+        let stages = self.timeline.close();
+        if let Some(pool) = pool {
+            pool.metrics.stages.observe(&stages);
+        }
+        if !discreet
+            && self.proxy.settings().server.server_timing
+            && let Ok(value) = HeaderValue::try_from(stages.format())
+        {
+            // Whoever stands behind us has told theirs: lists of one name are one list.
+            headers.append(SERVER_TIMING, value);
+        }
+    }
+
+    pub(crate) fn set_status(&self, status: StatusCode) {
+        self.state().status = status.as_u16();
+    }
+
+    /// The answer has come to an end, good or bad, before the client left.
+    pub fn settle(&self) {
+        self.state().settled = true;
+    }
+
+    /// It is over: tells logs and traces, where somebody wants to know.
+    fn tell(&self, pool: Option<&ModelPool>, status: u16, settled: bool) {
+        let model = pool.map(|pool| pool.model.as_str());
+        tracing::debug!(
+            target: "kvlane::access",
+            request_id = self.timeline.request_id(),
+            trace_id = self.timeline.trace_id(),
+            api = self.api.map_or("other", Api::name),
+            model,
+            status,
+            client_left = !settled,
+            duration_s = (self.proxy.fleet.clock.now() - self.received).as_secs_f64(),
+            "request"
+        );
+        let Some(trace) = self.timeline.trace().filter(|trace| trace.is_recorded()) else { return };
+        let spans = trace.finish(&Ending {
+            received: self.received,
+            status,
+            left: !settled,
+            model,
+            request_id: self.timeline.request_id(),
+            course: self.timeline.course(),
+        });
+        self.proxy.traces.tell(&self.proxy.fleet.metrics.spans, spans);
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Account {
+    fn drop(&mut self) {
+        if !self.counted {
+            return;
+        }
+        let State { pool, status, settled, .. } = std::mem::take(&mut *self.state());
+        let code = if settled { status } else { CLIENT_CLOSED_REQUEST };
+        self.proxy.outcomes.note(code);
+        let api = self.api.map_or("other", Api::name);
+        self.tell(pool.as_deref(), status, settled);
+        let model = pool.map_or_else(String::new, |pool| pool.model.clone());
+        self.proxy.fleet.metrics.requests.get_or_create(&RequestLabels { model, api, code }).inc();
+    }
+}
+
+fn is_usable(id: &HeaderValue) -> bool {
+    (1..=REQUEST_ID_LEN_MAX).contains(&id.len()) && id.as_bytes().iter().all(u8::is_ascii_graphic)
+}
+
+/// A value with memory of its own, that keeps nothing of the head it is from.
+fn copy(value: &HeaderValue) -> HeaderValue {
+    HeaderValue::from_bytes(value.as_bytes()).unwrap_or_else(|_| value.clone())
+}
+
+/// An id nobody else has: the process's random start and a counter.
+fn made_id() -> HeaderValue {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    static START: std::sync::LazyLock<u64> = std::sync::LazyLock::new(|| {
+        use std::hash::{BuildHasher, RandomState};
+        RandomState::new().hash_one(std::process::id())
+    });
+    let mut id = *b"kvl-..........................";
+    let (start, number) = id[4..].split_at_mut(16);
+    put_hex(start, *START);
+    put_hex(number, NEXT.fetch_add(1, Ordering::Relaxed));
+    HeaderValue::from_bytes(&id).unwrap_or(HeaderValue::from_static("kvl-0"))
+}
+
+/// Writes the last hexadecimal digits of a number, as many as there is room for.
+fn put_hex(room: &mut [u8], mut number: u64) {
+    for digit in room.iter_mut().rev() {
+        *digit = b"0123456789abcdef"[(number & 15) as usize];
+        number >>= 4;
+    }
+}

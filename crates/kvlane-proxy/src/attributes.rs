@@ -1,0 +1,561 @@
+//! What clients say of their requests beside the prompt: which conversation each is a turn of, whom it is for, how
+//! urgent it is, how long its answer may become.
+//!
+//! A hint is never worth an error: one that cannot be used is as good as none. Names become keys here and go no
+//! further, so none of them stands in a log, a receipt or a recording.
+//!
+//! A tenant's key is a keyed hash (SipHash, keys drawn when the process starts), because what names a tenant may be its
+//! API key: nobody can try keys against what a recording holds. Nothing needs it to be the same twice, for fairness
+//! only compares. A session's key is the same at every gateway and after a restart, so that policies which hash
+//! sessions agree. The name of its tenant is part of it: two tenants' sessions of one name are two.
+
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+
+use http::header::{self, HeaderName};
+use http::{HeaderMap, HeaderValue};
+use kvlane_core::config::{ConfigError, within, wrong};
+use kvlane_core::request::{SchedulingRequest, SessionKey, TenantKey};
+use kvlane_wire::openai::{ParsedRequest, SESSION_BYTES_MAX};
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use crate::auth::{Identity, is_credential};
+use crate::salt::SaltKey;
+
+/// Longer names of tenants are not looked at. API keys have some hundred bytes, signed tokens a few thousand.
+const TENANT_BYTES_MAX: usize = 8 << 10;
+/// The highest priority; the lowest is its negative.
+const PRIORITY_MAX: i8 = 100;
+/// Headers that one list may name: each is looked for in every request.
+const HEADERS_MAX: usize = 16;
+/// Named priorities.
+const PRIORITIES_MAX: usize = 64;
+
+/// Which hints of clients are believed. Of each list, the first header that says something usable counts.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// Headers that name the conversation; else the body does.
+    pub session_headers: Vec<String>,
+    /// Headers that name whom a request is for.
+    pub tenant_headers: Vec<String>,
+    /// Headers that say how urgent it is: a whole number, or a name of `priorities`.
+    pub priority_headers: Vec<String>,
+    /// Priorities by name, -100 to 100, higher first.
+    pub priorities: BTreeMap<String, i8>,
+}
+
+impl Default for Config {
+    /// Session headers are those of llm-d's agent identity and of routers before it, tenants are llm-d's fairness ids
+    /// or the client's API key, priorities have the classes of SGLang's gateway.
+    fn default() -> Self {
+        let list = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
+        let classes = [("system", 100), ("interactive", 50), ("default", 0), ("bulk", -50)];
+        Self {
+            session_headers: list(&[
+                "x-session-id",
+                "x-claude-code-session-id",
+                "x-session-affinity",
+                "session-id",
+                "session_id",
+            ]),
+            tenant_headers: list(&["x-llm-d-inference-fairness-id", "authorization", "x-api-key"]),
+            priority_headers: list(&["x-priority", "x-smg-priority", "x-llm-d-inference-objective"]),
+            priorities: classes.into_iter().map(|(name, priority)| (name.to_owned(), priority)).collect(),
+        }
+    }
+}
+
+// === impl Config ===
+
+impl Config {
+    /// Checks the names of headers and the range of priorities.
+    ///
+    /// # Errors
+    /// The first that is wrong.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        let lists = [
+            ("hints.session_headers", &self.session_headers),
+            ("hints.tenant_headers", &self.tenant_headers),
+            ("hints.priority_headers", &self.priority_headers),
+        ];
+        for (field, names) in lists {
+            within(field, names.len(), 0, HEADERS_MAX)?;
+            for name in names {
+                if HeaderName::try_from(name).is_err() {
+                    return wrong(field, format!("'{name}' is no name of a header"));
+                }
+            }
+        }
+        within("hints.priorities", self.priorities.len(), 0, PRIORITIES_MAX)?;
+        for (name, &priority) in &self.priorities {
+            within(&format!("hints.priorities.{name}"), priority, -PRIORITY_MAX, PRIORITY_MAX)?;
+        }
+        Ok(())
+    }
+}
+
+/// Reads hints. One per gateway.
+pub struct Hints {
+    session_headers: Vec<HeaderName>,
+    tenant_headers: Vec<HeaderName>,
+    priority_headers: Vec<HeaderName>,
+    priorities: BTreeMap<String, i8>,
+    keys: RandomState,
+    salts: SaltKey,
+}
+
+/// What was said of one request. The same for all its attempts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Facts {
+    session: Option<SessionKey>,
+    tenant: Option<TenantKey>,
+    priority: i8,
+    output_tokens_max: Option<u32>,
+    whole_answer: bool,
+}
+
+// === impl Facts ===
+
+impl Facts {
+    /// Whether the answer may come piece by piece.
+    pub fn streams(&self) -> bool {
+        !self.whole_answer
+    }
+}
+
+// === impl Hints ===
+
+impl Hints {
+    /// Reads the attributes that `config` names; tenants' salts are made with `salts`.
+    pub fn new(config: &Config, salts: SaltKey) -> Self {
+        let headers = |names: &[String]| names.iter().filter_map(|name| name.try_into().ok()).collect();
+        Self {
+            session_headers: headers(&config.session_headers),
+            tenant_headers: headers(&config.tenant_headers),
+            priority_headers: headers(&config.priority_headers),
+            priorities: config.priorities.clone(),
+            keys: RandomState::new(),
+            salts,
+        }
+    }
+
+    /// Others, to which tenants are the same. Their salts are, too, unless there is another key.
+    pub fn reset(&self, config: &Config, salts: Option<SaltKey>) -> Self {
+        let salts = salts.unwrap_or_else(|| self.salts.clone());
+        Self { keys: self.keys.clone(), ..Self::new(config, salts) }
+    }
+
+    /// What is said in a request's head and, where its body is understood, there.
+    pub fn read(
+        &self,
+        headers: &HeaderMap,
+        body: Option<&ParsedRequest<'_>>,
+        identity: Option<&Arc<Identity>>,
+    ) -> Facts {
+        let tenant = self.tenant(headers, identity.map(|identity| &**identity));
+        let session = self.session_headers.iter().find_map(|name| {
+            headers.get(name).map(HeaderValue::as_bytes).filter(|name| is_usable(name, SESSION_BYTES_MAX))
+        });
+        let session = session.or_else(|| Some(body?.session.as_ref()?.as_bytes()));
+        Facts {
+            session: session.map(|name| session_key(tenant, name)),
+            tenant: tenant.map(|tenant| TenantKey(self.keys.hash_one(tenant))),
+            priority: self.priority(headers).unwrap_or_default(),
+            output_tokens_max: body.and_then(|body| body.output_tokens_max),
+            whole_answer: body.is_some_and(|body| !body.stream),
+        }
+    }
+
+    /// What keeps the blocks of whom a request is for from those of all others: the same for the same tenant at every
+    /// gateway with the same key, and nothing that another tenant's `cache_salt` can be.
+    pub fn salt(
+        &self,
+        headers: &HeaderMap,
+        identity: Option<&Arc<Identity>>,
+        theirs: Option<&str>,
+    ) -> String {
+        let (kind, name): (&[u8], _) = match self.tenant(headers, identity.map(|identity| &**identity)) {
+            None => (b"0", &b""[..]),
+            Some(Tenant::Named(name)) => (b"1", name),
+            Some(Tenant::Holder(key)) => (b"2", key),
+            Some(Tenant::Known(name)) => (b"3", name),
+            Some(Tenant::Credentials(said)) => (b"4", said),
+        };
+        let own = [kind, name];
+        match theirs {
+            None => self.salts.salt(&own),
+            Some(theirs) => self.salts.salt(&[own[0], own[1], theirs.as_bytes()]),
+        }
+    }
+
+    /// Whom a request is for: whoever shows a key is believed nothing else, unless the key says so.
+    fn tenant<'a>(&self, headers: &'a HeaderMap, identity: Option<&'a Identity>) -> Option<Tenant<'a>> {
+        let believed = identity.is_none_or(|identity| identity.trusted);
+        let named = self.tenant_headers.iter().filter(|name| {
+            // The key has been looked at: it is ours, and no name.
+            believed && !(identity.is_some() && is_credential(name))
+        });
+        let named = named.map(|name| tenant(name, headers.get(name)?)).find_map(|tenant| tenant);
+        named.or_else(|| identity.map(|identity| Tenant::Known(identity.name.as_bytes())))
+    }
+
+    /// The tenants that have this name: whoever has a key of it, and whoever is believed to be called so.
+    pub fn tenants_called(&self, name: &str) -> [TenantKey; 2] {
+        let name = name.as_bytes();
+        [Tenant::Known(name), Tenant::Named(name)].map(|tenant| TenantKey(self.keys.hash_one(tenant)))
+    }
+
+    fn priority(&self, headers: &HeaderMap) -> Option<i8> {
+        self.priority_headers.iter().find_map(|name| {
+            let said = headers.get(name)?.to_str().ok()?.trim();
+            match said.parse() {
+                Ok(priority) => (-PRIORITY_MAX..=PRIORITY_MAX).contains(&priority).then_some(priority),
+                Err(_) => self.priorities.get(said).copied(),
+            }
+        })
+    }
+}
+
+// === impl Facts ===
+
+impl Facts {
+    /// Whom it is for.
+    pub fn tenant(&self) -> Option<TenantKey> {
+        self.tenant
+    }
+
+    /// How long its answer may become.
+    pub fn output_tokens_max(&self) -> Option<u32> {
+        self.output_tokens_max
+    }
+
+    /// Adds them to a request.
+    pub fn apply(self, request: SchedulingRequest) -> SchedulingRequest {
+        let Self { session, tenant, priority, output_tokens_max, whole_answer } = self;
+        SchedulingRequest { session, tenant, priority, output_tokens_max, whole_answer, ..request }
+    }
+}
+
+/// Who names the tenant, in the ways that must not be mistaken for each other.
+#[derive(Clone, Copy, Hash, PartialEq, Eq)]
+enum Tenant<'a> {
+    /// Somebody who says so.
+    Named(&'a [u8]),
+    /// The holder of an API key that is not ours.
+    Holder(&'a [u8]),
+    /// The holder of credentials of another scheme than `Bearer`, scheme included. No API key can be written the same.
+    Credentials(&'a [u8]),
+    /// Somebody who has shown who they are.
+    Known(&'a [u8]),
+}
+
+/// The tenant that a header names.
+fn tenant<'a>(name: &HeaderName, value: &'a HeaderValue) -> Option<Tenant<'a>> {
+    let value = value.as_bytes();
+    let tenant = if name == header::AUTHORIZATION {
+        let (scheme, key) =
+            value.split_at(value.iter().position(|&byte| byte == b' ').unwrap_or(value.len()));
+        if scheme.eq_ignore_ascii_case(b"bearer") {
+            Tenant::Holder(key.trim_ascii())
+        } else {
+            Tenant::Credentials(value)
+        }
+    } else if name == API_KEY {
+        Tenant::Holder(value)
+    } else {
+        Tenant::Named(value)
+    };
+    let (Tenant::Named(said) | Tenant::Holder(said) | Tenant::Credentials(said) | Tenant::Known(said)) =
+        tenant;
+    is_usable(said, TENANT_BYTES_MAX).then_some(tenant)
+}
+
+/// The header in which Anthropic's clients send their key.
+const API_KEY: &str = "x-api-key";
+
+fn is_usable(name: &[u8], bytes_max: usize) -> bool {
+    (1..=bytes_max).contains(&name.len())
+}
+
+/// A session of this name, of that tenant or of nobody in particular.
+fn session_key(tenant: Option<Tenant<'_>>, name: &[u8]) -> SessionKey {
+    // A constant for each way to say who, so that neither imitates the other.
+    let seed = match tenant {
+        None => 0,
+        Some(Tenant::Named(tenant)) => xxh3_64_with_seed(tenant, 0x5E55_1040_0000_0002),
+        Some(Tenant::Holder(key)) => xxh3_64_with_seed(key, 0x5E55_1040_0000_0003),
+        Some(Tenant::Known(name)) => xxh3_64_with_seed(name, 0x5E55_1040_0000_0004),
+        Some(Tenant::Credentials(said)) => xxh3_64_with_seed(said, 0x5E55_1040_0000_0005),
+    };
+    SessionKey::named(name, seed)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::borrow::Cow;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::auth::Role;
+
+    fn headers(fields: &[(&str, &[u8])]) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        for (name, value) in fields {
+            let name = HeaderName::try_from(*name).expect("a name");
+            headers.append(name, HeaderValue::from_bytes(value).expect("a value"));
+        }
+        headers
+    }
+
+    fn read(hints: &Hints, fields: &[(&str, &str)]) -> Facts {
+        let fields: Vec<_> = fields.iter().map(|(name, value)| (*name, value.as_bytes())).collect();
+        hints.read(&headers(&fields), None, None)
+    }
+
+    #[test]
+    fn whoever_says_nothing_is_nobody_in_particular() {
+        let hints = Hints::new(&Config::default(), SaltKey::generate());
+        let body = ParsedRequest::default();
+        assert_eq!(read(&hints, &[("accept", "*/*")]), Facts::default());
+        let whole = Facts { whole_answer: true, ..Facts::default() };
+        assert_eq!(hints.read(&HeaderMap::new(), Some(&body), None), whole);
+    }
+
+    #[test]
+    fn a_session_is_named_by_the_first_header_then_by_the_body() {
+        let hints = Hints::new(&Config::default(), SaltKey::generate());
+        let body = ParsedRequest { session: Some(Cow::Borrowed("a")), ..ParsedRequest::default() };
+        let named_by = |fields: &[(&str, &[u8])]| hints.read(&headers(fields), Some(&body), None).session;
+        let a = named_by(&[]);
+        assert!(a.is_some());
+        for name in &Config::default().session_headers {
+            assert_eq!(named_by(&[(name, b"a")]), a, "{name}");
+            assert_ne!(named_by(&[(name, b"b")]), a, "{name}");
+        }
+        assert_eq!(named_by(&[("session_id", b"b"), ("x-session-id", b"a")]), a, "the order is the list's");
+        assert_eq!(named_by(&[("x-session-id", b"a"), ("x-session-id", b"b")]), a, "the first of several");
+        for useless in [&b""[..], &[b'x'; SESSION_BYTES_MAX + 1]] {
+            assert_eq!(named_by(&[("x-session-id", useless)]), a, "as if it were not there");
+        }
+        assert_ne!(named_by(&[("x-session-id", b"\xff\xfe")]), a, "any bytes are a name");
+    }
+
+    #[test]
+    fn sessions_of_one_name_are_as_many_as_their_tenants() {
+        let hints = Hints::new(&Config::default(), SaltKey::generate());
+        let tenants = [
+            vec![],
+            vec![("x-llm-d-inference-fairness-id", "t")],
+            vec![("x-llm-d-inference-fairness-id", "u")],
+            vec![("authorization", "Bearer t")],
+            vec![("x-api-key", "u")],
+        ];
+        let facts = tenants.map(|mut fields| {
+            fields.push(("x-session-id", "s"));
+            read(&hints, &fields)
+        });
+        for (n, one) in facts.iter().enumerate() {
+            for other in &facts[..n] {
+                assert_ne!(one.session, other.session);
+                assert_ne!(one.tenant, other.tenant);
+            }
+        }
+    }
+
+    #[test]
+    fn a_session_has_the_same_key_at_every_gateway_and_a_tenant_has_not() {
+        let fields = [("x-session-id", "s"), ("authorization", "Bearer sk-1")];
+        let read = || read(&Hints::new(&Config::default(), SaltKey::generate()), &fields);
+        let (one, other) = (read(), read());
+        assert_eq!(one.session, other.session);
+        assert_ne!(one.tenant, other.tenant);
+    }
+
+    #[test]
+    fn an_api_key_is_one_tenant_however_it_is_sent() {
+        let hints = Hints::new(&Config::default(), SaltKey::generate());
+        let tenant = |fields: &[(&str, &str)]| read(&hints, fields).tenant;
+        let holder = tenant(&[("authorization", "Bearer sk-1")]);
+        assert!(holder.is_some());
+        assert_eq!(tenant(&[("authorization", "bearer   sk-1")]), holder);
+        assert_eq!(tenant(&[("x-api-key", "sk-1")]), holder);
+        assert_ne!(tenant(&[("authorization", "Basic sk-1")]), holder);
+        let basic = tenant(&[("authorization", "Basic sk-1")]);
+        assert!(basic.is_some());
+        for imitation in [("x-api-key", "Basic sk-1"), ("authorization", "Bearer Basic sk-1")] {
+            assert_ne!(tenant(&[imitation]), basic, "a key that is written as other credentials");
+        }
+        assert_eq!(tenant(&[("authorization", "Bearer ")]), None);
+        assert_eq!(tenant(&[("authorization", "Bearer")]), None);
+        let named = ("x-llm-d-inference-fairness-id", "sk-1");
+        assert_ne!(tenant(&[named]), holder, "a name is no key");
+        assert_eq!(tenant(&[named, ("authorization", "Bearer sk-2")]), tenant(&[named]));
+        let nobody =
+            Hints::new(&Config { tenant_headers: Vec::new(), ..Config::default() }, SaltKey::generate());
+        assert_eq!(read(&nobody, &[named, ("authorization", "Bearer sk-1")]).tenant, None);
+    }
+
+    #[test]
+    fn whoever_shows_a_key_is_that_keys_tenant_whatever_they_say() {
+        let hints = Hints::new(&Config::default(), SaltKey::generate());
+        let known = |name: &str, trusted| Arc::new(Identity { name: name.into(), role: Role::User, trusted });
+        let read =
+            |fields: &[(&str, &[u8])], who: &Arc<Identity>| hints.read(&headers(fields), None, Some(who));
+        let (ann, bob, edge) = (known("ann", false), known("bob", false), known("edge", true));
+        let named: (&str, &[u8]) = ("x-llm-d-inference-fairness-id", b"bob");
+        let key: (&str, &[u8]) = ("authorization", b"Bearer sk");
+        let anns = read(&[key], &ann);
+        assert!(anns.tenant.is_some());
+        assert_eq!(read(&[named, key], &ann), anns, "no name is believed");
+        assert_ne!(read(&[key], &bob).tenant, anns.tenant);
+        let edges = read(&[key], &edge).tenant;
+        assert_eq!(read(&[("authorization", b"Bearer other")], &edge).tenant, edges, "its key names nobody");
+        let for_bob = read(&[named, key], &edge).tenant;
+        assert_eq!(
+            for_bob,
+            hints.read(&headers(&[named]), None, None).tenant,
+            "a trusted one may name tenants"
+        );
+        assert_ne!(for_bob, read(&[], &bob).tenant, "a name that is said is not one that is proven");
+        let in_session = |who| read(&[("x-session-id", b"s")], who).session;
+        assert_ne!(in_session(&ann), in_session(&bob));
+    }
+
+    #[test]
+    fn no_two_tenants_have_a_salt_in_common() {
+        let known =
+            |name: &str| Some(Arc::new(Identity { name: name.into(), role: Role::User, trusted: false }));
+        let hints = Hints::new(&Config::default(), SaltKey::generate());
+        let salt = |who: &Option<Arc<Identity>>, theirs: Option<&str>| {
+            hints.salt(&HeaderMap::new(), who.as_ref(), theirs)
+        };
+        let (ann, bob) = (known("ann"), known("bob"));
+        let own = salt(&ann, None);
+        let all = [
+            own.clone(),
+            salt(&ann, Some("")),
+            salt(&ann, Some("x")),
+            salt(&bob, None),
+            salt(&bob, Some("x")),
+            salt(&bob, Some(&own)),
+            salt(&known("annx"), None),
+            salt(&None, None),
+            salt(&None, Some("ann")),
+            hints.salt(&headers(&[("x-llm-d-inference-fairness-id", b"ann")]), None, None),
+            hints.salt(&headers(&[("x-api-key", b"ann")]), None, None),
+        ];
+        let apart: std::collections::BTreeSet<_> = all.iter().collect();
+        assert_eq!(apart.len(), all.len(), "{all:?}");
+        let again = hints.reset(&Config::default(), None);
+        assert_eq!(again.salt(&HeaderMap::new(), ann.as_ref(), None), own, "the same under the same key");
+        let rotated = hints.reset(&Config::default(), Some(SaltKey::generate()));
+        assert_ne!(rotated.salt(&HeaderMap::new(), ann.as_ref(), None), own, "another under another key");
+    }
+
+    #[test]
+    fn a_priority_is_a_number_in_range_or_a_name_that_is_known() {
+        let hints = Hints::new(&Config::default(), SaltKey::generate());
+        let priority = |fields: &[(&str, &str)]| read(&hints, fields).priority;
+        for (said, expect) in [
+            ("7", 7),
+            (" -100 ", -100),
+            ("101", 0),
+            ("99999999999999999999", 0),
+            ("1.5", 0),
+            ("", 0),
+            ("interactive", 50),
+            ("bulk", -50),
+            ("unheard-of", 0),
+        ] {
+            for header in &Config::default().priority_headers {
+                assert_eq!(priority(&[(header, said)]), expect, "{header}: {said}");
+            }
+        }
+        assert_eq!(priority(&[("x-smg-priority", "bulk"), ("x-priority", "3")]), 3);
+        assert_eq!(
+            priority(&[("x-smg-priority", "bulk"), ("x-priority", "?")]),
+            -50,
+            "the next one that says"
+        );
+    }
+
+    #[test]
+    fn wrong_headers_and_priorities_are_named() {
+        let mut config = Config::default();
+        config.tenant_headers.push("not a header".into());
+        let error = config.validate().expect_err("a space").to_string();
+        assert!(error.contains("hints.tenant_headers") && error.contains("'not a header'"), "{error}");
+        let mut config = Config::default();
+        config.priorities.insert("urgent".into(), 101);
+        let error = config.validate().expect_err("out of range").to_string();
+        assert!(error.contains("hints.priorities.urgent"), "{error}");
+        assert_eq!(Config::default().validate(), Ok(()));
+    }
+
+    /// Requests of different principals that share one name.
+    fn principals(name: &str) -> Vec<(HeaderMap, Option<Arc<Identity>>)> {
+        let known = |trusted| Some(Arc::new(Identity { name: name.into(), role: Role::User, trusted }));
+        let header = |field: &str, value: &str| headers(&[(field, value.as_bytes())]);
+        vec![
+            (HeaderMap::new(), known(false)),
+            (header("x-llm-d-inference-fairness-id", name), None),
+            (header("x-api-key", name), None),
+            (header("authorization", &format!("Basic {name}")), None),
+            (header("authorization", &format!("Bearer Basic {name}")), None),
+        ]
+    }
+
+    proptest! {
+        /// However principals are called, no two of them share a tenant, a bucket of a limit, a session or a salt.
+        #[test]
+        fn no_two_principals_are_one_by_the_way_they_are_written(one in "[!-~]{1,40}", other in "[!-~]{1,40}") {
+            let hints = Hints::new(&Config::default(), SaltKey::generate());
+            let mut all = principals(&one);
+            if other != one {
+                all.extend(principals(&other));
+            }
+            all.push((HeaderMap::new(), None));
+            let seen = |(mut head, who): (HeaderMap, Option<Arc<Identity>>)| {
+                let salt = hints.salt(&head, who.as_ref(), None);
+                head.insert("x-session-id", HeaderValue::from_static("s"));
+                let facts = hints.read(&head, None, who.as_ref());
+                (facts.tenant, facts.session, salt)
+            };
+            let all: Vec<_> = all.into_iter().map(seen).collect();
+            for (n, (tenant, session, salt)) in all.iter().enumerate() {
+                for (other_tenant, other_session, other_salt) in &all[..n] {
+                    prop_assert!(tenant != other_tenant && session != other_session && salt != other_salt);
+                }
+            }
+        }
+
+        #[test]
+        fn any_bytes_in_any_header_are_read_in_the_same_way_twice(
+            fields in prop::collection::vec(
+                (0usize..12, prop::collection::vec(any::<u8>(), 0..600)),
+                0..8,
+            ),
+        ) {
+            let config = Config::default();
+            let names: Vec<&String> =
+                [&config.session_headers, &config.tenant_headers, &config.priority_headers]
+                    .into_iter()
+                    .flatten()
+                    .collect();
+            let mut headers = HeaderMap::new();
+            for (name, value) in fields {
+                if let Ok(value) = HeaderValue::from_bytes(&value) {
+                    headers.append(HeaderName::try_from(names[name % names.len()]).expect("a name"), value);
+                }
+            }
+            let hints = Hints::new(&config, SaltKey::generate());
+            let facts = hints.read(&headers, None, None);
+            prop_assert_eq!(facts, hints.read(&headers, None, None));
+            prop_assert!((-PRIORITY_MAX..=PRIORITY_MAX).contains(&facts.priority));
+        }
+    }
+}

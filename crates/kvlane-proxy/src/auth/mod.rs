@@ -1,0 +1,516 @@
+//! Who somebody is, and what they may do.
+//!
+//! Whoever is let in is an [`Identity`]: its name is what limits, logs and metrics go by, and its tenant needs no
+//! believing, because a key proves it. [`Auth`] is what the configuration says, compiled; a reload replaces it whole.
+//!
+//! Keys are kept as their SHA-256 only. What is shown is hashed, and looked up under a second hash with a key of its own
+//! in each process: how long that takes says nothing to whoever tries keys.
+
+pub mod config;
+pub mod jwt;
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::header::{self, HeaderMap};
+use http::request::Parts;
+use http::{Method, StatusCode};
+use kvlane_core::config::{ConfigError, within, wrong};
+use kvlane_fleet::metrics::OTHER_NAMES;
+use kvlane_http::network::Allowed;
+use kvlane_http::secret::KeyHash;
+use ring::hmac;
+use ring::rand::SystemRandom;
+use serde::{Deserialize, Serialize};
+use tokio::sync::Notify;
+use tokio::time::sleep;
+
+pub use self::jwt::Jwt;
+pub use self::jwt::JwtSpec;
+use self::jwt::Wrong;
+use crate::auth::config::{KeySpec, Security};
+use crate::limits::config::ANY;
+
+/// The most keys.
+const KEYS_MAX: usize = 10_000;
+/// The longest name of somebody who has a key.
+const NAME_BYTES_MAX: usize = 64;
+/// The longest key that is looked at; signed tokens have a few thousand bytes.
+const KEY_BYTES_MAX: usize = 16 << 10;
+/// The shortest time between two fetches of the keys of tokens.
+const REFETCH_MIN: Duration = Duration::from_secs(10);
+/// The largest file of keys.
+const FILE_BYTES_MAX: u64 = 4 << 20;
+/// Where Anthropic's clients send their key.
+const API_KEY: &str = "x-api-key";
+
+/// What somebody may do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// Send requests to models.
+    #[default]
+    User,
+    /// Look at the admin API and the metrics.
+    Viewer,
+    /// Everything.
+    Admin,
+}
+
+/// What a request does, as far as it must be allowed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// It asks a model.
+    Use,
+    /// It looks at how the gateway fares.
+    Look,
+    /// It changes the gateway.
+    Change,
+}
+
+/// Somebody who has shown who they are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// What they are called.
+    pub name: Arc<str>,
+    /// What they may do.
+    pub role: Role,
+    /// Whether they are believed whom a request is for.
+    pub trusted: bool,
+}
+
+/// Why somebody is not let in.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Denied {
+    /// No key was shown.
+    #[error("an API key is needed: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`")]
+    Missing,
+    /// What was shown opens nothing.
+    #[error("this API key is not known here: check that it is whole and has not been withdrawn")]
+    Invalid,
+    /// It opens other things.
+    #[error("the key of `{name}` has the role {role}, which does not allow this")]
+    Forbidden {
+        /// Whose key it is.
+        name: Arc<str>,
+        /// What it allows.
+        role: &'static str,
+    },
+}
+
+/// Who may do what.
+pub struct Auth {
+    keys: HashMap<[u8; 32], Arc<Identity>>,
+    /// Hashes the hashes.
+    blind: hmac::Key,
+    jwt: Option<Jwt>,
+    /// Asks for the keys of tokens, because one was signed by a key that is not known.
+    wanted: Notify,
+    open_clients: bool,
+    forward_credentials: bool,
+    allowed: Arc<Allowed>,
+}
+
+// === impl Role ===
+
+impl Role {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::User => "user",
+            Self::Viewer => "viewer",
+            Self::Admin => "admin",
+        }
+    }
+
+    /// The role of this name.
+    pub fn by_name(name: &str) -> Option<Self> {
+        [Self::User, Self::Viewer, Self::Admin].into_iter().find(|role| role.name() == name)
+    }
+
+    /// Which of several counts: the highest.
+    fn rank(self) -> u8 {
+        self as u8
+    }
+
+    /// Whether it allows this.
+    pub fn allows(self, access: Access) -> bool {
+        matches!((self, access), (Self::Admin, _) | (Self::User, Access::Use) | (Self::Viewer, Access::Look))
+    }
+}
+
+// === impl Denied ===
+
+impl Denied {
+    /// Its HTTP status.
+    pub fn status(&self) -> StatusCode {
+        match self {
+            Self::Missing | Self::Invalid => StatusCode::UNAUTHORIZED,
+            Self::Forbidden { .. } => StatusCode::FORBIDDEN,
+        }
+    }
+}
+
+/// The outcome of an authentication and the name of the key, as metrics count them; nothing if no key was needed or sent.
+pub fn outcome(admitted: &Result<Option<Arc<Identity>>, Denied>) -> Option<(&'static str, &str)> {
+    Some(match admitted {
+        Ok(None) => return None,
+        Ok(Some(identity)) => ("accepted", &identity.name),
+        Err(Denied::Missing) => ("missing", ""),
+        Err(Denied::Invalid) => ("invalid", ""),
+        Err(Denied::Forbidden { name, .. }) => ("forbidden", name),
+    })
+}
+
+// === impl Auth ===
+
+impl Auth {
+    /// Reads keys and the files they are in.
+    ///
+    /// # Errors
+    /// The first key that is wrong, or a file that cannot be read.
+    pub fn read(config: &Security) -> Result<Self, ConfigError> {
+        let mut specs = config.keys.clone();
+        if let Some(path) = &config.keys_file {
+            specs.extend(keys_in(path).or_else(|problem| wrong("auth.keys_file", problem))?);
+        }
+        within("auth.keys", specs.len(), 0, KEYS_MAX)?;
+        let random = SystemRandom::new();
+        let Ok(blind) = hmac::Key::generate(hmac::HMAC_SHA256, &random) else {
+            return wrong("auth.keys", "the system has no random numbers".into());
+        };
+        let mut keys = HashMap::with_capacity(specs.len());
+        for KeySpec { name, sha256, role, trusted } in &specs {
+            check_name(name).or_else(|problem| wrong("auth.keys", problem))?;
+            let identity = Arc::new(Identity { name: name.as_str().into(), role: *role, trusted: *trusted });
+            if let Some(other) = keys.insert(blinded(&blind, *sha256), identity) {
+                return wrong("auth.keys", format!("'{}' and '{name}' have the same key", other.name));
+            }
+        }
+        Ok(Self {
+            keys,
+            blind,
+            jwt: config.jwt.as_ref().map(Jwt::read).transpose()?,
+            wanted: Notify::new(),
+            open_clients: config.open_clients,
+            forward_credentials: config.forward_credentials,
+            allowed: Arc::new(Allowed::new(&config.allowed_networks)),
+        })
+    }
+
+    /// Whether there is any key, or a token can be one.
+    pub fn has_keys(&self) -> bool {
+        !self.keys.is_empty() || self.jwt.is_some()
+    }
+
+    /// Whether requests to models need a key: as soon as there is any.
+    pub fn clients_need_a_key(&self) -> bool {
+        self.has_keys() && !self.open_clients
+    }
+
+    /// Whether operators need one: as soon as there is one for them.
+    pub fn operators_need_a_key(&self) -> bool {
+        self.keys.values().any(|identity| identity.role != Role::User)
+            || self.jwt.as_ref().is_some_and(|jwt| jwt.spec.names_operators())
+    }
+
+    /// Whether what a client shows may go on to a worker that has no key of its own.
+    pub fn forwards_credentials(&self) -> bool {
+        self.forward_credentials || !self.has_keys()
+    }
+
+    /// Where workers may be that are added while running.
+    pub fn allowed(&self) -> Arc<Allowed> {
+        Arc::clone(&self.allowed)
+    }
+
+    /// Lets somebody in, or not, `now_s` seconds after 1970. Where no key is `needed` nobody is turned away, but who shows a good one is known.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn admit(
+        &self,
+        headers: &HeaderMap,
+        access: Access,
+        needed: bool,
+        now_s: f64,
+    ) -> Result<Option<Arc<Identity>>, Denied> {
+        if !self.has_keys() && !needed {
+            return Ok(None);
+        }
+        let mut shown = shown(headers).peekable();
+        let nothing = shown.peek().is_none();
+        let known = shown.find_map(|key| self.whose(key, now_s));
+        match known {
+            Some(identity) if identity.role.allows(access) => Ok(Some(identity)),
+            Some(identity) if needed => {
+                Err(Denied::Forbidden { name: Arc::clone(&identity.name), role: identity.role.name() })
+            }
+            _ if !needed => Ok(None),
+            _ => Err(if nothing { Denied::Missing } else { Denied::Invalid }),
+        }
+    }
+}
+
+impl Auth {
+    /// Whose key or token this is.
+    fn whose(&self, shown: &[u8], now_s: f64) -> Option<Arc<Identity>> {
+        let tag = blinded(&self.blind, KeyHash::of_bytes(shown));
+        if let Some(identity) = self.keys.get(&tag) {
+            return Some(Arc::clone(identity));
+        }
+        match self.jwt.as_ref()?.verify(std::str::from_utf8(shown).ok()?, tag, now_s) {
+            Ok(identity) => Some(identity),
+            Err(Wrong::UnknownKey) => {
+                self.wanted.notify_one();
+                None
+            }
+            Err(Wrong::Bad) => None,
+        }
+    }
+
+    /// Begins with what was learned under `before`.
+    pub fn inherit(&self, before: &Self) {
+        if let (Some(jwt), Some(before)) = (&self.jwt, &before.jwt) {
+            jwt.inherit(before);
+        }
+    }
+
+    /// Fetches the keys of tokens, if they have a URL; then waits until they are to be fetched again.
+    pub async fn refresh_keys(&self) {
+        let Some(jwt) = self.jwt.as_ref().filter(|jwt| jwt.spec.jwks_url.is_some()) else {
+            return std::future::pending().await;
+        };
+        let again = match jwt.fetch().await {
+            Ok(()) => jwt.spec.refresh,
+            Err(problem) => {
+                tracing::warn!(
+                    url = jwt.spec.jwks_url,
+                    problem,
+                    "cannot fetch the keys of signed tokens; keeping those of the last successful fetch"
+                );
+                REFETCH_MIN
+            }
+        };
+        // However many tokens of unknown keys come, the issuer is not asked more often.
+        sleep(REFETCH_MIN).await;
+        tokio::select! {
+            () = sleep(again.saturating_sub(REFETCH_MIN)) => {}
+            () = self.wanted.notified() => {}
+        }
+    }
+}
+
+/// Who sent a request, if that is known.
+pub fn identity(parts: &Parts) -> Option<&Arc<Identity>> {
+    parts.extensions.get()
+}
+
+/// What a request to operators does.
+pub fn access_of(method: &Method) -> Access {
+    if method == Method::GET || method == Method::HEAD { Access::Look } else { Access::Change }
+}
+
+/// Whether a header carries a client's key.
+pub fn is_credential(name: &header::HeaderName) -> bool {
+    name == header::AUTHORIZATION || name == API_KEY
+}
+
+/// The keys that a request shows.
+fn shown(headers: &HeaderMap) -> impl Iterator<Item = &[u8]> {
+    let bearer = headers.get(header::AUTHORIZATION).and_then(|value| {
+        let (scheme, key) = value.as_bytes().split_at_checked("bearer ".len())?;
+        scheme.eq_ignore_ascii_case(b"bearer ").then(|| key.trim_ascii())
+    });
+    let named = headers.get(API_KEY).map(|value| value.as_bytes().trim_ascii());
+    bearer.into_iter().chain(named).filter(|key| (1..=KEY_BYTES_MAX).contains(&key.len()))
+}
+
+fn blinded(blind: &hmac::Key, hash: KeyHash) -> [u8; 32] {
+    let mut tag = [0; 32];
+    tag.copy_from_slice(hmac::sign(blind, &hash.0).as_ref());
+    tag
+}
+
+/// Names that no key may have, because they mean something else: every key in limits, keys without a row of their own in
+/// metrics, a request without a key in logs.
+pub const RESERVED: [&str; 3] = [ANY, OTHER_NAMES, ANYBODY];
+/// The name in logs of an operator without a key.
+pub const ANYBODY: &str = "anybody";
+
+/// Checks what somebody is to be called.
+///
+/// # Errors
+/// What a name is like.
+pub fn check_name(name: &str) -> Result<(), String> {
+    let good = (1..=NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_graphic());
+    if name.starts_with(jwt::PREFIX) {
+        return Err(format!("'{name}': names that begin with {} are those of tokens", jwt::PREFIX));
+    }
+    if RESERVED.contains(&name) {
+        return Err(format!(
+            "'{name}' is no name of a key: limits, metrics or logs mean something else by it"
+        ));
+    }
+    if good {
+        Ok(())
+    } else {
+        Err(format!("a name has 1 to {NAME_BYTES_MAX} visible ASCII characters: '{name}'"))
+    }
+}
+
+/// The keys of a file.
+fn keys_in(path: &Path) -> Result<Vec<KeySpec>, String> {
+    let cannot = |error: std::io::Error| format!("cannot read {}: {error}", path.display());
+    let bytes = std::fs::metadata(path).map_err(cannot)?.len();
+    if bytes > FILE_BYTES_MAX {
+        return Err(format!("{} has {bytes} bytes, {FILE_BYTES_MAX} is the most", path.display()));
+    }
+    let text = std::fs::read_to_string(path).map_err(cannot)?;
+    let lines = text.lines().enumerate().map(|(n, line)| (n, line.trim()));
+    lines
+        .filter(|(_, line)| !line.is_empty() && !line.starts_with('#'))
+        .map(|(n, line)| key_in(line).map_err(|problem| format!("{}:{}: {problem}", path.display(), n + 1)))
+        .collect()
+}
+
+/// A key on a line: `name role sha256 [trusted]`.
+fn key_in(line: &str) -> Result<KeySpec, String> {
+    // What stands there is not repeated: it may be a key that was pasted by mistake.
+    let form = || {
+        "write `name role sha256`, and `trusted` behind it if the key's holder may name tenants".to_owned()
+    };
+    let words: Vec<&str> = line.split_ascii_whitespace().collect();
+    let (&[name, role, hash], rest) = words.split_first_chunk().ok_or_else(form)?;
+    let trusted = match rest {
+        [] => false,
+        ["trusted"] => true,
+        _ => return Err(form()),
+    };
+    let role = Role::by_name(role).ok_or("the role is user, viewer or admin")?;
+    Ok(KeySpec { name: name.into(), sha256: KeyHash::parse(hash)?, role, trusted })
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    fn spec(name: &str, key: &str, role: Role) -> KeySpec {
+        KeySpec { name: name.into(), sha256: KeyHash::of(key), role, trusted: false }
+    }
+
+    fn config(keys: &[KeySpec]) -> Security {
+        Security { keys: keys.to_vec(), ..Security::default() }
+    }
+
+    fn headers(fields: &[(&'static str, &str)]) -> HeaderMap {
+        let field = |&(name, value): &(&'static str, &str)| {
+            (header::HeaderName::from_static(name), HeaderValue::from_str(value).expect("a value"))
+        };
+        fields.iter().map(field).collect()
+    }
+
+    fn three() -> Auth {
+        let keys = [
+            spec("u", "k-user", Role::User),
+            spec("v", "k-view", Role::Viewer),
+            spec("a", "k-admin", Role::Admin),
+        ];
+        Auth::read(&config(&keys)).expect("right")
+    }
+
+    #[test]
+    fn each_role_opens_what_it_is_for_and_nothing_else() {
+        let auth = three();
+        let admit = |key: &str, access| {
+            auth.admit(&headers(&[("authorization", &format!("Bearer {key}"))]), access, true, 0.0).is_ok()
+        };
+        use Access::{Change, Look, Use};
+        assert_eq!([Use, Look, Change].map(|access| admit("k-user", access)), [true, false, false]);
+        assert_eq!([Use, Look, Change].map(|access| admit("k-view", access)), [false, true, false]);
+        assert_eq!([Use, Look, Change].map(|access| admit("k-admin", access)), [true, true, true]);
+        assert_eq!([Use, Look, Change].map(|access| admit("k-nobody", access)), [false, false, false]);
+    }
+
+    #[test]
+    fn a_key_is_found_wherever_clients_send_it() {
+        let auth = three();
+        let name = |fields: &[(&'static str, &str)]| {
+            auth.admit(&headers(fields), Access::Use, true, 0.0)
+                .map(|identity| identity.expect("known").name.to_string())
+        };
+        let user = Ok("u".to_owned());
+        assert_eq!(name(&[("authorization", "Bearer k-user")]), user);
+        assert_eq!(name(&[("authorization", "bearer   k-user ")]), user);
+        assert_eq!(name(&[("x-api-key", "k-user")]), user);
+        assert_eq!(name(&[("authorization", "Bearer other"), ("x-api-key", "k-user")]), user);
+        assert_eq!(name(&[]), Err(Denied::Missing));
+        assert_eq!(name(&[("authorization", "Bearer ")]), Err(Denied::Missing));
+        assert_eq!(name(&[("authorization", "Basic k-user")]), Err(Denied::Missing));
+        assert_eq!(name(&[("x-api-key", "k-use")]), Err(Denied::Invalid));
+        let hash = KeyHash::of("k-user").to_hex();
+        assert_eq!(name(&[("x-api-key", &hash)]), Err(Denied::Invalid), "the hash is no key");
+    }
+
+    #[test]
+    fn any_key_closes_the_door_to_clients_and_an_operators_key_that_to_operators() {
+        let needs = |config: &Security| {
+            let auth = Auth::read(config).expect("right");
+            (auth.clients_need_a_key(), auth.operators_need_a_key())
+        };
+        assert_eq!(needs(&config(&[])), (false, false));
+        assert_eq!(needs(&config(&[spec("u", "k", Role::User)])), (true, false));
+        assert_eq!(needs(&config(&[spec("v", "k", Role::Viewer)])), (true, true));
+        let open = Security { open_clients: true, ..config(&[spec("a", "k", Role::Admin)]) };
+        assert_eq!(needs(&open), (false, true));
+    }
+
+    #[test]
+    fn where_no_key_is_needed_a_good_one_is_known_and_a_bad_one_is_somebody_elses() {
+        let auth = three();
+        let name = |key: &str| {
+            let admitted = auth.admit(&headers(&[("x-api-key", key)]), Access::Use, false, 0.0);
+            admitted.expect("let in").map(|identity| identity.name.to_string())
+        };
+        assert_eq!(name("k-user").as_deref(), Some("u"));
+        assert_eq!((name("engine's"), name("k-view")), (None, None));
+    }
+
+    #[test]
+    fn keys_in_a_file_are_those_of_its_lines() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        let read = |text: &str| {
+            std::fs::write(&file, text).expect("written");
+            Auth::read(&Security { keys_file: Some(file.path().into()), ..Security::default() })
+        };
+        let (one, two) = (KeyHash::of("k1").to_hex(), KeyHash::of("k2").to_hex());
+        let auth = read(&format!("# ours\n\nann user {one}\n edge  admin {two}  trusted\n")).expect("right");
+        let who = |key: &str| {
+            auth.admit(&headers(&[("x-api-key", key)]), Access::Use, true, 0.0).expect("in").expect("known")
+        };
+        assert_eq!((&*who("k1").name, who("k1").role, who("k1").trusted), ("ann", Role::User, false));
+        assert_eq!((&*who("k2").name, who("k2").role, who("k2").trusted), ("edge", Role::Admin, true));
+        for (text, word) in [
+            ("ann user".to_owned(), ":1: write `name role sha256`"),
+            (format!("\nann boss {one}"), ":2: the role is"),
+            (format!("ann user {one} really"), "trusted"),
+            ("ann user sk-plain".to_owned(), "SHA-256"),
+            (format!("ann user {one}\nbob user {one}"), "'ann' and 'bob' have the same key"),
+            (format!("{} user {one}", "n".repeat(65)), "1 to 64"),
+            (format!("jwt:ann user {one}"), "those of tokens"),
+            (format!("* user {one}"), "no name of a key"),
+            (format!("other user {one}"), "no name of a key"),
+            (format!("anybody admin {one}"), "no name of a key"),
+        ] {
+            let problem = read(&text).err().expect(word).to_string();
+            assert!(problem.contains(word) && !problem.contains("sk-plain"), "{problem}");
+        }
+        let missing = Security { keys_file: Some("/nowhere/keys".into()), ..Security::default() };
+        let problem = Auth::read(&missing).err().expect("no file").to_string();
+        assert!(problem.contains("auth.keys_file") && problem.contains("/nowhere/keys"), "{problem}");
+    }
+}

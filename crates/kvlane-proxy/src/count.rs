@@ -1,0 +1,124 @@
+//! Counts the tokens of a request's prompt: on the tokenizer threads, or by asking an engine's `/tokenize`.
+//!
+//! Whatever fails, the prompt is estimated and the request goes on: the count decides where a prompt is cheapest, never
+//! whether it is served.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+use http::{Method, StatusCode};
+use kvlane_core::block::ChainSeed;
+use kvlane_fleet::pool::ModelPool;
+use kvlane_fleet::tokenize::threads::{Job, TokenThreads};
+use kvlane_fleet::tokenize::{Counted, Counting, Local, Tokenized, tokenized};
+use kvlane_http::client::ask;
+use kvlane_http::connections::Connections;
+use kvlane_wire::api::Api;
+use tokio::sync::oneshot;
+use tokio::time::{Instant, timeout_at};
+
+use crate::proxy::Proxy;
+
+/// A prompt that is to be counted, and of whom.
+pub(super) struct Question<'a> {
+    pub(super) pool: &'a ModelPool,
+    pub(super) api: Api,
+    pub(super) body: &'a Bytes,
+    pub(super) seed: ChainSeed,
+    /// Whose encodings it may find again: see [`kvlane_tokens::Prompt::apart`].
+    pub(super) apart: u64,
+    pub(super) deadline: Instant,
+}
+
+/// Why a prompt was estimated, as a metric's label.
+pub(super) type Why = &'static str;
+
+/// The chain and the number of tokens of a prompt.
+///
+/// # Errors
+/// Why they are to be estimated.
+pub(super) async fn count(
+    proxy: &Proxy,
+    upstreams: &Arc<Connections>,
+    question: &Question<'_>,
+) -> Result<Counted, Why> {
+    match &question.pool.counting {
+        Counting::Local(local) => count_here(&proxy.fleet.tokenizers.threads, local, question).await,
+        Counting::Engine => ask_engine(proxy, upstreams, question).await,
+        Counting::Estimate => Err("estimate"),
+    }
+}
+
+async fn count_here(threads: &TokenThreads, local: &Local, question: &Question<'_>) -> Result<Counted, Why> {
+    let (answer, answered) = oneshot::channel();
+    let job = Job {
+        tokenizer: Arc::clone(&local.tokenizer),
+        api: question.api,
+        body: Bytes::clone(question.body),
+        seed: question.seed,
+        apart: question.apart,
+        block_tokens: question.pool.router.block_tokens(),
+        answer,
+    };
+    if !threads.submit(job) {
+        return Err("queue_full");
+    }
+    match timeout_at(question.deadline, answered).await {
+        Ok(Ok(Ok(counted))) => Ok(counted),
+        Ok(Ok(Err(unknown))) => {
+            tracing::debug!(model = question.pool.model, %unknown, "a prompt was estimated");
+            Err(unknown.name())
+        }
+        Ok(Err(_)) | Err(_) => Err("timeout"),
+    }
+}
+
+/// Bytes of an answer that are read: a million tokens of seven digits and a comma.
+const ANSWER_BYTES_MAX: usize = 8 << 20;
+
+/// Asks one of the pool's workers, each in turn.
+async fn ask_engine(
+    proxy: &Proxy,
+    upstreams: &Arc<Connections>,
+    question: &Question<'_>,
+) -> Result<Counted, Why> {
+    // What `/tokenize` takes is what these take, and it ignores what it does not know (vLLM's
+    // `entrypoints/serve/tokenize/protocol.py`).
+    if !matches!(question.api, Api::ChatCompletions | Api::Completions) {
+        return Err("api");
+    }
+    let pool = question.pool;
+    let turn = proxy.fleet.tokenizers.turn.fetch_add(1, Ordering::Relaxed);
+    let endpoint = pool.router.read(|scheduler| {
+        let eligible = scheduler.pool().eligible().count();
+        scheduler.pool().eligible().nth(turn % eligible.max(1)).map(|endpoint| endpoint.id)
+    });
+    let worker = endpoint.and_then(|endpoint| pool.endpoint(endpoint)).ok_or("no_endpoint")?;
+    let limit = proxy
+        .fleet
+        .settings()
+        .tokens
+        .engine_timeout
+        .min(question.deadline.saturating_duration_since(Instant::now()));
+    let asked = ask(
+        upstreams,
+        &worker.worker.upstream,
+        &Method::POST,
+        "/tokenize",
+        question.body,
+        limit,
+        ANSWER_BYTES_MAX,
+    );
+    match asked.await {
+        Ok((StatusCode::OK, answer)) => {
+            let Tokenized { tokens, .. } = tokenized(&answer).map_err(|_| "engine_garbage")?;
+            Ok(Counted::of(question.seed, &tokens, pool.router.block_tokens()))
+        }
+        Ok(_) => Err("engine_refused"),
+        Err(problem) => {
+            tracing::debug!(model = pool.model, %problem, "a prompt was estimated");
+            Err("engine_failed")
+        }
+    }
+}

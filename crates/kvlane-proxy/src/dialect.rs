@@ -1,0 +1,125 @@
+//! In whose words a client reads errors: a body, or the last event of a stream.
+
+use bytes::Bytes;
+use http::StatusCode;
+use serde_json::{Value, json};
+
+/// The API that a client speaks, as far as its errors differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dialect {
+    /// OpenAI's `{"error": {…}}`; engines' own APIs take it too.
+    OpenAi,
+    /// The same, but typed events in streams.
+    Responses,
+    /// Anthropic's `{"type": "error", "error": {…}}`.
+    Anthropic,
+}
+
+// === impl Dialect ===
+
+impl Dialect {
+    /// What is spoken at `path`.
+    pub fn of(path: &str) -> Self {
+        let below =
+            |root: &str| path.strip_prefix(root).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+        if below("/v1/messages") {
+            Self::Anthropic
+        } else if below("/v1/responses") {
+            Self::Responses
+        } else {
+            Self::OpenAi
+        }
+    }
+
+    /// The body of an error. `kind` is OpenAI's `type`; Anthropic's follows from the status.
+    /// Anthropic's errors have no code of their own, and clients overlook ours.
+    pub(super) fn envelope(self, status: StatusCode, kind: &str, code: &str, message: &str) -> Value {
+        match self {
+            Self::OpenAi | Self::Responses => {
+                json!({"error": {"message": message, "type": kind, "param": null, "code": code}})
+            }
+            Self::Anthropic => {
+                let kind = anthropic_type(status);
+                json!({"type": "error", "error": {"type": kind, "message": message, "code": code}})
+            }
+        }
+    }
+
+    /// The event that ends a stream which cannot go on, after `events` others. No `[DONE]` and no `message_stop` follow
+    /// it: the answer is not complete.
+    pub(super) fn last_event(self, events: u64, code: &str, message: &str) -> Bytes {
+        let status = StatusCode::BAD_GATEWAY;
+        let event = match self {
+            Self::OpenAi => format!("data: {}\n\n", self.envelope(status, "api_error", code, message)),
+            Self::Anthropic => {
+                format!("event: error\ndata: {}\n\n", self.envelope(status, "api_error", code, message))
+            }
+            // Its events are numbered from 0.
+            Self::Responses => {
+                let event = json!({"type": "error", "code": code, "message": message, "param": null,
+                    "sequence_number": events});
+                format!("event: error\ndata: {event}\n\n")
+            }
+        };
+        event.into()
+    }
+}
+
+/// Anthropic's `type` of an error, by the status it comes with (<https://docs.anthropic.com/en/api/errors>).
+fn anthropic_type(status: StatusCode) -> &'static str {
+    match status.as_u16() {
+        401 => "authentication_error",
+        403 => "permission_error",
+        404 => "not_found_error",
+        413 => "request_too_large",
+        429 => "rate_limit_error",
+        503 | 529 => "overloaded_error",
+        504 => "timeout_error",
+        500.. => "api_error",
+        _ => "invalid_request_error",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_path_tells_what_is_spoken() {
+        for (path, dialect) in [
+            ("/v1/messages", Dialect::Anthropic),
+            ("/v1/messages/count_tokens", Dialect::Anthropic),
+            ("/v1/messages_of_others", Dialect::OpenAi),
+            ("/v1/responses", Dialect::Responses),
+            ("/v1/chat/completions", Dialect::OpenAi),
+            ("/generate", Dialect::OpenAi),
+            ("", Dialect::OpenAi),
+        ] {
+            assert_eq!(Dialect::of(path), dialect, "{path}");
+        }
+    }
+
+    #[test]
+    fn a_stream_ends_in_one_event_of_its_own_api() {
+        let last = |dialect: Dialect| {
+            let event =
+                String::from_utf8(dialect.last_event(7, "stream_broken", "it broke \"so\"\n").to_vec());
+            let event = event.expect("text");
+            assert!(event.ends_with("\n\n") && event.trim_end().lines().count() <= 2, "one event: {event:?}");
+            let (name, data) = event.split_once("data: ").expect("data");
+            (name.to_owned(), serde_json::from_str::<Value>(data).expect("JSON"))
+        };
+        let error = json!({"message": "it broke \"so\"\n", "type": "api_error", "param": null, "code": "stream_broken"});
+        assert_eq!(last(Dialect::OpenAi), (String::new(), json!({"error": error})));
+        let error = json!({"type": "api_error", "message": "it broke \"so\"\n", "code": "stream_broken"});
+        assert_eq!(
+            last(Dialect::Anthropic),
+            ("event: error\n".into(), json!({"type": "error", "error": error}))
+        );
+        let (name, event) = last(Dialect::Responses);
+        assert_eq!(
+            (name.as_str(), &event["type"], &event["sequence_number"]),
+            ("event: error\n", &json!("error"), &json!(7))
+        );
+    }
+}

@@ -1,0 +1,269 @@
+//! The one place where errors become HTTP: status, envelope, retry advice.
+
+use http::{HeaderValue, StatusCode, header};
+use kvlane_core::decision::Rejection;
+use kvlane_core::time::Nanos;
+use kvlane_fleet::metrics::Reached;
+use kvlane_wire::openai::ParseError;
+
+use crate::attempt_error::AttemptError;
+use crate::auth::Denied;
+use crate::body::{Body, json_response};
+use crate::dialect::Dialect;
+use crate::limits::Limited;
+
+/// When to come again after a 503 for want of memory: bodies take seconds to be read and sent.
+const NO_MEMORY_FOR_S: u64 = 1;
+
+/// Why a client gets no answer from an engine.
+#[derive(Debug, thiserror::Error)]
+pub enum ApiError {
+    /// The body is not what the API takes.
+    #[error("{0}")]
+    BadRequest(#[from] ParseError),
+    /// The body could not be read to its end.
+    #[error("the request body broke off: {0}")]
+    BodyBroken(String),
+    /// A field that the gateway needs is missing.
+    #[error("{0}")]
+    MissingField(String),
+    /// The body did not come in time.
+    #[error("the request body did not arrive within {0:?}")]
+    BodyTimeout(std::time::Duration),
+    /// The body is too large.
+    #[error("the request body is larger than {limit} bytes: shorten it, or raise --max-payload-size")]
+    TooLarge {
+        /// The limit.
+        limit: usize,
+    },
+    /// No pool serves this model.
+    #[error("the model `{0}` does not exist here: GET /v1/models lists those that do")]
+    UnknownModel(String),
+    /// Nothing is found at this path.
+    #[error("no such path: {0}")]
+    UnknownPath(String),
+    /// Two servers may read the head in two ways.
+    #[error("the head of the request is ambiguous: {0}")]
+    BadHead(&'static str),
+    /// The head is none of a request.
+    #[error("this is not HTTP/1.1: {0}")]
+    NoHttp(&'static str),
+    /// The head has too many fields.
+    #[error("the head of the request has more than 100 fields")]
+    TooManyFields,
+    /// The head is too large.
+    #[error("the head of the request is larger than {limit} bytes")]
+    HeadTooLarge {
+        /// The limit.
+        limit: usize,
+    },
+    /// The requests of all clients hold as much as they may together.
+    #[error("the bodies of all requests fill server.body_memory: come again later, or raise it")]
+    NoMemory,
+    /// Another server may read the path as a different one.
+    #[error("the path is ambiguous: send it unencoded, without `;`, `//`, `.` or `..` segments")]
+    BadPath,
+    /// No object of this id, or none of this tenant's.
+    #[error("there is no object `{0}` here")]
+    UnknownObject(String),
+    /// What is kept there is not kept apart by tenant.
+    #[error(
+        "{0} is not served while tenants are kept apart (auth.isolate_tenants): engines share it among all of them"
+    )]
+    NotIsolated(&'static str),
+    /// The path takes other methods.
+    #[error("{method} is not for {path}, which takes {allow}")]
+    WrongMethod {
+        /// The method.
+        method: String,
+        /// The path.
+        path: String,
+        /// Those that it takes.
+        allow: &'static str,
+    },
+    /// The scheduler refused.
+    #[error("{}", rejection_text(*why))]
+    Rejected {
+        /// Why.
+        why: Rejection,
+        /// When to come again, in seconds.
+        retry_after_s: u64,
+    },
+    /// The client may not use more.
+    #[error("{0}")]
+    RateLimited(Limited),
+    /// No worker gave an answer.
+    #[error("worker {worker}: {error} ({attempts} attempts)")]
+    Upstream {
+        /// The last one tried.
+        worker: String,
+        /// What it did.
+        error: AttemptError,
+        /// How many attempts there were.
+        attempts: u32,
+    },
+    /// Engines died with this prompt in flight.
+    #[error(
+        "several engines failed while this request was in flight there, so it is not tried again for {} s: it may be \
+         what they fail of",
+        left.0.div_ceil(1_000_000_000)
+    )]
+    KillsEngines {
+        /// For how much longer.
+        left: Nanos,
+    },
+    /// The worker did not begin to answer in time.
+    #[error("worker {worker} did not begin to answer within {limit:?}")]
+    UpstreamTimeout {
+        /// Which.
+        worker: String,
+        /// The limit.
+        limit: std::time::Duration,
+    },
+    /// Who asks may not.
+    #[error(transparent)]
+    Denied(#[from] Denied),
+    /// An operator's request that cannot be carried out.
+    #[error("{message}")]
+    Admin {
+        /// The status.
+        status: StatusCode,
+        /// What is wrong.
+        message: String,
+    },
+}
+
+fn rejection_text(why: Rejection) -> &'static str {
+    match why {
+        Rejection::NoEndpoint => {
+            "no endpoint is ready for this model: GET /readiness tells which are down and why"
+        }
+        Rejection::QueueFull => "too many requests are waiting for this model: come again later",
+        Rejection::QueueTimeout => "the request waited too long for its turn: come again later",
+        Rejection::BudgetSpent => "too many requests are being tried again: come again later",
+    }
+}
+
+// === impl ApiError ===
+
+impl ApiError {
+    /// Its HTTP status.
+    pub fn status(&self) -> StatusCode {
+        match self {
+            Self::BadRequest(_)
+            | Self::MissingField(_)
+            | Self::BodyBroken(_)
+            | Self::BadPath
+            | Self::BadHead(_)
+            | Self::NoHttp(_) => StatusCode::BAD_REQUEST,
+            Self::TooManyFields | Self::HeadTooLarge { .. } => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+            Self::NoMemory => StatusCode::SERVICE_UNAVAILABLE,
+            Self::BodyTimeout(_) => StatusCode::REQUEST_TIMEOUT,
+            Self::TooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::UnknownModel(_) | Self::UnknownPath(_) | Self::UnknownObject(_) => StatusCode::NOT_FOUND,
+            Self::NotIsolated(_) => StatusCode::FORBIDDEN,
+            Self::WrongMethod { .. } => StatusCode::METHOD_NOT_ALLOWED,
+            Self::Rejected { why: Rejection::NoEndpoint, .. } => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Rejected { .. } | Self::RateLimited(_) => StatusCode::TOO_MANY_REQUESTS,
+            Self::Upstream { error, .. } if error.is_timeout() => StatusCode::GATEWAY_TIMEOUT,
+            Self::UpstreamTimeout { .. } => StatusCode::GATEWAY_TIMEOUT,
+            Self::Upstream { .. } => StatusCode::BAD_GATEWAY,
+            Self::KillsEngines { .. } => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::Denied(denied) => denied.status(),
+            Self::Admin { status, .. } => *status,
+        }
+    }
+
+    /// The bound that was met, if nothing but this answer would tell of it.
+    pub(super) fn reached(&self) -> Option<Reached> {
+        match self {
+            Self::HeadTooLarge { .. } => Some(Reached::HeadBytes),
+            Self::NoMemory => Some(Reached::BodyMemory),
+            _ => None,
+        }
+    }
+
+    /// OpenAI's `type`.
+    fn kind(&self) -> &'static str {
+        match self.status().as_u16() {
+            401 => "authentication_error",
+            403 => "permission_error",
+            429 => "rate_limit_error",
+            503 => "service_unavailable",
+            500.. => "api_error",
+            _ => "invalid_request_error",
+        }
+    }
+
+    /// OpenAI's `code`.
+    fn code(&self) -> &'static str {
+        match self {
+            Self::BadRequest(_) | Self::BodyBroken(_) => "invalid_body",
+            Self::MissingField(_) => "missing_field",
+            Self::BodyTimeout(_) => "body_timeout",
+            Self::TooLarge { .. } => "body_too_large",
+            Self::UnknownModel(_) => "model_not_found",
+            Self::UnknownPath(_) => "not_found",
+            Self::UnknownObject(_) => "object_not_found",
+            Self::NotIsolated(_) => "not_isolated",
+            Self::BadPath => "bad_path",
+            Self::BadHead(_) | Self::NoHttp(_) => "bad_head",
+            Self::TooManyFields => "too_many_fields",
+            Self::HeadTooLarge { .. } => "head_too_large",
+            Self::NoMemory => "body_memory_full",
+            Self::WrongMethod { .. } => "method_not_allowed",
+            Self::Rejected { why: Rejection::NoEndpoint, .. } => "no_endpoint_ready",
+            Self::Rejected { why: Rejection::QueueFull, .. } => "queue_full",
+            Self::Rejected { why: Rejection::QueueTimeout, .. } => "queue_timeout",
+            Self::Rejected { why: Rejection::BudgetSpent, .. } => "retry_budget_spent",
+            Self::RateLimited(_) => "rate_limited",
+            Self::Upstream { .. } => "upstream_error",
+            Self::KillsEngines { .. } => "request_fails_engines",
+            Self::UpstreamTimeout { .. } => "upstream_timeout",
+            Self::Denied(Denied::Missing) => "missing_api_key",
+            Self::Denied(Denied::Invalid) => "invalid_api_key",
+            Self::Denied(Denied::Forbidden { .. }) => "permission_denied",
+            Self::Admin { .. } => "admin",
+        }
+    }
+
+    /// The whole answer. Its body is as a client that speaks `dialect` reads it.
+    pub fn into_response(self, dialect: Dialect) -> http::Response<Body> {
+        let status = self.status();
+        let envelope = dialect.envelope(status, self.kind(), self.code(), &self.to_string());
+        let mut response = json_response(status, &envelope);
+        if let Self::WrongMethod { allow, .. } = self {
+            response.headers_mut().insert(header::ALLOW, HeaderValue::from_static(allow));
+        }
+        let retry_after_s = match &self {
+            Self::Rejected { retry_after_s, .. } => Some(*retry_after_s),
+            Self::RateLimited(limited) => Some(limited.retry_after_s()),
+            Self::NoMemory => Some(NO_MEMORY_FOR_S),
+            _ => None,
+        };
+        if let Some(retry_after_s) = retry_after_s {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(retry_after_s));
+        }
+        if matches!(self, Self::KillsEngines { .. }) {
+            // OpenAI's and Anthropic's clients repeat a 500 by themselves unless they are told not to.
+            response.headers_mut().insert("x-should-retry", HeaderValue::from_static("false"));
+        }
+        if status == StatusCode::UNAUTHORIZED {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        if matches!(
+            self,
+            Self::BodyBroken(_)
+                | Self::BodyTimeout(_)
+                | Self::TooLarge { .. }
+                | Self::BadHead(_)
+                | Self::NoHttp(_)
+                | Self::TooManyFields
+                | Self::HeadTooLarge { .. }
+                | Self::NoMemory
+        ) {
+            response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+        response
+    }
+}

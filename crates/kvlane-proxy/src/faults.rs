@@ -1,0 +1,127 @@
+//! The configuration sections `timeouts`, `retry`, `continuation` and `hedge`.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use kvlane_core::bounded::Bounded;
+pub use kvlane_core::bounded::Share;
+use kvlane_core::budget::PerSecond;
+use serde::{Deserialize, Serialize};
+
+use kvlane_fleet::routing::Budget;
+
+/// What each pause is longer by than the one before it: 1 to 100.
+pub type Multiplier = Bounded<1, 100>;
+
+/// How failed attempts are repeated. Only before the first byte of an answer has gone to the client.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Retry {
+    /// Attempts of one request on one worker before it is sent to another.
+    pub max_worker_retries: u32,
+    /// Attempts of one request beside the first.
+    pub max_total_retries: u32,
+    /// Pause before the first retry. There is none if the attempt before it cost its worker no work: it could not be
+    /// reached, or was busy.
+    #[serde(with = "humantime_serde")]
+    pub initial_backoff: Duration,
+    /// Longest pause.
+    #[serde(with = "humantime_serde")]
+    pub max_backoff: Duration,
+    /// What each pause is longer by than the one before it.
+    pub backoff_multiplier: Multiplier,
+    /// Share of a pause by which it is longer or shorter at random.
+    pub jitter: Share,
+    /// Retries allowed per pool, of all requests together.
+    pub budget: Budget,
+}
+
+impl Default for Retry {
+    fn default() -> Self {
+        Self {
+            max_worker_retries: 1,
+            max_total_retries: 5,
+            initial_backoff: Duration::from_millis(50),
+            max_backoff: Duration::from_secs(30),
+            backoff_multiplier: Multiplier::of(1.5),
+            jitter: Share::of(0.2),
+            budget: Budget::default(),
+        }
+    }
+}
+
+/// Whether a stream whose engine dies goes on elsewhere.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Continuation {
+    /// Whether it does.
+    pub enabled: bool,
+    /// How often one stream may. Each time costs the pool's retry budget what a retry costs.
+    pub max_per_request: u32,
+    /// Bytes of an answer, and of an event, that are kept for it. A longer answer cannot be continued.
+    pub buffer_bytes_max: usize,
+}
+
+impl Default for Continuation {
+    fn default() -> Self {
+        Self { enabled: false, max_per_request: 2, buffer_bytes_max: 1 << 20 }
+    }
+}
+
+/// Whether a request is sent to a second endpoint when the first is late with a stream.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Hedge {
+    /// Whether that is done at all.
+    pub enabled: bool,
+    /// When a first byte is late; if absent, when it takes longer than nineteen of twenty did of late.
+    #[serde(with = "humantime_serde")]
+    pub delay: Option<Duration>,
+    /// Second copies allowed per pool, of all requests together.
+    pub budget: Budget,
+}
+
+impl Default for Hedge {
+    fn default() -> Self {
+        Self {
+            enabled: false,
+            delay: None,
+            budget: Budget { share: Share::of(0.05), per_second: PerSecond::of(0.0) },
+        }
+    }
+}
+
+/// Deadlines beside those of [`Server`](super::config::Server), and what differs by path.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Timeouts {
+    /// Time an engine has for the first byte of a stream. After it the attempt has failed, and another is made.
+    #[serde(with = "humantime_serde")]
+    pub first_byte_timeout: Duration,
+    /// What differs at a path.
+    pub routes: BTreeMap<String, RouteTimeouts>,
+}
+
+/// The deadlines of one path, where they are its own.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RouteTimeouts {
+    /// Instead of [`Server::body_timeout`](super::config::Server::body_timeout).
+    #[serde(with = "humantime_serde", skip_serializing_if = "Option::is_none")]
+    pub body_timeout: Option<Duration>,
+    /// Instead of [`Timeouts::first_byte_timeout`], and for answers that come all at once too.
+    #[serde(with = "humantime_serde", skip_serializing_if = "Option::is_none")]
+    pub first_byte_timeout: Option<Duration>,
+    /// Instead of [`Server::stream_idle_timeout`](super::config::Server::stream_idle_timeout), for the worker's silence.
+    #[serde(with = "humantime_serde", skip_serializing_if = "Option::is_none")]
+    pub stream_idle_timeout: Option<Duration>,
+    /// Instead of [`Server::request_timeout`](super::config::Server::request_timeout).
+    #[serde(with = "humantime_serde", skip_serializing_if = "Option::is_none")]
+    pub request_timeout: Option<Duration>,
+}
+
+impl Default for Timeouts {
+    fn default() -> Self {
+        Self { first_byte_timeout: Duration::from_secs(300), routes: BTreeMap::new() }
+    }
+}

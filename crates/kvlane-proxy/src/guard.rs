@@ -1,0 +1,181 @@
+//! Who gets past a door: by key, and, where none is needed, by not being somebody's browser.
+//!
+//! A port that only this machine reaches needs no key, but the browsers on this machine reach it too, and any page can
+//! make them send requests. What a page cannot do is to send no `Origin` with a request that changes something, or to
+//! write another `Host` than the name that led it here.
+
+use std::sync::Arc;
+
+use http::request::Parts;
+use http::{HeaderMap, StatusCode, Uri, header};
+use kvlane_fleet::clock::unix_time;
+use kvlane_wire::api::Api;
+use kvlane_wire::path::{self, Target, is_plain};
+
+use crate::auth::{self, Access, Role};
+use crate::error::ApiError;
+use crate::head::FIELDS_MAX;
+use crate::own_api::Port;
+use crate::passed::Passing;
+use crate::paths;
+use crate::proxy::Proxy;
+
+/// What a request is for, by its path.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Purpose {
+    /// An API whose body is parsed.
+    Api(Api),
+    /// A path of an engine that is relayed unparsed.
+    Pass(Passing),
+    /// An engine's path that `server.extra_paths` gives to operators of this role.
+    Operate(Role),
+    /// The gateway's own, or nothing's.
+    Own,
+}
+
+// === impl Purpose ===
+
+impl Purpose {
+    /// That of a request to `path`. A path which another server may read as a different one has none.
+    pub(super) fn of(proxy: &Proxy, port: Port, path: &str) -> Result<Self, ApiError> {
+        if !is_plain(path) && !paths::ends_in_a_name(path) {
+            return Err(ApiError::BadPath);
+        }
+        if matches!(port, Port::Operators { .. }) {
+            return Ok(Self::Own);
+        }
+        let listed = Target::of(path).map(|target| match target {
+            Target::Api(api) => Self::Api(api),
+            Target::Passed(passed) => Self::Pass(Passing::Listed(passed)),
+        });
+        let extra = || {
+            let config = proxy.settings();
+            let extra = config.server.extra_paths.iter().find(|extra| path::matches(&extra.path, path))?;
+            Some(match extra.role {
+                Role::User => Self::Pass(Passing::Extra),
+                role => Self::Operate(role),
+            })
+        };
+        Ok(listed.or_else(extra).unwrap_or(Self::Own))
+    }
+
+    /// The API whose body is parsed, if it is for one.
+    pub(super) fn api(self) -> Option<Api> {
+        if let Self::Api(api) = self { Some(api) } else { None }
+    }
+
+    /// The methods that engines take there; none if any.
+    pub(super) fn methods(self) -> Option<&'static str> {
+        match self {
+            Self::Api(_) => Some("POST"),
+            Self::Pass(Passing::Listed(passed)) => Some(passed.methods),
+            Self::Pass(Passing::Extra) | Self::Operate(_) | Self::Own => None,
+        }
+    }
+}
+
+/// Refuses a head of HTTP/2 that would be refused in HTTP/1, and that hyper lets through.
+pub(super) fn is_strict(parts: &Parts) -> Result<(), ApiError> {
+    if parts.headers.len() > FIELDS_MAX {
+        return Err(ApiError::TooManyFields);
+    }
+    if parts.headers.get_all(header::HOST).iter().count() > 1 {
+        return Err(ApiError::BadHead("it has several `Host`"));
+    }
+    Ok(())
+}
+
+/// Lets a request in, and notes who sent it.
+pub(super) fn admit(proxy: &Proxy, port: Port, parts: &mut Parts, purpose: Purpose) -> Result<(), ApiError> {
+    let path = parts.uri.path();
+    let auth = proxy.auth();
+    let operates = paths::is_for_operators(path) || matches!(purpose, Purpose::Operate(_));
+    let clients = matches!(port, Port::Clients { .. });
+    let needed = match (clients, operates) {
+        _ if paths::is_open(path) => false,
+        // Behind this port there may be a proxy that the world reaches.
+        (true, _) => auth.clients_need_a_key() || (operates && auth.has_keys()),
+        (false, _) => auth.operators_need_a_key(),
+    };
+    let access = match purpose {
+        Purpose::Operate(Role::Admin) => Access::Change,
+        Purpose::Operate(_) => Access::Look,
+        _ if clients && !operates => Access::Use,
+        _ => auth::access_of(&parts.method),
+    };
+    if matches!(purpose, Purpose::Operate(_)) && port == (Port::Clients { loopback: false }) && !needed {
+        let message =
+            "this path is an operator's: it needs a key with that role, or a proxy on loopback".into();
+        return Err(ApiError::Admin { status: StatusCode::FORBIDDEN, message });
+    }
+    let admitted = auth.admit(&parts.headers, access, needed, unix_time());
+    if let Some((outcome, name)) = auth::outcome(&admitted) {
+        proxy.fleet.metrics.auth.note(outcome, name);
+    }
+    match admitted? {
+        Some(identity) => _ = parts.extensions.insert(identity),
+        None if operates && !needed => refuse_pages(port, parts, access)?,
+        None => {}
+    }
+    Ok(())
+}
+
+/// Refuses what a page in a browser may have sent.
+fn refuse_pages(port: Port, parts: &Parts, access: Access) -> Result<(), ApiError> {
+    let refused =
+        |message: &str| Err(ApiError::Admin { status: StatusCode::FORBIDDEN, message: message.into() });
+    let host = host(&parts.uri, &parts.headers);
+    let (Port::Clients { loopback } | Port::Operators { loopback }) = port;
+    if loopback && !host.is_some_and(names_this_machine) {
+        return refused("without a key the admin API answers under `localhost` or an IP address only");
+    }
+    let origin = parts.headers.get(header::ORIGIN);
+    let own = |origin: &str| origin.split_once("://").map(|(_, rest)| rest) == host;
+    if access == Access::Change && origin.is_some_and(|origin| !origin.to_str().is_ok_and(own)) {
+        return refused("without a key no page of another site may change anything here");
+    }
+    Ok(())
+}
+
+/// What the client calls us: `host[:port]`.
+fn host<'a>(uri: &'a Uri, headers: &'a HeaderMap) -> Option<&'a str> {
+    let authority = uri.authority().map(http::uri::Authority::as_str);
+    authority.or_else(|| headers.get(header::HOST)?.to_str().ok())
+}
+
+/// Whether nobody else can have given us this name.
+fn names_this_machine(host: &str) -> bool {
+    let Ok(authority) = host.parse::<http::uri::Authority>() else { return false };
+    let name = authority.host().trim_matches(['[', ']']);
+    name.eq_ignore_ascii_case("localhost") || name.parse::<std::net::IpAddr>().is_ok()
+}
+
+/// Whether this client must not learn about the requests of others: where tenants are isolated, all but administrators.
+pub(super) fn keeps_apart(proxy: &Proxy, port: Port, parts: &Parts) -> bool {
+    let operates = auth::identity(parts).is_some_and(|identity| identity.role == Role::Admin);
+    matches!(port, Port::Clients { .. }) && !operates && proxy.settings().auth.isolate_tenants
+}
+
+/// Whether this client may see the workers: every client while there are no keys, otherwise operators.
+pub(super) fn shows_workers(proxy: &Proxy, port: Port, parts: &Parts) -> bool {
+    let auth = proxy.auth();
+    let known = auth::identity(parts).map(Arc::as_ref);
+    !auth.has_keys()
+        || known.is_some_and(|identity| identity.role != Role::User)
+        || (matches!(port, Port::Operators { .. }) && !auth.operators_need_a_key())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_addresses_and_localhost_are_names_that_nobody_else_gives() {
+        for name in ["localhost", "LocalHost:29000", "127.0.0.1:29000", "[::1]:29000", "10.0.0.7"] {
+            assert!(names_this_machine(name), "{name}");
+        }
+        for name in ["evil.example", "localhost.evil.example:29000", "127.0.0.1.evil.example", "", "a b"] {
+            assert!(!names_this_machine(name), "{name}");
+        }
+    }
+}

@@ -1,0 +1,609 @@
+//! HTTP/1 with a client: the requests of one connection and their answers, one after another.
+//!
+//! It is written here, on httparse, and not hyper's, for three reasons. A connection whose request is still coming in holds what
+//! has come and little more, where hyper holds two buffers of 8 KiB. What is ambiguous is refused before anything has read it in
+//! one of its ways ([`head`](super::head)). And an event of a stream costs one look at the answer and one write.
+//!
+//! While an answer is awaited or on its way, the client is listened to: when it is gone, the answer is dropped, which cancels the
+//! request at the worker. What it sends meanwhile is kept, up to a bound, and is the next request.
+
+use std::cell::RefCell;
+use std::future::{Future, poll_fn};
+use std::io::{self, IoSlice, Write as _};
+use std::mem::MaybeUninit;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::{Duration, SystemTime};
+
+use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
+use http::request::Parts;
+use http::{Method, Response, StatusCode, Version, header};
+use http_body::Body as _;
+use httpdate::HttpDate;
+use kvlane_fleet::metrics::Reached;
+use kvlane_http::connections::chunked::Chunked;
+use tokio::io::{AsyncRead as _, AsyncWrite as _, ReadBuf};
+use tokio::time::{Instant, Sleep, sleep_until, timeout};
+use tokio_util::io::poll_read_buf;
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+
+use crate::body::Body;
+use crate::error::ApiError;
+use crate::head::{Framing, Head, compact, end_of_head};
+use crate::memory::Held;
+use crate::read::{REFUSED_BYTES_MAX, Source, make_room, room};
+use crate::service::Service;
+use crate::socket::Socket;
+
+/// Room that is read into: at first, and at most. Between them it is as much as the request before took, so that a body that is
+/// like it lies in one piece behind its head, and none of it is moved.
+const READ_BYTES_MIN: usize = 8 << 10;
+const READ_BYTES_MAX: usize = 1 << 20;
+/// What a client may send ahead while it is answered.
+const AHEAD_BYTES_MAX: usize = 64 << 10;
+/// What is put together for one write, and the largest piece that is: a larger one is written from where it lies.
+const WRITE_BYTES: usize = 64 << 10;
+const COPIED_BYTES_MAX: usize = 2 << 10;
+/// What an idle connection may keep to write into.
+const KEPT_BYTES_MAX: usize = 1 << 10;
+/// How long a client that is sent away may go on sending, so that it gets to read why.
+const LINGER: Duration = Duration::from_secs(10);
+
+/// One client's connection.
+pub(super) struct Client {
+    service: Arc<Service>,
+    /// The gateway stops: no further request is read.
+    stop: CancellationToken,
+    socket: Socket,
+    /// What has come and was not taken yet.
+    buffer: BytesMut,
+    /// The memory that it takes, if it is much.
+    held: Held,
+    /// Room that the next request is read into.
+    read_bytes: usize,
+    out: Out,
+    /// When a head has to be there.
+    alarm: Pin<Box<Sleep>>,
+    stopped: Pin<Box<WaitForCancellationFutureOwned>>,
+}
+
+/// What is to be written: `flat`, then `large`, then `last`.
+#[derive(Default)]
+struct Out {
+    flat: Vec<u8>,
+    /// How much of `flat` is written.
+    written: usize,
+    large: Bytes,
+    last: &'static [u8],
+    /// Nothing follows; or what the answer broke of.
+    ended: Option<io::Result<()>>,
+}
+
+/// The body of the request that has begun.
+struct Incoming<'a> {
+    client: &'a mut Client,
+    framing: Framing,
+    coming: &'a mut Coming,
+}
+
+/// How much of a request is still to come.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Coming {
+    Nothing,
+    /// Its sender waits to be told to go on.
+    Waits,
+    Body,
+}
+
+/// How the end of an answer is told.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// By its length, or there is no body.
+    Length,
+    Chunked,
+    /// By the connection's end.
+    Close,
+}
+
+// === impl Client ===
+
+impl Client {
+    pub(super) fn new(service: Arc<Service>, stop: CancellationToken, socket: Socket) -> Self {
+        let (held, stopped) = (service.proxy.memory.share(), stop.clone().cancelled_owned());
+        Self {
+            service,
+            stop,
+            socket,
+            buffer: BytesMut::new(),
+            held,
+            read_bytes: READ_BYTES_MIN,
+            out: Out::default(),
+            alarm: Box::pin(sleep_until(Instant::now())),
+            stopped: Box::pin(stopped),
+        }
+    }
+
+    /// Answers requests until the client leaves, is sent away, or the gateway stops.
+    ///
+    /// # Errors
+    /// The connection's.
+    pub(super) async fn serve(mut self) -> io::Result<()> {
+        while self.exchange().await? {}
+        Ok(())
+    }
+
+    /// One request and its answer: whether another may follow.
+    async fn exchange(&mut self) -> io::Result<bool> {
+        let (head, refused) = match self.head().await? {
+            None => return Ok(false),
+            Some(Ok(head)) => (head, Ok(())),
+            // It is answered like any other, and is the last one.
+            Some(Err(error)) => (Head::unread(), Err(error)),
+        };
+        let Head { parts, framing, keeps_alive, waits } = head;
+        let (is_head, version) = (parts.method == Method::HEAD, parts.version);
+        let mut coming = match framing {
+            Framing::Length(0) if refused.is_ok() => Coming::Nothing,
+            _ if waits => Coming::Waits,
+            _ => Coming::Body,
+        };
+        let service = Arc::clone(&self.service);
+        let body = Incoming { client: self, framing, coming: &mut coming };
+        let received = service.receive(parts, refused, body).await;
+        let mut respond = pin!(service.respond(received));
+        let answer = poll_fn(|cx| match respond.as_mut().poll(cx) {
+            Poll::Ready(answer) => Poll::Ready(Some(answer)),
+            Poll::Pending => self.poll_gone(cx).map(|()| None),
+        });
+        let Some(answer) = answer.await else { return Ok(false) };
+        if let (Coming::Body, Framing::Length(left)) = (coming, framing)
+            && keeps_alive
+            && left <= self.buffer.len() as u64
+        {
+            // Nobody wanted it, and it is there.
+            self.buffer.advance(left as usize);
+            coming = Coming::Nothing;
+        }
+        let closes = answer.headers().get(header::CONNECTION).is_some_and(|value| value == "close");
+        let stays = keeps_alive && coming == Coming::Nothing && !closes && !self.stop.is_cancelled();
+        let (end, mut body) = self.begin(answer, is_head, version, stays);
+        poll_fn(|cx| self.poll_answer(cx, &mut body, end)).await?;
+        drop(body);
+        if stays && end != End::Close {
+            return Ok(true);
+        }
+        self.leave(coming).await;
+        Ok(false)
+    }
+
+    /// The next head, or why there is none; nothing if the client is done.
+    async fn head(&mut self) -> io::Result<Option<Result<Head, ApiError>>> {
+        self.held.release();
+        if self.buffer.is_empty() {
+            // An idle connection holds no buffer.
+            self.buffer = BytesMut::new();
+        }
+        let within = self.service.proxy.settings().server.header_timeout;
+        let (until, mut seen) = (Instant::now() + within, 0);
+        loop {
+            while seen == 0 && self.buffer.starts_with(b"\r\n") {
+                self.buffer.advance(2);
+            }
+            match end_of_head(&self.buffer, &mut seen) {
+                Ok(Some(end)) => {
+                    let head = Head::take(&mut self.buffer, end);
+                    if let Ok(Head { framing: Framing::Length(length), .. }) = head {
+                        let bytes = usize::try_from(length).unwrap_or(usize::MAX).saturating_add(end);
+                        self.read_bytes = bytes.clamp(READ_BYTES_MIN, READ_BYTES_MAX);
+                    }
+                    return Ok(Some(head));
+                }
+                Ok(None) if !self.held.grow_to(self.buffer.len()) => {
+                    return Ok(Some(Err(ApiError::NoMemory)));
+                }
+                Ok(None) => {}
+                Err(error) => return Ok(Some(Err(error))),
+            }
+            let read = poll_fn(|cx| self.poll_head(cx, until)).await?;
+            match read {
+                Some(0) if !self.buffer.is_empty() => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Some(0) | None => return Ok(None),
+                Some(_) => {}
+            }
+        }
+    }
+
+    /// Reads more of a head: how much; nothing if the gateway stops and none has begun.
+    fn poll_head(&mut self, cx: &mut Context<'_>, until: Instant) -> Poll<io::Result<Option<usize>>> {
+        if let Poll::Ready(read) = self.poll_fill(cx) {
+            return Poll::Ready(read.map(Some));
+        }
+        if self.buffer.is_empty() && self.stopped.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(Ok(None));
+        }
+        // It is set anew only when it has gone off: most heads come long before.
+        if self.alarm.deadline() > until {
+            self.alarm.as_mut().reset(until);
+        }
+        while self.alarm.as_mut().poll(cx).is_ready() {
+            if Instant::now() >= until {
+                self.service.proxy.fleet.metrics.limits.reached(Reached::HeadTime);
+                return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "no head came in time")));
+            }
+            self.alarm.as_mut().reset(until);
+        }
+        Poll::Pending
+    }
+
+    /// Reads what has come into the buffer.
+    fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        if self.buffer.capacity() == 0 {
+            // Nothing is held for those who say nothing.
+            ready!(self.socket.poll_readable(cx))?;
+        }
+        if self.buffer.capacity() == self.buffer.len() {
+            self.buffer.reserve(self.read_bytes);
+        }
+        poll_read_buf(Pin::new(&mut self.socket), cx, &mut self.buffer)
+    }
+
+    /// The whole body of a request, which has so many bytes.
+    async fn body(
+        &mut self,
+        length: u64,
+        parts: &mut Parts,
+        limit: usize,
+        held: &mut Held,
+        coming: &mut Coming,
+    ) -> Result<Bytes, ApiError> {
+        let Some(length) = usize::try_from(length).ok().filter(|length| *length <= limit) else {
+            return Err(ApiError::TooLarge { limit });
+        };
+        if self.buffer.len() >= length || self.buffer.capacity() >= length {
+            while self.buffer.len() < length {
+                room(held, self.buffer.len())?;
+                self.go_ahead(coming).await?;
+                come(poll_fn(|cx| self.poll_fill(cx)).await)?;
+            }
+            room(held, length)?;
+            return Ok(self.buffer.split_to(length).freeze());
+        }
+        compact(parts);
+        let begun = std::mem::take(&mut self.buffer);
+        let mut whole = BytesMut::new();
+        make_room(&mut whole, begun.len(), length, held)?;
+        whole.extend_from_slice(&begun);
+        drop(begun);
+        while whole.len() < length {
+            self.go_ahead(coming).await?;
+            make_room(&mut whole, 1, length, held)?;
+            let left = length - whole.len();
+            let mut rest = (&mut whole).limit(left);
+            come(poll_fn(|cx| poll_read_buf(Pin::new(&mut self.socket), cx, &mut rest)).await)?;
+        }
+        Ok(whole.freeze())
+    }
+
+    /// The whole body of a request, which comes in chunks.
+    async fn chunks(
+        &mut self,
+        parts: &mut Parts,
+        limit: usize,
+        held: &mut Held,
+        coming: &mut Coming,
+    ) -> Result<Bytes, ApiError> {
+        compact(parts);
+        let (mut chunked, mut whole) = (Chunked::start(), BytesMut::new());
+        loop {
+            let decoded = chunked.decode(&mut self.buffer);
+            let (read, data) = decoded.map_err(|error| ApiError::BodyBroken(error.to_string()))?;
+            if whole.len() + data > limit {
+                return Err(ApiError::TooLarge { limit });
+            }
+            make_room(&mut whole, data, limit, held)?;
+            whole.extend_from_slice(&self.buffer[..data]);
+            self.buffer.advance(read);
+            if chunked.is_done() {
+                return Ok(whole.freeze());
+            }
+            self.buffer = BytesMut::new();
+            self.go_ahead(coming).await?;
+            come(poll_fn(|cx| self.poll_fill(cx)).await)?;
+        }
+    }
+
+    /// Tells a sender that waits to go on.
+    async fn go_ahead(&mut self, coming: &mut Coming) -> Result<(), ApiError> {
+        if *coming == Coming::Waits {
+            *coming = Coming::Body;
+            self.out.flat.extend_from_slice(b"HTTP/1.1 100 Continue\r\n\r\n");
+            while !self.out.is_empty() {
+                let written = poll_fn(|cx| self.out.poll_write(&mut self.socket, cx)).await;
+                written.map_err(|error| ApiError::BodyBroken(error.to_string()))?;
+            }
+            let _ = poll_fn(|cx| Pin::new(&mut self.socket).poll_flush(cx)).await;
+        }
+        Ok(())
+    }
+
+    /// Listens to a client that is being answered: whether it is gone.
+    fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        while self.buffer.len() < AHEAD_BYTES_MAX {
+            let mut room = [MaybeUninit::uninit(); 512];
+            let mut read = ReadBuf::uninit(&mut room);
+            match ready!(Pin::new(&mut self.socket).poll_read(cx, &mut read)) {
+                Ok(()) if !read.filled().is_empty() => self.buffer.extend_from_slice(read.filled()),
+                Ok(()) | Err(_) => return Poll::Ready(()),
+            }
+        }
+        Poll::Pending
+    }
+
+    /// Puts an answer's head where it is written from. Its body, and how its end is told.
+    fn begin(
+        &mut self,
+        answer: Response<Body>,
+        is_head: bool,
+        version: Version,
+        mut stays: bool,
+    ) -> (End, Body) {
+        let (http::response::Parts { status, headers, .. }, body) = answer.into_parts();
+        let bodiless = is_head
+            || status.is_informational()
+            || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
+        let length = body.size_hint().exact();
+        let end = match length {
+            None if bodiless => End::Length,
+            Some(_) => End::Length,
+            None if version == Version::HTTP_11 => End::Chunked,
+            None => End::Close,
+        };
+        stays &= end != End::Close;
+        let out = &mut self.out.flat;
+        out.reserve(KEPT_BYTES_MAX);
+        let reason = status.canonical_reason().unwrap_or_default();
+        put(out, &[b"HTTP/1.1 ", status.as_str().as_bytes(), b" ", reason.as_bytes(), b"\r\n"]);
+        for (name, value) in &headers {
+            let ours = name == header::CONNECTION
+                || name == header::TRANSFER_ENCODING
+                || (name == header::CONTENT_LENGTH && !bodiless);
+            if !ours {
+                put(out, &[name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"]);
+            }
+        }
+        match (end, length) {
+            (End::Chunked, _) => put(out, &[b"transfer-encoding: chunked\r\n"]),
+            (End::Length, Some(length))
+                if !bodiless || (is_head && !headers.contains_key(header::CONTENT_LENGTH) && length > 0) =>
+            {
+                // Writing to memory fails of nothing.
+                let _ = write!(out, "content-length: {length}\r\n");
+            }
+            _ => {}
+        }
+        match (stays, version) {
+            (false, _) => put(out, &[b"connection: close\r\n"]),
+            (true, Version::HTTP_10) => put(out, &[b"connection: keep-alive\r\n"]),
+            (true, _) => {}
+        }
+        if !headers.contains_key(header::DATE) {
+            put_date(out);
+        }
+        put(out, &[b"\r\n"]);
+        (end, if bodiless { Body::Whole(None) } else { body })
+    }
+
+    /// Writes an answer to its end.
+    fn poll_answer(&mut self, cx: &mut Context<'_>, body: &mut Body, end: End) -> Poll<io::Result<()>> {
+        // Whether there may be more of it now, and whether any has come.
+        let (mut more, mut came) = (true, false);
+        loop {
+            while more && self.out.takes_more() {
+                match Pin::new(&mut *body).poll_frame(cx) {
+                    Poll::Ready(Some(Ok(frame))) => {
+                        if let Ok(data) = frame.into_data() {
+                            self.out.push(data, end);
+                            came = true;
+                        }
+                    }
+                    Poll::Ready(Some(Err(error))) => self.out.ended = Some(Err(error)),
+                    Poll::Ready(None) => self.out.end(end),
+                    Poll::Pending => more = false,
+                }
+            }
+            if !self.out.is_empty() {
+                ready!(self.out.poll_write(&mut self.socket, cx))?;
+                continue;
+            }
+            ready!(Pin::new(&mut self.socket).poll_flush(cx))?;
+            if let Some(ended) = self.out.ended.take() {
+                if self.out.flat.capacity() > KEPT_BYTES_MAX {
+                    self.out.flat = Vec::new();
+                }
+                return Poll::Ready(ended);
+            }
+            if came && matches!(body, Body::Relay(_)) {
+                // The client was listened to before. Should it have left just now, the next piece or the relay's own alarm, a
+                // second later at most, finds that.
+                return Poll::Pending;
+            }
+            ready!(self.poll_gone(cx));
+            return Poll::Ready(Err(io::Error::new(io::ErrorKind::ConnectionAborted, "the client has left")));
+        }
+    }
+
+    /// Says goodbye. A client that is still sending would not read its answer, and would lose it were the connection closed at
+    /// once.
+    async fn leave(&mut self, coming: Coming) {
+        let _ = poll_fn(|cx| Pin::new(&mut self.socket).poll_shutdown(cx)).await;
+        if coming != Coming::Body {
+            return;
+        }
+        let mut left = REFUSED_BYTES_MAX;
+        let throw_away = poll_fn(|cx| {
+            while left > 0 {
+                let mut room = [MaybeUninit::uninit(); 4096];
+                let mut read = ReadBuf::uninit(&mut room);
+                match ready!(Pin::new(&mut self.socket).poll_read(cx, &mut read)) {
+                    Ok(()) if !read.filled().is_empty() => {
+                        left = left.saturating_sub(read.filled().len() as u64)
+                    }
+                    Ok(()) | Err(_) => break,
+                }
+            }
+            Poll::Ready(())
+        });
+        tokio::select! {
+            _ = timeout(LINGER, throw_away) => {}
+            () = &mut self.stopped => {}
+        }
+    }
+}
+
+// === impl Incoming ===
+
+impl Source for Incoming<'_> {
+    async fn whole(self, parts: &mut Parts, limit: usize, held: &mut Held) -> Result<Bytes, ApiError> {
+        let Self { client, framing, coming } = self;
+        let whole = match framing {
+            Framing::Length(length) => client.body(length, parts, limit, held, coming).await?,
+            Framing::Chunked => client.chunks(parts, limit, held, coming).await?,
+        };
+        *coming = Coming::Nothing;
+        client.held.release();
+        Ok(whole)
+    }
+}
+
+/// Whether more of a body has come.
+fn come(read: io::Result<usize>) -> Result<(), ApiError> {
+    match read {
+        Ok(0) => Err(ApiError::BodyBroken("the client closed the connection".into())),
+        Ok(_) => Ok(()),
+        Err(error) => Err(ApiError::BodyBroken(error.to_string())),
+    }
+}
+
+// === impl Out ===
+
+impl Out {
+    fn is_empty(&self) -> bool {
+        self.flat.is_empty() && self.large.is_empty() && self.last.is_empty()
+    }
+
+    /// Whether more of the answer has room.
+    fn takes_more(&self) -> bool {
+        self.ended.is_none() && self.large.is_empty() && self.flat.len() < WRITE_BYTES
+    }
+
+    fn push(&mut self, data: Bytes, end: End) {
+        if data.is_empty() {
+            return;
+        }
+        let after: &[u8] = if end == End::Chunked {
+            put_hex(&mut self.flat, data.len());
+            self.flat.extend_from_slice(b"\r\n");
+            b"\r\n"
+        } else {
+            b""
+        };
+        if data.len() <= COPIED_BYTES_MAX {
+            put(&mut self.flat, &[&data, after]);
+        } else {
+            (self.large, self.last) = (data, after);
+        }
+    }
+
+    fn end(&mut self, end: End) {
+        if end == End::Chunked {
+            self.flat.extend_from_slice(b"0\r\n\r\n");
+        }
+        self.ended = Some(Ok(()));
+    }
+
+    /// Writes some of it.
+    fn poll_write(&mut self, socket: &mut Socket, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let flat = &self.flat[self.written..];
+        let written = if self.large.is_empty() && self.last.is_empty() {
+            ready!(Pin::new(socket).poll_write(cx, flat))?
+        } else {
+            let slices = [IoSlice::new(flat), IoSlice::new(&self.large), IoSlice::new(self.last)];
+            ready!(Pin::new(socket).poll_write_vectored(cx, &slices))?
+        };
+        if written == 0 {
+            return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+        }
+        self.wrote(written);
+        Poll::Ready(Ok(()))
+    }
+
+    fn wrote(&mut self, written: usize) {
+        let of_flat = written.min(self.flat.len() - self.written);
+        self.written += of_flat;
+        if self.written == self.flat.len() {
+            self.flat.clear();
+            self.written = 0;
+        }
+        let of_large = (written - of_flat).min(self.large.len());
+        self.large.advance(of_large);
+        self.last = &self.last[written - of_flat - of_large..];
+    }
+}
+
+fn put(out: &mut Vec<u8>, pieces: &[&[u8]]) {
+    pieces.iter().for_each(|piece| out.extend_from_slice(piece));
+}
+
+/// A chunk's size. It is written with every event of a stream, and `write!` takes ten times as long.
+fn put_hex(out: &mut Vec<u8>, number: usize) {
+    let digits = (usize::BITS - number.leading_zeros()).div_ceil(4).max(1);
+    out.extend((0..digits).rev().map(|digit| b"0123456789abcdef"[number >> (4 * digit) & 15]));
+}
+
+/// The time, as heads tell it; it is put into words once a second.
+fn put_date(out: &mut Vec<u8>) {
+    thread_local! {
+        static SAID: RefCell<(u64, String)> = const { RefCell::new((0, String::new())) };
+    }
+    let now = SystemTime::now();
+    let second = now.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    SAID.with_borrow_mut(|(said, line)| {
+        if *said != second {
+            (*said, *line) = (second, format!("date: {}\r\n", HttpDate::from(now)));
+        }
+        out.extend_from_slice(line.as_bytes());
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_size_is_written_as_anybody_reads_it() {
+        for number in [0, 1, 9, 10, 15, 16, 255, 256, 4095, 65_536, 0xdead_beef, usize::MAX] {
+            let mut out = Vec::new();
+            put_hex(&mut out, number);
+            assert_eq!(out, format!("{number:x}").into_bytes());
+        }
+    }
+
+    #[test]
+    fn what_is_written_in_parts_is_whole() {
+        let large = Bytes::from(vec![b'x'; COPIED_BYTES_MAX + 1]);
+        let mut out = Out::default();
+        out.push(Bytes::from_static(b"small"), End::Chunked);
+        out.push(large.clone(), End::Chunked);
+        assert!(!out.takes_more(), "a large piece goes first");
+        let (flat, size) = (out.flat.clone(), large.len());
+        assert_eq!(flat, format!("5\r\nsmall\r\n{size:x}\r\n").into_bytes());
+        assert_eq!((out.large.len(), out.last), (size, &b"\r\n"[..]));
+        for of in [1, flat.len() - 1, 7, size - 7, 1, 1] {
+            out.wrote(of);
+        }
+        assert!(out.is_empty() && out.takes_more());
+        out.end(End::Chunked);
+        assert!(out.flat == b"0\r\n\r\n" && !out.takes_more());
+    }
+}

@@ -1,0 +1,164 @@
+//! A second copy of a request whose first is late, where the operator has switched that on.
+//!
+//! Only of streams, only before the first content, only once the first copy has waited for as long as the second is expected
+//! to take, and out of a budget: the scheduler says where, or that it is not to be. Whoever begins to answer first answers. The other is let go, and its
+//! engine hears it at once.
+
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::Response;
+use http::request::Parts;
+use kvlane_fleet::metrics::Hedged;
+use kvlane_http::connections::{Answer, Connections, UpstreamError};
+use tokio::time::sleep;
+
+use crate::account::Account;
+use crate::attempt::{Attempts, Outcome};
+use crate::body::Body;
+use crate::forward::request_head;
+use crate::lease::Lease;
+
+/// How often a place for a second copy is asked for.
+const ASKED_MAX: u32 = 8;
+
+/// What is asked, as it is sent to any engine.
+pub(super) struct Sending<'a> {
+    pub(super) upstreams: &'a Arc<Connections>,
+    pub(super) parts: &'a Parts,
+    pub(super) body: &'a Bytes,
+    pub(super) account: &'a Account,
+}
+
+/// What two copies came to.
+struct Race {
+    second: Lease,
+    second_won: bool,
+    outcome: Outcome,
+    /// What the other one failed with, if it did before.
+    failed: Option<Outcome>,
+}
+
+// === impl Sending ===
+
+impl Sending<'_> {
+    async fn send(&self, lease: &Lease) -> Result<Answer, UpstreamError> {
+        let head = request_head(self.parts, lease, self.body.len(), self.account);
+        self.upstreams
+            .send(&lease.worker.upstream, &self.parts.method, &head, self.body, || lease.sent())
+            .await
+    }
+}
+
+/// What the attempt at `lease` came to, or that of a second copy; `relay` makes an answer of an engine's that cannot.
+pub(super) async fn answer(
+    attempts: &mut Attempts<'_>,
+    lease: Lease,
+    sending: &Sending<'_>,
+    relay: impl FnOnce(Answer, &Lease) -> Response<Body>,
+) -> (Lease, Outcome) {
+    let patience = attempts.patience();
+    match attempts.hedge_delay() {
+        None => {
+            let outcome = patience.answer(&lease, sending.send(&lease)).await;
+            (lease, outcome)
+        }
+        // Boxed, since it is rare and takes much more room than the rest.
+        Some(delay) => Box::pin(hedged(attempts, lease, sending, relay, delay)).await,
+    }
+}
+
+/// As [`answer`], with a second copy after `delay`.
+async fn hedged(
+    attempts: &mut Attempts<'_>,
+    lease: Lease,
+    sending: &Sending<'_>,
+    relay: impl FnOnce(Answer, &Lease) -> Response<Body>,
+    delay: Duration,
+) -> (Lease, Outcome) {
+    let patience = attempts.patience();
+    let raced = {
+        let mut first = pin!(patience.answer(&lease, sending.send(&lease)));
+        match second(attempts, &lease, first.as_mut(), delay).await {
+            Second::NotNeeded(outcome) => Err(outcome),
+            Second::Refused => {
+                attempts.is_not_hedged();
+                Err(first.await)
+            }
+            Second::Placed(second) => {
+                let (second_won, outcome, failed) = {
+                    let copy = pin!(patience.answer(&second, sending.send(&second)));
+                    race(first, copy).await
+                };
+                Ok(Race { second, second_won, outcome, failed })
+            }
+        }
+    };
+    let Race { second, second_won, outcome, failed } = match raced {
+        Err(outcome) => return (lease, outcome),
+        Ok(race) => race,
+    };
+    if outcome.is_answer() {
+        let metrics = &lease.proxy().fleet.metrics.faults;
+        metrics.note_hedge(if second_won { Hedged::won } else { Hedged::lost });
+    }
+    let (winner, loser) = if second_won { (second, lease) } else { (lease, second) };
+    match failed {
+        Some(failed) => attempts.failed(loser, failed, relay),
+        // It has done nothing wrong.
+        None => drop(loser),
+    }
+    (winner, outcome)
+}
+
+/// Whether there is a second copy.
+enum Second {
+    /// The first one has come to something.
+    NotNeeded(Outcome),
+    /// There is to be none.
+    Refused,
+    /// There.
+    Placed(Lease),
+}
+
+/// Waits for the first copy, and after `delay` for a place for a second one: asked for again where it was too early.
+async fn second(
+    attempts: &mut Attempts<'_>,
+    lease: &Lease,
+    mut first: Pin<&mut impl Future<Output = Outcome>>,
+    mut delay: Duration,
+) -> Second {
+    for _ in 0..ASKED_MAX {
+        tokio::select! {
+            biased;
+            outcome = first.as_mut() => return Second::NotNeeded(outcome),
+            () = sleep(delay) => {}
+        }
+        match attempts.hedge(lease).await {
+            Ok(second) => return Second::Placed(second),
+            Err(Some(early)) => delay = early,
+            Err(None) => return Second::Refused,
+        }
+    }
+    Second::Refused
+}
+
+/// The first of two that is an answer, and whether it is the second's; if one fails, what the other one comes to.
+async fn race(
+    mut first: Pin<&mut impl Future<Output = Outcome>>,
+    mut second: Pin<&mut impl Future<Output = Outcome>>,
+) -> (bool, Outcome, Option<Outcome>) {
+    tokio::select! {
+        biased;
+        outcome = first.as_mut() => match outcome.is_answer() {
+            true => (false, outcome, None),
+            false => (true, second.await, Some(outcome)),
+        },
+        outcome = second.as_mut() => match outcome.is_answer() {
+            true => (true, outcome, None),
+            false => (false, first.await, Some(outcome)),
+        },
+    }
+}

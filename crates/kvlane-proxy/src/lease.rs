@@ -1,0 +1,291 @@
+//! The live shadow of a placement: dropping it tells the scheduler that the request is over, however it ended.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use kvlane_core::cache_accuracy::ReportedReuse;
+use kvlane_core::decision::Placement;
+use kvlane_core::poison_prompts::{EngineDeath, PromptKey};
+use kvlane_core::request::RequestId;
+use kvlane_core::scheduler::{Input, TOKENS_TOLD};
+use kvlane_core::time::Nanos;
+use kvlane_fleet::metrics::FailureKind;
+use kvlane_fleet::pool::{ModelPool, PoolEndpoint};
+use kvlane_fleet::worker::Worker;
+use kvlane_wire::sse::Usage;
+use tokio::time::Instant;
+
+use crate::limits::Charge;
+use crate::place::Routed;
+use crate::proxy::Proxy;
+use crate::traces::Attempt;
+
+/// A request in flight at one worker.
+pub struct Lease {
+    proxy: Arc<Proxy>,
+    pool: Arc<ModelPool>,
+    /// Where it is in flight.
+    pub worker: Arc<Worker>,
+    /// Where exactly.
+    pub endpoint: Arc<PoolEndpoint>,
+    request: RequestId,
+    /// Where and why.
+    pub placement: Placement,
+    prompt_tokens: u32,
+    received: Nanos,
+    /// Since when it is there.
+    pub placed: Nanos,
+    /// What the request was let in with.
+    charge: Option<Arc<Charge>>,
+    /// What its prompt is called when engines die under it.
+    prompt: PromptKey,
+    /// Whether any of it went to the worker.
+    sent: AtomicBool,
+    first_token: Option<Nanos>,
+    tokens: u64,
+    /// Those of them that the scheduler has not been told of.
+    untold: u32,
+    /// Tokens of the answer that another worker has written before, if it had begun.
+    before: Option<u64>,
+    /// What a trace is told of it.
+    attempt: Option<Box<Attempt>>,
+}
+
+// === impl Lease ===
+
+impl Lease {
+    pub(crate) fn new(
+        proxy: Arc<Proxy>,
+        routed: &Routed,
+        endpoint: Arc<PoolEndpoint>,
+        request: RequestId,
+        placement: Placement,
+    ) -> Self {
+        let worker = Arc::clone(&endpoint.worker);
+        let placed = proxy.fleet.clock.now();
+        endpoint.vitals.arrive(placed);
+        let attempt = Attempt::begin(&proxy, routed, &endpoint, &placement, placed);
+        Self {
+            attempt,
+            proxy,
+            pool: Arc::clone(&routed.served.pool),
+            worker,
+            endpoint,
+            request,
+            placement,
+            prompt_tokens: routed.prompt_tokens,
+            received: routed.received,
+            placed,
+            charge: routed.charge.clone(),
+            prompt: routed.prompt,
+            sent: AtomicBool::new(false),
+            first_token: None,
+            tokens: 0,
+            untold: 0,
+            before: None,
+        }
+    }
+
+    /// The gateway that placed it.
+    pub fn proxy(&self) -> &Arc<Proxy> {
+        &self.proxy
+    }
+
+    /// What a trace is told of it.
+    pub fn attempt(&self) -> Option<&Attempt> {
+        self.attempt.as_deref()
+    }
+
+    /// It has come to nothing, for traces.
+    pub fn trace_failure(&self, why: &'static str) {
+        if let Some(attempt) = &self.attempt {
+            attempt.failed(why);
+        }
+    }
+
+    /// The pool it was placed in.
+    pub fn pool(&self) -> &Arc<ModelPool> {
+        &self.pool
+    }
+
+    /// The request goes to the worker: from here on it is at work, and whoever leaves has used that work.
+    pub fn sent(&self) {
+        if let Some(charge) = self.charge.as_ref().filter(|_| !self.sent.swap(true, Ordering::Relaxed)) {
+            charge.sent(self.placement.overlap_tokens);
+        }
+    }
+
+    /// The worker has not done what it was sent: that is not the client's to pay.
+    fn lost(&self) {
+        if let Some(charge) = self.charge.as_ref().filter(|_| self.sent.swap(false, Ordering::Relaxed)) {
+            charge.lost();
+        }
+    }
+
+    /// The answer has begun, and it is none whose tokens come one by one: its prefill is over, but when the first token
+    /// came, and how fast they came, nobody saw.
+    pub fn begin(&mut self) {
+        self.pool.begin(self.request);
+        if let Some(charge) = &self.charge {
+            charge.note(None, self.before.unwrap_or(0));
+        }
+    }
+
+    /// `tokens` more came from the worker in a stream at this moment. With the first, its prefill is over.
+    pub fn progress(&mut self, moment: Instant, tokens: u32) {
+        if tokens == 0 {
+            return;
+        }
+        let first = self.first_token.is_none();
+        let now = self.proxy.fleet.clock.at(moment);
+        self.endpoint.vitals.hear(now);
+        if first {
+            self.first_token = Some(now);
+            if let Some(attempt) = &mut self.attempt {
+                attempt.first_token(now);
+            }
+            if self.before.is_none() {
+                self.pool.metrics.ttft.observe((now - self.received).as_secs_f64());
+                self.pool.latencies.ttft.note((now - self.received).as_secs_f64());
+                if self.proxy.settings().hedge.enabled {
+                    self.pool.first_tokens.note(now - self.placed);
+                }
+            }
+        }
+        self.tokens += u64::from(tokens);
+        if let Some(charge) = &self.charge {
+            charge.note(None, self.before.unwrap_or(0) + self.tokens);
+        }
+        // The first one is told of by `first`.
+        self.untold = self.untold.saturating_add(tokens - u32::from(first));
+        let told = self.untold - self.untold % TOKENS_TOLD;
+        if first || told > 0 {
+            self.untold -= told;
+            self.pool.progress(self.request, first, told);
+        }
+    }
+
+    /// The answer has come to its end: measures it. `usage` is what the engine counted, where it tells.
+    pub fn complete(&mut self, usage: Option<Usage>) {
+        let now = self.proxy.fleet.clock.now();
+        let metrics = &self.pool.metrics;
+        metrics.duration.observe((now - self.received).as_secs_f64());
+        self.pool.latencies.duration.note((now - self.received).as_secs_f64());
+        if usage.is_some() {
+            self.endpoint.vitals.hear(now);
+        }
+        let output_tokens = usage.map_or(self.tokens, |usage| u64::from(usage.completion_tokens));
+        metrics.output_tokens.inc_by(output_tokens);
+        if let Some(attempt) = &mut self.attempt {
+            attempt.complete(output_tokens, usage);
+        }
+        if let Some(charge) = &self.charge {
+            // What was written before is in the prompt that the engine has counted.
+            let before = if usage.is_some() { 0 } else { self.before.unwrap_or(0) };
+            charge.note(usage.map(|usage| usage.prompt_tokens), before + output_tokens);
+        }
+        if output_tokens > 0 {
+            let output_tokens = u32::try_from(output_tokens).unwrap_or(u32::MAX);
+            let untold = std::mem::take(&mut self.untold);
+            if untold > 0 {
+                self.pool.progress(self.request, false, untold);
+            }
+            self.pool.step(Input::Wrote { request: self.request, output_tokens });
+        }
+        metrics.predicted_tokens.inc_by(self.placement.overlap_tokens.into());
+        metrics.prompt_tokens.inc_by(self.prompt_tokens.into());
+        if let Some(usage) = usage {
+            metrics.input_tokens.inc_by(usage.prompt_tokens.into());
+            metrics.cached_tokens.inc_by(usage.cached_tokens.unwrap_or(0).into());
+            if let Some(feed) = &self.endpoint.feed {
+                let computed_tokens = usage.prompt_tokens.saturating_sub(usage.cached_tokens.unwrap_or(0));
+                feed.note_answer(now, self.received, computed_tokens, self.pool.known_block_tokens());
+            }
+            if let Some(cached_tokens) = usage.cached_tokens {
+                let reported = ReportedReuse { prompt_tokens: usage.prompt_tokens, cached_tokens };
+                self.pool.observe(self.request, reported);
+            }
+        }
+        if let Some(first) = self.first_token
+            && self.tokens > 1
+        {
+            let tpot_s = (now - first).as_secs_f64() / (self.tokens - 1) as f64;
+            metrics.tpot.observe(tpot_s);
+            self.pool.latencies.tpot.note(tpot_s);
+        }
+    }
+
+    /// It is to go on with an answer of which another worker has written so many tokens, if any.
+    pub fn continues(&mut self, before: Option<u64>) {
+        self.before = before;
+    }
+
+    /// The answer goes on elsewhere: counts what came of it here. Tells how much there is of it, if it has begun.
+    pub fn hand_on(self) -> Option<u64> {
+        self.trace_failure(FailureKind::mid_stream.name());
+        self.pool.metrics.output_tokens.inc_by(self.tokens);
+        let written = self.before.unwrap_or(0) + self.tokens;
+        (written > 0).then_some(written)
+    }
+
+    /// The worker has failed it.
+    pub fn failed(&self, kind: FailureKind) {
+        self.lost();
+        self.trace_failure(kind.name());
+        self.proxy.fleet.metrics.note_failure(&self.worker.url, kind);
+        self.pool.step(Input::Failed { request: self.request });
+    }
+
+    /// It is in flight at the worker with a prompt that may kill it.
+    pub fn suspect(&self) {
+        self.proxy.fleet.poison_prompts().note_placement(self.prompt, self.worker.engine_key());
+    }
+
+    /// The worker's engine has died with it in flight, or may have: then its probes tell, now or later.
+    pub fn died(&self, certain: bool) {
+        let (prompt, engine, placed) = (self.prompt, self.worker.engine_key(), self.placed);
+        let report =
+            EngineDeath { prompt, engine, placed, certain: certain || self.worker.upstream.is_gone() };
+        self.proxy.fleet.poison_prompts().note_death(self.proxy.fleet.clock.now(), report);
+    }
+
+    /// The worker's engine has stopped making progress.
+    pub fn stalled(&self) {
+        self.lost();
+        self.trace_failure(FailureKind::stalled.name());
+        self.proxy.fleet.metrics.note_failure(&self.worker.url, FailureKind::stalled);
+    }
+
+    /// The worker says that it cannot answer, and not whose fault that is.
+    pub fn faulted(&self) {
+        self.lost();
+        self.trace_failure(FailureKind::status.name());
+        self.proxy.fleet.metrics.note_failure(&self.worker.url, FailureKind::status);
+    }
+
+    /// The worker has too much to do for it, and says for how long, if it does.
+    pub fn busy(&self, retry_after: Option<Duration>) {
+        self.lost();
+        self.trace_failure("busy");
+        self.proxy.fleet.metrics.faults.note_busy(&self.worker.url);
+        let retry_after = retry_after.map(|after| Nanos(u64::try_from(after.as_nanos()).unwrap_or(u64::MAX)));
+        self.pool.step(Input::Busy { request: self.request, retry_after });
+    }
+
+    /// The worker has answered it soundly, to the end.
+    pub fn succeeded(&self) {
+        self.proxy.fleet.poison_prompts().answered(self.prompt);
+        self.pool.step(Input::Succeeded { request: self.request });
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if self.untold > 0 {
+            self.pool.progress(self.request, false, self.untold);
+        }
+        self.endpoint.vitals.leave();
+        self.pool.step(Input::Finished { request: self.request });
+    }
+}

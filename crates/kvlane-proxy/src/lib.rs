@@ -1,0 +1,45 @@
+//! The way of one request: listen, admit, read, place, forward, relay.
+//!
+//! [`listener`] accepts connections and reads requests, [`guard`] admits them, [`forward`] sends them to the endpoint
+//! that [`place`] chose, [`relay`] returns the answer. A [`lease`] is a request in flight at one endpoint.
+
+pub mod account;
+mod attempt;
+pub mod attempt_error;
+pub mod attributes;
+pub mod auth;
+pub mod body;
+pub mod config;
+mod count;
+mod deadlines;
+pub mod dialect;
+pub mod error;
+pub mod faults;
+mod forward;
+pub mod guard;
+mod h1;
+mod head;
+mod hedge;
+pub mod lease;
+pub mod limits;
+pub mod listener;
+pub mod memory;
+pub mod objects;
+pub mod outcomes;
+pub mod own_api;
+mod passed;
+pub mod paths;
+pub mod place;
+pub mod proxy;
+mod read;
+pub mod relay;
+mod resume;
+pub mod salt;
+pub mod service;
+pub mod settings;
+mod socket;
+pub mod timeline;
+pub mod traces;
+mod whole;
+
+pub use self::proxy::Proxy;

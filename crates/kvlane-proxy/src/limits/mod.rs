@@ -1,0 +1,378 @@
+//! What each client may use: requests and tokens per minute, requests at a time.
+//!
+//! [`Limits`] finds the entries of the configuration that are about a request, each with a [`Limiter`] of the core, and
+//! lets it in if all of them do. What it is let in with is a [`Charge`], which its leases share: the last one that goes tells
+//! the limiters what the request took: what its answer has, or, if its client left before that, the prompt tokens that an
+//! engine had to compute. A request that never went to an engine, or that every engine lost, has used nothing.
+//!
+//! Tokens are charged when a request comes: its prompt, and what answers of its model usually have, but no more than it
+//! asks for. At its end the engine's own count takes their place, or the tokens that have passed where it tells none.
+
+pub mod config;
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use arc_swap::ArcSwap;
+use http::header::{HeaderMap, HeaderName, HeaderValue};
+use kvlane_core::limit::{Exceeded, Limiter, Permit, Standing};
+use kvlane_core::request::TenantKey;
+use kvlane_core::time::Nanos;
+
+use crate::attributes::Hints;
+use crate::limits::config::{ANY, LimitSpec};
+use kvlane_fleet::clock::Clock;
+
+/// The bucket of requests that are for no tenant in particular. Any other tenant has its own, also under an entry that names
+/// a key: a tenant that a trusted key's holder names is not the holder of the key of that name.
+const ONE: u64 = 0;
+
+/// All limits of a gateway. Replaced whole.
+#[derive(Default)]
+pub struct Limits {
+    rules: ArcSwap<Rules>,
+}
+
+/// The entries of one configuration.
+#[derive(Default)]
+struct Rules {
+    all: Vec<Rule>,
+    /// Where those of each named key are.
+    named: HashMap<TenantKey, Vec<usize>>,
+    /// Where those of all others are.
+    any: Vec<usize>,
+}
+
+/// One entry, and what was used of it.
+#[derive(Clone)]
+struct Rule {
+    spec: LimitSpec,
+    used: Arc<Mutex<Limiter>>,
+}
+
+/// A request that wants to be let in.
+pub struct Ask<'a> {
+    pub(crate) tenant: Option<TenantKey>,
+    pub(crate) model: &'a str,
+    pub(crate) adapter: Option<&'a str>,
+    pub(crate) prompt_tokens: u32,
+    /// Tokens that its answer is expected to have. Asked only where tokens are limited.
+    pub output_tokens: &'a dyn Fn() -> u64,
+}
+
+/// What a request was let in with. Dropped, it tells the limiters what the request took.
+pub struct Charge {
+    clock: Clock,
+    permits: Mutex<Vec<(Arc<Mutex<Limiter>>, Permit)>>,
+    prompt_tokens: u32,
+    /// One more than the tokens it took; 0 while no engine has begun to answer it.
+    took: AtomicU64,
+    /// Engines that were sent it and have not lost it.
+    engines: AtomicU32,
+    /// Prompt tokens that the last of them had to compute.
+    uncached_tokens: AtomicU32,
+}
+
+/// A request is beyond a limit: of which entry, and what.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limited {
+    /// The key of the entry.
+    pub key: String,
+    /// Its model.
+    pub model: String,
+    /// What is exceeded.
+    pub exceeded: Exceeded,
+}
+
+/// What is left to a client, for the headers that say so.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Left {
+    requests: Option<Rate>,
+    tokens: Option<Rate>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Rate {
+    per_minute: u64,
+    left: u64,
+    reset: Nanos,
+}
+
+fn lock(limiter: &Mutex<Limiter>) -> MutexGuard<'_, Limiter> {
+    limiter.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+// === impl Limits ===
+
+impl Limits {
+    /// These from here on. What was used of an entry stays used while there is one of the same key and model.
+    pub fn configure(&self, specs: &[LimitSpec], hints: &Hints) {
+        let before = self.rules.load_full();
+        let known: HashMap<_, &Rule> = before.all.iter().map(|rule| (rule.spec.subject(), rule)).collect();
+        let mut rules = Rules::default();
+        for (at, spec) in specs.iter().enumerate() {
+            let used = match known.get(&spec.subject()) {
+                Some(rule) => {
+                    // Requests in flight settle with it, so it stays the same one.
+                    lock(&rule.used).configure(spec.limiter());
+                    Arc::clone(&rule.used)
+                }
+                None => Arc::new(Mutex::new(Limiter::new(spec.limiter()))),
+            };
+            rules.all.push(Rule { spec: spec.clone(), used });
+            if spec.key == ANY {
+                rules.any.push(at);
+                continue;
+            }
+            for key in hints.tenants_called(&spec.key) {
+                rules.named.entry(key).or_default().push(at);
+            }
+        }
+        self.rules.store(Arc::new(rules));
+    }
+
+    /// Lets a request in if all entries that are about it do; nothing to charge where there is none.
+    ///
+    /// # Errors
+    /// The first that does not. Nothing is used then.
+    pub fn admit(&self, clock: Clock, ask: &Ask<'_>) -> (Left, Result<Option<Arc<Charge>>, Limited>) {
+        let rules = self.rules.load();
+        if rules.all.is_empty() {
+            return (Left::default(), Ok(None));
+        }
+        let now = clock.now();
+        let (mut permits, mut left, mut limited) = (Vec::new(), Left::default(), None);
+        for Rule { spec, used } in rules.about(ask) {
+            let tokens = match spec.tokens_per_minute {
+                0 => 0,
+                _ => u64::from(ask.prompt_tokens).saturating_add((ask.output_tokens)()),
+            };
+            let key = ask.tenant.map_or(ONE, |tenant| tenant.0);
+            let mut limiter = lock(used);
+            let admitted = limiter.admit(now, key, tokens);
+            left.note(spec, limiter.standing(now, key));
+            drop(limiter);
+            match admitted {
+                Ok(permit) => permits.push((Arc::clone(used), permit)),
+                Err(exceeded) => {
+                    limited = Some(Limited { key: spec.key.clone(), model: spec.model.clone(), exceeded });
+                    break;
+                }
+            }
+        }
+        let (permits, took) = (Mutex::new(permits), AtomicU64::new(0));
+        // Refused, what the others have let in is given back with it.
+        let (engines, uncached_tokens) = (AtomicU32::new(0), AtomicU32::new(0));
+        let prompt_tokens = ask.prompt_tokens;
+        let charge = Charge { clock, permits, prompt_tokens, took, engines, uncached_tokens };
+        (left, limited.map_or(Ok(Some(Arc::new(charge))), Err))
+    }
+
+    /// Each entry's key and model, how many keys it remembers, and how many requests are in flight under it.
+    pub fn figures(&self) -> Vec<(LimitSpec, usize, u64)> {
+        let rules = self.rules.load();
+        let figures = |rule: &Rule| {
+            let limiter = lock(&rule.used);
+            (rule.spec.clone(), limiter.keys(), limiter.in_flight())
+        };
+        rules.all.iter().map(figures).collect()
+    }
+}
+
+// === impl Rules ===
+
+impl Rules {
+    /// The entries that hold for a request: those that name its key, and of the others those for models for which none
+    /// does.
+    fn about<'a>(&'a self, ask: &'a Ask<'_>) -> impl Iterator<Item = &'a Rule> {
+        let named = ask.tenant.and_then(|tenant| self.named.get(&tenant)).map_or(&[][..], Vec::as_slice);
+        let for_model = |rule: &&Rule| {
+            let model = &*rule.spec.model;
+            model == ANY || model == ask.model || Some(model) == ask.adapter
+        };
+        let named = named.iter().map(|&at| &self.all[at]);
+        let covers = named.clone();
+        let any = self.any.iter().map(|&at| &self.all[at]);
+        let any = any.filter(move |rule| !covers.clone().any(|own| own.spec.model == rule.spec.model));
+        named.chain(any).filter(for_model)
+    }
+}
+
+// === impl Charge ===
+
+impl Charge {
+    /// An engine has answered it, with so many tokens so far. The last word counts.
+    pub fn note(&self, prompt_tokens: Option<u32>, output_tokens: u64) {
+        let prompt_tokens = u64::from(prompt_tokens.unwrap_or(self.prompt_tokens));
+        let took = prompt_tokens.saturating_add(output_tokens);
+        self.took.store(took.saturating_add(1), Ordering::Relaxed);
+    }
+
+    /// It goes to an engine that is thought to hold so many of its prompt's tokens.
+    pub fn sent(&self, overlap_tokens: u32) {
+        self.uncached_tokens.store(self.prompt_tokens.saturating_sub(overlap_tokens), Ordering::Relaxed);
+        self.engines.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// An engine that was sent it has failed it.
+    pub fn lost(&self) {
+        self.engines.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// The tokens it took, if it took any engine's time.
+    fn tokens(&mut self) -> Option<u64> {
+        let answered = self.took.get_mut().checked_sub(1);
+        let sent = (*self.engines.get_mut() > 0).then_some(u64::from(*self.uncached_tokens.get_mut()));
+        answered.or(sent)
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        let now = self.clock.now();
+        let permits = std::mem::take(self.permits.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let tokens = self.tokens();
+        for (used, permit) in permits {
+            match tokens {
+                Some(tokens) => lock(&used).settle(now, permit, tokens),
+                None => lock(&used).cancel(now, permit),
+            }
+        }
+    }
+}
+
+// === impl Limited ===
+
+impl Limited {
+    /// When to come again, in whole seconds.
+    pub fn retry_after_s(&self) -> u64 {
+        self.exceeded.retry_after.0.div_ceil(1_000_000_000).max(1)
+    }
+}
+
+impl std::fmt::Display for Limited {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { key, model, exceeded } = self;
+        let what = match exceeded.kind.name() {
+            "requests" => "requests per minute",
+            "tokens" => "tokens per minute",
+            _ => "requests at a time",
+        };
+        let whom = if key == ANY { "each key" } else { "this key" };
+        let of = if model == ANY { String::new() } else { format!(" of `{model}`") };
+        write!(f, "rate limit reached: {what}{of} for {whom}; come again in {} s", self.retry_after_s())
+    }
+}
+
+// === impl Left ===
+
+impl Left {
+    /// Of several limits the one of which the least is left.
+    fn note(&mut self, spec: &LimitSpec, standing: Standing) {
+        let tighter = |so_far: &mut Option<Rate>, per_minute, left: Option<u64>, reset| {
+            let Some(left) = left else { return };
+            if so_far.is_none_or(|other| left < other.left) {
+                *so_far = Some(Rate { per_minute, left, reset });
+            }
+        };
+        let Standing { requests_left, requests_reset, tokens_left, tokens_reset, .. } = standing;
+        tighter(&mut self.requests, spec.requests_per_minute, requests_left, requests_reset);
+        tighter(&mut self.tokens, spec.tokens_per_minute, tokens_left, tokens_reset);
+    }
+
+    /// Says so in the headers that OpenAI's clients know.
+    pub fn tell(&self, headers: &mut HeaderMap) {
+        const NAMES: [[&str; 3]; 2] = [
+            ["x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"],
+            ["x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"],
+        ];
+        for (names, rate) in NAMES.into_iter().zip([self.requests, self.tokens]) {
+            let Some(Rate { per_minute, left, reset }) = rate else { continue };
+            let values = [HeaderValue::from(per_minute), HeaderValue::from(left), span(reset)];
+            for (name, value) in names.into_iter().zip(values) {
+                headers.insert(HeaderName::from_static(name), value);
+            }
+        }
+    }
+}
+
+/// A time as OpenAI writes it: `120ms`, `1s`, `6m0s`.
+fn span(span: Nanos) -> HeaderValue {
+    let millis = span.0.div_ceil(1_000_000);
+    let text = match (millis / 60_000, millis % 60_000) {
+        (0, millis @ 0..1000) => format!("{millis}ms"),
+        (0, millis) => format!("{}s", millis.div_ceil(1000)),
+        (minutes, millis) => format!("{minutes}m{}s", millis / 1000),
+    };
+    HeaderValue::try_from(text).unwrap_or(HeaderValue::from_static("0ms"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(key: &str, model: &str) -> LimitSpec {
+        LimitSpec { key: key.into(), model: model.into(), requests_per_minute: 60, ..LimitSpec::default() }
+    }
+
+    #[test]
+    fn an_entry_that_names_a_key_holds_for_it_instead_of_that_for_all() {
+        let hints = Hints::new(&crate::attributes::Config::default(), crate::salt::SaltKey::generate());
+        let limits = Limits::default();
+        limits.configure(
+            &[spec("*", "*"), spec("a", "*"), spec("*", "m"), spec("b", "m"), spec("a", "lora")],
+            &hints,
+        );
+        let about = |name: Option<&str>, model: &str, adapter: Option<&str>| -> Vec<String> {
+            let tenant = name.map(|name| hints.tenants_called(name)[0]);
+            let ask = Ask { tenant, model, adapter, prompt_tokens: 0, output_tokens: &|| 0 };
+            let rules = limits.rules.load();
+            rules.about(&ask).map(|rule| format!("{} {}", rule.spec.key, rule.spec.model)).collect()
+        };
+        assert_eq!(about(None, "m", None), ["* *", "* m"]);
+        assert_eq!(about(Some("c"), "m", None), ["* *", "* m"]);
+        assert_eq!(about(Some("a"), "m", None), ["a *", "* m"]);
+        assert_eq!(about(Some("a"), "m", Some("lora")), ["a *", "a lora", "* m"]);
+        assert_eq!(about(Some("b"), "m", None), ["b m", "* *"]);
+        assert_eq!(about(Some("b"), "n", None), ["* *"]);
+    }
+
+    #[test]
+    fn of_several_limits_the_tightest_is_told() {
+        let standing = |left: u64| Standing {
+            requests_left: Some(left),
+            requests_reset: Nanos::from_millis(90_500),
+            tokens_left: None,
+            tokens_reset: Nanos::ZERO,
+            in_flight: 0,
+        };
+        let mut left = Left::default();
+        let mut headers = HeaderMap::new();
+        left.tell(&mut headers);
+        assert!(headers.is_empty());
+        for (limit, remaining) in [(100, 9), (50, 7), (200, 8)] {
+            left.note(&LimitSpec { requests_per_minute: limit, ..spec("*", "*") }, standing(remaining));
+        }
+        left.tell(&mut headers);
+        let value = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+        assert_eq!(value("x-ratelimit-limit-requests"), Some("50"));
+        assert_eq!(value("x-ratelimit-remaining-requests"), Some("7"));
+        assert_eq!(value("x-ratelimit-reset-requests"), Some("1m30s"));
+        assert_eq!(headers.len(), 3, "tokens are not limited");
+    }
+
+    #[test]
+    fn times_are_written_as_clients_read_them() {
+        for (nanos, text) in [
+            (0, "0ms"),
+            (1, "1ms"),
+            (999_000_000, "999ms"),
+            (1_000_000_000, "1s"),
+            (59_100_000_000, "60s"),
+            (360_000_000_000, "6m0s"),
+        ] {
+            assert_eq!(span(Nanos(nanos)), text);
+        }
+    }
+}

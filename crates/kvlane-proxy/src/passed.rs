@@ -1,0 +1,244 @@
+//! Requests that are relayed unparsed: which pool, which worker, what is charged and what keeps tenants apart.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::request::Parts;
+use kvlane_core::block::BYTES_PER_TOKEN;
+use kvlane_core::poison_prompts::PromptKey;
+use kvlane_core::request::RequestKey;
+use kvlane_fleet::snapshot::Served;
+use kvlane_fleet::worker::WorkerId;
+use kvlane_wire::openai::ParseError;
+use kvlane_wire::path::{Keeps, Passed};
+use kvlane_wire::server_timing::Stage;
+use memchr::memmem;
+use percent_encoding::percent_decode_str;
+use tokio::time::Instant;
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::account::Account;
+use crate::attributes::Facts;
+use crate::auth::identity;
+use crate::error::ApiError;
+use crate::forward::{admit, named_pool, no_endpoint, salted};
+use crate::objects::Origin;
+use crate::place::Routed;
+use crate::proxy::Proxy;
+
+/// Headers that name a request's model where nothing else does: Proxy API's body-based routing and AIBrix.
+const MODEL_HEADERS: [&str; 2] = ["x-proxy-model-name", "model"];
+/// The longest name of a model in a form.
+const MODEL_BYTES_MAX: usize = 1024;
+
+/// Why a path is relayed.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Passing {
+    /// It is on the list.
+    Listed(&'static Passed),
+    /// `server.extra_paths` names it.
+    Extra,
+}
+
+// === impl Passing ===
+
+impl Passing {
+    /// Whether the answer names an object that later requests can name.
+    pub(super) fn makes_object(self, parts: &Parts) -> bool {
+        let Self::Listed(passed) = self else { return false };
+        passed.keeps == Keeps::Object
+            && parts.method == http::Method::POST
+            && passed.object(parts.uri.path()).is_none()
+    }
+
+    fn keeps(self) -> Keeps {
+        match self {
+            Self::Listed(passed) => passed.keeps,
+            Self::Extra => Keeps::Prompt,
+        }
+    }
+}
+
+/// Finds the pool; and the body as it goes on, if not as it came.
+pub(super) fn route(
+    proxy: &Arc<Proxy>,
+    passing: Passing,
+    parts: &Parts,
+    body: &Bytes,
+    account: &Account,
+    deadline: Instant,
+) -> Result<(Routed, Option<Bytes>), ApiError> {
+    let (hints, isolates) = (proxy.attributes.load(), proxy.settings().auth.isolate_tenants);
+    let facts = hints.read(&parts.headers, None, identity(parts));
+    let origin = origin(proxy, passing, parts, facts, isolates)?;
+    let pinned = origin.map(|origin| origin.worker);
+    let made_in = pinned.and_then(|worker| pool_of(proxy, worker));
+    let served = made_in.map_or_else(|| pool(proxy, parts, body), Ok)?;
+    let is_object = body.trim_ascii_start().starts_with(b"{");
+    let (mut prompt_tokens, mut with_salt) = (0, None);
+    if passing.keeps() == Keeps::Prompt && (is_object || matches!(passing, Passing::Listed(_))) {
+        prompt_tokens = u32::try_from(body.len() / BYTES_PER_TOKEN).unwrap_or(u32::MAX);
+        if isolates {
+            let theirs = cache_salt(body)?;
+            let salt = hints.salt(&parts.headers, identity(parts), theirs.as_deref());
+            with_salt = Some(salted(body, &salt)?);
+        }
+    }
+    account.timeline.enter(Stage::Place);
+    let charge = admit(proxy, &served, facts, prompt_tokens, account)?;
+    let routed = Routed {
+        served,
+        chain: Vec::new(),
+        prompt_tokens: 0,
+        facts,
+        received: account.received,
+        timeline: Arc::clone(&account.timeline),
+        name: RequestKey::named(account.request_id.as_bytes()),
+        deadline,
+        charge,
+        prompt: PromptKey(xxh3_64(body)),
+        pinned,
+    };
+    Ok((routed, with_salt))
+}
+
+/// Who made the object that a request names, if it names one. With tenants kept apart, only its maker may.
+fn origin(
+    proxy: &Proxy,
+    passing: Passing,
+    parts: &Parts,
+    facts: Facts,
+    isolates: bool,
+) -> Result<Option<Origin>, ApiError> {
+    let Passing::Listed(passed) = passing else { return Ok(None) };
+    if passed.keeps != Keeps::Object {
+        return Ok(None);
+    }
+    let Some(id) = passed.object(parts.uri.path()) else {
+        return if isolates { Err(ApiError::NotIsolated(passed.pattern)) } else { Ok(None) };
+    };
+    object(proxy, id, facts, isolates)
+}
+
+/// Who made the object of this id, if that is known.
+///
+/// # Errors
+/// That tenants are kept apart and this one has made no such object.
+pub(super) fn object(
+    proxy: &Proxy,
+    id: &str,
+    facts: Facts,
+    isolates: bool,
+) -> Result<Option<Origin>, ApiError> {
+    let origin = proxy.objects.origin(id);
+    if isolates && origin.is_none_or(|origin| origin.tenant != facts.tenant()) {
+        return Err(ApiError::UnknownObject(id.chars().take(200).collect()));
+    }
+    Ok(origin)
+}
+
+/// A pool that a worker serves.
+fn pool_of(proxy: &Proxy, worker: WorkerId) -> Option<Arc<Served>> {
+    let worker = proxy.fleet.workers().get(&worker).cloned()?;
+    let model = proxy.fleet.snapshot().endpoints_of(worker.id).first().map(|(pool, _)| pool.model.clone())?;
+    named_pool(proxy, &model).ok()
+}
+
+/// The pool of the model that the request names: in its JSON body, its form, its query or a header. Of several models
+/// the first by name, if it names none.
+fn pool(proxy: &Proxy, parts: &Parts, body: &Bytes) -> Result<Arc<Served>, ApiError> {
+    let field = |name| parts.headers.get(name)?.to_str().ok().map(str::to_owned);
+    let named = in_json(body)
+        .or_else(|| in_form(field("content-type")?.as_str(), body))
+        .or_else(|| in_query(parts.uri.query()?))
+        .or_else(|| MODEL_HEADERS.into_iter().find_map(field));
+    if let Some(model) = named {
+        return named_pool(proxy, &model);
+    }
+    let table = proxy.fleet.snapshot();
+    match table.pools.iter().map(|pool| &pool.model).min() {
+        None => Err(no_endpoint(proxy)),
+        Some(first) => named_pool(proxy, first),
+    }
+}
+
+fn in_json(body: &[u8]) -> Option<String> {
+    #[derive(serde::Deserialize)]
+    struct Named {
+        model: Option<String>,
+    }
+    body.trim_ascii_start().starts_with(b"{").then(|| serde_json::from_slice::<Named>(body).ok()?.model)?
+}
+
+fn in_query(query: &str) -> Option<String> {
+    let value = query.split('&').find_map(|pair| pair.strip_prefix("model="))?;
+    Some(percent_decode_str(value).decode_utf8_lossy().into_owned()).filter(|model| !model.is_empty())
+}
+
+/// The field `model` of a form (RFC 7578).
+fn in_form(content_type: &str, body: &[u8]) -> Option<String> {
+    let (kind, parameters) = content_type.split_once(';')?;
+    if !kind.trim().eq_ignore_ascii_case("multipart/form-data") {
+        return None;
+    }
+    let boundary = parameters.split(';').find_map(|parameter| {
+        let (name, value) = parameter.split_once('=')?;
+        name.trim().eq_ignore_ascii_case("boundary").then(|| value.trim().trim_matches('"'))
+    })?;
+    if boundary.is_empty() {
+        return None;
+    }
+    let delimiter = format!("--{boundary}");
+    let finder = memmem::Finder::new(&delimiter);
+    let starts: Vec<usize> = finder.find_iter(body).map(|at| at + delimiter.len()).collect();
+    starts.iter().enumerate().find_map(|(part, &start)| {
+        let end = starts.get(part + 1).map_or(body.len(), |next| next - delimiter.len());
+        let part = body.get(start..end)?;
+        let head = memmem::find(part, b"\r\n\r\n")?;
+        let is_model = memmem::find(&part[..head], b"name=\"model\"").is_some();
+        let value = part[head..].trim_ascii();
+        (is_model && value.len() <= MODEL_BYTES_MAX).then(|| String::from_utf8(value.to_vec()).ok())?
+    })
+}
+
+/// The `cache_salt` that a body asks for.
+fn cache_salt(body: &[u8]) -> Result<Option<String>, ApiError> {
+    #[derive(serde::Deserialize)]
+    struct Salted {
+        cache_salt: Option<String>,
+    }
+    let salted = serde_json::from_slice::<Salted>(body);
+    let expected = "an object whose `cache_salt`, if it has one, is a string";
+    let salted = salted.map_err(|error| ParseError::Syntax { at: error.column(), expected })?;
+    Ok(salted.cache_salt)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_form_names_its_model() {
+        let form = "--xx\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a.wav\"\r\n\r\n\
+            bytes name=\"model\"\r\n\r\nnot this\r\n--xx\r\ncontent-disposition: form-data; name=\"model\"\r\n\r\n\
+            whisper\r\n--xx--\r\n";
+        let kind = "multipart/form-data; charset=utf-8; boundary=\"xx\"";
+        assert_eq!(in_form(kind, form.as_bytes()).as_deref(), Some("whisper"));
+        for (kind, form) in [
+            ("multipart/form-data", form),
+            ("text/plain; boundary=xx", form),
+            ("multipart/form-data; boundary=yy", form),
+            ("multipart/form-data; boundary=xx", "--xx"),
+            ("multipart/form-data; boundary=xx", "--xx\r\nname=\"model\"--xx\r\n"),
+            ("multipart/form-data; boundary=", form),
+        ] {
+            assert_eq!(in_form(kind, form.as_bytes()), None, "{kind}: {form}");
+        }
+    }
+
+    #[test]
+    fn a_query_names_its_model() {
+        assert_eq!(in_query("limit=3&model=org%2Fm").as_deref(), Some("org/m"));
+        assert_eq!(in_query("submodel=x&limit"), None);
+    }
+}

@@ -1,0 +1,135 @@
+//! What the relay threads share: settings, identities, limits, memory, traces.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use arc_swap::{ArcSwap, Guard};
+use kvlane_core::poison_prompts::{PromptKey, Standing};
+use kvlane_core::request::RequestId;
+use kvlane_fleet::Fleet;
+use kvlane_http::tls::Tls;
+use tokio::sync::{Semaphore, SemaphorePermit};
+
+use crate::attributes::Hints;
+use crate::auth::Auth;
+use crate::limits::Limits;
+use crate::memory::Memory;
+use crate::objects::Objects;
+use crate::outcomes::Outcomes;
+use crate::salt::SaltKey;
+use crate::settings::Settings;
+use crate::traces::Traces;
+
+/// What the relay threads share.
+pub struct Proxy {
+    /// The fleet that requests are placed in.
+    pub fleet: Arc<Fleet>,
+    settings: ArcSwap<Settings>,
+    auth: ArcSwap<Auth>,
+    tls: ArcSwap<Tls>,
+    /// Reads the attributes of requests.
+    pub attributes: ArcSwap<Hints>,
+    /// What each client may use.
+    pub limits: Limits,
+    /// The memory that the requests of all clients hold.
+    pub memory: Arc<Memory>,
+    /// The worker that made each stored response, file or batch.
+    pub objects: Objects,
+    /// Spans for a collector.
+    pub traces: Traces,
+    /// How requests have ended.
+    pub outcomes: Outcomes,
+    /// Held by the one request that is tried although its prompt may kill an engine.
+    trial: Semaphore,
+    next_request: AtomicU64,
+}
+
+// === impl Proxy ===
+
+impl Proxy {
+    /// A proxy that serves no request yet.
+    pub fn new(fleet: Arc<Fleet>, settings: Settings, auth: Auth, tls: Tls) -> Self {
+        let salts = SaltKey::read(&settings.auth).ok().flatten().unwrap_or_else(SaltKey::generate);
+        let (attributes, limits) = (Hints::new(&settings.attributes, salts), Limits::default());
+        limits.configure(&settings.limits, &attributes);
+        Self {
+            fleet,
+            auth: ArcSwap::from_pointee(auth),
+            tls: ArcSwap::from_pointee(tls),
+            attributes: ArcSwap::from_pointee(attributes),
+            limits,
+            memory: Memory::new(settings.server.body_memory),
+            objects: Objects::default(),
+            traces: Traces::new(&settings.tracing),
+            outcomes: Outcomes::default(),
+            trial: Semaphore::new(1),
+            next_request: AtomicU64::new(1),
+            settings: ArcSwap::from_pointee(settings),
+        }
+    }
+
+    /// The settings. Hold the guard for a moment only.
+    pub fn settings(&self) -> Guard<Arc<Settings>> {
+        self.settings.load()
+    }
+
+    /// Replaces the settings.
+    pub fn set_settings(&self, settings: Settings) {
+        for gone in &self.settings().limits {
+            if !settings.limits.iter().any(|spec| spec.subject() == gone.subject()) {
+                self.fleet.metrics.limits.forget(&gone.key, &gone.model);
+            }
+        }
+        // The key was read when the configuration was checked. If reading it fails now, the previous one stays.
+        let salts = SaltKey::read(&settings.auth).ok().flatten();
+        let attributes = self.attributes.load().reset(&settings.attributes, salts);
+        self.limits.configure(&settings.limits, &attributes);
+        self.attributes.store(Arc::new(attributes));
+        self.memory.set_most(settings.server.body_memory);
+        self.settings.store(Arc::new(settings));
+    }
+
+    /// API keys and roles.
+    pub fn auth(&self) -> Guard<Arc<Auth>> {
+        self.auth.load()
+    }
+
+    /// The TLS configurations of both ports.
+    pub fn tls(&self) -> Guard<Arc<Tls>> {
+        self.tls.load()
+    }
+
+    /// Replaces keys and certificates. Requests that were admitted go on, and open connections keep their certificates.
+    pub fn set_security(&self, auth: Auth, tls: Tls) {
+        auth.inherit(&self.auth.load());
+        self.auth.store(Arc::new(auth));
+        self.tls.store(Arc::new(tls));
+    }
+
+    /// Keeps the keys of signed tokens up to date, through all reloads.
+    pub async fn refresh_keys(&self) {
+        let mut reloads = self.fleet.reloads.watch();
+        loop {
+            let auth = Arc::clone(&self.auth());
+            tokio::select! {
+                () = auth.refresh_keys() => {}
+                changed = reloads.changed() => if changed.is_err() { return },
+            }
+        }
+    }
+
+    /// How a request with this prompt may be placed, after the engine deaths that it may have caused.
+    pub fn standing(&self, prompt: PromptKey) -> Standing {
+        self.fleet.poison_prompts().standing(self.fleet.clock.now(), prompt)
+    }
+
+    /// Waits until no other request is tried that may kill its engine. The semaphore is never closed.
+    pub async fn trial(&self) -> Option<SemaphorePermit<'_>> {
+        self.trial.acquire().await.ok()
+    }
+
+    /// An id that no request has had.
+    pub fn next_request_id(&self) -> RequestId {
+        RequestId(self.next_request.fetch_add(1, Ordering::Relaxed))
+    }
+}

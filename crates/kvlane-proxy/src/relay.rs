@@ -1,0 +1,385 @@
+//! Relays an answer: bytes pass through untouched, a watcher looks at them as they pass.
+
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderMap, StatusCode, header};
+use http_body::{Frame, SizeHint};
+use kvlane_fleet::metrics::FailureKind;
+use kvlane_http::connections::AnswerBody;
+use kvlane_wire::failure::{Fault, fault, first_error};
+use kvlane_wire::sse::SseScanner;
+use kvlane_wire::sse::{Usage, usage_in_json};
+use tokio::time::{Instant, Sleep, sleep_until};
+
+use crate::account::Account;
+use crate::lease::Lease;
+use crate::objects::Origin;
+use crate::resume::Continuation;
+use crate::whole::WholeEvents;
+
+/// How much of a JSON answer's end is kept to find its usage in.
+const TAIL_BYTES: usize = 4096;
+
+/// How often a silent answer's engine is looked at.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Silence from which on an answer is over whose engine is known to be gone: one that is about to end may still send what it
+/// has.
+const SILENT_AT_A_DEAD_ENGINE: Duration = Duration::from_secs(4);
+/// The same of an answer whose engine makes no progress, where it cannot go on elsewhere: longer, since the engine may recover, and
+/// no more than a client should have to wait that could ask again.
+const SILENT_AT_A_STALLED_ENGINE: Duration = Duration::from_secs(6);
+
+/// An answer on its way. Dropping it before its end cancels the request at the worker.
+pub struct Relay {
+    pub(super) body: AnswerBody,
+    pub(super) watch: Watch,
+    pub(super) whole: WholeEvents,
+    /// How it goes on elsewhere, if it may.
+    pub(super) continuation: Option<Box<Continuation>>,
+    /// Whose fault it is, if the engine has said within the answer that it failed.
+    pub(super) fault: Option<Fault>,
+    /// Nothing follows any more.
+    pub(super) ended: bool,
+    pub(super) lease: Option<Lease>,
+    pub(super) account: Arc<Account>,
+    /// Of which object the answer's first piece has the id.
+    pub(super) makes_object: Option<Origin>,
+    /// Whether an answer like this one shows that the engine is well.
+    sound: bool,
+    limits: Limits,
+    pub(super) last_piece: Instant,
+    /// Re-armed only when it fires.
+    alarm: Pin<Box<Sleep>>,
+}
+
+/// How long an answer may take.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// Between two pieces.
+    pub(super) idle: Duration,
+    /// As a whole.
+    pub(super) deadline: Instant,
+}
+
+/// What is looked for in the passing bytes.
+pub(super) enum Watch {
+    Events(Box<SseScanner>),
+    Json { tail: Vec<u8>, begun: bool },
+    Opaque { begun: bool },
+}
+
+/// Why an answer has no end.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Broke {
+    /// The engine's connection broke.
+    Cut,
+    /// The engine fell silent.
+    Silent,
+    /// The request's time was over, which may be as long as its client asked for.
+    Deadline,
+}
+
+/// What a piece shows.
+enum Seen {
+    /// So many tokens of a stream.
+    Tokens(u32),
+    /// The beginning of an answer that comes all at once: its tokens are there already.
+    Beginning,
+    /// No more than that it goes on.
+    Nothing,
+}
+
+// === impl Relay ===
+
+impl Relay {
+    /// Without a lease it is the answer of an engine that has no more to do with the request.
+    pub(super) fn new(
+        status: StatusCode,
+        headers: &HeaderMap,
+        body: AnswerBody,
+        lease: Option<Lease>,
+        account: Arc<Account>,
+        limits: Limits,
+    ) -> Self {
+        let last_piece = Instant::now();
+        let alarm = Box::pin(sleep_until(limits.deadline.min(last_piece + limits.idle.min(LOOK_EVERY))));
+        // An engine says 500 of itself or of a request that it cannot cope with: who knows.
+        let sound = !status.is_server_error();
+        let watch = Watch::new(headers);
+        let whole = WholeEvents::default();
+        let continuation = None;
+        let mut relay = Self {
+            body,
+            watch,
+            whole,
+            continuation,
+            fault: None,
+            ended: false,
+            lease,
+            account,
+            makes_object: None,
+            sound,
+            limits,
+            last_piece,
+            alarm,
+        };
+        if relay.body.is_over() {
+            relay.end();
+        }
+        relay
+    }
+
+    /// Looks at a piece: what the client gets for it.
+    pub(super) fn see(&mut self, piece: Bytes) -> Bytes {
+        let now = Instant::now();
+        self.last_piece = now;
+        if let (Some(origin), Some(lease)) = (self.makes_object.take(), &self.lease) {
+            lease.proxy().objects.note(&piece, origin);
+        }
+        match (self.watch.see(&piece), &mut self.lease) {
+            (Seen::Tokens(tokens), Some(lease)) => lease.progress(now, tokens),
+            (Seen::Beginning, Some(lease)) => lease.begin(),
+            _ => {}
+        }
+        let Watch::Events(scanner) = &self.watch else {
+            if self.body.is_done() {
+                self.end();
+            }
+            return piece;
+        };
+        let (failed, whole) = (scanner.has_failed(), self.whole.pass(piece, scanner.pending()));
+        if failed && self.fault.is_none() {
+            self.fault = Some(first_error(&whole).map_or(Fault::Unknown, |(_, error)| fault(error)));
+        }
+        if !self.body.is_done() || self.goes_on_elsewhere() {
+            return whole;
+        }
+        match (whole.is_empty(), self.end()) {
+            (true, rest) => rest,
+            (false, rest) if rest.is_empty() => whole,
+            (false, rest) => [whole, rest].concat().into(),
+        }
+    }
+
+    /// The answer has come to its end: what the client has still to get of it.
+    pub(super) fn end(&mut self) -> Bytes {
+        self.complete();
+        self.ended = true;
+        self.whole.take()
+    }
+
+    /// Whether the engine has failed within the answer, and another one may write the rest.
+    pub(super) fn goes_on_elsewhere(&self) -> bool {
+        self.continuation.is_some() && matches!(self.fault, Some(Fault::Engine | Fault::Unknown))
+    }
+
+    fn complete(&mut self) {
+        match (self.fault, &self.lease) {
+            (Some(Fault::Engine), Some(lease)) => {
+                lease.failed(FailureKind::mid_stream);
+                lease.died(true);
+                self.lease = None;
+            }
+            (Some(Fault::Unknown), Some(lease)) => {
+                lease.faulted();
+                self.lease = None;
+            }
+            _ => {}
+        }
+        if let Some(mut lease) = self.lease.take() {
+            if let Watch::Events(scanner) = &mut self.watch {
+                lease.progress(self.last_piece, scanner.finish());
+            }
+            lease.complete(self.watch.usage());
+            if self.sound {
+                lease.succeeded();
+            }
+        }
+        self.account.settle();
+    }
+
+    /// The answer has no end. A stream is ended in words that its client understands; any other is cut.
+    pub(super) fn fail(&mut self, broke: Broke, error: io::Error) -> Option<io::Result<Frame<Bytes>>> {
+        self.body.close();
+        if matches!(&self.watch, Watch::Events(scanner) if scanner.is_done()) {
+            // Nothing was missing but the end of the connection.
+            let rest = self.end();
+            return (!rest.is_empty()).then(|| Ok(Frame::data(rest)));
+        }
+        if let Some(lease) = self.lease.take() {
+            match broke {
+                Broke::Cut => {
+                    lease.failed(FailureKind::mid_stream);
+                    lease.died(false);
+                }
+                Broke::Silent => lease.failed(FailureKind::timeout),
+                Broke::Deadline => {
+                    lease.trace_failure(FailureKind::timeout.name());
+                    lease.proxy().fleet.metrics.note_failure(&lease.worker.url, FailureKind::timeout)
+                }
+            }
+            let timeline = &self.account.timeline;
+            let (request_id, trace_id) = (timeline.request_id(), timeline.trace_id());
+            let worker = &*lease.worker.url;
+            tracing::debug!(request_id, trace_id, worker, %error, "an answer broke after it had begun");
+        }
+        self.last_words(broke, error)
+    }
+
+    /// Tells the client that what it has is not all.
+    pub(super) fn last_words(&mut self, broke: Broke, error: io::Error) -> Option<io::Result<Frame<Bytes>>> {
+        self.account.settle();
+        self.ended = true;
+        match &self.watch {
+            Watch::Events(scanner) if self.whole.is_between() => {
+                let message = format!("the answer is incomplete: {error}");
+                let last = self.account.dialect.last_event(scanner.events(), broke.code(), &message);
+                Some(Ok(Frame::data(last)))
+            }
+            _ => Some(Err(error)),
+        }
+    }
+
+    /// Whether its engine is known to be gone: then a silent answer is over, or goes on elsewhere.
+    fn engine_is_gone(&self, silent: Duration) -> Option<(Broke, &'static str)> {
+        let lease = self.lease.as_ref().filter(|_| silent >= SILENT_AT_A_DEAD_ENGINE)?;
+        let is_over = self.continuation.is_some() || silent >= SILENT_AT_A_STALLED_ENGINE;
+        if lease.worker.is_down() {
+            Some((Broke::Cut, "the worker is down"))
+        } else if is_over && lease.endpoint.vitals.is_stalled() {
+            Some((Broke::Silent, "the worker's engine makes no progress"))
+        } else {
+            None
+        }
+    }
+
+    /// Whether the answer has been silent for too long, or takes too long as a whole.
+    pub(super) fn poll_late(&mut self, cx: &mut Context<'_>) -> Poll<(Broke, io::Error)> {
+        let late = |broke, why| Poll::Ready((broke, io::Error::new(io::ErrorKind::TimedOut, why)));
+        while self.alarm.as_mut().poll(cx).is_ready() {
+            let (now, silent_until) = (Instant::now(), self.last_piece + self.limits.idle);
+            if now >= self.limits.deadline {
+                return late(Broke::Deadline, "the request took too long");
+            }
+            if now >= silent_until {
+                return late(Broke::Silent, "the worker was silent for too long");
+            }
+            if let Some((broke, why)) = self.engine_is_gone(now - self.last_piece) {
+                return late(broke, why);
+            }
+            self.alarm.as_mut().reset(silent_until.min(self.limits.deadline).min(now + LOOK_EVERY));
+        }
+        Poll::Pending
+    }
+}
+
+impl http_body::Body for Relay {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+        let this = &mut *self;
+        if this.continuation.is_some() {
+            return this.poll_continued(cx);
+        }
+        loop {
+            if this.ended {
+                return Poll::Ready(None);
+            }
+            let piece = match this.body.poll_piece(cx) {
+                Poll::Ready(Some(Ok(piece))) => this.see(piece),
+                Poll::Ready(Some(Err(error))) => return Poll::Ready(this.fail(Broke::Cut, error)),
+                Poll::Ready(None) => this.end(),
+                Poll::Pending => {
+                    let (broke, error) = ready!(this.poll_late(cx));
+                    return Poll::Ready(this.fail(broke, error));
+                }
+            };
+            if !piece.is_empty() {
+                return Poll::Ready(Some(Ok(Frame::data(piece))));
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.ended
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self.watch {
+            // It may have to end in another event.
+            Watch::Events(_) if !self.ended => SizeHint::default(),
+            _ => self.body.bytes_left().map_or_else(SizeHint::default, SizeHint::with_exact),
+        }
+    }
+}
+
+// === impl Broke ===
+
+impl Broke {
+    /// What a client is told.
+    const fn code(self) -> &'static str {
+        match self {
+            Self::Cut => "stream_broken",
+            Self::Silent => "stream_silent",
+            Self::Deadline => "request_timeout",
+        }
+    }
+}
+
+/// Whether an answer is a stream of events.
+pub(super) fn is_event_stream(headers: &HeaderMap) -> bool {
+    is_of_kind(headers, "text/event-stream")
+}
+
+fn is_of_kind(headers: &HeaderMap, kind: &str) -> bool {
+    let value = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    value.get(..kind.len()).is_some_and(|start| start.eq_ignore_ascii_case(kind))
+}
+
+// === impl Watch ===
+
+impl Watch {
+    pub(super) fn new(headers: &HeaderMap) -> Self {
+        if is_event_stream(headers) {
+            Self::Events(Box::new(SseScanner::new()))
+        } else if is_of_kind(headers, "application/json") {
+            Self::Json { tail: Vec::new(), begun: false }
+        } else {
+            Self::Opaque { begun: false }
+        }
+    }
+
+    /// Looks at a piece.
+    fn see(&mut self, piece: &[u8]) -> Seen {
+        let beginning =
+            |begun: &mut bool| if std::mem::replace(begun, true) { Seen::Nothing } else { Seen::Beginning };
+        match self {
+            Self::Events(scanner) => Seen::Tokens(scanner.push(piece)),
+            Self::Json { tail, begun } => {
+                let keep = TAIL_BYTES.saturating_sub(piece.len()).min(tail.len());
+                tail.drain(..tail.len() - keep);
+                tail.extend_from_slice(&piece[piece.len().saturating_sub(TAIL_BYTES)..]);
+                beginning(begun)
+            }
+            Self::Opaque { begun } => beginning(begun),
+        }
+    }
+
+    fn usage(&self) -> Option<Usage> {
+        match self {
+            Self::Events(scanner) => scanner.usage(),
+            Self::Json { tail, .. } => usage_in_json(tail),
+            Self::Opaque { .. } => None,
+        }
+    }
+}

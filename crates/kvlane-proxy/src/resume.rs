@@ -1,0 +1,327 @@
+//! A stream whose engine dies goes on elsewhere, where the operator has switched that on.
+//!
+//! What a client is sent passes through a [`Transcript`]. When the stream breaks, the transcript says how to ask for
+//! the rest; that is placed, sent and repeated like any retry, out of the same budget, and what comes back is passed on
+//! as if nothing had happened. The client sees a pause. Whatever stands in the way, the stream ends as it does without
+//! all this: in an event that says that it is incomplete.
+
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use http::request::Parts;
+use http::{Response, StatusCode, Uri};
+use http_body::Frame;
+use kvlane_core::endpoint::EndpointId;
+use kvlane_fleet::metrics::{Continued, FailureKind};
+use kvlane_fleet::worker::Worker;
+use kvlane_http::connections::{Answer, Connections};
+use kvlane_wire::api::Api;
+use kvlane_wire::failure::{Fault, first_error};
+use kvlane_wire::resume::{Means, Next, Transcript, Unfit};
+use tokio::time::Instant;
+
+use crate::account::Account;
+use crate::attempt::{Attempts, Outcome};
+use crate::body::Body;
+use crate::deadlines::Deadlines;
+use crate::forward::request_head;
+use crate::lease::Lease;
+use crate::place::Routed;
+use crate::proxy::Proxy;
+use crate::relay::{Broke, Relay, Watch, is_event_stream};
+use crate::whole::WholeEvents;
+
+/// A stream that can go on elsewhere.
+pub(super) struct Continuation {
+    transcript: Transcript,
+    /// How often it still may.
+    left: u32,
+    asked: Arc<Asked>,
+    /// The rest of the answer, while it is being asked for.
+    rest: Option<Rest>,
+    /// Why it is.
+    broke: Option<(Broke, io::Error)>,
+    /// It has gone on elsewhere.
+    joined: bool,
+}
+
+/// Owners, in lists of models, whose engines take `continue_final_message`.
+const CONTINUING: [&str; 2] = ["vllm", "sglang"];
+
+type Rest = Pin<Box<dyn Future<Output = Option<(Answer, Lease)>> + Send>>;
+
+/// What was asked, by whom.
+pub(super) struct Asked {
+    pub(super) proxy: Arc<Proxy>,
+    pub(super) upstreams: Arc<Connections>,
+    pub(super) parts: Parts,
+    pub(super) account: Arc<Account>,
+    pub(super) routed: Routed,
+    pub(super) excluded: Arc<[EndpointId]>,
+}
+
+// === impl Continuation ===
+
+impl Continuation {
+    /// A transcript of the answer to `body`, if it is of a kind that can be continued and the operator wants that.
+    pub(super) fn transcript(
+        proxy: &Arc<Proxy>,
+        account: &Account,
+        api: Option<Api>,
+        body: &Bytes,
+        answer: &Answer,
+    ) -> Option<Transcript> {
+        let config = &proxy.settings().continuation;
+        // A stream of known length cannot be made longer.
+        if !config.enabled || !is_stream(answer) || answer.body.bytes_left().is_some() {
+            return None;
+        }
+        match Transcript::begin(api?, body.clone(), config.buffer_bytes_max) {
+            Ok(transcript) => Some(transcript),
+            Err(unfit) => {
+                let (request_id, trace_id) = (account.timeline.request_id(), account.timeline.trace_id());
+                tracing::debug!(request_id, trace_id, %unfit, "an answer that could not be continued");
+                None
+            }
+        }
+    }
+
+    pub(super) fn new(transcript: Transcript, asked: Asked) -> Box<Self> {
+        let left = asked.proxy.settings().continuation.max_per_request;
+        Box::new(Self { transcript, left, asked: Arc::new(asked), rest: None, broke: None, joined: false })
+    }
+
+    pub(super) fn account(&self) -> &Arc<Account> {
+        &self.asked.account
+    }
+
+    /// The stream of `lease` has broken. Has the rest asked for, or says what the client is still to get where that is
+    /// all; nothing if the stream ends here.
+    fn go_on(&mut self, lease: Lease) -> Option<Bytes> {
+        let asked = &self.asked;
+        let note = |outcome| asked.proxy.fleet.metrics.faults.note_continued(outcome);
+        match self.transcript.resume(asked.means()) {
+            Err(unfit) => {
+                let timeline = &asked.account.timeline;
+                let (request_id, trace_id) = (timeline.request_id(), timeline.trace_id());
+                tracing::debug!(request_id, trace_id, %unfit, "a broken answer cannot be continued");
+                note(Continued::unfit);
+                None
+            }
+            Ok(Next::Close(bytes)) => {
+                note(Continued::closed);
+                Some(bytes)
+            }
+            Ok(Next::Ask { .. }) if self.left == 0 => {
+                note(Continued::exhausted);
+                None
+            }
+            Ok(Next::Ask { api, body }) => {
+                self.left -= 1;
+                let worker = Arc::clone(&lease.worker);
+                let written = lease.hand_on();
+                let asked = Arc::clone(asked);
+                self.rest = Some(Box::pin(async move {
+                    let rest = asked.ask(api, &body, &worker, written).await;
+                    let outcome = if rest.is_some() { Continued::resumed } else { Continued::refused };
+                    asked.proxy.fleet.metrics.faults.note_continued(outcome);
+                    rest
+                }));
+                Some(Bytes::new())
+            }
+        }
+    }
+}
+
+// === impl Asked ===
+
+impl Asked {
+    /// Asks for the rest until somebody begins to write it, but not `dead`.
+    async fn ask(
+        &self,
+        api: Api,
+        body: &Bytes,
+        dead: &Worker,
+        written: Option<u64>,
+    ) -> Option<(Answer, Lease)> {
+        let Self { proxy, upstreams, routed, .. } = self;
+        let mut parts = self.parts.clone();
+        if Api::from_path(parts.uri.path()) != Some(api) {
+            // A chat goes on as a completion, never the other way round.
+            parts.uri = Uri::from_static("/v1/completions");
+        }
+        let dead = routed.served.pool.endpoints_of(dead);
+        let excluded = self.excluded.iter().copied().chain(dead).collect();
+        let deadlines = Deadlines::of(&proxy.settings(), self.parts.uri.path());
+        let mut attempts = Attempts::new(proxy, routed, excluded, deadlines).again();
+        attempts.take_turn().await.ok()?;
+        loop {
+            let mut lease = attempts.place().await.ok()?;
+            lease.continues(written);
+            let head = request_head(&parts, &lease, body.len(), &self.account);
+            let sent = upstreams.send(&lease.worker.upstream, &parts.method, &head, body, || lease.sent());
+            match attempts.answer(&lease, sent).await {
+                Outcome::Answered(answer) if is_stream(&answer) => {
+                    attempts.succeeded();
+                    return Some((answer, lease));
+                }
+                Outcome::Answered(answer) => {
+                    let (request_id, trace_id) = (routed.timeline.request_id(), routed.timeline.trace_id());
+                    let worker = &*lease.worker.url;
+                    tracing::debug!(request_id, trace_id, worker, status = %answer.status, "no continuation");
+                    return None;
+                }
+                outcome => attempts.failed(lease, outcome, |_, _| Response::new(Body::Whole(None))),
+            }
+            if !attempts.go_on(upstreams).await {
+                return None;
+            }
+        }
+    }
+
+    /// What the engines of the pool can be asked for, by what they say of the model.
+    fn means(&self) -> Means {
+        let table = self.proxy.fleet.snapshot();
+        let Some(card) = table.cards.get(&self.routed.served.pool.model) else { return Means::default() };
+        let context_tokens = card["max_model_len"].as_u64().and_then(|tokens| tokens.try_into().ok());
+        let continues_messages = card["owned_by"].as_str().is_some_and(|owner| CONTINUING.contains(&owner));
+        Means { continues_messages, context_tokens }
+    }
+}
+
+// === impl Relay ===
+
+impl Relay {
+    /// [`http_body::Body::poll_frame`] of a stream that can go on elsewhere.
+    pub(super) fn poll_continued(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        loop {
+            let Some(continuation) = &mut self.continuation else { return Poll::Ready(None) };
+            if self.ended {
+                return Poll::Ready(None);
+            }
+            if let Some(rest) = &mut continuation.rest {
+                let rest = ready!(rest.as_mut().poll(cx));
+                continuation.rest = None;
+                let broke = continuation.broke.take();
+                if let Some((answer, lease)) = rest {
+                    continuation.joined = true;
+                    self.join(answer, lease);
+                    continue;
+                }
+                // What was broken first says more than why nobody helped.
+                return Poll::Ready(broke.and_then(|(broke, error)| self.last_words(broke, error)));
+            }
+            let passed = match self.body.poll_piece(cx) {
+                Poll::Ready(Some(Ok(piece))) => {
+                    let piece = self.see(piece);
+                    if self.goes_on_elsewhere() { self.break_at_error(&piece) } else { self.pass(piece) }
+                }
+                Poll::Ready(None) => {
+                    let held = self.end();
+                    self.pass(held)
+                }
+                Poll::Ready(Some(Err(error))) => self.break_off(Broke::Cut, error),
+                Poll::Pending => {
+                    let (broke, error) = ready!(self.poll_late(cx));
+                    self.break_off(broke, error)
+                }
+            };
+            match passed {
+                Ok(bytes) if bytes.is_empty() => {}
+                Ok(bytes) => return Poll::Ready(Some(Ok(Frame::data(bytes)))),
+                Err(last) => return Poll::Ready(last),
+            }
+        }
+    }
+
+    /// What the client gets for a piece; its last words if the piece does not continue what it has.
+    fn pass(&mut self, piece: Bytes) -> Result<Bytes, Last> {
+        let ended = self.ended;
+        let Some(Continuation { transcript, asked, joined, .. }) = self.continuation.as_deref_mut() else {
+            return Ok(piece);
+        };
+        let passed = transcript.pass(piece).and_then(|passed| match ended {
+            true => Ok([passed, transcript.end()?].concat().into()),
+            false => Ok(passed),
+        });
+        let problem = match passed {
+            Ok(_) if ended && *joined && !transcript.is_finished() => Unfit::Chunk,
+            Ok(passed) => return Ok(passed),
+            Err(problem) => problem,
+        };
+        asked.proxy.fleet.metrics.faults.note_continued(Continued::misfit);
+        // That is nothing that its engine has done wrong.
+        self.lease = None;
+        self.body.close();
+        let error =
+            io::Error::new(io::ErrorKind::InvalidData, format!("it could not be continued: {problem}"));
+        Err(self.last_words(Broke::Cut, error))
+    }
+
+    /// The engine has said within `piece` that it failed: what the client gets of what it said before.
+    fn break_at_error(&mut self, piece: &Bytes) -> Result<Bytes, Last> {
+        let before = first_error(piece).map_or(piece.len(), |(at, _)| at);
+        let passed = self.pass(piece.slice(..before))?;
+        let error = io::Error::other("the engine says that it failed");
+        let more = match self.break_off(Broke::Cut, error) {
+            Ok(more) => more,
+            Err(Some(Ok(last))) => match last.into_data() {
+                Ok(last) => last,
+                Err(_) => return Err(None),
+            },
+            Err(last) => return Err(last),
+        };
+        Ok([passed, more].concat().into())
+    }
+
+    /// The stream has broken: what the client gets until it goes on, or its last words.
+    fn break_off(&mut self, broke: Broke, error: io::Error) -> Result<Bytes, Last> {
+        let failure = match broke {
+            Broke::Cut => FailureKind::mid_stream,
+            Broke::Silent => FailureKind::timeout,
+            Broke::Deadline => return Err(self.fail(broke, error)),
+        };
+        let said_all =
+            matches!(&self.watch, Watch::Events(scanner) if scanner.is_done() && !scanner.has_failed());
+        let Some(continuation) = self.continuation.as_deref_mut().filter(|_| !said_all) else {
+            return Err(self.fail(broke, error));
+        };
+        let Some(lease) = self.lease.take() else { return Err(self.fail(broke, error)) };
+        lease.failed(failure);
+        if self.fault == Some(Fault::Engine) {
+            lease.died(true);
+        }
+        self.body.close();
+        // The transcript holds what is no whole event yet; the client has none of it.
+        self.whole = WholeEvents::default();
+        let Some(bytes) = continuation.go_on(lease) else { return Err(self.last_words(broke, error)) };
+        if continuation.rest.is_some() {
+            continuation.broke = Some((broke, error));
+        } else {
+            self.account.settle();
+            self.ended = true;
+        }
+        Ok(bytes)
+    }
+
+    /// Another engine's answer is the rest.
+    fn join(&mut self, answer: Answer, lease: Lease) {
+        self.watch = Watch::new(&answer.headers);
+        self.fault = None;
+        self.body = answer.body;
+        self.lease = Some(lease);
+        self.last_piece = Instant::now();
+    }
+}
+
+/// The last frame of a stream, if there is one.
+type Last = Option<io::Result<Frame<Bytes>>>;
+
+/// Whether an answer is a stream that may be spliced.
+fn is_stream(answer: &Answer) -> bool {
+    answer.status == StatusCode::OK && is_event_stream(&answer.headers)
+}

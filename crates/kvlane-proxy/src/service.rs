@@ -1,0 +1,150 @@
+//! One request of a client: admits it, reads its body, answers it.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::request::Parts;
+use http::{Method, Response};
+use kvlane_http::connections::Connections;
+use kvlane_wire::path::allows;
+
+use crate::account::Account;
+use crate::body::Body;
+use crate::dialect::Dialect;
+use crate::error::ApiError;
+use crate::forward::{self, Wanted};
+use crate::guard::{self, Purpose};
+use crate::memory::Held;
+use crate::own_api::{OwnApi, OwnRequest, Port};
+use crate::passed::Passing;
+use crate::paths;
+use crate::proxy::Proxy;
+use crate::read::{self, Source};
+
+/// A request that has come in.
+pub(crate) struct Received {
+    parts: Parts,
+    dialect: Dialect,
+    account: Arc<Account>,
+    /// What it is for and its body; or why it goes no further.
+    read: Result<(Purpose, Bytes), ApiError>,
+    /// The memory that its head takes, if it is much.
+    held: Held,
+}
+
+/// What answers the requests of one relay thread.
+pub struct Service {
+    /// What all relay threads share.
+    pub proxy: Arc<Proxy>,
+    /// Answers what is for the gateway itself.
+    pub own: Arc<dyn OwnApi>,
+    /// The connections to workers of this thread.
+    pub upstreams: Arc<Connections>,
+    /// The port that it serves.
+    pub port: Port,
+}
+
+// === impl Service ===
+
+impl Service {
+    /// Lets a request in and reads its body; `head` says whether its head is as it should be.
+    pub(crate) async fn receive(
+        &self,
+        mut parts: Parts,
+        head: Result<(), ApiError>,
+        body: impl Source,
+    ) -> Received {
+        let path = parts.uri.path();
+        let dialect = Dialect::of(path);
+        let purpose = head.and_then(|()| Purpose::of(&self.proxy, self.port, path));
+        let api = purpose.as_ref().ok().and_then(|purpose| purpose.api());
+        let counted = matches!(self.port, Port::Clients { .. });
+        let account = Account::open(&self.proxy, api, dialect, &parts, counted);
+        let mut held = self.proxy.memory.share();
+        let read = match purpose {
+            Ok(purpose) if held.grow_to(bytes_of(&parts.headers)) => {
+                self.let_in(&mut parts, purpose, body, &account).await
+            }
+            Ok(_) => Err(ApiError::NoMemory),
+            Err(error) => Err(error),
+        };
+        Received { parts, dialect, account, read, held }
+    }
+
+    async fn let_in(
+        &self,
+        parts: &mut Parts,
+        purpose: Purpose,
+        body: impl Source,
+        account: &Account,
+    ) -> Result<(Purpose, Bytes), ApiError> {
+        guard::admit(&self.proxy, self.port, parts, purpose)?;
+        if guard::keeps_apart(&self.proxy, self.port, parts) {
+            account.keep_apart();
+        }
+        let method = if parts.method == Method::HEAD { "GET" } else { parts.method.as_str() };
+        if let Some(allow) = purpose.methods().filter(|allow| !allows(allow, method)) {
+            let method = parts.method.as_str().chars().take(32).collect();
+            return Err(ApiError::WrongMethod { method, path: parts.uri.path().into(), allow });
+        }
+        let body = match purpose {
+            Purpose::Own if !paths::takes_body(parts) => Bytes::new(),
+            _ => read::body(&self.proxy, parts, body).await?,
+        };
+        Ok((purpose, body))
+    }
+
+    /// The answer to a request.
+    pub(crate) async fn respond(&self, received: Received) -> Response<Body> {
+        let Received { parts, dialect, account, read, held: _held } = received;
+        let answered = match read {
+            // Boxed, so that a connection whose request is still coming in takes little.
+            Ok((purpose, body)) => Box::pin(self.dispatch(&parts, purpose, body, &account)).await,
+            Err(error) => Err(error),
+        };
+        let mut response = match answered {
+            Ok(response) => response,
+            Err(error) => {
+                if let Some(reached) = error.reached() {
+                    self.proxy.fleet.metrics.limits.reached(reached);
+                }
+                error.into_response(dialect)
+            }
+        };
+        account.set_status(response.status());
+        if !matches!(response.body(), Body::Relay(_)) {
+            account.settle();
+        }
+        account.mark(response.headers_mut());
+        response
+    }
+
+    async fn dispatch(
+        &self,
+        parts: &Parts,
+        purpose: Purpose,
+        body: Bytes,
+        account: &Arc<Account>,
+    ) -> Result<Response<Body>, ApiError> {
+        let wanted = match purpose {
+            Purpose::Api(api) => Wanted::Api(api),
+            Purpose::Pass(passing) => Wanted::Passed(passing),
+            Purpose::Operate(_) => Wanted::Passed(Passing::Extra),
+            Purpose::Own => {
+                let answered = {
+                    let (port, shows_workers) =
+                        (self.port, guard::shows_workers(&self.proxy, self.port, parts));
+                    self.own.answer(OwnRequest { parts, body: &body, port, shows_workers }).await?
+                };
+                let path = || parts.uri.path().chars().take(200).collect();
+                return answered.ok_or_else(|| ApiError::UnknownPath(path()));
+            }
+        };
+        forward::forward(&self.proxy, &self.upstreams, wanted, parts, body, account).await
+    }
+}
+
+/// What the fields of a head take.
+fn bytes_of(headers: &http::HeaderMap) -> usize {
+    headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum()
+}

@@ -1,0 +1,141 @@
+//! The span of one attempt: a request as it is sent to one worker, told as the GenAI conventions have it.
+//!
+//! Attributes follow OpenTelemetry's semantic conventions for generative AI (semantic-conventions-genai,
+//! docs/gen-ai/gen-ai-spans.md, status Development, of 2026).
+
+use std::sync::{Arc, OnceLock};
+
+use kvlane_core::decision::Placement;
+use kvlane_core::time::Nanos;
+use kvlane_fleet::pool::PoolEndpoint;
+use kvlane_wire::api::Api;
+use kvlane_wire::otlp::{Span, SpanKind, Value};
+use kvlane_wire::sse::Usage;
+use kvlane_wire::trace_context::SpanId;
+
+use super::{RequestTrace, SPANS_MAX, made_span};
+use crate::place::Routed;
+use crate::proxy::Proxy;
+
+/// Bytes of what an engine may say of its maker.
+const PROVIDER_LEN_MAX: usize = 64;
+
+/// One attempt of a request that is recorded.
+#[derive(Debug)]
+pub struct Attempt {
+    trace: Arc<RequestTrace>,
+    id: SpanId,
+    began: Nanos,
+    name: String,
+    attributes: Vec<(&'static str, Value)>,
+    error: OnceLock<&'static str>,
+}
+
+// === impl Attempt ===
+
+impl Attempt {
+    /// A request was placed. Nothing if it is not recorded.
+    pub fn begin(
+        proxy: &Proxy,
+        routed: &Routed,
+        endpoint: &PoolEndpoint,
+        placement: &Placement,
+        began: Nanos,
+    ) -> Option<Box<Self>> {
+        let trace = routed.timeline.trace().filter(|trace| trace.is_recorded())?;
+        let record = trace.record.as_ref()?;
+        let served = &routed.served;
+        let model = served.adapter.as_deref().unwrap_or(&served.pool.model);
+        let operation = record.api.and_then(operation);
+        let address = &endpoint.worker.upstream.address;
+        let mut attributes: Vec<(&'static str, Value)> = vec![
+            ("server.address", address.host.clone().into()),
+            ("server.port", Value::Int(address.port.into())),
+            ("kvlane.worker", endpoint.name.to_string().into()),
+            ("kvlane.reason", placement.reason.name().into()),
+            ("kvlane.knowledge", placement.knowledge.name().into()),
+            ("kvlane.prompt_tokens", routed.prompt_tokens.into()),
+            ("kvlane.predicted_cached_tokens", placement.overlap_tokens.into()),
+        ];
+        let mut name = record.method.clone();
+        if let Some(operation) = operation {
+            name = format!("{operation} {model}");
+            attributes.push(("gen_ai.operation.name", operation.into()));
+            attributes.push(("gen_ai.provider.name", provider(proxy, &served.pool.model).into()));
+            attributes.push(("gen_ai.request.model", model.to_owned().into()));
+            if routed.facts.streams() {
+                attributes.push(("gen_ai.request.stream", Value::Bool(true)));
+            }
+            let most = routed.facts.output_tokens_max();
+            attributes.extend(most.map(|tokens| ("gen_ai.request.max_tokens", tokens.into())));
+        }
+        let error = OnceLock::new();
+        Some(Box::new(Self { trace: Arc::clone(trace), id: made_span(), began, name, attributes, error }))
+    }
+
+    /// Its name, for the engine.
+    pub fn id(&self) -> SpanId {
+        self.id
+    }
+
+    /// It came to nothing. What is said first counts.
+    pub fn failed(&self, why: &'static str) {
+        let _ = self.error.set(why);
+    }
+
+    /// The first token of a stream has come.
+    pub fn first_token(&mut self, now: Nanos) {
+        let seconds = Value::Float((now - self.began).as_secs_f64());
+        self.attributes.push(("gen_ai.response.time_to_first_chunk", seconds));
+    }
+
+    /// The answer has come to its end.
+    pub fn complete(&mut self, output_tokens: u64, usage: Option<Usage>) {
+        let output_tokens = Value::Int(i64::try_from(output_tokens).unwrap_or(i64::MAX));
+        self.attributes.push(("gen_ai.usage.output_tokens", output_tokens));
+        if let Some(usage) = usage {
+            self.attributes.push(("gen_ai.usage.input_tokens", usage.prompt_tokens.into()));
+            let cached = usage.cached_tokens;
+            self.attributes
+                .extend(cached.map(|tokens| ("gen_ai.usage.cache_read.input_tokens", tokens.into())));
+        }
+    }
+}
+
+impl Drop for Attempt {
+    fn drop(&mut self) {
+        let Some(record) = &self.trace.record else { return };
+        let mut attempts = record.attempts();
+        if attempts.len() == SPANS_MAX {
+            return;
+        }
+        let error = self.error.get().copied();
+        let mut attributes = std::mem::take(&mut self.attributes);
+        attributes.extend(error.map(|why| ("error.type", why.into())));
+        let name = std::mem::take(&mut self.name);
+        let (own, now) = (self.trace.context.span, record.clock.now());
+        attempts.push(Span {
+            kind: SpanKind::Client,
+            attributes,
+            error: error.map(Into::into),
+            ..self.trace.span(record, self.id, own, name.into(), self.began, now)
+        });
+    }
+}
+
+/// Who made the engines of a model, as they say it themselves; otherwise whose API they speak.
+fn provider(proxy: &Proxy, model: &str) -> String {
+    let table = proxy.fleet.snapshot();
+    let owner = table.cards.get(model).and_then(|card| card["owned_by"].as_str());
+    owner.filter(|owner| (1..=PROVIDER_LEN_MAX).contains(&owner.len())).unwrap_or("openai").to_owned()
+}
+
+/// What the conventions call a request to this API; nothing where they have no word for it.
+fn operation(api: Api) -> Option<&'static str> {
+    match api {
+        Api::ChatCompletions | Api::Responses | Api::Messages => Some("chat"),
+        Api::Completions | Api::Generate => Some("text_completion"),
+        Api::Embeddings => Some("embeddings"),
+        Api::Rerank | Api::Score | Api::Tokenize | Api::Detokenize => None,
+    }
+}
