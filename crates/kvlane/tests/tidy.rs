@@ -10,15 +10,42 @@ use kvlane_core::policy::{PolicyConfig, Reason};
 use kvlane_fleet::metrics::table;
 
 /// The crates each crate may reach, whether directly or through another.
-const MAY_REACH: [(&str, &[&str]); 10] = [
+const MAY_REACH: [(&str, &[&str]); 14] = [
     ("kvlane-core", &[]),
     ("kvlane-wire", &["kvlane-core"]),
     ("kvlane-tokens", &["kvlane-core", "kvlane-wire"]),
     ("kvlane-http", &["kvlane-core"]),
+    ("kvlane-fleet", &["kvlane-core", "kvlane-http", "kvlane-wire", "kvlane-tokens"]),
+    ("kvlane-proxy", &["kvlane-core", "kvlane-http", "kvlane-wire", "kvlane-tokens", "kvlane-fleet"]),
+    ("kvlane-control", &["kvlane-core", "kvlane-http", "kvlane-wire", "kvlane-tokens", "kvlane-fleet"]),
+    (
+        "kvlane-admin",
+        &[
+            "kvlane-core",
+            "kvlane-http",
+            "kvlane-wire",
+            "kvlane-tokens",
+            "kvlane-fleet",
+            "kvlane-proxy",
+            "kvlane-control",
+        ],
+    ),
+    (
+        "kvlane-gateway",
+        &[
+            "kvlane-core",
+            "kvlane-http",
+            "kvlane-wire",
+            "kvlane-tokens",
+            "kvlane-fleet",
+            "kvlane-proxy",
+            "kvlane-control",
+            "kvlane-admin",
+        ],
+    ),
     ("kvlane-trace", &["kvlane-core"]),
     ("kvlane-sim", &["kvlane-core", "kvlane-trace"]),
     ("kvlane-mock", &["kvlane-core", "kvlane-sim", "kvlane-trace", "kvlane-wire"]),
-    ("kvlane-gateway", &["kvlane-core", "kvlane-http", "kvlane-wire", "kvlane-tokens"]),
     ("kvlane-bench", &["kvlane-core", "kvlane-trace", "kvlane-wire"]),
     (
         "kvlane",
@@ -30,6 +57,10 @@ const MAY_REACH: [(&str, &[&str]); 10] = [
             "kvlane-sim",
             "kvlane-mock",
             "kvlane-http",
+            "kvlane-fleet",
+            "kvlane-proxy",
+            "kvlane-control",
+            "kvlane-admin",
             "kvlane-gateway",
             "kvlane-bench",
         ],
