@@ -1,13 +1,9 @@
 //! The operators' API: who serves, how it goes, why requests went where they went.
 
-use std::sync::Arc;
-
 use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderValue, Method, Response, StatusCode, header};
-use kvlane_control::Controller;
 use kvlane_fleet::worker::config::WorkerSpec;
-use kvlane_proxy::Proxy;
 use kvlane_proxy::auth;
 use kvlane_proxy::body::{Body, json_response, text_response};
 use kvlane_proxy::error::ApiError;
@@ -15,9 +11,9 @@ use kvlane_proxy::own_api::{OwnAnswer, OwnApi, OwnRequest, Port};
 use kvlane_proxy::paths::is_for_operators;
 use serde_json::{Value, json};
 
+use crate::admin::Admin;
 use crate::decisions::decisions;
 use crate::fleet::describe_fleet;
-use crate::history::History;
 use crate::query::{refused, since};
 use crate::readiness::{model, models, readiness};
 use crate::whatif::whatif;
@@ -28,16 +24,6 @@ use crate::{exposition, page};
 const READ: &str = "GET, HEAD";
 /// What this API is, for programs; tests hold it against the code.
 const OPENAPI: &str = include_str!("../../../docs/openapi.yaml");
-
-/// The fleet's own API.
-pub struct Admin {
-    /// The proxy, whose fleet, limits and memory are shown.
-    pub proxy: Arc<Proxy>,
-    /// Adds, drains and removes workers.
-    pub controller: Arc<Controller>,
-    /// The last quarter of an hour.
-    pub history: Arc<History>,
-}
 
 // === impl Admin ===
 

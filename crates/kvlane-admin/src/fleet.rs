@@ -15,7 +15,7 @@ use kvlane_fleet::worker::Worker;
 use kvlane_proxy::auth::{self, Role};
 use serde_json::{Value, json};
 
-use crate::api::Admin;
+use crate::admin::Admin;
 use crate::history::rounded;
 
 /// Pools and workers as they are now, and what whoever asks may do about them.

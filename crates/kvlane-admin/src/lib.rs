@@ -1,5 +1,6 @@
 //! What operators see and do: admin API, dashboard, metrics page, history, trace export.
 
+pub mod admin;
 mod api;
 mod decisions;
 pub mod export;
@@ -12,4 +13,4 @@ mod readiness;
 mod whatif;
 mod workers;
 
-pub use self::api::Admin;
+pub use self::admin::Admin;

@@ -12,7 +12,7 @@ use kvlane_fleet::worker::config::WorkerSpec;
 use kvlane_proxy::error::ApiError;
 use serde_json::{Value, json};
 
-use crate::api::Admin;
+use crate::admin::Admin;
 use crate::query::{percent_decoded, query, refused};
 
 /// The body of `PUT /workers/{id}`.

@@ -10,7 +10,7 @@
 
 mod complaints;
 mod names;
-mod outside;
+pub mod outside;
 mod questions;
 mod succession;
 
@@ -38,7 +38,6 @@ use tokio_util::task::TaskTracker;
 
 use self::complaints::Complaints;
 use self::names::list_names;
-pub use self::outside::check_workers;
 use crate::health::Health;
 use crate::index_snapshot::IndexSnapshot;
 use crate::ingest::Ingest;

@@ -23,11 +23,11 @@ use kvlane_core::block::BlockHash;
 use kvlane_core::endpoint::EndpointId;
 use kvlane_core::index::approx::{Piece, Pieces};
 use kvlane_core::time::Nanos;
-
-use crate::snapshot_file::{self, BYTES_MAX, Kind, Reader, SealError};
 use kvlane_fleet::Fleet;
 use kvlane_fleet::clock::{Clock, unix_time};
 use kvlane_fleet::pool::ModelPool;
+
+use crate::snapshot_file::{self, BYTES_MAX, Kind, Reader, SealError};
 
 /// What is older than a week counts for nothing in any index.
 const KIND: Kind = Kind { magic: b"kvlaneDP", version: 1, age_max_s: 7.0 * 24.0 * 3600.0 };

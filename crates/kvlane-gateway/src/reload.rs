@@ -16,7 +16,8 @@ use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
 use std::time::{Duration, SystemTime};
 
-use kvlane_control::controller::{WORKERS_MAX, check_workers};
+use kvlane_control::controller::WORKERS_MAX;
+use kvlane_control::controller::outside::check_workers;
 use kvlane_fleet::metrics::ReloadLabel;
 use kvlane_fleet::routing::PoolOverride;
 use kvlane_fleet::timings::Timings;

@@ -11,8 +11,8 @@ use kvlane_fleet::pool::ModelPool;
 use kvlane_wire::api::Api;
 
 use crate::dialect::Dialect;
-use crate::forward;
 use crate::limits::Left;
+use crate::placement_headers::unmark;
 use crate::proxy::Proxy;
 use crate::timeline::Timeline;
 use crate::traces::{Ending, Traces};
@@ -107,7 +107,7 @@ impl Account {
             (state.pool.clone(), state.discreet)
         };
         if discreet {
-            forward::unmark(headers);
+            unmark(headers);
             // The engine's own, too: it is shared.
             headers.remove(SERVER_TIMING);
         }

@@ -30,9 +30,9 @@ use crate::deadlines::Deadlines;
 use crate::error::ApiError;
 use crate::faults::Retry;
 use crate::lease::Lease;
-use crate::place::Routed;
 use crate::proxy::Proxy;
 use crate::relay::is_event_stream;
+use crate::routed::Routed;
 
 /// When to come again, if an engine that is busy does not say.
 const RETRY_AFTER_S: u64 = 1;

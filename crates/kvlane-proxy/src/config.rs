@@ -101,7 +101,7 @@ impl Server {
             } else if Target::of(&example).is_some() {
                 "is relayed without being named"
             } else if is_own(&example) || example.starts_with("/v1/models") {
-                "is the proxy's own"
+                "is the gateway's own"
             } else {
                 continue;
             };

@@ -105,7 +105,7 @@ pub(super) fn admit(proxy: &Proxy, port: Port, parts: &mut Parts, purpose: Purpo
     };
     if matches!(purpose, Purpose::Operate(_)) && port == (Port::Clients { loopback: false }) && !needed {
         let message =
-            "this path is an operator's: it needs a key with that role, or a proxy on loopback".into();
+            "this path is an operator's: it needs a key with that role, or a gateway on loopback".into();
         return Err(ApiError::Admin { status: StatusCode::FORBIDDEN, message });
     }
     let admitted = auth.admit(&parts.headers, access, needed, unix_time());

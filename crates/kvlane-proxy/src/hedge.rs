@@ -18,7 +18,7 @@ use tokio::time::sleep;
 use crate::account::Account;
 use crate::attempt::{Attempts, Outcome};
 use crate::body::Body;
-use crate::forward::request_head;
+use crate::engine_request::request_head;
 use crate::lease::Lease;
 
 /// How often a place for a second copy is asked for.

@@ -16,10 +16,10 @@ use kvlane_fleet::worker::Worker;
 use kvlane_wire::sse::Usage;
 use tokio::time::Instant;
 
+use crate::attempt_trace::Attempt;
 use crate::limits::Charge;
-use crate::place::Routed;
 use crate::proxy::Proxy;
-use crate::traces::Attempt;
+use crate::routed::Routed;
 
 /// A request in flight at one worker.
 pub struct Lease {

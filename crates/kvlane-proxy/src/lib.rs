@@ -4,8 +4,10 @@
 //! that [`place`] chose, [`relay`] returns the answer. A [`lease`] is a request in flight at one endpoint.
 
 pub mod account;
+mod admission;
 mod attempt;
 pub mod attempt_error;
+mod attempt_trace;
 pub mod attributes;
 pub mod auth;
 pub mod body;
@@ -13,6 +15,7 @@ pub mod config;
 mod count;
 mod deadlines;
 pub mod dialect;
+mod engine_request;
 pub mod error;
 pub mod faults;
 mod forward;
@@ -30,10 +33,13 @@ pub mod own_api;
 mod passed;
 pub mod paths;
 pub mod place;
+mod placement_headers;
 pub mod proxy;
 mod read;
 pub mod relay;
 mod resume;
+mod route;
+mod routed;
 pub mod salt;
 pub mod service;
 pub mod settings;

@@ -18,16 +18,17 @@ use tokio::time::Instant;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::account::Account;
+use crate::admission::{admit, named_pool, no_endpoint};
 use crate::attributes::Facts;
 use crate::auth::identity;
 use crate::error::ApiError;
-use crate::forward::{admit, named_pool, no_endpoint, salted};
 use crate::objects::Origin;
-use crate::place::Routed;
 use crate::proxy::Proxy;
+use crate::routed::Routed;
+use crate::salt::salted;
 
 /// Headers that name a request's model where nothing else does: Proxy API's body-based routing and AIBrix.
-const MODEL_HEADERS: [&str; 2] = ["x-proxy-model-name", "model"];
+const MODEL_HEADERS: [&str; 2] = ["x-gateway-model-name", "model"];
 /// The longest name of a model in a form.
 const MODEL_BYTES_MAX: usize = 1024;
 

@@ -20,7 +20,6 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use crate::account::Account;
 use crate::lease::Lease;
 use crate::objects::Origin;
-use crate::resume::Continuation;
 use crate::whole::WholeEvents;
 
 /// How much of a JSON answer's end is kept to find its usage in.
@@ -40,8 +39,8 @@ pub struct Relay {
     pub(super) body: AnswerBody,
     pub(super) watch: Watch,
     pub(super) whole: WholeEvents,
-    /// How it goes on elsewhere, if it may.
-    pub(super) continuation: Option<Box<Continuation>>,
+    /// Whether it can be continued at another engine.
+    pub(super) continues: bool,
     /// Whose fault it is, if the engine has said within the answer that it failed.
     pub(super) fault: Option<Fault>,
     /// Nothing follows any more.
@@ -113,12 +112,11 @@ impl Relay {
         let sound = !status.is_server_error();
         let watch = Watch::new(headers);
         let whole = WholeEvents::default();
-        let continuation = None;
         let mut relay = Self {
             body,
             watch,
             whole,
-            continuation,
+            continues: false,
             fault: None,
             ended: false,
             lease,
@@ -176,7 +174,7 @@ impl Relay {
 
     /// Whether the engine has failed within the answer, and another one may write the rest.
     pub(super) fn goes_on_elsewhere(&self) -> bool {
-        self.continuation.is_some() && matches!(self.fault, Some(Fault::Engine | Fault::Unknown))
+        self.continues && matches!(self.fault, Some(Fault::Engine | Fault::Unknown))
     }
 
     fn complete(&mut self) {
@@ -249,7 +247,7 @@ impl Relay {
     /// Whether its engine is known to be gone: then a silent answer is over, or goes on elsewhere.
     fn engine_is_gone(&self, silent: Duration) -> Option<(Broke, &'static str)> {
         let lease = self.lease.as_ref().filter(|_| silent >= SILENT_AT_A_DEAD_ENGINE)?;
-        let is_over = self.continuation.is_some() || silent >= SILENT_AT_A_STALLED_ENGINE;
+        let is_over = self.continues || silent >= SILENT_AT_A_STALLED_ENGINE;
         if lease.worker.is_down() {
             Some((Broke::Cut, "the worker is down"))
         } else if is_over && lease.endpoint.vitals.is_stalled() {
@@ -288,9 +286,6 @@ impl http_body::Body for Relay {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
         let this = &mut *self;
-        if this.continuation.is_some() {
-            return this.poll_continued(cx);
-        }
         loop {
             if this.ended {
                 return Poll::Ready(None);

@@ -14,7 +14,7 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use http::request::Parts;
 use http::{Response, StatusCode, Uri};
-use http_body::Frame;
+use http_body::{Frame, SizeHint};
 use kvlane_core::endpoint::EndpointId;
 use kvlane_fleet::metrics::{Continued, FailureKind};
 use kvlane_fleet::worker::Worker;
@@ -28,11 +28,11 @@ use crate::account::Account;
 use crate::attempt::{Attempts, Outcome};
 use crate::body::Body;
 use crate::deadlines::Deadlines;
-use crate::forward::request_head;
+use crate::engine_request::request_head;
 use crate::lease::Lease;
-use crate::place::Routed;
 use crate::proxy::Proxy;
 use crate::relay::{Broke, Relay, Watch, is_event_stream};
+use crate::routed::Routed;
 use crate::whole::WholeEvents;
 
 /// A stream that can go on elsewhere.
@@ -47,6 +47,12 @@ pub(super) struct Continuation {
     broke: Option<(Broke, io::Error)>,
     /// It has gone on elsewhere.
     joined: bool,
+}
+
+/// An answer that goes on elsewhere if its engine dies.
+pub(super) struct ContinuedRelay {
+    relay: Relay,
+    continuation: Box<Continuation>,
 }
 
 /// Owners, in lists of models, whose engines take `continue_final_message`.
@@ -193,14 +199,19 @@ impl Asked {
     }
 }
 
-// === impl Relay ===
+// === impl ContinuedRelay ===
 
-impl Relay {
-    /// [`http_body::Body::poll_frame`] of a stream that can go on elsewhere.
-    pub(super) fn poll_continued(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+impl ContinuedRelay {
+    /// `relay` with its continuation.
+    pub(super) fn new(mut relay: Relay, continuation: Box<Continuation>) -> Self {
+        relay.continues = true;
+        Self { relay, continuation }
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         loop {
-            let Some(continuation) = &mut self.continuation else { return Poll::Ready(None) };
-            if self.ended {
+            let continuation = &mut *self.continuation;
+            if self.relay.ended {
                 return Poll::Ready(None);
             }
             if let Some(rest) = &mut continuation.rest {
@@ -213,20 +224,24 @@ impl Relay {
                     continue;
                 }
                 // What was broken first says more than why nobody helped.
-                return Poll::Ready(broke.and_then(|(broke, error)| self.last_words(broke, error)));
+                return Poll::Ready(broke.and_then(|(broke, error)| self.relay.last_words(broke, error)));
             }
-            let passed = match self.body.poll_piece(cx) {
+            let passed = match self.relay.body.poll_piece(cx) {
                 Poll::Ready(Some(Ok(piece))) => {
-                    let piece = self.see(piece);
-                    if self.goes_on_elsewhere() { self.break_at_error(&piece) } else { self.pass(piece) }
+                    let piece = self.relay.see(piece);
+                    if self.relay.goes_on_elsewhere() {
+                        self.break_at_error(&piece)
+                    } else {
+                        self.pass(piece)
+                    }
                 }
                 Poll::Ready(None) => {
-                    let held = self.end();
+                    let held = self.relay.end();
                     self.pass(held)
                 }
                 Poll::Ready(Some(Err(error))) => self.break_off(Broke::Cut, error),
                 Poll::Pending => {
-                    let (broke, error) = ready!(self.poll_late(cx));
+                    let (broke, error) = ready!(self.relay.poll_late(cx));
                     self.break_off(broke, error)
                 }
             };
@@ -240,10 +255,8 @@ impl Relay {
 
     /// What the client gets for a piece; its last words if the piece does not continue what it has.
     fn pass(&mut self, piece: Bytes) -> Result<Bytes, Last> {
-        let ended = self.ended;
-        let Some(Continuation { transcript, asked, joined, .. }) = self.continuation.as_deref_mut() else {
-            return Ok(piece);
-        };
+        let ended = self.relay.ended;
+        let Continuation { transcript, asked, joined, .. } = &mut *self.continuation;
         let passed = transcript.pass(piece).and_then(|passed| match ended {
             true => Ok([passed, transcript.end()?].concat().into()),
             false => Ok(passed),
@@ -255,11 +268,11 @@ impl Relay {
         };
         asked.proxy.fleet.metrics.faults.note_continued(Continued::misfit);
         // That is nothing that its engine has done wrong.
-        self.lease = None;
-        self.body.close();
+        self.relay.lease = None;
+        self.relay.body.close();
         let error =
             io::Error::new(io::ErrorKind::InvalidData, format!("it could not be continued: {problem}"));
-        Err(self.last_words(Broke::Cut, error))
+        Err(self.relay.last_words(Broke::Cut, error))
     }
 
     /// The engine has said within `piece` that it failed: what the client gets of what it said before.
@@ -283,38 +296,59 @@ impl Relay {
         let failure = match broke {
             Broke::Cut => FailureKind::mid_stream,
             Broke::Silent => FailureKind::timeout,
-            Broke::Deadline => return Err(self.fail(broke, error)),
+            Broke::Deadline => return Err(self.relay.fail(broke, error)),
         };
         let said_all =
-            matches!(&self.watch, Watch::Events(scanner) if scanner.is_done() && !scanner.has_failed());
-        let Some(continuation) = self.continuation.as_deref_mut().filter(|_| !said_all) else {
-            return Err(self.fail(broke, error));
-        };
-        let Some(lease) = self.lease.take() else { return Err(self.fail(broke, error)) };
+            matches!(&self.relay.watch, Watch::Events(scanner) if scanner.is_done() && !scanner.has_failed());
+        if said_all {
+            return Err(self.relay.fail(broke, error));
+        }
+        let continuation = &mut *self.continuation;
+        let Some(lease) = self.relay.lease.take() else { return Err(self.relay.fail(broke, error)) };
         lease.failed(failure);
-        if self.fault == Some(Fault::Engine) {
+        if self.relay.fault == Some(Fault::Engine) {
             lease.died(true);
         }
-        self.body.close();
+        self.relay.body.close();
         // The transcript holds what is no whole event yet; the client has none of it.
-        self.whole = WholeEvents::default();
-        let Some(bytes) = continuation.go_on(lease) else { return Err(self.last_words(broke, error)) };
+        self.relay.whole = WholeEvents::default();
+        let Some(bytes) = continuation.go_on(lease) else { return Err(self.relay.last_words(broke, error)) };
         if continuation.rest.is_some() {
             continuation.broke = Some((broke, error));
         } else {
-            self.account.settle();
-            self.ended = true;
+            self.relay.account.settle();
+            self.relay.ended = true;
         }
         Ok(bytes)
     }
 
     /// Another engine's answer is the rest.
     fn join(&mut self, answer: Answer, lease: Lease) {
-        self.watch = Watch::new(&answer.headers);
-        self.fault = None;
-        self.body = answer.body;
-        self.lease = Some(lease);
-        self.last_piece = Instant::now();
+        self.relay.watch = Watch::new(&answer.headers);
+        self.relay.fault = None;
+        self.relay.body = answer.body;
+        self.relay.lease = Some(lease);
+        self.relay.last_piece = Instant::now();
+    }
+}
+
+impl http_body::Body for ContinuedRelay {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+        self.poll(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        http_body::Body::is_end_stream(&self.relay)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        http_body::Body::size_hint(&self.relay)
     }
 }
 

@@ -4,7 +4,10 @@
 //! alone, whoever knows the name could send requests to an engine under it and learn from `cached_tokens` what the tenant
 //! has sent. So a salt is an HMAC-SHA-256, truncated to 128 bits, under a key that only gateways have.
 
+use bytes::Bytes;
 use kvlane_core::config::{ConfigError, wrong};
+use kvlane_wire::openai::ParseError;
+use kvlane_wire::salt::with_cache_salt;
 use ring::hmac;
 use ring::rand::SystemRandom;
 
@@ -58,6 +61,15 @@ impl SaltKey {
         let digits = context.sign().as_ref().iter().map(|byte| format!("{byte:02x}")).collect::<String>();
         digits[..DIGITS].to_owned()
     }
+}
+
+/// A body with this salt.
+///
+/// # Errors
+/// The body is no JSON object. It was parsed before, so this does not happen.
+pub(super) fn salted(body: &[u8], salt: &str) -> Result<Bytes, ParseError> {
+    let text = std::str::from_utf8(body).map_err(|error| ParseError::NotUtf8 { at: error.valid_up_to() })?;
+    Ok(with_cache_salt(text, salt).map_err(ParseError::from)?.into())
 }
 
 #[cfg(test)]

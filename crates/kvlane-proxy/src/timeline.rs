@@ -7,13 +7,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use http::HeaderValue;
 use kvlane_core::time::Nanos;
+use kvlane_fleet::clock::Clock;
 use kvlane_wire::server_timing::{Stage, Stages};
 use kvlane_wire::trace_context::{SpanId, TraceId};
 use tokio::time::Instant;
 use tracing::field::{DisplayValue, display};
 
-use crate::traces::{RequestTrace, SPANS_MAX};
-use kvlane_fleet::clock::Clock;
+use crate::traces::{Course, RequestTrace, SPANS_MAX};
 
 /// One request's stages so far.
 #[derive(Debug)]
@@ -24,16 +24,6 @@ pub struct Timeline {
     /// The trace it is told in, if it is in one.
     trace: Option<Arc<RequestTrace>>,
     state: Mutex<State>,
-}
-
-/// What a trace tells of it.
-pub struct Course {
-    /// Its stages, one after the other: from when to when.
-    pub stages: Vec<(Stage, Nanos, Nanos)>,
-    /// When its answer began.
-    pub began: Option<Nanos>,
-    /// The attempt that the answer came of.
-    pub winner: Option<SpanId>,
 }
 
 #[derive(Debug)]

@@ -239,7 +239,7 @@ impl Config {
         }
         kvlane_http::tls::Tls::read(&self.tls)?;
         SaltKey::read(&self.auth)?;
-        self.auth.validate(self.metrics.host)
+        kvlane_proxy::auth::Auth::check(&self.auth, self.metrics.host)
     }
 
     /// The files that keys and certificates are in.

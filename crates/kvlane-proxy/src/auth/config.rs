@@ -1,14 +1,13 @@
 //! Who may do what.
 
-use std::net::IpAddr;
 use std::path::PathBuf;
 
-use kvlane_core::config::{ConfigError, wrong};
 use kvlane_http::network::Network;
 use kvlane_http::secret::{KeyHash, Secret};
 use serde::{Deserialize, Serialize};
 
-use super::{Auth, JwtSpec, Role};
+use crate::auth::identity::Role;
+use crate::auth::jwt::JwtSpec;
 
 /// Who may use the gateway, and who may operate it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -34,36 +33,18 @@ pub struct Security {
     pub allowed_networks: Vec<Network>,
 }
 
-/// Somebody who has a key.
+/// An API key: its name, its hash and what it allows.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KeySpec {
-    /// What they are called in limits, logs and metrics.
+    /// Its name in limits, logs and metrics.
     pub name: String,
     /// The SHA-256 of the key, in hexadecimal digits.
     pub sha256: KeyHash,
-    /// What they may do.
+    /// What its holder may do.
     #[serde(default)]
     pub role: Role,
-    /// Whether they are believed whom a request is for: `hints.tenant_headers`.
+    /// Whether its holder may name the tenant of a request: `hints.tenant_headers`.
     #[serde(default)]
     pub trusted: bool,
-}
-
-// === impl Security ===
-
-impl Security {
-    /// Checks the keys, and that nobody without one can operate the gateway from another machine.
-    pub fn validate(&self, metrics_host: IpAddr) -> Result<(), ConfigError> {
-        let auth = Auth::read(self)?;
-        if !metrics_host.is_loopback() && !auth.operators_need_a_key() && !self.open_admin {
-            let problem = format!(
-                "{}: whoever reaches the admin API can add a worker and so receive prompts. Set a key with the role \
-                 admin (`kvlane key new`, --admin-api-key), or listen on loopback, or say --insecure-admin",
-                metrics_host
-            );
-            return wrong("metrics.host", problem);
-        }
-        Ok(())
-    }
 }

@@ -29,7 +29,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use self::keys::{Key, key_set};
-use super::{Identity, NAME_BYTES_MAX, Role};
+use crate::auth::identity::{Identity, NAME_BYTES_MAX, Role};
 
 /// The first characters of the names of identities that come from tokens. An API key cannot have such a name.
 pub(super) const PREFIX: &str = "jwt:";
@@ -109,7 +109,7 @@ struct Known {
 
 /// Why a token is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Wrong {
+pub(super) enum TokenError {
     /// It is malformed, has a wrong signature or a wrong claim, or has expired.
     Bad,
     /// No key has its `kid`: the issuer may have a new one.
@@ -200,7 +200,7 @@ impl Jwt {
     }
 
     /// The identity of `token` at `now_s`, in seconds after 1970. `tag` is a hash of the token.
-    pub(super) fn verify(&self, token: &str, tag: [u8; 32], now_s: f64) -> Result<Arc<Identity>, Wrong> {
+    pub(super) fn verify(&self, token: &str, tag: [u8; 32], now_s: f64) -> Result<Arc<Identity>, TokenError> {
         let trusted = self.trusted.load();
         if let Some(Known { identity, ends_s }) = trusted.known().get(&tag)
             && now_s <= *ends_s
@@ -217,30 +217,31 @@ impl Jwt {
         Ok(identity)
     }
 
-    fn verify_anew(&self, keys: &[Key], token: &str, now_s: f64) -> Result<(Identity, f64), Wrong> {
-        let header = decode_header(token).map_err(|_| Wrong::Bad)?;
+    fn verify_anew(&self, keys: &[Key], token: &str, now_s: f64) -> Result<(Identity, f64), TokenError> {
+        let header = decode_header(token).map_err(|_| TokenError::Bad)?;
         if header.crit.is_some() {
-            return Err(Wrong::Bad);
+            return Err(TokenError::Bad);
         }
         let may = |key: &&Key| header.kid.is_none() || key.id == header.kid;
         let mut candidates = keys.iter().filter(may).take(TRIES_MAX).peekable();
         if candidates.peek().is_none() {
-            return Err(Wrong::UnknownKey);
+            return Err(TokenError::UnknownKey);
         }
-        let claims = candidates.find_map(|key| key.claims(token, &self.expected)).ok_or(Wrong::Bad)?;
+        let claims = candidates.find_map(|key| key.claims(token, &self.expected)).ok_or(TokenError::Bad)?;
         self.identity(&claims, now_s)
     }
 
     /// The identity of a token with these claims, whose signature, issuer and audience are right, and until when it is valid.
-    fn identity(&self, claims: &Value, now_s: f64) -> Result<(Identity, f64), Wrong> {
+    fn identity(&self, claims: &Value, now_s: f64) -> Result<(Identity, f64), TokenError> {
         let spec = &self.spec;
-        let time = |claim: &str| claims.get(claim).map(|time| time.as_f64().ok_or(Wrong::Bad)).transpose();
-        let ends_s = time("exp")?.ok_or(Wrong::Bad)? + LEEWAY_S;
+        let time =
+            |claim: &str| claims.get(claim).map(|time| time.as_f64().ok_or(TokenError::Bad)).transpose();
+        let ends_s = time("exp")?.ok_or(TokenError::Bad)? + LEEWAY_S;
         let begins_s = time("nbf")?.map_or(f64::NEG_INFINITY, |begins_s| begins_s - LEEWAY_S);
         let in_time = begins_s <= now_s && now_s <= ends_s;
         let name = claims.get(&spec.name_claim).and_then(Value::as_str).filter(|name| !name.is_empty());
         let (true, true, Some(name)) = (in_time, claims["iss"].is_string(), name) else {
-            return Err(Wrong::Bad);
+            return Err(TokenError::Bad);
         };
         let told = spec.role_claim.iter().flat_map(|claim| all(&claims[claim.as_str()]));
         let role =
@@ -374,7 +375,7 @@ mod tests {
 
     impl Jwt {
         /// Verifies a token that is not remembered.
-        fn verify_now(&self, token: &str, now_s: f64) -> Result<(Identity, f64), Wrong> {
+        fn verify_now(&self, token: &str, now_s: f64) -> Result<(Identity, f64), TokenError> {
             self.verify_anew(&self.trusted.load().keys, token, now_s)
         }
     }
@@ -425,7 +426,7 @@ mod tests {
             ("of nobody", with(|claims| claims["sub"] = json!(""))),
             ("of a number", with(|claims| claims["sub"] = json!(7))),
         ] {
-            assert_eq!(verify(&claims), Err(Wrong::Bad), "{what}");
+            assert_eq!(verify(&claims), Err(TokenError::Bad), "{what}");
         }
     }
 
@@ -473,7 +474,7 @@ mod tests {
             json!({"kid": "k"}),
             json!(["EdDSA"]),
         ] {
-            assert_eq!(verify(&signer.token(&header, &claims())), Err(Wrong::Bad), "{header}");
+            assert_eq!(verify(&signer.token(&header, &claims())), Err(TokenError::Bad), "{header}");
         }
         let public = encode(signer.0.public_key().as_ref());
         for token in [
@@ -486,15 +487,15 @@ mod tests {
             &format!("{signed}.{public}"),
             &format!("{good}="),
         ] {
-            assert_eq!(verify(token), Err(Wrong::Bad), "{token}");
+            assert_eq!(verify(token), Err(TokenError::Bad), "{token}");
         }
         let strange = signer.token(&json!({"alg": "EdDSA", "kid": "new"}), &claims());
-        assert_eq!(verify(&strange), Err(Wrong::UnknownKey));
+        assert_eq!(verify(&strange), Err(TokenError::UnknownKey));
         let mut bound = signer.jwk("k");
         bound["alg"] = json!("ES256");
         assert_eq!(
             verifier(&[bound]).verify_now(&good, NOW).err(),
-            Some(Wrong::Bad),
+            Some(TokenError::Bad),
             "the key says what it is for"
         );
     }
@@ -519,7 +520,7 @@ mod tests {
                 let token = token(&json!({"alg": "HS256", "kid": kid}), &claims(), |signed| {
                     hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, secret), signed).as_ref().to_vec()
                 });
-                assert_eq!(jwt.verify_now(&token, NOW).err(), Some(Wrong::Bad), "secret {n}, key {kid}");
+                assert_eq!(jwt.verify_now(&token, NOW).err(), Some(TokenError::Bad), "secret {n}, key {kid}");
             }
         }
         let token = token(&json!({"alg": "HS256", "kid": "s"}), &claims(), |signed| {
@@ -527,7 +528,7 @@ mod tests {
         });
         assert_eq!(
             jwt.verify_now(&token, NOW).err(),
-            Some(Wrong::UnknownKey),
+            Some(TokenError::UnknownKey),
             "secrets are not read as keys"
         );
     }
@@ -549,9 +550,9 @@ mod tests {
         let jwt = verifier(&[Signer::new().jwk("k")]);
         for alg in ["none", "None", "NONE", "nOnE", "", "EdDSA", "HS256"] {
             let token = token(&json!({"alg": alg, "kid": "k"}), &claims(), |_| Vec::new());
-            assert_eq!(jwt.verify_now(&token, NOW).err(), Some(Wrong::Bad), "{alg}");
+            assert_eq!(jwt.verify_now(&token, NOW).err(), Some(TokenError::Bad), "{alg}");
             let token = token.trim_end_matches('.');
-            assert_eq!(jwt.verify_now(token, NOW).err(), Some(Wrong::Bad), "{alg}");
+            assert_eq!(jwt.verify_now(token, NOW).err(), Some(TokenError::Bad), "{alg}");
         }
     }
 
@@ -580,17 +581,21 @@ mod tests {
         {
             assert_eq!(verify(jwk(signer, curve), &token(signer, own)), None, "{own}");
             for alg in [other, "EdDSA", "RS256", "ES512"] {
-                assert_eq!(verify(jwk(signer, curve), &token(signer, alg)), Some(Wrong::Bad), "{own} {alg}");
+                assert_eq!(
+                    verify(jwk(signer, curve), &token(signer, alg)),
+                    Some(TokenError::Bad),
+                    "{own} {alg}"
+                );
             }
             let another = if curve == "P-256" { "P-384" } else { "P-256" };
             for curve in [another, "P-521", "Ed25519"] {
                 let refused = verify(jwk(signer, curve), &token(signer, own));
-                assert_eq!(refused, Some(Wrong::UnknownKey), "a key of {own} under the name of {curve}");
+                assert_eq!(refused, Some(TokenError::UnknownKey), "a key of {own} under the name of {curve}");
             }
         }
         let mut off = jwk(&p256, "P-256");
         off["y"] = off["x"].clone();
-        assert_eq!(verify(off, &token(&p256, "ES256")), Some(Wrong::Bad), "a point beside the curve");
+        assert_eq!(verify(off, &token(&p256, "ES256")), Some(TokenError::Bad), "a point beside the curve");
     }
 
     /// Keys and tokens made by OpenSSL with `claims()`: an RSA key of 2048 bits (`jwk`) and one of 1024 (`short_jwk`), whose
@@ -609,13 +614,13 @@ mod tests {
         for algorithm in ["RS256", "RS384", "RS512", "PS256"] {
             assert_eq!(verify(&jwt, algorithm), None, "{algorithm}");
         }
-        assert_eq!(verify(&jwt, "PS384"), Some(Wrong::Bad), "it is on no list");
+        assert_eq!(verify(&jwt, "PS384"), Some(TokenError::Bad), "it is on no list");
         let mut bound = vectors["jwk"].clone();
         bound["alg"] = json!("RS256");
         let bound = verifier(&[bound]);
         assert_eq!(verify(&bound, "RS256"), None);
         for other in ["RS384", "RS512", "PS256"] {
-            assert_eq!(verify(&bound, other), Some(Wrong::Bad), "the key says what it is for: {other}");
+            assert_eq!(verify(&bound, other), Some(TokenError::Bad), "the key says what it is for: {other}");
         }
     }
 
@@ -633,7 +638,7 @@ mod tests {
         );
         assert!(right.is_ok(), "the signature is right");
         let jwt = verifier(&[vectors["short_jwk"].clone()]);
-        assert_eq!(jwt.verify_now(token, NOW).err(), Some(Wrong::Bad));
+        assert_eq!(jwt.verify_now(token, NOW).err(), Some(TokenError::Bad));
     }
 
     #[test]
@@ -658,20 +663,20 @@ mod tests {
             for claims in
                 [good.replacen('{', &format!("{{{twice},"), 1), good.replace('}', &format!(",{twice}}}"))]
             {
-                assert_eq!(verify(header, &claims), Some(Wrong::Bad), "{claims}");
+                assert_eq!(verify(header, &claims), Some(TokenError::Bad), "{claims}");
             }
         }
         for claims in
             ["", "null", "7", "[]", r#"[1700000300, 0, "ann", "https://idp", "kvlane"]"#, &format!("{good}x")]
         {
-            assert_eq!(verify(header, claims), Some(Wrong::Bad), "{claims}");
+            assert_eq!(verify(header, claims), Some(TokenError::Bad), "{claims}");
         }
         for header in [
             r#"{"alg":"EdDSA","alg":"EdDSA","kid":"k"}"#,
             r#"{"alg":"EdDSA","kid":"k","kid":"k"}"#,
             r#"{"alg":"EdDSA","kid":"k","crit":null,"crit":["x"]}"#,
         ] {
-            assert_eq!(verify(header, good), Some(Wrong::Bad), "{header}");
+            assert_eq!(verify(header, good), Some(TokenError::Bad), "{header}");
         }
     }
 
@@ -710,14 +715,14 @@ mod tests {
         let tokens = [(&old, "old", [1; 32]), (&new, "new", [2; 32])]
             .map(|(signer, kid, tag)| (signer.token(&json!({"alg": "EdDSA", "kid": kid}), &claims()), tag));
         let verify = || tokens.each_ref().map(|(token, tag)| jwt.verify(token, *tag, NOW).err());
-        assert_eq!(verify(), [Some(Wrong::UnknownKey), Some(Wrong::UnknownKey)], "no key yet");
+        assert_eq!(verify(), [Some(TokenError::UnknownKey), Some(TokenError::UnknownKey)], "no key yet");
         jwt.fetch().await.expect("keys");
         assert_eq!(verify(), [None, None]);
         jwt.fetch().await.expect("keys");
-        assert_eq!(verify(), [Some(Wrong::UnknownKey), None]);
+        assert_eq!(verify(), [Some(TokenError::UnknownKey), None]);
         let problem = jwt.fetch().await.expect_err("no set");
         assert!(problem.contains("not a JWK set"), "{problem}");
-        assert_eq!(verify(), [Some(Wrong::UnknownKey), None], "the keys of the last good answer stay");
+        assert_eq!(verify(), [Some(TokenError::UnknownKey), None], "the keys of the last good answer stay");
     }
 
     #[tokio::test]

@@ -7,9 +7,11 @@
 //! in each process: how long that takes says nothing to whoever tries keys.
 
 pub mod config;
+pub mod identity;
 pub mod jwt;
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,20 +25,19 @@ use kvlane_http::network::Allowed;
 use kvlane_http::secret::KeyHash;
 use ring::hmac;
 use ring::rand::SystemRandom;
-use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 use tokio::time::sleep;
 
+use self::identity::NAME_BYTES_MAX;
+pub use self::identity::{Access, Identity, Role};
 pub use self::jwt::Jwt;
 pub use self::jwt::JwtSpec;
-use self::jwt::Wrong;
+use self::jwt::TokenError;
 use crate::auth::config::{KeySpec, Security};
 use crate::limits::config::ANY;
 
 /// The most keys.
 const KEYS_MAX: usize = 10_000;
-/// The longest name of somebody who has a key.
-const NAME_BYTES_MAX: usize = 64;
 /// The longest key that is looked at; signed tokens have a few thousand bytes.
 const KEY_BYTES_MAX: usize = 16 << 10;
 /// The shortest time between two fetches of the keys of tokens.
@@ -45,41 +46,6 @@ const REFETCH_MIN: Duration = Duration::from_secs(10);
 const FILE_BYTES_MAX: u64 = 4 << 20;
 /// Where Anthropic's clients send their key.
 const API_KEY: &str = "x-api-key";
-
-/// What somebody may do.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Role {
-    /// Send requests to models.
-    #[default]
-    User,
-    /// Look at the admin API and the metrics.
-    Viewer,
-    /// Everything.
-    Admin,
-}
-
-/// What a request does, as far as it must be allowed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
-    /// It asks a model.
-    Use,
-    /// It looks at how the gateway fares.
-    Look,
-    /// It changes the gateway.
-    Change,
-}
-
-/// Somebody who has shown who they are.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Identity {
-    /// What they are called.
-    pub name: Arc<str>,
-    /// What they may do.
-    pub role: Role,
-    /// Whether they are believed whom a request is for.
-    pub trusted: bool,
-}
 
 /// Why somebody is not let in.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -111,34 +77,6 @@ pub struct Auth {
     open_clients: bool,
     forward_credentials: bool,
     allowed: Arc<Allowed>,
-}
-
-// === impl Role ===
-
-impl Role {
-    /// Its name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::User => "user",
-            Self::Viewer => "viewer",
-            Self::Admin => "admin",
-        }
-    }
-
-    /// The role of this name.
-    pub fn by_name(name: &str) -> Option<Self> {
-        [Self::User, Self::Viewer, Self::Admin].into_iter().find(|role| role.name() == name)
-    }
-
-    /// Which of several counts: the highest.
-    fn rank(self) -> u8 {
-        self as u8
-    }
-
-    /// Whether it allows this.
-    pub fn allows(self, access: Access) -> bool {
-        matches!((self, access), (Self::Admin, _) | (Self::User, Access::Use) | (Self::Viewer, Access::Look))
-    }
 }
 
 // === impl Denied ===
@@ -198,6 +136,22 @@ impl Auth {
             forward_credentials: config.forward_credentials,
             allowed: Arc::new(Allowed::new(&config.allowed_networks)),
         })
+    }
+
+    /// Checks the keys, and that no client without a key can operate the gateway from another machine.
+    ///
+    /// # Errors
+    /// The first field that is wrong.
+    pub fn check(config: &Security, metrics_host: IpAddr) -> Result<(), ConfigError> {
+        let auth = Self::read(config)?;
+        if !metrics_host.is_loopback() && !auth.operators_need_a_key() && !config.open_admin {
+            let problem = format!(
+                "{metrics_host}: a client that reaches the admin API can add a worker and so receive prompts. Set a key \
+                 with the role admin (`kvlane key new`, --admin-api-key), or listen on loopback, or set --insecure-admin",
+            );
+            return wrong("metrics.host", problem);
+        }
+        Ok(())
     }
 
     /// Whether there is any key, or a token can be one.
@@ -263,11 +217,11 @@ impl Auth {
         }
         match self.jwt.as_ref()?.verify(std::str::from_utf8(shown).ok()?, tag, now_s) {
             Ok(identity) => Some(identity),
-            Err(Wrong::UnknownKey) => {
+            Err(TokenError::UnknownKey) => {
                 self.wanted.notify_one();
                 None
             }
-            Err(Wrong::Bad) => None,
+            Err(TokenError::Bad) => None,
         }
     }
 

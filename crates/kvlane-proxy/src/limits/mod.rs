@@ -19,10 +19,10 @@ use http::header::{HeaderMap, HeaderName, HeaderValue};
 use kvlane_core::limit::{Exceeded, Limiter, Permit, Standing};
 use kvlane_core::request::TenantKey;
 use kvlane_core::time::Nanos;
+use kvlane_fleet::clock::Clock;
 
 use crate::attributes::Hints;
 use crate::limits::config::{ANY, LimitSpec};
-use kvlane_fleet::clock::Clock;
 
 /// The bucket of requests that are for no tenant in particular. Any other tenant has its own, also under an entry that names
 /// a key: a tenant that a trusted key's holder names is not the holder of the key of that name.

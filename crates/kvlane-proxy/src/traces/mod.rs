@@ -5,7 +5,6 @@
 //! parent. All of them are made when the request is over, wait in a bounded queue, and are sent by a thread that does
 //! nothing else (`export`). There is nothing in them of prompts, answers, keys or sessions.
 
-mod attempt;
 pub mod config;
 
 use std::borrow::Cow;
@@ -26,8 +25,6 @@ use kvlane_wire::server_timing::Stage;
 use kvlane_wire::trace_context::{RANDOM, SAMPLED, SpanId, TraceContext, TraceId};
 use tokio::sync::mpsc;
 
-pub use self::attempt::Attempt;
-use crate::timeline::Course;
 use crate::traces::config::Tracing;
 
 /// Which trace a request is part of, and who its parent is.
@@ -57,20 +54,20 @@ pub struct Traces {
 #[derive(Debug)]
 pub struct RequestTrace {
     /// The trace, and this request's own span in it.
-    context: TraceContext,
+    pub(crate) context: TraceContext,
     /// The caller, if it has said who it is.
     caller: Option<SpanId>,
     /// What is recorded; nothing if it is not.
-    record: Option<Record>,
+    pub(crate) record: Option<Record>,
 }
 
 #[derive(Debug)]
-struct Record {
-    clock: Clock,
+pub(crate) struct Record {
+    pub(crate) clock: Clock,
     /// Nanoseconds since 1970 when that clock showed zero.
     unix_zero: u64,
-    api: Option<Api>,
-    method: String,
+    pub(crate) api: Option<Api>,
+    pub(crate) method: String,
     path: String,
     trace_state: String,
     /// The attempts that are over.
@@ -86,6 +83,16 @@ pub struct Ending<'a> {
     pub(crate) model: Option<&'a str>,
     pub(crate) request_id: &'a str,
     pub(crate) course: Course,
+}
+
+/// The course of a request, as its trace shows it.
+pub struct Course {
+    /// Its stages, one after the other: from when to when.
+    pub stages: Vec<(Stage, Nanos, Nanos)>,
+    /// When its answer began.
+    pub began: Option<Nanos>,
+    /// The attempt that the answer came of.
+    pub winner: Option<SpanId>,
 }
 
 // === impl Traces ===
@@ -215,7 +222,7 @@ impl RequestTrace {
     }
 
     /// One of its spans, in which nothing went wrong so far.
-    fn span(
+    pub(crate) fn span(
         &self,
         record: &Record,
         id: SpanId,
@@ -244,7 +251,7 @@ impl RequestTrace {
 // === impl Record ===
 
 impl Record {
-    fn attempts(&self) -> MutexGuard<'_, Vec<Span>> {
+    pub(crate) fn attempts(&self) -> MutexGuard<'_, Vec<Span>> {
         self.attempts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -283,7 +290,7 @@ fn made_trace() -> TraceId {
     TraceId((draw() << 64 | draw()).max(1))
 }
 
-fn made_span() -> SpanId {
+pub(crate) fn made_span() -> SpanId {
     SpanId(NAMES.with_borrow_mut(Rng::next_u64).max(1))
 }
 

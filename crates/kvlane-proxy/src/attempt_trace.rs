@@ -13,9 +13,9 @@ use kvlane_wire::otlp::{Span, SpanKind, Value};
 use kvlane_wire::sse::Usage;
 use kvlane_wire::trace_context::SpanId;
 
-use super::{RequestTrace, SPANS_MAX, made_span};
-use crate::place::Routed;
 use crate::proxy::Proxy;
+use crate::routed::Routed;
+use crate::traces::{RequestTrace, SPANS_MAX, made_span};
 
 /// Bytes of what an engine may say of its maker.
 const PROVIDER_LEN_MAX: usize = 64;

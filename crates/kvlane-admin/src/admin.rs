@@ -1,0 +1,18 @@
+//! What the admin API shows and changes.
+
+use std::sync::Arc;
+
+use kvlane_control::Controller;
+use kvlane_proxy::Proxy;
+
+use crate::history::History;
+
+/// The gateway's own API.
+pub struct Admin {
+    /// The proxy, whose fleet, limits and memory are shown.
+    pub proxy: Arc<Proxy>,
+    /// Adds, drains and removes workers.
+    pub controller: Arc<Controller>,
+    /// The last quarter of an hour.
+    pub history: Arc<History>,
+}

@@ -1,0 +1,69 @@
+//! Whether a request may be placed: its model is served, and its client is within its limits.
+
+use std::sync::Arc;
+
+use kvlane_core::decision::Rejection;
+use kvlane_fleet::snapshot::Served;
+
+use crate::account::Account;
+use crate::attributes::Facts;
+use crate::error::ApiError;
+use crate::limits::{Ask, Charge};
+use crate::proxy::Proxy;
+
+/// Tokens that an answer is charged with until its end, where tenants are kept apart.
+const ANSWER_TOKENS_APART: f64 = 256.0;
+
+/// Admits a request if its client is within its limits.
+pub(super) fn admit(
+    proxy: &Arc<Proxy>,
+    served: &Served,
+    facts: Facts,
+    prompt_tokens: u32,
+    account: &Account,
+) -> Result<Option<Arc<Charge>>, ApiError> {
+    let pool = &served.pool;
+    let output_tokens = || {
+        let usual = match proxy.settings().auth.isolate_tenants {
+            // What a client is charged, and so what it is told to have left, says nothing of others' answers.
+            true => ANSWER_TOKENS_APART,
+            false => pool.router.read(|scheduler| scheduler.usual_output_tokens()),
+        };
+        (usual as u64).min(facts.output_tokens_max().map_or(u64::MAX, u64::from))
+    };
+    let ask = Ask {
+        tenant: facts.tenant(),
+        model: &pool.model,
+        adapter: served.adapter.as_deref(),
+        prompt_tokens,
+        output_tokens: &output_tokens,
+    };
+    let (left, admitted) = proxy.limits.admit(proxy.fleet.clock, &ask);
+    account.set_left(left);
+    admitted.map_err(|limited| {
+        proxy.fleet.metrics.limits.note(&limited.key, &limited.model, limited.exceeded.kind);
+        ApiError::RateLimited(limited)
+    })
+}
+
+/// The pool that serves a model name.
+///
+/// # Errors
+/// No pool serves it, or none yet.
+pub(super) fn named_pool(proxy: &Proxy, model: &str) -> Result<Arc<Served>, ApiError> {
+    let table = proxy.fleet.snapshot();
+    if let Some(served) = table.by_name.get(model) {
+        return Ok(Arc::clone(served));
+    }
+    let expected = || proxy.fleet.workers().values().any(|worker| worker.model.as_deref() == Some(model));
+    if table.pools.is_empty() || expected() {
+        return Err(no_endpoint(proxy));
+    }
+    Err(ApiError::UnknownModel(model.chars().take(200).collect()))
+}
+
+/// No worker serves; clients may retry after the next probe.
+pub(super) fn no_endpoint(proxy: &Proxy) -> ApiError {
+    let retry_after_s = proxy.settings().probe_interval.as_secs().max(1);
+    ApiError::Rejected { why: Rejection::NoEndpoint, retry_after_s }
+}

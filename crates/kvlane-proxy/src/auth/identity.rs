@@ -1,0 +1,71 @@
+//! Identities and roles.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+/// The longest name of a key, in bytes.
+pub(super) const NAME_BYTES_MAX: usize = 64;
+
+/// What the holder of a key may do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// Send requests to models.
+    #[default]
+    User,
+    /// Look at the admin API and the metrics.
+    Viewer,
+    /// Everything.
+    Admin,
+}
+
+/// What a request does, as far as it must be allowed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// It asks a model.
+    Use,
+    /// It looks at how the gateway fares.
+    Look,
+    /// It changes the gateway.
+    Change,
+}
+
+/// A client that has authenticated.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// Its name.
+    pub name: Arc<str>,
+    /// What it may do.
+    pub role: Role,
+    /// Whether it may name the tenant of a request.
+    pub trusted: bool,
+}
+
+// === impl Role ===
+
+impl Role {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::User => "user",
+            Self::Viewer => "viewer",
+            Self::Admin => "admin",
+        }
+    }
+
+    /// The role of this name.
+    pub fn by_name(name: &str) -> Option<Self> {
+        [Self::User, Self::Viewer, Self::Admin].into_iter().find(|role| role.name() == name)
+    }
+
+    /// Which of several counts: the highest.
+    pub(super) fn rank(self) -> u8 {
+        self as u8
+    }
+
+    /// Whether it allows this.
+    pub fn allows(self, access: Access) -> bool {
+        matches!((self, access), (Self::Admin, _) | (Self::User, Access::Use) | (Self::Viewer, Access::Look))
+    }
+}

@@ -1,0 +1,75 @@
+//! The head of a request to an engine.
+
+use http::request::Parts;
+use http::{HeaderName, header};
+use kvlane_http::connections::is_hop_by_hop;
+
+use crate::account::{Account, REQUEST_ID};
+use crate::attempt_trace::Attempt;
+use crate::auth::is_credential;
+use crate::lease::Lease;
+use crate::placement_headers::is_ours;
+use crate::traces::{TRACEPARENT, TRACESTATE};
+
+/// Names the data-parallel rank that is to serve a request, for engines with several.
+pub(super) const RANK: &str = "x-data-parallel-rank";
+/// The head of the request to the worker.
+pub(super) fn request_head(parts: &Parts, lease: &Lease, body_len: usize, account: &Account) -> Vec<u8> {
+    let address = &lease.worker.upstream.address;
+    let path = parts.uri.path_and_query().map_or("/", |path| path.as_str());
+    let mut head = Vec::with_capacity(1024);
+    let mut put = |pieces: &[&[u8]]| pieces.iter().for_each(|piece| head.extend_from_slice(piece));
+    put(&[
+        parts.method.as_str().as_bytes(),
+        b" ",
+        address.base_path.as_bytes(),
+        path.as_bytes(),
+        b" HTTP/1.1\r\nhost: ",
+    ]);
+    put(&[address.authority.as_bytes(), b"\r\nx-request-id: ", account.request_id.as_bytes(), b"\r\n"]);
+    let trace = account.timeline.trace();
+    if let Some(trace) = trace {
+        let context = trace.outgoing(lease.attempt().map(Attempt::id)).to_string();
+        put(&[b"traceparent: ", context.as_bytes(), b"\r\n"]);
+    }
+    let authorization = lease.worker.upstream.authorization();
+    let strips = authorization.is_some() || !lease.proxy().auth().forwards_credentials();
+    if let Some(authorization) = &authorization {
+        put(&[b"authorization: ", authorization.as_bytes(), b"\r\n"]);
+    }
+    for (name, value) in &parts.headers {
+        let ours = name == header::HOST
+            || name == header::CONTENT_LENGTH
+            || name == header::EXPECT
+            || name == REQUEST_ID
+            || (strips && is_credential(name))
+            || (name == RANK && lease.endpoint.number.is_some())
+            || (name == TRACEPARENT && trace.is_some())
+            || (name == TRACESTATE && trace.is_some_and(|trace| !trace.has_caller()));
+        // An answer that is compressed could not be watched.
+        if !ours
+            && name != header::ACCEPT_ENCODING
+            && !is_hop_by_hop(name)
+            && !is_ours(name)
+            && !named_in_connection(parts, name)
+        {
+            put(&[name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"]);
+        }
+    }
+    if let Some(rank) = lease.endpoint.number {
+        put(&[RANK.as_bytes(), b": ", rank.to_string().as_bytes(), b"\r\n"]);
+    }
+    if body_len > 0 || parts.method == http::Method::POST || parts.method == http::Method::PUT {
+        put(&[b"content-length: ", body_len.to_string().as_bytes(), b"\r\n"]);
+    }
+    put(&[b"\r\n"]);
+    head
+}
+
+/// Whether the client's `Connection` header names this field as meant for us alone.
+fn named_in_connection(parts: &Parts, name: &HeaderName) -> bool {
+    parts.headers.get_all(header::CONNECTION).iter().any(|list| {
+        list.to_str()
+            .is_ok_and(|list| list.split(',').any(|item| item.trim().eq_ignore_ascii_case(name.as_str())))
+    })
+}

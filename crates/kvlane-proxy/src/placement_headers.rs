@@ -1,0 +1,42 @@
+//! The headers that say where a request was placed and why. Only the gateway sets them.
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+use kvlane_core::cache_accuracy::{Feed, Knowledge};
+use kvlane_core::decision::Placement;
+
+use crate::lease::Lease;
+
+/// The endpoint that answers.
+const BACKEND: HeaderName = HeaderName::from_static("x-router-backend");
+/// Why it was chosen.
+const REASON: HeaderName = HeaderName::from_static("x-router-reason");
+
+/// Whether a header may be set by the gateway only, not by a client or an engine.
+pub(super) fn is_ours(name: &HeaderName) -> bool {
+    ["x-router-", "x-kvlane-"].into_iter().any(|start| name.as_str().starts_with(start))
+}
+
+/// Removes the headers that only the gateway may set.
+pub(super) fn unmark(headers: &mut HeaderMap) {
+    if headers.keys().any(is_ours) {
+        let said: Vec<_> = headers.keys().filter(|name| is_ours(name)).cloned().collect();
+        said.iter().for_each(|name| _ = headers.remove(name));
+    }
+}
+
+/// Sets the endpoint that answers, and why.
+pub(super) fn mark(headers: &mut HeaderMap, lease: &Lease) {
+    unmark(headers);
+    if let Ok(backend) = HeaderValue::from_str(&lease.endpoint.name) {
+        headers.insert(BACKEND, backend);
+    }
+    let Placement { reason, knowledge, feed, .. } = lease.placement;
+    let reason = match (knowledge, feed) {
+        // Nothing else can be known of it, and nothing speaks against it.
+        (Knowledge::Approximate, Feed::Absent) => Ok(HeaderValue::from_static(reason.name())),
+        _ => HeaderValue::try_from(format!("{}; knowledge={}", reason.name(), knowledge.name())),
+    };
+    if let Ok(reason) = reason {
+        headers.insert(REASON, reason);
+    }
+}

@@ -1,0 +1,157 @@
+//! From a request to its pool: parses the body, finds the model, counts the tokens, hashes the blocks.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::request::Parts;
+use kvlane_core::block::ChainSeed;
+use kvlane_core::poison_prompts::PromptKey;
+use kvlane_core::request::RequestKey;
+use kvlane_fleet::snapshot::Served;
+use kvlane_fleet::tokenize::Counted;
+use kvlane_http::connections::Connections;
+use kvlane_wire::api::Api;
+use kvlane_wire::openai::{self, ParsedRequest};
+use kvlane_wire::server_timing::Stage;
+use tokio::time::Instant;
+use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
+
+use crate::account::Account;
+use crate::admission::{admit, named_pool, no_endpoint};
+use crate::auth::identity;
+use crate::count::{Question, count};
+use crate::error::ApiError;
+use crate::passed;
+use crate::proxy::Proxy;
+use crate::routed::Routed;
+use crate::salt::salted;
+
+/// How much of a body's end tells its prompt from others that have the same whole blocks.
+const PROMPT_END_BYTES: usize = 1024;
+/// Scratch memory for rendered prompts above which it is given back after use.
+const SCRATCH_BYTES_MAX: usize = 4 << 20;
+
+thread_local! {
+    static PROMPT: std::cell::RefCell<Vec<u8>> = const { std::cell::RefCell::new(Vec::new()) };
+}
+
+/// Finds the pool and the prompt's blocks; and the body as it goes on, if not as it came.
+pub(super) async fn route(
+    proxy: &Arc<Proxy>,
+    upstreams: &Arc<Connections>,
+    api: Api,
+    parts: &Parts,
+    body: &Bytes,
+    account: &Account,
+    deadline: Instant,
+) -> Result<(Routed, Option<Bytes>), ApiError> {
+    let (received, timeline) = (account.received, Arc::clone(&account.timeline));
+    timeline.enter(Stage::Parse);
+    let name = RequestKey::named(account.request_id.as_bytes());
+    let isolates = proxy.settings().auth.isolate_tenants;
+    let (served, facts, seed, estimated, salt, pinned) = rendered(api, body, |parsed, prompt| {
+        let served = match &parsed.model {
+            Some(model) => named_pool(proxy, model)?,
+            None => only_pool(proxy, api)?,
+        };
+        // An alias of a model shares its blocks, an adapter does not.
+        let adapter = served.adapter.as_deref().or(parsed.lora.as_deref());
+        let hints = proxy.attributes.load();
+        let theirs = parsed.cache_salt.as_deref();
+        let ours = isolates.then(|| hints.salt(&parts.headers, identity(parts), theirs));
+        let salt = ours.as_deref().or(theirs);
+        let seed = ChainSeed::new(&served.pool.model, adapter, salt);
+        let apart = salt.map_or(0, apart);
+        let estimates = served.pool.counting.is_estimate();
+        let estimated = estimates.then(|| Counted::estimate(seed, prompt, served.pool.router.block_tokens()));
+        let facts = hints.read(&parts.headers, Some(parsed), identity(parts));
+        let before = parsed.previous_response.as_deref();
+        let origin = before.map(|id| passed::object(proxy, id, facts, isolates)).transpose()?.flatten();
+        Ok((served, facts, seed, estimated, (ours, apart), origin.map(|origin| origin.worker)))
+    })?;
+    let (ours, apart) = salt;
+    let pool = &served.pool;
+    let counted = match estimated {
+        Some(estimated) => estimated,
+        None => {
+            // Who is beyond a limit is turned away before anybody counts tokens for that.
+            drop(admit(proxy, &served, facts, 0, account)?);
+            let question = Question { pool, api, body, seed, apart, deadline };
+            let asked = proxy.fleet.clock.now();
+            timeline.enter_at(Stage::Tokenize, asked);
+            match Box::pin(count(proxy, upstreams, &question)).await {
+                Ok(counted) => {
+                    pool.metrics.tokenize.observe((proxy.fleet.clock.now() - asked).as_secs_f64());
+                    counted
+                }
+                Err(why) => {
+                    proxy.fleet.metrics.note_estimate(&pool.model, why);
+                    rendered(api, body, |_, prompt| {
+                        Ok(Counted::estimate(seed, prompt, pool.router.block_tokens()))
+                    })?
+                }
+            }
+        }
+    };
+    timeline.enter(Stage::Place);
+    let Counted { chain, tokens: prompt_tokens } = counted;
+    let charge = admit(proxy, &served, facts, prompt_tokens, account)?;
+    let salted = ours.filter(|_| takes_salt(api)).map(|salt| salted(body, &salt)).transpose()?;
+    // The last block's hash is one of the whole chain, and what follows it is at the body's end.
+    let behind = &body[body.len().saturating_sub(PROMPT_END_BYTES)..];
+    let prompt = PromptKey(xxh3_64_with_seed(behind, chain.last().map_or(apart, |block| block.0)));
+    let routed = Routed {
+        served,
+        chain,
+        prompt_tokens,
+        facts,
+        received,
+        name,
+        timeline,
+        deadline,
+        charge,
+        prompt,
+        pinned,
+    };
+    Ok((routed, salted))
+}
+
+/// Whether engines take a `cache_salt` in bodies of this API.
+fn takes_salt(api: Api) -> bool {
+    matches!(api, Api::ChatCompletions | Api::Completions | Api::Responses)
+}
+
+/// Where encodings are remembered for prompts with this salt.
+fn apart(salt: &str) -> u64 {
+    // Even, and never everybody's.
+    xxh3_64(salt.as_bytes()).max(1) << 1
+}
+
+/// Parses a body and hands it with its rendered prompt to `read`.
+fn rendered<T>(
+    api: Api,
+    body: &[u8],
+    read: impl FnOnce(&ParsedRequest<'_>, &[u8]) -> Result<T, ApiError>,
+) -> Result<T, ApiError> {
+    PROMPT.with_borrow_mut(|prompt| {
+        let parsed = openai::parse(api, body, prompt)?;
+        let done = read(&parsed, prompt);
+        if prompt.capacity() > SCRATCH_BYTES_MAX {
+            *prompt = Vec::new();
+        }
+        done
+    })
+}
+
+/// Engines' own APIs name no model; with one pool there is no doubt.
+fn only_pool(proxy: &Proxy, api: Api) -> Result<Arc<Served>, ApiError> {
+    let engine_api =
+        matches!(api, Api::Generate | Api::Tokenize | Api::Detokenize | Api::Rerank | Api::Score);
+    match &proxy.fleet.snapshot().pools[..] {
+        [] => Err(no_endpoint(proxy)),
+        [pool] if engine_api => named_pool(proxy, &pool.model),
+        _ => Err(ApiError::MissingField(
+            "`model` is missing: name one of those that GET /v1/models lists".into(),
+        )),
+    }
+}
