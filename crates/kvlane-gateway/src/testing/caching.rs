@@ -11,8 +11,11 @@ use kvlane_fleet::feed::{EventFeed, Seen};
 use kvlane_fleet::pool::ModelPool;
 use kvlane_fleet::tokenize::TokenSource;
 
-use super::{FakeEngine, FakeFeed, TestGateway, Told, batch, eventually};
 use crate::config::{Config, FeedSpec, WorkerSpec};
+use crate::testing::engine::FakeEngine;
+use crate::testing::feed::{FakeFeed, Told, batch};
+use crate::testing::gateway::TestGateway;
+use crate::testing::wait::eventually;
 
 /// Tokens of a block of a [`CachingEngine`].
 pub const BLOCK: u32 = 4;

@@ -8,7 +8,7 @@ use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::soon;
+use crate::testing::wait::soon;
 
 /// One connection.
 pub struct Client {

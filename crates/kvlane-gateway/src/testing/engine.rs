@@ -10,7 +10,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use super::{PATIENCE, soon};
+use crate::testing::wait::{PATIENCE, soon};
 
 /// An engine on a free port. Dropping it closes all its sockets.
 pub struct FakeEngine {

@@ -1,0 +1,167 @@
+//! The gateway as `kvlane serve` runs it, for tests.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use kvlane_core::load::InFlight;
+use kvlane_core::policy::PolicyConfig;
+use kvlane_fleet::Fleet;
+use kvlane_fleet::pool::ModelPool;
+use serde_json::Value;
+
+use crate::config::{Config, WorkerSpec};
+use crate::serve::{Cut, Serving};
+use crate::testing::client::{Client, Reply};
+use crate::testing::engine::FakeEngine;
+use crate::testing::wait::{eventually, soon};
+
+/// A configuration for tests: free ports, two relay threads, a policy that says whether it found a prefix, every prompt
+/// byte of four blocks counts, and probes so rare that after the first of each worker none disturbs a test.
+pub fn config() -> Config {
+    let mut config = Config::default();
+    config.server.host = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    config.server.port = 0;
+    config.server.relay_threads = 2;
+    config.metrics.port = 0;
+    config.routing.policy = PolicyConfig::CacheAware(Default::default());
+    config.routing.block_bytes = 16;
+    config.health.interval = Duration::from_secs(3600);
+    config
+}
+
+/// A running gateway. End it with [`TestGateway::end`], which checks that nothing is left in flight.
+pub struct TestGateway {
+    serving: Serving,
+}
+
+// === impl TestGateway ===
+
+impl TestGateway {
+    /// Starts a gateway in front of `engines` and waits until requests are placed on all of them.
+    ///
+    /// # Panics
+    /// When it does not start.
+    pub async fn start(config: Config, engines: &[&FakeEngine]) -> Self {
+        Self::start_at_speed(config, engines, 1.0).await
+    }
+
+    /// As [`TestGateway::start`], with a clock that counts `speed` seconds in a second. At 0 it stands still: then nothing
+    /// that is decided depends on when it is.
+    ///
+    /// # Panics
+    /// When it does not start.
+    pub async fn start_at_speed(mut config: Config, engines: &[&FakeEngine], speed: f64) -> Self {
+        config.workers.extend(engines.iter().map(|engine| WorkerSpec::new(engine.url())));
+        let serving = Serving::start_at_speed(config, speed).expect("the gateway starts");
+        let gateway = Self { serving };
+        eventually("all workers are healthy", || gateway.all_healthy()).await;
+        gateway
+    }
+
+    /// A gateway that was started by other means.
+    pub fn of(serving: Serving) -> Self {
+        Self { serving }
+    }
+
+    /// Where clients go.
+    pub fn address(&self) -> SocketAddr {
+        self.serving.address
+    }
+
+    /// Where operators go.
+    pub fn metrics_address(&self) -> SocketAddr {
+        self.serving.metrics_address
+    }
+
+    /// What runs.
+    pub fn serving(&self) -> &Serving {
+        &self.serving
+    }
+
+    /// The fleet behind it.
+    pub fn fleet(&self) -> &Arc<Fleet> {
+        &self.serving.fleet
+    }
+
+    /// The pool of a model.
+    ///
+    /// # Panics
+    /// When there is none.
+    pub fn pool(&self, model: &str) -> Arc<ModelPool> {
+        let pools = self.fleet().pools();
+        Arc::clone(pools.iter().find(|pool| pool.model == model).expect("a pool of that model"))
+    }
+
+    /// A connection as a client.
+    pub async fn client(&self) -> Client {
+        Client::connect(self.address()).await
+    }
+
+    /// Sends one request on a connection of its own and reads the answer.
+    pub async fn ask(&self, method: &str, path: &str, body: impl AsRef<str>) -> Reply {
+        let mut client = self.client().await;
+        client.request(method, path, body.as_ref()).await;
+        client.reply().await
+    }
+
+    /// Sends one request to the operators' port and reads the answer.
+    pub async fn operate(&self, method: &str, path: &str, body: impl AsRef<str>) -> Reply {
+        let mut client = Client::connect(self.metrics_address()).await;
+        client.request(method, path, body.as_ref()).await;
+        client.reply().await
+    }
+
+    /// The value of one sample of the exposition, written as `name{labels}` in full.
+    pub async fn metric(&self, sample: &str) -> Option<f64> {
+        let text = self.operate("GET", "/metrics", "").await.text();
+        text.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' ')?.parse().ok())
+    }
+
+    /// Decisions of the only pool, newest first.
+    pub async fn decisions(&self) -> Vec<Value> {
+        let answer = self.operate("GET", "/decisions", "").await.json();
+        answer["pools"][0]["decisions"].as_array().cloned().unwrap_or_default()
+    }
+
+    /// Waits until nothing is in flight and nobody waits, in any pool.
+    pub async fn ledger_is_zero(&self) {
+        eventually("the ledger is zero", || self.fleet().pools().iter().all(|pool| is_zero(pool))).await;
+    }
+
+    /// Checks that nothing is left in flight, then shuts the gateway down.
+    ///
+    /// # Panics
+    /// When something stays in flight, or a connection does not end.
+    pub async fn end(self) {
+        self.ledger_is_zero().await;
+        let cut = soon("the gateway ends", self.serving.shut_down()).await;
+        assert!(cut.is_nothing(), "connections were cut at shutdown: {cut:?}");
+    }
+
+    /// Shuts the gateway down: whether all requests ended by themselves.
+    pub async fn shut_down(self) -> bool {
+        soon("the gateway ends", self.serving.shut_down()).await.is_nothing()
+    }
+
+    /// Shuts the gateway down within a grace that is over when `hurry` is: what was cut.
+    pub async fn shut_down_or(self, hurry: impl Future<Output = ()>) -> Cut {
+        soon("the gateway ends", self.serving.shut_down_or(hurry)).await
+    }
+
+    fn all_healthy(&self) -> bool {
+        let serves = |worker: &kvlane_fleet::worker::Worker| {
+            worker.state().healthy && !self.serving.controller.endpoints_of(worker.id).is_empty()
+        };
+        self.serving.controller.workers().iter().all(|worker| serves(worker))
+    }
+}
+
+/// Whether a pool's ledger says that nothing is going on.
+pub fn is_zero(pool: &ModelPool) -> bool {
+    pool.router.read(|scheduler| {
+        let idle =
+            scheduler.pool().endpoints().all(|endpoint| endpoint.load.in_flight == InFlight::default());
+        idle && scheduler.in_flight() == 0 && scheduler.queued() == 0
+    })
+}
