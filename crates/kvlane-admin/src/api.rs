@@ -8,7 +8,7 @@ use kvlane_proxy::auth;
 use kvlane_proxy::body::{Body, json_response, text_response};
 use kvlane_proxy::error::ApiError;
 use kvlane_proxy::own_api::{OwnAnswer, OwnApi, OwnRequest, Port};
-use kvlane_proxy::paths::is_for_operators;
+use kvlane_proxy::paths::{Audience, OwnPath};
 use serde_json::{Value, json};
 
 use crate::admin::Admin;
@@ -20,8 +20,6 @@ use crate::whatif::whatif;
 use crate::workers::{Change, add, describe, find, url_in_query};
 use crate::{exposition, page};
 
-/// The methods of what is only read.
-const READ: &str = "GET, HEAD";
 /// What this API is, for programs; tests hold it against the code.
 const OPENAPI: &str = include_str!("../../../docs/openapi.yaml");
 
@@ -41,6 +39,7 @@ async fn answer(
     let path = parts.uri.path();
     let get = parts.method == Method::GET || parts.method == Method::HEAD;
     let fleet = &*admin.proxy.fleet;
+    let is_operators = matches!(port, Port::Operators { .. });
     let open = match path {
         "/liveness" | "/health" if get => text_response(StatusCode::OK, "text/plain", "ok\n".into()),
         "/readiness" if get => readiness(fleet, shows_workers),
@@ -48,26 +47,26 @@ async fn answer(
         "/v1/models" if get => json_response(StatusCode::OK, &models(fleet)),
         _ if get && path.starts_with("/v1/models/") => model(fleet, &path["/v1/models/".len()..])?,
         // On the operators' port, and nowhere else.
-        "/dashboard" | "/dashboard.js" | "/dashboard.css" if matches!(port, Port::Operators { .. }) => {
-            match page::file(path) {
-                Some(file) if get => file,
-                _ => return Err(wrong_method(parts, READ)),
+        "/dashboard" | "/dashboard.js" | "/dashboard.css" if !is_operators => return Ok(None),
+        "/dashboard" | "/dashboard.js" | "/dashboard.css" if get => match page::file(path) {
+            Some(file) => file,
+            None => return Ok(None),
+        },
+        _ => match OwnPath::of(path) {
+            Some(own) if own.is_for_operators() => return operate(admin, own, port, parts, body).await,
+            // On the clients' port an engine may answer another method.
+            Some(own) if own.audience == Audience::Open || is_operators => {
+                return Err(wrong_method(parts, own.methods));
             }
-        }
-        "/liveness" | "/health" | "/readiness" | "/openapi.yaml" => return Err(wrong_method(parts, READ)),
-        // Elsewhere a worker is asked.
-        _ if matches!(port, Port::Operators { .. })
-            && (path == "/v1/models" || path.starts_with("/v1/models/")) =>
-        {
-            return Err(wrong_method(parts, READ));
-        }
-        _ => return operate(admin, port, parts, body).await,
+            _ => return Ok(None),
+        },
     };
     Ok(Some(open))
 }
 
 async fn operate(
     admin: &Admin,
+    own: &OwnPath,
     port: Port,
     parts: &Parts,
     body: &Bytes,
@@ -78,7 +77,7 @@ async fn operate(
         method => (parts.uri.path(), method),
     };
     let worker_name = path.strip_prefix("/workers/");
-    if !is_for_operators(path) || (path == "/metrics" && matches!(port, Port::Clients { .. })) {
+    if path == "/metrics" && matches!(port, Port::Clients { .. }) {
         return Ok(None);
     }
     if port == (Port::Clients { loopback: false }) {
@@ -161,19 +160,9 @@ async fn operate(
                 admin.controller.workers().iter().map(|worker| worker.url.to_string()).collect();
             json_response(StatusCode::OK, &json!({"urls": urls}))
         }
-        _ => return Err(wrong_method(parts, methods_of(path))),
+        _ => return Err(wrong_method(parts, own.methods)),
     };
     Ok(Some(answer))
-}
-
-/// The methods that one of the operators' paths takes.
-fn methods_of(path: &str) -> &'static str {
-    match path {
-        "/workers" => "GET, HEAD, POST",
-        "/add_worker" | "/remove_worker" => "POST",
-        path if path.starts_with("/workers/") => "GET, HEAD, PUT, PATCH, DELETE",
-        _ => READ,
-    }
 }
 
 fn wrong_method(parts: &Parts, allow: &'static str) -> ApiError {

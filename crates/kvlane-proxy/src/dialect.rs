@@ -66,7 +66,7 @@ impl Dialect {
 }
 
 /// Anthropic's `type` of an error, by the status it comes with (<https://docs.anthropic.com/en/api/errors>).
-fn anthropic_type(status: StatusCode) -> &'static str {
+pub fn anthropic_type(status: StatusCode) -> &'static str {
     match status.as_u16() {
         401 => "authentication_error",
         403 => "permission_error",

@@ -144,6 +144,21 @@ fn rejection_text(why: Rejection) -> &'static str {
     }
 }
 
+/// The code of each error, and the list of all codes.
+macro_rules! codes {
+    ($($error:pat => $code:literal,)+) => {
+        /// All values of `code`.
+        pub const CODES: &[&str] = &[$($code),+];
+
+        /// OpenAI's `code`.
+        fn code(&self) -> &'static str {
+            match self {
+                $($error => $code,)+
+            }
+        }
+    };
+}
+
 // === impl ApiError ===
 
 impl ApiError {
@@ -184,8 +199,8 @@ impl ApiError {
     }
 
     /// OpenAI's `type`.
-    fn kind(&self) -> &'static str {
-        match self.status().as_u16() {
+    pub fn kind_of(status: StatusCode) -> &'static str {
+        match status.as_u16() {
             401 => "authentication_error",
             403 => "permission_error",
             429 => "rate_limit_error",
@@ -195,42 +210,39 @@ impl ApiError {
         }
     }
 
-    /// OpenAI's `code`.
-    fn code(&self) -> &'static str {
-        match self {
-            Self::BadRequest(_) | Self::BodyBroken(_) => "invalid_body",
-            Self::MissingField(_) => "missing_field",
-            Self::BodyTimeout(_) => "body_timeout",
-            Self::TooLarge { .. } => "body_too_large",
-            Self::UnknownModel(_) => "model_not_found",
-            Self::UnknownPath(_) => "not_found",
-            Self::UnknownObject(_) => "object_not_found",
-            Self::NotIsolated(_) => "not_isolated",
-            Self::BadPath => "bad_path",
-            Self::BadHead(_) | Self::NoHttp(_) => "bad_head",
-            Self::TooManyFields => "too_many_fields",
-            Self::HeadTooLarge { .. } => "head_too_large",
-            Self::NoMemory => "body_memory_full",
-            Self::WrongMethod { .. } => "method_not_allowed",
-            Self::Rejected { why: Rejection::NoEndpoint, .. } => "no_endpoint_ready",
-            Self::Rejected { why: Rejection::QueueFull, .. } => "queue_full",
-            Self::Rejected { why: Rejection::QueueTimeout, .. } => "queue_timeout",
-            Self::Rejected { why: Rejection::BudgetSpent, .. } => "retry_budget_spent",
-            Self::RateLimited(_) => "rate_limited",
-            Self::Upstream { .. } => "upstream_error",
-            Self::KillsEngines { .. } => "request_fails_engines",
-            Self::UpstreamTimeout { .. } => "upstream_timeout",
-            Self::Denied(Denied::Missing) => "missing_api_key",
-            Self::Denied(Denied::Invalid) => "invalid_api_key",
-            Self::Denied(Denied::Forbidden { .. }) => "permission_denied",
-            Self::Admin { .. } => "admin",
-        }
+    codes! {
+        Self::BadRequest(_) | Self::BodyBroken(_) => "invalid_body",
+        Self::MissingField(_) => "missing_field",
+        Self::BodyTimeout(_) => "body_timeout",
+        Self::TooLarge { .. } => "body_too_large",
+        Self::UnknownModel(_) => "model_not_found",
+        Self::UnknownPath(_) => "not_found",
+        Self::UnknownObject(_) => "object_not_found",
+        Self::NotIsolated(_) => "not_isolated",
+        Self::BadPath => "bad_path",
+        Self::BadHead(_) | Self::NoHttp(_) => "bad_head",
+        Self::TooManyFields => "too_many_fields",
+        Self::HeadTooLarge { .. } => "head_too_large",
+        Self::NoMemory => "body_memory_full",
+        Self::WrongMethod { .. } => "method_not_allowed",
+        Self::Rejected { why: Rejection::NoEndpoint, .. } => "no_endpoint_ready",
+        Self::Rejected { why: Rejection::QueueFull, .. } => "queue_full",
+        Self::Rejected { why: Rejection::QueueTimeout, .. } => "queue_timeout",
+        Self::Rejected { why: Rejection::BudgetSpent, .. } => "retry_budget_spent",
+        Self::RateLimited(_) => "rate_limited",
+        Self::Upstream { .. } => "upstream_error",
+        Self::KillsEngines { .. } => "request_fails_engines",
+        Self::UpstreamTimeout { .. } => "upstream_timeout",
+        Self::Denied(Denied::Missing) => "missing_api_key",
+        Self::Denied(Denied::Invalid) => "invalid_api_key",
+        Self::Denied(Denied::Forbidden { .. }) => "permission_denied",
+        Self::Admin { .. } => "admin",
     }
 
     /// The whole answer. Its body is as a client that speaks `dialect` reads it.
     pub fn into_response(self, dialect: Dialect) -> http::Response<Body> {
         let status = self.status();
-        let envelope = dialect.envelope(status, self.kind(), self.code(), &self.to_string());
+        let envelope = dialect.envelope(status, Self::kind_of(status), self.code(), &self.to_string());
         let mut response = json_response(status, &envelope);
         if let Self::WrongMethod { allow, .. } = self {
             response.headers_mut().insert(header::ALLOW, HeaderValue::from_static(allow));

@@ -17,7 +17,7 @@ use crate::error::ApiError;
 use crate::head::FIELDS_MAX;
 use crate::own_api::Port;
 use crate::passed::Passing;
-use crate::paths;
+use crate::paths::{Audience, OwnPath, ends_in_a_name};
 use crate::proxy::Proxy;
 
 /// What a request is for, by its path.
@@ -38,7 +38,7 @@ pub(super) enum Purpose {
 impl Purpose {
     /// That of a request to `path`. A path which another server may read as a different one has none.
     pub(super) fn of(proxy: &Proxy, port: Port, path: &str) -> Result<Self, ApiError> {
-        if !is_plain(path) && !paths::ends_in_a_name(path) {
+        if !is_plain(path) && !ends_in_a_name(path) {
             return Err(ApiError::BadPath);
         }
         if matches!(port, Port::Operators { .. }) {
@@ -89,10 +89,11 @@ pub(super) fn is_strict(parts: &Parts) -> Result<(), ApiError> {
 pub(super) fn admit(proxy: &Proxy, port: Port, parts: &mut Parts, purpose: Purpose) -> Result<(), ApiError> {
     let path = parts.uri.path();
     let auth = proxy.auth();
-    let operates = paths::is_for_operators(path) || matches!(purpose, Purpose::Operate(_));
+    let own = if matches!(purpose, Purpose::Own) { OwnPath::of(path) } else { None };
+    let operates = own.is_some_and(OwnPath::is_for_operators) || matches!(purpose, Purpose::Operate(_));
     let clients = matches!(port, Port::Clients { .. });
     let needed = match (clients, operates) {
-        _ if paths::is_open(path) => false,
+        _ if own.is_some_and(|own| own.audience == Audience::Open) => false,
         // Behind this port there may be a proxy that the world reaches.
         (true, _) => auth.clients_need_a_key() || (operates && auth.has_keys()),
         (false, _) => auth.operators_need_a_key(),

@@ -318,6 +318,11 @@ impl http_body::Body for Relay {
     }
 }
 
+/// The codes of the error event that ends a broken stream.
+pub fn stream_error_codes() -> [&'static str; 3] {
+    [Broke::Cut, Broke::Silent, Broke::Deadline].map(Broke::code)
+}
+
 // === impl Broke ===
 
 impl Broke {

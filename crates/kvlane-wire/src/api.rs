@@ -42,21 +42,27 @@ impl Api {
         Api::Generate,
     ];
 
+    /// Every path, with its API.
+    pub const PATHS: [(&str, Api); 14] = [
+        ("/v1/chat/completions", Api::ChatCompletions),
+        ("/v1/completions", Api::Completions),
+        ("/v1/embeddings", Api::Embeddings),
+        ("/v1/responses", Api::Responses),
+        ("/v1/messages", Api::Messages),
+        ("/rerank", Api::Rerank),
+        ("/v1/rerank", Api::Rerank),
+        ("/score", Api::Score),
+        ("/v1/score", Api::Score),
+        ("/tokenize", Api::Tokenize),
+        ("/v1/tokenize", Api::Tokenize),
+        ("/detokenize", Api::Detokenize),
+        ("/v1/detokenize", Api::Detokenize),
+        ("/generate", Api::Generate),
+    ];
+
     /// The API at `path` (without query string), if it is one of these.
     pub fn from_path(path: &str) -> Option<Api> {
-        Some(match path {
-            "/v1/chat/completions" => Api::ChatCompletions,
-            "/v1/completions" => Api::Completions,
-            "/v1/embeddings" => Api::Embeddings,
-            "/v1/responses" => Api::Responses,
-            "/v1/messages" => Api::Messages,
-            "/rerank" | "/v1/rerank" => Api::Rerank,
-            "/score" | "/v1/score" => Api::Score,
-            "/tokenize" | "/v1/tokenize" => Api::Tokenize,
-            "/detokenize" | "/v1/detokenize" => Api::Detokenize,
-            "/generate" => Api::Generate,
-            _ => return None,
-        })
+        Self::PATHS.iter().find(|(known, _)| *known == path).map(|(_, api)| *api)
     }
 
     /// The API's name as a metric label.

@@ -27,7 +27,7 @@ pub use kvlane_proxy::auth::config::{KeySpec, Security};
 pub use kvlane_proxy::config::{ExtraPath, Metrics, Server};
 pub use kvlane_proxy::faults::{Continuation, Hedge, Multiplier, Retry, RouteTimeouts, Timeouts};
 pub use kvlane_proxy::limits::config::LimitSpec;
-use kvlane_proxy::paths;
+use kvlane_proxy::paths::OwnPath;
 use kvlane_proxy::salt::SaltKey;
 pub use kvlane_proxy::traces::config::Tracing;
 use serde::{Deserialize, Serialize};
@@ -122,7 +122,7 @@ impl Config {
             }
         }
         self.validate_faults()?;
-        server.validate_paths(|path| paths::is_for_operators(path) || paths::is_open(path))?;
+        server.validate_paths(|path| OwnPath::of(path).is_some())?;
         self.tokens.validate()?;
         self.hints.validate()?;
         self.recorder.validate()?;

@@ -20,10 +20,10 @@ use crate::testing::wait::eventually;
 /// Tokens of a block of a [`CachingEngine`].
 pub const BLOCK: u32 = 4;
 
-/// As [`config`](super::config), with engines that count the tokens of prompts, so that what they say of their caches can
+/// As [`config`](crate::testing::config), with engines that count the tokens of prompts, so that what they say of their caches can
 /// be used.
 pub fn caching_config() -> Config {
-    let mut config = super::config();
+    let mut config = crate::testing::gateway::config();
     config.tokens.source = TokenSource::Engine;
     config
 }

@@ -89,8 +89,8 @@ pub fn markdown() -> String {
 const HEAD: &str = "\
 # Metrics
 
-*Written by `cargo run -p kvlane-live --example metrics > docs/metrics.md` from the table in
-`crates/kvlane-live/src/metrics/table`; a test fails when the two differ.*
+*Written by `cargo run -p kvlane-fleet --example metrics > docs/metrics.md` from the table in
+`crates/kvlane-fleet/src/metrics/table`; a test fails when the two differ.*
 
 `GET /metrics` on the metrics port, in OpenMetrics text. Names have the prefix `kvlane_`; times are in seconds. A histogram
 also has `_bucket`, `_sum` and `_count`. Labels are bounded: models and workers are those of the fleet, everything else is a
