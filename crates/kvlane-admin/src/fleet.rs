@@ -173,7 +173,7 @@ fn worker(now: Nanos, fleet: &Fleet, worker: &Worker, known: &HashMap<(usize, En
         .collect();
     json!({
         "id": worker.id.0.to_string(), "url": *worker.url, "configured": worker.is_configured(),
-        "state": name_of_state(&state, !endpoints.is_empty()), "problem": state.problem, "failed_probes": state.probe_failures,
+        "state": name_of_state(&state, !endpoints.is_empty()), "problem": state.problem, "failed_probes": state.probes.failures(),
         "parity": {"state": state.parity.name(), "why": state.parity.why()},
         "endpoints": endpoints,
     })
@@ -197,7 +197,7 @@ fn name_of_state(state: &kvlane_fleet::worker::State, is_registered: bool) -> &'
         state if state.leaving => "leaving",
         state if !state.healthy && state.problem.is_none() && !is_registered => "joining",
         state if !state.healthy => "down",
-        state if state.probe_failures > 0 => "failing",
+        state if state.probes.failures() > 0 => "failing",
         state if state.draining => "draining",
         _ => "serving",
     }

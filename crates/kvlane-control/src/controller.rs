@@ -19,6 +19,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use arc_swap::{ArcSwap, Guard};
 use bytes::Bytes;
 use http::StatusCode;
+use kvlane_core::health::Probe;
 use kvlane_core::scheduler::Input;
 use kvlane_fleet::Fleet;
 use kvlane_fleet::metrics::{Reached, WorkerLabel};
@@ -479,7 +480,7 @@ impl Controller {
 
     /// What a probe means for whether requests are placed there.
     fn judge(self: &Arc<Self>, worker: &Worker, probed: Result<(), String>, refuses: bool) {
-        let health = &self.health();
+        let thresholds = self.health().thresholds();
         match probed {
             Ok(()) => {
                 let restarted = worker.upstream.take_gone();
@@ -494,10 +495,8 @@ impl Controller {
                             }
                         }
                     }
-                    state.probe_failures = 0;
-                    state.successes = state.successes.saturating_add(1);
-                    let first = state.problem.is_none();
-                    (!state.healthy && (first || state.successes >= health.success_threshold), first)
+                    let (healthy, first) = (state.healthy, state.problem.is_none());
+                    (state.probes.note(&thresholds, healthy, Probe::Success) && !healthy, first)
                 };
                 if healthy_now {
                     set_health(&self.fleet, worker, None);
@@ -518,14 +517,13 @@ impl Controller {
                 }
                 let (unhealthy_now, first) = {
                     let mut state = worker.state();
-                    let first = !state.healthy && state.problem.is_none();
-                    state.successes = 0;
-                    state.probe_failures = state.probe_failures.saturating_add(1);
-                    if !state.healthy {
+                    let healthy = state.healthy;
+                    let first = !healthy && state.problem.is_none();
+                    if !healthy {
                         state.problem = Some(problem.clone());
                     }
-                    let is_down = refuses || state.probe_failures >= health.failure_threshold;
-                    (state.healthy && is_down, first)
+                    let probe = if refuses { Probe::Refused } else { Probe::Failure };
+                    (healthy && !state.probes.note(&thresholds, healthy, probe), first)
                 };
                 if unhealthy_now {
                     set_health(&self.fleet, worker, Some(problem));
@@ -555,7 +553,6 @@ fn set_health(fleet: &Fleet, worker: &Worker, problem: Option<String>) {
         return;
     }
     state.healthy = healthy;
-    (state.successes, state.probe_failures) = (0, 0);
     for (pool, endpoint) in fleet.snapshot().endpoints_of(worker.id) {
         pool.step(Input::Health { endpoint: endpoint.id, healthy });
     }

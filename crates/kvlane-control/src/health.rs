@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use kvlane_core::health::Thresholds;
 use serde::{Deserialize, Serialize};
 
 /// How failing workers are found.
@@ -20,6 +21,15 @@ pub struct Health {
     pub failure_threshold: u32,
     /// Good probes in a row that make it healthy again.
     pub success_threshold: u32,
+}
+
+// === impl Health ===
+
+impl Health {
+    /// The probes in a row that change a worker's health.
+    pub fn thresholds(&self) -> Thresholds {
+        Thresholds { failures: self.failure_threshold, successes: self.success_threshold }
+    }
 }
 
 impl Default for Health {

@@ -13,8 +13,10 @@ use kvlane_core::breaker::State;
 use kvlane_core::decision::{Refused, Rejection};
 use kvlane_core::endpoint::{Endpoint, EndpointId};
 use kvlane_core::poison_prompts::Standing;
+use kvlane_core::retry;
 use kvlane_core::rng::Rng;
 use kvlane_core::scheduler::Input;
+use kvlane_core::time::Nanos;
 use kvlane_fleet::metrics::{FailureKind, Hedged};
 use kvlane_fleet::worker::WorkerId;
 use kvlane_http::connections::{Answer, Connections, UpstreamError};
@@ -71,8 +73,7 @@ pub(super) struct Attempts<'a> {
     routed: &'a Routed,
     deadlines: Deadlines,
     retry: Retry,
-    /// How many there were.
-    made: u32,
+    attempts: retry::Attempts,
     /// Who is not to be tried.
     excluded: Arc<[EndpointId]>,
     /// Who has failed, once for each time.
@@ -85,8 +86,6 @@ pub(super) struct Attempts<'a> {
     standing: Standing,
     /// Held while no other request may be tried that may kill its engine.
     turn: Option<SemaphorePermit<'a>>,
-    /// Whether the last one cost its engine no work.
-    was_free: bool,
     /// What the client gets if no further attempt does better.
     said: Option<Result<Response<Body>, ApiError>>,
 }
@@ -147,21 +146,20 @@ impl<'a> Attempts<'a> {
             routed,
             deadlines,
             retry,
-            made: 0,
+            attempts: retry::Attempts::new(0),
             excluded,
             failed: Vec::new(),
             faulted: Vec::new(),
             broke: None,
             standing: Standing::Clear,
             turn: None,
-            was_free: true,
             said: None,
         }
     }
 
     /// The attempts to have an answer continued: none of them is a first one.
     pub(super) fn again(mut self) -> Self {
-        self.made = 1;
+        self.attempts = retry::Attempts::new(1);
         self
     }
 
@@ -197,17 +195,17 @@ impl<'a> Attempts<'a> {
 
     /// A place for the next one.
     pub(super) async fn place(&mut self) -> Result<Lease, Refused> {
-        if self.made > 0 {
+        if self.attempts.made() > 0 {
             self.routed.timeline.enter(Stage::Place);
         }
-        let lease = self.proxy.place(self.routed, self.made, &self.excluded).await?;
+        let lease = self.proxy.place(self.routed, self.attempts.made(), &self.excluded).await?;
         if self.standing != Standing::Clear {
             lease.suspect();
         }
-        if self.made > 0 {
+        if self.attempts.made() > 0 {
             self.routed.served.pool.metrics.retries.inc();
         }
-        self.made += 1;
+        self.attempts.placed();
         Ok(lease)
     }
 
@@ -231,7 +229,7 @@ impl<'a> Attempts<'a> {
         let config = &self.proxy.settings().hedge;
         // What may kill an engine is not sent to two.
         let may = config.enabled
-            && self.made == 1
+            && self.attempts.made() == 1
             && self.standing == Standing::Clear
             && self.routed.facts.streams();
         may.then(|| config.delay.or_else(|| self.routed.served.pool.first_tokens.late())).flatten()
@@ -270,11 +268,11 @@ impl<'a> Attempts<'a> {
         relay: impl FnOnce(Answer, &Lease) -> Response<Body>,
     ) {
         let worker = Arc::clone(&lease.worker);
-        self.was_free = match &outcome {
+        self.attempts.failed(match &outcome {
             Outcome::Busy(_) => true,
             Outcome::Broken(error) => error.is_before_sending(),
             Outcome::Answered(_) | Outcome::Unable(_) | Outcome::Faulty(..) | Outcome::Late(_) => false,
-        };
+        });
         match &outcome {
             Outcome::Busy(answer) => {
                 lease.busy(retry_after(&answer.headers));
@@ -314,7 +312,9 @@ impl<'a> Attempts<'a> {
                 response.headers_mut().entry(header::RETRY_AFTER).or_insert(HeaderValue::from(RETRY_AFTER_S));
                 Ok(response)
             }
-            Outcome::Broken(error) => Err(ApiError::Upstream { worker: name(), error, attempts: self.made }),
+            Outcome::Broken(error) => {
+                Err(ApiError::Upstream { worker: name(), error, attempts: self.attempts.made() })
+            }
             Outcome::Late(limit) => Err(ApiError::UpstreamTimeout { worker: name(), limit }),
         };
         let timeline = &self.routed.timeline;
@@ -351,15 +351,15 @@ impl<'a> Attempts<'a> {
         if self.faulted.len() >= FAULTS_MAX {
             return false;
         }
-        let retries = self.made.saturating_sub(1);
-        let at_once = retries == 0 && self.was_free;
-        let pause = if at_once { Duration::ZERO } else { self.pause(retries) };
-        let due = Instant::now() + pause;
-        if retries >= self.retry.max_total_retries || due >= self.routed.deadline || !self.somebody_is_left()
-        {
+        // Its jitter parts it from others that failed at the same time.
+        let seed = self.routed.received.0 ^ u64::from(self.attempts.made());
+        let pause = self.attempts.pause(&self.retry.backoff(), || Rng::new(seed).unit());
+        let due = Instant::now() + Duration::from_nanos(pause.0);
+        let may_retry = self.attempts.may_retry(self.retry.max_total_retries);
+        if !may_retry || due >= self.routed.deadline || !self.somebody_is_left() {
             return false;
         }
-        if !pause.is_zero() {
+        if pause > Nanos::ZERO {
             sleep_until(due).await;
         }
         match self.take_turn().await {
@@ -386,11 +386,6 @@ impl<'a> Attempts<'a> {
         let pool = &self.routed.served.pool;
         let left = |other: EndpointId| !self.excluded.contains(&other);
         pool.router.read(|scheduler| scheduler.pool().eligible().any(|other| left(other.id)))
-    }
-
-    fn pause(&self, retries: u32) -> Duration {
-        let seed = self.routed.received.0 ^ u64::from(retries);
-        back_off(&self.retry, retries, Rng::new(seed).unit())
     }
 }
 
@@ -474,17 +469,6 @@ async fn begin(answer: &mut Answer) -> io::Result<Option<Fault>> {
     Ok(None)
 }
 
-/// The pause after so many retries, somewhere in the jitter as `unit` in 0 to 1 says.
-fn back_off(retry: &Retry, retries: u32, unit: f64) -> Duration {
-    let most = retry.max_backoff.as_secs_f64();
-    // Beyond a few dozen it is the longest anyway, or the multiplier is one.
-    let grown = retry.backoff_multiplier.get().powi(retries.min(64) as i32);
-    let mean = (retry.initial_backoff.as_secs_f64() * grown).min(most);
-    let around = 1.0 + retry.jitter.get() * (2.0 * unit - 1.0);
-    // Within the longest by rounding, too.
-    Duration::try_from_secs_f64(mean * around).map_or(retry.max_backoff, |pause| pause.min(retry.max_backoff))
-}
-
 /// The seconds of a `Retry-After`. A date counts as not given: engines send none.
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let seconds = headers.get(header::RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
@@ -493,38 +477,13 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
 
 #[cfg(test)]
 mod tests {
-    use kvlane_core::bounded::Share;
-    use proptest::prelude::{any, prop_assert, proptest};
-
     use super::*;
 
-    proptest! {
-        #[test]
-        fn a_pause_stays_within_its_jitter_and_below_the_longest(
-            retries in any::<u32>(), unit in 0.0..1.0f64, jitter in 0.0..=1.0f64,
-        ) {
-            let retry = Retry { jitter: Share::of(jitter), ..Retry::default() };
-            let pause = back_off(&retry, retries, unit);
-            let mean = back_off(&Retry { jitter: Share::of(0.0), ..retry.clone() }, retries, unit).as_secs_f64();
-            prop_assert!(pause <= retry.max_backoff);
-            let (least, most) = (mean * (1.0 - jitter), mean * (1.0 + jitter));
-            prop_assert!((least - 1e-6..=most + 1e-6).contains(&pause.as_secs_f64()), "{pause:?} about {mean}");
-        }
-    }
-
     #[test]
-    fn pauses_grow_to_the_longest() {
-        let retry = Retry { jitter: Share::of(0.0), ..Retry::default() };
-        let pauses: Vec<_> = (0..40).map(|n| back_off(&retry, n, 0.5)).collect();
-        assert_eq!((pauses[0], pauses[1]), (retry.initial_backoff, retry.initial_backoff.mul_f64(1.5)));
-        assert!(pauses.is_sorted() && pauses[39] == retry.max_backoff, "{pauses:?}");
-    }
-
-    #[test]
-    fn jitter_parts_those_that_failed_together() {
-        let retry = Retry::default();
+    fn jitter_parts_requests_that_failed_together() {
+        let backoff = Retry::default().backoff();
         let pauses: std::collections::BTreeSet<_> =
-            (0..100u64).map(|seed| back_off(&retry, 3, Rng::new(seed).unit())).collect();
+            (0..100u64).map(|seed| backoff.pause(3, Rng::new(seed).unit())).collect();
         assert_eq!(pauses.len(), 100);
     }
 

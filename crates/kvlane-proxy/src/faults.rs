@@ -6,6 +6,8 @@ use std::time::Duration;
 use kvlane_core::bounded::Bounded;
 pub use kvlane_core::bounded::Share;
 use kvlane_core::budget::PerSecond;
+use kvlane_core::retry::Backoff;
+use kvlane_core::time::Nanos;
 use serde::{Deserialize, Serialize};
 
 use kvlane_fleet::routing::Budget;
@@ -34,6 +36,21 @@ pub struct Retry {
     pub jitter: Share,
     /// Retries allowed per pool, of all requests together.
     pub budget: Budget,
+}
+
+// === impl Retry ===
+
+impl Retry {
+    /// The pauses as the core computes them.
+    pub fn backoff(&self) -> Backoff {
+        let nanos = |span: Duration| Nanos(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX));
+        Backoff {
+            initial: nanos(self.initial_backoff),
+            max: nanos(self.max_backoff),
+            multiplier: self.backoff_multiplier.get(),
+            jitter: self.jitter.get(),
+        }
+    }
 }
 
 impl Default for Retry {

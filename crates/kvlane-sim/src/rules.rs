@@ -4,7 +4,8 @@
 //! growing pause, as long as no part of an answer has arrived. It reports the outcome of each attempt to the router:
 //! success, failure, or busy.
 
-use kvlane_core::rng::Rng;
+use kvlane_core::health::Thresholds;
+pub use kvlane_core::retry::Backoff;
 use kvlane_core::time::Nanos;
 
 /// The gateway's reaction to faults.
@@ -21,19 +22,6 @@ pub struct Rules {
     pub probes: Probes,
 }
 
-/// Pauses before retries.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Backoff {
-    /// The first one.
-    pub initial: Nanos,
-    /// The longest one.
-    pub max: Nanos,
-    /// Factor from each pause to the next.
-    pub multiplier: f64,
-    /// Share by which each pause may be shorter or longer, drawn uniformly.
-    pub jitter: f64,
-}
-
 /// Probe settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Probes {
@@ -41,10 +29,8 @@ pub struct Probes {
     pub interval: Nanos,
     /// Timeout of a probe.
     pub timeout: Nanos,
-    /// Failed probes in a row after which the endpoint is down.
-    pub failure_threshold: u32,
-    /// Successful probes in a row after which the endpoint is up again.
-    pub success_threshold: u32,
+    /// Probes in a row that change an endpoint's health.
+    pub thresholds: Thresholds,
 }
 
 impl Default for Rules {
@@ -53,93 +39,12 @@ impl Default for Rules {
         Self {
             first_token: Nanos::from_secs(300),
             between_tokens: Nanos::from_secs(300),
-            backoff: Backoff {
-                initial: Nanos::from_millis(50),
-                max: Nanos::from_secs(30),
-                multiplier: 1.5,
-                jitter: 0.2,
-            },
+            backoff: Backoff::default(),
             probes: Probes {
                 interval: Nanos::from_secs(2),
                 timeout: Nanos::from_secs(5),
-                failure_threshold: 3,
-                success_threshold: 2,
+                thresholds: Thresholds { failures: 3, successes: 2 },
             },
         }
-    }
-}
-
-// === impl Backoff ===
-
-impl Backoff {
-    /// The pause before the `retry`-th retry, counted from 1.
-    pub fn pause(&self, retry: u32, rng: &mut Rng) -> Nanos {
-        let longer = (1..retry).try_fold(self.initial.0 as f64, |pause, _| {
-            let longer = pause * self.multiplier;
-            (longer < self.max.0 as f64).then_some(longer)
-        });
-        let pause = longer.unwrap_or(self.max.0 as f64).min(self.max.0 as f64);
-        Nanos((pause * (1.0 + self.jitter * (2.0 * rng.unit() - 1.0))) as u64)
-    }
-}
-
-/// Result of an endpoint's probes.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Found {
-    pub healthy: bool,
-    /// Whether a connection was refused since the endpoint was last up.
-    pub gone: bool,
-    failures: u32,
-    successes: u32,
-}
-
-// === impl Found ===
-
-impl Found {
-    /// State of an endpoint before its first probe.
-    pub(crate) fn new(healthy: bool) -> Self {
-        Self { healthy, gone: false, failures: 0, successes: 0 }
-    }
-
-    /// Records a probe; returns whether the state has changed.
-    pub(crate) fn note(&mut self, probes: &Probes, good: bool) -> bool {
-        if good {
-            self.failures = 0;
-            self.successes = self.successes.saturating_add(1);
-        } else {
-            self.successes = 0;
-            self.failures = self.failures.saturating_add(1);
-        }
-        let before = self.healthy;
-        self.healthy = match before {
-            true => self.failures < probes.failure_threshold.max(1),
-            false => self.successes >= probes.success_threshold,
-        };
-        self.healthy != before
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pauses_grow_to_their_limit() {
-        let backoff = Backoff { jitter: 0.0, ..Rules::default().backoff };
-        let mut rng = Rng::new(1);
-        let pauses: Vec<u64> = [1, 2, 3, 100].map(|n| backoff.pause(n, &mut rng).0 / 1_000).to_vec();
-        assert_eq!(pauses, [50_000, 75_000, 112_500, 30_000_000]);
-        let jittered = Backoff { jitter: 0.2, ..backoff };
-        let span = Nanos::from_millis(40)..=Nanos::from_millis(60);
-        assert!((0..100).all(|_| span.contains(&jittered.pause(1, &mut rng))));
-    }
-
-    #[test]
-    fn it_takes_several_probes_to_change_a_mind() {
-        let probes = Rules::default().probes;
-        let mut found = Found::new(true);
-        let minds = [false, false, true, false, false, false, true, false, true, true]
-            .map(|good| (found.note(&probes, good), found.healthy).1);
-        assert_eq!(minds, [true, true, true, true, true, false, false, false, false, true]);
     }
 }

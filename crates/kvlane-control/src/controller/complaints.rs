@@ -35,7 +35,7 @@ impl Complaints {
         let (healthy, quiet, problem) = {
             let state = worker.state();
             // It leaves, or it has answered, but not often enough in a row.
-            (state.healthy, state.leaving || state.probe_failures == 0, state.problem.clone())
+            (state.healthy, state.leaving || state.probes.failures() == 0, state.problem.clone())
         };
         if healthy {
             self.0 = None;
@@ -163,7 +163,8 @@ mod tests {
         let (worker, mut complaints) = (worker(None), Complaints::default());
         complaints.look(&worker, Instant::now());
         assert!(complaints.0.is_none(), "it has not been probed yet");
-        (worker.state().problem, worker.state().probe_failures) = (Some("it is down".into()), 1);
+        worker.state().problem = Some("it is down".into());
+        worker.state().probes.note(&Thresholds { failures: 3, successes: 2 }, false, Probe::Failure);
         complaints.look(&worker, Instant::now());
         assert!(complaints.0.is_some());
         worker.state().healthy = true;

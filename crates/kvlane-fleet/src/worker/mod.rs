@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use arc_swap::ArcSwap;
+use kvlane_core::health::Probes;
 use kvlane_core::poison_prompts::EngineKey;
 use kvlane_http::network::Allowed;
 use kvlane_http::upstream::{Upstream, UpstreamId};
@@ -45,8 +46,6 @@ pub struct Worker {
 pub struct State {
     /// Whether requests are placed there.
     pub healthy: bool,
-    /// Good probes in a row.
-    pub successes: u32,
     /// It takes no new requests.
     pub draining: bool,
     /// It leaves when its last request is over.
@@ -55,8 +54,8 @@ pub struct State {
     pub successors: Vec<WorkerId>,
     /// It also leaves when all of them have answered or failed a probe and others serve its pools.
     pub may_be_spared: bool,
-    /// Probes that failed in a row.
-    pub probe_failures: u32,
+    /// Its probes since its health last changed.
+    pub probes: Probes,
     /// Its data-parallel ranks and where each publishes what its cache holds; empty before it was asked.
     pub ranks: Vec<Rank>,
     /// The names under which it serves them.

@@ -7,12 +7,13 @@ use kvlane_core::block::BlockHash;
 use kvlane_core::cache_accuracy::Feed;
 use kvlane_core::endpoint::EndpointId;
 use kvlane_core::event::{EngineHash, KvEvent, StoredBlock, Tier};
+use kvlane_core::health::Probe;
 use kvlane_core::scheduler::{Input, Scheduler};
 use kvlane_core::time::Nanos;
 
 use super::{Event, World};
 use crate::fault::Fault;
-use crate::rules::Found;
+use crate::world::seat::Found;
 
 /// Time between two batches of a flooded feed.
 const FLOOD_EVERY: Nanos = Nanos::from_millis(20);
@@ -281,7 +282,12 @@ impl World {
             return;
         }
         let good = seat.answers();
-        let changed = seat.found.note(&probes, good);
+        let probe = match good {
+            true => Probe::Success,
+            false if seat.alive() => Probe::Failure,
+            false => Probe::Refused,
+        };
+        let changed = seat.found.note(&probes.thresholds, probe);
         let started = good && std::mem::take(&mut seat.found.gone);
         let healthy = seat.found.healthy;
         if changed || started {

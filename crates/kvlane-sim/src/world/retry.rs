@@ -5,6 +5,7 @@
 //! after a pause.
 
 use kvlane_core::decision::Rejection;
+use kvlane_core::retry;
 use kvlane_core::scheduler::{Input, TOKENS_TOLD};
 use kvlane_core::time::Nanos;
 
@@ -179,10 +180,12 @@ impl Play<'_, '_> {
 
     /// An endpoint did not answer, or stopped answering.
     pub(super) fn attempt_failed(&mut self, request: u32, endpoint: usize, how: Failed) {
-        let attempts_max = self.world.config.attempts_max;
+        let retries_max = u32::from(self.world.config.attempts_max).saturating_sub(1);
         self.tell_failed(request, endpoint, how);
         let Outcome { first_token, attempts, .. } = *self.outcome(request);
-        if first_token.is_some() || attempts >= attempts_max {
+        let mut attempts = retry::Attempts::new(attempts.into());
+        attempts.failed(matches!(how, Failed::Unreachable | Failed::Busy(_)));
+        if first_token.is_some() || !attempts.may_retry(retries_max) {
             return self.settle(request, Some(how.failure()));
         }
         self.release(request);
@@ -203,8 +206,7 @@ impl Play<'_, '_> {
             flight.ended = Some(how);
         }
         self.follow();
-        let first = self.outcome(request).attempts == 2;
-        self.place_again(request, first && matches!(how, Failed::Unreachable | Failed::Busy(_)));
+        self.place_again(request, attempts);
     }
 
     /// Reports the outcome of an attempt to the router, which learns of its end by [`Input::Finished`].
@@ -224,14 +226,14 @@ impl Play<'_, '_> {
         self.world.routers[flight.pool].step(now, input, &mut self.world.outputs);
     }
 
-    /// Places a request again: after a pause, unless its attempts cost no work, or there are no rules.
-    fn place_again(&mut self, request: u32, at_once: bool) {
+    /// Places a request again: after the pause that the rules say, if there are any.
+    fn place_again(&mut self, request: u32, attempts: retry::Attempts) {
         let (now, run) = (self.now(), self.run);
-        let retry = u32::from(self.outcome(request).attempts) - 1;
-        let rules = self.world.config.rules.as_ref().filter(|_| !at_once);
-        match rules.map(|rules| rules.backoff.pause(retry, &mut self.world.rng)) {
-            Some(pause) => self.world.clock.schedule(now + pause, Event::Place { run, request }),
-            None => self.place(request),
+        let rng = &mut self.world.rng;
+        let rules = self.world.config.rules.as_ref();
+        match rules.map_or(Nanos::ZERO, |rules| attempts.pause(&rules.backoff, || rng.unit())) {
+            Nanos::ZERO => self.place(request),
+            pause => self.world.clock.schedule(now + pause, Event::Place { run, request }),
         }
     }
 

@@ -1,10 +1,10 @@
 //! One seat in the fleet: its engine, its link, and its faults.
 
 use kvlane_core::endpoint::EndpointId;
+use kvlane_core::health::{Probe, Probes, Thresholds};
 use kvlane_core::time::Nanos;
 
 use crate::engine::{Engine, EngineStats};
-use crate::rules::Found;
 use crate::transfer::Transfer;
 
 /// One seat in the fleet.
@@ -127,5 +127,30 @@ impl Seat {
     pub(super) fn set_slowdown(&mut self, now: Nanos) {
         self.catch_up(now);
         self.engine.set_slowdown(self.trouble.slow.iter().map(|(_, factor)| factor).product());
+    }
+}
+
+/// What an endpoint's probes have found.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Found {
+    pub healthy: bool,
+    /// Whether a connection was refused since the endpoint was last up.
+    pub gone: bool,
+    probes: Probes,
+}
+
+// === impl Found ===
+
+impl Found {
+    /// Before the first probe.
+    pub(super) fn new(healthy: bool) -> Self {
+        Self { healthy, gone: false, probes: Probes::default() }
+    }
+
+    /// Records a probe; returns whether the health has changed.
+    pub(super) fn note(&mut self, thresholds: &Thresholds, probe: Probe) -> bool {
+        let before = self.healthy;
+        self.healthy = self.probes.note(thresholds, before, probe);
+        self.healthy != before
     }
 }

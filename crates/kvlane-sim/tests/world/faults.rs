@@ -151,7 +151,7 @@ fn a_reset_breaks_what_has_begun_and_the_rest_is_tried_again() {
 fn unprobed(config: WorldConfig) -> WorldConfig {
     let mut config = hasty(config);
     if let Some(rules) = &mut config.rules {
-        rules.probes.failure_threshold = u32::MAX;
+        rules.probes.thresholds.failures = u32::MAX;
     }
     config
 }
