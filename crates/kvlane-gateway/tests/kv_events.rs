@@ -241,6 +241,7 @@ async fn operators_see_each_feed() {
     let message = a.remove(1, 4);
     a.feed.publish(message);
     endpoints[0].is_right(&a).await;
+    eventually("all messages are applied", || endpoints[0].feed.queue.figures().0 == 0).await;
     let workers = gateway.operate("GET", "/workers", "").await.json();
     let pool = &workers["workers"][0]["pools"][0];
     let shown = &pool["kv_events"];

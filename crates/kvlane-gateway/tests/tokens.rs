@@ -320,7 +320,8 @@ async fn an_engine_that_has_been_gone_is_compared_again() {
     let worker = gateway.serving().controller.find(&url).expect("a worker");
     assert_eq!(worker.parity(), Parity::Verified);
     drop(engine);
-    eventually("it is out", || !worker.state().healthy).await;
+    // A broken connection makes it unhealthy; a refused one shows that its process has ended.
+    eventually("it is gone", || !worker.state().healthy && worker.upstream.is_gone()).await;
     let mut listener = None;
     eventually("its port is free", || {
         listener = std::net::TcpListener::bind(&address).ok();
