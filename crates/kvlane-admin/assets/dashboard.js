@@ -1,5 +1,5 @@
-// The dashboard. Once a second it asks /fleet, /history and /decisions of the port it came from, and shows what they say.
-// Text reaches the page as text only. The key is in this tab's session storage and in the Authorization header, nowhere else.
+// The dashboard. Once a second it reads /fleet, /history and /decisions from its own port, and shows them.
+// Text reaches the page as text only. The key is only in this tab's session storage and in the Authorization header.
 
 const EVERY_MS = 1000;
 const EVERY_HIDDEN_MS = 10_000;
@@ -31,7 +31,7 @@ function draw(tag, traits = {}, ...children) {
   return element;
 }
 
-/** Writes only what differs: an unchanged cell costs no layout, and a screen reader hears nothing of it. */
+/** Writes only on a change: an unchanged cell costs no layout, and a screen reader does not announce it. */
 function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
@@ -85,24 +85,24 @@ function ago(span) {
 
 function plural(n, one, many = one + "s") { return `${whole.format(n)} ${n === 1 ? one : many}`; }
 
-/** A worker's name without what all of them begin with. */
-function short(name) { return name === null || name === undefined ? "one that has left" : name.replace(/^https?:\/\//, ""); }
+/** A worker's name without the scheme. */
+function short(name) { return name === null || name === undefined ? "a worker that has left" : name.replace(/^https?:\/\//, ""); }
 
 const STATES = {
-  serving: "serving", draining: "draining", leaving: "leaving", joining: "not asked yet", failing: "does not answer", down: "down",
+  serving: "serving", draining: "draining", leaving: "leaving", joining: "not probed yet", failing: "does not answer", down: "down",
 };
 const TRUST = {
   exact: ["exact", "Known from its KV events, and predictions hold"],
-  degraded: ["degraded", "Known from its KV events, but predictions have been wrong of late"],
-  approximate: ["approximate", "Known from what was sent there"],
+  degraded: ["degraded", "Known from its KV events, but recent predictions were wrong"],
+  approximate: ["approximate", "Known from dispatched requests"],
   load_only: ["load only", "Its cache is not known: only its load counts"],
 };
 const BREAKERS = { closed: "closed", open: "open", half_open: "half-open" };
 const FEEDS = { absent: "none", refused: "refused", syncing: "catching up", live: "live" };
 const REASONS = {
   random: "drawn at random", turn: "its turn", least_loaded: "the least in flight",
-  prefix_hit: "it holds most of this prompt", prefix_miss: "nobody holds enough of this prompt, so load decided",
-  imbalance: "the fleet was out of balance, so load decided", saturated: "whoever holds the prefix was too busy",
+  prefix_hit: "it holds most of this prompt", prefix_miss: "no endpoint holds enough of this prompt, so load decided",
+  imbalance: "the fleet was out of balance, so load decided", saturated: "the endpoints that hold the prefix were too busy",
   lowest_cost: "the lowest cost", affinity: "its conversation goes there",
 };
 
@@ -153,12 +153,12 @@ async function refresh() {
     ask("fleet"), ask(`history${since}`), ask(`decisions?limit=40&candidates=6${after}`),
   ]);
   if (page.fleet && fleet.now_s < page.fleet.now_s) {
-    // Another gateway: its time has begun again, and nothing kept here belongs to it.
+    // The gateway has restarted: its clock starts at zero, and the kept data is obsolete.
     Object.assign(page, { history: null, decisions: [], decisionsAt: null, chosen: null });
     page.before.clear();
     page.trends.clear();
     page.fleet = fleet;
-    noteChange("The gateway has started again", "");
+    noteChange("The gateway has restarted", "");
     return refresh();
   }
   const begun = performance.now();
@@ -214,7 +214,7 @@ function trouble(error) {
 
 function clock(ms) { return new Date(ms).toLocaleTimeString("en-GB"); }
 
-/** The gateway's time as that of this machine. */
+/** The gateway's time in this machine's clock. */
 function moment(at) { return page.answeredAt - (page.fleet.now_s - at) * 1000; }
 
 // === The key ===
@@ -252,7 +252,7 @@ $("gate-form").addEventListener("submit", event => {
   event.preventDefault();
   page.key = $("gate-key").value.trim();
   $("gate-key").value = "";
-  // Before it is known to be good it is in no storage.
+  // The key is stored only once it is known to be valid.
   ask("fleet").then(() => sessionStorage.setItem("kvlane-key", page.key), () => {}).finally(tick);
 });
 $("leave").addEventListener("click", () => {
@@ -294,11 +294,11 @@ function keepDecisions(told) {
   page.decisionsAt = page.decisions[0].at_s;
   const chosen = page.decisions.find(decision => decision.request === page.chosen?.request);
   page.decisions.length = Math.min(page.decisions.length, DECISIONS_KEPT);
-  // The one that is read stays while it is read.
+  // The open entry stays while it is open.
   if (chosen && !page.decisions.includes(chosen)) page.decisions.push(chosen);
 }
 
-/** Endpoints of the model that is shown, and workers that have no place yet. */
+/** Endpoints of the selected model, and workers that are in no pool yet. */
 function endpoints() {
   const all = [];
   for (const worker of page.fleet.workers) {
@@ -367,7 +367,7 @@ function showSummary(all) {
   if (open) parts.push(`${plural(open, "breaker")} open`);
   const bad = parts.length > 0 || page.fleet.configuration.problem;
   const serving = states.serving ?? 0;
-  if (page.fleet.configuration.problem) parts.push(`the configuration was refused: ${page.fleet.configuration.problem}`);
+  if (page.fleet.configuration.problem) parts.push(`the configuration was rejected: ${page.fleet.configuration.problem}`);
   if (page.fleet.stopping) parts.push("the gateway is stopping");
   const rest = all.length === 0 ? "No endpoint yet" : serving === all.length ? `All ${plural(serving, "endpoint")} serving` : `${serving} of ${plural(all.length, "endpoint")} serving`;
   setText($("summary"), [rest, ...parts].join(" · "));
@@ -413,7 +413,7 @@ function showTiles(all) {
   const n = Math.min(page.span, rows.t_s?.length ?? 0);
   const recent = name => (rows[name] ?? []).slice(-n);
   const cache = fromCache.map(({ name, of }) => ({ name, values: of(rows) }));
-  // The first that says something is shown large; the others beside it.
+  // The first source with a value is shown large, the others next to it.
   const cached = cache.find(({ values }) => last(values) !== null && last(values) !== undefined) ?? cache[0];
   const others = cache.filter(other => other !== cached).map(({ name, values }) => `${name} ${share(last(values))}`);
   const kv = all.map(({ of }) => of?.reported?.kv_usage_ratio).filter(value => value !== null && value !== undefined);
@@ -426,14 +426,14 @@ function showTiles(all) {
   tile("Waiting", count(now?.queued ?? 0), `of ${count(now?.queue_max ?? 0)}`, `${count(shed)} shed since the start`, recent("queued"));
 }
 
-/** What is known of how much of the prompts came from caches, by who says so. Engines' counters are read with their probes. */
+/** The share of prompt tokens from caches, by source. Engines' counters are read with their probes. */
 const fromCache = [
   { name: "reported", of: columns => rolling(columns.cached_tokens, columns.input_tokens, 10), look: "c0 area" },
   { name: "engines count", of: columns => rolling(columns.engine_hit_tokens, columns.engine_queried_tokens, 30), look: "c1" },
   { name: "predicted", of: columns => rolling(columns.predicted_cached_tokens, columns.prompt_tokens, 10), look: "c2 dash" },
 ];
 
-/** Sums of one column over those of another, over so many rows: what came in one second says little. */
+/** Sums of one column over those of another, over several rows: the values of one second vary too much. */
 function rolling(part, of, rows) {
   const out = [];
   let [above, below] = [0, 0];
@@ -446,7 +446,7 @@ function rolling(part, of, rows) {
   return out;
 }
 
-/** At most so many points: means of equal spans, nothing where nothing was said. */
+/** At most this many points: means of equal spans, no value for a span without data. */
 function buckets(values, most) {
   if (values.length <= most) return { values, size: 1 };
   const size = Math.ceil(values.length / most);
@@ -465,7 +465,7 @@ const charts = [];
 let pointed = null;
 
 class Chart {
-  /** `series` are `{name, of(columns), look}`; with `stack` they lie on one another. */
+  /** `series` are `{name, of(columns), look}`; with `stack` they are stacked. */
   constructor({ title, unit, series, stack = false, top = null, columns = past }) {
     Object.assign(this, { title, unit, series, stack, fixedTop: top, columns, asTable: false, width: 400 });
     this.legend = make("div", { class: "legend" });
@@ -536,7 +536,7 @@ class Chart {
       });
     }
     if (this.stack) for (const point of points) point.values.reduce((sum, value, n) => point.values[n] = sum + (value ?? 0), 0);
-    // What has not happened needs no place in the legend.
+    // A series without data is not in the legend.
     this.series.forEach(({ seldom }, n) => {
       if (seldom) this.values[n].parentElement.hidden = !lines[n].some(value => value > 0);
     });
@@ -588,11 +588,11 @@ class Chart {
     const values = all.map(values => this.unit(values[row] ?? null));
     this.values.forEach((value, n) => setText(value, values[n]));
     const label = `${this.title}: ${this.series.map(({ name }, n) => `${name} ${values[n]}`).join(", ")}. Arrow keys go back in time.`;
-    // Not each second: whoever has it read out should hear it to its end.
+    // Not each second, so that a screen reader can read it to the end.
     if (document.activeElement !== this.svg) this.svg.setAttribute("aria-label", label);
   }
 
-  /** A row for every thirtieth of the span. */
+  /** One row per thirtieth of the span. */
   tabulate(times, all, now) {
     const every = Math.max(1, Math.round(page.span / 30));
     const body = [];
@@ -668,18 +668,18 @@ const COLUMNS = [
   { name: "Last 90 s", by: null },
 ];
 
-/** What an endpoint holds of prompts: as its events say while they count, else as was sent there. */
+/** The tokens that an endpoint holds: by its KV events while they are used, else by dispatches. */
 function holds(of) {
   if (!of?.holds) return null;
   const told = of.feed?.state === "live";
   const room = of.reported?.kv_capacity_tokens ?? Infinity;
   const sent = of.holds.dispatches_tokens;
-  // What was sent there and has since been evicted is not known: no more than there is room for.
+  // Evictions of dispatched tokens are not known: at most the size of the cache.
   return told ? { tokens: of.holds.events_tokens, told, most: false } : { tokens: Math.min(sent, room), told, most: sent > room };
 }
 
 const rows = new Map();
-/** A line that nobody sees is not drawn. */
+/** A line that is not visible is not drawn. */
 const inView = new IntersectionObserver(entries => {
   const seen = new Map(entries.map(entry => [entry.target, entry.isIntersecting]));
   for (const row of rows.values()) if (seen.has(row.root)) row.inView = seen.get(row.root);
@@ -732,20 +732,20 @@ function width(element, part) {
   if (element.style.width !== value) element.style.width = value;
 }
 
-/** What is wrong with an endpoint, in a few words, and how bad that is. */
+/** The problem of an endpoint, in a few words, and its severity. */
 function ailment({ worker, of }) {
   switch (worker.state) {
     case "down": return ["bad", worker.problem ? `down: ${worker.problem}` : "down"];
     case "failing": return ["bad", `does not answer (${worker.failed_probes} of ${page.fleet.probes.failure_threshold} probes failed)`];
-    case "joining": return ["off", "not asked yet"];
-    case "leaving": return ["off", "leaves when its last request is over"];
+    case "joining": return ["off", "not probed yet"];
+    case "leaving": return ["off", "leaves when its last request has ended"];
     case "draining": return ["off", "draining"];
   }
-  if (of?.breaker?.state === "open") return ["warn", "its breaker is open"];
-  if (of?.breaker?.state === "half_open") return ["warn", "one request is let through"];
-  if (worker.parity.state === "mismatch") return ["warn", "counts tokens otherwise than we do"];
+  if (of?.breaker?.state === "open") return ["warn", "its circuit breaker is open"];
+  if (of?.breaker?.state === "half_open") return ["warn", "its circuit breaker allows one request"];
+  if (worker.parity.state === "mismatch") return ["warn", "counts tokens differently from the gateway"];
   if (of?.busy_for_s) return ["warn", `busy, it says, for ${seconds(of.busy_for_s)}`];
-  if (of?.feed && (of.feed.state === "refused" || of.feed.problem)) return ["warn", of.feed.problem ?? "its event feed is refused"];
+  if (of?.feed && (of.feed.state === "refused" || of.feed.problem)) return ["warn", of.feed.problem ?? "its KV event feed is refused"];
   return ["", ""];
 }
 
@@ -778,7 +778,7 @@ function showFleet(all) {
     rows.delete(id);
     page.trends.delete(id);
   }
-  // Rows that jump each second cannot be read.
+  // Rows keep their place, because rows that move each second cannot be read.
   if (Date.now() - sortedAt > 5000) order(all, body);
   $("find-label").hidden = all.length < MAP_FROM;
   $("map").hidden = all.length < MAP_FROM;
@@ -787,7 +787,7 @@ function showFleet(all) {
   setText($("fleet-note"), [plural(all.length, "endpoint"), ...words, page.model ?? "", pool()?.policy ?? ""].filter(Boolean).join(" · "));
   $("fleet-empty").hidden = all.length > 0;
   $("fleet-scroll").hidden = all.length === 0;
-  setText($("fleet-empty"), page.fleet.you.may_change ? "Nobody serves yet. Add an endpoint, or name workers in the configuration." : "Nobody serves yet.");
+  setText($("fleet-empty"), page.fleet.you.may_change ? "No endpoint serves yet. Add one, or list workers in the configuration." : "No endpoint serves yet.");
 }
 
 function order(all, body) {
@@ -828,7 +828,7 @@ function showRow(shown, { id, name, worker, of }, most) {
   setText(shown.kv, share(used));
   const held = holds(of);
   setText(shown.held, held ? `${held.most ? "≤ " : ""}${count(held.tokens)} tokens` : "–");
-  shown.held.title = held ? (held.told ? "As its KV events say" : "As was sent there") : "";
+  shown.held.title = held ? (held.told ? "By its KV events" : "By dispatched requests") : "";
   const [trust, why] = TRUST[of?.knowledge] ?? ["–", ""];
   setClass(shown.trust, `trust ${of?.knowledge ?? ""}`);
   setText(shown.trust.lastElementChild, trust);
@@ -865,7 +865,7 @@ function showDecisions() {
   const kept = pool()?.decisions_kept;
   setText($("decisions-note"), kept === 0 ? "routing.receipts is 0: none are kept" : "why did a request go there?");
   const scrolled = list.scrollTop;
-  // Whoever has scrolled away from the newest reads: the list stays as it is.
+  // While the user has scrolled away from the newest entry, the list does not change.
   if (scrolled < 40 || list.childElementCount === 0) {
     list.replaceChildren(...of.map(decision => {
       const chosen = decision.request === page.chosen?.request;
@@ -898,7 +898,7 @@ async function choose(request) {
   $("decision-list").scrollTop = Math.min($("decision-list").scrollTop, 39);
   showDecisions();
   if (!page.chosen || decision.candidates_left_out === 0) return;
-  // The list has the foremost candidates only.
+  // The list has only the first candidates.
   const told = await ask(`decisions?request=${request}`).catch(() => null);
   const whole = told?.pools.flatMap(pool => pool.decisions)[0];
   if (whole) Object.assign(decision, whole);
@@ -916,7 +916,7 @@ $("decision-list").addEventListener("keydown", event => {
   $(`decision-${of[to].request}`)?.scrollIntoView({ block: "nearest" });
 });
 
-/** The picked one first, then by cost, then by what they hold. */
+/** The selected one first, then by cost, then by tokens held. */
 function ranked(decision) {
   const cost = row => row.cost ?? Infinity;
   return [...decision.candidates].sort((a, b) =>
@@ -941,7 +941,7 @@ function showWhy(decision) {
     said.append(picked.cost !== null && second.cost !== null
       ? ` and would have cost ${cost(second.cost)} where the pick cost ${cost(picked.cost)}${second.cost > 0 && picked.cost < second.cost ? `, ${share(1 - picked.cost / second.cost)} less` : ""}.`
       : ` and had ${plural(second.requests, "request")} in flight against ${whole.format(picked.requests)}.`);
-  } else said.append("There was nobody else to choose.");
+  } else said.append("There was no other candidate.");
   const traits = [
     `request ${decision.request}`, clock(moment(decision.at_s)), `policy ${decision.policy}`,
     decision.session && `conversation ${decision.session}`, decision.tenant && `tenant ${decision.tenant}`,
@@ -1012,7 +1012,7 @@ function noteChange(text, severity) {
   while (list.childElementCount > CHANGES_KEPT) list.lastElementChild.remove();
 }
 
-/** What differs from the last answer, for all models. */
+/** Differences from the last response, for all models. */
 function noteChanges() {
   const first = page.before.size === 0;
   const here = new Map();
@@ -1085,19 +1085,19 @@ function showSheet() {
     ]), make("h3", {}, "Cache"), facts([
       ["KV use", reported ? share(reported.kv_usage_ratio) : "–"],
       ["KV capacity", reported?.kv_capacity_tokens ? `${whole.format(reported.kv_capacity_tokens)} tokens` : "–"],
-      ["Holds", held ? `${held.most ? "at most " : ""}${whole.format(held.tokens)} tokens, ${held.told ? "as its events say" : "as was sent there"}` : "–"],
+      ["Holds", held ? `${held.most ? "at most " : ""}${whole.format(held.tokens)} tokens, ${held.told ? "by its KV events" : "by dispatched requests"}` : "–"],
       ["Trust", `${TRUST[of.knowledge][0]}: ${TRUST[of.knowledge][1].toLowerCase()}`],
       ["Predictions", of.answers ? `${whole.format(of.answers)} answers compared, ${whole.format(of.answers_mispredicted)} mispredicted` : "nothing to compare yet"],
-      ["Of late", `${share(of.precision)} of what was predicted was there, ${share(of.recall)} of what was there was predicted`],
+      ["Recently", `${share(of.precision)} of predicted tokens were cached, ${share(of.recall)} of cached tokens were predicted`],
       ["Counts tokens", `${worker.parity.state}${worker.parity.why ? `: ${worker.parity.why}` : ""}`],
     ]), make("h3", {}, "Event feed"), facts(of.feed ? [
       ["State", FEEDS[of.feed.state] + (of.feed.problem ? `: ${of.feed.problem}` : "")],
       ["Lag", seconds(of.feed.lag_s)], ["Last event", of.feed.last_event_age_s === null ? "–" : ago(of.feed.last_event_age_s)],
       ["Waiting", `${whole.format(of.feed.waiting)} messages`], ["Lost", `${whole.format(of.feed.lost)} messages`],
-    ] : [["State", "it has none"]]), make("h3", {}, "Breaker"), facts([
+    ] : [["State", "no feed"]]), make("h3", {}, "Breaker"), facts([
       ["State", BREAKERS[of.breaker.state] + (of.breaker.opens_for_s > 0 ? `, for ${seconds(of.breaker.opens_for_s)} more` : "")],
       ["Failures in a row", whole.format(of.breaker.failures)],
-      ["Says it is busy", of.busy_for_s ? `for ${seconds(of.busy_for_s)} more` : "no"],
+      ["Reports busy", of.busy_for_s ? `for ${seconds(of.busy_for_s)} more` : "no"],
       ["Failed probes", whole.format(worker.failed_probes)],
     ]));
   }
@@ -1118,8 +1118,8 @@ function showActions(worker) {
   if (worker.state !== "leaving") {
     buttons.push(worker.state === "draining"
       ? make("button", { onclick: () => act(`Resume ${name}?`, `Requests are placed there again.${several}`, "Resume", `workers/${worker.id}`, "PUT", { draining: false }, `${name} takes requests again`) }, "Resume")
-      : make("button", { onclick: () => act(`Drain ${name}?`, `It takes no new requests; those in flight there go on to their end.${several}`, "Drain", `workers/${worker.id}`, "PUT", { draining: true }, `${name} drains`) }, "Drain"));
-    buttons.push(make("button", { onclick: () => act(`Remove ${name}?`, `It drains, and leaves the fleet when its last request is over.${several}${worker.configured ? " It is named in the configuration: after a restart it is back." : ""}`, "Remove", `workers/${worker.id}`, "DELETE", undefined, `${name} leaves`, true) }, "Remove"));
+      : make("button", { onclick: () => act(`Drain ${name}?`, `It takes no new requests; those in flight are completed.${several}`, "Drain", `workers/${worker.id}`, "PUT", { draining: true }, `${name} drains`) }, "Drain"));
+    buttons.push(make("button", { onclick: () => act(`Remove ${name}?`, `It drains, and leaves the fleet when its last request has ended.${several}${worker.configured ? " It is named in the configuration: after a restart it is back." : ""}`, "Remove", `workers/${worker.id}`, "DELETE", undefined, `${name} leaves`, true) }, "Remove"));
   }
   actions.replaceChildren(...buttons);
 }
@@ -1128,7 +1128,7 @@ $("sheet").addEventListener("close", () => {
   page.sheet = null;
   $("sheet-actions").dataset.mark = "";
 });
-// A click beside it.
+// A click outside of it.
 $("sheet").addEventListener("click", event => { if (event.target === $("sheet")) $("sheet").close(); });
 
 // === Changing things ===
@@ -1150,7 +1150,7 @@ async function act(title, text, yes, path, method, body, done, danger) {
     await ask(path, method, body);
     say(done);
   } catch (error) {
-    say(`It was not done: ${error.message}`);
+    say(`The change failed: ${error.message}`);
   }
   tick();
 }
@@ -1177,7 +1177,7 @@ $("new-form").addEventListener("submit", async event => {
 
 let saying = 0;
 
-/** Says something in passing; `quietly` only to those who listen. */
+/** Shows a short notice; with `quietly` only to screen readers. */
 function say(text, quietly = false) {
   const said = $("said");
   setClass(said, quietly ? "unseen" : "");

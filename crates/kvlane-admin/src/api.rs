@@ -1,4 +1,4 @@
-//! The operators' API: who serves, how it goes, why requests went where they went.
+//! The admin API: workers, their state, metrics and routing decisions.
 
 use bytes::Bytes;
 use http::request::Parts;
@@ -20,7 +20,7 @@ use crate::whatif::whatif;
 use crate::workers::{Change, add, describe, find, url_in_query};
 use crate::{exposition, page};
 
-/// What this API is, for programs; tests hold it against the code.
+/// The OpenAPI document of this API; tests compare it with the code.
 const OPENAPI: &str = include_str!("../../../docs/openapi.yaml");
 
 // === impl Admin ===
@@ -31,7 +31,7 @@ impl OwnApi for Admin {
     }
 }
 
-/// Answers what is addressed to operators, and what anybody may know; nothing if the path is somebody else's.
+/// Handles requests to the admin API and to public paths; none if the path is neither.
 async fn answer(
     admin: &Admin,
     OwnRequest { parts, body, port, shows_workers }: OwnRequest<'_>,
@@ -46,7 +46,7 @@ async fn answer(
         "/openapi.yaml" if get => text_response(StatusCode::OK, "application/yaml", OPENAPI.into()),
         "/v1/models" if get => json_response(StatusCode::OK, &models(fleet)),
         _ if get && path.starts_with("/v1/models/") => model(fleet, &path["/v1/models/".len()..])?,
-        // On the operators' port, and nowhere else.
+        // On the operators' port only.
         "/dashboard" | "/dashboard.js" | "/dashboard.css" if !is_operators => return Ok(None),
         "/dashboard" | "/dashboard.js" | "/dashboard.css" if get => match page::file(path) {
             Some(file) => file,
@@ -71,7 +71,7 @@ async fn operate(
     parts: &Parts,
     body: &Bytes,
 ) -> Result<Option<Response<Body>>, ApiError> {
-    // The front leaves out what a HEAD does not want.
+    // The HTTP layer removes the body of the response to a HEAD request.
     let (path, method) = match parts.method.as_str() {
         "HEAD" => (parts.uri.path(), "GET"),
         method => (parts.uri.path(), method),
@@ -88,7 +88,7 @@ async fn operate(
     }
     if method != "GET" {
         let by = auth::identity(parts).map_or(auth::ANYBODY, |identity| &*identity.name);
-        tracing::info!(method, path, by, "an operator's request");
+        tracing::info!(method, path, by, "admin request");
     }
     let fleet = &*admin.proxy.fleet;
     let answer = match (method, path, worker_name) {

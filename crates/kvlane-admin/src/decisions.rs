@@ -1,4 +1,4 @@
-//! Why requests went where they went.
+//! `GET /decisions`: the last routing decisions of each pool, with the reason for each.
 
 use std::ops::RangeInclusive;
 
@@ -15,11 +15,11 @@ use serde_json::{Value, json};
 
 use crate::query::{query, refused, since};
 
-/// Decisions returned at most: they are copied under the lock of the scheduler.
+/// Most decisions in one response: they are copied under the scheduler's lock.
 const DECISIONS_MAX: usize = 200;
-/// Tokens of a step where a timing file does not tell: vLLM's default on a large GPU.
+/// Tokens per engine step where the timing file does not state them: vLLM's default on a large GPU.
 const CHUNK_TOKENS: u32 = 8192;
-/// Decisions returned when the query does not say how many.
+/// Decisions in a response when the query gives no number.
 const DECISIONS_DEFAULT: usize = 50;
 
 /// The last decisions of every pool, newest first.
@@ -49,7 +49,7 @@ pub(super) fn decisions(fleet: &Fleet, parts: &Parts) -> Result<Value, ApiError>
     )
 }
 
-/// Which decisions are asked for, and how much of each.
+/// The parameters of the query: how many decisions, and how much detail.
 struct Asked {
     since: Option<Nanos>,
     request: Option<RequestId>,
@@ -57,7 +57,7 @@ struct Asked {
     candidates_max: usize,
 }
 
-/// A number in the query, if it is there.
+/// A numeric query parameter, if present.
 fn number(parts: &Parts, key: &str, range: RangeInclusive<u64>) -> Result<Option<u64>, ApiError> {
     let Some(text) = query(parts, key) else { return Ok(None) };
     let within = text.parse().ok().filter(|number| range.contains(number));
@@ -71,7 +71,8 @@ fn number(parts: &Parts, key: &str, range: RangeInclusive<u64>) -> Result<Option
     })
 }
 
-/// The rows that explain most: the one picked, then those of the lowest cost, and as they stand where there is none.
+/// The rows shown of a receipt: the selected endpoint first, then the others by rising cost; in their own order where
+/// there is no cost.
 fn foremost(receipt: &Receipt, most: usize) -> Vec<ReceiptRow> {
     let mut rows = receipt.rows.clone();
     if rows.len() > most {
@@ -82,8 +83,8 @@ fn foremost(receipt: &Receipt, most: usize) -> Vec<ReceiptRow> {
     rows
 }
 
-/// Decisions of one pool. Where it is known how long its engines take, each candidate's first token is predicted: what
-/// was queued there and what of this prompt was not cached, computed one after the other.
+/// Decisions of one pool. If the engine's timing is known, the time to first token of each candidate is predicted
+/// from its queued prefill tokens and the uncached tokens of this prompt, computed one after the other.
 fn pool_decisions(pool: &ModelPool, timing: Option<&TimingFile>, asked: &Asked) -> Value {
     let first_token_s = |row: &ReceiptRow, prompt_tokens: u32| {
         let TimingFile { timing, max_num_batched_tokens, .. } = timing?;
@@ -136,7 +137,7 @@ fn pool_decisions(pool: &ModelPool, timing: Option<&TimingFile>, asked: &Asked) 
     json!({"model": pool.model, "policy": pool.policy(), "decisions": decisions})
 }
 
-/// A key as it is shown: enough of it to tell one from another.
+/// A shortened key, long enough to tell keys apart.
 fn short(key: u64) -> String {
     format!("{:08x}", key >> 32)
 }

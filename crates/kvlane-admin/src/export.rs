@@ -1,6 +1,6 @@
-//! Sends spans to a collector, over HTTP, from a thread of its own.
+//! Sends spans to a collector, over HTTP, from its own thread.
 //!
-//! What cannot be sent is tried again a few times and then given up: spans are not worth the gateway's memory.
+//! A failed batch is retried a few times and then dropped, to bound the gateway's memory.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,21 +15,21 @@ use tokio_util::sync::CancellationToken;
 use kvlane_proxy::Proxy;
 use kvlane_proxy::traces::config::{Tracing, collector};
 
-/// Times that one batch is sent at most,
+/// Most attempts to send one batch,
 const ATTEMPTS: u32 = 3;
 /// and the pause before the second; each is twice as long as the one before.
 const PAUSE: Duration = Duration::from_millis(500);
-/// How long the gateway's end is held up for the last spans.
+/// How long shutdown waits for the last spans.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// The collector that is spoken to, and whether it took the last batch.
+/// The current collector, and whether it accepted the last batch.
 struct Collector {
     endpoint: String,
     path: String,
     client: Client,
 }
 
-/// Sends what is told until `kill`, and what waits then. Then cancels `done`.
+/// Sends queued spans until `kill`, and then the rest of the queue. Then cancels `done`.
 pub async fn export(proxy: Arc<Proxy>, kill: CancellationToken, done: CancellationToken) {
     let Some(mut queue) = proxy.traces.receiver() else { return };
     let mut sender = Sender { proxy, collector: None, works: true };
@@ -56,7 +56,7 @@ pub async fn export(proxy: Arc<Proxy>, kill: CancellationToken, done: Cancellati
     done.cancel();
 }
 
-/// Waits for spans: for as many as one batch has, or for those that come within the interval after the first.
+/// Waits for spans: for a full batch, or until the interval after the first one has passed.
 async fn gather(proxy: &Proxy, queue: &mut Receiver<Vec<Span>>, batch: &mut Vec<Span>) {
     if batch.is_empty() {
         match queue.recv().await {
@@ -77,14 +77,14 @@ async fn gather(proxy: &Proxy, queue: &mut Receiver<Vec<Span>>, batch: &mut Vec<
 struct Sender {
     proxy: Arc<Proxy>,
     collector: Option<Collector>,
-    /// Whether the collector took the last batch: what changes is logged.
+    /// Whether the collector accepted the last batch: changes are logged.
     works: bool,
 }
 
 // === impl Sender ===
 
 impl Sender {
-    /// Sends a batch, several times if need be, and empties it.
+    /// Sends a batch, with retries, and empties it.
     async fn send(&mut self, batch: &mut Vec<Span>, attempts: u32) {
         if batch.is_empty() {
             return;
@@ -130,7 +130,7 @@ impl Sender {
         }
     }
 
-    /// One attempt: how many spans were not taken, and why.
+    /// One attempt: the number of rejected spans, and why.
     async fn post(&mut self, config: &Tracing, body: &Bytes) -> Result<(u64, String), Failed> {
         let Some(endpoint) = &config.endpoint else {
             return Err(Failed { again: false, why: "traces were switched off".into() });
@@ -145,7 +145,7 @@ impl Sender {
         for (name, secret) in &config.headers {
             let value = secret.read().map_err(|why| Failed { again: true, why })?;
             if http::HeaderValue::from_str(&value).is_err() {
-                let why = format!("tracing.headers: the value of '{name}' cannot stand in a header");
+                let why = format!("tracing.headers: the value of '{name}' is not a valid header value");
                 return Err(Failed { again: false, why });
             }
             fields += &format!("{name}: {value}\r\n");
@@ -153,11 +153,11 @@ impl Sender {
         let answered = client.post_with(path, &fields, body).await;
         match answered.map_err(|why| Failed { again: true, why })? {
             (200..300, answer) => Ok(otlp::rejected(&answer)),
-            // Those that may be tried again (OTLP, "Retryable Response Codes").
+            // Retryable statuses (OTLP, "Retryable Response Codes").
             (status, answer) => {
                 let why = String::from_utf8_lossy(&answer[..answer.len().min(200)]).into_owned();
                 let again = matches!(status, 429 | 502 | 503 | 504);
-                Err(Failed { again, why: format!("it answered {status}: {why}") })
+                Err(Failed { again, why: format!("HTTP status {status}: {why}") })
             }
         }
     }
@@ -169,7 +169,7 @@ impl Sender {
     }
 }
 
-/// Why a batch was not taken.
+/// Why a batch was not accepted.
 struct Failed {
     /// Whether it is worth another attempt.
     again: bool,

@@ -1,4 +1,4 @@
-//! The whole fleet at a moment: all that the dashboard shows of it, in one answer.
+//! `GET /fleet`: the whole fleet at one moment, for the dashboard.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use crate::admin::Admin;
 use crate::history::rounded;
 
-/// Pools and workers as they are now, and what whoever asks may do about them.
+/// The current pools and workers, and what the caller may do with them.
 pub(crate) fn describe_fleet(admin: &Admin, parts: &Parts) -> Value {
     let fleet = &*admin.proxy.fleet;
     let now = fleet.clock.now();
@@ -97,7 +97,7 @@ fn pool(fleet: &Fleet, pool: &ModelPool) -> Value {
     })
 }
 
-/// What the pool knows of each of its endpoints. The scheduler's lock is held for a copy of the figures.
+/// The pool's state of each of its endpoints. The scheduler's lock is held only while the figures are copied.
 fn endpoints(now: Nanos, pool: &ModelPool) -> Vec<(EndpointId, Value)> {
     let known: Vec<(Endpoint, [f64; 2])> = pool.router.read(|scheduler: &Scheduler| {
         let rated = |endpoint: &Endpoint| {
@@ -158,7 +158,7 @@ fn worker(now: Nanos, fleet: &Fleet, worker: &Worker, known: &HashMap<(usize, En
         .endpoints_of(worker.id)
         .iter()
         .map(|(pool, endpoint)| {
-            // One that joined a moment ago is in the next answer.
+            // An endpoint that joined a moment ago is in the next response.
             let of_pool = known.get(&(Arc::as_ptr(pool) as usize, endpoint.id));
             let mut told = of_pool.cloned().unwrap_or_else(|| json!({}));
             told["model"] = json!(pool.model);
@@ -179,7 +179,7 @@ fn worker(now: Nanos, fleet: &Fleet, worker: &Worker, known: &HashMap<(usize, En
     })
 }
 
-/// What matters of a feed at a glance; all of it is told by `GET /workers`.
+/// The main figures of a feed; `GET /workers` has all of them.
 fn feed(now: Nanos, feed: &EventFeed) -> Value {
     let seen = feed.seen();
     let (waiting, dropped) = feed.waiting();
@@ -191,7 +191,7 @@ fn feed(now: Nanos, feed: &EventFeed) -> Value {
     })
 }
 
-/// One word for how a worker fares, the worst that is true of it.
+/// One word for a worker's state: the worst that applies.
 fn name_of_state(state: &kvlane_fleet::worker::State, is_registered: bool) -> &'static str {
     match state {
         state if state.leaving => "leaving",

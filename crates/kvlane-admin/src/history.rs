@@ -1,8 +1,7 @@
-//! What the last quarter of an hour was like, second by second: whoever looks sees where things come from, and two who
-//! look see the same.
+//! Figures of the last fifteen minutes, one row per second: every viewer of the dashboard sees the same past.
 //!
-//! Nothing here is on the way of a request but a counter or two. Once a second, on the admin thread, the counters and the
-//! ledgers are read and a row is kept; the oldest goes.
+//! A request costs only a counter or two. Once a second, the admin thread reads the counters and the ledgers and adds
+//! a row; the oldest is dropped.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,12 +19,12 @@ use kvlane_proxy::outcomes::OUTCOMES;
 
 /// Time between two rows.
 const EVERY: Duration = Duration::from_secs(1);
-/// Rows that are kept: a quarter of an hour.
+/// Most rows: fifteen minutes.
 pub const ROWS_MAX: usize = 900;
-/// Rows over which latencies are taken: one second of a small fleet has too few answers for a percentile.
+/// Rows over which latencies are computed: one second of a small fleet has too few responses for a percentile.
 const WINDOW: usize = 10;
 
-/// The last quarter of an hour of a gateway.
+/// The last fifteen minutes of a gateway.
 #[derive(Default)]
 pub struct History {
     past: Mutex<Past>,
@@ -38,7 +37,7 @@ struct Past {
     pools: BTreeMap<String, PoolPast>,
 }
 
-/// The rows of one pool, and what the next one is told from.
+/// The rows of one pool, and the state from which the next row is computed.
 #[derive(Default)]
 struct PoolPast {
     rows: VecDeque<Row<{ COLUMNS.len() }>>,
@@ -46,13 +45,13 @@ struct PoolPast {
     spreads: VecDeque<[Counts; 3]>,
 }
 
-/// One second, or what has become of it: NaN where nothing can be said.
+/// One row; NaN where there is no value.
 struct Row<const N: usize> {
     at: Nanos,
     values: [f32; N],
 }
 
-/// Counters of a pool, which only grow.
+/// Counters of a pool.
 #[derive(Clone, Copy)]
 struct Totals {
     input_tokens: u64,
@@ -66,15 +65,15 @@ struct Totals {
     shed: u64,
 }
 
-/// What one row is made of.
+/// The values from which a row is computed.
 struct Measured {
-    /// Seconds since the row before.
+    /// Seconds since the previous row.
     span_s: f64,
     totals: Totals,
     before: Totals,
-    /// Of the last [`WINDOW`] rows: first tokens, tokens after them, requests.
+    /// Over the last [`WINDOW`] rows: first tokens, further tokens, requests.
     lately: [Counts; 3],
-    /// Seconds that those took.
+    /// Seconds of those rows.
     lately_s: f64,
     state: State,
 }
@@ -88,7 +87,7 @@ struct State {
     queued: usize,
     prefill_tokens: u64,
     context_tokens: u64,
-    /// Sum and number of those who tell.
+    /// Sum and number of the endpoints that report it.
     kv_usage: (f64, usize),
 }
 
@@ -127,7 +126,7 @@ const COLUMNS: [Column; 22] = [
 // === impl History ===
 
 impl History {
-    /// Keeps a row of everything.
+    /// Adds a row for every pool.
     pub fn note(&self, fleet: &Fleet, ends: [u64; OUTCOMES.len()]) {
         let now = fleet.clock.now();
         let pools: Vec<(Arc<ModelPool>, State)> = fleet
@@ -172,7 +171,7 @@ impl History {
     }
 }
 
-/// Keeps a row of everything each second.
+/// Adds a row for every pool each second.
 pub async fn keep_history(history: Arc<History>, proxy: Arc<Proxy>) {
     let mut ticks = interval(EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -277,7 +276,7 @@ fn columns<const N: usize>(
     columns
 }
 
-/// To four digits, which is more than a picture shows; nothing for what is no number.
+/// Rounded to four digits, which is enough for a chart; none for NaN.
 pub fn rounded(value: f32) -> Option<f64> {
     if !value.is_finite() {
         return None;
@@ -299,7 +298,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_are_bounded_and_told_from_a_time_on() {
+    fn rows_are_bounded_and_listed_from_a_given_time() {
         let mut rows = VecDeque::new();
         for second in 0..2 * ROWS_MAX as u64 {
             keep(&mut rows, Row { at: Nanos::from_secs(second), values: [second as f32, f32::NAN] });
@@ -312,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_told_to_four_digits() {
+    fn numbers_are_rounded_to_four_digits() {
         for (value, expect) in [
             (0.1, Some(0.1)),
             (123_456.7, Some(123_457.0)),

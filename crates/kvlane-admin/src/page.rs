@@ -1,4 +1,5 @@
-//! The dashboard: three files that are in the binary. All they show they ask of this API, with the key of whoever looks.
+//! The dashboard: three files embedded in the binary. The page reads its data from the admin API with the viewer's
+//! key.
 
 use http::{HeaderName, HeaderValue, Response, StatusCode, header};
 
@@ -8,13 +9,13 @@ const PAGE: &str = include_str!("../assets/dashboard.html");
 const SCRIPT: &str = include_str!("../assets/dashboard.js");
 const STYLE: &str = include_str!("../assets/dashboard.css");
 
-/// What the page may do: run its own script, show its own style, ask this port. Nobody may frame it, and no text becomes
-/// markup.
+/// Content security policy of the page: own script and style, requests to this port only, no framing, and no text is
+/// parsed as markup.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'; \
                       require-trusted-types-for 'script'; trusted-types 'none'";
 
-/// One of the page's files. They hold nothing of the fleet.
+/// One of the page's files. They contain no data of the fleet.
 pub(super) fn file(path: &str) -> Option<Response<Body>> {
     let (kind, text) = match path {
         "/dashboard" => ("text/html; charset=utf-8", PAGE),
@@ -28,7 +29,7 @@ pub(super) fn file(path: &str) -> Option<Response<Body>> {
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (header::REFERRER_POLICY, "no-referrer"),
         (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
-        // Another version of the gateway has another page.
+        // Not cached: another version of the gateway has another page.
         (header::CACHE_CONTROL, "no-cache"),
     ];
     for (name, value) in headers {

@@ -11,7 +11,7 @@ pub(crate) fn refused(status: StatusCode, message: &str) -> ApiError {
     ApiError::Admin { status, message: message.into() }
 }
 
-/// The time after which things are asked for: all of them where the query does not say.
+/// The start of the requested period: zero where the query does not give one.
 pub(crate) fn since(parts: &Parts) -> Result<Option<Nanos>, ApiError> {
     let Some(text) = query(parts, "since_s") else { return Ok(None) };
     match text.parse::<f64>() {
@@ -36,7 +36,7 @@ mod tests {
     use super::percent_decoded;
 
     #[test]
-    fn percent_encoding_is_undone_where_it_is_valid() {
+    fn valid_percent_encoding_is_decoded() {
         for (text, expect) in [
             ("http%3A%2F%2Fh:1", "http://h:1"),
             ("a%2", "a%2"),

@@ -1,4 +1,4 @@
-//! Whether there is anybody to serve, and what: for those who watch over the gateway, and for clients.
+//! Health, readiness and the model list, for health checks and for clients.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,7 +13,8 @@ use serde_json::{Value, json};
 
 use crate::query::percent_decoded;
 
-/// Whether there is anybody to serve requests; who and what is wrong with them only to those who may know.
+/// Whether any endpoint can serve requests; workers and their problems are listed only if the caller may see them
+/// (`whole`).
 pub(super) fn readiness(fleet: &Fleet, whole: bool) -> Response<Body> {
     let stopping = fleet.stopping.load(Ordering::Relaxed);
     let mut any = false;

@@ -1,4 +1,4 @@
-//! What a second policy would have done with the requests that were placed.
+//! `GET /whatif`: what the shadow policy would have decided for the requests that were placed.
 
 use http::StatusCode;
 use kvlane_core::scheduler::{Agreement, Scheduler};
@@ -8,7 +8,8 @@ use serde_json::{Value, json};
 
 use crate::query::refused;
 
-/// Of every pool that asks one, how often it agreed since it is asked, and what it would have gained: `kvlane.whatif/1`.
+/// For each pool with a shadow policy: how often it agreed since it was set, and its estimated gain:
+/// `kvlane.whatif/1`.
 pub(super) fn whatif(fleet: &Fleet) -> Result<Value, ApiError> {
     let pools: Vec<Value> = fleet
         .pools()
@@ -29,7 +30,7 @@ pub(super) fn whatif(fleet: &Fleet) -> Result<Value, ApiError> {
         })
         .collect();
     if pools.is_empty() {
-        let off = "no second policy is asked: name one as routing.shadow_policy, a reload is enough";
+        let off = "no shadow policy is set: set routing.shadow_policy and reload the configuration";
         return Err(refused(StatusCode::NOT_FOUND, off));
     }
     Ok(json!({"schema": "kvlane.whatif/1", "pools": pools}))

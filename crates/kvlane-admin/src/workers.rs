@@ -1,4 +1,4 @@
-//! Who serves: workers as operators see them, add them and find them.
+//! The `/workers` endpoints of the admin API: list, find, add, change and remove workers.
 
 use std::sync::Arc;
 

@@ -1,12 +1,13 @@
-//! Workers come, are probed, drain and leave.
+//! The fleet: workers join, are probed, drain and leave.
 //!
-//! A worker takes a seat in a pool when it has first answered a probe and its models are known. From then on probes
-//! decide whether it is fit for requests, and its `/metrics` say how full it is; what becomes of requests is the matter
-//! of the scheduler's breakers. All changes of who sits where take turns here; relay threads only read the result.
+//! A worker is registered as an endpoint of a pool when it has first answered a probe and its models are known. From
+//! then on probes decide whether it gets requests, and its `/metrics` report its load; the outcome of requests is the
+//! concern of the scheduler's circuit breakers. All changes of registrations are serialized here; relay threads only
+//! read the result.
 //!
-//! Whether a worker is healthy and whether it drains is written down twice: in its [`State`], and in the scheduler of
-//! each pool it sits in. The state's lock is held until the schedulers have been told, so that two who change their
-//! minds at a time leave both sides with the same one.
+//! Whether a worker is healthy and whether it drains is stored twice: in its [`State`], and in the scheduler of each
+//! pool with one of its endpoints. The state's lock is held until the schedulers are updated, so that two concurrent
+//! changes leave both with the same value.
 
 mod complaints;
 mod names;
@@ -44,14 +45,14 @@ use crate::index_snapshot::IndexSnapshot;
 use crate::ingest::Ingest;
 use crate::parity_check;
 
-/// The largest answer to a probe that is read.
+/// Largest response to a probe.
 const PROBE_BYTES_MAX: usize = 8 << 20;
-/// Probes between two looks at a healthy worker's model list: adapters come and go.
+/// Probes between two reads of a healthy worker's model list: adapters come and go.
 const PROBES_PER_MODEL_LIST: u32 = 15;
-/// Most workers a gateway takes.
+/// Most workers of a gateway.
 pub const WORKERS_MAX: usize = 4096;
 
-/// Who serves, and the tasks that watch them.
+/// The workers, and the tasks that probe them.
 pub struct Controller {
     fleet: Arc<Fleet>,
     health: ArcSwap<Health>,
@@ -71,17 +72,17 @@ pub struct Controller {
 /// Why a worker was not added.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddError {
-    /// The URL is none.
+    /// The URL is invalid.
     #[error("{0}")]
     BadUrl(String),
-    /// It is where no worker may be.
+    /// The address is not allowed.
     #[error("{0}")]
     Refused(String),
-    /// It is there already.
-    #[error("worker {0} is already there")]
+    /// A worker with this URL exists.
+    #[error("worker {0} already exists")]
     Duplicate(String),
-    /// There are too many.
-    #[error("there are already {WORKERS_MAX} workers, which is the most")]
+    /// The fleet is full.
+    #[error("there are already {WORKERS_MAX} workers, which is the maximum")]
     TooMany,
 }
 
@@ -129,7 +130,8 @@ impl Controller {
         self.allowed.store(allowed);
     }
 
-    /// Adds a worker. Requests are placed there once it has answered a probe. One of the same URL may still be leaving.
+    /// Adds a worker. It gets requests once it has answered a probe. Another worker of the same URL may still be
+    /// leaving.
     ///
     /// # Errors
     /// Why it cannot be added.
@@ -165,7 +167,7 @@ impl Controller {
         Ok(worker)
     }
 
-    /// The worker called by this id or URL: of several of one URL the last one that came.
+    /// The worker with this id or URL: of several with one URL, the last one added.
     pub fn find(&self, name: &str) -> Option<Arc<Worker>> {
         let workers = self.fleet.workers();
         let by_id = name.parse().ok().and_then(|id| workers.get(&WorkerId(id)));
@@ -187,7 +189,7 @@ impl Controller {
         }
     }
 
-    /// Lets a worker leave once its last request is over.
+    /// Removes a worker once its last request has ended.
     pub fn remove(self: &Arc<Self>, worker: &Arc<Worker>) {
         {
             let mut state = worker.state();
@@ -196,7 +198,7 @@ impl Controller {
         }
         tracing::info!(worker = %worker.url, "worker leaving");
         self.leave_if_empty(worker);
-        // Those that waited for it to serve have nothing to wait for.
+        // Workers that were waiting for it to replace them need not wait any longer.
         self.settle_predecessors(worker, true);
     }
 
@@ -246,7 +248,7 @@ impl Controller {
         tracing::info!(worker = %worker.url, "worker left");
     }
 
-    /// Whether a worker of this URL is there.
+    /// Whether a worker with this URL exists.
     fn is_there(&self, url: &str) -> bool {
         self.fleet.workers().values().any(|worker| *worker.url == *url)
     }
@@ -292,7 +294,7 @@ impl Controller {
                 continue;
             }
             let pool = self.pool(base);
-            // Events do not say which of several base models they are of.
+            // Events do not state to which of several base models they belong.
             let source = rank.source.clone().filter(|_| bases.len() == 1);
             let number = several.then_some(rank.number);
             let feed = source.map(|source| self.ingest.feed(worker, number, source));
@@ -312,7 +314,7 @@ impl Controller {
         {
             let mut state = worker.state();
             (state.names, state.ranks) = (names, ranks);
-            // Either may have changed while the endpoints joined.
+            // Either may have changed while the endpoints were being registered.
             for (pool, endpoint) in &endpoints {
                 let (endpoint, healthy, draining) = (endpoint.id, state.healthy, state.draining);
                 pool.step(Input::Health { endpoint, healthy });
@@ -342,16 +344,16 @@ impl Controller {
         self.fleet.change_snapshot(|snapshot| list_names(snapshot, &served));
     }
 
-    /// Lets all pools route as the configuration says.
+    /// Applies the routing configuration to all pools.
     pub fn configure_pools(&self) {
-        // A pool that is being opened has either been made by what the configuration says by then, or is in the table.
+        // Under the lock a pool that is being opened either uses this configuration already, or is in the table.
         let _turn = self.turn();
         for pool in self.fleet.pools() {
             pool.configure(self.fleet.router_config(&pool.model));
         }
     }
 
-    /// The pool of a base model, made if need be.
+    /// The pool of a base model; opened if needed.
     fn pool(&self, base: &str) -> Arc<ModelPool> {
         if let Some(pool) = self.fleet.snapshot().pools.iter().find(|pool| pool.model == base) {
             return Arc::clone(pool);
@@ -368,7 +370,7 @@ impl Controller {
         let (mut probed_at, mut due) = (None, Instant::now());
         let mut complaints = Complaints::default();
         let mut probes = 0u32;
-        // One look for each probe: there are engines that close what is idle, and go on.
+        // One check after each probe: some engines close idle connections and keep running.
         let mut asked = false;
         loop {
             tokio::select! {
@@ -389,11 +391,11 @@ impl Controller {
             (probed_at, due) = (Some(now), now + self.health().interval);
             asked = false;
             if !self.fleet.workers().contains_key(&worker.id) {
-                // The last probe may have put its connection back after the worker had left.
+                // The last probe may have returned its connection to the pool after the worker had left.
                 return self.upstreams.forget(worker.upstream.id);
             }
             let probed = self.probe(&worker, probes).await;
-            // A closed port needs no second opinion; and whatever answers there next has started since.
+            // A refused connection needs no second probe; a process that answers there later has been started since.
             let refuses = probed.is_err() && self.upstreams.refuses(&worker.upstream).await;
             probes = match &probed {
                 Ok(()) => probes.wrapping_add(1),
@@ -448,7 +450,7 @@ impl Controller {
                 let block_tokens = pool.router.block_tokens();
                 pool.step(Input::Counted { endpoint, queries, hits, block_tokens });
             }
-            // A page that tells no ranks apart says nothing of one of them.
+            // A page without ranks says nothing about a single rank.
             let of_it = reports.iter().find(|(rank, _)| number.is_none_or(|number| number == *rank));
             if let Some(&(_, reported)) = of_it
                 && (number.is_none() || reports.len() > 1)
@@ -459,8 +461,8 @@ impl Controller {
         Ok(())
     }
 
-    /// Tells the pools in which a worker sits what it was given before this gateway was there. That is over before it takes
-    /// its first request.
+    /// Restores the index of dispatches for the endpoints of this worker from the snapshot, before they get their
+    /// first request.
     async fn restore_index(&self, worker: &Arc<Worker>) {
         if self.index_snapshot.is_empty() {
             return;
@@ -478,7 +480,7 @@ impl Controller {
         }
     }
 
-    /// What a probe means for whether requests are placed there.
+    /// Applies the result of a probe to the worker's health.
     fn judge(self: &Arc<Self>, worker: &Worker, probed: Result<(), String>, refuses: bool) {
         let thresholds = self.health().thresholds();
         match probed {
@@ -503,7 +505,7 @@ impl Controller {
                     self.settle_predecessors(worker, true);
                 }
                 if healthy_now && !first {
-                    // Whether it has been restarted meanwhile is to be seen from what it tells.
+                    // The events will show whether it restarted in the meantime.
                     for (_, endpoint) in self.endpoints_of(worker.id) {
                         if let Some(feed) = &endpoint.feed {
                             feed.look_again();
@@ -535,7 +537,7 @@ impl Controller {
         }
     }
 
-    /// Runs a task under its name. One that breaks is begun anew: a worker is probed until it has left.
+    /// Spawns a task with a name. A task that panics is started again: a worker is probed until it has left.
     fn spawn<F>(&self, name: String, task: impl FnMut() -> F + Send + 'static)
     where
         F: Future<Output = ()> + Send + 'static,
@@ -544,7 +546,7 @@ impl Controller {
     }
 }
 
-/// Marks a worker fit (`None`) or unfit for requests, in every pool.
+/// Marks a worker healthy (`None`) or unhealthy, in every pool.
 fn set_health(fleet: &Fleet, worker: &Worker, problem: Option<String>) {
     let healthy = problem.is_none();
     worker.set_unfit(!healthy);

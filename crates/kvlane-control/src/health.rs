@@ -5,21 +5,21 @@ use std::time::Duration;
 use kvlane_core::health::Thresholds;
 use serde::{Deserialize, Serialize};
 
-/// How failing workers are found.
+/// How failing workers are detected.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Health {
     /// Path of the probe.
     pub path: String,
-    /// Time between two probes of one worker. A worker that is down is probed as often.
+    /// Time between two probes of one worker, healthy or not.
     #[serde(with = "humantime_serde")]
     pub interval: Duration,
     /// Time a probe may take.
     #[serde(with = "humantime_serde")]
     pub timeout: Duration,
-    /// Bad probes in a row that make a worker unhealthy.
+    /// Failed probes in a row that make a worker unhealthy.
     pub failure_threshold: u32,
-    /// Good probes in a row that make it healthy again.
+    /// Successful probes in a row that make it healthy again.
     pub success_threshold: u32,
 }
 

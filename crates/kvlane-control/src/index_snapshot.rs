@@ -1,16 +1,16 @@
-//! What workers were given, kept in a file over a restart of the gateway.
+//! Snapshot of the index of dispatches, kept in a file over a restart of the gateway.
 //!
-//! Written now and then and at the end, read at the start. An endpoint that takes its seat under the name and model that it
-//! had is believed to hold what it was given, for as long as that was not used for too long: the time in which there was
-//! no gateway counts. Only a worker that has refused a connection meanwhile has started again, and holds nothing. What
-//! others were given stays in the file until it is too old.
+//! Written periodically and at shutdown, read at start. An endpoint that is registered with the same name and model
+//! gets back its dispatched blocks, until they expire; the time without a gateway counts. If its worker refused a
+//! connection in the meantime, the worker has restarted, and its blocks are dropped. Entries of endpoints that do not
+//! return stay in the file until they expire.
 //!
 //! ```text
-//! what every sealed file has
+//! header of sealed files
 //! record: kind u8
-//!   1 an endpoint, numbered from 0: name, model, block tokens u32, whether engines told that size u8
-//!   2 some blocks: of which endpoint u32, whether a block is before them u8 and which u64, nanoseconds since their use u64,
-//!     how many u32, each u64
+//!   1 an endpoint, numbered from 0: name, model, block tokens u32, whether engines reported that size u8
+//!   2 blocks: endpoint u32, whether they have a parent u8 and its hash u64, nanoseconds since their use u64,
+//!     count u32, and each hash u64
 //!   0 the end
 //! ```
 
@@ -29,7 +29,7 @@ use kvlane_fleet::pool::ModelPool;
 
 use crate::snapshot_file::{self, BYTES_MAX, Kind, Reader, SealError};
 
-/// What is older than a week counts for nothing in any index.
+/// Entries older than a week are expired in any index.
 const KIND: Kind = Kind { magic: b"kvlaneDP", version: 1, age_max_s: 7.0 * 24.0 * 3600.0 };
 /// Most endpoints in a file.
 const ENDPOINTS_MAX: usize = 65_536;
@@ -41,20 +41,20 @@ const PIECE: u8 = 2;
 /// Name and model of an endpoint.
 type Key = (String, String);
 
-/// What endpoints were given before this gateway was there, until they take their seats.
+/// Restored blocks of endpoints that are not registered yet.
 #[derive(Default)]
 pub struct IndexSnapshot {
     kept: Mutex<BTreeMap<Key, Entry>>,
-    /// How old it was when this gateway started.
+    /// The age of the file when this gateway started.
     since: Nanos,
     started: Nanos,
 }
 
-/// What one endpoint was given.
+/// The blocks dispatched to one endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Entry {
     block_tokens: u32,
-    /// Whether that is the size of engines' blocks; else it is what the configuration said.
+    /// Whether the block size was reported by engines; otherwise it was configured.
     told: bool,
     pieces: Vec<Piece>,
 }
@@ -62,7 +62,7 @@ struct Entry {
 // === impl IndexSnapshot ===
 
 impl IndexSnapshot {
-    /// What the configured file holds. One that cannot be used costs what it holds, and nothing else.
+    /// The content of the configured file. An invalid file only costs its entries.
     pub fn read(path: Option<&Path>, clock: &Clock) -> Self {
         let Some(path) = path else { return Self::default() };
         let started = clock.now();
@@ -78,8 +78,8 @@ impl IndexSnapshot {
         }
     }
 
-    /// Tells the router of `pool` what its new endpoint was given before, unless it has `started_again` since. To be over
-    /// before the endpoint takes requests; takes a moment for a large one.
+    /// Restores the blocks of a new endpoint in the router of `pool`, unless its worker has `started_again` since. It
+    /// must finish before the endpoint takes requests; a large index takes a moment.
     pub fn restore(
         &self,
         fleet: &Fleet,
@@ -93,7 +93,7 @@ impl IndexSnapshot {
         else {
             return;
         };
-        // Prompts are cut as the engines were found to cut them, until they say otherwise.
+        // The snapshot's block size is used until the engines report one.
         if told && pool.block_sizes().is_empty() && pool.router.index_size().1 == 0 {
             pool.router.set_block_tokens(block_tokens);
         }
@@ -105,12 +105,12 @@ impl IndexSnapshot {
         tracing::info!(worker = name, model = pool.model, "dispatch index restored for an endpoint");
     }
 
-    /// Whether something is kept for anybody.
+    /// Whether there are restored blocks for any endpoint.
     pub fn is_empty(&self) -> bool {
         self.kept().is_empty()
     }
 
-    /// How much older all of it is by now than the file says.
+    /// The time since the file was written, to be added to the ages in it.
     fn age(&self, now: Nanos) -> Nanos {
         self.since + (now - self.started)
     }
@@ -120,10 +120,11 @@ impl IndexSnapshot {
     }
 }
 
-/// Writes what all endpoints were given, and what is kept for those that have not come. Requests come in between.
+/// Writes the blocks of all endpoints, and those of endpoints that are not registered yet. Requests are served in
+/// between.
 ///
 /// # Errors
-/// If the file cannot be written; the one before stays.
+/// The file cannot be written; the previous one stays.
 pub fn write(kept_before: &IndexSnapshot, fleet: &Fleet, path: &Path) -> io::Result<()> {
     let mut file =
         File { file: snapshot_file::Writer::create(path, &KIND, unix_time())?, endpoints: 0, left_out: 0 };
@@ -168,7 +169,7 @@ pub fn write(kept_before: &IndexSnapshot, fleet: &Fleet, path: &Path) -> io::Res
     file.file.finish()
 }
 
-/// A file that is being written.
+/// A file being written.
 struct File {
     file: snapshot_file::Writer,
     endpoints: usize,
@@ -178,7 +179,7 @@ struct File {
 // === impl File ===
 
 impl File {
-    /// The number of another endpoint, if there is room for it.
+    /// The number of a further endpoint, if there is room for it.
     fn endpoint(
         &mut self,
         name: &str,
@@ -199,7 +200,7 @@ impl File {
         Ok(u32::try_from(self.endpoints - 1).ok())
     }
 
-    /// Some blocks of an endpoint, used `since` longer ago than they say.
+    /// Blocks of an endpoint, `since` older than stated.
     fn piece(&mut self, endpoint: u32, piece: &Piece, since: Nanos) -> io::Result<()> {
         let Piece { before, blocks, age } = piece;
         if !self.has_room(8 * blocks.len() + 64) {
@@ -220,7 +221,7 @@ impl File {
     }
 }
 
-/// What a file holds, and how old it is; nothing if there is none.
+/// The content of a file, and its age; none if it does not exist.
 fn read(path: &Path, now_s: f64) -> Result<(BTreeMap<Key, Entry>, Nanos), SealError> {
     snapshot_file::read(path)?.map_or_else(|| Ok(Default::default()), |bytes| parse(&bytes, now_s))
 }
@@ -238,10 +239,11 @@ fn parse(bytes: &[u8], now_s: f64) -> Result<(BTreeMap<Key, Entry>, Nanos), Seal
             }
             [PIECE] => {
                 let number = reader.u32()? as usize;
-                let (_, entry) = entries.get_mut(number).ok_or(SealError::Damaged("blocks of nobody"))?;
+                let (_, entry) =
+                    entries.get_mut(number).ok_or(SealError::Damaged("blocks of an unknown endpoint"))?;
                 entry.pieces.push(piece(&mut reader)?);
             }
-            _ => return Err(SealError::Damaged("a record that there is not")),
+            _ => return Err(SealError::Damaged("unknown record")),
         }
     }
     reader.end()?;
@@ -257,7 +259,7 @@ fn piece(reader: &mut Reader<'_>) -> Result<Piece, SealError> {
     Ok(Piece { before: (follows != 0).then_some(BlockHash(before)), blocks, age })
 }
 
-/// How many endpoints a file has that is right but for `content`.
+/// The number of endpoints in a file that is valid except for `content`.
 #[cfg(feature = "testing")]
 pub fn endpoints_in(content: &[u8]) -> Option<usize> {
     parse(&snapshot_file::bytes_of(&KIND, content), 0.0).ok().map(|(endpoints, _)| endpoints.len())
@@ -293,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read_back() {
+    fn a_written_snapshot_is_read_back() {
         let entries = [entry("a"), entry("b#1")];
         let (kept, age) = parse(&written(&entries, Nanos::ZERO), 1002.5).expect("right");
         assert_eq!((kept, age), (entries.clone().into_iter().collect(), Nanos::from_millis(2500)));
@@ -308,7 +310,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_file_with_any_byte_changed_or_missing_is_refused(at in any::<prop::sample::Index>(), flip in 1u8.., cut: bool) {
+        fn a_file_with_a_changed_or_missing_byte_is_rejected(at in any::<prop::sample::Index>(), flip in 1u8.., cut: bool) {
             let mut bytes = written(&[entry("a"), entry("b")], Nanos::ZERO);
             let at = at.index(bytes.len());
             if cut { bytes.truncate(at) } else { bytes[at] ^= flip }
@@ -316,7 +318,7 @@ mod tests {
         }
 
         #[test]
-        fn no_bytes_with_a_right_hash_break_the_reader(body in prop::collection::vec(0u8..4, 0..200)) {
+        fn no_bytes_with_a_valid_hash_make_the_reader_panic(body in prop::collection::vec(0u8..4, 0..200)) {
             let mut bytes = written(&[], Nanos::ZERO);
             bytes.truncate(bytes.len() - 9);
             bytes.extend(body);

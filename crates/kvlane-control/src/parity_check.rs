@@ -1,12 +1,11 @@
-//! Whether an engine counts as we do: asked when it registers, when it has been gone, and when its models or its block
-//! size change. Block sizes and context lengths are also compared between the members of a pool, again whenever a pool
-//! gains, changes or loses one.
+//! Compares the gateway's token ids with the engine's `/tokenize`: when a worker is registered, when it has been
+//! unreachable, and when its models or its block size change. Block sizes and context lengths are also compared
+//! between the members of a pool, whenever a pool gains, changes or loses a member.
 //!
-//! Knowing exactly what a cache holds is worth nothing if the prompts that are looked up in it are counted in another
-//! way: another tokenizer, another chat template, another block size. Nothing fails then, requests just go to the wrong
-//! engine. So a few prompts with all that tends to differ are counted on both sides, by us and by the engine's own
-//! `/tokenize`, and the ids compared one by one. One difference is enough for [`Parity::Mismatch`]: what this engine
-//! says of its cache is not believed.
+//! Exact knowledge of a cache is useless if prompts are counted differently from the engine: with another tokenizer,
+//! another chat template, another block size. Nothing fails then; requests just go to the wrong engine. So a few
+//! prompts with typical differences are counted by the gateway and by the engine's own `/tokenize`, and their ids are
+//! compared one by one. One difference is enough for [`Parity::Mismatch`]: the engine's KV events are not used.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -28,57 +27,57 @@ use kvlane_fleet::parity::{Compared, Listed, Parity};
 use kvlane_fleet::tokenize::{Counting, tokenized};
 use kvlane_fleet::worker::{ServedName, Worker, WorkerId};
 
-/// Characters shown of either side where texts part.
+/// Characters shown of each text where they differ.
 const SHOWN_CHARS: usize = 24;
 
 /// One prompt of the set.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sample {
-    /// What it is about.
+    /// What it tests.
     pub name: &'static str,
-    /// The API it is a request to.
+    /// The API of the request.
     pub api: Api,
-    /// A template may refuse it: then the engine refuses it too, and nothing can be told from it.
+    /// A template may reject it: then the engine rejects it too, and there is nothing to compare.
     pub optional: bool,
     body: Value,
 }
 
-/// How the samples are counted on our side.
+/// How the gateway counts the samples.
 #[derive(Clone, Copy)]
 pub enum Ours<'a> {
-    /// By this tokenizer.
+    /// With this tokenizer.
     Tokenizer(&'a Tokenizer),
-    /// Four bytes are a token.
+    /// Four bytes count as a token.
     Estimate,
-    /// As the engine says.
+    /// With the engine's `/tokenize`.
     Theirs,
 }
 
-/// What came of one sample.
+/// The result for one sample.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Both count the same.
+    /// Both ids are equal.
     Same,
-    /// The engine refuses the prompt, with this status.
+    /// The engine rejects the prompt, with this status.
     Refused(u16),
-    /// We cannot count it, for this reason.
+    /// The gateway cannot count it, for this reason.
     Unknown(String),
-    /// The engine cannot be asked at all, for this reason.
+    /// The engine cannot be queried at all, for this reason.
     Silent(String),
     /// They differ: where, and what to do.
     Differs(String),
 }
 
-/// [`compare`]'s answer.
+/// The result of [`compare`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// What came of it.
+    /// The outcome.
     pub outcome: Outcome,
-    /// The longest context, as `/tokenize` tells it.
+    /// The longest context according to `/tokenize`.
     pub max_model_len: Option<u64>,
 }
 
-/// Where two lists of ids part.
+/// Where two lists of ids differ.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
     at: usize,
@@ -89,8 +88,8 @@ pub struct Difference {
 
 // === impl Sample ===
 
-/// The prompts that are compared: plain text with unicode and with space at its edges, a conversation of several turns,
-/// one with tools.
+/// The prompts of the comparison: plain text with unicode and with space at its edges, a conversation of several
+/// turns, one with tools.
 pub fn samples() -> Vec<Sample> {
     let text = |name, prompt: &str| Sample {
         name,
@@ -130,7 +129,7 @@ pub fn samples() -> Vec<Sample> {
 }
 
 impl Sample {
-    /// It as a body for `/tokenize`, and for the API itself.
+    /// The sample as a body for `/tokenize`, and for the API itself.
     pub fn body(&self, model: &str) -> Bytes {
         let mut body = self.body.clone();
         body["model"] = json!(model);
@@ -141,10 +140,10 @@ impl Sample {
 // === impl Difference ===
 
 impl Difference {
-    /// Ids shown of either side.
+    /// Ids shown of each list.
     const SHOWN: usize = 4;
 
-    /// Where `ours` and `theirs` part; nothing if they are the same.
+    /// Where `ours` and `theirs` differ; none if they are equal.
     pub fn between(ours: &[u32], theirs: &[u32]) -> Option<Self> {
         let at = ours.iter().zip(theirs).take_while(|(ours, theirs)| ours == theirs).count();
         let differ = at < ours.len().max(theirs.len());
@@ -163,13 +162,13 @@ impl fmt::Display for Difference {
         let Self { at, ours, theirs, lengths } = self;
         write!(
             f,
-            "token {at} on, the engine has {theirs:?} and we have {ours:?} ({} and {} tokens)",
+            "token {at} on, the engine has {theirs:?} and the gateway has {ours:?} ({} and {} tokens)",
             lengths.1, lengths.0
         )
     }
 }
 
-/// Where two texts part, with what stands there on either side; nothing if they are the same.
+/// Where two texts differ, with an excerpt of each; none if they are equal.
 pub fn text_difference(ours: &str, theirs: &str) -> Option<String> {
     let same: usize =
         ours.chars().zip(theirs.chars()).take_while(|(a, b)| a == b).map(|(same, _)| same.len_utf8()).sum();
@@ -180,13 +179,17 @@ pub fn text_difference(ours: &str, theirs: &str) -> Option<String> {
         chars.into_iter().collect()
     };
     (same < ours.len().max(theirs.len())).then(|| {
-        format!("after {before:?} the engine's text goes on {:?} and ours {:?}", shown(theirs), shown(ours))
+        format!(
+            "after {before:?} the engine's text continues with {:?} and the gateway's with {:?}",
+            shown(theirs),
+            shown(ours)
+        )
     })
 }
 
-/// Settles how the pools of `names` count, and compares the worker's count with ours if that is due: it is new, it has
-/// been gone, or its models or its block size have changed. `page` is its metrics page, empty if there is none. Whether
-/// it was compared: then [`compare_members`] is due.
+/// Sets how the pools of `names` count, and compares the worker's ids with the gateway's if that is due: the worker
+/// is new, has been unreachable, or its models or its block size have changed. `page` is its metrics page, empty if
+/// there is none. Returns whether it was compared: then [`compare_members`] is due.
 pub async fn check(
     fleet: &Arc<Fleet>,
     upstreams: &Arc<Connections>,
@@ -205,7 +208,7 @@ pub async fn check(
         && !worker.upstream.is_gone()
         && before.models == models
     {
-        // A page that did not come this time takes nothing back.
+        // A missing page does not reset the value.
         block_tokens = block_tokens.or(before.block_tokens);
         if before.block_tokens == block_tokens {
             return false;
@@ -226,9 +229,9 @@ pub async fn check(
     true
 }
 
-/// Compares all members of all pools with each other, and sets the parity of each. Called whenever a pool gains, changes
-/// or loses a member. `joining` counts as a member although it has no seat yet: its KV event feeds know what they are
-/// worth before they are opened. Callers take turns: the fleet's lock.
+/// Compares all members of all pools with each other, and sets the parity of each. Called whenever a pool gains,
+/// changes or loses a member. `joining` counts as a member although it is not registered yet, so that its parity is
+/// set before its KV event feeds are opened. Callers hold the fleet's lock.
 pub fn compare_members(fleet: &Fleet, joining: WorkerId) {
     let workers: Vec<Arc<Worker>> = fleet.workers().values().cloned().collect();
     let seated: HashSet<WorkerId> =
@@ -258,9 +261,9 @@ pub fn compare_members(fleet: &Fleet, joining: WorkerId) {
     }
 }
 
-/// Whether each member's blocks and contexts are as long as those of the others that serve the same models: one index
-/// serves them all. Where they differ, the size that most members have is the pool's; of two that are as frequent, that
-/// of the member that stands first. When each of them registered plays no part.
+/// Whether each member's block size and context length equal those of the other members that serve the same models:
+/// one index serves them all. Where they differ, the value of the majority is the pool's; in a tie, that of the first
+/// member in the list. The time of registration does not matter.
 fn agreements(members: &[(&str, &Compared)]) -> Vec<Parity> {
     let (mut sizes, mut lengths): (HashMap<&str, Votes<'_>>, HashMap<&str, Votes<'_>>) = Default::default();
     for (url, compared) in members {
@@ -304,7 +307,7 @@ fn winner<'a>(votes: &HashMap<&str, Votes<'a>>, of: &str) -> Option<(&'a str, u6
     votes.get(of)?.winner()
 }
 
-/// Which values members have: each with the first who has it, and with how many do.
+/// The members' values: each with the first member that has it, and the number of members.
 #[derive(Default)]
 struct Votes<'a>(Vec<(&'a str, u64, usize)>);
 
@@ -318,9 +321,9 @@ impl<'a> Votes<'a> {
         }
     }
 
-    /// The value that most have; of two that are as frequent, the one that came first.
+    /// The most frequent value; in a tie, the first one.
     fn winner(&self) -> Option<(&'a str, u64)> {
-        // The last of the largest is what `max_by_key` takes.
+        // `max_by_key` takes the last of several maxima.
         let (url, value, _) = self.0.iter().rev().max_by_key(|(.., count)| *count)?;
         Some((url, *value))
     }
@@ -345,7 +348,7 @@ fn listed(served: &ServedName) -> Listed {
 fn bases(names: &[ServedName]) -> impl Iterator<Item = &ServedName> {
     names.iter().enumerate().filter_map(|(n, served)| {
         let first = names[..n].iter().all(|before| before.base != served.base);
-        // The base itself where it is listed: an adapter's card says less.
+        // The base itself if it is listed: an adapter's card has fewer fields.
         let named = names.iter().find(|other| other.base == served.base && other.name == other.base);
         first.then_some(named.unwrap_or(served))
     })
@@ -367,17 +370,18 @@ fn tell(worker: &Worker, parity: &Parity) {
     }
 }
 
-/// Counts every sample on both sides.
+/// Counts every sample with the gateway and with the engine.
 async fn compare_all(engine: &Client, served: &ServedName, ours: Ours<'_>) -> Parity {
     let mut parity = Parity::Verified;
     for sample in samples() {
         let Answer { outcome, max_model_len } = compare(engine, &served.name, &sample, ours).await;
-        // SGLang tells the tokenizer's own length there, which may be more than the engine was started with.
+        // SGLang's `/tokenize` reports the tokenizer's own length, which may exceed the length that the engine was
+        // started with.
         if let (Some(told), Some(listed)) = (max_model_len, length(served))
             && told < listed
         {
             return Parity::Mismatch(format!(
-                "GET /v1/models lists {} with max_model_len {listed}, its /tokenize says {told}",
+                "GET /v1/models lists {} with max_model_len {listed}, its /tokenize reports {told}",
                 served.name
             ));
         }
@@ -396,7 +400,7 @@ async fn compare_all(engine: &Client, served: &ServedName, ours: Ours<'_>) -> Pa
     parity
 }
 
-/// Counts one sample on both sides.
+/// Counts one sample with the gateway and with the engine.
 pub async fn compare(engine: &Client, model: &str, sample: &Sample, ours: Ours<'_>) -> Answer {
     let body = sample.body(model);
     let nothing = |outcome| Answer { outcome, max_model_len: None };
@@ -432,7 +436,8 @@ pub async fn compare(engine: &Client, model: &str, sample: &Sample, ours: Ours<'
     Answer { outcome, max_model_len: theirs.max_model_len }
 }
 
-/// The text of an engine's ids, if it tells: where texts differ, the template does; otherwise the tokenizer.
+/// The text of these ids by the engine's `/detokenize`, if it has one: if the texts differ, the template differs;
+/// otherwise the tokenizer.
 async fn text_of(engine: &Client, model: &str, tokens: &[u32]) -> Option<String> {
     let body = json!({"model": model, "tokens": tokens}).to_string().into();
     let (status, answer) = engine.post("/detokenize", &body).await.ok()?;
@@ -440,22 +445,22 @@ async fn text_of(engine: &Client, model: &str, tokens: &[u32]) -> Option<String>
     Some(told["prompt"].as_str()?.to_owned())
 }
 
-/// What differs, and what to do about it.
+/// The difference, and what to do about it.
 pub fn mismatch(sample: &str, difference: &Difference, ours: &str, theirs: Option<&str>) -> String {
     match theirs.map(|theirs| text_difference(ours, theirs)) {
         Some(Some(text)) => format!(
-            "{sample}: from {difference}; {text}. If the chat template differs, give the engine's with --chat-template"
+            "{sample}: from {difference}; {text}. If the chat template differs, set the engine's with --chat-template"
         ),
         Some(None) => format!(
-            "{sample}: from {difference}, for the same text. The tokenizer differs: give the engine's with --tokenizer-path"
+            "{sample}: from {difference}, for the same text. The tokenizer differs: set the engine's with --tokenizer-path"
         ),
         None => format!(
-            "{sample}: from {difference}. Give the engine's own files with --tokenizer-path and --chat-template"
+            "{sample}: from {difference}. Set the engine's own files with --tokenizer-path and --chat-template"
         ),
     }
 }
 
-/// The ids that an estimate stands for: four bytes each of the prompt as it is rendered, as the mock engine counts.
+/// The estimated ids: four bytes each of the rendered prompt, as the mock engine counts.
 pub fn estimated(api: Api, body: &[u8]) -> Vec<u32> {
     let mut rendered = Vec::new();
     if openai::parse(api, body, &mut rendered).is_err() {
@@ -469,7 +474,7 @@ pub fn estimated(api: Api, body: &[u8]) -> Vec<u32> {
     rendered.chunks(BYTES_PER_TOKEN).map(id).collect()
 }
 
-/// Tokens of a KV block, where a metrics page tells: vLLM's `cache_config_info{block_size}`, SGLang's
+/// Tokens of a KV block, if a metrics page states it: vLLM's `cache_config_info{block_size}`, SGLang's
 /// `cache_config_info{page_size}`.
 pub fn block_tokens(page: &str) -> Option<u32> {
     let told = |sample: prometheus::Sample<'_>| {
@@ -486,22 +491,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_difference_is_named_with_its_place() {
+    fn the_first_difference_is_named_with_its_position() {
         assert_eq!(Difference::between(&[1, 2, 3], &[1, 2, 3]), None);
         let said =
             |ours: &[u32], theirs: &[u32]| Difference::between(ours, theirs).expect("differ").to_string();
         assert_eq!(
             said(&[1, 2, 3], &[1, 9, 3]),
-            "token 1 on, the engine has [9, 3] and we have [2, 3] (3 and 3 tokens)"
+            "token 1 on, the engine has [9, 3] and the gateway has [2, 3] (3 and 3 tokens)"
         );
-        assert_eq!(said(&[1], &[1, 2]), "token 1 on, the engine has [2] and we have [] (2 and 1 tokens)");
+        assert_eq!(
+            said(&[1], &[1, 2]),
+            "token 1 on, the engine has [2] and the gateway has [] (2 and 1 tokens)"
+        );
     }
 
     #[test]
-    fn texts_that_part_are_shown_where_they_do() {
+    fn the_first_difference_of_two_texts_is_quoted() {
         assert_eq!(text_difference("same", "same"), None);
         let said = text_difference("<s>user\nhé", "<s>user\nhe").expect("differ");
-        assert_eq!(said, r#"after "<s>user\nh" the engine's text goes on "e" and ours "é""#);
+        assert_eq!(
+            said,
+            r#"after "<s>user\nh" the engine's text continues with "e" and the gateway's with "é""#
+        );
     }
 
     fn said(block_tokens: u32, max_model_len: u64) -> Compared {
@@ -511,13 +522,13 @@ mod tests {
     }
 
     #[test]
-    fn the_size_that_most_members_have_is_the_pools() {
+    fn the_most_frequent_block_size_is_the_pools() {
         let (small, large) = (said(16, 4096), said(32, 4096));
         let mismatched = |members: &[(&str, &Compared)]| -> Vec<bool> {
             agreements(members).iter().map(Parity::is_mismatch).collect()
         };
         assert_eq!(mismatched(&[("a", &small)]), [false]);
-        assert_eq!(mismatched(&[("a", &small), ("b", &large)]), [false, true], "the first of as many");
+        assert_eq!(mismatched(&[("a", &small), ("b", &large)]), [false, true], "the first one in a tie");
         assert_eq!(mismatched(&[("a", &small), ("b", &large), ("c", &large)]), [true, false, false]);
         let longer = said(16, 8192);
         assert_eq!(mismatched(&[("a", &longer), ("b", &small), ("c", &small)]), [true, false, false]);
@@ -534,7 +545,7 @@ mod tests {
     }
 
     #[test]
-    fn one_mismatch_outweighs_all_that_agrees() {
+    fn one_mismatch_outweighs_all_matches() {
         let (bad, open) = (Parity::Mismatch("a".into()), Parity::Unverified("b".into()));
         for (one, other, expect) in [
             (Parity::Verified, Parity::Verified, &Parity::Verified),
@@ -548,7 +559,7 @@ mod tests {
     }
 
     #[test]
-    fn the_block_size_is_read_from_either_engines_page() {
+    fn the_block_size_is_read_from_vllms_and_sglangs_page() {
         let page = "vllm:cache_config_info{block_size=\"32\",engine=\"0\",num_gpu_blocks=\"4096\"} 1.0\n";
         assert_eq!(block_tokens(page), Some(32));
         assert_eq!(block_tokens("sglang:cache_config_info{num_pages=\"7\",page_size=\"1\"} 1\n"), Some(1));
@@ -559,7 +570,7 @@ mod tests {
     }
 
     #[test]
-    fn an_estimate_stands_for_the_bytes_of_the_prompt() {
+    fn an_estimate_encodes_the_bytes_of_the_prompt() {
         let body = br#"{"model":"m","prompt":"abcdefg"}"#;
         assert_eq!(estimated(Api::Completions, body), [0x6463_6261, 0x0067_6665]);
     }

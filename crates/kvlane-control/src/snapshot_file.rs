@@ -1,12 +1,12 @@
-//! Files that are whole or not there: what is kept over a restart.
+//! Snapshot files that are either complete or absent, kept over a restart.
 //!
-//! A file is written whole under another name and then renamed, so there is always an old or a new one. It ends with the
-//! hash of everything before. One that is damaged, of another version or too old is not used.
+//! A file is written completely under another name and then renamed, so there is always an old or a new one. It ends
+//! with the hash of everything before. A file that is damaged, of another version or too old is not used.
 //!
 //! ```text
 //! magic 8, version u32, probe u64, unix time f64
-//! what the file is about
-//! XXH3-64 of all of it u64; all numbers little-endian; a text is its length u32 and its UTF-8
+//! content
+//! XXH3-64 of all bytes before u64; all numbers little-endian; a text is its length u32 and its UTF-8
 //! ```
 
 use std::fs::{self, File};
@@ -21,11 +21,11 @@ pub(crate) const BYTES_MAX: u64 = 1 << 30;
 /// Most bytes of a text.
 const TEXT_BYTES_MAX: u32 = 4096;
 
-/// What a file is about.
+/// A kind of snapshot.
 pub(crate) struct Kind {
     pub magic: &'static [u8; 8],
     pub version: u32,
-    /// Age in seconds beyond which one is not worth reading.
+    /// Age in seconds beyond which a file is not used.
     pub age_max_s: f64,
 }
 
@@ -36,7 +36,7 @@ pub(crate) enum SealError {
     Io(#[from] io::Error),
     #[error("it has {0} bytes, more than {BYTES_MAX}")]
     TooLarge(u64),
-    #[error("it is no snapshot of kvlane")]
+    #[error("it is not a kvlane snapshot")]
     Foreign,
     #[error("it was written by another version of kvlane")]
     OtherVersion,
@@ -46,7 +46,7 @@ pub(crate) enum SealError {
     Old { age_s: f64, max_s: f64 },
 }
 
-/// A file that is being written.
+/// A file being written.
 pub(crate) struct Writer {
     path: PathBuf,
     unfinished: PathBuf,
@@ -55,10 +55,10 @@ pub(crate) struct Writer {
     bytes: u64,
 }
 
-/// What is left to read.
+/// The unread rest of a file.
 pub(crate) struct Reader<'a>(&'a [u8]);
 
-/// A hash that depends on how blocks are hashed: entries of a version that did so in another way match nothing.
+/// A hash that depends on how blocks are hashed: entries of a version with another hash would match nothing.
 fn probe() -> u64 {
     let seed = ChainSeed::new("kvlane", Some("probe"), Some("salt"));
     let first = seed.next(None, ContentHash::of(b"probe"));
@@ -93,12 +93,12 @@ impl Writer {
         self.put(text.as_bytes())
     }
 
-    /// How many there are so far.
+    /// Bytes written so far.
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Ends the file and puts it in its place.
+    /// Completes the file and moves it into place.
     pub(crate) fn finish(mut self) -> io::Result<()> {
         let hash = self.hash.digest();
         self.file.write_all(&hash.to_le_bytes())?;
@@ -109,7 +109,7 @@ impl Writer {
     }
 }
 
-/// Reads a file; none if there is none.
+/// Reads a file; none if it does not exist.
 pub(crate) fn read(path: &Path) -> Result<Option<Vec<u8>>, SealError> {
     match fs::metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -119,7 +119,7 @@ pub(crate) fn read(path: &Path) -> Result<Option<Vec<u8>>, SealError> {
     }
 }
 
-/// What a file of this kind is about, and how old it is in seconds.
+/// The content of a file of this kind, and its age in seconds.
 pub(crate) fn open<'a>(bytes: &'a [u8], kind: &Kind, now_s: f64) -> Result<(Reader<'a>, f64), SealError> {
     let mut reader = Reader(bytes);
     if reader.take(kind.magic.len()).ok() != Some(kind.magic) {
@@ -130,20 +130,20 @@ pub(crate) fn open<'a>(bytes: &'a [u8], kind: &Kind, now_s: f64) -> Result<(Read
         return Err(SealError::OtherVersion);
     }
     let Some((content, hash)) = bytes.split_last_chunk::<8>() else {
-        return Err(SealError::Damaged("it is cut off"));
+        return Err(SealError::Damaged("it is truncated"));
     };
     if xxh3_64(content) != u64::from_le_bytes(*hash) {
         return Err(SealError::Damaged("its hash does not match"));
     }
     let age_s = now_s - f64::from_bits(reader.u64()?);
-    // A clock that was set back makes no file too old.
+    // If the clock was set back, the age is negative: no file is too old then.
     if age_s > kind.age_max_s || !age_s.is_finite() {
         return Err(SealError::Old { age_s, max_s: kind.age_max_s });
     }
     Ok((reader, age_s.max(0.0)))
 }
 
-/// A file about `content`, for fuzzing, which would not guess the hash.
+/// A file with this `content`, for fuzzing, which would not find the hash.
 #[cfg(feature = "testing")]
 pub(crate) fn bytes_of(kind: &Kind, content: &[u8]) -> Vec<u8> {
     let head = [&kind.magic[..], &kind.version.to_le_bytes(), &probe().to_le_bytes(), &0_f64.to_le_bytes()];
@@ -160,19 +160,19 @@ impl<'a> Reader<'a> {
         Self(bytes)
     }
 
-    /// Bytes that are left, the hash at the end included.
+    /// Bytes left, including the hash at the end.
     pub(crate) fn left(&self) -> usize {
         self.0.len()
     }
 
     pub(crate) fn take(&mut self, bytes: usize) -> Result<&'a [u8], SealError> {
-        let (taken, rest) = self.0.split_at_checked(bytes).ok_or(SealError::Damaged("it is cut off"))?;
+        let (taken, rest) = self.0.split_at_checked(bytes).ok_or(SealError::Damaged("it is truncated"))?;
         self.0 = rest;
         Ok(taken)
     }
 
     pub(crate) fn array<const N: usize>(&mut self) -> Result<[u8; N], SealError> {
-        self.take(N)?.try_into().map_err(|_| SealError::Damaged("it is cut off"))
+        self.take(N)?.try_into().map_err(|_| SealError::Damaged("it is truncated"))
     }
 
     pub(crate) fn u32(&mut self) -> Result<u32, SealError> {
@@ -189,14 +189,14 @@ impl<'a> Reader<'a> {
             return Err(SealError::Damaged("a name is too long"));
         }
         let text = String::from_utf8(self.take(length as usize)?.to_vec());
-        text.map_err(|_| SealError::Damaged("a name is no text"))
+        text.map_err(|_| SealError::Damaged("a name is not UTF-8"))
     }
 
-    /// Whether nothing but the hash is left.
+    /// Whether only the hash is left.
     pub(crate) fn end(&self) -> Result<(), SealError> {
         match self.0.len() {
             8 => Ok(()),
-            _ => Err(SealError::Damaged("it does not end where it should")),
+            _ => Err(SealError::Damaged("it is longer than its content")),
         }
     }
 }

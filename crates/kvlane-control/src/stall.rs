@@ -1,9 +1,9 @@
-//! Watches whether engines make progress on what is in flight there, by the rule of [`kvlane_core::stall`].
+//! Detects engines that make no progress on their requests, by the rule of [`kvlane_core::stall`].
 //!
-//! An endpoint that has given no sign for a second is looked at more closely: its metrics page is read once a second, and
-//! compared with the one before. When it is stalled, its scheduler places nothing there, and requests that have had no
-//! content leave it. It is back when it gives a sign again: a token, a KV event, another metrics page, or, since an idle
-//! engine gives none, an answer to one token that is asked for here.
+//! An endpoint without any sign of progress for a second is checked more closely: its metrics page is read once a
+//! second, and compared with the one before. When it is stalled, the scheduler places no request there, and requests
+//! without content leave it. It recovers with the next sign of progress: a token, a KV event, a changed metrics page,
+//! or, because an idle engine shows none of these, the answer to a request for one token that is sent from here.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -24,57 +24,57 @@ use tokio::time::{MissedTickBehavior, interval};
 use kvlane_fleet::Fleet;
 use kvlane_fleet::pool::{ModelPool, PoolEndpoint};
 
-/// How often endpoints are looked at.
+/// How often endpoints are checked.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// A silence from which on the engine's own counters are read, and how often.
+/// Silence after which the engine's own counters are read, and how often.
 const CLOSER_AFTER: Nanos = Nanos::from_secs(1);
-/// How long a page says how things are: it is read once a second, and may take [`PAGE_WITHIN`].
+/// How long a page counts as current: it is read once a second, and may take [`PAGE_WITHIN`].
 const PAGE_COUNTS_FOR: Nanos = Nanos::from_secs(3);
-/// Time that a metrics page may take.
+/// Timeout of a metrics page.
 const PAGE_WITHIN: Duration = Duration::from_secs(2);
-/// The largest metrics page that is read.
+/// Largest metrics page.
 const PAGE_BYTES_MAX: usize = 8 << 20;
-/// Time that one token may take, and the pauses before it is asked for: the first one, and the longest.
+/// Timeout of a request for one token, and the pauses before it: the first one, and the longest.
 const TOKEN_WITHIN: Duration = Duration::from_secs(5);
 const TOKEN_AFTER_MIN: Nanos = Nanos::from_secs(2);
 const TOKEN_AFTER_MAX: Nanos = Nanos::from_secs(60);
-/// The largest answer of one token that is read.
+/// Largest response to a request for one token.
 const TOKEN_BYTES_MAX: usize = 64 << 10;
 
-/// Names an endpoint of a pool for as long as it sits there.
+/// Identifies an endpoint of a pool while it is registered.
 type Key = (String, EndpointId);
 
-/// What is remembered of an endpoint that is silent or stalled.
+/// The state of an endpoint that is silent or stalled.
 struct Watched {
     pool: Arc<ModelPool>,
     endpoint: Arc<PoolEndpoint>,
-    /// What its metrics page said last.
+    /// Its last metrics page.
     page: Option<Page>,
-    /// When it was asked last.
+    /// When it was queried last.
     asked: Nanos,
     asking: bool,
-    /// When it was found stalled, and how long until it is asked for a token.
+    /// When it was found stalled, and the pause until it is asked for a token.
     stalled: Option<Nanos>,
     token_after: Nanos,
 }
 
-/// A metrics page, as far as it shows progress.
+/// The progress figures of a metrics page.
 struct Page {
     progress: u64,
-    /// When it first said so, and last.
+    /// When this page was first and last read.
     since: Nanos,
     read: Nanos,
 }
 
-/// What an engine that was asked has said.
+/// An engine's answer.
 enum Said {
-    /// Its page, as far as it shows progress; nothing if there was none.
+    /// The progress figures of its page; none if there was no page.
     Page(Option<u64>),
-    /// Whether it has given a token.
+    /// Whether it has produced a token.
     Token(bool),
 }
 
-/// Watches all endpoints for as long as it is polled; none without connections to ask them on.
+/// Watches all endpoints for as long as it is polled; none without connections to query them.
 pub async fn watch(fleet: Arc<Fleet>, upstreams: Option<Arc<Connections>>) {
     let Some(upstreams) = upstreams else { return };
     let mut looks = interval(LOOK_EVERY);
@@ -105,7 +105,7 @@ pub async fn watch(fleet: Arc<Fleet>, upstreams: Option<Arc<Connections>>) {
     }
 }
 
-/// Begins to watch endpoints that have been silent for long enough.
+/// Starts to watch endpoints that have been silent for long enough.
 fn note_silent(fleet: &Fleet, watched: &mut HashMap<Key, Watched>) {
     let now = fleet.clock.now();
     for pool in &fleet.snapshot().pools {
@@ -129,7 +129,7 @@ fn note_silent(fleet: &Fleet, watched: &mut HashMap<Key, Watched>) {
 // === impl Watched ===
 
 impl Watched {
-    /// Whether it has to be looked at again.
+    /// Whether it has to be checked again.
     fn look(&mut self, fleet: &Fleet, now: Nanos) -> bool {
         let vitals = &self.endpoint.vitals;
         if let Some(told) = self.endpoint.feed.as_ref().and_then(|feed| feed.last_batch()) {
@@ -150,7 +150,7 @@ impl Watched {
         }
         let expected = self.pool.router.read(|scheduler| scheduler.expected(self.endpoint.id));
         let (counters, still) = match &self.page {
-            // What it said first is what it said when the silence was young: that is when it is read.
+            // A first reading is needed while the silence is short, to compare later ones with.
             Some(page) if now - page.read < PAGE_COUNTS_FOR => {
                 (Counters::Still, silent.min(page.read - page.since + CLOSER_AFTER))
             }
@@ -182,7 +182,7 @@ impl Watched {
         }
     }
 
-    /// What to ask it now, if anything.
+    /// The query that is due, if any.
     fn question(&mut self, now: Nanos) -> Option<Question> {
         if self.asking {
             return None;
@@ -199,7 +199,7 @@ impl Watched {
         Some(question)
     }
 
-    /// It has answered.
+    /// Processes its answer.
     fn hear(&mut self, now: Nanos, said: Said) {
         self.asking = false;
         match said {
@@ -218,7 +218,7 @@ impl Watched {
     }
 }
 
-/// A question to an engine.
+/// A query to an engine.
 enum Question {
     Page,
     Token,

@@ -1,4 +1,4 @@
-//! What gives the core its time. Deadlines of sockets and queues are the runtime's own timers.
+//! The gateway's clock, which gives the core its time. Deadlines of sockets and queues use the runtime's own timers.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -6,18 +6,18 @@ use kvlane_core::time::Nanos;
 use kvlane_tokens::UnixTime;
 use tokio::time::Instant;
 
-/// Monotonic time since the gateway's start, as the core counts it.
+/// Monotonic time since the gateway's start.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     origin: Instant,
-    /// Seconds it counts in a second.
+    /// Clock seconds per real second.
     speed: f64,
 }
 
 // === impl Clock ===
 
 impl Clock {
-    /// A clock that reads zero now and counts `speed` seconds in a second.
+    /// A clock that starts at zero and advances `speed` seconds per second.
     pub fn start(speed: f64) -> Self {
         Self { origin: Instant::now(), speed }
     }
@@ -27,9 +27,9 @@ impl Clock {
         self.at(Instant::now())
     }
 
-    /// What it showed at that moment.
+    /// The clock's time at that moment.
     pub fn at(&self, moment: Instant) -> Nanos {
-        // Whole microseconds: nothing here is as exact as that, and they are shorter to write down.
+        // Rounded to microseconds: nothing here is more exact, and recordings are shorter.
         let nanos =
             u64::try_from((moment - self.origin).as_micros()).unwrap_or(u64::MAX).saturating_mul(1000);
         // The casts saturate.
@@ -42,7 +42,7 @@ pub fn unix_time() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64())
 }
 
-/// The date, for chat templates that print it.
+/// The current date, for chat templates that print it.
 pub fn date() -> UnixTime {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     UnixTime(i64::try_from(since).unwrap_or(i64::MAX))

@@ -1,4 +1,4 @@
-//! How long first tokens have taken of late. One that takes longer than nineteen of twenty did is late.
+//! Recent times to first token. A first token counts as late when it takes longer than 95% of them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -6,20 +6,20 @@ use std::time::Duration;
 
 use kvlane_core::time::Nanos;
 
-/// First tokens that are remembered.
+/// Times that are kept.
 const KEPT_MAX: usize = 512;
-/// First tokens that must have been seen before anything counts as late.
+/// Times needed before any first token counts as late.
 const KNOWN_MIN: usize = 64;
-/// First tokens between two looks at all of them.
+/// First tokens between two computations of the quantile.
 const EVERY: usize = 32;
-/// The share of them that are in time.
+/// The share of them that is in time.
 const IN_TIME: f64 = 0.95;
 
 /// The times of the last first tokens.
 #[derive(Debug, Default)]
 pub struct FirstTokens {
     recent: Mutex<Recent>,
-    /// 0 while it is not known.
+    /// 0 while unknown.
     late_nanos: AtomicU64,
 }
 
@@ -32,7 +32,7 @@ struct Recent {
 // === impl FirstTokens ===
 
 impl FirstTokens {
-    /// One came after so long.
+    /// Records one time to first token.
     pub fn note(&self, span: Nanos) {
         let mut recent = self.recent.lock().unwrap_or_else(PoisonError::into_inner);
         let at = recent.next % KEPT_MAX;
@@ -51,7 +51,7 @@ impl FirstTokens {
         }
     }
 
-    /// After how long one is late, once that is known.
+    /// The time after which a first token is late, once known.
     pub fn late(&self) -> Option<Duration> {
         let nanos = self.late_nanos.load(Ordering::Relaxed);
         (nanos > 0).then(|| Duration::from_nanos(nanos))
@@ -63,12 +63,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn late_is_what_one_in_twenty_takes_and_follows_the_times() {
+    fn a_first_token_is_late_beyond_the_recent_95th_percentile() {
         let first_tokens = FirstTokens::default();
         for span in 1..KNOWN_MIN as u64 {
             first_tokens.note(Nanos(span));
         }
-        assert_eq!(first_tokens.late(), None, "too few are known");
+        assert_eq!(first_tokens.late(), None, "too few times are known");
         for span in 0..2 * KEPT_MAX as u64 {
             first_tokens.note(Nanos(1_000 + span % 100));
         }

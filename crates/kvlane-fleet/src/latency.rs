@@ -2,9 +2,9 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Steps in which a time doubles: each is 9 % longer than the one before.
+/// Steps per doubling of a time: each is 9 % longer than the one before.
 const STEPS_PER_DOUBLING: usize = 8;
-/// The shortest time that is told from shorter ones.
+/// The shortest time that is distinguished.
 const SHORTEST_S: f64 = 0.000_1;
 /// Steps up to 1,677 s.
 const STEPS: usize = 24 * STEPS_PER_DOUBLING;
@@ -20,10 +20,10 @@ pub struct Latencies {
     pub duration: Histogram,
 }
 
-/// Counts of times by how long they were. The counts only grow, modulo 2³²: what came of late is a difference.
+/// Counts of times by length. The counts only grow, modulo 2³²: those of a period are a difference.
 pub struct Histogram([AtomicU32; STEPS]);
 
-/// Counts at some moment, or between two.
+/// Counts at one moment, or of a period.
 #[derive(Clone)]
 pub struct Counts([u32; STEPS]);
 
@@ -36,7 +36,7 @@ impl Default for Histogram {
 }
 
 impl Histogram {
-    /// Something took so many seconds.
+    /// Records a time in seconds.
     pub fn note(&self, seconds: f64) {
         self.0[step_of(seconds)].fetch_add(1, Ordering::Relaxed);
     }
@@ -50,17 +50,17 @@ impl Histogram {
 // === impl Counts ===
 
 impl Counts {
-    /// What has come since `before`.
+    /// The counts since `before`.
     pub fn since(&self, before: &Self) -> Self {
         Self(std::array::from_fn(|n| self.0[n].wrapping_sub(before.0[n])))
     }
 
-    /// How many there are.
+    /// The number of times.
     pub fn total(&self) -> u64 {
         self.0.iter().map(|count| u64::from(*count)).sum()
     }
 
-    /// The time in seconds that a share of them did not exceed, within 5 %; NaN of none.
+    /// The quantile in seconds, within 5 %; NaN if there are no times.
     pub fn quantile(&self, share: f64) -> f64 {
         let total = self.total();
         // Casts saturate.
@@ -77,7 +77,7 @@ impl Counts {
     }
 }
 
-/// Casts saturate: what is shorter than the shortest, or no number, is in the first step.
+/// Casts saturate: times below the shortest, and NaN, are in the first step.
 fn step_of(seconds: f64) -> usize {
     let step = ((seconds / SHORTEST_S).log2() * STEPS_PER_DOUBLING as f64).ceil();
     (step as usize).min(STEPS - 1)
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_before_does_not_count_and_of_nothing_there_is_no_quantile() {
+    fn earlier_times_do_not_count_and_an_empty_period_has_no_quantile() {
         let spread = Histogram::default();
         spread.note(100.0);
         let before = spread.counts();
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn any_number_has_its_place() {
+    fn any_number_has_a_step() {
         let spread = Histogram::default();
         for seconds in [0.0, -1.0, f64::NAN, f64::INFINITY, f64::MIN_POSITIVE, 1e300] {
             spread.note(seconds);

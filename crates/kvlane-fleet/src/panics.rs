@@ -1,8 +1,9 @@
 //! Panic handling: counting, logging, restarting tasks. See `docs/decisions/0014-panics.md`.
 //!
-//! A panic unwinds and costs what was being done: a connection, a prompt's count, a segment of a recording. A hook counts
-//! and logs every panic, caught or not. Tasks that must go on are restarted ([`persist`]). The process aborts if a thread
-//! that all requests need panics outside of its tasks ([`guard`]), or if the decision core is left half changed.
+//! A panic unwinds and only costs the work in progress: a connection, a prompt's count, a segment of a recording. A
+//! hook counts and logs every panic, caught or not. Tasks that must go on are restarted ([`persist`]). The process
+//! aborts if a thread that all requests need panics outside of its tasks ([`guard`]), or if a panic leaves the
+//! decision core in an inconsistent state.
 
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, PanicHookInfo, catch_unwind, set_hook, take_hook};
@@ -12,17 +13,17 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
-/// Time between a task's panic and its next beginning: one that breaks again and again costs little.
+/// Time between a task's panic and its restart, so that a task that panics repeatedly costs little.
 pub const AGAIN: Duration = Duration::from_secs(1);
 
-/// The kinds of threads, by the beginnings of their names; the last stands for all others.
+/// The kinds of threads, by prefix of their names; the last stands for all others.
 const THREADS: [&str; 10] =
     ["relay", "tokens", "ingest", "apply", "admin", "recorder", "traces", "snapshot", "dispatches", "other"];
 
 static COUNTS: [AtomicU64; THREADS.len()] = [const { AtomicU64::new(0) }; THREADS.len()];
 
-/// Counts and logs panics of this process from here on. What a panic says is logged only where it is part of the program: a
-/// message that was put together may quote a prompt.
+/// Counts and logs panics of this process from now on. A panic's message is logged only where it is a literal: a
+/// formatted message may quote a prompt.
 pub fn watch() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -43,7 +44,7 @@ fn note(panic: &PanicHookInfo<'_>) {
     let thread = std::thread::current();
     let name = thread.name().unwrap_or_default();
     COUNTS[kind(name)].fetch_add(1, Ordering::Relaxed);
-    // Logging may panic itself, and a second panic in here would end the process.
+    // Logging may panic itself, and a second panic in here would abort the process.
     if !NOTING.replace(true) {
         let at = panic.location().map(ToString::to_string).unwrap_or_default();
         let said = panic.payload().downcast_ref::<&'static str>().copied().unwrap_or("(not shown)");
@@ -62,7 +63,7 @@ fn kind(name: &str) -> usize {
     THREADS.iter().position(|kind| name.starts_with(kind)).unwrap_or(THREADS.len() - 1)
 }
 
-/// Runs a task to its end; begins it anew, after a while, each time it breaks.
+/// Runs a task to its end; restarts it, after a pause, each time it panics.
 pub async fn persist<F>(name: &str, mut task: impl FnMut() -> F)
 where
     F: Future<Output = ()> + Send + 'static,
@@ -75,7 +76,8 @@ where
     }
 }
 
-/// Runs what a thread is there for; if it breaks and all requests `need` it, the process ends, to be started again whole.
+/// Runs a thread's work; if it panics and all requests `need` the thread, the process aborts, to be restarted as a
+/// whole.
 pub fn guard(name: &str, need: bool, work: impl FnOnce()) {
     if catch_unwind(AssertUnwindSafe(work)).is_err() {
         tracing::error!(thread = name, need, "thread panicked");
@@ -85,7 +87,7 @@ pub fn guard(name: &str, need: bool, work: impl FnOnce()) {
     }
 }
 
-/// Panics so far, by the kinds of threads.
+/// Panics so far, by kind of thread.
 pub fn counts() -> impl Iterator<Item = (&'static str, u64)> {
     THREADS.into_iter().zip(COUNTS.iter().map(|count| count.load(Ordering::Relaxed)))
 }
@@ -98,7 +100,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_task_that_breaks_begins_anew_until_it_ends() {
+    async fn a_task_that_panics_is_restarted_until_it_ends() {
         let begun = Arc::new(AtomicUsize::new(0));
         let counting = Arc::clone(&begun);
         persist("a test", move || {
@@ -110,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_are_known_by_their_names() {
+    fn kinds_of_threads_are_found_by_name() {
         for (name, expect) in [
             ("relay-3", "relay"),
             ("tokens-0", "tokens"),
@@ -123,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_that_nobody_needs_ends_alone() {
+    fn a_panic_in_a_thread_that_is_not_needed_ends_only_that_thread() {
         guard("a test", false, || panic!("it breaks"));
     }
 }

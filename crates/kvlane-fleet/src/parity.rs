@@ -1,29 +1,30 @@
 //! Tokenizer parity: whether an engine counts the tokens of prompts as the gateway does.
 
-/// How an engine's count compares with ours.
+/// The result of comparing an engine's token counts with the gateway's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Parity {
-    /// Every id of every prompt is the same.
+    /// All token ids of all prompts are equal.
     Verified,
-    /// It could not be compared, or not all of it, for this reason. What the engine reports of each answer will tell.
+    /// A comparison was not possible, or only in part, for this reason. The reuse that the engine reports will show
+    /// whether they agree.
     Unverified(String),
     /// They differ: where, and what to do.
     Mismatch(String),
 }
 
-/// What an engine said when it was last compared.
+/// An engine's answers at the last comparison.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Compared {
     /// The models that it listed.
     pub models: Vec<Listed>,
-    /// Tokens of a KV block, where its metrics tell.
+    /// Tokens of a KV block, if its metrics state it.
     pub block_tokens: Option<u32>,
     /// How its count compares with ours. Whether it agrees with the other members of its pools is not in here: that
     /// depends on who they are, see [`compare_members`](kvlane_control::parity_check::compare_members).
     pub with_us: Parity,
 }
 
-/// One model as an engine listed it, as far as its count depends on it.
+/// One model of an engine's model list, with the fields that affect counting.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
     /// The name that it is listed under.
@@ -45,7 +46,7 @@ impl Default for Parity {
 }
 
 impl Parity {
-    /// Its name in what operators see.
+    /// Its name in the admin API.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Verified => "verified",
@@ -54,22 +55,22 @@ impl Parity {
         }
     }
 
-    /// Why this engine's KV events cannot be matched with prompts, if they cannot. Where prompts are `estimated`, they are
-    /// matched only if the estimate is known to be what the engine counts.
+    /// Why this engine's KV events cannot be matched with prompts, if they cannot. Where prompts are `estimated`,
+    /// they are matched only if the estimate is known to equal the engine's count.
     pub fn disbelief(&self, estimated: bool) -> Option<String> {
         match (self, estimated) {
             (Self::Mismatch(why), _) => {
-                Some(format!("tokens are counted in another way here than by this engine: {why}"))
+                Some(format!("the gateway and this engine count tokens differently: {why}"))
             }
             (Self::Unverified(why), true) => Some(format!(
-                "prompts are estimated here, and nothing says that this engine counts so ({why}): give a tokenizer \
+                "the gateway estimates token counts, and it is not verified that the estimate equals this engine's count ({why}): set a tokenizer \
                  (--tokenizer-path or tokens.path), or let the engine count (tokens.source: engine)"
             )),
             (Self::Verified | Self::Unverified(_), _) => None,
         }
     }
 
-    /// Whether the engine is known to count in another way.
+    /// Whether the engine is known to count differently.
     pub fn is_mismatch(&self) -> bool {
         matches!(self, Self::Mismatch(_))
     }
@@ -82,7 +83,7 @@ impl Parity {
         }
     }
 
-    /// The worse of two.
+    /// The worse of the two.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         match (&self, &other) {

@@ -1,7 +1,7 @@
-//! A pool: the endpoints that serve one model, their router, and the requests that wait for one of them.
+//! A pool: the endpoints that serve one model, their router, and the queued requests.
 //!
-//! A pool joins the core's [`Router`] with time, with the workers behind its endpoint ids, and with the tasks of waiting
-//! requests: whatever the router is told, its outputs reach the tasks they concern.
+//! A pool joins the core's [`Router`] with the clock, with the workers behind its endpoint ids, and with the tasks of
+//! queued requests: it delivers the router's outputs to the tasks they concern.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
@@ -126,7 +126,7 @@ impl ModelPool {
         (!self.block_sizes().is_empty()).then(|| self.router.block_tokens())
     }
 
-    /// The block size of each endpoint that has told it. They are all the same.
+    /// The block size of each endpoint that has reported it. They are all equal.
     pub fn block_sizes(&self) -> MutexGuard<'_, BTreeMap<EndpointId, u32>> {
         self.block_sizes.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -150,7 +150,7 @@ impl ModelPool {
             (state.healthy, state.draining)
         };
         let endpoint = Arc::new(PoolEndpoint { id, worker, rank, number, name, feed, vitals, selections });
-        // It is listed before the router knows it: a request that is placed there looks it up.
+        // It is listed before the router knows it, because a request placed there looks it up.
         self.list(id, Some(Arc::clone(&endpoint)));
         let name = Arc::clone(&endpoint.name);
         let joined = self.tell(|router, now, out| router.join(now, name, healthy, draining, out));
@@ -211,7 +211,7 @@ impl ModelPool {
         self.endpoints.load().get(id.slot())?.as_ref().filter(|endpoint| endpoint.id == id).cloned()
     }
 
-    /// A request arrives: the output that concerns it, if it need not wait. Everybody else's are delivered.
+    /// A request arrives: returns its output, if it need not wait. Outputs for other requests are delivered.
     pub fn arrive(&self, request: SchedulingRequest, chain: &[BlockHash]) -> Option<Output> {
         let now = self.clock.now();
         SCRATCH.with_borrow_mut(|(scratch, outputs)| {
@@ -225,7 +225,7 @@ impl ModelPool {
         })
     }
 
-    /// Tells the scheduler `input`, and delivers what follows from it.
+    /// Passes `input` to the scheduler, and delivers its outputs.
     pub fn step(&self, input: Input) {
         self.tell(|router, now, out| router.step(now, input, out));
     }
@@ -284,7 +284,7 @@ impl ModelPool {
                     let worker = worker.as_deref();
                     tracing::info!(worker, model, from, to, cause, "cache knowledge of an endpoint changed");
                 }
-                // The router answers it itself.
+                // The router handles it itself.
                 Output::Refresh { .. } => {}
                 Output::Breaker { endpoint, state } => {
                     let (worker, model, state) = (name(endpoint), &*self.model, state.name());
@@ -328,7 +328,7 @@ struct Ticker {
     look: Notify,
 }
 
-/// A request that may have to wait. Dropped before its answer, it leaves the queue.
+/// A request that may be queued. Dropped before its output, it leaves the queue.
 pub struct Waiting<'a> {
     pool: &'a ModelPool,
     id: RequestId,
@@ -347,8 +347,8 @@ impl<'a> Waiting<'a> {
         Self { pool, id, answer, answered: false }
     }
 
-    /// Waits for the answer, or for `deadline`. Time passes for the scheduler only when it is stepped, so one of those who
-    /// wait sees to it that it is.
+    /// Waits for the output, or for `deadline`. The scheduler notices the passing of time only when it is stepped, so
+    /// one of the queued requests steps it.
     pub async fn wait(&mut self, deadline: Instant) -> Option<Output> {
         let ticker = &self.pool.ticker;
         ticker.look.notify_one();
@@ -360,7 +360,7 @@ impl<'a> Waiting<'a> {
         loop {
             let due = self.pool.router.read(Scheduler::next_deadline).unwrap_or(Nanos::MAX);
             let now = self.pool.clock.now();
-            // One that should have been dealt with and was not: the clock ticks coarser than the scheduler.
+            // An overdue item was not handled: the clock has a coarser resolution than the scheduler.
             let span = if due <= now { OVERDUE_TICK } else { Duration::from_nanos((due - now).0) };
             let tick = Instant::now() + span.min(WAIT_TICK);
             tokio::select! {
@@ -377,9 +377,9 @@ impl<'a> Waiting<'a> {
     }
 }
 
-/// How soon the scheduler is stepped again when what was due has not happened.
+/// How soon the scheduler is stepped again when an overdue item was not handled.
 const OVERDUE_TICK: Duration = Duration::from_millis(10);
-/// How often the ticker looks when something is due: an endpoint may have become busy until a time that is sooner.
+/// The longest pause between two checks of what is due: an endpoint may have become busy until an earlier time.
 const WAIT_TICK: Duration = Duration::from_millis(250);
 
 impl Drop for Waiting<'_> {
@@ -401,7 +401,7 @@ mod tests {
 
     /// Invariant: One waiting request drives the scheduler's timers, however many wait.
     #[tokio::test(start_paused = true)]
-    async fn a_thousand_that_wait_step_the_scheduler_as_often_as_one() {
+    async fn a_thousand_queued_requests_step_the_scheduler_as_often_as_one() {
         let config = crate::settings::Settings::default().router("m");
         let (drained, _drained) = mpsc::unbounded_channel();
         let (metrics, clock) = (Metrics::new().pool("m"), Clock::start(1.0));
@@ -421,7 +421,7 @@ mod tests {
             })
             .collect();
         tokio::task::yield_now().await;
-        // Request 0 has the turn to step the scheduler. Once it is rejected, another one takes over.
+        // Request 0 has the turn to step the scheduler. Once it is rejected, another request takes over.
         let refused = Refused::at_once(Rejection::QueueTimeout);
         pool.deliver(&mut vec![Output::Reject { request: RequestId(0), refused }]);
         let mut answered = 0;

@@ -18,36 +18,37 @@ pub struct Routing {
     /// The policy of every pool that `pools` does not name.
     #[serde(deserialize_with = "name_or_config")]
     pub policy: PolicyConfig,
-    /// A second policy that is asked of every decision what it would have done, for `GET /whatif`.
+    /// A shadow policy that is evaluated for every decision, for `GET /whatif`.
     #[serde(deserialize_with = "policy_or_none")]
     pub shadow_policy: Option<PolicyConfig>,
-    /// What differs for the pool of one model.
+    /// Exceptions for the pool of one model.
     pub pools: BTreeMap<String, PoolOverride>,
-    /// How long the engines take: a timing file that `kvlane calibrate` wrote, or `model@gpu`. It is learned; with one,
-    /// learning begins there.
+    /// The timing of the engines: a file written by `kvlane calibrate`, or `model@gpu`. Timing is learned in any
+    /// case; this is its initial value.
     pub timing: Option<String>,
-    /// Whether new conversations wait while those that go on fill the fleet's caches.
+    /// Whether new sessions wait while running ones fill the fleet's caches.
     pub session_admission: bool,
-    /// Requests in flight per pool beyond which others wait; 0 is no limit.
+    /// Requests in flight per pool beyond which requests are queued; 0 is no limit.
     pub max_concurrent_requests: u32,
-    /// Requests in flight per endpoint beyond which it takes none; 0 is no limit. While none takes any, they wait.
+    /// Requests in flight per endpoint beyond which it takes none; 0 is no limit. While no endpoint takes any,
+    /// requests are queued.
     pub max_requests_per_endpoint: u32,
-    /// Requests that may wait per pool; beyond it they are shed with 429.
+    /// Queued requests per pool; beyond it requests are rejected with 429.
     pub queue_size: u32,
-    /// Time a request may wait for its place.
+    /// Longest time of a request in the queue.
     #[serde(with = "humantime_serde")]
     pub queue_timeout: Duration,
     /// Prompt bytes per block of the prefix index.
     pub block_bytes: u32,
-    /// Bytes the prefix index of one pool may use.
+    /// Most memory of the prefix index of one pool, in bytes.
     pub index_memory: usize,
     /// Time after which an unused prefix counts as evicted.
     #[serde(with = "humantime_serde")]
     pub index_ttl: Duration,
-    /// File in which what workers were given is kept over a restart of the gateway.
+    /// File in which the index of dispatches is kept over a restart of the gateway.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub index_snapshot: Option<PathBuf>,
-    /// Time between two writings of it.
+    /// Time between two snapshots.
     #[serde(with = "humantime_serde")]
     pub index_snapshot_interval: Duration,
     /// Decisions kept per pool for `GET /decisions`.
@@ -79,17 +80,17 @@ impl Default for Routing {
     }
 }
 
-/// What differs for one pool.
+/// Settings of one pool.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PoolOverride {
     /// Its policy.
     #[serde(deserialize_with = "some_policy", skip_serializing_if = "Option::is_none")]
     pub policy: Option<PolicyConfig>,
-    /// How long its engines take: a timing file, or `model@gpu`.
+    /// The timing of its engines: a timing file, or `model@gpu`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timing: Option<String>,
-    /// Who counts its tokens: the path of a tokenizer, `auto`, `engine` or `estimate`.
+    /// How its tokens are counted: the path of a tokenizer, `auto`, `engine` or `estimate`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokenizer: Option<String>,
     /// A file with its chat template.
@@ -97,19 +98,19 @@ pub struct PoolOverride {
     pub chat_template: Option<PathBuf>,
 }
 
-/// When an endpoint that fails requests is given no more of them, and for how long.
+/// When an endpoint that fails requests gets no more of them, and for how long.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Breaker {
-    /// Failed requests in a row after which it is given none for a while; 0 is never.
+    /// Failed requests in a row after which it gets none for a while; 0 is never.
     pub failure_threshold: u32,
-    /// For how long at first. It doubles with each failure that follows.
+    /// The first pause. It doubles with each further failure.
     #[serde(with = "humantime_serde")]
     pub cooldown: Duration,
-    /// For how long at most.
+    /// The longest pause.
     #[serde(with = "humantime_serde")]
     pub cooldown_max: Duration,
-    /// How long one that comes back is given less than its share.
+    /// How long an endpoint that comes back gets less than its share.
     #[serde(with = "humantime_serde")]
     pub slow_start: Duration,
 }
@@ -125,13 +126,13 @@ impl Default for Breaker {
     }
 }
 
-/// A share of the requests, and what is always allowed.
+/// A share of the requests, and a minimum rate.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Budget {
     /// Share of the requests that arrive, 0 to 1.
     pub share: Share,
-    /// So many per second in any case.
+    /// Minimum number per second.
     pub per_second: PerSecond,
 }
 
@@ -152,7 +153,7 @@ fn policy_or_none<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<P
     Ok(Option::<Said>::deserialize(deserializer)?.map(|Said(policy)| policy))
 }
 
-/// Checks the whole numbers among a policy's parameters; the others are of bounded types.
+/// Checks the whole numbers among a policy's parameters; the others have bounded types.
 pub fn validate_policy(field: &str, policy: &PolicyConfig) -> Result<(), ConfigError> {
     let count = |name: &str, value: u32, most: u32| within(&format!("{field}.{name}"), value, 1, most);
     match policy {

@@ -1,5 +1,5 @@
-//! How long engines take, where the operator says so: by a file that `kvlane calibrate` wrote, or by the name of a model
-//! on a machine. What is not said is learned.
+//! Timing of engines from the configuration: a file written by `kvlane calibrate`, or a preset for a model and a GPU.
+//! Without either, timing is learned.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use kvlane_core::timing::{TimingFile, TimingModel};
 
 use crate::routing::Routing;
 
-/// What the operator says of the pools' engines.
+/// The configured timing of the pools' engines.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Timings {
     usual: Option<TimingFile>,
@@ -18,10 +18,10 @@ pub struct Timings {
 // === impl Timings ===
 
 impl Timings {
-    /// Reads what `routing` names.
+    /// Reads the files and presets in `routing`.
     ///
     /// # Errors
-    /// A file that cannot be read or is no timing file, and a name of no model or machine.
+    /// A file cannot be read or is not a timing file, or a preset's model or GPU is unknown.
     pub fn read(routing: &Routing) -> Result<Self, ConfigError> {
         let own = routing.pools.iter().filter_map(|(model, differs)| Some((model, differs.timing.as_ref()?)));
         let own = own
@@ -32,13 +32,13 @@ impl Timings {
         })
     }
 
-    /// What is said of the pool of `model`.
+    /// The timing of the pool of `model`.
     pub fn of(&self, model: &str) -> Option<&TimingFile> {
         self.own.get(model).or(self.usual.as_ref())
     }
 }
 
-/// A preset if it is one, else a file.
+/// A preset if there is one of this name, else a file.
 fn one(field: &str, said: &str) -> Result<TimingFile, ConfigError> {
     let preset = match TimingModel::preset(said) {
         Ok(timing) => return Ok(TimingFile::new(timing)),
@@ -70,7 +70,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_has_its_own_timing_or_that_of_all() {
+    fn a_pool_has_its_own_timing_or_the_common_one() {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("timing.json");
         let calibrated = TimingFile::new(TimingModel::preset("llama-3.1-8b@a100").expect("in the tables"));
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_neither_a_preset_nor_a_timing_file_is_told_with_its_field() {
+    fn an_invalid_timing_is_named_with_its_field() {
         for (usual, own, words) in [
             (Some("qwen3-32b@abacus"), None, ["routing.timing: ", "unknown model or GPU"]),
             (Some("/nowhere/timing.json"), None, ["routing.timing: ", "/nowhere/timing.json"]),

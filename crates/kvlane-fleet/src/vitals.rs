@@ -1,4 +1,4 @@
-//! Signs of life of one endpoint: when its engine last made progress on what is in flight there, and whether it is stalled.
+//! Signs of progress of one endpoint: when its engine last made progress on its requests, and whether it is stalled.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
@@ -8,7 +8,7 @@ use tokio::sync::Notify;
 /// Of one endpoint. Relay threads write, the watch of [`kvlane_control::stall`] reads.
 #[derive(Debug, Default)]
 pub struct Vitals {
-    /// When its engine last gave a sign of progress; or since when it has anything to do, if that is later.
+    /// When its engine last showed progress; or since when it has work, if that is later.
     heard: AtomicU64,
     in_flight: AtomicU32,
     stalled: AtomicBool,
@@ -18,14 +18,14 @@ pub struct Vitals {
 // === impl Vitals ===
 
 impl Vitals {
-    /// A request is placed there.
+    /// A request is placed at the endpoint.
     pub fn arrive(&self, now: Nanos) {
         if self.in_flight.fetch_add(1, Ordering::Relaxed) == 0 {
             self.hear(now);
         }
     }
 
-    /// A request is over there.
+    /// A request has ended at the endpoint.
     pub fn leave(&self) {
         self.in_flight.fetch_sub(1, Ordering::Relaxed);
     }
@@ -35,22 +35,22 @@ impl Vitals {
         self.heard.fetch_max(now.0, Ordering::Relaxed);
     }
 
-    /// When it was last heard of.
+    /// The last sign of progress.
     pub fn heard(&self) -> Nanos {
         Nanos(self.heard.load(Ordering::Relaxed))
     }
 
-    /// Whether it has nothing to do.
+    /// Whether it has no requests.
     pub fn is_idle(&self) -> bool {
         self.in_flight.load(Ordering::Relaxed) == 0
     }
 
-    /// Whether its engine has stopped making progress.
+    /// Whether its engine is stalled.
     pub fn is_stalled(&self) -> bool {
         self.stalled.load(Ordering::Acquire)
     }
 
-    /// Its engine has stopped making progress, or makes progress again.
+    /// Sets whether its engine is stalled.
     pub fn set_stalled(&self, stalled: bool) {
         self.stalled.store(stalled, Ordering::Release);
         if stalled {
@@ -58,10 +58,10 @@ impl Vitals {
         }
     }
 
-    /// Waits until its engine has stopped making progress.
+    /// Waits until its engine is stalled.
     pub async fn stalled(&self) {
         let mut told = std::pin::pin!(self.found_stalled.notified());
-        // From here on nothing is missed.
+        // From here on no change is missed.
         told.as_mut().enable();
         if !self.is_stalled() {
             told.await;
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn silence_counts_from_the_last_sign_or_from_when_there_is_something_to_do() {
+    fn silence_counts_from_the_last_sign_or_from_the_start_of_work() {
         let vitals = Vitals::default();
         assert!(vitals.is_idle());
         vitals.arrive(Nanos(10));
@@ -82,7 +82,7 @@ mod tests {
         assert_eq!((vitals.heard(), vitals.is_idle()), (Nanos(10), false));
         vitals.hear(Nanos(30));
         vitals.hear(Nanos(25));
-        assert_eq!(vitals.heard(), Nanos(30), "threads race");
+        assert_eq!(vitals.heard(), Nanos(30), "an earlier reading of another thread is ignored");
         vitals.leave();
         vitals.leave();
         assert!(vitals.is_idle());
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whoever_waits_hears_of_a_stall_before_and_after() {
+    async fn a_waiting_task_is_notified_of_a_stall_before_or_after_it_waits() {
         let vitals = std::sync::Arc::new(Vitals::default());
         let waiting = tokio::spawn({
             let vitals = std::sync::Arc::clone(&vitals);
@@ -99,7 +99,7 @@ mod tests {
         });
         tokio::task::yield_now().await;
         vitals.set_stalled(true);
-        waiting.await.expect("it was told");
+        waiting.await.expect("it was notified");
         vitals.stalled().await;
     }
 }

@@ -1,13 +1,13 @@
-//! Another configuration, taken over while requests run.
+//! Reload of the configuration while requests run.
 //!
-//! All of it is read and checked before anything changes: either the gateway is set up anew as a whole, or it stays as
-//! it was and says why. What only a restart can change keeps its value, and is named. Requests go on: each finds what
-//! holds at the moment it looks.
+//! A new configuration is read and checked completely before anything changes: the gateway either applies all of it,
+//! or stays as it is and reports why. Keys that only a restart can change keep their values and are named. Requests
+//! go on: each uses the configuration that is current when it reads it.
 //!
-//! Workers are compared with those of the configuration before. An entry that has come joins; one that has gone drains
-//! and leaves, but serves until those serve that have come with the same configuration; one that differs is replaced, and
-//! its predecessor serves until it does. An entry that is the same is left
-//! alone, so what operators did to workers meanwhile stays done, and so do workers they added.
+//! Workers are compared with those of the previous configuration. An added entry joins; a removed one drains and
+//! leaves, but serves until the workers added in the same reload do; a changed one is replaced, and its predecessor
+//! serves until it does. An unchanged entry is left alone, so changes that operators made to workers persist, and so
+//! do workers they added.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -33,13 +33,13 @@ use tokio::time::sleep;
 use crate::config::Config;
 use crate::serve::Serving;
 
-/// One row for each key that only a restart changes.
+/// One row for each key that needs a restart.
 macro_rules! needs_restart {
     ($($name:literal => $($part:ident).+,)+) => {
-        /// Keys that only a restart changes. A configuration in which they differ is taken over without them.
+        /// Keys that only a restart changes. A configuration in which they differ is applied without them.
         pub const NEEDS_RESTART: &[&str] = &[$($name,)+ POOL_TOKENS];
 
-        /// Gives these keys of `next` the values they have, and says which those are that differed.
+        /// Restores the running values of these keys in `next`, and returns those that differed.
         fn keep(running: &Config, next: &mut Config) -> Vec<&'static str> {
             let mut kept = Vec::new();
             $(if next.$($part).+ != running.$($part).+ {
@@ -66,34 +66,34 @@ needs_restart! {
     "log" => log,
 }
 
-/// How the prompts of one pool are counted, which is settled when it opens.
+/// Token counting of one pool, which is fixed when the pool is opened.
 const POOL_TOKENS: &str = "routing.pools.*.tokenizer";
 
-/// What came of a configuration that was taken over.
+/// The result of a reload.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reloaded {
-    /// Keys that have another value.
+    /// Keys with a changed value.
     pub changed: Vec<String>,
-    /// Keys that keep their value until a restart.
+    /// Keys that keep their running value until a restart.
     pub needs_restart: Vec<&'static str>,
-    /// Workers that have come.
+    /// Workers that join.
     pub joining: Vec<String>,
-    /// Workers that were told to leave.
+    /// Workers that leave.
     pub leaving: Vec<String>,
-    /// Workers that others replace.
+    /// Workers that are replaced.
     pub replaced: Vec<String>,
 }
 
 // === impl Serving ===
 
 impl Serving {
-    /// Takes another configuration over, or none of it.
+    /// Applies another configuration, completely or not at all.
     ///
     /// # Errors
-    /// What is wrong with it; everything stays as it was.
+    /// Why it is invalid; everything stays as it was.
     pub fn reload(&self, next: Config) -> Result<Reloaded, String> {
         let _turn = self.reloading.lock().unwrap_or_else(PoisonError::into_inner);
-        // What is in them may have changed.
+        // The content of these files may have changed.
         let reads_files = !next.files().is_empty();
         let reloaded = self.take_over(next).inspect_err(|why| self.refuse_reload(why))?;
         self.fleet.reloads.succeeded(reloaded.needs_restart.clone());
@@ -107,7 +107,7 @@ impl Serving {
         Ok(reloaded)
     }
 
-    /// Notes that a configuration could not be read: everything stays as it was.
+    /// Records that a configuration could not be read: everything stays as it was.
     pub fn refuse_reload(&self, why: &str) {
         tracing::error!(why, "configuration reload failed; keeping the previous configuration");
         self.fleet.reloads.failed(why);
@@ -122,9 +122,10 @@ impl Serving {
         next.validate().map_err(|error| error.to_string())?;
         let running = self.config().clone();
         let needs_restart = keep_all(&self.fleet.tokenizers, &running, &mut next)?;
-        // With what it keeps it may be another one: keys that its own addresses could do without, for example.
+        // With the kept values it may be invalid: for example, the new addresses need no keys, but the running ones
+        // do.
         next.validate()
-            .map_err(|error| format!("{error} (with {needs_restart:?} as before the next restart)"))?;
+            .map_err(|error| format!("{error} (with {needs_restart:?} unchanged until the next restart)"))?;
         let timings = Timings::read(&next.routing).map_err(|error| error.to_string())?;
         let auth = Auth::read(&next.auth).map_err(|error| error.to_string())?;
         let tls = Tls::read(&next.tls).map_err(|error| error.to_string())?;
@@ -133,12 +134,12 @@ impl Serving {
         let most = self.controller.workers().len() + changes.come.len() + changes.differ.len();
         if most > WORKERS_MAX {
             return Err(format!(
-                "workers: they would be {most} with those that leave, {WORKERS_MAX} is the most"
+                "workers: there would be {most}, including those that are leaving; {WORKERS_MAX} is the maximum"
             ));
         }
         let changed = differences(&running, &next);
 
-        // Nothing fails from here on.
+        // No step after this can fail.
         self.configure(next, timings, auth, tls);
         let mut reloaded = Reloaded { changed, needs_restart, ..Reloaded::default() };
         let mut joining = Vec::new();
@@ -148,12 +149,12 @@ impl Serving {
             .map(|spec| (spec, false))
             .chain(changes.differ.iter().map(|spec| (spec, true)))
         {
-            // One that an operator has added before is what the configuration wants.
+            // A worker that an operator has added before is the configured one.
             let there = self.controller.find(&spec.url).filter(|worker| self.controller.retain(worker));
             let done = match there {
                 Some(worker) if worker.spec.is(spec) => continue,
                 Some(_) => self.controller.replace(spec),
-                // One that an operator has removed stays away.
+                // A worker that an operator has removed stays removed.
                 None if differs => continue,
                 None => self.controller.add(spec),
             };
@@ -177,7 +178,7 @@ impl Serving {
     }
 }
 
-/// As [`keep`], and of each pool that is open how its prompts are counted. A tokenizer of a pool that is not is read.
+/// Like [`keep`], and also for the token counting of each open pool. Tokenizers of pools that are not open are read.
 fn keep_all(
     tokenizers: &Tokenizers,
     running: &Config,
@@ -206,7 +207,7 @@ fn keep_all(
     Ok(kept)
 }
 
-/// How two lists of workers differ.
+/// The differences between two lists of workers.
 #[derive(Debug, Default, PartialEq)]
 struct WorkerChanges {
     come: Vec<WorkerSpec>,
@@ -260,14 +261,14 @@ fn differences(one: &Config, other: &Config) -> Vec<String> {
     found
 }
 
-/// Files whose change is to be noticed: each by when it was written last, which file it is, and how long.
+/// Files watched for changes: each by modification time, file identity and length.
 #[derive(Debug)]
 pub struct Watch {
     paths: Vec<PathBuf>,
     seen: Vec<Stamp>,
 }
 
-/// What tells a file from the one that was there before; none if there is none.
+/// Identifies a version of a file; none if the file does not exist.
 type Stamp = Option<(SystemTime, u64, u64)>;
 
 fn stamp(path: &Path) -> Stamp {
@@ -282,12 +283,12 @@ fn stamps(paths: &[PathBuf]) -> Vec<Stamp> {
 // === impl Watch ===
 
 impl Watch {
-    /// Looks at these files.
+    /// Watches these files.
     pub fn new(paths: Vec<PathBuf>) -> Self {
         Self { seen: stamps(&paths), paths }
     }
 
-    /// Looks at these from here on. What it has not looked at before counts as it is now.
+    /// Watches these files from now on. The current version of a file that was not watched before is not a change.
     pub fn look_at(&mut self, paths: Vec<PathBuf>) {
         let before: BTreeMap<_, _> = self.paths.drain(..).zip(self.seen.drain(..)).collect();
         self.seen =
@@ -295,13 +296,13 @@ impl Watch {
         self.paths = paths;
     }
 
-    /// They are about to be read as they are, for whatever reason: only what changes from here on is a change.
+    /// The files are about to be read: only later changes count.
     pub fn reads(&mut self) {
         self.seen = stamps(&self.paths);
     }
 
-    /// Waits until one of them has changed and is the same at two looks in a row: whoever writes it may not be done.
-    /// Looks every `interval`; never, if that is 0.
+    /// Waits until one of the files has changed and is the same at two checks in a row, because it may still be being
+    /// written. Checks every `interval`; never, if that is 0.
     pub async fn changed(&mut self, interval: Duration) {
         if interval.is_zero() || self.paths.is_empty() {
             return std::future::pending().await;
@@ -326,7 +327,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn workers_are_compared_by_url_and_then_by_all_that_is_said() {
+    fn workers_are_compared_by_url_and_then_by_all_fields() {
         let spec = WorkerSpec::new;
         let described = WorkerSpec { model: Some("m".into()), ..spec("http://b") };
         let fed = WorkerSpec { kv_events: vec![FeedSpec::new("tcp://c:1")], ..spec("http://c") };
@@ -353,18 +354,18 @@ mod tests {
         assert_eq!(differences(&one, &one), [""; 0]);
     }
 
-    /// Looks a hundred times, with time standing still but for that: whether a change is seen.
+    /// Checks a hundred times in paused time; returns whether a change was seen.
     async fn sees(watch: &mut Watch) -> bool {
         let second = Duration::from_secs(1);
         tokio::time::timeout(100 * second, watch.changed(second)).await.is_ok()
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_file_that_changes_comes_or_goes_is_seen_once() {
+    async fn a_file_that_changes_appears_or_disappears_is_reported_once() {
         let directory = tempfile::tempdir().expect("a directory");
         let (file, other) = (directory.path().join("a.yaml"), directory.path().join("b.yaml"));
         let mut watch = Watch::new(vec![file.clone()]);
-        assert!(!sees(&mut watch).await, "there is none");
+        assert!(!sees(&mut watch).await, "there is no file");
         for text in ["one", "another", ""] {
             fs::write(&file, text).expect("written");
             assert!(sees(&mut watch).await, "{text}");
@@ -372,17 +373,17 @@ mod tests {
         }
         fs::write(&other, "").expect("written");
         fs::rename(&other, &file).expect("renamed");
-        assert!(sees(&mut watch).await, "another file under its name");
+        assert!(sees(&mut watch).await, "another file with the same name");
         watch.look_at(vec![file.clone(), other.clone()]);
-        assert!(!sees(&mut watch).await, "it counts as it is");
+        assert!(!sees(&mut watch).await, "its current version is not a change");
         fs::write(&other, "x").expect("written");
         assert!(sees(&mut watch).await);
         fs::write(&file, "seen").expect("written");
         watch.look_at(vec![file.clone()]);
-        assert!(sees(&mut watch).await, "it was looked at before");
+        assert!(sees(&mut watch).await, "it was watched before");
         fs::write(&file, "read meanwhile").expect("written");
         watch.reads();
-        assert!(!sees(&mut watch).await, "it has been read");
+        assert!(!sees(&mut watch).await, "it has been read already");
         fs::remove_file(&file).expect("removed");
         assert!(sees(&mut watch).await, "it has gone");
     }
@@ -402,7 +403,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn without_an_interval_nobody_looks() {
+    async fn without_an_interval_no_file_is_checked() {
         let file = tempfile::NamedTempFile::new().expect("a file");
         let mut watch = Watch::new(vec![file.path().into()]);
         fs::write(file.path(), "changed").expect("written");
@@ -411,7 +412,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_file_that_is_being_written_is_left_until_it_is_done() {
+    async fn a_file_is_not_read_while_it_is_being_written() {
         let file = tempfile::NamedTempFile::new().expect("a file");
         let mut watch = Watch::new(vec![file.path().into()]);
         let (second, mut written) = (Duration::from_secs(1), 0);
@@ -419,7 +420,7 @@ mod tests {
         let mut changed = std::pin::pin!(watch.changed(second));
         while written < 20 {
             tokio::select! {
-                () = &mut changed => panic!("taken while it is written, after {written}"),
+                () = &mut changed => panic!("reported while it is being written, after {written}"),
                 _ = writing.tick() => {
                     written += 1;
                     fs::write(file.path(), "x".repeat(written)).expect("written");

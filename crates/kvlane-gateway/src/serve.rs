@@ -1,9 +1,9 @@
-//! Starts and stops a gateway: one admin thread for probes and operators, two for KV events, and relay threads for
-//! clients.
+//! Starts and stops a gateway: one admin thread for probes and the admin API, two for KV events, and relay threads
+//! for clients.
 //!
 //! Each relay thread has a runtime of its own and keeps the connections it is given, with their upstream connections:
-//! a request never changes threads. That spares the wake-ups and the stealing of a shared runtime, which cost more
-//! than relaying a small request does. What the threads share is the router.
+//! a request never changes threads. That avoids the wake-ups and the work stealing of a shared runtime, which cost
+//! more than relaying a small request. The threads share the router.
 
 use std::io;
 use std::net::SocketAddr;
@@ -48,14 +48,14 @@ use tokio_util::task::TaskTracker;
 
 use crate::config::Config;
 
-/// Connections handed to a relay thread that it has not taken yet.
+/// Most connections handed to a relay thread and not yet taken by it.
 const HANDOVER_MAX: usize = 1024;
 
-/// A gateway at work. Dropping it without [`Serving::shut_down`] cuts all connections.
+/// A running gateway. Dropping it without [`Serving::shut_down`] cuts all connections.
 pub struct Serving {
-    /// Where clients are served.
+    /// The address for clients.
     pub address: SocketAddr,
-    /// Where operators are served.
+    /// The address for operators.
     pub metrics_address: SocketAddr,
     /// The fleet behind it.
     pub fleet: Arc<Fleet>,
@@ -69,7 +69,7 @@ pub struct Serving {
     /// Held during a reload.
     pub(crate) reloading: Mutex<()>,
     stop: CancellationToken,
-    /// Ends all threads, when dropped at the latest.
+    /// Ends all threads when dropped.
     kill: DropGuard,
     connections: TaskTracker,
     threads: Vec<JoinHandle<()>>,
@@ -83,12 +83,12 @@ struct Parts {
     tokenizers: Tokenizers,
 }
 
-/// What was cut when a gateway ended.
+/// What was cut off at shutdown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cut {
-    /// Requests that had no whole answer: queued, or sent to a worker.
+    /// Requests without a complete response: queued, or sent to a worker.
     pub requests: usize,
-    /// Clients' connections that were open, idle or not.
+    /// Open connections of clients, idle or not.
     pub connections: usize,
 }
 
@@ -98,10 +98,10 @@ struct Lane {
     open: Arc<AtomicUsize>,
 }
 
-/// Reads all that a configuration names, as [`Serving::start`] does, and starts nothing.
+/// Reads everything that a configuration names, as [`Serving::start`] does, and starts nothing.
 ///
 /// # Errors
-/// The first thing for which a gateway would not start, ports that are taken apart.
+/// The first reason why a gateway would not start, except for ports in use.
 pub fn check(config: &Config) -> io::Result<()> {
     Parts::read(config).map(drop)
 }
@@ -135,11 +135,11 @@ impl Serving {
         Self::start_at_speed(config, 1.0)
     }
 
-    /// As [`Serving::start`], in front of engines that imitate others `speed` times as fast as real: what is learned and
-    /// measured is in the seconds of those others. Deadlines of requests stay in real ones.
+    /// Like [`Serving::start`], in front of mock engines that run `speed` times as fast as real ones: learned and
+    /// measured times are in the seconds of the real engines. Deadlines of requests stay in real seconds.
     ///
     /// # Errors
-    /// The same.
+    /// As for [`Serving::start`].
     pub fn start_at_speed(config: Config, speed: f64) -> io::Result<Self> {
         let server = bind(SocketAddr::new(config.server.host, config.server.port), "server.port")?;
         let metrics = bind(SocketAddr::new(config.metrics.host, config.metrics.port), "metrics.port")?;
@@ -222,7 +222,7 @@ impl Serving {
         let stop_operators = kill.clone();
         let (counting, keys) = (Arc::clone(&fleet), Arc::clone(&proxy));
         let (history_kept, shown) = (Arc::clone(&history), Arc::clone(&proxy));
-        // In front of engines that imitate others at another speed, a second is no second.
+        // In front of mock engines at another speed, the time limits of stall detection would not fit.
         let watched = (speed == 1.0).then(|| fleet.new_upstreams());
         let work = async move {
             let server = TcpListener::from_std(server);
@@ -234,8 +234,8 @@ impl Serving {
                     let keys = Arc::clone(&keys);
                     async move { keys.refresh_keys().await }
                 }),
-                persist("the history", || keep_history(Arc::clone(&history_kept), Arc::clone(&shown))),
-                persist("the watch over stalls", || stall::watch(Arc::clone(&counting), watched.clone())),
+                persist("history", || keep_history(Arc::clone(&history_kept), Arc::clone(&shown))),
+                persist("stall detection", || stall::watch(Arc::clone(&counting), watched.clone())),
                 Listener::accept(counted, server, stop_accepting, |stream| spread(counted, &lanes, stream)),
                 Listener::accept(counted, metrics, stop_operators, |stream| drop(operators.spawn(stream))),
             );
@@ -304,12 +304,12 @@ impl Serving {
         self.fleet.reloads.replaced();
     }
 
-    /// Stops accepting, lets requests in flight end within the grace, then ends.
+    /// Stops accepting, lets requests in flight end within the grace period, then ends.
     pub async fn shut_down(self) -> Cut {
         self.shut_down_or(std::future::pending()).await
     }
 
-    /// As [`Serving::shut_down`], with a grace that is over when `hurry` is.
+    /// Like [`Serving::shut_down`], with a grace period that ends when `hurry` does.
     pub async fn shut_down_or(self, hurry: impl Future<Output = ()>) -> Cut {
         self.fleet.stopping.store(true, Ordering::Relaxed);
         self.stop.cancel();
@@ -321,7 +321,7 @@ impl Serving {
         };
         let cut = if drained { Cut::default() } else { self.unfinished() };
         drop(self.kill);
-        // What was told is in the files before anybody says that all is over.
+        // The recordings are complete before shutdown is reported.
         self.fleet.recordings.end(&self.fleet.pools());
         let (done, joined) = oneshot::channel();
         std::thread::spawn(move || {
@@ -334,7 +334,7 @@ impl Serving {
         cut
     }
 
-    /// What would be cut if all ended at this moment.
+    /// What would be cut off now.
     fn unfinished(&self) -> Cut {
         let in_pool =
             |pool: &Arc<ModelPool>| pool.router.read(|scheduler| scheduler.in_flight() + scheduler.queued());
@@ -346,7 +346,7 @@ impl Serving {
 // === impl Cut ===
 
 impl Cut {
-    /// Whether nothing was cut.
+    /// Whether nothing was cut off.
     pub fn is_nothing(&self) -> bool {
         *self == Self::default()
     }
@@ -365,7 +365,7 @@ fn runtime() -> io::Result<Runtime> {
     Builder::new_current_thread().enable_all().build()
 }
 
-/// A named thread that runs one runtime until its work is done or it is told to end.
+/// A named thread that runs one runtime until its work is done or it is stopped.
 fn thread(
     name: &str,
     runtime: Runtime,
@@ -387,10 +387,10 @@ fn thread(
     })
 }
 
-/// Threads without which requests are served as well.
+/// Threads that requests can do without.
 const LEISURE: [&str; 3] = ["traces", "snapshot", "dispatches"];
 
-/// A file that is written now and then.
+/// A file that is written periodically.
 struct Keep {
     name: &'static str,
     path: PathBuf,
@@ -401,7 +401,7 @@ struct Keep {
 // === impl Keep ===
 
 impl Keep {
-    /// Writes it now and then, and once more at the end. Then cancels `kept`.
+    /// Writes the file periodically, and once more at the end. Then cancels `kept`.
     async fn keep(self, fleet: Arc<Fleet>, kill: CancellationToken, kept: CancellationToken) {
         let mut ends = false;
         while !ends {
@@ -410,7 +410,7 @@ impl Keep {
                 () = sleep(pause) => {}
                 () = kill.cancelled() => ends = true,
             }
-            // This thread does nothing else, so the file may take its time.
+            // This thread does nothing else, so blocking I/O is fine.
             if let Err(error) = (self.write)(&fleet, &self.path) {
                 tracing::warn!(path = %self.path.display(), %error, "snapshot not written; keeping the previous one");
             }
@@ -419,7 +419,7 @@ impl Keep {
     }
 }
 
-/// Takes connections over and serves them, all on this thread.
+/// Takes connections and serves them, all on this thread.
 async fn relay(
     front: Arc<Listener>,
     mut connections: mpsc::Receiver<std::net::TcpStream>,
@@ -444,7 +444,7 @@ async fn relay(
     }
 }
 
-/// Gives a connection to the thread with the fewest.
+/// Gives a connection to the thread with the fewest connections.
 fn spread(metrics: &Metrics, lanes: &[Lane], stream: TcpStream) {
     let Some(lane) = lanes.iter().min_by_key(|lane| lane.open.load(Ordering::Relaxed)) else { return };
     match stream.into_std() {

@@ -1,4 +1,4 @@
-//! Who is let in, what goes on to engines of who asks, and where workers may be.
+//! Authentication, forwarded credentials, and allowed addresses of workers.
 
 use std::net::SocketAddr;
 
@@ -35,18 +35,18 @@ fn bearer(name: &str) -> String {
 /// Invariant: No request without a valid key reaches an engine; a client's key is not forwarded; secrets are never
 /// printed.
 ///
-/// Also held by `a_clients_key_does_not_go_on_to_engines_and_a_workers_own_does`,
+/// Also held by `engines_get_the_workers_own_key_and_never_the_clients`,
 /// `keys_are_kept_through_flags_and_shown_to_nobody`.
 #[tokio::test]
-async fn a_client_without_a_good_key_reaches_no_engine() {
+async fn a_client_without_a_valid_key_reaches_no_engine() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(three_keys(), &[&engine]).await;
     let chat = chat("m", "hello");
     for path in ["/v1/chat/completions", "/v1/messages", "/v1/unheard-of"] {
         for (fields, code) in [
             (String::new(), "missing_api_key"),
-            ("authorization: Bearer k-nobody\r\n".into(), "invalid_api_key"),
-            ("x-api-key: k-nobody\r\n".into(), "invalid_api_key"),
+            ("authorization: Bearer k-unknown\r\n".into(), "invalid_api_key"),
+            ("x-api-key: k-unknown\r\n".into(), "invalid_api_key"),
         ] {
             let reply = ask(gateway.address(), "POST", path, &fields, &chat).await;
             assert_eq!(
@@ -54,10 +54,10 @@ async fn a_client_without_a_good_key_reaches_no_engine() {
                 (401, Some("Bearer")),
                 "{path} {fields}"
             );
-            assert!(reply.text().contains(code) && !reply.text().contains("k-nobody"), "{}", reply.text());
+            assert!(reply.text().contains(code) && !reply.text().contains("k-unknown"), "{}", reply.text());
         }
         let reply = ask(gateway.address(), "POST", path, &bearer("watch"), &chat).await;
-        assert_eq!(reply.status, 403, "a viewer is no user: {path}");
+        assert_eq!(reply.status, 403, "a viewer may not use models: {path}");
     }
     assert_eq!(ask(gateway.address(), "GET", "/v1/models", "", "").await.status, 401);
     assert_eq!(ask(gateway.address(), "GET", "/v1/models", &bearer("ann"), "").await.status, 200);
@@ -66,7 +66,7 @@ async fn a_client_without_a_good_key_reaches_no_engine() {
         assert_eq!(ask(gateway.address(), "GET", path, "", "").await.status, 200, "{path}");
     }
     let counted = gateway.metric(r#"kvlane_auth_requests_total{outcome="invalid",name=""}"#).await;
-    assert_eq!(counted, None, "nobody without a key sees the metrics");
+    assert_eq!(counted, None, "the metrics need a key");
     let at = gateway.metrics_address();
     let page = ask(at, "GET", "/metrics", &bearer("watch"), "").await.text();
     for row in [
@@ -81,7 +81,7 @@ async fn a_client_without_a_good_key_reaches_no_engine() {
 }
 
 #[tokio::test]
-async fn an_engines_path_that_is_on_no_list_is_relayed_to_those_whom_the_configuration_names() {
+async fn an_extra_path_is_relayed_for_its_role_only() {
     let engine = FakeEngine::start("m").await;
     let mut config = three_keys();
     let extra = |path: &str, role| ExtraPath { path: path.into(), role };
@@ -113,16 +113,16 @@ async fn an_engines_path_that_is_on_no_list_is_relayed_to_those_whom_the_configu
 }
 
 #[test]
-fn a_path_that_is_known_or_ambiguous_is_no_extra_path() {
+fn a_known_or_ambiguous_path_cannot_be_an_extra_path() {
     for (path, why) in [
-        ("/v1/chat/completions", "without being named"),
-        ("/v1/files/{}", "without being named"),
+        ("/v1/chat/completions", "relayed already"),
+        ("/v1/files/{}", "relayed already"),
         ("/workers", "the gateway's own"),
         ("/workers/{}", "the gateway's own"),
         ("/v1/models", "the gateway's own"),
-        ("/v1/%63", "is no path"),
-        ("v1/x", "is no path"),
-        ("/v1/../x", "is no path"),
+        ("/v1/%63", "is not a valid path"),
+        ("v1/x", "is not a valid path"),
+        ("/v1/../x", "is not a valid path"),
     ] {
         let mut config = config();
         config.server.extra_paths = vec![ExtraPath { path: path.into(), role: Role::Admin }];
@@ -132,7 +132,7 @@ fn a_path_that_is_known_or_ambiguous_is_no_extra_path() {
 }
 
 #[tokio::test]
-async fn a_clients_key_does_not_go_on_to_engines_and_a_workers_own_does() {
+async fn engines_get_the_workers_own_key_and_never_the_clients() {
     let (plain, keyed) = (FakeEngine::start("plain").await, FakeEngine::start("keyed").await);
     let mut config = three_keys();
     config.workers =
@@ -156,7 +156,7 @@ async fn a_clients_key_does_not_go_on_to_engines_and_a_workers_own_does() {
 }
 
 #[tokio::test]
-async fn without_keys_what_a_client_shows_goes_on_but_not_past_a_workers_own_key() {
+async fn without_keys_a_clients_credentials_are_forwarded_unless_the_worker_has_a_key() {
     let (plain, keyed) = (FakeEngine::start("plain").await, FakeEngine::start("keyed").await);
     let mut config = config();
     config.workers =
@@ -175,7 +175,7 @@ async fn without_keys_what_a_client_shows_goes_on_but_not_past_a_workers_own_key
 }
 
 #[tokio::test]
-async fn operators_look_with_one_key_and_change_with_another() {
+async fn a_viewer_key_reads_and_an_admin_key_changes() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(three_keys(), &[&engine]).await;
     let worker = format!("/workers/{}", gateway.serving().controller.workers()[0].id.0);
@@ -207,14 +207,14 @@ async fn operators_look_with_one_key_and_change_with_another() {
     assert_eq!(ask(at, "PUT", &worker, &bearer("boss"), drain).await.status, 200);
     assert!(gateway.serving().controller.workers()[0].state().draining);
     let open = ask(gateway.address(), "GET", "/readiness", "", "").await.json();
-    assert_eq!(open, json!({"ready": false, "stopping": false}), "who serves is not for everybody");
+    assert_eq!(open, json!({"ready": false, "stopping": false}), "workers are not listed without a key");
     let whole = ask(at, "GET", "/readiness", &bearer("watch"), "").await.json();
     assert!(whole["pools"].is_array(), "{whole}");
     gateway.end().await;
 }
 
 #[tokio::test]
-async fn keys_come_and_go_with_a_reload() {
+async fn a_reload_adds_and_removes_keys() {
     let engine = FakeEngine::start("m").await;
     let (ours, fleets) =
         (tempfile::NamedTempFile::new().expect("a file"), tempfile::NamedTempFile::new().expect("a file"));
@@ -244,7 +244,7 @@ async fn keys_come_and_go_with_a_reload() {
     std::fs::write(&ours, "bob user nonsense\n").expect("written");
     assert!(gateway.serving().reload(config.clone()).expect_err("wrong").contains("SHA-256"));
     std::fs::write(&fleets, " ").expect("written");
-    assert!(gateway.serving().reload(config.clone()).is_err(), "a key that is empty");
+    assert!(gateway.serving().reload(config.clone()).is_err(), "an empty key");
     assert_eq!((served("ann", "Bearer sk-1").await, status("bob").await), (200, 401), "as before");
     std::fs::write(&ours, format!("bob user {}\n", KeyHash::of("k-bob").to_hex())).expect("written");
     std::fs::write(&fleets, "sk-2").expect("written");
@@ -254,13 +254,13 @@ async fn keys_come_and_go_with_a_reload() {
 }
 
 #[tokio::test]
-async fn an_admin_port_open_to_the_world_needs_a_key_to_start() {
+async fn an_admin_port_open_to_other_machines_needs_a_key() {
     let mut open = config();
     open.metrics.host = "0.0.0.0".parse().expect("an address");
     let refused = Serving::start(open.clone()).err().expect("it must not start").to_string();
     assert!(refused.contains("metrics.host") && refused.contains("admin"), "{refused}");
     open.auth.keys = vec![key("ann", Role::User)];
-    assert!(Serving::start(open.clone()).is_err(), "a user's key guards no admin API");
+    assert!(Serving::start(open.clone()).is_err(), "a user's key does not protect the admin API");
     open.auth.keys = vec![key("boss", Role::Admin)];
     let gateway = TestGateway::start(open.clone(), &[]).await;
     let at = SocketAddr::new([127, 0, 0, 1].into(), gateway.metrics_address().port());
@@ -273,13 +273,17 @@ async fn an_admin_port_open_to_the_world_needs_a_key_to_start() {
 }
 
 #[tokio::test]
-async fn a_page_in_a_browser_on_this_machine_changes_nothing_and_sees_nothing() {
+async fn a_page_in_a_browser_on_this_machine_can_neither_read_nor_change() {
     let gateway = TestGateway::start(config(), &[]).await;
     for at in [gateway.metrics_address(), gateway.address()] {
         let mut client = Client::connect(at).await;
         let rebound = "GET /workers HTTP/1.1\r\nhost: evil.example:29000\r\ncontent-length: 0\r\n\r\n";
         client.send(rebound).await;
-        assert_eq!(client.reply().await.status, 403, "a name that leads here is not our name");
+        assert_eq!(
+            client.reply().await.status,
+            403,
+            "a foreign name that resolves to this machine is rejected"
+        );
         let post = async |origin: &str| {
             ask(at, "POST", "/add_worker?url=http://127.0.0.1:1", &format!("origin: {origin}\r\n"), "")
                 .await
@@ -296,12 +300,12 @@ async fn a_page_in_a_browser_on_this_machine_changes_nothing_and_sees_nothing() 
         "origin: http://localhost\r\n",
         "",
     );
-    assert_eq!(own.await.status, 200, "our own page may");
+    assert_eq!(own.await.status, 200, "the gateway's own page is allowed");
     gateway.shut_down().await;
 }
 
 #[tokio::test]
-async fn a_worker_is_not_added_where_no_worker_may_be() {
+async fn a_worker_outside_the_allowed_networks_is_not_added() {
     let engine = FakeEngine::start("m").await;
     let mut config = config();
     config.auth.allowed_networks = vec!["10.0.0.0/8".to_owned().try_into().expect("a network")];
@@ -318,7 +322,7 @@ async fn a_worker_is_not_added_where_no_worker_may_be() {
         "http://192.168.0.1:8000",
     ] {
         let reply = add(format!(r#"{{"url":"{url}"}}"#)).await;
-        // Where the system does not read a number as an address, it is a name that nobody has.
+        // Where the system does not read a number as an address, it is a name that does not resolve.
         assert!(
             reply.status == 403 || (url.contains("0xa9") || url.contains("28520")),
             "{url}: {}",
@@ -331,19 +335,15 @@ async fn a_worker_is_not_added_where_no_worker_may_be() {
     assert_eq!(add(feed.into()).await.status, 403, "a feed is a connection, too");
     for place in [r#"{"file":"/etc/hostname"}"#, r#"{"env":"HOME"}"#] {
         let reply = add(format!(r#"{{"url":"http://10.0.0.7:8000","api_key":{place}}}"#)).await;
-        assert_eq!(reply.status, 400, "secrets of this machine are not sent to who asks: {}", reply.text());
+        assert_eq!(reply.status, 400, "files of this machine are not read for the caller: {}", reply.text());
     }
-    assert_eq!(
-        gateway.serving().controller.workers().len(),
-        1,
-        "the one of the configuration, which may be anywhere"
-    );
+    assert_eq!(gateway.serving().controller.workers().len(), 1, "the configured worker may be anywhere");
     gateway.end().await;
 }
 
 /// Invariant: The address of a worker added through the admin API is checked at every connection.
 #[tokio::test]
-async fn where_an_added_worker_is_is_looked_at_again_with_every_connection() {
+async fn an_added_workers_address_is_checked_at_every_connection() {
     let engine = FakeEngine::start("m").await;
     let mut config = config();
     let gateway = TestGateway::start(config.clone(), &[]).await;
@@ -364,7 +364,7 @@ async fn where_an_added_worker_is_is_looked_at_again_with_every_connection() {
 }
 
 #[tokio::test]
-async fn workers_added_while_running_are_not_shown_the_fleets_key() {
+async fn workers_added_at_run_time_do_not_get_the_configured_key() {
     let (ours, added) = (FakeEngine::start("ours").await, FakeEngine::start("added").await);
     let mut config = config();
     config.upstream.api_key = Some(Secret::new("sk-fleet"));
@@ -387,7 +387,7 @@ async fn workers_added_while_running_are_not_shown_the_fleets_key() {
     gateway.end().await;
 }
 
-/// Somebody who signs tokens.
+/// An issuer of signed tokens.
 struct Issuer(Ed25519KeyPair);
 
 impl Issuer {
@@ -396,7 +396,7 @@ impl Issuer {
         Self(Ed25519KeyPair::from_pkcs8(document.as_ref()).expect("a key"))
     }
 
-    /// A set of its one key.
+    /// A JWK set with its key.
     fn keys(&self) -> String {
         let x = base64url(self.0.public_key().as_ref());
         json!({"keys": [{"kty": "OKP", "crv": "Ed25519", "kid": "k", "x": x}]}).to_string()
@@ -420,7 +420,7 @@ fn base64url(bytes: &[u8]) -> String {
 }
 
 #[tokio::test]
-async fn a_signed_token_is_a_key_once_its_issuer_has_told_with_what_it_signs() {
+async fn a_signed_token_is_accepted_once_the_issuers_keys_are_fetched() {
     let (idp, engine, issuer) =
         (FakeEngine::start("none").await, FakeEngine::start("m").await, Issuer::new());
     let mut config = config();
@@ -432,10 +432,10 @@ async fn a_signed_token_is_a_key_once_its_issuer_has_told_with_what_it_signs() {
     let gateway = TestGateway::start(config.clone(), &[&engine]).await;
     config.workers = gateway.serving().config().workers.clone();
     let status = async |fields: &str| ask(gateway.address(), "GET", "/v1/models", fields, "").await.status;
-    assert_eq!(status(&issuer.token("ann")).await, 401, "nobody has said who signs");
+    assert_eq!(status(&issuer.token("ann")).await, 401, "the issuer's keys are not fetched yet");
     assert_eq!(idp.answer(&issuer.keys()).await.0.lines().next(), Some("GET /keys HTTP/1.1"));
     let token = issuer.token("ann");
-    // The answer is on its way.
+    // The keys are on their way.
     let told = async { while status(&token).await == 401 {} };
     soon("the keys", told).await;
     assert_eq!(
@@ -446,6 +446,6 @@ async fn a_signed_token_is_a_key_once_its_issuer_has_told_with_what_it_signs() {
         async |fields: &str| ask(gateway.metrics_address(), "GET", "/workers", fields, "").await.status;
     assert_eq!((operates(&token).await, operates(&issuer.token("ops")).await), (403, 200));
     gateway.serving().reload(config).expect("right");
-    assert_eq!(status(&issuer.token("bob")).await, 200, "a reload does not forget what it was told");
+    assert_eq!(status(&issuer.token("bob")).await, 200, "a reload keeps the fetched keys");
     gateway.end().await;
 }

@@ -1,4 +1,4 @@
-//! What clients get wrong, or wrong on purpose: each is refused with a reason, and no engine hears of it.
+//! Invalid and malicious requests: each is rejected with a reason, and no engine receives it.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ async fn post(gateway: &TestGateway, path: &str, body: &[u8]) -> Reply {
 }
 
 #[tokio::test]
-async fn a_body_that_is_no_request_is_refused_with_the_reason() {
+async fn an_invalid_body_is_rejected_with_the_reason() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     let deep = format!(
@@ -37,7 +37,7 @@ async fn a_body_that_is_no_request_is_refused_with_the_reason() {
         ("duplicate key", br#"{"model":"m","model":"n","messages":[]}"#, "invalid_body"),
         ("a second document", br#"{"model":"m","messages":[]}{}"#, "invalid_body"),
         ("no prompt", br#"{"model":"m"}"#, "invalid_body"),
-        ("a model that is no text", br#"{"model":7,"messages":[]}"#, "invalid_body"),
+        ("a model that is not a string", br#"{"model":7,"messages":[]}"#, "invalid_body"),
         ("no model", br#"{"messages":[{"role":"user","content":"a"}]}"#, "missing_field"),
     ] {
         let reply = post(&gateway, "/v1/chat/completions", body).await;
@@ -45,12 +45,12 @@ async fn a_body_that_is_no_request_is_refused_with_the_reason() {
         assert_eq!(reply.json()["error"]["type"], "invalid_request_error", "{what}");
         gateway.ledger_is_zero().await;
     }
-    assert!(engine.is_quiet().await, "no engine heard of it");
+    assert!(engine.is_quiet().await, "no engine received a request");
     gateway.end().await;
 }
 
 #[tokio::test]
-async fn every_api_refuses_an_empty_an_unclosed_and_a_promptless_body() {
+async fn every_api_rejects_empty_unclosed_and_promptless_bodies() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     for path in [
@@ -72,7 +72,7 @@ async fn every_api_refuses_an_empty_an_unclosed_and_a_promptless_body() {
         let reply = gateway.ask("GET", path, "").await;
         assert_eq!((reply.status, reply.error_code().as_str()), (405, "method_not_allowed"), "{path}");
         let envelope = if path == "/v1/messages" { json!("error") } else { Value::Null };
-        assert_eq!(reply.json()["type"], envelope, "{path}: each API's clients know its own envelope");
+        assert_eq!(reply.json()["type"], envelope, "{path}: each API has its own envelope");
     }
     assert!(engine.is_quiet().await);
     gateway.end().await;
@@ -88,7 +88,7 @@ async fn unknown_models_and_paths_are_not_found() {
     let huge = "x".repeat(1 << 20);
     let reply = gateway.ask("POST", "/v1/chat/completions", chat(&huge, "hi")).await;
     assert_eq!(reply.status, 404);
-    assert!(reply.body.len() < 1000, "a name is told, not echoed whole");
+    assert!(reply.body.len() < 1000, "a long name is shortened");
     for (method, path) in
         [("GET", "/"), ("POST", "/v2/chat"), ("GET", "/metrics"), ("GET", "/chat/completions")]
     {
@@ -96,12 +96,12 @@ async fn unknown_models_and_paths_are_not_found() {
         assert_eq!((reply.status, reply.error_code().as_str()), (404, "not_found"), "{path}");
     }
     let count = gateway.metric(r#"kvlane_requests_total{model="",api="other",code="404"}"#).await;
-    assert_eq!(count, Some(4.0), "paths that clients make up do not become labels");
+    assert_eq!(count, Some(4.0), "unknown paths do not become labels");
     gateway.end().await;
 }
 
 #[tokio::test]
-async fn a_body_that_is_too_large_is_refused_announced_or_not() {
+async fn a_body_that_is_too_large_is_rejected_announced_or_not() {
     let engine = FakeEngine::start("m").await;
     let mut config = config();
     config.server.max_payload_size = 1000;
@@ -110,7 +110,7 @@ async fn a_body_that_is_too_large_is_refused_announced_or_not() {
     let reply = post(&gateway, "/v1/chat/completions", body.as_bytes()).await;
     assert_eq!((reply.status, reply.error_code().as_str()), (413, "body_too_large"));
     assert_eq!(reply.header("connection"), Some("close"));
-    assert!(reply.text().contains("1000"), "the limit is told: {}", reply.text());
+    assert!(reply.text().contains("1000"), "the limit is in the message: {}", reply.text());
 
     for chunk in [900, 1001, 70_000] {
         let mut client = gateway.client().await;
@@ -137,7 +137,7 @@ async fn a_body_that_is_too_large_is_refused_announced_or_not() {
 }
 
 #[tokio::test]
-async fn a_hundred_megabytes_are_refused_by_default() {
+async fn a_hundred_megabytes_are_rejected_by_default() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     let body = chat("m", &"0123456789".repeat(10 << 20));
@@ -148,7 +148,7 @@ async fn a_hundred_megabytes_are_refused_by_default() {
 }
 
 #[tokio::test]
-async fn who_waits_for_a_go_ahead_is_refused_before_sending() {
+async fn a_client_that_expects_100_continue_is_rejected_before_it_sends_the_body() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     let mut client = gateway.client().await;
@@ -162,8 +162,8 @@ async fn who_waits_for_a_go_ahead_is_refused_before_sending() {
 
 /// Invariant: A slow client cannot hold resources beyond its timeouts.
 ///
-/// Also held by `a_slow_body_times_out`, `a_client_that_stops_reading_is_let_go`,
-/// `a_client_that_grants_no_room_is_let_go`.
+/// Also held by `a_slow_body_times_out`, `a_client_that_stops_reading_is_disconnected`,
+/// `a_client_that_grants_no_flow_control_window_is_disconnected`.
 #[tokio::test]
 async fn a_slow_head_and_an_idle_connection_are_closed() {
     let engine = FakeEngine::start("m").await;
@@ -184,7 +184,7 @@ async fn a_slow_head_and_an_idle_connection_are_closed() {
     let mut client = gateway.client().await;
     client.request("GET", "/liveness", "").await;
     assert_eq!(client.reply().await.status, 200);
-    assert_eq!(client.closed().await, b"", "an idle connection is closed without a word");
+    assert_eq!(client.closed().await, b"", "an idle connection is closed without a response");
     gateway.end().await;
 }
 
@@ -207,7 +207,7 @@ async fn a_slow_body_times_out() {
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_while_sending_its_body_leaves_nothing_behind() {
+async fn a_client_that_disconnects_while_sending_its_body_leaves_no_state_behind() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     let mut client = gateway.client().await;
@@ -220,7 +220,7 @@ async fn a_client_that_leaves_while_sending_its_body_leaves_nothing_behind() {
 }
 
 #[tokio::test]
-async fn heads_that_are_too_large_are_refused() {
+async fn heads_that_are_too_large_are_rejected() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     for fields in ["x: y\r\n".repeat(2000), format!("x: {}\r\n", "y".repeat(40 << 10)).repeat(16)] {
@@ -234,13 +234,13 @@ async fn heads_that_are_too_large_are_refused() {
     gateway.end().await;
 }
 
-/// Invariant: No head is parsed as two requests: an ambiguous one is refused, an accepted one reaches the engine as
+/// Invariant: No head is parsed as two requests: an ambiguous one is rejected, an accepted one reaches the engine as
 /// one.
 ///
-/// Also held by `a_request_that_says_twice_how_long_it_is_reaches_no_engine`,
-/// `what_stands_behind_a_request_is_the_next_one_and_never_part_of_the_first`.
+/// Also held by `a_request_with_two_body_lengths_reaches_no_engine`,
+/// `bytes_after_a_request_are_the_next_request`.
 #[tokio::test]
-async fn smuggled_requests_are_refused() {
+async fn smuggled_requests_are_rejected() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     let body = chat("m", "hi");
@@ -250,7 +250,7 @@ async fn smuggled_requests_are_refused() {
         ("two lengths", format!("content-length: {length}\r\ncontent-length: 0\r\n")),
         ("a list of lengths", format!("content-length: {length}, 0\r\n")),
         ("a signed length", format!("content-length: +{length}\r\n")),
-        ("a length that is none", "content-length: 0x10\r\n".into()),
+        ("a length that is not decimal", "content-length: 0x10\r\n".into()),
         ("a folded field", format!("x: a\r\n content-length: 0\r\ncontent-length: {length}\r\n")),
         ("a space before the colon", format!("content-length : {length}\r\n")),
         ("another coding", "transfer-encoding: xchunked\r\n".into()),
@@ -270,7 +270,7 @@ async fn smuggled_requests_are_refused() {
 }
 
 #[tokio::test]
-async fn what_stands_behind_a_request_is_the_next_one_and_never_part_of_the_first() {
+async fn bytes_after_a_request_are_the_next_request() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     let mut client = gateway.client().await;
@@ -279,13 +279,13 @@ async fn what_stands_behind_a_request_is_the_next_one_and_never_part_of_the_firs
     let (head, _) = engine.answer("{}").await;
     assert!(!head.contains("secret"));
     assert_eq!(client.reply().await.status, 200);
-    assert_eq!(client.reply().await.status, 403, "of the admin API, and `x` is no name of this machine");
+    assert_eq!(client.reply().await.status, 403, "an admin path, and `x` is not a name of this machine");
     assert!(engine.is_quiet().await);
     gateway.end().await;
 }
 
 #[tokio::test]
-async fn a_client_that_stops_reading_is_let_go() {
+async fn a_client_that_stops_reading_is_disconnected() {
     let engine = FakeEngine::start("m").await;
     let mut config = config();
     config.server.stream_idle_timeout = Duration::from_millis(200);
@@ -296,7 +296,7 @@ async fn a_client_that_stops_reading_is_let_go() {
     call.begin_stream().await;
     let token = event(&"x".repeat(60_000));
     let chunk = format!("{:x}\r\n{token}\r\n", token.len());
-    // The engine sends for as long as it is heard; the client reads nothing at all.
+    // The engine sends for as long as its bytes are accepted; the client reads nothing.
     while call.try_send(chunk.as_bytes()).await {}
     gateway.ledger_is_zero().await;
     drop(client);

@@ -1,4 +1,4 @@
-//! What becomes of requests decides whether an endpoint is given more of them.
+//! Circuit breakers: the outcome of requests decides whether an endpoint gets more of them.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use kvlane_core::policy::PolicyConfig;
 use kvlane_gateway::config::Config;
 use kvlane_gateway::testing::{FakeEngine, TestGateway, chat, chat_stream, config, event, next_call};
 
-/// So long that no test sees its end.
+/// Longer than any test.
 const FOR_EVER: Duration = Duration::from_secs(3600);
 
 fn in_turn() -> Config {
@@ -19,7 +19,7 @@ fn in_turn() -> Config {
     config
 }
 
-/// Asks until the first engine has done this to so many requests; the second answers all.
+/// Sends requests until the first engine has responded like this to `times` of them; the second answers all.
 async fn until(gateway: &TestGateway, engines: [&FakeEngine; 2], times: usize, what: &str) {
     let mut done = 0;
     while done < times {
@@ -40,7 +40,7 @@ async fn until(gateway: &TestGateway, engines: [&FakeEngine; 2], times: usize, w
 }
 
 #[tokio::test]
-async fn an_engine_that_fails_in_a_row_is_given_no_more() {
+async fn an_engine_that_fails_repeatedly_gets_no_more_requests() {
     for what in ["", "HTTP/1.1 502 Bad\r\ncontent-length: 0\r\n\r\n"] {
         let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
         let gateway = TestGateway::start(in_turn(), &[&a, &b]).await;
@@ -50,15 +50,15 @@ async fn an_engine_that_fails_in_a_row_is_given_no_more() {
                 tokio::join!(gateway.ask("POST", "/v1/chat/completions", chat("m", "hi")), b.answer("{}"));
             assert_eq!(reply.status, 200);
         }
-        assert!(a.is_quiet().await, "nothing is placed there after {what:?}");
+        assert!(a.is_quiet().await, "no request is placed there after {what:?}");
         let worker = gateway.serving().controller.find(&a.url()).expect("a worker");
-        assert!(worker.state().healthy, "its probes are another matter");
+        assert!(worker.state().healthy, "the breaker does not depend on probes");
         gateway.end().await;
     }
 }
 
 #[tokio::test]
-async fn streams_that_break_count_and_a_client_that_leaves_does_not() {
+async fn broken_streams_count_and_disconnecting_clients_do_not() {
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
     let gateway = TestGateway::start(in_turn(), &[&a, &b]).await;
     for (leaves, times) in [(true, 6), (false, 2)] {
@@ -101,9 +101,9 @@ async fn streams_that_break_count_and_a_client_that_leaves_does_not() {
 
 /// Invariant: A busy engine does not open the circuit breaker, and neither do bad requests.
 ///
-/// Also held by `bad_requests_and_odd_answers_break_nothing`.
+/// Also held by `bad_requests_and_odd_responses_open_no_breaker`.
 #[tokio::test]
-async fn an_engine_that_is_busy_is_left_alone_for_as_long_as_it_says_and_is_not_broken() {
+async fn a_busy_engine_is_avoided_for_the_time_it_gives_and_its_breaker_stays_closed() {
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
     let gateway = TestGateway::start(in_turn(), &[&a, &b]).await;
     let busy = "HTTP/1.1 429 Busy\r\nretry-after: 20\r\ncontent-length: 0\r\n\r\n";
@@ -113,14 +113,14 @@ async fn an_engine_that_is_busy_is_left_alone_for_as_long_as_it_says_and_is_not_
             tokio::join!(gateway.ask("POST", "/v1/chat/completions", chat("m", "hi")), b.answer("{}"));
         assert_eq!(reply.status, 200);
     }
-    assert!(a.is_quiet().await, "once was enough");
+    assert!(a.is_quiet().await, "one response is enough");
     let metrics = gateway.operate("GET", "/metrics", "").await.text();
     assert!(!metrics.contains("kvlane_worker_failures_total{"), "{metrics}");
     gateway.end().await;
 }
 
 #[tokio::test]
-async fn bad_requests_and_odd_answers_break_nothing() {
+async fn bad_requests_and_odd_responses_open_no_breaker() {
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
     let mut config = in_turn();
     config.breaker.failure_threshold = 1;
@@ -136,12 +136,12 @@ async fn bad_requests_and_odd_answers_break_nothing() {
         assert_eq!(reply.status, status);
         seen[who] += 1;
     }
-    assert_eq!(seen, [6, 6], "both are given their turns to the end");
+    assert_eq!(seen, [6, 6], "both engines get requests to the end");
     gateway.end().await;
 }
 
 #[tokio::test]
-async fn a_lone_engine_that_fails_is_still_asked() {
+async fn the_only_engine_still_gets_requests_when_it_fails() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(in_turn(), &[&engine]).await;
     for _ in 0..5 {

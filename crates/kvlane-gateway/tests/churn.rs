@@ -1,4 +1,4 @@
-//! Workers join, drain, are replaced and leave under load, and no request is the worse for it.
+//! Workers join, drain, are replaced and leave under load, without a failed request.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -12,12 +12,12 @@ use kvlane_gateway::testing::{
 use serde_json::json;
 use tokio::task::JoinSet;
 
-/// Connections that ask all the time.
+/// Connections that send requests all the time.
 const CLIENTS: usize = 12;
 /// Changes of the fleet.
 const ROUNDS: usize = 12;
 
-/// Answers all that comes, streams in pieces, for as long as it is polled.
+/// Answers all requests, streams in pieces, for as long as it is polled.
 async fn serve(engine: &FakeEngine, answered: &AtomicUsize) {
     let mut calls = JoinSet::new();
     loop {
@@ -40,7 +40,7 @@ async fn serve(engine: &FakeEngine, answered: &AtomicUsize) {
     }
 }
 
-/// Asks until it is told to stop: how many requests were answered, all of them well.
+/// Sends requests until `stop`; returns the number of responses, which must all succeed.
 async fn ask(mut client: Client, n: usize, stop: Arc<AtomicBool>) -> usize {
     let mut answered = 0;
     while !stop.load(Ordering::Relaxed) {
@@ -61,7 +61,7 @@ fn eligible(gateway: &TestGateway) -> usize {
     pools.iter().map(|pool| pool.router.read(|scheduler| scheduler.pool().eligible().count())).sum()
 }
 
-/// The fleet changes in one way after the other, and each change is awaited.
+/// Changes the fleet in every way, one after the other, and waits for each change.
 async fn churn(gateway: &TestGateway, engines: &[FakeEngine; 3]) {
     let reload = |workers: Vec<WorkerSpec>| {
         let mut next = Config::clone(&gateway.serving().config());
@@ -76,7 +76,7 @@ async fn churn(gateway: &TestGateway, engines: &[FakeEngine; 3]) {
         let urls = || controller.workers().iter().map(|worker| worker.url.to_string()).collect::<Vec<_>>();
         let settled = |number: usize| controller.workers().len() == number && eligible(gateway) == number;
 
-        // By the file: all are others; then one stays, one leaves, one comes.
+        // By the file: all workers are replaced; then one stays, one leaves, one joins.
         assert_eq!(urls(), [before.url()]);
         reload(vec![spec(one)]);
         eventually("another serves", || settled(1) && urls() == [one.url()]).await;
@@ -85,7 +85,7 @@ async fn churn(gateway: &TestGateway, engines: &[FakeEngine; 3]) {
         reload(vec![spec(other), spec(third)]);
         eventually("two others serve", || settled(2)).await;
 
-        // The only one that is left is described otherwise.
+        // The settings of the only remaining worker change.
         reload(vec![spec(third)]);
         eventually("one serves", || settled(1)).await;
         reload(vec![WorkerSpec { model: Some("m".into()), ..spec(third) }]);
@@ -104,15 +104,15 @@ async fn churn(gateway: &TestGateway, engines: &[FakeEngine; 3]) {
         }
         assert_eq!(gateway.operate("DELETE", &path, "").await.status, 202);
         eventually("it has left", || settled(1)).await;
-        // What operators have added, the file takes over.
+        // The file takes over a worker that operators have added.
         reload(vec![spec(one)]);
-        eventually("it goes on", || settled(1)).await;
+        eventually("it still serves", || settled(1)).await;
     }
 }
 
 /// Invariant: Workers join and leave under load without a failed request or a retry.
 ///
-/// Also held by `who_goes_serves_until_those_do_that_have_come_with_the_same_file`.
+/// Also held by `a_removed_worker_serves_until_those_added_in_the_same_reload_do`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn workers_join_drain_and_leave_under_load_without_a_failed_request() {
     let engines = [FakeEngine::start("m").await, FakeEngine::start("m").await, FakeEngine::start("m").await];
@@ -132,18 +132,15 @@ async fn workers_join_drain_and_leave_under_load_without_a_failed_request() {
     };
     let served = tokio::select! {
         served = load => served,
-        () = serve(&engines[0], &answered[0]) => unreachable!("it serves for ever"),
-        () = serve(&engines[1], &answered[1]) => unreachable!("it serves for ever"),
-        () = serve(&engines[2], &answered[2]) => unreachable!("it serves for ever"),
+        () = serve(&engines[0], &answered[0]) => unreachable!("it serves forever"),
+        () = serve(&engines[1], &answered[1]) => unreachable!("it serves forever"),
+        () = serve(&engines[2], &answered[2]) => unreachable!("it serves forever"),
     };
     assert!(served.iter().all(|&served| served > 0), "{served:?}");
     assert!(answered.iter().all(|answered| answered.load(Ordering::Relaxed) > 0), "{answered:?}");
     for name in [r#"retries_total{model="m"}"#, r#"shed_total{model="m",reason="queue_full"}"#] {
         let counted = gateway.metric(&format!("kvlane_{name}")).await;
-        assert!(
-            counted.is_none_or(|counted| counted == 0.0),
-            "{name} {counted:?}: not one went wrong at first"
-        );
+        assert!(counted.is_none_or(|counted| counted == 0.0), "{name} {counted:?}: no attempt failed");
     }
     let text = gateway.operate("GET", "/metrics", "").await.text();
     assert!(!text.contains("kvlane_worker_failures_total{"), "{text}");

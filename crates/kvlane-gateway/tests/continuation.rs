@@ -1,5 +1,5 @@
-//! A stream whose engine dies goes on elsewhere, where that is switched on: what the client reads, what the other
-//! engines are asked, and what is left behind.
+//! Continuation: a stream whose engine dies continues on another endpoint: the client's bytes, the requests to the
+//! other engines, and the final state.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ fn continuing() -> Config {
     config
 }
 
-/// Engines that say that they are vLLM.
+/// Engines that identify as vLLM.
 async fn engines<const N: usize>() -> [FakeEngine; N] {
     let mut engines = Vec::new();
     for _ in 0..N {
@@ -75,7 +75,7 @@ const END: &str = concat!(
     "data: [DONE]\n\n"
 );
 
-/// A client that has asked, and the engine that has sent it `events`.
+/// A client that has sent a request, and the engine that has sent it `events`.
 async fn begun(
     gateway: &TestGateway,
     engines: &[FakeEngine],
@@ -122,7 +122,7 @@ async fn count(gateway: &TestGateway, outcome: &str) -> f64 {
 }
 
 #[tokio::test]
-async fn a_completion_whose_engine_dies_reads_as_one_stream() {
+async fn a_completion_whose_engine_dies_is_one_stream_for_the_client() {
     let engines = engines::<2>().await;
     let gateway = start(continuing(), &engines).await;
     let events = text("a", " two") + &text("a", " three");
@@ -138,7 +138,7 @@ async fn a_completion_whose_engine_dies_reads_as_one_stream() {
     second.chunk(&(text("b", " three") + &text("b", " four") + END)).await;
     second.end_stream().await;
     let (stream, ended) = client.rest().await;
-    assert!(ended, "it ends well");
+    assert!(ended, "it ends properly");
     assert_eq!(heard(&stream), (" three four".into(), vec!["a".into()], "[DONE]".into()));
     assert_eq!(count(&gateway, "resumed").await, 1.0);
     let code = r#"kvlane_requests_total{model="m",api="completions",code="200"}"#;
@@ -148,7 +148,7 @@ async fn a_completion_whose_engine_dies_reads_as_one_stream() {
 }
 
 #[tokio::test]
-async fn a_chat_goes_on_as_a_message_to_continue() {
+async fn a_chat_is_continued_as_a_message_to_continue() {
     let engines = engines::<2>().await;
     let gateway = start(continuing(), &engines).await;
     let events =
@@ -169,13 +169,13 @@ async fn a_chat_goes_on_as_a_message_to_continue() {
     second.chunk(&(said("b", json!({"content": " three"})) + END)).await;
     second.end_stream().await;
     let (stream, ended) = client.rest().await;
-    assert!(ended && !String::from_utf8_lossy(&stream).contains("role"), "the role is told once");
+    assert!(ended && !String::from_utf8_lossy(&stream).contains("role"), "the role is sent once");
     assert_eq!(heard(&stream), (" three".into(), vec!["a".into()], "[DONE]".into()));
     gateway.end().await;
 }
 
 #[tokio::test]
-async fn a_chat_of_which_no_content_came_is_asked_again_as_it_was() {
+async fn a_chat_without_content_is_sent_again_unchanged() {
     let engines = engines::<2>().await;
     let gateway = start(continuing(), &engines).await;
     let role = said("a", json!({"role": "assistant", "content": ""}));
@@ -202,13 +202,13 @@ async fn a_chat_of_which_no_content_came_is_asked_again_as_it_was() {
 }
 
 #[tokio::test]
-async fn a_stream_whose_engine_says_that_it_failed_goes_on_elsewhere() {
+async fn a_stream_whose_engine_reports_an_error_is_continued() {
     let engines = engines::<2>().await;
     let gateway = start(continuing(), &engines).await;
     let (mut client, first, mut engine) =
         begun(&gateway, &engines, "/v1/completions", &completion(), &text("a", " two")).await;
     client.see(" two").await;
-    // As vLLM 0.32 ends the streams of a dead engine: whole, with [DONE].
+    // As vLLM 0.32 ends the streams of a dead engine: complete, with [DONE].
     engine
         .chunk("data: {\"error\": {\"message\": \"EngineCore encountered an issue.\", \"code\": 500}}\n\ndata: [DONE]\n\n")
         .await;
@@ -226,7 +226,7 @@ async fn a_stream_whose_engine_says_that_it_failed_goes_on_elsewhere() {
 }
 
 #[tokio::test]
-async fn it_is_off_by_default() {
+async fn continuation_is_off_by_default() {
     let engines = engines::<2>().await;
     let mut config = continuing();
     config.continuation = Config::default().continuation;
@@ -242,10 +242,10 @@ async fn it_is_off_by_default() {
 }
 
 #[tokio::test]
-async fn a_stream_that_falls_silent_goes_on_too() {
+async fn a_silent_stream_is_continued() {
     let engines = engines::<2>().await;
     let mut config = continuing();
-    // The other engine has as long for each piece.
+    // The other engine has the same time for each piece.
     config.server.stream_idle_timeout = Duration::from_secs(1);
     let gateway = start(config, &engines).await;
     let (mut client, first, mut engine) =
@@ -261,7 +261,7 @@ async fn a_stream_that_falls_silent_goes_on_too() {
 }
 
 #[tokio::test]
-async fn where_nobody_is_left_the_stream_ends_in_what_broke_it() {
+async fn without_another_engine_the_stream_ends_with_the_first_error() {
     let engines = engines::<1>().await;
     let gateway = start(continuing(), &engines).await;
     let (mut client, _, engine) =
@@ -276,7 +276,7 @@ async fn where_nobody_is_left_the_stream_ends_in_what_broke_it() {
 }
 
 #[tokio::test]
-async fn a_continuation_costs_the_retry_budget_what_a_retry_costs() {
+async fn a_continuation_costs_as_much_retry_budget_as_a_retry() {
     let engines = engines::<2>().await;
     let mut config = continuing();
     config.retry.budget = Budget { share: Share::of(0.0), per_second: PerSecond::of(0.0) };
@@ -292,7 +292,7 @@ async fn a_continuation_costs_the_retry_budget_what_a_retry_costs() {
 }
 
 #[tokio::test]
-async fn a_stream_goes_on_as_often_as_it_may_and_no_more() {
+async fn a_stream_is_continued_no_more_often_than_allowed() {
     let engines = engines::<3>().await;
     let mut config = continuing();
     config.continuation.max_per_request = 1;
@@ -313,7 +313,7 @@ async fn a_stream_goes_on_as_often_as_it_may_and_no_more() {
 }
 
 #[tokio::test]
-async fn a_stream_may_break_again() {
+async fn a_continued_stream_may_break_again() {
     let engines = engines::<3>().await;
     let gateway = start(continuing(), &engines).await;
     let (mut client, first, engine) =
@@ -341,7 +341,7 @@ async fn a_stream_may_break_again() {
 }
 
 #[tokio::test]
-async fn a_busy_engine_is_passed_over() {
+async fn a_busy_engine_is_skipped() {
     let engines = engines::<3>().await;
     let gateway = start(continuing(), &engines).await;
     let (mut client, _, engine) =
@@ -360,10 +360,10 @@ async fn a_busy_engine_is_passed_over() {
 }
 
 #[tokio::test]
-async fn a_stream_of_which_only_the_end_is_missing_is_ended() {
+async fn a_stream_without_its_end_marker_is_completed() {
     let engines = engines::<2>().await;
     let gateway = start(continuing(), &engines).await;
-    let whole = text("a", " two") + END.strip_suffix("data: [DONE]\n\n").expect("it ends so");
+    let whole = text("a", " two") + END.strip_suffix("data: [DONE]\n\n").expect("it ends with this marker");
     let (mut client, first, engine) =
         begun(&gateway, &engines, "/v1/completions", &completion(), &whole).await;
     client.see("stop").await;
@@ -391,10 +391,10 @@ async fn a_tool_call_that_has_begun_is_not_continued() {
 }
 
 #[tokio::test]
-async fn an_engine_that_may_begin_another_message_is_not_asked() {
+async fn an_engine_that_would_begin_a_new_message_is_not_asked() {
     let engines = engines::<2>().await;
     for engine in &engines {
-        engine.set_models(json!([{"id": "m", "object": "model", "owned_by": "somebody"}]));
+        engine.set_models(json!([{"id": "m", "object": "model", "owned_by": "another-engine"}]));
     }
     let gateway = start(continuing(), &engines).await;
     let (mut client, first, engine) =
@@ -408,9 +408,9 @@ async fn an_engine_that_may_begin_another_message_is_not_asked() {
 }
 
 #[tokio::test]
-async fn a_second_stream_that_does_not_fit_does_not_reach_the_client() {
+async fn a_second_stream_that_does_not_continue_the_first_is_not_relayed() {
     let thinks = said("b", json!({"reasoning": "hm"}));
-    // The last one ends as if it were whole and gives no reason.
+    // The last one ends as if complete and gives no finish reason.
     for rest in [thinks, said("b", json!({"content": " three"}))] {
         let engines = engines::<2>().await;
         let gateway = start(continuing(), &engines).await;
@@ -433,7 +433,7 @@ async fn a_second_stream_that_does_not_fit_does_not_reach_the_client() {
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_while_the_rest_is_asked_for_ends_that_too() {
+async fn a_client_that_disconnects_cancels_the_request_for_the_rest() {
     let engines = engines::<2>().await;
     let gateway = start(continuing(), &engines).await;
     let (mut client, first, engine) =
@@ -447,11 +447,11 @@ async fn a_client_that_leaves_while_the_rest_is_asked_for_ends_that_too() {
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_is_charged_for_what_each_engine_has_written() {
+async fn a_client_that_disconnects_is_charged_for_the_tokens_of_each_engine() {
     let engines = engines::<2>().await;
     let limits = vec![LimitSpec { tokens_per_minute: 6000, ..LimitSpec::default() }];
     let all: Vec<_> = engines.iter().collect();
-    // Its clock stands still: nothing comes back.
+    // Its clock stands still, so no allowance is refilled.
     let gateway = TestGateway::start_at_speed(Config { limits, ..continuing() }, &all, 0.0).await;
     let asked = json!({"model": "m", "prompt": "one", "stream": true, "max_tokens": 900}).to_string();
     let words = |id: &str| text(id, " x").repeat(200);
@@ -477,7 +477,7 @@ async fn a_client_that_leaves_is_charged_for_what_each_engine_has_written() {
 }
 
 #[tokio::test]
-async fn a_request_that_cannot_be_continued_passes_as_without_all_this() {
+async fn a_request_that_cannot_be_continued_is_relayed_unchanged() {
     let engines = engines::<2>().await;
     let gateway = start(continuing(), &engines).await;
     let two = json!({"model": "m", "prompt": "one", "stream": true, "max_tokens": 9, "n": 2}).to_string();
@@ -487,7 +487,9 @@ async fn a_request_that_cannot_be_continued_passes_as_without_all_this() {
     engine.reset();
     assert_eq!(error_code(&heard(&client.rest().await.0).2), "stream_broken");
     assert!(engines[1 - first].is_quiet().await);
-    eventually("nothing is left", || gateway.pool("m").router.read(|scheduler| scheduler.in_flight() == 0))
-        .await;
+    eventually("no request is in flight", || {
+        gateway.pool("m").router.read(|scheduler| scheduler.in_flight() == 0)
+    })
+    .await;
     gateway.end().await;
 }

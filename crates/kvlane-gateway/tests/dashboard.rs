@@ -1,4 +1,4 @@
-//! What the dashboard is made of: its files, and the answers it shows.
+//! The dashboard's files, and the API responses that it shows.
 
 use std::time::Duration;
 
@@ -41,9 +41,9 @@ async fn fleet(gateway: &TestGateway) -> Value {
 
 /// Invariant: The dashboard's files contain no data; its data needs an operator's key.
 ///
-/// Also held by `who_looks_is_told_what_they_may_change`.
+/// Also held by `a_viewer_is_shown_its_permissions`.
 #[tokio::test]
-async fn the_page_is_open_to_all_and_holds_nothing_and_what_it_shows_needs_a_key() {
+async fn the_page_is_public_and_empty_and_its_data_needs_a_key() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(with_keys(), &[&engine]).await;
     for (path, kind) in FILES {
@@ -51,11 +51,11 @@ async fn the_page_is_open_to_all_and_holds_nothing_and_what_it_shows_needs_a_key
         assert_eq!((reply.status, reply.header("content-type")), (200, Some(kind)), "{path}");
         let policy = reply.header("content-security-policy").expect("a policy");
         assert!(policy.contains("default-src 'none'") && !policy.contains("unsafe"), "{policy}");
-        assert!(!reply.text().contains(engine.authority()), "{path} tells of the fleet");
+        assert!(!reply.text().contains(engine.authority()), "{path} has data of the fleet");
         for address in ["http://", "https://", "//cdn"] {
             let rest =
                 reply.text().replace("http://www.w3.org/2000/svg", "").replace("http://10.0.0.9:8000", "");
-            assert!(!rest.contains(address), "{path} names another place: {address}");
+            assert!(!rest.contains(address), "{path} refers to another host: {address}");
         }
         assert_eq!(operate_as(&gateway, "boss", "POST", path, "").await.status, 405, "{path}");
         assert_eq!(gateway.ask("GET", path, "").await.status, 404, "{path} is for operators");
@@ -72,14 +72,14 @@ async fn the_page_is_open_to_all_and_holds_nothing_and_what_it_shows_needs_a_key
 }
 
 #[tokio::test]
-async fn who_looks_is_told_what_they_may_change() {
+async fn a_viewer_is_shown_its_permissions() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(with_keys(), &[&engine]).await;
     for (name, may_change) in [("watch", false), ("boss", true)] {
         let you = operate_as(&gateway, name, "GET", "/fleet", "").await.json()["you"].clone();
         assert_eq!((&you["name"], &you["may_change"]), (&json!(name), &json!(may_change)));
         let reply = operate_as(&gateway, name, "PUT", "/workers/1", r#"{"draining": false}"#).await;
-        assert_eq!(reply.status == 200, may_change, "what is said holds: {}", reply.text());
+        assert_eq!(reply.status == 200, may_change, "the shown permission must apply: {}", reply.text());
     }
     gateway.end().await;
 
@@ -89,7 +89,7 @@ async fn who_looks_is_told_what_they_may_change() {
 }
 
 #[tokio::test]
-async fn the_fleet_is_told_with_its_loads_and_what_becomes_of_it() {
+async fn the_fleet_is_listed_with_its_load_and_changes() {
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
     let gateway = TestGateway::start(config(), &[&a, &b]).await;
     let mut client = gateway.client().await;
@@ -114,7 +114,7 @@ async fn the_fleet_is_told_with_its_loads_and_what_becomes_of_it() {
     assert_eq!(busy.len(), 1, "{told}");
     let tokens = |pointer: &str| busy[0].pointer(pointer).and_then(Value::as_u64).expect("a count");
     assert!(tokens("/prefill_tokens") > 100 && tokens("/context_tokens") > 100);
-    assert!(tokens("/holds/dispatches_tokens") > 50, "it was sent that prompt: {}", busy[0]);
+    assert!(tokens("/holds/dispatches_tokens") > 50, "it received that prompt: {}", busy[0]);
     assert_eq!(busy[0]["knowledge"], "approximate");
     assert_eq!(busy[0]["breaker"], json!({"state": "closed", "failures": 0, "opens_for_s": null}));
     drop((call, client));
@@ -130,7 +130,7 @@ async fn the_fleet_is_told_with_its_loads_and_what_becomes_of_it() {
 
 /// Invariant: A dead engine is detected before the next probe and without a request.
 #[tokio::test]
-async fn an_engine_that_dies_is_seen_without_a_probe_that_is_due_and_without_a_request() {
+async fn a_dead_engine_is_detected_without_a_probe_or_a_request() {
     let engine = FakeEngine::start("m").await;
     // The next probe is due in an hour.
     let gateway = TestGateway::start(config(), &[&engine]).await;
@@ -143,7 +143,7 @@ async fn an_engine_that_dies_is_seen_without_a_probe_that_is_due_and_without_a_r
 }
 
 #[tokio::test]
-async fn what_came_from_caches_is_told_though_answers_do_not_report_it() {
+async fn cached_tokens_are_shown_even_if_responses_do_not_report_them() {
     let engine = FakeEngine::start("m").await;
     let page = |queries: u64, hits: u64| {
         format!("vllm:prefix_cache_queries_total {queries}\nvllm:prefix_cache_hits_total {hits}\n")
@@ -182,12 +182,12 @@ async fn what_came_from_caches_is_told_though_answers_do_not_report_it() {
 }
 
 #[tokio::test]
-async fn the_past_is_told_second_by_second_and_from_a_time_on() {
+async fn the_history_has_a_row_per_second_and_can_start_at_a_time() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     let rows = |told: &Value| told["pools"][0]["t_s"].as_array().map_or(0, Vec::len);
     let mut told = json!(null);
-    // Rows come once a second, and what came before the first of them is in none.
+    // There is one row per second, and requests before the first row are in none.
     while rows(&told) < 1 {
         told = soon("a row", gateway.operate("GET", "/history", "")).await.json();
     }
@@ -227,7 +227,7 @@ async fn the_past_is_told_second_by_second_and_from_a_time_on() {
 }
 
 #[tokio::test]
-async fn decisions_are_told_since_a_time_in_short_and_one_by_one() {
+async fn decisions_are_listed_since_a_time_shortened_or_in_full() {
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
     let c = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&a, &b, &c]).await;

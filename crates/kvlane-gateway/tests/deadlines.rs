@@ -1,5 +1,5 @@
-//! Each step of a request has its time, some paths have times of their own, and as long as no byte of an answer has come
-//! another engine can give it.
+//! Deadlines: each step of a request has a timeout, some paths have their own, and until the first byte of a response
+//! another engine can answer.
 
 use std::time::{Duration, Instant};
 
@@ -9,10 +9,10 @@ use kvlane_gateway::testing::{
     Call, FakeEngine, TestGateway, chat, chat_stream, config, event, eventually, next_call,
 };
 
-/// Short for a machine, and long enough that nothing but silence takes it.
+/// Short for a test, and long enough that only silence exceeds it.
 const SHORT: Duration = Duration::from_millis(80);
 
-/// Two requests in a row go to two engines.
+/// Two consecutive requests go to two engines.
 fn in_turn() -> Config {
     let mut config = config();
     config.routing.policy = PolicyConfig::by_name("round_robin").expect("a policy");
@@ -40,7 +40,7 @@ async fn stream(mut call: Call) {
     call.end_stream().await;
 }
 
-/// A request that another engine answers than the one which got it first: that one.
+/// Sends a request that another engine answers than the one that received it first; returns the latter.
 async fn answered_by_another(
     gateway: &TestGateway,
     engines: [&FakeEngine; 2],
@@ -68,7 +68,7 @@ async fn answered_by_another(
 }
 
 #[tokio::test]
-async fn a_stream_that_does_not_begin_in_time_is_asked_for_elsewhere() {
+async fn a_stream_that_does_not_begin_in_time_is_retried_elsewhere() {
     for head in [false, true] {
         let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
         let mut config = in_turn();
@@ -82,10 +82,10 @@ async fn a_stream_that_does_not_begin_in_time_is_asked_for_elsewhere() {
 
 /// Invariant: Until the first byte of an answer, another engine can answer the request.
 ///
-/// Also held by `a_stream_that_does_not_begin_in_time_is_asked_for_elsewhere`,
-/// `whoever_waits_at_an_engine_that_fails_its_probes_is_answered_elsewhere`.
+/// Also held by `a_stream_that_does_not_begin_in_time_is_retried_elsewhere`,
+/// `a_request_at_an_engine_whose_probes_fail_is_answered_elsewhere`.
 #[tokio::test]
-async fn a_stream_whose_engine_dies_before_its_first_byte_is_asked_for_elsewhere() {
+async fn a_stream_whose_engine_dies_before_its_first_byte_is_retried_elsewhere() {
     for head in [false, true] {
         let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
         let gateway = TestGateway::start(in_turn(), &[&a, &b]).await;
@@ -96,7 +96,7 @@ async fn a_stream_whose_engine_dies_before_its_first_byte_is_asked_for_elsewhere
 }
 
 #[tokio::test]
-async fn whoever_waits_at_an_engine_that_fails_its_probes_is_answered_elsewhere() {
+async fn a_request_at_an_engine_whose_probes_fail_is_answered_elsewhere() {
     for (body, head) in [(chat("m", "hi"), false), (chat_stream("m", "hi"), true)] {
         let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
         let mut config = in_turn();
@@ -120,7 +120,7 @@ async fn whoever_waits_at_an_engine_that_fails_its_probes_is_answered_elsewhere(
 }
 
 #[tokio::test]
-async fn a_stream_that_has_begun_goes_on_though_its_engine_fails_its_probes() {
+async fn a_stream_that_has_begun_continues_although_probes_fail() {
     let engine = FakeEngine::start("m").await;
     let mut config = in_turn();
     config.health.interval = Duration::from_millis(5);
@@ -144,7 +144,7 @@ async fn a_stream_that_has_begun_goes_on_though_its_engine_fails_its_probes() {
 }
 
 #[tokio::test]
-async fn an_answer_that_comes_all_at_once_has_the_whole_requests_time_unless_its_path_says_otherwise() {
+async fn a_response_that_is_not_a_stream_has_the_whole_request_timeout_unless_its_path_sets_another() {
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
     let own = RouteTimeouts { first_byte_timeout: Some(SHORT), ..RouteTimeouts::default() };
     let mut config = at("/v1/embeddings", own);
@@ -169,7 +169,7 @@ async fn an_answer_that_comes_all_at_once_has_the_whole_requests_time_unless_its
 }
 
 #[tokio::test]
-async fn if_nobody_begins_in_time_the_client_is_told_so() {
+async fn if_no_engine_begins_in_time_the_client_gets_a_timeout() {
     let engine = FakeEngine::start("m").await;
     let mut config = in_turn();
     config.timeouts.first_byte_timeout = SHORT;
@@ -183,7 +183,7 @@ async fn if_nobody_begins_in_time_the_client_is_told_so() {
 }
 
 #[tokio::test]
-async fn a_path_has_a_total_and_a_silence_of_its_own() {
+async fn a_path_has_its_own_total_and_idle_timeouts() {
     let engine = FakeEngine::start("m").await;
     let own = RouteTimeouts { request_timeout: Some(SHORT), ..RouteTimeouts::default() };
     let mut config = at("/v1/completions", own);
@@ -207,7 +207,7 @@ async fn a_path_has_a_total_and_a_silence_of_its_own() {
 }
 
 #[tokio::test]
-async fn a_path_has_a_time_for_its_bodies_of_its_own() {
+async fn a_path_has_its_own_body_timeout() {
     let engine = FakeEngine::start("m").await;
     let own = RouteTimeouts { body_timeout: Some(SHORT), ..RouteTimeouts::default() };
     let gateway = TestGateway::start(at("/v1/embeddings", own), &[&engine]).await;

@@ -1,5 +1,5 @@
-//! Engines that die or hang behind a server that lives on: what clients see of it, and who is blamed. The words are those of
-//! real engines (`kvlane-mock/data/deaths`).
+//! Engines that die or hang behind a server that still runs: what clients see, and which worker is blamed. The
+//! messages are those of real engines (`kvlane-mock/data/deaths`).
 
 use std::time::Duration;
 
@@ -11,13 +11,13 @@ use kvlane_gateway::testing::{
     Call, FakeEngine, TestGateway, chat, chat_stream, config, event, eventually, next_call,
 };
 
-/// What vLLM 0.32 answers when its engine core is gone.
+/// vLLM 0.32's response when its engine core is gone.
 const DEAD: &str = r#"{"error":{"message":"EngineCore encountered an issue. See stack trace (above) for the root cause.","type":"InternalServerError","param":null,"code":500}}"#;
 /// The first event of a chat: no content.
 const ROLE: &str =
     "data: {\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\n\n";
 
-/// Requests go round, so that tests know who is next, and one failure opens a breaker.
+/// Requests go round robin, so that tests know the next engine, and one failure opens a breaker.
 fn in_turn() -> Config {
     let mut config = config();
     config.routing.policy = PolicyConfig::by_name("round_robin").expect("a policy");
@@ -28,7 +28,7 @@ fn in_turn() -> Config {
     config
 }
 
-/// Ends a stream as a server does whose engine has died: whole, with an error event and `[DONE]`.
+/// Ends a stream like a server whose engine has died: complete, with an error event and `[DONE]`.
 async fn die_in_stream(mut call: Call) {
     call.begin_stream().await;
     call.chunk(ROLE).await;
@@ -45,9 +45,9 @@ fn open_breakers(gateway: &TestGateway) -> usize {
 /// cause counts against the engine only if another engine succeeds.
 ///
 /// Also held by
-/// `an_error_of_nobodys_in_particular_is_its_engines_if_another_one_answers_and_its_requests_if_none_does`.
+/// `an_error_of_unclear_cause_counts_against_the_engine_only_if_another_engine_succeeds`.
 #[tokio::test]
-async fn a_request_whose_engine_died_before_any_content_is_answered_elsewhere() {
+async fn a_request_whose_engine_died_before_any_content_is_retried_elsewhere() {
     for streams in [false, true] {
         let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
         let engines = [&a, &b];
@@ -81,7 +81,7 @@ async fn a_request_whose_engine_died_before_any_content_is_answered_elsewhere() 
 }
 
 #[tokio::test]
-async fn an_engine_that_fails_after_content_is_heard_and_counted() {
+async fn an_engine_error_after_content_is_relayed_and_counted() {
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
     let gateway = TestGateway::start(in_turn(), &[&a, &b]).await;
     let mut client = gateway.client().await;
@@ -96,7 +96,7 @@ async fn an_engine_that_fails_after_content_is_heard_and_counted() {
     let (rest, ended) = client.rest().await;
     assert!(
         ended && String::from_utf8_lossy(&rest).contains("EngineCore encountered"),
-        "as the engine said it"
+        "the engine's message is unchanged"
     );
     gateway.ledger_is_zero().await;
     let url = [&a, &b][dead].url();
@@ -106,8 +106,7 @@ async fn an_engine_that_fails_after_content_is_heard_and_counted() {
 }
 
 #[tokio::test]
-async fn an_error_of_nobodys_in_particular_is_its_engines_if_another_one_answers_and_its_requests_if_none_does()
- {
+async fn an_error_of_unclear_cause_counts_against_the_engine_only_if_another_engine_succeeds() {
     let unclear = r#"{"error":{"message":"Internal server error","type":"InternalServerError","code":500}}"#;
     for (second, status, open) in [(200, 200, 1), (500, 500, 0)] {
         let engines =
@@ -120,10 +119,10 @@ async fn an_error_of_nobodys_in_particular_is_its_engines_if_another_one_answers
         });
         assert_eq!(reply.status, status);
         if status == 500 {
-            assert_eq!(reply.text(), unclear, "what the engine said");
+            assert_eq!(reply.text(), unclear, "the engine's response");
         }
         for engine in &engines {
-            assert!(engine.is_quiet().await, "two have said so: that is enough");
+            assert!(engine.is_quiet().await, "two such errors are final");
         }
         assert_eq!(open_breakers(&gateway), open, "after {second}");
         gateway.end().await;
@@ -131,7 +130,7 @@ async fn an_error_of_nobodys_in_particular_is_its_engines_if_another_one_answers
 }
 
 #[tokio::test]
-async fn a_bad_request_that_an_engine_refuses_within_its_stream_is_not_tried_again() {
+async fn a_bad_request_rejected_within_a_stream_is_not_retried() {
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
     let gateway = TestGateway::start(in_turn(), &[&a, &b]).await;
     let refusal = r#"data: {"error": {"message": "too long", "type": "BadRequestError", "code": 400}}"#;
@@ -152,13 +151,13 @@ async fn a_bad_request_that_an_engine_refuses_within_its_stream_is_not_tried_aga
 ///
 /// Also held by `a_prompt_under_which_two_engines_died_is_not_placed_until_that_is_long_ago`.
 #[tokio::test]
-async fn a_request_under_which_two_engines_died_is_not_sent_to_a_third() {
+async fn a_request_with_which_two_engines_died_is_not_sent_to_a_third() {
     let engines = [FakeEngine::start("m").await, FakeEngine::start("m").await, FakeEngine::start("m").await];
     let engines: Vec<&FakeEngine> = engines.iter().collect();
     let mut config = in_turn();
     config.breaker.failure_threshold = 0;
     let gateway = TestGateway::start(config, &engines).await;
-    // They begin alike, as prompts of one application do.
+    // The prompts share a prefix, as prompts of one application do.
     let prompt = |last: &str| chat("m", &format!("{}{last}", "the same words ".repeat(100)));
     let (poison, food) = (&prompt("poison"), &prompt("food"));
     let (reply, ()) = tokio::join!(gateway.ask("POST", "/v1/chat/completions", poison), async {
@@ -166,7 +165,7 @@ async fn a_request_under_which_two_engines_died_is_not_sent_to_a_third() {
         next_call(&engines).await.1.answer(500, DEAD).await;
     });
     assert_eq!((reply.status, reply.error_code().as_str()), (500, "request_fails_engines"));
-    assert_eq!(reply.header("x-should-retry"), Some("false"), "clients would repeat it by themselves");
+    assert_eq!(reply.header("x-should-retry"), Some("false"), "clients would retry it by themselves");
     for _ in 0..2 {
         let again = gateway.ask("POST", "/v1/chat/completions", poison).await;
         assert_eq!((again.status, again.error_code().as_str()), (500, "request_fails_engines"));
@@ -177,7 +176,7 @@ async fn a_request_under_which_two_engines_died_is_not_sent_to_a_third() {
     let (reply, ()) = tokio::join!(gateway.ask("POST", "/v1/chat/completions", food), async {
         next_call(&engines).await.1.answer(200, "{}").await;
     });
-    assert_eq!(reply.status, 200, "others are served");
+    assert_eq!(reply.status, 200, "other requests are served");
     gateway.end().await;
 }
 
@@ -210,7 +209,7 @@ async fn a_request_whose_engines_died_in_mid_stream_is_not_sent_to_a_third() {
 }
 
 #[tokio::test]
-async fn requests_under_which_engines_died_together_are_tried_one_at_a_time() {
+async fn requests_in_flight_at_two_deaths_are_tried_one_at_a_time() {
     let engine = FakeEngine::start("m").await;
     let mut config = in_turn();
     config.breaker.failure_threshold = 0;
@@ -225,13 +224,13 @@ async fn requests_under_which_engines_died_together_are_tried_one_at_a_time() {
         assert_eq!(
             (killer.text(), bystander.text()),
             (DEAD.into(), DEAD.into()),
-            "death {death}: neither is barred"
+            "death {death}: neither request is blocked"
         );
     }
     let is = |call: &Call, prompt: &str| String::from_utf8_lossy(&call.body).contains(prompt);
     let (killer, bystander, ()) = tokio::join!(ask("killer"), ask("bystander"), async {
         let first = engine.call().await;
-        // Who is no suspect does not wait for those who are.
+        // A request that is not suspect does not wait for those that are.
         let (clear, ()) = tokio::join!(ask("clear"), async {
             let call = engine.call().await;
             assert!(is(&call, "clear"), "two suspects at once");
@@ -247,19 +246,19 @@ async fn requests_under_which_engines_died_together_are_tried_one_at_a_time() {
     assert_eq!(
         (bystander.status, killer.error_code().as_str()),
         (200, "request_fails_engines"),
-        "the third death bars"
+        "the third death blocks it"
     );
     gateway.end().await;
 }
 
-/// A page of vLLM whose core has taken so many steps.
+/// A metrics page of a vLLM core that has taken this many steps.
 fn page(steps: u32) -> String {
     format!(
         "vllm:num_requests_running{{engine=\"0\"}} 1\nvllm:iteration_tokens_total_count{{engine=\"0\"}} {steps}\n"
     )
 }
 
-/// A gateway that knows how fast these engines are and how many steps they have taken.
+/// A gateway that knows these engines' prefill rates and step counters.
 async fn of_known_rates(engines: &[&FakeEngine]) -> TestGateway {
     engines.iter().for_each(|engine| engine.set_metrics(&page(0)));
     let mut config = in_turn();
@@ -269,10 +268,10 @@ async fn of_known_rates(engines: &[&FakeEngine]) -> TestGateway {
 
 /// Invariant: A stalled engine gets no requests until it makes progress; a long prefill counts as progress.
 ///
-/// Also held by `a_long_prefill_that_shows_in_the_engines_counters_is_no_stall`,
+/// Also held by `a_long_prefill_that_shows_in_the_engines_counters_is_not_a_stall`,
 /// `an_endpoint_that_makes_no_progress_gets_none_until_it_does_or_nobody_is_left`.
 #[tokio::test]
-async fn an_engine_that_makes_no_progress_is_left_until_it_does() {
+async fn a_stalled_engine_gets_no_requests_until_it_makes_progress() {
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
     let engines = [&a, &b];
     let gateway = of_known_rates(&engines).await;
@@ -281,7 +280,7 @@ async fn an_engine_that_makes_no_progress_is_left_until_it_does() {
     let mut client = gateway.client().await;
     client.request("POST", "/v1/chat/completions", &chat_stream("m", "hi")).await;
     let (hangs, mut call) = next_call(&engines).await;
-    // A head is no sign of life: the server sends it while its core stands still.
+    // A head is no sign of progress: the server sends it while its core is stalled.
     call.begin_stream().await;
     let mut other = engines[1 - hangs].call().await;
     other.begin_stream().await;
@@ -296,13 +295,13 @@ async fn an_engine_that_makes_no_progress_is_left_until_it_does() {
             gateway.ask("POST", "/v1/chat/completions", chat("m", "hi")),
             engines[1 - hangs].answer("{}")
         );
-        assert_eq!(reply.status, 200, "nothing is placed there");
+        assert_eq!(reply.status, 200, "no request is placed there");
     }
     let asked = engines[hangs].call().await;
     assert_eq!(asked.target(), "POST /v1/completions", "it is asked for a token");
     asked.answer(200, r#"{"choices":[{"text":"x"}]}"#).await;
     let worker = gateway.serving().controller.find(&engines[hangs].url()).expect("a worker");
-    assert!(worker.state().healthy, "its probes said nothing all the time");
+    assert!(worker.state().healthy, "its probes succeeded all the time");
     while stalled(&engines[hangs].url()).await != Some(0.0) {
         tokio::task::yield_now().await;
     }
@@ -310,7 +309,7 @@ async fn an_engine_that_makes_no_progress_is_left_until_it_does() {
 }
 
 #[tokio::test]
-async fn a_stream_with_content_on_an_engine_that_makes_no_progress_ends_in_an_error() {
+async fn a_stream_with_content_on_a_stalled_engine_ends_with_an_error() {
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
     let engines = [&a, &b];
     let gateway = of_known_rates(&engines).await;
@@ -323,19 +322,19 @@ async fn a_stream_with_content_on_an_engine_that_makes_no_progress_ends_in_an_er
     assert!(reply.status == 200 && reply.text().contains("hello"), "{reply:?}");
     assert!(reply.text().contains("stream_silent") && !reply.text().contains("[DONE]"), "{reply:?}");
     call.gateway_gone().await;
-    assert!(engines[1 - hangs].is_quiet().await, "it has been answered in part");
+    assert!(engines[1 - hangs].is_quiet().await, "the client has part of the answer");
     gateway.end().await;
 }
 
 #[tokio::test]
-async fn a_long_prefill_that_shows_in_the_engines_counters_is_no_stall() {
+async fn a_long_prefill_that_shows_in_the_engines_counters_is_not_a_stall() {
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
     let engines = [&a, &b];
     let gateway = of_known_rates(&engines).await;
     let mut client = gateway.client().await;
     client.request("POST", "/v1/chat/completions", &chat_stream("m", "hi")).await;
     let (busy, mut call) = next_call(&engines).await;
-    // Longer than any stall takes to be found; each reading of the page finds another step.
+    // Longer than it takes to detect a stall; each reading of the page shows another step.
     let read = || engines[busy].pages_read();
     let before = read();
     let mut steps = 0;

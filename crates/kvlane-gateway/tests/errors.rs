@@ -1,4 +1,4 @@
-//! What goes wrong on the engines' side, as the client sees it: the status, the envelope, and nothing left behind.
+//! Errors of engines as the client sees them: the status, the envelope, and no state left behind.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use kvlane_gateway::testing::{Call, FakeEngine, TestGateway, chat, chat_stream, 
 use serde_json::{Value, json};
 use tokio::net::TcpSocket;
 
-/// One attempt and no more.
+/// One attempt only.
 fn without_retries() -> Config {
     let mut config = config();
     config.retry.max_total_retries = 0;
@@ -22,7 +22,7 @@ async fn failures(gateway: &TestGateway, engine: &FakeEngine, kind: &str) -> Opt
 }
 
 #[tokio::test]
-async fn garbage_instead_of_an_answer_is_a_bad_gateway() {
+async fn a_malformed_response_is_a_bad_gateway() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(without_retries(), &[&engine]).await;
     let long = format!("HTTP/1.1 200 OK\r\nx: {}", "y".repeat(80 << 10));
@@ -46,7 +46,7 @@ async fn garbage_instead_of_an_answer_is_a_bad_gateway() {
             call.try_send(bytes.as_bytes()).await;
         });
         assert_eq!((reply.status, reply.error_code().as_str()), (502, "upstream_error"), "{bytes:.40}");
-        assert!(reply.text().contains(&engine.url()), "it says who: {}", reply.text());
+        assert!(reply.text().contains(&engine.url()), "the message names the worker: {}", reply.text());
         assert_eq!(failures(&gateway, &engine, "garbage").await, Some(n as f64 + 1.0), "{bytes:.40}");
         gateway.ledger_is_zero().await;
     }
@@ -54,7 +54,7 @@ async fn garbage_instead_of_an_answer_is_a_bad_gateway() {
 }
 
 #[tokio::test]
-async fn a_connection_closed_or_reset_without_an_answer_is_a_bad_gateway() {
+async fn a_connection_closed_or_reset_without_a_response_is_a_bad_gateway() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(without_retries(), &[&engine]).await;
     for reset in [false, true] {
@@ -85,7 +85,7 @@ async fn an_engine_that_refuses_connections_is_a_bad_gateway() {
 }
 
 #[tokio::test]
-async fn an_engine_that_takes_no_connection_is_a_gateway_timeout() {
+async fn an_engine_that_accepts_no_connection_is_a_gateway_timeout() {
     let socket = TcpSocket::new_v4().expect("a socket");
     socket.bind("127.0.0.1:0".parse().expect("an address")).expect("a port");
     let engine = FakeEngine::on(socket.listen(1).expect("it listens"), json!([{"id": "m"}]));
@@ -93,12 +93,12 @@ async fn an_engine_that_takes_no_connection_is_a_gateway_timeout() {
     config.upstream.connect_timeout = Duration::from_millis(20);
     let gateway = TestGateway::start(config, &[&engine]).await;
     engine.stop_accepting();
-    // Whoever fills the kernel's queue leaves the next one waiting.
+    // When the kernel's queue is full, the next connection attempt waits.
     let mut queued = Vec::new();
     let address: std::net::SocketAddr = engine.authority().parse().expect("an address");
     while let Ok(stream) = std::net::TcpStream::connect_timeout(&address, Duration::from_millis(200)) {
         queued.push(stream);
-        assert!(queued.len() < 64, "the queue has no end");
+        assert!(queued.len() < 64, "the kernel's queue is not bounded");
     }
     let reply = gateway.ask("POST", "/v1/chat/completions", chat("m", "hi")).await;
     assert_eq!((reply.status, reply.error_code().as_str()), (504, "upstream_error"));
@@ -107,7 +107,7 @@ async fn an_engine_that_takes_no_connection_is_a_gateway_timeout() {
 }
 
 #[tokio::test]
-async fn an_engine_that_never_answers_is_a_gateway_timeout_and_hears_that_nobody_waits() {
+async fn a_request_that_times_out_is_a_504_and_is_cancelled_at_the_engine() {
     let engine = FakeEngine::start("m").await;
     let mut config = without_retries();
     config.server.request_timeout = Duration::from_millis(50);
@@ -121,7 +121,7 @@ async fn an_engine_that_never_answers_is_a_gateway_timeout_and_hears_that_nobody
 }
 
 #[tokio::test]
-async fn a_stream_that_falls_silent_is_ended_and_its_engine_hears_that_nobody_waits() {
+async fn a_silent_stream_is_ended_and_cancelled_at_the_engine() {
     let engine = FakeEngine::start("m").await;
     let mut config = without_retries();
     config.server.stream_idle_timeout = Duration::from_millis(50);
@@ -168,7 +168,7 @@ async fn a_stream_that_never_ends_is_ended_at_the_request_timeout() {
     gateway.end().await;
 }
 
-/// The code of the error that these bytes are, as an event of a chat.
+/// The error code of these bytes, which are an event of a chat.
 fn last_error(event: &[u8]) -> String {
     let data = event.strip_prefix(b"data: ").and_then(|event| event.strip_suffix(b"\n\n"));
     let data = data.unwrap_or_else(|| panic!("not one event: {:?}", String::from_utf8_lossy(event)));
@@ -183,7 +183,7 @@ const STREAM_HEADS: [&str; 2] = [
     "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ncontent-length: 500\r\n\r\n",
 ];
 
-/// Sends `text` as a part of a body with one of [`STREAM_HEADS`].
+/// Sends `text` as part of a body with one of [`STREAM_HEADS`].
 async fn send_part(call: &mut Call, head: &str, text: &str) {
     if head.contains("chunked") {
         call.chunk(text).await;
@@ -193,7 +193,7 @@ async fn send_part(call: &mut Call, head: &str, text: &str) {
 }
 
 #[tokio::test]
-async fn a_stream_that_breaks_ends_in_an_error_of_its_api() {
+async fn a_broken_stream_ends_with_an_error_event_of_its_api() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(without_retries(), &[&engine]).await;
     let body = r#"{"model":"m","stream":true,"max_tokens":9,"prompt":"a","input":"a","text":"a","messages":[{"role":"user","content":"a"}]}"#;
@@ -229,7 +229,7 @@ async fn a_stream_that_breaks_ends_in_an_error_of_its_api() {
             send_part(&mut call, head, "data: 1\n\ndata: 2\n\n").await;
             client.head().await;
             client.see("data: 2\n\n").await;
-            // Half an event, which nobody could make sense of.
+            // A partial event, which no client could parse.
             send_part(&mut call, head, "event: x\ndata: {\"thi").await;
             if reset {
                 call.reset()
@@ -237,7 +237,7 @@ async fn a_stream_that_breaks_ends_in_an_error_of_its_api() {
                 drop(call)
             }
             let (last, whole) = client.rest().await;
-            assert!(whole, "the stream itself ends as it should");
+            assert!(whole, "the stream itself ends properly");
             let last = String::from_utf8(last).expect("text");
             assert_eq!(read(&last), "stream_broken", "{path}: {last}");
             gateway.ledger_is_zero().await;
@@ -249,7 +249,7 @@ async fn a_stream_that_breaks_ends_in_an_error_of_its_api() {
 }
 
 #[tokio::test]
-async fn a_stream_that_was_complete_but_for_its_connections_end_is_complete() {
+async fn a_stream_that_lacks_only_the_end_of_its_connection_is_complete() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(without_retries(), &[&engine]).await;
     for head in STREAM_HEADS {
@@ -268,14 +268,14 @@ async fn a_stream_that_was_complete_but_for_its_connections_end_is_complete() {
 }
 
 #[tokio::test]
-async fn what_is_no_stream_of_events_is_seen_broken_by_the_client() {
+async fn the_client_sees_a_broken_response_that_is_not_an_event_stream() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(without_retries(), &[&engine]).await;
     let long = "data: ".to_owned() + &"x".repeat(100 << 10);
     for (kind, text) in [
         ("application/json", "{\"half\""),
         ("application/octet-stream", "ab"),
-        // An event too long to be held has reached the client in part: no other can follow it.
+        // An event too long to be held has reached the client in part: no other event can follow it.
         ("text/event-stream", &long),
     ] {
         for head in STREAM_HEADS {
@@ -296,7 +296,7 @@ async fn what_is_no_stream_of_events_is_seen_broken_by_the_client() {
 }
 
 #[tokio::test]
-async fn broken_chunks_break_the_answer() {
+async fn broken_chunks_break_the_response() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(without_retries(), &[&engine]).await;
     for chunks in ["5\r\nhelloX", "zz\r\n", "5\r\nhello\r\nffffffffffffffffffff\r\n", "5\nhello"] {
@@ -313,7 +313,7 @@ async fn broken_chunks_break_the_answer() {
 }
 
 #[tokio::test]
-async fn bytes_after_an_answer_end_the_connection_and_reach_nobody() {
+async fn bytes_after_a_response_end_the_connection_and_reach_no_client() {
     let engine = FakeEngine::start("m").await;
     let mut config = without_retries();
     config.server.relay_threads = 1;
@@ -336,7 +336,7 @@ async fn bytes_after_an_answer_end_the_connection_and_reach_nobody() {
 }
 
 #[tokio::test]
-async fn without_any_endpoint_every_request_is_told_so() {
+async fn without_any_endpoint_every_request_gets_an_error() {
     let mut config = config();
     config.workers = Vec::new();
     let gateway = TestGateway::start(config, &[]).await;
@@ -366,7 +366,7 @@ async fn a_worker_that_never_answered_a_probe_gets_no_request() {
     let mut client = kvlane_gateway::testing::Client::connect(serving.address).await;
     client.request("POST", "/v1/chat/completions", &chat("m", "hi")).await;
     assert_eq!(client.reply().await.status, 503);
-    eventually("the problem is told", || serving.controller.workers()[0].state().problem.is_some()).await;
+    eventually("the problem is shown", || serving.controller.workers()[0].state().problem.is_some()).await;
     client.request("GET", "/readiness", "").await;
     let readiness = client.reply().await;
     assert_eq!(readiness.status, 503);

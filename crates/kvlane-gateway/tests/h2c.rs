@@ -20,7 +20,7 @@ async fn connect(gateway: &TestGateway) -> (SendRequest<Full<Bytes>>, tokio::tas
     let (client, connection) =
         handshake(TokioExecutor::new(), TokioIo::new(stream)).await.expect("it speaks h2c");
     let running = tokio::spawn(async move {
-        // How it ended is what the tests ask of the requests.
+        // The tests check the requests, not how the connection ended.
         let _ = connection.await;
     });
     (client, running)
@@ -53,14 +53,14 @@ async fn requests_share_a_connection_without_waiting_for_each_other() {
     let second = second.expect("an answer");
     assert_eq!(second.headers()["x-router-backend"], engine.url());
     assert!(second.headers().contains_key("x-request-id"));
-    assert_eq!(json(second).await["n"], 2, "while the first is still on its way");
+    assert_eq!(json(second).await["n"], 2, "while the first request is still in flight");
     call.answer(200, r#"{"n":1}"#).await;
     assert_eq!(json(soon("the first", first).await.expect("an answer")).await["n"], 1);
     gateway.end().await;
 }
 
 #[tokio::test]
-async fn a_large_body_reaches_the_engine_as_it_is() {
+async fn a_large_body_reaches_the_engine_unchanged() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     let (mut client, _running) = connect(&gateway).await;
@@ -73,7 +73,7 @@ async fn a_large_body_reaches_the_engine_as_it_is() {
 }
 
 #[tokio::test]
-async fn events_are_relayed_one_by_one_and_a_break_is_an_event_too() {
+async fn events_are_relayed_one_by_one_and_a_break_is_an_error_event() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     let (mut client, _running) = connect(&gateway).await;
@@ -127,12 +127,12 @@ async fn a_stream_that_the_client_resets_is_cancelled_at_the_engine() {
     drop(sent.await.expect("an answer"));
     call.gateway_gone().await;
     gateway.ledger_is_zero().await;
-    assert!(client.is_ready(), "the connection lives on");
+    assert!(client.is_ready(), "the connection stays open");
     gateway.end().await;
 }
 
 #[tokio::test]
-async fn errors_are_the_same() {
+async fn errors_are_the_same_as_in_http1() {
     let engine = FakeEngine::start("m").await;
     let mut config = config();
     config.server.max_payload_size = 1000;
@@ -162,7 +162,7 @@ async fn a_body_of_unknown_length_has_the_same_limit() {
     let (mut client, connection) =
         handshake(TokioExecutor::new(), TokioIo::new(stream)).await.expect("it speaks h2c");
     tokio::spawn(connection);
-    // One frame that ends the stream, and no length announced.
+    // One frame that ends the stream, without a declared length.
     let body = Unannounced(Full::new(Bytes::from(chat("m", &"x".repeat(3000)))));
     let request = Request::post("http://kvlane/v1/chat/completions").body(body).expect("a request");
     let response = soon("an answer", client.send_request(request)).await.expect("an answer");
@@ -171,7 +171,7 @@ async fn a_body_of_unknown_length_has_the_same_limit() {
     gateway.end().await;
 }
 
-/// A body that does not say how long it is.
+/// A body without a declared length.
 struct Unannounced(Full<Bytes>);
 
 impl http_body::Body for Unannounced {
@@ -191,7 +191,7 @@ impl http_body::Body for Unannounced {
 }
 
 #[tokio::test]
-async fn a_client_that_grants_no_room_is_let_go() {
+async fn a_client_that_grants_no_flow_control_window_is_disconnected() {
     let engine = FakeEngine::start("m").await;
     let mut config = config();
     config.server.request_timeout = Duration::from_millis(200);
@@ -205,7 +205,7 @@ async fn a_client_that_grants_no_room_is_let_go() {
     let chunk = format!("{:x}\r\n{token}\r\n", token.len());
     call.send(&chunk).await;
     let response = sent.await.expect("an answer");
-    // Nothing of the body is read, so its window stays full.
+    // The body is not read, so its window stays full.
     while call.try_send(chunk.as_bytes()).await {}
     gateway.ledger_is_zero().await;
     drop(response);

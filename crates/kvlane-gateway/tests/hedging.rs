@@ -1,4 +1,4 @@
-//! A second copy of a request whose first is late: where it goes, who answers, and what becomes of the other.
+//! Hedging: a second copy of a late request: its endpoint, the winner, and the cancelled copy.
 
 use std::time::Duration;
 
@@ -10,12 +10,12 @@ use kvlane_gateway::testing::{
     Call, Client, FakeEngine, TestGateway, chat, chat_stream, config, event, eventually, next_call,
 };
 
-/// Longer than many blocks.
+/// A prompt of many blocks.
 fn prompt() -> String {
     "the same words again and again ".repeat(40)
 }
 
-/// Two requests in a row go to two engines, and whoever has not answered at once is late.
+/// Two consecutive requests go to two engines, and an engine that has not answered at once is late.
 fn hedged() -> Config {
     let mut config = config();
     config.routing.policy = PolicyConfig::by_name("round_robin").expect("a policy");
@@ -36,7 +36,7 @@ async fn end(mut call: Call) {
     call.end_stream().await;
 }
 
-/// Both engines have had the prompt.
+/// Sends the prompt to both engines.
 async fn warm(gateway: &TestGateway, engines: [&FakeEngine; 2]) {
     for _ in 0..2 {
         let ask = gateway.ask("POST", "/v1/chat/completions", chat("m", &prompt()));
@@ -60,7 +60,7 @@ async fn hedges(gateway: &TestGateway, outcome: &str) -> Option<f64> {
 
 /// Invariant: Of two copies of a hedged request one answers; the other is cancelled and does not count as a failure.
 #[tokio::test]
-async fn whoever_begins_first_answers_and_the_other_engine_hears_that_nobody_waits() {
+async fn the_first_copy_that_begins_wins_and_the_other_is_cancelled_at_its_engine() {
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
     let engines = [&a, &b];
     let gateway = TestGateway::start(hedged(), &engines).await;
@@ -83,7 +83,7 @@ async fn whoever_begins_first_answers_and_the_other_engine_hears_that_nobody_wai
         assert_eq!(hedges(&gateway, outcome).await, Some(1.0));
     }
     let text = gateway.operate("GET", "/metrics", "").await.text();
-    assert!(!text.contains("kvlane_worker_failures_total{"), "who was let go has not failed: {text}");
+    assert!(!text.contains("kvlane_worker_failures_total{"), "a cancelled copy is not a failure: {text}");
     gateway.end().await;
 }
 
@@ -113,7 +113,7 @@ async fn if_one_copy_fails_the_other_answers() {
 }
 
 #[tokio::test]
-async fn a_copy_goes_where_the_prompt_is_not_held_if_that_is_expected_to_be_sooner() {
+async fn a_copy_goes_to_an_engine_without_the_prefix_if_that_is_expected_to_be_sooner() {
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
     let engines = [&a, &b];
     let gateway = TestGateway::start(hedged(), &engines).await;
@@ -130,11 +130,11 @@ async fn a_copy_goes_where_the_prompt_is_not_held_if_that_is_expected_to_be_soon
 }
 
 #[tokio::test]
-async fn no_copy_goes_anywhere_before_the_first_has_waited_for_as_long_as_that_would_take() {
+async fn no_copy_is_sent_before_the_first_has_waited_for_the_expected_time_elsewhere() {
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
     let engines = [&a, &b];
     let gateway = TestGateway::start(hedged(), &engines).await;
-    // Two million tokens: a minute, at the rates that are assumed.
+    // Two million tokens: a minute, at the assumed rates.
     let mut client = ask(&gateway, &"x".repeat(8 << 20)).await;
     let (_, mut call) = next_call(&engines).await;
     let begun = std::time::Instant::now();
@@ -167,7 +167,7 @@ async fn copies_end_with_their_budget() {
 }
 
 #[tokio::test]
-async fn nothing_is_sent_twice_unless_that_is_switched_on_or_if_the_answer_comes_all_at_once() {
+async fn nothing_is_hedged_if_hedging_is_off_or_the_response_is_not_a_stream() {
     for (enabled, body) in [(false, chat_stream("m", &prompt())), (true, chat("m", &prompt()))] {
         let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
         let engines = [&a, &b];
@@ -188,7 +188,7 @@ async fn nothing_is_sent_twice_unless_that_is_switched_on_or_if_the_answer_comes
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_is_heard_at_both_engines() {
+async fn a_client_that_disconnects_cancels_both_copies() {
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
     let engines = [&a, &b];
     let gateway = TestGateway::start(hedged(), &engines).await;

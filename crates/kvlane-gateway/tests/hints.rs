@@ -1,4 +1,4 @@
-//! What clients say of their requests reaches the scheduler, the same at every attempt, and nobody reads it elsewhere.
+//! Hints of clients reach the scheduler, the same at every attempt, and appear nowhere else.
 
 use kvlane_core::policy::PolicyConfig;
 use kvlane_gateway::testing::{Client, FakeEngine, Reply, TestGateway, chat, config, eventually};
@@ -28,9 +28,9 @@ fn in_session(session: &str) -> String {
 /// Invariant: Session and tenant names are not shown to operators; sessions of one name but of two tenants are two
 /// sessions.
 ///
-/// Also held by `sessions_of_one_name_are_as_many_as_their_tenants`.
+/// Also held by `sessions_with_one_name_differ_by_tenant`.
 #[tokio::test]
-async fn hints_reach_the_scheduler_and_names_stay_out_of_what_operators_see() {
+async fn hints_reach_the_scheduler_and_names_are_not_shown_to_operators() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     ask(&gateway, &engine, "", &chat("m", "hi")).await;
@@ -46,9 +46,9 @@ async fn hints_reach_the_scheduler_and_names_stay_out_of_what_operators_see() {
 
     ask(&gateway, &engine, &format!("x-api-key: {SECRET}\r\n"), &in_session("my-session")).await;
     let by_body = said(&gateway).await;
-    assert_eq!((by_body.0, by_body.1), (session.clone(), tenant), "the body names it as well");
+    assert_eq!((by_body.0, by_body.1), (session.clone(), tenant), "the body names the same session");
     ask(&gateway, &engine, "", &in_session("my-session")).await;
-    assert_ne!(said(&gateway).await.0, session, "nobody's session is not this tenant's");
+    assert_ne!(said(&gateway).await.0, session, "a session without a tenant is not this tenant's");
 
     for path in ["/decisions", "/metrics", "/workers", "/readiness"] {
         let shown = gateway.operate("GET", path, "").await.text();
@@ -59,7 +59,7 @@ async fn hints_reach_the_scheduler_and_names_stay_out_of_what_operators_see() {
 
 /// Invariant: A retry keeps session, tenant and priority of its request.
 #[tokio::test]
-async fn a_retry_is_of_the_same_session_tenant_and_priority() {
+async fn a_retry_keeps_session_tenant_and_priority() {
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
     let mut config = config();
     config.routing.policy = PolicyConfig::by_name("round_robin").expect("a policy");
@@ -80,7 +80,7 @@ async fn a_retry_is_of_the_same_session_tenant_and_priority() {
 }
 
 #[tokio::test]
-async fn absurd_hints_are_as_good_as_none_and_reach_the_engine_as_they_are() {
+async fn absurd_hints_are_ignored_and_reach_the_engine_unchanged() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     let long = "x".repeat(30_000);
@@ -116,7 +116,7 @@ async fn thousands_of_sessions_and_tenants_leave_no_series_behind() {
     let gateway = TestGateway::start(config, &[&engine]).await;
     ask(&gateway, &engine, "", &chat("m", "hi")).await;
     let series = |text: String| text.lines().filter(|line| !line.starts_with('#')).count();
-    // A request is counted when its answer is over, which its client may know before.
+    // A request is counted when its response has ended, which its client may see earlier.
     while gateway
         .metric(r#"kvlane_requests_total{model="m",api="chat_completions",code="200"}"#)
         .await
@@ -132,8 +132,10 @@ async fn thousands_of_sessions_and_tenants_leave_no_series_behind() {
         let (reply, _) = tokio::join!(client.reply(), engine.answer("{}"));
         assert_eq!(reply.status, 200);
     }
-    eventually("all are over", || gateway.pool("m").router.read(|scheduler| scheduler.in_flight()) == 0)
-        .await;
+    eventually("all requests have ended", || {
+        gateway.pool("m").router.read(|scheduler| scheduler.in_flight()) == 0
+    })
+    .await;
     assert_eq!(series(gateway.operate("GET", "/metrics", "").await.text()), before);
     assert_eq!(gateway.decisions().await.len(), 10);
     gateway.end().await;

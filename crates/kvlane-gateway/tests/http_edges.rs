@@ -1,12 +1,12 @@
-//! HTTP as attackers write it: what two readers could read in two ways is refused or read in one, and what would cost
-//! memory or work without end does not.
+//! Malicious HTTP: a request that two servers could parse differently is rejected or has one meaning, and no request
+//! costs unbounded memory or work.
 
 use kvlane_gateway::testing::{Client, FakeEngine, TestGateway, chat, chat_stream, config, event, soon};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 #[tokio::test]
-async fn a_request_that_says_twice_how_long_it_is_reaches_no_engine() {
+async fn a_request_with_two_body_lengths_reaches_no_engine() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     let body = chat("m", "hi");
@@ -22,7 +22,7 @@ async fn a_request_that_says_twice_how_long_it_is_reaches_no_engine() {
             client.send(format!("{start}{fields}\r\n{chunked}")).await;
             let reply = client.reply().await;
             assert_eq!((reply.status, reply.error_code().as_str()), (400, "bad_head"), "{fields}");
-            assert!(reply.text().contains("more than once how long"), "{}", reply.text());
+            assert!(reply.text().contains("more than once"), "{}", reply.text());
             client.closed().await;
         }
     }
@@ -31,7 +31,7 @@ async fn a_request_that_says_twice_how_long_it_is_reaches_no_engine() {
 }
 
 #[tokio::test]
-async fn a_body_in_chunks_ends_where_its_chunks_do() {
+async fn a_chunked_body_ends_with_its_chunks() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     let body = chat("m", "hi");
@@ -50,19 +50,19 @@ async fn a_body_in_chunks_ends_where_its_chunks_do() {
         assert_eq!(call.header("content-length"), Some(body.len().to_string().as_str()));
         call.answer(200, "{}").await;
         assert_eq!(client.reply().await.status, 200);
-        assert_eq!(client.reply().await.status, 404, "what follows is the next request");
+        assert_eq!(client.reply().await.status, 404, "the following bytes are the next request");
     }
     assert!(engine.is_quiet().await);
     gateway.end().await;
 }
 
 #[tokio::test]
-async fn requests_that_are_sent_ahead_are_answered_in_their_order() {
+async fn pipelined_requests_are_answered_in_order() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     let mut client = gateway.client().await;
     let ask = |text: &str| Client::request_bytes("POST", "/v1/chat/completions", "", &chat("m", text));
-    // More than is kept while an answer is awaited.
+    // More than the gateway keeps while a request is answered.
     client.send([ask("one"), ask(&"x".repeat(200_000)), ask("three")].concat()).await;
     for n in ["1", "2", "3"] {
         engine.answer(n).await;
@@ -72,7 +72,7 @@ async fn requests_that_are_sent_ahead_are_answered_in_their_order() {
 }
 
 #[tokio::test]
-async fn a_body_that_nobody_wants_is_not_read_as_a_request() {
+async fn an_unneeded_body_is_not_read_as_a_request() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     let smuggled = Client::request_bytes("POST", "/v1/chat/completions", "", &chat("m", "hi"));
@@ -82,7 +82,7 @@ async fn a_body_that_nobody_wants_is_not_read_as_a_request() {
     for _ in 0..2 {
         assert_eq!(client.reply().await.status, 404);
     }
-    // Where it is not all there, the connection ends.
+    // If the body is incomplete, the connection closes.
     client.send(&unwanted[..unwanted.len() - 1]).await;
     let reply = client.reply().await;
     assert_eq!((reply.status, reply.header("connection")), (404, Some("close")));
@@ -94,7 +94,7 @@ async fn a_body_that_nobody_wants_is_not_read_as_a_request() {
 }
 
 #[tokio::test]
-async fn http_1_0_is_answered_without_chunks_and_kept_open_if_it_asks() {
+async fn an_http_1_0_client_gets_no_chunks_and_keep_alive_on_request() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     let body = chat_stream("m", "hi");
@@ -121,7 +121,7 @@ async fn http_1_0_is_answered_without_chunks_and_kept_open_if_it_asks() {
 }
 
 #[tokio::test]
-async fn a_line_that_ends_in_lf_alone_is_refused_on_whatever_request_of_a_connection() {
+async fn a_line_that_ends_in_lf_alone_is_rejected_on_any_request_of_a_connection() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     let fine = Client::request_bytes("POST", "/v1/chat/completions", "", &chat("m", "hi"));
@@ -147,7 +147,7 @@ async fn a_line_that_ends_in_lf_alone_is_refused_on_whatever_request_of_a_connec
 }
 
 #[tokio::test]
-async fn a_head_without_end_is_refused_and_counted() {
+async fn a_head_without_end_is_rejected_and_counted() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     for (refused, lines) in
@@ -164,7 +164,7 @@ async fn a_head_without_end_is_refused_and_counted() {
 }
 
 #[tokio::test]
-async fn bodies_hold_so_much_together_and_no_more() {
+async fn the_memory_of_all_bodies_is_bounded() {
     let engine = FakeEngine::start("m").await;
     let mut config = config();
     config.server.body_memory = 1 << 20;
@@ -181,7 +181,7 @@ async fn bodies_hold_so_much_together_and_no_more() {
     assert_eq!(reply.header("retry-after"), Some("1"));
     let (little, _) =
         tokio::join!(gateway.ask("POST", "/v1/chat/completions", chat("m", "hi")), engine.answer("{}"));
-    assert_eq!(little.status, 200, "what takes next to nothing is served");
+    assert_eq!(little.status, 200, "a small request is served");
     call.answer(200, "{}").await;
     assert_eq!(first.reply().await.status, 200);
     while held().await > 0.0 {
@@ -195,12 +195,12 @@ async fn bodies_hold_so_much_together_and_no_more() {
 }
 
 #[tokio::test]
-async fn chunks_that_are_none_reach_no_engine() {
+async fn malformed_chunks_reach_no_engine() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     for (what, chunks) in [
-        ("a size beyond all numbers", "fffffffffffffffff\r\na".to_owned()),
-        ("a size that is none", "0x5\r\nhello\r\n0\r\n\r\n".into()),
+        ("a size that is too large", "fffffffffffffffff\r\na".to_owned()),
+        ("a size that is not hexadecimal", "0x5\r\nhello\r\n0\r\n\r\n".into()),
         ("a negative size", "-5\r\nhello\r\n0\r\n\r\n".into()),
         ("more data than announced", "5\r\nhelloworld\r\n0\r\n\r\n".into()),
         ("a bare LF in an extension", "5;a\nb\r\nhello\r\n0\r\n\r\n".into()),
@@ -224,7 +224,7 @@ async fn chunks_that_are_none_reach_no_engine() {
 }
 
 #[tokio::test]
-async fn a_path_that_a_server_may_read_otherwise_reaches_no_engine() {
+async fn a_path_that_a_server_may_parse_differently_reaches_no_engine() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     for path in [
@@ -258,7 +258,7 @@ async fn a_path_that_a_server_may_read_otherwise_reaches_no_engine() {
 }
 
 #[tokio::test]
-async fn a_head_that_two_servers_may_read_in_two_ways_is_refused() {
+async fn an_ambiguous_head_is_rejected() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     let body = chat("m", "hi");
@@ -281,7 +281,7 @@ async fn a_head_that_two_servers_may_read_in_two_ways_is_refused() {
 }
 
 #[tokio::test]
-async fn what_is_on_no_list_reaches_no_engine_and_no_other_method_does() {
+async fn unknown_paths_and_methods_reach_no_engine() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     for path in
@@ -303,7 +303,7 @@ async fn what_is_on_no_list_reaches_no_engine_and_no_other_method_does() {
 }
 
 #[tokio::test]
-async fn an_event_of_many_megabytes_passes_and_is_not_kept() {
+async fn an_event_of_many_megabytes_is_relayed_without_being_held() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     let mut client = gateway.client().await;
@@ -326,7 +326,7 @@ async fn an_event_of_many_megabytes_passes_and_is_not_kept() {
     gateway.end().await;
 }
 
-/// A frame of HTTP/2.
+/// An HTTP/2 frame.
 fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).expect("a short payload").to_be_bytes();
     [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
@@ -338,15 +338,15 @@ const GOAWAY: u8 = 7;
 const CONTINUATION: u8 = 9;
 const END_STREAM: u8 = 1;
 const END_HEADERS: u8 = 4;
-/// `POST http /` out of HPACK's static table.
+/// `POST http /` in HPACK's static table.
 const POST: [u8; 3] = [0x83, 0x86, 0x84];
 
-/// Speaks HTTP/2 frame by frame, and reads nothing of what comes.
+/// Sends HTTP/2 frames, and reads nothing.
 async fn speak(gateway: &TestGateway, frames: &[u8]) -> TcpStream {
     let mut stream = TcpStream::connect(gateway.address()).await.expect("the gateway listens");
     stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.expect("it reads");
     stream.write_all(&frame(4, 0, 0, b"")).await.expect("it reads");
-    // The gateway may have heard enough before the end.
+    // The gateway may close the connection earlier.
     let _ = stream.write_all(frames).await;
     stream
 }
@@ -361,7 +361,7 @@ async fn next_frame(stream: &mut TcpStream) -> Option<(u8, Vec<u8>)> {
     Some((head[3], payload))
 }
 
-/// Waits until the gateway ends the connection, or says for what reason it will.
+/// Waits until the gateway closes the connection, or sends GOAWAY.
 async fn is_sent_away(stream: &mut TcpStream) {
     while let Some((kind, payload)) = next_frame(stream).await {
         if kind == GOAWAY && payload[4..8] != [0; 4] {
@@ -372,9 +372,9 @@ async fn is_sent_away(stream: &mut TcpStream) {
 
 /// Invariant: A connection that causes unbounded work is closed.
 ///
-/// Also held by `a_head_in_frames_without_end_ends_the_connection`.
+/// Also held by `header_frames_without_end_close_the_connection`.
 #[tokio::test]
-async fn streams_opened_and_reset_in_a_hurry_end_the_connection() {
+async fn rapid_reset_closes_the_connection() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     let mut frames = Vec::new();
@@ -386,16 +386,16 @@ async fn streams_opened_and_reset_in_a_hurry_end_the_connection() {
     is_sent_away(&mut stream).await;
     let (reply, _) =
         tokio::join!(gateway.ask("POST", "/v1/chat/completions", chat("m", "hi")), engine.answer("{}"));
-    assert_eq!(reply.status, 200, "others are served");
+    assert_eq!(reply.status, 200, "other clients are served");
     gateway.end().await;
 }
 
 #[tokio::test]
-async fn a_head_in_frames_without_end_ends_the_connection() {
+async fn header_frames_without_end_close_the_connection() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     let mut frames = frame(HEADERS, END_STREAM, 1, &POST);
-    // `x: y`, literal and not to be indexed, over and over.
+    // `x: y`, literal without indexing, repeated.
     let fields = [0, 1, b'x', 1, b'y'].repeat(2000);
     for _ in 0..2000 {
         frames.extend(frame(CONTINUATION, 0, 1, &fields));
@@ -407,16 +407,16 @@ async fn a_head_in_frames_without_end_ends_the_connection() {
 }
 
 #[tokio::test]
-async fn a_head_of_more_fields_than_http_1_takes_is_refused_in_http_2_too() {
+async fn a_head_with_more_fields_than_http_1_allows_is_rejected_in_http_2_too() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     let mut block = POST.to_vec();
-    // `x: y`, literal and not to be indexed.
+    // `x: y`, literal without indexing.
     block.extend([0, 1, b'x', 1, b'y'].repeat(2000));
     let mut stream = speak(&gateway, &frame(HEADERS, END_STREAM | END_HEADERS, 1, &block)).await;
     let refused = loop {
         match next_frame(&mut stream).await {
-            // `:status 431`, as HPACK writes what its static table has not: a name of that, and three digits.
+            // `:status 431` in HPACK: a name of the static table, and three literal digits.
             Some((HEADERS, block)) => {
                 break block.windows(3).any(|digits| digits == b"431") || block.len() > 3;
             }
@@ -430,17 +430,17 @@ async fn a_head_of_more_fields_than_http_1_takes_is_refused_in_http_2_too() {
 }
 
 #[tokio::test]
-async fn a_head_that_unpacks_to_megabytes_is_refused() {
+async fn a_compressed_head_of_megabytes_is_rejected() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
-    // One large field goes into HPACK's table, and is then named a thousand times by one byte each.
+    // One large field goes into HPACK's table, and is then referred to a thousand times with one byte each.
     let mut block = POST.to_vec();
     block.extend([0x40, 1, b'x', 0x7f, 0xa1, 0x1e]);
     block.extend([b'y'; 4000]);
     block.extend([0xbe; 4000]);
     let frames = frame(HEADERS, END_STREAM | END_HEADERS, 1, &block);
     let mut stream = speak(&gateway, &frames).await;
-    // A refusal in the stream itself, or an end to it.
+    // A rejection within the stream, or its end.
     while !matches!(next_frame(&mut stream).await, Some((HEADERS | RST_STREAM | GOAWAY, _)) | None) {}
     assert!(engine.is_quiet().await);
     gateway.end().await;

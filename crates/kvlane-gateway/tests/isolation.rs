@@ -1,4 +1,4 @@
-//! What one tenant can learn of what another has sent: nothing that placement, receipts, headers or engines tell.
+//! Isolation of tenants: placement, receipts, headers and engines reveal nothing of another tenant's requests.
 
 use kvlane_gateway::config::{Config, KeySpec, LimitSpec};
 use kvlane_gateway::testing::{
@@ -9,7 +9,7 @@ use kvlane_http::secret::{KeyHash, Secret};
 use kvlane_proxy::auth::Role;
 use serde_json::{Value, json};
 
-/// Longer than many blocks, and no block of it is like any other.
+/// A prompt of many blocks, all different.
 fn prompt(of: &str) -> String {
     (0..200).map(|n| format!("{of} {n} ")).collect()
 }
@@ -26,7 +26,7 @@ fn of_two_tenants(mut config: Config, isolates: bool) -> Config {
     config
 }
 
-/// What somebody asks, what the engine was sent, and what the client was told.
+/// Sends a request; returns the engine's request and the client's response.
 async fn ask(
     gateway: &TestGateway,
     engine: &FakeEngine,
@@ -47,7 +47,7 @@ fn completion(text: &str) -> Value {
     json!({"model": "m", "prompt": text})
 }
 
-/// All that the last decision says of what is cached.
+/// What the last decision shows of cached tokens.
 async fn seen(gateway: &TestGateway) -> (u64, Value) {
     let decision = gateway.decisions().await[0].clone();
     let candidate = &decision["candidates"][0];
@@ -59,9 +59,9 @@ async fn seen(gateway: &TestGateway) -> (u64, Value) {
 
 /// Invariant: With `isolate_tenants`, one tenant's prompt is never a cache hit for another tenant.
 ///
-/// Also held by `what_engines_tell_of_their_caches_helps_nobody_but_whose_it_is`.
+/// Also held by `kv_events_reveal_nothing_to_other_tenants`.
 #[tokio::test]
-async fn what_one_tenant_has_sent_is_news_when_another_sends_it() {
+async fn one_tenants_prompt_is_never_a_cache_hit_for_another() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(of_two_tenants(config(), true), &[&engine]).await;
     let text = prompt("secret");
@@ -69,11 +69,11 @@ async fn what_one_tenant_has_sent_is_news_when_another_sends_it() {
     let (first, reply) = ask(&gateway, &engine, "ann", "", path, completion(&text)).await;
     let (unknown, nothing) = seen(&gateway).await;
     let new = reply.header("x-router-reason").map(str::to_owned);
-    assert_eq!(unknown, 0, "nobody has sent it before");
+    assert_eq!(unknown, 0, "the prompt is new");
     let salt = first["cache_salt"].as_str().expect("a salt").to_owned();
 
     ask(&gateway, &engine, "ann", "", path, completion(&text)).await;
-    assert!(seen(&gateway).await.0 > 300, "she finds what she has sent");
+    assert!(seen(&gateway).await.0 > 300, "her own prompt is a cache hit");
 
     let named = "x-llm-d-inference-fairness-id: ann\r\nx-session-id: s\r\n";
     let mut salted = completion(&text);
@@ -90,20 +90,20 @@ async fn what_one_tenant_has_sent_is_news_when_another_sends_it() {
         assert_eq!(
             reply.header("x-router-reason").map(str::to_owned),
             new,
-            "as if nobody had sent it: {who}"
+            "as if the prompt were new: {who}"
         );
-        assert_ne!(sent["cache_salt"].as_str().expect("a salt"), salt, "engines keep them apart, too: {who}");
+        assert_ne!(sent["cache_salt"].as_str().expect("a salt"), salt, "engines isolate them, too: {who}");
     }
     gateway.end().await;
 }
 
 #[tokio::test]
-async fn without_isolation_tenants_share_what_they_have_in_common_unless_they_say_a_salt() {
+async fn without_isolation_tenants_share_prefixes_unless_they_send_a_salt() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(of_two_tenants(config(), false), &[&engine]).await;
     let (text, path) = (prompt("common"), "/v1/completions");
     let (sent, _) = ask(&gateway, &engine, "ann", "", path, completion(&text)).await;
-    assert_eq!(sent, completion(&text), "it goes on as it came");
+    assert_eq!(sent, completion(&text), "it is forwarded unchanged");
     ask(&gateway, &engine, "bob", "", path, completion(&text)).await;
     assert!(seen(&gateway).await.0 > 300);
     let mut salted = completion(&text);
@@ -114,7 +114,7 @@ async fn without_isolation_tenants_share_what_they_have_in_common_unless_they_sa
 }
 
 #[tokio::test]
-async fn what_engines_tell_of_their_caches_helps_nobody_but_whose_it_is() {
+async fn kv_events_reveal_nothing_to_other_tenants() {
     for (isolates, found) in [(true, 0), (false, 16)] {
         let mut engine = CachingEngine::start().await;
         engine.http.set_tokenizer(|_| Some(tokens(1, 5)));
@@ -129,7 +129,7 @@ async fn what_engines_tell_of_their_caches_helps_nobody_but_whose_it_is() {
             "bob",
             "",
             "/v1/completions",
-            completion("what somebody else had cached"),
+            completion("another tenant's cached prompt"),
         )
         .await;
         assert_eq!(seen(&gateway).await.0, found, "isolated: {isolates}");
@@ -138,7 +138,7 @@ async fn what_engines_tell_of_their_caches_helps_nobody_but_whose_it_is() {
 }
 
 #[tokio::test]
-async fn every_api_that_knows_a_salt_is_sent_the_tenants_and_no_other() {
+async fn every_api_with_a_salt_gets_the_tenants() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(of_two_tenants(caching_config(), true), &[&engine]).await;
     let messages = json!([{"role": "user", "content": "hello"}]);
@@ -155,14 +155,14 @@ async fn every_api_that_knows_a_salt_is_sent_the_tenants_and_no_other() {
             sent["cache_salt"] = body.get("cache_salt").cloned().unwrap_or_default();
             let mut body = body.clone();
             body["cache_salt"] = sent["cache_salt"].clone();
-            assert_eq!(sent, body, "all else as it came");
+            assert_eq!(sent, body, "all other fields are unchanged");
         }
     }
     gateway.end().await;
 }
 
 #[tokio::test]
-async fn what_is_relayed_unparsed_is_salted_too_or_not_relayed() {
+async fn a_request_that_is_relayed_unparsed_is_salted_or_rejected() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(of_two_tenants(config(), true), &[&engine]).await;
     let body = json!({"model": "m", "input": "hello", "cache_salt": "theirs"});
@@ -184,7 +184,7 @@ async fn what_is_relayed_unparsed_is_salted_too_or_not_relayed() {
     assert_eq!(
         refused("POST", "/v1/pooling", "hello").await,
         (400, "invalid_body".into()),
-        "no object, no salt"
+        "a body that is not an object cannot be salted"
     );
     assert_eq!(refused("POST", "/v1/pooling", r#"{"cache_salt":[]}"#).await.0, 400);
     assert_eq!(refused("GET", "/v1/files", "").await, (403, "not_isolated".into()));
@@ -194,7 +194,7 @@ async fn what_is_relayed_unparsed_is_salted_too_or_not_relayed() {
 }
 
 #[tokio::test]
-async fn a_stored_response_is_its_makers_and_is_asked_of_the_engine_that_has_it() {
+async fn only_its_maker_can_use_a_stored_response_and_it_goes_to_its_engine() {
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
     let mut config = of_two_tenants(config(), true);
     config.routing.policy = kvlane_core::policy::PolicyConfig::RoundRobin(Default::default());
@@ -233,7 +233,7 @@ async fn a_stored_response_is_its_makers_and_is_asked_of_the_engine_that_has_it(
 }
 
 #[tokio::test]
-async fn salts_are_those_of_the_key_that_gateways_share_and_of_nothing_else() {
+async fn salts_depend_on_the_shared_key_only() {
     let salt_of = async |key: Option<&str>| {
         let engine = FakeEngine::start("m").await;
         let mut config = of_two_tenants(config(), true);
@@ -246,11 +246,11 @@ async fn salts_are_those_of_the_key_that_gateways_share_and_of_nothing_else() {
     let (one, other) = (Some("0123456789abcdef"), Some("0123456789abcdeF"));
     assert_eq!(salt_of(one).await, salt_of(one).await);
     assert_ne!(salt_of(one).await, salt_of(other).await);
-    assert_ne!(salt_of(None).await, salt_of(None).await, "without one each gateway makes its own");
+    assert_ne!(salt_of(None).await, salt_of(None).await, "without a shared key each gateway makes its own");
 }
 
 #[tokio::test]
-async fn no_prompt_answer_key_or_tenant_is_in_what_operators_see() {
+async fn the_admin_api_shows_no_prompt_answer_key_or_tenant() {
     let engine = FakeEngine::start("m").await;
     let mut config = of_two_tenants(config(), true);
     let boss =
@@ -273,11 +273,11 @@ async fn no_prompt_answer_key_or_tenant_is_in_what_operators_see() {
     gateway.end().await;
 }
 
-/// What an answer's head tells of others: where a request went, why, and how long each step took.
+/// Response headers that depend on other tenants: the worker, the reason, and the time of each step.
 const TELLTALE: [&str; 3] = ["x-router-backend", "x-router-reason", "server-timing"];
 
 #[tokio::test]
-async fn where_tenants_are_kept_apart_answers_do_not_say_where_they_come_from_or_why() {
+async fn isolated_tenants_get_no_headers_about_placement_and_timing() {
     let engine = FakeEngine::start("m").await;
     for isolates in [true, false] {
         let mut config = of_two_tenants(config(), isolates);
@@ -301,7 +301,7 @@ async fn where_tenants_are_kept_apart_answers_do_not_say_where_they_come_from_or
             }
             assert!(reply.header("x-request-id").is_some());
         }
-        // A key of a client opens nothing that tells of others.
+        // A client's key gives no access to pages about others.
         for path in ["/decisions", "/workers", "/metrics", "/whatif"] {
             let mut client = Client::connect(gateway.address()).await;
             client.request_with("GET", path, "authorization: Bearer k-ann\r\n", "").await;
@@ -312,7 +312,7 @@ async fn where_tenants_are_kept_apart_answers_do_not_say_where_they_come_from_or
 }
 
 #[tokio::test]
-async fn what_is_left_to_one_tenant_says_nothing_of_the_answers_of_another() {
+async fn a_tenants_rate_limit_headers_do_not_depend_on_other_tenants_answers() {
     let engine = FakeEngine::start("m").await;
     let mut config = of_two_tenants(config(), true);
     config.limits = vec![LimitSpec { tokens_per_minute: 100_000, ..LimitSpec::default() }];
@@ -331,6 +331,6 @@ async fn what_is_left_to_one_tenant_says_nothing_of_the_answers_of_another() {
     for _ in 0..5 {
         left("bob", 5_000).await;
     }
-    assert_eq!(left("carl", 10).await, before, "as the first one was told");
+    assert_eq!(left("carl", 10).await, before, "the same as for the first tenant");
     gateway.end().await;
 }

@@ -1,5 +1,5 @@
-//! What engines publish about their caches is known here, whatever becomes of messages, connections, engines and the
-//! gateway itself.
+//! KV events: the gateway's index equals the engines' caches, whatever happens to messages, connections, engines and
+//! the gateway itself.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ async fn gateway(engines: &[&CachingEngine]) -> (TestGateway, Vec<FeedEndpoint>)
 }
 
 #[tokio::test]
-async fn what_engines_store_and_remove_is_known() {
+async fn stored_and_removed_blocks_are_known() {
     let (mut a, mut b) = (CachingEngine::start().await, CachingEngine::start().await);
     let (gateway, endpoints) = gateway(&[&a, &b]).await;
     for prompt in 1..20 {
@@ -39,7 +39,7 @@ async fn what_engines_store_and_remove_is_known() {
 }
 
 #[tokio::test]
-async fn blocks_of_an_adapter_are_found_under_its_name_only() {
+async fn blocks_of_an_adapter_are_found_with_its_name_only() {
     let a = CachingEngine::start().await;
     let (gateway, endpoints) = gateway(&[&a]).await;
     let stored = tokens(1, 3);
@@ -50,7 +50,7 @@ async fn blocks_of_an_adapter_are_found_under_its_name_only() {
 }
 
 #[tokio::test]
-async fn what_was_said_before_the_gateway_came_is_replayed() {
+async fn events_from_before_the_gateway_started_are_replayed() {
     let mut a = CachingEngine::start().await;
     for prompt in 1..5 {
         let message = a.store(prompt, 3);
@@ -66,7 +66,7 @@ async fn what_was_said_before_the_gateway_came_is_replayed() {
 ///
 /// Also held by `what_is_known_is_what_engines_reuse_under_eviction`.
 #[tokio::test]
-async fn lost_repeated_and_late_messages_leave_no_trace() {
+async fn lost_repeated_and_late_messages_have_no_effect_in_the_end() {
     let mut a = CachingEngine::start().await;
     let (gateway, endpoints) = gateway(&[&a]).await;
     endpoints[0].is_right(&a).await;
@@ -95,7 +95,7 @@ async fn lost_repeated_and_late_messages_leave_no_trace() {
 }
 
 #[tokio::test]
-async fn what_no_replay_brings_back_costs_everything_before_it_and_nothing_after() {
+async fn a_gap_that_no_replay_fills_drops_all_earlier_blocks_and_no_later_ones() {
     let (mut a, mut b) = (CachingEngine::start().await, CachingEngine::start().await);
     let (gateway, endpoints) = gateway(&[&a, &b]).await;
     for engine in [&mut a, &mut b] {
@@ -115,7 +115,7 @@ async fn what_no_replay_brings_back_costs_everything_before_it_and_nothing_after
 }
 
 #[tokio::test]
-async fn without_a_replay_socket_a_gap_costs_everything_before_it() {
+async fn without_a_replay_socket_a_gap_drops_all_earlier_blocks() {
     let mut a = CachingEngine::start().await;
     let mut config = config();
     config.workers = vec![a.spec(vec![a.feed.spec_without_replay()])];
@@ -137,7 +137,7 @@ async fn without_a_replay_socket_a_gap_costs_everything_before_it() {
 }
 
 #[tokio::test]
-async fn an_engine_that_starts_again_on_the_same_ports_is_another_engine() {
+async fn an_engine_that_restarts_on_the_same_ports_is_a_new_engine() {
     let (mut a, mut b) = (CachingEngine::start().await, CachingEngine::start().await);
     let (gateway, endpoints) = gateway(&[&a, &b]).await;
     for engine in [&mut a, &mut b] {
@@ -158,7 +158,7 @@ async fn an_engine_that_starts_again_on_the_same_ports_is_another_engine() {
 }
 
 #[tokio::test]
-async fn a_connection_that_breaks_costs_nothing() {
+async fn a_broken_connection_costs_nothing() {
     let mut a = CachingEngine::start().await;
     let (gateway, endpoints) = gateway(&[&a]).await;
     let message = a.store(1, 5);
@@ -179,7 +179,7 @@ async fn a_connection_that_breaks_costs_nothing() {
 }
 
 #[tokio::test]
-async fn an_engine_that_refused_connections_has_lost_everything() {
+async fn an_engine_that_refused_connections_has_an_empty_cache() {
     let mut a = CachingEngine::start().await;
     let (gateway, endpoints) = gateway(&[&a]).await;
     let message = a.store(1, 5);
@@ -193,7 +193,7 @@ async fn an_engine_that_refused_connections_has_lost_everything() {
 }
 
 #[tokio::test]
-async fn a_flood_beyond_the_queue_is_caught_up_with() {
+async fn messages_dropped_from_a_full_queue_are_recovered() {
     let mut a = CachingEngine::start().await;
     let mut config = config();
     config.kv_events.queue_messages = 2;
@@ -207,7 +207,7 @@ async fn a_flood_beyond_the_queue_is_caught_up_with() {
 }
 
 #[tokio::test]
-async fn nothing_of_a_worker_that_has_left_stays() {
+async fn all_blocks_of_a_worker_that_has_left_are_removed() {
     let (mut a, mut b) = (CachingEngine::start().await, CachingEngine::start().await);
     let (gateway, endpoints) = gateway(&[&a, &b]).await;
     for engine in [&mut a, &mut b] {
@@ -241,6 +241,7 @@ async fn operators_see_each_feed() {
     let message = a.remove(1, 4);
     a.feed.publish(message);
     endpoints[0].is_right(&a).await;
+    eventually("all messages are applied", || endpoints[0].feed.queue.figures().0 == 0).await;
     let workers = gateway.operate("GET", "/workers", "").await.json();
     let pool = &workers["workers"][0]["pools"][0];
     let shown = &pool["kv_events"];
@@ -277,9 +278,9 @@ async fn operators_see_each_feed() {
 
 /// Invariant: A snapshot is used only once a replay has confirmed it.
 ///
-/// Also held by `a_file_with_any_byte_changed_or_missing_is_refused`.
+/// Also held by `a_file_with_a_changed_or_missing_byte_is_rejected`.
 #[tokio::test]
-async fn a_gateway_that_starts_again_knows_what_it_knew_and_what_was_said_since() {
+async fn a_restarted_gateway_restores_blocks_and_applies_later_events() {
     let directory = tempfile::tempdir().expect("a directory");
     let mut config = config();
     config.kv_events.snapshot = Some(directory.path().join("kv.snapshot"));
@@ -298,7 +299,7 @@ async fn a_gateway_that_starts_again_knows_what_it_knew_and_what_was_said_since(
     drop(endpoints);
     assert!(gateway.shut_down().await);
 
-    // One goes on meanwhile, and its replay does not reach back to its beginning; the other starts again.
+    // One engine runs on meanwhile, and its replay does not reach back to the beginning; the other restarts.
     same.feed.forget_all_but_the_last();
     let message = same.store(9, 2);
     same.feed.keep(message);
@@ -309,11 +310,11 @@ async fn a_gateway_that_starts_again_knows_what_it_knew_and_what_was_said_since(
     let (gateway, endpoints) = caching_gateway(config.clone(), &[&same, &other]).await;
     endpoints[0].is_right(&same).await;
     endpoints[1].is_right(&other).await;
-    assert_eq!(endpoints[0].seen().stream.cleared, 0, "all of it was true");
+    assert_eq!(endpoints[0].seen().stream.cleared, 0, "all restored blocks are correct");
     drop(endpoints);
     assert!(gateway.shut_down().await);
 
-    // Of what no replay reaches back to, nothing is believed.
+    // Blocks that no replay confirms are not trusted.
     same.feed.forget_history();
     same.feed.lose(5);
     same.held.clear();
@@ -327,7 +328,7 @@ async fn a_gateway_that_starts_again_knows_what_it_knew_and_what_was_said_since(
 }
 
 #[tokio::test]
-async fn a_snapshot_that_cannot_be_used_costs_only_what_it_holds() {
+async fn an_unusable_snapshot_costs_only_its_entries() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("kv.snapshot");
     std::fs::write(&path, "no snapshot").expect("written");
@@ -340,6 +341,6 @@ async fn a_snapshot_that_cannot_be_used_costs_only_what_it_holds() {
     a.feed.publish(message);
     endpoints[0].is_right(&a).await;
     let rewritten = || std::fs::read(&path).is_ok_and(|bytes| bytes.starts_with(b"kvlaneKV"));
-    eventually("it is written anew", rewritten).await;
+    eventually("it is written again", rewritten).await;
     gateway.end().await;
 }

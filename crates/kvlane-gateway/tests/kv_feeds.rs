@@ -1,4 +1,5 @@
-//! What is wrong with a feed of KV events costs its endpoint trust, is told to operators, and neither lasts nor spreads.
+//! Faulty KV event feeds: a fault affects the knowledge of its own endpoint only, is shown to operators, and ends
+//! with its cause.
 
 use std::time::Duration;
 
@@ -19,9 +20,9 @@ async fn gateway(engines: &[&CachingEngine]) -> (TestGateway, Vec<FeedEndpoint>)
 
 /// Invariant: A bad feed affects its own endpoint only.
 ///
-/// Also held by `blocks_of_another_size_are_refused_until_the_engines_agree`.
+/// Also held by `a_feed_with_another_block_size_is_refused_until_the_engines_agree`.
 #[tokio::test]
-async fn garbage_costs_its_sender_trust_and_nobody_else() {
+async fn invalid_messages_affect_only_their_own_endpoint() {
     let (mut a, mut b) = (CachingEngine::start().await, CachingEngine::start().await);
     let (gateway, endpoints) = gateway(&[&a, &b]).await;
     for engine in [&mut a, &mut b] {
@@ -47,8 +48,8 @@ async fn garbage_costs_its_sender_trust_and_nobody_else() {
         a.held.clear();
         endpoints[0].becomes(Feed::Refused, &a).await;
         a.feed.hang_up();
-        // What was forgotten is not asked for again: it is not known to be whole.
-        eventually("it is believed again", || endpoints[0].seen().state == Feed::Live).await;
+        // Dropped blocks are not requested again, because the replay may be incomplete.
+        eventually("it is trusted again", || endpoints[0].seen().state == Feed::Live).await;
     }
     assert_eq!(endpoints[0].seen().undecodable, 7);
     endpoints[1].is_right(&b).await;
@@ -57,7 +58,7 @@ async fn garbage_costs_its_sender_trust_and_nobody_else() {
 }
 
 #[tokio::test]
-async fn blocks_of_another_size_are_refused_until_the_engines_agree() {
+async fn a_feed_with_another_block_size_is_refused_until_the_engines_agree() {
     let (mut a, b) = (CachingEngine::start().await, CachingEngine::start().await);
     let (gateway, endpoints) = gateway(&[&a, &b]).await;
     let message = a.store(1, 5);
@@ -74,13 +75,13 @@ async fn blocks_of_another_size_are_refused_until_the_engines_agree() {
     assert_eq!((readiness["kv_events"][0]["state"].as_str(), endpoints[1].blocks()), (Some("refused"), 0));
     endpoints[0].is_right(&a).await;
 
-    // With the other one gone, its size is the pool's.
+    // Without the other endpoint, its size is the pool's.
     let other = gateway.serving().controller.find(&a.http.url()).expect("it is there");
     gateway.serving().controller.remove(&other);
     eventually("it has left", || gateway.serving().controller.workers().len() == 1).await;
     let more = batch(None, &[Told::Stored(&[7], None, &tokens(8, 2), 2 * BLOCK, None)]);
     b.feed.publish(more);
-    eventually("it is believed", || endpoints[1].seen().state == Feed::Live && endpoints[1].blocks() == 6)
+    eventually("it is trusted", || endpoints[1].seen().state == Feed::Live && endpoints[1].blocks() == 6)
         .await;
     assert_eq!(endpoints[1].pool.router.block_tokens(), 2 * BLOCK);
     gateway.end().await;
@@ -104,7 +105,7 @@ async fn a_feed_that_changes_its_block_size_is_refused() {
 }
 
 #[tokio::test]
-async fn a_feed_that_stays_silent_is_not_believed() {
+async fn a_silent_feed_is_not_trusted() {
     let a = CachingEngine::start().await;
     let mut config = config();
     config.kv_events.silent_after = Duration::from_millis(1);
@@ -122,19 +123,19 @@ async fn a_feed_that_stays_silent_is_not_believed() {
         gateway.ledger_is_zero().await;
     };
     ask(1000).await;
-    assert_eq!(endpoints[0].seen().silences, 0, "an answer from the cache changes nothing in it");
+    assert_eq!(endpoints[0].seen().silences, 0, "a fully cached prompt changes no blocks");
     ask(0).await;
     eventually("it is silent", || endpoints[0].seen().state == Feed::Syncing).await;
     let problem = endpoints[0].seen().problem.expect("a problem");
     assert!(problem.starts_with("silent"), "{problem}");
     a.feed.publish(batch(None, &[]));
-    eventually("it has spoken", || endpoints[0].seen().state == Feed::Live).await;
+    eventually("it has sent a message", || endpoints[0].seen().state == Feed::Live).await;
     assert_eq!(endpoints[0].seen().silences, 1);
     gateway.end().await;
 }
 
 #[tokio::test]
-async fn each_rank_has_a_feed_of_its_own_and_tells_of_no_other() {
+async fn each_rank_has_its_own_feed() {
     let http = FakeEngine::start("m").await;
     let feeds = [FakeFeed::start().await, FakeFeed::start().await];
     http.set_kv_event_sources(&FakeFeed::sources(&[&feeds[0], &feeds[1]]));
@@ -153,13 +154,13 @@ async fn each_rank_has_a_feed_of_its_own_and_tells_of_no_other() {
     feeds[0].publish(batch(Some(1), &[]));
     eventually("it is refused", || endpoints[0].seen().state == Feed::Refused && endpoints[0].blocks() == 0)
         .await;
-    assert!(endpoints[0].seen().problem.expect("a problem").contains("rank 1 where rank 0"));
+    assert!(endpoints[0].seen().problem.expect("a problem").contains("rank 1, expected rank 0"));
     assert_eq!((endpoints[1].seen().state, endpoints[1].blocks()), (Feed::Live, 2));
     gateway.end().await;
 }
 
 #[tokio::test]
-async fn an_address_that_is_no_feed_is_told_to_operators() {
+async fn an_address_without_a_feed_is_shown_to_operators() {
     let a = CachingEngine::start().await;
     let web = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let address = web.local_addr().expect("an address");
@@ -184,7 +185,7 @@ async fn an_address_that_is_no_feed_is_told_to_operators() {
 }
 
 #[tokio::test]
-async fn a_peer_that_says_nothing_is_given_up() {
+async fn a_peer_that_sends_nothing_is_given_up() {
     let a = CachingEngine::start().await;
     let mute = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
     let mut config = config();
@@ -194,19 +195,19 @@ async fn a_peer_that_says_nothing_is_given_up() {
     let gateway = TestGateway::start(config, &[]).await;
     let endpoint = FeedEndpoint::of(&gateway, &a.http.url(), 0);
     eventually("it is given up", || {
-        endpoint.seen().problem.is_some_and(|problem| problem.contains("no sign of life"))
+        endpoint.seen().problem.is_some_and(|problem| problem.contains("no data or heartbeat"))
     })
     .await;
     gateway.end().await;
 }
 
 #[tokio::test]
-async fn where_nobody_publishes_nothing_is_missed() {
+async fn an_engine_without_a_feed_is_no_error() {
     let a = CachingEngine::start().await;
-    let nobody =
+    let unused =
         TcpListener::bind("127.0.0.1:0").await.expect("a free port").local_addr().expect("an address");
     let mut config = config();
-    config.kv_events.port = nobody.port();
+    config.kv_events.port = unused.port();
     let gateway = TestGateway::start(config, &[&a.http]).await;
     let endpoint = FeedEndpoint::of(&gateway, &a.http.url(), 0);
     eventually("it was tried", || endpoint.seen().problem.is_some()).await;
@@ -220,7 +221,7 @@ async fn where_nobody_publishes_nothing_is_missed() {
 }
 
 #[tokio::test]
-async fn a_feed_whose_blocks_cannot_be_those_of_prompts_is_not_used() {
+async fn a_feed_whose_block_hashes_cannot_match_prompts_is_not_used() {
     let a = CachingEngine::start().await;
     let mut config = config();
     config.tokens.source = TokenSource::Estimate;
@@ -231,12 +232,12 @@ async fn a_feed_whose_blocks_cannot_be_those_of_prompts_is_not_used() {
 }
 
 #[tokio::test]
-async fn a_feed_that_tells_of_too_much_waits_and_no_other_does() {
+async fn a_feed_that_reports_too_much_waits_without_delaying_others() {
     const NAMES: u64 = 150_000;
     let (a, mut b) = (CachingEngine::start().await, CachingEngine::start().await);
-    // The gateway's clock stands still, so what was used up does not come back.
+    // The gateway's clock stands still, so the allowance is not refilled.
     let (gateway, endpoints) = caching_gateway_at_speed(config(), &[&a, &b], 0.0).await;
-    // What comes while it catches up is held, and applied at once.
+    // Messages that arrive while it catches up are held, and applied at once.
     endpoints[0].is_right(&a).await;
     let names: Vec<u64> = (0..NAMES).collect();
     for _ in 0..10 {
@@ -253,7 +254,7 @@ async fn a_feed_that_tells_of_too_much_waits_and_no_other_does() {
 }
 
 #[tokio::test]
-async fn a_message_with_too_many_names_costs_its_sender_trust() {
+async fn a_message_with_too_many_block_hashes_is_invalid() {
     let mut a = CachingEngine::start().await;
     let (gateway, endpoints) = gateway(&[&a]).await;
     let message = a.store(1, 5);

@@ -1,9 +1,9 @@
-//! What the gateway learns from the answers that pass: how long they are, and how fast whoever writes them.
+//! Learning from responses: their length, and the engines' speed.
 
 use kvlane_gateway::testing::{FakeEngine, TestGateway, chat, chat_stream, config, event};
 use serde_json::{Value, json};
 
-/// Answers a request that asks for a stream, and says at its end how many tokens there were.
+/// Answers a request with a stream that reports its number of tokens at the end.
 async fn stream(gateway: &TestGateway, engine: &FakeEngine, fields: &str, events: usize, tokens: u32) {
     let mut client = gateway.client().await;
     client.request_with("POST", "/v1/chat/completions", fields, &chat_stream("m", "hi")).await;
@@ -21,7 +21,7 @@ async fn stream(gateway: &TestGateway, engine: &FakeEngine, fields: &str, events
     gateway.ledger_is_zero().await;
 }
 
-/// Answers a request all at once.
+/// Answers a request without a stream.
 async fn whole(gateway: &TestGateway, engine: &FakeEngine, prompt: &str, tokens: u32) {
     let answer =
         json!({"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": tokens}}).to_string();
@@ -31,7 +31,7 @@ async fn whole(gateway: &TestGateway, engine: &FakeEngine, prompt: &str, tokens:
     gateway.ledger_is_zero().await;
 }
 
-/// Mean length of the answers of late.
+/// Mean length of recent responses.
 async fn usual(gateway: &TestGateway) -> f64 {
     gateway.metric(r#"kvlane_output_tokens_usual{model="m"}"#).await.expect("a sample")
 }
@@ -40,7 +40,7 @@ async fn usual(gateway: &TestGateway) -> f64 {
 ///
 /// Also held by `an_answer_that_came_all_at_once_says_nothing_of_speed`.
 #[tokio::test]
-async fn an_answer_counts_as_long_as_its_engine_says_however_it_came() {
+async fn a_responses_length_is_what_its_engine_reports() {
     let mut results = Vec::new();
     for how in ["several tokens an event", "one token an event, and no usage", "all at once"] {
         let engine = FakeEngine::start("m").await;
@@ -55,14 +55,14 @@ async fn an_answer_counts_as_long_as_its_engine_says_however_it_came() {
         results.push((how, usual(&gateway).await));
         gateway.end().await;
     }
-    // What is believed of answers before the first one still counts a little.
+    // The initial estimate still has a small weight.
     for (how, usual) in &results {
         assert!((40.0..70.0).contains(usual) && *usual == results[0].1, "{how}: {results:?}");
     }
 }
 
 #[tokio::test]
-async fn a_conversation_whose_answers_are_short_is_expected_to_go_on_like_that() {
+async fn answer_lengths_are_learned_per_session() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     for _ in 0..8 {
@@ -76,7 +76,7 @@ async fn a_conversation_whose_answers_are_short_is_expected_to_go_on_like_that()
 }
 
 #[tokio::test]
-async fn rates_are_shown_and_stay_where_answers_tell_nothing_of_them() {
+async fn learned_rates_are_shown_and_change_only_with_timed_responses() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     let rates = || async {

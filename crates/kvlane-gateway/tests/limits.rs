@@ -1,4 +1,4 @@
-//! What each client may use, and that nobody else feels it.
+//! Limits of each client, which do not affect other clients.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -28,7 +28,7 @@ fn of(key: &str) -> LimitSpec {
     LimitSpec { key: key.into(), ..each() }
 }
 
-/// A gateway whose clock stands still: nothing comes back.
+/// A gateway whose clock stands still, so no allowance is refilled.
 async fn start(specs: &[LimitSpec], engine: &FakeEngine) -> TestGateway {
     TestGateway::start_at_speed(limits(specs), &[engine], 0.0).await
 }
@@ -40,7 +40,7 @@ async fn begin(gateway: &TestGateway, who: &str, body: &str) -> Client {
     client
 }
 
-/// A request that the engine answers with `answer`.
+/// Sends a request that the engine answers with `answer`.
 async fn served(gateway: &TestGateway, engine: &FakeEngine, who: &str, answer: &str) -> Reply {
     let mut client = begin(gateway, who, &chat("m", "hi")).await;
     let (reply, _) = tokio::join!(client.reply(), engine.answer(answer));
@@ -48,7 +48,7 @@ async fn served(gateway: &TestGateway, engine: &FakeEngine, who: &str, answer: &
     reply
 }
 
-/// A request that is to be turned away.
+/// Sends a request that must be rejected.
 async fn refused(gateway: &TestGateway, who: &str) -> Reply {
     let reply = begin(gateway, who, &chat("m", "hi")).await.reply().await;
     assert_eq!((reply.status, reply.error_code().as_str()), (429, "rate_limited"), "{reply:?}");
@@ -67,7 +67,7 @@ fn reload(gateway: &TestGateway, specs: &[LimitSpec]) {
 }
 
 #[tokio::test]
-async fn beyond_its_requests_a_key_is_turned_away_and_told_when_to_come_again() {
+async fn a_key_over_its_request_limit_is_rejected_with_retry_after() {
     let engine = FakeEngine::start("m").await;
     let gateway = start(&[LimitSpec { requests_per_minute: 2, ..each() }], &engine).await;
     let first = served(&gateway, &engine, "ann", "{}").await;
@@ -81,21 +81,21 @@ async fn beyond_its_requests_a_key_is_turned_away_and_told_when_to_come_again() 
     assert_eq!(reply.header("x-ratelimit-remaining-requests"), Some("0"));
     assert_eq!(reply.header("x-ratelimit-reset-requests"), Some("1m0s"));
     for who in ["bob", ""] {
-        assert_eq!(served(&gateway, &engine, who, "{}").await.status, 200, "'{who}' is somebody else");
+        assert_eq!(served(&gateway, &engine, who, "{}").await.status, 200, "'{who}' is another client");
     }
     assert_eq!(served(&gateway, &engine, "", "{}").await.status, 200);
     refused(&gateway, "").await;
     let sample = r#"kvlane_rate_limited_total{key="*",model="*",limit="requests"}"#;
     assert_eq!(gateway.metric(sample).await, Some(2.0));
     let shown = gateway.operate("GET", "/metrics", "").await.text();
-    assert!(!shown.contains("ann"), "who it was stays out: {shown}");
+    assert!(!shown.contains("ann"), "the client's name is not shown: {shown}");
     assert_eq!(gateway.metric(r#"kvlane_limit_keys{key="*",model="*"}"#).await, Some(3.0));
     assert!(engine.is_quiet().await);
     gateway.end().await;
 }
 
 #[tokio::test]
-async fn an_entry_that_names_a_key_counts_for_it_instead() {
+async fn an_entry_for_a_key_replaces_the_general_one() {
     let engine = FakeEngine::start("m").await;
     let specs =
         [LimitSpec { requests_per_minute: 1, ..each() }, LimitSpec { requests_per_minute: 3, ..of("ann") }];
@@ -110,7 +110,7 @@ async fn an_entry_that_names_a_key_counts_for_it_instead() {
 }
 
 #[tokio::test]
-async fn an_entry_that_names_a_model_says_nothing_of_others() {
+async fn an_entry_for_a_model_does_not_apply_to_others() {
     let (engine, other) = (FakeEngine::start("m").await, FakeEngine::start("n").await);
     let of_n = LimitSpec { model: "n".into(), requests_per_minute: 1, ..each() };
     let gateway = TestGateway::start_at_speed(limits(&[of_n]), &[&engine, &other], 0.0).await;
@@ -129,29 +129,29 @@ async fn an_entry_that_names_a_model_says_nothing_of_others() {
 }
 
 #[tokio::test]
-async fn tokens_are_those_that_the_engine_counts() {
+async fn tokens_are_charged_as_the_engine_counts_them() {
     let engine = FakeEngine::start("m").await;
     let gateway = start(&[LimitSpec { tokens_per_minute: 6000, ..each() }], &engine).await;
     let left = |reply: &Reply| {
         reply.header("x-ratelimit-remaining-tokens").expect("told").parse::<u64>().expect("a number")
     };
     let first = left(&served(&gateway, &engine, "ann", &usage(1000, 3000)).await);
-    assert!((3000..6000).contains(&first), "what it may take is charged at once: {first}");
+    assert!((3000..6000).contains(&first), "the expected tokens are charged at once: {first}");
     let second = left(&served(&gateway, &engine, "ann", &usage(1, 1)).await);
-    assert!(second < 2000, "4000 were taken: {second}");
+    assert!(second < 2000, "4000 were used: {second}");
     let third = left(&served(&gateway, &engine, "ann", &usage(1000, 3000)).await);
-    assert!((1..2000).contains(&third) && third > second - 100, "next to nothing was taken: {third}");
+    assert!((1..2000).contains(&third) && third > second - 100, "almost none were used: {third}");
     let reply = refused(&gateway, "ann").await;
     let wait: u64 = reply.header("retry-after").expect("told").parse().expect("a number");
-    assert!((20..60).contains(&wait), "some 2000 of 6000 are owed: {wait} s");
+    assert!((20..60).contains(&wait), "some 2000 of 6000 are overdrawn: {wait} s");
     gateway.end().await;
 }
 
 /// Invariant: A rate limit counts each request once, and none that no engine answered.
 ///
-/// Also held by `limits_can_change_and_go_while_requests_run_under_them`.
+/// Also held by `limits_can_change_and_be_removed_while_requests_are_in_flight`.
 #[tokio::test]
-async fn a_request_that_no_engine_answers_has_used_nothing() {
+async fn a_request_that_no_engine_answers_uses_nothing() {
     let engine = FakeEngine::start("m").await;
     let spec = LimitSpec { requests_per_minute: 1, tokens_per_minute: 100, concurrent_requests: 1, ..each() };
     let gateway = start(&[spec], &engine).await;
@@ -167,7 +167,7 @@ async fn a_request_that_no_engine_answers_has_used_nothing() {
 }
 
 #[tokio::test]
-async fn a_request_that_its_client_leaves_at_the_engine_has_used_what_its_prompt_takes() {
+async fn a_client_that_disconnects_is_charged_for_its_prompt() {
     let engine = FakeEngine::start("m").await;
     let spec = LimitSpec { requests_per_minute: 5, tokens_per_minute: 1_000_000, ..each() };
     let gateway = start(&[spec], &engine).await;
@@ -187,7 +187,7 @@ async fn a_request_that_its_client_leaves_at_the_engine_has_used_what_its_prompt
 }
 
 #[tokio::test]
-async fn nobody_counts_the_tokens_of_a_request_that_is_beyond_a_limit() {
+async fn tokens_of_a_request_over_a_limit_are_not_counted() {
     let engine = FakeEngine::start("m").await;
     let mut config = limits(&[LimitSpec { requests_per_minute: 1, ..each() }]);
     config.tokens.source = TokenSource::Engine;
@@ -207,7 +207,7 @@ async fn nobody_counts_the_tokens_of_a_request_that_is_beyond_a_limit() {
 }
 
 #[tokio::test]
-async fn of_a_stream_whose_client_leaves_what_has_passed_is_charged() {
+async fn a_client_that_disconnects_in_a_stream_is_charged_for_the_relayed_tokens() {
     let engine = FakeEngine::start("m").await;
     let gateway =
         start(&[LimitSpec { tokens_per_minute: 6000, concurrent_requests: 1, ..each() }], &engine).await;
@@ -220,7 +220,11 @@ async fn of_a_stream_whose_client_leaves_what_has_passed_is_charged() {
     client.head().await;
     call.chunk(&event("last")).await;
     client.see("last").await;
-    assert_eq!(refused(&gateway, "ann").await.header("retry-after"), Some("1"), "whenever the other ends");
+    assert_eq!(
+        refused(&gateway, "ann").await.header("retry-after"),
+        Some("1"),
+        "when the other request ends"
+    );
     assert_eq!(gateway.metric(r#"kvlane_limit_requests_active{key="*",model="*"}"#).await, Some(1.0));
     drop(client);
     call.gateway_gone().await;
@@ -229,12 +233,12 @@ async fn of_a_stream_whose_client_leaves_what_has_passed_is_charged() {
     engine.answer("{}").await;
     let left: u64 =
         client.reply().await.header("x-ratelimit-remaining-tokens").expect("told").parse().expect("a number");
-    assert!((4000..5490).contains(&left), "501 and a prompt, and what this one may take: {left}");
+    assert!((4000..5490).contains(&left), "501 and a prompt, and the expected tokens of this one: {left}");
     gateway.end().await;
 }
 
 #[tokio::test]
-async fn limits_can_change_and_go_while_requests_run_under_them() {
+async fn limits_can_change_and_be_removed_while_requests_are_in_flight() {
     let engine = FakeEngine::start("m").await;
     let spec = LimitSpec { requests_per_minute: 2, concurrent_requests: 1, ..each() };
     let gateway = start(std::slice::from_ref(&spec), &engine).await;
@@ -246,15 +250,15 @@ async fn limits_can_change_and_go_while_requests_run_under_them() {
     let (reply, _) = tokio::join!(second.reply(), engine.answer("{}"));
     assert_eq!(reply.status, 200, "two at a time");
     let pool = gateway.pool("m");
-    eventually("it is over", || pool.router.read(|scheduler| scheduler.in_flight()) == 1).await;
-    assert_eq!(refused(&gateway, "ann").await.header("retry-after"), Some("30"), "what was used stays used");
+    eventually("it has ended", || pool.router.read(|scheduler| scheduler.in_flight()) == 1).await;
+    assert_eq!(refused(&gateway, "ann").await.header("retry-after"), Some("30"), "usage is kept");
     call.answer(200, "{}").await;
     assert_eq!(client.reply().await.status, 200);
     let active = r#"kvlane_limit_requests_active{key="*",model="*"}"#;
     gateway.ledger_is_zero().await;
     assert_eq!(gateway.metric(active).await, Some(0.0));
 
-    // One that begins under a limit which goes, and ends when it has come back.
+    // A request that begins under a limit that is removed, and ends after it is added again.
     let mut client = begin(&gateway, "bob", &chat("m", "hi")).await;
     let call = engine.call().await;
     reload(&gateway, &[]);
@@ -262,7 +266,7 @@ async fn limits_can_change_and_go_while_requests_run_under_them() {
     for _ in 0..3 {
         let mut another = begin(&gateway, "ann", &chat("m", "hi")).await;
         let (reply, _) = tokio::join!(another.reply(), engine.answer("{}"));
-        assert_eq!(reply.status, 200, "nothing limits it");
+        assert_eq!(reply.status, 200, "no limit applies");
     }
     let text = gateway.operate("GET", "/metrics", "").await.text();
     assert!(!text.contains("kvlane_rate_limited_total{"), "{text}");
@@ -274,7 +278,7 @@ async fn limits_can_change_and_go_while_requests_run_under_them() {
     gateway.end().await;
 }
 
-/// Waits until a bound has been met more often than `before`.
+/// Waits until the counter of a bound exceeds `before`.
 async fn is_reached(gateway: &TestGateway, limit: &str, before: f64) {
     let sample = format!(r#"kvlane_limits_reached_total{{limit="{limit}"}}"#);
     let counted = async { while gateway.metric(&sample).await.unwrap_or_default() <= before {} };
@@ -282,7 +286,7 @@ async fn is_reached(gateway: &TestGateway, limit: &str, before: f64) {
 }
 
 #[tokio::test]
-async fn bounds_that_no_answer_tells_of_are_counted() {
+async fn bounds_that_no_response_reports_are_counted() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     let mut client = gateway.client().await;
@@ -305,7 +309,7 @@ async fn bounds_that_no_answer_tells_of_are_counted() {
 }
 
 #[tokio::test]
-async fn a_key_and_a_tenant_of_its_name_have_a_limit_each() {
+async fn a_key_and_a_tenant_of_the_same_name_have_separate_limits() {
     let engine = FakeEngine::start("m").await;
     let mut config = limits(&[LimitSpec { requests_per_minute: 1, ..of("ann") }]);
     let key = |name: &str, trusted| KeySpec {

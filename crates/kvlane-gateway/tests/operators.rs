@@ -1,4 +1,4 @@
-//! What operators see: why requests went where they went, and what it amounts to.
+//! What operators see: decisions, their reasons, and metrics.
 
 use std::collections::BTreeMap;
 
@@ -30,11 +30,11 @@ async fn with_a_timing_file_decisions_predict_first_tokens() {
     let path = directory.path().join("timing.json");
     let mut config = config();
     config.routing.timing = Some(path.display().to_string());
-    let why = config.validate().expect_err("there is no file").to_string();
+    let why = config.validate().expect_err("the file does not exist").to_string();
     assert!(why.contains("routing.timing") && why.contains("timing.json"), "{why}");
     let timing = TimingModel::preset("llama-3.1-8b@a100").expect("in the tables");
     std::fs::write(&path, TimingFile::new(timing.clone()).to_json()).expect("written");
-    config.validate().expect("there it is");
+    config.validate().expect("the file exists");
 
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
     let gateway = TestGateway::start(config, &[&a, &b]).await;
@@ -54,7 +54,7 @@ async fn with_a_timing_file_decisions_predict_first_tokens() {
 }
 
 #[tokio::test]
-async fn decisions_tell_what_the_policy_saw() {
+async fn decisions_show_the_policys_inputs() {
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
     let gateway = TestGateway::start(config(), &[&a, &b]).await;
     let prompt = chat("m", &"a long shared prompt ".repeat(40));
@@ -92,7 +92,7 @@ async fn decisions_tell_what_the_policy_saw() {
 }
 
 #[tokio::test]
-async fn tenants_models_and_adapters_never_match_each_other() {
+async fn tenants_models_and_adapters_never_share_prefixes() {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let models = json!([{"id": "m", "root": "/m"}, {"id": "sql", "root": "/sql", "parent": "m"}]);
     let engine = FakeEngine::on(listener, models);
@@ -117,7 +117,7 @@ async fn tenants_models_and_adapters_never_match_each_other() {
             assert_eq!((reason.as_str(), overlap > 0), (expect, expect == "prefix_hit"), "{key:.200}");
         }
     }
-    // Ids and sampling are no part of the key, nor is the spelling of the JSON.
+    // Ids and sampling parameters are not part of the key, nor is the format of the JSON.
     let (_, reason) =
         ask(&gateway, &[&engine], &body("m", json!({"user": "u", "temperature": 0.5, "stream": false})))
             .await;
@@ -126,7 +126,7 @@ async fn tenants_models_and_adapters_never_match_each_other() {
 }
 
 #[tokio::test]
-async fn a_pool_can_have_a_policy_of_its_own() {
+async fn a_pool_can_have_its_own_policy() {
     let (m, n) = (FakeEngine::start("m").await, FakeEngine::start("n").await);
     let mut config = config();
     let policy = PolicyConfig::by_name("round_robin").expect("a policy");
@@ -155,7 +155,7 @@ async fn every_policy_places_requests() {
     }
 }
 
-/// Samples by name and labels; panics where a line is no exposition.
+/// Samples by name and labels; panics on an invalid line.
 fn samples(text: &str) -> BTreeMap<String, f64> {
     let mut samples = BTreeMap::new();
     let mut types = BTreeMap::new();
@@ -170,7 +170,7 @@ fn samples(text: &str) -> BTreeMap<String, f64> {
                     assert_eq!(
                         types.insert(name, words.next().expect("a type").to_owned()),
                         None,
-                        "told twice: {line}"
+                        "listed twice: {line}"
                     );
                 }
                 Some("HELP" | "UNIT") => {}
@@ -181,7 +181,7 @@ fn samples(text: &str) -> BTreeMap<String, f64> {
         }
         let (sample, value) = line.rsplit_once(' ').expect("a value");
         let name = sample.split('{').next().expect("a name");
-        assert!(types.keys().any(|family| name.starts_with(family.as_str())), "no type told before {line}");
+        assert!(types.keys().any(|family| name.starts_with(family.as_str())), "no type before {line}");
         assert!(sample.ends_with('}') == sample.contains('{'), "{line}");
         let value: f64 = value.parse().expect("a number");
         assert_eq!(samples.insert(sample.to_owned(), value), None, "twice: {line}");
@@ -191,7 +191,7 @@ fn samples(text: &str) -> BTreeMap<String, f64> {
 }
 
 #[tokio::test]
-async fn metrics_can_be_read_and_count_what_happened() {
+async fn metrics_are_valid_and_count_requests() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     let mut client = gateway.client().await;
@@ -250,12 +250,12 @@ async fn metrics_can_be_read_and_count_what_happened() {
         .sum();
     assert_eq!(placed, 52.0);
     assert!(samples[r#"kvlane_index_blocks{model="m"}"#] > 0.0);
-    assert!(!text.contains("made"), "what clients make up becomes no label");
+    assert!(!text.contains("made"), "unknown paths do not become labels");
     gateway.end().await;
 }
 
 #[tokio::test]
-async fn load_is_shown_while_it_lasts() {
+async fn load_is_shown_while_requests_run() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     let mut client = gateway.client().await;
@@ -274,7 +274,7 @@ async fn load_is_shown_while_it_lasts() {
     client.head().await;
     client.see("\"b\"").await;
     let told = context + u64::from(TOKENS_TOLD);
-    assert_eq!(load().await, (1, 0, told), "the prefill is over, and tokens have followed it in lots");
+    assert_eq!(load().await, (1, 0, told), "the prefill is over, and tokens were reported in batches");
     call.end_stream().await;
     client.rest().await;
     gateway.ledger_is_zero().await;
@@ -283,7 +283,7 @@ async fn load_is_shown_while_it_lasts() {
 }
 
 #[tokio::test]
-async fn an_answer_in_one_piece_ends_the_prefill_when_it_begins() {
+async fn a_response_that_is_not_a_stream_ends_the_prefill_when_it_begins() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     let mut client = gateway.client().await;
@@ -301,7 +301,7 @@ async fn an_answer_in_one_piece_ends_the_prefill_when_it_begins() {
 }
 
 #[tokio::test]
-async fn the_description_of_the_api_is_at_both_ports() {
+async fn the_openapi_document_is_on_both_ports() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     for reply in
@@ -314,7 +314,7 @@ async fn the_description_of_the_api_is_at_both_ports() {
 }
 
 #[tokio::test]
-async fn a_wrong_method_is_told_which_are_right_and_a_head_is_a_get_without_a_body() {
+async fn a_wrong_method_gets_the_allowed_ones_and_head_is_get_without_a_body() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     for (method, path, allow) in [
@@ -335,7 +335,7 @@ async fn a_wrong_method_is_told_which_are_right_and_a_head_is_a_get_without_a_bo
         let mut client = Client::connect(gateway.metrics_address()).await;
         client.request("HEAD", path, "").await;
         assert_eq!(client.head().await.0, 200, "HEAD {path}");
-        // What follows is the next answer: the first had no body.
+        // The next bytes are the next response: the first had no body.
         client.request("GET", "/liveness", "").await;
         assert_eq!(client.reply().await.text(), "ok\n", "after HEAD {path}");
     }

@@ -1,7 +1,7 @@
-//! A panic costs what was being done, and nothing else: a connection, or what one feed told.
+//! A panic only costs the work in progress: a connection, or the state of one feed.
 //!
-//! What breaks here is the log: a subscriber that panics at certain lines stands for any mistake in the code around them. It
-//! is one for the whole process, so these tests have a program of their own.
+//! The fault is in the log here: a subscriber that panics at certain lines stands for a bug in the code around them.
+//! A process has one subscriber, so these tests have a program of their own.
 
 use std::fmt::{Debug, Write as _};
 use std::sync::OnceLock;
@@ -16,16 +16,16 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Metadata, Subscriber};
 
-/// Breaks at lines with a text, so many times.
+/// Panics at log lines with this text, a number of times.
 struct Breaks {
-    /// Those that say this, in words or fields.
+    /// The text, in the message or the fields.
     at: &'static str,
     times: AtomicUsize,
 }
 
-/// A request was turned down by an engine: logged on its relay thread, in the middle of the request.
-static REQUEST: Breaks = Breaks { at: "an attempt failed", times: AtomicUsize::new(0) };
-/// A feed is trusted: logged by what applies it.
+/// An engine rejected an attempt: logged on the request's relay thread, in the middle of the request.
+static REQUEST: Breaks = Breaks { at: "attempt failed", times: AtomicUsize::new(0) };
+/// A feed is trusted: logged by the task that applies it.
 static FEED: Breaks = Breaks { at: "to=\"live\"", times: AtomicUsize::new(0) };
 
 struct Broken;
@@ -64,7 +64,7 @@ impl Subscriber for Broken {
     }
 }
 
-/// Once for the process.
+/// Installs the subscriber, once per process.
 fn break_the_log() {
     static SET: OnceLock<()> = OnceLock::new();
     SET.get_or_init(|| {
@@ -80,14 +80,14 @@ async fn counted(gateway: &TestGateway, thread: &str) -> f64 {
 /// Invariant: A panic ends the connection or task it happens in; one in the middle of a change to the decision core
 /// ends the process.
 ///
-/// Also held by `a_feed_whose_reader_breaks_is_not_believed_until_it_has_told_all_again`,
+/// Also held by `a_feed_whose_task_panics_is_not_trusted_until_a_full_replay`,
 /// `a_panic_in_the_middle_of_a_change_ends_the_process`, `a_panic_unwinds_in_every_profile`.
 #[tokio::test]
-async fn a_panic_in_a_request_costs_its_connection_and_no_other() {
+async fn a_panic_in_a_request_costs_its_connection_only() {
     break_the_log();
     let engine = FakeEngine::start("m").await;
     let mut config = config();
-    // All on one thread, so that a stream next to the request would end with its thread.
+    // One relay thread, so that the other stream would end if the thread did.
     config.server.relay_threads = 1;
     config.retry.max_total_retries = 0;
     let gateway = TestGateway::start(config, &[&engine]).await;
@@ -102,30 +102,31 @@ async fn a_panic_in_a_request_costs_its_connection_and_no_other() {
     client.request("POST", "/v1/chat/completions", &chat("m", "hi")).await;
     engine.call().await.reset();
     client.closed().await;
-    eventually("it broke", || REQUEST.times.load(Ordering::Relaxed) == 0).await;
+    eventually("it panicked", || REQUEST.times.load(Ordering::Relaxed) == 0).await;
 
     call.answer(200, "{}").await;
-    assert_eq!(next.reply().await.status, 200, "the other goes on");
+    assert_eq!(next.reply().await.status, 200, "the other stream goes on");
     gateway.ledger_is_zero().await;
     let mut client = gateway.client().await;
     client.request("POST", "/v1/chat/completions", &chat("m", "hi")).await;
     let (reply, _) = tokio::join!(client.reply(), engine.answer("{}"));
-    assert_eq!(reply.status, 200, "and others come");
+    assert_eq!(reply.status, 200, "new requests are served");
     assert_eq!(counted(&gateway, "relay").await, before + 1.0);
     gateway.end().await;
 }
 
 #[tokio::test]
-async fn a_feed_whose_reader_breaks_is_not_believed_until_it_has_told_all_again() {
+async fn a_feed_whose_task_panics_is_not_trusted_until_a_full_replay() {
     break_the_log();
     let mut a = CachingEngine::start().await;
     FEED.times.store(1, Ordering::Relaxed);
     let (gateway, endpoints) = caching_gateway(caching_config(), &[&a]).await;
     let message = a.store(1, 5);
     a.feed.publish(message);
-    eventually("it broke", || {
+    eventually("it panicked", || {
         let seen = endpoints[0].seen();
-        seen.state == Feed::Syncing && seen.problem.is_some_and(|problem| problem.contains("begins anew"))
+        seen.state == Feed::Syncing
+            && seen.problem.is_some_and(|problem| problem.contains("read again from the start"))
     })
     .await;
     eventually("it is subscribed again", || a.feed.subscriptions() == 2).await;

@@ -1,4 +1,4 @@
-//! Who waits, who is shed, and who leaves early: the ledger is zero after each.
+//! Queueing, shedding and cancelling: the ledger is zero after each.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ fn queued(gateway: &TestGateway) -> usize {
 }
 
 #[tokio::test]
-async fn requests_wait_for_their_turn_and_go_in_order() {
+async fn requests_are_queued_and_served_in_order() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(one_at_a_time(), &[&engine]).await;
     let mut clients = Vec::new();
@@ -24,7 +24,7 @@ async fn requests_wait_for_their_turn_and_go_in_order() {
         let mut client = gateway.client().await;
         client.request("POST", "/v1/chat/completions", &chat("m", &format!("number {n}"))).await;
         clients.push(client);
-        eventually("it is there", || {
+        eventually("it is queued or placed", || {
             gateway.pool("m").router.read(|scheduler| scheduler.queued() + scheduler.in_flight()) == n + 1
         })
         .await;
@@ -45,7 +45,7 @@ async fn requests_wait_for_their_turn_and_go_in_order() {
 }
 
 #[tokio::test]
-async fn so_many_at_each_endpoint_and_the_others_wait() {
+async fn requests_beyond_the_limit_per_endpoint_are_queued() {
     let engines = [FakeEngine::start("m").await, FakeEngine::start("m").await];
     let mut config = config();
     config.routing.max_requests_per_endpoint = 1;
@@ -55,16 +55,16 @@ async fn so_many_at_each_endpoint_and_the_others_wait() {
         let mut client = gateway.client().await;
         client.request("POST", "/v1/chat/completions", &chat("m", &format!("number {n}"))).await;
         clients.push(client);
-        eventually("it is there", || {
+        eventually("it is queued or placed", || {
             gateway.pool("m").router.read(|scheduler| scheduler.queued() + scheduler.in_flight()) == n + 1
         })
         .await;
     }
-    assert_eq!(queued(&gateway), 1, "the third finds both full");
+    assert_eq!(queued(&gateway), 1, "both endpoints are full for the third");
     let (first, second) = (engines[0].call().await, engines[1].call().await);
     second.answer(200, "{}").await;
     let third = engines[1].call().await;
-    assert!(String::from_utf8_lossy(&third.body).contains("number 2"), "where there is room, it goes");
+    assert!(String::from_utf8_lossy(&third.body).contains("number 2"), "it goes to the endpoint with room");
     for call in [first, third] {
         call.answer(200, "{}").await;
     }
@@ -75,7 +75,7 @@ async fn so_many_at_each_endpoint_and_the_others_wait() {
 }
 
 #[tokio::test]
-async fn a_full_queue_sheds_with_advice() {
+async fn a_full_queue_rejects_with_retry_after() {
     let engine = FakeEngine::start("m").await;
     let mut config = one_at_a_time();
     config.routing.queue_size = 1;
@@ -100,7 +100,7 @@ async fn a_full_queue_sheds_with_advice() {
 }
 
 #[tokio::test]
-async fn without_a_queue_the_second_is_shed_at_once() {
+async fn without_a_queue_the_second_request_is_rejected_at_once() {
     let engine = FakeEngine::start("m").await;
     let mut config = one_at_a_time();
     config.routing.queue_size = 0;
@@ -115,7 +115,7 @@ async fn without_a_queue_the_second_is_shed_at_once() {
 }
 
 #[tokio::test]
-async fn who_waits_too_long_is_shed() {
+async fn a_request_that_waits_too_long_is_rejected() {
     let engine = FakeEngine::start("m").await;
     let mut config = one_at_a_time();
     config.routing.queue_timeout = Duration::from_millis(20);
@@ -132,14 +132,14 @@ async fn who_waits_too_long_is_shed() {
     gateway.end().await;
 }
 
-/// Invariant: However a request ends, its lease releases everything and the engine is told: client gone while queued,
-/// before the answer, or in mid-stream.
+/// Invariant: However a request ends, its lease releases everything and the engine is notified: client gone while
+/// queued, before the answer, or in mid-stream.
 ///
-/// Also held by `a_client_gone_before_the_answer_begins_is_gone_for_the_engine_too`,
-/// `a_client_gone_in_mid_stream_is_gone_for_the_engine_too`,
-/// `many_clients_that_come_and_go_at_random_leave_nothing_behind`.
+/// Also held by `a_client_that_disconnects_before_the_response_cancels_it_at_the_engine`,
+/// `a_client_that_disconnects_in_mid_stream_cancels_it_at_the_engine`,
+/// `clients_that_connect_and_disconnect_at_random_leave_no_state_behind`.
 #[tokio::test]
-async fn a_client_gone_while_queued_leaves_the_queue() {
+async fn a_client_that_disconnects_while_queued_leaves_the_queue() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(one_at_a_time(), &[&engine]).await;
     let (mut first, mut second) = (gateway.client().await, gateway.client().await);
@@ -151,13 +151,13 @@ async fn a_client_gone_while_queued_leaves_the_queue() {
     eventually("the second has left", || queued(&gateway) == 0).await;
     call.answer(200, "{}").await;
     assert_eq!(first.reply().await.status, 200);
-    assert!(engine.is_quiet().await, "the engine never heard of the second");
+    assert!(engine.is_quiet().await, "the engine received only the first");
     assert_eq!(left(&gateway).await, Some(1.0));
     gateway.end().await;
 }
 
 #[tokio::test]
-async fn a_client_gone_before_the_answer_begins_is_gone_for_the_engine_too() {
+async fn a_client_that_disconnects_before_the_response_cancels_it_at_the_engine() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     let mut client = gateway.client().await;
@@ -167,12 +167,12 @@ async fn a_client_gone_before_the_answer_begins_is_gone_for_the_engine_too() {
     call.gateway_gone().await;
     gateway.ledger_is_zero().await;
     eventually_left(&gateway).await;
-    assert!(engine.is_quiet().await, "it is not tried again");
+    assert!(engine.is_quiet().await, "it is not retried");
     gateway.end().await;
 }
 
 #[tokio::test]
-async fn a_client_gone_in_mid_stream_is_gone_for_the_engine_too() {
+async fn a_client_that_disconnects_in_mid_stream_cancels_it_at_the_engine() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     let mut client = gateway.client().await;
@@ -183,7 +183,7 @@ async fn a_client_gone_in_mid_stream_is_gone_for_the_engine_too() {
     client.head().await;
     client.see("one").await;
     drop(client);
-    // The engine sends nothing more: that the client has gone must show by itself.
+    // The engine sends nothing more: the gateway must detect the disconnect by itself.
     call.gateway_gone().await;
     gateway.ledger_is_zero().await;
     eventually_left(&gateway).await;
@@ -201,7 +201,7 @@ async fn eventually_left(gateway: &TestGateway) {
 }
 
 #[tokio::test]
-async fn many_clients_that_come_and_go_at_random_leave_nothing_behind() {
+async fn clients_that_connect_and_disconnect_at_random_leave_no_state_behind() {
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
     let mut config = config();
     config.routing.max_concurrent_requests = 3;
@@ -213,7 +213,7 @@ async fn many_clients_that_come_and_go_at_random_leave_nothing_behind() {
         let mut client = gateway.client().await;
         client.request("POST", "/v1/chat/completions", &chat_stream("m", &format!("prompt {n}"))).await;
         clients.push(client);
-        // Some leave, at whatever stage they are; some are answered, some broken off.
+        // Some clients disconnect, at any stage; some are answered, some get broken responses.
         if random.below(2) == 0 {
             clients.swap_remove(random.below(clients.len()));
         }

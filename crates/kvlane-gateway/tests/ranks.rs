@@ -1,4 +1,4 @@
-//! An engine with several data-parallel ranks is as many endpoints.
+//! An engine with several data-parallel ranks is several endpoints.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use kvlane_core::policy::PolicyConfig;
 use kvlane_gateway::config::Config;
 use kvlane_gateway::testing::{FakeEngine, TestGateway, chat, config, eventually};
 
-/// A vLLM metrics page of these ranks, each with its requests running.
+/// A vLLM metrics page of these ranks, each with its number of running requests.
 fn page(ranks: &[(u32, u32)]) -> String {
     let line = |(rank, running): &(u32, u32)| {
         format!("vllm:num_requests_running{{engine=\"{rank}\",model_name=\"m\"}} {running}\n")
@@ -27,7 +27,7 @@ async fn engine(ranks: &[(u32, u32)]) -> FakeEngine {
     engine
 }
 
-/// The rank that the request was sent to, as the engine sees it, and the backend that the client is told.
+/// The rank of the request as the engine sees it, and the backend in the client's response.
 async fn ask(gateway: &TestGateway, engine: &FakeEngine, fields: &str) -> (Vec<String>, String) {
     let mut client = gateway.client().await;
     client.request_with("POST", "/v1/chat/completions", fields, &chat("m", "hi")).await;
@@ -46,7 +46,7 @@ fn names(gateway: &TestGateway) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn each_rank_takes_a_seat_and_its_requests_say_so() {
+async fn each_rank_is_an_endpoint_and_requests_name_it() {
     let engine = engine(&[(0, 3), (1, 5)]).await;
     let gateway = TestGateway::start(in_turn(), &[&engine]).await;
     let seats = [format!("{}#0", engine.url()), format!("{}#1", engine.url())];
@@ -67,22 +67,22 @@ async fn each_rank_takes_a_seat_and_its_requests_say_so() {
 }
 
 #[tokio::test]
-async fn the_rank_a_client_asks_for_is_the_one_it_gets() {
+async fn a_client_can_select_the_rank() {
     let engine = engine(&[(0, 0), (1, 0)]).await;
     let gateway = TestGateway::start(in_turn(), &[&engine]).await;
     for _ in 0..3 {
         let (ranks, backend) = ask(&gateway, &engine, "X-Data-Parallel-Rank: 1\r\n").await;
         assert_eq!((ranks, backend), (vec!["1".to_owned()], format!("{}#1", engine.url())));
     }
-    for nobody in ["7", "none", "-1"] {
-        let (ranks, _) = ask(&gateway, &engine, &format!("x-data-parallel-rank: {nobody}\r\n")).await;
-        assert!(ranks == ["0"] || ranks == ["1"], "{nobody} is nobody's: {ranks:?}");
+    for unknown in ["7", "none", "-1"] {
+        let (ranks, _) = ask(&gateway, &engine, &format!("x-data-parallel-rank: {unknown}\r\n")).await;
+        assert!(ranks == ["0"] || ranks == ["1"], "{unknown} is not a rank: {ranks:?}");
     }
     gateway.end().await;
 }
 
 #[tokio::test]
-async fn an_engine_of_one_rank_hears_of_none_but_the_clients() {
+async fn an_engine_with_one_rank_gets_only_the_clients_rank_header() {
     let engine = engine(&[(3, 0)]).await;
     let gateway = TestGateway::start(in_turn(), &[&engine]).await;
     assert_eq!(names(&gateway), [engine.url()]);
@@ -93,7 +93,7 @@ async fn an_engine_of_one_rank_hears_of_none_but_the_clients() {
 }
 
 #[tokio::test]
-async fn a_worker_that_leaves_takes_all_its_seats_with_it() {
+async fn a_worker_that_leaves_loses_all_its_endpoints() {
     let (one, two) = (engine(&[(0, 0), (1, 0), (2, 0)]).await, engine(&[(0, 0)]).await);
     let gateway = TestGateway::start(in_turn(), &[&one, &two]).await;
     assert_eq!(names(&gateway).len(), 4);
@@ -108,14 +108,14 @@ async fn a_worker_that_leaves_takes_all_its_seats_with_it() {
     let eligible = gateway.pool("m").router.read(|scheduler| scheduler.pool().eligible().count());
     assert_eq!(eligible, 1, "draining covers every rank");
     gateway.serving().controller.remove(&worker);
-    eventually("its seats are free", || names(&gateway) == [two.url()]).await;
+    eventually("its endpoints have left", || names(&gateway) == [two.url()]).await;
     let text = gateway.operate("GET", "/metrics", "").await.text();
-    assert!(!text.contains(&one.url()), "nothing is left of it");
+    assert!(!text.contains(&one.url()), "no metric of it is left");
     gateway.end().await;
 }
 
 #[tokio::test]
-async fn a_failed_request_goes_to_another_worker_and_to_none_of_its_other_ranks() {
+async fn a_failed_request_is_not_retried_on_another_rank_of_the_same_worker() {
     let (bad, good) = (engine(&[(0, 0), (1, 0), (2, 0)]).await, engine(&[(0, 0)]).await);
     let mut config = in_turn();
     config.retry.max_total_retries = 1;
@@ -134,19 +134,19 @@ async fn a_failed_request_goes_to_another_worker_and_to_none_of_its_other_ranks(
 }
 
 #[tokio::test]
-async fn an_engine_that_comes_back_with_other_ranks_is_seated_anew() {
+async fn an_engine_that_returns_with_other_ranks_is_registered_again() {
     let engine = engine(&[(0, 0)]).await;
     let mut config = in_turn();
     config.health.interval = Duration::from_millis(1);
     let gateway = TestGateway::start(config, &[&engine]).await;
     assert_eq!(names(&gateway).len(), 1);
     engine.set_metrics(&page(&[(0, 0), (1, 0)]));
-    eventually("it has two seats", || names(&gateway).len() == 2).await;
+    eventually("it has two endpoints", || names(&gateway).len() == 2).await;
     engine.set_metrics("");
     let probes = engine.probes();
-    eventually("it was asked again", || engine.probes() > probes + 30).await;
+    eventually("it was queried again", || engine.probes() > probes + 30).await;
     assert_eq!(names(&gateway).len(), 2, "a page without load says nothing of ranks");
     engine.set_metrics(&page(&[(0, 0)]));
-    eventually("it has one seat again", || names(&gateway) == [engine.url()]).await;
+    eventually("it has one endpoint again", || names(&gateway) == [engine.url()]).await;
     gateway.end().await;
 }

@@ -1,4 +1,4 @@
-//! What is written down of what schedulers are told.
+//! Recordings of the schedulers' inputs.
 
 use std::path::{Path, PathBuf};
 
@@ -25,7 +25,7 @@ fn recording_to(dir: &Path) -> Config {
     config
 }
 
-/// Lives through a recording: how well, and the inputs.
+/// Replays a recording: the result, and the inputs.
 fn lived_through(bytes: &[u8]) -> (Tally, Vec<Input>) {
     let (mut replay, mut inputs) = (Replay::new(None), Vec::new());
     for frame in Frames::new(bytes).expect("a recording") {
@@ -44,7 +44,7 @@ fn lived_through(bytes: &[u8]) -> (Tally, Vec<Input>) {
     (replay.tally(), inputs)
 }
 
-/// Asks, and lets whoever it is answer.
+/// Sends a request, and lets the chosen engine answer.
 async fn ask(gateway: &TestGateway, engines: &[&FakeEngine; 2], id: &str, body: &str) {
     let mut client = gateway.client().await;
     let fields = format!("x-request-id: {id}\r\nx-session-id: {id}\r\n");
@@ -54,7 +54,7 @@ async fn ask(gateway: &TestGateway, engines: &[&FakeEngine; 2], id: &str, body: 
 }
 
 #[tokio::test]
-async fn a_recording_replays_to_the_same_placements_and_holds_no_text() {
+async fn a_recording_replays_to_the_same_placements_and_contains_no_text() {
     let dir = tempfile::tempdir().expect("a directory");
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
     let gateway = TestGateway::start(recording_to(dir.path()), &[&a, &b]).await;
@@ -81,12 +81,12 @@ async fn a_recording_replays_to_the_same_placements_and_holds_no_text() {
     assert!(!text.contains("secret") && !text.contains("request-7"));
     let mode =
         std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(file).expect("there").permissions());
-    assert_eq!(mode & 0o777, 0o600, "nobody else's");
+    assert_eq!(mode & 0o777, 0o600, "readable by its owner only");
 }
 
 /// Invariant: Output tokens are reported in batches, and none is left out.
 #[tokio::test]
-async fn tokens_are_told_in_lots_and_none_is_left_out() {
+async fn output_tokens_are_reported_in_batches_and_none_is_left_out() {
     let dir = tempfile::tempdir().expect("a directory");
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(recording_to(dir.path()), &[&engine]).await;
@@ -102,7 +102,7 @@ async fn tokens_are_told_in_lots_and_none_is_left_out() {
             call.end_stream().await;
             client.rest().await;
         } else {
-            eventually("two lots have come", || {
+            eventually("two batches were reported", || {
                 gateway.pool("m").router.read(|scheduler| {
                     scheduler.pool().endpoints().any(|endpoint| endpoint.load.in_flight.context_tokens > 32)
                 })
@@ -124,7 +124,7 @@ async fn tokens_are_told_in_lots_and_none_is_left_out() {
                     counts.push(Vec::new());
                 }
                 Input::Tokens { request, count } => {
-                    let place = ids.iter().position(|id| id == request).expect("it came before");
+                    let place = ids.iter().position(|id| id == request).expect("it was recorded before");
                     counts[place].push(*count);
                 }
                 _ => {}
@@ -133,18 +133,18 @@ async fn tokens_are_told_in_lots_and_none_is_left_out() {
         counts.swap_remove(wanted)
     };
     let whole = told(0);
-    assert_eq!(whole.iter().sum::<u32>(), 39, "all behind the first, the rest of them at the end");
-    let (_, lots) = whole.split_last().expect("some were told");
+    assert_eq!(whole.iter().sum::<u32>(), 39, "all after the first, the last ones at the end");
+    let (_, lots) = whole.split_last().expect("some were reported");
     assert!(lots.iter().all(|count| count % 16 == 0), "{whole:?}");
     assert!(inputs.iter().any(|input| matches!(input, Input::Wrote { output_tokens: 40, .. })));
     let cut = told(1);
-    let (last, lots) = cut.split_last().expect("some were told");
+    let (last, lots) = cut.split_last().expect("some were reported");
     assert!(lots.iter().all(|count| count % 16 == 0) && *last > 0, "{cut:?}");
-    assert!((32..=39).contains(&cut.iter().sum::<u32>()), "what was seen counts: {cut:?}");
+    assert!((32..=39).contains(&cut.iter().sum::<u32>()), "relayed tokens count: {cut:?}");
 }
 
 #[tokio::test]
-async fn recording_begins_and_ends_with_a_reload() {
+async fn a_reload_starts_and_stops_recording() {
     let dir = tempfile::tempdir().expect("a directory");
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
     let mut config = recording_to(dir.path());
@@ -155,7 +155,7 @@ async fn recording_begins_and_ends_with_a_reload() {
     (config.server.port, config.metrics.port) = ports;
     for (enabled, wanted) in [(false, 0), (true, 1), (false, 1), (true, 2)] {
         config.recorder.enabled = enabled;
-        gateway.serving().reload(config.clone()).expect("taken over");
+        gateway.serving().reload(config.clone()).expect("reloaded");
         for n in 0..3 {
             ask(&gateway, &[&a, &b], &format!("{n}"), &chat("m", "hello")).await;
         }
@@ -173,12 +173,12 @@ async fn recording_begins_and_ends_with_a_reload() {
 }
 
 #[tokio::test]
-async fn a_second_policy_is_asked_and_told_of() {
+async fn a_shadow_policy_is_evaluated_and_shown() {
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
     let mut with = config();
     with.routing.policy = PolicyConfig::by_name("round_robin").expect("a policy");
     let gateway = TestGateway::start(with.clone(), &[&a, &b]).await;
-    assert_eq!(gateway.operate("GET", "/whatif", "").await.status, 404, "off unless it is asked for");
+    assert_eq!(gateway.operate("GET", "/whatif", "").await.status, 404, "off by default");
     gateway.end().await;
 
     with.routing.shadow_policy = PolicyConfig::by_name("cache_aware");
@@ -191,7 +191,7 @@ async fn a_second_policy_is_asked_and_told_of() {
     assert_eq!((&told["schema"], &pool["policy"]), (&"kvlane.whatif/1".into(), &"round_robin".into()));
     assert_eq!((&pool["shadow_policy"], &pool["decisions"]), (&"cache_aware".into(), &12.into()));
     let agreed = pool["agreed"].as_u64().expect("a count");
-    assert!((1..12).contains(&agreed), "it would have stayed at one: {told}");
+    assert!((1..12).contains(&agreed), "the shadow policy would have stayed at one engine: {told}");
     assert!(pool["gain_s"].as_f64().expect("seconds") > 0.0, "{told}");
     assert_eq!(pool["by_reason"][0]["reason"], "turn");
     gateway.end().await;

@@ -1,11 +1,11 @@
-//! What a client sends reaches an engine, and what the engine answers reaches the client, as it is and at once.
+//! Relaying: requests reach an engine and responses reach the client, unchanged and at once.
 
 use kvlane_gateway::config::WorkerSpec;
 use kvlane_gateway::testing::{FakeEngine, TestGateway, chat, chat_stream, config, event, next_call};
 use serde_json::json;
 use tokio::net::TcpListener;
 
-/// Every API path with a body that is odd in its spelling, so that a re-serialised one would differ.
+/// Every API path with a body in an unusual format, so that a re-serialised one would differ.
 fn apis() -> Vec<(&'static str, String)> {
     let prompt = r#""model" : "m",  "prompt":"caf\u00e9 \/ 1.0","x":1e2"#;
     vec![
@@ -27,7 +27,7 @@ fn apis() -> Vec<(&'static str, String)> {
 
 /// Invariant: Bodies and answers are relayed byte for byte, each piece as it arrives.
 ///
-/// Also held by `any_framing_of_an_answer_gives_the_client_the_same_bytes`,
+/// Also held by `the_client_gets_the_same_bytes_with_any_framing`,
 /// `each_event_is_relayed_the_moment_it_arrives`.
 #[tokio::test]
 async fn every_api_reaches_the_engine_with_its_body_byte_for_byte() {
@@ -63,7 +63,7 @@ async fn a_listed_path_passes_through_unparsed_with_its_query() {
 }
 
 #[tokio::test]
-async fn a_path_prefix_of_a_worker_is_put_before_every_path() {
+async fn a_workers_path_prefix_precedes_every_path() {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let engine = FakeEngine::on(listener, json!([]));
     let mut config = config();
@@ -78,7 +78,7 @@ async fn a_path_prefix_of_a_worker_is_put_before_every_path() {
 }
 
 #[tokio::test]
-async fn models_are_merged_over_the_fleet() {
+async fn model_lists_are_merged_over_the_fleet() {
     let listen = || async { TcpListener::bind("127.0.0.1:0").await.expect("a port") };
     let llama = json!([
         {"id": "llama", "object": "model", "root": "/m/llama", "parent": null, "max_model_len": 4096},
@@ -111,7 +111,7 @@ async fn models_are_merged_over_the_fleet() {
 }
 
 #[tokio::test]
-async fn an_unparsed_request_goes_to_the_model_it_names_or_to_the_first_by_name() {
+async fn an_unparsed_request_goes_to_its_model_or_to_the_first_by_name() {
     let (a, b) = (FakeEngine::start("a").await, FakeEngine::start("b").await);
     let gateway = TestGateway::start(config(), &[&b, &a]).await;
     let form = "--x\r\ncontent-disposition: form-data; name=\"model\"\r\n\r\nb\r\n--x--\r\n";
@@ -166,7 +166,7 @@ async fn each_event_is_relayed_the_moment_it_arrives() {
 }
 
 #[tokio::test]
-async fn any_framing_of_an_answer_gives_the_client_the_same_bytes() {
+async fn the_client_gets_the_same_bytes_with_any_framing() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     let body = [event("a"), event("b"), "data: [DONE]\n\n".into()].concat();
@@ -207,7 +207,7 @@ async fn any_framing_of_an_answer_gives_the_client_the_same_bytes() {
 }
 
 #[tokio::test]
-async fn an_answer_without_a_body_is_whole_at_once() {
+async fn a_response_without_a_body_is_complete_at_once() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     let connections = engine.connections();
@@ -235,12 +235,12 @@ async fn an_answer_without_a_body_is_whole_at_once() {
     gateway.ledger_is_zero().await;
     assert!(engine.connections() <= connections + 2, "one connection per relay thread is enough");
     let left = r#"kvlane_requests_total{model="m",api="other",code="499"}"#;
-    assert_eq!(gateway.metric(left).await, None, "nobody left before the end");
+    assert_eq!(gateway.metric(left).await, None, "no client disconnected early");
     gateway.end().await;
 }
 
 #[tokio::test]
-async fn answers_of_any_status_are_relayed_as_they_are() {
+async fn responses_of_any_status_are_relayed_unchanged() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     for status in [201, 400, 404, 422, 429, 500, 503] {
@@ -255,7 +255,7 @@ async fn answers_of_any_status_are_relayed_as_they_are() {
 }
 
 #[tokio::test]
-async fn an_upstream_connection_is_used_again() {
+async fn an_upstream_connection_is_reused() {
     let engine = FakeEngine::start("m").await;
     let mut config = config();
     config.server.relay_threads = 1;
@@ -281,9 +281,9 @@ async fn an_upstream_connection_is_used_again() {
 
 /// Invariant: A POST is sent again without being counted as a retry only if no byte of it was accepted.
 ///
-/// Also held by `an_idle_connection_that_was_closed_is_replaced_and_nobody_has_failed`.
+/// Also held by `a_closed_idle_connection_is_replaced_without_a_failure`.
 #[tokio::test]
-async fn a_request_that_an_engine_took_on_an_idle_connection_is_an_attempt_like_any_other() {
+async fn a_request_accepted_on_an_idle_connection_counts_as_an_attempt() {
     for (retries, status) in [(0, 502), (1, 200)] {
         let engine = FakeEngine::start("m").await;
         let mut config = config();
@@ -296,7 +296,7 @@ async fn a_request_that_an_engine_took_on_an_idle_connection_is_an_attempt_like_
         engine.answer("{}").await;
         client.reply().await;
         client.request("POST", "/v1/chat/completions", &chat("m", "two")).await;
-        // The engine has read it, and may have been at work on it for as long as it likes.
+        // The engine has read the request, and may have worked on it for any time.
         drop(engine.call().await);
         if retries > 0 {
             let again = engine.call().await;
@@ -304,7 +304,7 @@ async fn a_request_that_an_engine_took_on_an_idle_connection_is_an_attempt_like_
             again.answer(200, "{}").await;
         }
         assert_eq!(client.reply().await.status, status);
-        assert!(engine.is_quiet().await, "it is sent no oftener than it may be");
+        assert!(engine.is_quiet().await, "it is sent no more often than allowed");
         let failures = format!(r#"kvlane_worker_failures_total{{worker="{}",kind="broken"}}"#, engine.url());
         assert_eq!(gateway.metric(&failures).await, Some(1.0));
         gateway.end().await;
@@ -312,7 +312,7 @@ async fn a_request_that_an_engine_took_on_an_idle_connection_is_an_attempt_like_
 }
 
 #[tokio::test]
-async fn an_idle_connection_that_was_closed_is_replaced_and_nobody_has_failed() {
+async fn a_closed_idle_connection_is_replaced_without_a_failure() {
     let engine = FakeEngine::start("m").await;
     let mut config = config();
     config.server.relay_threads = 1;
@@ -321,7 +321,7 @@ async fn an_idle_connection_that_was_closed_is_replaced_and_nobody_has_failed() 
     let mut client = gateway.client().await;
     client.request("POST", "/v1/chat/completions", &chat("m", "one")).await;
     let mut call = engine.call().await;
-    // The whole answer, and then the end of the connection.
+    // The complete response, and then the end of the connection.
     call.send("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}").await;
     drop(call);
     client.reply().await;
@@ -339,7 +339,7 @@ async fn an_idle_connection_that_was_closed_is_replaced_and_nobody_has_failed() 
 }
 
 #[tokio::test]
-async fn a_request_id_is_taken_over_made_and_echoed() {
+async fn a_request_id_is_accepted_generated_and_echoed() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     let ask = |fields: String| {
@@ -374,7 +374,7 @@ async fn a_request_id_is_taken_over_made_and_echoed() {
 }
 
 #[tokio::test]
-async fn headers_about_one_connection_and_a_routers_own_are_not_relayed_in_either_direction() {
+async fn hop_by_hop_and_router_headers_are_not_relayed_in_either_direction() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     let mut client = gateway.client().await;
@@ -403,7 +403,7 @@ async fn headers_about_one_connection_and_a_routers_own_are_not_relayed_in_eithe
                 proxy-authenticate: Basic\r\nx-router-backend: spoofed\r\nx-router-other: 1\r\nx-kvlane-a: 1\r\nx-kept: 3\r\nset-cookie: a\r\nset-cookie: b\r\ncontent-length: 2\r\n\r\n{}";
     call.send(head).await;
     call.keep();
-    // The body was there when it would have been asked for.
+    // The body had arrived before a `100 Continue` was needed.
     let reply = client.reply().await;
     for name in
         ["x-hop", "keep-alive", "upgrade", "proxy-authenticate", "connection", "x-router-other", "x-kvlane-a"]
@@ -461,7 +461,7 @@ async fn an_http_1_0_client_gets_a_stream_until_close() {
 }
 
 #[tokio::test]
-async fn a_client_that_expects_a_go_ahead_gets_it() {
+async fn a_client_that_expects_100_continue_gets_it() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     let body = chat("m", "hi");
@@ -476,7 +476,7 @@ async fn a_client_that_expects_a_go_ahead_gets_it() {
 }
 
 #[tokio::test]
-async fn a_body_of_a_hundred_megabytes_passes_where_it_is_allowed() {
+async fn a_body_of_a_hundred_megabytes_is_relayed_where_allowed() {
     let engine = FakeEngine::start("m").await;
     let mut config = config();
     config.server.max_payload_size = 128 << 20;
@@ -490,7 +490,7 @@ async fn a_body_of_a_hundred_megabytes_passes_where_it_is_allowed() {
 }
 
 #[tokio::test]
-async fn an_engine_that_answers_before_it_has_read_the_body_is_heard() {
+async fn a_response_before_the_end_of_the_body_is_relayed() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     engine.read_heads_only();
@@ -503,6 +503,6 @@ async fn an_engine_that_answers_before_it_has_read_the_body_is_heard() {
     let reply = client.reply().await;
     assert_eq!((reply.status, reply.text().as_str()), (413, "{}"));
     call.drained().await;
-    assert!(engine.is_quiet().await, "it is not sent again");
+    assert!(engine.is_quiet().await, "it is not retried");
     gateway.end().await;
 }

@@ -1,4 +1,4 @@
-//! Another configuration while the gateway runs: all of it or nothing, and no request is the worse for it.
+//! Reload of the configuration: completely or not at all, without a failed request.
 
 use std::time::Duration;
 
@@ -7,12 +7,12 @@ use kvlane_gateway::config::{Config, PoolOverride, WorkerSpec};
 use kvlane_gateway::testing::{FakeEngine, TestGateway, chat, chat_stream, config, event, eventually};
 use serde_json::json;
 
-/// What the gateway runs with.
+/// The gateway's configuration.
 fn running(gateway: &TestGateway) -> Config {
     Config::clone(&gateway.serving().config())
 }
 
-/// Who is there. In which order they came is that of their URLs, and so of the ports they happen to have.
+/// The workers. The order of their arrival is that of their URLs, and so of their ports.
 fn urls(gateway: &TestGateway) -> Vec<String> {
     let mut urls: Vec<_> =
         gateway.serving().controller.workers().iter().map(|worker| worker.url.to_string()).collect();
@@ -36,9 +36,9 @@ async fn reloads(gateway: &TestGateway, result: &str) -> Option<f64> {
 
 /// Invariant: A configuration is applied as a whole or not at all; settings that need a restart keep their values.
 ///
-/// Also held by `what_needs_a_restart_is_kept_and_named`, `an_address_that_is_kept_keeps_the_key_that_it_needs`.
+/// Also held by `settings_that_need_a_restart_are_kept_and_named`, `a_kept_address_keeps_the_key_that_it_needs`.
 #[tokio::test]
-async fn a_wrong_configuration_changes_nothing_and_says_why() {
+async fn an_invalid_configuration_changes_nothing_and_is_reported() {
     let (engine, other) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
     let gateway = TestGateway::start(config(), &[&engine]).await;
     let before = running(&gateway);
@@ -63,7 +63,7 @@ async fn a_wrong_configuration_changes_nothing_and_says_why() {
 
     gateway.serving().reload(next).expect("right");
     assert_eq!(running(&gateway).retry.max_total_retries, 77);
-    eventually("the other has come in its place", || urls(&gateway) == sorted([other.url()])).await;
+    eventually("the other worker has replaced it", || urls(&gateway) == sorted([other.url()])).await;
     let ready = gateway.operate("GET", "/readiness", "").await.json();
     assert_eq!(ready["configuration"], json!({"problem": null, "needs_restart": []}));
     assert_eq!(reloads(&gateway, "applied").await, Some(1.0));
@@ -74,7 +74,7 @@ async fn a_wrong_configuration_changes_nothing_and_says_why() {
 }
 
 #[tokio::test]
-async fn what_needs_a_restart_is_kept_and_named() {
+async fn settings_that_need_a_restart_are_kept_and_named() {
     let gateway = TestGateway::start(config(), &[]).await;
     let before = running(&gateway);
     let mut next = before.clone();
@@ -95,7 +95,7 @@ async fn what_needs_a_restart_is_kept_and_named() {
 }
 
 #[tokio::test]
-async fn limits_hints_and_retries_hold_from_the_next_request_on() {
+async fn limits_hints_and_retries_apply_from_the_next_request_on() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     let ask = async |fields: &str| {
@@ -116,7 +116,7 @@ async fn limits_hints_and_retries_hold_from_the_next_request_on() {
     gateway.serving().reload(next.clone()).expect("right");
     let after = ask(&fields).await;
     assert_eq!(after["priority"], 7);
-    assert_eq!(after["tenant"], before["tenant"], "a tenant stays who it is");
+    assert_eq!(after["tenant"], before["tenant"], "the tenant's key stays");
     let large = gateway.ask("POST", "/v1/chat/completions", chat("m", &"x".repeat(300))).await;
     assert_eq!(large.error_code(), "body_too_large");
 
@@ -127,12 +127,12 @@ async fn limits_hints_and_retries_hold_from_the_next_request_on() {
 }
 
 #[tokio::test]
-async fn probes_follow_another_interval_at_once() {
+async fn a_changed_probe_interval_applies_at_once() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     let probes = engine.probes();
     let mut next = running(&gateway);
-    assert!(next.health.interval > Duration::from_secs(1000), "nothing would come by itself");
+    assert!(next.health.interval > Duration::from_secs(1000), "no probe would be due");
     next.health.interval = Duration::from_millis(1);
     gateway.serving().reload(next).expect("right");
     eventually("it is probed again", || engine.probes() > probes + 3).await;
@@ -140,7 +140,7 @@ async fn probes_follow_another_interval_at_once() {
 }
 
 #[tokio::test]
-async fn workers_of_the_file_come_and_go_and_what_operators_did_stays_done() {
+async fn configured_workers_join_and_leave_and_operators_changes_persist() {
     let [a, b, c, d] = [(); 4].map(|()| FakeEngine::start("m"));
     let (a, b, c, d) = tokio::join!(a, b, c, d);
     let gateway = TestGateway::start(config(), &[&a, &b, &c]).await;
@@ -157,19 +157,20 @@ async fn workers_of_the_file_come_and_go_and_what_operators_did_stays_done() {
     eventually("it has left", || urls(&gateway) == sorted([c.url(), d.url()])).await;
     assert!(gateway.serving().controller.find(&c.url()).expect("it is there").state().draining, "still");
 
-    // The slash at the end is no difference, and one that is there already is welcome.
+    // A trailing slash is no difference, and a worker that an operator has added is taken over.
     let mut next = running(&gateway);
     next.workers =
         vec![WorkerSpec::new(format!("{}/", c.url())), WorkerSpec::new(d.url()), WorkerSpec::new(a.url())];
     let reloaded = gateway.serving().reload(next).expect("right");
     assert_eq!(reloaded.joining, [a.url()]);
     assert_eq!((reloaded.leaving, reloaded.replaced), (vec![b.url()][1..].to_vec(), vec![]));
-    eventually("they are those of the file", || urls(&gateway) == sorted([c.url(), d.url(), a.url()])).await;
+    eventually("the workers are those of the file", || urls(&gateway) == sorted([c.url(), d.url(), a.url()]))
+        .await;
     gateway.end().await;
 }
 
 #[tokio::test]
-async fn a_worker_that_leaves_with_a_stream_can_come_back_before_it_has_left() {
+async fn a_worker_that_drains_with_a_stream_can_join_again_before_it_has_left() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     let mut client = gateway.client().await;
@@ -181,27 +182,27 @@ async fn a_worker_that_leaves_with_a_stream_can_come_back_before_it_has_left() {
     let (with, mut without) = (running(&gateway), running(&gateway));
     without.workers.clear();
     gateway.serving().reload(without).expect("right");
-    eventually("nobody takes requests", || eligible(&gateway) == 0).await;
+    eventually("no endpoint takes requests", || eligible(&gateway) == 0).await;
     gateway.serving().reload(with).expect("right");
     eventually("it takes requests", || eligible(&gateway) == 1).await;
-    assert_eq!(urls(&gateway).len(), 2, "one leaves, one has come");
+    assert_eq!(urls(&gateway).len(), 2, "one leaves, one has joined");
     let (reply, _) =
         tokio::join!(gateway.ask("POST", "/v1/chat/completions", chat("m", "hi")), engine.answer("{}"));
     assert_eq!(reply.status, 200);
     call.chunk(&event("one")).await;
     client.see("one").await;
     call.end_stream().await;
-    assert!(client.rest().await.1, "the stream ended as it should");
+    assert!(client.rest().await.1, "the stream ended properly");
     eventually("the first has left", || urls(&gateway).len() == 1).await;
     let health = format!(r#"kvlane_worker_health{{worker="{}"}}"#, engine.url());
-    assert_eq!(gateway.metric(&health).await, Some(1.0), "what was measured of it is the other's by now");
+    assert_eq!(gateway.metric(&health).await, Some(1.0), "the metric is that of the new worker");
     let text = gateway.operate("GET", "/metrics", "").await.text();
     assert!(text.contains("kvlane_worker_selection_total{"), "{text}");
     gateway.end().await;
 }
 
 #[tokio::test]
-async fn a_worker_that_is_described_otherwise_serves_until_its_successor_does() {
+async fn a_changed_worker_serves_until_its_successor_does() {
     let engine = FakeEngine::start("m").await;
     let mut config = config();
     config.health.interval = Duration::from_millis(1);
@@ -218,10 +219,10 @@ async fn a_worker_that_is_described_otherwise_serves_until_its_successor_does() 
         tokio::join!(gateway.ask("POST", "/v1/chat/completions", chat("m", "hi")), engine.answer("{}"));
     assert_eq!((reply.status, urls(&gateway).len()), (200, 2), "the predecessor serves");
 
-    // Another change of mind: whoever does not serve leaves at once.
+    // The settings change again: a worker that does not serve leaves at once.
     next.workers[0].model = None;
     gateway.serving().reload(next).expect("right");
-    eventually("one is left beside the last", || urls(&gateway).len() == 2).await;
+    eventually("the serving worker and the last one remain", || urls(&gateway).len() == 2).await;
     assert!(successor.state().leaving);
     engine.set_healthy(true);
     eventually("only the last one serves", || urls(&gateway).len() == 1 && eligible(&gateway) == 1).await;
@@ -232,7 +233,7 @@ async fn a_worker_that_is_described_otherwise_serves_until_its_successor_does() 
 }
 
 #[tokio::test]
-async fn an_address_that_is_kept_keeps_the_key_that_it_needs() {
+async fn a_kept_address_keeps_the_key_that_it_needs() {
     let mut config = config();
     config.metrics.host = "0.0.0.0".parse().expect("an address");
     config.auth.open_admin = true;
@@ -241,15 +242,15 @@ async fn an_address_that_is_kept_keeps_the_key_that_it_needs() {
     let mut next = before.clone();
     next.metrics.host = "127.0.0.1".parse().expect("an address");
     next.auth.open_admin = false;
-    assert_eq!(next.validate(), Ok(()), "it is right by itself");
-    let why = gateway.serving().reload(next).expect_err("the port listens to the world until a restart");
+    assert_eq!(next.validate(), Ok(()), "it is valid by itself");
+    let why = gateway.serving().reload(next).expect_err("the port listens on all addresses until a restart");
     assert!(why.contains("metrics.host"), "{why}");
     assert_eq!(running(&gateway), before);
     gateway.end().await;
 }
 
 #[tokio::test]
-async fn another_policy_places_from_then_on_and_what_is_known_stays() {
+async fn a_changed_policy_applies_at_once_and_known_prefixes_stay() {
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
     let mut config = config();
     config.routing.policy = PolicyConfig::by_name("round_robin").expect("a policy");
@@ -284,7 +285,7 @@ async fn another_policy_places_from_then_on_and_what_is_known_stays() {
 }
 
 #[tokio::test]
-async fn a_limit_that_comes_lets_requests_wait_and_one_that_goes_lets_them_in() {
+async fn a_limit_that_is_added_queues_requests_and_removing_it_releases_them() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     let reload = |most: u32| {
@@ -309,7 +310,7 @@ async fn a_limit_that_comes_lets_requests_wait_and_one_that_goes_lets_them_in() 
 }
 
 #[tokio::test]
-async fn who_goes_serves_until_those_do_that_have_come_with_the_same_file() {
+async fn a_removed_worker_serves_until_those_added_in_the_same_reload_do() {
     let [old, new, broken] = [(); 3].map(|()| FakeEngine::start("m"));
     let (old, new, broken) = tokio::join!(old, new, broken);
     let mut config = config();
@@ -331,13 +332,13 @@ async fn who_goes_serves_until_those_do_that_have_come_with_the_same_file() {
     eventually("both have failed", || judged(&new) && judged(&broken)).await;
     let (reply, _) =
         tokio::join!(gateway.ask("POST", "/v1/chat/completions", chat("m", "hi")), old.answer("{}"));
-    assert_eq!(reply.status, 200, "somebody has to");
+    assert_eq!(reply.status, 200, "the removed worker still serves");
 
-    // Another change of mind, and back.
+    // The settings change again, and back.
     reload(&[&old, &new, &broken]);
     new.set_healthy(true);
     eventually("two serve", || eligible(&gateway) == 2).await;
-    assert_eq!(urls(&gateway).len(), 3, "it was to stay");
+    assert_eq!(urls(&gateway).len(), 3, "it must stay");
     reload(&[&new, &broken]);
     eventually("it has left", || urls(&gateway) == sorted([new.url(), broken.url()])).await;
     assert_eq!(eligible(&gateway), 1, "the broken one was not waited for");

@@ -1,4 +1,5 @@
-//! An attempt that failed before its answer began is made again elsewhere; one that has begun to answer is not.
+//! Retries: an attempt that failed before its response began is repeated on another endpoint; one that has begun is
+//! not.
 
 use std::time::Duration;
 
@@ -8,7 +9,7 @@ use kvlane_gateway::testing::{
     FakeEngine, TestGateway, chat, chat_stream, config, event, eventually, next_call as next,
 };
 
-/// Requests go round, so that tests know who is next.
+/// Requests go round robin, so that tests know the next engine.
 fn in_turn() -> Config {
     let mut config = config();
     config.routing.policy = PolicyConfig::by_name("round_robin").expect("a policy");
@@ -26,10 +27,10 @@ fn in_flight(gateway: &TestGateway) -> u32 {
 /// Invariant: Only an attempt of which the client has received nothing is repeated; a broken stream ends in an error
 /// event after whole events, any other broken answer is cut.
 ///
-/// Also held by `an_answer_that_has_begun_is_not_asked_for_again`,
-/// `a_stream_that_breaks_ends_in_an_error_of_its_api`, `what_is_no_stream_of_events_is_seen_broken_by_the_client`.
+/// Also held by `a_response_that_has_begun_is_not_retried`,
+/// `a_broken_stream_ends_with_an_error_event_of_its_api`, `the_client_sees_a_broken_response_that_is_not_an_event_stream`.
 #[tokio::test]
-async fn an_attempt_that_failed_before_its_answer_is_made_elsewhere() {
+async fn an_attempt_that_failed_before_its_response_is_retried_elsewhere() {
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
     let gateway = TestGateway::start(in_turn(), &[&a, &b]).await;
     let engines = [&a, &b];
@@ -43,7 +44,7 @@ async fn an_attempt_that_failed_before_its_answer_is_made_elsewhere() {
                 drop(call);
                 let (second, call) = next(&engines).await;
                 assert_eq!(call.body, body, "the same body again");
-                assert_eq!(in_flight(&gateway), 1, "the failed attempt has given back what it held");
+                assert_eq!(in_flight(&gateway), 1, "the failed attempt has released its load");
                 call.answer(200, "{}").await;
                 (first, second)
             });
@@ -57,7 +58,7 @@ async fn an_attempt_that_failed_before_its_answer_is_made_elsewhere() {
 }
 
 #[tokio::test]
-async fn an_answer_that_has_begun_is_not_asked_for_again() {
+async fn a_response_that_has_begun_is_not_retried() {
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
     let gateway = TestGateway::start(in_turn(), &[&a, &b]).await;
     let mut client = gateway.client().await;
@@ -77,7 +78,7 @@ async fn an_answer_that_has_begun_is_not_asked_for_again() {
 }
 
 #[tokio::test]
-async fn attempts_end_after_the_total_and_the_last_failure_is_told() {
+async fn attempts_stop_at_the_limit_and_the_client_gets_the_last_error() {
     let engines = [FakeEngine::start("m").await, FakeEngine::start("m").await, FakeEngine::start("m").await];
     let engines: Vec<&FakeEngine> = engines.iter().collect();
     let mut config = in_turn();
@@ -103,7 +104,7 @@ async fn attempts_end_after_the_total_and_the_last_failure_is_told() {
     assert_eq!(
         (reply.status, reply.text().as_str()),
         (504, r#"{"n":2}"#),
-        "that of a gateway before it, too"
+        "also that of a proxy in front of it"
     );
     for engine in &engines {
         assert!(engine.is_quiet().await);
@@ -116,7 +117,7 @@ async fn attempts_end_after_the_total_and_the_last_failure_is_told() {
 }
 
 #[tokio::test]
-async fn a_worker_gets_as_many_attempts_as_it_may_even_when_it_is_alone() {
+async fn a_worker_gets_its_number_of_attempts_even_when_it_is_alone() {
     let engine = FakeEngine::start("m").await;
     let mut config = in_turn();
     config.retry.max_worker_retries = 3;
@@ -139,7 +140,7 @@ async fn a_worker_gets_as_many_attempts_as_it_may_even_when_it_is_alone() {
 }
 
 #[tokio::test]
-async fn a_lone_worker_that_fails_is_not_asked_twice_by_default() {
+async fn a_lone_worker_that_fails_is_not_retried_by_default() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(in_turn(), &[&engine]).await;
     let (reply, call) = tokio::join!(gateway.ask("POST", "/v1/chat/completions", chat("m", "hi")), async {
@@ -152,7 +153,7 @@ async fn a_lone_worker_that_fails_is_not_asked_twice_by_default() {
 }
 
 #[tokio::test]
-async fn an_engine_that_is_busy_is_passed_over_and_that_is_no_failure() {
+async fn a_busy_engine_is_skipped_and_that_is_no_failure() {
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
     let gateway = TestGateway::start(in_turn(), &[&a, &b]).await;
     let engines = [&a, &b];
@@ -176,7 +177,7 @@ async fn an_engine_that_is_busy_is_passed_over_and_that_is_no_failure() {
 }
 
 #[tokio::test]
-async fn if_all_are_busy_the_client_is_told_so_by_an_engine_and_when_to_come_again() {
+async fn if_all_engines_are_busy_the_client_gets_their_response_with_retry_after() {
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
     let gateway = TestGateway::start(in_turn(), &[&a, &b]).await;
     let engines = [&a, &b];
@@ -193,15 +194,15 @@ async fn if_all_are_busy_the_client_is_told_so_by_an_engine_and_when_to_come_aga
         assert_eq!(reply.header("retry-after"), Some(expect));
         gateway.ledger_is_zero().await;
     }
-    assert!(a.is_quiet().await && b.is_quiet().await, "nobody is asked twice");
+    assert!(a.is_quiet().await && b.is_quiet().await, "no engine is tried twice");
     gateway.end().await;
 }
 
-/// So long that no test sees its end.
+/// Longer than any test.
 const FOR_EVER: Duration = Duration::from_secs(3600);
 
 #[tokio::test]
-async fn an_attempt_that_may_have_cost_an_engine_work_is_repeated_after_a_pause() {
+async fn an_attempt_that_may_have_cost_work_is_retried_after_a_pause() {
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
     let mut config = in_turn();
     config.retry.initial_backoff = FOR_EVER;
@@ -211,14 +212,14 @@ async fn an_attempt_that_may_have_cost_an_engine_work_is_repeated_after_a_pause(
     client.request("POST", "/v1/chat/completions", &chat("m", "hi")).await;
     drop(next(&[&a, &b]).await);
     gateway.ledger_is_zero().await;
-    // The pause would end after the request's own time: there is no use in waiting for it.
+    // The pause would end after the request's deadline, so it is not waited for.
     assert_eq!(client.reply().await.status, 502);
     assert!(a.is_quiet().await && b.is_quiet().await);
     gateway.end().await;
 }
 
 #[tokio::test]
-async fn an_attempt_that_no_engine_saw_is_repeated_at_once() {
+async fn an_attempt_that_reached_no_engine_is_retried_at_once() {
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
     let mut config = in_turn();
     config.retry.initial_backoff = FOR_EVER;
@@ -238,7 +239,7 @@ async fn an_attempt_that_no_engine_saw_is_repeated_at_once() {
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_during_a_pause_is_not_tried_again() {
+async fn a_client_that_disconnects_during_a_pause_is_not_retried() {
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
     let mut config = in_turn();
     config.retry.initial_backoff = FOR_EVER;
@@ -260,7 +261,7 @@ async fn a_client_that_leaves_during_a_pause_is_not_tried_again() {
 }
 
 #[tokio::test]
-async fn requests_that_fail_leave_a_workers_health_to_its_probes() {
+async fn failed_requests_do_not_change_a_workers_health() {
     let engine = FakeEngine::start("m").await;
     let mut config = in_turn();
     config.health.failure_threshold = 1;
@@ -276,7 +277,7 @@ async fn requests_that_fail_leave_a_workers_health_to_its_probes() {
 }
 
 #[tokio::test]
-async fn probes_take_a_worker_out_and_bring_it_back() {
+async fn probes_take_a_worker_out_of_service_and_back() {
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
     let mut config = in_turn();
     config.health.interval = Duration::from_millis(5);

@@ -1,4 +1,4 @@
-//! Every answer says where the time until its head went, stage by stage.
+//! `Server-Timing`: every response states the time of each stage before its head.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ const CHAT: &str = "/v1/chat/completions";
 /// The names of a header's stages.
 fn names(value: &str) -> Vec<&str> {
     let named: Vec<_> = parse(value).map(|(name, _)| name).collect();
-    assert_eq!(named.len(), value.split(',').count(), "all of it is to be read: {value}");
+    assert_eq!(named.len(), value.split(',').count(), "every entry must be readable: {value}");
     named
 }
 
@@ -24,12 +24,12 @@ fn stages(reply: &Reply) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn an_answer_says_where_its_time_went() {
+async fn a_response_states_the_time_of_its_stages() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     let (reply, _) = tokio::join!(gateway.ask("POST", CHAT, chat("m", "hi")), engine.answer("{}"));
     assert_eq!(stages(&reply), ["read", "parse", "place", "send", "engine"]);
-    // A stream says it in its head, when its first bytes are there.
+    // A stream states it in its head, once its first bytes have arrived.
     let mut client = gateway.client().await;
     client.request("POST", CHAT, &chat_stream("m", "hi")).await;
     let mut call = engine.call().await;
@@ -50,7 +50,7 @@ async fn an_answer_says_where_its_time_went() {
 }
 
 #[tokio::test]
-async fn its_stages_add_up_to_the_time_that_its_client_waited_at_most() {
+async fn the_stages_add_up_to_at_most_the_clients_waiting_time() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     for _ in 0..20 {
@@ -58,13 +58,13 @@ async fn its_stages_add_up_to_the_time_that_its_client_waited_at_most() {
         let (reply, _) = tokio::join!(gateway.ask("POST", CHAT, chat("m", "hi")), engine.answer("{}"));
         let waited_s = asked.elapsed().as_secs_f64();
         let told_s: f64 = parse(reply.header("server-timing").expect("a header")).map(|(_, s)| s).sum();
-        assert!(told_s > 0.0 && told_s <= waited_s, "{told_s} s told, {waited_s} s seen");
+        assert!(told_s > 0.0 && told_s <= waited_s, "{told_s} s stated, {waited_s} s measured");
     }
     gateway.end().await;
 }
 
 #[tokio::test]
-async fn what_is_counted_by_a_tokenizer_has_a_stage_for_it() {
+async fn counting_with_a_tokenizer_has_its_own_stage() {
     let engine = FakeEngine::start("m").await;
     engine.set_tokenizer(|_| Some(vec![1, 2, 3]));
     let mut config = config();
@@ -76,7 +76,7 @@ async fn what_is_counted_by_a_tokenizer_has_a_stage_for_it() {
 }
 
 #[tokio::test]
-async fn whoever_waited_for_a_place_is_told_so() {
+async fn the_time_in_the_queue_is_stated() {
     let engine = FakeEngine::start("m").await;
     let mut config = config();
     config.routing.max_concurrent_requests = 1;
@@ -95,7 +95,7 @@ async fn whoever_waited_for_a_place_is_told_so() {
 }
 
 #[tokio::test]
-async fn an_attempt_that_came_to_nothing_is_in_the_stage_retry() {
+async fn a_failed_attempt_is_in_the_stage_retry() {
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
     let mut config = config();
     config.routing.policy = PolicyConfig::by_name("round_robin").expect("a policy");
@@ -112,12 +112,12 @@ async fn an_attempt_that_came_to_nothing_is_in_the_stage_retry() {
 }
 
 #[tokio::test]
-async fn an_error_of_our_own_says_how_far_it_came() {
+async fn an_error_of_the_gateway_states_the_stages_so_far() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     let reply = gateway.ask("POST", CHAT, "{").await;
     assert_eq!((reply.status, stages(&reply)), (400, vec!["read".to_owned(), "parse".to_owned()]));
-    // What is no client's request has no stages.
+    // A request to the admin API has no stages.
     for reply in [gateway.operate("GET", "/workers", "").await, gateway.ask("GET", "/health", "").await] {
         assert_eq!(reply.header("server-timing"), None);
     }
@@ -125,7 +125,7 @@ async fn an_error_of_our_own_says_how_far_it_came() {
 }
 
 #[tokio::test]
-async fn what_the_engine_says_of_its_own_time_stays() {
+async fn the_engines_own_timing_stays() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     let (reply, ()) = tokio::join!(gateway.ask("POST", CHAT, chat("m", "hi")), async {
@@ -139,7 +139,7 @@ async fn what_the_engine_says_of_its_own_time_stays() {
 }
 
 #[tokio::test]
-async fn switched_off_nothing_is_told_and_all_is_measured() {
+async fn switched_off_no_timing_is_sent_but_all_is_measured() {
     let engine = FakeEngine::start("m").await;
     let mut config = config();
     config.server.server_timing = false;

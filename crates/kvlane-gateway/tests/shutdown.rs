@@ -1,4 +1,4 @@
-//! Stopping: nobody new, everybody who is there to the end, and then nothing is left.
+//! Shutdown: no new requests, those in flight finish, and no state is left.
 
 use std::time::Duration;
 
@@ -8,9 +8,9 @@ use kvlane_gateway::testing::{FakeEngine, TestGateway, chat, chat_stream, config
 
 /// Invariant: Shutdown lets requests finish and accepts no new ones.
 ///
-/// Also held by `who_does_not_end_within_the_grace_is_cut`.
+/// Also held by `a_request_beyond_the_grace_period_is_cut_off`.
 #[tokio::test]
-async fn a_running_stream_finishes_and_nobody_new_comes_in() {
+async fn a_running_stream_finishes_and_new_connections_are_refused() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     let (address, metrics) = (gateway.address(), gateway.metrics_address());
@@ -30,13 +30,13 @@ async fn a_running_stream_finishes_and_nobody_new_comes_in() {
     let stopping = tokio::spawn(gateway.shut_down());
     eventually("new connections are refused", || std::net::TcpStream::connect(address).is_err()).await;
     assert_eq!(idle.closed().await, b"", "an idle connection closes");
-    assert_eq!(silent.closed().await, b"", "so does one that never spoke");
-    assert!(std::net::TcpStream::connect(metrics).is_ok(), "operators can still look");
+    assert_eq!(silent.closed().await, b"", "a connection without any request closes, too");
+    assert!(std::net::TcpStream::connect(metrics).is_ok(), "operators can still connect");
     call.chunk(&event("two")).await;
     client.see("two").await;
     assert!(!stopping.is_finished());
     call.end_stream().await;
-    assert!(client.rest().await.1, "ended as it should");
+    assert!(client.rest().await.1, "ended properly");
     client.closed().await;
     assert!(soon("the end", stopping).await.expect("no panic"), "nothing was cut");
     assert!(kvlane_gateway::testing::is_zero(&pool));
@@ -44,7 +44,7 @@ async fn a_running_stream_finishes_and_nobody_new_comes_in() {
 }
 
 #[tokio::test]
-async fn a_request_that_is_waiting_finishes_too() {
+async fn a_queued_request_finishes_too() {
     let engine = FakeEngine::start("m").await;
     let mut config = config();
     config.routing.max_concurrent_requests = 1;
@@ -67,7 +67,7 @@ async fn a_request_that_is_waiting_finishes_too() {
 }
 
 #[tokio::test]
-async fn who_does_not_end_within_the_grace_is_cut() {
+async fn a_request_beyond_the_grace_period_is_cut_off() {
     let engine = FakeEngine::start("m").await;
     let mut config = config();
     config.server.shutdown_grace = Duration::from_millis(20);
@@ -79,14 +79,14 @@ async fn who_does_not_end_within_the_grace_is_cut() {
     call.chunk(&event("one")).await;
     client.head().await;
     let pool = gateway.pool("m");
-    assert!(!gateway.shut_down().await, "it says that something was cut");
+    assert!(!gateway.shut_down().await, "it reports that a request was cut off");
     assert!(!client.rest().await.1);
     call.gateway_gone().await;
     eventually("the ledger is zero", || kvlane_gateway::testing::is_zero(&pool)).await;
 }
 
 #[tokio::test]
-async fn who_is_in_a_hurry_cuts_what_is_in_flight_and_nothing_else() {
+async fn ending_the_grace_period_early_cuts_only_requests_in_flight() {
     let engine = FakeEngine::start("m").await;
     let start = || {
         let mut config = config();
@@ -115,7 +115,7 @@ async fn who_is_in_a_hurry_cuts_what_is_in_flight_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn a_gateway_that_is_dropped_lets_go_of_its_ports() {
+async fn a_dropped_gateway_releases_its_ports() {
     let gateway = TestGateway::start(config(), &[]).await;
     let (address, metrics) = (gateway.address(), gateway.metrics_address());
     let mut client = gateway.client().await;
@@ -124,12 +124,12 @@ async fn a_gateway_that_is_dropped_lets_go_of_its_ports() {
     drop(gateway);
     client.closed().await;
     for address in [address, metrics] {
-        eventually("nobody listens", || std::net::TcpStream::connect(address).is_err()).await;
+        eventually("the port is closed", || std::net::TcpStream::connect(address).is_err()).await;
     }
 }
 
 #[tokio::test]
-async fn a_gateway_that_cannot_start_leaves_nothing_behind() {
+async fn a_gateway_that_fails_to_start_leaves_nothing_running() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let mut config = config();
     config.metrics.port = taken.local_addr().expect("an address").port();
@@ -141,6 +141,6 @@ async fn a_gateway_that_cannot_start_leaves_nothing_behind() {
     let worker = WorkerSpec::new("http://127.0.0.1:9");
     config.workers = vec![worker.clone(), worker];
     let error = Serving::start(config).err().expect("the same worker twice");
-    assert!(error.to_string().contains("is there twice"), "{error}");
+    assert!(error.to_string().contains("is listed twice"), "{error}");
     eventually("the port is free again", || std::net::TcpListener::bind(free).is_ok()).await;
 }

@@ -1,4 +1,4 @@
-//! Certificates: of the gateway, of its clients, of its workers.
+//! TLS: certificates of the gateway, of its clients, and of its workers.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -17,7 +17,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-/// Somebody who vouches for others.
+/// A certificate authority.
 struct Authority {
     issuer: Issuer<'static, KeyPair>,
     pem: String,
@@ -63,7 +63,7 @@ impl Own {
     }
 }
 
-/// Files of PEM.
+/// PEM files.
 struct Files(TempDir);
 
 impl Files {
@@ -77,14 +77,14 @@ impl Files {
         path
     }
 
-    /// Has a gateway show this certificate.
+    /// Sets this certificate as the gateway's.
     fn show(&self, config: &mut Config, own: &Own) {
         config.tls.certificate = Some(self.write("gateway.pem", &own.certificate));
         config.tls.private_key = Some(self.write("gateway.key", &own.key));
     }
 }
 
-/// A client that trusts one authority, speaks what `alpn` lists, and may have a certificate.
+/// A client that trusts one authority, offers `alpn`, and may have a certificate.
 fn speaker(authority: &Authority, alpn: &[&str], own: Option<&Own>) -> TlsConnector {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
@@ -103,7 +103,7 @@ async fn connect(speaker: &TlsConnector, at: SocketAddr) -> std::io::Result<TlsS
     soon("a handshake", speaker.connect(name, stream)).await
 }
 
-/// Sends one request and reads all that comes: the first line of the answer, or why there is none.
+/// Sends one request and reads the whole response: its first line, or why there is none.
 async fn get(speaker: &TlsConnector, at: SocketAddr, path: &str) -> Result<String, std::io::Error> {
     let mut stream = connect(speaker, at).await?;
     let request = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
@@ -118,7 +118,7 @@ async fn get(speaker: &TlsConnector, at: SocketAddr, path: &str) -> Result<Strin
 const OK: &str = "HTTP/1.1 200 OK";
 
 #[tokio::test]
-async fn both_ports_speak_tls_and_what_the_client_offers() {
+async fn both_ports_serve_tls_with_the_clients_alpn() {
     let (authority, files, engine) = (Authority::new("ca"), Files::new(), FakeEngine::start("m").await);
     let mut config = config();
     files.show(&mut config, &authority.sign(&["localhost"], "gateway"));
@@ -135,7 +135,7 @@ async fn both_ports_speak_tls_and_what_the_client_offers() {
         let mut plain = Client::connect(at).await;
         plain.request("GET", "/health", "").await;
         let seen = plain.closed().await;
-        assert!(!seen.starts_with(b"HTTP/"), "nothing is said in the clear: {seen:?}");
+        assert!(!seen.starts_with(b"HTTP/"), "nothing is sent without TLS: {seen:?}");
     }
     let stream = connect(&speaker(&authority, &["h2"], None), gateway.address()).await.expect("trusted");
     let io = hyper_util::rt::TokioIo::new(stream);
@@ -152,7 +152,7 @@ async fn both_ports_speak_tls_and_what_the_client_offers() {
 }
 
 #[tokio::test]
-async fn the_metrics_port_may_stay_in_the_clear() {
+async fn the_metrics_port_may_stay_without_tls() {
     let (authority, files) = (Authority::new("ca"), Files::new());
     let mut config = config();
     files.show(&mut config, &authority.sign(&["localhost"], "gateway"));
@@ -165,9 +165,9 @@ async fn the_metrics_port_may_stay_in_the_clear() {
 
 /// Invariant: Certificates and keys are replaced all at once or not at all.
 ///
-/// Also held by `keys_come_and_go_with_a_reload`.
+/// Also held by `a_reload_adds_and_removes_keys`.
 #[tokio::test]
-async fn a_reload_shows_the_next_client_another_certificate_and_a_bad_one_changes_nothing() {
+async fn a_reload_replaces_the_certificate_and_a_bad_one_changes_nothing() {
     let (authority, files) = (Authority::new("ca"), Files::new());
     let mut config = config();
     let (first, second) = (authority.sign(&["localhost"], "first"), authority.sign(&["localhost"], "second"));
@@ -188,12 +188,12 @@ async fn a_reload_shows_the_next_client_another_certificate_and_a_bad_one_change
         files.write(name, text);
         let why = gateway.serving().reload(config.clone()).expect_err("it does not fit");
         assert!(why.contains("tls."), "{why}");
-        assert!(!why.contains("BEGIN"), "no key is repeated: {why}");
+        assert!(!why.contains("BEGIN"), "the key is not in the error: {why}");
         assert_eq!(vec![shown().await], first.parts().0, "as before");
     }
     assert!(
         config.files().contains(&certificate) && config.files().contains(&key),
-        "their change is noticed"
+        "the changed files are watched"
     );
     files.show(&mut config, &second);
     gateway.serving().reload(config).expect("right");
@@ -209,7 +209,7 @@ async fn a_reload_shows_the_next_client_another_certificate_and_a_bad_one_change
 }
 
 #[tokio::test]
-async fn where_clients_must_show_a_certificate_nobody_is_served_without_a_good_one() {
+async fn with_mutual_tls_a_client_needs_a_valid_certificate() {
     let (authority, of_clients, other) =
         (Authority::new("ca"), Authority::new("clients"), Authority::new("other"));
     let files = Files::new();
@@ -222,12 +222,15 @@ async fn where_clients_must_show_a_certificate_nobody_is_served_without_a_good_o
     for at in [gateway.address(), gateway.metrics_address()] {
         assert_eq!(get(&speaker(&authority, &[], Some(&good)), at, "/health").await.expect("an answer"), OK);
         assert!(get(&speaker(&authority, &[], None), at, "/health").await.is_err(), "none");
-        assert!(get(&speaker(&authority, &[], Some(&bad)), at, "/health").await.is_err(), "of another");
+        assert!(
+            get(&speaker(&authority, &[], Some(&bad)), at, "/health").await.is_err(),
+            "a certificate of another authority"
+        );
     }
     gateway.end().await;
 }
 
-/// Puts TLS before an engine; its URL.
+/// Puts a TLS proxy before an engine; returns its URL.
 async fn before(engine: &FakeEngine, own: &Own, wants: Option<&Authority>) -> String {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder =
@@ -259,7 +262,7 @@ async fn before(engine: &FakeEngine, own: &Own, wants: Option<&Authority>) -> St
 }
 
 #[tokio::test]
-async fn workers_under_tls_are_served_as_others_are() {
+async fn workers_with_tls_are_served_like_others() {
     let (authority, files, engine) = (Authority::new("ca"), Files::new(), FakeEngine::start("m").await);
     let url = before(&engine, &authority.sign(&["localhost"], "engine"), None).await;
     let mut config = config();
@@ -274,7 +277,7 @@ async fn workers_under_tls_are_served_as_others_are() {
         let (reply, _) = tokio::join!(client.reply(), engine.answer("{}"));
         assert_eq!((reply.status, reply.header("x-router-backend")), (200, Some(&url[..])));
     }
-    assert_eq!(engine.connections(), before + 1, "its connection is used again");
+    assert_eq!(engine.connections(), before + 1, "its connection is reused");
     client.request("POST", "/v1/chat/completions", &chat("m", &"long ".repeat(400_000))).await;
     let mut call = engine.call().await;
     assert!(call.body.len() > 2_000_000);
@@ -287,12 +290,12 @@ async fn workers_under_tls_are_served_as_others_are() {
         client.see(&format!("data: {n}\n\n")).await;
     }
     call.end_stream().await;
-    assert!(client.rest().await.1, "it ends as it should");
+    assert!(client.rest().await.1, "it ends properly");
     gateway.end().await;
 }
 
 #[tokio::test]
-async fn a_worker_whom_nobody_vouches_for_is_told_nothing() {
+async fn a_worker_with_an_untrusted_certificate_gets_no_request() {
     let (authority, other, files) = (Authority::new("ca"), Authority::new("other"), Files::new());
     let mut config = config();
     config.tls.upstream_ca = Some(files.write("ca.pem", &authority.pem));
@@ -315,7 +318,7 @@ async fn a_worker_whom_nobody_vouches_for_is_told_nothing() {
 }
 
 #[tokio::test]
-async fn workers_that_want_a_certificate_are_shown_ours() {
+async fn workers_that_require_a_certificate_get_the_gateways() {
     let (authority, of_clients, files) = (Authority::new("ca"), Authority::new("clients"), Files::new());
     let engine = FakeEngine::start("m").await;
     let url = before(&engine, &authority.sign(&["localhost"], "engine"), Some(&of_clients)).await;
@@ -333,7 +336,7 @@ async fn workers_that_want_a_certificate_are_shown_ours() {
 }
 
 #[test]
-fn what_is_missing_or_wrong_is_named_with_its_file() {
+fn a_missing_or_invalid_file_is_named_in_the_error() {
     let (authority, files) = (Authority::new("ca"), Files::new());
     let (one, other) = (authority.sign(&["localhost"], "one"), authority.sign(&["localhost"], "other"));
     let (pem, key) = (files.write("one.pem", &one.certificate), files.write("other.key", &other.key));

@@ -1,4 +1,4 @@
-//! Tokens are counted, by whom the configuration says, and compared with the engine's own count.
+//! Token counting by tokenizer, engine or estimate, and the comparison with the engine's own count.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,7 +26,7 @@ fn engine_counts() -> Config {
     config
 }
 
-/// Counts as the mock engine does, four bytes each: what an estimate assumes.
+/// Counts like the mock engine, four bytes per token, which is what an estimate assumes.
 fn as_estimated(question: &Value) -> Option<Vec<u32>> {
     let api = if question["messages"].is_null() { Api::Completions } else { Api::ChatCompletions };
     Some(parity_check::estimated(api, question.to_string().as_bytes()))
@@ -54,11 +54,11 @@ async fn listed(models: Value) -> FakeEngine {
 }
 
 #[tokio::test]
-async fn an_engine_that_is_asked_counts() {
+async fn an_engine_counts_if_configured() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(engine_counts(), &[&engine]).await;
     engine.set_tokenizer(|question| {
-        assert_eq!(question["messages"][0]["content"], "hi", "it is asked the client's own body");
+        assert_eq!(question["messages"][0]["content"], "hi", "the engine gets the client's body");
         Some((0..99).collect())
     });
     for _ in 0..2 {
@@ -93,7 +93,7 @@ async fn a_prompt_that_the_engine_does_not_count_is_estimated_and_served() {
 }
 
 #[tokio::test]
-async fn an_engine_that_counts_as_we_do_is_verified() {
+async fn an_engine_with_the_same_ids_is_verified() {
     let engine = FakeEngine::start("m").await;
     engine.set_tokenizer(as_estimated);
     let gateway = TestGateway::start(config(), &[&engine]).await;
@@ -105,7 +105,7 @@ async fn an_engine_that_counts_as_we_do_is_verified() {
 }
 
 #[tokio::test]
-async fn an_engine_that_counts_differently_is_told_of_and_serves() {
+async fn an_engine_that_counts_differently_is_reported_and_still_serves() {
     let engine = FakeEngine::start("m").await;
     engine.set_tokenizer(|_| Some(vec![1, 2, 3]));
     let gateway = TestGateway::start(config(), &[&engine]).await;
@@ -114,14 +114,14 @@ async fn an_engine_that_counts_differently_is_told_of_and_serves() {
     let why = parity["why"].as_str().expect("a reason");
     assert!(why.contains("--tokenizer-path"), "{why}");
     let ready = gateway.operate("GET", "/readiness", "").await;
-    assert_eq!(ready.status, 200, "approximate knowledge is knowledge");
+    assert_eq!(ready.status, 200, "it still serves with approximate knowledge");
     assert_eq!(ready.json()["mismatched"][0]["url"], engine.url());
     ask(&gateway, &engine, chat("m", "hi")).await;
     gateway.end().await;
 }
 
 #[tokio::test]
-async fn an_engine_that_cannot_be_compared_is_unverified_and_says_why() {
+async fn an_engine_that_cannot_be_compared_is_unverified_with_a_reason() {
     let (silent, odd) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
     odd.set_tokenizer(|_| Some(Vec::new()));
     let gateway = TestGateway::start(config(), &[&silent, &odd]).await;
@@ -147,7 +147,7 @@ async fn engines_of_one_pool_must_agree_on_blocks_and_contexts() {
             engine.set_metrics(&page(size));
             engine.set_tokenizer(as_estimated);
         }
-        // One after the other: the first is who the second is compared with.
+        // In sequence: the second is compared with the first.
         let gateway = TestGateway::start(config(), &[&a]).await;
         gateway.ask("POST", "/workers", json!({"url": b.url()}).to_string()).await;
         let found = || gateway.serving().controller.find(&b.url()).expect("a worker");
@@ -163,7 +163,7 @@ async fn engines_of_one_pool_must_agree_on_blocks_and_contexts() {
     }
 }
 
-/// An engine of model `m` with blocks of `size` tokens, that counts as we estimate.
+/// An engine of model `m` with blocks of `size` tokens that counts like the estimate.
 async fn of_block_size(size: u32) -> FakeEngine {
     let engine = FakeEngine::start("m").await;
     engine.set_metrics(&format!("vllm:cache_config_info{{block_size=\"{size}\"}} 1\n"));
@@ -179,9 +179,9 @@ fn differs_from(gateway: &TestGateway, engine: &FakeEngine, other: &FakeEngine) 
 
 /// Invariant: Which engine of a pool is reported as different does not depend on the order of registration.
 ///
-/// Also held by `two_engines_that_are_compared_at_the_same_time_are_compared_with_each_other`.
+/// Also held by `two_engines_compared_at_the_same_time_are_compared_with_each_other`.
 #[tokio::test]
-async fn which_engine_of_a_pool_differs_does_not_depend_on_who_registers_first() {
+async fn which_engine_of_a_pool_differs_does_not_depend_on_the_order_of_registration() {
     for first in [0, 1] {
         let engines = [of_block_size(16).await, of_block_size(32).await];
         let [one, two] = &engines;
@@ -199,7 +199,7 @@ async fn which_engine_of_a_pool_differs_does_not_depend_on_who_registers_first()
         eventually("both serve", || worker(&engines[1 - first]).state().healthy).await;
         assert!(differs_from(&gateway, two, one), "{first} first: {:?}", worker(two).parity());
         assert_eq!(worker(one).parity(), Parity::Verified, "{first} first");
-        // Alone again, whoever stays is compared with nobody.
+        // The remaining engine has no other to be compared with.
         gateway.serving().controller.remove(&worker(one));
         eventually("the other is alone", || worker(two).parity() == Parity::Verified).await;
         gateway.end().await;
@@ -207,13 +207,13 @@ async fn which_engine_of_a_pool_differs_does_not_depend_on_who_registers_first()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn two_engines_that_are_compared_at_the_same_time_are_compared_with_each_other() {
+async fn two_engines_compared_at_the_same_time_are_compared_with_each_other() {
     let engines = [of_block_size(16).await, of_block_size(32).await];
     let both = Arc::new(Barrier::new(2));
     for engine in &engines {
         let (both, mut met) = (Arc::clone(&both), false);
         engine.set_tokenizer(move |question| {
-            // Neither has been told what its count is worth when the other is asked.
+            // Neither has a result yet when the other is queried.
             if !std::mem::replace(&mut met, true) {
                 tokio::task::block_in_place(|| both.wait());
             }
@@ -227,7 +227,7 @@ async fn two_engines_that_are_compared_at_the_same_time_are_compared_with_each_o
 }
 
 #[tokio::test]
-async fn the_blocks_of_an_engine_that_differs_do_not_become_the_pools() {
+async fn the_block_size_of_an_engine_that_differs_does_not_become_the_pools() {
     let engines = [of_block_size(16).await, of_block_size(32).await];
     let feeds = [FakeFeed::start().await, FakeFeed::start().await];
     let mut config = engine_counts();
@@ -246,10 +246,10 @@ async fn the_blocks_of_an_engine_that_differs_do_not_become_the_pools() {
     };
     let tokens: Vec<u32> = (0..32).collect();
     feeds[1].publish(batch(None, &[Told::Stored(&[1], None, &tokens, 32, None)]));
-    eventually("alone, it says how long blocks are", || state(&engines[1]) == Some(Feed::Live)).await;
-    eventually("they are so long", || gateway.pool("m").router.block_tokens() == 32).await;
+    eventually("alone, its block size counts", || state(&engines[1]) == Some(Feed::Live)).await;
+    eventually("it is the pool's block size", || gateway.pool("m").router.block_tokens() == 32).await;
     engines[0].set_healthy(true);
-    eventually("the other is believed", || {
+    eventually("the other is trusted", || {
         feeds[0].publish(batch(None, &[Told::Stored(&[1, 2], None, &tokens, 16, None)]));
         state(&engines[0]) == Some(Feed::Live) && gateway.pool("m").router.block_tokens() == 16
     })
@@ -262,7 +262,7 @@ async fn the_blocks_of_an_engine_that_differs_do_not_become_the_pools() {
 }
 
 #[tokio::test]
-async fn an_engine_that_comes_back_with_another_block_size_is_compared_again() {
+async fn an_engine_that_returns_with_another_block_size_is_compared_again() {
     let engines = [of_block_size(16).await, of_block_size(16).await];
     let mut config = config();
     config.health.interval = Duration::from_millis(1);
@@ -281,7 +281,7 @@ async fn an_engine_that_comes_back_with_another_block_size_is_compared_again() {
 ///
 /// Also held by `the_first_token_that_differs_is_named`.
 #[tokio::test]
-async fn events_of_an_engine_that_counts_differently_are_refused_until_it_counts_alike() {
+async fn kv_events_of_an_engine_that_counts_differently_are_not_used_until_it_agrees() {
     let model = |length: u32| json!([{"id": "m", "root": "m", "max_model_len": length}]);
     let (engine, feed) = (listed(model(4096)).await, FakeFeed::start().await);
     let alike = Arc::new(AtomicBool::new(false));
@@ -300,15 +300,15 @@ async fn events_of_an_engine_that_counts_differently_are_refused_until_it_counts
         endpoints[0].1.feed.as_ref().expect("a feed").seen().state
     };
     eventually("it is refused", || state() == Feed::Refused).await;
-    // Other models than before: reason enough to compare again.
+    // Changed models cause another comparison.
     alike.store(true, Ordering::Relaxed);
     engine.set_models(model(8192));
-    eventually("it is believed", || state() == Feed::Live).await;
+    eventually("it is trusted", || state() == Feed::Live).await;
     gateway.end().await;
 }
 
 #[tokio::test]
-async fn an_engine_that_has_been_gone_is_compared_again() {
+async fn an_engine_that_was_down_is_compared_again() {
     let engine = FakeEngine::start("m").await;
     engine.set_tokenizer(as_estimated);
     let mut config = config();
@@ -320,7 +320,8 @@ async fn an_engine_that_has_been_gone_is_compared_again() {
     let worker = gateway.serving().controller.find(&url).expect("a worker");
     assert_eq!(worker.parity(), Parity::Verified);
     drop(engine);
-    eventually("it is out", || !worker.state().healthy).await;
+    // A broken connection makes it unhealthy; a refused one shows that its process has ended.
+    eventually("it is gone", || !worker.state().healthy && worker.upstream.is_gone()).await;
     let mut listener = None;
     eventually("its port is free", || {
         listener = std::net::TcpListener::bind(&address).ok();
@@ -340,7 +341,7 @@ async fn an_engine_that_has_been_gone_is_compared_again() {
 
 /// Invariant: Aliases of a model share its blocks; adapters do not.
 #[tokio::test]
-async fn names_of_one_model_share_its_blocks_and_adapters_do_not() {
+async fn aliases_of_a_model_share_its_blocks_and_adapters_do_not() {
     let models = json!([
         {"id": "m", "root": "/m", "parent": null},
         {"id": "alias", "root": "/m", "parent": null},
@@ -363,7 +364,7 @@ fn tiny() -> PathBuf {
     PathBuf::from(data).canonicalize().expect("the files are there")
 }
 
-/// What an engine with these files answers to `/tokenize`.
+/// The `/tokenize` response of an engine with these files.
 fn counts_with_tiny() -> impl FnMut(&Value) -> Option<Vec<u32>> + Send {
     let tokenizer =
         Tokenizer::load(&Source::at(tiny()), &kvlane_tokens::Config::default()).expect("it loads");
@@ -377,7 +378,7 @@ fn counts_with_tiny() -> impl FnMut(&Value) -> Option<Vec<u32>> + Send {
 }
 
 #[tokio::test]
-async fn a_tokenizer_counts_as_the_engine_with_the_same_files() {
+async fn a_tokenizer_counts_like_the_engine_with_the_same_files() {
     let engine = FakeEngine::start("m").await;
     let mut count = counts_with_tiny();
     engine.set_tokenizer(counts_with_tiny());
@@ -403,7 +404,7 @@ async fn a_tokenizer_counts_as_the_engine_with_the_same_files() {
 }
 
 #[tokio::test]
-async fn the_engines_own_directory_is_used_where_it_can_be_read() {
+async fn the_engines_own_model_directory_is_used_if_readable() {
     let engine = listed(json!([{"id": "m", "root": tiny(), "parent": null}])).await;
     engine.set_tokenizer(counts_with_tiny());
     let elsewhere = listed(json!([{"id": "n", "root": "/nowhere/n", "parent": null}])).await;
@@ -422,7 +423,7 @@ async fn the_engines_own_directory_is_used_where_it_can_be_read() {
 }
 
 #[tokio::test]
-async fn a_pool_can_have_a_tokenizer_of_its_own() {
+async fn a_pool_can_have_its_own_tokenizer() {
     let (m, n) = (FakeEngine::start("m").await, FakeEngine::start("n").await);
     let mut config = config();
     config.tokens.path = Some(tiny());
@@ -463,9 +464,9 @@ async fn the_first_token_that_differs_is_named() {
 /// Invariant: A prompt that cannot be counted is estimated, and its request is served.
 ///
 /// Also held by `a_prompt_that_the_engine_does_not_count_is_estimated_and_served`,
-/// `beyond_its_room_the_queue_takes_none_and_who_has_gone_is_not_counted`.
+/// `a_full_queue_rejects_prompts_and_cancelled_prompts_are_not_counted`.
 #[tokio::test]
-async fn what_a_tokenizer_does_not_count_is_estimated_and_served() {
+async fn a_prompt_that_the_tokenizer_does_not_count_is_estimated_and_served() {
     let engine = FakeEngine::start("m").await;
     let mut config = config();
     config.tokens.path = Some(tiny());
@@ -478,7 +479,7 @@ async fn what_a_tokenizer_does_not_count_is_estimated_and_served() {
 }
 
 #[test]
-fn a_tokenizer_that_is_not_there_is_told_of_at_the_start() {
+fn a_missing_tokenizer_is_an_error_at_start() {
     let empty = tempfile::tempdir().expect("a directory");
     for (path, what_to_do) in [
         ("/nowhere/llama".into(), "give a model's directory or its tokenizer.json"),

@@ -1,4 +1,4 @@
-//! Requests are told to a collector of traces, and engines are told of whom they are part.
+//! Traces: spans are sent to a collector, and engines get the attempt as their parent.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use kvlane_http::secret::Secret;
 const CHAT: &str = "/v1/chat/completions";
 const CALLER: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
-/// What the collector was told of one span.
+/// The fields of one span as the collector received it.
 #[derive(Debug)]
 struct Told {
     trace: String,
@@ -112,7 +112,7 @@ fn traced(collector: &FakeEngine) -> Config {
     config
 }
 
-/// What the collector is told next.
+/// The next spans that the collector receives.
 async fn told(collector: &FakeEngine) -> Vec<Told> {
     let call = collector.call().await;
     assert_eq!(call.target(), "POST /v1/traces");
@@ -129,9 +129,9 @@ fn named<'a>(spans: &'a [Told], name: &str) -> &'a Told {
 
 /// Invariant: Each attempt is its engine's parent span, and no span contains prompts or answers.
 ///
-/// Also held by `a_second_copy_is_an_attempt_of_its_own`.
+/// Also held by `a_second_copy_has_an_attempt_span_of_its_own`.
 #[tokio::test]
-async fn a_request_is_a_span_with_its_stages_and_attempts_below_it() {
+async fn a_request_is_a_span_with_child_spans_for_stages_and_attempts() {
     let (engine, collector) = (FakeEngine::start("m").await, FakeEngine::start("c").await);
     let gateway = TestGateway::start(traced(&collector), &[&engine]).await;
     let mut client = gateway.client().await;
@@ -139,7 +139,7 @@ async fn a_request_is_a_span_with_its_stages_and_attempts_below_it() {
     client.request_with("POST", CHAT, &fields, &chat_stream("m", "a secret prompt")).await;
     let mut call = engine.call().await;
     let parent = call.header("traceparent").expect("a parent").to_owned();
-    assert_eq!(call.header("tracestate"), Some("a=1"), "passed on as it is");
+    assert_eq!(call.header("tracestate"), Some("a=1"), "passed on unchanged");
     call.begin_stream().await;
     for word in ["a ", "secret ", "answer"] {
         call.chunk(&event(word)).await;
@@ -186,15 +186,18 @@ async fn a_request_is_a_span_with_its_stages_and_attempts_below_it() {
         assert_eq!((stage.parent.as_str(), stage.kind), (parent.id.as_str(), 1), "{stage:?}");
         assert!(root.start <= stage.start && stage.start <= stage.end && stage.end <= root.end, "{stage:?}");
     }
-    assert!(named(&told, "read").end == named(&told, "parse").start, "one follows the other");
+    assert!(
+        named(&told, "read").end == named(&told, "parse").start,
+        "stages follow each other without a gap"
+    );
     assert_eq!(told.len(), 8, "{told:?}");
     let all = format!("{told:?}");
-    assert!(!all.contains("secret"), "nothing of the prompt, nothing of the answer: {all}");
+    assert!(!all.contains("secret"), "spans contain no prompt and no answer: {all}");
     gateway.end().await;
 }
 
 #[tokio::test]
-async fn an_attempt_that_failed_is_a_span_that_says_why() {
+async fn a_failed_attempt_is_a_span_with_the_reason() {
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
     let collector = FakeEngine::start("c").await;
     let mut config = traced(&collector);
@@ -219,7 +222,7 @@ async fn an_attempt_that_failed_is_a_span_that_says_why() {
 }
 
 #[tokio::test]
-async fn what_is_not_recorded_is_not_told_and_its_caller_stays_the_parent() {
+async fn an_unrecorded_request_has_no_spans_and_its_caller_stays_the_parent() {
     let (engine, collector) = (FakeEngine::start("m").await, FakeEngine::start("c").await);
     let gateway = TestGateway::start(traced(&collector), &[&engine]).await;
     let caller = CALLER.replace("-01", "-00");
@@ -232,13 +235,13 @@ async fn what_is_not_recorded_is_not_told_and_its_caller_stays_the_parent() {
             Some(_) => assert_eq!(call.header("traceparent"), expect),
             None => {
                 assert!(call.header("traceparent").expect("a new one").ends_with("-03"), "{}", call.head);
-                assert_eq!(call.header("tracestate"), None, "it was of no trace");
+                assert_eq!(call.header("tracestate"), None, "it belongs to no trace");
             }
         }
         call.answer(200, "{}").await;
         assert_eq!(client.reply().await.status, 200);
     }
-    // The second one is a trace of our own, and the only one that is told.
+    // The second one starts a trace of its own, and is the only one recorded.
     let told = told(&collector).await;
     assert_eq!(named(&told, "POST /v1/chat/completions").parent, "");
     assert!(collector.is_quiet().await);
@@ -246,7 +249,7 @@ async fn what_is_not_recorded_is_not_told_and_its_caller_stays_the_parent() {
 }
 
 #[tokio::test]
-async fn without_a_collector_a_trace_passes_through_untouched() {
+async fn without_a_collector_trace_headers_pass_unchanged() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     let mut client = gateway.client().await;
@@ -261,7 +264,7 @@ async fn without_a_collector_a_trace_passes_through_untouched() {
 
 /// Invariant: A slow or unreachable trace collector costs spans, never requests.
 #[tokio::test]
-async fn a_collector_that_is_away_costs_spans_and_nothing_else() {
+async fn an_unreachable_collector_costs_spans_and_no_requests() {
     let (engine, collector) = (FakeEngine::start("m").await, FakeEngine::start("c").await);
     let mut config = traced(&collector);
     config.tracing.queue_size = 1;
@@ -277,7 +280,7 @@ async fn a_collector_that_is_away_costs_spans_and_nothing_else() {
     ask().await;
     let call = collector.call().await;
     assert_eq!(call.header("authorization"), Some("Bearer t"));
-    // While it does not answer, one request waits and the others are dropped.
+    // While the collector does not answer, one request's spans wait and the others are dropped.
     for _ in 0..5 {
         ask().await;
     }
@@ -286,7 +289,7 @@ async fn a_collector_that_is_away_costs_spans_and_nothing_else() {
     assert_eq!(spans("sent").await, 0.0);
     call.answer(400, "no").await;
     let call = collector.call().await;
-    assert!(spans("failed").await >= 5.0, "what it refuses is given up");
+    assert!(spans("failed").await >= 5.0, "rejected spans are dropped");
     // partial_success { rejected_spans: 2 }
     let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\n\x0a\x02\x08\x02";
     let mut call = call;
@@ -303,7 +306,7 @@ async fn a_collector_that_is_away_costs_spans_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn a_reload_begins_and_ends_traces() {
+async fn a_reload_starts_and_stops_traces() {
     let (engine, collector) = (FakeEngine::start("m").await, FakeEngine::start("c").await);
     let gateway = TestGateway::start(config(), &[&engine]).await;
     let ask = || async {
@@ -317,18 +320,18 @@ async fn a_reload_begins_and_ends_traces() {
     let mut next = before.clone();
     next.tracing = traced(&collector).tracing;
     next.tracing.queue_size = 7;
-    let reloaded = gateway.serving().reload(next).expect("it is taken over");
+    let reloaded = gateway.serving().reload(next).expect("it is reloaded");
     assert_eq!(reloaded.needs_restart, ["tracing.queue_size"]);
     assert!(ask().await);
     assert_eq!(named(&told(&collector).await, "chat m").kind, 3);
-    gateway.serving().reload(before).expect("it is taken over");
+    gateway.serving().reload(before).expect("it is reloaded");
     assert!(!ask().await);
     assert!(collector.is_quiet().await);
     gateway.end().await;
 }
 
 #[tokio::test]
-async fn a_second_copy_is_an_attempt_of_its_own() {
+async fn a_second_copy_has_an_attempt_span_of_its_own() {
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
     let collector = FakeEngine::start("c").await;
     let mut config = traced(&collector);
@@ -339,7 +342,7 @@ async fn a_second_copy_is_an_attempt_of_its_own() {
     let gateway = TestGateway::start(config, &[&a, &b]).await;
     let mut client = gateway.client().await;
     let prompt = "the same words again and again ".repeat(40);
-    // Both hold the prompt's prefix, so that either may have the second copy.
+    // Both hold the prompt's prefix, so that either may get the second copy.
     for _ in 0..2 {
         client.request("POST", CHAT, &chat("m", &prompt)).await;
         next_call(&[&a, &b]).await.1.answer(200, "{}").await;
@@ -351,7 +354,7 @@ async fn a_second_copy_is_an_attempt_of_its_own() {
     let (_, first) = next_call(&[&a, &b]).await;
     let (_, mut second) = next_call(&[&a, &b]).await;
     let parents = [&first, &second].map(|call| call.header("traceparent").expect("a parent").to_owned());
-    assert_ne!(parents[0], parents[1], "each is a parent of its own");
+    assert_ne!(parents[0], parents[1], "each attempt has its own span");
     second.begin_stream().await;
     second.chunk(&event("a")).await;
     second.end_stream().await;
@@ -361,13 +364,17 @@ async fn a_second_copy_is_an_attempt_of_its_own() {
     let attempts: Vec<_> = told.iter().filter(|span| span.name == "chat m").collect();
     assert_eq!(attempts.len(), 2, "{told:?}");
     let won = attempts.iter().find(|span| parents[1].contains(&span.id)).expect("the second");
-    assert_eq!(named(&told, "engine").parent, won.id, "the stages are those of the one that answered");
+    assert_eq!(
+        named(&told, "engine").parent,
+        won.id,
+        "the stages are those of the attempt that was answered"
+    );
     drop(client);
     gateway.end().await;
 }
 
 #[tokio::test]
-async fn what_waits_at_the_end_is_sent() {
+async fn queued_spans_are_sent_at_shutdown() {
     let (engine, collector) = (FakeEngine::start("m").await, FakeEngine::start("c").await);
     let mut config = traced(&collector);
     config.tracing.interval = Duration::from_secs(3600);

@@ -1,4 +1,4 @@
-//! A gateway that starts again knows what the one before it gave to whom.
+//! The index of dispatches over a restart of the gateway.
 
 use std::path::Path;
 use std::time::Duration;
@@ -20,7 +20,8 @@ fn prompt(n: usize) -> String {
     chat("m", &format!("{system} {}", format!("question {n} ").repeat(30 + n)))
 }
 
-/// Asks and lets whoever it is answer: where it went, why, and how much was expected to be cached there.
+/// Sends a request and lets the chosen engine answer: returns the worker, the reason, and the predicted cached
+/// tokens.
 async fn ask(gateway: &TestGateway, engines: &[&FakeEngine; 2], n: usize) -> (String, String, Value) {
     let served = async {
         tokio::select! { _ = engines[0].answer("{}") => {}, _ = engines[1].answer("{}") => {} }
@@ -33,7 +34,7 @@ async fn ask(gateway: &TestGateway, engines: &[&FakeEngine; 2], n: usize) -> (St
 }
 
 #[tokio::test]
-async fn after_a_restart_every_prompt_goes_where_its_prefix_is() {
+async fn after_a_restart_every_prompt_goes_to_the_holder_of_its_prefix() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("index.snapshot");
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
@@ -49,7 +50,7 @@ async fn after_a_restart_every_prompt_goes_where_its_prefix_is() {
     gateway.end().await;
 
     let gateway = TestGateway::start(kept_in(&path), &engines).await;
-    assert_eq!(gateway.pool("m").router.index_size().1, size.1, "all of it");
+    assert_eq!(gateway.pool("m").router.index_size().1, size.1, "all blocks are restored");
     let mut again = Vec::new();
     for n in 0..6 {
         let (_, reason, overlap) = ask(&gateway, &engines, n).await;
@@ -59,18 +60,18 @@ async fn after_a_restart_every_prompt_goes_where_its_prefix_is() {
     gateway.end().await;
     let gateway = TestGateway::start(kept_in(&path), &engines).await;
     for (n, expect) in again.iter().enumerate() {
-        assert_eq!(ask(&gateway, &engines, n).await.2, *expect, "as before it was started a second time");
+        assert_eq!(ask(&gateway, &engines, n).await.2, *expect, "as before the second restart");
     }
     gateway.end().await;
 
     std::fs::write(&path, "nonsense").expect("written");
     let gateway = TestGateway::start(kept_in(&path), &engines).await;
-    assert_eq!(gateway.pool("m").router.index_size().1, 0, "what is no snapshot costs nothing else");
+    assert_eq!(gateway.pool("m").router.index_size().1, 0, "an invalid snapshot only costs its entries");
     gateway.end().await;
 }
 
 #[tokio::test]
-async fn what_a_gateway_that_is_killed_knew_is_written_now_and_then() {
+async fn the_dispatch_index_survives_a_killed_gateway() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("index.snapshot");
     let engine = FakeEngine::start("m").await;
@@ -81,7 +82,7 @@ async fn what_a_gateway_that_is_killed_knew_is_written_now_and_then() {
         tokio::join!(gateway.ask("POST", "/v1/chat/completions", prompt(0)), engine.answer("{}"));
     assert_eq!(reply.status, 200);
     let long = |path: &Path| std::fs::metadata(path).is_ok_and(|file| file.len() > 400);
-    eventually("it is written", || long(&path)).await;
+    eventually("the snapshot is written", || long(&path)).await;
     let copy = directory.path().join("copy");
     std::fs::copy(&path, &copy).expect("a file");
     gateway.end().await;
@@ -92,8 +93,7 @@ async fn what_a_gateway_that_is_killed_knew_is_written_now_and_then() {
 }
 
 #[tokio::test]
-async fn an_engine_that_has_started_again_is_expected_to_hold_nothing_and_one_that_is_away_is_not_forgotten()
-{
+async fn a_restarted_engine_is_expected_to_be_empty_and_an_absent_one_is_kept_in_the_snapshot() {
     let directory = tempfile::tempdir().expect("a directory");
     let path = directory.path().join("index.snapshot");
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
@@ -107,7 +107,7 @@ async fn an_engine_that_has_started_again_is_expected_to_hold_nothing_and_one_th
     let blocks = gateway.pool("m").router.index_size().1;
     gateway.end().await;
 
-    // With one engine only: the other's stays in the file.
+    // With one engine only: the other's entries stay in the file.
     let gateway = TestGateway::start(config.clone(), &[&a]).await;
     assert!(gateway.pool("m").router.index_size().1 < blocks);
     gateway.end().await;
@@ -115,15 +115,15 @@ async fn an_engine_that_has_started_again_is_expected_to_hold_nothing_and_one_th
     assert_eq!(gateway.pool("m").router.index_size().1, blocks);
     gateway.end().await;
 
-    // It is not there when the gateway starts, so it has started since.
+    // It refuses connections when the gateway starts, so it has restarted since.
     let address = b.authority().to_owned();
     drop(b);
-    eventually("nobody listens", || std::net::TcpStream::connect(&address).is_err()).await;
+    eventually("the port is closed", || std::net::TcpStream::connect(&address).is_err()).await;
     config.workers.push(kvlane_gateway::config::WorkerSpec::new(format!("http://{address}")));
     config.workers.push(kvlane_gateway::config::WorkerSpec::new(a.url()));
     let serving = kvlane_gateway::serve::Serving::start(config).expect("it starts");
     let worker = serving.controller.find(&format!("http://{address}")).expect("it is configured");
-    eventually("it was refused", || worker.state().problem.is_some()).await;
+    eventually("a connection was refused", || worker.state().problem.is_some()).await;
     let mut listener = None;
     eventually("its port is free", || {
         listener = std::net::TcpListener::bind(&address).ok();
@@ -144,6 +144,6 @@ async fn an_engine_that_has_started_again_is_expected_to_hold_nothing_and_one_th
     })
     .await;
     let known = serving.fleet.pools()[0].router.index_size().1;
-    assert!(known > 0 && known < blocks, "the other's alone: {known} of {blocks}");
+    assert!(known > 0 && known < blocks, "only the other engine's blocks: {known} of {blocks}");
     assert!(serving.shut_down().await.is_nothing());
 }

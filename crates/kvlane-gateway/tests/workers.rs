@@ -1,4 +1,4 @@
-//! The fleet changes while requests run.
+//! Changes of the fleet while requests run.
 
 use std::time::Duration;
 
@@ -60,7 +60,7 @@ async fn workers_are_added_listed_and_removed_over_http() {
 }
 
 #[tokio::test]
-async fn the_short_names_of_the_same_work_too() {
+async fn the_short_paths_of_the_worker_api_work_too() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[]).await;
     let url = engine.url().replace(':', "%3A").replace('/', "%2F");
@@ -77,7 +77,7 @@ async fn the_short_names_of_the_same_work_too() {
         ("POST", "/add_worker?url=nonsense", 400),
         ("POST", "/add_worker?url=ftp://h", 400),
         ("GET", "/add_worker?url=http://h", 405),
-        ("POST", "/remove_worker?url=http://nobody:1", 404),
+        ("POST", "/remove_worker?url=http://unknown:1", 404),
         ("PUT", "/workers", 405),
         ("GET", "/workers/77", 404),
     ] {
@@ -92,9 +92,9 @@ async fn the_short_names_of_the_same_work_too() {
 /// Invariant: A worker that leaves finishes its streams, and then all its state is removed; a restarted worker is
 /// expected to have an empty cache.
 ///
-/// Also held by `prefix_entries_leave_with_their_worker`, `an_engine_that_started_again_is_expected_to_hold_nothing`.
+/// Also held by `prefix_entries_are_removed_with_their_worker`, `a_restarted_engine_is_expected_to_have_an_empty_cache`.
 #[tokio::test]
-async fn a_removed_worker_finishes_its_stream_and_then_everything_of_it_goes() {
+async fn a_removed_worker_finishes_its_stream_and_then_its_state_is_removed() {
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
     let gateway = TestGateway::start(in_turn(), &[&a, &b]).await;
     let prompt = chat_stream("m", &"a long prompt ".repeat(100));
@@ -123,7 +123,7 @@ async fn a_removed_worker_finishes_its_stream_and_then_everything_of_it_goes() {
     );
     let worker = gateway.serving().controller.find(&gone.url()).expect("it drains");
     let undo = gateway.ask("PUT", &format!("/workers/{}", worker.id.0), r#"{"draining":false}"#).await;
-    assert_eq!(undo.json()["draining"], true, "leaving is for good");
+    assert_eq!(undo.json()["draining"], true, "removal cannot be undone");
     for _ in 0..4 {
         let (reply, _) =
             tokio::join!(gateway.ask("POST", "/v1/chat/completions", chat("m", "hi")), stays.answer("{}"));
@@ -131,7 +131,7 @@ async fn a_removed_worker_finishes_its_stream_and_then_everything_of_it_goes() {
     }
     call.chunk(&event("two")).await;
     client.see("two").await;
-    assert_eq!(workers(&gateway), 2, "it stays until its stream is over");
+    assert_eq!(workers(&gateway), 2, "it stays until its stream has ended");
     call.end_stream().await;
     assert!(client.rest().await.1);
     eventually("it has left", || workers(&gateway) == 1).await;
@@ -139,7 +139,7 @@ async fn a_removed_worker_finishes_its_stream_and_then_everything_of_it_goes() {
     let text = gateway.operate("GET", "/metrics", "").await.text();
     assert!(!text.contains(&gone.url()) && text.contains(&stays.url()), "{text}");
     gateway.ask("DELETE", &format!("/workers/{}", stays.url().replace('/', "%2F")), "").await;
-    eventually("nobody is left", || workers(&gateway) == 0).await;
+    eventually("no worker is left", || workers(&gateway) == 0).await;
     eventually("the pool has gone with its last endpoint", || gateway.fleet().pools().is_empty()).await;
     let text = gateway.operate("GET", "/metrics", "").await.text();
     assert!(!text.contains(&stays.url()), "{text}");
@@ -150,7 +150,7 @@ async fn a_removed_worker_finishes_its_stream_and_then_everything_of_it_goes() {
 }
 
 #[tokio::test]
-async fn prefix_entries_leave_with_their_worker() {
+async fn prefix_entries_are_removed_with_their_worker() {
     let (a, b) = (FakeEngine::start("m").await, FakeEngine::start("m").await);
     let gateway = TestGateway::start(in_turn(), &[&a, &b]).await;
     let index = || gateway.pool("m").router.index_size();
@@ -166,13 +166,13 @@ async fn prefix_entries_leave_with_their_worker() {
     assert!(per_worker > 10);
     gateway.ask("POST", &format!("/remove_worker?url={}", a.url()), "").await;
     eventually("one has left", || workers(&gateway) == 1).await;
-    assert_eq!(index().1, full.1 - per_worker, "only the other's are left");
+    assert_eq!(index().1, full.1 - per_worker, "only the other worker's entries are left");
     let _ = empty;
     gateway.end().await;
 }
 
 #[tokio::test]
-async fn a_draining_worker_gets_nothing_until_it_is_resumed() {
+async fn a_draining_worker_gets_no_requests_until_it_is_resumed() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     let reply = gateway.ask("PUT", "/workers/1", r#"{"draining":true}"#).await;
@@ -191,7 +191,7 @@ async fn a_draining_worker_gets_nothing_until_it_is_resumed() {
 }
 
 #[tokio::test]
-async fn a_worker_that_drains_before_it_is_seated_gets_nothing() {
+async fn a_worker_that_drains_before_it_is_registered_gets_no_requests() {
     let engine = FakeEngine::start("m").await;
     engine.set_healthy(false);
     let mut config = config();
@@ -210,7 +210,7 @@ async fn a_worker_that_drains_before_it_is_seated_gets_nothing() {
 }
 
 #[tokio::test]
-async fn a_worker_is_not_placed_on_before_it_counts_as_healthy() {
+async fn a_worker_gets_no_requests_before_it_is_healthy() {
     let engine = FakeEngine::start("m").await;
     engine.set_healthy(false);
     let mut config = config();
@@ -223,13 +223,13 @@ async fn a_worker_is_not_placed_on_before_it_counts_as_healthy() {
     engine.set_healthy(true);
     eventually("it is in a pool", || !gateway.serving().controller.endpoints_of(worker.id).is_empty()).await;
     assert!(!worker.state().healthy);
-    assert_eq!(eligible(&gateway), 0, "the scheduler and the worker say the same");
+    assert_eq!(eligible(&gateway), 0, "the scheduler and the worker agree");
     assert_eq!(gateway.ask("POST", "/v1/chat/completions", chat("m", "hi")).await.status, 503);
     gateway.end().await;
 }
 
 #[tokio::test]
-async fn a_model_list_that_changes_changes_who_serves_what() {
+async fn a_changed_model_list_changes_the_pools() {
     let list = |adapters: &[&str]| {
         let base = json!({"id": "m", "root": "/m", "parent": null});
         let adapters = adapters.iter().map(|name| json!({"id": name, "root": name, "parent": "m"}));
@@ -243,7 +243,7 @@ async fn a_model_list_that_changes_changes_who_serves_what() {
     let gateway = TestGateway::start(config, &[&a, &b]).await;
     let body = |model: &str| json!({"model": model, "prompt": "hi"}).to_string();
     for _ in 0..4 {
-        // The one that has not loaded the adapter would answer 404.
+        // The engine without the adapter would answer 404.
         let (reply, _) = tokio::join!(gateway.ask("POST", "/v1/completions", body("sql")), a.answer("{}"));
         assert_eq!(reply.header("x-router-backend"), Some(a.url().as_str()));
     }
@@ -273,14 +273,14 @@ async fn a_model_list_that_changes_changes_who_serves_what() {
     eventually("it serves another model", || holders().0 == "other").await;
     let pools = gateway.fleet().pools();
     assert_eq!(pools.iter().map(|pool| pool.model.as_str()).collect::<Vec<_>>(), ["m", "other"]);
-    eventually("it is placed on", || eligible(&gateway) == 2).await;
+    eventually("it gets requests", || eligible(&gateway) == 2).await;
     let (reply, _) = tokio::join!(gateway.ask("POST", "/v1/completions", body("other")), a.answer("{}"));
     assert_eq!(reply.status, 200);
     gateway.end().await;
 }
 
 #[tokio::test]
-async fn an_engine_without_a_model_list_serves_the_model_it_was_given() {
+async fn an_engine_without_a_model_list_serves_its_configured_model() {
     let engine = FakeEngine::start("m").await;
     engine.set_models(json!([]));
     let mut config = config();
@@ -293,7 +293,7 @@ async fn an_engine_without_a_model_list_serves_the_model_it_was_given() {
 }
 
 #[tokio::test]
-async fn what_an_engine_says_of_its_load_is_shown() {
+async fn the_load_that_an_engine_reports_is_shown() {
     let engine = FakeEngine::start("m").await;
     engine.set_metrics(
         "vllm:num_requests_running{model_name=\"m\"} 3\nvllm:num_requests_waiting{model_name=\"m\"} 2\n\
@@ -312,7 +312,7 @@ async fn what_an_engine_says_of_its_load_is_shown() {
 }
 
 #[tokio::test]
-async fn the_admin_api_is_closed_on_a_port_that_others_can_reach() {
+async fn the_admin_api_is_closed_on_a_public_client_port() {
     let engine = FakeEngine::start("m").await;
     let mut config = config();
     config.server.host = "0.0.0.0".parse().expect("an address");
@@ -333,7 +333,7 @@ async fn the_admin_api_is_closed_on_a_port_that_others_can_reach() {
         client.request(method, path, "").await;
         let reply = client.reply().await;
         assert_eq!((reply.status, reply.error_code().as_str()), (403, "admin"), "{method} {path}");
-        assert!(!reply.text().contains(&engine.url()), "nothing is told: {}", reply.text());
+        assert!(!reply.text().contains(&engine.url()), "the response names no worker: {}", reply.text());
     }
     for path in ["/liveness", "/readiness", "/v1/models", "/health"] {
         client.request("GET", path, "").await;
@@ -346,9 +346,9 @@ async fn the_admin_api_is_closed_on_a_port_that_others_can_reach() {
 
 /// Invariant: A worker and its pools' schedulers agree on whether it is healthy and draining.
 ///
-/// Also held by `a_worker_that_drains_before_it_is_seated_gets_nothing`.
+/// Also held by `a_worker_that_drains_before_it_is_registered_gets_no_requests`.
 #[tokio::test]
-async fn two_who_change_their_minds_at_a_time_leave_the_worker_and_the_scheduler_agreed() {
+async fn concurrent_drain_and_health_changes_leave_worker_and_scheduler_in_agreement() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
     let controller = &gateway.serving().controller;
@@ -369,7 +369,7 @@ async fn two_who_change_their_minds_at_a_time_leave_the_worker_and_the_scheduler
 }
 
 #[tokio::test]
-async fn an_engine_that_started_again_is_expected_to_hold_nothing() {
+async fn a_restarted_engine_is_expected_to_have_an_empty_cache() {
     let engine = FakeEngine::start("m").await;
     let mut config = config();
     config.health.interval = Duration::from_millis(5);
@@ -384,7 +384,7 @@ async fn an_engine_that_started_again_is_expected_to_hold_nothing() {
     assert!(pool.router.index_size().1 > 0);
     let address = engine.authority().to_owned();
     drop(engine);
-    eventually("it is out", || eligible(&gateway) == 0).await;
+    eventually("it is unhealthy", || eligible(&gateway) == 0).await;
     let mut listener = None;
     eventually("its port is free", || {
         listener = std::net::TcpListener::bind(&address).ok();
@@ -402,12 +402,12 @@ async fn an_engine_that_started_again_is_expected_to_hold_nothing() {
 }
 
 #[tokio::test]
-async fn a_model_whose_only_worker_has_not_come_up_is_not_ready_rather_than_unknown() {
+async fn a_model_whose_only_worker_is_not_up_is_not_ready_rather_than_unknown() {
     let engine = FakeEngine::start("m").await;
     let gateway = TestGateway::start(config(), &[&engine]).await;
-    let nobody =
+    let unused =
         std::net::TcpListener::bind("127.0.0.1:0").expect("a port").local_addr().expect("an address");
-    let spec = WorkerSpec { model: Some("n".into()), ..WorkerSpec::new(format!("http://{nobody}")) };
+    let spec = WorkerSpec { model: Some("n".into()), ..WorkerSpec::new(format!("http://{unused}")) };
     gateway.serving().controller.add(&spec).expect("a worker");
     for (model, status) in [("n", 503), ("o", 404)] {
         let reply = gateway.ask("POST", "/v1/chat/completions", chat(model, "hi")).await;
@@ -417,7 +417,7 @@ async fn a_model_whose_only_worker_has_not_come_up_is_not_ready_rather_than_unkn
 }
 
 #[tokio::test]
-async fn a_worker_that_wants_a_key_says_which_flag_gives_it() {
+async fn a_worker_that_needs_a_key_names_the_flag() {
     let engine = FakeEngine::start("m").await;
     engine.require_key("sk-worker");
     for (key, expect) in [(None, "set --worker-api-key"), (Some("sk-other"), "correct --worker-api-key")] {
@@ -440,7 +440,7 @@ async fn a_worker_that_wants_a_key_says_which_flag_gives_it() {
 }
 
 #[tokio::test]
-async fn a_worker_whose_url_ends_in_v1_is_the_one_without() {
+async fn a_worker_url_ending_in_v1_is_the_same_without_it() {
     let engine = FakeEngine::start("m").await;
     let mut config = config();
     config.workers = vec![WorkerSpec::new(format!("{}/v1/", engine.url()))];
@@ -452,6 +452,6 @@ async fn a_worker_whose_url_ends_in_v1_is_the_one_without() {
     assert_eq!(reply.status, 200);
     assert!(head.starts_with("POST /v1/chat/completions HTTP/1.1"), "{head}");
     let again = gateway.ask("POST", "/workers", json!({"url": engine.url()}).to_string()).await;
-    assert_eq!(again.status, 409, "it is there already");
+    assert_eq!(again.status, 409, "it exists already");
     gateway.end().await;
 }

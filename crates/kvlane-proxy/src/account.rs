@@ -1,4 +1,4 @@
-//! What is known of one request from its arrival to its end: its id, and how it will be counted.
+//! The account of one request from its arrival to its end: its id, and how it is counted.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,38 +19,38 @@ use crate::traces::{Ending, Traces};
 
 /// The header with the request's id.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-/// The status counted when the client has left before its answer's end.
+/// The status counted when the client disconnected before the end of the response.
 const CLIENT_CLOSED_REQUEST: u16 = 499;
-/// Tells a client where the time went (W3C Server Timing).
+/// The W3C Server Timing header.
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
-/// The longest request id that is taken over.
+/// Longest request id that is accepted.
 const REQUEST_ID_LEN_MAX: usize = 128;
 
-/// One request's account. It is counted when the last holder lets go.
+/// One request's account. It is counted when the last holder drops it.
 pub struct Account {
     proxy: Arc<Proxy>,
     api: Option<Api>,
-    /// In whose words its client reads errors.
+    /// The error format of its client.
     pub(super) dialect: Dialect,
-    /// Whether it is a client's; scrapes and operators' calls are not counted.
+    /// Whether it is a client's request; scrapes and requests to the admin API are not counted.
     counted: bool,
     /// When it arrived.
     pub received: Nanos,
-    /// Its id: the client's, or one made here.
+    /// Its id: the client's, or a generated one.
     pub request_id: HeaderValue,
-    /// Where its time goes.
+    /// The time spent in each stage.
     pub(super) timeline: Arc<Timeline>,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
-    /// Where it is to be placed, if it got so far.
+    /// The pool, once it is known.
     pool: Option<Arc<ModelPool>>,
     left: Left,
     status: u16,
     settled: bool,
-    /// Its client is not told what depends on the requests of others.
+    /// The client does not get headers that depend on the requests of others.
     discreet: bool,
 }
 
@@ -87,18 +87,18 @@ impl Account {
         self.state().pool = Some(Arc::clone(pool));
     }
 
-    /// Its client is one of several tenants that are kept apart: where a request goes, why, and how long each step took
-    /// depends on the others' requests, so the answer does not say.
+    /// The client is one of several isolated tenants: the endpoint, the reason and the time of each step depend on
+    /// other tenants' requests, so the response does not contain them.
     pub fn keep_apart(&self) {
         self.state().discreet = true;
     }
 
-    /// What its client may still use.
+    /// Sets what is left of the client's limits.
     pub fn set_left(&self, left: Left) {
         self.state().left = left;
     }
 
-    /// Says in an answer's head which request it is for, what its client may still use, and where the time went.
+    /// Adds the headers for the request id, what is left of the client's limits, and the timing.
     pub fn mark(&self, headers: &mut HeaderMap) {
         headers.insert(REQUEST_ID, self.request_id.clone());
         let (pool, discreet) = {
@@ -108,7 +108,7 @@ impl Account {
         };
         if discreet {
             unmark(headers);
-            // The engine's own, too: it is shared.
+            // The engine's own header is removed, too: the engine is shared.
             headers.remove(SERVER_TIMING);
         }
         if !self.counted || (self.api.is_none() && pool.is_none()) {
@@ -122,7 +122,7 @@ impl Account {
             && self.proxy.settings().server.server_timing
             && let Ok(value) = HeaderValue::try_from(stages.format())
         {
-            // Whoever stands behind us has told theirs: lists of one name are one list.
+            // A proxy or engine may have added its own: several header lines are one list.
             headers.append(SERVER_TIMING, value);
         }
     }
@@ -131,12 +131,12 @@ impl Account {
         self.state().status = status.as_u16();
     }
 
-    /// The answer has come to an end, good or bad, before the client left.
+    /// The response has ended, with or without error, before the client disconnected.
     pub fn settle(&self) {
         self.state().settled = true;
     }
 
-    /// It is over: tells logs and traces, where somebody wants to know.
+    /// The request has ended: writes the log line and the trace, if enabled.
     fn tell(&self, pool: Option<&ModelPool>, status: u16, settled: bool) {
         let model = pool.map(|pool| pool.model.as_str());
         tracing::debug!(
@@ -186,12 +186,12 @@ fn is_usable(id: &HeaderValue) -> bool {
     (1..=REQUEST_ID_LEN_MAX).contains(&id.len()) && id.as_bytes().iter().all(u8::is_ascii_graphic)
 }
 
-/// A value with memory of its own, that keeps nothing of the head it is from.
+/// A value with memory of its own, so that it does not keep the whole head alive.
 fn copy(value: &HeaderValue) -> HeaderValue {
     HeaderValue::from_bytes(value.as_bytes()).unwrap_or_else(|_| value.clone())
 }
 
-/// An id nobody else has: the process's random start and a counter.
+/// A unique id: the process's random prefix and a counter.
 fn made_id() -> HeaderValue {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     static START: std::sync::LazyLock<u64> = std::sync::LazyLock::new(|| {

@@ -11,7 +11,7 @@ use crate::error::ApiError;
 use crate::limits::{Ask, Charge};
 use crate::proxy::Proxy;
 
-/// Tokens that an answer is charged with until its end, where tenants are kept apart.
+/// Tokens that an answer is charged until its end, where tenants are isolated.
 const ANSWER_TOKENS_APART: f64 = 256.0;
 
 /// Admits a request if its client is within its limits.
@@ -25,7 +25,7 @@ pub(super) fn admit(
     let pool = &served.pool;
     let output_tokens = || {
         let usual = match proxy.settings().auth.isolate_tenants {
-            // What a client is charged, and so what it is told to have left, says nothing of others' answers.
+            // A fixed number: the charge, and so the limit headers, reveal nothing of other tenants' answers.
             true => ANSWER_TOKENS_APART,
             false => pool.router.read(|scheduler| scheduler.usual_output_tokens()),
         };

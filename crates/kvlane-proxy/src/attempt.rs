@@ -1,8 +1,9 @@
-//! The attempts of one request: what each came to, who is told, and whether there is another.
+//! The attempts of one request: the outcome of each, its report to the scheduler, and whether to retry.
 //!
-//! An attempt that came to nothing is repeated only while no byte of an answer has gone to the client. The engine that
-//! broke it has failed; the one that says 429 or 503 is busy, which is no fault. Either is told to the scheduler, and
-//! another is tried. What the last one said is kept: it is the client's if nobody does better.
+//! A failed attempt is retried only while no byte of a response has been sent to the client. An engine whose
+//! connection breaks has failed; an engine that answers 429 or 503 is busy, which is no fault. Either is reported to
+//! the scheduler, and another endpoint is tried. The last engine's error response is kept: the client gets it if no
+//! later attempt succeeds.
 
 use std::io;
 use std::sync::Arc;
@@ -36,34 +37,35 @@ use crate::proxy::Proxy;
 use crate::relay::is_event_stream;
 use crate::routed::Routed;
 
-/// When to come again, if an engine that is busy does not say.
+/// `Retry-After` where a busy engine sends none.
 const RETRY_AFTER_S: u64 = 1;
 
-/// How often a request at an engine that stands still looks whether another one takes requests.
+/// How often a request at a stalled engine checks whether another endpoint takes requests.
 const STALLED_LOOK_EVERY: Duration = Duration::from_secs(1);
-/// What is held of a stream without content; beyond that it is passed on as it comes.
+/// Most bytes held of a stream without content; beyond it the stream is relayed as it comes.
 const HELD_BYTES_MAX: usize = 64 << 10;
-/// For how long a request that may kill its engine waits for others like it, and for what becomes of the engines before. Then
-/// it is tried none the less.
+/// How long a request that may crash its engine waits for its exclusive turn and for the state of the engines before.
+/// After that it is tried anyway.
 const TURN_WITHIN: Duration = Duration::from_secs(10);
-/// How often it looks whether that is known.
+/// How often it checks that state.
 const TURN_LOOK_EVERY: Duration = Duration::from_millis(250);
-/// Engines that say of a request that they failed, and not whose fault it is, before that is its answer.
+/// Engines that report an error of unknown cause for one request before that error is its response.
 const FAULTS_MAX: usize = 2;
 
-/// What an attempt came to.
+/// The outcome of an attempt.
 pub(super) enum Outcome {
-    /// An answer for the client, good or bad.
+    /// A response for the client, good or bad.
     Answered(Answer),
-    /// The engine says that it has too much to do.
+    /// The engine answers that it is overloaded.
     Busy(Answer),
-    /// The engine, or what stands before it, says that it cannot answer.
+    /// The engine, or a proxy before it, answers that it cannot serve the request.
     Unable(Answer),
-    /// The engine says 500, or that it failed before any content of a stream: by its own fault, or nobody knows whose.
+    /// The engine answers 500, or reports an error before any content of a stream: by its own fault, or the cause is
+    /// unknown.
     Faulty(Answer, Fault),
-    /// No answer.
+    /// No response.
     Broken(AttemptError),
-    /// None before the request's own time was over.
+    /// No response before the request's own deadline.
     Late(Duration),
 }
 
@@ -74,37 +76,37 @@ pub(super) struct Attempts<'a> {
     deadlines: Deadlines,
     retry: Retry,
     attempts: retry::Attempts,
-    /// Who is not to be tried.
+    /// Endpoints that are not to be tried.
     excluded: Arc<[EndpointId]>,
-    /// Who has failed, once for each time.
+    /// Workers that have failed, one entry for each failure.
     failed: Vec<WorkerId>,
-    /// Who has said that they failed, and not whose fault it was: if another one answers, it was theirs.
+    /// Endpoints that reported an error of unknown cause: if another endpoint succeeds, the fault was theirs.
     faulted: Vec<EndpointId>,
-    /// Whose connection broke with the last one: its engine may have died.
+    /// The lease of the last attempt if its connection broke: the engine may have died.
     broke: Option<Lease>,
-    /// What the engines that died under this prompt make of it.
+    /// The standing of the prompt, by the engines that died while it was in flight.
     standing: Standing,
-    /// Held while no other request may be tried that may kill its engine.
+    /// Held while no other suspect request may be tried.
     turn: Option<SemaphorePermit<'a>>,
-    /// What the client gets if no further attempt does better.
+    /// The client's response if no further attempt succeeds.
     said: Option<Result<Response<Body>, ApiError>>,
 }
 
-/// For how long an answer is waited for.
+/// How long to wait for a response.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Patience {
-    /// Until it begins.
+    /// Until the response begins.
     within: Option<Duration>,
-    /// The request's whole time,
+    /// The request's total time,
     total: Duration,
-    /// and when that is over.
+    /// and when it ends.
     deadline: Instant,
 }
 
 // === impl Outcome ===
 
 impl Outcome {
-    /// Whether the client gets it.
+    /// Whether it is the client's response.
     pub(super) fn is_answer(&self) -> bool {
         matches!(self, Self::Answered(_))
     }
@@ -121,7 +123,8 @@ impl Outcome {
         }
     }
 
-    /// Whether an engine that ends like this has died, or may have, and which of the two. One that stands still may go on.
+    /// Whether the engine has died (`true`) or may have died (`false`); none for other outcomes. A stalled engine may
+    /// recover.
     fn death(&self) -> Option<bool> {
         match self {
             Self::Faulty(_, Fault::Engine) => Some(true),
@@ -157,14 +160,14 @@ impl<'a> Attempts<'a> {
         }
     }
 
-    /// The attempts to have an answer continued: none of them is a first one.
+    /// Attempts to continue a broken stream: none of them is a first attempt.
     pub(super) fn again(mut self) -> Self {
         self.attempts = retry::Attempts::new(1);
         self
     }
 
-    /// Waits for as long as it has to be tried alone and another one is, or it is not known whether engines died under it. Says
-    /// if it is not to be placed, since it kills them.
+    /// Waits while the request must be tried alone and another suspect one is being tried, or while it is not known
+    /// whether engines died of it. An error if it is not to be placed because it crashes engines.
     pub(super) async fn take_turn(&mut self) -> Result<(), ApiError> {
         self.standing = self.proxy.standing(self.routed.prompt);
         if matches!(self.standing, Standing::Alone { .. }) {
@@ -193,7 +196,7 @@ impl<'a> Attempts<'a> {
         }
     }
 
-    /// A place for the next one.
+    /// Selects an endpoint for the next attempt.
     pub(super) async fn place(&mut self) -> Result<Lease, Refused> {
         if self.attempts.made() > 0 {
             self.routed.timeline.enter(Stage::Place);
@@ -209,7 +212,7 @@ impl<'a> Attempts<'a> {
         Ok(lease)
     }
 
-    /// Waits for an answer as [`Patience::answer`] does.
+    /// Waits for a response as [`Patience::answer`] does.
     pub(super) async fn answer(
         &mut self,
         lease: &Lease,
@@ -218,16 +221,16 @@ impl<'a> Attempts<'a> {
         self.patience().answer(lease, sent).await
     }
 
-    /// For how long an answer is waited for.
+    /// How long to wait for a response.
     pub(super) fn patience(&self) -> Patience {
         let within = self.deadlines.first_byte(self.routed.facts.streams());
         Patience { within, total: self.deadlines.total, deadline: self.routed.deadline }
     }
 
-    /// After how long a second copy is sent, if one may be.
+    /// The delay before a second copy is sent, if hedging is allowed.
     pub(super) fn hedge_delay(&self) -> Option<Duration> {
         let config = &self.proxy.settings().hedge;
-        // What may kill an engine is not sent to two.
+        // A request that may crash its engine is not sent to two.
         let may = config.enabled
             && self.attempts.made() == 1
             && self.standing == Standing::Clear
@@ -235,7 +238,8 @@ impl<'a> Attempts<'a> {
         may.then(|| config.delay.or_else(|| self.routed.served.pool.first_tokens.late())).flatten()
     }
 
-    /// A place for a second copy of what `first` is late with, or how long to wait before asking again, if it is too early.
+    /// An endpoint for a second copy of the request that `first` is late with, or the time to wait before asking
+    /// again, if it is too early.
     pub(super) async fn hedge(&mut self, first: &Lease) -> Result<Lease, Option<Duration>> {
         let endpoints = self.routed.served.pool.endpoints_of(&first.worker);
         let excluded = self.excluded.iter().copied().chain(endpoints).collect();
@@ -247,12 +251,12 @@ impl<'a> Attempts<'a> {
         })
     }
 
-    /// There is to be no second copy.
+    /// Records that there is no second copy.
     pub(super) fn is_not_hedged(&self) {
         self.proxy.fleet.metrics.faults.note_hedge(Hedged::refused);
     }
 
-    /// One has answered well: those that failed with the same request did so by their own fault.
+    /// An attempt has succeeded: engines that failed with the same request did so by their own fault.
     pub(super) fn succeeded(&mut self) {
         let pool = &self.routed.served.pool;
         for endpoint in self.faulted.drain(..) {
@@ -260,7 +264,8 @@ impl<'a> Attempts<'a> {
         }
     }
 
-    /// One has come to nothing: tells the scheduler why, and keeps what it said. `relay` makes an answer of an engine's.
+    /// An attempt has failed: reports the reason to the scheduler and keeps the error response. `relay` makes the
+    /// client's response of an engine's.
     pub(super) fn failed(
         &mut self,
         lease: Lease,
@@ -282,7 +287,8 @@ impl<'a> Attempts<'a> {
                 lease.trace_failure(FailureKind::timeout.name());
                 self.proxy.fleet.metrics.note_failure(&worker.url, FailureKind::timeout);
             }
-            // Its scheduler knows already. It is not excluded: should all others stand still too, it is as good as they are.
+            // The scheduler already knows. The endpoint is not excluded: if all others stall too, it is as good as
+            // they are.
             Outcome::Broken(AttemptError::Stalled) => lease.stalled(),
             Outcome::Faulty(_, Fault::Client | Fault::Unknown) => {
                 lease.faulted();
@@ -321,9 +327,9 @@ impl<'a> Attempts<'a> {
         let (request_id, trace_id) = (timeline.request_id(), timeline.trace_id());
         match &said {
             Ok(response) => {
-                tracing::debug!(request_id, trace_id, worker = %worker.url, status = %response.status(), "turned down")
+                tracing::debug!(request_id, trace_id, worker = %worker.url, status = %response.status(), "attempt rejected by the engine")
             }
-            Err(error) => tracing::debug!(request_id, trace_id, %error, "an attempt failed"),
+            Err(error) => tracing::debug!(request_id, trace_id, %error, "attempt failed"),
         }
         self.said = Some(said);
         self.broke = broke.then_some(lease);
@@ -333,7 +339,7 @@ impl<'a> Attempts<'a> {
     pub(super) async fn go_on(&mut self, upstreams: &Connections) -> bool {
         if let Some(lease) = self.broke.take() {
             let worker = Arc::clone(&lease.worker);
-            // Its connection broke: by itself, or because its process ended.
+            // The connection broke: by itself, or because the engine's process ended.
             if upstreams.refuses(&worker.upstream).await {
                 lease.died(true);
             }
@@ -356,7 +362,7 @@ impl<'a> Attempts<'a> {
         let pause = self.attempts.pause(&self.retry.backoff(), || Rng::new(seed).unit());
         let due = Instant::now() + Duration::from_nanos(pause.0);
         let may_retry = self.attempts.may_retry(self.retry.max_total_retries);
-        if !may_retry || due >= self.routed.deadline || !self.somebody_is_left() {
+        if !may_retry || due >= self.routed.deadline || !self.an_endpoint_is_left() {
             return false;
         }
         if pause > Nanos::ZERO {
@@ -371,18 +377,18 @@ impl<'a> Attempts<'a> {
         }
     }
 
-    /// What the client gets in the end, if anybody has said anything.
+    /// The client's response after the last attempt, if there was a response or error.
     pub(super) fn said(self) -> Option<Result<Response<Body>, ApiError>> {
         self.said
     }
 
-    /// What it did is the worker's doing, so its other ranks are no better.
+    /// The failure is the worker's, so its other ranks are excluded, too.
     fn exclude(&mut self, lease: &Lease) {
         let endpoints = self.routed.served.pool.endpoints_of(&lease.worker);
         self.excluded = self.excluded.iter().copied().chain(endpoints).collect();
     }
 
-    fn somebody_is_left(&self) -> bool {
+    fn an_endpoint_is_left(&self) -> bool {
         let pool = &self.routed.served.pool;
         let left = |other: EndpointId| !self.excluded.contains(&other);
         pool.router.read(|scheduler| scheduler.pool().eligible().any(|other| left(other.id)))
@@ -392,8 +398,8 @@ impl<'a> Attempts<'a> {
 // === impl Patience ===
 
 impl Patience {
-    /// Waits for an answer, and if it is a stream for its first bytes: until then another engine can give it. For as long
-    /// as there is time, and the engine is fit.
+    /// Waits for a response, and if it is a stream for its first bytes: until then another engine can serve the
+    /// request. Ends at the deadline, or when the engine becomes unhealthy.
     pub(super) async fn answer(
         self,
         lease: &Lease,
@@ -429,7 +435,8 @@ impl Outcome {
     }
 }
 
-/// Waits until the engine has stopped making progress while another one takes requests: to leave the only one helps nobody.
+/// Waits until the engine has stalled while another endpoint takes requests: leaving the only endpoint would not
+/// help.
 async fn stalled(lease: &Lease) {
     loop {
         lease.endpoint.vitals.stalled().await;
@@ -443,10 +450,11 @@ async fn stalled(lease: &Lease) {
     }
 }
 
-/// Waits until a stream has content, or an answer of 500 its first words. Whose fault it is, if it says that it failed.
+/// Waits until a stream has content, or a 500 response its first bytes. Returns whose fault it is if the engine
+/// reports an error.
 ///
-/// A 200 head says nothing: vLLM sends it, and `response.created`, before its engine has seen the request. Until there is
-/// content another engine can answer, so all of that is held.
+/// A 200 head proves nothing: vLLM sends it, and `response.created`, before its engine has seen the request. Until
+/// there is content another engine can serve the request, so everything before it is held.
 async fn begin(answer: &mut Answer) -> io::Result<Option<Fault>> {
     if answer.status == StatusCode::INTERNAL_SERVER_ERROR {
         let words = answer.body.wait_for_more().await?;
@@ -469,7 +477,7 @@ async fn begin(answer: &mut Answer) -> io::Result<Option<Fault>> {
     Ok(None)
 }
 
-/// The seconds of a `Retry-After`. A date counts as not given: engines send none.
+/// The seconds of a `Retry-After`. A date is ignored: engines send none.
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let seconds = headers.get(header::RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
     Some(Duration::from_secs(seconds))
@@ -480,7 +488,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn jitter_parts_requests_that_failed_together() {
+    fn jitter_separates_retries_of_requests_that_failed_together() {
         let backoff = Retry::default().backoff();
         let pauses: std::collections::BTreeSet<_> =
             (0..100u64).map(|seed| backoff.pause(3, Rng::new(seed).unit())).collect();
@@ -488,7 +496,7 @@ mod tests {
     }
 
     #[test]
-    fn an_engine_says_when_to_come_again_in_seconds() {
+    fn retry_after_of_an_engine_is_read_in_seconds() {
         let said = |value: &'static str| {
             let value = HeaderValue::from_static(value);
             retry_after(&HeaderMap::from_iter([(header::RETRY_AFTER, value)]))

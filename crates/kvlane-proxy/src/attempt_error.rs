@@ -10,11 +10,11 @@ pub enum AttemptError {
     /// The connection or the response failed.
     #[error(transparent)]
     Upstream(#[from] UpstreamError),
-    /// The engine makes no progress.
-    #[error("its engine makes no progress, and no content had come")]
+    /// The engine is stalled.
+    #[error("the engine made no progress, and no content had arrived")]
     Stalled,
     /// The worker's probes fail.
-    #[error("it fails its probes, and no answer had begun")]
+    #[error("its probes fail, and no response had begun")]
     Unfit,
 }
 
@@ -36,17 +36,17 @@ impl AttemptError {
         }
     }
 
-    /// Whether time ran out.
+    /// Whether it is a timeout.
     pub fn is_timeout(&self) -> bool {
         matches!(self, Self::Upstream(UpstreamError::ConnectTimeout(_) | UpstreamError::Silent(_)))
     }
 
-    /// Whether the connection broke after the request may have been received.
+    /// Whether the connection broke after the worker may have received the request.
     pub fn is_broken_connection(&self) -> bool {
         matches!(self, Self::Upstream(UpstreamError::Broken(_)))
     }
 
-    /// Whether the worker has received nothing of the request.
+    /// Whether the worker has received no byte of the request.
     pub fn is_before_sending(&self) -> bool {
         matches!(self, Self::Upstream(error) if error.is_before_sending())
     }

@@ -1,4 +1,4 @@
-//! The span of one attempt: a request as it is sent to one worker, told as the GenAI conventions have it.
+//! The span of one attempt: a request sent to one worker, following the GenAI conventions.
 //!
 //! Attributes follow OpenTelemetry's semantic conventions for generative AI (semantic-conventions-genai,
 //! docs/gen-ai/gen-ai-spans.md, status Development, of 2026).
@@ -17,10 +17,10 @@ use crate::proxy::Proxy;
 use crate::routed::Routed;
 use crate::traces::{RequestTrace, SPANS_MAX, made_span};
 
-/// Bytes of what an engine may say of its maker.
+/// Most bytes of a provider's name.
 const PROVIDER_LEN_MAX: usize = 64;
 
-/// One attempt of a request that is recorded.
+/// One attempt of a recorded request.
 #[derive(Debug)]
 pub struct Attempt {
     trace: Arc<RequestTrace>,
@@ -34,7 +34,7 @@ pub struct Attempt {
 // === impl Attempt ===
 
 impl Attempt {
-    /// A request was placed. Nothing if it is not recorded.
+    /// A request was placed. None if it is not recorded.
     pub fn begin(
         proxy: &Proxy,
         routed: &Routed,
@@ -73,23 +73,23 @@ impl Attempt {
         Some(Box::new(Self { trace: Arc::clone(trace), id: made_span(), began, name, attributes, error }))
     }
 
-    /// Its name, for the engine.
+    /// Its span id, for the engine.
     pub fn id(&self) -> SpanId {
         self.id
     }
 
-    /// It came to nothing. What is said first counts.
+    /// The attempt failed. The first reason counts.
     pub fn failed(&self, why: &'static str) {
         let _ = self.error.set(why);
     }
 
-    /// The first token of a stream has come.
+    /// The first token of a stream has arrived.
     pub fn first_token(&mut self, now: Nanos) {
         let seconds = Value::Float((now - self.began).as_secs_f64());
         self.attributes.push(("gen_ai.response.time_to_first_chunk", seconds));
     }
 
-    /// The answer has come to its end.
+    /// The response is complete.
     pub fn complete(&mut self, output_tokens: u64, usage: Option<Usage>) {
         let output_tokens = Value::Int(i64::try_from(output_tokens).unwrap_or(i64::MAX));
         self.attributes.push(("gen_ai.usage.output_tokens", output_tokens));
@@ -123,14 +123,14 @@ impl Drop for Attempt {
     }
 }
 
-/// Who made the engines of a model, as they say it themselves; otherwise whose API they speak.
+/// The provider of a model, from the model list; otherwise that of its API.
 fn provider(proxy: &Proxy, model: &str) -> String {
     let table = proxy.fleet.snapshot();
     let owner = table.cards.get(model).and_then(|card| card["owned_by"].as_str());
     owner.filter(|owner| (1..=PROVIDER_LEN_MAX).contains(&owner.len())).unwrap_or("openai").to_owned()
 }
 
-/// What the conventions call a request to this API; nothing where they have no word for it.
+/// The conventions' operation name for this API, if they define one.
 fn operation(api: Api) -> Option<&'static str> {
     match api {
         Api::ChatCompletions | Api::Responses | Api::Messages => Some("chat"),

@@ -1,13 +1,12 @@
-//! What clients say of their requests beside the prompt: which conversation each is a turn of, whom it is for, how
-//! urgent it is, how long its answer may become.
+//! Request attributes besides the prompt: the session, the tenant, the priority, and the longest answer.
 //!
-//! A hint is never worth an error: one that cannot be used is as good as none. Names become keys here and go no
-//! further, so none of them stands in a log, a receipt or a recording.
+//! An unusable hint is ignored and never an error. Names become keys here and are not kept, so no name is in a log, a
+//! receipt or a recording.
 //!
-//! A tenant's key is a keyed hash (SipHash, keys drawn when the process starts), because what names a tenant may be its
-//! API key: nobody can try keys against what a recording holds. Nothing needs it to be the same twice, for fairness
-//! only compares. A session's key is the same at every gateway and after a restart, so that policies which hash
-//! sessions agree. The name of its tenant is part of it: two tenants' sessions of one name are two.
+//! A tenant's key is a keyed hash (SipHash, with keys drawn when the process starts), because a tenant's name may be
+//! its API key: API keys cannot be guessed from a recording. The key differs between processes, which is enough for
+//! fairness. A session's key is the same at every gateway and after a restart, so that policies which hash sessions
+//! agree. It includes the tenant's name: sessions of two tenants with the same name are two sessions.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
@@ -24,31 +23,31 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use crate::auth::{Identity, is_credential};
 use crate::salt::SaltKey;
 
-/// Longer names of tenants are not looked at. API keys have some hundred bytes, signed tokens a few thousand.
+/// Longer tenant names are ignored. API keys have some hundred bytes, signed tokens a few thousand.
 const TENANT_BYTES_MAX: usize = 8 << 10;
 /// The highest priority; the lowest is its negative.
 const PRIORITY_MAX: i8 = 100;
-/// Headers that one list may name: each is looked for in every request.
+/// Most headers in one list: each is looked for in every request.
 const HEADERS_MAX: usize = 16;
-/// Named priorities.
+/// Most named priorities.
 const PRIORITIES_MAX: usize = 64;
 
-/// Which hints of clients are believed. Of each list, the first header that says something usable counts.
+/// Which hints of clients are used. Of each list, the first header with a usable value counts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// Headers that name the conversation; else the body does.
+    /// Headers that name the session; without one the body does.
     pub session_headers: Vec<String>,
-    /// Headers that name whom a request is for.
+    /// Headers that name the tenant.
     pub tenant_headers: Vec<String>,
-    /// Headers that say how urgent it is: a whole number, or a name of `priorities`.
+    /// Headers with the priority: a whole number, or a name from `priorities`.
     pub priority_headers: Vec<String>,
     /// Priorities by name, -100 to 100, higher first.
     pub priorities: BTreeMap<String, i8>,
 }
 
 impl Default for Config {
-    /// Session headers are those of llm-d's agent identity and of routers before it, tenants are llm-d's fairness ids
+    /// Session headers are those of llm-d's agent identity and of earlier routers, tenants are llm-d's fairness ids
     /// or the client's API key, priorities have the classes of SGLang's gateway.
     fn default() -> Self {
         let list = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
@@ -74,7 +73,7 @@ impl Config {
     /// Checks the names of headers and the range of priorities.
     ///
     /// # Errors
-    /// The first that is wrong.
+    /// The first invalid one.
     pub fn validate(&self) -> Result<(), ConfigError> {
         let lists = [
             ("hints.session_headers", &self.session_headers),
@@ -85,7 +84,7 @@ impl Config {
             within(field, names.len(), 0, HEADERS_MAX)?;
             for name in names {
                 if HeaderName::try_from(name).is_err() {
-                    return wrong(field, format!("'{name}' is no name of a header"));
+                    return wrong(field, format!("'{name}' is not a valid header name"));
                 }
             }
         }
@@ -107,7 +106,7 @@ pub struct Hints {
     salts: SaltKey,
 }
 
-/// What was said of one request. The same for all its attempts.
+/// The attributes of one request, the same for all its attempts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Facts {
     session: Option<SessionKey>,
@@ -120,7 +119,7 @@ pub struct Facts {
 // === impl Facts ===
 
 impl Facts {
-    /// Whether the answer may come piece by piece.
+    /// Whether the answer may be a stream.
     pub fn streams(&self) -> bool {
         !self.whole_answer
     }
@@ -142,13 +141,13 @@ impl Hints {
         }
     }
 
-    /// Others, to which tenants are the same. Their salts are, too, unless there is another key.
+    /// New settings with the same tenant keys. The cache salts stay the same unless there is another salt key.
     pub fn reset(&self, config: &Config, salts: Option<SaltKey>) -> Self {
         let salts = salts.unwrap_or_else(|| self.salts.clone());
         Self { keys: self.keys.clone(), ..Self::new(config, salts) }
     }
 
-    /// What is said in a request's head and, where its body is understood, there.
+    /// Reads the attributes from a request's head and, where its body is parsed, from the body.
     pub fn read(
         &self,
         headers: &HeaderMap,
@@ -169,8 +168,8 @@ impl Hints {
         }
     }
 
-    /// What keeps the blocks of whom a request is for from those of all others: the same for the same tenant at every
-    /// gateway with the same key, and nothing that another tenant's `cache_salt` can be.
+    /// The cache salt of a request's tenant: the same for the same tenant at every gateway with the same key, and
+    /// different from any `cache_salt` that another tenant can send.
     pub fn salt(
         &self,
         headers: &HeaderMap,
@@ -191,18 +190,19 @@ impl Hints {
         }
     }
 
-    /// Whom a request is for: whoever shows a key is believed nothing else, unless the key says so.
+    /// The tenant of a request. A client with a key cannot name another tenant, unless the key is trusted to.
     fn tenant<'a>(&self, headers: &'a HeaderMap, identity: Option<&'a Identity>) -> Option<Tenant<'a>> {
         let believed = identity.is_none_or(|identity| identity.trusted);
         let named = self.tenant_headers.iter().filter(|name| {
-            // The key has been looked at: it is ours, and no name.
+            // The key has been verified: it is a gateway key, and not a tenant's name.
             believed && !(identity.is_some() && is_credential(name))
         });
         let named = named.map(|name| tenant(name, headers.get(name)?)).find_map(|tenant| tenant);
         named.or_else(|| identity.map(|identity| Tenant::Known(identity.name.as_bytes())))
     }
 
-    /// The tenants that have this name: whoever has a key of it, and whoever is believed to be called so.
+    /// The tenants with this name: the holder of a key of that name, and a tenant that is named so in a trusted
+    /// header.
     pub fn tenants_called(&self, name: &str) -> [TenantKey; 2] {
         let name = name.as_bytes();
         [Tenant::Known(name), Tenant::Named(name)].map(|tenant| TenantKey(self.keys.hash_one(tenant)))
@@ -222,33 +222,34 @@ impl Hints {
 // === impl Facts ===
 
 impl Facts {
-    /// Whom it is for.
+    /// Its tenant.
     pub fn tenant(&self) -> Option<TenantKey> {
         self.tenant
     }
 
-    /// How long its answer may become.
+    /// The longest answer it asks for.
     pub fn output_tokens_max(&self) -> Option<u32> {
         self.output_tokens_max
     }
 
-    /// Adds them to a request.
+    /// Adds them to a scheduling request.
     pub fn apply(self, request: SchedulingRequest) -> SchedulingRequest {
         let Self { session, tenant, priority, output_tokens_max, whole_answer } = self;
         SchedulingRequest { session, tenant, priority, output_tokens_max, whole_answer, ..request }
     }
 }
 
-/// Who names the tenant, in the ways that must not be mistaken for each other.
+/// The ways to determine a tenant, which must not be confused with each other.
 #[derive(Clone, Copy, Hash, PartialEq, Eq)]
 enum Tenant<'a> {
-    /// Somebody who says so.
+    /// Named by a header.
     Named(&'a [u8]),
-    /// The holder of an API key that is not ours.
+    /// The holder of an API key that is not one of the gateway's.
     Holder(&'a [u8]),
-    /// The holder of credentials of another scheme than `Bearer`, scheme included. No API key can be written the same.
+    /// The holder of credentials of another scheme than `Bearer`, scheme included. An API key cannot have the same
+    /// text.
     Credentials(&'a [u8]),
-    /// Somebody who has shown who they are.
+    /// An authenticated client.
     Known(&'a [u8]),
 }
 
@@ -273,16 +274,16 @@ fn tenant<'a>(name: &HeaderName, value: &'a HeaderValue) -> Option<Tenant<'a>> {
     is_usable(said, TENANT_BYTES_MAX).then_some(tenant)
 }
 
-/// The header in which Anthropic's clients send their key.
+/// The header in which Anthropic clients send their key.
 const API_KEY: &str = "x-api-key";
 
 fn is_usable(name: &[u8], bytes_max: usize) -> bool {
     (1..=bytes_max).contains(&name.len())
 }
 
-/// A session of this name, of that tenant or of nobody in particular.
+/// The key of a session with this name, of that tenant or of no tenant.
 fn session_key(tenant: Option<Tenant<'_>>, name: &[u8]) -> SessionKey {
-    // A constant for each way to say who, so that neither imitates the other.
+    // A different constant for each way, so that one cannot imitate another.
     let seed = match tenant {
         None => 0,
         Some(Tenant::Named(tenant)) => xxh3_64_with_seed(tenant, 0x5E55_1040_0000_0002),
@@ -317,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_says_nothing_is_nobody_in_particular() {
+    fn a_request_without_hints_has_no_session_and_no_tenant() {
         let hints = Hints::new(&Config::default(), SaltKey::generate());
         let body = ParsedRequest::default();
         assert_eq!(read(&hints, &[("accept", "*/*")]), Facts::default());
@@ -336,16 +337,20 @@ mod tests {
             assert_eq!(named_by(&[(name, b"a")]), a, "{name}");
             assert_ne!(named_by(&[(name, b"b")]), a, "{name}");
         }
-        assert_eq!(named_by(&[("session_id", b"b"), ("x-session-id", b"a")]), a, "the order is the list's");
+        assert_eq!(
+            named_by(&[("session_id", b"b"), ("x-session-id", b"a")]),
+            a,
+            "the order of the list counts"
+        );
         assert_eq!(named_by(&[("x-session-id", b"a"), ("x-session-id", b"b")]), a, "the first of several");
         for useless in [&b""[..], &[b'x'; SESSION_BYTES_MAX + 1]] {
-            assert_eq!(named_by(&[("x-session-id", useless)]), a, "as if it were not there");
+            assert_eq!(named_by(&[("x-session-id", useless)]), a, "an unusable value is ignored");
         }
         assert_ne!(named_by(&[("x-session-id", b"\xff\xfe")]), a, "any bytes are a name");
     }
 
     #[test]
-    fn sessions_of_one_name_are_as_many_as_their_tenants() {
+    fn sessions_with_one_name_differ_by_tenant() {
         let hints = Hints::new(&Config::default(), SaltKey::generate());
         let tenants = [
             vec![],
@@ -367,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn a_session_has_the_same_key_at_every_gateway_and_a_tenant_has_not() {
+    fn a_session_key_is_the_same_at_every_gateway_and_a_tenant_key_is_not() {
         let fields = [("x-session-id", "s"), ("authorization", "Bearer sk-1")];
         let read = || read(&Hints::new(&Config::default(), SaltKey::generate()), &fields);
         let (one, other) = (read(), read());
@@ -376,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn an_api_key_is_one_tenant_however_it_is_sent() {
+    fn an_api_key_is_one_tenant_in_every_header() {
         let hints = Hints::new(&Config::default(), SaltKey::generate());
         let tenant = |fields: &[(&str, &str)]| read(&hints, fields).tenant;
         let holder = tenant(&[("authorization", "Bearer sk-1")]);
@@ -392,15 +397,15 @@ mod tests {
         assert_eq!(tenant(&[("authorization", "Bearer ")]), None);
         assert_eq!(tenant(&[("authorization", "Bearer")]), None);
         let named = ("x-llm-d-inference-fairness-id", "sk-1");
-        assert_ne!(tenant(&[named]), holder, "a name is no key");
+        assert_ne!(tenant(&[named]), holder, "a tenant's name is not an API key");
         assert_eq!(tenant(&[named, ("authorization", "Bearer sk-2")]), tenant(&[named]));
-        let nobody =
+        let without_tenants =
             Hints::new(&Config { tenant_headers: Vec::new(), ..Config::default() }, SaltKey::generate());
-        assert_eq!(read(&nobody, &[named, ("authorization", "Bearer sk-1")]).tenant, None);
+        assert_eq!(read(&without_tenants, &[named, ("authorization", "Bearer sk-1")]).tenant, None);
     }
 
     #[test]
-    fn whoever_shows_a_key_is_that_keys_tenant_whatever_they_say() {
+    fn a_client_with_a_key_is_the_tenant_of_that_key() {
         let hints = Hints::new(&Config::default(), SaltKey::generate());
         let known = |name: &str, trusted| Arc::new(Identity { name: name.into(), role: Role::User, trusted });
         let read =
@@ -410,23 +415,31 @@ mod tests {
         let key: (&str, &[u8]) = ("authorization", b"Bearer sk");
         let anns = read(&[key], &ann);
         assert!(anns.tenant.is_some());
-        assert_eq!(read(&[named, key], &ann), anns, "no name is believed");
+        assert_eq!(read(&[named, key], &ann), anns, "a header cannot name the tenant");
         assert_ne!(read(&[key], &bob).tenant, anns.tenant);
         let edges = read(&[key], &edge).tenant;
-        assert_eq!(read(&[("authorization", b"Bearer other")], &edge).tenant, edges, "its key names nobody");
+        assert_eq!(
+            read(&[("authorization", b"Bearer other")], &edge).tenant,
+            edges,
+            "the header names no tenant"
+        );
         let for_bob = read(&[named, key], &edge).tenant;
         assert_eq!(
             for_bob,
             hints.read(&headers(&[named]), None, None).tenant,
-            "a trusted one may name tenants"
+            "a trusted key may name tenants"
         );
-        assert_ne!(for_bob, read(&[], &bob).tenant, "a name that is said is not one that is proven");
+        assert_ne!(
+            for_bob,
+            read(&[], &bob).tenant,
+            "a tenant named in a header differs from the holder of a key with that name"
+        );
         let in_session = |who| read(&[("x-session-id", b"s")], who).session;
         assert_ne!(in_session(&ann), in_session(&bob));
     }
 
     #[test]
-    fn no_two_tenants_have_a_salt_in_common() {
+    fn no_two_tenants_have_the_same_salt() {
         let known =
             |name: &str| Some(Arc::new(Identity { name: name.into(), role: Role::User, trusted: false }));
         let hints = Hints::new(&Config::default(), SaltKey::generate());
@@ -457,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn a_priority_is_a_number_in_range_or_a_name_that_is_known() {
+    fn a_priority_is_a_number_in_range_or_a_known_name() {
         let hints = Hints::new(&Config::default(), SaltKey::generate());
         let priority = |fields: &[(&str, &str)]| read(&hints, fields).priority;
         for (said, expect) in [
@@ -479,12 +492,12 @@ mod tests {
         assert_eq!(
             priority(&[("x-smg-priority", "bulk"), ("x-priority", "?")]),
             -50,
-            "the next one that says"
+            "the next header with a usable value"
         );
     }
 
     #[test]
-    fn wrong_headers_and_priorities_are_named() {
+    fn invalid_headers_and_priorities_are_named_in_the_error() {
         let mut config = Config::default();
         config.tenant_headers.push("not a header".into());
         let error = config.validate().expect_err("a space").to_string();
@@ -510,9 +523,9 @@ mod tests {
     }
 
     proptest! {
-        /// However principals are called, no two of them share a tenant, a bucket of a limit, a session or a salt.
+        /// Whatever their names, no two principals share a tenant, a bucket of a limit, a session or a salt.
         #[test]
-        fn no_two_principals_are_one_by_the_way_they_are_written(one in "[!-~]{1,40}", other in "[!-~]{1,40}") {
+        fn principals_with_one_name_in_different_forms_stay_separate(one in "[!-~]{1,40}", other in "[!-~]{1,40}") {
             let hints = Hints::new(&Config::default(), SaltKey::generate());
             let mut all = principals(&one);
             if other != one {
@@ -534,7 +547,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_in_any_header_are_read_in_the_same_way_twice(
+        fn reading_hints_is_deterministic_for_any_bytes(
             fields in prop::collection::vec(
                 (0usize..12, prop::collection::vec(any::<u8>(), 0..600)),
                 0..8,

@@ -16,7 +16,7 @@ pub enum Body {
     Relay(Pin<Box<dyn http_body::Body<Data = Bytes, Error = io::Error> + Send>>),
 }
 
-/// A whole answer in JSON.
+/// A response with a JSON body.
 pub fn json_response(status: StatusCode, value: &serde_json::Value) -> Response<Body> {
     text_response(status, "application/json", value.to_string())
 }

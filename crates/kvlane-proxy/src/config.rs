@@ -9,10 +9,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::auth::Role;
 
-/// Most paths beside those that are known.
+/// Most extra paths.
 const EXTRA_PATHS_MAX: usize = 64;
 
-/// The address clients talk to, and what is accepted there.
+/// The address for clients, and limits of requests.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Server {
@@ -24,7 +24,7 @@ pub struct Server {
     pub relay_threads: usize,
     /// Largest request body in bytes; beyond it 413.
     pub max_payload_size: usize,
-    /// What the requests of all clients may hold together, in bytes; beyond it 503.
+    /// Memory for the requests of all clients together, in bytes; beyond it 503.
     pub body_memory: usize,
     /// Time a client has for a request's head, also on an idle connection.
     #[serde(with = "humantime_serde")]
@@ -35,31 +35,31 @@ pub struct Server {
     /// Time a whole request may take, queue included.
     #[serde(with = "humantime_serde")]
     pub request_timeout: Duration,
-    /// Silence between two pieces of an answer after which it counts as broken; also how long a client may leave it
-    /// unread.
+    /// Silence between two pieces of a response after which it counts as broken; also how long a client may stop
+    /// reading.
     #[serde(with = "humantime_serde")]
     pub stream_idle_timeout: Duration,
-    /// Time that requests in flight have to end after SIGTERM.
+    /// Time that requests in flight have to finish after SIGTERM.
     #[serde(with = "humantime_serde")]
     pub shutdown_grace: Duration,
-    /// Time between two looks at whether the configuration file has changed; 0 is never, then only SIGHUP reloads it.
+    /// Time between two checks of the configuration file for changes; 0 is never, then only SIGHUP reloads it.
     #[serde(with = "humantime_serde")]
     pub reload_interval: Duration,
     /// Request headers that may carry a request id, in order of preference.
     pub request_id_headers: Vec<String>,
-    /// Engine paths that are relayed beside those that the guide lists, each with who may use it.
+    /// Engine paths that are relayed in addition to those in the guide, each with the role it needs.
     pub extra_paths: Vec<ExtraPath>,
-    /// Whether answers say in `Server-Timing` where the time until their head went.
+    /// Whether responses state in `Server-Timing` the time spent until their head.
     pub server_timing: bool,
 }
 
-/// A path of engines that is relayed, though kvlane does not know it.
+/// An engine path that is relayed although kvlane does not know it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ExtraPath {
-    /// The path, `{}` standing for one segment.
+    /// The path; `{}` stands for one segment.
     pub path: String,
-    /// Who may use it: `viewer` and `admin` are operators.
+    /// The role it needs: `viewer` and `admin` are operators.
     #[serde(default)]
     pub role: Role,
 }
@@ -88,18 +88,18 @@ impl Default for Server {
 // === impl Server ===
 
 impl Server {
-    /// Checks the paths that are relayed. `is_own` tells which paths are the gateway's own.
+    /// Checks the extra paths. `is_own` says which paths are the gateway's own.
     ///
     /// # Errors
-    /// The first path that is wrong.
+    /// The first invalid path.
     pub fn validate_paths(&self, is_own: impl Fn(&str) -> bool) -> Result<(), ConfigError> {
         within("server.extra_paths", self.extra_paths.len(), 0, EXTRA_PATHS_MAX)?;
         for ExtraPath { path, .. } in &self.extra_paths {
             let example = path.replace("{}", "x");
             let problem = if !is_plain(&example) || path.len() > PATH_BYTES_MAX {
-                "is no path: it begins with `/` and has neither `%`, `;` nor empty or dotted segments"
+                "is not a valid path: it must begin with `/` and have neither `%`, `;` nor empty or dotted segments"
             } else if Target::of(&example).is_some() {
-                "is relayed without being named"
+                "is relayed already: remove it"
             } else if is_own(&example) || example.starts_with("/v1/models") {
                 "is the gateway's own"
             } else {

@@ -1,7 +1,7 @@
 //! Counts the tokens of a request's prompt: on the tokenizer threads, or by asking an engine's `/tokenize`.
 //!
-//! Whatever fails, the prompt is estimated and the request goes on: the count decides where a prompt is cheapest, never
-//! whether it is served.
+//! If counting fails, the prompt length is estimated and the request goes on: the count decides where a prompt is
+//! cheapest, never whether it is served.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -20,13 +20,13 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::proxy::Proxy;
 
-/// A prompt that is to be counted, and of whom.
+/// A prompt to count, and its pool.
 pub(super) struct Question<'a> {
     pub(super) pool: &'a ModelPool,
     pub(super) api: Api,
     pub(super) body: &'a Bytes,
     pub(super) seed: ChainSeed,
-    /// Whose encodings it may find again: see [`kvlane_tokens::Prompt::apart`].
+    /// The tenant whose cached encodings may be used: see [`kvlane_tokens::Prompt::apart`].
     pub(super) apart: u64,
     pub(super) deadline: Instant,
 }
@@ -34,10 +34,10 @@ pub(super) struct Question<'a> {
 /// Why a prompt was estimated, as a metric's label.
 pub(super) type Why = &'static str;
 
-/// The chain and the number of tokens of a prompt.
+/// The block hashes and the number of tokens of a prompt.
 ///
 /// # Errors
-/// Why they are to be estimated.
+/// Why the count must be estimated.
 pub(super) async fn count(
     proxy: &Proxy,
     upstreams: &Arc<Connections>,
@@ -67,23 +67,23 @@ async fn count_here(threads: &TokenThreads, local: &Local, question: &Question<'
     match timeout_at(question.deadline, answered).await {
         Ok(Ok(Ok(counted))) => Ok(counted),
         Ok(Ok(Err(unknown))) => {
-            tracing::debug!(model = question.pool.model, %unknown, "a prompt was estimated");
+            tracing::debug!(model = question.pool.model, %unknown, "prompt tokens estimated");
             Err(unknown.name())
         }
         Ok(Err(_)) | Err(_) => Err("timeout"),
     }
 }
 
-/// Bytes of an answer that are read: a million tokens of seven digits and a comma.
+/// Largest response, in bytes: a million tokens of seven digits and a comma.
 const ANSWER_BYTES_MAX: usize = 8 << 20;
 
-/// Asks one of the pool's workers, each in turn.
+/// Asks the pool's workers, in turn.
 async fn ask_engine(
     proxy: &Proxy,
     upstreams: &Arc<Connections>,
     question: &Question<'_>,
 ) -> Result<Counted, Why> {
-    // What `/tokenize` takes is what these take, and it ignores what it does not know (vLLM's
+    // `/tokenize` takes the bodies of these, and ignores fields it does not know (vLLM's
     // `entrypoints/serve/tokenize/protocol.py`).
     if !matches!(question.api, Api::ChatCompletions | Api::Completions) {
         return Err("api");
@@ -117,7 +117,7 @@ async fn ask_engine(
         }
         Ok(_) => Err("engine_refused"),
         Err(problem) => {
-            tracing::debug!(model = pool.model, %problem, "a prompt was estimated");
+            tracing::debug!(model = pool.model, %problem, "prompt tokens estimated");
             Err("engine_failed")
         }
     }

@@ -1,4 +1,4 @@
-//! How long each step of a request may take, by its path.
+//! Deadlines of the steps of a request, by its path.
 
 use std::time::Duration;
 
@@ -8,22 +8,23 @@ use crate::settings::Settings;
 /// The deadlines of one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Deadlines {
-    /// Until its body is there.
+    /// Until its body has arrived.
     pub(super) body: Duration,
-    /// Until an engine has begun to answer, if the answer is a stream.
+    /// Until an engine has begun to answer, for streams.
     first_byte: Duration,
-    /// The same for an answer that comes all at once, where its path says so: it begins when it is whole.
+    /// The same for a response that is not a stream, where its path sets it: such a response begins when it is
+    /// complete.
     first_byte_of_whole: Option<Duration>,
-    /// Between two pieces of the answer.
+    /// Between two pieces of the response.
     pub(super) idle: Duration,
-    /// From its body to the answer's end.
+    /// From the end of the request's body to the end of the response.
     pub(super) total: Duration,
 }
 
 // === impl Deadlines ===
 
 impl Deadlines {
-    /// Those of a request to `path`.
+    /// The deadlines of a request to `path`.
     pub(super) fn of(config: &Settings, path: &str) -> Self {
         let usual = RouteTimeouts::default();
         let route = config.timeouts.routes.get(path).unwrap_or(&usual);
@@ -37,7 +38,7 @@ impl Deadlines {
         }
     }
 
-    /// How long a request may take on any path, its body included.
+    /// The longest time a request may take on any path, its body included.
     pub(super) fn longest(config: &Settings) -> Duration {
         let paths = config.timeouts.routes.keys().map(String::as_str).chain([""]);
         let spans = paths.map(|path| Self::of(config, path)).map(|of| of.body.saturating_add(of.total));
@@ -55,11 +56,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_has_the_usual_deadlines_but_for_those_it_names() {
+    fn a_path_has_the_default_deadlines_except_those_it_sets() {
         let mut config = Settings::default();
         let usual = Deadlines::of(&config, "/v1/embeddings");
         assert_eq!((usual.body, usual.total), (config.server.body_timeout, config.server.request_timeout));
-        assert_eq!(usual.first_byte(false), None, "a whole answer begins when it is whole");
+        assert_eq!(
+            usual.first_byte(false),
+            None,
+            "a response that is not a stream begins when it is complete"
+        );
         assert_eq!(usual.first_byte(true), Some(config.timeouts.first_byte_timeout));
         let (second, year) = (Duration::from_secs(1), Duration::from_secs(365 * 24 * 3600));
         let own = RouteTimeouts { first_byte_timeout: Some(second), ..RouteTimeouts::default() };

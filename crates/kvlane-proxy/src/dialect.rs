@@ -1,13 +1,13 @@
-//! In whose words a client reads errors: a body, or the last event of a stream.
+//! Error formats of the APIs: a body, or the last event of a stream.
 
 use bytes::Bytes;
 use http::StatusCode;
 use serde_json::{Value, json};
 
-/// The API that a client speaks, as far as its errors differ.
+/// The API of a client, as far as error formats differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dialect {
-    /// OpenAI's `{"error": {…}}`; engines' own APIs take it too.
+    /// OpenAI's `{"error": {…}}`; used for the engines' own APIs, too.
     OpenAi,
     /// The same, but typed events in streams.
     Responses,
@@ -18,7 +18,7 @@ pub enum Dialect {
 // === impl Dialect ===
 
 impl Dialect {
-    /// What is spoken at `path`.
+    /// The format for `path`.
     pub fn of(path: &str) -> Self {
         let below =
             |root: &str| path.strip_prefix(root).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
@@ -31,8 +31,8 @@ impl Dialect {
         }
     }
 
-    /// The body of an error. `kind` is OpenAI's `type`; Anthropic's follows from the status.
-    /// Anthropic's errors have no code of their own, and clients overlook ours.
+    /// The body of an error. `kind` is OpenAI's `type`; Anthropic's follows from the status. Anthropic errors have no
+    /// code; clients ignore ours.
     pub(super) fn envelope(self, status: StatusCode, kind: &str, code: &str, message: &str) -> Value {
         match self {
             Self::OpenAi | Self::Responses => {
@@ -45,8 +45,8 @@ impl Dialect {
         }
     }
 
-    /// The event that ends a stream which cannot go on, after `events` others. No `[DONE]` and no `message_stop` follow
-    /// it: the answer is not complete.
+    /// The event that ends a broken stream after `events` others. No `[DONE]` and no `message_stop` follow it: the
+    /// answer is not complete.
     pub(super) fn last_event(self, events: u64, code: &str, message: &str) -> Bytes {
         let status = StatusCode::BAD_GATEWAY;
         let event = match self {
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_path_tells_what_is_spoken() {
+    fn the_path_determines_the_error_format() {
         for (path, dialect) in [
             ("/v1/messages", Dialect::Anthropic),
             ("/v1/messages/count_tokens", Dialect::Anthropic),
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_ends_in_one_event_of_its_own_api() {
+    fn a_broken_stream_ends_in_one_error_event_of_its_api() {
         let last = |dialect: Dialect| {
             let event =
                 String::from_utf8(dialect.last_event(7, "stream_broken", "it broke \"so\"\n").to_vec());

@@ -46,7 +46,7 @@ pub(super) fn request_head(parts: &Parts, lease: &Lease, body_len: usize, accoun
             || (name == RANK && lease.endpoint.number.is_some())
             || (name == TRACEPARENT && trace.is_some())
             || (name == TRACESTATE && trace.is_some_and(|trace| !trace.has_caller()));
-        // An answer that is compressed could not be watched.
+        // Compressed responses could not be inspected.
         if !ours
             && name != header::ACCEPT_ENCODING
             && !is_hop_by_hop(name)
@@ -66,7 +66,7 @@ pub(super) fn request_head(parts: &Parts, lease: &Lease, body_len: usize, accoun
     head
 }
 
-/// Whether the client's `Connection` header names this field as meant for us alone.
+/// Whether the client's `Connection` header lists this field as one for this hop only.
 fn named_in_connection(parts: &Parts, name: &HeaderName) -> bool {
     parts.headers.get_all(header::CONNECTION).iter().any(|list| {
         list.to_str()

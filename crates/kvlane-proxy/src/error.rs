@@ -12,22 +12,22 @@ use crate::body::{Body, json_response};
 use crate::dialect::Dialect;
 use crate::limits::Limited;
 
-/// When to come again after a 503 for want of memory: bodies take seconds to be read and sent.
+/// `Retry-After` of a 503 for want of memory: bodies take seconds to be read and sent.
 const NO_MEMORY_FOR_S: u64 = 1;
 
 /// Why a client gets no answer from an engine.
 #[derive(Debug, thiserror::Error)]
 pub enum ApiError {
-    /// The body is not what the API takes.
+    /// The body is not valid for the API.
     #[error("{0}")]
     BadRequest(#[from] ParseError),
-    /// The body could not be read to its end.
+    /// The body ended too early.
     #[error("the request body broke off: {0}")]
     BodyBroken(String),
     /// A field that the gateway needs is missing.
     #[error("{0}")]
     MissingField(String),
-    /// The body did not come in time.
+    /// The body did not arrive in time.
     #[error("the request body did not arrive within {0:?}")]
     BodyTimeout(std::time::Duration),
     /// The body is too large.
@@ -37,15 +37,15 @@ pub enum ApiError {
         limit: usize,
     },
     /// No pool serves this model.
-    #[error("the model `{0}` does not exist here: GET /v1/models lists those that do")]
+    #[error("the model `{0}` does not exist: GET /v1/models lists the models")]
     UnknownModel(String),
-    /// Nothing is found at this path.
+    /// The path is unknown.
     #[error("no such path: {0}")]
     UnknownPath(String),
-    /// Two servers may read the head in two ways.
+    /// Two servers may parse the head differently.
     #[error("the head of the request is ambiguous: {0}")]
     BadHead(&'static str),
-    /// The head is none of a request.
+    /// The head is not a valid request head.
     #[error("this is not HTTP/1.1: {0}")]
     NoHttp(&'static str),
     /// The head has too many fields.
@@ -57,73 +57,73 @@ pub enum ApiError {
         /// The limit.
         limit: usize,
     },
-    /// The requests of all clients hold as much as they may together.
-    #[error("the bodies of all requests fill server.body_memory: come again later, or raise it")]
+    /// The requests of all clients use all the memory they may.
+    #[error("the bodies of all requests fill server.body_memory: try again later, or raise it")]
     NoMemory,
     /// Another server may read the path as a different one.
     #[error("the path is ambiguous: send it unencoded, without `;`, `//`, `.` or `..` segments")]
     BadPath,
-    /// No object of this id, or none of this tenant's.
-    #[error("there is no object `{0}` here")]
+    /// No object with this id, or it belongs to another tenant.
+    #[error("object `{0}` does not exist")]
     UnknownObject(String),
-    /// What is kept there is not kept apart by tenant.
+    /// The objects of this path are not separated by tenant.
     #[error(
         "{0} is not served while tenants are kept apart (auth.isolate_tenants): engines share it among all of them"
     )]
     NotIsolated(&'static str),
-    /// The path takes other methods.
+    /// The path does not take this method.
     #[error("{method} is not for {path}, which takes {allow}")]
     WrongMethod {
         /// The method.
         method: String,
         /// The path.
         path: String,
-        /// Those that it takes.
+        /// The methods that it takes.
         allow: &'static str,
     },
-    /// The scheduler refused.
+    /// The scheduler rejected the request.
     #[error("{}", rejection_text(*why))]
     Rejected {
         /// Why.
         why: Rejection,
-        /// When to come again, in seconds.
+        /// `Retry-After`, in seconds.
         retry_after_s: u64,
     },
-    /// The client may not use more.
+    /// The client is over a limit.
     #[error("{0}")]
     RateLimited(Limited),
-    /// No worker gave an answer.
+    /// No worker answered.
     #[error("worker {worker}: {error} ({attempts} attempts)")]
     Upstream {
-        /// The last one tried.
+        /// The worker of the last attempt.
         worker: String,
-        /// What it did.
+        /// Its error.
         error: AttemptError,
-        /// How many attempts there were.
+        /// Number of attempts.
         attempts: u32,
     },
     /// Engines died with this prompt in flight.
     #[error(
-        "several engines failed while this request was in flight there, so it is not tried again for {} s: it may be \
-         what they fail of",
+        "several engines failed while this request was in flight, so it is not retried for {} s: it may be \
+         the cause",
         left.0.div_ceil(1_000_000_000)
     )]
     KillsEngines {
-        /// For how much longer.
+        /// The remaining time.
         left: Nanos,
     },
     /// The worker did not begin to answer in time.
     #[error("worker {worker} did not begin to answer within {limit:?}")]
     UpstreamTimeout {
-        /// Which.
+        /// The worker.
         worker: String,
         /// The limit.
         limit: std::time::Duration,
     },
-    /// Who asks may not.
+    /// The client is not authorized.
     #[error(transparent)]
     Denied(#[from] Denied),
-    /// An operator's request that cannot be carried out.
+    /// A request to the admin API that cannot be carried out.
     #[error("{message}")]
     Admin {
         /// The status.
@@ -136,11 +136,11 @@ pub enum ApiError {
 fn rejection_text(why: Rejection) -> &'static str {
     match why {
         Rejection::NoEndpoint => {
-            "no endpoint is ready for this model: GET /readiness tells which are down and why"
+            "no endpoint is ready for this model: GET /readiness shows which are down and why"
         }
-        Rejection::QueueFull => "too many requests are waiting for this model: come again later",
-        Rejection::QueueTimeout => "the request waited too long for its turn: come again later",
-        Rejection::BudgetSpent => "too many requests are being tried again: come again later",
+        Rejection::QueueFull => "too many requests are waiting for this model: try again later",
+        Rejection::QueueTimeout => "the request waited too long in the queue: try again later",
+        Rejection::BudgetSpent => "the retry budget is spent: try again later",
     }
 }
 
@@ -189,7 +189,7 @@ impl ApiError {
         }
     }
 
-    /// The bound that was met, if nothing but this answer would tell of it.
+    /// The limit that was reached, if only this response reports it.
     pub(super) fn reached(&self) -> Option<Reached> {
         match self {
             Self::HeadTooLarge { .. } => Some(Reached::HeadBytes),
@@ -239,7 +239,7 @@ impl ApiError {
         Self::Admin { .. } => "admin",
     }
 
-    /// The whole answer. Its body is as a client that speaks `dialect` reads it.
+    /// The whole answer, in the client's error format.
     pub fn into_response(self, dialect: Dialect) -> http::Response<Body> {
         let status = self.status();
         let envelope = dialect.envelope(status, Self::kind_of(status), self.code(), &self.to_string());
@@ -257,7 +257,7 @@ impl ApiError {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(retry_after_s));
         }
         if matches!(self, Self::KillsEngines { .. }) {
-            // OpenAI's and Anthropic's clients repeat a 500 by themselves unless they are told not to.
+            // OpenAI's and Anthropic's clients retry a 500 by themselves unless told not to.
             response.headers_mut().insert("x-should-retry", HeaderValue::from_static("false"));
         }
         if status == StatusCode::UNAUTHORIZED {

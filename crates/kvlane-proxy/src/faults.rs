@@ -12,29 +12,29 @@ use serde::{Deserialize, Serialize};
 
 use kvlane_fleet::routing::Budget;
 
-/// What each pause is longer by than the one before it: 1 to 100.
+/// Growth of each pause over the one before it: 1 to 100.
 pub type Multiplier = Bounded<1, 100>;
 
-/// How failed attempts are repeated. Only before the first byte of an answer has gone to the client.
+/// How failed attempts are repeated: only before the first byte of a response has been sent to the client.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Retry {
     /// Attempts of one request on one worker before it is sent to another.
     pub max_worker_retries: u32,
-    /// Attempts of one request beside the first.
+    /// Attempts of one request after the first.
     pub max_total_retries: u32,
-    /// Pause before the first retry. There is none if the attempt before it cost its worker no work: it could not be
-    /// reached, or was busy.
+    /// Pause before the first retry. There is no pause if the attempt before it cost its worker no work: the worker
+    /// could not be reached, or was busy.
     #[serde(with = "humantime_serde")]
     pub initial_backoff: Duration,
     /// Longest pause.
     #[serde(with = "humantime_serde")]
     pub max_backoff: Duration,
-    /// What each pause is longer by than the one before it.
+    /// Factor by which each pause is longer than the one before it.
     pub backoff_multiplier: Multiplier,
-    /// Share of a pause by which it is longer or shorter at random.
+    /// Largest random change of a pause, as a share of it.
     pub jitter: Share,
-    /// Retries allowed per pool, of all requests together.
+    /// Retries allowed per pool, for all requests together.
     pub budget: Budget,
 }
 
@@ -67,15 +67,16 @@ impl Default for Retry {
     }
 }
 
-/// Whether a stream whose engine dies goes on elsewhere.
+/// Whether a stream whose engine dies continues on another endpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Continuation {
-    /// Whether it does.
+    /// Whether continuation is on.
     pub enabled: bool,
-    /// How often one stream may. Each time costs the pool's retry budget what a retry costs.
+    /// How often one stream may be continued. Each time costs the pool's retry budget as much as a retry.
     pub max_per_request: u32,
-    /// Bytes of an answer, and of an event, that are kept for it. A longer answer cannot be continued.
+    /// Most bytes of a response, and of an event, that are kept for continuation. A longer response cannot be
+    /// continued.
     pub buffer_bytes_max: usize,
 }
 
@@ -89,12 +90,12 @@ impl Default for Continuation {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Hedge {
-    /// Whether that is done at all.
+    /// Whether hedging is on.
     pub enabled: bool,
-    /// When a first byte is late; if absent, when it takes longer than nineteen of twenty did of late.
+    /// When a first byte is late; if absent, when it takes longer than 95% of recent ones.
     #[serde(with = "humantime_serde")]
     pub delay: Option<Duration>,
-    /// Second copies allowed per pool, of all requests together.
+    /// Second copies allowed per pool, for all requests together.
     pub budget: Budget,
 }
 
@@ -108,25 +109,25 @@ impl Default for Hedge {
     }
 }
 
-/// Deadlines beside those of [`Server`](super::config::Server), and what differs by path.
+/// Deadlines besides those of [`Server`](super::config::Server), and exceptions by path.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Timeouts {
-    /// Time an engine has for the first byte of a stream. After it the attempt has failed, and another is made.
+    /// Time an engine has for the first byte of a stream. After it the attempt has failed, and the next is made.
     #[serde(with = "humantime_serde")]
     pub first_byte_timeout: Duration,
-    /// What differs at a path.
+    /// Exceptions by path.
     pub routes: BTreeMap<String, RouteTimeouts>,
 }
 
-/// The deadlines of one path, where they are its own.
+/// The deadlines of one path, where they differ.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RouteTimeouts {
     /// Instead of [`Server::body_timeout`](super::config::Server::body_timeout).
     #[serde(with = "humantime_serde", skip_serializing_if = "Option::is_none")]
     pub body_timeout: Option<Duration>,
-    /// Instead of [`Timeouts::first_byte_timeout`], and for answers that come all at once too.
+    /// Instead of [`Timeouts::first_byte_timeout`], and for responses that are not streams, too.
     #[serde(with = "humantime_serde", skip_serializing_if = "Option::is_none")]
     pub first_byte_timeout: Option<Duration>,
     /// Instead of [`Server::stream_idle_timeout`](super::config::Server::stream_idle_timeout), for the worker's silence.

@@ -31,7 +31,7 @@ use crate::resume::{Asked, Continuation, ContinuedRelay};
 use crate::route::route;
 use crate::routed::Routed;
 
-/// What a client asks an engine for.
+/// The API or path that a client requests.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Wanted {
     /// An API whose body is parsed.
@@ -47,7 +47,7 @@ impl Wanted {
         if let Self::Api(api) = self { Some(api) } else { None }
     }
 
-    /// Whether the answer names an object that later requests can name.
+    /// Whether the response names an object that later requests can refer to.
     fn makes_object(self, parts: &Parts) -> bool {
         match self {
             Self::Api(api) => api == Api::Responses,
@@ -85,7 +85,7 @@ pub(super) async fn forward(
     loop {
         let lease = match attempts.place().await {
             Ok(lease) => lease,
-            // What the last one did says more.
+            // The last attempt's error says more.
             Err(refused) => {
                 let pool = &routed.served.pool;
                 return attempts.said().unwrap_or_else(|| Err(rejected(proxy, pool, refused)));
@@ -112,7 +112,7 @@ pub(super) async fn forward(
                 let asked = Asked { proxy, upstreams, parts, account, routed, excluded };
                 return Ok(continued(answer, lease, limits, Continuation::new(transcript, asked)));
             }
-            // Its lease is over: that engine has no more to do for this request.
+            // Without a lease: the engine has finished with this request.
             outcome => {
                 account.timeline.failed();
                 attempts.failed(lease, outcome, turned_down);
@@ -124,8 +124,8 @@ pub(super) async fn forward(
     }
 }
 
-/// The endpoints that must not serve the request: those that lack its model, and those of other ranks if the client
-/// names one.
+/// Endpoints that must not serve the request: those without its model, and those of other ranks if the client names
+/// one.
 fn excluded_for(routed: &Routed, parts: &Parts) -> Arc<[EndpointId]> {
     let (pool, lacking) = (&routed.served.pool, &routed.served.lacking);
     if let Some(others) =
@@ -151,7 +151,7 @@ fn rejected(proxy: &Proxy, pool: &ModelPool, refused: Refused) -> ApiError {
     }
 }
 
-/// An engine's answer as the client's.
+/// An engine's response as the client's.
 fn relay(
     answer: Answer,
     lease: Option<Lease>,
@@ -165,7 +165,7 @@ fn relay(
     response(status, headers, relay)
 }
 
-/// As [`relay`], of an answer that goes on elsewhere if its engine dies.
+/// Like [`relay`], for a response that continues on another endpoint if its engine dies.
 fn continued(
     answer: Answer,
     lease: Lease,

@@ -1,8 +1,8 @@
-//! Who gets past a door: by key, and, where none is needed, by not being somebody's browser.
+//! Access control of a port: by API key, and, where none is needed, by rejecting requests from web pages.
 //!
-//! A port that only this machine reaches needs no key, but the browsers on this machine reach it too, and any page can
-//! make them send requests. What a page cannot do is to send no `Origin` with a request that changes something, or to
-//! write another `Host` than the name that led it here.
+//! A port on loopback needs no key, but browsers on this machine reach it too, and any page can make them send
+//! requests. A page cannot send a request that changes something without an `Origin`, and it cannot set a `Host`
+//! other than the name under which it reached the gateway.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use crate::passed::Passing;
 use crate::paths::{Audience, OwnPath, ends_in_a_name};
 use crate::proxy::Proxy;
 
-/// What a request is for, by its path.
+/// The purpose of a request, by its path.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Purpose {
     /// An API whose body is parsed.
@@ -29,14 +29,14 @@ pub(super) enum Purpose {
     Pass(Passing),
     /// An engine's path that `server.extra_paths` gives to operators of this role.
     Operate(Role),
-    /// The gateway's own, or nothing's.
+    /// The gateway's own path, or an unknown one.
     Own,
 }
 
 // === impl Purpose ===
 
 impl Purpose {
-    /// That of a request to `path`. A path which another server may read as a different one has none.
+    /// The purpose of a request to `path`. An error for a path that another server may parse differently.
     pub(super) fn of(proxy: &Proxy, port: Port, path: &str) -> Result<Self, ApiError> {
         if !is_plain(path) && !ends_in_a_name(path) {
             return Err(ApiError::BadPath);
@@ -59,12 +59,12 @@ impl Purpose {
         Ok(listed.or_else(extra).unwrap_or(Self::Own))
     }
 
-    /// The API whose body is parsed, if it is for one.
+    /// The API whose body is parsed, if any.
     pub(super) fn api(self) -> Option<Api> {
         if let Self::Api(api) = self { Some(api) } else { None }
     }
 
-    /// The methods that engines take there; none if any.
+    /// The methods that engines take there; none for any.
     pub(super) fn methods(self) -> Option<&'static str> {
         match self {
             Self::Api(_) => Some("POST"),
@@ -74,18 +74,18 @@ impl Purpose {
     }
 }
 
-/// Refuses a head of HTTP/2 that would be refused in HTTP/1, and that hyper lets through.
+/// Rejects an HTTP/2 head that would be rejected in HTTP/1, and that hyper accepts.
 pub(super) fn is_strict(parts: &Parts) -> Result<(), ApiError> {
     if parts.headers.len() > FIELDS_MAX {
         return Err(ApiError::TooManyFields);
     }
     if parts.headers.get_all(header::HOST).iter().count() > 1 {
-        return Err(ApiError::BadHead("it has several `Host`"));
+        return Err(ApiError::BadHead("it has several `Host` fields"));
     }
     Ok(())
 }
 
-/// Lets a request in, and notes who sent it.
+/// Authorizes a request, and stores the sender's identity in it.
 pub(super) fn admit(proxy: &Proxy, port: Port, parts: &mut Parts, purpose: Purpose) -> Result<(), ApiError> {
     let path = parts.uri.path();
     let auth = proxy.auth();
@@ -94,7 +94,7 @@ pub(super) fn admit(proxy: &Proxy, port: Port, parts: &mut Parts, purpose: Purpo
     let clients = matches!(port, Port::Clients { .. });
     let needed = match (clients, operates) {
         _ if own.is_some_and(|own| own.audience == Audience::Open) => false,
-        // Behind this port there may be a proxy that the world reaches.
+        // A proxy that is reachable from other machines may be in front of this port.
         (true, _) => auth.clients_need_a_key() || (operates && auth.has_keys()),
         (false, _) => auth.operators_need_a_key(),
     };
@@ -106,7 +106,7 @@ pub(super) fn admit(proxy: &Proxy, port: Port, parts: &mut Parts, purpose: Purpo
     };
     if matches!(purpose, Purpose::Operate(_)) && port == (Port::Clients { loopback: false }) && !needed {
         let message =
-            "this path is an operator's: it needs a key with that role, or a gateway on loopback".into();
+            "this path is for operators: send a key with that role, or run the gateway on loopback".into();
         return Err(ApiError::Admin { status: StatusCode::FORBIDDEN, message });
     }
     let admitted = auth.admit(&parts.headers, access, needed, unix_time());
@@ -121,30 +121,30 @@ pub(super) fn admit(proxy: &Proxy, port: Port, parts: &mut Parts, purpose: Purpo
     Ok(())
 }
 
-/// Refuses what a page in a browser may have sent.
+/// Rejects requests that a page in a browser may have sent.
 fn refuse_pages(port: Port, parts: &Parts, access: Access) -> Result<(), ApiError> {
     let refused =
         |message: &str| Err(ApiError::Admin { status: StatusCode::FORBIDDEN, message: message.into() });
     let host = host(&parts.uri, &parts.headers);
     let (Port::Clients { loopback } | Port::Operators { loopback }) = port;
     if loopback && !host.is_some_and(names_this_machine) {
-        return refused("without a key the admin API answers under `localhost` or an IP address only");
+        return refused("without a key the admin API accepts only `localhost` or an IP address as `Host`");
     }
     let origin = parts.headers.get(header::ORIGIN);
     let own = |origin: &str| origin.split_once("://").map(|(_, rest)| rest) == host;
     if access == Access::Change && origin.is_some_and(|origin| !origin.to_str().is_ok_and(own)) {
-        return refused("without a key no page of another site may change anything here");
+        return refused("without a key the admin API accepts no changes from pages of another origin");
     }
     Ok(())
 }
 
-/// What the client calls us: `host[:port]`.
+/// The name under which the client addresses the gateway: `host[:port]`.
 fn host<'a>(uri: &'a Uri, headers: &'a HeaderMap) -> Option<&'a str> {
     let authority = uri.authority().map(http::uri::Authority::as_str);
     authority.or_else(|| headers.get(header::HOST)?.to_str().ok())
 }
 
-/// Whether nobody else can have given us this name.
+/// Whether no other party can define this name: an IP address or `localhost`.
 fn names_this_machine(host: &str) -> bool {
     let Ok(authority) = host.parse::<http::uri::Authority>() else { return false };
     let name = authority.host().trim_matches(['[', ']']);
@@ -171,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_addresses_and_localhost_are_names_that_nobody_else_gives() {
+    fn only_addresses_and_localhost_are_trusted_as_host() {
         for name in ["localhost", "LocalHost:29000", "127.0.0.1:29000", "[::1]:29000", "10.0.0.7"] {
             assert!(names_this_machine(name), "{name}");
         }

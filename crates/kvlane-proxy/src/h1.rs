@@ -1,11 +1,13 @@
-//! HTTP/1 with a client: the requests of one connection and their answers, one after another.
+//! HTTP/1 with clients: the requests of one connection and their responses, in sequence.
 //!
-//! It is written here, on httparse, and not hyper's, for three reasons. A connection whose request is still coming in holds what
-//! has come and little more, where hyper holds two buffers of 8 KiB. What is ambiguous is refused before anything has read it in
-//! one of its ways ([`head`](super::head)). And an event of a stream costs one look at the answer and one write.
+//! It is implemented here, on httparse, instead of hyper, for three reasons. A connection whose request is still
+//! arriving holds little more than the received bytes, where hyper holds two buffers of 8 KiB. An ambiguous head is
+//! rejected before any code interprets it ([`head`](super::head)). And an event of a stream costs one inspection and
+//! one write.
 //!
-//! While an answer is awaited or on its way, the client is listened to: when it is gone, the answer is dropped, which cancels the
-//! request at the worker. What it sends meanwhile is kept, up to a bound, and is the next request.
+//! While a response is awaited or being sent, the client's socket is read: when the client disconnects, the response
+//! is dropped, which cancels the request at the worker. Bytes that arrive meanwhile are kept, up to a bound, as the
+//! next request.
 
 use std::cell::RefCell;
 use std::future::{Future, poll_fn};
@@ -36,18 +38,18 @@ use crate::read::{REFUSED_BYTES_MAX, Source, make_room, room};
 use crate::service::Service;
 use crate::socket::Socket;
 
-/// Room that is read into: at first, and at most. Between them it is as much as the request before took, so that a body that is
-/// like it lies in one piece behind its head, and none of it is moved.
+/// Size of the read buffer: at first, and at most. Between them it is the size of the previous request, so that a
+/// similar body is contiguous with its head and is not moved.
 const READ_BYTES_MIN: usize = 8 << 10;
 const READ_BYTES_MAX: usize = 1 << 20;
-/// What a client may send ahead while it is answered.
+/// Bytes that a client may send ahead while its request is answered.
 const AHEAD_BYTES_MAX: usize = 64 << 10;
-/// What is put together for one write, and the largest piece that is: a larger one is written from where it lies.
+/// Size of the write buffer, and of the largest piece that is copied into it: a larger piece is written directly.
 const WRITE_BYTES: usize = 64 << 10;
 const COPIED_BYTES_MAX: usize = 2 << 10;
-/// What an idle connection may keep to write into.
+/// Largest write buffer that an idle connection keeps.
 const KEPT_BYTES_MAX: usize = 1 << 10;
-/// How long a client that is sent away may go on sending, so that it gets to read why.
+/// How long a connection that is being closed reads on, so that the client receives the reason.
 const LINGER: Duration = Duration::from_secs(10);
 
 /// One client's connection.
@@ -56,53 +58,53 @@ pub(super) struct Client {
     /// The gateway stops: no further request is read.
     stop: CancellationToken,
     socket: Socket,
-    /// What has come and was not taken yet.
+    /// Bytes received and not parsed yet.
     buffer: BytesMut,
-    /// The memory that it takes, if it is much.
+    /// The memory that the buffer takes, if it is large.
     held: Held,
-    /// Room that the next request is read into.
+    /// Size of the buffer for the next request.
     read_bytes: usize,
     out: Out,
-    /// When a head has to be there.
+    /// Deadline for a request head.
     alarm: Pin<Box<Sleep>>,
     stopped: Pin<Box<WaitForCancellationFutureOwned>>,
 }
 
-/// What is to be written: `flat`, then `large`, then `last`.
+/// The pending output: `flat`, then `large`, then `last`.
 #[derive(Default)]
 struct Out {
     flat: Vec<u8>,
-    /// How much of `flat` is written.
+    /// Bytes of `flat` that are written.
     written: usize,
     large: Bytes,
     last: &'static [u8],
-    /// Nothing follows; or what the answer broke of.
+    /// The response has ended, or failed with this error.
     ended: Option<io::Result<()>>,
 }
 
-/// The body of the request that has begun.
+/// The body of the current request.
 struct Incoming<'a> {
     client: &'a mut Client,
     framing: Framing,
     coming: &'a mut Coming,
 }
 
-/// How much of a request is still to come.
+/// What is still to come of a request.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Coming {
     Nothing,
-    /// Its sender waits to be told to go on.
+    /// The client waits for `100 Continue`.
     Waits,
     Body,
 }
 
-/// How the end of an answer is told.
+/// How the end of a response is marked.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum End {
     /// By its length, or there is no body.
     Length,
     Chunked,
-    /// By the connection's end.
+    /// By closing the connection.
     Close,
 }
 
@@ -124,16 +126,16 @@ impl Client {
         }
     }
 
-    /// Answers requests until the client leaves, is sent away, or the gateway stops.
+    /// Serves requests until the client disconnects, the connection is closed, or the gateway stops.
     ///
     /// # Errors
-    /// The connection's.
+    /// Errors of the connection.
     pub(super) async fn serve(mut self) -> io::Result<()> {
         while self.exchange().await? {}
         Ok(())
     }
 
-    /// One request and its answer: whether another may follow.
+    /// Serves one request; returns whether another may follow.
     async fn exchange(&mut self) -> io::Result<bool> {
         let (head, refused) = match self.head().await? {
             None => return Ok(false),
@@ -161,7 +163,7 @@ impl Client {
             && keeps_alive
             && left <= self.buffer.len() as u64
         {
-            // Nobody wanted it, and it is there.
+            // The body was not needed, and it has arrived.
             self.buffer.advance(left as usize);
             coming = Coming::Nothing;
         }
@@ -177,7 +179,7 @@ impl Client {
         Ok(false)
     }
 
-    /// The next head, or why there is none; nothing if the client is done.
+    /// The next head, or the error of it; none if the client is done.
     async fn head(&mut self) -> io::Result<Option<Result<Head, ApiError>>> {
         self.held.release();
         if self.buffer.is_empty() {
@@ -214,7 +216,7 @@ impl Client {
         }
     }
 
-    /// Reads more of a head: how much; nothing if the gateway stops and none has begun.
+    /// Reads more of a head; returns the number of bytes, or none if the gateway stops and no head has begun.
     fn poll_head(&mut self, cx: &mut Context<'_>, until: Instant) -> Poll<io::Result<Option<usize>>> {
         if let Poll::Ready(read) = self.poll_fill(cx) {
             return Poll::Ready(read.map(Some));
@@ -222,24 +224,27 @@ impl Client {
         if self.buffer.is_empty() && self.stopped.as_mut().poll(cx).is_ready() {
             return Poll::Ready(Ok(None));
         }
-        // It is set anew only when it has gone off: most heads come long before.
+        // Re-armed only when it fires: most heads arrive long before.
         if self.alarm.deadline() > until {
             self.alarm.as_mut().reset(until);
         }
         while self.alarm.as_mut().poll(cx).is_ready() {
             if Instant::now() >= until {
                 self.service.proxy.fleet.metrics.limits.reached(Reached::HeadTime);
-                return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "no head came in time")));
+                return Poll::Ready(Err(io::Error::new(
+                    io::ErrorKind::TimedOut,
+                    "no request head within server.header_timeout",
+                )));
             }
             self.alarm.as_mut().reset(until);
         }
         Poll::Pending
     }
 
-    /// Reads what has come into the buffer.
+    /// Reads available bytes into the buffer.
     fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         if self.buffer.capacity() == 0 {
-            // Nothing is held for those who say nothing.
+            // No buffer is allocated before bytes arrive.
             ready!(self.socket.poll_readable(cx))?;
         }
         if self.buffer.capacity() == self.buffer.len() {
@@ -248,7 +253,7 @@ impl Client {
         poll_read_buf(Pin::new(&mut self.socket), cx, &mut self.buffer)
     }
 
-    /// The whole body of a request, which has so many bytes.
+    /// The whole body of a request with this length.
     async fn body(
         &mut self,
         length: u64,
@@ -285,7 +290,7 @@ impl Client {
         Ok(whole.freeze())
     }
 
-    /// The whole body of a request, which comes in chunks.
+    /// The whole body of a chunked request.
     async fn chunks(
         &mut self,
         parts: &mut Parts,
@@ -313,7 +318,7 @@ impl Client {
         }
     }
 
-    /// Tells a sender that waits to go on.
+    /// Sends `100 Continue` to a client that waits for it.
     async fn go_ahead(&mut self, coming: &mut Coming) -> Result<(), ApiError> {
         if *coming == Coming::Waits {
             *coming = Coming::Body;
@@ -327,7 +332,7 @@ impl Client {
         Ok(())
     }
 
-    /// Listens to a client that is being answered: whether it is gone.
+    /// Watches the client while it is being answered: ready when it has disconnected.
     fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         while self.buffer.len() < AHEAD_BYTES_MAX {
             let mut room = [MaybeUninit::uninit(); 512];
@@ -340,7 +345,7 @@ impl Client {
         Poll::Pending
     }
 
-    /// Puts an answer's head where it is written from. Its body, and how its end is told.
+    /// Puts a response's head into the output. Returns its body, and how its end is marked.
     fn begin(
         &mut self,
         answer: Response<Body>,
@@ -377,7 +382,7 @@ impl Client {
             (End::Length, Some(length))
                 if !bodiless || (is_head && !headers.contains_key(header::CONTENT_LENGTH) && length > 0) =>
             {
-                // Writing to memory fails of nothing.
+                // Writing to memory cannot fail.
                 let _ = write!(out, "content-length: {length}\r\n");
             }
             _ => {}
@@ -394,9 +399,9 @@ impl Client {
         (end, if bodiless { Body::Whole(None) } else { body })
     }
 
-    /// Writes an answer to its end.
+    /// Writes the rest of a response.
     fn poll_answer(&mut self, cx: &mut Context<'_>, body: &mut Body, end: End) -> Poll<io::Result<()>> {
-        // Whether there may be more of it now, and whether any has come.
+        // Whether more of the response may be ready, and whether any was.
         let (mut more, mut came) = (true, false);
         loop {
             while more && self.out.takes_more() {
@@ -424,17 +429,20 @@ impl Client {
                 return Poll::Ready(ended);
             }
             if came && matches!(body, Body::Relay(_)) {
-                // The client was listened to before. Should it have left just now, the next piece or the relay's own alarm, a
-                // second later at most, finds that.
+                // The client was polled before. If it has disconnected since, the next piece or the relay's own
+                // alarm, at most a second later, detects that.
                 return Poll::Pending;
             }
             ready!(self.poll_gone(cx));
-            return Poll::Ready(Err(io::Error::new(io::ErrorKind::ConnectionAborted, "the client has left")));
+            return Poll::Ready(Err(io::Error::new(
+                io::ErrorKind::ConnectionAborted,
+                "the client has disconnected",
+            )));
         }
     }
 
-    /// Says goodbye. A client that is still sending would not read its answer, and would lose it were the connection closed at
-    /// once.
+    /// Closes the connection. A client that is still sending would not read the response, and would lose it if the
+    /// connection were closed at once.
     async fn leave(&mut self, coming: Coming) {
         let _ = poll_fn(|cx| Pin::new(&mut self.socket).poll_shutdown(cx)).await;
         if coming != Coming::Body {
@@ -476,7 +484,7 @@ impl Source for Incoming<'_> {
     }
 }
 
-/// Whether more of a body has come.
+/// Whether more of a body has arrived.
 fn come(read: io::Result<usize>) -> Result<(), ApiError> {
     match read {
         Ok(0) => Err(ApiError::BodyBroken("the client closed the connection".into())),
@@ -492,7 +500,7 @@ impl Out {
         self.flat.is_empty() && self.large.is_empty() && self.last.is_empty()
     }
 
-    /// Whether more of the answer has room.
+    /// Whether there is room for more of the response.
     fn takes_more(&self) -> bool {
         self.ended.is_none() && self.large.is_empty() && self.flat.len() < WRITE_BYTES
     }
@@ -522,7 +530,7 @@ impl Out {
         self.ended = Some(Ok(()));
     }
 
-    /// Writes some of it.
+    /// Writes part of the output.
     fn poll_write(&mut self, socket: &mut Socket, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let flat = &self.flat[self.written..];
         let written = if self.large.is_empty() && self.last.is_empty() {
@@ -555,13 +563,13 @@ fn put(out: &mut Vec<u8>, pieces: &[&[u8]]) {
     pieces.iter().for_each(|piece| out.extend_from_slice(piece));
 }
 
-/// A chunk's size. It is written with every event of a stream, and `write!` takes ten times as long.
+/// A chunk's size. Each event of a stream needs one, and `write!` takes ten times as long.
 fn put_hex(out: &mut Vec<u8>, number: usize) {
     let digits = (usize::BITS - number.leading_zeros()).div_ceil(4).max(1);
     out.extend((0..digits).rev().map(|digit| b"0123456789abcdef"[number >> (4 * digit) & 15]));
 }
 
-/// The time, as heads tell it; it is put into words once a second.
+/// The `Date` header's value; formatted once a second.
 fn put_date(out: &mut Vec<u8>) {
     thread_local! {
         static SAID: RefCell<(u64, String)> = const { RefCell::new((0, String::new())) };
@@ -581,7 +589,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_size_is_written_as_anybody_reads_it() {
+    fn a_chunk_size_is_written_in_hexadecimal() {
         for number in [0, 1, 9, 10, 15, 16, 255, 256, 4095, 65_536, 0xdead_beef, usize::MAX] {
             let mut out = Vec::new();
             put_hex(&mut out, number);
@@ -590,12 +598,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_in_parts_is_whole() {
+    fn output_written_in_parts_is_complete() {
         let large = Bytes::from(vec![b'x'; COPIED_BYTES_MAX + 1]);
         let mut out = Out::default();
         out.push(Bytes::from_static(b"small"), End::Chunked);
         out.push(large.clone(), End::Chunked);
-        assert!(!out.takes_more(), "a large piece goes first");
+        assert!(!out.takes_more(), "a large piece must be written first");
         let (flat, size) = (out.flat.clone(), large.len());
         assert_eq!(flat, format!("5\r\nsmall\r\n{size:x}\r\n").into_bytes());
         assert_eq!((out.large.len(), out.last), (size, &b"\r\n"[..]));

@@ -1,7 +1,7 @@
-//! The heads of HTTP/1 requests: where one ends, and what it says.
+//! Heads of HTTP/1 requests: where one ends, and its fields.
 //!
-//! A head that two servers may read in two ways is refused here: a server before us may have read it in the other one, and
-//! think that the request ends elsewhere.
+//! A head that two servers may parse differently is rejected: a server in front of the gateway may have parsed it the
+//! other way, and assume that the request ends elsewhere (request smuggling).
 
 use std::mem::MaybeUninit;
 
@@ -13,32 +13,32 @@ use memchr::memchr_iter;
 
 use crate::error::ApiError;
 
-/// Most fields of a head, in HTTP/1 as in HTTP/2.
+/// Most fields of a head, in HTTP/1 and HTTP/2.
 pub(super) const FIELDS_MAX: usize = 100;
-/// The most that a head may have.
+/// Most bytes of a head.
 pub(super) const HEAD_BYTES_MAX: usize = 64 << 10;
 
 /// The head of a request.
 pub(super) struct Head {
     pub(super) parts: Parts,
-    /// How the body's end is told.
+    /// How the body's end is marked.
     pub(super) framing: Framing,
     /// Whether another request may follow on the connection.
     pub(super) keeps_alive: bool,
-    /// Whether its sender waits to be told to go on before it sends the body.
+    /// Whether the client waits for `100 Continue` before it sends the body.
     pub(super) waits: bool,
 }
 
-/// How the end of a body is told.
+/// How the end of a body is marked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Framing {
-    /// It has so many bytes.
+    /// By its length in bytes.
     Length(u64),
-    /// It comes in chunks.
+    /// By chunked transfer coding.
     Chunked,
 }
 
-/// Where the head ends that `bytes` begin with, if it is whole; `seen` is how much of it was looked at before.
+/// The end of the head at the start of `bytes`, if it is complete; `seen` is how much was searched before.
 pub(super) fn end_of_head(bytes: &[u8], seen: &mut usize) -> Result<Option<usize>, ApiError> {
     for at in memchr_iter(b'\n', &bytes[*seen..]).map(|at| *seen + at) {
         match bytes[..at] {
@@ -57,13 +57,13 @@ pub(super) fn end_of_head(bytes: &[u8], seen: &mut usize) -> Result<Option<usize
 // === impl Head ===
 
 impl Head {
-    /// Stands for one that cannot be read.
+    /// Stands for a head that cannot be parsed.
     pub(super) fn unread() -> Self {
         let (parts, ()) = Request::new(()).into_parts();
         Self { parts, framing: Framing::Length(0), keeps_alive: false, waits: false }
     }
 
-    /// Takes the head that `buffer` begins with and that ends at `end`.
+    /// Takes the head that starts `buffer` and ends at `end`.
     pub(super) fn take(buffer: &mut BytesMut, end: usize) -> Result<Self, ApiError> {
         let mut fields = [MaybeUninit::uninit(); FIELDS_MAX];
         let mut request = httparse::Request::new(&mut []);
@@ -130,13 +130,13 @@ impl Head {
     }
 }
 
-/// How a request says where its body ends (RFC 9112, section 6.3): in one way, and once.
+/// How a request marks the end of its body (RFC 9112, section 6.3): in one way, and once.
 fn framing(headers: &HeaderMap, version: Version) -> Result<Framing, ApiError> {
     let mut lengths = headers.get_all(header::CONTENT_LENGTH).iter();
     let mut codings = headers.get_all(header::TRANSFER_ENCODING).iter();
     let (length, coding) = (lengths.next(), codings.next());
     if lengths.next().is_some() || (length.is_some() && coding.is_some()) {
-        return Err(ApiError::BadHead("it says more than once how long the body is"));
+        return Err(ApiError::BadHead("it states the length of the body more than once"));
     }
     if let Some(coding) = coding {
         let chunked = coding.as_bytes().eq_ignore_ascii_case(b"chunked") && codings.next().is_none();
@@ -149,16 +149,16 @@ fn framing(headers: &HeaderMap, version: Version) -> Result<Framing, ApiError> {
     let digits = length.as_bytes();
     let number = std::str::from_utf8(digits).ok().filter(|_| digits.iter().all(u8::is_ascii_digit));
     let number = number.and_then(|text| text.parse().ok());
-    number.map(Framing::Length).ok_or(ApiError::BadHead("its `Content-Length` is no number"))
+    number.map(Framing::Length).ok_or(ApiError::BadHead("its `Content-Length` is not a number"))
 }
 
-/// What the `Connection` field lists.
+/// The options in the `Connection` field.
 fn options(headers: &HeaderMap) -> impl Iterator<Item = &[u8]> {
     let lists = headers.get_all(header::CONNECTION).iter();
     lists.flat_map(|list| list.as_bytes().split(|byte| *byte == b',')).map(<[u8]>::trim_ascii)
 }
 
-/// Gives a head memory of its own: as it comes it lies in the buffer that is read into, and keeps that from being given back.
+/// Copies a head into memory of its own: otherwise it keeps the whole read buffer alive.
 pub(super) fn compact(parts: &mut Parts) {
     let mut room = BytesMut::with_capacity(parts.headers.values().map(HeaderValue::len).sum());
     for value in parts.headers.values_mut() {
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_head_says_what_it_says() {
+    fn a_head_is_parsed_into_its_fields() {
         let text =
             "POST /v1/x?a=b HTTP/1.1\r\nHost: h\r\nX-A: 1\r\ncontent-length: 5\r\nx-a: 2 \r\n\r\nhello";
         let head = head(text);
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn who_closes_and_who_waits_says_so() {
+    fn close_and_expect_are_read_from_the_head() {
         let of = |first: &str, fields: &str| {
             let head = head(&format!("{first}\r\nhost: h\r\n{fields}\r\n"));
             (head.keeps_alive, head.waits)
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn what_two_servers_may_read_in_two_ways_is_refused() {
+    fn a_head_that_two_servers_may_parse_differently_is_rejected() {
         let refused =
             |fields: &str| take(&format!("POST / HTTP/1.1\r\n{fields}\r\n")).err().expect("refused");
         for fields in [
@@ -222,11 +222,11 @@ mod tests {
             "host: h\r\ntransfer-encoding: chunked\r\ncontent-length: 5\r\n",
             "host: h\r\ncontent-length: 5\r\ncontent-length: 5\r\n",
         ] {
-            assert!(refused(fields).contains("more than once how long"), "{fields}");
+            assert!(refused(fields).contains("more than once"), "{fields}");
         }
         for length in ["+5", "5,5", "0x5", "-1", "", "5 5", "18446744073709551616"] {
             let fields = format!("host: h\r\ncontent-length: {length}\r\n");
-            assert!(refused(&fields).contains("no number"), "{length}");
+            assert!(refused(&fields).contains("not a number"), "{length}");
         }
         for coding in ["gzip, chunked", "identity", "chunked\r\ntransfer-encoding: chunked", ""] {
             let fields = format!("host: h\r\ntransfer-encoding: {coding}\r\n");
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_is_found_in_whatever_pieces_it_comes() {
+    fn the_end_of_a_head_is_found_in_pieces_of_any_size() {
         let text = b"GET / HTTP/1.1\r\nhost: h\r\n\r\nGET";
         for step in 1..text.len() {
             let (mut seen, mut end) = (0, None);
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_compact_head_says_the_same_from_less_memory() {
+    fn a_compacted_head_is_equal_and_takes_less_memory() {
         let mut head = head("GET /a?b HTTP/1.1\r\nhost: h\r\nx: 1\r\nx: 2\r\n\r\n");
         let (uri, headers) = (head.parts.uri.clone(), head.parts.headers.clone());
         compact(&mut head.parts);
@@ -282,7 +282,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_bytes_are_too_strange(text in "(GET|POST|\\PC{0,3}) /[ -~]{0,9} HTTP/1.[012]\r\n(([A-Za-z-]{0,17}:[ -~]{0,9}|\\PC{0,9})\r?\n){0,9}") {
+        fn no_bytes_make_the_parser_panic(text in "(GET|POST|\\PC{0,3}) /[ -~]{0,9} HTTP/1.[012]\r\n(([A-Za-z-]{0,17}:[ -~]{0,9}|\\PC{0,9})\r?\n){0,9}") {
             if let Ok(Some(head)) = take(&format!("{text}\r\n")) {
                 prop_assert!(!text.replace("\r\n", "").contains('\n'));
                 prop_assert!(head.parts.headers.len() <= text.lines().count());

@@ -1,8 +1,8 @@
-//! A second copy of a request whose first is late, where the operator has switched that on.
+//! Hedging: a second copy of a request whose first copy is late, if the operator has switched it on.
 //!
-//! Only of streams, only before the first content, only once the first copy has waited for as long as the second is expected
-//! to take, and out of a budget: the scheduler says where, or that it is not to be. Whoever begins to answer first answers. The other is let go, and its
-//! engine hears it at once.
+//! Only for streams, only before the first content, only once the first copy has waited for as long as the second is
+//! expected to take, and within a budget: the scheduler selects the endpoint, or refuses. The first response wins.
+//! The other attempt is dropped, which cancels it at its engine at once.
 
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -21,10 +21,10 @@ use crate::body::Body;
 use crate::engine_request::request_head;
 use crate::lease::Lease;
 
-/// How often a place for a second copy is asked for.
+/// Most requests to the scheduler for a second endpoint.
 const ASKED_MAX: u32 = 8;
 
-/// What is asked, as it is sent to any engine.
+/// The request as it is sent to any engine.
 pub(super) struct Sending<'a> {
     pub(super) upstreams: &'a Arc<Connections>,
     pub(super) parts: &'a Parts,
@@ -32,12 +32,12 @@ pub(super) struct Sending<'a> {
     pub(super) account: &'a Account,
 }
 
-/// What two copies came to.
+/// The outcome of two copies.
 struct Race {
     second: Lease,
     second_won: bool,
     outcome: Outcome,
-    /// What the other one failed with, if it did before.
+    /// The outcome of the other copy, if it failed before.
     failed: Option<Outcome>,
 }
 
@@ -52,7 +52,8 @@ impl Sending<'_> {
     }
 }
 
-/// What the attempt at `lease` came to, or that of a second copy; `relay` makes an answer of an engine's that cannot.
+/// The outcome of the attempt at `lease`, or of a second copy; `relay` makes the client's response of an engine's bad
+/// one.
 pub(super) async fn answer(
     attempts: &mut Attempts<'_>,
     lease: Lease,
@@ -65,12 +66,12 @@ pub(super) async fn answer(
             let outcome = patience.answer(&lease, sending.send(&lease)).await;
             (lease, outcome)
         }
-        // Boxed, since it is rare and takes much more room than the rest.
+        // Boxed, because it is rare and takes much more memory than the rest.
         Some(delay) => Box::pin(hedged(attempts, lease, sending, relay, delay)).await,
     }
 }
 
-/// As [`answer`], with a second copy after `delay`.
+/// Like [`answer`], with a second copy after `delay`.
 async fn hedged(
     attempts: &mut Attempts<'_>,
     lease: Lease,
@@ -107,23 +108,23 @@ async fn hedged(
     let (winner, loser) = if second_won { (second, lease) } else { (lease, second) };
     match failed {
         Some(failed) => attempts.failed(loser, failed, relay),
-        // It has done nothing wrong.
+        // The slower attempt has not failed.
         None => drop(loser),
     }
     (winner, outcome)
 }
 
-/// Whether there is a second copy.
+/// The second copy.
 enum Second {
-    /// The first one has come to something.
+    /// Not needed: the first copy has an outcome.
     NotNeeded(Outcome),
-    /// There is to be none.
+    /// Refused.
     Refused,
-    /// There.
+    /// Placed.
     Placed(Lease),
 }
 
-/// Waits for the first copy, and after `delay` for a place for a second one: asked for again where it was too early.
+/// Waits for the first copy, and after `delay` requests an endpoint for a second one, again if it was too early.
 async fn second(
     attempts: &mut Attempts<'_>,
     lease: &Lease,
@@ -145,7 +146,7 @@ async fn second(
     Second::Refused
 }
 
-/// The first of two that is an answer, and whether it is the second's; if one fails, what the other one comes to.
+/// The first success of two attempts, and whether it is the second's; if one fails, the outcome of the other.
 async fn race(
     mut first: Pin<&mut impl Future<Output = Outcome>>,
     mut second: Pin<&mut impl Future<Output = Outcome>>,

@@ -1,4 +1,5 @@
-//! The live shadow of a placement: dropping it tells the scheduler that the request is over, however it ended.
+//! A request in flight at an endpoint: dropping the lease reports to the scheduler that it has ended, however it
+//! ended.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,30 +26,30 @@ use crate::routed::Routed;
 pub struct Lease {
     proxy: Arc<Proxy>,
     pool: Arc<ModelPool>,
-    /// Where it is in flight.
+    /// The worker it is in flight at.
     pub worker: Arc<Worker>,
-    /// Where exactly.
+    /// The endpoint.
     pub endpoint: Arc<PoolEndpoint>,
     request: RequestId,
-    /// Where and why.
+    /// The scheduler's decision.
     pub placement: Placement,
     prompt_tokens: u32,
     received: Nanos,
-    /// Since when it is there.
+    /// When it was placed.
     pub placed: Nanos,
-    /// What the request was let in with.
+    /// The request's charge under the limits.
     charge: Option<Arc<Charge>>,
-    /// What its prompt is called when engines die under it.
+    /// The key of its prompt for counting engine deaths.
     prompt: PromptKey,
-    /// Whether any of it went to the worker.
+    /// Whether any part of it was sent to the worker.
     sent: AtomicBool,
     first_token: Option<Nanos>,
     tokens: u64,
-    /// Those of them that the scheduler has not been told of.
+    /// Output tokens not yet reported to the scheduler.
     untold: u32,
-    /// Tokens of the answer that another worker has written before, if it had begun.
+    /// Tokens of the answer that another worker wrote before, if it had begun.
     before: Option<u64>,
-    /// What a trace is told of it.
+    /// The attempt in the trace.
     attempt: Option<Box<Attempt>>,
 }
 
@@ -92,39 +93,39 @@ impl Lease {
         &self.proxy
     }
 
-    /// What a trace is told of it.
+    /// The attempt in the trace.
     pub fn attempt(&self) -> Option<&Attempt> {
         self.attempt.as_deref()
     }
 
-    /// It has come to nothing, for traces.
+    /// Records in the trace that the attempt failed.
     pub fn trace_failure(&self, why: &'static str) {
         if let Some(attempt) = &self.attempt {
             attempt.failed(why);
         }
     }
 
-    /// The pool it was placed in.
+    /// Its pool.
     pub fn pool(&self) -> &Arc<ModelPool> {
         &self.pool
     }
 
-    /// The request goes to the worker: from here on it is at work, and whoever leaves has used that work.
+    /// The request is sent to the worker: from here on it uses the worker, and a client that disconnects is charged.
     pub fn sent(&self) {
         if let Some(charge) = self.charge.as_ref().filter(|_| !self.sent.swap(true, Ordering::Relaxed)) {
             charge.sent(self.placement.overlap_tokens);
         }
     }
 
-    /// The worker has not done what it was sent: that is not the client's to pay.
+    /// The worker failed the request: the client is not charged.
     fn lost(&self) {
         if let Some(charge) = self.charge.as_ref().filter(|_| self.sent.swap(false, Ordering::Relaxed)) {
             charge.lost();
         }
     }
 
-    /// The answer has begun, and it is none whose tokens come one by one: its prefill is over, but when the first token
-    /// came, and how fast they came, nobody saw.
+    /// The response has begun, and it is not a stream: its prefill is over, but the time to first token and the speed
+    /// are unknown.
     pub fn begin(&mut self) {
         self.pool.begin(self.request);
         if let Some(charge) = &self.charge {
@@ -132,7 +133,7 @@ impl Lease {
         }
     }
 
-    /// `tokens` more came from the worker in a stream at this moment. With the first, its prefill is over.
+    /// `tokens` more arrived in a stream at this moment. With the first, its prefill is over.
     pub fn progress(&mut self, moment: Instant, tokens: u32) {
         if tokens == 0 {
             return;
@@ -157,7 +158,7 @@ impl Lease {
         if let Some(charge) = &self.charge {
             charge.note(None, self.before.unwrap_or(0) + self.tokens);
         }
-        // The first one is told of by `first`.
+        // The first token is reported by `first`.
         self.untold = self.untold.saturating_add(tokens - u32::from(first));
         let told = self.untold - self.untold % TOKENS_TOLD;
         if first || told > 0 {
@@ -166,7 +167,7 @@ impl Lease {
         }
     }
 
-    /// The answer has come to its end: measures it. `usage` is what the engine counted, where it tells.
+    /// The response is complete: records its measurements. `usage` is the engine's count, if it reports one.
     pub fn complete(&mut self, usage: Option<Usage>) {
         let now = self.proxy.fleet.clock.now();
         let metrics = &self.pool.metrics;
@@ -181,7 +182,7 @@ impl Lease {
             attempt.complete(output_tokens, usage);
         }
         if let Some(charge) = &self.charge {
-            // What was written before is in the prompt that the engine has counted.
+            // Tokens written by another worker are in the prompt that the engine has counted.
             let before = if usage.is_some() { 0 } else { self.before.unwrap_or(0) };
             charge.note(usage.map(|usage| usage.prompt_tokens), before + output_tokens);
         }
@@ -216,12 +217,13 @@ impl Lease {
         }
     }
 
-    /// It is to go on with an answer of which another worker has written so many tokens, if any.
+    /// The request continues an answer of which another worker has written this many tokens, if any.
     pub fn continues(&mut self, before: Option<u64>) {
         self.before = before;
     }
 
-    /// The answer goes on elsewhere: counts what came of it here. Tells how much there is of it, if it has begun.
+    /// The answer continues on another endpoint: counts the tokens from this one. Returns how many tokens there are,
+    /// if it has begun.
     pub fn hand_on(self) -> Option<u64> {
         self.trace_failure(FailureKind::mid_stream.name());
         self.pool.metrics.output_tokens.inc_by(self.tokens);
@@ -229,7 +231,7 @@ impl Lease {
         (written > 0).then_some(written)
     }
 
-    /// The worker has failed it.
+    /// The worker failed the request.
     pub fn failed(&self, kind: FailureKind) {
         self.lost();
         self.trace_failure(kind.name());
@@ -237,12 +239,12 @@ impl Lease {
         self.pool.step(Input::Failed { request: self.request });
     }
 
-    /// It is in flight at the worker with a prompt that may kill it.
+    /// The request is in flight with a prompt that may crash the engine.
     pub fn suspect(&self) {
         self.proxy.fleet.poison_prompts().note_placement(self.prompt, self.worker.engine_key());
     }
 
-    /// The worker's engine has died with it in flight, or may have: then its probes tell, now or later.
+    /// The engine has died with the request in flight, or may have: then its probes will show.
     pub fn died(&self, certain: bool) {
         let (prompt, engine, placed) = (self.prompt, self.worker.engine_key(), self.placed);
         let report =
@@ -250,21 +252,21 @@ impl Lease {
         self.proxy.fleet.poison_prompts().note_death(self.proxy.fleet.clock.now(), report);
     }
 
-    /// The worker's engine has stopped making progress.
+    /// The engine has stalled.
     pub fn stalled(&self) {
         self.lost();
         self.trace_failure(FailureKind::stalled.name());
         self.proxy.fleet.metrics.note_failure(&self.worker.url, FailureKind::stalled);
     }
 
-    /// The worker says that it cannot answer, and not whose fault that is.
+    /// The worker reports an error of unknown cause.
     pub fn faulted(&self) {
         self.lost();
         self.trace_failure(FailureKind::status.name());
         self.proxy.fleet.metrics.note_failure(&self.worker.url, FailureKind::status);
     }
 
-    /// The worker has too much to do for it, and says for how long, if it does.
+    /// The worker is busy; `retry_after` is the time it gives, if any.
     pub fn busy(&self, retry_after: Option<Duration>) {
         self.lost();
         self.trace_failure("busy");
@@ -273,7 +275,7 @@ impl Lease {
         self.pool.step(Input::Busy { request: self.request, retry_after });
     }
 
-    /// The worker has answered it soundly, to the end.
+    /// The worker has answered the request completely and without error.
     pub fn succeeded(&self) {
         self.proxy.fleet.poison_prompts().answered(self.prompt);
         self.pool.step(Input::Succeeded { request: self.request });

@@ -30,9 +30,9 @@ use crate::own_api::Port;
 use crate::service::Service;
 use crate::socket::Socket;
 
-/// Longest pause between two looks at a preface that comes in pieces.
+/// Longest pause between two checks for an HTTP/2 preface that arrives in pieces.
 const PREFACE_PAUSE_MAX: Duration = Duration::from_millis(250);
-/// Streams at a time on one h2c connection.
+/// Most concurrent streams on one h2c connection.
 const H2_STREAMS_MAX: u32 = 1024;
 
 /// The connections of one relay thread.
@@ -48,7 +48,7 @@ pub struct Listener {
 // === impl Listener ===
 
 impl Listener {
-    /// Accepts connections until told to stop, and hands each to `spread`.
+    /// Accepts connections until `stop`, and passes each to `spread`.
     pub async fn accept(
         metrics: &Metrics,
         listener: TcpListener,
@@ -63,7 +63,7 @@ impl Listener {
             match accepted {
                 Ok((stream, _)) => spread(stream),
                 Err(error) => {
-                    // Out of descriptors, most likely: pause instead of spinning.
+                    // Most likely no file descriptor is left: pause instead of spinning.
                     metrics.limits.reached(Reached::Accept);
                     tracing::warn!(%error, "cannot accept a connection");
                     tokio::time::sleep(Duration::from_millis(50)).await;
@@ -77,7 +77,7 @@ impl Listener {
         let listener = Arc::clone(self);
         self.connections.spawn(async move {
             if let Err(error) = listener.serve(stream).await {
-                tracing::debug!(%error, "a connection ended");
+                tracing::debug!(%error, "connection ended");
             }
         })
     }
@@ -138,7 +138,7 @@ impl Listener {
         connection.await
     }
 
-    /// Finds out what a client speaks: TLS or not, and whether HTTP/2.
+    /// Detects the client's protocol: TLS or not, and whether HTTP/2.
     async fn begin(&self, stream: TcpStream) -> io::Result<(Stream, bool)> {
         let tls = self.service.proxy.tls();
         let config = match self.service.port {
@@ -161,8 +161,8 @@ impl Listener {
     }
 }
 
-/// Runs the streams of an h2c connection, each for so long at most. A client that grants a stream no room would
-/// otherwise keep it for ever: nobody asks for more of an answer that cannot be sent, so nobody looks at its deadline.
+/// Runs the streams of an h2c connection, each for a limited time. A client that grants a stream no flow-control
+/// window would otherwise keep it forever: the response is not polled then, so its deadlines are not checked either.
 #[derive(Clone)]
 struct Streams {
     stream_max: Duration,
@@ -174,7 +174,7 @@ impl<F: Future<Output: Send> + Send + 'static> Executor<F> for Streams {
     }
 }
 
-/// Whether a connection begins with HTTP/2's preface. Looks without taking.
+/// Whether a connection starts with HTTP/2's preface. The bytes are peeked, not consumed.
 async fn speaks_h2(stream: &TcpStream) -> io::Result<bool> {
     const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
     let mut first = [0; PREFACE.len()];
@@ -187,7 +187,7 @@ async fn speaks_h2(stream: &TcpStream) -> io::Result<bool> {
         if seen == PREFACE.len() {
             return Ok(true);
         }
-        // A preface in pieces. What was seen stays readable, so ask again later rather than at once.
+        // Part of a preface. It stays readable, so check again later rather than at once.
         tokio::time::sleep(pause).await;
         pause = (2 * pause).min(PREFACE_PAUSE_MAX);
     }

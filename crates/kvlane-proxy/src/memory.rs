@@ -1,24 +1,24 @@
-//! What the requests of all clients may hold together, in bytes: their bodies, from the first piece that is read until the last
-//! attempt needs them no more, and heads that are larger than usual.
+//! Memory of the requests of all clients, in bytes: their bodies, from the first piece that is read until the last
+//! attempt has sent them, and unusually large heads.
 //!
-//! Somebody who fills it is refused, nobody waits: requests that each hold a part and wait for the rest of one another would
-//! never end.
+//! A request that exceeds it is rejected and does not wait: requests that each hold a part and wait for the others'
+//! parts would wait forever.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use bytes::Bytes;
 
-/// What a request may hold without being counted: what a connection takes anyway.
+/// Bytes that a request may hold without being counted: every connection takes as much.
 const FREE_BYTES: usize = 8 << 10;
 
-/// What is held, and how much that may be.
+/// The memory held, and its maximum.
 pub struct Memory {
     held: AtomicUsize,
     most: AtomicUsize,
 }
 
-/// A request's share of it. Given back when dropped.
+/// A request's share. Returned when dropped.
 pub struct Held {
     memory: Arc<Memory>,
     bytes: usize,
@@ -27,22 +27,22 @@ pub struct Held {
 // === impl Memory ===
 
 impl Memory {
-    /// May hold `most` bytes.
+    /// Memory with this maximum.
     pub fn new(most: usize) -> Arc<Self> {
         Arc::new(Self { held: AtomicUsize::new(0), most: AtomicUsize::new(most) })
     }
 
-    /// May hold `most` bytes from now on; what is held stays.
+    /// Changes the maximum; shares stay.
     pub fn set_most(&self, most: usize) {
         self.most.store(most, Ordering::Relaxed);
     }
 
-    /// What is held.
+    /// The bytes held.
     pub fn held(&self) -> usize {
         self.held.load(Ordering::Relaxed)
     }
 
-    /// A share of nothing, that can grow.
+    /// An empty share that can grow.
     pub fn share(self: &Arc<Self>) -> Held {
         Held { memory: Arc::clone(self), bytes: 0 }
     }
@@ -51,7 +51,7 @@ impl Memory {
 // === impl Held ===
 
 impl Held {
-    /// Whether it may hold so many bytes; then it does.
+    /// Grows the share, if there is room; returns whether there was.
     pub fn grow_to(&mut self, bytes: usize) -> bool {
         if bytes <= self.bytes.max(FREE_BYTES) {
             return true;
@@ -67,7 +67,7 @@ impl Held {
         fits
     }
 
-    /// Holds nothing any more.
+    /// Returns the share.
     pub fn release(&mut self) {
         if self.bytes > 0 {
             self.memory.held.fetch_sub(self.bytes, Ordering::Relaxed);
@@ -75,7 +75,7 @@ impl Held {
         }
     }
 
-    /// Bytes that hold it for as long as any part of them is kept.
+    /// Bytes that keep the share for as long as any part of them is kept.
     pub fn with(self, bytes: Bytes) -> Bytes {
         struct Owner {
             bytes: Bytes,
@@ -101,11 +101,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_held_is_bounded_and_given_back_with_the_last_part() {
+    fn memory_is_bounded_and_returned_with_the_last_part() {
         let memory = Memory::new(100_000);
         let (mut one, mut two) = (memory.share(), memory.share());
         assert!(one.grow_to(60_000) && !two.grow_to(60_000) && two.grow_to(40_000));
-        assert!(!one.grow_to(60_001) && one.grow_to(10), "it keeps what it has");
+        assert!(!one.grow_to(60_001) && one.grow_to(10), "the share keeps its size");
         assert_eq!(memory.held(), 100_000);
         let bytes = one.with(Bytes::from(vec![7; 60_000]));
         let part = bytes.slice(5..6);
@@ -116,13 +116,13 @@ mod tests {
     }
 
     #[test]
-    fn little_is_not_counted_and_less_may_be_allowed_later() {
+    fn small_shares_are_not_counted_and_the_maximum_may_shrink() {
         let memory = Memory::new(20_000);
         let (mut little, mut more) = (memory.share(), memory.share());
         assert!(little.grow_to(FREE_BYTES) && more.grow_to(20_000));
         assert_eq!(memory.held(), 20_000);
         memory.set_most(10_000);
-        assert!(!more.grow_to(20_001) && little.grow_to(1), "what is held stays");
+        assert!(!more.grow_to(20_001) && little.grow_to(1), "existing shares stay");
         drop(more);
         assert!(!little.grow_to(10_001) && little.grow_to(10_000));
     }

@@ -1,4 +1,4 @@
-//! Which worker made an object that a client can name later: a stored response, a file, a batch.
+//! Origins of objects that a client can refer to later: stored responses, files, batches.
 //!
 //! Engines keep such objects in their own memory, so a request that names one must reach the engine that made it. Under
 //! `auth.isolate_tenants` an object is found by the tenant that made it and by no other.
@@ -12,21 +12,21 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use kvlane_fleet::worker::WorkerId;
 
-/// Objects that are remembered; beyond that the one used least recently is forgotten.
+/// Most objects; beyond that the least recently used one is dropped.
 const OBJECTS_MAX: usize = 1 << 16;
-/// Where in an answer its object's id is looked for.
+/// Bytes at the start of a response in which the object's id is looked for.
 const ID_WITHIN_BYTES: usize = 4096;
-/// The longest id that is remembered.
+/// Longest id that is stored.
 const ID_BYTES_MAX: usize = 256;
 
-/// Who made an object, and for whom.
+/// The worker and the tenant of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Origin {
     pub(crate) worker: WorkerId,
     pub(crate) tenant: Option<TenantKey>,
 }
 
-/// The origins of the objects that answers have named of late.
+/// The origins of recently created objects.
 pub struct Objects {
     by_id: Mutex<Recent<u128, Origin>>,
 }
@@ -40,14 +40,14 @@ impl Default for Objects {
 }
 
 impl Objects {
-    /// Remembers the object that an answer which begins with `piece` names, if it names one.
+    /// Stores the origin of the object that a response starting with `piece` names, if it names one.
     pub fn note(&self, piece: &[u8], origin: Origin) {
         if let Some(id) = first_id(piece) {
             self.lock().insert(xxh3_128(id), origin);
         }
     }
 
-    /// Who made the object of this id.
+    /// The origin of the object with this id.
     pub fn origin(&self, id: &str) -> Option<Origin> {
         self.lock().get(&xxh3_128(id.as_bytes())).copied()
     }
@@ -57,7 +57,7 @@ impl Objects {
     }
 }
 
-/// The first `"id": "…"` of an answer: engines write an object's own id before anything in it.
+/// The first `"id": "…"` of a response: engines write an object's own id before the ids of its parts.
 fn first_id(piece: &[u8]) -> Option<&[u8]> {
     let piece = &piece[..piece.len().min(ID_WITHIN_BYTES)];
     let after = memmem::find(piece, b"\"id\"")? + b"\"id\"".len();
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_id_of_an_answer_is_its_objects() {
+    fn the_first_id_of_a_response_is_that_of_its_object() {
         for (piece, id) in [
             (r#"{"id":"resp_1","output":[{"id":"msg_1"}]}"#, Some("resp_1")),
             ("event: response.created\ndata: {\"response\": {\"id\" : \"resp_2\"}}\n\n", Some("resp_2")),
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_is_remembered_with_who_made_it() {
+    fn an_object_is_found_with_its_origin() {
         let (objects, origin) =
             (Objects::default(), Origin { worker: WorkerId(3), tenant: Some(TenantKey(7)) });
         objects.note(br#"{"id":"file-1"}"#, origin);

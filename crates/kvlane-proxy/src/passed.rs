@@ -1,4 +1,4 @@
-//! Requests that are relayed unparsed: which pool, which worker, what is charged and what keeps tenants apart.
+//! Requests that are relayed unparsed: their pool, their worker, their charge and the isolation of tenants.
 
 use std::sync::Arc;
 
@@ -29,13 +29,13 @@ use crate::salt::salted;
 
 /// Headers that name a request's model where nothing else does: Proxy API's body-based routing and AIBrix.
 const MODEL_HEADERS: [&str; 2] = ["x-gateway-model-name", "model"];
-/// The longest name of a model in a form.
+/// Longest model name in a form.
 const MODEL_BYTES_MAX: usize = 1024;
 
 /// Why a path is relayed.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Passing {
-    /// It is on the list.
+    /// It is one of the known paths.
     Listed(&'static Passed),
     /// `server.extra_paths` names it.
     Extra,
@@ -44,7 +44,7 @@ pub(super) enum Passing {
 // === impl Passing ===
 
 impl Passing {
-    /// Whether the answer names an object that later requests can name.
+    /// Whether the response names an object that later requests can refer to.
     pub(super) fn makes_object(self, parts: &Parts) -> bool {
         let Self::Listed(passed) = self else { return false };
         passed.keeps == Keeps::Object
@@ -60,7 +60,7 @@ impl Passing {
     }
 }
 
-/// Finds the pool; and the body as it goes on, if not as it came.
+/// Finds the pool, and the body to send if it differs from the client's.
 pub(super) fn route(
     proxy: &Arc<Proxy>,
     passing: Passing,
@@ -103,7 +103,8 @@ pub(super) fn route(
     Ok((routed, with_salt))
 }
 
-/// Who made the object that a request names, if it names one. With tenants kept apart, only its maker may.
+/// The origin of the object that a request names, if any. Where tenants are isolated, only the tenant that made an
+/// object may use it.
 fn origin(
     proxy: &Proxy,
     passing: Passing,
@@ -121,10 +122,10 @@ fn origin(
     object(proxy, id, facts, isolates)
 }
 
-/// Who made the object of this id, if that is known.
+/// The origin of the object with this id, if known.
 ///
 /// # Errors
-/// That tenants are kept apart and this one has made no such object.
+/// Tenants are isolated and this tenant has made no such object.
 pub(super) fn object(
     proxy: &Proxy,
     id: &str,
@@ -145,8 +146,8 @@ fn pool_of(proxy: &Proxy, worker: WorkerId) -> Option<Arc<Served>> {
     named_pool(proxy, &model).ok()
 }
 
-/// The pool of the model that the request names: in its JSON body, its form, its query or a header. Of several models
-/// the first by name, if it names none.
+/// The pool of the model that the request names: in its JSON body, its form, its query or a header. If it names none,
+/// the first pool by name.
 fn pool(proxy: &Proxy, parts: &Parts, body: &Bytes) -> Result<Arc<Served>, ApiError> {
     let field = |name| parts.headers.get(name)?.to_str().ok().map(str::to_owned);
     let named = in_json(body)
@@ -202,7 +203,7 @@ fn in_form(content_type: &str, body: &[u8]) -> Option<String> {
     })
 }
 
-/// The `cache_salt` that a body asks for.
+/// The `cache_salt` of a body.
 fn cache_salt(body: &[u8]) -> Result<Option<String>, ApiError> {
     #[derive(serde::Deserialize)]
     struct Salted {

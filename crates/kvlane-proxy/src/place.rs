@@ -14,21 +14,21 @@ use crate::lease::Lease;
 use crate::proxy::Proxy;
 use crate::routed::Routed;
 
-/// Which attempt of a request is placed.
+/// The kind of attempt to place.
 enum AttemptKind {
-    /// For the first time, or after so many others.
+    /// The first attempt, or a retry after this many others.
     Again(u32),
-    /// Beside another that has waited for so long.
+    /// A second copy beside another attempt that has waited for this long.
     Hedge(Nanos),
 }
 
 // === impl Proxy ===
 
 impl Proxy {
-    /// Finds an endpoint for the request and reserves its load there; waits for its turn if the pool is full.
+    /// Selects an endpoint for the request and reserves its load there; queues the request if the pool is full.
     ///
     /// # Errors
-    /// Why it goes nowhere.
+    /// Why the request is rejected.
     pub async fn place(
         self: &Arc<Self>,
         routed: &Routed,
@@ -36,8 +36,8 @@ impl Proxy {
         excluded: &Arc<[EndpointId]>,
     ) -> Result<Lease, Refused> {
         loop {
-            // An endpoint that left between the decision and here is not among the next one's candidates, and whoever
-            // did not know that it waits knows it then.
+            // Tried again if the selected endpoint has left since (it is not among the next candidates), or if queueing
+            // was switched on since (the request is queued then).
             if let Some(lease) = self.place_once(routed, AttemptKind::Again(attempt), excluded).await? {
                 routed.timeline.enter_at(Stage::Send, lease.placed);
                 return Ok(lease);
@@ -45,10 +45,10 @@ impl Proxy {
         }
     }
 
-    /// Finds an endpoint for a second copy of a request of which the first has waited for so long. It waits for none.
+    /// Selects an endpoint for a second copy of a request whose first copy has waited for this long. Does not queue.
     ///
     /// # Errors
-    /// Why there is to be none, and if that is for now only, when to ask again.
+    /// Why there is no second copy, and when to ask again if that may change.
     pub async fn place_hedge(
         self: &Arc<Self>,
         routed: &Routed,
@@ -85,7 +85,8 @@ impl Proxy {
                 output.ok_or(Refused::at_once(Rejection::QueueTimeout))?
             }
             (None, None) => {
-                // Queueing was switched on after `may_wait` was read, and no task would receive its turn.
+                // Queueing was switched on after `may_wait` was read, and no task would be notified when the request
+                // is dispatched.
                 pool.step(Input::Finished { request: id });
                 return Ok(None);
             }

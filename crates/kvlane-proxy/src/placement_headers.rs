@@ -32,7 +32,7 @@ pub(super) fn mark(headers: &mut HeaderMap, lease: &Lease) {
     }
     let Placement { reason, knowledge, feed, .. } = lease.placement;
     let reason = match (knowledge, feed) {
-        // Nothing else can be known of it, and nothing speaks against it.
+        // An endpoint without a feed has no better knowledge, so the reason alone is enough.
         (Knowledge::Approximate, Feed::Absent) => Ok(HeaderValue::from_static(reason.name())),
         _ => HeaderValue::try_from(format!("{}; knowledge={}", reason.name(), knowledge.name())),
     };

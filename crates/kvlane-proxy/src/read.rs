@@ -12,14 +12,15 @@ use crate::error::ApiError;
 use crate::memory::Held;
 use crate::proxy::Proxy;
 
-/// The least room for a body that does not come at once.
+/// Smallest buffer for a body that does not arrive at once.
 const ROOM_MIN: usize = 1 << 10;
-/// How much of a body that is refused is read and thrown away, so that its sender gets to see why.
+/// Bytes of a rejected body that are read and discarded, so that its sender receives the response.
 pub(super) const REFUSED_BYTES_MAX: u64 = 256 << 20;
 
-/// Where a body comes from.
+/// A source of a body.
 pub(super) trait Source: Send {
-    /// All of it, in one piece. `held` holds the memory that it takes; `parts` is made to take little, where it would keep more.
+    /// The whole body, in one piece. `held` accounts for its memory; `parts` is compacted where it would keep more
+    /// memory alive.
     fn whole(
         self,
         parts: &mut Parts,
@@ -39,12 +40,12 @@ pub(super) async fn body(proxy: &Proxy, parts: &mut Parts, body: impl Source) ->
     read.unwrap_or(Err(ApiError::BodyTimeout(within))).map(|body| held.with(body))
 }
 
-/// Has a body hold so many bytes.
+/// Accounts for this many bytes of a body.
 pub(super) fn room(held: &mut Held, bytes: usize) -> Result<(), ApiError> {
     if held.grow_to(bytes) { Ok(()) } else { Err(ApiError::NoMemory) }
 }
 
-/// Makes room for `more` bytes behind those that have come, of a body that may have `most`.
+/// Makes room for `more` bytes after those received, of a body of at most `most` bytes.
 pub(super) fn make_room(
     whole: &mut BytesMut,
     more: usize,
@@ -60,18 +61,18 @@ pub(super) fn make_room(
     Ok(())
 }
 
-/// Room for a body of which `come` bytes have come and which may have `most`: four times that, so that what is announced takes no
-/// memory before it comes, and few bytes are moved.
+/// Buffer size for a body of which `come` bytes have arrived, of at most `most`: four times `come`, so that announced
+/// bytes take no memory before they arrive, and few bytes are moved.
 fn room_for(come: usize, most: usize) -> usize {
     come.saturating_mul(4).max(ROOM_MIN).min(most).max(come)
 }
 
-/// Of a stream of HTTP/2.
+/// The body of an HTTP/2 stream.
 impl Source for &mut Incoming {
     async fn whole(self, _: &mut Parts, limit: usize, held: &mut Held) -> Result<Bytes, ApiError> {
         let read = collect(limit, held, self).await;
         if matches!(read, Err(ApiError::TooLarge { .. } | ApiError::NoMemory)) {
-            // A client that is still sending might not read an answer.
+            // A client that is still sending might not read the response.
             throw_away(self).await;
         }
         read
@@ -116,11 +117,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_announced_takes_no_memory_before_it_comes() {
+    fn announced_bytes_take_no_memory_before_they_arrive() {
         assert_eq!(room_for(1, 64 << 20), ROOM_MIN);
-        assert_eq!(room_for(1, 10), 10, "no more than is announced");
+        assert_eq!(room_for(1, 10), 10, "no more than announced");
         assert_eq!(room_for(1 << 20, 64 << 20), 4 << 20);
         assert_eq!(room_for(20 << 20, 64 << 20), 64 << 20);
-        assert_eq!(room_for(7, 3), 7, "what has come has room");
+        assert_eq!(room_for(7, 3), 7, "received bytes have room");
     }
 }

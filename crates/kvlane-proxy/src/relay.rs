@@ -1,4 +1,4 @@
-//! Relays an answer: bytes pass through untouched, a watcher looks at them as they pass.
+//! Relays a response: its bytes pass through unchanged while they are inspected.
 
 use std::future::Future;
 use std::io;
@@ -22,34 +22,34 @@ use crate::lease::Lease;
 use crate::objects::Origin;
 use crate::whole::WholeEvents;
 
-/// How much of a JSON answer's end is kept to find its usage in.
+/// Bytes of a JSON response's end that are kept to find its usage.
 const TAIL_BYTES: usize = 4096;
 
-/// How often a silent answer's engine is looked at.
+/// How often the engine of a silent response is checked.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Silence from which on an answer is over whose engine is known to be gone: one that is about to end may still send what it
-/// has.
+/// Silence after which a response ends if its engine is known to be gone: a response that is about to end may still
+/// have data in flight.
 const SILENT_AT_A_DEAD_ENGINE: Duration = Duration::from_secs(4);
-/// The same of an answer whose engine makes no progress, where it cannot go on elsewhere: longer, since the engine may recover, and
-/// no more than a client should have to wait that could ask again.
+/// The same for a stalled engine, where the response cannot continue on another endpoint: longer, because the engine
+/// may recover, and short enough for a client that could retry.
 const SILENT_AT_A_STALLED_ENGINE: Duration = Duration::from_secs(6);
 
-/// An answer on its way. Dropping it before its end cancels the request at the worker.
+/// A response in transit. Dropping it before its end cancels the request at the worker.
 pub struct Relay {
     pub(super) body: AnswerBody,
     pub(super) watch: Watch,
     pub(super) whole: WholeEvents,
     /// Whether it can be continued at another engine.
     pub(super) continues: bool,
-    /// Whose fault it is, if the engine has said within the answer that it failed.
+    /// Whose fault it is, if the engine reported an error within the response.
     pub(super) fault: Option<Fault>,
-    /// Nothing follows any more.
+    /// The response has ended.
     pub(super) ended: bool,
     pub(super) lease: Option<Lease>,
     pub(super) account: Arc<Account>,
-    /// Of which object the answer's first piece has the id.
+    /// The origin of the object whose id is in the response's first piece.
     pub(super) makes_object: Option<Origin>,
-    /// Whether an answer like this one shows that the engine is well.
+    /// Whether such a response shows that the engine is healthy.
     sound: bool,
     limits: Limits,
     pub(super) last_piece: Instant,
@@ -57,47 +57,47 @@ pub struct Relay {
     alarm: Pin<Box<Sleep>>,
 }
 
-/// How long an answer may take.
+/// Time limits of a response.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     /// Between two pieces.
     pub(super) idle: Duration,
-    /// As a whole.
+    /// Of the whole response.
     pub(super) deadline: Instant,
 }
 
-/// What is looked for in the passing bytes.
+/// What is read from the relayed bytes.
 pub(super) enum Watch {
     Events(Box<SseScanner>),
     Json { tail: Vec<u8>, begun: bool },
     Opaque { begun: bool },
 }
 
-/// Why an answer has no end.
+/// Why a response has no proper end.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Broke {
     /// The engine's connection broke.
     Cut,
-    /// The engine fell silent.
+    /// The engine sent nothing for too long.
     Silent,
-    /// The request's time was over, which may be as long as its client asked for.
+    /// The request's deadline passed, which the client may have set.
     Deadline,
 }
 
-/// What a piece shows.
+/// What a piece contains.
 enum Seen {
-    /// So many tokens of a stream.
+    /// This many tokens of a stream.
     Tokens(u32),
-    /// The beginning of an answer that comes all at once: its tokens are there already.
+    /// The beginning of a response that is not a stream: its tokens are complete.
     Beginning,
-    /// No more than that it goes on.
+    /// Nothing to report.
     Nothing,
 }
 
 // === impl Relay ===
 
 impl Relay {
-    /// Without a lease it is the answer of an engine that has no more to do with the request.
+    /// Without a lease: the response of an engine that has finished with the request.
     pub(super) fn new(
         status: StatusCode,
         headers: &HeaderMap,
@@ -108,7 +108,7 @@ impl Relay {
     ) -> Self {
         let last_piece = Instant::now();
         let alarm = Box::pin(sleep_until(limits.deadline.min(last_piece + limits.idle.min(LOOK_EVERY))));
-        // An engine says 500 of itself or of a request that it cannot cope with: who knows.
+        // A 500 may be the engine's fault or the request's.
         let sound = !status.is_server_error();
         let watch = Watch::new(headers);
         let whole = WholeEvents::default();
@@ -133,7 +133,7 @@ impl Relay {
         relay
     }
 
-    /// Looks at a piece: what the client gets for it.
+    /// Inspects a piece; returns what is sent to the client.
     pub(super) fn see(&mut self, piece: Bytes) -> Bytes {
         let now = Instant::now();
         self.last_piece = now;
@@ -165,14 +165,14 @@ impl Relay {
         }
     }
 
-    /// The answer has come to its end: what the client has still to get of it.
+    /// The response has ended; returns the last bytes for the client.
     pub(super) fn end(&mut self) -> Bytes {
         self.complete();
         self.ended = true;
         self.whole.take()
     }
 
-    /// Whether the engine has failed within the answer, and another one may write the rest.
+    /// Whether the engine reported an error within the response, and another engine may write the rest.
     pub(super) fn goes_on_elsewhere(&self) -> bool {
         self.continues && matches!(self.fault, Some(Fault::Engine | Fault::Unknown))
     }
@@ -202,11 +202,11 @@ impl Relay {
         self.account.settle();
     }
 
-    /// The answer has no end. A stream is ended in words that its client understands; any other is cut.
+    /// The response has no proper end. A stream ends with an error event; any other response is cut.
     pub(super) fn fail(&mut self, broke: Broke, error: io::Error) -> Option<io::Result<Frame<Bytes>>> {
         self.body.close();
         if matches!(&self.watch, Watch::Events(scanner) if scanner.is_done()) {
-            // Nothing was missing but the end of the connection.
+            // Only the connection's end was missing.
             let rest = self.end();
             return (!rest.is_empty()).then(|| Ok(Frame::data(rest)));
         }
@@ -225,12 +225,12 @@ impl Relay {
             let timeline = &self.account.timeline;
             let (request_id, trace_id) = (timeline.request_id(), timeline.trace_id());
             let worker = &*lease.worker.url;
-            tracing::debug!(request_id, trace_id, worker, %error, "an answer broke after it had begun");
+            tracing::debug!(request_id, trace_id, worker, %error, "response broke after it had begun");
         }
         self.last_words(broke, error)
     }
 
-    /// Tells the client that what it has is not all.
+    /// Sends the client an event that says that the response is incomplete.
     pub(super) fn last_words(&mut self, broke: Broke, error: io::Error) -> Option<io::Result<Frame<Bytes>>> {
         self.account.settle();
         self.ended = true;
@@ -244,20 +244,21 @@ impl Relay {
         }
     }
 
-    /// Whether its engine is known to be gone: then a silent answer is over, or goes on elsewhere.
+    /// Whether its engine is known to be down or stalled: then a silent response ends, or continues on another
+    /// endpoint.
     fn engine_is_gone(&self, silent: Duration) -> Option<(Broke, &'static str)> {
         let lease = self.lease.as_ref().filter(|_| silent >= SILENT_AT_A_DEAD_ENGINE)?;
         let is_over = self.continues || silent >= SILENT_AT_A_STALLED_ENGINE;
         if lease.worker.is_down() {
             Some((Broke::Cut, "the worker is down"))
         } else if is_over && lease.endpoint.vitals.is_stalled() {
-            Some((Broke::Silent, "the worker's engine makes no progress"))
+            Some((Broke::Silent, "the worker's engine stopped making progress"))
         } else {
             None
         }
     }
 
-    /// Whether the answer has been silent for too long, or takes too long as a whole.
+    /// Whether the response has been silent for too long, or is past its deadline.
     pub(super) fn poll_late(&mut self, cx: &mut Context<'_>) -> Poll<(Broke, io::Error)> {
         let late = |broke, why| Poll::Ready((broke, io::Error::new(io::ErrorKind::TimedOut, why)));
         while self.alarm.as_mut().poll(cx).is_ready() {
@@ -311,7 +312,7 @@ impl http_body::Body for Relay {
 
     fn size_hint(&self) -> SizeHint {
         match self.watch {
-            // It may have to end in another event.
+            // An error event may have to be added.
             Watch::Events(_) if !self.ended => SizeHint::default(),
             _ => self.body.bytes_left().map_or_else(SizeHint::default, SizeHint::with_exact),
         }
@@ -326,7 +327,7 @@ pub fn stream_error_codes() -> [&'static str; 3] {
 // === impl Broke ===
 
 impl Broke {
-    /// What a client is told.
+    /// The error code for the client.
     const fn code(self) -> &'static str {
         match self {
             Self::Cut => "stream_broken",
@@ -336,7 +337,7 @@ impl Broke {
     }
 }
 
-/// Whether an answer is a stream of events.
+/// Whether a response is a stream of events.
 pub(super) fn is_event_stream(headers: &HeaderMap) -> bool {
     is_of_kind(headers, "text/event-stream")
 }
@@ -359,7 +360,7 @@ impl Watch {
         }
     }
 
-    /// Looks at a piece.
+    /// Inspects a piece.
     fn see(&mut self, piece: &[u8]) -> Seen {
         let beginning =
             |begun: &mut bool| if std::mem::replace(begun, true) { Seen::Nothing } else { Seen::Beginning };

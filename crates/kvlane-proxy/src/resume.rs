@@ -1,9 +1,9 @@
-//! A stream whose engine dies goes on elsewhere, where the operator has switched that on.
+//! Continuation: a stream whose engine dies continues on another endpoint, if the operator has switched it on.
 //!
-//! What a client is sent passes through a [`Transcript`]. When the stream breaks, the transcript says how to ask for
-//! the rest; that is placed, sent and repeated like any retry, out of the same budget, and what comes back is passed on
-//! as if nothing had happened. The client sees a pause. Whatever stands in the way, the stream ends as it does without
-//! all this: in an event that says that it is incomplete.
+//! Everything that is sent to the client passes through a [`Transcript`]. When the stream breaks, the transcript
+//! makes a request for the rest; that request is placed, sent and retried like any retry, within the same budget, and
+//! its response is relayed as the rest of the stream. The client sees a pause. If continuation fails, the stream ends
+//! as it does without it: with an event that says that it is incomplete.
 
 use std::future::Future;
 use std::io;
@@ -35,17 +35,17 @@ use crate::relay::{Broke, Relay, Watch, is_event_stream};
 use crate::routed::Routed;
 use crate::whole::WholeEvents;
 
-/// A stream that can go on elsewhere.
+/// A stream that can continue on another endpoint.
 pub(super) struct Continuation {
     transcript: Transcript,
     /// How often it still may.
     left: u32,
     asked: Arc<Asked>,
-    /// The rest of the answer, while it is being asked for.
+    /// The request for the rest of the response, while it is running.
     rest: Option<Rest>,
-    /// Why it is.
+    /// Why it was made.
     broke: Option<(Broke, io::Error)>,
-    /// It has gone on elsewhere.
+    /// The stream has continued on another endpoint.
     joined: bool,
 }
 
@@ -55,12 +55,12 @@ pub(super) struct ContinuedRelay {
     continuation: Box<Continuation>,
 }
 
-/// Owners, in lists of models, whose engines take `continue_final_message`.
+/// Owners in model lists whose engines support `continue_final_message`.
 const CONTINUING: [&str; 2] = ["vllm", "sglang"];
 
 type Rest = Pin<Box<dyn Future<Output = Option<(Answer, Lease)>> + Send>>;
 
-/// What was asked, by whom.
+/// The client's request.
 pub(super) struct Asked {
     pub(super) proxy: Arc<Proxy>,
     pub(super) upstreams: Arc<Connections>,
@@ -73,7 +73,7 @@ pub(super) struct Asked {
 // === impl Continuation ===
 
 impl Continuation {
-    /// A transcript of the answer to `body`, if it is of a kind that can be continued and the operator wants that.
+    /// A transcript of the response to `body`, if continuation is on and supports this kind of response.
     pub(super) fn transcript(
         proxy: &Arc<Proxy>,
         account: &Account,
@@ -82,7 +82,7 @@ impl Continuation {
         answer: &Answer,
     ) -> Option<Transcript> {
         let config = &proxy.settings().continuation;
-        // A stream of known length cannot be made longer.
+        // A stream with a declared length cannot become longer.
         if !config.enabled || !is_stream(answer) || answer.body.bytes_left().is_some() {
             return None;
         }
@@ -90,7 +90,7 @@ impl Continuation {
             Ok(transcript) => Some(transcript),
             Err(unfit) => {
                 let (request_id, trace_id) = (account.timeline.request_id(), account.timeline.trace_id());
-                tracing::debug!(request_id, trace_id, %unfit, "an answer that could not be continued");
+                tracing::debug!(request_id, trace_id, %unfit, "response cannot be continued if its engine fails");
                 None
             }
         }
@@ -105,8 +105,8 @@ impl Continuation {
         &self.asked.account
     }
 
-    /// The stream of `lease` has broken. Has the rest asked for, or says what the client is still to get where that is
-    /// all; nothing if the stream ends here.
+    /// The stream of `lease` has broken. Starts the request for the rest, or returns the last bytes for the client if
+    /// only those are missing; none if the stream ends here.
     fn go_on(&mut self, lease: Lease) -> Option<Bytes> {
         let asked = &self.asked;
         let note = |outcome| asked.proxy.fleet.metrics.faults.note_continued(outcome);
@@ -114,7 +114,7 @@ impl Continuation {
             Err(unfit) => {
                 let timeline = &asked.account.timeline;
                 let (request_id, trace_id) = (timeline.request_id(), timeline.trace_id());
-                tracing::debug!(request_id, trace_id, %unfit, "a broken answer cannot be continued");
+                tracing::debug!(request_id, trace_id, %unfit, "broken response cannot be continued");
                 note(Continued::unfit);
                 None
             }
@@ -146,7 +146,7 @@ impl Continuation {
 // === impl Asked ===
 
 impl Asked {
-    /// Asks for the rest until somebody begins to write it, but not `dead`.
+    /// Requests the rest until an endpoint begins to answer; `dead` is excluded.
     async fn ask(
         &self,
         api: Api,
@@ -157,7 +157,7 @@ impl Asked {
         let Self { proxy, upstreams, routed, .. } = self;
         let mut parts = self.parts.clone();
         if Api::from_path(parts.uri.path()) != Some(api) {
-            // A chat goes on as a completion, never the other way round.
+            // A chat can continue as a completion, but not the reverse.
             parts.uri = Uri::from_static("/v1/completions");
         }
         let dead = routed.served.pool.endpoints_of(dead);
@@ -178,7 +178,7 @@ impl Asked {
                 Outcome::Answered(answer) => {
                     let (request_id, trace_id) = (routed.timeline.request_id(), routed.timeline.trace_id());
                     let worker = &*lease.worker.url;
-                    tracing::debug!(request_id, trace_id, worker, status = %answer.status, "no continuation");
+                    tracing::debug!(request_id, trace_id, worker, status = %answer.status, "continuation failed");
                     return None;
                 }
                 outcome => attempts.failed(lease, outcome, |_, _| Response::new(Body::Whole(None))),
@@ -189,7 +189,7 @@ impl Asked {
         }
     }
 
-    /// What the engines of the pool can be asked for, by what they say of the model.
+    /// What the pool's engines support, by their model lists.
     fn means(&self) -> Means {
         let table = self.proxy.fleet.snapshot();
         let Some(card) = table.cards.get(&self.routed.served.pool.model) else { return Means::default() };
@@ -223,7 +223,7 @@ impl ContinuedRelay {
                     self.join(answer, lease);
                     continue;
                 }
-                // What was broken first says more than why nobody helped.
+                // The first error says more than the reason why continuation failed.
                 return Poll::Ready(broke.and_then(|(broke, error)| self.relay.last_words(broke, error)));
             }
             let passed = match self.relay.body.poll_piece(cx) {
@@ -253,7 +253,7 @@ impl ContinuedRelay {
         }
     }
 
-    /// What the client gets for a piece; its last words if the piece does not continue what it has.
+    /// The client's bytes of a piece; the last event if the piece does not continue the stream.
     fn pass(&mut self, piece: Bytes) -> Result<Bytes, Last> {
         let ended = self.relay.ended;
         let Continuation { transcript, asked, joined, .. } = &mut *self.continuation;
@@ -267,7 +267,7 @@ impl ContinuedRelay {
             Err(problem) => problem,
         };
         asked.proxy.fleet.metrics.faults.note_continued(Continued::misfit);
-        // That is nothing that its engine has done wrong.
+        // That is no fault of its engine.
         self.relay.lease = None;
         self.relay.body.close();
         let error =
@@ -275,11 +275,11 @@ impl ContinuedRelay {
         Err(self.relay.last_words(Broke::Cut, error))
     }
 
-    /// The engine has said within `piece` that it failed: what the client gets of what it said before.
+    /// The engine reported an error within `piece`: returns the client's bytes before the error.
     fn break_at_error(&mut self, piece: &Bytes) -> Result<Bytes, Last> {
         let before = first_error(piece).map_or(piece.len(), |(at, _)| at);
         let passed = self.pass(piece.slice(..before))?;
-        let error = io::Error::other("the engine says that it failed");
+        let error = io::Error::other("the engine reported an error");
         let more = match self.break_off(Broke::Cut, error) {
             Ok(more) => more,
             Err(Some(Ok(last))) => match last.into_data() {
@@ -291,7 +291,7 @@ impl ContinuedRelay {
         Ok([passed, more].concat().into())
     }
 
-    /// The stream has broken: what the client gets until it goes on, or its last words.
+    /// The stream has broken: returns the bytes that the client gets before the continuation, or the last event.
     fn break_off(&mut self, broke: Broke, error: io::Error) -> Result<Bytes, Last> {
         let failure = match broke {
             Broke::Cut => FailureKind::mid_stream,
@@ -310,7 +310,7 @@ impl ContinuedRelay {
             lease.died(true);
         }
         self.relay.body.close();
-        // The transcript holds what is no whole event yet; the client has none of it.
+        // The transcript holds the incomplete event; the client has received none of it.
         self.relay.whole = WholeEvents::default();
         let Some(bytes) = continuation.go_on(lease) else { return Err(self.relay.last_words(broke, error)) };
         if continuation.rest.is_some() {
@@ -322,7 +322,7 @@ impl ContinuedRelay {
         Ok(bytes)
     }
 
-    /// Another engine's answer is the rest.
+    /// Continues with another engine's response.
     fn join(&mut self, answer: Answer, lease: Lease) {
         self.relay.watch = Watch::new(&answer.headers);
         self.relay.fault = None;
@@ -355,7 +355,7 @@ impl http_body::Body for ContinuedRelay {
 /// The last frame of a stream, if there is one.
 type Last = Option<io::Result<Frame<Bytes>>>;
 
-/// Whether an answer is a stream that may be spliced.
+/// Whether a response is a stream that may be continued.
 fn is_stream(answer: &Answer) -> bool {
     answer.status == StatusCode::OK && is_event_stream(&answer.headers)
 }

@@ -26,16 +26,16 @@ use crate::proxy::Proxy;
 use crate::routed::Routed;
 use crate::salt::salted;
 
-/// How much of a body's end tells its prompt from others that have the same whole blocks.
+/// Bytes of a body's end that tell its prompt from others with the same full blocks.
 const PROMPT_END_BYTES: usize = 1024;
-/// Scratch memory for rendered prompts above which it is given back after use.
+/// Scratch memory for rendered prompts beyond which it is freed after use.
 const SCRATCH_BYTES_MAX: usize = 4 << 20;
 
 thread_local! {
     static PROMPT: std::cell::RefCell<Vec<u8>> = const { std::cell::RefCell::new(Vec::new()) };
 }
 
-/// Finds the pool and the prompt's blocks; and the body as it goes on, if not as it came.
+/// Finds the pool, the prompt's blocks, and the body to send if it differs from the client's.
 pub(super) async fn route(
     proxy: &Arc<Proxy>,
     upstreams: &Arc<Connections>,
@@ -54,7 +54,7 @@ pub(super) async fn route(
             Some(model) => named_pool(proxy, model)?,
             None => only_pool(proxy, api)?,
         };
-        // An alias of a model shares its blocks, an adapter does not.
+        // An alias of a model shares its blocks; an adapter does not.
         let adapter = served.adapter.as_deref().or(parsed.lora.as_deref());
         let hints = proxy.attributes.load();
         let theirs = parsed.cache_salt.as_deref();
@@ -74,7 +74,7 @@ pub(super) async fn route(
     let counted = match estimated {
         Some(estimated) => estimated,
         None => {
-            // Who is beyond a limit is turned away before anybody counts tokens for that.
+            // A request over a limit is rejected before its tokens are counted.
             drop(admit(proxy, &served, facts, 0, account)?);
             let question = Question { pool, api, body, seed, apart, deadline };
             let asked = proxy.fleet.clock.now();
@@ -97,7 +97,7 @@ pub(super) async fn route(
     let Counted { chain, tokens: prompt_tokens } = counted;
     let charge = admit(proxy, &served, facts, prompt_tokens, account)?;
     let salted = ours.filter(|_| takes_salt(api)).map(|salt| salted(body, &salt)).transpose()?;
-    // The last block's hash is one of the whole chain, and what follows it is at the body's end.
+    // The last block's hash covers the whole chain, and the rest of the prompt is at the body's end.
     let behind = &body[body.len().saturating_sub(PROMPT_END_BYTES)..];
     let prompt = PromptKey(xxh3_64_with_seed(behind, chain.last().map_or(apart, |block| block.0)));
     let routed = Routed {
@@ -116,18 +116,18 @@ pub(super) async fn route(
     Ok((routed, salted))
 }
 
-/// Whether engines take a `cache_salt` in bodies of this API.
+/// Whether engines accept `cache_salt` in bodies of this API.
 fn takes_salt(api: Api) -> bool {
     matches!(api, Api::ChatCompletions | Api::Completions | Api::Responses)
 }
 
-/// Where encodings are remembered for prompts with this salt.
+/// The key under which encodings of prompts with this salt are cached.
 fn apart(salt: &str) -> u64 {
-    // Even, and never everybody's.
+    // Even, and never the key of unsalted prompts.
     xxh3_64(salt.as_bytes()).max(1) << 1
 }
 
-/// Parses a body and hands it with its rendered prompt to `read`.
+/// Parses a body and passes it with its rendered prompt to `read`.
 fn rendered<T>(
     api: Api,
     body: &[u8],
@@ -143,7 +143,7 @@ fn rendered<T>(
     })
 }
 
-/// Engines' own APIs name no model; with one pool there is no doubt.
+/// The engines' own APIs name no model; with one pool there is no choice.
 fn only_pool(proxy: &Proxy, api: Api) -> Result<Arc<Served>, ApiError> {
     let engine_api =
         matches!(api, Api::Generate | Api::Tokenize | Api::Detokenize | Api::Rerank | Api::Score);

@@ -14,7 +14,7 @@ use crate::attributes::Facts;
 use crate::limits::Charge;
 use crate::timeline::Timeline;
 
-/// A request that knows its pool and is to be placed, perhaps several times.
+/// A request whose pool is known, to be placed once or several times.
 #[derive(Clone)]
 pub struct Routed {
     pub(crate) served: Arc<Served>,
@@ -22,15 +22,15 @@ pub struct Routed {
     pub(crate) prompt_tokens: u32,
     pub(crate) facts: Facts,
     pub(crate) received: Nanos,
-    /// Where its time goes.
+    /// The time spent in each stage.
     pub timeline: Arc<Timeline>,
-    /// What its client or the gateway calls it.
+    /// The request's key: the client's or the gateway's.
     pub name: RequestKey,
     pub(crate) deadline: Instant,
-    /// What it was let in with.
+    /// Its charge under the limits.
     pub charge: Option<Arc<Charge>>,
-    /// What its prompt is called when engines die under it.
+    /// The key of its prompt for counting engine deaths.
     pub prompt: PromptKey,
-    /// The worker that keeps what it refers to.
+    /// The worker that holds the object it refers to.
     pub pinned: Option<WorkerId>,
 }

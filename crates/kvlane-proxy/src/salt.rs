@@ -1,8 +1,8 @@
-//! The salts that keep tenants apart in engines' prefix caches, keyed by a secret.
+//! Cache salts that isolate tenants in engines' prefix caches, keyed by a secret.
 //!
-//! An engine shares a cached block between requests with the same `cache_salt`. If a tenant's salt followed from its name
-//! alone, whoever knows the name could send requests to an engine under it and learn from `cached_tokens` what the tenant
-//! has sent. So a salt is an HMAC-SHA-256, truncated to 128 bits, under a key that only gateways have.
+//! An engine shares a cached block between requests with the same `cache_salt`. If a tenant's salt followed from its
+//! name alone, anyone with the name could send requests to an engine under it and learn from `cached_tokens` what the
+//! tenant has sent. So a salt is an HMAC-SHA-256, truncated to 128 bits, under a key that only gateways have.
 
 use bytes::Bytes;
 use kvlane_core::config::{ConfigError, wrong};
@@ -13,12 +13,12 @@ use ring::rand::SystemRandom;
 
 use crate::auth::config::Security;
 
-/// The fewest bytes of a configured key: as many as the salts have.
+/// Fewest bytes of a configured key: as many as a salt has.
 const KEY_BYTES_MIN: usize = 16;
 /// Hexadecimal digits of a salt.
 const DIGITS: usize = 32;
 
-/// What salts are made with.
+/// The key of the salts.
 #[derive(Clone, Debug)]
 pub struct SaltKey(hmac::Key);
 
@@ -28,7 +28,7 @@ impl SaltKey {
     /// The configured key, if there is one.
     ///
     /// # Errors
-    /// That it cannot be read, or is too short.
+    /// The key cannot be read, or is too short.
     pub fn read(config: &Security) -> Result<Option<Self>, ConfigError> {
         let Some(key) = &config.tenant_salt_key else { return Ok(None) };
         let key = key.read().or_else(|problem| wrong("auth.tenant_salt_key", problem))?;
@@ -42,16 +42,16 @@ impl SaltKey {
         Ok(Some(Self(hmac::Key::new(hmac::HMAC_SHA256, key.as_bytes()))))
     }
 
-    /// A key of this process.
+    /// A random key for this process.
     ///
     /// # Panics
-    /// When the system has no random numbers.
+    /// The system's random number generator fails.
     pub fn generate() -> Self {
         let key = hmac::Key::generate(hmac::HMAC_SHA256, &SystemRandom::new());
         Self(key.expect("the system has random numbers, as there are keys of TLS"))
     }
 
-    /// The salt of what `parts` say, each of which counts with its length.
+    /// The salt of these `parts`, each of which is hashed with its length.
     pub fn salt(&self, parts: &[&[u8]]) -> String {
         let mut context = hmac::Context::with_key(&self.0);
         for part in parts {
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn a_salt_is_the_same_under_the_same_key_and_no_other() {
+    fn a_salt_depends_on_the_key() {
         let of = |secret: &str| key(secret).expect("good").expect("there").salt(&[b"a", b"b"]);
         let ours = of("0123456789abcdef");
         assert_eq!((ours.len(), &ours), (DIGITS, &of("0123456789abcdef")));
@@ -93,14 +93,14 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_in_one_part_is_not_what_stands_in_two() {
+    fn the_boundaries_between_parts_change_the_salt() {
         let key = SaltKey::generate();
         assert_ne!(key.salt(&[b"ab", b""]), key.salt(&[b"a", b"b"]));
         assert_ne!(key.salt(&[b"ab"]), key.salt(&[b"ab", b""]));
     }
 
     #[test]
-    fn a_short_key_is_refused_without_being_shown() {
+    fn a_short_key_is_rejected_without_being_shown() {
         let error = key("short").expect_err("short").to_string();
         assert!(error.contains("auth.tenant_salt_key") && !error.contains("short;"), "{error}");
         assert!(key("").is_err());

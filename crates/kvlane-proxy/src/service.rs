@@ -21,14 +21,14 @@ use crate::paths;
 use crate::proxy::Proxy;
 use crate::read::{self, Source};
 
-/// A request that has come in.
+/// A request that has been received.
 pub(crate) struct Received {
     parts: Parts,
     dialect: Dialect,
     account: Arc<Account>,
-    /// What it is for and its body; or why it goes no further.
+    /// Its purpose and body, or why it is rejected.
     read: Result<(Purpose, Bytes), ApiError>,
-    /// The memory that its head takes, if it is much.
+    /// The memory that its head takes, if it is large.
     held: Held,
 }
 
@@ -47,7 +47,7 @@ pub struct Service {
 // === impl Service ===
 
 impl Service {
-    /// Lets a request in and reads its body; `head` says whether its head is as it should be.
+    /// Authorizes a request and reads its body; `head` is the result of checking its head.
     pub(crate) async fn receive(
         &self,
         mut parts: Parts,
@@ -98,7 +98,7 @@ impl Service {
     pub(crate) async fn respond(&self, received: Received) -> Response<Body> {
         let Received { parts, dialect, account, read, held: _held } = received;
         let answered = match read {
-            // Boxed, so that a connection whose request is still coming in takes little.
+            // Boxed, so that a connection whose request is still arriving takes little memory.
             Ok((purpose, body)) => Box::pin(self.dispatch(&parts, purpose, body, &account)).await,
             Err(error) => Err(error),
         };
@@ -144,7 +144,7 @@ impl Service {
     }
 }
 
-/// What the fields of a head take.
+/// Bytes of the fields of a head.
 fn bytes_of(headers: &http::HeaderMap) -> usize {
     headers.iter().map(|(name, value)| name.as_str().len() + value.len()).sum()
 }

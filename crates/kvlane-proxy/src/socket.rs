@@ -1,7 +1,7 @@
-//! A client's socket that is given up when the client has taken nothing for too long.
+//! A client's socket that is closed when the client has read nothing for too long.
 //!
-//! While a client does not read, its answer is not asked for more, so nobody looks at the answer's own deadlines; its
-//! place at the engine would be taken for as long as the client likes. The alarm is set only when the socket is full.
+//! While a client does not read, its response is not polled, so the response's own deadlines are not checked; the
+//! request would occupy its engine for as long as the client likes. The alarm is set only while the socket is full.
 
 use std::future::Future;
 use std::io::{self, IoSlice};
@@ -14,11 +14,11 @@ use tokio::time::{Sleep, sleep};
 
 use kvlane_http::tls::Stream;
 
-/// A socket with a limit on how long a write may stand still.
+/// A socket with a limit on how long a write may stall.
 pub(super) struct Socket {
     stream: Stream,
     patience: Duration,
-    /// Set while the socket takes nothing.
+    /// Set while the socket accepts no bytes.
     alarm: Option<Pin<Box<Sleep>>>,
 }
 
@@ -29,7 +29,7 @@ impl Socket {
         Self { stream, patience, alarm: None }
     }
 
-    /// Whether something may have come. Under TLS nobody knows before it is read.
+    /// Whether there may be something to read. Under TLS this is known only by reading.
     pub(super) fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &self.stream {
             Stream::Plain(stream) => stream.poll_read_ready(cx),
@@ -46,7 +46,7 @@ impl Socket {
         let alarm = self.alarm.get_or_insert_with(|| Box::pin(sleep(patience)));
         match alarm.as_mut().poll(cx) {
             Poll::Ready(()) => {
-                Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client does not read")))
+                Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client stopped reading")))
             }
             Poll::Pending => Poll::Pending,
         }

@@ -1,7 +1,7 @@
-//! Where the time of one request goes until its answer's head is sent.
+//! The stages of one request until its response's head is sent.
 //!
-//! One stage follows the other without a gap: whoever enters the next one ends the one before, at one reading of the
-//! clock. What comes of it is the `Server-Timing` header and a histogram per stage.
+//! One stage follows the other without a gap: entering a stage ends the one before, at one reading of the clock. The
+//! result is the `Server-Timing` header and a histogram per stage.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -21,21 +21,21 @@ pub struct Timeline {
     clock: Clock,
     /// The request's id.
     request_id: HeaderValue,
-    /// The trace it is told in, if it is in one.
+    /// Its trace, if any.
     trace: Option<Arc<RequestTrace>>,
     state: Mutex<State>,
 }
 
 #[derive(Debug)]
 struct State {
-    /// What is going on,
+    /// The current stage,
     stage: Stage,
-    /// and since when.
+    /// and its start.
     since: Nanos,
     stages: Stages,
-    /// The stages with their times, where they are told in a trace.
+    /// The stages with their times, if they are recorded in a trace.
     intervals: Option<Vec<(Stage, Nanos, Nanos)>>,
-    /// The head is on its way since then: nothing is added any more.
+    /// When the head was sent: no stage is added after that.
     closed: Option<Nanos>,
     /// The attempt that was answered.
     winner: Option<SpanId>,
@@ -44,7 +44,7 @@ struct State {
 // === impl Timeline ===
 
 impl Timeline {
-    /// A request whose head came at `received`: its body is to be read.
+    /// A request whose head arrived at `received`; its body is read next.
     pub fn start(
         clock: Clock,
         received: Nanos,
@@ -62,12 +62,12 @@ impl Timeline {
         Self { clock, request_id, trace, state: Mutex::new(state) }
     }
 
-    /// The next stage begins, and the one before is over.
+    /// Starts the next stage and ends the current one.
     pub fn enter(&self, next: Stage) {
         self.enter_at(next, self.clock.now());
     }
 
-    /// As [`Timeline::enter`], at a time that somebody has read already.
+    /// Like [`Timeline::enter`], at a given time.
     pub fn enter_at(&self, next: Stage, now: Nanos) {
         self.state().enter(next, now);
     }
@@ -82,12 +82,12 @@ impl Timeline {
         self.trace.as_ref().map(|trace| display(trace.id()))
     }
 
-    /// Which trace it is told in.
+    /// Its trace.
     pub fn trace(&self) -> Option<&Arc<RequestTrace>> {
         self.trace.as_ref()
     }
 
-    /// The engine has had the whole request since `at`, and answers it; in a trace that attempt is `attempt`.
+    /// An engine that has had the whole request since `at` answers it; `attempt` is its span in a trace.
     pub fn answered(&self, at: Instant, attempt: Option<SpanId>) {
         let mut state = self.state();
         state.enter(Stage::Engine, self.clock.at(at));
@@ -96,12 +96,12 @@ impl Timeline {
         }
     }
 
-    /// What was sent has come to nothing, and is counted as such.
+    /// The attempt failed: its time counts as a retry.
     pub fn failed(&self) {
         self.state().stage = Stage::Retry;
     }
 
-    /// The head goes out: all stages.
+    /// The head is sent: returns all stages.
     pub fn close(&self) -> Stages {
         let now = self.clock.now();
         let mut state = self.state();
@@ -111,7 +111,7 @@ impl Timeline {
         state.stages
     }
 
-    /// What a trace tells of it. Once.
+    /// The stages for the trace, once.
     pub fn course(&self) -> Course {
         let mut state = self.state();
         Course {
@@ -141,7 +141,7 @@ impl State {
         {
             intervals.push((self.stage, self.since, self.since.max(now)));
         }
-        // Clocks of other threads are no later, but may have been read earlier.
+        // Other threads' readings of the clock are never later, but may be earlier.
         (self.stage, self.since) = (next, self.since.max(now));
     }
 }
@@ -157,12 +157,12 @@ mod tests {
     proptest! {
         /// Invariant: The stages of a request follow one another without a gap and add up to its time.
         ///
-        /// Also held by `its_stages_add_up_to_the_time_that_its_client_waited_at_most`.
+        /// Also held by `the_stages_add_up_to_at_most_the_clients_waiting_time`.
         #[test]
         fn stages_add_up_to_the_whole_time(
             received in 0..1u64 << 40, steps in prop::collection::vec((0..8usize, 0..5_000_000u64, any::<bool>()), 0..20),
         ) {
-            // It stands still, so closing adds nothing.
+            // The clock stands still, so closing adds no time.
             let timeline = Timeline::start(Clock::start(0.0), Nanos(received), ID, None);
             let mut now = received;
             for (stage, nanos, fails) in steps {
@@ -175,12 +175,12 @@ mod tests {
             let stages = timeline.close();
             prop_assert_eq!(stages.total(), now / 1000 - received / 1000);
             timeline.enter_at(Stage::Queue, Nanos(now + 1_000_000));
-            prop_assert_eq!(timeline.close(), stages, "it is closed");
+            prop_assert_eq!(timeline.close(), stages, "a closed timeline does not change");
         }
     }
 
     #[test]
-    fn what_came_to_nothing_is_a_retry() {
+    fn the_time_of_failed_attempts_is_a_retry() {
         let timeline = Timeline::start(Clock::start(0.0), Nanos::ZERO, ID, None);
         let at = |ms: u64| Nanos(ms * 1_000_000);
         timeline.enter_at(Stage::Place, at(1));

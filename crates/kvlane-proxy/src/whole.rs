@@ -1,31 +1,31 @@
-//! Events of a stream, handed on whole.
+//! Relays the events of a stream whole.
 //!
-//! Half an event cannot be taken back: whatever is written after it becomes part of it, and the client reads neither. So
-//! that a stream whose engine dies can end in words that the client understands, an event is held until it is whole.
-//! Nobody waits for it longer than before, because nobody can use half of one.
+//! A partial event cannot be taken back: everything written after it becomes part of it, and the client can parse
+//! neither. So that a stream whose engine dies can end with a valid error event, each event is held until it is
+//! complete. This delays no client, because a partial event is of no use.
 
 use bytes::{Bytes, BytesMut};
 use kvlane_wire::sse::EVENT_BYTES_MAX;
 
-/// Holds what of a stream is no whole event yet.
+/// Holds the incomplete event at the end of a stream.
 #[derive(Debug, Default)]
 pub(super) struct WholeEvents {
     held: BytesMut,
-    /// A part of an event has been handed on, because it is too long to be held.
+    /// Part of an event has been relayed, because the event is too long to be held.
     within: bool,
 }
 
 // === impl WholeEvents ===
 
 impl WholeEvents {
-    /// What of the stream is to be handed on when `piece` has come. `pending` is how many bytes there are since the last
-    /// event's end, those of the piece among them.
+    /// The bytes to relay after `piece` has arrived. `pending` is the number of bytes since the last event's end,
+    /// including those of the piece.
     pub(super) fn pass(&mut self, mut piece: Bytes, pending: usize) -> Bytes {
         if pending > EVENT_BYTES_MAX {
             self.within = true;
             return self.after_held(piece);
         }
-        // An event that was too long has come to its end, or it would still be.
+        // The long event has ended.
         self.within = false;
         if pending == 0 {
             return self.after_held(piece);
@@ -40,12 +40,12 @@ impl WholeEvents {
         whole
     }
 
-    /// The stream has ended: what was held.
+    /// The stream has ended: returns the bytes held.
     pub(super) fn take(&mut self) -> Bytes {
         self.held.split().freeze()
     }
 
-    /// The stream has broken: whether the client has whole events and nothing else. What was held is lost.
+    /// The stream has broken: whether the client has received complete events only. The bytes held are dropped.
     pub(super) fn is_between(&self) -> bool {
         !self.within
     }
@@ -77,7 +77,7 @@ mod tests {
     proptest! {
         /// Invariant: Events reach the client whole.
         #[test]
-        fn a_stream_passes_unchanged_and_only_long_events_in_parts(
+        fn a_stream_passes_unchanged_and_only_long_events_are_split(
             stream in streams(), cuts in vec(any::<proptest::sample::Index>(), 0..8),
         ) {
             let mut cuts: Vec<_> = cuts.iter().map(|cut| cut.index(stream.len() + 1)).collect();
@@ -90,7 +90,7 @@ mod tests {
                 passed.extend_from_slice(&whole.pass(Bytes::copy_from_slice(piece), scanner.pending()));
                 let mut client = SseScanner::new();
                 client.push(&passed);
-                prop_assert_eq!(client.events(), scanner.events(), "no whole event is held");
+                prop_assert_eq!(client.events(), scanner.events(), "no complete event is held");
                 prop_assert_eq!(whole.is_between(), client.pending() == 0);
                 prop_assert!(whole.held.len() <= EVENT_BYTES_MAX);
             }

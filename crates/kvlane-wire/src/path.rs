@@ -318,7 +318,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(4096))]
         /// Invariant: A path is relayed only if no server can parse it as another target.
         ///
-        /// Also held by `a_path_that_a_server_may_read_otherwise_reaches_no_engine`.
+        /// Also held by `a_path_that_a_server_may_parse_differently_reaches_no_engine`.
         #[test]
         fn no_server_takes_a_relayed_path_for_another_target(path in paths()) {
             if let Some(target) = Target::of(&path).filter(|_| is_plain(&path)) {

@@ -553,7 +553,7 @@ mod tests {
         check(set("retry.backoff_multiplier=.nan"), &["retry.backoff_multiplier"]);
         check(set("retry.budget.share=1.5"), &["retry.budget.share", "0 to 1"]);
         check(set("breaker.cooldown=0s"), &["breaker.cooldown"]);
-        check(set(r#"timeouts.routes={"v1": {}}"#), &["timeouts.routes.v1", "begins with '/'"]);
+        check(set(r#"timeouts.routes={"v1": {}}"#), &["timeouts.routes.v1", "must begin with '/'"]);
         let route = r#"timeouts.routes={"/v1/x": {"request_timeout": "0s"}}"#;
         check(set(route), &["timeouts.routes./v1/x.request_timeout", "out of range"]);
         check(set("server.port=high"), &["server.port", "invalid type"]);

@@ -9,12 +9,12 @@ use tokio::time::Instant;
 
 use kvlane_fleet::worker::Worker;
 
-/// How long after the first warning the next one comes; each further pause is twice as long.
+/// Time between the first warning and the second; each further pause is twice as long.
 const PAUSE: Duration = Duration::from_secs(30);
 /// The longest pause between two warnings about one worker.
 const PAUSE_MAX: Duration = Duration::from_secs(30 * 60);
 
-/// When a worker that is down was last warned about.
+/// The last warning about a worker that is down.
 #[derive(Debug, Default)]
 pub(super) struct Complaints(Option<Down>);
 
@@ -30,11 +30,11 @@ struct Down {
 // === impl Complaints ===
 
 impl Complaints {
-    /// Warns that a worker is down, if that is due. Called after each probe.
+    /// Warns that a worker is down, if a warning is due. Called after each probe.
     pub(super) fn look(&mut self, worker: &Worker, now: Instant) {
         let (healthy, quiet, problem) = {
             let state = worker.state();
-            // It leaves, or it has answered, but not often enough in a row.
+            // It is leaving, or it has answered probes again, but not yet often enough.
             (state.healthy, state.leaving || state.probes.failures() == 0, state.problem.clone())
         };
         if healthy {
@@ -68,7 +68,7 @@ impl Complaints {
     }
 }
 
-/// What a probe that was answered with a bad status found, and what to do.
+/// The problem when a probe got an error status, and what to do.
 pub(super) fn of_status(worker: &Worker, path: &str, status: StatusCode) -> String {
     let what = format!("GET {path} answered {}", status.as_u16());
     match status {
@@ -95,7 +95,7 @@ pub(super) fn of_status(worker: &Worker, path: &str, status: StatusCode) -> Stri
     }
 }
 
-/// What a probe without an answer found, and what to do.
+/// The problem when a probe got no response, and what to do.
 pub(super) fn of_error(error: &AskError) -> String {
     match advice(error) {
         Some(advice) => format!("{error}: {advice}"),
@@ -109,14 +109,14 @@ fn advice(error: &AskError) -> Option<&'static str> {
             std::io::ErrorKind::ConnectionRefused => {
                 Some("nothing listens there; start the server, or correct the port")
             }
-            // What resolving a name fails with has no kind of its own.
+            // Name resolution errors have no kind of their own.
             _ if error.raw_os_error().is_none() && error.to_string().contains("lookup address") => {
                 Some("the host name cannot be resolved; correct it, or the DNS")
             }
             _ => None,
         },
         AskError::Upstream { error: UpstreamError::ConnectTimeout(_), .. } => {
-            Some("no packet comes back; correct the address, or open the firewall")
+            Some("no packet came back; correct the address, or open the firewall")
         }
         AskError::Upstream { error: UpstreamError::Garbage(_), .. } => {
             Some("if the port speaks TLS, write https://")
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_comes_up_and_goes_down_is_warned_about_anew() {
+    fn a_worker_that_comes_up_and_goes_down_is_warned_about_again() {
         let (worker, mut complaints) = (worker(None), Complaints::default());
         complaints.look(&worker, Instant::now());
         assert!(complaints.0.is_none(), "it has not been probed yet");
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_probe_finds_says_what_to_do() {
+    fn a_probe_problem_says_what_to_do() {
         let upstream =
             |error| of_error(&AskError::Upstream { method: Method::GET, path: "/health".into(), error });
         let refused = upstream(UpstreamError::Connect(io::ErrorKind::ConnectionRefused.into()));

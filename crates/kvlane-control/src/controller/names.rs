@@ -1,4 +1,4 @@
-//! Under which names workers serve which models.
+//! The names under which workers serve their models.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use kvlane_fleet::pool::ModelPool;
 use kvlane_fleet::snapshot::{Served, Snapshot};
 use kvlane_fleet::worker::{ServedName, WorkerId};
 
-/// Lists the names under which `workers` serve, and forgets pools without endpoints.
+/// Lists the names that `workers` serve, and removes pools without endpoints.
 pub(super) fn list_names(snapshot: &mut Snapshot, workers: &[(WorkerId, Vec<ServedName>)]) {
     snapshot.pools.retain(|pool| pool.router.read(|scheduler| scheduler.pool().endpoints().next().is_some()));
     snapshot.by_name.clear();
@@ -46,8 +46,8 @@ pub(super) fn list_names(snapshot: &mut Snapshot, workers: &[(WorkerId, Vec<Serv
     }
 }
 
-/// Under which names which base models are served. A model with a `parent` is an adapter of it; models with the same
-/// `root` are one model under several names, the first of which names its pool.
+/// The names and their base models. A model with a `parent` is an adapter of it; models with the same `root` are one
+/// model under several names, and the first name is that of its pool.
 pub(super) fn served_names(models: Vec<Model>) -> Result<Vec<ServedName>, String> {
     let mut bases: Vec<(Option<String>, String)> = Vec::new();
     for Model { id, root, .. } in models.iter().filter(|model| model.parent.is_none()) {
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_without_models_says_so() {
+    fn a_list_without_models_is_an_error() {
         for body in [r#"{"data":[]}"#, r#"{"data":[{"id":7}]}"#, r#"{"data":[{"id":"a","parent":"b"}]}"#] {
             let models = models::parse(body.as_bytes()).expect("a list");
             assert!(served_names(models).is_err(), "{body}");

@@ -1,7 +1,7 @@
-//! Which keys workers are shown, and where they may be: that depends on who names them.
+//! API keys and allowed addresses of workers, by who added them.
 //!
-//! What the configuration says of a worker is its operator's word. Whoever adds one through the admin API makes the gateway
-//! connect to where they say: there they get nothing that they did not bring.
+//! Workers in the configuration are trusted by the operator. A caller that adds a worker through the admin API
+//! chooses the address that the gateway connects to: there the gateway sends no key except the one the caller gave.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use super::{AddError, Controller, WORKERS_MAX};
 // === impl Controller ===
 
 impl Controller {
-    /// A worker of the configuration, which is shown the configuration's key if it has none of its own.
+    /// A worker of the configuration, with the configuration's key if it has none of its own.
     pub(super) fn configured(&self, spec: &WorkerSpec) -> Result<Worker, AddError> {
         let worker = Worker::new(self.fleet.next_worker_id(), spec, None).map_err(AddError::BadUrl)?;
         let settings = self.fleet.settings();
@@ -28,14 +28,14 @@ impl Controller {
         Ok(worker)
     }
 
-    /// Adds a worker that somebody names from outside. It must be, and stay, where workers may be. It is shown no key but
-    /// its own, and none that would have to be read here.
+    /// Adds a worker through the admin API. Its address must be allowed, now and at every connection. The gateway
+    /// sends it no key but its own, and reads no file or variable for it.
     ///
     /// # Errors
     /// Why it cannot be added.
     pub async fn add_where_allowed(self: &Arc<Self>, spec: &WorkerSpec) -> Result<Arc<Worker>, AddError> {
         if matches!(spec.api_key, Some(Secret::Env(_) | Secret::File(_))) {
-            let why = "api_key: write the key itself: neither files nor variables are read for who asks from outside";
+            let why = "api_key: write the key itself: files and variables are not read for workers added through the admin API";
             return Err(AddError::BadUrl(why.into()));
         }
         let networks = Some(Arc::clone(&self.allowed));
@@ -45,14 +45,14 @@ impl Controller {
         for place in places_of(spec, &worker) {
             match timeout(limit, allowed.addresses(&place)).await {
                 Ok(Err(Unreachable::Refused(why))) => return Err(AddError::Refused(why)),
-                // Its name may be known later; it is looked at again whenever a connection is made.
+                // The name may resolve later; the address is checked again at every connection.
                 Ok(Ok(_) | Err(Unreachable::Unknown(_))) | Err(_) => {}
             }
         }
         self.take_in(worker, false)
     }
 
-    /// Has the workers of the configuration shown the keys that it says. Those that others have named keep theirs.
+    /// Updates the API keys of the configuration's workers. Workers added through the admin API keep theirs.
     pub fn show_keys(&self) {
         let settings = self.fleet.settings();
         for worker in self.workers().iter().filter(|worker| worker.is_configured()) {
@@ -65,10 +65,10 @@ impl Controller {
     }
 }
 
-/// Checks that the workers of a configuration could all be added, their keys among it.
+/// Checks that all workers of a configuration could be added, and that their keys can be read.
 ///
 /// # Errors
-/// Why the first one that could not be added could not.
+/// Why the first invalid worker cannot be added.
 pub fn check_workers(workers: &[WorkerSpec], api_key: Option<&Secret>) -> Result<(), AddError> {
     if workers.len() > WORKERS_MAX {
         return Err(AddError::TooMany);
@@ -81,12 +81,12 @@ pub fn check_workers(workers: &[WorkerSpec], api_key: Option<&Secret>) -> Result
     Ok(())
 }
 
-/// What a worker of the configuration is shown.
+/// The API key of a worker of the configuration.
 fn key_of<'a>(spec: &'a WorkerSpec, api_key: Option<&'a Secret>) -> Option<&'a Secret> {
     spec.api_key.as_ref().or(api_key)
 }
 
-/// Every place that somebody who names this worker makes us connect to.
+/// Every address that the gateway would connect to for this worker.
 fn places_of(spec: &WorkerSpec, worker: &Worker) -> Vec<String> {
     let feeds = spec.kv_events.iter().flat_map(|feed| [Some(&feed.endpoint), feed.replay.as_ref()]);
     let feeds = feeds.flatten().filter_map(|feed| resolve(feed, &worker.upstream.address.host));

@@ -1,4 +1,4 @@
-//! What workers are asked when they are probed: their ranks and KV event feeds, their models.
+//! Queries to workers when they are probed: ranks, KV event feeds and models.
 
 use bytes::Bytes;
 use http::{Method, StatusCode};
@@ -23,7 +23,7 @@ impl Controller {
         discover::ranks(&config, &worker.upstream.address.host, &worker.kv_events, told, reports, &known)
     }
 
-    /// Where a worker says it publishes KV events.
+    /// The KV event feeds that a worker announces.
     async fn feeds(&self, worker: &Worker) -> Told {
         let ask = [
             ("/kv_event_sources", vllm_feeds as fn(&str) -> Result<Vec<FeedSource>, FeedError>),
@@ -40,7 +40,7 @@ impl Controller {
             match std::str::from_utf8(&body).map_err(|error| error.to_string()).map(feeds) {
                 Ok(Ok(feeds)) if !feeds.is_empty() => return Told::Feeds(feeds),
                 Ok(Ok(_)) => {}
-                // Somebody else's page under that name.
+                // Another server's page at that path.
                 Ok(Err(error)) => tracing::debug!(worker = %worker.url, path, %error, "no KV event feeds"),
                 Err(error) => tracing::debug!(worker = %worker.url, path, error, "no KV event feeds"),
             }
@@ -48,7 +48,7 @@ impl Controller {
         Told::Feeds(Vec::new())
     }
 
-    /// The names under which a worker serves models.
+    /// The names of the models that a worker serves.
     pub(super) async fn names(&self, worker: &Worker) -> Result<Vec<ServedName>, String> {
         let path = "/v1/models";
         let listed = match self.get(worker, path).await {

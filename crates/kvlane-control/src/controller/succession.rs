@@ -1,4 +1,4 @@
-//! Who takes whose place: a worker that is to go serves until those do that come for it.
+//! Replacement of workers: a worker that is to leave serves until its successors do.
 
 use std::sync::Arc;
 
@@ -13,8 +13,8 @@ use super::{AddError, Controller};
 // === impl Controller ===
 
 impl Controller {
-    /// Puts a worker in the place of all that have its URL. They serve until it does: then they leave, and those that
-    /// do not serve leave at once. Whether they take new requests is its to begin with.
+    /// Replaces all workers with this URL. Those that serve leave when the new one serves; those that do not leave at
+    /// once. If a replaced worker drains, the new one drains, too.
     ///
     /// # Errors
     /// Why it cannot be added.
@@ -37,9 +37,9 @@ impl Controller {
         Ok(worker)
     }
 
-    /// Lets the workers of a URL leave whose entry has gone from the configuration, for which those of `joining` have come.
-    /// They serve until those do; who of those fails is waited for only as long as nobody else serves the same pools.
-    /// Whether there was any.
+    /// Lets the workers of a URL that is no longer in the configuration leave; `joining` are the workers added in the
+    /// same reload. The workers serve until those do; a joining worker that fails is waited for only while no other
+    /// worker serves the same pools. Returns whether there was such a worker.
     pub fn retire(self: &Arc<Self>, url: &str, joining: &[WorkerId]) -> bool {
         let mut any = false;
         for worker in self.workers() {
@@ -56,14 +56,15 @@ impl Controller {
         any
     }
 
-    /// Lets a worker stay that was to go when others serve. Whether it does.
+    /// Cancels the planned departure of a worker that serves until its successors do. Returns whether it stays.
     pub fn retain(&self, worker: &Worker) -> bool {
         let mut state = worker.state();
         state.successors.clear();
         !state.leaving
     }
 
-    /// A worker has answered or failed its first probe, or leaves; `done` if nobody need wait for it any more.
+    /// A worker has answered or failed its first probe, or leaves; `done` if its predecessors need not wait for it
+    /// any more.
     pub(super) fn settle_predecessors(self: &Arc<Self>, worker: &Worker, done: bool) {
         for before in self.workers() {
             {
@@ -79,7 +80,7 @@ impl Controller {
         }
     }
 
-    /// Lets a worker leave that was to go, if nothing is left to wait for.
+    /// Removes a worker that is to leave, if it has no successor to wait for.
     fn leave_if_replaced(self: &Arc<Self>, worker: &Arc<Worker>) {
         let (awaited, healthy, may_be_spared) = {
             let state = worker.state();
@@ -96,7 +97,7 @@ impl Controller {
         }
         {
             let mut state = worker.state();
-            // Somebody may have changed their mind.
+            // The configuration may have changed in the meantime.
             if state.leaving || state.successors != awaited {
                 return;
             }
@@ -105,7 +106,7 @@ impl Controller {
         self.remove(worker);
     }
 
-    /// Whether it is known of a worker that it serves, or what is wrong with it.
+    /// Whether the first probes of a worker have had a result, good or bad.
     fn is_judged(&self, id: WorkerId) -> bool {
         let worker = self.fleet.workers().get(&id).cloned();
         worker.is_none_or(|worker| {
@@ -115,7 +116,7 @@ impl Controller {
     }
 }
 
-/// Whether a pool has somebody who takes requests and stays, beside this worker.
+/// Whether a pool has another endpoint, not of this worker, that takes requests and is not to leave.
 fn serves_elsewhere(worker: &Worker, pool: &ModelPool) -> bool {
     let eligible = |scheduler: &Scheduler| -> Vec<_> {
         scheduler.pool().eligible().map(|endpoint| endpoint.id).collect()

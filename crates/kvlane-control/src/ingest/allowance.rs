@@ -1,24 +1,24 @@
-//! How much work one feed may give the thread that applies all of them.
+//! Limits the work that one feed may give the thread that applies all feeds.
 //!
-//! An engine changes some thousand blocks in a second, and a replay tells of all that its cache holds, a million and more.
-//! A feed that tells of more, by mistake or to do harm, waits: the other feeds have their turns, and messages for which
-//! its queue has no room are dropped and asked for again.
+//! An engine changes some thousand blocks per second, and a replay covers all of its cache, a million blocks and
+//! more. A feed that sends more, by mistake or with intent, has to wait: the other feeds have their turns, and
+//! messages for which its queue has no room are dropped and requested again.
 
 use kvlane_core::time::Nanos;
 
-/// Work of one feed that is done in a second: events, and names of blocks.
+/// Work of one feed per second: events, and block hashes.
 pub(super) const WORK_PER_S_MAX: u64 = 1_000_000;
-/// Work that is done at once after a pause.
+/// Work that may be done at once after a pause.
 pub(super) const WORK_AT_ONCE_MAX: u64 = 1 << 20;
-/// Bytes of a message that count as one name: to read them takes time, too.
+/// Bytes of a message that count as one block hash: reading them takes time, too.
 const BYTES_PER_WORK: usize = 64;
 
-/// What one feed may still do.
+/// The remaining allowance of one feed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Allowance {
-    /// Below 0 when a message has taken more than there was.
+    /// Below 0 when a message took more than was left.
     left: i64,
-    /// When something was added last.
+    /// When it was refilled last.
     at: Nanos,
     /// Work done so far.
     done: u64,
@@ -33,7 +33,7 @@ impl Default for Allowance {
 }
 
 impl Allowance {
-    /// Adds what the time since the last call allows; whether anything is allowed.
+    /// Adds the allowance for the time since the last call; returns whether any is left.
     pub(super) fn refill(&mut self, now: Nanos) -> bool {
         let millis = (now - self.at).0 / 1_000_000;
         if millis > 0 {
@@ -44,7 +44,7 @@ impl Allowance {
         self.left > 0
     }
 
-    /// A message of so many bytes was read, which has so many events and names.
+    /// Charges a message with this many bytes, events and block hashes.
     pub(super) fn take(&mut self, events_and_names: usize, bytes: usize) {
         let work = events_and_names.max(bytes / BYTES_PER_WORK).max(1) as u64;
         self.done = self.done.saturating_add(work);
@@ -56,7 +56,7 @@ impl Allowance {
         self.done
     }
 
-    /// When something will be allowed again, if nothing is.
+    /// When there will be allowance again, if there is none.
     pub(super) fn next(&self) -> Nanos {
         let owed = u64::try_from(self.left.saturating_neg()).unwrap_or(0);
         self.at + Nanos::from_millis(owed / (WORK_PER_S_MAX / 1000) + 1)
@@ -70,8 +70,8 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// However messages come, no more is done than was allowed, but for the message that went beyond; and a feed that
-        /// waits goes on when it was told.
+        /// In any order of messages, no more work is done than allowed, except for the last message; and a feed that
+        /// waits continues at the announced time.
         #[test]
         fn no_more_is_done_than_is_allowed(
             steps in prop::collection::vec((0u64..3_000, 0usize..2_000_000, 0usize..1 << 24), 1..100),

@@ -1,9 +1,9 @@
-//! One feed's messages, put in order and applied; and what the feed is worth meanwhile.
+//! Orders and applies the messages of one feed, and maintains the feed's state.
 //!
-//! Four things can stand against a feed, and each alone keeps its endpoint from being known exactly: its subscription is
-//! down or something is missing ([`cache_accuracy::Feed::Syncing`], by the state machine of [`kvlane_wire::sequence`]); it owes an
-//! event and stays silent (likewise); it cannot be used ([`Refusal`]); or prompts are counted in another way here than
-//! by the engine. They concern this endpoint and no other.
+//! Four things can be wrong with a feed, and each alone keeps its endpoint from being known exactly: its subscription
+//! is down or messages are missing ([`cache_accuracy::Feed::Syncing`], by the state machine of
+//! [`kvlane_wire::sequence`]); a due event does not arrive (likewise); the feed cannot be used ([`Refusal`]); or the
+//! gateway counts tokens differently from the engine. They concern this endpoint and no other.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,25 +29,25 @@ use super::allowance::{Allowance, WORK_PER_S_MAX};
 use super::snapshot::Entry;
 use super::socket::{Patience, replay};
 
-/// Messages of one feed that are applied before the others have their turn, and the work in them: events, and names of
-/// blocks.
+/// Messages of one feed that are applied before the other feeds have their turn, and the work in them: events, and
+/// block hashes.
 const MESSAGES_PER_TURN: usize = 8;
 const WORK_PER_TURN: u64 = 1 << 16;
-/// Good messages in a row after which a feed that sent a bad one is believed again.
+/// Valid messages in a row after which a feed that sent an invalid one is trusted again.
 const GOOD_MESSAGES: u32 = 16;
-/// Time in which the same complaint is not logged twice.
+/// Shortest time between two log lines about the same problem.
 const COMPLAINT_INTERVAL: Nanos = Nanos::from_secs(60);
-/// Block sizes that engines have: SGLang's smallest page is one token, and vLLM's hybrid models reach some thousands.
+/// Valid block sizes: SGLang's smallest page is one token, and vLLM's hybrid models reach some thousands.
 pub(super) const BLOCK_TOKENS: std::ops::RangeInclusive<u32> = 1..=65_536;
 
 /// Why a feed cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Refusal {
-    /// It sent something that cannot be read, and this many good messages are to come before it is believed again.
+    /// It sent an invalid message, and is trusted again after this many valid ones.
     Garbage { good_ahead: u32 },
-    /// Its blocks are not of the pool's size.
+    /// Its block size differs from the pool's.
     BlockSize,
-    /// It tells of another rank than the one it was taken for.
+    /// It reports another rank than expected.
     OtherRank,
 }
 
@@ -55,16 +55,16 @@ enum Refusal {
 pub(super) struct Applier {
     feed: Arc<EventFeed>,
     sequence: Sequence,
-    /// The subscription stands, with the engine that is there now.
+    /// The subscription to the current engine is connected.
     connected: bool,
-    /// What it held when another gateway ended, to begin with.
+    /// The endpoint's blocks from the snapshot, before they are verified.
     kept: Option<Entry>,
     hands: Hands,
-    /// It has more work than one feed may give, and waits.
+    /// The feed is over its allowance, and waits.
     too_busy: bool,
 }
 
-/// What carries out the state machine's steps.
+/// Carries out the steps of the state machine.
 struct Hands {
     fleet: Arc<Fleet>,
     pool: Arc<ModelPool>,
@@ -72,13 +72,13 @@ struct Hands {
     feed: Arc<EventFeed>,
     sockets: Handle,
     patience: Patience,
-    /// The seed of prompts without adapter and salt, which are most.
+    /// The hash seed of prompts without adapter and salt, which most are.
     seed: ChainSeed,
     batch: Batch,
     linker: Linker,
     replaying: Option<AbortHandle>,
     refusal: Option<Refusal>,
-    /// What is wrong, in words.
+    /// The problem, as text.
     problem: Option<String>,
     silent: bool,
     /// Counters of streams that have ended.
@@ -86,9 +86,9 @@ struct Hands {
     events: Events,
     complained: Option<(String, Nanos)>,
     allowance: Allowance,
-    /// The pool's block size is this endpoint's as well.
+    /// The endpoint has the pool's block size.
     agreed: Option<u32>,
-    /// Blocks were skipped while it was refused, so all has to be told again.
+    /// Blocks were skipped while the feed was refused, so a full replay is needed.
     must_start_over: bool,
 }
 
@@ -130,7 +130,7 @@ impl Applier {
         Self { feed, sequence, connected: false, kept, hands, too_busy: false }
     }
 
-    /// Applies what comes until the feed is closed.
+    /// Applies messages until the feed is closed.
     pub(super) async fn run(mut self) {
         self.resume();
         loop {
@@ -157,7 +157,7 @@ impl Applier {
         self.hands.stop_replay();
     }
 
-    /// Begins where another gateway has ended. That counts for nothing before the replay has shown it to be true.
+    /// Restores the blocks from the snapshot. They are not trusted until the replay has confirmed them.
     fn resume(&mut self) {
         let Some(Entry { position, block_tokens, events, .. }) = self.kept.take() else { return };
         let feed = Arc::clone(&self.feed);
@@ -171,7 +171,7 @@ impl Applier {
         self.sequence = Sequence::resumed(config(&feed), position);
     }
 
-    /// Applies some of what waits; whether the feed is still open.
+    /// Applies some of the queued messages; returns whether the feed is still open.
     fn turn(&mut self) -> bool {
         let feed = Arc::clone(&self.feed);
         let now = self.hands.fleet.clock.now();
@@ -186,7 +186,7 @@ impl Applier {
                 break;
             }
             let Some(item) = feed.queue.pop() else { break };
-            // What it stands at is written down again when it is settled what it is worth.
+            // The position is set again when the feed's state is settled.
             stage.live_at = None;
             self.take(item);
         }
@@ -204,14 +204,14 @@ impl Applier {
         stage.open
     }
 
-    /// Notes whether the feed has to wait until it may give more work.
+    /// Notes whether the feed is over its allowance and has to wait.
     fn wait_for_allowance(&mut self, now: Nanos) {
         let waits = !self.hands.allowance.refill(now) && self.feed.queue.figures().0 > 0;
         if waits && !self.too_busy {
             self.hands.fleet.metrics.limits.reached(Reached::KvEventWork);
             self.hands.complain(
                 now,
-                &format!("it tells of more than {WORK_PER_S_MAX} blocks and events a second: it has to wait"),
+                &format!("it reports more than {WORK_PER_S_MAX} blocks and events per second: its messages are delayed"),
             );
         }
         self.too_busy = waits;
@@ -226,7 +226,7 @@ impl Applier {
                 *connected = true;
                 sequence.connected(now, &mut out);
                 hands.feed.seen_mut().connected = true;
-                // A connection made anew is a new chance. What was not taken in meanwhile has to be told again.
+                // The feed is tried again after a reconnect. Blocks that were skipped meanwhile have to be replayed.
                 match hands.refusal.take() {
                     None | Some(Refusal::Garbage { .. }) => {}
                     Some(Refusal::BlockSize | Refusal::OtherRank) => hands.must_start_over = true,
@@ -241,7 +241,7 @@ impl Applier {
                 }
                 hands.problem = Some(format!("no subscription to {}: {why}", hands.feed.source.address));
             }
-            // What an engine that is gone had sent.
+            // Messages of an engine that is gone.
             Item::Live { .. } | Item::Overflowed if !*connected => {}
             Item::Live { seq, payload } => sequence.live(now, seq, &payload, &mut out),
             Item::Overflowed => sequence.overflowed(now, &mut out),
@@ -250,7 +250,7 @@ impl Applier {
             Item::ReplayEnded(round) => sequence.replay_ended(now, round, &mut out),
             Item::ReplayFailed(round, why) => {
                 sequence.replay_failed(now, round, &mut out);
-                hands.complain(now, &format!("a replay failed: {why}"));
+                hands.complain(now, &format!("replay failed: {why}"));
             }
             Item::StartOver => {
                 hands.end_of_stream(now, sequence.counters());
@@ -261,7 +261,7 @@ impl Applier {
         }
     }
 
-    /// When something is to be done though nothing comes.
+    /// When the next timer is due.
     fn deadline(&self) -> Option<Instant> {
         let sequence = self.sequence.next_deadline();
         let allowed = self.too_busy.then(|| self.hands.allowance.next());
@@ -270,7 +270,7 @@ impl Applier {
         Some(Instant::now() + Duration::from_nanos(ahead))
     }
 
-    /// Tells the router and operators what the feed is worth; whether it is live.
+    /// Reports the feed's state to the router and to operators; returns whether the feed is live.
     fn settle(&mut self) -> bool {
         let trusted = self.connected && self.sequence.trusted();
         let hands = &mut self.hands;
@@ -312,9 +312,9 @@ impl Hands {
             Step::Replay { round, from } => self.ask(round, from),
             Step::Clear(cause) => {
                 let name = match cause {
-                    Cause::Restarted => "the engine has started again",
+                    Cause::Restarted => "the engine has restarted",
                     Cause::Lost => "messages are lost",
-                    Cause::Reconnected => "nothing tells what was missed while the connection was down",
+                    Cause::Reconnected => "messages sent while the connection was down cannot be recovered",
                 };
                 tracing::warn!(feed = %self.feed.name, cause = name, "cached blocks of an endpoint dropped from the index");
                 match cause {
@@ -345,7 +345,7 @@ impl Hands {
         if let (Some(expected), Some(rank)) = (self.feed.rank, self.batch.rank)
             && expected != rank
         {
-            let why = format!("it tells of data-parallel rank {rank} where rank {expected} was expected");
+            let why = format!("it reports data-parallel rank {rank}, expected rank {expected}");
             return self.refuse(Refusal::OtherRank, why);
         }
         if let Some(size) = self.batch.block_tokens()
@@ -354,11 +354,11 @@ impl Hands {
             return self.refuse(Refusal::BlockSize, why);
         }
         self.put(now);
-        // A long message's memory is not kept until the next one comes.
+        // A long message's memory is freed before the next one.
         self.batch.clear();
     }
 
-    /// Brings the batch into the index.
+    /// Applies the batch to the index.
     fn put(&mut self, now: Nanos) {
         let Self { pool, endpoint, batch, linker, seed, events, .. } = self;
         let (router, endpoint) = (&pool.router, *endpoint);
@@ -389,26 +389,26 @@ impl Hands {
         {
             let mut seen = self.feed.seen_mut();
             (seen.events, seen.applied_at) = (*events, Some(now));
-            // Clocks differ, and a feed may say anything.
+            // The two clocks differ, and the engine's timestamp may have any value.
             seen.lag_s = if lag_s.is_finite() { lag_s.max(0.0) } else { 0.0 };
         }
         if let Some(size) = linked.other_block_size {
             let pools = self.pool.router.block_tokens();
-            let why = format!("its blocks have {size} tokens, and those it told of before had {pools}");
+            let why = format!("its blocks have {size} tokens, and its earlier blocks had {pools}");
             self.refuse(Refusal::BlockSize, why);
         }
     }
 
-    /// Compares the engine's block size with those of the pool's others; the first one settles it.
+    /// Compares the engine's block size with that of the pool; the first endpoint sets it.
     fn agree(&mut self, size: u32) -> Result<(), String> {
         if self.agreed == Some(size) {
             return Ok(());
         }
         if !BLOCK_TOKENS.contains(&size) {
-            return Err(format!("it says that its blocks have {size} tokens"));
+            return Err(format!("it reports an invalid block size: {size} tokens"));
         }
         if self.feed.parity().is_mismatch() {
-            // What is not believed does not settle the size for the others.
+            // An endpoint that is not trusted does not set the pool's size.
             let pools = self.pool.router.block_tokens();
             return match size == pools {
                 true => Ok(()),
@@ -455,10 +455,10 @@ impl Hands {
         self.refusal = Some(refusal);
     }
 
-    /// Something came that is no batch. What it would have changed is not known, so all is forgotten.
+    /// An invalid message. Its changes are unknown, so all blocks of the endpoint are dropped.
     fn garbage(&mut self, now: Nanos, why: &str) {
         self.feed.seen_mut().undecodable += 1;
-        let why = format!("a message cannot be read: {why}");
+        let why = format!("invalid message: {why}");
         self.complain(now, &why);
         self.clear();
         if matches!(self.refusal, None | Some(Refusal::Garbage { .. })) {
@@ -484,7 +484,7 @@ impl Hands {
         }
     }
 
-    /// The engine is another one from here on.
+    /// A new engine process has replaced the old one.
     fn end_of_stream(&mut self, now: Nanos, counters: Counters) {
         self.stop_replay();
         self.before = added(self.before, counters);
@@ -496,14 +496,14 @@ impl Hands {
         self.silent = false;
     }
 
-    /// When an event that is owed is overdue.
+    /// When a due event is overdue.
     fn silent_at(&self) -> Option<Nanos> {
         let after = self.fleet.settings().kv_events.silent_after;
         let after = u64::try_from(after.as_nanos()).unwrap_or(u64::MAX);
         self.feed.owes_since().filter(|_| !self.silent).map(|since| Nanos(since.0.saturating_add(after)))
     }
 
-    /// Notices that the feed owes an event for too long, or no longer.
+    /// Checks whether an event has been due for too long, or has arrived.
     fn listen(&mut self, now: Nanos) {
         if self.feed.owes_since().is_none() {
             self.silent = false;
@@ -513,7 +513,7 @@ impl Hands {
         }
     }
 
-    /// What the feed is worth, and why not more.
+    /// The feed's state, and why it is not better.
     fn worth(&self, connected: bool, trusted: bool) -> (cache_accuracy::Feed, Option<String>) {
         use cache_accuracy::Feed::{Absent, Live, Refused, Syncing};
         if self.refusal.is_some() {
@@ -523,22 +523,22 @@ impl Hands {
             return (Refused, Some(why));
         }
         if !connected {
-            // Nobody said that there is a feed, so that there is none is no news.
+            // The feed's address is only assumed, so its absence is not an error.
             let guessed = self.feed.source.told_by == ToldBy::Convention && self.events == Events::default();
             return (if guessed { Absent } else { Syncing }, self.problem.clone());
         }
         if self.silent {
-            let why = "silent: it answered requests whose prompts fill new blocks, and told of none: \
-                       is its topic or its address another one?";
+            let why = "silent: the engine answered requests whose prompts fill new blocks, but sent no event: \
+                       check the topic and the address of its feed";
             return (Syncing, Some(why.into()));
         }
         if !trusted {
-            return (Syncing, Some("catching up: messages are missing and have been asked for".into()));
+            return (Syncing, Some("catching up: missing messages have been requested".into()));
         }
         (Live, None)
     }
 
-    /// Logs what is wrong, unless it has just done so.
+    /// Logs a problem, unless it was logged a moment ago.
     fn complain(&mut self, now: Nanos, what: &str) {
         if let Some((last, at)) = &self.complained
             && last == what

@@ -1,8 +1,8 @@
-//! Which data-parallel ranks an engine has, and where each publishes what its cache holds.
+//! Discovers an engine's data-parallel ranks, and where each publishes its KV events.
 //!
-//! What the configuration says of a worker comes first. Else the engine is asked: vLLM's `GET /kv_event_sources`, then
-//! SGLang's `GET /server_info`. One that cannot say has its feeds where they are by convention, if the configuration
-//! names a convention; and otherwise it has none, which is nothing to complain of.
+//! The configuration of a worker takes precedence. Otherwise the engine is queried: vLLM's `GET /kv_event_sources`,
+//! then SGLang's `GET /server_info`. An engine that supports neither is assumed to publish at the configured default
+//! port; without one it has no feed, which is not an error.
 
 use kvlane_core::load::LoadReport;
 use kvlane_http::network::leads_here;
@@ -13,17 +13,17 @@ use kvlane_fleet::feed::{Source, ToldBy};
 use kvlane_fleet::worker::Rank;
 use kvlane_fleet::worker::config::FeedSpec;
 
-/// What an engine answered when it was asked where it publishes.
+/// The engine's answer about its feeds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Told {
-    /// It could not be asked just now: what was known of it stays.
+    /// The query failed: the previous answer stays valid.
     Nothing,
-    /// These feeds, or that it has none.
+    /// These feeds; empty if it has none.
     Feeds(Vec<FeedSource>),
 }
 
-/// The ranks of a worker on `host`, as configured, as told, and as its load reports tell them apart. `known` is what was
-/// found before.
+/// The ranks of a worker on `host`, from the configuration, the engine's answer, and its load reports. `known` is the
+/// previous result.
 pub fn ranks(
     config: &KvEvents,
     host: &str,
@@ -38,14 +38,14 @@ pub fn ranks(
         Told::Feeds(feeds) => feeds,
     };
     let reported: Vec<u32> = match reports {
-        // A page without load, or none: an engine that has just started has nothing to report.
+        // A page without load, or none: an engine that has just started reports nothing yet.
         [] if told.is_empty() => known.iter().map(|rank| rank.number).collect(),
         _ => reports.iter().map(|&(rank, _)| rank).collect(),
     };
     let mut numbers: Vec<u32> = match (configured.len(), told.is_empty()) {
         (0, true) => reported,
         (0, false) => told.iter().map(|feed| feed.rank).collect(),
-        // One feed for an engine of one rank, whatever its number.
+        // One feed for an engine with one rank, whatever its number.
         (1, _) if reported.len() <= 1 => reported,
         (feeds, _) => (0..).take(feeds).chain(reported).collect(),
     };
@@ -83,11 +83,11 @@ pub fn ranks(
         .collect()
 }
 
-/// A source at addresses as engines and people write them, if they are some.
+/// A source at these addresses, in the notations of engines and operators, if valid.
 fn source(host: &str, endpoint: &str, replay: Option<&str>, topic: &str, told_by: ToldBy) -> Option<Source> {
     let reachable = |address: &str| {
         let address = resolve(address, host)?;
-        // An engine that says where it listens on its own machine means its own machine.
+        // An engine that reports a loopback address means its own machine.
         let elsewhere = told_by == ToldBy::Engine && !is_loopback(host);
         let port = address.rsplit_once(':').filter(|(at, _)| elsewhere && is_loopback(at));
         port.map_or(Some(address.clone()), |(_, port)| resolve(&format!("tcp://*:{port}"), host))
@@ -100,7 +100,7 @@ fn source(host: &str, endpoint: &str, replay: Option<&str>, topic: &str, told_by
     })
 }
 
-/// Whether a host means the machine of the program that connects to it: a loopback address in any spelling, or `localhost`.
+/// Whether a host refers to the connecting program's own machine: a loopback address in any notation, or `localhost`.
 pub(super) fn is_loopback(host: &str) -> bool {
     let bare = host.trim_start_matches('[').trim_end_matches(']');
     bare.eq_ignore_ascii_case("localhost") || bare.parse().is_ok_and(leads_here)
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_configured_comes_before_what_is_told_and_that_before_convention() {
+    fn configuration_precedes_the_engines_answer_and_that_precedes_the_default_port() {
         let off = KvEvents::default();
         let by_port = KvEvents { port: 5557, replay_port: 5657, ..KvEvents::default() };
         let two = || told(&[(0, "tcp://*:1", Some("tcp://*:2")), (1, "tcp://0.0.0.0:3", None)]);
@@ -169,13 +169,13 @@ mod tests {
     }
 
     #[test]
-    fn with_events_off_ranks_are_told_apart_all_the_same() {
+    fn ranks_are_discovered_with_kv_events_off() {
         let off = KvEvents { enabled: false, port: 5557, ..KvEvents::default() };
         check(&off, &["tcp://x:8"], Told::Nothing, &[0, 1], &["0 -", "1 -"]);
     }
 
     #[test]
-    fn an_address_that_cannot_be_reached_from_here_is_the_workers() {
+    fn an_unspecified_or_loopback_address_is_replaced_by_the_workers() {
         let off = KvEvents::default();
         for ours in ["127.0.0.1", "127.9.9.9", "[::1]", "[::ffff:127.0.0.1]", "LocalHost"] {
             let endpoint = format!("tcp://{ours}:1");
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_found_stays_while_an_engine_cannot_be_asked() {
+    fn the_known_ranks_stay_while_an_engine_cannot_be_queried() {
         let config = KvEvents::default();
         let before =
             ranks(&config, HOST, &[], told(&[(0, "tcp://*:1", None), (1, "tcp://*:2", None)]), &[], &[]);

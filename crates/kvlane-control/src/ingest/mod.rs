@@ -1,17 +1,17 @@
-//! What engines tell of their caches: from their sockets to the index.
+//! KV events of engines: from their sockets to the index.
 //!
 //! ```text
-//! socket   reads the subscription and replays, and only queues     thread `ingest`
-//! queue    bounded in messages and bytes; full, it says so
-//! apply    sequence, decode, link, Router::apply; state and trust   thread `apply`
-//! status   what operators see of it
-//! snapshot what was known, over a restart of the gateway     thread `snapshot`, if any
+//! socket   reads the subscription and replays, and only queues         thread `ingest`
+//! queue    bounded in messages and bytes; marks where messages were dropped
+//! apply    sequence, decode, link, Router::apply; state and trust      thread `apply`
+//! status   the status of each feed, for operators
+//! snapshot the index in a file, over a restart of the gateway         thread `snapshot`, if any
 //! ```
 //!
-//! One [`EventFeed`] is one data-parallel rank of one engine, which is one endpoint. It is opened when the endpoint takes
-//! its seat and closed before it gives it up; after [`EventFeed::close`] nothing of it reaches the index any more. No
-//! relay thread ever waits for one: the router's locks are held for one batch at a time, and between batches the feeds
-//! take turns.
+//! One [`EventFeed`] is one data-parallel rank of one engine, which is one endpoint. It is opened when the endpoint
+//! is registered and closed before the endpoint is removed; after [`EventFeed::close`] none of its messages reaches
+//! the index. No relay thread ever waits for a feed: the router's locks are held for one batch at a time, and between
+//! batches the feeds take turns.
 
 mod allowance;
 mod apply;
@@ -49,20 +49,20 @@ pub struct Ingest {
     fleet: Arc<Fleet>,
     sockets: Handle,
     appliers: Handle,
-    /// What endpoints held when the gateway ended that ran before this one.
+    /// Entries of the snapshot that the previous gateway process wrote.
     kept: Mutex<BTreeMap<Key, Entry>>,
 }
 
 // === impl Ingest ===
 
 impl Ingest {
-    /// Reads on the runtime of `sockets` and applies on that of `appliers`, which should be threads of their own.
+    /// Reads on the runtime `sockets` and applies on `appliers`, each of which should have a thread of its own.
     pub fn new(fleet: Arc<Fleet>, sockets: Handle, appliers: Handle) -> Self {
         let kept = Mutex::new(read_snapshot(&fleet));
         Self { fleet, sockets, appliers, kept }
     }
 
-    /// The feed of a rank of `worker` from `source`; nothing happens before it is opened.
+    /// The feed of a rank of `worker` from `source`; it does nothing before it is opened.
     pub fn feed(&self, worker: &Arc<Worker>, rank: Option<u32>, source: Source) -> Arc<EventFeed> {
         let upstream = &worker.upstream;
         let networks = upstream.allowed().cloned().or_else(|| {
@@ -74,9 +74,9 @@ impl Ingest {
         Arc::new(EventFeed::new(&self.fleet.settings().kv_events, facts))
     }
 
-    /// Begins to read `feed` for its endpoint.
+    /// Starts reading `feed` for its endpoint.
     pub fn open(&self, feed: &Arc<EventFeed>, pool: &Arc<ModelPool>, endpoint: EndpointId) {
-        // Prompts that come before the first event are to be cut as the engine cuts them, too.
+        // Prompts that arrive before the first event must be cut into blocks of the engine's size, too.
         if let Some(size) = feed.block_tokens.filter(|size| BLOCK_TOKENS.contains(size))
             && !feed.parity().is_mismatch()
             && pool.block_sizes().is_empty()
@@ -89,7 +89,7 @@ impl Ingest {
             Patience { connect: settings.upstream.connect_timeout, heartbeat: settings.kv_events.heartbeat }
         };
         let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner).remove(&key(feed, pool));
-        // Without a replay nothing can be proven.
+        // Without a replay the entry cannot be verified.
         let mut kept = kept.filter(|_| feed.source.replay.is_some());
         let (fleet, sockets) = (Arc::clone(&self.fleet), self.sockets.clone());
         let (feed, pool) = (Arc::clone(feed), Arc::clone(pool));
@@ -127,8 +127,8 @@ impl Ingest {
     }
 }
 
-/// Where a feed of a worker on `host` may be, if the configuration names the worker. It names workers and their feeds
-/// wherever it likes: none. An engine that says it publishes on another host must not lead to where no worker can be, nor
+/// The allowed addresses of a feed of a worker on `host`. None if the configuration sets the feed's address: any is
+/// allowed. An engine that announces a feed on another host must not lead to an address that no worker can have, nor
 /// from another machine to this one.
 fn allowed(host: &str, source: &Source) -> Option<Allowed> {
     let leads_away = |address: &String| {
@@ -140,8 +140,8 @@ fn allowed(host: &str, source: &Source) -> Option<Allowed> {
     led_away.then(|| Allowed::anywhere(!is_loopback(host)))
 }
 
-/// A task of the feed has panicked: what the feed has told is forgotten until all of it is told again. Returns whether
-/// the feed is still open.
+/// A task of the feed has panicked: its blocks are dropped until a full replay. Returns whether the feed is still
+/// open.
 fn disbelieve(feed: &EventFeed, pool: &ModelPool, endpoint: EndpointId) -> bool {
     let mut stage = feed.stage();
     if !stage.open {
@@ -153,7 +153,7 @@ fn disbelieve(feed: &EventFeed, pool: &ModelPool, endpoint: EndpointId) -> bool 
         let mut seen = feed.seen_mut();
         seen.state = cache_accuracy::Feed::Syncing;
         seen.connected = false;
-        seen.problem = Some("a task of this feed panicked; reading begins anew".into());
+        seen.problem = Some("a task of this feed panicked; the feed is read again from the start".into());
     }
     pool.set_feed(endpoint, cache_accuracy::Feed::Syncing);
     drop(stage);
@@ -167,7 +167,7 @@ fn key(feed: &EventFeed, pool: &ModelPool) -> Key {
     Key { name, model: pool.model.clone(), address }
 }
 
-/// What the configured file holds. One that cannot be used costs what it holds, and nothing else.
+/// The entries of the configured file. An invalid file only costs its entries.
 fn read_snapshot(fleet: &Fleet) -> BTreeMap<Key, Entry> {
     let config = &fleet.settings().kv_events;
     let Some(path) = config.snapshot.as_deref().filter(|_| config.enabled) else { return BTreeMap::new() };
@@ -183,17 +183,17 @@ fn read_snapshot(fleet: &Fleet) -> BTreeMap<Key, Entry> {
     }
 }
 
-/// Writes what the engines of all live feeds hold. Each feed waits while its own blocks are copied, and no longer.
+/// Writes the blocks of the engines of all live feeds. Each feed waits only while its own blocks are copied.
 ///
 /// # Errors
-/// If the file cannot be written; the one before stays.
+/// The file cannot be written; the previous one stays.
 pub fn write_snapshot(fleet: &Fleet, path: &Path) -> io::Result<()> {
     let table = fleet.snapshot();
     let endpoints: Vec<(&Arc<ModelPool>, Arc<PoolEndpoint>)> = table.endpoints().collect();
     let live =
         |endpoint: &PoolEndpoint| endpoint.feed.as_ref().is_some_and(|feed| feed.stage().live_at.is_some());
     if !endpoints.iter().any(|(_, endpoint)| live(endpoint)) {
-        // What an earlier one holds may still turn out to be true.
+        // The entries of the previous file may still be confirmed.
         return Ok(());
     }
     let mut writer = Writer::create(path, unix_time(), u32::try_from(endpoints.len()).unwrap_or(u32::MAX))?;
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn an_engine_cannot_lead_its_feed_where_no_worker_can_be() {
+    fn an_engine_cannot_announce_a_feed_at_a_forbidden_address() {
         for (host, address, refused) in [
             ("10.0.0.7", "169.254.169.254:80", "169.254.169.254"),
             ("10.0.0.7", "[::ffff:169.254.169.254]:80", "::ffff:169.254.169.254"),
@@ -235,19 +235,23 @@ mod tests {
             ("fd00::7", "[::1]:80", "::1"),
             ("127.0.0.1", "169.254.169.254:80", "169.254.169.254"),
         ] {
-            let allowed = allowed(host, &source(address, ToldBy::Engine)).expect("it leads away");
+            let allowed = allowed(host, &source(address, ToldBy::Engine)).expect("another host");
             let refused: IpAddr = refused.parse().expect("an address");
-            assert!(allowed.check(refused).is_err(), "{host} leads to {address}");
-            assert_eq!(allowed.check(IpAddr::from([10, 0, 0, 8])), Ok(()), "another machine of the network");
+            assert!(allowed.check(refused).is_err(), "{host} may announce {address}");
+            assert_eq!(
+                allowed.check(IpAddr::from([10, 0, 0, 8])),
+                Ok(()),
+                "another machine of the network is allowed"
+            );
         }
         let replay =
             Source { replay: Some("169.254.169.254:80".into()), ..source("10.0.0.7:1", ToldBy::Engine) };
         assert!(allowed("10.0.0.7", &replay).is_some(), "its replay, too");
-        let beside = allowed("127.0.0.1", &source("10.0.0.7:1", ToldBy::Engine)).expect("it leads away");
+        let beside = allowed("127.0.0.1", &source("10.0.0.7:1", ToldBy::Engine)).expect("another host");
         assert_eq!(
             beside.check(IpAddr::from([127, 0, 0, 1])),
             Ok(()),
-            "an engine on this machine may name it"
+            "an engine on this machine may announce it"
         );
         for (host, address) in
             [("10.0.0.7", "10.0.0.7:5557"), ("fd00::7", "[fd00::7]:1"), ("GPU-1", "gpu-1:1")]

@@ -1,15 +1,15 @@
-//! What engines hold, kept in a file over a restart of the gateway.
+//! Snapshot of the blocks that engines hold, kept in a file over a restart of the gateway.
 //!
-//! For each live feed with a replay socket: where its stream stood, and all the blocks it had told of until then. A
-//! gateway that starts reads them back, but believes none: the engine may have restarted meanwhile, or said more than
-//! its replay still knows. Only when the replay has begun with the very message at which the stream stood, and has
-//! brought everything since, does the endpoint count as known; otherwise what was read is forgotten like anything else.
+//! For each live feed with a replay socket: the position of its stream, and all blocks up to there. At start the
+//! gateway reads them, but does not trust them: the engine may have restarted meanwhile, or sent more messages than
+//! its replay holds. Only when the replay has begun with the message at that position, and has brought everything
+//! since, does the endpoint count as known exactly; otherwise the restored blocks are dropped.
 //!
 //! ```text
-//! what every sealed file has, entries u32
+//! header of sealed files, entries u32
 //! entry: name, model, address, seq u64, payload hash u64, block tokens u32, events u32
 //! event: kind u8 (0 stored, 1 stored after a parent, 2 copied, 3 removed), tier u8, parent u64 if any, blocks u32,
-//!        then per block its name u64, and its hash u64 if it is stored
+//!        then per block its engine hash u64, and its block hash u64 if it is stored
 //! ```
 
 use std::collections::BTreeMap;
@@ -27,31 +27,31 @@ const KIND: Kind = Kind { magic: b"kvlaneKV", version: 1, age_max_s: 3600.0 };
 /// Most endpoints in a file.
 const ENTRIES_MAX: u32 = 65_536;
 
-/// What one endpoint held.
+/// The blocks of one endpoint.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Entry {
-    /// Whose.
+    /// The endpoint.
     pub(super) key: Key,
-    /// Where its stream stood.
+    /// The position of its stream.
     pub(super) position: Position,
     /// The block size.
     pub(super) block_tokens: u32,
-    /// Events that bring it back, in order.
+    /// Events that restore the blocks, in order.
     pub(super) events: Vec<KvEvent>,
 }
 
-/// What must be the same for an entry to be an endpoint's.
+/// The fields that must be equal for an entry to apply to an endpoint.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Key {
-    /// What the endpoint is called.
+    /// The endpoint's name.
     pub(super) name: String,
     /// Its model.
     pub(super) model: String,
-    /// Where it publishes.
+    /// The address of its feed.
     pub(super) address: String,
 }
 
-/// A file that is being written.
+/// A file being written.
 pub(super) struct Writer {
     file: snapshot_file::Writer,
     entries: u32,
@@ -61,14 +61,14 @@ pub(super) struct Writer {
 // === impl Writer ===
 
 impl Writer {
-    /// Begins a file of `entries` entries at most.
+    /// Starts a file of at most `entries` entries.
     pub(super) fn create(path: &Path, now_s: f64, entries: u32) -> io::Result<Self> {
         let mut file = snapshot_file::Writer::create(path, &KIND, now_s)?;
         file.put(&entries.to_le_bytes())?;
         Ok(Self { file, entries: 0, announced: entries })
     }
 
-    /// Adds an entry, if there is room for it; whether there was.
+    /// Adds an entry, if there is room for it; returns whether there was.
     pub(super) fn add(&mut self, entry: &Entry) -> io::Result<bool> {
         let blocks: usize = entry.events.iter().map(blocks_of).sum();
         // Sixteen bytes a block, some for each event, and the names.
@@ -93,7 +93,7 @@ impl Writer {
             KvEvent::Stored { parent: Some(parent), tier, .. } => (1, *tier, Some(parent)),
             KvEvent::Copied { tier, .. } => (2, *tier, None),
             KvEvent::Removed { tier, .. } => (3, *tier, None),
-            // Whoever is read back holds nothing before.
+            // Not written: a restored endpoint holds nothing before.
             KvEvent::Cleared => (3, Tier::Gpu, None),
         };
         self.put(&[kind, tier as u8])?;
@@ -117,9 +117,9 @@ impl Writer {
         self.file.put(bytes)
     }
 
-    /// Ends the file and puts it in its place.
+    /// Completes the file and moves it into place.
     pub(super) fn finish(mut self) -> io::Result<()> {
-        // Fewer than announced is told by entries without a name.
+        // Missing entries are written as entries without a name.
         while self.entries < self.announced {
             self.entries += 1;
             self.put(&[0; 4 * 3 + 8 + 8 + 4 + 4])?;
@@ -136,7 +136,7 @@ fn blocks_of(event: &KvEvent) -> usize {
     }
 }
 
-/// Reads a file back; empty if there is none.
+/// Reads a file; empty if there is none.
 pub(super) fn read(path: &Path, now_s: f64) -> Result<BTreeMap<Key, Entry>, SealError> {
     snapshot_file::read(path)?.map_or_else(|| Ok(BTreeMap::new()), |bytes| parse(&bytes, now_s))
 }
@@ -158,7 +158,7 @@ fn parse(bytes: &[u8], now_s: f64) -> Result<BTreeMap<Key, Entry>, SealError> {
     Ok(entries)
 }
 
-/// How many entries a file has that is right but for `content`.
+/// The number of entries in a file that is valid except for `content`.
 #[cfg(feature = "testing")]
 pub fn entries_in(content: &[u8]) -> Option<usize> {
     parse(&snapshot_file::bytes_of(&KIND, content), 0.0).ok().map(|entries| entries.len())
@@ -175,7 +175,7 @@ impl Reader<'_> {
         let key = Key { name: self.text()?, model: self.text()?, address: self.text()? };
         let position = Position { seq: self.u64()?, payload_hash: self.u64()? };
         let (block_tokens, count) = (self.u32()?, self.u32()?);
-        // Room for as many as there can be in what is left, and no more.
+        // Capacity for as many as the rest can hold, and no more.
         let mut events = Vec::with_capacity((count as usize).min(self.left() / 6));
         for _ in 0..count {
             events.push(self.event()?);
@@ -188,7 +188,7 @@ impl Reader<'_> {
         let tier = match tier {
             0 => Tier::Gpu,
             1 => Tier::Cpu,
-            _ => return Err(SealError::Damaged("a tier that there is not")),
+            _ => return Err(SealError::Damaged("unknown tier")),
         };
         let parent = if kind == 1 { Some(EngineHash(self.u64()?)) } else { None };
         let count = self.u32()? as usize;
@@ -212,7 +212,7 @@ impl Reader<'_> {
                     _ => KvEvent::Removed { blocks, tier },
                 })
             }
-            _ => Err(SealError::Damaged("an event that there is not")),
+            _ => Err(SealError::Damaged("unknown event")),
         }
     }
 }
@@ -257,28 +257,28 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read_back() {
+    fn a_written_snapshot_is_read_back() {
         let directory = tempfile::tempdir().expect("a directory");
         let path = directory.path().join("kv.snapshot");
-        assert_eq!(read(&path, 0.0).expect("no file is no error"), BTreeMap::new());
+        assert_eq!(read(&path, 0.0).expect("a missing file is not an error"), BTreeMap::new());
         let entries = [entry("http://a"), entry("http://b#1")];
-        // Room for one more than came.
+        // Announces one entry more than is written.
         write(&path, 1000.0, 3, &entries);
         let expect: BTreeMap<Key, Entry> =
             entries.into_iter().map(|entry| (entry.key.clone(), entry)).collect();
         assert_eq!(read(&path, 1000.0 + KIND.age_max_s).expect("right"), expect);
         write(&path, 1000.0, 0, &[]);
         assert_eq!(read(&path, 1000.0).expect("right"), BTreeMap::new());
-        assert_eq!(fs::read_dir(directory.path()).expect("readable").count(), 1, "nothing unfinished stays");
+        assert_eq!(fs::read_dir(directory.path()).expect("readable").count(), 1, "no temporary file stays");
     }
 
     #[test]
-    fn what_cannot_be_used_says_why() {
+    fn an_unusable_snapshot_is_rejected_with_the_reason() {
         let bytes = bytes_of(&[entry("a")]);
         let why = |bytes: &[u8], now_s: f64| parse(bytes, now_s).expect_err("not to be used").to_string();
         assert!(why(&bytes, 1001.0 + KIND.age_max_s).contains("3601 s old"));
-        assert_eq!(why(b"", 0.0), "it is no snapshot of kvlane");
-        assert_eq!(why(b"something else", 0.0), "it is no snapshot of kvlane");
+        assert_eq!(why(b"", 0.0), "it is not a kvlane snapshot");
+        assert_eq!(why(b"something else", 0.0), "it is not a kvlane snapshot");
         let mut other = bytes.clone();
         other[8] += 1;
         assert_eq!(why(&other, 0.0), "it was written by another version of kvlane");
@@ -287,7 +287,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_file_with_any_byte_changed_or_missing_is_refused(at in any::<prop::sample::Index>(), flip in 1u8.., cut: bool) {
+        fn a_file_with_a_changed_or_missing_byte_is_rejected(at in any::<prop::sample::Index>(), flip in 1u8.., cut: bool) {
             let mut bytes = bytes_of(&[entry("a"), entry("b")]);
             let at = at.index(bytes.len());
             if cut { bytes.truncate(at) } else { bytes[at] ^= flip }
@@ -295,7 +295,7 @@ mod tests {
         }
 
         #[test]
-        fn no_bytes_with_a_right_hash_break_the_reader(body in prop::collection::vec(any::<u8>(), 0..400)) {
+        fn no_bytes_with_a_valid_hash_make_the_reader_panic(body in prop::collection::vec(any::<u8>(), 0..400)) {
             let mut bytes = bytes_of(&[]);
             bytes.truncate(bytes.len() - 12);
             bytes.extend([1, 0, 0, 0]);

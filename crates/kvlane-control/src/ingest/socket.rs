@@ -1,7 +1,7 @@
-//! The sockets of one feed: the subscription, which is kept up, and replays, which are made when asked for.
+//! The sockets of one feed: the subscription, which is kept connected, and replays, which are made on request.
 //!
-//! Both only queue what they read. A peer that has vanished without a word is noticed by pings that it does not answer,
-//! or by the kernel's keepalive where its ZeroMQ is too old for pings.
+//! Both only queue what they read. A peer that disappears without closing is detected by unanswered pings, or by the
+//! kernel's keepalive where its ZeroMQ is too old for pings.
 
 use std::io;
 use std::net::SocketAddr;
@@ -22,14 +22,14 @@ use kvlane_fleet::feed::queue::Item;
 /// The first pause after a connection has ended, and the longest; each is twice the one before it.
 const PAUSE_FIRST: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
-/// Time that a peer has to answer the ping behind a subscription.
+/// Time that a peer has to answer the ping after a subscription.
 const PONG_MAX: Duration = Duration::from_secs(1);
-/// Silences in heartbeats after which a peer is given up.
+/// Missed heartbeats after which a peer is given up.
 const HEARTBEATS_MISSED_MAX: u32 = 3;
-/// The number of a replay's last message, which is none.
+/// The sequence number that marks the end of a replay.
 const END: u64 = u64::MAX;
 
-/// How connections are made and kept.
+/// Timeouts of connections.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Patience {
     /// Time to connect.
@@ -43,21 +43,21 @@ pub(super) struct Patience {
 pub(super) enum Ended {
     #[error("cannot connect: {0}")]
     Connect(io::Error),
-    #[error("no connection within {0:?}")]
+    #[error("cannot connect within {0:?}")]
     ConnectTimeout(Duration),
     #[error("the connection broke: {0}")]
     Broken(io::Error),
     #[error("the engine closed the connection")]
     Closed,
-    #[error("no sign of life for {0:?}")]
+    #[error("no data or heartbeat for {0:?}")]
     Silent(Duration),
     #[error(transparent)]
     Zmtp(#[from] ZmtpError),
-    #[error("it was asked to begin anew")]
+    #[error("a new subscription was requested")]
     Asked,
 }
 
-/// Keeps the subscription of a feed up until the feed is closed.
+/// Keeps the subscription of a feed connected until the feed is closed.
 pub(super) async fn subscribe(feed: &EventFeed, patience: Patience) {
     let mut pause = PAUSE_FIRST;
     loop {
@@ -82,7 +82,7 @@ pub(super) async fn subscribe(feed: &EventFeed, patience: Patience) {
     }
 }
 
-/// One connection of the subscription, from its beginning to its end.
+/// One connection of the subscription, from beginning to end.
 async fn subscription(feed: &EventFeed, patience: Patience, stood: &mut bool) -> Ended {
     let exchange = async {
         let mut peer = Peer::connect(&feed.source.address, feed, Socket::Sub, patience).await?;
@@ -109,7 +109,7 @@ async fn subscription(feed: &EventFeed, patience: Patience, stood: &mut bool) ->
     }
 }
 
-/// Asks for everything from message `from` on, and queues what comes.
+/// Requests all messages from number `from` on, and queues them.
 pub(super) async fn replay(feed: &EventFeed, patience: Patience, round: Round, from: u64) {
     let Some(address) = &feed.source.replay else { return };
     let exchange = async {
@@ -133,11 +133,13 @@ pub(super) async fn replay(feed: &EventFeed, patience: Patience, round: Round, f
     });
 }
 
-/// The number and the content of a message: its last two frames, whatever comes before them. Subscriptions put the topic
-/// there, replays of older engines nothing and of newer ones the topic.
+/// The sequence number and the payload of a message: its last two frames. Before them, subscriptions have the topic,
+/// and replays of older engines nothing and of newer ones the topic.
 fn numbered(frames: &Frames) -> Result<(u64, Bytes), &'static str> {
-    let [.., seq, payload] = &frames[..] else { return Err("a message of one frame") };
-    let Ok(seq) = <[u8; 8]>::try_from(&seq[..]) else { return Err("a message whose number has not 8 bytes") };
+    let [.., seq, payload] = &frames[..] else { return Err("a message with one frame") };
+    let Ok(seq) = <[u8; 8]>::try_from(&seq[..]) else {
+        return Err("a message whose sequence number does not have 8 bytes");
+    };
     Ok((u64::from_be_bytes(seq), payload.clone()))
 }
 
@@ -146,11 +148,11 @@ struct Peer {
     stream: TcpStream,
     link: Connection,
     patience: Patience,
-    /// When it was heard of last.
+    /// When data last arrived from it.
     heard: Instant,
     next_ping: Instant,
     ready: bool,
-    /// It answers pings, so its silence means something. Before the handshake everybody owes an answer.
+    /// The peer answers pings, so its silence is an error. Before the handshake every peer owes an answer.
     answers: bool,
 }
 
@@ -176,7 +178,7 @@ impl Peer {
         Ok(Self { stream, link, patience, heard: now, next_ping, ready: false, answers: true })
     }
 
-    /// What it says next.
+    /// The peer's next event.
     async fn event(&mut self) -> Result<Event, Ended> {
         loop {
             if let Some(event) = self.link.poll()? {
@@ -194,15 +196,15 @@ impl Peer {
         }
     }
 
-    /// Waits until the peer has taken note of what was sent, as far as that can be known: it answers a ping in its turn. A
-    /// message that it sent before it knew of a subscription would be missed by the subscription and by a replay that was
-    /// asked for too early, and nothing would tell before the next message.
+    /// Waits until the peer has processed what was sent, as far as that can be known: it answers a ping in order. A
+    /// message that it published before it processed the subscription would be missed by the subscription and by a
+    /// replay requested too early, and that would be noticed only at the next message.
     async fn caught_up_with(&mut self) -> Result<(), Ended> {
         let answers = self.link.ping(0)?;
         self.flush().await?;
         if answers {
             let read = self.stream.read_buf(self.link.input());
-            // Whoever does not answer is an old library: it does without.
+            // A peer that does not answer has an old library without pings.
             if let Ok(read) = timeout(PONG_MAX, read).await
                 && read.map_err(Ended::Broken)? == 0
             {
@@ -234,9 +236,9 @@ impl Peer {
     }
 }
 
-/// Connects to the first address behind `host:port` that answers.
+/// Connects to the first reachable address of `host:port`.
 async fn connect(address: &str, allowed: Option<Arc<Allowed>>) -> io::Result<TcpStream> {
-    let mut failed = io::Error::new(io::ErrorKind::NotFound, format!("nobody is called {address}"));
+    let mut failed = io::Error::new(io::ErrorKind::NotFound, format!("cannot resolve {address}"));
     let addresses = match allowed {
         None => lookup_host(address).await?.collect(),
         Some(allowed) => allowed.addresses(address).await?,

@@ -214,7 +214,7 @@ fn recorded(policy: &str, seed: u64, handed_over_every: u64) -> (Vec<Segment>, V
 
 /// Invariant: Every policy decides again as it did when a recording is replayed, in the gateway too.
 ///
-/// Also held by `a_recording_replays_to_the_same_placements_and_holds_no_text`.
+/// Also held by `a_recording_replays_to_the_same_placements_and_contains_no_text`.
 #[test]
 fn every_policy_decides_again_as_it_did() {
     for &policy in PolicyConfig::NAMES {

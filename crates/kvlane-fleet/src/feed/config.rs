@@ -1,37 +1,37 @@
-//! What engines tell of their caches.
+//! The configuration section `kv_events`.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// What engines tell of their caches.
+/// KV events of engines.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct KvEvents {
-    /// Whether the events of engines that publish any are read.
+    /// Whether KV events are read.
     pub enabled: bool,
-    /// Where an engine publishes that does not say so: port of rank 0, each further rank one higher; 0 for nowhere.
+    /// Port of rank 0 for engines that do not announce their feed, each further rank one higher; 0 for none.
     pub port: u16,
-    /// Its replay socket, likewise.
+    /// Port of the replay socket, likewise.
     pub replay_port: u16,
-    /// Messages of one feed that may wait to be applied; beyond it some are dropped and asked for again.
+    /// Messages of one feed that may be queued; beyond it messages are dropped and requested again.
     pub queue_messages: usize,
-    /// Bytes of them.
+    /// Bytes of those messages.
     pub queue_bytes: usize,
-    /// Silence after which a feed that should have said something counts as broken.
+    /// Silence after which a feed that owes an event counts as broken.
     #[serde(with = "humantime_serde")]
     pub silent_after: Duration,
-    /// Time between two signs of life asked of an engine's socket; without any for three times as long, the connection
-    /// is made anew.
+    /// Time between two heartbeats on an engine's socket; after three times as long without any, the connection is
+    /// made again.
     #[serde(with = "humantime_serde")]
     pub heartbeat: Duration,
-    /// Bytes that the index of one pool may use.
+    /// Most memory of one pool's index, in bytes.
     pub index_memory: usize,
-    /// File in which what engines hold is kept over a restart of the gateway.
+    /// File in which the index is kept over a restart of the gateway.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub snapshot: Option<PathBuf>,
-    /// Time between two writings of it.
+    /// Time between two snapshots.
     #[serde(with = "humantime_serde")]
     pub snapshot_interval: Duration,
 }

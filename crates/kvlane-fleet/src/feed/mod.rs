@@ -1,8 +1,8 @@
-//! KV event feeds: where an engine publishes the changes of its cache, and what is known of each feed.
+//! KV event feeds: where an engine publishes the changes of its cache, and the state of each feed.
 //!
-//! An [`EventFeed`] is shared by the task that reads its sockets, the task that applies its messages to the index, and by
-//! readers of its [status](Seen): metrics, the admin API, and the request path, which notes answers for which an event is
-//! due.
+//! An [`EventFeed`] is shared by the task that reads its sockets, the task that applies its messages to the index,
+//! and by readers of its [status](Seen): metrics, the admin API, and the request path, which notes responses for
+//! which an event is due.
 
 pub mod config;
 pub mod queue;
@@ -25,92 +25,92 @@ pub use self::status::{Events, Seen};
 use crate::feed::config::KvEvents;
 use crate::parity::Parity;
 
-/// Prompt tokens that fill a block of any engine whose block size is not known.
+/// Prompt tokens assumed to fill a block where the engine's block size is not known.
 pub const BLOCK_TOKENS_UNKNOWN: u32 = 256;
 
-/// Where one rank of an engine publishes what its cache holds.
+/// Where one rank of an engine publishes its KV events.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Source {
     /// `host:port` of its PUB socket.
     pub address: String,
     /// `host:port` of its replay socket, if it has one.
     pub replay: Option<String>,
-    /// What its messages' topic begins with.
+    /// Prefix of its messages' topics.
     pub topic: String,
-    /// Who says so.
+    /// The origin of this address.
     pub told_by: ToldBy,
 }
 
-/// Who says where an engine publishes.
+/// The origin of a feed's address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ToldBy {
     /// The configuration of this worker.
     Configuration,
     /// The engine.
     Engine,
-    /// Nobody: it is where engines publish by convention, if they do.
+    /// Assumed: the port where engines publish by convention, if they do.
     Convention,
 }
 
-/// One feed, shared by those who read it, those who apply it and those who look at it.
+/// One feed, shared by its reader, the task that applies it, and readers of its status.
 pub struct EventFeed {
-    /// What people call its endpoint.
+    /// The name of its endpoint.
     pub name: Arc<str>,
-    /// Where it comes from.
+    /// Where it is published.
     pub source: Source,
-    /// Where it may be connected to; none: wherever it is, for the configuration says so.
+    /// The allowed addresses; none: any address, because the configuration names it.
     pub allowed: Option<Arc<ArcSwap<Allowed>>>,
-    /// Which of several ranks; none if the worker has but one.
+    /// The data-parallel rank; none if the worker has only one.
     pub rank: Option<u32>,
     /// Messages received and not applied yet.
     pub queue: Queue,
-    /// Asks for the subscription to be made anew.
+    /// Requests a new subscription.
     pub reconnect: Notify,
     /// Cancelled when the feed is closed.
     pub closed: CancellationToken,
-    /// Held while something of it is applied.
+    /// Held while messages are applied.
     pub stage: Mutex<Stage>,
     /// The state of the feed, as operators see it.
     pub seen: Mutex<Seen>,
-    /// When a batch came last, in nanoseconds of the gateway's clock; 0 for never.
+    /// When the last batch arrived, in nanoseconds of the gateway's clock; 0 for never.
     pub spoke_at: AtomicU64,
-    /// Since when it owes one; 0 while it does not.
+    /// Since when an event is due; 0 if none is.
     pub owes_since: AtomicU64,
     /// Whether the engine counts tokens as the gateway does.
     pub parity: Mutex<Parity>,
-    /// Tokens of its blocks, as its metrics tell before its events do.
+    /// Tokens of a block, known from the engine's metrics before the first event.
     pub block_tokens: Option<u32>,
 }
 
-/// What is known of a feed before it is read.
+/// What is known of a feed before it is opened.
 pub struct FeedFacts {
     /// The name of its endpoint.
     pub name: Arc<str>,
     /// Where it is published.
     pub source: Source,
-    /// The networks it must be in; none: any address, since the configuration names it.
+    /// The networks it must be in; none: any address, because the configuration names it.
     pub allowed: Option<Arc<ArcSwap<Allowed>>>,
     /// The data-parallel rank, if the worker has several.
     pub rank: Option<u32>,
     /// Whether the engine counts tokens as the gateway does.
     pub parity: Parity,
-    /// Tokens of a block, if the engine's metrics have told.
+    /// Tokens of a block, if the engine's metrics state it.
     pub block_tokens: Option<u32>,
 }
 
-/// Where a feed stands with respect to the index.
+/// The state of a feed relative to the index.
 #[derive(Clone, Copy, Debug)]
 pub struct Stage {
     /// Whether the feed is open.
     pub open: bool,
-    /// All up to here is in the index, and the feed is live.
+    /// All messages up to here are in the index, and the feed is live.
     pub live_at: Option<Position>,
 }
 
 // === impl ToldBy ===
 
 impl ToldBy {
-    /// Its name in what operators see.
+    /// Its name in the admin API.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Configuration => "configuration",
@@ -123,7 +123,7 @@ impl ToldBy {
 // === impl EventFeed ===
 
 impl EventFeed {
-    /// A feed that is read once it is opened.
+    /// A feed; it is read once it is opened.
     pub fn new(config: &KvEvents, facts: FeedFacts) -> Self {
         let FeedFacts { name, source, allowed, rank, parity, block_tokens } = facts;
         Self {
@@ -143,7 +143,7 @@ impl EventFeed {
         }
     }
 
-    /// When its last batch came.
+    /// When its last batch arrived.
     pub fn last_batch(&self) -> Option<Nanos> {
         match self.spoke_at.load(Ordering::Relaxed) {
             0 => None,
@@ -151,24 +151,24 @@ impl EventFeed {
         }
     }
 
-    /// Ends it. When this returns, nothing of it is applied any more.
+    /// Closes the feed. When this returns, no message of it is applied any more.
     pub fn close(&self) {
         *self.stage() = Stage { open: false, live_at: None };
         self.closed.cancel();
     }
 
-    /// The engine has started again, and its cache is empty: nothing that waits is true any more.
+    /// The engine has restarted with an empty cache: queued messages are obsolete.
     pub fn start_over(&self) {
         self.queue.start_over();
         self.reconnect.notify_one();
     }
 
-    /// The engine has been out of reach: whether it is still the same one is to be seen from its numbers.
+    /// The engine was unreachable: its sequence numbers will show whether it restarted.
     pub fn look_again(&self) {
         self.reconnect.notify_one();
     }
 
-    /// The engine has been compared with us again.
+    /// Sets the result of the latest comparison of token ids.
     pub fn set_parity(&self, parity: Parity) {
         *self.parity.lock().unwrap_or_else(PoisonError::into_inner) = parity;
         self.queue.wake();
@@ -179,8 +179,8 @@ impl EventFeed {
         self.parity.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The engine has answered a request that was received at `received`, for which it computed so many prompt tokens:
-    /// if those fill a block, it has something to tell, before the answer or soon after it.
+    /// The engine has answered a request received at `received`, for which it computed this many prompt tokens: if
+    /// they fill a block, an event is due, before the response or soon after it.
     pub fn note_answer(&self, now: Nanos, received: Nanos, computed_tokens: u32, block_tokens: Option<u32>) {
         let block_tokens = block_tokens.unwrap_or(BLOCK_TOKENS_UNKNOWN);
         let spoken = self.spoke_at.load(Ordering::Relaxed) >= received.0.max(1);
@@ -199,7 +199,7 @@ impl EventFeed {
         self.owes_since.store(0, Ordering::Relaxed);
     }
 
-    /// Since when it owes an event.
+    /// Since when an event is due.
     pub fn owes_since(&self) -> Option<Nanos> {
         match self.owes_since.load(Ordering::Relaxed) {
             0 => None,
@@ -207,7 +207,7 @@ impl EventFeed {
         }
     }
 
-    /// Its part of `GET /workers`, where the index holds so many `blocks` of its endpoint.
+    /// Its part of `GET /workers`; the index holds `blocks` blocks of its endpoint.
     pub fn describe(&self, now: Nanos, blocks: u64) -> Value {
         let seen = self.seen();
         let (waiting, dropped) = self.waiting();
@@ -222,12 +222,12 @@ impl EventFeed {
         })
     }
 
-    /// What was seen of it.
+    /// The feed's status.
     pub fn seen(&self) -> Seen {
         self.seen_mut().clone()
     }
 
-    /// Messages that wait to be applied, and messages dropped so far for want of room.
+    /// Messages queued, and messages dropped so far because the queue was full.
     pub fn waiting(&self) -> (usize, u64) {
         self.queue.figures()
     }

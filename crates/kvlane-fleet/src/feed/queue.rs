@@ -1,8 +1,8 @@
-//! What the sockets of one feed have read and nobody has applied yet: bounded in messages and in bytes.
+//! The queue between the sockets of a feed and the task that applies its messages: bounded in messages and in bytes.
 //!
-//! Reading must not wait, since an engine drops messages for a subscriber that does not read. So when the queue is full,
-//! what the subscription brings is dropped here, and a mark in its place says so. A replay can wait: the engine sends it
-//! as fast as it is read.
+//! Reading must not wait, because an engine drops messages for a subscriber that does not read. So when the queue is
+//! full, messages of the subscription are dropped here and a marker takes their place. A replay can wait: the engine
+//! sends it as fast as it is read.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,38 +11,38 @@ use bytes::Bytes;
 use kvlane_wire::sequence::Round;
 use tokio::sync::Notify;
 
-/// Something that happened at the sockets.
+/// An event at the sockets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Item {
-    /// The subscription stands.
+    /// The subscription was established.
     Connected,
-    /// It is gone, and why.
+    /// The subscription ended, and why.
     Disconnected(String),
-    /// It brought a message.
+    /// A message of the subscription.
     Live {
-        /// Its number.
+        /// Its sequence number.
         seq: u64,
         /// Its content.
         payload: Bytes,
     },
-    /// It brought something that is no message of KV events.
+    /// A message of the subscription that is not a valid KV event message.
     Malformed(&'static str),
     /// Messages were dropped here.
     Overflowed,
-    /// A replay brought a message.
+    /// A message of a replay.
     Replayed {
         /// Which replay.
         round: Round,
-        /// The message's number.
+        /// Its sequence number.
         seq: u64,
         /// Its content.
         payload: Bytes,
     },
     /// A replay is complete.
     ReplayEnded(Round),
-    /// A replay was not, and why.
+    /// A replay is incomplete, and why.
     ReplayFailed(Round, String),
-    /// The engine has lost all: whatever comes after this is told by another process.
+    /// The engine has restarted: messages after this come from another process.
     StartOver,
 }
 
@@ -61,7 +61,7 @@ struct Waiting {
     items: VecDeque<Item>,
     messages: usize,
     bytes: usize,
-    /// Messages dropped since the feed began.
+    /// Messages dropped since the feed was opened.
     dropped: u64,
 }
 
@@ -85,14 +85,14 @@ impl Queue {
         Self { messages_max, bytes_max, waiting, filled: Notify::new(), drained: Notify::new() }
     }
 
-    /// Adds something that is no message. There are but few of those: a handful for each connection.
+    /// Adds an item that is not a message. Each connection has only a few of these.
     pub fn tell(&self, item: Item) {
-        debug_assert!(item.payload_bytes().is_none(), "a message has its own way in");
+        debug_assert!(item.payload_bytes().is_none(), "messages are added by live() or replayed()");
         self.waiting().items.push_back(item);
         self.filled.notify_one();
     }
 
-    /// Adds a message of the subscription, or drops it.
+    /// Adds a message of the subscription, or drops it if the queue is full.
     pub fn live(&self, seq: u64, payload: Bytes) {
         let mut waiting = self.waiting();
         if self.has_room(&waiting, payload.len()) {
@@ -110,7 +110,7 @@ impl Queue {
     /// Adds a message of a replay, once there is room.
     pub async fn replayed(&self, round: Round, seq: u64, payload: Bytes) {
         loop {
-            // Asked for before looking, so that no room made in between is missed.
+            // Registered before the check, so that no room made in between is missed.
             let drained = self.drained.notified();
             {
                 let mut waiting = self.waiting();
@@ -124,7 +124,7 @@ impl Queue {
         self.filled.notify_one();
     }
 
-    /// Throws away what waits, since whoever sent it is gone.
+    /// Discards the queue, because the process that sent its messages is gone.
     pub fn start_over(&self) {
         let mut waiting = self.waiting();
         waiting.items.clear();
@@ -148,23 +148,23 @@ impl Queue {
         Some(item)
     }
 
-    /// Waits until there may be something to do.
+    /// Waits until there may be an item.
     pub async fn changed(&self) {
         self.filled.notified().await;
     }
 
-    /// Wakes whoever waits for items.
+    /// Wakes the task that waits for items.
     pub fn wake(&self) {
         self.filled.notify_one();
     }
 
-    /// Messages that wait, and messages dropped so far.
+    /// Messages queued, and messages dropped so far.
     pub fn figures(&self) -> (usize, u64) {
         let waiting = self.waiting();
         (waiting.messages, waiting.dropped)
     }
 
-    /// Room for a message. One that is larger than the queue may come when it is empty.
+    /// Whether there is room for a message. One that is larger than the queue is accepted when the queue is empty.
     fn has_room(&self, waiting: &Waiting, bytes: usize) -> bool {
         let fits = waiting.messages < self.messages_max && waiting.bytes + bytes <= self.bytes_max;
         fits || waiting.messages == 0
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_dropped_and_marked_once() {
+    fn messages_beyond_the_bound_are_dropped_and_marked_once() {
         for queue in [Queue::new(2, 1000), Queue::new(1000, 16)] {
             push(&queue, 0..5);
             assert_eq!(queue.figures(), (2, 3));
@@ -213,14 +213,14 @@ mod tests {
     }
 
     #[test]
-    fn a_message_larger_than_the_queue_passes_alone() {
+    fn a_message_larger_than_the_queue_is_accepted_when_it_is_empty() {
         let queue = Queue::new(10, 4);
         push(&queue, 0..2);
         assert_eq!(drain(&queue), [live(0), Item::Overflowed]);
     }
 
     #[test]
-    fn starting_over_leaves_nothing_of_before() {
+    fn starting_over_discards_all_queued_messages() {
         let queue = Queue::new(2, 1000);
         push(&queue, 0..3);
         queue.start_over();
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_replay_waits_for_room_and_loses_nothing() {
+    async fn a_replay_waits_for_room_and_loses_no_message() {
         let queue = std::sync::Arc::new(Queue::new(2, 1000));
         let feeder = {
             let queue = std::sync::Arc::clone(&queue);

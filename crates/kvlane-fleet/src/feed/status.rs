@@ -1,63 +1,63 @@
-//! What operators see of a feed.
+//! The status of a feed, for operators.
 
 use kvlane_core::cache_accuracy;
 use kvlane_core::time::Nanos;
 use kvlane_wire::sequence::Counters;
 
-/// What was seen of a feed so far.
+/// The status of a feed.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
-    /// What it is worth.
+    /// Its state.
     pub state: cache_accuracy::Feed,
-    /// Why it is not worth more.
+    /// Why the state is not better.
     pub problem: Option<String>,
-    /// Whether the subscription stands.
+    /// Whether the subscription is connected.
     pub connected: bool,
-    /// The number of the last message applied.
+    /// The sequence number of the last applied message.
     pub seq: Option<u64>,
-    /// When that was.
+    /// When it was applied.
     pub applied_at: Option<Nanos>,
-    /// Seconds from the engine's clock when it made that message to ours when it was applied.
+    /// Seconds between the engine's timestamp of that message and the time it was applied, by two clocks.
     pub lag_s: f64,
-    /// The engine's block size, once it has told.
+    /// The engine's block size, once known.
     pub block_tokens: Option<u32>,
-    /// What the stream went through.
+    /// Counters of the message stream.
     pub stream: Counters,
-    /// Messages that could not be read.
+    /// Messages that could not be decoded.
     pub undecodable: u64,
     /// Subscriptions that ended.
     pub disconnects: u64,
-    /// Times it owed an event for too long.
+    /// Times that a due event did not arrive in time.
     pub silences: u64,
-    /// Times it was refused.
+    /// Times that the feed was rejected.
     pub refusals: u64,
-    /// What its messages said.
+    /// Counters of events.
     pub events: Events,
 }
 
-/// What messages said, in blocks where they were of blocks and in events otherwise.
+/// Events counted: in blocks where an event is about blocks, else in events.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Events {
     /// Blocks stored.
     pub stored: u64,
     /// Blocks removed.
     pub removed: u64,
-    /// Times that all was cleared.
+    /// Times that the whole cache was cleared.
     pub cleared: u64,
-    /// Removals and copies of blocks that were not known here.
+    /// Removals and copies of blocks that the index did not hold.
     pub unknown: u64,
-    /// Blocks whose parent was not known here.
+    /// Blocks whose parent the index did not hold.
     pub orphaned: u64,
     /// Blocks for which the index had no room.
     pub refused: u64,
-    /// Events passed over: of other groups of layers, of unknown kinds, of blocks whose tokens do not determine them.
+    /// Events ignored: of other groups of layers, of unknown kinds, of blocks that their tokens do not determine.
     pub ignored: u64,
 }
 
 // === impl Events ===
 
 impl Events {
-    /// Each with the name it has in metrics.
+    /// Each with its name in metrics.
     pub fn by_kind(&self) -> [(&'static str, u64); 7] {
         let &Self { stored, removed, cleared, unknown, orphaned, refused, ignored } = self;
         [
@@ -75,7 +75,8 @@ impl Events {
 // === impl Seen ===
 
 impl Seen {
-    /// Messages by what became of them, with the names those have in metrics. `dropped` is what its queue has dropped.
+    /// Messages by outcome, with the names of the outcomes in metrics. `dropped` is the number that the queue
+    /// dropped.
     pub fn messages(&self, dropped: u64) -> [(&'static str, u64); 6] {
         let Counters { applied, duplicates, late, lost, .. } = self.stream;
         [
@@ -88,7 +89,7 @@ impl Seen {
         ]
     }
 
-    /// What happened to the feed, with the names those things have in metrics.
+    /// Incidents of the feed, with their names in metrics.
     pub fn incidents(&self) -> [(&'static str, u64); 9] {
         let Counters { gaps, restarts, replays, given_up, cleared, overflows, .. } = self.stream;
         [

@@ -1,4 +1,4 @@
-//! Who was let in and who was not.
+//! Metrics of authentication and TLS handshakes.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -10,19 +10,19 @@ use super::table::Registration;
 
 /// Names that have a row of their own; further ones share the row [`OTHER_NAMES`].
 const NAMES_MAX: usize = 1000;
-/// The label of names that have no row of their own. No key has this name.
+/// The label of names without a row of their own. A key cannot have this name.
 pub const OTHER_NAMES: &str = "other";
 
-/// How a request with or without a key fared.
+/// The outcome of an authentication.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct AuthLabels {
     /// `accepted`, `missing`, `invalid` or `forbidden`.
     outcome: &'static str,
-    /// Whose key it was; empty if it was nobody's.
+    /// The name of the key; empty if the key is unknown or absent.
     name: String,
 }
 
-/// How TLS with a client began.
+/// The outcome of a TLS handshake with a client.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct HandshakeLabel {
     /// `done` or `failed`.
@@ -45,13 +45,13 @@ impl AuthMetrics {
         r.register("tls_handshakes", self.handshakes.clone());
     }
 
-    /// Counts a client with whom TLS began or did not.
+    /// Counts a TLS handshake with a client, completed or failed.
     pub fn note_handshake(&self, done: bool) {
         let outcome = if done { "done" } else { "failed" };
         self.handshakes.get_or_create(&HandshakeLabel { outcome }).inc();
     }
 
-    /// Counts a request by the `outcome` of its authentication and the name its key belongs to.
+    /// Counts a request by the `outcome` of its authentication and the name of its key.
     pub fn note(&self, outcome: &'static str, name: &str) {
         let labels = AuthLabels { outcome, name: name.to_owned() };
         if let Some(row) = self.requests.get(&labels) {

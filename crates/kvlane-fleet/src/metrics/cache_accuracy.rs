@@ -1,4 +1,4 @@
-//! How well predictions of what engines reuse have held.
+//! Metrics of predicted and reported prefix reuse.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -12,7 +12,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use super::labels::WorkerLabels;
 use super::table::Registration;
 
-/// One way of knowing a worker's cache.
+/// One source of knowledge about a worker's cache.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct KnowledgeLabels {
     worker: String,
@@ -20,7 +20,7 @@ struct KnowledgeLabels {
     knowledge: &'static str,
 }
 
-/// A change of knowledge.
+/// A change between two sources.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct ChangeLabels {
     model: String,
@@ -63,7 +63,7 @@ impl CacheAccuracyMetrics {
         self.changes.get_or_create(&labels).inc();
     }
 
-    /// Before the endpoints are read: whoever has left is no longer among them.
+    /// Called before the endpoints are read, so that endpoints that have left disappear.
     pub fn clear(&self) {
         self.knowledge.clear();
         for counters in [&self.answers, &self.wrong, &self.predicted, &self.reported, &self.both] {

@@ -1,4 +1,4 @@
-//! What is counted of engines that are busy or fail, and of what is done about it.
+//! Metrics of busy and failing engines: shed requests, hedging, continuation, stalls.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,10 +13,10 @@ use prometheus_client::metrics::gauge::Gauge;
 use super::labels::{ModelLabel, WorkerLabel};
 use super::table::Registration;
 
-/// Requests count for the share that is shed with a weight that falls to 1/e in this time.
+/// Time constant of the share of shed requests: a request's weight falls to 1/e in this time.
 const SHARE_SPAN_S: f64 = 60.0;
 
-/// What is counted of faults.
+/// Counters of faults and of the gateway's reactions.
 #[derive(Default)]
 pub struct FaultMetrics {
     busy: Family<WorkerLabel, Counter>,
@@ -28,15 +28,15 @@ pub struct FaultMetrics {
     stalls: Family<WorkerLabel, Counter>,
 }
 
-/// What came of a second copy of a request.
+/// The outcome of a second copy of a request.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq, EncodeLabelValue)]
 #[allow(non_camel_case_types, reason = "the variants are the label values, word for word")]
 pub enum Hedged {
-    /// It was answered first.
+    /// The second copy was answered first.
     won,
-    /// The first copy was.
+    /// The first copy was answered first.
     lost,
-    /// Nobody was to take it: no holder of its prefix, or no budget.
+    /// No endpoint took it: no holder of its prefix, or no budget.
     refused,
 }
 
@@ -52,14 +52,14 @@ struct ShedLabel {
     reason: &'static str,
 }
 
-/// What one pool sheds.
+/// Counters of requests shed by one pool.
 pub struct Shed {
     by_reason: [Counter; REASONS.len()],
     share: Gauge<f64, AtomicU64>,
     recent: Arc<Mutex<Recent>>,
 }
 
-/// Requests of late, the weight of each falling with its age.
+/// Recent requests, with weights that fall with their age.
 #[derive(Debug, Default)]
 struct Recent {
     at: Nanos,
@@ -67,7 +67,7 @@ struct Recent {
     shed: f64,
 }
 
-/// Reasons to shed a request; each is the `code` that its client reads.
+/// Reasons to shed a request; each is the `code` of the client's error.
 const REASONS: [(Rejection, &str); 3] = [
     (Rejection::QueueFull, "queue_full"),
     (Rejection::QueueTimeout, "queue_timeout"),
@@ -77,12 +77,12 @@ const REASONS: [(Rejection, &str); 3] = [
 // === impl Shed ===
 
 impl Shed {
-    /// A request has come.
+    /// Counts a request that has arrived.
     pub fn arrived(&self, now: Nanos) {
         self.note(now, |recent| recent.arrived += 1.0);
     }
 
-    /// One was refused.
+    /// Counts a request that was rejected.
     pub fn refused(&self, now: Nanos, why: Rejection) {
         if let Some(n) = REASONS.iter().position(|(reason, _)| *reason == why) {
             self.by_reason[n].inc();
@@ -90,12 +90,12 @@ impl Shed {
         }
     }
 
-    /// How many were refused so far, by the code that their clients read.
+    /// The number of rejected requests by error code.
     pub fn by_reason(&self) -> [(&'static str, u64); REASONS.len()] {
         std::array::from_fn(|n| (REASONS[n].1, self.by_reason[n].get()))
     }
 
-    /// The share of the requests of late that were refused.
+    /// The share of recent requests that were rejected.
     pub fn share(&self) -> f64 {
         self.share.get()
     }
@@ -108,24 +108,24 @@ impl Shed {
         recent.arrived *= kept;
         recent.shed *= kept;
         note(&mut recent);
-        // A request may be refused long after it came.
+        // A request may be rejected long after it arrived.
         self.share.set((recent.shed / recent.arrived).min(1.0));
     }
 }
 
-/// What came of a stream that broke.
+/// The outcome of continuing a broken stream.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq, EncodeLabelValue)]
 #[allow(non_camel_case_types, reason = "the variants are the label values, word for word")]
 pub enum Continued {
     /// Another engine has begun to write the rest.
     resumed,
-    /// Nothing but the end was missing.
+    /// Only the end was missing.
     closed,
     /// The answer is of a kind that cannot be continued.
     unfit,
-    /// It had been continued as often as it may.
+    /// The limit of continuations was reached.
     exhausted,
-    /// Nobody took the rest: no endpoint, no budget, or a refusal.
+    /// No endpoint took the rest: no endpoint, no budget, or a rejection.
     refused,
     /// The other engine's stream does not continue the first.
     misfit,
@@ -149,12 +149,12 @@ impl FaultMetrics {
         r.register("worker_stalls", self.stalls.clone());
     }
 
-    /// An engine had too much to do.
+    /// Counts a response of a busy engine.
     pub fn note_busy(&self, worker: &str) {
         self.busy.get_or_create(&WorkerLabel { worker: worker.into() }).inc();
     }
 
-    /// A second copy of a request was sent, or was to be.
+    /// Counts a second copy of a request, or a refusal to send one.
     pub fn note_hedge(&self, outcome: Hedged) {
         self.hedges.get_or_create(&HedgeLabel { outcome }).inc();
     }
@@ -169,12 +169,12 @@ impl FaultMetrics {
         Shed { by_reason: REASONS.map(counter), share, recent: Arc::default() }
     }
 
-    /// A stream broke that might have been continued.
+    /// Counts a broken stream that might have been continued.
     pub fn note_continued(&self, outcome: Continued) {
         self.continuations.get_or_create(&ContinuedLabel { outcome }).inc();
     }
 
-    /// An endpoint has stopped making progress, or makes progress again.
+    /// An endpoint has stalled, or has recovered.
     pub fn note_stalled(&self, worker: &str, stalled: bool) {
         let label = WorkerLabel { worker: worker.into() };
         self.stalled.get_or_create(&label).set(i64::from(stalled));
@@ -196,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_share_that_is_shed_is_that_of_late() {
+    fn the_shed_share_follows_recent_requests() {
         let shed = FaultMetrics::default().shed(&ModelLabel { model: "m".into() });
         let at = |seconds: u64| Nanos(seconds * 1_000_000_000);
         for _ in 0..10 {
@@ -207,7 +207,7 @@ mod tests {
         }
         assert_eq!(shed.share.get(), 0.5);
         shed.refused(at(1), Rejection::NoEndpoint);
-        assert_eq!(shed.share.get(), 0.5, "that is nothing that is shed");
+        assert_eq!(shed.share.get(), 0.5, "a success must not change it");
         for second in 2..600 {
             shed.arrived(at(second));
         }

@@ -1,4 +1,4 @@
-//! What became of the KV events of each endpoint.
+//! Metrics of the KV event feeds of endpoints.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,7 +13,7 @@ use super::labels::{WorkerLabel, WorkerLabels};
 use super::table::Registration;
 use crate::feed::EventFeed;
 
-/// One kind of thing that a feed brought or went through.
+/// A kind of event, message or incident of a feed.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct KindLabels {
     worker: String,
@@ -56,7 +56,7 @@ impl FeedMetrics {
         r.register("kv_blocks", self.blocks.clone());
     }
 
-    /// Before the seats are read: whoever has left is no longer among them.
+    /// Called before the endpoints are read, so that endpoints that have left disappear.
     pub fn clear(&self) {
         [&self.events, &self.messages, &self.incidents].into_iter().for_each(Family::clear);
         self.state.clear();
@@ -65,7 +65,7 @@ impl FeedMetrics {
         self.blocks.clear();
     }
 
-    /// Sets the gauges of the feed of an endpoint of `model`, of which the index holds so many `blocks`.
+    /// Sets the gauges of the feed of an endpoint of `model`; the index holds `blocks` blocks of it.
     pub fn set(&self, now: Nanos, model: &str, feed: &EventFeed, blocks: Option<u64>) {
         let seen = feed.seen();
         let (waiting, dropped) = feed.waiting();

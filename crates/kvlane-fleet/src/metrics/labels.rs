@@ -11,18 +11,18 @@ pub struct ModelLabel {
     pub model: String,
 }
 
-/// How a request ended.
+/// The outcome of a request.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub struct RequestLabels {
     /// A model of the fleet, or empty if it got no pool.
     pub model: String,
     /// The API, or `other`.
     pub api: &'static str,
-    /// HTTP status; 499 when the client left.
+    /// HTTP status; 499 when the client disconnected.
     pub code: u16,
 }
 
-/// Why a worker was picked.
+/// The reason for a placement.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub struct SelectionLabels {
     /// The worker's URL.
@@ -49,23 +49,23 @@ pub struct WorkerLabel {
     pub worker: String,
 }
 
-/// Why a prompt was estimated in a pool that counts.
+/// Why a prompt's tokens were estimated in a pool that counts.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub struct EstimateLabels {
     /// A model of the fleet.
     pub model: String,
-    /// Why its tokens were not counted.
+    /// Why they were not counted.
     pub why: &'static str,
 }
 
-/// Where tokens that a tokenizer counted came from.
+/// The source of counted tokens.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub struct TokensLabel {
     /// `cache`, or `text` that had to be encoded.
     pub from: &'static str,
 }
 
-/// What came of a configuration that was to be taken over.
+/// The result of a configuration reload.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 pub struct ReloadLabel {
     /// `applied`, `unchanged` or `refused`.
@@ -81,7 +81,7 @@ pub struct FailureLabels {
     pub kind: FailureKind,
 }
 
-/// Ways in which an attempt fails.
+/// Kinds of failed attempts.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq, EncodeLabelValue)]
 #[allow(non_camel_case_types, missing_docs, reason = "the variants are the label values, word for word")]
 pub enum FailureKind {
@@ -99,7 +99,7 @@ pub enum FailureKind {
 // === impl FailureKind ===
 
 impl FailureKind {
-    /// Its name, for people.
+    /// Its name in logs and traces.
     pub const fn name(self) -> &'static str {
         match self {
             Self::connect => "connect",

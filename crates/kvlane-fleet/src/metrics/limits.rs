@@ -1,4 +1,4 @@
-//! Bounds in figures: what clients may use, and what nothing else shows.
+//! Metrics of limits: usage of clients, and bounds that no response reports.
 
 use kvlane_core::limit::Kind;
 use prometheus_client::encoding::EncodeLabelSet;
@@ -26,37 +26,37 @@ struct LimitedLabels {
     limit: &'static str,
 }
 
-/// A bound that nothing else shows.
+/// A bound that no other metric shows.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct ReachedLabel {
     limit: &'static str,
 }
 
-/// Bounds that somebody ran into without getting an answer that would be counted.
+/// Bounds whose violation is not visible in any counted response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reached {
     /// A client took too long for a head.
     HeadTime,
     /// A client's head is too large.
     HeadBytes,
-    /// The requests of all clients hold as much as they may.
+    /// The requests of all clients use all the memory they may.
     BodyMemory,
     /// A relay thread did not keep up with its connections.
     Handover,
-    /// A connection could not be accepted: out of descriptors, most likely.
+    /// A connection could not be accepted: most likely no file descriptor was left.
     Accept,
     /// A pool has no room for another endpoint.
     PoolEndpoints,
     /// The gateway has no room for another worker.
     Workers,
-    /// A KV event feed tells of more than one may.
+    /// A KV event feed is over its allowance.
     KvEventWork,
 }
 
 // === impl Reached ===
 
 impl Reached {
-    /// Its name, for people.
+    /// Its label.
     const fn name(self) -> &'static str {
         match self {
             Self::HeadTime => "head_time",
@@ -71,7 +71,7 @@ impl Reached {
     }
 }
 
-/// Requests that were turned away for what their client has used, and what is counted for that.
+/// Metrics of requests rejected because of their client's limits.
 #[derive(Default)]
 pub struct LimitMetrics {
     limited: Family<LimitedLabels, Counter>,
@@ -116,7 +116,7 @@ impl LimitMetrics {
         }
     }
 
-    /// Forgets an entry that is no more.
+    /// Drops the metrics of an entry that no longer exists.
     pub fn forget(&self, key: &str, model: &str) {
         for kind in [Kind::Requests, Kind::Tokens, Kind::Concurrency] {
             let labels = LimitedLabels { key: key.into(), model: model.into(), limit: kind.name() };

@@ -1,4 +1,4 @@
-//! Every metric's name, help and labels, one row each, and the handles that the relay threads touch.
+//! The gateway's counters and histograms, and the handles that relay threads use.
 //!
 //! Labels are bounded: models and workers are those of the fleet, everything else is a closed set.
 
@@ -113,7 +113,7 @@ pub struct PoolMetrics {
     pub output_tokens: Counter,
     pub cached_tokens: Counter,
     pub predicted_tokens: Counter,
-    /// As counted here, of every request that was answered.
+    /// Counted by the gateway, for every answered request.
     pub prompt_tokens: Counter,
     pub engine_reuse: EngineReuse,
     pub tokenize: Histogram,
@@ -135,7 +135,7 @@ impl PoolMetrics {
         }))
     }
 
-    /// Counts a change of how an endpoint's cache is known.
+    /// Counts a change of an endpoint's cache knowledge.
     pub fn note_knowledge(&self, model: &str, change: KnowledgeChange) {
         self.cache_accuracy.note(model, change);
     }
@@ -286,7 +286,7 @@ impl Metrics {
         }
     }
 
-    /// Forgets what was counted of a place that a worker has given up.
+    /// Drops the metrics of an endpoint that has left.
     pub fn forget_endpoint(&self, worker: &str) {
         for policy in PolicyConfig::NAMES {
             for reason in Reason::ALL {
@@ -296,7 +296,7 @@ impl Metrics {
         }
     }
 
-    /// Forgets a worker that has left, so that churn does not grow the exposition.
+    /// Drops the metrics of a worker that has left, so that churn does not grow the exposition.
     pub fn forget_worker(&self, worker: &str) {
         self.health.remove(&WorkerLabel { worker: worker.into() });
         self.faults.forget_worker(worker);

@@ -9,14 +9,14 @@ use prometheus_client::metrics::family::Family;
 use super::table::Registration;
 use crate::panics;
 
-/// Where a panic was.
+/// The place of a panic.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct PanicLabel {
     /// The kind of thread.
     thread: &'static str,
 }
 
-/// What [`crate::panics`] has counted.
+/// Panics counted by [`crate::panics`].
 #[derive(Debug, Default)]
 pub struct PanicMetrics(Family<PanicLabel, Counter>);
 
@@ -27,7 +27,7 @@ impl PanicMetrics {
         r.register("panics", self.0.clone());
     }
 
-    /// Reads them, of every kind of thread.
+    /// Copies the counts of every kind of thread.
     pub fn read(&self) {
         for (thread, count) in panics::counts() {
             self.0.get_or_create(&PanicLabel { thread }).inner().store(count, Ordering::Relaxed);

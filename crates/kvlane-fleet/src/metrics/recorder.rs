@@ -1,4 +1,4 @@
-//! What the recorder has written.
+//! Metrics of the recorder.
 
 use prometheus_client::metrics::counter::Counter;
 

@@ -1,4 +1,4 @@
-//! What engines' own counters say of their prefix caches, added up over restarts.
+//! The engines' own prefix cache counters, added up over restarts.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -9,11 +9,11 @@ use prometheus_client::metrics::counter::Counter;
 
 /// The counters of the engines of one pool.
 pub struct EngineReuse {
-    /// Prompt tokens that the engines have looked for since this gateway first read their counters.
+    /// Prompt tokens that the engines looked up since this gateway first read their counters.
     pub queried_tokens: Counter,
-    /// Those of them that they have found.
+    /// Prompt tokens that they found.
     pub hit_tokens: Counter,
-    /// What each engine's counters stood at when they were last read.
+    /// Each engine's counters at the last read.
     last: Mutex<BTreeMap<EndpointId, PrefixCache>>,
 }
 
@@ -24,7 +24,7 @@ impl EngineReuse {
         Self { queried_tokens, hit_tokens, last: Mutex::default() }
     }
 
-    /// An engine's counters have been read. The first time they are only remembered: what they say was before.
+    /// An engine's counters have been read. The first reading is only the baseline.
     pub fn note(&self, endpoint: EndpointId, now: PrefixCache) {
         let Some(before) = self.last().insert(endpoint, now) else { return };
         let restarted = now.queried_tokens < before.queried_tokens || now.hit_tokens < before.hit_tokens;
@@ -33,12 +33,12 @@ impl EngineReuse {
         self.hit_tokens.inc_by(now.hit_tokens - before.hit_tokens);
     }
 
-    /// What an engine's counters stood at when they were last read, since it started.
+    /// An engine's counters at the last read, since the engine started.
     pub fn of(&self, endpoint: EndpointId) -> Option<PrefixCache> {
         self.last().get(&endpoint).copied()
     }
 
-    /// An endpoint has left.
+    /// Forgets an endpoint that has left.
     pub fn forget(&self, endpoint: EndpointId) {
         self.last().remove(&endpoint);
     }
@@ -53,17 +53,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counters_add_up_over_restarts_and_what_was_before_does_not_count() {
+    fn counters_add_up_over_restarts_from_the_first_reading() {
         let reuse = EngineReuse::new(Counter::default(), Counter::default());
         let (a, b) = (EndpointId::new(0, 0), EndpointId::new(1, 0));
         let read = |endpoint, queried_tokens, hit_tokens| {
             reuse.note(endpoint, PrefixCache { queried_tokens, hit_tokens });
             (reuse.queried_tokens.get(), reuse.hit_tokens.get())
         };
-        assert_eq!(read(a, 1000, 400), (0, 0), "before this gateway looked");
+        assert_eq!(read(a, 1000, 400), (0, 0), "before this gateway's first reading");
         assert_eq!(read(a, 1100, 480), (100, 80));
         assert_eq!(read(b, 5, 5), (100, 80));
-        assert_eq!(read(a, 30, 10), (130, 90), "it has started again");
+        assert_eq!(read(a, 30, 10), (130, 90), "the engine has restarted");
         assert_eq!(reuse.of(a), Some(PrefixCache { queried_tokens: 30, hit_tokens: 10 }));
         reuse.forget(a);
         assert_eq!((reuse.of(a), read(a, 2000, 2000)), (None, (130, 90)));

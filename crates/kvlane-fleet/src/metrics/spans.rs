@@ -1,4 +1,4 @@
-//! What became of spans.
+//! Metrics of exported spans.
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -6,14 +6,14 @@ use prometheus_client::metrics::family::Family;
 
 use super::table::Registration;
 
-/// What became of a span.
+/// The outcome of a span.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct OutcomeLabel {
     /// `sent`, `dropped`, `failed` or `rejected`.
     outcome: &'static str,
 }
 
-/// Counts spans of traces.
+/// Counts spans by outcome.
 #[derive(Debug, Default)]
 pub struct SpanMetrics(Family<OutcomeLabel, Counter>);
 

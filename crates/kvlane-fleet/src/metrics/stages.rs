@@ -1,4 +1,4 @@
-//! Where the time of requests goes until their answers begin.
+//! Metrics of the time that each stage of a request takes before its response begins.
 
 use kvlane_wire::server_timing::{Stage, Stages};
 use prometheus_client::encoding::EncodeLabelSet;
@@ -8,7 +8,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use super::labels::HistogramFamily;
 use super::table::Registration;
 
-/// Upper bounds in seconds: from what parsing takes to what a long prompt takes in a long queue.
+/// Upper bounds in seconds: from the time of parsing to that of a long prompt in a long queue.
 const STAGE_BUCKETS: [f64; 17] = [
     0.000_01, 0.000_025, 0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0,
     10.0, 60.0, 300.0,
@@ -24,7 +24,7 @@ struct StageLabels {
 /// Times of all pools.
 pub(super) struct StageMetrics(HistogramFamily<StageLabels>);
 
-/// Those of one pool, looked up once.
+/// The histograms of one pool, looked up once.
 pub struct PoolStages([Histogram; Stage::ALL.len()]);
 
 // === impl StageMetrics ===
@@ -51,7 +51,7 @@ impl StageMetrics {
 // === impl PoolStages ===
 
 impl PoolStages {
-    /// One request has an answer that begins.
+    /// Records a request whose response has begun.
     pub fn observe(&self, stages: &Stages) {
         for (stage, micros) in stages.iter() {
             self.0[stage as usize].observe(micros as f64 / 1e6);

@@ -1,4 +1,4 @@
-//! Whether what schedulers are told is written down.
+//! The configuration section `recorder`.
 
 use std::path::PathBuf;
 
@@ -6,15 +6,15 @@ use serde::{Deserialize, Serialize};
 
 use kvlane_core::config::{ConfigError, within, wrong};
 
-/// Whether what schedulers are told is written down, for `kvlane explain`.
+/// Recording of the schedulers' inputs, for `kvlane explain`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Recorder {
-    /// Whether it is.
+    /// Whether recording is on.
     pub enabled: bool,
-    /// The directory for its files, this gateway's alone. It is made if it is not there.
+    /// The directory of the files, used by this gateway only. It is created if it does not exist.
     pub dir: PathBuf,
-    /// Bytes after which a file is closed and another one begun.
+    /// Bytes after which a file is closed and the next one begun.
     pub file_bytes: u64,
     /// Bytes of all files in the directory; beyond it the oldest one is deleted.
     pub max_bytes: u64,
@@ -40,7 +40,7 @@ impl Recorder {
             return wrong("recorder.max_bytes", problem);
         }
         if self.dir.as_os_str().is_empty() {
-            return wrong("recorder.dir", "it is empty: name a directory".into());
+            return wrong("recorder.dir", "it is empty: set a directory".into());
         }
         Ok(())
     }

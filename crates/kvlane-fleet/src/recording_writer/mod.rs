@@ -1,9 +1,10 @@
-//! Writes recordings to files: what schedulers are told, as [`kvlane_core::recording`] makes bytes of it.
+//! Writes recordings to files: the schedulers' inputs, as encoded by [`kvlane_core::recording`].
 //!
-//! A tape hands a segment over under the lock of its scheduler, so it goes into a bounded channel at once, or is lost and
-//! counted. One thread takes them out, finds what prompts share, and appends both to the pool's file. Every segment stands
-//! for itself, so a file can end and another begin at any of them. What cannot be written, for a full disk or a directory
-//! that has gone, is lost and counted, and tried again with the next one.
+//! A tape hands over a segment under the lock of its scheduler, so the segment enters a bounded channel at once, or
+//! is dropped and counted. One thread takes the segments, finds the prefixes that prompts share, and appends both to
+//! the pool's file. Every segment can be decoded on its own, so a file can end and another begin between any two. A
+//! segment that cannot be written, because the disk is full or the directory is gone, is dropped and counted, and the
+//! next one is tried.
 
 pub mod config;
 
@@ -27,22 +28,22 @@ use crate::metrics::RecorderMetrics;
 use crate::pool::ModelPool;
 use crate::recording_writer::config::Recorder as Config;
 
-/// Segments that may wait to be written, of half a megabyte each.
+/// Most segments waiting to be written, of half a megabyte each.
 const WAITING_MAX: usize = 32;
-/// Hashes of prompts remembered for each pool, to find out what they share: 24 bytes each, for 128 tokens or so.
+/// Hashes of prompts kept for each pool, to find shared prefixes: 24 bytes each, for about 128 tokens.
 const HASHES_MAX: usize = 1 << 19;
-/// How a recording's file is called at the end.
+/// Suffix of the names of recording files.
 const EXTENSION: &str = "kvrec";
-/// Seconds between two warnings of what cannot be written.
+/// Seconds between two warnings about write errors.
 const WARNED_S: f64 = 60.0;
 
-/// What records, if anything does.
+/// The recorder, if recording is on.
 #[derive(Default)]
 pub struct RecordingWriter {
     running: Mutex<Option<Running>>,
 }
 
-/// The thread that writes.
+/// The writing thread.
 struct Running {
     config: Config,
     metrics: RecorderMetrics,
@@ -50,28 +51,28 @@ struct Running {
     thread: JoinHandle<()>,
 }
 
-/// What the thread is given.
+/// A message to the thread.
 enum Handed {
-    /// By a recorder.
+    /// A segment of a tape.
     Segment { model: Arc<str>, segment: Segment },
-    /// There is no more.
+    /// The end.
     End,
 }
 
-/// What the thread works with.
+/// The thread's state.
 struct Writing {
     config: Config,
     origin_unix_s: f64,
     metrics: RecorderMetrics,
     /// By model.
     pools: HashMap<Arc<str>, Pool>,
-    /// The files of the directory that are closed, the oldest first, with their lengths.
+    /// The closed files of the directory, the oldest first, with their lengths.
     closed: Vec<(PathBuf, u64)>,
     warned_s: f64,
     bytes: Vec<u8>,
 }
 
-/// One pool's file and what is known of its prompts.
+/// One pool's file and the known hashes of its prompts.
 struct Pool {
     open: Option<Open>,
     sharing: Sharing,
@@ -86,10 +87,10 @@ struct Open {
 // === impl RecordingWriter ===
 
 impl RecordingWriter {
-    /// Records as the configuration says from here on, or no more. `pools` are all there are.
+    /// Starts, changes or stops recording, as the configuration says. `pools` are all pools.
     ///
     /// # Errors
-    /// When the directory cannot be made or read, or there can be no thread.
+    /// The directory cannot be created or read, or the thread cannot be started.
     pub fn configure(
         &self,
         config: &Config,
@@ -115,14 +116,14 @@ impl RecordingWriter {
         Ok(())
     }
 
-    /// Records what a new pool's router is told, if anything is recorded.
+    /// Records the inputs of a new pool's router, if recording is on.
     pub fn attach(&self, router: &Router, model: &str) {
         if let Some(running) = &*self.running() {
             router.record(Some(running.recorder(model)));
         }
     }
 
-    /// Ends, with all that was told so far in the files.
+    /// Stops recording, after all inputs so far are written.
     pub fn end(&self, pools: &[Arc<ModelPool>]) {
         let running = self.running().take();
         pools.iter().for_each(|pool| pool.router.record(None));
@@ -136,15 +137,15 @@ impl RecordingWriter {
     }
 }
 
-/// Whether recordings can be written where the configuration says, as far as that is known without writing there.
+/// Whether recordings can be written to the configured directory, as far as can be known without writing.
 ///
 /// # Errors
-/// When a part of the directory's path is something else.
+/// A part of the directory's path is not a directory.
 pub fn check(config: &Config) -> io::Result<()> {
     let there = config.dir.ancestors().find(|part| part.exists());
     match there {
         Some(part) if config.enabled && !part.is_dir() => {
-            let why = format!("recorder.dir {}: {} is no directory", config.dir.display(), part.display());
+            let why = format!("recorder.dir {}: {} is not a directory", config.dir.display(), part.display());
             Err(io::Error::new(io::ErrorKind::NotADirectory, why))
         }
         _ => Ok(()),
@@ -180,7 +181,7 @@ impl Running {
         let (send, lost) = (self.send.clone(), self.metrics.lost.clone());
         let model: Arc<str> = model.into();
         Recorder::new(move |segment| {
-            // What ended while this was written is nobody's loss.
+            // A segment after the end of the recording does not count as lost.
             let handed = Handed::Segment { model: Arc::clone(&model), segment };
             if let Err(TrySendError::Full(_)) = send.try_send(handed) {
                 lost.inc();
@@ -188,9 +189,9 @@ impl Running {
         })
     }
 
-    /// Ends when all that was handed over is written.
+    /// Ends when all segments that were handed over are written.
     fn end(self) {
-        // A thread that is gone has nothing left to write.
+        // A thread that has ended has nothing left to write.
         let _ = self.send.send(Handed::End);
         let _ = self.thread.join();
     }
@@ -213,12 +214,11 @@ impl Writing {
         }
     }
 
-    /// Something broke in the middle of a segment: none of the open files is known to end with a whole one, so none is gone
-    /// on with.
+    /// A panic interrupted a segment: the open files may end with a partial one, so all are closed.
     fn begin_anew(&mut self) -> io::Result<()> {
         self.pools.clear();
         self.closed = files(&self.config.dir)?;
-        Err(io::Error::other("writing a segment broke off"))
+        Err(io::Error::other("writing a segment was interrupted"))
     }
 
     fn write(&mut self, model: &Arc<str>, segment: &Segment) -> io::Result<()> {
@@ -239,7 +239,7 @@ impl Writing {
             None => begin(&self.config.dir, model, self.origin_unix_s)?,
         };
         if let Err(error) = open.file.write_all(&self.bytes) {
-            // What stands there may be half a frame: a reader stops there, so nothing may follow.
+            // The file may end with a partial frame: a reader stops there, so nothing may be appended.
             self.closed.push((open.path, open.len));
             return Err(error);
         }
@@ -250,13 +250,13 @@ impl Writing {
         Ok(())
     }
 
-    /// Deletes the oldest files until the rest is as small as it has to be.
+    /// Deletes the oldest files until the rest is within the limit.
     fn make_room(&mut self) {
         let open: u64 = self.pools.values().flat_map(|pool| &pool.open).map(|open| open.len).sum();
         let mut all = open + self.closed.iter().map(|(_, len)| len).sum::<u64>();
         while all > self.config.max_bytes && !self.closed.is_empty() {
             let (path, len) = self.closed.remove(0);
-            // One that somebody else has deleted is gone, too.
+            // A file that is already deleted is gone, too.
             let _ = fs::remove_file(&path);
             all -= len;
         }
@@ -265,13 +265,13 @@ impl Writing {
                 self.pools.values_mut().max_by_key(|pool| pool.open.as_ref().map(|open| open.len))
             && let Some(Open { path, len, .. }) = pool.open.take()
         {
-            // There are more pools than files fit in: whose file is longest begins another one.
+            // There are more pools than files within the limit: the pool with the longest file begins a new one.
             self.closed.push((path, len));
         }
     }
 }
 
-/// Begins a file, which only the gateway's user may read.
+/// Begins a file that only the gateway's user may read.
 fn begin(dir: &Path, model: &str, origin_unix_s: f64) -> io::Result<Open> {
     let begun_s = unix_time();
     let head = Head {
@@ -320,7 +320,7 @@ mod tests {
 
     use super::*;
 
-    /// What writes to a directory of which not much may be used.
+    /// A writer for a directory with these limits.
     fn writing(dir: &Path, file_bytes: u64, max_bytes: u64) -> Writing {
         let config = Config { enabled: true, dir: dir.into(), file_bytes, max_bytes };
         Writing {
@@ -338,7 +338,7 @@ mod tests {
         Segment { number, bytes: vec![7; 1000], ..Segment::default() }
     }
 
-    /// The numbers of the segments in the files of a directory, file by file.
+    /// The numbers of the segments in each file of a directory.
     fn numbers(dir: &Path) -> Vec<Vec<u64>> {
         let of = |bytes: Vec<u8>| {
             let frames = file::Frames::new(&bytes).expect("a recording");
@@ -355,23 +355,23 @@ mod tests {
 
     /// Invariant: Recordings stay within their disk limit.
     #[test]
-    fn files_follow_each_other_and_the_oldest_goes_when_there_are_too_many_bytes() {
+    fn files_follow_each_other_and_the_oldest_is_deleted_at_the_limit() {
         let dir = tempfile::tempdir().expect("a directory");
         let mut one = writing(dir.path(), 3_500, 11_000);
         let model: Arc<str> = "org/model".into();
         (0..20).for_each(|number| one.write(&model, &segment(number)).expect("written"));
         let kept: Vec<u64> = numbers(dir.path()).concat();
         assert!(kept.len() >= 8 && kept.len() < 12, "{kept:?}");
-        assert_eq!(kept, (20 - kept.len() as u64..20).collect::<Vec<_>>(), "the last ones, none left out");
+        assert_eq!(kept, (20 - kept.len() as u64..20).collect::<Vec<_>>(), "the last segments, without gaps");
         drop(one);
         let mut next = writing(dir.path(), 3_500, 11_000);
-        assert!(next.closed.len() > 2, "what was there before counts");
+        assert!(next.closed.len() > 2, "files of an earlier process count");
         (20..40).for_each(|number| next.write(&model, &segment(number)).expect("written"));
         assert!(numbers(dir.path()).concat().iter().all(|number| *number >= 28));
     }
 
     #[test]
-    fn with_more_pools_than_bytes_the_longest_file_goes_first() {
+    fn with_more_pools_than_bytes_the_longest_file_is_closed_first() {
         let dir = tempfile::tempdir().expect("a directory");
         let mut writing = writing(dir.path(), 50_000, 10_000);
         for number in 0..40 {
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_goes_costs_what_was_in_it() {
+    fn a_directory_that_disappears_costs_only_its_own_recordings() {
         let dir = tempfile::tempdir().expect("a directory");
         let inner = dir.path().join("inner");
         fs::create_dir(&inner).expect("made");
@@ -391,7 +391,7 @@ mod tests {
         writing.write(&model, &segment(0)).expect("written");
         fs::remove_dir_all(&inner).expect("removed");
         fs::write(&inner, "in the way").expect("written");
-        // The open file is still there for whoever has it open.
+        // The open file still exists for the process that has it open.
         let lost = (1..5).filter(|&number| writing.write(&model, &segment(number)).is_err()).count();
         assert!(lost >= 3, "{lost}");
         fs::remove_file(&inner).expect("removed");
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn what_prompts_share_stands_behind_their_segment() {
+    fn shared_prefixes_are_written_after_their_segment() {
         let dir = tempfile::tempdir().expect("a directory");
         let mut writing = writing(dir.path(), 1 << 20, 1 << 30);
         let hash = |n| kvlane_core::block::BlockHash(n);

@@ -1,4 +1,4 @@
-//! What can be said about tokens: where the tokenizers are, and how much work counting may be.
+//! The configuration section `tokens`: tokenizers, and limits of the work of counting.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,21 +14,22 @@ use crate::routing::PoolOverride;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Tokens {
-    /// Who counts where no tokenizer is given by path.
+    /// How tokens are counted where no tokenizer path is given.
     pub source: TokenSource,
-    /// The tokenizer of every pool that `routing.pools` gives no other: a model's directory, or a tokenizer file in it.
+    /// The tokenizer of every pool without its own in `routing.pools`: a model's directory, or a tokenizer file in
+    /// it.
     pub path: Option<PathBuf>,
-    /// A file with the chat template to use instead of the model's own.
+    /// A chat template file to use instead of the model's own.
     pub chat_template: Option<PathBuf>,
-    /// How message contents are handed to the template, vLLM's `--chat-template-content-format`.
+    /// The format of message contents for the template, like vLLM's `--chat-template-content-format`.
     pub content_format: Content,
-    /// Threads that count; 0 is one per core.
+    /// Tokenizer threads; 0 is one per core.
     pub threads: usize,
-    /// Prompts that may wait for such a thread; beyond it they are estimated.
+    /// Prompts that may wait for a thread; beyond it they are estimated.
     pub queue_size: usize,
-    /// Bytes that cached encodings of one tokenizer may use.
+    /// Most memory of cached encodings of one tokenizer, in bytes.
     pub cache_memory: usize,
-    /// Time that an engine has to count the tokens of a prompt; after it they are estimated.
+    /// Timeout of an engine's `/tokenize`; after it the prompt is estimated.
     #[serde(with = "humantime_serde")]
     pub engine_timeout: Duration,
 }
@@ -48,16 +49,17 @@ impl Default for Tokens {
     }
 }
 
-/// Who counts the tokens of a pool's prompts.
+/// How the tokens of a pool's prompts are counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TokenSource {
-    /// A tokenizer in the directory that the engine says its model is in, if it can be read here; else estimated.
+    /// With a tokenizer from the model directory that the engine reports, if this process can read it; else
+    /// estimated.
     #[default]
     Auto,
-    /// A worker of the pool, for every prompt.
+    /// By a worker of the pool, for every prompt.
     Engine,
-    /// Nobody: four bytes are taken for a token.
+    /// Estimated: four bytes count as a token.
     Estimate,
 }
 
@@ -65,7 +67,7 @@ pub enum TokenSource {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Content {
-    /// What the template looks as if it wanted.
+    /// Detected from the template.
     #[default]
     Auto,
     /// As text.
@@ -127,7 +129,7 @@ impl Tokens {
     }
 }
 
-/// How the pool of `model` counts.
+/// How the tokens of `model`'s pool are counted.
 pub fn plan(tokens: &Tokens, pools: &BTreeMap<String, PoolOverride>, model: &str) -> Plan {
     let differs = pools.get(model);
     let chat_template =
@@ -157,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pools_own_tokenizer_counts_more_than_the_one_of_all() {
+    fn a_pools_own_tokenizer_precedes_the_common_one() {
         let all = || Tokens { path: Some("/all".into()), ..Tokens::default() };
         assert_eq!(planned(all(), PoolOverride::default()), Plan::Local(kvlane_tokens::Source::at("/all")));
         assert_eq!(planned(all(), with("/own")), Plan::Local(kvlane_tokens::Source::at("/own")));
@@ -167,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_path_the_source_says_who_counts() {
+    fn without_a_path_the_source_decides_how_tokens_are_counted() {
         for (source, expect) in [
             (TokenSource::Auto, Plan::Auto { chat_template: None }),
             (TokenSource::Engine, Plan::Engine),
@@ -181,7 +183,7 @@ mod tests {
     #[test]
     fn a_path_that_would_not_be_used_is_an_error() {
         let tokens = Tokens { source: TokenSource::Engine, path: Some("/all".into()), ..Tokens::default() };
-        let error = tokens.validate().expect_err("two answers to one question").to_string();
+        let error = tokens.validate().expect_err("conflicting settings").to_string();
         assert!(error.contains("tokens.path") && error.contains("/all"), "{error}");
     }
 }

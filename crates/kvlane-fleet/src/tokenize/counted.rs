@@ -1,8 +1,8 @@
-//! A prompt as counted tokens: its length, and the chain of its blocks.
+//! The token count of a prompt, and the chain of its blocks.
 
 use kvlane_core::block::{BYTES_PER_TOKEN, BlockHash, ChainSeed};
 
-/// A prompt that was counted.
+/// A counted prompt.
 pub struct Counted {
     /// The hash of each full block.
     pub chain: Vec<BlockHash>,
@@ -20,7 +20,7 @@ impl Counted {
         Self { chain, tokens: u32::try_from(tokens.len()).unwrap_or(u32::MAX).max(1) }
     }
 
-    /// The count of a rendered prompt, four bytes a token, which is what `kvlane mock-engine` counts.
+    /// The estimate for a rendered prompt, four bytes per token, as `kvlane mock-engine` counts.
     pub fn estimate(seed: ChainSeed, rendered: &[u8], block_tokens: u32) -> Self {
         let mut chain = Vec::new();
         seed.chain(rendered, block_tokens as usize * BYTES_PER_TOKEN, &mut chain);

@@ -1,8 +1,8 @@
-//! Tokens as the engine counts them: by a tokenizer of our own, by asking the engine, or estimated.
+//! Token counts as the engine's: by a local tokenizer, by asking an engine, or estimated.
 //!
-//! A pool counts in one way, settled when it opens ([`Counting`]). Whatever goes wrong with one prompt, a queue that is
-//! full, an image among the words, an engine that does not answer, that prompt is estimated and the request goes on: a
-//! count decides where a prompt is cheapest, never whether it is served.
+//! A pool counts in one way, set when it opens ([`Counting`]). If counting one prompt fails, because a queue is full,
+//! the prompt has an image, or an engine does not answer, that prompt is estimated and the request goes on: a count
+//! decides where a prompt is cheapest, never whether it is served.
 
 mod config;
 pub mod counted;
@@ -28,15 +28,15 @@ use self::threads::TokenThreads;
 /// How a pool counts the tokens of its prompts.
 #[derive(Clone)]
 pub enum Counting {
-    /// By this tokenizer.
+    /// With this tokenizer.
     Local(Arc<Local>),
     /// By asking one of its workers.
     Engine,
-    /// Four bytes of the rendered prompt are a token.
+    /// Four bytes of the rendered prompt count as a token.
     Estimate,
 }
 
-/// A tokenizer and where it came from.
+/// A tokenizer and its files.
 pub struct Local {
     /// The tokenizer.
     pub tokenizer: Arc<Tokenizer>,
@@ -47,7 +47,7 @@ pub struct Local {
 /// A tokenizer's path, and that of its chat template if that is another.
 type Files = (PathBuf, Option<PathBuf>);
 
-/// What `/tokenize` answers, as far as it is read.
+/// The fields of a `/tokenize` response that are used.
 #[derive(Deserialize)]
 pub struct Tokenized {
     /// The token ids.
@@ -56,22 +56,22 @@ pub struct Tokenized {
     pub max_model_len: Option<u64>,
 }
 
-/// What all pools count with.
+/// The tokenizers and tokenizer threads of all pools.
 pub struct Tokenizers {
-    /// Every tokenizer that was loaded, by where it came from: pools with the same one share its cache.
+    /// Every loaded tokenizer, by its files: pools with the same one share its cache.
     loaded: Mutex<BTreeMap<Files, Arc<Local>>>,
-    /// How the pools of models count, once that is settled.
+    /// How each model's pool counts, once set.
     settled: Mutex<BTreeMap<String, Counting>>,
     /// The threads that tokenize.
     pub threads: TokenThreads,
-    /// Whose turn it is to be asked.
+    /// The next worker to ask.
     pub turn: AtomicUsize,
 }
 
 // === impl Counting ===
 
 impl Counting {
-    /// Its name in metrics and in what operators see.
+    /// Its name in metrics and the admin API.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Local(_) => "local",
@@ -85,7 +85,7 @@ impl Counting {
         matches!(self, Self::Estimate)
     }
 
-    /// What operators are told.
+    /// Its description in the admin API.
     pub fn describe(&self) -> Value {
         match self {
             Self::Local(local) => json!({"source": "local", "path": local.path.display().to_string()}),
@@ -97,10 +97,10 @@ impl Counting {
 // === impl Tokenizers ===
 
 impl Tokenizers {
-    /// Loads every tokenizer that the configuration names, and starts the threads.
+    /// Loads every configured tokenizer, and starts the threads.
     ///
     /// # Errors
-    /// The first tokenizer that is not there or not usable, and what to do; or a thread that cannot be started.
+    /// A tokenizer that is missing or unusable, and what to do; or a thread cannot be started.
     pub fn start(tokens: &Tokens, pools: &BTreeMap<String, PoolOverride>) -> io::Result<Self> {
         let Tokens { threads, queue_size, .. } = *tokens;
         let threads = TokenThreads::start(threads, queue_size)?;
@@ -117,20 +117,20 @@ impl Tokenizers {
         Ok(this)
     }
 
-    /// Prompts that wait for a thread.
+    /// Prompts waiting for a thread.
     pub fn waiting(&self) -> usize {
         self.threads.waiting()
     }
 
-    /// Tokenizers that are loaded.
+    /// The loaded tokenizers.
     pub fn loaded(&self) -> Vec<Arc<Local>> {
         self.loaded.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
     }
 
-    /// The tokenizer of a source, from its files if it is not loaded yet. Takes seconds for a large vocabulary.
+    /// The tokenizer of a source, loaded from its files if needed. Takes seconds for a large vocabulary.
     ///
     /// # Errors
-    /// What is wrong there, for people.
+    /// What is wrong with its files.
     pub fn load(&self, source: &Source, limits: &kvlane_tokens::Config) -> Result<Arc<Local>, String> {
         let key = (source.path.clone(), source.chat_template.clone());
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
@@ -155,12 +155,12 @@ impl Tokenizers {
         self.settled().get(model).cloned().unwrap_or(Counting::Estimate)
     }
 
-    /// Whether it is settled how the pool of `model` counts.
+    /// Whether it is set how the pool of `model` counts.
     pub fn is_settled(&self, model: &str) -> bool {
         self.settled().contains_key(model)
     }
 
-    /// Settles how the pool of `model` counts, whose weights the engine says are at `root`. May read files.
+    /// Sets how the pool of `model` counts, whose weights are at `root` according to the engine. May read files.
     pub fn settle(
         &self,
         tokens: &Tokens,
@@ -190,7 +190,7 @@ impl Tokenizers {
         match self.load(&source, &limits) {
             Ok(local) => Counting::Local(local),
             Err(why) => {
-                // Those that were named were loaded at the start, so this one was found by itself.
+                // Configured tokenizers were loaded at start, so this one was found in the engine's directory.
                 debug_assert!(auto, "{why}");
                 tracing::warn!(
                     model,
@@ -203,13 +203,13 @@ impl Tokenizers {
     }
 }
 
-/// Reads an answer of `/tokenize`.
+/// Parses a `/tokenize` response.
 pub fn tokenized(answer: &[u8]) -> Result<Tokenized, serde_json::Error> {
     serde_json::from_slice(answer)
 }
 
-/// Whether an engine's `root` is a directory that can be read here and has a tokenizer. A relative one is the name of a
-/// model in a registry, or means a directory of the engine's.
+/// Whether an engine's `root` is a directory that this process can read and that has a tokenizer. A relative path is
+/// the name of a model in a registry, or a directory of the engine.
 fn holds_tokenizer(root: &Path) -> bool {
     let names = ["tokenizer.json", "tiktoken.model"];
     root.is_absolute() && names.iter().any(|name| root.join(name).is_file())

@@ -1,5 +1,5 @@
-//! Threads that count tokens, beside those that relay: encoding a long prompt takes longer than anything else that
-//! happens to a request, and must not hold up the streams of others.
+//! Tokenizer threads, separate from the relay threads: encoding a long prompt takes longer than any other step of a
+//! request, and must not delay the streams of others.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,15 +15,15 @@ use tokio::sync::oneshot;
 use super::counted::Counted;
 use crate::clock::date;
 
-/// Memory for prompts above which a thread gives it back after use: a million tokens with their text.
+/// Prompt memory beyond which a thread frees it after use: a million tokens with their text.
 const SCRATCH_BYTES_MAX: usize = 8 << 20;
 
-/// The threads. Dropped, they end after what they are at.
+/// The threads. When dropped, they end after their current prompt.
 pub struct TokenThreads {
     queue: Arc<Queue>,
 }
 
-/// A prompt to be counted.
+/// A prompt to count.
 pub struct Job {
     /// The tokenizer.
     pub tokenizer: Arc<Tokenizer>,
@@ -33,7 +33,7 @@ pub struct Job {
     pub body: Bytes,
     /// The seed of the chain of block hashes.
     pub seed: ChainSeed,
-    /// Whose encodings it may find again.
+    /// The tenant whose cached encodings may be used.
     pub apart: u64,
     /// Tokens per block.
     pub block_tokens: u32,
@@ -56,10 +56,10 @@ struct State {
 // === impl TokenThreads ===
 
 impl TokenThreads {
-    /// `threads` of them (0: one per core), with room for `queue_size` prompts that wait.
+    /// Starts `threads` threads (0: one per core), with room for `queue_size` waiting prompts.
     ///
     /// # Errors
-    /// A thread that cannot be started.
+    /// A thread cannot be started.
     pub fn start(threads: usize, queue_size: usize) -> io::Result<Self> {
         let queue = Arc::new(Queue { len_max: queue_size, state: Mutex::default(), more: Condvar::new() });
         let this = Self { queue };
@@ -74,7 +74,7 @@ impl TokenThreads {
         Ok(this)
     }
 
-    /// Hands a prompt over; false when too many wait already.
+    /// Queues a prompt; false if the queue is full.
     pub fn submit(&self, job: Job) -> bool {
         let mut state = self.queue.state();
         let room = state.jobs.len() < self.queue.len_max;
@@ -86,7 +86,7 @@ impl TokenThreads {
         room
     }
 
-    /// Prompts that wait.
+    /// Prompts in the queue.
     pub fn waiting(&self) -> usize {
         self.queue.state().jobs.len()
     }
@@ -122,11 +122,12 @@ impl Queue {
     fn work(&self) {
         let mut prompt = Prompt::default();
         while let Some(job) = self.next() {
-            // Its client may have gone while it waited.
+            // The client may have disconnected while it waited.
             if job.answer.is_closed() {
                 continue;
             }
-            // A tokenizer is other people's code on other people's text: what breaks there costs one prompt's count.
+            // A tokenizer is third-party code that runs on untrusted text: a panic there only costs one prompt's
+            // count.
             let counted = catch_unwind(AssertUnwindSafe(|| job.count(&mut prompt))).unwrap_or_else(|_| {
                 prompt = Prompt::default();
                 Err(Unknown::Tokenizer("it panicked".into()))
@@ -134,7 +135,7 @@ impl Queue {
             if 4 * prompt.tokens.capacity() + prompt.text.capacity() > SCRATCH_BYTES_MAX {
                 prompt = Prompt::default();
             }
-            // Nobody waits for it any more: then it was for nothing.
+            // If the request has ended meanwhile, the count is dropped.
             let _ = job.answer.send(counted);
         }
     }
@@ -169,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn beyond_its_room_the_queue_takes_none_and_who_has_gone_is_not_counted() {
+    fn a_full_queue_rejects_prompts_and_cancelled_prompts_are_not_counted() {
         let queue = Arc::new(Queue { len_max: 2, state: Mutex::default(), more: Condvar::new() });
         let threads = TokenThreads { queue: Arc::clone(&queue) };
         let tokenizer = tokenizer();
@@ -177,7 +178,7 @@ mod tests {
         let (second, waits) = job(&tokenizer);
         let (third, refused) = job(&tokenizer);
         assert!(threads.submit(first) && threads.submit(second));
-        assert!(!threads.submit(third), "two wait already");
+        assert!(!threads.submit(third), "two prompts are queued already");
         assert_eq!(threads.waiting(), 2);
         drop(gone);
         let worker = {
@@ -186,10 +187,10 @@ mod tests {
         };
         let counted = waits.blocking_recv().expect("an answer").expect("text");
         assert_eq!(counted.chain.len(), counted.tokens as usize / 2);
-        assert!(refused.blocking_recv().is_err(), "who is not taken is told at once");
+        assert!(refused.blocking_recv().is_err(), "a rejected prompt is reported at once");
         drop(threads);
-        worker.join().expect("the thread ends when nobody can ask it any more");
+        worker.join().expect("the thread ends when its queue is dropped");
         let counted: u64 = tokenizer.stats().hits + tokenizer.stats().misses;
-        assert!(counted <= 1, "{counted} prompts were counted, one of them for nobody");
+        assert!(counted <= 1, "{counted} prompts were counted, one of them cancelled");
     }
 }

@@ -1,4 +1,4 @@
-//! The engines, and where they publish what their caches hold.
+//! Configuration of workers and their KV event feeds.
 
 use std::fmt;
 
@@ -11,20 +11,20 @@ use kvlane_core::config::{ConfigError, wrong};
 use kvlane_http::address::worker_name;
 use kvlane_http::secret::Secret;
 
-/// One engine.
+/// A worker: one engine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct WorkerSpec {
-    /// `http://host:port`, with a path prefix if need be.
+    /// `http://host:port`, with a path prefix if needed.
     pub url: String,
-    /// The model it serves; asked of its `/v1/models` when absent.
+    /// The model it serves; read from its `/v1/models` when absent.
     #[serde(default, skip_serializing_if = "Option::is_none", alias = "model_id")]
     pub model: Option<String>,
-    /// Where it publishes KV events: one feed, or one for each of its data-parallel ranks from 0 on. Asked of it when
+    /// Its KV event feeds: one, or one for each of its data-parallel ranks from 0 on. The engine is queried when
     /// absent.
     #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "one_or_several")]
     pub kv_events: Vec<FeedSpec>,
-    /// The key it wants to be shown; that of `upstream.api_key` when absent.
+    /// Its API key; that of `upstream.api_key` when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub api_key: Option<Secret>,
 }
@@ -32,19 +32,19 @@ pub struct WorkerSpec {
 // === impl WorkerSpec ===
 
 impl WorkerSpec {
-    /// A worker that is asked for everything else.
+    /// A worker with only a URL.
     pub fn new(url: impl Into<String>) -> Self {
         Self { url: url.into(), model: None, kv_events: Vec::new(), api_key: None }
     }
 
-    /// Whether both say the same of the same worker.
+    /// Whether both are the same worker with the same settings.
     pub fn is(&self, other: &Self) -> bool {
         let named = |spec: &Self| Self { url: worker_name(&spec.url).to_owned(), ..spec.clone() };
         named(self) == named(other)
     }
 }
 
-/// Where one rank of an engine publishes KV events.
+/// The addresses of one rank's KV event feed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FeedSpec {
@@ -53,12 +53,12 @@ pub struct FeedSpec {
     /// `tcp://host:port` of its replay socket, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replay: Option<String>,
-    /// What its messages' topic begins with; empty for all.
+    /// The prefix of its messages' topics; empty for all.
     #[serde(default)]
     pub topic: String,
 }
 
-/// A list, or its only member.
+/// A list, or its only entry.
 fn one_or_several<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<FeedSpec>, D::Error> {
     struct Feeds;
     impl<'de> Visitor<'de> for Feeds {
@@ -86,21 +86,21 @@ fn one_or_several<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Feed
 // === impl FeedSpec ===
 
 impl FeedSpec {
-    /// A feed without a replay socket, of any topic.
+    /// A feed without a replay socket, with any topic.
     pub fn new(endpoint: &str) -> Self {
         Self { endpoint: endpoint.into(), replay: None, topic: String::new() }
     }
 
-    /// Checks that both addresses are some.
+    /// Checks both addresses.
     ///
     /// # Errors
-    /// What is wrong, with `field` as the name of this feed.
+    /// What is wrong; `field` is the name of this feed.
     pub fn validate(&self, field: &str) -> Result<(), ConfigError> {
         let named = [("endpoint", Some(&self.endpoint)), ("replay", self.replay.as_ref())];
         for (key, address) in named.into_iter().filter_map(|(key, address)| Some((key, address?))) {
             let resolved = resolve(address, "host");
             if resolved.is_none_or(|address| address.starts_with(':') || address.ends_with(":0")) {
-                let problem = format!("'{address}' is no address of a ZeroMQ socket, write tcp://host:port");
+                let problem = format!("'{address}' is not a ZeroMQ address, write tcp://host:port");
                 return wrong(&format!("{field}.{key}"), problem);
             }
         }

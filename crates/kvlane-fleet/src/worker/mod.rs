@@ -1,4 +1,4 @@
-//! One engine as the gateway knows it: its address, what it serves, how it fares.
+//! A worker: one engine as the gateway manages it, with its address, models and state.
 
 pub mod config;
 
@@ -17,7 +17,7 @@ use crate::feed::Source;
 use crate::parity::{Compared, Parity};
 use crate::worker::config::{FeedSpec, WorkerSpec};
 
-/// Names a worker for as long as the gateway runs.
+/// Identifies a worker for as long as the gateway runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WorkerId(pub u64);
 
@@ -27,76 +27,76 @@ pub struct Worker {
     pub id: WorkerId,
     /// Its URL as given, without a trailing `/` or `/v1`: its name everywhere.
     pub url: Arc<str>,
-    /// How it is reached.
+    /// Its address and connection settings.
     pub upstream: Arc<Upstream>,
-    /// The model it was said to serve; otherwise it is asked.
+    /// Its configured model; otherwise its model list is read.
     pub model: Option<String>,
-    /// Where it was said to publish KV events, by rank; otherwise it is asked.
+    /// Its configured KV event feeds, by rank; otherwise the engine is queried.
     pub kv_events: Vec<FeedSpec>,
-    /// All that was said of it.
+    /// Its whole configuration.
     pub spec: WorkerSpec,
-    /// Its probes say that it is down.
+    /// Whether its probes find that it is down.
     unfit: AtomicBool,
     found_unfit: Notify,
     state: Mutex<State>,
 }
 
-/// What changes about a worker.
+/// The changing state of a worker.
 #[derive(Clone, Debug, Default)]
 pub struct State {
     /// Whether requests are placed there.
     pub healthy: bool,
     /// It takes no new requests.
     pub draining: bool,
-    /// It leaves when its last request is over.
+    /// It leaves when its last request has ended.
     pub leaving: bool,
-    /// Who is to serve in its place and does not yet: it leaves when they do.
+    /// The workers that will replace it and do not serve yet: it leaves when they do.
     pub successors: Vec<WorkerId>,
-    /// It also leaves when all of them have answered or failed a probe and others serve its pools.
+    /// It also leaves when all of them have answered or failed a probe and other workers serve its pools.
     pub may_be_spared: bool,
     /// Its probes since its health last changed.
     pub probes: Probes,
-    /// Its data-parallel ranks and where each publishes what its cache holds; empty before it was asked.
+    /// Its data-parallel ranks and their KV event feeds; empty before it was queried.
     pub ranks: Vec<Rank>,
-    /// The names under which it serves them.
+    /// The names of its models.
     pub names: Vec<ServedName>,
-    /// What is wrong with it, if anything is.
+    /// Its problem, if any.
     pub problem: Option<String>,
-    /// How its count of tokens compares with ours.
+    /// The comparison of its token ids with the gateway's.
     pub parity: Parity,
-    /// What it said when that was last found out.
+    /// Its answers at the last comparison.
     pub compared: Option<Arc<Compared>>,
 }
 
-/// One data-parallel rank of an engine: a scheduler and a cache of its own, behind an address that it may share with
-/// others.
+/// One data-parallel rank of an engine: a scheduler and a cache of its own, at an address that it may share with
+/// other ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rank {
     /// Its number.
     pub number: u32,
-    /// Where it publishes what its cache holds, if it does.
+    /// The address of its KV event feed, if it has one.
     pub source: Option<Source>,
 }
 
-/// One name that a worker serves a model under.
+/// A name under which a worker serves a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ServedName {
     /// The name.
     pub name: String,
     /// The base model whose pool it belongs to.
     pub base: String,
-    /// What the engine tells of it.
+    /// The engine's model card.
     pub card: serde_json::Value,
 }
 
 // === impl Worker ===
 
 impl Worker {
-    /// A worker that has not been probed yet. With `allowed`, it was added from outside the configuration, and its address
+    /// A worker that has not been probed yet. With `allowed`, it was added through the admin API, and its address
     /// must be in one of those networks.
     ///
     /// # Errors
-    /// What is wrong with an address, for people.
+    /// What is wrong with an address.
     pub fn new(
         id: WorkerId,
         spec: &WorkerSpec,
@@ -119,7 +119,7 @@ impl Worker {
         })
     }
 
-    /// Whether the configuration named it.
+    /// Whether it is from the configuration.
     pub fn is_configured(&self) -> bool {
         self.upstream.allowed().is_none()
     }
@@ -129,17 +129,17 @@ impl Worker {
         rank.map_or_else(|| Arc::clone(&self.url), |rank| format!("{}#{rank}", self.url).into())
     }
 
-    /// What its engine is called when it dies.
+    /// Identifies its engine process for counting deaths.
     pub fn engine_key(&self) -> EngineKey {
         EngineKey(self.id.0)
     }
 
-    /// What changes, under its lock: keep it short.
+    /// The changing state, under its lock: hold it only briefly.
     pub fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What its probes find. Wakes those who wait for its answers, if it is down.
+    /// Sets the result of its probes. Wakes requests that wait for its responses, if it is down.
     pub fn set_unfit(&self, unfit: bool) {
         self.unfit.store(unfit, Ordering::Release);
         if unfit {
@@ -147,7 +147,7 @@ impl Worker {
         }
     }
 
-    /// Whether it is down: its probes say so, or it has refused a connection since it was last up.
+    /// Whether it is down: its probes fail, or it has refused a connection since it was last up.
     pub fn is_down(&self) -> bool {
         self.unfit.load(Ordering::Acquire) || self.upstream.is_gone()
     }
@@ -155,14 +155,14 @@ impl Worker {
     /// Waits until its probes find that it is down.
     pub async fn unfit(&self) {
         let mut told = std::pin::pin!(self.found_unfit.notified());
-        // From here on nothing is missed.
+        // From here on no change is missed.
         told.as_mut().enable();
         if !self.unfit.load(Ordering::Acquire) {
             told.await;
         }
     }
 
-    /// How its count of tokens compares with ours.
+    /// The comparison of its token ids with the gateway's.
     pub fn parity(&self) -> Parity {
         self.state().parity.clone()
     }

@@ -2,23 +2,23 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What is logged, and how it is written. Flags come before.
+/// What is logged, and in which format. Flags take precedence.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Log {
     /// As `--log-level`: a level, or a filter. None: info.
     pub level: Option<String>,
-    /// How a line is written.
+    /// The format of a line.
     pub format: LogFormat,
 }
 
-/// Ways to write a line.
+/// Log formats.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
-    /// For people.
+    /// Text for terminals.
     #[default]
     Text,
-    /// For programs: an object on each line.
+    /// JSON, one object per line.
     Json,
 }

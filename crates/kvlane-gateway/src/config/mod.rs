@@ -34,53 +34,53 @@ use serde::{Deserialize, Serialize};
 
 pub use self::log::{Log, LogFormat};
 
-/// Everything `kvlane serve` can be told.
+/// The configuration of `kvlane serve`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// The address clients talk to.
+    /// The address for clients.
     pub server: Server,
-    /// The address Prometheus and operators talk to.
+    /// The address for Prometheus and operators.
     pub metrics: Metrics,
-    /// The engines known from the start; others can join while running.
+    /// The workers known at start; others can join at run time.
     pub workers: Vec<WorkerSpec>,
     /// How requests are placed.
     pub routing: Routing,
-    /// How failing workers are found.
+    /// How failing workers are detected.
     pub health: Health,
-    /// How long the steps of a request may take, where `server` does not say.
+    /// Timeouts of a request's steps that are not in `server`.
     pub timeouts: Timeouts,
     /// How failed attempts are repeated.
     pub retry: Retry,
-    /// Whether a stream whose engine dies goes on elsewhere.
+    /// Whether a stream whose engine dies continues on another endpoint.
     pub continuation: Continuation,
     /// Whether a request is sent to a second endpoint when the first is late.
     pub hedge: Hedge,
-    /// When an endpoint that fails requests is given no more of them.
+    /// When an endpoint that fails requests gets no more of them.
     pub breaker: Breaker,
     /// Connections to workers.
     pub upstream: ConnectionsConfig,
-    /// What engines tell of their caches.
+    /// KV events of engines.
     pub kv_events: KvEvents,
     /// How the tokens of prompts are counted.
     pub tokens: Tokens,
-    /// What clients may say of their requests.
+    /// Request attributes that clients may set: session, tenant, priority.
     pub hints: Hints,
     /// Who may use the gateway, and who may operate it.
     pub auth: Security,
     /// What each client may use.
     pub limits: Vec<LimitSpec>,
-    /// Under which certificates clients, operators and workers are spoken to.
+    /// TLS for clients, operators and workers.
     pub tls: TlsConfig,
-    /// What a collector of traces is told.
+    /// Export of traces.
     pub tracing: Tracing,
-    /// What is logged, and how.
+    /// What is logged, and in which format.
     pub log: Log,
-    /// Whether what schedulers are told is written down.
+    /// Recording of the schedulers' inputs.
     pub recorder: Recorder,
 }
 
-/// The least that the requests of all clients may hold together.
+/// Smallest value of `server.body_memory`.
 const BODY_MEMORY_MIN: usize = 1 << 20;
 /// Most paths with deadlines of their own.
 const ROUTES_MAX: usize = 1000;
@@ -132,11 +132,11 @@ impl Config {
         Ok(())
     }
 
-    /// Files beside its own that are read when it is taken over.
+    /// Files named by the configuration that are read when it takes effect.
     pub fn files(&self) -> Vec<PathBuf> {
         let routing = &self.routing;
         let timings = routing.pools.values().filter_map(|pool| pool.timing.as_ref()).chain(&routing.timing);
-        // A preset is no file.
+        // The name of a preset is not a file.
         let timings = timings.filter(|said| TimingModel::preset(said).is_err()).map(PathBuf::from);
         timings.chain(self.files_of_security()).chain(self.tracing.files()).collect()
     }
@@ -153,7 +153,7 @@ impl Config {
             let name = kvlane_http::address::worker_name;
             let same = |other: &WorkerSpec| name(&other.url) == name(&worker.url);
             if self.workers[..i].iter().any(same) {
-                return wrong(&field, format!("'{}' is there twice", worker.url));
+                return wrong(&field, format!("'{}' is listed twice", worker.url));
             }
         }
         Ok(())
@@ -165,7 +165,7 @@ impl Config {
             let field =
                 |key: &str| format!("timeouts.routes.{path}{}{key}", if key.is_empty() { "" } else { "." });
             if !path.starts_with('/') {
-                return wrong(&field(""), "a path begins with '/', as in /v1/embeddings".into());
+                return wrong(&field(""), "a path must begin with '/', as in /v1/embeddings".into());
             }
             for (key, value) in [
                 ("body_timeout", route.body_timeout),
@@ -225,7 +225,7 @@ impl Config {
         Ok(())
     }
 
-    /// The keys that workers are shown, with the fields they are in.
+    /// The workers' API keys, with the fields they are in.
     fn worker_keys(&self) -> impl Iterator<Item = (String, &Secret)> {
         let own = self.workers.iter().enumerate();
         let own =
@@ -242,7 +242,7 @@ impl Config {
         kvlane_proxy::auth::Auth::check(&self.auth, self.metrics.host)
     }
 
-    /// The files that keys and certificates are in.
+    /// The files of keys and certificates.
     fn files_of_security(&self) -> impl Iterator<Item = PathBuf> {
         let keys = self.worker_keys().filter_map(|(_, key)| key.file().map(PathBuf::from));
         let salts = self.auth.tenant_salt_key.as_ref().and_then(Secret::file).map(PathBuf::from);

@@ -1,4 +1,4 @@
-//! Engines whose caches a test fills and empties, and what the gateway knows of them.
+//! Engines whose caches a test fills and empties, and the gateway's knowledge of them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -28,13 +28,13 @@ pub fn caching_config() -> Config {
     config
 }
 
-/// An engine of the model `m` with its feed, and what its cache holds.
+/// An engine of the model `m` with its feed and the content of its cache.
 pub struct CachingEngine {
     /// Its API.
     pub http: FakeEngine,
-    /// What it tells.
+    /// Its KV event feed.
     pub feed: FakeFeed,
-    /// Its blocks by name, each with all tokens up to its end.
+    /// Its blocks by hash, each with all tokens up to its end.
     pub held: BTreeMap<u64, Vec<u32>>,
 }
 
@@ -47,12 +47,12 @@ impl CachingEngine {
         Self { http, feed, held: BTreeMap::new() }
     }
 
-    /// It as a worker with these feeds.
+    /// The engine as a worker with these feeds.
     pub fn spec(&self, feeds: Vec<FeedSpec>) -> WorkerSpec {
         WorkerSpec { kv_events: feeds, ..WorkerSpec::new(self.http.url()) }
     }
 
-    /// Stores the first blocks of a prompt and returns the message that says so.
+    /// Stores the first blocks of a prompt and returns the KV event message.
     pub fn store(&mut self, prompt: u64, blocks: u64) -> Vec<u8> {
         let names: Vec<u64> = (0..blocks).map(|block| prompt * 1000 + block).collect();
         let tokens = tokens(prompt, blocks);
@@ -62,29 +62,29 @@ impl CachingEngine {
         batch(None, &[Told::Stored(&names, None, &tokens, BLOCK, None)])
     }
 
-    /// Removes one block of a prompt and returns the message that says so.
+    /// Removes one block of a prompt and returns the KV event message.
     ///
     /// # Panics
-    /// When it is not there.
+    /// The block is not stored.
     pub fn remove(&mut self, prompt: u64, block: u64) -> Vec<u8> {
         let name = prompt * 1000 + block;
         self.held.remove(&name).expect("it was stored");
         batch(None, &[Told::Removed(&[name])])
     }
 
-    /// Removes everything and returns the message that says so.
+    /// Removes all blocks and returns the KV event message.
     pub fn clear(&mut self) -> Vec<u8> {
         self.held.clear();
         batch(None, &[Told::Cleared])
     }
 }
 
-/// The tokens of the first blocks of a prompt. No two prompts begin alike.
+/// The tokens of the first blocks of a prompt. No two prompts share a prefix.
 pub fn tokens(prompt: u64, blocks: u64) -> Vec<u32> {
     (0..blocks as u32 * BLOCK).map(|n| prompt as u32 * 10_000 + n).collect()
 }
 
-/// The chain of tokens of model `m`.
+/// The block hashes of tokens of model `m`.
 pub fn chain(tokens: &[u32], lora: Option<&str>) -> Vec<BlockHash> {
     let mut chain = Vec::new();
     ChainSeed::new("m", lora, None).chain_tokens(tokens, BLOCK as usize, &mut chain);
@@ -107,32 +107,32 @@ impl FeedEndpoint {
     /// The endpoint of a worker's rank.
     ///
     /// # Panics
-    /// When it has none, or no feed.
+    /// The worker has no such rank, or no feed.
     pub fn of(gateway: &TestGateway, url: &str, rank: usize) -> Self {
         let worker = gateway.serving().controller.find(url).expect("the worker is there");
         let (pool, endpoint) = gateway.serving().controller.endpoints_of(worker.id).swap_remove(rank);
         Self { pool, endpoint: endpoint.id, feed: endpoint.feed.clone().expect("it has a feed") }
     }
 
-    /// What was seen of its feed.
+    /// The status of its feed.
     pub fn seen(&self) -> Seen {
         self.feed.seen()
     }
 
-    /// How many leading blocks it is known to hold of a prompt.
+    /// The number of leading blocks of a prompt that it is known to hold.
     ///
     /// # Panics
-    /// When events are not taken.
+    /// KV events are off.
     pub fn overlap(&self, chain: &[BlockHash]) -> u32 {
         let mut overlap = Overlap::default();
         self.pool.router.exact().expect("events are taken").lookup(chain, &mut overlap);
         overlap.iter().find(|(id, _)| *id == self.endpoint).map_or(0, |(_, blocks)| blocks)
     }
 
-    /// How many blocks it is known to hold.
+    /// The number of blocks that it is known to hold.
     ///
     /// # Panics
-    /// When events are not taken.
+    /// KV events are off.
     pub fn blocks(&self) -> u64 {
         self.pool.router.exact().expect("events are taken").blocks_of(self.endpoint)
     }
@@ -148,30 +148,30 @@ impl FeedEndpoint {
             })
     }
 
-    /// Waits until its feed is in `state` and exactly what the engine holds is known.
+    /// Waits until its feed is in `state` and exactly the engine's blocks are known.
     pub async fn becomes(&self, state: Feed, engine: &CachingEngine) {
         let what = format!("{state:?} with what the engine holds");
         eventually(&what, || self.seen().state == state && self.knows(&engine.held)).await;
     }
 
-    /// Waits until its feed is live and exactly what the engine holds is known.
+    /// Waits until its feed is live and exactly the engine's blocks are known.
     pub async fn is_right(&self, engine: &CachingEngine) {
         self.becomes(Feed::Live, engine).await;
     }
 }
 
-/// A gateway in front of these engines that is subscribed to all of them.
+/// A gateway in front of these engines, subscribed to all of them.
 ///
 /// # Panics
-/// When it does not start.
+/// The gateway does not start.
 pub async fn caching_gateway(config: Config, engines: &[&CachingEngine]) -> (TestGateway, Vec<FeedEndpoint>) {
     caching_gateway_at_speed(config, engines, 1.0).await
 }
 
-/// As [`caching_gateway`], with a clock of this speed.
+/// Like [`caching_gateway`], with a clock of this speed.
 ///
 /// # Panics
-/// When it does not start.
+/// The gateway does not start.
 pub async fn caching_gateway_at_speed(
     mut config: Config,
     engines: &[&CachingEngine],

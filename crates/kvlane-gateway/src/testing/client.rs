@@ -1,4 +1,4 @@
-//! A client as raw as a socket: it sends the bytes it is given and reads answers one by one.
+//! A client on a plain socket: it sends the given bytes and reads responses one by one.
 
 use std::net::SocketAddr;
 
@@ -14,18 +14,18 @@ use crate::testing::wait::soon;
 pub struct Client {
     stream: TcpStream,
     buffer: BytesMut,
-    /// How the body of the answer being read is framed.
+    /// The framing of the current response's body.
     framing: Framing,
 }
 
-/// A whole answer.
+/// A complete response.
 #[derive(Clone, Debug)]
 pub struct Reply {
     /// Its status.
     pub status: u16,
     /// Its header fields, names in lower case.
     pub headers: Vec<(String, String)>,
-    /// Its body, framing undone.
+    /// Its body, without framing.
     pub body: Vec<u8>,
 }
 
@@ -42,27 +42,27 @@ impl Client {
     /// Connects.
     ///
     /// # Panics
-    /// When nobody listens.
+    /// The connection is refused.
     pub async fn connect(address: SocketAddr) -> Self {
         let stream = soon("a connection", TcpStream::connect(address)).await.expect("the gateway listens");
         stream.set_nodelay(true).expect("a socket option");
         Self { stream, buffer: BytesMut::new(), framing: Framing::Length(0) }
     }
 
-    /// Sends these bytes as they are.
+    /// Sends these bytes unchanged.
     ///
     /// # Panics
-    /// When the connection is broken.
+    /// The connection is broken.
     pub async fn send(&mut self, bytes: impl AsRef<[u8]>) {
         soon("room to write", self.stream.write_all(bytes.as_ref())).await.expect("the gateway reads");
     }
 
-    /// Sends these bytes; whether the other side still took them.
+    /// Sends these bytes; returns whether the gateway accepted them.
     pub async fn try_send(&mut self, bytes: &[u8]) -> bool {
         soon("room to write", self.stream.write_all(bytes)).await.is_ok()
     }
 
-    /// Sends a request in HTTP/1.1.
+    /// Sends an HTTP/1.1 request.
     pub async fn request(&mut self, method: &str, path: &str, body: &str) {
         self.request_with(method, path, "", body).await;
     }
@@ -80,10 +80,10 @@ impl Client {
         )
     }
 
-    /// Reads one whole answer, framed as to a request that is not HEAD.
+    /// Reads one complete response to a request that is not HEAD.
     ///
     /// # Panics
-    /// When it is not well formed or breaks off.
+    /// The response is malformed or incomplete.
     pub async fn reply(&mut self) -> Reply {
         let (status, headers) = self.head().await;
         let mut body = Vec::new();
@@ -93,10 +93,10 @@ impl Client {
         Reply { status, headers, body }
     }
 
-    /// Reads the head of an answer. Interim ones (1xx) count as heads.
+    /// Reads the head of a response. Interim responses (1xx) count as heads.
     ///
     /// # Panics
-    /// When the connection ends before it, or it is not well formed.
+    /// The connection ends before the head, or the head is malformed.
     pub async fn head(&mut self) -> (u16, Vec<(String, String)>) {
         let end = loop {
             if let Some(at) = memchr::memmem::find(&self.buffer, b"\r\n\r\n") {
@@ -128,7 +128,7 @@ impl Client {
     /// The next bytes of the body, or none at its end.
     ///
     /// # Errors
-    /// When the connection ends before the body does.
+    /// The connection ends before the body does.
     pub async fn piece(&mut self) -> std::io::Result<Option<Vec<u8>>> {
         loop {
             match &mut self.framing {
@@ -165,10 +165,10 @@ impl Client {
         }
     }
 
-    /// Reads the body until it has shown `text`.
+    /// Reads the body until `text` has appeared.
     ///
     /// # Panics
-    /// When it ends before.
+    /// The body ends before.
     pub async fn see(&mut self, text: &str) {
         let mut seen = Vec::new();
         while memchr::memmem::find(&seen, text.as_bytes()).is_none() {
@@ -179,7 +179,7 @@ impl Client {
         }
     }
 
-    /// Reads the body to its end: what came, and whether it ended as it should.
+    /// Reads the body to its end: returns the bytes, and whether it ended properly.
     pub async fn rest(&mut self) -> (Vec<u8>, bool) {
         let mut seen = Vec::new();
         loop {
@@ -191,7 +191,7 @@ impl Client {
         }
     }
 
-    /// Waits until the other side closes, and returns what it sent before.
+    /// Waits until the gateway closes the connection, and returns the bytes it sent before.
     pub async fn closed(&mut self) -> Vec<u8> {
         while self.fill().await.unwrap_or(false) {}
         self.buffer.split().to_vec()
@@ -220,15 +220,15 @@ impl Reply {
     /// The body as JSON.
     ///
     /// # Panics
-    /// When it is none.
+    /// The body is not JSON.
     pub fn json(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {:?}", self.text()))
     }
 
-    /// The `code` of the error envelope, once its other fields have been looked at.
+    /// The `code` of the error envelope, after checking its other fields.
     ///
     /// # Panics
-    /// When the body is no error envelope.
+    /// The body is not an error envelope.
     pub fn error_code(&self) -> String {
         assert_eq!(self.header("content-type"), Some("application/json"), "{self:?}");
         let error = &self.json()["error"];

@@ -1,4 +1,4 @@
-//! An engine whose answers the test writes, byte by byte if need be.
+//! A fake engine: the test writes its responses, byte by byte if needed.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,31 +17,31 @@ pub struct FakeEngine {
     url: String,
     calls: tokio::sync::Mutex<mpsc::UnboundedReceiver<Call>>,
     shared: Arc<Shared>,
-    /// Ends everything.
+    /// Stops everything.
     stop: CancellationToken,
-    /// Ends listening, and closes the connections that wait for their next request.
+    /// Stops listening, and closes idle connections.
     refuse: CancellationToken,
     /// Closes the port.
     shut: CancellationToken,
-    /// Ends accepting, while connections still queue in the kernel.
+    /// Stops accepting, while connections still queue in the kernel.
     deafen: CancellationToken,
 }
 
 type Tokenize = Box<dyn FnMut(&Value) -> Option<Vec<u32>> + Send>;
 
 struct Shared {
-    /// What `/v1/models` lists.
+    /// The body of `/v1/models`.
     models: Mutex<Value>,
-    /// What `/metrics` says.
+    /// The text of `/metrics`.
     metrics: Mutex<String>,
-    /// What `/kv_event_sources` says; 404 while it is empty.
+    /// The body of `/kv_event_sources`; 404 while it is empty.
     kv_event_sources: Mutex<String>,
-    /// What `/tokenize` answers the gateway, by the body.
+    /// Responses of `/tokenize` to the gateway, by body.
     tokenizer: Mutex<Option<Tokenize>>,
     healthy: AtomicBool,
-    /// The key without which the gateway's own questions are answered 401, but for those of its health.
+    /// The key that the gateway's own queries need, except health probes; without it they are answered 401.
     key: Mutex<Option<String>>,
-    /// Hands calls over when their head has come, the body unread.
+    /// Hands calls over after the head, with the body unread.
     heads_only: AtomicBool,
     connections: AtomicUsize,
     probes: AtomicUsize,
@@ -49,13 +49,13 @@ struct Shared {
     calls: mpsc::UnboundedSender<Call>,
 }
 
-/// One request that has reached the engine. The test answers it; dropped, its connection closes.
+/// A request that has reached the engine. The test answers it; dropping it closes its connection.
 pub struct Call {
-    /// Request line and header fields, as they came; what is not UTF-8 replaced.
+    /// Request line and header fields as received; invalid UTF-8 is replaced.
     pub head: String,
-    /// The body, as it came.
+    /// The body as received.
     pub body: Vec<u8>,
-    /// Which connection it came on, counted from 1.
+    /// The number of its connection, counted from 1.
     pub connection: usize,
     stream: TcpStream,
     back: oneshot::Sender<TcpStream>,
@@ -73,7 +73,7 @@ impl FakeEngine {
     /// An engine on this listener with this list of models.
     ///
     /// # Panics
-    /// When the listener has no address.
+    /// The listener has no address.
     pub fn on(listener: TcpListener, models: Value) -> Self {
         let url = format!("http://{}", listener.local_addr().expect("an address"));
         let (sender, calls) = mpsc::unbounded_channel();
@@ -121,7 +121,7 @@ impl FakeEngine {
         engine
     }
 
-    /// Its address, as the gateway is told.
+    /// Its URL.
     pub fn url(&self) -> String {
         self.url.clone()
     }
@@ -131,48 +131,48 @@ impl FakeEngine {
         &self.url["http://".len()..]
     }
 
-    /// Changes what `/v1/models` lists.
+    /// Sets the body of `/v1/models`.
     pub fn set_models(&self, models: Value) {
         *self.shared.models.lock().unwrap_or_else(PoisonError::into_inner) = models;
     }
 
-    /// Changes what `/metrics` says.
+    /// Sets the text of `/metrics`.
     pub fn set_metrics(&self, text: &str) {
         *self.shared.metrics.lock().unwrap_or_else(PoisonError::into_inner) = text.into();
     }
 
-    /// Changes what `/kv_event_sources` says, which is 404 at first.
+    /// Sets the body of `/kv_event_sources`, which is 404 at first.
     pub fn set_kv_event_sources(&self, json: &str) {
         *self.shared.kv_event_sources.lock().unwrap_or_else(PoisonError::into_inner) = json.into();
     }
 
-    /// From now on answers `/tokenize` when the gateway itself asks; otherwise that is a 404. Where `tokenize` gives
-    /// nothing, no answer comes.
+    /// From now on the gateway's own `/tokenize` queries are answered with `tokenize`; otherwise they get a 404.
+    /// Where `tokenize` returns none, no response is sent.
     pub fn set_tokenizer(&self, tokenize: impl FnMut(&Value) -> Option<Vec<u32>> + Send + 'static) {
         *self.shared.tokenizer.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(tokenize));
     }
 
-    /// Whether `/health` answers 200 or 503.
+    /// Sets whether `/health` answers 200 or 503.
     pub fn set_healthy(&self, healthy: bool) {
         self.shared.healthy.store(healthy, Ordering::Relaxed);
     }
 
-    /// From now on answers 401 to the gateway's own questions, but for those of its health, unless they show this key.
+    /// From now on the gateway's own queries, except health probes, need this key; without it they are answered 401.
     pub fn require_key(&self, key: &str) {
         *self.shared.key.lock().unwrap_or_else(PoisonError::into_inner) = Some(key.into());
     }
 
-    /// From now on hands a request over when its head has come, and leaves its body unread.
+    /// From now on hands a request over after its head, and leaves its body unread.
     pub fn read_heads_only(&self) {
         self.shared.heads_only.store(true, Ordering::Relaxed);
     }
 
-    /// From now on refuses connections. Those that are idle close.
+    /// From now on refuses connections. Idle connections close.
     pub fn refuse(&self) {
         self.refuse.cancel();
     }
 
-    /// From now on refuses connections. Those that stand stay, so the gateway has no reason to look.
+    /// From now on refuses connections. Open connections stay, so the gateway has no reason to check.
     pub fn close_port(&self) {
         self.shut.cancel();
     }
@@ -187,12 +187,12 @@ impl FakeEngine {
         self.shared.connections.load(Ordering::Relaxed)
     }
 
-    /// Probes of its health answered so far.
+    /// Health probes answered so far.
     pub fn probes(&self) -> usize {
         self.shared.probes.load(Ordering::Relaxed)
     }
 
-    /// Times that its metrics were read so far.
+    /// Reads of its metrics so far.
     pub fn pages_read(&self) -> usize {
         self.shared.pages.load(Ordering::Relaxed)
     }
@@ -200,14 +200,14 @@ impl FakeEngine {
     /// The next request that is not a probe.
     ///
     /// # Panics
-    /// When none comes.
+    /// No request arrives.
     pub async fn call(&self) -> Call {
         soon("a request at the engine", async { self.calls.lock().await.recv().await })
             .await
             .expect("an engine")
     }
 
-    /// Whether no request that is not a probe has come beside those taken.
+    /// Whether no further request has arrived, probes aside.
     pub async fn is_quiet(&self) -> bool {
         self.calls.lock().await.is_empty()
     }
@@ -322,7 +322,7 @@ impl Shared {
                 let Some(tokens) = tokenize(&question) else { return Some((0, "", String::new())) };
                 Some((200, "application/json", json!({"count": tokens.len(), "tokens": tokens}).to_string()))
             }
-            // One token, to see whether its engine works: the test gives it.
+            // A request for one token, to test whether the engine works: the test answers it.
             "POST /v1/completions HTTP/1.1" => None,
             line if line.starts_with("POST ") && field(head, "user-agent") == Some("kvlane") => {
                 Some((404, "text/plain", String::new()))
@@ -332,7 +332,7 @@ impl Shared {
     }
 }
 
-/// The next request at any of them, and who got it.
+/// The next request at any of the engines, with the engine's index.
 pub async fn next_call(engines: &[&FakeEngine]) -> (usize, Call) {
     let mut waiting: Vec<_> = engines.iter().map(|engine| Box::pin(engine.call())).collect();
     std::future::poll_fn(|cx| {
@@ -359,20 +359,20 @@ impl Call {
         field(&self.head, name)
     }
 
-    /// Sends these bytes as they are.
+    /// Sends these bytes unchanged.
     ///
     /// # Panics
-    /// When the connection is broken.
+    /// The connection is broken.
     pub async fn send(&mut self, bytes: impl AsRef<[u8]>) {
         soon("room to write", self.stream.write_all(bytes.as_ref())).await.expect("the gateway reads");
     }
 
-    /// Sends these bytes for as long as the other side takes them; whether it took them all.
+    /// Sends these bytes for as long as the gateway accepts them; returns whether it accepted all.
     pub async fn try_send(&mut self, bytes: &[u8]) -> bool {
         soon("room to write", self.stream.write_all(bytes)).await.is_ok()
     }
 
-    /// Answers in JSON; the connection stays open for more.
+    /// Sends a JSON response; the connection stays open.
     pub async fn answer(mut self, status: u16, body: &str) {
         self.send(answer_bytes(status, "application/json", body)).await;
         self.keep();
@@ -389,22 +389,22 @@ impl Call {
         self.send(format!("{:x}\r\n{text}\r\n", text.len())).await;
     }
 
-    /// Ends a chunked body; the connection stays open for more.
+    /// Ends a chunked body; the connection stays open.
     pub async fn end_stream(mut self) {
         self.send("0\r\n\r\n").await;
         self.keep();
     }
 
-    /// The answer is whole: waits for the next request on this connection.
+    /// The response is complete: waits for the next request on this connection.
     pub fn keep(self) {
         // The engine may have been dropped, and its connections with it.
         let _ = self.back.send(self.stream);
     }
 
-    /// Closes the connection with a reset instead of an end.
+    /// Closes the connection with a reset.
     ///
     /// # Panics
-    /// When the socket cannot be told so.
+    /// The socket option cannot be set.
     pub fn reset(self) {
         self.stream.set_zero_linger().expect("a socket option");
     }
@@ -412,14 +412,14 @@ impl Call {
     /// Waits until the gateway has closed the connection.
     ///
     /// # Panics
-    /// When it does not, or sends more.
+    /// The gateway does not close it, or sends more.
     pub async fn gateway_gone(&mut self) {
         let mut byte = [0];
         let read = tokio::time::timeout(PATIENCE, self.stream.read(&mut byte)).await;
         assert!(matches!(read.expect("the gateway closes"), Ok(0) | Err(_)), "the gateway sent more");
     }
 
-    /// Waits until the gateway has closed the connection, whatever it sends before.
+    /// Reads until the gateway has closed the connection.
     pub async fn drained(&mut self) {
         let mut bytes = vec![0; 64 << 10];
         while soon("the gateway closes", self.stream.read(&mut bytes)).await.is_ok_and(|read| read > 0) {}

@@ -1,4 +1,4 @@
-//! A publisher of KV events whose every message the test decides: numbers, losses, lies.
+//! A fake publisher of KV events: the test decides every message, sequence numbers and losses.
 
 use std::io;
 use std::net::SocketAddr;
@@ -25,7 +25,7 @@ type Message = Vec<Vec<u8>>;
 
 #[derive(Default)]
 struct Shared {
-    /// What a replay brings: numbers and payloads.
+    /// The messages of a replay: numbers and payloads.
     history: Mutex<Vec<(u64, Vec<u8>)>>,
     next: Mutex<u64>,
     subscribers: Mutex<Vec<mpsc::UnboundedSender<Message>>>,
@@ -40,7 +40,7 @@ struct Shared {
 /// One event of a batch.
 #[derive(Clone, Debug)]
 pub enum Told<'a> {
-    /// `BlockStored`: names, parent, tokens, block size, adapter.
+    /// `BlockStored`: hashes, parent, tokens, block size, adapter.
     Stored(&'a [u64], Option<u64>, &'a [u32], u32, Option<&'a str>),
     /// `BlockRemoved`.
     Removed(&'a [u64]),
@@ -51,20 +51,20 @@ pub enum Told<'a> {
 // === impl FakeFeed ===
 
 impl FakeFeed {
-    /// A publisher that has not said anything.
+    /// A publisher without messages.
     ///
     /// # Panics
-    /// When no port is free.
+    /// No port is free.
     pub async fn start() -> Self {
         let any = || TcpListener::bind("127.0.0.1:0");
         let (publisher, replays) = (any().await.expect("a free port"), any().await.expect("a free port"));
         Self::on(publisher, replays)
     }
 
-    /// The publisher of an engine that has started anew on the same ports.
+    /// The publisher of a restarted engine on the same ports.
     ///
     /// # Panics
-    /// When somebody else has taken them.
+    /// Another program has taken the ports.
     pub async fn restart(self) -> Self {
         let (publishes_at, replays_at) = (self.publishes_at, self.replays_at);
         self.stop.cancel();
@@ -93,7 +93,7 @@ impl FakeFeed {
                     let (shared, stop) = (Arc::clone(&shared), stop.clone());
                     tokio::spawn(async move {
                         tokio::select! {
-                            // A peer that is gone is no news.
+                            // A peer that has disconnected is not an error.
                             _ = shared.serve(stream, socket) => {}
                             () = stop.cancelled() => {}
                         }
@@ -104,17 +104,17 @@ impl FakeFeed {
         Self { publishes_at, replays_at, shared, stop }
     }
 
-    /// Where it is, as a worker is configured.
+    /// Its addresses, as in a worker's configuration.
     pub fn spec(&self) -> FeedSpec {
         FeedSpec { replay: Some(format!("tcp://{}", self.replays_at)), ..self.spec_without_replay() }
     }
 
-    /// As [`FakeFeed::spec`], without the replay socket.
+    /// Like [`FakeFeed::spec`], without the replay socket.
     pub fn spec_without_replay(&self) -> FeedSpec {
         FeedSpec::new(&format!("tcp://{}", self.publishes_at))
     }
 
-    /// What vLLM's `GET /kv_event_sources` says of it and of those after it.
+    /// The body of vLLM's `GET /kv_event_sources` for these feeds.
     pub fn sources(feeds: &[&Self]) -> String {
         let source = |(rank, feed): (usize, &&Self)| {
             let source = serde_json::json!({
@@ -126,14 +126,14 @@ impl FakeFeed {
         serde_json::Value::Object(feeds.iter().enumerate().map(source).collect()).to_string()
     }
 
-    /// Publishes a batch under the next number.
+    /// Publishes a batch with the next sequence number.
     pub fn publish(&self, payload: Vec<u8>) -> u64 {
         let seq = self.keep(payload.clone());
         self.send(seq, payload);
         seq
     }
 
-    /// As [`FakeFeed::publish`], for nobody to hear: only a replay brings it.
+    /// Like [`FakeFeed::publish`], but without sending it to subscribers: only a replay contains it.
     pub fn keep(&self, payload: Vec<u8>) -> u64 {
         let mut next = lock(&self.shared.next);
         let seq = *next;
@@ -142,7 +142,7 @@ impl FakeFeed {
         seq
     }
 
-    /// Sends a batch under a number of the test's choice; no replay brings it.
+    /// Sends a batch with a sequence number of the test's choice; no replay contains it.
     pub fn send(&self, seq: u64, payload: Vec<u8>) {
         self.send_frames(vec![b"kv".to_vec(), seq.to_be_bytes().to_vec(), payload]);
     }
@@ -152,29 +152,29 @@ impl FakeFeed {
         lock(&self.shared.subscribers).retain(|subscriber| subscriber.send(frames.clone()).is_ok());
     }
 
-    /// Passes over numbers, as if messages had been lost that no replay brings either.
+    /// Skips sequence numbers, as if messages had been lost that no replay contains either.
     pub fn lose(&self, messages: u64) {
         *lock(&self.shared.next) += messages;
     }
 
-    /// From now on a replay brings nothing from before.
+    /// From now on replays contain no earlier messages.
     pub fn forget_history(&self) {
         lock(&self.shared.history).clear();
     }
 
-    /// As [`FakeFeed::forget_history`], but for the last message.
+    /// Like [`FakeFeed::forget_history`], except for the last message.
     pub fn forget_all_but_the_last(&self) {
         let mut history = lock(&self.shared.history);
         let last = history.len().saturating_sub(1);
         history.drain(..last);
     }
 
-    /// From now on replays do not tell their end.
+    /// From now on replays have no end marker.
     pub fn omit_end_markers(&self) {
         self.shared.markless.store(true, Ordering::Relaxed);
     }
 
-    /// Closes the connections of all subscribers; they may come back.
+    /// Closes the connections of all subscribers; they may reconnect.
     pub fn hang_up(&self) {
         lock(&self.shared.subscribers).clear();
     }
@@ -250,7 +250,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A batch as vLLM 0.14 to 0.23 writes it, of `rank` if one is given.
+/// A batch as vLLM 0.14 to 0.23 encodes it, of `rank` if one is given.
 pub fn batch(rank: Option<u32>, events: &[Told<'_>]) -> Vec<u8> {
     let mut out = Pack(Vec::new());
     out.array(3);
@@ -286,7 +286,7 @@ pub fn batch(rank: Option<u32>, events: &[Told<'_>]) -> Vec<u8> {
     out.0
 }
 
-/// Writes the little msgpack that a batch needs, each value in its longest form.
+/// Writes the msgpack types that a batch needs, each value in its longest form.
 struct Pack(Vec<u8>);
 
 // === impl Pack ===

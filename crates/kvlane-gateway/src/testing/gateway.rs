@@ -16,8 +16,8 @@ use crate::testing::client::{Client, Reply};
 use crate::testing::engine::FakeEngine;
 use crate::testing::wait::{eventually, soon};
 
-/// A configuration for tests: free ports, two relay threads, a policy that says whether it found a prefix, every prompt
-/// byte of four blocks counts, and probes so rare that after the first of each worker none disturbs a test.
+/// A configuration for tests: free ports, two relay threads, a policy that reports whether it found a prefix, blocks
+/// of four prompt bytes, and probes so rare that after each worker's first one none disturbs a test.
 pub fn config() -> Config {
     let mut config = Config::default();
     config.server.host = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -41,16 +41,16 @@ impl TestGateway {
     /// Starts a gateway in front of `engines` and waits until requests are placed on all of them.
     ///
     /// # Panics
-    /// When it does not start.
+    /// The gateway does not start.
     pub async fn start(config: Config, engines: &[&FakeEngine]) -> Self {
         Self::start_at_speed(config, engines, 1.0).await
     }
 
-    /// As [`TestGateway::start`], with a clock that counts `speed` seconds in a second. At 0 it stands still: then nothing
-    /// that is decided depends on when it is.
+    /// Like [`TestGateway::start`], with a clock that counts `speed` seconds per second. At 0 it stands still: then
+    /// no decision depends on time.
     ///
     /// # Panics
-    /// When it does not start.
+    /// The gateway does not start.
     pub async fn start_at_speed(mut config: Config, engines: &[&FakeEngine], speed: f64) -> Self {
         config.workers.extend(engines.iter().map(|engine| WorkerSpec::new(engine.url())));
         let serving = Serving::start_at_speed(config, speed).expect("the gateway starts");
@@ -64,17 +64,17 @@ impl TestGateway {
         Self { serving }
     }
 
-    /// Where clients go.
+    /// The address for clients.
     pub fn address(&self) -> SocketAddr {
         self.serving.address
     }
 
-    /// Where operators go.
+    /// The address for operators.
     pub fn metrics_address(&self) -> SocketAddr {
         self.serving.metrics_address
     }
 
-    /// What runs.
+    /// The running gateway.
     pub fn serving(&self) -> &Serving {
         &self.serving
     }
@@ -87,25 +87,25 @@ impl TestGateway {
     /// The pool of a model.
     ///
     /// # Panics
-    /// When there is none.
+    /// There is no such pool.
     pub fn pool(&self, model: &str) -> Arc<ModelPool> {
         let pools = self.fleet().pools();
         Arc::clone(pools.iter().find(|pool| pool.model == model).expect("a pool of that model"))
     }
 
-    /// A connection as a client.
+    /// A client connection.
     pub async fn client(&self) -> Client {
         Client::connect(self.address()).await
     }
 
-    /// Sends one request on a connection of its own and reads the answer.
+    /// Sends one request on a connection of its own and reads the response.
     pub async fn ask(&self, method: &str, path: &str, body: impl AsRef<str>) -> Reply {
         let mut client = self.client().await;
         client.request(method, path, body.as_ref()).await;
         client.reply().await
     }
 
-    /// Sends one request to the operators' port and reads the answer.
+    /// Sends one request to the operators' port and reads the response.
     pub async fn operate(&self, method: &str, path: &str, body: impl AsRef<str>) -> Reply {
         let mut client = Client::connect(self.metrics_address()).await;
         client.request(method, path, body.as_ref()).await;
@@ -124,27 +124,27 @@ impl TestGateway {
         answer["pools"][0]["decisions"].as_array().cloned().unwrap_or_default()
     }
 
-    /// Waits until nothing is in flight and nobody waits, in any pool.
+    /// Waits until no request is in flight or queued, in any pool.
     pub async fn ledger_is_zero(&self) {
         eventually("the ledger is zero", || self.fleet().pools().iter().all(|pool| is_zero(pool))).await;
     }
 
-    /// Checks that nothing is left in flight, then shuts the gateway down.
+    /// Checks that no request is in flight, then shuts the gateway down.
     ///
     /// # Panics
-    /// When something stays in flight, or a connection does not end.
+    /// A request stays in flight, or a connection does not end.
     pub async fn end(self) {
         self.ledger_is_zero().await;
         let cut = soon("the gateway ends", self.serving.shut_down()).await;
         assert!(cut.is_nothing(), "connections were cut at shutdown: {cut:?}");
     }
 
-    /// Shuts the gateway down: whether all requests ended by themselves.
+    /// Shuts the gateway down; returns whether all requests ended by themselves.
     pub async fn shut_down(self) -> bool {
         soon("the gateway ends", self.serving.shut_down()).await.is_nothing()
     }
 
-    /// Shuts the gateway down within a grace that is over when `hurry` is: what was cut.
+    /// Shuts the gateway down with a grace period that ends when `hurry` does; returns what was cut off.
     pub async fn shut_down_or(self, hurry: impl Future<Output = ()>) -> Cut {
         soon("the gateway ends", self.serving.shut_down_or(hurry)).await
     }
@@ -157,7 +157,7 @@ impl TestGateway {
     }
 }
 
-/// Whether a pool's ledger says that nothing is going on.
+/// Whether a pool's ledger has no load.
 pub fn is_zero(pool: &ModelPool) -> bool {
     pool.router.read(|scheduler| {
         let idle =

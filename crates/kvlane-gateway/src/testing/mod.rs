@@ -1,9 +1,10 @@
 //! A gateway, engines and clients for tests, all on loopback and free ports.
 //!
-//! [`TestGateway`] is the gateway as `kvlane serve` runs it. A [`FakeEngine`] answers probes by itself and hands every
-//! other request to the test as a [`Call`], on which the test writes whatever bytes it wants, when it wants. A [`FakeFeed`]
-//! publishes KV events; with one, and a cache, an engine is a [`CachingEngine`]. A [`Client`] is a socket with just enough HTTP to read answers. Nothing here sleeps: tests wait for bytes, for calls,
-//! or with [`eventually`] for a condition.
+//! [`TestGateway`] is the gateway as `kvlane serve` runs it. A [`FakeEngine`] answers probes by itself and hands
+//! every other request to the test as a [`Call`], to which the test writes any bytes at any time. A [`FakeFeed`]
+//! publishes KV events; an engine with one, and a cache, is a [`CachingEngine`]. A [`Client`] is a socket with just
+//! enough HTTP to read responses. Nothing here sleeps: tests wait for bytes, for calls, or with [`eventually`] for a
+//! condition.
 
 mod caching;
 mod client;
@@ -28,7 +29,7 @@ pub fn chat(model: &str, text: &str) -> String {
     serde_json::json!({"model": model, "messages": [{"role": "user", "content": text}]}).to_string()
 }
 
-/// A chat body that asks for a stream.
+/// A chat body with `stream`.
 pub fn chat_stream(model: &str, text: &str) -> String {
     serde_json::json!({"model": model, "stream": true, "messages": [{"role": "user", "content": text}]})
         .to_string()

@@ -4,19 +4,19 @@ use std::time::Duration;
 
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
-/// How long a test waits for what must come before it counts as failed. Nothing is measured with it.
+/// How long a test waits before it fails. It is not a measurement.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Waits until `condition` holds.
 ///
 /// # Panics
-/// When it has not come to hold within [`PATIENCE`].
+/// The condition does not hold within [`PATIENCE`].
 pub async fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let give_up = Instant::now() + PATIENCE;
     let mut ticks = interval(Duration::from_millis(1));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     while !condition() {
-        assert!(Instant::now() < give_up, "it never came to hold: {what}");
+        assert!(Instant::now() < give_up, "condition not met in time: {what}");
         ticks.tick().await;
     }
 }
@@ -24,7 +24,7 @@ pub async fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
 /// Waits for `future`.
 ///
 /// # Panics
-/// When it has not ended within [`PATIENCE`].
+/// It does not complete within [`PATIENCE`].
 pub async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
-    timeout(PATIENCE, future).await.unwrap_or_else(|_| panic!("it never came: {what}"))
+    timeout(PATIENCE, future).await.unwrap_or_else(|_| panic!("not completed in time: {what}"))
 }

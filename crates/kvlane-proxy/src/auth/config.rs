@@ -1,4 +1,4 @@
-//! Who may do what.
+//! The configuration section `auth`.
 
 use std::path::PathBuf;
 
@@ -9,27 +9,28 @@ use serde::{Deserialize, Serialize};
 use crate::auth::identity::Role;
 use crate::auth::jwt::JwtSpec;
 
-/// Who may use the gateway, and who may operate it.
+/// Who may use the gateway and who may operate it: keys, roles, tokens and tenants.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Security {
-    /// The keys that open it, by their hashes.
+    /// The API keys, by their hashes.
     pub keys: Vec<KeySpec>,
-    /// A file with more of them, one on a line: `name role sha256 [trusted]`.
+    /// A file with further keys, one per line: `name role sha256 [trusted]`.
     pub keys_file: Option<PathBuf>,
-    /// Whose signed tokens are keys, too.
+    /// The issuer of signed tokens that are accepted as keys.
     pub jwt: Option<JwtSpec>,
-    /// Whether clients need no key even though there are keys.
+    /// Whether clients need no key although keys are configured.
     pub open_clients: bool,
-    /// Whether the operators' port may listen to the world without a key.
+    /// Whether the admin port may listen on other addresses than loopback without a key.
     pub open_admin: bool,
-    /// Whether the key a client shows us also goes to workers that have none of their own.
+    /// Whether a client's key is forwarded to workers that have no key of their own.
     pub forward_credentials: bool,
-    /// Whether what one tenant sent is kept from all others: no prefix of theirs is found, here or in engines.
+    /// Whether tenants are isolated: no prefix of one tenant is found for another, in the gateway or in engines.
     pub isolate_tenants: bool,
-    /// The secret under which tenants' salts are made, the same at all gateways of a fleet; none: one is made at start.
+    /// The secret from which tenants' cache salts are derived, the same at all gateways of a fleet; none: a random
+    /// one is made at start.
     pub tenant_salt_key: Option<Secret>,
-    /// Networks in which workers that are added while running must be; empty: all but those that no worker is in.
+    /// Networks allowed for workers that are added at run time; empty: all addresses that a worker can have.
     pub allowed_networks: Vec<Network>,
 }
 

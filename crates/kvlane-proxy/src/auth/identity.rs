@@ -14,20 +14,20 @@ pub enum Role {
     /// Send requests to models.
     #[default]
     User,
-    /// Look at the admin API and the metrics.
+    /// Read the admin API and the metrics.
     Viewer,
     /// Everything.
     Admin,
 }
 
-/// What a request does, as far as it must be allowed.
+/// The access that a request needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// It asks a model.
+    /// Requests to models.
     Use,
-    /// It looks at how the gateway fares.
+    /// Reads of the admin API and the metrics.
     Look,
-    /// It changes the gateway.
+    /// Changes of the gateway.
     Change,
 }
 
@@ -59,12 +59,12 @@ impl Role {
         [Self::User, Self::Viewer, Self::Admin].into_iter().find(|role| role.name() == name)
     }
 
-    /// Which of several counts: the highest.
+    /// The rank of a role; the highest of several counts.
     pub(super) fn rank(self) -> u8 {
         self as u8
     }
 
-    /// Whether it allows this.
+    /// Whether the role allows this access.
     pub fn allows(self, access: Access) -> bool {
         matches!((self, access), (Self::Admin, _) | (Self::User, Access::Use) | (Self::Viewer, Access::Look))
     }

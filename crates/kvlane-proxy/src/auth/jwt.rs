@@ -3,13 +3,13 @@
 //! The `jsonwebtoken` crate reads tokens and keys, and verifies signature, issuer and audience; the cryptography is that of
 //! TLS (`ring_provider`). Checked here is what the crate leaves open:
 //!
-//! - The key decides by which algorithms it verifies, and shared secrets are not read as keys. So neither `alg: none` nor a
-//!   public key that is used as a secret verifies.
-//! - A token with `crit` is refused: no extension is understood.
+//! - The key determines the allowed algorithms, and shared secrets are not read as keys. So neither `alg: none` nor a
+//!   public key used as a secret verifies.
+//! - A token with `crit` is rejected: no extension is supported.
 //! - `exp` and `nbf` are compared with a time that is an argument. The crate reads the system's clock.
 //! - `iss` is a string. The crate accepts a list, too.
 //!
-//! A token that was verified is remembered until it expires or the keys are fetched again.
+//! A verified token is cached until it expires or the keys are fetched again.
 
 mod keys;
 mod ring_provider;
@@ -31,17 +31,17 @@ use serde_json::Value;
 use self::keys::{Key, key_set};
 use crate::auth::identity::{Identity, NAME_BYTES_MAX, Role};
 
-/// The first characters of the names of identities that come from tokens. An API key cannot have such a name.
+/// Prefix of the names of identities that come from tokens. An API key cannot have such a name.
 pub(super) const PREFIX: &str = "jwt:";
 /// Follows the prefix in a name that is a hash of the claim.
 const HASHED: char = '#';
-/// The difference that is allowed between the issuer's clock and ours.
+/// Allowed difference between the issuer's clock and the gateway's.
 const LEEWAY_S: f64 = 60.0;
-/// The most keys that one token is tried with: those that have its `kid`, or any if it has none.
+/// Most keys tried for one token: those with its `kid`, or any if it has none.
 const TRIES_MAX: usize = 8;
-/// The most verified tokens that are remembered; when there are more, all are forgotten and verified again.
+/// Most verified tokens in the cache; beyond it the cache is cleared.
 const KNOWN_MAX: usize = 10_000;
-/// The time for one answer with the keys.
+/// Timeout of one fetch of the keys.
 const FETCH_MAX: Duration = Duration::from_secs(10);
 /// The largest file of keys.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -52,7 +52,7 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 pub struct JwtSpec {
     /// Their `iss`.
     pub issuer: String,
-    /// Their `aud`, or one of the list there.
+    /// Their `aud`, or one entry of the list there.
     pub audience: String,
     /// A file with the issuer's public keys, as a JWK set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -88,26 +88,26 @@ fn usual_claim() -> String {
 /// Verifies tokens.
 pub struct Jwt {
     pub(crate) spec: JwtSpec,
-    /// What a token must say; each key adds its algorithms.
+    /// The required claims; each key adds its algorithms.
     expected: Validation,
     trusted: ArcSwap<Trusted>,
 }
 
-/// The keys of one fetch, and the tokens that they have verified. New keys begin without any, so that no token of a withdrawn
-/// key is remembered, also if it is being verified while the keys change.
+/// The keys of one fetch, and the tokens verified with them. New keys start with an empty cache, so no token of a
+/// withdrawn key stays in it, even if it is being verified while the keys change.
 #[derive(Default)]
 struct Trusted {
     keys: Arc<Vec<Key>>,
     known: Mutex<HashMap<[u8; 32], Known>>,
 }
 
-/// A token that was verified.
+/// A verified token.
 struct Known {
     identity: Arc<Identity>,
     ends_s: f64,
 }
 
-/// Why a token is refused.
+/// Why a token is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TokenError {
     /// It is malformed, has a wrong signature or a wrong claim, or has expired.
@@ -140,7 +140,7 @@ impl JwtSpec {
 // === impl Jwt ===
 
 impl Jwt {
-    /// Reads the keys, if they are in a file; else there are none until [`Jwt::fetch`].
+    /// Reads the keys if they are in a file; otherwise there are none until [`Jwt::fetch`].
     pub(super) fn read(spec: &JwtSpec) -> Result<Self, ConfigError> {
         spec.validate()?;
         let mut keys = Vec::new();
@@ -166,7 +166,7 @@ impl Jwt {
         expected.set_issuer(&[&spec.issuer]);
         expected.set_audience(&[&spec.audience]);
         expected.set_required_spec_claims(&["exp", "iss", "aud"]);
-        // It would be compared with the system's clock: see `identity`.
+        // The crate would compare it with the system's clock: see `identity`.
         expected.validate_exp = false;
         let trusted = Trusted { keys: keys.into(), ..Trusted::default() };
         Self { spec, expected, trusted: ArcSwap::from_pointee(trusted) }
@@ -179,10 +179,10 @@ impl Jwt {
         }
     }
 
-    /// Fetches the keys. If that fails, those of the last successful fetch stay.
+    /// Fetches the keys. On failure the keys of the last successful fetch stay.
     ///
     /// # Errors
-    /// What failed, for people.
+    /// What failed, for the log.
     pub async fn fetch(&self) -> Result<(), String> {
         let Some(url) = &self.spec.jwks_url else { return Ok(()) };
         let (base, path) = page(url)?;
@@ -194,7 +194,7 @@ impl Jwt {
         Ok(())
     }
 
-    /// Verifies by these keys from here on.
+    /// Verifies with these keys from now on.
     fn trust(&self, keys: Arc<Vec<Key>>) {
         self.trusted.store(Arc::new(Trusted { keys, ..Trusted::default() }));
     }
@@ -231,7 +231,8 @@ impl Jwt {
         self.identity(&claims, now_s)
     }
 
-    /// The identity of a token with these claims, whose signature, issuer and audience are right, and until when it is valid.
+    /// The identity of a token with these claims, whose signature, issuer and audience have been verified, and when
+    /// it expires.
     fn identity(&self, claims: &Value, now_s: f64) -> Result<(Identity, f64), TokenError> {
         let spec = &self.spec;
         let time =
@@ -259,8 +260,8 @@ impl Trusted {
     }
 }
 
-/// The name of a client: the claim, or its hash where the claim is too long for a name or has other characters. A claim that
-/// begins as hashed names do is hashed, too, so that no claim equals the hash of another one.
+/// The name of a client: the claim, or its hash where the claim is too long for a name or has other characters. A
+/// claim that begins like a hashed name is hashed, too, so that no claim equals the hash of another one.
 fn name_of(claim: &str) -> String {
     let short = claim.len() <= NAME_BYTES_MAX - PREFIX.len();
     if short && !claim.starts_with(HASHED) && claim.bytes().all(|byte| byte.is_ascii_graphic()) {
@@ -336,7 +337,7 @@ mod tests {
         BASE64_URL_SAFE_NO_PAD.encode(bytes)
     }
 
-    /// A token with this header and these claims, and what `sign` makes of both.
+    /// A token with this header and these claims, signed by `sign`.
     fn token(header: &Value, claims: &Value, sign: impl FnOnce(&[u8]) -> Vec<u8>) -> String {
         let signed =
             format!("{}.{}", encode(header.to_string().as_bytes()), encode(claims.to_string().as_bytes()));
@@ -374,7 +375,7 @@ mod tests {
     }
 
     impl Jwt {
-        /// Verifies a token that is not remembered.
+        /// Verifies a token without the cache.
         fn verify_now(&self, token: &str, now_s: f64) -> Result<(Identity, f64), TokenError> {
             self.verify_anew(&self.trusted.load().keys, token, now_s)
         }
@@ -391,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_believed_if_all_of_it_is_right_and_by_nothing_less() {
+    fn a_token_is_accepted_only_if_every_part_is_valid() {
         let signer = Signer::new();
         let (header, jwt) = (json!({"alg": "EdDSA", "kid": "k"}), verifier(&[signer.jwk("k")]));
         let verify = |claims: &Value| {
@@ -409,21 +410,21 @@ mod tests {
         for (what, claims) in [
             ("over", with(|claims| claims["exp"] = json!(NOW - 61.0))),
             ("endless", with(|claims| _ = claims.as_object_mut().expect("claims").remove("exp"))),
-            ("an end that is no number", with(|claims| claims["exp"] = json!("9999999999"))),
-            ("an end before 1970", with(|claims| claims["exp"] = json!(-1))),
+            ("an expiry that is not a number", with(|claims| claims["exp"] = json!("9999999999"))),
+            ("an expiry before 1970", with(|claims| claims["exp"] = json!(-1))),
             ("not yet", with(|claims| claims["nbf"] = json!(NOW + 61.0))),
-            ("a beginning that is no number", with(|claims| claims["nbf"] = json!("1"))),
-            ("a beginning that is null", with(|claims| claims["nbf"] = json!(null))),
+            ("a not-before that is not a number", with(|claims| claims["nbf"] = json!("1"))),
+            ("a not-before that is null", with(|claims| claims["nbf"] = json!(null))),
             ("another issuer", with(|claims| claims["iss"] = json!("https://evil"))),
             ("no issuer", with(|claims| claims["iss"] = json!(null))),
             ("a list of issuers", with(|claims| claims["iss"] = json!(["https://idp"]))),
             ("for others", with(|claims| claims["aud"] = json!(["other"]))),
-            ("for nobody", with(|claims| claims["aud"] = json!(null))),
-            ("for none of a list", with(|claims| claims["aud"] = json!([]))),
-            ("for part of a name", with(|claims| claims["aud"] = json!("kvlane2"))),
-            ("for an object", with(|claims| claims["aud"] = json!({"kvlane": true}))),
-            ("for a number, too", with(|claims| claims["aud"] = json!(["kvlane", 7]))),
-            ("of nobody", with(|claims| claims["sub"] = json!(""))),
+            ("a null audience", with(|claims| claims["aud"] = json!(null))),
+            ("an empty list of audiences", with(|claims| claims["aud"] = json!([]))),
+            ("an audience that only begins with ours", with(|claims| claims["aud"] = json!("kvlane2"))),
+            ("an audience that is an object", with(|claims| claims["aud"] = json!({"kvlane": true}))),
+            ("a list of audiences with a number", with(|claims| claims["aud"] = json!(["kvlane", 7]))),
+            ("an empty subject", with(|claims| claims["sub"] = json!(""))),
             ("of a number", with(|claims| claims["sub"] = json!(7))),
         ] {
             assert_eq!(verify(&claims), Err(TokenError::Bad), "{what}");
@@ -431,22 +432,22 @@ mod tests {
     }
 
     proptest! {
-        /// No two subjects have one name, whatever they are and however they imitate each other.
+        /// No two subjects get the same name, even if one subject imitates the other's name.
         #[test]
         fn no_two_subjects_have_one_name(one in "(?s).{0,80}", other in "[#a-z ]{0,70}", same in any::<bool>()) {
             let other = if same { one.clone() } else { other };
             let named = name_of(&one);
             prop_assert_eq!(named == name_of(&other), one == other, "{:?} {:?}", one, other);
-            // One that calls itself by the name of another.
+            // A subject equal to the name of another one.
             let imitation = named.trim_start_matches(PREFIX);
             prop_assert_eq!(named == name_of(imitation), one == imitation, "{:?}", one);
             prop_assert!(named.len() <= NAME_BYTES_MAX && named.bytes().all(|byte| byte.is_ascii_graphic()));
-            prop_assert!(super::super::check_name(&named).is_err(), "no key has such a name");
+            prop_assert!(super::super::check_name(&named).is_err(), "an API key cannot have such a name");
         }
     }
 
     #[test]
-    fn the_key_decides_how_it_is_signed() {
+    fn the_key_determines_the_signature_algorithm() {
         let (signer, other) = (Signer::new(), Signer::new());
         let jwt = verifier(&[signer.jwk("k"), other.jwk("o")]);
         let verify = |token: &str| jwt.verify_now(token, NOW).map(|_| ());
@@ -455,7 +456,7 @@ mod tests {
         assert_eq!(
             verify(&signer.token(&json!({"alg": "EdDSA"}), &claims())),
             Ok(()),
-            "any key, if it names none"
+            "any key, if the token has no kid"
         );
         let (signed, _) = good.rsplit_once('.').expect("a token");
         for header in [
@@ -496,7 +497,7 @@ mod tests {
         assert_eq!(
             verifier(&[bound]).verify_now(&good, NOW).err(),
             Some(TokenError::Bad),
-            "the key says what it is for"
+            "the key's use excludes signatures"
         );
     }
 
@@ -529,14 +530,14 @@ mod tests {
         assert_eq!(
             jwt.verify_now(&token, NOW).err(),
             Some(TokenError::UnknownKey),
-            "secrets are not read as keys"
+            "shared secrets are not read as keys"
         );
     }
 
-    /// The fuzz target asserts that nothing is believed: the door must be one that opens.
+    /// The fuzz target asserts that no token is accepted; this test shows that the function accepts a good one.
     #[cfg(feature = "testing")]
     #[test]
-    fn the_door_for_fuzzing_believes_what_its_keys_have_signed() {
+    fn the_fuzzing_entry_accepts_what_its_keys_have_signed() {
         let (signer, other) = (Signer::new(), Signer::new());
         let claims = json!({"iss": "i", "aud": "a", "sub": "ann", "exp": 1e9});
         let token = signer.token(&json!({"alg": "EdDSA"}), &claims);
@@ -546,7 +547,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_without_a_signature_is_refused_whatever_its_header_says() {
+    fn a_token_without_a_signature_is_rejected_whatever_its_header_says() {
         let jwt = verifier(&[Signer::new().jwk("k")]);
         for alg in ["none", "None", "NONE", "nOnE", "", "EdDSA", "HS256"] {
             let token = token(&json!({"alg": alg, "kid": "k"}), &claims(), |_| Vec::new());
@@ -595,7 +596,11 @@ mod tests {
         }
         let mut off = jwk(&p256, "P-256");
         off["y"] = off["x"].clone();
-        assert_eq!(verify(off, &token(&p256, "ES256")), Some(TokenError::Bad), "a point beside the curve");
+        assert_eq!(
+            verify(off, &token(&p256, "ES256")),
+            Some(TokenError::Bad),
+            "a point that is not on the curve"
+        );
     }
 
     /// Keys and tokens made by OpenSSL with `claims()`: an RSA key of 2048 bits (`jwk`) and one of 1024 (`short_jwk`), whose
@@ -605,7 +610,7 @@ mod tests {
     }
 
     #[test]
-    fn an_rsa_key_verifies_the_algorithms_that_are_documented() {
+    fn an_rsa_key_verifies_the_documented_algorithms() {
         let vectors = vectors();
         let jwt = verifier(&[vectors["jwk"].clone()]);
         let verify = |jwt: &Jwt, algorithm: &str| {
@@ -614,13 +619,13 @@ mod tests {
         for algorithm in ["RS256", "RS384", "RS512", "PS256"] {
             assert_eq!(verify(&jwt, algorithm), None, "{algorithm}");
         }
-        assert_eq!(verify(&jwt, "PS384"), Some(TokenError::Bad), "it is on no list");
+        assert_eq!(verify(&jwt, "PS384"), Some(TokenError::Bad), "not a documented algorithm");
         let mut bound = vectors["jwk"].clone();
         bound["alg"] = json!("RS256");
         let bound = verifier(&[bound]);
         assert_eq!(verify(&bound, "RS256"), None);
         for other in ["RS384", "RS512", "PS256"] {
-            assert_eq!(verify(&bound, other), Some(TokenError::Bad), "the key says what it is for: {other}");
+            assert_eq!(verify(&bound, other), Some(TokenError::Bad), "the key's alg excludes {other}");
         }
     }
 
@@ -642,7 +647,7 @@ mod tests {
     }
 
     #[test]
-    fn claims_that_are_said_twice_or_are_no_object_are_refused() {
+    fn duplicate_claims_and_claims_that_are_not_an_object_are_rejected() {
         let signer = Signer::new();
         let jwt = verifier(&[signer.jwk("k")]);
         let verify = |header: &str, claims: &str| {
@@ -680,7 +685,7 @@ mod tests {
         }
     }
 
-    /// Answers each connection with the next of these bodies, the last one again and again, and counts them.
+    /// Answers each connection with the next of these bodies, repeating the last one, and counts the connections.
     async fn serve(bodies: Vec<String>) -> (SocketAddr, Arc<AtomicUsize>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let at = listener.local_addr().expect("an address");
@@ -705,7 +710,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_token_of_a_withdrawn_key_is_refused_although_it_was_remembered() {
+    async fn a_token_of_a_withdrawn_key_is_rejected_although_it_is_cached() {
         let (old, new) = (Signer::new(), Signer::new());
         let set = |keys: &[Value]| json!({"keys": keys}).to_string();
         let bodies = vec![set(&[old.jwk("old"), new.jwk("new")]), set(&[new.jwk("new")]), "{}".into()];
@@ -722,11 +727,15 @@ mod tests {
         assert_eq!(verify(), [Some(TokenError::UnknownKey), None]);
         let problem = jwt.fetch().await.expect_err("no set");
         assert!(problem.contains("not a JWK set"), "{problem}");
-        assert_eq!(verify(), [Some(TokenError::UnknownKey), None], "the keys of the last good answer stay");
+        assert_eq!(
+            verify(),
+            [Some(TokenError::UnknownKey), None],
+            "the keys of the last successful fetch stay"
+        );
     }
 
     #[tokio::test]
-    async fn tokens_of_an_unknown_key_have_the_keys_fetched_once_after_a_pause() {
+    async fn tokens_of_an_unknown_key_cause_one_fetch_after_a_pause() {
         let signer = Signer::new();
         let (at, served) = serve(vec![json!({"keys": [signer.jwk("k")]}).to_string()]).await;
         let jwt = JwtSpec { jwks_url: Some(format!("http://{at}/keys")), ..spec() };
@@ -752,14 +761,17 @@ mod tests {
             keeping.await.expect("no panic");
             let waited = fetched.elapsed();
             tokio::time::resume();
-            // The clock ran until it was paused, and timers are late by a millisecond.
-            assert!(pause.abs_diff(waited) < Duration::from_secs(2), "{strangers} strangers: {waited:?}");
+            // The clock ran until it was paused, and timers are up to a millisecond late.
+            assert!(
+                pause.abs_diff(waited) < Duration::from_secs(2),
+                "{strangers} tokens of unknown keys: {waited:?}"
+            );
         }
         assert_eq!(served.load(Ordering::Relaxed), 3);
     }
 
     #[test]
-    fn roles_are_what_the_claim_gives_at_most_and_names_are_nobody_elses() {
+    fn roles_come_only_from_the_claim_and_names_are_unique() {
         let jwt = verifier(&[Signer::new().jwk("k")]);
         let identity = |claims: Value| jwt.identity(&claims, NOW).expect("right").0;
         let role = |groups: Value| identity(with(|claims| claims["groups"] = groups)).role;
@@ -773,24 +785,24 @@ mod tests {
             assert!(name(sub).starts_with("jwt:#") && name(sub).len() <= NAME_BYTES_MAX, "{}", name(sub));
         }
         assert_ne!(name("a b"), name("a c"));
-        assert!(super::super::check_name("jwt:ann").is_err(), "no key may be called that");
+        assert!(super::super::check_name("jwt:ann").is_err(), "an API key cannot have such a name");
     }
 
     #[test]
-    fn a_good_token_is_remembered_until_it_ends() {
+    fn a_verified_token_is_cached_until_it_expires() {
         let signer = Signer::new();
         let jwt = verifier(&[signer.jwk("k")]);
         let token = signer.token(&json!({"alg": "EdDSA"}), &claims());
         assert!(jwt.verify(&token, [1; 32], NOW).is_ok());
         let known = std::mem::take(&mut *jwt.trusted.load().known());
         jwt.trusted.store(Arc::new(Trusted { known: Mutex::new(known), ..Trusted::default() }));
-        assert!(jwt.verify(&token, [1; 32], NOW).is_ok(), "without its key");
+        assert!(jwt.verify(&token, [1; 32], NOW).is_ok(), "from the cache, without its key");
         assert!(jwt.verify(&token, [2; 32], NOW).is_err());
-        assert!(jwt.verify(&token, [1; 32], NOW + 361.0).is_err(), "it is over");
+        assert!(jwt.verify(&token, [1; 32], NOW + 361.0).is_err(), "it has expired");
     }
 
     #[test]
-    fn what_is_wrong_with_the_settings_is_said() {
+    fn invalid_jwt_settings_are_named_in_the_error() {
         let check = |change: &dyn Fn(&mut JwtSpec), word: &str| {
             let mut spec = spec();
             change(&mut spec);
@@ -811,7 +823,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_token_is_refused_if_any_of_its_characters_is_another_one(at in any::<prop::sample::Index>(), other in "[A-Za-z0-9_=.+/ -]") {
+        fn a_token_with_one_changed_character_is_rejected(at in any::<prop::sample::Index>(), other in "[A-Za-z0-9_=.+/ -]") {
             let signer = Signer::new();
             let good = signer.token(&json!({"alg": "EdDSA"}), &claims());
             let jwt = verifier(&[signer.jwk("k")]);
@@ -823,9 +835,9 @@ mod tests {
             prop_assert!(jwt.verify_now(&longer, NOW).is_err(), "{}", longer);
         }
 
-        /// The bits of the last character that stand for no byte must be 0: a signature is written in one way.
+        /// The unused bits of the last character must be 0, so each signature has one encoding only.
         #[test]
-        fn a_signature_is_written_in_one_way(other in "[A-Za-z0-9_-]") {
+        fn a_signature_has_one_encoding_only(other in "[A-Za-z0-9_-]") {
             let signer = Signer::new();
             let good = signer.token(&json!({"alg": "EdDSA"}), &claims());
             let changed = format!("{}{other}", &good[..good.len() - 1]);
@@ -834,7 +846,7 @@ mod tests {
         }
 
         #[test]
-        fn no_token_whatever_breaks_anything(token in "[A-Za-z0-9_.=-]{0,200}", json in "\\{.{0,80}\\}") {
+        fn no_input_makes_the_verifier_panic(token in "[A-Za-z0-9_.=-]{0,200}", json in "\\{.{0,80}\\}") {
             let jwt = verifier(&[Signer::new().jwk("k")]);
             prop_assert!(jwt.verify_now(&token, NOW).is_err());
             let token = format!("{}.{}.AA", encode(json.as_bytes()), encode(json.as_bytes()));

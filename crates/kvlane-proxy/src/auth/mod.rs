@@ -1,10 +1,10 @@
-//! Who somebody is, and what they may do.
+//! Authentication and authorization: API keys, signed tokens and roles.
 //!
-//! Whoever is let in is an [`Identity`]: its name is what limits, logs and metrics go by, and its tenant needs no
-//! believing, because a key proves it. [`Auth`] is what the configuration says, compiled; a reload replaces it whole.
+//! An authenticated client is an [`Identity`]: limits, logs and metrics use its name, and its tenant is proven by the
+//! key. [`Auth`] is the compiled configuration; a reload replaces it whole.
 //!
-//! Keys are kept as their SHA-256 only. What is shown is hashed, and looked up under a second hash with a key of its own
-//! in each process: how long that takes says nothing to whoever tries keys.
+//! Only SHA-256 hashes of keys are kept. A presented key is hashed and then looked up under a second, keyed hash that
+//! differs in each process, so the time of a lookup reveals nothing to a client that tries keys.
 
 pub mod config;
 pub mod identity;
@@ -36,43 +36,43 @@ use self::jwt::TokenError;
 use crate::auth::config::{KeySpec, Security};
 use crate::limits::config::ANY;
 
-/// The most keys.
+/// Most keys.
 const KEYS_MAX: usize = 10_000;
-/// The longest key that is looked at; signed tokens have a few thousand bytes.
+/// Longest key that is checked; signed tokens have a few thousand bytes.
 const KEY_BYTES_MAX: usize = 16 << 10;
-/// The shortest time between two fetches of the keys of tokens.
+/// Shortest time between two fetches of the token keys.
 const REFETCH_MIN: Duration = Duration::from_secs(10);
-/// The largest file of keys.
+/// Largest key file.
 const FILE_BYTES_MAX: u64 = 4 << 20;
-/// Where Anthropic's clients send their key.
+/// The header in which Anthropic clients send their key.
 const API_KEY: &str = "x-api-key";
 
-/// Why somebody is not let in.
+/// Why a request is not authorized.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Denied {
-    /// No key was shown.
+    /// The request has no key.
     #[error("an API key is needed: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`")]
     Missing,
-    /// What was shown opens nothing.
-    #[error("this API key is not known here: check that it is whole and has not been withdrawn")]
+    /// The key is unknown.
+    #[error("unknown API key: check that it is complete and has not been withdrawn")]
     Invalid,
-    /// It opens other things.
+    /// The key's role does not allow the request.
     #[error("the key of `{name}` has the role {role}, which does not allow this")]
     Forbidden {
-        /// Whose key it is.
+        /// The name of the key.
         name: Arc<str>,
-        /// What it allows.
+        /// Its role.
         role: &'static str,
     },
 }
 
-/// Who may do what.
+/// The compiled keys and roles.
 pub struct Auth {
     keys: HashMap<[u8; 32], Arc<Identity>>,
-    /// Hashes the hashes.
+    /// Key of the second hash.
     blind: hmac::Key,
     jwt: Option<Jwt>,
-    /// Asks for the keys of tokens, because one was signed by a key that is not known.
+    /// Notifies the task that fetches token keys that a token was signed by an unknown key.
     wanted: Notify,
     open_clients: bool,
     forward_credentials: bool,
@@ -91,7 +91,7 @@ impl Denied {
     }
 }
 
-/// The outcome of an authentication and the name of the key, as metrics count them; nothing if no key was needed or sent.
+/// The outcome of an authentication and the name of the key, as labels of metrics; none if no key was needed or sent.
 pub fn outcome(admitted: &Result<Option<Arc<Identity>>, Denied>) -> Option<(&'static str, &str)> {
     Some(match admitted {
         Ok(None) => return None,
@@ -105,10 +105,10 @@ pub fn outcome(admitted: &Result<Option<Arc<Identity>>, Denied>) -> Option<(&'st
 // === impl Auth ===
 
 impl Auth {
-    /// Reads keys and the files they are in.
+    /// Reads the keys and the key files.
     ///
     /// # Errors
-    /// The first key that is wrong, or a file that cannot be read.
+    /// The first invalid key, or a file that cannot be read.
     pub fn read(config: &Security) -> Result<Self, ConfigError> {
         let mut specs = config.keys.clone();
         if let Some(path) = &config.keys_file {
@@ -117,7 +117,7 @@ impl Auth {
         within("auth.keys", specs.len(), 0, KEYS_MAX)?;
         let random = SystemRandom::new();
         let Ok(blind) = hmac::Key::generate(hmac::HMAC_SHA256, &random) else {
-            return wrong("auth.keys", "the system has no random numbers".into());
+            return wrong("auth.keys", "the system's random number generator failed".into());
         };
         let mut keys = HashMap::with_capacity(specs.len());
         for KeySpec { name, sha256, role, trusted } in &specs {
@@ -141,7 +141,7 @@ impl Auth {
     /// Checks the keys, and that no client without a key can operate the gateway from another machine.
     ///
     /// # Errors
-    /// The first field that is wrong.
+    /// The first invalid field.
     pub fn check(config: &Security, metrics_host: IpAddr) -> Result<(), ConfigError> {
         let auth = Self::read(config)?;
         if !metrics_host.is_loopback() && !auth.operators_need_a_key() && !config.open_admin {
@@ -154,36 +154,37 @@ impl Auth {
         Ok(())
     }
 
-    /// Whether there is any key, or a token can be one.
+    /// Whether any key is configured, or tokens are accepted.
     pub fn has_keys(&self) -> bool {
         !self.keys.is_empty() || self.jwt.is_some()
     }
 
-    /// Whether requests to models need a key: as soon as there is any.
+    /// Whether requests to models need a key: as soon as any key is configured.
     pub fn clients_need_a_key(&self) -> bool {
         self.has_keys() && !self.open_clients
     }
 
-    /// Whether operators need one: as soon as there is one for them.
+    /// Whether operators need a key: as soon as a key for operators is configured.
     pub fn operators_need_a_key(&self) -> bool {
         self.keys.values().any(|identity| identity.role != Role::User)
             || self.jwt.as_ref().is_some_and(|jwt| jwt.spec.names_operators())
     }
 
-    /// Whether what a client shows may go on to a worker that has no key of its own.
+    /// Whether a client's key may be forwarded to a worker that has no key of its own.
     pub fn forwards_credentials(&self) -> bool {
         self.forward_credentials || !self.has_keys()
     }
 
-    /// Where workers may be that are added while running.
+    /// Allowed addresses of workers that are added at run time.
     pub fn allowed(&self) -> Arc<Allowed> {
         Arc::clone(&self.allowed)
     }
 
-    /// Lets somebody in, or not, `now_s` seconds after 1970. Where no key is `needed` nobody is turned away, but who shows a good one is known.
+    /// Authorizes a request at `now_s` seconds after 1970. Where no key is `needed`, requests without a good key are
+    /// let in as unauthenticated, and a good key still identifies its holder.
     ///
     /// # Errors
-    /// Why not.
+    /// Why the request is rejected.
     pub fn admit(
         &self,
         headers: &HeaderMap,
@@ -209,7 +210,7 @@ impl Auth {
 }
 
 impl Auth {
-    /// Whose key or token this is.
+    /// The identity of this key or token.
     fn whose(&self, shown: &[u8], now_s: f64) -> Option<Arc<Identity>> {
         let tag = blinded(&self.blind, KeyHash::of_bytes(shown));
         if let Some(identity) = self.keys.get(&tag) {
@@ -225,14 +226,14 @@ impl Auth {
         }
     }
 
-    /// Begins with what was learned under `before`.
+    /// Takes over the fetched keys and cached tokens of `before`.
     pub fn inherit(&self, before: &Self) {
         if let (Some(jwt), Some(before)) = (&self.jwt, &before.jwt) {
             jwt.inherit(before);
         }
     }
 
-    /// Fetches the keys of tokens, if they have a URL; then waits until they are to be fetched again.
+    /// Fetches the token keys, if they have a URL; then waits until the next fetch is due.
     pub async fn refresh_keys(&self) {
         let Some(jwt) = self.jwt.as_ref().filter(|jwt| jwt.spec.jwks_url.is_some()) else {
             return std::future::pending().await;
@@ -248,7 +249,7 @@ impl Auth {
                 REFETCH_MIN
             }
         };
-        // However many tokens of unknown keys come, the issuer is not asked more often.
+        // Tokens of unknown keys cannot cause more frequent fetches.
         sleep(REFETCH_MIN).await;
         tokio::select! {
             () = sleep(again.saturating_sub(REFETCH_MIN)) => {}
@@ -257,12 +258,12 @@ impl Auth {
     }
 }
 
-/// Who sent a request, if that is known.
+/// The identity of the sender of a request, if known.
 pub fn identity(parts: &Parts) -> Option<&Arc<Identity>> {
     parts.extensions.get()
 }
 
-/// What a request to operators does.
+/// The access that a request to the admin API needs.
 pub fn access_of(method: &Method) -> Access {
     if method == Method::GET || method == Method::HEAD { Access::Look } else { Access::Change }
 }
@@ -272,7 +273,7 @@ pub fn is_credential(name: &header::HeaderName) -> bool {
     name == header::AUTHORIZATION || name == API_KEY
 }
 
-/// The keys that a request shows.
+/// The keys in a request's headers.
 fn shown(headers: &HeaderMap) -> impl Iterator<Item = &[u8]> {
     let bearer = headers.get(header::AUTHORIZATION).and_then(|value| {
         let (scheme, key) = value.as_bytes().split_at_checked("bearer ".len())?;
@@ -288,24 +289,27 @@ fn blinded(blind: &hmac::Key, hash: KeyHash) -> [u8; 32] {
     tag
 }
 
-/// Names that no key may have, because they mean something else: every key in limits, keys without a row of their own in
-/// metrics, a request without a key in logs.
+/// Names that no key may have because they have other meanings: every key (in limits), keys without a row of their
+/// own (in metrics), a request without a key (in logs).
 pub const RESERVED: [&str; 3] = [ANY, OTHER_NAMES, ANYBODY];
-/// The name in logs of an operator without a key.
+/// The name in logs for an operator without a key.
 pub const ANYBODY: &str = "anybody";
 
-/// Checks what somebody is to be called.
+/// Checks the name of a key.
 ///
 /// # Errors
-/// What a name is like.
+/// What a valid name looks like.
 pub fn check_name(name: &str) -> Result<(), String> {
     let good = (1..=NAME_BYTES_MAX).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_graphic());
     if name.starts_with(jwt::PREFIX) {
-        return Err(format!("'{name}': names that begin with {} are those of tokens", jwt::PREFIX));
+        return Err(format!(
+            "'{name}': names that begin with {} are reserved for signed tokens",
+            jwt::PREFIX
+        ));
     }
     if RESERVED.contains(&name) {
         return Err(format!(
-            "'{name}' is no name of a key: limits, metrics or logs mean something else by it"
+            "'{name}' is reserved and cannot be the name of a key: it has another meaning in limits, metrics or logs"
         ));
     }
     if good {
@@ -315,7 +319,7 @@ pub fn check_name(name: &str) -> Result<(), String> {
     }
 }
 
-/// The keys of a file.
+/// The keys in a file.
 fn keys_in(path: &Path) -> Result<Vec<KeySpec>, String> {
     let cannot = |error: std::io::Error| format!("cannot read {}: {error}", path.display());
     let bytes = std::fs::metadata(path).map_err(cannot)?.len();
@@ -332,10 +336,9 @@ fn keys_in(path: &Path) -> Result<Vec<KeySpec>, String> {
 
 /// A key on a line: `name role sha256 [trusted]`.
 fn key_in(line: &str) -> Result<KeySpec, String> {
-    // What stands there is not repeated: it may be a key that was pasted by mistake.
-    let form = || {
-        "write `name role sha256`, and `trusted` behind it if the key's holder may name tenants".to_owned()
-    };
+    // The line is not quoted in the error: it may be a key that was pasted by mistake.
+    let form =
+        || "write `name role sha256`, followed by `trusted` if the key's holder may name tenants".to_owned();
     let words: Vec<&str> = line.split_ascii_whitespace().collect();
     let (&[name, role, hash], rest) = words.split_first_chunk().ok_or_else(form)?;
     let trusted = match rest {
@@ -343,7 +346,7 @@ fn key_in(line: &str) -> Result<KeySpec, String> {
         ["trusted"] => true,
         _ => return Err(form()),
     };
-    let role = Role::by_name(role).ok_or("the role is user, viewer or admin")?;
+    let role = Role::by_name(role).ok_or("the role must be user, viewer or admin")?;
     Ok(KeySpec { name: name.into(), sha256: KeyHash::parse(hash)?, role, trusted })
 }
 
@@ -378,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn each_role_opens_what_it_is_for_and_nothing_else() {
+    fn each_role_allows_its_own_access_only() {
         let auth = three();
         let admit = |key: &str, access| {
             auth.admit(&headers(&[("authorization", &format!("Bearer {key}"))]), access, true, 0.0).is_ok()
@@ -387,11 +390,11 @@ mod tests {
         assert_eq!([Use, Look, Change].map(|access| admit("k-user", access)), [true, false, false]);
         assert_eq!([Use, Look, Change].map(|access| admit("k-view", access)), [false, true, false]);
         assert_eq!([Use, Look, Change].map(|access| admit("k-admin", access)), [true, true, true]);
-        assert_eq!([Use, Look, Change].map(|access| admit("k-nobody", access)), [false, false, false]);
+        assert_eq!([Use, Look, Change].map(|access| admit("k-unknown", access)), [false, false, false]);
     }
 
     #[test]
-    fn a_key_is_found_wherever_clients_send_it() {
+    fn a_key_is_found_in_every_header_that_clients_use() {
         let auth = three();
         let name = |fields: &[(&'static str, &str)]| {
             auth.admit(&headers(fields), Access::Use, true, 0.0)
@@ -407,11 +410,11 @@ mod tests {
         assert_eq!(name(&[("authorization", "Basic k-user")]), Err(Denied::Missing));
         assert_eq!(name(&[("x-api-key", "k-use")]), Err(Denied::Invalid));
         let hash = KeyHash::of("k-user").to_hex();
-        assert_eq!(name(&[("x-api-key", &hash)]), Err(Denied::Invalid), "the hash is no key");
+        assert_eq!(name(&[("x-api-key", &hash)]), Err(Denied::Invalid), "the hash is not a key");
     }
 
     #[test]
-    fn any_key_closes_the_door_to_clients_and_an_operators_key_that_to_operators() {
+    fn any_key_makes_keys_mandatory_for_clients_and_an_operators_key_for_operators() {
         let needs = |config: &Security| {
             let auth = Auth::read(config).expect("right");
             (auth.clients_need_a_key(), auth.operators_need_a_key())
@@ -424,18 +427,18 @@ mod tests {
     }
 
     #[test]
-    fn where_no_key_is_needed_a_good_one_is_known_and_a_bad_one_is_somebody_elses() {
+    fn where_no_key_is_needed_a_good_key_identifies_and_a_bad_key_is_ignored() {
         let auth = three();
         let name = |key: &str| {
             let admitted = auth.admit(&headers(&[("x-api-key", key)]), Access::Use, false, 0.0);
-            admitted.expect("let in").map(|identity| identity.name.to_string())
+            admitted.expect("admitted").map(|identity| identity.name.to_string())
         };
         assert_eq!(name("k-user").as_deref(), Some("u"));
         assert_eq!((name("engine's"), name("k-view")), (None, None));
     }
 
     #[test]
-    fn keys_in_a_file_are_those_of_its_lines() {
+    fn a_key_file_is_read_line_by_line() {
         let file = tempfile::NamedTempFile::new().expect("a file");
         let read = |text: &str| {
             std::fs::write(&file, text).expect("written");
@@ -450,15 +453,15 @@ mod tests {
         assert_eq!((&*who("k2").name, who("k2").role, who("k2").trusted), ("edge", Role::Admin, true));
         for (text, word) in [
             ("ann user".to_owned(), ":1: write `name role sha256`"),
-            (format!("\nann boss {one}"), ":2: the role is"),
+            (format!("\nann boss {one}"), ":2: the role must be"),
             (format!("ann user {one} really"), "trusted"),
             ("ann user sk-plain".to_owned(), "SHA-256"),
             (format!("ann user {one}\nbob user {one}"), "'ann' and 'bob' have the same key"),
             (format!("{} user {one}", "n".repeat(65)), "1 to 64"),
-            (format!("jwt:ann user {one}"), "those of tokens"),
-            (format!("* user {one}"), "no name of a key"),
-            (format!("other user {one}"), "no name of a key"),
-            (format!("anybody admin {one}"), "no name of a key"),
+            (format!("jwt:ann user {one}"), "reserved for signed tokens"),
+            (format!("* user {one}"), "cannot be the name of a key"),
+            (format!("other user {one}"), "cannot be the name of a key"),
+            (format!("anybody admin {one}"), "cannot be the name of a key"),
         ] {
             let problem = read(&text).err().expect(word).to_string();
             assert!(problem.contains(word) && !problem.contains("sk-plain"), "{problem}");

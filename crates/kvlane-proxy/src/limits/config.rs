@@ -1,29 +1,29 @@
-//! What each client may use.
+//! The configuration section `limits`.
 
 use kvlane_core::limit;
 use serde::{Deserialize, Serialize};
 
 use kvlane_core::config::{ConfigError, within, wrong};
 
-/// The most entries.
+/// Most entries.
 const LIMITS_MAX: usize = 10_000;
-/// Whoever, and whatever.
+/// Matches every key, or all models.
 pub const ANY: &str = "*";
 
-/// What one key may use of one model, or each key of all models together.
+/// The limits of one key for one model, or of each key for all models together.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LimitSpec {
-    /// Whose: the name of a key, and likewise, for itself, of a tenant that is believed; `*` is each for itself, unless
-    /// another entry for the same model names it.
+    /// The name of a key, and separately of a tenant that a trusted key's holder names; `*` is each one separately,
+    /// unless another entry for the same model names it.
     pub key: String,
-    /// Of which model: its base model or an adapter; `*` is all models together.
+    /// The base model or the adapter; `*` is all models together.
     pub model: String,
     /// Requests per minute; 0 is no limit.
     pub requests_per_minute: u64,
     /// Tokens of prompts and answers per minute; 0 is no limit.
     pub tokens_per_minute: u64,
-    /// Requests at a time; 0 is no limit.
+    /// Concurrent requests; 0 is no limit.
     pub concurrent_requests: u32,
 }
 
@@ -42,12 +42,12 @@ impl Default for LimitSpec {
 // === impl LimitSpec ===
 
 impl LimitSpec {
-    /// What it is about: which key and which model.
+    /// Its key and its model.
     pub fn subject(&self) -> (&str, &str) {
         (&self.key, &self.model)
     }
 
-    /// What each key may use.
+    /// The limits of each key.
     pub fn limiter(&self) -> limit::Config {
         limit::Config {
             requests_per_minute: self.requests_per_minute,
@@ -76,7 +76,7 @@ pub fn validate(limits: &[LimitSpec]) -> Result<(), ConfigError> {
             return wrong(&field, problem.into());
         }
         if !seen.insert((&spec.key, &spec.model)) {
-            let problem = format!("key '{}' and model '{}' are there twice", spec.key, spec.model);
+            let problem = format!("key '{}' and model '{}' have two entries", spec.key, spec.model);
             return wrong(&field, problem);
         }
     }
@@ -92,11 +92,11 @@ mod tests {
     }
 
     #[test]
-    fn what_limits_nothing_or_twice_is_refused() {
+    fn an_entry_without_limits_or_a_duplicate_is_rejected() {
         assert_eq!(validate(&[spec("*", "*", 1), spec("a", "*", 1), spec("a", "m", 1)]), Ok(()));
         for (limits, field, word) in [
             (vec![spec("a", "*", 1), spec("*", "*", 0)], "limits[1]", "limits nothing"),
-            (vec![spec("a", "m", 1), spec("a", "m", 2)], "limits[1]", "twice"),
+            (vec![spec("a", "m", 1), spec("a", "m", 2)], "limits[1]", "two entries"),
             (vec![spec("", "m", 1)], "limits[0]", "empty"),
             (vec![spec("a", "", 1)], "limits[0]", "empty"),
             (vec![spec("a", "m", 1); LIMITS_MAX + 1], "limits", "10000"),

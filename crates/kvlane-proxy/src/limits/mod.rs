@@ -1,12 +1,14 @@
-//! What each client may use: requests and tokens per minute, requests at a time.
+//! Limits of each client: requests and tokens per minute, and concurrent requests.
 //!
-//! [`Limits`] finds the entries of the configuration that are about a request, each with a [`Limiter`] of the core, and
-//! lets it in if all of them do. What it is let in with is a [`Charge`], which its leases share: the last one that goes tells
-//! the limiters what the request took: what its answer has, or, if its client left before that, the prompt tokens that an
-//! engine had to compute. A request that never went to an engine, or that every engine lost, has used nothing.
+//! [`Limits`] finds the configuration's entries for a request, each with a [`Limiter`] of the core, and admits the
+//! request if all of them do. The result is a [`Charge`], shared by the request's leases: when the last one is
+//! dropped, it reports to the limiters what the request used: the tokens of its answer, or, if its client
+//! disconnected before that, the prompt tokens that an engine had to compute. A request that was never sent to an
+//! engine, or that every engine failed, has used nothing.
 //!
-//! Tokens are charged when a request comes: its prompt, and what answers of its model usually have, but no more than it
-//! asks for. At its end the engine's own count takes their place, or the tokens that have passed where it tells none.
+//! Tokens are charged when a request arrives: its prompt, and the usual length of answers of its model, but no more
+//! than it asks for. At its end the engine's own count replaces them, or the relayed tokens where the engine reports
+//! none.
 
 pub mod config;
 
@@ -24,8 +26,8 @@ use kvlane_fleet::clock::Clock;
 use crate::attributes::Hints;
 use crate::limits::config::{ANY, LimitSpec};
 
-/// The bucket of requests that are for no tenant in particular. Any other tenant has its own, also under an entry that names
-/// a key: a tenant that a trusted key's holder names is not the holder of the key of that name.
+/// The bucket of requests without a tenant. Any other tenant has its own, also under an entry that names a key: a
+/// tenant named by a trusted key's holder is not the holder of the key of that name.
 const ONE: u64 = 0;
 
 /// All limits of a gateway. Replaced whole.
@@ -38,54 +40,54 @@ pub struct Limits {
 #[derive(Default)]
 struct Rules {
     all: Vec<Rule>,
-    /// Where those of each named key are.
+    /// The entries for each named key.
     named: HashMap<TenantKey, Vec<usize>>,
-    /// Where those of all others are.
+    /// The entries for all others.
     any: Vec<usize>,
 }
 
-/// One entry, and what was used of it.
+/// One entry, and its usage.
 #[derive(Clone)]
 struct Rule {
     spec: LimitSpec,
     used: Arc<Mutex<Limiter>>,
 }
 
-/// A request that wants to be let in.
+/// A request to be admitted.
 pub struct Ask<'a> {
     pub(crate) tenant: Option<TenantKey>,
     pub(crate) model: &'a str,
     pub(crate) adapter: Option<&'a str>,
     pub(crate) prompt_tokens: u32,
-    /// Tokens that its answer is expected to have. Asked only where tokens are limited.
+    /// The expected tokens of its answer. Called only where tokens are limited.
     pub output_tokens: &'a dyn Fn() -> u64,
 }
 
-/// What a request was let in with. Dropped, it tells the limiters what the request took.
+/// The charge of an admitted request. Dropping it reports the usage to the limiters.
 pub struct Charge {
     clock: Clock,
     permits: Mutex<Vec<(Arc<Mutex<Limiter>>, Permit)>>,
     prompt_tokens: u32,
-    /// One more than the tokens it took; 0 while no engine has begun to answer it.
+    /// One more than the tokens used; 0 while no engine has begun to answer.
     took: AtomicU64,
-    /// Engines that were sent it and have not lost it.
+    /// Engines that were sent the request and have not failed it.
     engines: AtomicU32,
     /// Prompt tokens that the last of them had to compute.
     uncached_tokens: AtomicU32,
 }
 
-/// A request is beyond a limit: of which entry, and what.
+/// A request is over a limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limited {
     /// The key of the entry.
     pub key: String,
     /// Its model.
     pub model: String,
-    /// What is exceeded.
+    /// The exceeded limit.
     pub exceeded: Exceeded,
 }
 
-/// What is left to a client, for the headers that say so.
+/// What is left of a client's limits, for response headers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Left {
     requests: Option<Rate>,
@@ -106,7 +108,7 @@ fn lock(limiter: &Mutex<Limiter>) -> MutexGuard<'_, Limiter> {
 // === impl Limits ===
 
 impl Limits {
-    /// These from here on. What was used of an entry stays used while there is one of the same key and model.
+    /// Replaces the configuration. The usage of an entry is kept while there is an entry with the same key and model.
     pub fn configure(&self, specs: &[LimitSpec], hints: &Hints) {
         let before = self.rules.load_full();
         let known: HashMap<_, &Rule> = before.all.iter().map(|rule| (rule.spec.subject(), rule)).collect();
@@ -114,7 +116,7 @@ impl Limits {
         for (at, spec) in specs.iter().enumerate() {
             let used = match known.get(&spec.subject()) {
                 Some(rule) => {
-                    // Requests in flight settle with it, so it stays the same one.
+                    // Requests in flight settle with it, so the limiter stays the same.
                     lock(&rule.used).configure(spec.limiter());
                     Arc::clone(&rule.used)
                 }
@@ -132,10 +134,10 @@ impl Limits {
         self.rules.store(Arc::new(rules));
     }
 
-    /// Lets a request in if all entries that are about it do; nothing to charge where there is none.
+    /// Admits a request if all entries for it do; no charge where there is no entry.
     ///
     /// # Errors
-    /// The first that does not. Nothing is used then.
+    /// The first limit that is exceeded. Nothing is charged then.
     pub fn admit(&self, clock: Clock, ask: &Ask<'_>) -> (Left, Result<Option<Arc<Charge>>, Limited>) {
         let rules = self.rules.load();
         if rules.all.is_empty() {
@@ -162,14 +164,14 @@ impl Limits {
             }
         }
         let (permits, took) = (Mutex::new(permits), AtomicU64::new(0));
-        // Refused, what the others have let in is given back with it.
+        // On rejection, the charges under the other entries are returned with it.
         let (engines, uncached_tokens) = (AtomicU32::new(0), AtomicU32::new(0));
         let prompt_tokens = ask.prompt_tokens;
         let charge = Charge { clock, permits, prompt_tokens, took, engines, uncached_tokens };
         (left, limited.map_or(Ok(Some(Arc::new(charge))), Err))
     }
 
-    /// Each entry's key and model, how many keys it remembers, and how many requests are in flight under it.
+    /// Each entry with its key and model, the number of keys it tracks, and its requests in flight.
     pub fn figures(&self) -> Vec<(LimitSpec, usize, u64)> {
         let rules = self.rules.load();
         let figures = |rule: &Rule| {
@@ -183,8 +185,8 @@ impl Limits {
 // === impl Rules ===
 
 impl Rules {
-    /// The entries that hold for a request: those that name its key, and of the others those for models for which none
-    /// does.
+    /// The entries that apply to a request: those that name its key, and of the general ones those for models without
+    /// such an entry.
     fn about<'a>(&'a self, ask: &'a Ask<'_>) -> impl Iterator<Item = &'a Rule> {
         let named = ask.tenant.and_then(|tenant| self.named.get(&tenant)).map_or(&[][..], Vec::as_slice);
         let for_model = |rule: &&Rule| {
@@ -202,25 +204,25 @@ impl Rules {
 // === impl Charge ===
 
 impl Charge {
-    /// An engine has answered it, with so many tokens so far. The last word counts.
+    /// An engine has answered, with this many tokens so far. The last call counts.
     pub fn note(&self, prompt_tokens: Option<u32>, output_tokens: u64) {
         let prompt_tokens = u64::from(prompt_tokens.unwrap_or(self.prompt_tokens));
         let took = prompt_tokens.saturating_add(output_tokens);
         self.took.store(took.saturating_add(1), Ordering::Relaxed);
     }
 
-    /// It goes to an engine that is thought to hold so many of its prompt's tokens.
+    /// The request is sent to an engine that is predicted to hold this many of its prompt's tokens.
     pub fn sent(&self, overlap_tokens: u32) {
         self.uncached_tokens.store(self.prompt_tokens.saturating_sub(overlap_tokens), Ordering::Relaxed);
         self.engines.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// An engine that was sent it has failed it.
+    /// An engine that was sent the request has failed it.
     pub fn lost(&self) {
         self.engines.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// The tokens it took, if it took any engine's time.
+    /// The tokens it used, if it used an engine.
     fn tokens(&mut self) -> Option<u64> {
         let answered = self.took.get_mut().checked_sub(1);
         let sent = (*self.engines.get_mut() > 0).then_some(u64::from(*self.uncached_tokens.get_mut()));
@@ -245,7 +247,7 @@ impl Drop for Charge {
 // === impl Limited ===
 
 impl Limited {
-    /// When to come again, in whole seconds.
+    /// `Retry-After`, in whole seconds.
     pub fn retry_after_s(&self) -> u64 {
         self.exceeded.retry_after.0.div_ceil(1_000_000_000).max(1)
     }
@@ -257,18 +259,18 @@ impl std::fmt::Display for Limited {
         let what = match exceeded.kind.name() {
             "requests" => "requests per minute",
             "tokens" => "tokens per minute",
-            _ => "requests at a time",
+            _ => "concurrent requests",
         };
         let whom = if key == ANY { "each key" } else { "this key" };
         let of = if model == ANY { String::new() } else { format!(" of `{model}`") };
-        write!(f, "rate limit reached: {what}{of} for {whom}; come again in {} s", self.retry_after_s())
+        write!(f, "rate limit reached: {what}{of} for {whom}; try again in {} s", self.retry_after_s())
     }
 }
 
 // === impl Left ===
 
 impl Left {
-    /// Of several limits the one of which the least is left.
+    /// Keeps the limit of which the least is left.
     fn note(&mut self, spec: &LimitSpec, standing: Standing) {
         let tighter = |so_far: &mut Option<Rate>, per_minute, left: Option<u64>, reset| {
             let Some(left) = left else { return };
@@ -281,7 +283,7 @@ impl Left {
         tighter(&mut self.tokens, spec.tokens_per_minute, tokens_left, tokens_reset);
     }
 
-    /// Says so in the headers that OpenAI's clients know.
+    /// Adds the headers that OpenAI's clients know.
     pub fn tell(&self, headers: &mut HeaderMap) {
         const NAMES: [[&str; 3]; 2] = [
             ["x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"],
@@ -297,7 +299,7 @@ impl Left {
     }
 }
 
-/// A time as OpenAI writes it: `120ms`, `1s`, `6m0s`.
+/// A duration in OpenAI's format: `120ms`, `1s`, `6m0s`.
 fn span(span: Nanos) -> HeaderValue {
     let millis = span.0.div_ceil(1_000_000);
     let text = match (millis / 60_000, millis % 60_000) {
@@ -317,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_that_names_a_key_holds_for_it_instead_of_that_for_all() {
+    fn an_entry_for_a_key_replaces_the_entry_for_all_keys() {
         let hints = Hints::new(&crate::attributes::Config::default(), crate::salt::SaltKey::generate());
         let limits = Limits::default();
         limits.configure(
@@ -339,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn of_several_limits_the_tightest_is_told() {
+    fn headers_show_the_tightest_of_several_limits() {
         let standing = |left: u64| Standing {
             requests_left: Some(left),
             requests_reset: Nanos::from_millis(90_500),
@@ -363,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_written_as_clients_read_them() {
+    fn durations_have_openais_format() {
         for (nanos, text) in [
             (0, "0ms"),
             (1, "1ms"),

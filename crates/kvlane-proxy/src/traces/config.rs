@@ -16,25 +16,24 @@ use kvlane_wire::otlp::TRACES_PATH;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Tracing {
-    /// The collector, in OTLP over HTTP: `http://host:4318`, or `https`; with a path, that one instead of `/v1/traces`.
-    /// None: no traces.
+    /// The collector, OTLP over HTTP: `http://host:4318`, or `https`; a path replaces `/v1/traces`. None: no traces.
     pub endpoint: Option<String>,
-    /// Header fields that it wants to see, such as `authorization`.
+    /// Header fields for the collector, such as `authorization`.
     pub headers: BTreeMap<String, Secret>,
-    /// What it is told that this is.
+    /// The service name in traces.
     pub service_name: String,
-    /// Share of requests that are recorded, where nobody else has decided.
+    /// Share of requests that are recorded, where no caller has decided.
     pub sample_ratio: Share,
-    /// Whether a request that comes with a trace is recorded if that is, and not otherwise.
+    /// Whether the sampling decision of an incoming trace is followed.
     pub follow_parent: bool,
-    /// Requests whose spans may wait to be sent; what is beyond is dropped.
+    /// Requests whose spans may be queued; beyond it they are dropped.
     pub queue_size: usize,
-    /// Spans that are sent at a time, about.
+    /// Approximate number of spans in a batch.
     pub batch_size: usize,
-    /// Time that spans wait for others to be sent with.
+    /// Time that spans wait for a batch to fill.
     #[serde(with = "humantime_serde")]
     pub interval: Duration,
-    /// Time that the collector has for an answer.
+    /// Timeout of the collector's response.
     #[serde(with = "humantime_serde")]
     pub timeout: Duration,
 }
@@ -61,7 +60,7 @@ impl Tracing {
     /// Checks what types cannot.
     ///
     /// # Errors
-    /// The first field that is wrong.
+    /// The first invalid field.
     pub fn validate(&self) -> Result<(), ConfigError> {
         let Tracing { endpoint, headers, service_name, .. } = self;
         if let Some(endpoint) = endpoint {
@@ -71,18 +70,24 @@ impl Tracing {
             let ours = ["content-type", "content-length", "host", "transfer-encoding", "connection"];
             let usable = name.parse::<http::HeaderName>().is_ok_and(|name| !ours.contains(&name.as_str()));
             if !usable {
-                return wrong("tracing.headers", format!("'{name}' is no header field that may be set"));
+                return wrong(
+                    "tracing.headers",
+                    format!("the header field '{name}' is invalid or must not be set"),
+                );
             }
         }
         for (name, secret) in headers {
             if let Secret::Plain(value) = secret
                 && http::HeaderValue::from_str(value).is_err()
             {
-                return wrong("tracing.headers", format!("the value of '{name}' cannot stand in a header"));
+                return wrong(
+                    "tracing.headers",
+                    format!("the value of '{name}' is not a valid header value"),
+                );
             }
         }
         if service_name.is_empty() {
-            return wrong("tracing.service_name", "it is empty: write what this is to be called".into());
+            return wrong("tracing.service_name", "it is empty: set the name of this service".into());
         }
         within("tracing.queue_size", self.queue_size, 1, 1_000_000)?;
         within("tracing.batch_size", self.batch_size, 1, 100_000)?;
@@ -94,15 +99,15 @@ impl Tracing {
         Ok(())
     }
 
-    /// Files with secrets that the collector is shown.
+    /// Files with secrets for the collector.
     pub fn files(&self) -> impl Iterator<Item = PathBuf> {
         self.headers.values().filter_map(|secret| secret.file().map(Into::into))
     }
 }
 
-/// A collector's address, and the path that spans are sent to: the usual one, unless the endpoint has one.
+/// A collector's address, and the path for spans: the default, unless the endpoint has one.
 pub fn collector(endpoint: &str) -> Result<(String, String), String> {
-    let uri: Uri = endpoint.parse().map_err(|error| format!("'{endpoint}' is no URL ({error})"))?;
+    let uri: Uri = endpoint.parse().map_err(|error| format!("'{endpoint}' is not a URL ({error})"))?;
     let (Some(scheme), Some(authority)) = (uri.scheme_str(), uri.authority()) else {
         return Err(format!("'{endpoint}' has no scheme or no host, write http://host:4318"));
     };
@@ -120,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_endpoint_without_a_path_gets_the_usual_one() {
+    fn an_endpoint_without_a_path_gets_the_default_path() {
         let check = |endpoint: &str, base: &str, path: &str| {
             assert_eq!(collector(endpoint), Ok((base.to_owned(), path.to_owned())), "{endpoint}");
         };

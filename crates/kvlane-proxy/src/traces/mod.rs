@@ -1,9 +1,9 @@
-//! Traces: what became of one request, told to an OpenTelemetry collector.
+//! Traces: the spans of each request, sent to an OpenTelemetry collector.
 //!
-//! A request begins or continues a trace (W3C Trace Context), and is recorded or not: as its caller says, or by a share.
-//! Recorded, it has a span of its own, one for each stage and one for each attempt, whose name goes to the engine as the
-//! parent. All of them are made when the request is over, wait in a bounded queue, and are sent by a thread that does
-//! nothing else (`export`). There is nothing in them of prompts, answers, keys or sessions.
+//! A request starts or continues a trace (W3C Trace Context), and is recorded or not: as its caller decided, or by a
+//! share. A recorded request has a span of its own, one for each stage and one for each attempt; the attempt's id is
+//! sent to the engine as the parent. All spans are made when the request has ended, wait in a bounded queue, and are
+//! sent by a dedicated thread (`export`). They contain nothing of prompts, answers, keys or sessions.
 
 pub mod config;
 
@@ -27,26 +27,26 @@ use tokio::sync::mpsc;
 
 use crate::traces::config::Tracing;
 
-/// Which trace a request is part of, and who its parent is.
+/// The W3C header with the trace id and the parent span.
 pub const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
-/// What others say of the trace. Passed on as it is.
+/// The W3C header with vendor-specific state. Passed on unchanged.
 pub const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
-/// Most attempts of one request that are told of, and most intervals of its stages.
+/// Most recorded attempts of one request, and most intervals of its stages.
 pub const SPANS_MAX: usize = 32;
-/// Bytes of a path that are told.
+/// Most bytes of a recorded path.
 const PATH_LEN_MAX: usize = 256;
-/// Bytes of a `tracestate` that are told. All of it is passed on.
+/// Most bytes of a recorded `tracestate`. All of it is passed on.
 const TRACE_STATE_LEN_MAX: usize = 512;
-/// The random part of a trace's name, by which a share of them is drawn.
+/// The random bits of a trace id that decide on sampling.
 const DRAWN_BITS: u32 = 56;
 
-/// Where finished spans wait for the thread that sends them.
+/// The queue of finished spans for the exporting thread.
 pub struct Traces {
-    /// Names this process to collectors.
+    /// Identifies this process to collectors.
     pub instance: String,
     queue: mpsc::Sender<Vec<Span>>,
-    /// Until that thread takes it.
+    /// Until the exporting thread takes it.
     waiting: Mutex<Option<mpsc::Receiver<Vec<Span>>>>,
 }
 
@@ -55,30 +55,30 @@ pub struct Traces {
 pub struct RequestTrace {
     /// The trace, and this request's own span in it.
     pub(crate) context: TraceContext,
-    /// The caller, if it has said who it is.
+    /// The caller's span, if the caller sent one.
     caller: Option<SpanId>,
-    /// What is recorded; nothing if it is not.
+    /// The record; none if the request is not recorded.
     pub(crate) record: Option<Record>,
 }
 
 #[derive(Debug)]
 pub(crate) struct Record {
     pub(crate) clock: Clock,
-    /// Nanoseconds since 1970 when that clock showed zero.
+    /// Nanoseconds since 1970 at the clock's zero.
     unix_zero: u64,
     pub(crate) api: Option<Api>,
     pub(crate) method: String,
     path: String,
     trace_state: String,
-    /// The attempts that are over.
+    /// The spans of finished attempts.
     attempts: Mutex<Vec<Span>>,
 }
 
-/// How a request ended.
+/// The outcome of a request.
 pub struct Ending<'a> {
     pub(crate) received: Nanos,
     pub(crate) status: u16,
-    /// Whether the client left before.
+    /// Whether the client disconnected before the end.
     pub left: bool,
     pub(crate) model: Option<&'a str>,
     pub(crate) request_id: &'a str,
@@ -87,11 +87,11 @@ pub struct Ending<'a> {
 
 /// The course of a request, as its trace shows it.
 pub struct Course {
-    /// Its stages, one after the other: from when to when.
+    /// Its stages in order, with start and end.
     pub stages: Vec<(Stage, Nanos, Nanos)>,
-    /// When its answer began.
+    /// When its response began.
     pub began: Option<Nanos>,
-    /// The attempt that the answer came of.
+    /// The attempt that was answered.
     pub winner: Option<SpanId>,
 }
 
@@ -104,7 +104,7 @@ impl Traces {
         Self { instance, queue, waiting: Mutex::new(Some(waiting)) }
     }
 
-    /// A request has come. Nothing if there are no traces.
+    /// Starts the trace of a request. None if traces are off.
     pub fn begin(
         config: &Tracing,
         clock: Clock,
@@ -134,7 +134,7 @@ impl Traces {
         Some(Arc::new(RequestTrace { context, caller: caller.map(|caller| caller.span), record }))
     }
 
-    /// Hands spans to the thread that sends them; counts them if it has too many already.
+    /// Queues spans for the exporting thread; counts them as dropped if the queue is full.
     pub fn tell(&self, metrics: &SpanMetrics, spans: Vec<Span>) {
         let count = spans.len();
         if self.queue.try_send(spans).is_err() {
@@ -151,28 +151,29 @@ impl Traces {
 // === impl RequestTrace ===
 
 impl RequestTrace {
-    /// Whether it is recorded.
+    /// Whether the request is recorded.
     pub fn is_recorded(&self) -> bool {
         self.record.is_some()
     }
 
-    /// Names the trace.
+    /// The trace id.
     pub fn id(&self) -> TraceId {
         self.context.trace
     }
 
-    /// Whether what the client has said of the trace is to be passed on.
+    /// Whether the client's trace headers are to be passed on.
     pub fn has_caller(&self) -> bool {
         self.caller.is_some()
     }
 
-    /// What an engine is told: the attempt is its parent. Where nothing is recorded here, the caller stays the parent.
+    /// The trace context for an engine: the attempt is its parent. If the request is not recorded, the caller stays
+    /// the parent.
     pub fn outgoing(&self, attempt: Option<SpanId>) -> TraceContext {
         let parent = attempt.or(self.caller.filter(|_| !self.is_recorded()));
         TraceContext { span: parent.unwrap_or(self.context.span), ..self.context }
     }
 
-    /// The request is over: all of its spans, the attempts' among them.
+    /// The request has ended: returns all of its spans, including those of attempts.
     pub fn finish(&self, ending: &Ending<'_>) -> Vec<Span> {
         let Some(record) = &self.record else { return Vec::new() };
         let mut spans = std::mem::take(&mut *record.attempts());
@@ -205,7 +206,7 @@ impl RequestTrace {
         if ending.left {
             attributes.push(("error.type", "client_left".into()));
         }
-        // To a server an error is what is its own fault (HTTP semantic conventions).
+        // For a server only its own faults are errors (HTTP semantic conventions).
         let failed = StatusCode::from_u16(ending.status).is_ok_and(|status| status.is_server_error());
         if failed && !ending.left {
             attributes.push(("error.type", ending.status.to_string().into()));
@@ -221,7 +222,7 @@ impl RequestTrace {
         spans
     }
 
-    /// One of its spans, in which nothing went wrong so far.
+    /// One of its spans, without error so far.
     pub(crate) fn span(
         &self,
         record: &Record,
@@ -256,32 +257,32 @@ impl Record {
     }
 }
 
-/// The value of a header that is there once. Twice is as good as not at all.
+/// The value of a header that occurs once; none if it occurs several times.
 fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a [u8]> {
     let mut values = headers.get_all(name).iter();
     values.next().filter(|_| values.next().is_none()).map(|value| value.as_bytes())
 }
 
-/// What others say of the trace: several headers are one list.
+/// The `tracestate`: several headers are one list.
 fn trace_state(headers: &HeaderMap) -> String {
     let lists: Vec<_> = headers.get_all(TRACESTATE).iter().filter_map(|value| value.to_str().ok()).collect();
     let mut list = lists.join(",");
     if list.len() > TRACE_STATE_LEN_MAX {
-        // ASCII, so any place will do; an entry that is cut says nothing.
+        // The text is ASCII, so it can be cut anywhere; a partial entry is dropped.
         let end = list[..TRACE_STATE_LEN_MAX].rfind(',').unwrap_or(0);
         list.truncate(end);
     }
     list
 }
 
-/// Whether a trace is of the share that is recorded: the same answer wherever it is asked.
+/// Whether a trace is in the recorded share: the same at every gateway.
 fn is_drawn(trace: TraceId, ratio: f64) -> bool {
     let drawn = trace.0 as u64 & ((1 << DRAWN_BITS) - 1);
     drawn < (ratio * (1u64 << DRAWN_BITS) as f64) as u64
 }
 
 thread_local! {
-    /// Names are unlikely to meet, not hard to guess.
+    /// Span ids must be unique, not hard to guess.
     static NAMES: RefCell<Rng> = RefCell::new(Rng::new(RandomState::new().hash_one(std::process::id())));
 }
 
@@ -319,7 +320,7 @@ mod tests {
     const OTHER_CALLER: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-00";
 
     #[test]
-    fn the_caller_says_whether_a_trace_is_recorded_where_it_is_followed() {
+    fn the_callers_sampling_decision_counts_where_it_is_followed() {
         for ratio in [0.0, 1.0] {
             let mut config = config(ratio);
             assert!(begun(&config, &[("traceparent", SAMPLED_CALLER)]).is_recorded());
@@ -333,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn an_engine_hears_of_the_attempt_or_of_whom_the_caller_named() {
+    fn an_engine_gets_the_attempt_or_the_callers_span_as_parent() {
         let recorded = begun(&config(1.0), &[("traceparent", SAMPLED_CALLER)]);
         let told = recorded.outgoing(Some(SpanId(9))).to_string();
         assert_eq!(told, "00-4bf92f3577b34da6a3ce929d0e0e4736-0000000000000009-01");
@@ -346,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_say_of_a_trace_is_kept_to_a_length() {
+    fn a_long_tracestate_is_cut_in_the_record() {
         let (long, more) = (format!("a={}", "x".repeat(400)), format!("b={}", "y".repeat(200)));
         let headers = [("traceparent", SAMPLED_CALLER), ("tracestate", &*long), ("tracestate", &*more)];
         let trace = begun(&config(1.0), &headers);
@@ -355,7 +356,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn who_is_drawn_by_a_share_is_drawn_by_every_larger_one(trace in 1u128.., a in 0.0..=1.0f64, b in 0.0..=1.0f64) {
+        fn a_trace_in_a_share_is_in_every_larger_share(trace in 1u128.., a in 0.0..=1.0f64, b in 0.0..=1.0f64) {
             let (less, more) = (a.min(b), a.max(b));
             prop_assert!(!is_drawn(TraceId(trace), less) || is_drawn(TraceId(trace), more));
             prop_assert!(is_drawn(TraceId(trace), 1.0) && !is_drawn(TraceId(trace), 0.0));
@@ -363,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn a_share_is_about_as_large_as_it_says() {
+    fn the_sampled_share_is_about_the_configured_one() {
         let drawn = (0..10_000).filter(|_| is_drawn(made_trace(), 0.25)).count();
         assert!((2_200..2_800).contains(&drawn), "{drawn}");
     }

@@ -312,8 +312,8 @@ fn asks(transcript: &mut Transcript) -> (Api, Value) {
 /// Invariant: A stream that a second request cannot continue is not continued; a continuation costs the retry budget
 /// what a retry costs; continuation is off by default.
 ///
-/// Also held by `a_second_stream_that_does_not_fit_does_not_reach_the_client`,
-/// `a_continuation_costs_the_retry_budget_what_a_retry_costs`, `it_is_off_by_default`.
+/// Also held by `a_second_stream_that_does_not_continue_the_first_is_not_relayed`,
+/// `a_continuation_costs_as_much_retry_budget_as_a_retry`, `continuation_is_off_by_default`.
 #[test]
 fn what_a_second_request_cannot_take_over_is_not_continued() {
     let key = |key: &str| Unfit::Key(key.into());

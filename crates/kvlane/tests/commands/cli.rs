@@ -281,7 +281,7 @@ fn what_serve_refuses_check_refuses_in_the_same_words() {
             &["tokens.path", "meta-llama/Llama-3.1-8B"][..],
         ),
         (&["--config", &pool], &["routing.pools.m.tokenizer", "meta-llama/Llama-3.1-8B"]),
-        (&["--config", &recorder], &["recorder.dir", "is no directory"]),
+        (&["--config", &recorder], &["recorder.dir", "is not a directory"]),
         (&["--config", &key], &["workers[0].api_key", "KVLANE_NO_SUCH_KEY"]),
         (&["--api-keys-file", "/nowhere/keys"], &["auth.keys_file", "/nowhere/keys"]),
         (&["--tls-cert-path", "/nowhere/c.pem", "--tls-key-path", "/nowhere/k.pem"], &["tls.certificate"]),
@@ -359,7 +359,7 @@ fn a_port_that_is_taken_is_named_with_its_key() {
 fn a_worker_given_twice_is_refused_at_the_start() {
     let twice =
         ["serve", "--port", "0", "--prometheus-port", "0", "--worker-urls", "http://h:1", "http://h:1/"];
-    fails(&twice, FAILURE, &["http://h:1", "there twice"]);
+    fails(&twice, FAILURE, &["http://h:1", "listed twice"]);
 }
 
 #[test]

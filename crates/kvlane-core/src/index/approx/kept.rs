@@ -210,7 +210,7 @@ mod tests {
     proptest! {
         /// Invariant: After a restart the index of dispatches gives the same overlaps as before.
         ///
-        /// Also held by `after_a_restart_every_prompt_goes_where_its_prefix_is`.
+        /// Also held by `after_a_restart_every_prompt_goes_to_the_holder_of_its_prefix`.
         ///
         /// For any dispatches at any times, an index restored from a complete export gives the same overlaps as the
         /// original, at once and later, whatever its clock's origin and however long the downtime.

@@ -1,6 +1,6 @@
-//! The one table of all metrics: name, kind, unit, labels, what each means and when it gives cause for worry.
+//! The table of all metrics: name, kind, unit, labels, meaning, and when to investigate.
 //!
-//! What is registered takes its help and unit from here; `docs/metrics.md` is written from here.
+//! Registration takes help and unit from here; `docs/metrics.md` is generated from here.
 
 mod gateway;
 mod knowledge;
@@ -24,7 +24,7 @@ pub fn rows() -> impl Iterator<Item = &'static Row> {
     GROUPS.iter().flat_map(|group| group.rows)
 }
 
-/// Registers all metrics, each under a name of the table.
+/// Registers all metrics, each under a name in the table.
 pub(super) struct Registration<'a> {
     registry: &'a mut Registry,
     done: Vec<&'static str>,
@@ -38,11 +38,11 @@ impl<'a> Registration<'a> {
     }
 
     /// # Panics
-    /// If the table does not have it, or has it as another kind, or it is registered already.
+    /// The table lacks it, has it with another kind, or it is registered already.
     pub(super) fn register(&mut self, name: &'static str, metric: impl Metric) {
         let row = rows().find(|row| row.name == name);
         let row = row.unwrap_or_else(|| panic!("{name} is not in the table of metrics"));
-        assert!(row.kind.is(metric.metric_type()), "{name} is no {}", row.kind.name());
+        assert!(row.kind.is(metric.metric_type()), "{name} is not a {}", row.kind.name());
         assert!(!self.done.contains(&name), "{name} is registered twice");
         self.done.push(name);
         match row.seconds {
@@ -52,10 +52,10 @@ impl<'a> Registration<'a> {
     }
 
     /// # Panics
-    /// If the table has more.
+    /// The table has further metrics.
     pub(super) fn finish(self) {
         let missing: Vec<_> = rows().map(|row| row.name).filter(|name| !self.done.contains(name)).collect();
-        assert!(missing.is_empty(), "nobody registers {missing:?}");
+        assert!(missing.is_empty(), "metrics in the table are not registered: {missing:?}");
     }
 }
 
@@ -120,20 +120,20 @@ mod tests {
     #[test]
     fn every_row_is_registered_once() {
         let names: BTreeSet<_> = rows().map(|row| row.name).collect();
-        assert_eq!(names.len(), rows().count(), "a name is there twice");
-        // It panics over a metric without a row, or a row without a metric.
+        assert_eq!(names.len(), rows().count(), "a name is listed twice");
+        // It panics for a metric without a row, or a row without a metric.
         let _ = Metrics::new();
     }
 
     #[test]
-    #[should_panic(expected = "nobody registers")]
-    fn a_row_without_a_metric_is_found() {
+    #[should_panic(expected = "are not registered")]
+    fn a_row_without_a_metric_is_an_error() {
         Registration::new(&mut Registry::default()).finish();
     }
 
     #[test]
-    #[should_panic(expected = "is no gauge")]
-    fn a_metric_of_another_kind_than_its_row_says_is_refused() {
+    #[should_panic(expected = "is not a gauge")]
+    fn a_metric_of_another_kind_than_its_row_is_an_error() {
         let counter = prometheus_client::metrics::counter::Counter::<u64>::default();
         Registration::new(&mut Registry::default()).register("tasks", counter);
     }

@@ -4,7 +4,7 @@ use super::row::Kind::{Counter, Gauge, Histogram};
 use super::row::{Group, Row};
 
 pub(super) const GROUP: Group =
-    Group { title: "Requests", intro: "What clients ask and how it ends.", rows: ROWS };
+    Group { title: "Requests", intro: "Clients' requests and their outcomes.", rows: ROWS };
 
 const ROWS: &[Row] = &[
     Row {
@@ -13,8 +13,8 @@ const ROWS: &[Row] = &[
         seconds: false,
         labels: &["model", "api", "code"],
         help: "Requests answered, by model, API and status",
-        meaning: "Requests answered; `code` is 499 if the client left first, and the status it began with if the answer broke later. `model` is the pool's, empty if there was none. `api` is `other` for paths outside the table, kvlane's own among them",
-        worry: "the share of 5xx grows; many 499 are clients that gave up waiting; many 429 are a fleet that is too small",
+        meaning: "Requests answered; `code` is 499 if the client disconnected first, and the initial status if the response broke later. `model` is the pool's, empty if there was none. `api` is `other` for paths outside the table, including kvlane's own",
+        worry: "the share of 5xx grows; many 499 are clients that gave up waiting; many 429 mean that the fleet is too small",
     },
     Row {
         name: "request_duration",
@@ -22,8 +22,8 @@ const ROWS: &[Row] = &[
         seconds: true,
         labels: &["model"],
         help: "Request received to last byte",
-        meaning: "Received to last byte, of answers that came to their end",
-        worry: "its tail grows while `kvlane_output_tokens_total` does not",
+        meaning: "From receipt to last byte, for complete responses",
+        worry: "its high percentiles grow while `kvlane_output_tokens_total` does not",
     },
     Row {
         name: "ttft",
@@ -31,8 +31,8 @@ const ROWS: &[Row] = &[
         seconds: true,
         labels: &["model"],
         help: "Request received to first token",
-        meaning: "Received to first token, of answers that are streams of events",
-        worry: "its 90th percentile leaves what you promised: look at `kvlane_stage_seconds` for where the time goes",
+        meaning: "From receipt to first token, for event streams",
+        worry: "its 90th percentile exceeds your target: see `kvlane_stage_seconds` for the stage that takes the time",
     },
     Row {
         name: "tpot",
@@ -40,7 +40,7 @@ const ROWS: &[Row] = &[
         seconds: true,
         labels: &["model"],
         help: "Mean time per output token after the first",
-        meaning: "Mean time per output token after the first, one per streamed answer",
+        meaning: "Mean time per output token after the first, one value per streamed response",
         worry: "it grows: batches are too large, or preemption; compare workers by `kvlane_worker_decode_step_seconds`",
     },
     Row {
@@ -48,17 +48,17 @@ const ROWS: &[Row] = &[
         kind: Histogram,
         seconds: true,
         labels: &["model", "stage"],
-        help: "Where the time until the head of an answer went, by stage",
-        meaning: "Where the time until the heads of answers went, by [stage](observability.md#server-timing)",
-        worry: "`queue` grows: the fleet is full; `tokenize` grows: `tokens.threads`; `retry` is there at all: a worker fails; `read`, `parse` and `place` are more than milliseconds: the gateway has too little CPU",
+        help: "Time until the head of a response, by stage",
+        meaning: "Time until the head of a response, by [stage](observability.md#server-timing)",
+        worry: "`queue` grows: the fleet is full; `tokenize` grows: `tokens.threads`; `retry` is present: a worker fails; `read`, `parse` and `place` are more than milliseconds: the gateway has too little CPU",
     },
     Row {
         name: "queue_requests",
         kind: Gauge,
         seconds: false,
         labels: &["model"],
-        help: "Requests waiting for a place",
-        meaning: "Requests that wait for a place",
+        help: "Requests in the queue",
+        meaning: "Requests in the queue",
         worry: "it stays above 0: the fleet is full",
     },
     Row {
@@ -66,17 +66,17 @@ const ROWS: &[Row] = &[
         kind: Counter,
         seconds: false,
         labels: &["model", "reason"],
-        help: "Requests refused with 429, by reason",
-        meaning: "Requests refused with 429; `reason` is the error's code: `queue_full`, `queue_timeout`, `retry_budget_spent`",
-        worry: "it grows: the fleet is too small for what comes, or a limit too low",
+        help: "Requests rejected with 429, by reason",
+        meaning: "Requests rejected with 429; `reason` is the error's code: `queue_full`, `queue_timeout`, `retry_budget_spent`",
+        worry: "it grows: the fleet is too small for the load, or a limit is too low",
     },
     Row {
         name: "shed_ratio",
         kind: Gauge,
         seconds: false,
         labels: &["model"],
-        help: "Share of the requests of the last minute or so that were shed",
-        meaning: "Share of the requests of the last minute or so that were refused with 429",
+        help: "Share of requests rejected with 429, over about the last minute",
+        meaning: "Share of requests rejected with 429, over about the last minute",
         worry: "it is above 0.01 for minutes",
     },
     Row {
@@ -86,7 +86,7 @@ const ROWS: &[Row] = &[
         labels: &["model"],
         help: "Attempts after the first",
         meaning: "Attempts after the first",
-        worry: "it grows: `kvlane_worker_failures_total` says who fails and how",
+        worry: "it grows: `kvlane_worker_failures_total` shows which worker fails and how",
     },
     Row {
         name: "hedges",
@@ -94,7 +94,7 @@ const ROWS: &[Row] = &[
         seconds: false,
         labels: &["outcome"],
         help: "Second copies of requests whose first was late",
-        meaning: "Second copies of requests whose first was [late](operations.md#hedging): `won`, `lost`, or `refused` if nobody was to take one",
+        meaning: "Second copies of requests whose first was [late](operations.md#hedging): `won`, `lost`, or `refused` if no endpoint could take one within the budget",
         worry: "more are `won` than `lost`: a worker is often late",
     },
     Row {
@@ -103,7 +103,7 @@ const ROWS: &[Row] = &[
         seconds: false,
         labels: &["outcome"],
         help: "Streams that broke, where they can be continued",
-        meaning: "[streams that broke](operations.md#continuation) and might have gone on: `resumed` elsewhere, `closed` because only the end was missing, `unfit`, `exhausted` (`max_per_request`), `refused` (no worker, no budget, or its refusal), `misfit` (what came back does not continue it)",
+        meaning: "[streams that broke](operations.md#continuation) and might have been continued: `resumed` on another endpoint, `closed` because only the end was missing, `unfit`, `exhausted` (`max_per_request`), `refused` (no worker, no budget, or rejected by the worker), `misfit` (the new stream does not continue the old one)",
         worry: "`unfit`, `refused` or `misfit` grow: clients see streams break",
     },
 ];

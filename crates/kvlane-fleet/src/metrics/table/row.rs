@@ -2,14 +2,14 @@
 
 use prometheus_client::metrics::MetricType;
 
-/// What every metric's name begins with.
+/// The prefix of all metric names.
 pub const PREFIX: &str = "kvlane";
 
-/// Metrics that belong together.
+/// Related metrics.
 pub struct Group {
     /// A heading.
     pub title: &'static str,
-    /// What they tell, in a sentence.
+    /// A sentence about them.
     pub intro: &'static str,
     /// The metrics.
     pub rows: &'static [Row],
@@ -19,17 +19,17 @@ pub struct Group {
 pub struct Row {
     /// Its name without prefix, unit and `_total`.
     pub name: &'static str,
-    /// What kind of metric it is.
+    /// Its kind.
     pub kind: Kind,
-    /// Whether it is in seconds. Otherwise the name says what is counted.
+    /// Whether it is in seconds. Otherwise the name states the unit.
     pub seconds: bool,
     /// Its labels, in order.
     pub labels: &'static [&'static str],
-    /// What the exposition says of it.
+    /// The help text in the exposition.
     pub help: &'static str,
-    /// What the document says of it, in Markdown.
+    /// Its meaning in the document, in Markdown.
     pub meaning: &'static str,
-    /// When somebody should look, in Markdown; empty if it is only there to be set against others.
+    /// When to investigate, in Markdown; empty for a metric that only serves for comparison.
     pub worry: &'static str,
 }
 
@@ -40,7 +40,7 @@ pub enum Kind {
     Counter,
     /// Goes up and down.
     Gauge,
-    /// Observations by size.
+    /// A distribution.
     Histogram,
 }
 
@@ -69,7 +69,7 @@ impl Kind {
 // === impl Row ===
 
 impl Row {
-    /// The name that Prometheus shows.
+    /// Its full name in Prometheus.
     pub fn full_name(&self) -> String {
         let unit = if self.seconds { "_seconds" } else { "" };
         let total = if self.kind == Kind::Counter { "_total" } else { "" };

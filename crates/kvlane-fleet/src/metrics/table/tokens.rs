@@ -5,7 +5,7 @@ use super::row::{Group, Row};
 
 pub(super) const GROUP: Group = Group {
     title: "Tokens and caches",
-    intro: "What requests consist of, and what of it was computed already.",
+    intro: "Tokens of requests, and how many of them were cached.",
     rows: ROWS,
 };
 
@@ -15,8 +15,8 @@ const ROWS: &[Row] = &[
         kind: Counter,
         seconds: false,
         labels: &["model"],
-        help: "Prompt tokens, as engines count them where they tell",
-        meaning: "Prompt tokens, where the engine tells",
+        help: "Prompt tokens, as reported by engines",
+        meaning: "Prompt tokens, where the engine reports them",
         worry: "",
     },
     Row {
@@ -25,16 +25,16 @@ const ROWS: &[Row] = &[
         seconds: false,
         labels: &["model"],
         help: "Output tokens",
-        meaning: "Output tokens: the engine's count where it tells, else ours",
-        worry: "it falls while requests do not: answers break",
+        meaning: "Output tokens: the engine's count if it reports one, else the gateway's",
+        worry: "it falls while requests do not: responses break",
     },
     Row {
         name: "output_tokens_usual",
         kind: Gauge,
         seconds: false,
         labels: &["model"],
-        help: "Mean output tokens of the answers of late",
-        meaning: "Mean output tokens of the answers of late; what answers are expected to have begins there",
+        help: "Mean output tokens of recent responses",
+        meaning: "Mean output tokens of recent responses; the initial estimate of a response's length",
         worry: "",
     },
     Row {
@@ -42,8 +42,8 @@ const ROWS: &[Row] = &[
         kind: Counter,
         seconds: false,
         labels: &["model"],
-        help: "Prompt tokens that engines say they found in cache",
-        meaning: "Prompt tokens the engine says it found in cache",
+        help: "Prompt tokens that engines reported as cached",
+        meaning: "Prompt tokens that the engine reported as cached",
         worry: "its share of `kvlane_input_tokens_total` falls: other traffic, or caches that are too small",
     },
     Row {
@@ -52,7 +52,7 @@ const ROWS: &[Row] = &[
         seconds: false,
         labels: &["model"],
         help: "Prompt tokens predicted to be in cache",
-        meaning: "Prompt tokens we expected it to find",
+        meaning: "Prompt tokens that were predicted to be cached",
         worry: "it is far from `kvlane_cached_tokens_total`: see the predictions below",
     },
     Row {
@@ -61,7 +61,7 @@ const ROWS: &[Row] = &[
         seconds: false,
         labels: &["model"],
         help: "Prompt tokens of answered requests, as counted here",
-        meaning: "Prompt tokens of answered requests as counted here, whether or not the engine tells: what `kvlane_predicted_cached_tokens_total` is a part of",
+        meaning: "Prompt tokens of answered requests as counted here, whether or not the engine reports them: the total for `kvlane_predicted_cached_tokens_total`",
         worry: "",
     },
     Row {
@@ -70,7 +70,7 @@ const ROWS: &[Row] = &[
         seconds: false,
         labels: &["model"],
         help: "Prompt tokens that engines looked for in their caches, by their own counters",
-        meaning: "Prompt tokens that engines looked for in their prefix caches, by the counters of their `/metrics`; requests of others are among them",
+        meaning: "Prompt tokens that engines looked for in their prefix caches, by the counters of their `/metrics`; including requests that did not pass through the gateway",
         worry: "",
     },
     Row {
@@ -79,7 +79,7 @@ const ROWS: &[Row] = &[
         seconds: false,
         labels: &["model"],
         help: "Prompt tokens that engines found in their caches, by their own counters",
-        meaning: "Those that they found",
+        meaning: "Prompt tokens that engines found in their prefix caches, by the same counters",
         worry: "its share of `kvlane_engine_queried_tokens_total` falls",
     },
     Row {
@@ -89,7 +89,7 @@ const ROWS: &[Row] = &[
         labels: &["model"],
         help: "Time until the tokens of a prompt were counted, waiting included",
         meaning: "Time until the tokens of a prompt were counted, waiting included",
-        worry: "its 99th percentile nears the time to a first token",
+        worry: "its 99th percentile nears the time to first token",
     },
     Row {
         name: "prompts_estimated",
@@ -98,7 +98,7 @@ const ROWS: &[Row] = &[
         labels: &["model", "why"],
         help: "Prompts whose tokens could not be counted, by reason",
         meaning: "Prompts of a pool that counts which could not be counted",
-        worry: "it grows: placement knows less than it could; the label says what to change",
+        worry: "it grows: placement is less accurate than possible; the label shows what to change",
     },
     Row {
         name: "tokenizer_queue",
@@ -123,8 +123,8 @@ const ROWS: &[Row] = &[
         kind: Counter,
         seconds: false,
         labels: &["from"],
-        help: "Tokens counted, by whether they came out of the cache or were encoded",
-        meaning: "Tokens counted: out of the `cache`, or encoded from `text`",
+        help: "Tokens counted, from the cache or by encoding",
+        meaning: "Tokens counted: from the `cache`, or by encoding `text`",
         worry: "the share from `cache` falls",
     },
     Row {
@@ -134,7 +134,7 @@ const ROWS: &[Row] = &[
         labels: &["model"],
         help: "Memory counted by the prefix index",
         meaning: "Memory the prefix index counts",
-        worry: "it is at `routing.index_memory` or `kv_events.index_memory`: prefixes are forgotten early",
+        worry: "it is at `routing.index_memory` or `kv_events.index_memory`: prefixes are dropped early",
     },
     Row {
         name: "index_blocks",
@@ -143,6 +143,6 @@ const ROWS: &[Row] = &[
         labels: &["model"],
         help: "Blocks in the prefix index, once per holder",
         meaning: "Blocks in the index, once per holder",
-        worry: "it is far below what the caches hold",
+        worry: "it is far below the number of blocks in the caches",
     },
 ];

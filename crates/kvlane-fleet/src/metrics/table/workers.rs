@@ -4,7 +4,7 @@ use super::row::Kind::{Counter, Gauge};
 use super::row::{Group, Row};
 
 pub(super) const GROUP: Group =
-    Group { title: "Workers", intro: "Who is there, what they have to do, how they fare.", rows: ROWS };
+    Group { title: "Workers", intro: "Health, load and speed of workers.", rows: ROWS };
 
 const ROWS: &[Row] = &[
     Row {
@@ -14,7 +14,7 @@ const ROWS: &[Row] = &[
         labels: &["worker"],
         help: "1 if requests are placed there",
         meaning: "1 if healthy",
-        worry: "0 for longer than a restart takes",
+        worry: "it is 0 for longer than a restart takes",
     },
     Row {
         name: "worker_stalled",
@@ -50,7 +50,7 @@ const ROWS: &[Row] = &[
         labels: &["worker", "model"],
         help: "Uncached prompt tokens in flight",
         meaning: "Uncached prompt tokens in flight (`P`)",
-        worry: "it stays high at one worker: its prompts wait",
+        worry: "it stays high at one worker: prompts queue there",
     },
     Row {
         name: "worker_context_tokens",
@@ -59,7 +59,7 @@ const ROWS: &[Row] = &[
         labels: &["worker", "model"],
         help: "Prompt and output tokens in flight",
         meaning: "Prompt and output tokens in flight (`T`)",
-        worry: "it nears what the KV cache holds",
+        worry: "it nears the size of the KV cache",
     },
     Row {
         name: "worker_kv_usage_ratio",
@@ -75,18 +75,18 @@ const ROWS: &[Row] = &[
         kind: Gauge,
         seconds: false,
         labels: &["worker", "model"],
-        help: "Uncached prompt tokens it computes in a second, as learned, for a prompt of 4096",
-        meaning: "Uncached prompt tokens it computes in a second, as learned from its answers, for a prompt of 4096 tokens",
-        worry: "one worker is at half of its like: a GPU that is throttled or shared",
+        help: "Learned prefill rate in uncached prompt tokens per second, for a prompt of 4096",
+        meaning: "Prefill rate in uncached prompt tokens per second, learned from responses, for a prompt of 4096 tokens",
+        worry: "one worker is at half the rate of similar ones: its GPU is throttled or shared",
     },
     Row {
         name: "worker_decode_step",
         kind: Gauge,
         seconds: true,
         labels: &["worker", "model"],
-        help: "Time of a decode step with what it decodes at present, as learned",
-        meaning: "Time of a decode step, and so between two tokens of an answer, with what it decodes at present, as learned",
-        worry: "one worker takes twice as long as its like",
+        help: "Learned time of a decode step at the current load",
+        meaning: "Learned time of a decode step, and so between two tokens of a response, at the current load",
+        worry: "one worker takes twice as long as similar ones",
     },
     Row {
         name: "worker_selection",
@@ -95,7 +95,7 @@ const ROWS: &[Row] = &[
         labels: &["worker", "policy", "reason"],
         help: "Placements by policy and reason",
         meaning: "Placements",
-        worry: "one worker gets most placements under a reason that is no prefix: others are down or slow",
+        worry: "one worker gets most placements for a reason other than its prefix cache: other workers are down or slow",
     },
     Row {
         name: "worker_failures",
@@ -112,7 +112,7 @@ const ROWS: &[Row] = &[
         seconds: false,
         labels: &["worker"],
         help: "Attempts that were answered 429 or 503",
-        meaning: "Attempts that were answered 429 or 503: no failures",
-        worry: "it grows everywhere: engines are full before the gateway knows it; lower `routing.max_requests_per_endpoint`",
+        meaning: "Attempts that were answered 429 or 503; they do not count as failures",
+        worry: "it grows everywhere: engines are full before the gateway expects it; lower `routing.max_requests_per_endpoint`",
     },
 ];

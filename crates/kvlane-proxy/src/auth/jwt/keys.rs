@@ -1,4 +1,4 @@
-//! The public keys of a JWK set (RFC 7517), and which algorithms each of them verifies.
+//! The public keys of a JWK set (RFC 7517), and the algorithms of each.
 
 use jsonwebtoken::jwk::{
     AlgorithmParameters, EllipticCurve, EllipticCurveKeyParameters, Jwk, KeyAlgorithm,
@@ -8,7 +8,7 @@ use jsonwebtoken::{Algorithm, DecodingKey, Validation, decode};
 use serde::Deserialize;
 use serde_json::Value;
 
-/// The most keys of a set that are kept; the rest are ignored.
+/// Most keys kept of a set; the rest are ignored.
 const KEYS_MAX: usize = 256;
 /// Base64 characters of a coordinate of P-256 and of an Ed25519 key: 32 bytes.
 const P256_CHARS: usize = 43;
@@ -19,7 +19,7 @@ const P384_CHARS: usize = 64;
 pub(super) struct Key {
     /// Its `kid`.
     pub(super) id: Option<String>,
-    /// The algorithms of its kind; only its `alg`, if it has one.
+    /// The algorithms of its key type; only its `alg`, if it has one.
     algorithms: Vec<Algorithm>,
     public: DecodingKey,
 }
@@ -27,14 +27,14 @@ pub(super) struct Key {
 // === impl Key ===
 
 impl Key {
-    /// The claims of `token`, if this key has signed it by one of its algorithms and the claims are as `expected`.
+    /// The claims of `token`, if this key signed it by one of its algorithms and the claims are as `expected`.
     pub(super) fn claims(&self, token: &str, expected: &Validation) -> Option<Value> {
         let mut expected = expected.clone();
         expected.algorithms.clone_from(&self.algorithms);
         decode(token, &self.public, &expected).ok().map(|token| token.claims)
     }
 
-    /// None if the key is not for signatures, is of a kind that is not supported, or has coordinates of a wrong length.
+    /// None if the key is not for signatures, its type is not supported, or its coordinates have a wrong length.
     fn new(jwk: &Jwk) -> Option<Self> {
         if !matches!(jwk.common.public_key_use, None | Some(PublicKeyUse::Signature)) {
             return None;
@@ -55,7 +55,7 @@ impl Key {
                 x,
                 ..
             }) if x.len() == P256_CHARS => &[Algorithm::EdDSA],
-            // Shared secrets among them: a client that knows one could sign as the issuer.
+            // This includes shared secrets: a client that knows one could sign as the issuer.
             _ => return None,
         };
         let own = jwk.common.key_algorithm;
@@ -68,10 +68,10 @@ impl Key {
     }
 }
 
-/// The keys of a JWK set that can verify tokens. Keys that cannot be read are skipped, as RFC 7517, section 5, asks.
+/// The keys of a JWK set that can verify tokens. Unreadable keys are skipped, as RFC 7517, section 5, asks.
 ///
 /// # Errors
-/// The text is not a JWK set, or no key of it can verify tokens.
+/// The text is not a JWK set, or none of its keys can verify tokens.
 pub(super) fn key_set(text: &[u8]) -> Result<Vec<Key>, String> {
     #[derive(Deserialize)]
     struct Set {
@@ -94,7 +94,7 @@ mod tests {
 
     use super::*;
 
-    /// Base64 of this many bytes.
+    /// Base64 text of this many bytes.
     fn bytes(count: usize) -> String {
         use base64::prelude::{BASE64_URL_SAFE_NO_PAD, Engine};
         BASE64_URL_SAFE_NO_PAD.encode(vec![7; count])
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_read_if_it_is_of_a_kind_that_signs_and_has_the_size_of_its_kind() {
+    fn a_key_is_read_if_its_type_can_sign_and_its_size_is_right() {
         let (n, b32, b48) = (bytes(256), bytes(32), bytes(48));
         for good in [
             json!({"kty": "RSA", "n": n, "e": "AQAB"}),
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_set_of_any_size_has_its_first_keys_read_past_those_that_cannot_be() {
+    fn unreadable_keys_are_skipped_and_the_first_readable_keys_are_kept() {
         let strange = json!({"kty": "EC", "crv": "brainpoolP256r1", "x": "AA", "y": "AA"});
         let key = |n: usize| json!({"kty": "OKP", "crv": "Ed25519", "x": bytes(32), "kid": n.to_string()});
         let all: Vec<Value> = std::iter::once(strange).chain((0..KEYS_MAX + 10).map(key)).collect();

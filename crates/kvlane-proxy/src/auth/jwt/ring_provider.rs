@@ -1,7 +1,7 @@
-//! The cryptography of `jsonwebtoken`, by `ring`.
+//! The cryptography of `jsonwebtoken`, provided by `ring`.
 //!
-//! The crate itself brings AWS-LC or the RustCrypto crates. Either would be a second implementation beside that of TLS, and
-//! `deny.toml` bans the first. Signatures are verified here and not made.
+//! The crate's own providers are AWS-LC and the RustCrypto crates. Either would be a second implementation next to
+//! that of TLS, and `deny.toml` bans the first. The gateway only verifies signatures.
 
 use jsonwebtoken::crypto::{CryptoProvider, JwtVerifier, KeyUtils};
 use jsonwebtoken::errors::{ErrorKind, Result};
@@ -15,11 +15,11 @@ use ring::signature::{
 static PROVIDER: CryptoProvider = CryptoProvider {
     signer_factory: |_, _| Err(ErrorKind::UnsupportedAlgorithm.into()),
     verifier_factory: verifier,
-    // For thumbprints and for JWKs made of private keys, of which there are none.
+    // Used only for thumbprints and for JWKs made of private keys, which the gateway does not make.
     key_utils: KeyUtils::new_unimplemented(),
 };
 
-/// Makes `jsonwebtoken` verify by `ring`. It must be called before a token is decoded; every further call changes nothing.
+/// Makes `jsonwebtoken` use `ring`. Call before a token is decoded; further calls have no effect.
 pub(super) fn install() {
     let _ = PROVIDER.install_default();
 }
@@ -41,7 +41,7 @@ fn verifier(algorithm: &Algorithm, key: &DecodingKey) -> Result<Box<dyn JwtVerif
     Ok(Box::new(RingVerifier { algorithm: *algorithm, scheme, key: key.clone() }))
 }
 
-/// How `ring` verifies an algorithm.
+/// The verification scheme of an algorithm in `ring`.
 enum Scheme {
     Rsa(&'static RsaParameters),
     Curve(&'static dyn VerificationAlgorithm),
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_example_of_rfc_7515_verifies_as_rs256_and_as_nothing_else() {
+    fn the_example_of_rfc_7515_verifies_as_rs256_only() {
         install();
         // Appendix A.2.
         let key = DecodingKey::from_rsa_components("ofgWCuLjybRlzo0tZWJjNiuSfb4p4fAkd_wWJcyQoTbji9k0l8W26mPddxHmfHQp-Vaw-4qPCJrcS2mJPMEzP1Pt0Bm4d4QlL-yRT-SFd2lZS-pCgNMsD1W_YpRPEwOWvG6b32690r2jZ47soMZo9wGzjb_7OMg0LOL-bSf63kpaSHSXndS5z5rexMdbBYUsLA9e-KXBdQOS-UTo7WTBEMa2R2CapHg665xsmtdVMTBQY4uDZlxvb3qCo5ZwKh9kG4LT6_I5IhlJH7aGhyxXFvUK-DWNmoudF8NAco9_h9iaGNj8q2ethFkMLs91kzk2PAcDTW9gb54h4FRWyuXpoQ", "AQAB").expect("a key");
