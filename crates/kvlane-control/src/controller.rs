@@ -64,9 +64,14 @@ pub struct Controller {
     ingest: Ingest,
     /// The index of the previous process, until each worker has joined.
     index_snapshot: Arc<IndexSnapshot>,
+    tasks: Tasks,
+}
+
+/// Where the tasks of a controller run, and until when.
+pub struct Tasks {
     runtime: Handle,
-    tasks: TaskTracker,
     stop: CancellationToken,
+    running: TaskTracker,
 }
 
 /// Why a worker was not added.
@@ -86,10 +91,19 @@ pub enum AddError {
     TooMany,
 }
 
+// === impl Tasks ===
+
+impl Tasks {
+    /// On `runtime`, until `stop`.
+    pub fn new(runtime: Handle, stop: CancellationToken) -> Self {
+        Self { runtime, stop, running: TaskTracker::new() }
+    }
+}
+
 // === impl Controller ===
 
 impl Controller {
-    /// A fleet whose tasks run on `runtime` until `stop`.
+    /// A controller without workers. The worker of a draining endpoint comes through `drained` when its last request ends.
     pub fn new(
         fleet: Arc<Fleet>,
         health: Health,
@@ -97,8 +111,7 @@ impl Controller {
         ingest: Ingest,
         index_snapshot: Arc<IndexSnapshot>,
         drained: mpsc::UnboundedReceiver<Arc<Worker>>,
-        runtime: Handle,
-        stop: CancellationToken,
+        tasks: Tasks,
     ) -> Arc<Self> {
         let upstreams = fleet.new_upstreams();
         let controller = Arc::new(Self {
@@ -109,9 +122,7 @@ impl Controller {
             changes: Mutex::default(),
             ingest,
             index_snapshot,
-            runtime,
-            tasks: TaskTracker::new(),
-            stop,
+            tasks,
         });
         let (drained, letting_go) = (Arc::new(tokio::sync::Mutex::new(drained)), Arc::clone(&controller));
         controller
@@ -213,7 +224,7 @@ impl Controller {
         let mut drained = drained.lock().await;
         while let Some(worker) = tokio::select! {
             worker = drained.recv() => worker,
-            () = self.stop.cancelled() => None,
+            () = self.tasks.stop.cancelled() => None,
         } {
             self.leave_if_empty(&worker);
         }
@@ -385,7 +396,7 @@ impl Controller {
                     due = probed_at.map_or(due, |last| last + self.health().interval);
                     continue;
                 }
-                () = self.stop.cancelled() => return,
+                () = self.tasks.stop.cancelled() => return,
             }
             let now = Instant::now();
             (probed_at, due) = (Some(now), now + self.health().interval);
@@ -542,7 +553,7 @@ impl Controller {
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        self.tasks.spawn_on(async move { persist(&name, task).await }, &self.runtime);
+        self.tasks.running.spawn_on(async move { persist(&name, task).await }, &self.tasks.runtime);
     }
 }
 

@@ -19,6 +19,7 @@ use kvlane_admin::export::export;
 use kvlane_admin::history::History;
 use kvlane_admin::history::keep_history;
 use kvlane_control::Controller;
+use kvlane_control::controller::Tasks;
 use kvlane_control::controller::outside::check_workers;
 use kvlane_control::index_snapshot;
 use kvlane_control::index_snapshot::IndexSnapshot;
@@ -182,8 +183,7 @@ impl Serving {
             ingest,
             Arc::clone(&index),
             drained_workers,
-            admin.handle().clone(),
-            kill.clone(),
+            Tasks::new(admin.handle().clone(), kill.clone()),
         );
         let history = Arc::new(History::default());
         let own: Arc<dyn OwnApi> = Arc::new(Admin {
@@ -395,8 +395,11 @@ struct Keep {
     name: &'static str,
     path: PathBuf,
     interval: fn(&Settings) -> Duration,
-    write: Box<dyn Fn(&Fleet, &Path) -> io::Result<()> + Send + Sync>,
+    write: Box<WriteFile>,
 }
+
+/// Writes a snapshot file.
+type WriteFile = dyn Fn(&Fleet, &Path) -> io::Result<()> + Send + Sync;
 
 // === impl Keep ===
 

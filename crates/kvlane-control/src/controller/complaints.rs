@@ -128,6 +128,7 @@ fn advice(error: &AskError) -> Option<&'static str> {
 
 #[cfg(test)]
 mod tests {
+    use kvlane_core::health::{Probe, Thresholds};
     use std::io;
 
     use http::Method;
