@@ -88,7 +88,7 @@ mod tests {
         let metrics = Metrics::new().pool(model);
         let (drained, _) = mpsc::unbounded_channel();
         let pool = ModelPool::new(model, router, Counting::Estimate, metrics, Clock::start(1.0), drained);
-        let spec = WorkerSpec::new(&format!("http://127.0.0.1:{worker}"));
+        let spec = WorkerSpec::new(format!("http://127.0.0.1:{worker}"));
         let worker = Worker::new(WorkerId(worker.into()), &spec, None).expect("a good URL");
         pool.join(&Arc::new(worker), Rank { number: 0, source: None }, false, None).expect("room for one");
         Arc::new(pool)
