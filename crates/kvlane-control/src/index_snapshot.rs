@@ -27,7 +27,7 @@ use kvlane_fleet::Fleet;
 use kvlane_fleet::clock::{Clock, unix_time};
 use kvlane_fleet::pool::ModelPool;
 
-use crate::snapshot_file::{self, BYTES_MAX, Kind, Reader, SealError};
+use crate::snapshot_file::{self, BYTES_MAX, Kind, Reader, SnapshotFileError};
 
 /// Entries older than a week are expired in any index.
 const KIND: Kind = Kind { magic: b"kvlaneDP", version: 1, age_max_s: 7.0 * 24.0 * 3600.0 };
@@ -222,11 +222,11 @@ impl File {
 }
 
 /// The content of a file, and its age; none if it does not exist.
-fn read(path: &Path, now_s: f64) -> Result<(BTreeMap<Key, Entry>, Nanos), SealError> {
+fn read(path: &Path, now_s: f64) -> Result<(BTreeMap<Key, Entry>, Nanos), SnapshotFileError> {
     snapshot_file::read(path)?.map_or_else(|| Ok(Default::default()), |bytes| parse(&bytes, now_s))
 }
 
-fn parse(bytes: &[u8], now_s: f64) -> Result<(BTreeMap<Key, Entry>, Nanos), SealError> {
+fn parse(bytes: &[u8], now_s: f64) -> Result<(BTreeMap<Key, Entry>, Nanos), SnapshotFileError> {
     let (mut reader, age_s) = snapshot_file::open(bytes, &KIND, now_s)?;
     let mut entries: Vec<(Key, Entry)> = Vec::new();
     loop {
@@ -239,23 +239,24 @@ fn parse(bytes: &[u8], now_s: f64) -> Result<(BTreeMap<Key, Entry>, Nanos), Seal
             }
             [PIECE] => {
                 let number = reader.u32()? as usize;
-                let (_, entry) =
-                    entries.get_mut(number).ok_or(SealError::Damaged("blocks of an unknown endpoint"))?;
+                let (_, entry) = entries
+                    .get_mut(number)
+                    .ok_or(SnapshotFileError::Damaged("blocks of an unknown endpoint"))?;
                 entry.pieces.push(piece(&mut reader)?);
             }
-            _ => return Err(SealError::Damaged("unknown record")),
+            _ => return Err(SnapshotFileError::Damaged("unknown record")),
         }
     }
     reader.end()?;
     Ok((entries.into_iter().collect(), Nanos::from_secs_f64(age_s)))
 }
 
-fn piece(reader: &mut Reader<'_>) -> Result<Piece, SealError> {
+fn piece(reader: &mut Reader<'_>) -> Result<Piece, SnapshotFileError> {
     let [follows] = reader.array()?;
     let (before, age, count) = (reader.u64()?, Nanos(reader.u64()?), reader.u32()? as usize);
-    let length = count.checked_mul(8).ok_or(SealError::Damaged("a count is too high"))?;
+    let length = count.checked_mul(8).ok_or(SnapshotFileError::Damaged("a count is too high"))?;
     let mut blocks = Reader::new(reader.take(length)?);
-    let blocks = (0..count).map(|_| blocks.u64().map(BlockHash)).collect::<Result<_, SealError>>()?;
+    let blocks = (0..count).map(|_| blocks.u64().map(BlockHash)).collect::<Result<_, SnapshotFileError>>()?;
     Ok(Piece { before: (follows != 0).then_some(BlockHash(before)), blocks, age })
 }
 
@@ -305,7 +306,7 @@ mod tests {
             [107, 109]
         );
         let week_s = KIND.age_max_s + 1001.0;
-        assert!(matches!(parse(&written(&entries, Nanos::ZERO), week_s), Err(SealError::Old { .. })));
+        assert!(matches!(parse(&written(&entries, Nanos::ZERO), week_s), Err(SnapshotFileError::Old { .. })));
     }
 
     proptest! {

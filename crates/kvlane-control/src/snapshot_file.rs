@@ -31,7 +31,7 @@ pub(crate) struct Kind {
 
 /// Why a file is not used.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum SealError {
+pub(crate) enum SnapshotFileError {
     #[error(transparent)]
     Io(#[from] io::Error),
     #[error("it has {0} bytes, more than {BYTES_MAX}")]
@@ -110,35 +110,39 @@ impl Writer {
 }
 
 /// Reads a file; none if it does not exist.
-pub(crate) fn read(path: &Path) -> Result<Option<Vec<u8>>, SealError> {
+pub(crate) fn read(path: &Path) -> Result<Option<Vec<u8>>, SnapshotFileError> {
     match fs::metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error.into()),
-        Ok(file) if file.len() > BYTES_MAX + 8 => Err(SealError::TooLarge(file.len())),
+        Ok(file) if file.len() > BYTES_MAX + 8 => Err(SnapshotFileError::TooLarge(file.len())),
         Ok(_) => Ok(Some(fs::read(path)?)),
     }
 }
 
 /// The content of a file of this kind, and its age in seconds.
-pub(crate) fn open<'a>(bytes: &'a [u8], kind: &Kind, now_s: f64) -> Result<(Reader<'a>, f64), SealError> {
+pub(crate) fn open<'a>(
+    bytes: &'a [u8],
+    kind: &Kind,
+    now_s: f64,
+) -> Result<(Reader<'a>, f64), SnapshotFileError> {
     let mut reader = Reader(bytes);
     if reader.take(kind.magic.len()).ok() != Some(kind.magic) {
-        return Err(SealError::Foreign);
+        return Err(SnapshotFileError::Foreign);
     }
     let same = reader.u32()? == kind.version && reader.u64()? == probe();
     if !same {
-        return Err(SealError::OtherVersion);
+        return Err(SnapshotFileError::OtherVersion);
     }
     let Some((content, hash)) = bytes.split_last_chunk::<8>() else {
-        return Err(SealError::Damaged("it is truncated"));
+        return Err(SnapshotFileError::Damaged("it is truncated"));
     };
     if xxh3_64(content) != u64::from_le_bytes(*hash) {
-        return Err(SealError::Damaged("its hash does not match"));
+        return Err(SnapshotFileError::Damaged("its hash does not match"));
     }
     let age_s = now_s - f64::from_bits(reader.u64()?);
     // If the clock was set back, the age is negative: no file is too old then.
     if age_s > kind.age_max_s || !age_s.is_finite() {
-        return Err(SealError::Old { age_s, max_s: kind.age_max_s });
+        return Err(SnapshotFileError::Old { age_s, max_s: kind.age_max_s });
     }
     Ok((reader, age_s.max(0.0)))
 }
@@ -165,38 +169,39 @@ impl<'a> Reader<'a> {
         self.0.len()
     }
 
-    pub(crate) fn take(&mut self, bytes: usize) -> Result<&'a [u8], SealError> {
-        let (taken, rest) = self.0.split_at_checked(bytes).ok_or(SealError::Damaged("it is truncated"))?;
+    pub(crate) fn take(&mut self, bytes: usize) -> Result<&'a [u8], SnapshotFileError> {
+        let (taken, rest) =
+            self.0.split_at_checked(bytes).ok_or(SnapshotFileError::Damaged("it is truncated"))?;
         self.0 = rest;
         Ok(taken)
     }
 
-    pub(crate) fn array<const N: usize>(&mut self) -> Result<[u8; N], SealError> {
-        self.take(N)?.try_into().map_err(|_| SealError::Damaged("it is truncated"))
+    pub(crate) fn array<const N: usize>(&mut self) -> Result<[u8; N], SnapshotFileError> {
+        self.take(N)?.try_into().map_err(|_| SnapshotFileError::Damaged("it is truncated"))
     }
 
-    pub(crate) fn u32(&mut self) -> Result<u32, SealError> {
+    pub(crate) fn u32(&mut self) -> Result<u32, SnapshotFileError> {
         self.array().map(u32::from_le_bytes)
     }
 
-    pub(crate) fn u64(&mut self) -> Result<u64, SealError> {
+    pub(crate) fn u64(&mut self) -> Result<u64, SnapshotFileError> {
         self.array().map(u64::from_le_bytes)
     }
 
-    pub(crate) fn text(&mut self) -> Result<String, SealError> {
+    pub(crate) fn text(&mut self) -> Result<String, SnapshotFileError> {
         let length = self.u32()?;
         if length > TEXT_BYTES_MAX {
-            return Err(SealError::Damaged("a name is too long"));
+            return Err(SnapshotFileError::Damaged("a name is too long"));
         }
         let text = String::from_utf8(self.take(length as usize)?.to_vec());
-        text.map_err(|_| SealError::Damaged("a name is not UTF-8"))
+        text.map_err(|_| SnapshotFileError::Damaged("a name is not UTF-8"))
     }
 
     /// Whether only the hash is left.
-    pub(crate) fn end(&self) -> Result<(), SealError> {
+    pub(crate) fn end(&self) -> Result<(), SnapshotFileError> {
         match self.0.len() {
             8 => Ok(()),
-            _ => Err(SealError::Damaged("it is longer than its content")),
+            _ => Err(SnapshotFileError::Damaged("it is longer than its content")),
         }
     }
 }

@@ -10,7 +10,7 @@ use kvlane_fleet::metrics::RequestLabels;
 use kvlane_fleet::pool::ModelPool;
 use kvlane_wire::api::Api;
 
-use crate::dialect::Dialect;
+use crate::error_format::ErrorFormat;
 use crate::limits::Left;
 use crate::placement_headers::unmark;
 use crate::proxy::Proxy;
@@ -31,7 +31,7 @@ pub struct Account {
     proxy: Arc<Proxy>,
     api: Option<Api>,
     /// The error format of its client.
-    pub(super) dialect: Dialect,
+    pub(super) error_format: ErrorFormat,
     /// Whether it is a client's request; scrapes and requests to the admin API are not counted.
     counted: bool,
     /// When it arrived.
@@ -60,7 +60,7 @@ impl Account {
     pub(crate) fn open(
         proxy: &Arc<Proxy>,
         api: Option<Api>,
-        dialect: Dialect,
+        error_format: ErrorFormat,
         parts: &Parts,
         counted: bool,
     ) -> Arc<Self> {
@@ -74,7 +74,7 @@ impl Account {
         Arc::new(Self {
             proxy: Arc::clone(proxy),
             api,
-            dialect,
+            error_format,
             counted,
             received,
             timeline: Arc::new(Timeline::start(proxy.fleet.clock, received, request_id.clone(), trace)),

@@ -6,7 +6,7 @@ use kvlane_core::decision::Rejection;
 use kvlane_fleet::snapshot::Served;
 
 use crate::account::Account;
-use crate::attributes::Facts;
+use crate::attributes::Attributes;
 use crate::error::ApiError;
 use crate::limits::{Ask, Charge};
 use crate::proxy::Proxy;
@@ -18,7 +18,7 @@ const ANSWER_TOKENS_APART: f64 = 256.0;
 pub(super) fn admit(
     proxy: &Arc<Proxy>,
     served: &Served,
-    facts: Facts,
+    attributes: Attributes,
     prompt_tokens: u32,
     account: &Account,
 ) -> Result<Option<Arc<Charge>>, ApiError> {
@@ -29,10 +29,10 @@ pub(super) fn admit(
             true => ANSWER_TOKENS_APART,
             false => pool.router.read(|scheduler| scheduler.usual_output_tokens()),
         };
-        (usual as u64).min(facts.output_tokens_max().map_or(u64::MAX, u64::from))
+        (usual as u64).min(attributes.output_tokens_max().map_or(u64::MAX, u64::from))
     };
     let ask = Ask {
-        tenant: facts.tenant(),
+        tenant: attributes.tenant(),
         model: &pool.model,
         adapter: served.adapter.as_deref(),
         prompt_tokens,

@@ -223,7 +223,7 @@ impl<'a> Attempts<'a> {
 
     /// How long to wait for a response.
     pub(super) fn patience(&self) -> Patience {
-        let within = self.deadlines.first_byte(self.routed.facts.streams());
+        let within = self.deadlines.first_byte(self.routed.attributes.streams());
         Patience { within, total: self.deadlines.total, deadline: self.routed.deadline }
     }
 
@@ -234,7 +234,7 @@ impl<'a> Attempts<'a> {
         let may = config.enabled
             && self.attempts.made() == 1
             && self.standing == Standing::Clear
-            && self.routed.facts.streams();
+            && self.routed.attributes.streams();
         may.then(|| config.delay.or_else(|| self.routed.served.pool.first_tokens.late())).flatten()
     }
 

@@ -63,10 +63,10 @@ impl Attempt {
             attributes.push(("gen_ai.operation.name", operation.into()));
             attributes.push(("gen_ai.provider.name", provider(proxy, &served.pool.model).into()));
             attributes.push(("gen_ai.request.model", model.to_owned().into()));
-            if routed.facts.streams() {
+            if routed.attributes.streams() {
                 attributes.push(("gen_ai.request.stream", Value::Bool(true)));
             }
-            let most = routed.facts.output_tokens_max();
+            let most = routed.attributes.output_tokens_max();
             attributes.extend(most.map(|tokens| ("gen_ai.request.max_tokens", tokens.into())));
         }
         let error = OnceLock::new();

@@ -97,7 +97,7 @@ impl Config {
 }
 
 /// Reads hints. One per gateway.
-pub struct Hints {
+pub struct AttributeReader {
     session_headers: Vec<HeaderName>,
     tenant_headers: Vec<HeaderName>,
     priority_headers: Vec<HeaderName>,
@@ -108,7 +108,7 @@ pub struct Hints {
 
 /// The attributes of one request, the same for all its attempts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Facts {
+pub struct Attributes {
     session: Option<SessionKey>,
     tenant: Option<TenantKey>,
     priority: i8,
@@ -116,18 +116,18 @@ pub struct Facts {
     whole_answer: bool,
 }
 
-// === impl Facts ===
+// === impl Attributes ===
 
-impl Facts {
+impl Attributes {
     /// Whether the answer may be a stream.
     pub fn streams(&self) -> bool {
         !self.whole_answer
     }
 }
 
-// === impl Hints ===
+// === impl AttributeReader ===
 
-impl Hints {
+impl AttributeReader {
     /// Reads the attributes that `config` names; tenants' salts are made with `salts`.
     pub fn new(config: &Config, salts: SaltKey) -> Self {
         let headers = |names: &[String]| names.iter().filter_map(|name| name.try_into().ok()).collect();
@@ -153,13 +153,13 @@ impl Hints {
         headers: &HeaderMap,
         body: Option<&ParsedRequest<'_>>,
         identity: Option<&Arc<Identity>>,
-    ) -> Facts {
+    ) -> Attributes {
         let tenant = self.tenant(headers, identity.map(|identity| &**identity));
         let session = self.session_headers.iter().find_map(|name| {
             headers.get(name).map(HeaderValue::as_bytes).filter(|name| is_usable(name, SESSION_BYTES_MAX))
         });
         let session = session.or_else(|| Some(body?.session.as_ref()?.as_bytes()));
-        Facts {
+        Attributes {
             session: session.map(|name| session_key(tenant, name)),
             tenant: tenant.map(|tenant| TenantKey(self.keys.hash_one(tenant))),
             priority: self.priority(headers).unwrap_or_default(),
@@ -219,9 +219,9 @@ impl Hints {
     }
 }
 
-// === impl Facts ===
+// === impl Attributes ===
 
-impl Facts {
+impl Attributes {
     /// Its tenant.
     pub fn tenant(&self) -> Option<TenantKey> {
         self.tenant
@@ -312,25 +312,25 @@ mod tests {
         headers
     }
 
-    fn read(hints: &Hints, fields: &[(&str, &str)]) -> Facts {
+    fn read(reader: &AttributeReader, fields: &[(&str, &str)]) -> Attributes {
         let fields: Vec<_> = fields.iter().map(|(name, value)| (*name, value.as_bytes())).collect();
-        hints.read(&headers(&fields), None, None)
+        reader.read(&headers(&fields), None, None)
     }
 
     #[test]
     fn a_request_without_hints_has_no_session_and_no_tenant() {
-        let hints = Hints::new(&Config::default(), SaltKey::generate());
+        let reader = AttributeReader::new(&Config::default(), SaltKey::generate());
         let body = ParsedRequest::default();
-        assert_eq!(read(&hints, &[("accept", "*/*")]), Facts::default());
-        let whole = Facts { whole_answer: true, ..Facts::default() };
-        assert_eq!(hints.read(&HeaderMap::new(), Some(&body), None), whole);
+        assert_eq!(read(&reader, &[("accept", "*/*")]), Attributes::default());
+        let whole = Attributes { whole_answer: true, ..Attributes::default() };
+        assert_eq!(reader.read(&HeaderMap::new(), Some(&body), None), whole);
     }
 
     #[test]
     fn a_session_is_named_by_the_first_header_then_by_the_body() {
-        let hints = Hints::new(&Config::default(), SaltKey::generate());
+        let reader = AttributeReader::new(&Config::default(), SaltKey::generate());
         let body = ParsedRequest { session: Some(Cow::Borrowed("a")), ..ParsedRequest::default() };
-        let named_by = |fields: &[(&str, &[u8])]| hints.read(&headers(fields), Some(&body), None).session;
+        let named_by = |fields: &[(&str, &[u8])]| reader.read(&headers(fields), Some(&body), None).session;
         let a = named_by(&[]);
         assert!(a.is_some());
         for name in &Config::default().session_headers {
@@ -351,7 +351,7 @@ mod tests {
 
     #[test]
     fn sessions_with_one_name_differ_by_tenant() {
-        let hints = Hints::new(&Config::default(), SaltKey::generate());
+        let reader = AttributeReader::new(&Config::default(), SaltKey::generate());
         let tenants = [
             vec![],
             vec![("x-llm-d-inference-fairness-id", "t")],
@@ -359,12 +359,12 @@ mod tests {
             vec![("authorization", "Bearer t")],
             vec![("x-api-key", "u")],
         ];
-        let facts = tenants.map(|mut fields| {
+        let attributes = tenants.map(|mut fields| {
             fields.push(("x-session-id", "s"));
-            read(&hints, &fields)
+            read(&reader, &fields)
         });
-        for (n, one) in facts.iter().enumerate() {
-            for other in &facts[..n] {
+        for (n, one) in attributes.iter().enumerate() {
+            for other in &attributes[..n] {
                 assert_ne!(one.session, other.session);
                 assert_ne!(one.tenant, other.tenant);
             }
@@ -374,7 +374,7 @@ mod tests {
     #[test]
     fn a_session_key_is_the_same_at_every_gateway_and_a_tenant_key_is_not() {
         let fields = [("x-session-id", "s"), ("authorization", "Bearer sk-1")];
-        let read = || read(&Hints::new(&Config::default(), SaltKey::generate()), &fields);
+        let read = || read(&AttributeReader::new(&Config::default(), SaltKey::generate()), &fields);
         let (one, other) = (read(), read());
         assert_eq!(one.session, other.session);
         assert_ne!(one.tenant, other.tenant);
@@ -382,8 +382,8 @@ mod tests {
 
     #[test]
     fn an_api_key_is_one_tenant_in_every_header() {
-        let hints = Hints::new(&Config::default(), SaltKey::generate());
-        let tenant = |fields: &[(&str, &str)]| read(&hints, fields).tenant;
+        let reader = AttributeReader::new(&Config::default(), SaltKey::generate());
+        let tenant = |fields: &[(&str, &str)]| read(&reader, fields).tenant;
         let holder = tenant(&[("authorization", "Bearer sk-1")]);
         assert!(holder.is_some());
         assert_eq!(tenant(&[("authorization", "bearer   sk-1")]), holder);
@@ -399,17 +399,19 @@ mod tests {
         let named = ("x-llm-d-inference-fairness-id", "sk-1");
         assert_ne!(tenant(&[named]), holder, "a tenant's name is not an API key");
         assert_eq!(tenant(&[named, ("authorization", "Bearer sk-2")]), tenant(&[named]));
-        let without_tenants =
-            Hints::new(&Config { tenant_headers: Vec::new(), ..Config::default() }, SaltKey::generate());
+        let without_tenants = AttributeReader::new(
+            &Config { tenant_headers: Vec::new(), ..Config::default() },
+            SaltKey::generate(),
+        );
         assert_eq!(read(&without_tenants, &[named, ("authorization", "Bearer sk-1")]).tenant, None);
     }
 
     #[test]
     fn a_client_with_a_key_is_the_tenant_of_that_key() {
-        let hints = Hints::new(&Config::default(), SaltKey::generate());
+        let reader = AttributeReader::new(&Config::default(), SaltKey::generate());
         let known = |name: &str, trusted| Arc::new(Identity { name: name.into(), role: Role::User, trusted });
         let read =
-            |fields: &[(&str, &[u8])], who: &Arc<Identity>| hints.read(&headers(fields), None, Some(who));
+            |fields: &[(&str, &[u8])], who: &Arc<Identity>| reader.read(&headers(fields), None, Some(who));
         let (ann, bob, edge) = (known("ann", false), known("bob", false), known("edge", true));
         let named: (&str, &[u8]) = ("x-llm-d-inference-fairness-id", b"bob");
         let key: (&str, &[u8]) = ("authorization", b"Bearer sk");
@@ -426,7 +428,7 @@ mod tests {
         let for_bob = read(&[named, key], &edge).tenant;
         assert_eq!(
             for_bob,
-            hints.read(&headers(&[named]), None, None).tenant,
+            reader.read(&headers(&[named]), None, None).tenant,
             "a trusted key may name tenants"
         );
         assert_ne!(
@@ -442,9 +444,9 @@ mod tests {
     fn no_two_tenants_have_the_same_salt() {
         let known =
             |name: &str| Some(Arc::new(Identity { name: name.into(), role: Role::User, trusted: false }));
-        let hints = Hints::new(&Config::default(), SaltKey::generate());
+        let reader = AttributeReader::new(&Config::default(), SaltKey::generate());
         let salt = |who: &Option<Arc<Identity>>, theirs: Option<&str>| {
-            hints.salt(&HeaderMap::new(), who.as_ref(), theirs)
+            reader.salt(&HeaderMap::new(), who.as_ref(), theirs)
         };
         let (ann, bob) = (known("ann"), known("bob"));
         let own = salt(&ann, None);
@@ -458,21 +460,21 @@ mod tests {
             salt(&known("annx"), None),
             salt(&None, None),
             salt(&None, Some("ann")),
-            hints.salt(&headers(&[("x-llm-d-inference-fairness-id", b"ann")]), None, None),
-            hints.salt(&headers(&[("x-api-key", b"ann")]), None, None),
+            reader.salt(&headers(&[("x-llm-d-inference-fairness-id", b"ann")]), None, None),
+            reader.salt(&headers(&[("x-api-key", b"ann")]), None, None),
         ];
         let apart: std::collections::BTreeSet<_> = all.iter().collect();
         assert_eq!(apart.len(), all.len(), "{all:?}");
-        let again = hints.reset(&Config::default(), None);
+        let again = reader.reset(&Config::default(), None);
         assert_eq!(again.salt(&HeaderMap::new(), ann.as_ref(), None), own, "the same under the same key");
-        let rotated = hints.reset(&Config::default(), Some(SaltKey::generate()));
+        let rotated = reader.reset(&Config::default(), Some(SaltKey::generate()));
         assert_ne!(rotated.salt(&HeaderMap::new(), ann.as_ref(), None), own, "another under another key");
     }
 
     #[test]
     fn a_priority_is_a_number_in_range_or_a_known_name() {
-        let hints = Hints::new(&Config::default(), SaltKey::generate());
-        let priority = |fields: &[(&str, &str)]| read(&hints, fields).priority;
+        let reader = AttributeReader::new(&Config::default(), SaltKey::generate());
+        let priority = |fields: &[(&str, &str)]| read(&reader, fields).priority;
         for (said, expect) in [
             ("7", 7),
             (" -100 ", -100),
@@ -526,17 +528,17 @@ mod tests {
         /// Whatever their names, no two principals share a tenant, a bucket of a limit, a session or a salt.
         #[test]
         fn principals_with_one_name_in_different_forms_stay_separate(one in "[!-~]{1,40}", other in "[!-~]{1,40}") {
-            let hints = Hints::new(&Config::default(), SaltKey::generate());
+            let reader = AttributeReader::new(&Config::default(), SaltKey::generate());
             let mut all = principals(&one);
             if other != one {
                 all.extend(principals(&other));
             }
             all.push((HeaderMap::new(), None));
             let seen = |(mut head, who): (HeaderMap, Option<Arc<Identity>>)| {
-                let salt = hints.salt(&head, who.as_ref(), None);
+                let salt = reader.salt(&head, who.as_ref(), None);
                 head.insert("x-session-id", HeaderValue::from_static("s"));
-                let facts = hints.read(&head, None, who.as_ref());
-                (facts.tenant, facts.session, salt)
+                let attributes = reader.read(&head, None, who.as_ref());
+                (attributes.tenant, attributes.session, salt)
             };
             let all: Vec<_> = all.into_iter().map(seen).collect();
             for (n, (tenant, session, salt)) in all.iter().enumerate() {
@@ -565,10 +567,10 @@ mod tests {
                     headers.append(HeaderName::try_from(names[name % names.len()]).expect("a name"), value);
                 }
             }
-            let hints = Hints::new(&config, SaltKey::generate());
-            let facts = hints.read(&headers, None, None);
-            prop_assert_eq!(facts, hints.read(&headers, None, None));
-            prop_assert!((-PRIORITY_MAX..=PRIORITY_MAX).contains(&facts.priority));
+            let reader = AttributeReader::new(&config, SaltKey::generate());
+            let attributes = reader.read(&headers, None, None);
+            prop_assert_eq!(attributes, reader.read(&headers, None, None));
+            prop_assert!((-PRIORITY_MAX..=PRIORITY_MAX).contains(&attributes.priority));
         }
     }
 }

@@ -9,7 +9,7 @@ use kvlane_wire::openai::ParseError;
 use crate::attempt_error::AttemptError;
 use crate::auth::Denied;
 use crate::body::{Body, json_response};
-use crate::dialect::Dialect;
+use crate::error_format::ErrorFormat;
 use crate::limits::Limited;
 
 /// `Retry-After` of a 503 for want of memory: bodies take seconds to be read and sent.
@@ -240,9 +240,9 @@ impl ApiError {
     }
 
     /// The whole answer, in the client's error format.
-    pub fn into_response(self, dialect: Dialect) -> http::Response<Body> {
+    pub fn into_response(self, error_format: ErrorFormat) -> http::Response<Body> {
         let status = self.status();
-        let envelope = dialect.envelope(status, Self::kind_of(status), self.code(), &self.to_string());
+        let envelope = error_format.envelope(status, Self::kind_of(status), self.code(), &self.to_string());
         let mut response = json_response(status, &envelope);
         if let Self::WrongMethod { allow, .. } = self {
             response.headers_mut().insert(header::ALLOW, HeaderValue::from_static(allow));

@@ -102,7 +102,7 @@ pub(super) async fn forward(
                 let transcript = Continuation::transcript(proxy, account, wanted.api(), &body, &answer);
                 let Some(transcript) = transcript else {
                     let makes = wanted.makes_object(parts) && answer.status.is_success();
-                    let origin = Origin { worker: lease.worker.id, tenant: routed.facts.tenant() };
+                    let origin = Origin { worker: lease.worker.id, tenant: routed.attributes.tenant() };
                     return Ok(relay(answer, Some(lease), account, limits, makes.then_some(origin)));
                 };
                 drop(attempts);

@@ -19,7 +19,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::account::Account;
 use crate::admission::{admit, named_pool, no_endpoint};
-use crate::attributes::Facts;
+use crate::attributes::Attributes;
 use crate::auth::identity;
 use crate::error::ApiError;
 use crate::objects::Origin;
@@ -69,9 +69,9 @@ pub(super) fn route(
     account: &Account,
     deadline: Instant,
 ) -> Result<(Routed, Option<Bytes>), ApiError> {
-    let (hints, isolates) = (proxy.attributes.load(), proxy.settings().auth.isolate_tenants);
-    let facts = hints.read(&parts.headers, None, identity(parts));
-    let origin = origin(proxy, passing, parts, facts, isolates)?;
+    let (reader, isolates) = (proxy.attribute_reader.load(), proxy.settings().auth.isolate_tenants);
+    let attributes = reader.read(&parts.headers, None, identity(parts));
+    let origin = origin(proxy, passing, parts, attributes, isolates)?;
     let pinned = origin.map(|origin| origin.worker);
     let made_in = pinned.and_then(|worker| pool_of(proxy, worker));
     let served = made_in.map_or_else(|| pool(proxy, parts, body), Ok)?;
@@ -81,17 +81,17 @@ pub(super) fn route(
         prompt_tokens = u32::try_from(body.len() / BYTES_PER_TOKEN).unwrap_or(u32::MAX);
         if isolates {
             let theirs = cache_salt(body)?;
-            let salt = hints.salt(&parts.headers, identity(parts), theirs.as_deref());
+            let salt = reader.salt(&parts.headers, identity(parts), theirs.as_deref());
             with_salt = Some(salted(body, &salt)?);
         }
     }
     account.timeline.enter(Stage::Place);
-    let charge = admit(proxy, &served, facts, prompt_tokens, account)?;
+    let charge = admit(proxy, &served, attributes, prompt_tokens, account)?;
     let routed = Routed {
         served,
         chain: Vec::new(),
         prompt_tokens: 0,
-        facts,
+        attributes,
         received: account.received,
         timeline: Arc::clone(&account.timeline),
         name: RequestKey::named(account.request_id.as_bytes()),
@@ -109,7 +109,7 @@ fn origin(
     proxy: &Proxy,
     passing: Passing,
     parts: &Parts,
-    facts: Facts,
+    attributes: Attributes,
     isolates: bool,
 ) -> Result<Option<Origin>, ApiError> {
     let Passing::Listed(passed) = passing else { return Ok(None) };
@@ -119,7 +119,7 @@ fn origin(
     let Some(id) = passed.object(parts.uri.path()) else {
         return if isolates { Err(ApiError::NotIsolated(passed.pattern)) } else { Ok(None) };
     };
-    object(proxy, id, facts, isolates)
+    object(proxy, id, attributes, isolates)
 }
 
 /// The origin of the object with this id, if known.
@@ -129,11 +129,11 @@ fn origin(
 pub(super) fn object(
     proxy: &Proxy,
     id: &str,
-    facts: Facts,
+    attributes: Attributes,
     isolates: bool,
 ) -> Result<Option<Origin>, ApiError> {
     let origin = proxy.objects.origin(id);
-    if isolates && origin.is_none_or(|origin| origin.tenant != facts.tenant()) {
+    if isolates && origin.is_none_or(|origin| origin.tenant != attributes.tenant()) {
         return Err(ApiError::UnknownObject(id.chars().take(200).collect()));
     }
     Ok(origin)

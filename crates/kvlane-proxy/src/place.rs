@@ -72,7 +72,7 @@ impl Proxy {
             attempt: if let AttemptKind::Again(attempt) = kind { attempt } else { 0 },
             hedge: if let AttemptKind::Hedge(waited) = kind { Some(waited) } else { None },
             name: Some(routed.name),
-            ..routed.facts.apply(SchedulingRequest::new(id, routed.prompt_tokens))
+            ..routed.attributes.apply(SchedulingRequest::new(id, routed.prompt_tokens))
         };
         let mut waiting = pool.router.may_wait().then(|| Waiting::new(pool, id));
         let output = match (pool.arrive(request, &routed.chain), &mut waiting) {

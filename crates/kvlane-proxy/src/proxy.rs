@@ -10,7 +10,7 @@ use kvlane_fleet::Fleet;
 use kvlane_http::tls::Tls;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-use crate::attributes::Hints;
+use crate::attributes::AttributeReader;
 use crate::auth::Auth;
 use crate::limits::Limits;
 use crate::memory::Memory;
@@ -28,7 +28,7 @@ pub struct Proxy {
     auth: ArcSwap<Auth>,
     tls: ArcSwap<Tls>,
     /// Reads the attributes of requests.
-    pub attributes: ArcSwap<Hints>,
+    pub attribute_reader: ArcSwap<AttributeReader>,
     /// What each client may use.
     pub limits: Limits,
     /// The memory that the requests of all clients hold.
@@ -50,13 +50,13 @@ impl Proxy {
     /// A proxy that serves no request yet.
     pub fn new(fleet: Arc<Fleet>, settings: Settings, auth: Auth, tls: Tls) -> Self {
         let salts = SaltKey::read(&settings.auth).ok().flatten().unwrap_or_else(SaltKey::generate);
-        let (attributes, limits) = (Hints::new(&settings.attributes, salts), Limits::default());
-        limits.configure(&settings.limits, &attributes);
+        let (reader, limits) = (AttributeReader::new(&settings.attributes, salts), Limits::default());
+        limits.configure(&settings.limits, &reader);
         Self {
             fleet,
             auth: ArcSwap::from_pointee(auth),
             tls: ArcSwap::from_pointee(tls),
-            attributes: ArcSwap::from_pointee(attributes),
+            attribute_reader: ArcSwap::from_pointee(reader),
             limits,
             memory: Memory::new(settings.server.body_memory),
             objects: Objects::default(),
@@ -82,9 +82,9 @@ impl Proxy {
         }
         // The key was read when the configuration was checked. If reading it fails now, the previous one stays.
         let salts = SaltKey::read(&settings.auth).ok().flatten();
-        let attributes = self.attributes.load().reset(&settings.attributes, salts);
-        self.limits.configure(&settings.limits, &attributes);
-        self.attributes.store(Arc::new(attributes));
+        let reader = self.attribute_reader.load().reset(&settings.attributes, salts);
+        self.limits.configure(&settings.limits, &reader);
+        self.attribute_reader.store(Arc::new(reader));
         self.memory.set_most(settings.server.body_memory);
         self.settings.store(Arc::new(settings));
     }

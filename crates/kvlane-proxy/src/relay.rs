@@ -237,7 +237,7 @@ impl Relay {
         match &self.watch {
             Watch::Events(scanner) if self.whole.is_between() => {
                 let message = format!("the answer is incomplete: {error}");
-                let last = self.account.dialect.last_event(scanner.events(), broke.code(), &message);
+                let last = self.account.error_format.last_event(scanner.events(), broke.code(), &message);
                 Some(Ok(Frame::data(last)))
             }
             _ => Some(Err(error)),

@@ -49,25 +49,25 @@ pub(super) async fn route(
     timeline.enter(Stage::Parse);
     let name = RequestKey::named(account.request_id.as_bytes());
     let isolates = proxy.settings().auth.isolate_tenants;
-    let (served, facts, seed, estimated, salt, pinned) = rendered(api, body, |parsed, prompt| {
+    let (served, attributes, seed, estimated, salt, pinned) = rendered(api, body, |parsed, prompt| {
         let served = match &parsed.model {
             Some(model) => named_pool(proxy, model)?,
             None => only_pool(proxy, api)?,
         };
         // An alias of a model shares its blocks; an adapter does not.
         let adapter = served.adapter.as_deref().or(parsed.lora.as_deref());
-        let hints = proxy.attributes.load();
+        let reader = proxy.attribute_reader.load();
         let theirs = parsed.cache_salt.as_deref();
-        let ours = isolates.then(|| hints.salt(&parts.headers, identity(parts), theirs));
+        let ours = isolates.then(|| reader.salt(&parts.headers, identity(parts), theirs));
         let salt = ours.as_deref().or(theirs);
         let seed = ChainSeed::new(&served.pool.model, adapter, salt);
         let apart = salt.map_or(0, apart);
         let estimates = served.pool.counting.is_estimate();
         let estimated = estimates.then(|| Counted::estimate(seed, prompt, served.pool.router.block_tokens()));
-        let facts = hints.read(&parts.headers, Some(parsed), identity(parts));
+        let attributes = reader.read(&parts.headers, Some(parsed), identity(parts));
         let before = parsed.previous_response.as_deref();
-        let origin = before.map(|id| passed::object(proxy, id, facts, isolates)).transpose()?.flatten();
-        Ok((served, facts, seed, estimated, (ours, apart), origin.map(|origin| origin.worker)))
+        let origin = before.map(|id| passed::object(proxy, id, attributes, isolates)).transpose()?.flatten();
+        Ok((served, attributes, seed, estimated, (ours, apart), origin.map(|origin| origin.worker)))
     })?;
     let (ours, apart) = salt;
     let pool = &served.pool;
@@ -75,7 +75,7 @@ pub(super) async fn route(
         Some(estimated) => estimated,
         None => {
             // A request over a limit is rejected before its tokens are counted.
-            drop(admit(proxy, &served, facts, 0, account)?);
+            drop(admit(proxy, &served, attributes, 0, account)?);
             let question = Question { pool, api, body, seed, apart, deadline };
             let asked = proxy.fleet.clock.now();
             timeline.enter_at(Stage::Tokenize, asked);
@@ -95,7 +95,7 @@ pub(super) async fn route(
     };
     timeline.enter(Stage::Place);
     let Counted { chain, tokens: prompt_tokens } = counted;
-    let charge = admit(proxy, &served, facts, prompt_tokens, account)?;
+    let charge = admit(proxy, &served, attributes, prompt_tokens, account)?;
     let salted = ours.filter(|_| takes_salt(api)).map(|salt| salted(body, &salt)).transpose()?;
     // The last block's hash covers the whole chain, and the rest of the prompt is at the body's end.
     let behind = &body[body.len().saturating_sub(PROMPT_END_BYTES)..];
@@ -104,7 +104,7 @@ pub(super) async fn route(
         served,
         chain,
         prompt_tokens,
-        facts,
+        attributes,
         received,
         name,
         timeline,

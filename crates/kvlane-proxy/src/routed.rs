@@ -10,7 +10,7 @@ use kvlane_fleet::snapshot::Served;
 use kvlane_fleet::worker::WorkerId;
 use tokio::time::Instant;
 
-use crate::attributes::Facts;
+use crate::attributes::Attributes;
 use crate::limits::Charge;
 use crate::timeline::Timeline;
 
@@ -20,7 +20,7 @@ pub struct Routed {
     pub(crate) served: Arc<Served>,
     pub(crate) chain: Vec<BlockHash>,
     pub(crate) prompt_tokens: u32,
-    pub(crate) facts: Facts,
+    pub(crate) attributes: Attributes,
     pub(crate) received: Nanos,
     /// The time spent in each stage.
     pub timeline: Arc<Timeline>,

@@ -10,8 +10,8 @@ use kvlane_wire::path::allows;
 
 use crate::account::Account;
 use crate::body::Body;
-use crate::dialect::Dialect;
 use crate::error::ApiError;
+use crate::error_format::ErrorFormat;
 use crate::forward::{self, Wanted};
 use crate::guard::{self, Purpose};
 use crate::memory::Held;
@@ -24,7 +24,7 @@ use crate::read::{self, Source};
 /// A request that has been received.
 pub(crate) struct Received {
     parts: Parts,
-    dialect: Dialect,
+    error_format: ErrorFormat,
     account: Arc<Account>,
     /// Its purpose and body, or why it is rejected.
     read: Result<(Purpose, Bytes), ApiError>,
@@ -55,11 +55,11 @@ impl Service {
         body: impl Source,
     ) -> Received {
         let path = parts.uri.path();
-        let dialect = Dialect::of(path);
+        let error_format = ErrorFormat::of(path);
         let purpose = head.and_then(|()| Purpose::of(&self.proxy, self.port, path));
         let api = purpose.as_ref().ok().and_then(|purpose| purpose.api());
         let counted = matches!(self.port, Port::Clients { .. });
-        let account = Account::open(&self.proxy, api, dialect, &parts, counted);
+        let account = Account::open(&self.proxy, api, error_format, &parts, counted);
         let mut held = self.proxy.memory.share();
         let read = match purpose {
             Ok(purpose) if held.grow_to(bytes_of(&parts.headers)) => {
@@ -68,7 +68,7 @@ impl Service {
             Ok(_) => Err(ApiError::NoMemory),
             Err(error) => Err(error),
         };
-        Received { parts, dialect, account, read, held }
+        Received { parts, error_format, account, read, held }
     }
 
     async fn let_in(
@@ -96,7 +96,7 @@ impl Service {
 
     /// The answer to a request.
     pub(crate) async fn respond(&self, received: Received) -> Response<Body> {
-        let Received { parts, dialect, account, read, held: _held } = received;
+        let Received { parts, error_format, account, read, held: _held } = received;
         let answered = match read {
             // Boxed, so that a connection whose request is still arriving takes little memory.
             Ok((purpose, body)) => Box::pin(self.dispatch(&parts, purpose, body, &account)).await,
@@ -108,7 +108,7 @@ impl Service {
                 if let Some(reached) = error.reached() {
                     self.proxy.fleet.metrics.limits.reached(reached);
                 }
-                error.into_response(dialect)
+                error.into_response(error_format)
             }
         };
         account.set_status(response.status());

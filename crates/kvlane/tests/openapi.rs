@@ -5,8 +5,8 @@ use std::fs;
 use std::path::Path;
 
 use http::StatusCode;
-use kvlane_proxy::dialect::anthropic_type;
 use kvlane_proxy::error::ApiError;
+use kvlane_proxy::error_format::anthropic_type;
 use kvlane_proxy::paths::OWN_PATHS;
 use kvlane_proxy::relay::stream_error_codes;
 use kvlane_wire::api::Api;

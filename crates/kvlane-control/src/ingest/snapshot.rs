@@ -20,7 +20,7 @@ use kvlane_core::block::BlockHash;
 use kvlane_core::event::{EngineHash, KvEvent, StoredBlock, Tier};
 use kvlane_wire::sequence::Position;
 
-use crate::snapshot_file::{self, BYTES_MAX, Kind, Reader, SealError};
+use crate::snapshot_file::{self, BYTES_MAX, Kind, Reader, SnapshotFileError};
 
 /// No engine's replay reaches back further than an hour.
 const KIND: Kind = Kind { magic: b"kvlaneKV", version: 1, age_max_s: 3600.0 };
@@ -137,15 +137,15 @@ fn blocks_of(event: &KvEvent) -> usize {
 }
 
 /// Reads a file; empty if there is none.
-pub(super) fn read(path: &Path, now_s: f64) -> Result<BTreeMap<Key, Entry>, SealError> {
+pub(super) fn read(path: &Path, now_s: f64) -> Result<BTreeMap<Key, Entry>, SnapshotFileError> {
     snapshot_file::read(path)?.map_or_else(|| Ok(BTreeMap::new()), |bytes| parse(&bytes, now_s))
 }
 
-fn parse(bytes: &[u8], now_s: f64) -> Result<BTreeMap<Key, Entry>, SealError> {
+fn parse(bytes: &[u8], now_s: f64) -> Result<BTreeMap<Key, Entry>, SnapshotFileError> {
     let (mut reader, _) = snapshot_file::open(bytes, &KIND, now_s)?;
     let count = reader.u32()?;
     if count > ENTRIES_MAX {
-        return Err(SealError::Damaged("it has too many entries"));
+        return Err(SnapshotFileError::Damaged("it has too many entries"));
     }
     let mut entries = BTreeMap::new();
     for _ in 0..count {
@@ -167,11 +167,11 @@ pub fn entries_in(content: &[u8]) -> Option<usize> {
 // === impl Reader ===
 
 impl Reader<'_> {
-    fn block(&mut self) -> Result<StoredBlock, SealError> {
+    fn block(&mut self) -> Result<StoredBlock, SnapshotFileError> {
         Ok(StoredBlock { name: EngineHash(self.u64()?), hash: BlockHash(self.u64()?) })
     }
 
-    fn entry(&mut self) -> Result<Entry, SealError> {
+    fn entry(&mut self) -> Result<Entry, SnapshotFileError> {
         let key = Key { name: self.text()?, model: self.text()?, address: self.text()? };
         let position = Position { seq: self.u64()?, payload_hash: self.u64()? };
         let (block_tokens, count) = (self.u32()?, self.u32()?);
@@ -183,36 +183,36 @@ impl Reader<'_> {
         Ok(Entry { key, position, block_tokens, events })
     }
 
-    fn event(&mut self) -> Result<KvEvent, SealError> {
+    fn event(&mut self) -> Result<KvEvent, SnapshotFileError> {
         let [kind, tier] = self.array()?;
         let tier = match tier {
             0 => Tier::Gpu,
             1 => Tier::Cpu,
-            _ => return Err(SealError::Damaged("unknown tier")),
+            _ => return Err(SnapshotFileError::Damaged("unknown tier")),
         };
         let parent = if kind == 1 { Some(EngineHash(self.u64()?)) } else { None };
         let count = self.u32()? as usize;
         let mut names = |stored: bool| {
             let width = if stored { 16 } else { 8 };
-            let length = count.checked_mul(width).ok_or(SealError::Damaged("a count is too high"))?;
+            let length = count.checked_mul(width).ok_or(SnapshotFileError::Damaged("a count is too high"))?;
             self.take(length).map(Reader::new)
         };
         match kind {
             0 | 1 => {
                 let mut blocks = names(true)?;
-                let blocks = (0..count).map(|_| blocks.block()).collect::<Result<_, SealError>>()?;
+                let blocks = (0..count).map(|_| blocks.block()).collect::<Result<_, SnapshotFileError>>()?;
                 Ok(KvEvent::Stored { parent, blocks, tier })
             }
             2 | 3 => {
                 let mut blocks = names(false)?;
                 let blocks = (0..count).map(|_| blocks.u64().map(EngineHash));
-                let blocks = blocks.collect::<Result<_, SealError>>()?;
+                let blocks = blocks.collect::<Result<_, SnapshotFileError>>()?;
                 Ok(match kind {
                     2 => KvEvent::Copied { blocks, tier },
                     _ => KvEvent::Removed { blocks, tier },
                 })
             }
-            _ => Err(SealError::Damaged("unknown event")),
+            _ => Err(SnapshotFileError::Damaged("unknown event")),
         }
     }
 }

@@ -5,7 +5,7 @@ use kvlane_http::connections::pieces;
 
 use kvlane_control::index_snapshot;
 use kvlane_control::ingest::snapshot;
-use kvlane_proxy::attributes::{self, Hints};
+use kvlane_proxy::attributes::{self, AttributeReader};
 use kvlane_proxy::auth::jwt;
 
 /// The status and the body that would be relayed of an engine's response that arrives in these pieces before the
@@ -32,6 +32,7 @@ pub fn token(keys: &[u8], token: &str, claims: &serde_json::Value) -> bool {
 
 /// Whether the hints in these headers are the same when the same gateway reads them again.
 pub fn hints(headers: &HeaderMap) -> bool {
-    let hints = Hints::new(&attributes::Config::default(), kvlane_proxy::salt::SaltKey::generate());
-    hints.read(headers, None, None) == hints.read(headers, None, None)
+    let reader =
+        AttributeReader::new(&attributes::Config::default(), kvlane_proxy::salt::SaltKey::generate());
+    reader.read(headers, None, None) == reader.read(headers, None, None)
 }

@@ -23,7 +23,7 @@ use kvlane_core::request::TenantKey;
 use kvlane_core::time::Nanos;
 use kvlane_fleet::clock::Clock;
 
-use crate::attributes::Hints;
+use crate::attributes::AttributeReader;
 use crate::limits::config::{ANY, LimitSpec};
 
 /// The bucket of requests without a tenant. Any other tenant has its own, also under an entry that names a key: a
@@ -109,7 +109,7 @@ fn lock(limiter: &Mutex<Limiter>) -> MutexGuard<'_, Limiter> {
 
 impl Limits {
     /// Replaces the configuration. The usage of an entry is kept while there is an entry with the same key and model.
-    pub fn configure(&self, specs: &[LimitSpec], hints: &Hints) {
+    pub fn configure(&self, specs: &[LimitSpec], attributes: &AttributeReader) {
         let before = self.rules.load_full();
         let known: HashMap<_, &Rule> = before.all.iter().map(|rule| (rule.spec.subject(), rule)).collect();
         let mut rules = Rules::default();
@@ -127,7 +127,7 @@ impl Limits {
                 rules.any.push(at);
                 continue;
             }
-            for key in hints.tenants_called(&spec.key) {
+            for key in attributes.tenants_called(&spec.key) {
                 rules.named.entry(key).or_default().push(at);
             }
         }
@@ -320,14 +320,15 @@ mod tests {
 
     #[test]
     fn an_entry_for_a_key_replaces_the_entry_for_all_keys() {
-        let hints = Hints::new(&crate::attributes::Config::default(), crate::salt::SaltKey::generate());
+        let attributes =
+            AttributeReader::new(&crate::attributes::Config::default(), crate::salt::SaltKey::generate());
         let limits = Limits::default();
         limits.configure(
             &[spec("*", "*"), spec("a", "*"), spec("*", "m"), spec("b", "m"), spec("a", "lora")],
-            &hints,
+            &attributes,
         );
         let about = |name: Option<&str>, model: &str, adapter: Option<&str>| -> Vec<String> {
-            let tenant = name.map(|name| hints.tenants_called(name)[0]);
+            let tenant = name.map(|name| attributes.tenants_called(name)[0]);
             let ask = Ask { tenant, model, adapter, prompt_tokens: 0, output_tokens: &|| 0 };
             let rules = limits.rules.load();
             rules.about(&ask).map(|rule| format!("{} {}", rule.spec.key, rule.spec.model)).collect()

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 /// The API of a client, as far as error formats differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Dialect {
+pub enum ErrorFormat {
     /// OpenAI's `{"error": {…}}`; used for the engines' own APIs, too.
     OpenAi,
     /// The same, but typed events in streams.
@@ -15,9 +15,9 @@ pub enum Dialect {
     Anthropic,
 }
 
-// === impl Dialect ===
+// === impl ErrorFormat ===
 
-impl Dialect {
+impl ErrorFormat {
     /// The format for `path`.
     pub fn of(path: &str) -> Self {
         let below =
@@ -86,37 +86,37 @@ mod tests {
 
     #[test]
     fn the_path_determines_the_error_format() {
-        for (path, dialect) in [
-            ("/v1/messages", Dialect::Anthropic),
-            ("/v1/messages/count_tokens", Dialect::Anthropic),
-            ("/v1/messages_of_others", Dialect::OpenAi),
-            ("/v1/responses", Dialect::Responses),
-            ("/v1/chat/completions", Dialect::OpenAi),
-            ("/generate", Dialect::OpenAi),
-            ("", Dialect::OpenAi),
+        for (path, error_format) in [
+            ("/v1/messages", ErrorFormat::Anthropic),
+            ("/v1/messages/count_tokens", ErrorFormat::Anthropic),
+            ("/v1/messages_of_others", ErrorFormat::OpenAi),
+            ("/v1/responses", ErrorFormat::Responses),
+            ("/v1/chat/completions", ErrorFormat::OpenAi),
+            ("/generate", ErrorFormat::OpenAi),
+            ("", ErrorFormat::OpenAi),
         ] {
-            assert_eq!(Dialect::of(path), dialect, "{path}");
+            assert_eq!(ErrorFormat::of(path), error_format, "{path}");
         }
     }
 
     #[test]
     fn a_broken_stream_ends_in_one_error_event_of_its_api() {
-        let last = |dialect: Dialect| {
+        let last = |error_format: ErrorFormat| {
             let event =
-                String::from_utf8(dialect.last_event(7, "stream_broken", "it broke \"so\"\n").to_vec());
+                String::from_utf8(error_format.last_event(7, "stream_broken", "it broke \"so\"\n").to_vec());
             let event = event.expect("text");
             assert!(event.ends_with("\n\n") && event.trim_end().lines().count() <= 2, "one event: {event:?}");
             let (name, data) = event.split_once("data: ").expect("data");
             (name.to_owned(), serde_json::from_str::<Value>(data).expect("JSON"))
         };
         let error = json!({"message": "it broke \"so\"\n", "type": "api_error", "param": null, "code": "stream_broken"});
-        assert_eq!(last(Dialect::OpenAi), (String::new(), json!({"error": error})));
+        assert_eq!(last(ErrorFormat::OpenAi), (String::new(), json!({"error": error})));
         let error = json!({"type": "api_error", "message": "it broke \"so\"\n", "code": "stream_broken"});
         assert_eq!(
-            last(Dialect::Anthropic),
+            last(ErrorFormat::Anthropic),
             ("event: error\n".into(), json!({"type": "error", "error": error}))
         );
-        let (name, event) = last(Dialect::Responses);
+        let (name, event) = last(ErrorFormat::Responses);
         assert_eq!(
             (name.as_str(), &event["type"], &event["sequence_number"]),
             ("event: error\n", &json!("error"), &json!(7))
