@@ -29,7 +29,7 @@ scenarios: cargo
 # Every placement policy on every workload, fleet and load, in virtual time: writes docs/placement-results.md and plots.
 # What has been run is kept in target/placement. PLACEMENT='--only rag' and such make it less; see the example's head.
 placement: cargo
-	cargo run --release --locked -p kvlane-sim --example placement -- $(or $(PLACEMENT),--full --write docs)
+	cargo run --release --locked -p kvlane-lab --example placement -- $(or $(PLACEMENT),--full --write docs)
 
 # Whether the gateway orders policies as the simulator does: pieces of a trace through both, eight minutes or more.
 placement-live: cargo

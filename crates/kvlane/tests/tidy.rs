@@ -47,7 +47,7 @@ const MAY_REACH: [(&str, &[&str]); 14] = [
     ("kvlane-trace", &["kvlane-core"]),
     ("kvlane-sim", &["kvlane-core", "kvlane-trace"]),
     ("kvlane-mock", &["kvlane-core", "kvlane-sim", "kvlane-trace", "kvlane-wire"]),
-    ("kvlane-bench", &["kvlane-core", "kvlane-trace", "kvlane-wire"]),
+    ("kvlane-lab", &["kvlane-core", "kvlane-trace", "kvlane-sim", "kvlane-wire"]),
     (
         "kvlane",
         &[
@@ -63,7 +63,7 @@ const MAY_REACH: [(&str, &[&str]); 14] = [
             "kvlane-control",
             "kvlane-admin",
             "kvlane-gateway",
-            "kvlane-bench",
+            "kvlane-lab",
         ],
     ),
 ];
@@ -410,7 +410,7 @@ fn every_key_of_a_scenario_is_explained() {
     assert!(shipped.len() > 5, "{}", shipped.len());
     let mut found = BTreeSet::new();
     for text in shipped.iter().map(String::as_str).chain(written.iter().copied()) {
-        let scenario: kvlane_sim::scenario::Scenario = serde_saphyr::from_str(text).expect("a scenario");
+        let scenario: kvlane_lab::scenario::Scenario = serde_saphyr::from_str(text).expect("a scenario");
         keys(&serde_json::to_value(&scenario).expect("JSON"), &mut found);
     }
     assert!(found.contains("kv_event_jitter_s") && found.contains("per_client"), "{found:?}");

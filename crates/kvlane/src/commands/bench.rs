@@ -8,11 +8,11 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use kvlane_bench::matrix::judge::{Recorded, Report};
-use kvlane_bench::matrix::run::{Place, Progress, run};
-use kvlane_bench::matrix::store::Store;
-use kvlane_bench::matrix::workload::Source;
-use kvlane_bench::matrix::{Job, Matrix, ready};
+use kvlane_lab::matrix::routers::judge::{Recorded, Report};
+use kvlane_lab::matrix::routers::run::{Place, Progress, run};
+use kvlane_lab::matrix::routers::store::Store;
+use kvlane_lab::matrix::routers::workload::Source;
+use kvlane_lab::matrix::routers::{Job, Matrix, ready};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::page::PageArgs;

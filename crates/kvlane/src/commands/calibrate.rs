@@ -9,12 +9,12 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use kvlane_bench::calibrate::fit::fit;
-use kvlane_bench::calibrate::measure::{MeasureConfig, Measured, measure};
-use kvlane_bench::calibrate::report::Report;
-use kvlane_bench::calibrate::server::Server;
-use kvlane_bench::calibrate::{Pick, Plan, PlanOptions};
 use kvlane_core::timing::{Dtype, Efficiency, Hardware, Host, ModelShape, TimingModel};
+use kvlane_lab::calibrate::fit::fit;
+use kvlane_lab::calibrate::measure::{MeasureConfig, Measured, measure};
+use kvlane_lab::calibrate::report::Report;
+use kvlane_lab::calibrate::server::Server;
+use kvlane_lab::calibrate::{Pick, Plan, PlanOptions};
 
 use super::page::PageArgs;
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use clap::Args;
-use kvlane_trace::report::Page;
+use kvlane_lab::report::Page;
 
 /// Flags shared by all commands with a report.
 #[derive(Args, Clone, Debug, Default)]

@@ -7,8 +7,8 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
+use kvlane_lab::report::{Report, Run};
 use kvlane_trace::record::{self, Record};
-use kvlane_trace::report::{Report, Run};
 
 use super::page::PageArgs;
 

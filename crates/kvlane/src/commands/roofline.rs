@@ -12,7 +12,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use kvlane_core::timing::{Dtype, ModelShape, StepParts, StepShape, StepWork, TimingModel};
-use kvlane_trace::report::{Axis, Chart, Mark, Page, Part, Section, Series, Table};
+use kvlane_lab::report::{Axis, Chart, Mark, Page, Part, Section, Series, Table};
 use serde::Serialize;
 
 use super::page::PageArgs;

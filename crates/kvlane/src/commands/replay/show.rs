@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::Result;
-use kvlane_bench::replay::stages::{StageTimes, stages};
-use kvlane_bench::replay::{Client, ReplayConfig, ReplayReport};
+use kvlane_lab::replay::stages::{StageTimes, stages};
+use kvlane_lab::replay::{Client, ReplayConfig, ReplayReport};
+use kvlane_lab::report::{Page, Part, Report, Run, Section, Table, number, percent};
+use kvlane_lab::statistics::summary::{Percentiles, Summary};
 use kvlane_trace::record::Record;
-use kvlane_trace::report::{Page, Part, Report, Run, Section, Table, number, percent};
-use kvlane_trace::summary::{Percentiles, Summary};
 use serde::Serialize;
 
 /// Share of the prompt tokens beyond the trace's repetition that chat templates may explain.

@@ -18,8 +18,8 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use kvlane_core::policy::PolicyConfig;
 use kvlane_core::time::Nanos;
-use kvlane_sim::figures::Overload;
-use kvlane_sim::scenario::{
+use kvlane_lab::figures::Overload;
+use kvlane_lab::scenario::{
     Arm, Aside, CacheKnowledge, Cell, ClosedLoop, Conversations, Group, OpenLoop, Row, Scenario, Stage,
     WorkloadSpec, run,
 };

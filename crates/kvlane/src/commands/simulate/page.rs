@@ -1,7 +1,7 @@
 //! The HTML report of a simulation.
 
-use kvlane_sim::scenario::{Row, Scenario};
-use kvlane_trace::report::{Axis, Chart, Loads, Mark, Page, Part, Point, Report, Section, Series};
+use kvlane_lab::report::{Axis, Chart, Loads, Mark, Page, Part, Point, Report, Section, Series};
+use kvlane_lab::scenario::{Row, Scenario};
 
 use super::{load_of, tables};
 

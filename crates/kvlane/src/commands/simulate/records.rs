@@ -5,7 +5,7 @@ use std::io::BufWriter;
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use kvlane_sim::scenario::Row;
+use kvlane_lab::scenario::Row;
 use kvlane_trace::record;
 
 /// Writes a file for each row that has records.

@@ -1,8 +1,8 @@
 //! The figures of a simulation for a terminal, and as the tables of its report.
 
-use kvlane_sim::figures::{CLASSES, Figures, Overload};
-use kvlane_sim::scenario::{Group, Row, Scenario};
-use kvlane_trace::report::Table;
+use kvlane_lab::figures::{CLASSES, Figures, Overload};
+use kvlane_lab::report::Table;
+use kvlane_lab::scenario::{Group, Row, Scenario};
 
 use super::{errors, load_of};
 

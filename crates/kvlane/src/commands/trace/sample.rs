@@ -5,9 +5,10 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
+use kvlane_lab::report::number;
+use kvlane_lab::trace_stats::fidelity::closest;
 use kvlane_trace::format::normal;
-use kvlane_trace::report::number;
-use kvlane_trace::sample::{Method, closest};
+use kvlane_trace::sample::Method;
 
 use super::ReadArgs;
 use super::show::{Show, name};

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use clap::Args;
-use kvlane_trace::report::Page;
+use kvlane_lab::report::Page;
 use serde::Serialize;
 
 use crate::commands::page::PageArgs;

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Args;
-use kvlane_trace::stats::TraceStats;
+use kvlane_lab::trace_stats::TraceStats;
 
 use super::ReadArgs;
 use super::show::{Show, name};
