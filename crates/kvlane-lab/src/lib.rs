@@ -4,6 +4,7 @@
 //!   [calibration](calibrate) of the engine timing model against one server.
 //! - Experiments: [`scenario`] is one simulated fleet, [`matrix`] compares policies in virtual time and routers on real
 //!   engines.
+//! - `chaos` (a feature of its own): a fleet of real processes under faults.
 //! - Results: [`statistics`], [`figures`] of a simulated run, [`trace_stats`] of a trace, and the [`report`] that shows
 //!   them.
 //!
@@ -14,6 +15,8 @@
 //! [`kvlane_trace::record::Record`] per request.
 
 pub mod calibrate;
+#[cfg(feature = "chaos")]
+pub mod chaos;
 pub mod figures;
 pub mod matrix;
 pub mod prompt;

@@ -3,10 +3,10 @@
 //! every request: a complete answer, or one clear error that is caused by an engine while no other could have
 //! answered. `chaos soak` runs for hours with few faults and checks memory and descriptors. `chaos crowd` opens very
 //! many streams with slow clients, and measures the latency of other clients meanwhile. All write logs and samples to
-//! `--dir`, exit with code 1 if a promise was broken, and print the seed for a repetition.
+//! `--dir`, and print the seed for a repetition; [`run`] says whether a promise was broken.
 //!
-//! Build the gateway first: `cargo build --release -p kvlane`. All clients are in one thread, to leave the rest of a
-//! small machine to the gateway.
+//! Gateway and engines are processes of the `kvlane` program, which is built before. All clients are in one thread, to
+//! leave the rest of a small machine to the gateway.
 
 mod client;
 mod crowd;
@@ -19,11 +19,10 @@ use std::error::Error;
 use std::fs::File;
 use std::io::{self, Write as _};
 use std::path::PathBuf;
-use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Subcommand};
 use http::Method;
 use kvlane_core::rng::Rng;
 use kvlane_core::time::Nanos;
@@ -34,7 +33,7 @@ use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep_until};
 
 use self::client::{Client, Ending, Told};
-use self::crowd::CrowdArgs;
+pub use self::crowd::CrowdArgs;
 use self::fleet::{Fleet, FleetConfig, MODEL, Usage};
 use self::tls::Certificates;
 use self::traffic::{Asked, Traffic};
@@ -59,15 +58,9 @@ const SOAK_DEAD_S: u64 = 6;
 /// Share of a run after which memory and descriptors are checked.
 const WARM_UP: f64 = 0.25;
 
-/// The mode.
-#[derive(Parser)]
-struct Options {
-    #[command(subcommand)]
-    mode: Mode,
-}
-
-#[derive(Subcommand)]
-enum Mode {
+/// An experiment.
+#[derive(Subcommand, Clone, Debug)]
+pub enum Experiment {
     /// A script of faults.
     Script(RunArgs),
     /// Hours of mixed traffic.
@@ -76,62 +69,63 @@ enum Mode {
     Crowd(CrowdArgs),
 }
 
-#[derive(Args, Clone)]
-struct RunArgs {
+/// Settings of a script or a soak.
+#[derive(Args, Clone, Debug)]
+pub struct RunArgs {
     /// The program.
     #[arg(long, default_value = "target/release/kvlane")]
-    kvlane: PathBuf,
+    pub kvlane: PathBuf,
     /// The program for mock engines, if different.
     #[arg(long)]
-    engine: Option<PathBuf>,
+    pub engine: Option<PathBuf>,
     /// Directory of logs and samples.
     #[arg(long, default_value = "target/chaos")]
-    dir: PathBuf,
+    pub dir: PathBuf,
     /// Duration.
     #[arg(long, default_value_t = 600)]
-    seconds: u64,
+    pub seconds: u64,
     /// Number of engines.
     #[arg(long, default_value_t = 4)]
-    engines: usize,
+    pub engines: usize,
     /// Mean requests per second.
     #[arg(long, default_value_t = 30.0)]
-    rate: f64,
+    pub rate: f64,
     /// Seed of requests and faults.
     #[arg(long, default_value_t = 1)]
-    seed: u64,
+    pub seed: u64,
     /// Engine seconds per wall-clock second.
     #[arg(long, default_value_t = 2.0)]
-    speed: f64,
+    pub speed: f64,
     /// Whether the configuration is reloaded.
     #[arg(long)]
-    reloads: bool,
+    pub reloads: bool,
     /// Whether clients use TLS, with certificates that are replaced.
     #[arg(long)]
-    tls: bool,
+    pub tls: bool,
     /// Whether continuation is on.
     #[arg(long)]
-    continuation: bool,
+    pub continuation: bool,
     /// Whether hedging is on.
     #[arg(long)]
-    hedge: bool,
+    pub hedge: bool,
     /// Log level of the gateway.
     #[arg(long, default_value = "info")]
-    log_level: String,
+    pub log_level: String,
 }
 
-fn main() -> Result<ExitCode, Box<dyn Error>> {
-    let options = Options::parse();
+/// Carries out an experiment; returns whether a promise was broken.
+///
+/// # Errors
+/// If gateway or engines cannot be started, or end by themselves.
+pub fn run(experiment: &Experiment) -> Result<bool, Box<dyn Error>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let (args, script, sampled) = match &options.mode {
-        Mode::Script(args) => (args, faults(args), Duration::from_secs(1)),
-        Mode::Soak(args) => (args, deaths(args), Duration::from_secs(10)),
-        Mode::Crowd(args) => {
-            let broken = runtime.block_on(crowd::run(args))?;
-            return Ok(if broken { ExitCode::FAILURE } else { ExitCode::SUCCESS });
+    runtime.block_on(async {
+        match experiment {
+            Experiment::Script(args) => play(args, faults(args), Duration::from_secs(1)).await,
+            Experiment::Soak(args) => play(args, deaths(args), Duration::from_secs(10)).await,
+            Experiment::Crowd(args) => crowd::run(args).await,
         }
-    };
-    let broken = runtime.block_on(run(args, script, sampled))?;
-    Ok(if broken { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    })
 }
 
 /// All kinds of faults, two blackouts, and an end without faults.
@@ -184,7 +178,7 @@ fn settings() -> Value {
 }
 
 /// One run; returns whether a promise was broken.
-async fn run(args: &RunArgs, script: Script, sampled: Duration) -> Result<bool, Box<dyn Error>> {
+async fn play(args: &RunArgs, script: Script, sampled: Duration) -> Result<bool, Box<dyn Error>> {
     let (lasts, steps) = (Duration::from_secs(args.seconds), script.steps.clone());
     std::fs::create_dir_all(&args.dir)?;
     let mut certificates = args.tls.then(|| Certificates::new(&args.dir.canonicalize()?)).transpose()?;

@@ -8,8 +8,8 @@ use std::time::Instant;
 use kvlane_core::time::Nanos;
 use kvlane_sim::chaos::Script;
 
-use crate::client::{Ending, Shape, Told};
-use crate::traffic::{Asked, Expected};
+use super::client::{Ending, Shape, Told};
+use super::traffic::{Asked, Expected};
 
 /// Maximum violations printed in full.
 const TOLD_MAX: usize = 20;

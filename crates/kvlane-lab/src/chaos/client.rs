@@ -16,7 +16,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use crate::tls::Trusting;
+use super::tls::Trusting;
 
 /// Idle connections kept, and their maximum age: well below the gateway's own limit, because a connection that the
 /// gateway closes at the moment of sending is not a failure.

@@ -7,8 +7,8 @@ use http::Method;
 use kvlane_core::rng::Rng;
 use serde_json::json;
 
-use crate::client::{Order, Shape};
-use crate::fleet::MODEL;
+use super::client::{Order, Shape};
+use super::fleet::MODEL;
 
 /// Repeated prompts, for caches and comparisons.
 const PROMPTS: usize = 400;

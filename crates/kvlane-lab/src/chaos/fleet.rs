@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::client;
+use super::client;
 
 /// The model of most engines.
 pub(crate) const MODEL: &str = "m";

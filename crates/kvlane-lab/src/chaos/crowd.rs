@@ -20,9 +20,9 @@ use tokio::sync::watch;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
-use crate::client::{self, Client, Ending, Order, Shape};
-use crate::fleet::{Fleet, FleetConfig, MODEL};
-use crate::traffic;
+use super::client::{self, Client, Ending, Order, Shape};
+use super::fleet::{Fleet, FleetConfig, MODEL};
+use super::traffic;
 
 /// The model of the other clients.
 const OTHER: &str = "other";
@@ -41,29 +41,29 @@ const CALM_PER_S: u32 = 20;
 const BURST_PER_S: u32 = 200;
 
 /// Flags.
-#[derive(Args, Clone)]
-pub(crate) struct CrowdArgs {
+#[derive(Args, Clone, Debug)]
+pub struct CrowdArgs {
     /// The program.
     #[arg(long, default_value = "target/release/kvlane")]
-    kvlane: PathBuf,
+    pub kvlane: PathBuf,
     /// Directory of logs.
     #[arg(long, default_value = "target/crowd")]
-    dir: PathBuf,
+    pub dir: PathBuf,
     /// Number of simultaneous streams.
     #[arg(long, default_value_t = 20_000)]
-    streams: usize,
+    pub streams: usize,
     /// Streams opened per second.
     #[arg(long, default_value_t = 500)]
-    opened_per_s: usize,
+    pub opened_per_s: usize,
     /// Maximum requests in flight in the gateway; further ones are queued. Each takes a descriptor.
     #[arg(long, default_value_t = 19_800)]
-    in_flight: usize,
+    pub in_flight: usize,
     /// Connections of slow clients: half read slowly, half write slowly.
     #[arg(long, default_value_t = 5_000)]
-    slow: usize,
+    pub slow: usize,
     /// Time for which streams and slow clients are kept open.
     #[arg(long, default_value_t = 30)]
-    hold_s: u64,
+    pub hold_s: u64,
 }
 
 /// Latencies of the other clients.
