@@ -18,6 +18,7 @@ lint: cargo
 	cargo fmt --version && cargo clippy --version || rustup component add rustfmt clippy
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
+	cargo clippy --package kvlane --no-default-features --locked -- -D warnings
 
 # What was published of real fleets beside what the simulator says of them.
 scenarios: cargo

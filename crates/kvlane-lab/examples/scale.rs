@@ -212,7 +212,6 @@ fn fleet(engine: &EngineConfig, engines: usize, policy: PolicyConfig, knows: Kno
 }
 
 /// Plays a trace and prints the row.
-#[expect(clippy::disallowed_methods, reason = "this is what measures")]
 fn measure(
     workload: &str,
     trace: &Trace,

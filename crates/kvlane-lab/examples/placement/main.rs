@@ -189,14 +189,13 @@ fn list(matrix: &Matrix, selection: &Selection) -> Result<(), Failure> {
 }
 
 /// Used for progress only.
-#[expect(clippy::disallowed_methods, reason = "a driver, not the model")]
 fn now() -> Instant {
     Instant::now()
 }
 
 /// The crate's directory: in the current repository, or in the one of the build.
 fn here() -> PathBuf {
-    let stands = Path::new("crates/kvlane-sim");
+    let stands = Path::new("crates/kvlane-lab");
     if stands.is_dir() { stands.to_owned() } else { env!("CARGO_MANIFEST_DIR").into() }
 }
 

@@ -9,7 +9,7 @@ use clap::Args;
 use kvlane_lab::report::Page;
 use serde::Serialize;
 
-use crate::commands::page::PageArgs;
+use crate::commands::lab::page::PageArgs;
 
 /// The output files.
 #[derive(Args, Clone, Debug)]

@@ -11,7 +11,7 @@ use kvlane_mock::{DeathsLike, KvEventsConfig, KvEventsFaults, KvEventsHashes, Mo
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::timing_file;
+use super::timing_file;
 
 /// Flags have the names of llm-d-inference-sim and vLLM where those have the same flag.
 #[derive(Args, Clone, Debug)]

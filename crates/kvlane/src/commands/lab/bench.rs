@@ -20,7 +20,7 @@ use super::simulate::catalogue;
 use crate::yaml;
 
 /// A file with every key, for `--example`.
-const EXAMPLE: &str = include_str!("../../../../config/bench.yaml");
+const EXAMPLE: &str = include_str!("../../../../../config/bench.yaml");
 
 /// Flags of the bench.
 #[derive(Args, Clone, Debug)]

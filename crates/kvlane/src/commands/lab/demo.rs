@@ -28,10 +28,10 @@ use serde::Serialize;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::timing_file;
+use super::timing_file;
 
 /// 600 s of the conversation trace published with Mooncake (FAST'25), Apache-2.0; see its README beside it.
-const SLICE: &[u8] = include_bytes!("../../assets/mooncake-conversation-slice.jsonl.gz");
+const SLICE: &[u8] = include_bytes!("../../../assets/mooncake-conversation-slice.jsonl.gz");
 /// The model's name in the demo.
 const MODEL: &str = "demo";
 /// The engines' timers have a resolution of 1 ms: a tenth of a trace second at this speed. Above it they would
