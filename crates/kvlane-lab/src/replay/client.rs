@@ -92,7 +92,7 @@ impl Watch {
         loop {
             let due = Instant::now() + LOOK;
             tokio::time::sleep_until(due.into()).await;
-            self.stall.add(due.elapsed());
+            self.stall.add(due.elapsed().as_secs_f64(), 1);
         }
     }
 

@@ -166,8 +166,8 @@ impl Rhythm {
 
     fn histogram(&self) -> Histogram {
         let mut all = Histogram::default();
-        all.add_many(Duration::ZERO, self.together);
-        self.gaps.iter().for_each(|&gap| all.add(gap));
+        all.add(0.0, self.together);
+        self.gaps.iter().for_each(|gap| all.add(gap.as_secs_f64(), 1));
         all
     }
 

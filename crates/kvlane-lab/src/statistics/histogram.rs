@@ -1,57 +1,51 @@
-//! Histogram of durations in constant memory, for samples per token or millisecond rather than per request.
+//! Histogram in constant memory, for samples per token or block rather than per request.
 //!
-//! Bucket widths grow with the value, 32 buckets per doubling, so percentiles are accurate to 3 %; mean and maximum
+//! Bins are a fixed share of the value wide, 128 per doubling, so percentiles are accurate to 0.8 %; mean and maximum
 //! are exact.
 
-use std::time::Duration;
-
+use super::spread::Spread;
 use super::summary::Percentiles;
 
-/// Buckets per doubling.
-const PER_DOUBLING: usize = 32;
-/// Number of doublings of a nanosecond: 64 bits.
-const DOUBLINGS: usize = 60;
+/// Bits of a float's fraction that tell bins apart: bins are at most 0.8 % wide.
+const FRACTION_BITS: u32 = 7;
 
-/// A histogram of durations.
-#[derive(Clone, Debug, PartialEq)]
+/// Smaller samples count as zero: below a microsecond nothing is told apart. A power of two.
+const SMALLEST: f64 = 1.0 / (1 << 20) as f64;
+
+/// Samples of zero or more, such as seconds, with weights. Percentiles are nearest ranks, at a bin's lower end.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Histogram {
-    counts: Vec<u64>,
+    /// Weight by bin, up to the last one in use. The first one is for zero.
+    weights: Vec<u64>,
     count: u64,
-    sum_s: f64,
-    max: Duration,
+    sum: f64,
+    max: f64,
 }
 
 // === impl Histogram ===
 
-impl Default for Histogram {
-    fn default() -> Self {
-        Self { counts: vec![0; PER_DOUBLING * DOUBLINGS], count: 0, sum_s: 0.0, max: Duration::ZERO }
-    }
-}
-
 impl Histogram {
-    /// Adds a sample.
-    pub fn add(&mut self, duration: Duration) {
-        self.add_many(duration, 1);
-    }
-
-    /// Adds a number of equal samples.
-    pub fn add_many(&mut self, duration: Duration, times: u64) {
-        if times == 0 {
+    /// Adds a sample so many times. Below zero counts as zero.
+    pub fn add(&mut self, value: f64, weight: u64) {
+        if weight == 0 {
             return;
         }
-        let nanos = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
-        self.counts[bucket(nanos)] += times;
-        self.count += times;
-        self.sum_s += duration.as_secs_f64() * times as f64;
-        self.max = self.max.max(duration);
+        let value = value.max(0.0);
+        let above = value.to_bits().checked_sub(SMALLEST.to_bits());
+        let bin = above.map_or(0, |above| (above >> (52 - FRACTION_BITS)) as usize + 1);
+        self.grow(bin + 1);
+        self.weights[bin] += weight;
+        self.count += weight;
+        self.sum += value * weight as f64;
+        self.max = self.max.max(value);
     }
 
     /// Adds all samples of another histogram.
     pub fn merge(&mut self, other: &Self) {
-        self.counts.iter_mut().zip(&other.counts).for_each(|(ours, theirs)| *ours += theirs);
+        self.grow(other.weights.len());
+        self.weights.iter_mut().zip(&other.weights).for_each(|(ours, theirs)| *ours += theirs);
         self.count += other.count;
-        self.sum_s += other.sum_s;
+        self.sum += other.sum;
         self.max = self.max.max(other.max);
     }
 
@@ -60,38 +54,36 @@ impl Histogram {
         self.count
     }
 
-    /// Mean and percentiles in seconds; `None` without samples.
+    /// Mean and percentiles; `None` without samples.
     pub fn percentiles(&self) -> Option<Percentiles> {
-        let rank = |percent: u64| {
-            let rank = (u128::from(self.count) * u128::from(percent)).div_ceil(100).max(1) as u64;
-            let mut below = 0;
-            let at = self.counts.iter().position(|count| {
-                below += count;
-                below >= rank
-            });
-            at.map_or(0.0, |at| middle_s(at).min(self.max.as_secs_f64()))
-        };
-        (self.count > 0).then(|| Percentiles {
-            mean: self.sum_s / self.count as f64,
-            p50: rank(50),
-            p90: rank(90),
-            p99: rank(99),
-            max: self.max.as_secs_f64(),
-        })
+        let Spread { mean, p50, p90, p99, max, .. } = self.spread()?;
+        Some(Percentiles { mean, p50, p90, p99, max })
     }
-}
 
-/// The bucket of a number of nanoseconds. The first 32 are exact; then each doubling has 32.
-fn bucket(nanos: u64) -> usize {
-    let doubling = (u64::BITS - nanos.leading_zeros()).saturating_sub(PER_DOUBLING.ilog2() + 1) as usize;
-    doubling * PER_DOUBLING + (nanos >> doubling) as usize
-}
+    /// The whole distribution; `None` without samples.
+    pub fn spread(&self) -> Option<Spread> {
+        let low = |bin: usize| match bin {
+            0 => 0.0,
+            _ => f64::from_bits(SMALLEST.to_bits() + ((bin as u64 - 1) << (52 - FRACTION_BITS))),
+        };
+        let (mut bin, mut seen) = (0, self.weights.first().copied().unwrap_or(0));
+        let percentiles = (0..=100).map(|percent| {
+            let rank = (u128::from(self.count) * percent).div_ceil(100).max(1);
+            while u128::from(seen) < rank && bin + 1 < self.weights.len() {
+                bin += 1;
+                seen += self.weights[bin];
+            }
+            if percent == 100 { self.max } else { low(bin) }
+        });
+        let mean = self.sum / self.count as f64;
+        (self.count > 0).then(|| Spread::at(self.count, mean, self.max, percentiles.collect()))
+    }
 
-/// The middle of a bucket, in seconds.
-fn middle_s(bucket: usize) -> f64 {
-    let doubling = (bucket / PER_DOUBLING).saturating_sub(1);
-    let from = ((bucket - doubling * PER_DOUBLING) as u64) << doubling;
-    (from as f64 + ((1u64 << doubling) - 1) as f64 / 2.0) * 1e-9
+    fn grow(&mut self, bins: usize) {
+        if bins > self.weights.len() {
+            self.weights.resize(bins, 0);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -101,39 +93,37 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_counted_is_nothing_said() {
-        assert_eq!(Histogram::default().percentiles(), None);
-    }
-
-    #[test]
-    fn the_longest_duration_has_a_bucket() {
+    fn nothing_counted_is_nothing_said_and_any_number_has_a_bin() {
         let mut all = Histogram::default();
-        all.add(Duration::MAX);
-        all.add(Duration::ZERO);
-        assert_eq!(all.count(), 2);
-        assert_eq!(all.percentiles().expect("two").p50, 0.0);
+        all.add(1.0, 0);
+        assert_eq!((all.spread(), all.percentiles()), (None, None));
+        for value in [f64::MAX, f64::MIN_POSITIVE, 0.0, -1.0, f64::NAN] {
+            all.add(value, 1);
+        }
+        assert_eq!((all.count(), all.percentiles().expect("five").p50), (5, 0.0));
     }
 
     proptest! {
-        /// A percentile is the nearest rank of the samples, to within half a bucket, however they are split.
+        /// A percentile is the nearest rank of the samples, less at most a bin's width, however they are split.
         #[test]
         fn percentiles_are_those_of_the_samples(
-            micros in prop::collection::vec(0u64..100_000_000, 1..300), half in 0usize..300,
+            samples in prop::collection::vec((prop_oneof![Just(0.0), 0.0..1e-5, 0.0..1e7], 1u64..5), 1..200),
+            half in 0usize..200,
         ) {
-            let (mut all, mut rest) = (Histogram::default(), Histogram::default());
-            for (index, &micros) in micros.iter().enumerate() {
-                if index < half { &mut all } else { &mut rest }.add(Duration::from_micros(micros));
+            let (mut histogram, mut rest, mut all) = (Histogram::default(), Histogram::default(), Vec::new());
+            for (index, &(value, weight)) in samples.iter().enumerate() {
+                if index < half { &mut histogram } else { &mut rest }.add(value, weight);
+                all.extend(std::iter::repeat_n(value, weight as usize));
             }
-            all.merge(&rest);
-            let mut samples: Vec<f64> = micros.iter().map(|&micros| micros as f64 * 1e-6).collect();
-            let exact = Percentiles::of(&mut samples).expect("samples");
-            let counted = all.percentiles().expect("samples");
-            for (counted, exact) in [
-                (counted.p50, exact.p50), (counted.p90, exact.p90), (counted.p99, exact.p99), (counted.max, exact.max),
-            ] {
-                prop_assert!((counted - exact).abs() <= exact / PER_DOUBLING as f64 + 1e-9, "{} of {}", counted, exact);
+            histogram.merge(&rest);
+            let (binned, exact) = (histogram.spread().unwrap(), Spread::of(&mut all).unwrap());
+            prop_assert_eq!((binned.count, binned.max), (exact.count, exact.max));
+            prop_assert!((binned.mean - exact.mean).abs() <= 1e-9 * exact.mean);
+            for (binned, exact) in binned.percentiles.iter().zip(&exact.percentiles) {
+                prop_assert!(*binned <= *exact && *binned >= *exact * 0.992 - SMALLEST, "{binned} for {exact}");
             }
-            prop_assert!((counted.mean - exact.mean).abs() < 1e-6);
+            let Percentiles { mean, p50, p90, p99, max } = histogram.percentiles().unwrap();
+            prop_assert_eq!((mean, p50, p90, p99, max), (binned.mean, binned.p50, binned.p90, binned.p99, binned.max));
         }
     }
 }

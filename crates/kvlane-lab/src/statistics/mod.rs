@@ -5,4 +5,5 @@ pub mod curve;
 pub mod draws;
 pub mod histogram;
 pub mod paired;
+pub mod spread;
 pub mod summary;

@@ -8,6 +8,8 @@ use std::collections::BTreeMap;
 use kvlane_trace::record::Record;
 use serde::{Deserialize, Serialize};
 
+use super::ci::rank;
+
 /// Mean and nearest-rank percentiles of a set of samples, in the samples' unit.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Percentiles {
@@ -57,12 +59,12 @@ impl Percentiles {
     pub fn of(samples: &mut [f64]) -> Option<Self> {
         samples.sort_unstable_by(f64::total_cmp);
         let count = samples.len();
-        let rank = |percent: usize| samples[(count * percent).div_ceil(100).max(1) - 1];
+        let at = |percent: u8| samples[rank(count, percent)];
         (count > 0).then(|| Self {
             mean: samples.iter().sum::<f64>() / count as f64,
-            p50: rank(50),
-            p90: rank(90),
-            p99: rank(99),
+            p50: at(50),
+            p90: at(90),
+            p99: at(99),
             max: samples[count - 1],
         })
     }

@@ -9,7 +9,8 @@ use kvlane_trace::trace::Trace;
 use serde::{Deserialize, Serialize};
 
 use crate::report::{Axis, Chart, Mark, Page, Part, Section, Series, Table, number, percent};
-use crate::trace_stats::{Spread, TraceStats};
+use crate::statistics::spread::Spread;
+use crate::trace_stats::TraceStats;
 
 /// The original beside the sample. JSON of schema `kvlane.trace-sample/1`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -7,7 +7,6 @@
 pub mod fidelity;
 mod recency;
 mod show;
-mod spread;
 
 use std::collections::HashMap;
 
@@ -15,8 +14,9 @@ use kvlane_trace::trace::{Trace, TraceRequest};
 use serde::{Deserialize, Serialize};
 
 use recency::{Piece, Recency};
-use spread::Histogram;
-pub use spread::Spread;
+
+use crate::statistics::histogram::Histogram;
+use crate::statistics::spread::Spread;
 
 /// Bins of the curve of arrivals, at most.
 const RATE_BINS_MAX: usize = 400;

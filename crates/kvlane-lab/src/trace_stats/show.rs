@@ -1,7 +1,8 @@
 //! The figures of a trace for people: tables for a terminal, a page with charts.
 
-use super::{LruPoint, Spread, TraceStats};
+use super::{LruPoint, TraceStats};
 use crate::report::{Axis, Chart, Mark, Page, Part, Section, Series, Table, number, percent};
+use crate::statistics::spread::Spread;
 
 // === impl TraceStats ===
 
