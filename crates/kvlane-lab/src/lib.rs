@@ -17,6 +17,7 @@
 pub mod calibrate;
 #[cfg(feature = "chaos")]
 pub mod chaos;
+pub mod client;
 pub mod figures;
 pub mod matrix;
 pub mod prompt;

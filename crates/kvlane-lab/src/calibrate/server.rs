@@ -1,23 +1,18 @@
 //! The server to calibrate: its address, its reported sizes, and streamed completions.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue};
-use http::{Method, Request, StatusCode, Uri};
-use http_body_util::{BodyExt, Full};
-use hyper::body::Incoming;
-use hyper::client::conn::http1::{self, SendRequest};
-use hyper_util::rt::TokioIo;
+use http::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
+use http::{Method, Request, StatusCode};
+use http_body_util::Full;
 use kvlane_wire::engine::{Dialect, load_report};
 use kvlane_wire::{models, prometheus};
 use serde_json::Value;
-use tokio::net::TcpStream;
 
 use super::{Limits, Timeline};
-
-/// Timeout of a connection attempt.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+use crate::client::{self, Connection, Target, bearer, describe};
 
 /// Timeout of queries about the server itself.
 const FACTS_TIMEOUT: Duration = Duration::from_secs(30);
@@ -99,14 +94,9 @@ pub struct Facts {
     pub limits: Limits,
 }
 
-/// A server's address.
+/// The server.
 #[derive(Clone, Debug)]
-pub struct Server {
-    authority: String,
-    /// Before `/v1`, without a slash at its end.
-    prefix: String,
-    authorization: Option<HeaderValue>,
-}
+pub struct Server(Arc<Target>);
 
 // === impl Server ===
 
@@ -117,23 +107,15 @@ impl Server {
     ///
     /// If the address or key is invalid.
     pub fn new(url: &str, api_key: Option<&str>) -> Result<Self, ServerError> {
-        let wrong = |why: &str| ServerError::Url { url: url.into(), why: why.into() };
-        let uri: Uri = url.parse().map_err(|error: http::uri::InvalidUri| wrong(&error.to_string()))?;
-        match uri.scheme_str() {
-            Some("http") => {}
-            Some("https") => return Err(wrong("this client does not speak TLS")),
-            _ => return Err(wrong("http:// is missing")),
+        let wrong = |why: String| ServerError::Url { url: url.into(), why };
+        let mut headers = HeaderMap::new();
+        if let Some(key) = api_key {
+            headers.extend([bearer(key).ok_or(ServerError::ApiKey)?]);
         }
-        let host = uri.host().ok_or_else(|| wrong("the host is missing"))?;
-        let path = uri.path().trim_end_matches('/');
-        Ok(Self {
-            authority: format!("{host}:{}", uri.port_u16().unwrap_or(80)),
-            prefix: path.strip_suffix("/v1").unwrap_or(path).to_owned(),
-            authorization: match api_key {
-                Some(key) => Some(format!("Bearer {key}").try_into().map_err(|_| ServerError::ApiKey)?),
-                None => None,
-            },
-        })
+        if url.starts_with("https://") {
+            return Err(wrong("this client does not speak TLS".into()));
+        }
+        Ok(Self(Arc::new(Target::new(url, None, headers).map_err(wrong)?)))
     }
 
     /// Queries the server. Values that it does not report are `None`; only its list of models is required.
@@ -181,40 +163,21 @@ impl Server {
         Ok(facts)
     }
 
-    async fn get(&self, path: &str) -> Result<Vec<u8>, ServerError> {
-        let asked = async {
-            let mut connection = self.connect(path).await?;
-            let request = self.request(Method::GET, path, Bytes::new());
-            let mut answer = self.begin(&mut connection, request, path).await?;
-            let mut bytes = Vec::new();
-            while let Some(data) = self.next(&mut answer, path).await? {
-                bytes.extend_from_slice(&data);
-                if bytes.len() > ANSWER_BYTES_MAX {
-                    return Err(self.broken(path, &"the answer has no end"));
-                }
+    async fn get(&self, path: &str) -> Result<Bytes, ServerError> {
+        let answered = self.0.ask(Method::GET, path, FACTS_TIMEOUT, ANSWER_BYTES_MAX).await;
+        match answered.map_err(|why| self.broken(path, &why))? {
+            (StatusCode::OK, body) => Ok(body),
+            (status, body) => {
+                let shown = &body[..body.len().min(ERROR_DETAIL_BYTES_MAX)];
+                Err(self.status(path, status, String::from_utf8_lossy(shown).trim().to_owned()))
             }
-            Ok(bytes)
-        };
-        match tokio::time::timeout(FACTS_TIMEOUT, asked).await {
-            Ok(answer) => answer,
-            Err(_) => Err(self.broken(path, &format!("no answer within {FACTS_TIMEOUT:?}"))),
         }
     }
 
     /// A separate connection for each request: opened before the clock starts, so it is not one that the server has
     /// closed in the meantime.
-    pub(super) async fn connect(&self, path: &str) -> Result<SendRequest<Full<Bytes>>, ServerError> {
-        let opened = tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect(&self.authority)).await;
-        let stream = match opened {
-            Ok(stream) => stream.map_err(|error| self.broken(path, &error))?,
-            Err(_) => return Err(self.broken(path, &format!("no connection within {CONNECT_TIMEOUT:?}"))),
-        };
-        stream.set_nodelay(true).map_err(|error| self.broken(path, &error))?;
-        let (sender, connection) =
-            http1::handshake(TokioIo::new(stream)).await.map_err(|error| self.broken(path, &error))?;
-        // If it fails, the request reports it.
-        tokio::spawn(connection);
-        Ok(sender)
+    pub(super) async fn connect(&self, path: &str) -> Result<Connection, ServerError> {
+        self.0.connect().await.map_err(|error| self.broken(path, &error))
     }
 
     /// A completion in token events. `prompt` is JSON.
@@ -223,38 +186,29 @@ impl Server {
         let body = format!(
             r#"{{"model":{model},"prompt":{prompt},"max_tokens":{output_tokens},"min_tokens":{output_tokens},"ignore_eos":true,"temperature":0,"stream":true,"stream_options":{{"include_usage":true,"continuous_usage_stats":true}}}}"#
         );
-        self.request(Method::POST, COMPLETIONS, Bytes::from(body))
-    }
-
-    fn request(&self, method: Method, path: &str, body: Bytes) -> Request<Full<Bytes>> {
-        let mut request = Request::new(Full::new(body));
-        *request.method_mut() = method;
-        // The prefix came from a URI and the paths are ours.
-        *request.uri_mut() = format!("{}{path}", self.prefix).parse().unwrap_or_default();
-        let headers = request.headers_mut();
-        if let Ok(host) = HeaderValue::from_str(&self.authority) {
-            headers.insert(HOST, host);
-        }
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        headers.insert(ACCEPT, HeaderValue::from_static("*/*"));
-        if let Some(value) = &self.authorization {
-            headers.insert(AUTHORIZATION, value.clone());
-        }
-        request
+        let json = (CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        self.0.request(Method::POST, COMPLETIONS, Bytes::from(body), [json])
     }
 
     /// Sends a completion and records the arrival of each of its tokens, in seconds of `clock`. Events are only
     /// timestamped on arrival and parsed afterwards, so that parsing one does not delay the timestamp of the next.
     pub(super) async fn complete(
         &self,
-        mut connection: SendRequest<Full<Bytes>>,
+        mut connection: Connection,
         request: Request<Full<Bytes>>,
         clock: Instant,
     ) -> Result<Timeline, ServerError> {
         let sent_s = clock.elapsed().as_secs_f64();
-        let mut answer = self.begin(&mut connection, request, COMPLETIONS).await?;
+        let answer = connection.send_request(request).await;
+        let answer = answer.map_err(|error| self.broken(COMPLETIONS, &describe(&error)))?;
+        let (status, mut body) = (answer.status(), answer.into_body());
+        if status != StatusCode::OK {
+            let detail = client::beginning(body, ERROR_DETAIL_BYTES_MAX).await;
+            return Err(self.status(COMPLETIONS, status, detail));
+        }
         let (mut pieces, mut bytes) = (Vec::new(), 0);
-        while let Some(data) = self.next(&mut answer, COMPLETIONS).await? {
+        let broken = |error: hyper::Error| self.broken(COMPLETIONS, &describe(&error));
+        while let Some(data) = client::next(&mut body).await.map_err(broken)? {
             bytes += data.len();
             if bytes > ANSWER_BYTES_MAX {
                 return Err(self.broken(COMPLETIONS, &"the answer has no end"));
@@ -264,42 +218,17 @@ impl Server {
         Ok(read(sent_s, &pieces))
     }
 
-    async fn begin(
-        &self,
-        connection: &mut SendRequest<Full<Bytes>>,
-        request: Request<Full<Bytes>>,
-        path: &str,
-    ) -> Result<Incoming, ServerError> {
-        let answer = connection.send_request(request).await.map_err(|error| self.broken(path, &error))?;
-        let status = answer.status();
-        let mut body = answer.into_body();
-        if status == StatusCode::OK {
-            return Ok(body);
-        }
-        let mut detail = Vec::new();
-        while let Some(data) = self.next(&mut body, path).await? {
-            detail.extend_from_slice(&data);
-            if detail.len() > ERROR_DETAIL_BYTES_MAX {
-                break;
-            }
-        }
-        detail.truncate(ERROR_DETAIL_BYTES_MAX);
-        let detail = String::from_utf8_lossy(&detail).trim().to_owned();
-        let (authority, path) = (self.authority.clone(), path.to_owned());
-        Err(ServerError::Status { authority, path, status: status.as_u16(), detail })
-    }
-
-    async fn next(&self, body: &mut Incoming, path: &str) -> Result<Option<Bytes>, ServerError> {
-        while let Some(frame) = body.frame().await {
-            if let Ok(data) = frame.map_err(|error| self.broken(path, &error))?.into_data() {
-                return Ok(Some(data));
-            }
-        }
-        Ok(None)
+    fn status(&self, path: &str, status: StatusCode, detail: String) -> ServerError {
+        let (authority, path) = (self.0.authority().to_owned(), path.to_owned());
+        ServerError::Status { authority, path, status: status.as_u16(), detail }
     }
 
     fn broken(&self, path: &str, why: &dyn std::fmt::Display) -> ServerError {
-        ServerError::Broken { authority: self.authority.clone(), path: path.into(), why: why.to_string() }
+        ServerError::Broken {
+            authority: self.0.authority().to_owned(),
+            path: path.into(),
+            why: why.to_string(),
+        }
     }
 }
 
@@ -449,6 +378,6 @@ mod tests {
             assert!(error.contains("http://host:port"), "{error}");
         }
         let server = Server::new("http://h:1/some/v1/", None).expect("good");
-        assert_eq!((server.authority.as_str(), server.prefix.as_str()), ("h:1", "/some"));
+        assert_eq!(server.0.authority(), "h:1");
     }
 }

@@ -10,17 +10,18 @@ mod client;
 mod clock;
 mod error;
 pub mod stages;
-mod target;
 mod travel;
 
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use http::header::{ACCEPT, CONTENT_TYPE, HeaderName, HeaderValue};
+use http::{HeaderMap, Method, StatusCode};
 use kvlane_core::time::Nanos;
 use kvlane_trace::plan::Plan;
 use kvlane_trace::record::Record;
 use kvlane_trace::trace::{Trace, TraceRequest};
+use kvlane_wire::models;
 use serde_json::{Map, Value};
 use tokio::sync::Notify;
 
@@ -29,8 +30,8 @@ use self::client::Watch;
 pub use self::client::{Bounds, Client};
 use self::clock::{Clock, Parts, Word};
 pub use self::error::{ErrorClass, ReplayError};
-use self::target::Target;
 use self::travel::{Arrival, Departure, travel};
+use crate::client::{CONNECT_TIMEOUT, Target, bearer};
 use crate::prompt::Words;
 use crate::prompt::given::Given;
 use crate::statistics::histogram::Histogram;
@@ -44,6 +45,9 @@ const OUTPUT_TOKENS: HeaderName = HeaderName::from_static("x-mock-output-tokens"
 
 /// Maximum prompt that is sent, in tokens of the trace: 8 MB of text.
 pub const PROMPT_TOKENS_MAX: u32 = 2_000_000;
+
+/// Bytes of a list of models that are read.
+const MODELS_BYTES_MAX: usize = 16 << 20;
 
 /// Failures whose messages are kept in a report.
 pub const ERRORS_KEPT_MAX: usize = 16;
@@ -165,7 +169,7 @@ pub async fn replay(
     mut progress: impl FnMut(usize, usize),
 ) -> Result<ReplayReport, ReplayError> {
     check(&config)?;
-    let target = Arc::new(Target::new(&config)?);
+    let target = Arc::new(target(&config)?);
     let bodies = Bodies::new(&config)?;
     let (trace, speed, timeout) = (config.trace.clone(), config.speed, config.request_timeout);
     let stop = config.stop.clone();
@@ -249,7 +253,25 @@ pub async fn replay(
 ///
 /// If the address or key is invalid, or the server does not answer with a list.
 pub async fn models(config: &ReplayConfig) -> Result<Vec<String>, ReplayError> {
-    Target::new(config)?.models().await
+    let fail = |why: String| ReplayError::Models { url: config.base_url.clone(), why };
+    let asked = target(config)?.ask(Method::GET, "/v1/models", CONNECT_TIMEOUT, MODELS_BYTES_MAX).await;
+    let (status, body) = asked.map_err(fail)?;
+    if status != StatusCode::OK {
+        return Err(fail(format!("GET /v1/models answered {status}")));
+    }
+    let listed = models::parse(&body).map_err(|error| fail(error.to_string()))?;
+    Ok(listed.into_iter().filter(|model| model.parent.is_none()).map(|model| model.id).collect())
+}
+
+/// The server, with the fields of every request.
+fn target(config: &ReplayConfig) -> Result<Target, ReplayError> {
+    let mut headers = HeaderMap::new();
+    if let Some(key) = &config.api_key {
+        headers.extend([bearer(key).ok_or(ReplayError::ApiKey)?]);
+    }
+    headers.extend(config.headers.iter().cloned());
+    let target = Target::new(&config.base_url, config.tls.clone(), headers);
+    target.map_err(|why| ReplayError::BaseUrl { url: config.base_url.clone(), why })
 }
 
 /// Whether every request can be sent.
@@ -309,7 +331,7 @@ fn prepare(config: &ReplayConfig, bodies: &Bodies, target: &Target, index: u32, 
         think_s: asked.think_s.map(f64::from),
         ..Record::default()
     };
-    Departure { request: target.ask(api, body.into(), own), record }
+    Departure { request: target.request(Method::POST, api.path(), body.into(), own), record }
 }
 
 fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), ReplayError> {

@@ -6,14 +6,13 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::{HeaderMap, Request, StatusCode};
-use http_body_util::{BodyExt, Full};
-use hyper::body::Incoming;
+use http_body_util::Full;
 use kvlane_trace::record::{Gaps, Record};
 use kvlane_wire::server_timing;
 use kvlane_wire::sse::SseScanner;
 
 use super::ErrorClass;
-use super::target::{Failure, Target, describe};
+use crate::client::{self, SendError, Target, describe};
 use crate::statistics::histogram::Histogram;
 
 /// Maximum bytes of an error answer, and characters of a header, that are kept.
@@ -46,6 +45,9 @@ struct Rhythm {
     together: u64,
     max: Duration,
 }
+
+/// A class and a message.
+type Failure = (ErrorClass, String);
 
 /// Sends it and reads its answer to the end.
 pub(super) async fn travel(
@@ -80,17 +82,22 @@ async fn exchange(
     rhythm: &mut Rhythm,
 ) -> Result<(), Failure> {
     let reset = |error: hyper::Error| (ErrorClass::Reset, format!("after headers: {}", describe(&error)));
-    let (answer, connection) = target.send(request).await?;
+    let (answer, connection) = target.send(request).await.map_err(|error| match error {
+        SendError::Connect(why) => (ErrorClass::Connect, why),
+        SendError::Broken(why) => (ErrorClass::Reset, why),
+    })?;
     let status = answer.status();
     record.status = status.as_u16();
     note(answer.headers(), record);
     let mut body = answer.into_body();
     if status != StatusCode::OK {
-        return Err((ErrorClass::Status, format!("{} {}", status.as_u16(), detail(body).await)));
+        return Err((
+            ErrorClass::Status,
+            format!("{} {}", status.as_u16(), client::beginning(body, DETAIL_BYTES_MAX).await),
+        ));
     }
     let mut scanner = SseScanner::new();
-    while let Some(frame) = body.frame().await {
-        let Ok(data) = frame.map_err(reset)?.into_data() else { continue };
+    while let Some(data) = client::next(&mut body).await.map_err(reset)? {
         let tokens = scanner.push(&data);
         if tokens > 0 {
             let now = Instant::now();
@@ -133,20 +140,6 @@ fn note(headers: &HeaderMap, record: &mut Record) {
         }
     }
     record.stages_s = stages_s;
-}
-
-/// The beginning of an error answer, or less if it breaks.
-async fn detail(mut body: Incoming) -> String {
-    let mut detail = Vec::new();
-    while let Some(Ok(frame)) = body.frame().await {
-        let Ok(data) = frame.into_data() else { continue };
-        let room = DETAIL_BYTES_MAX - detail.len();
-        detail.extend_from_slice(&data[..data.len().min(room)]);
-        if detail.len() == DETAIL_BYTES_MAX {
-            break;
-        }
-    }
-    String::from_utf8_lossy(&detail).trim().to_owned()
 }
 
 // === impl Rhythm ===

@@ -6,12 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
-use http::{Method, Request, Uri};
-use http_body_util::{BodyExt, Full};
-use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::TokioExecutor;
+use http::uri::PathAndQuery;
+use http::{HeaderMap, Method, Uri};
 use kvlane_trace::generate;
 use kvlane_trace::record::Record;
 use kvlane_trace::trace::Trace;
@@ -22,12 +18,15 @@ use super::run::{Place, RunError};
 use super::template::{self, EnginePlace, TemplateError, Values};
 use super::workload::Source;
 use super::{Arm, Flush, Job, Matrix, Ready};
+use crate::client::Target;
 use crate::replay::{ReplayConfig, replay};
 
 /// Interval of readiness checks.
 const POLL: Duration = Duration::from_millis(50);
 /// Timeout of a readiness check.
 const ASK_MAX: Duration = Duration::from_secs(5);
+/// Maximum bytes read of an answer to one, such as a metrics page.
+const ANSWER_BYTES_MAX: usize = 64 << 20;
 /// Warm-up requests in a second.
 const WARM_UP_RATE: f64 = 40.0;
 /// Attempts to start a router: its port may have been taken in the meantime.
@@ -58,7 +57,6 @@ pub(super) struct Stage<'a> {
     pub(super) place: &'a Place,
     pub(super) arms: Vec<Arm>,
     pub(super) source: Source,
-    client: Client<HttpConnector, Full<Bytes>>,
     api_key: Option<String>,
     warm_up: Arc<Trace>,
 }
@@ -85,14 +83,11 @@ impl<'a> Stage<'a> {
             Some(name) => Some(std::env::var(name).map_err(|_| RunError::NoKey(name.clone()))?),
             None => None,
         };
-        let mut connector = HttpConnector::new();
-        connector.set_nodelay(true);
         Ok(Self {
             matrix,
             place,
             arms: matrix.arms()?,
             source,
-            client: Client::builder(TokioExecutor::new()).pool_max_idle_per_host(0).build(connector),
             api_key,
             warm_up: Arc::new(warm_up(matrix.warm_up.requests)),
         })
@@ -207,7 +202,7 @@ impl<'a> Stage<'a> {
         };
         for place in &fleet.places {
             let url = format!("{}/{}", place.url, path.trim_start_matches('/'));
-            let answered = self.ask(Method::POST, &url).await;
+            let answered = ask(Method::POST, &url).await;
             let fail = |why: String| Failure::Flush { url: place.url.clone(), why };
             match answered {
                 Ok(200..300) => {}
@@ -311,7 +306,7 @@ impl<'a> Stage<'a> {
     ) -> Result<(), Failure> {
         let deadline = Instant::now() + self.ready_timeout();
         loop {
-            let answered = self.ask(Method::GET, url).await;
+            let answered = ask(Method::GET, url).await;
             if matches!(answered, Ok(200..300)) {
                 return Ok(());
             }
@@ -326,23 +321,6 @@ impl<'a> Stage<'a> {
                 return Err(Failure::NotReady { what: what.to_owned(), within_s, why: why + &said });
             }
             tokio::time::sleep(POLL).await;
-        }
-    }
-
-    /// The status of an answer.
-    async fn ask(&self, method: Method, url: &str) -> Result<u16, String> {
-        let uri: Uri = url.parse().map_err(|error| format!("{url}: {error}"))?;
-        let mut request = Request::new(Full::default());
-        (*request.method_mut(), *request.uri_mut()) = (method, uri);
-        let answer = async {
-            let answer = self.client.request(request).await.map_err(|error| error.to_string())?;
-            let status = answer.status().as_u16();
-            answer.into_body().collect().await.map_err(|error| error.to_string())?;
-            Ok(status)
-        };
-        match tokio::time::timeout(ASK_MAX, answer).await {
-            Ok(answered) => answered.map_err(|why: String| format!("{url}: {why}")),
-            Err(_) => Err(format!("{url}: no answer within {ASK_MAX:?}")),
         }
     }
 
@@ -404,6 +382,20 @@ fn join(url: &str, ready: &Ready) -> String {
     match ready.0.starts_with("http") {
         true => ready.0.clone(),
         false => format!("{url}/{}", ready.0.trim_start_matches('/')),
+    }
+}
+
+/// The status of a server's answer.
+async fn ask(method: Method, url: &str) -> Result<u16, String> {
+    let answered = async {
+        let uri: Uri = url.parse().map_err(|error: http::uri::InvalidUri| error.to_string())?;
+        let path = uri.path_and_query().map_or("/", PathAndQuery::as_str);
+        let target = Target::new(url.strip_suffix(path).unwrap_or(url), None, HeaderMap::new())?;
+        target.ask(method, path, ASK_MAX, ANSWER_BYTES_MAX).await
+    };
+    match answered.await {
+        Ok((status, _)) => Ok(status.as_u16()),
+        Err(why) => Err(format!("{url}: {why}")),
     }
 }
 

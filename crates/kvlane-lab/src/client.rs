@@ -1,7 +1,7 @@
-//! The server under load: its address, and connections to it.
+//! The HTTP client of the laboratory: a server's address, and connections to it.
 //!
-//! The number of connections is not limited: each request takes an idle one or opens one. HTTP/1.1, with or without
-//! TLS.
+//! It is not the gateway's own client: what measures the gateway shares no code with it. The number of connections is not
+//! limited: each request takes an idle one or opens one. HTTP/1.1, with or without TLS.
 
 use std::io;
 use std::net::SocketAddr;
@@ -15,34 +15,28 @@ use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
-use kvlane_wire::models;
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
 use tokio::sync::OnceCell;
 use tokio_rustls::TlsConnector;
 
-use super::{Api, ErrorClass, ReplayConfig, ReplayError};
-
-/// Timeout of a connection attempt, after which a request counts as [`ErrorClass::Connect`].
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Timeout of a connection attempt.
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Maximum idle time of a connection that is reused: vLLM and others close theirs after five seconds, and one that
 /// closes while a request is on its way looks like a failure of the server.
 const IDLE_MAX: Duration = Duration::from_secs(4);
 
-/// Bytes of a list of models that are read.
-const MODELS_BYTES_MAX: usize = 16 << 20;
-
-/// The server's address.
-pub(super) struct Target {
-    url: String,
+/// A server.
+pub struct Target {
     host: String,
     port: u16,
     /// Before `/v1`, without a slash at its end.
     prefix: String,
-    authority: HeaderValue,
+    authority: String,
     tls: Option<(TlsConnector, ServerName<'static>)>,
+    /// Fields of every request.
     headers: HeaderMap,
     /// Resolved once.
     addresses: OnceCell<Vec<SocketAddr>>,
@@ -51,46 +45,53 @@ pub(super) struct Target {
 }
 
 /// A connection that takes one request at a time.
-pub(super) type Connection = SendRequest<Full<Bytes>>;
+pub type Connection = SendRequest<Full<Bytes>>;
 
-/// A class and a message.
-pub(super) type Failure = (ErrorClass, String);
+/// Why a request has no answer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SendError {
+    /// There is no connection.
+    #[error("{0}")]
+    Connect(String),
+    /// The connection broke.
+    #[error("{0}")]
+    Broken(String),
+}
 
 // === impl Target ===
 
 impl Target {
-    pub(super) fn new(config: &ReplayConfig) -> Result<Self, ReplayError> {
-        let wrong = |why: &str| ReplayError::BaseUrl { url: config.base_url.clone(), why: why.into() };
-        let uri: Uri =
-            config.base_url.parse().map_err(|error: http::uri::InvalidUri| wrong(&error.to_string()))?;
-        let host = uri.host().ok_or_else(|| wrong("the host is missing"))?;
+    /// The server at `http://host:port` or, with `tls`, `https://host`, with or without `/v1` behind it. Every request
+    /// has `headers`.
+    ///
+    /// # Errors
+    /// What is wrong with the URL.
+    pub fn new(url: &str, tls: Option<Arc<ClientConfig>>, headers: HeaderMap) -> Result<Self, String> {
+        let uri: Uri = url.parse().map_err(|error: http::uri::InvalidUri| error.to_string())?;
+        let host = uri.host().ok_or("the host is missing")?;
         let bare = host.trim_start_matches('[').trim_end_matches(']').to_owned();
         let (tls, default_port) = match uri.scheme_str() {
             Some("http") => (None, 80),
             Some("https") => {
-                let tls = config.tls.clone().ok_or_else(|| wrong("no CA certificates are configured"))?;
-                let name = ServerName::try_from(bare.clone()).map_err(|error| wrong(&error.to_string()))?;
-                (Some((connector(tls), name)), 443)
+                let tls = tls.ok_or("no CA certificates are configured")?;
+                let name = ServerName::try_from(bare.clone()).map_err(|error| error.to_string())?;
+                (Some((TlsConnector::from(tls), name)), 443)
             }
-            _ => return Err(wrong("http:// or https:// is missing")),
+            _ => return Err("http:// or https:// is missing".into()),
         };
         let port = uri.port_u16().unwrap_or(default_port);
         let authority = if port == default_port { host.to_owned() } else { format!("{host}:{port}") };
-        let path = uri.path().trim_end_matches('/');
-        let mut headers = HeaderMap::new();
-        if let Some(key) = &config.api_key {
-            let mut bearer: HeaderValue =
-                format!("Bearer {key}").try_into().map_err(|_| ReplayError::ApiKey)?;
-            bearer.set_sensitive(true);
-            headers.insert(AUTHORIZATION, bearer);
+        let mut headers = headers;
+        if !headers.contains_key(HOST) {
+            let host = HeaderValue::try_from(&*authority);
+            headers.insert(HOST, host.map_err(|_| "its host cannot be a header's value")?);
         }
-        headers.extend(config.headers.iter().cloned());
+        let path = uri.path().trim_end_matches('/');
         Ok(Self {
-            url: config.base_url.clone(),
             host: bare,
             port,
             prefix: path.strip_suffix("/v1").unwrap_or(path).to_owned(),
-            authority: authority.try_into().map_err(|_| wrong("its host cannot be a header's value"))?,
+            authority,
             tls,
             headers,
             addresses: OnceCell::new(),
@@ -98,25 +99,23 @@ impl Target {
         })
     }
 
-    /// A request for `path`, which begins with `/v1`.
-    pub(super) fn request(&self, method: Method, path: &str, body: Bytes) -> Request<Full<Bytes>> {
-        let mut request = Request::new(Full::new(body));
-        *request.method_mut() = method;
-        *request.uri_mut() = format!("{}{path}", self.prefix).parse().expect("a path that was parsed before");
-        let headers = request.headers_mut();
-        headers.extend(self.headers.clone());
-        headers.entry(HOST).or_insert_with(|| self.authority.clone());
-        request
+    /// Its host, and its port if that is not the default one.
+    pub fn authority(&self) -> &str {
+        &self.authority
     }
 
-    /// The request of a trace for `api`.
-    pub(super) fn ask(
+    /// A request for `path`, which begins with a slash. A field of `own` yields to one that every request has.
+    pub fn request(
         &self,
-        api: Api,
+        method: Method,
+        path: &str,
         body: Bytes,
         own: impl IntoIterator<Item = (HeaderName, HeaderValue)>,
     ) -> Request<Full<Bytes>> {
-        let mut request = self.request(Method::POST, api.path(), body);
+        let mut request = Request::new(Full::new(body));
+        *request.method_mut() = method;
+        *request.uri_mut() = format!("{}{path}", self.prefix).parse().expect("a path that was parsed before");
+        *request.headers_mut() = self.headers.clone();
         for (name, value) in own {
             request.headers_mut().entry(name).or_insert(value);
         }
@@ -125,33 +124,54 @@ impl Target {
 
     /// Sends a request and returns its answer's head, with the connection to return once the body has been read. A
     /// connection that was closed before the request was sent on it is replaced.
-    pub(super) async fn send(
+    ///
+    /// # Errors
+    /// Why there is no answer.
+    pub async fn send(
         &self,
         mut request: Request<Full<Bytes>>,
-    ) -> Result<(Response<Incoming>, Connection), Failure> {
+    ) -> Result<(Response<Incoming>, Connection), SendError> {
         while let Some(mut connection) = self.take() {
             match connection.try_send_request(request).await {
                 Ok(answer) => return Ok((answer, connection)),
                 Err(mut error) => match error.take_message() {
                     Some(unsent) => request = unsent,
-                    None => return Err((ErrorClass::Reset, describe(&error.into_error()))),
+                    None => return Err(SendError::Broken(describe(&error.into_error()))),
                 },
             }
         }
-        let connect = |error: io::Error| (ErrorClass::Connect, describe(&error));
-        let opened = tokio::time::timeout(CONNECT_TIMEOUT, self.open()).await;
-        let mut connection = match opened {
-            Ok(opened) => opened.map_err(connect)?,
-            Err(_) => return Err((ErrorClass::Connect, format!("no connection within {CONNECT_TIMEOUT:?}"))),
-        };
+        let mut connection = self.connect().await?;
         match connection.send_request(request).await {
             Ok(answer) => Ok((answer, connection)),
-            Err(error) => Err((ErrorClass::Reset, describe(&error))),
+            Err(error) => Err(SendError::Broken(describe(&error))),
         }
     }
 
+    /// Sends a question on a connection of its own: status and body of the answer.
+    ///
+    /// # Errors
+    /// No answer within `limit`, or one of more than `bytes_max`.
+    pub async fn ask(
+        &self,
+        method: Method,
+        path: &str,
+        limit: Duration,
+        bytes_max: usize,
+    ) -> Result<(StatusCode, Bytes), String> {
+        let answer = async {
+            let mut connection = self.connect().await.map_err(|error| error.to_string())?;
+            let request = self.request(method, path, Bytes::new(), []);
+            let answer = connection.send_request(request).await.map_err(|error| describe(&error))?;
+            let status = answer.status();
+            let body = Limited::new(answer.into_body(), bytes_max).collect().await;
+            Ok((status, body.map_err(|error| error.to_string())?.to_bytes()))
+        };
+        let answered = tokio::time::timeout(limit, answer).await;
+        answered.unwrap_or_else(|_| Err(format!("no answer within {limit:?}")))
+    }
+
     /// Returns a connection whose answer has been read to its end.
-    pub(super) async fn give_back(&self, mut connection: Connection) {
+    pub async fn give_back(&self, mut connection: Connection) {
         if connection.ready().await.is_ok() {
             let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
             free.push((Instant::now(), connection));
@@ -165,6 +185,17 @@ impl Target {
         let old = free.partition_point(|(since, _)| since.elapsed() > IDLE_MAX);
         free.drain(..old);
         free.pop().map(|(_, connection)| connection)
+    }
+
+    /// Opens a connection.
+    ///
+    /// # Errors
+    /// [`SendError::Connect`].
+    pub async fn connect(&self) -> Result<Connection, SendError> {
+        match tokio::time::timeout(CONNECT_TIMEOUT, self.open()).await {
+            Ok(opened) => opened.map_err(|error| SendError::Connect(describe(&error))),
+            Err(_) => Err(SendError::Connect(format!("no connection within {CONNECT_TIMEOUT:?}"))),
+        }
     }
 
     async fn open(&self) -> io::Result<Connection> {
@@ -182,26 +213,44 @@ impl Target {
             }
         }
     }
+}
 
-    /// The names of its models, without adapters.
-    pub(super) async fn models(&self) -> Result<Vec<String>, ReplayError> {
-        let fail = |why: String| ReplayError::Models { url: self.url.clone(), why };
-        let asked = async {
-            let request = self.request(Method::GET, "/v1/models", Bytes::new());
-            let (answer, _connection) = self.send(request).await.map_err(|(_, why)| why)?;
-            if answer.status() != StatusCode::OK {
-                return Err(format!("GET /v1/models answered {}", answer.status()));
-            }
-            let body = Limited::new(answer.into_body(), MODELS_BYTES_MAX).collect().await;
-            let listed = models::parse(&body.map_err(|error| error.to_string())?.to_bytes());
-            listed.map_err(|error| error.to_string())
-        };
-        let listed = match tokio::time::timeout(CONNECT_TIMEOUT, asked).await {
-            Ok(listed) => listed.map_err(fail)?,
-            Err(_) => return Err(fail(format!("no answer within {CONNECT_TIMEOUT:?}"))),
-        };
-        Ok(listed.into_iter().filter(|model| model.parent.is_none()).map(|model| model.id).collect())
+impl std::fmt::Debug for Target {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Target").field("authority", &self.authority).finish_non_exhaustive()
     }
+}
+
+/// The field of a request that has this API key; `None` if a header cannot carry it.
+pub fn bearer(key: &str) -> Option<(HeaderName, HeaderValue)> {
+    let mut value = HeaderValue::try_from(format!("Bearer {key}")).ok()?;
+    value.set_sensitive(true);
+    Some((AUTHORIZATION, value))
+}
+
+/// The next piece of a body; `None` at its end.
+///
+/// # Errors
+/// If the connection broke.
+pub async fn next(body: &mut Incoming) -> Result<Option<Bytes>, hyper::Error> {
+    while let Some(frame) = body.frame().await {
+        if let Ok(data) = frame?.into_data() {
+            return Ok(Some(data));
+        }
+    }
+    Ok(None)
+}
+
+/// The beginning of an error answer, or less if it breaks.
+pub async fn beginning(mut body: Incoming, bytes_max: usize) -> String {
+    let mut read = Vec::new();
+    while let Ok(Some(data)) = next(&mut body).await {
+        read.extend_from_slice(&data[..data.len().min(bytes_max - read.len())]);
+        if read.len() == bytes_max {
+            break;
+        }
+    }
+    String::from_utf8_lossy(&read).trim().to_owned()
 }
 
 /// Starts HTTP on a stream. The connection runs in a separate task until it is closed.
@@ -215,12 +264,8 @@ where
     Ok(sender)
 }
 
-fn connector(config: Arc<ClientConfig>) -> TlsConnector {
-    TlsConnector::from(config)
-}
-
 /// An error with its causes; the client's own display names only the outermost.
-pub(super) fn describe(error: &dyn std::error::Error) -> String {
+pub fn describe(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
@@ -238,13 +283,24 @@ mod tests {
 
     use super::*;
 
+    #[test]
+    fn what_stands_before_v1_is_kept_and_a_default_port_is_not_named() {
+        let request = |url: &str| {
+            let target = Target::new(url, None, HeaderMap::new()).expect("an address");
+            let request = target.request(Method::GET, "/v1/models", Bytes::new(), []);
+            (request.uri().to_string(), request.headers()[HOST].to_str().expect("text").to_owned())
+        };
+        assert_eq!(request("http://h:1/some/v1/"), ("/some/v1/models".into(), "h:1".into()));
+        assert_eq!(request("http://[::1]:80"), ("/v1/models".into(), "[::1]".into()));
+    }
+
     #[tokio::test]
     async fn a_free_connection_that_the_server_has_closed_is_replaced() {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
-        let base_url = format!("http://{}", listener.local_addr().expect("bound"));
-        let target = Target::new(&ReplayConfig { base_url, ..Default::default() }).expect("an address");
+        let url = format!("http://{}", listener.local_addr().expect("bound"));
+        let target = Target::new(&url, None, HeaderMap::new()).expect("an address");
         let ask = async || {
-            let request = target.request(Method::GET, "/v1/models", Bytes::new());
+            let request = target.request(Method::GET, "/v1/models", Bytes::new(), []);
             target.send(request).await.expect("an answer")
         };
         let answer = async || {
