@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use kvlane_core::time::Nanos;
 use kvlane_sim::engine::EngineStats;
 use kvlane_sim::outcome::{Failure, Outcome};
-use kvlane_sim::world::Run;
+use kvlane_sim::world::{Run, Send, World};
 use serde::{Deserialize, Serialize};
 
 use crate::statistics::ci::{self, Figure, Interval};
@@ -115,6 +115,19 @@ pub fn figures(run: &Run, judgement: &Judgement, before: &[EngineStats], after: 
     put("preemptions", counters(&|stats| stats.preemptions as f64).iter().sum());
     put("recomputed_tokens", counters(&|stats| stats.recomputed_tokens as f64).iter().sum());
     figures
+}
+
+/// Plays requests in a world: what happened, and the figures. `progress` gets the number of requests that have ended.
+pub fn play(
+    world: &mut World,
+    send: &Send<'_>,
+    judgement: &Judgement,
+    progress: impl FnMut(usize),
+) -> (Run, Figures) {
+    let before = world.engine_stats();
+    let run = world.run(send, progress);
+    let figures = figures(&run, judgement, &before, &world.engine_stats());
+    (run, figures)
 }
 
 /// The latencies of the answered requests in seconds: name, factor to the unit, unit, samples.

@@ -29,7 +29,6 @@ use std::collections::BTreeMap;
 use std::error::Error;
 use std::io::{IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
@@ -115,18 +114,15 @@ fn judge(
         format::open(&directory.join(path), &Default::default())
     })?;
     let (begun, over) = (now(), AtomicUsize::new(0));
-    let found = Mutex::new(Vec::new());
     let mut err = std::io::stderr();
     writeln!(err, "{} runs, {} of them known", jobs.len(), jobs.len() - missing.len())?;
-    bench.run(&missing, options.threads, &|place, figures| {
+    let found = bench.run(&missing, options.threads, &|place, figures| {
         let kept = store.keep(matrix, &versions, &missing[place], figures);
         progress(begun, over.fetch_add(1, Ordering::Relaxed) + 1, missing.len(), &missing[place]);
-        if let Ok(mut found) = found.lock() {
-            found.push((places[place], kept));
-        }
+        kept
     })?;
     writeln!(err, "\n{:.1} s", begun.elapsed().as_secs_f64())?;
-    for (place, kept) in found.into_inner()? {
+    for (place, kept) in places.into_iter().zip(found) {
         figures[place] = Some(kept?);
     }
     let results = jobs.into_iter().zip(figures).filter_map(|(job, figures)| Some((job, figures?))).collect();

@@ -8,7 +8,6 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use kvlane_core::index::{approx, exact};
 use kvlane_core::time::Nanos;
@@ -29,7 +28,8 @@ use crate::statistics::ci::Interval;
 
 use super::points::{Point, Source, points, retime};
 use super::{Arm, CacheKnowledge, Published, Scenario, Stage};
-use crate::figures::{Figures, Judgement, figures, mean, request_intervals, seed_intervals, whole};
+use crate::figures::{Figures, Judgement, mean, play, request_intervals, seed_intervals, whole};
+use crate::matrix::jobs;
 
 /// Maximum jobs of a scenario.
 const JOBS_MAX: usize = 100_000;
@@ -165,26 +165,13 @@ pub fn run(
     };
     let total: usize =
         prepared.points.iter().map(|point| prepared.requests(point)).sum::<usize>() * arms * seeds as usize;
-    let (next, over) = (AtomicUsize::new(0), AtomicUsize::new(0));
-    let found: Mutex<BTreeMap<usize, Result<Vec<Found>, RunError>>> = Mutex::default();
-    std::thread::scope(|scope| {
-        for _ in 0..threads.clamp(1, count) {
-            scope.spawn(|| {
-                loop {
-                    let job = next.fetch_add(1, Ordering::Relaxed);
-                    if job >= count {
-                        break;
-                    }
-                    let (arm, point, seed) = parts(job);
-                    let tell = || progress(over.fetch_add(1, Ordering::Relaxed) + 1, total);
-                    let result = prepared.job(arm, point, seed, &tell);
-                    found.lock().unwrap_or_else(PoisonError::into_inner).insert(job, result);
-                }
-            });
-        }
-    });
-    let found = found.into_inner().unwrap_or_else(PoisonError::into_inner);
-    let mut found: Vec<Vec<Found>> = found.into_values().collect::<Result<_, _>>()?;
+    let over = AtomicUsize::new(0);
+    let tell = || progress(over.fetch_add(1, Ordering::Relaxed) + 1, total);
+    let job = |job: usize, (): &mut ()| {
+        let (arm, point, seed) = parts(job);
+        prepared.job(arm, point, seed, &tell)
+    };
+    let mut found: Vec<Vec<Found>> = jobs::run(count, threads, &job)?;
     let mut rows: Vec<Row> = Vec::new();
     for (arm, of_arm) in scenario.policies.iter().zip(found.chunks_mut(loads * seeds as usize)) {
         let first = rows.len();
@@ -433,40 +420,20 @@ impl<'a> Prepared<'a> {
         let all = 0..trace.requests.len() as u32;
         // A trace may be a part of another and start late.
         let first_s = trace.requests.first().map_or(0.0, |first| first.arrival_s);
+        let (origin_s, drive) = match point {
+            Point::Load(load) => (first_s, Drive::Open { load: *load }),
+            Point::Clients(clients, _) => (first_s, Drive::Closed { clients: *clients }),
+            Point::Stage(_) | Point::Stages(_) => (0.0, Drive::Open { load: 1.0 }),
+        };
+        let send = |requests| Send { trace, plan, requests, origin_s, drive };
         match point {
-            Point::Load(load) => {
-                let drive = Drive::Open { load: *load };
-                Ok(vec![self.play(
-                    &mut world,
-                    &Send { trace, plan, requests: all, origin_s: first_s, drive },
-                    tell,
-                    keep,
-                )])
-            }
-            Point::Clients(clients, _) => {
-                let drive = Drive::Closed { clients: *clients };
-                Ok(vec![self.play(
-                    &mut world,
-                    &Send { trace, plan, requests: all, origin_s: first_s, drive },
-                    tell,
-                    keep,
-                )])
-            }
-            Point::Stage(_) => {
-                let drive = Drive::Open { load: 1.0 };
-                Ok(vec![self.play(
-                    &mut world,
-                    &Send { trace, plan, requests: all, origin_s: 0.0, drive },
-                    tell,
-                    keep,
-                )])
+            Point::Load(_) | Point::Clients(..) | Point::Stage(_) => {
+                Ok(vec![self.play(&mut world, &send(all), tell, keep)])
             }
             Point::Stages(open) => {
                 let mut found = Vec::new();
                 for requests in ranges {
-                    let drive = Drive::Open { load: 1.0 };
-                    let send = Send { trace, plan, requests, origin_s: 0.0, drive };
-                    found.push(self.play(&mut world, &send, tell, keep));
+                    found.push(self.play(&mut world, &send(requests), tell, keep));
                     world.rest(Nanos::from_secs_f64(open.pause_s));
                 }
                 Ok(found.split_off(usize::from(open.warm_up.is_some())))
@@ -476,10 +443,10 @@ impl<'a> Prepared<'a> {
 
     /// Plays a part of a trace and computes its figures. Records are kept if `keep` is set.
     fn play(&self, world: &mut World, send: &Send<'_>, tell: &dyn Fn(), keep: bool) -> Found {
-        let (before, decided) = (world.engine_stats(), world.decisions());
+        let decided = world.decisions();
         // One step may end several requests.
         let mut told = 0;
-        let run = world.run(send, |over| {
+        let (run, figures) = play(world, send, &self.scenario.judgement, |over| {
             (told..over).for_each(|_| tell());
             told = over;
         });
@@ -487,7 +454,6 @@ impl<'a> Prepared<'a> {
             count: world.decisions().count - decided.count,
             time: world.decisions().time - decided.time,
         };
-        let figures = figures(&run, &self.scenario.judgement, &before, &world.engine_stats());
         // With several seeds, the intervals are over the seeds.
         let alone = self.scenario.seeds <= 1;
         let intervals = if alone { request_intervals(&run, 1) } else { BTreeMap::new() };

@@ -121,16 +121,17 @@ fn draw(sets: &[&[f64]], figures: &[Figure], seed: u64) -> Vec<Vec<Interval>> {
     }
     means.iter_mut().for_each(|means| means.sort_unstable_by(f64::total_cmp));
     places.iter_mut().for_each(|places| places.sort_unstable());
-    let outside = (DRAWS as f64 * (1.0 - LEVEL) / 2.0) as usize;
-    let interval =
-        |value: &dyn Fn(usize) -> f64| Interval { low: value(outside), high: value(DRAWS - 1 - outside) };
     let of_set = |(set, means): (&&[f64], &Vec<f64>)| {
         let of_figure = |figure: &Figure| match figure {
-            Figure::Mean => interval(&|n| means[n]),
+            Figure::Mean => {
+                let (low, high) = middle(means);
+                Interval { low, high }
+            }
             Figure::Percentile(percent) => {
                 let of_rank = ranks.partition_point(|other| *other < rank(count, *percent));
                 // Places of sorted samples are in the samples' order.
-                interval(&|n| set[places[of_rank][n]])
+                let (low, high) = middle(&places[of_rank]);
+                Interval { low: set[low], high: set[high] }
             }
         };
         figures.iter().map(of_figure).collect()
@@ -157,6 +158,12 @@ fn limit(sorted: &[f64], figure: Figure) -> Interval {
             Interval { low: end(at - half), high: end(at + half) }
         }
     }
+}
+
+/// The ends of the middle [`LEVEL`] of sorted draws, of which there is at least one.
+pub(crate) fn middle<T: Copy>(draws: &[T]) -> (T, T) {
+    let outside = (draws.len() as f64 * (1.0 - LEVEL) / 2.0) as usize;
+    (draws[outside], draws[draws.len() - 1 - outside])
 }
 
 /// The nearest rank, from zero.

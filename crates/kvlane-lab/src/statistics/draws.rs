@@ -12,7 +12,7 @@
 use kvlane_core::rng::Rng;
 use serde::{Deserialize, Serialize};
 
-use super::ci::{Figure, Interval, LEVEL, rank};
+use super::ci::{Figure, Interval, middle, rank};
 
 /// Draws of an experiment.
 pub const DRAWS: usize = 1000;
@@ -97,8 +97,10 @@ pub(crate) fn resample<const FIGURES: usize>(
 pub(crate) fn interval(mut draws: Vec<f64>) -> Option<Interval> {
     draws.retain(|draw| !draw.is_nan());
     draws.sort_unstable_by(f64::total_cmp);
-    let outside = (draws.len() as f64 * (1.0 - LEVEL) / 2.0) as usize;
-    Some(Interval { low: *draws.get(outside)?, high: *draws.get(draws.len().checked_sub(1 + outside)?)? })
+    (!draws.is_empty()).then(|| {
+        let (low, high) = middle(&draws);
+        Interval { low, high }
+    })
 }
 
 // === impl Lots ===

@@ -22,6 +22,7 @@ pub use judge::{
 pub use run::{Bench, Job, knee};
 pub use store::{Store, Versions, digest, file_name};
 
+use super::jobs::twice;
 use crate::figures::Judgement;
 use crate::scenario::{Arm, CacheKnowledge, Fleet, RunError};
 
@@ -181,11 +182,8 @@ impl Matrix {
             })
             .chain(self.policies.iter().cloned())
             .collect();
-        if let Some(twice) = (1..arms.len()).find(|&n| arms[..n].iter().any(|arm| arm.arm == arms[n].arm)) {
-            return bad(format!(
-                "two arms have the name `{}`: set a different `arm` for each",
-                arms[twice].arm
-            ));
+        if let Some(twice) = twice(arms.iter().map(|arm| arm.arm.as_str())) {
+            return bad(format!("two arms have the name `{twice}`: set a different `arm` for each"));
         }
         if let Some(stray) = selection.policies.iter().find(|name| arms.iter().all(|arm| arm.arm != **name)) {
             let names: Vec<&str> = arms.iter().map(|arm| arm.arm.as_str()).collect();

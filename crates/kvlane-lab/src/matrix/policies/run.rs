@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use kvlane_core::rng::Rng;
 use kvlane_sim::workload::Drive;
@@ -12,7 +11,8 @@ use kvlane_trace::trace::Trace;
 use serde::{Deserialize, Serialize};
 
 use super::{CellId, Matrix, Pace, Workloads};
-use crate::figures::{Figures, figures};
+use crate::figures::{Figures, play};
+use crate::matrix::jobs;
 use crate::scenario::{
     Arm, Fleet, Open, RunError, Setting, Source, Stage, WorkloadSpec, conversations, retime,
 };
@@ -92,39 +92,19 @@ impl<'a> Bench<'a> {
         Ok(Self { matrix, settings, sources })
     }
 
-    /// Runs jobs on `threads` threads, and passes on the result of each, by its index, in any order, from any thread.
+    /// Runs jobs on `threads` threads. `each` gets the result of each, by its index, in any order, from any thread; what
+    /// it returns is in the order of the jobs.
     ///
     /// # Errors
     /// Of the first job that cannot be run.
-    pub fn run(
+    pub fn run<T: std::marker::Send>(
         &self,
         jobs: &[Job],
         threads: usize,
-        each: &(dyn Fn(usize, Figures) + Sync),
-    ) -> Result<(), RunError> {
-        let next = AtomicUsize::new(0);
-        std::thread::scope(|scope| {
-            let work = || {
-                let mut last = Last::default();
-                loop {
-                    let place = next.fetch_add(1, Ordering::Relaxed);
-                    let Some(job) = jobs.get(place) else { return Ok(()) };
-                    match self.job(job, &mut last) {
-                        Ok(figures) => each(place, figures),
-                        Err(why) => {
-                            // No further job is started.
-                            next.store(jobs.len(), Ordering::Relaxed);
-                            return Err(why);
-                        }
-                    }
-                }
-            };
-            let threads: Vec<_> =
-                (0..threads.clamp(1, jobs.len().max(1))).map(|_| scope.spawn(work)).collect();
-            threads
-                .into_iter()
-                .try_for_each(|thread| thread.join().unwrap_or_else(|why| std::panic::resume_unwind(why)))
-        })
+        each: &(dyn Fn(usize, Figures) -> T + Sync),
+    ) -> Result<Vec<T>, RunError> {
+        let job = |place: usize, last: &mut Last| Ok(each(place, self.job(&jobs[place], last)?));
+        jobs::run(jobs.len(), threads, &job)
     }
 
     fn job(&self, job: &Job, last: &mut Last) -> Result<Figures, RunError> {
@@ -145,10 +125,9 @@ impl<'a> Bench<'a> {
         }
         let Some((.., Content { trace, plan, drive })) = &last.0 else { return Err(missing()) };
         let mut world = setting.world(&arm, job.seed);
-        let before = world.engine_stats();
         let requests = 0..trace.requests.len() as u32;
-        let run = world.run(&Send { trace, plan, requests, origin_s: 0.0, drive: *drive }, |_| {});
-        Ok(figures(&run, &self.matrix.judgement, &before, &world.engine_stats()))
+        let send = Send { trace, plan, requests, origin_s: 0.0, drive: *drive };
+        Ok(play(&mut world, &send, &self.matrix.judgement, |_| {}).1)
     }
 }
 
@@ -171,13 +150,10 @@ pub fn knee(
         let jobs: Vec<Job> = (1..=seeds.max(1))
             .map(|seed| Job { cell: CellId { load, ..cell.clone() }, arm: arms[0].clone(), seed })
             .collect();
-        let sum = std::sync::Mutex::new(BTreeMap::new());
-        bench.run(&jobs, threads, &|place, figures| {
-            let ttft_s = figures.get("ttft_mean_s").copied().unwrap_or(f64::INFINITY);
-            sum.lock().unwrap_or_else(std::sync::PoisonError::into_inner).insert(place, ttft_s);
+        let ttft_s = bench.run(&jobs, threads, &|_, figures| {
+            figures.get("ttft_mean_s").copied().unwrap_or(f64::INFINITY)
         })?;
-        let found = sum.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let mean_s = found.values().sum::<f64>() / jobs.len() as f64;
+        let mean_s = ttft_s.iter().sum::<f64>() / jobs.len() as f64;
         tried(load, mean_s);
         Ok(mean_s <= rule.ttft_mean_s)
     };

@@ -18,7 +18,7 @@ pub mod store;
 pub mod template;
 pub mod workload;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use kvlane_core::rng::Rng;
@@ -26,6 +26,8 @@ use kvlane_trace::generate;
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
+
+use super::jobs::twice;
 
 /// Maximum engines started by a matrix.
 pub const ENGINES_MAX: u32 = 256;
@@ -301,18 +303,17 @@ impl Matrix {
                 counts.iter().try_for_each(|count| positive("loads.sessions", f64::from(*count)))?;
             }
         }
-        let mut seen = BTreeSet::new();
-        if let Some(twice) = self.loads.values().into_iter().find(|load| !seen.insert(load.to_bits())) {
-            return fail("loads", format!("{twice} occurs twice"));
+        let loads = self.loads.values();
+        if let Some(twice) = twice(loads.iter().map(|load| load.to_bits())) {
+            return fail("loads", format!("{} occurs twice", f64::from_bits(twice)));
         }
-        if seen.is_empty() {
+        if loads.is_empty() {
             return fail("loads", "there is none".to_owned());
         }
-        let mut seen = BTreeSet::new();
-        if let Some(twice) = self.seeds.iter().find(|seed| !seen.insert(**seed)) {
+        if let Some(twice) = twice(&self.seeds) {
             return fail("seeds", format!("{twice} occurs twice"));
         }
-        if seen.is_empty() {
+        if self.seeds.is_empty() {
             return fail("seeds", "there is none".to_owned());
         }
         let arms = self.arms()?;
@@ -346,7 +347,7 @@ impl Matrix {
         positive("client.request_timeout_s", self.client.request_timeout_s)?;
         positive("client.lag_p99_max_s", self.client.lag_p99_max_s)?;
         positive("client.cpu_share_max", self.client.cpu_share_max)?;
-        let runs = names.len() * self.seeds.len() * self.loads.values().len();
+        let runs = names.len() * self.seeds.len() * loads.len();
         if runs > RUNS_MAX {
             return fail("routers", format!("{runs} runs, the maximum is {RUNS_MAX}"));
         }
@@ -372,11 +373,10 @@ impl Matrix {
                 })),
             }
         }
-        let mut seen = BTreeSet::new();
-        match arms.iter().find(|arm| !seen.insert(arm.name.as_str())) {
+        match twice(arms.iter().map(|arm| arm.name.as_str())) {
             Some(twice) => Err(MatrixError {
                 key: "routers".to_owned(),
-                why: format!("'{}' occurs twice: rename one of them", twice.name),
+                why: format!("'{twice}' occurs twice: rename one of them"),
             }),
             None => Ok(arms),
         }
@@ -557,6 +557,8 @@ impl<'de> Deserialize<'de> for Router {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     /// A small valid matrix, in JSON, for tests to change.

@@ -15,7 +15,7 @@ use kvlane_core::router;
 use kvlane_core::scheduler::{self, Agreement, Shadowed};
 use kvlane_core::time::Nanos;
 use kvlane_core::timing::TimingModel;
-use kvlane_lab::figures::{Figures, Judgement, figures, mean, seed_intervals};
+use kvlane_lab::figures::{Figures, Judgement, mean, play, seed_intervals};
 use kvlane_lab::statistics::ci::Interval;
 use kvlane_sim::engine::EngineConfig;
 use kvlane_sim::fault::EventFeed;
@@ -200,11 +200,10 @@ fn run(
         seed: seed.into(),
         stopwatch: None,
     });
-    let before = world.engine_stats();
     let requests = 0..trace.requests.len() as u32;
     let drive = Drive::Open { load: 1.0 };
-    let run = world.run(&Send { trace, plan, requests, origin_s: 0.0, drive }, |_| {});
-    figures(&run, &Judgement::default(), &before, &world.engine_stats())
+    let send = Send { trace, plan, requests, origin_s: 0.0, drive };
+    play(&mut world, &send, &Judgement::default(), |_| {}).1
 }
 
 // === impl Compared ===
