@@ -1,7 +1,7 @@
 //! The HTTP client of the laboratory: a server's address, and connections to it.
 //!
-//! It is not the gateway's own client: what measures the gateway shares no code with it. The number of connections is not
-//! limited: each request takes an idle one or opens one. HTTP/1.1, with or without TLS.
+//! It is not the gateway's own client: what measures the gateway shares no code with it. The number of connections is
+//! not limited: each request takes an idle one or opens one. HTTP/1.1, with or without TLS.
 
 use std::io;
 use std::net::SocketAddr;
