@@ -18,6 +18,7 @@ lint: cargo
 	cargo fmt --version && cargo clippy --version || rustup component add rustfmt clippy
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
+	cargo clippy --package kvlane --no-default-features --locked -- -D warnings
 
 # What was published of real fleets beside what the simulator says of them.
 scenarios: cargo
@@ -29,7 +30,7 @@ scenarios: cargo
 # Every placement policy on every workload, fleet and load, in virtual time: writes docs/placement-results.md and plots.
 # What has been run is kept in target/placement. PLACEMENT='--only rag' and such make it less; see the example's head.
 placement: cargo
-	cargo run --release --locked -p kvlane-sim --example placement -- $(or $(PLACEMENT),--full --write docs)
+	cargo run --release --locked -p kvlane-lab --example placement -- $(or $(PLACEMENT),--full --write docs)
 
 # Whether the gateway orders policies as the simulator does: pieces of a trace through both, eight minutes or more.
 placement-live: cargo

@@ -102,7 +102,7 @@ put("records", "two", record)
 put("files", "config", b"\x00" + (here.parent / "config/example.yaml").read_bytes())
 for path in sorted((here.parent / "scenarios").glob("*.yaml")):
     put("files", path.name, b"\x01" + path.read_bytes())
-put("files", "matrix", b"\x02" + (crates / "kvlane-sim/examples/placement/matrix.yaml").read_bytes())
+put("files", "matrix", b"\x02" + (crates / "kvlane-lab/examples/placement/matrix.yaml").read_bytes())
 put("files", "model", b'\x04{"model_type":"qwen2","hidden_size":3584,"num_hidden_layers":28,"num_attention_heads":28,"num_key_value_heads":4,'
     b'"intermediate_size":18944,"vocab_size":152064,"torch_dtype":"bfloat16","sliding_window":4096}')
 

@@ -5,8 +5,8 @@
 use kvlane_core::timing::{ModelShape, TimingFile};
 use kvlane_gateway::config::Config;
 use kvlane_http::secret::revealed;
-use kvlane_sim::matrix::Matrix;
-use kvlane_sim::scenario::Scenario;
+use kvlane_lab::matrix::policies::Matrix;
+use kvlane_lab::scenario::Scenario;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|bytes: &[u8]| {
@@ -27,7 +27,7 @@ fuzz_target!(|bytes: &[u8]| {
             let _ = serde_saphyr::from_str::<Matrix>(text);
         }
         5 => {
-            let Ok(matrix) = serde_saphyr::from_str::<kvlane_bench::matrix::Matrix>(text) else { return };
+            let Ok(matrix) = serde_saphyr::from_str::<kvlane_lab::matrix::routers::Matrix>(text) else { return };
             if matrix.check().is_ok() {
                 let _ = matrix.order();
             }

@@ -1,8 +1,8 @@
 //! Any bytes as the records of a replay, and as prompts to be sent: records that are read are written and read back.
 #![no_main]
 
-use kvlane_bench::prompt::given;
-use kvlane_trace::Summary;
+use kvlane_lab::prompt::given;
+use kvlane_lab::statistics::summary::Summary;
 use kvlane_trace::record::{read, write};
 use libfuzzer_sys::fuzz_target;
 

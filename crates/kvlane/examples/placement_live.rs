@@ -20,8 +20,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use kvlane_bench::prompt::BYTES_PER_TOKEN;
-use kvlane_bench::replay::{ReplayConfig, replay};
 use kvlane_core::index::approx;
 use kvlane_core::policy::PolicyConfig;
 use kvlane_core::rng::Rng;
@@ -30,12 +28,14 @@ use kvlane_core::timing::TimingModel;
 use kvlane_core::{router, scheduler};
 use kvlane_gateway::config::{Config, WorkerSpec};
 use kvlane_gateway::serve::Serving;
+use kvlane_lab::prompt::BYTES_PER_TOKEN;
+use kvlane_lab::replay::{ReplayConfig, replay};
+use kvlane_lab::statistics::summary::Percentiles;
 use kvlane_mock::{MockConfig, MockEngine};
 use kvlane_sim::fault::EventFeed;
 use kvlane_sim::{Drive, EngineConfig, Plan, ReportFeed, Send, TransferConfig, World, WorldConfig};
 use kvlane_trace::format::{self, Options};
 use kvlane_trace::record::Record;
-use kvlane_trace::summary::Percentiles;
 use kvlane_trace::trace::Trace;
 use tokio::net::TcpListener;
 

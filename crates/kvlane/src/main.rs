@@ -2,7 +2,6 @@
 
 mod commands;
 mod config;
-mod timing_file;
 mod yaml;
 
 use std::io::{IsTerminal as _, Write as _};
@@ -43,26 +42,9 @@ enum Format {
 enum Command {
     /// Run the gateway.
     Serve(Box<config::ConfigArgs>),
-    /// Replay a trace through the gateway onto four mock engines, under four policies.
-    Demo(Box<commands::demo::DemoArgs>),
-    /// Run a mock engine with vLLM's API and the timing of a GPU, but no model.
-    MockEngine(commands::mock_engine::MockEngineArgs),
-    /// Compare policies, fleets and loads in virtual time.
-    Simulate(commands::simulate::SimulateArgs),
-    /// Send a trace or real prompts to a server at their arrival times, and measure the answers.
-    Replay(Box<commands::replay::ReplayArgs>),
-    /// Explain the placement of recorded requests, and compare it with other policies.
-    Explain(commands::explain::ExplainArgs),
-    /// Import, generate, describe or sample traces.
-    Trace(commands::trace::TraceArgs),
-    /// Make an HTML report of recorded runs, and of the changes between them.
-    Report(commands::report::ReportArgs),
-    /// Print operations, bytes and bounds of a model on a machine, for prefill and decode.
-    Roofline(commands::roofline::RooflineArgs),
-    /// Compare policies and routers on one fleet, over loads and seeds, with confidence intervals.
-    Bench(commands::bench::BenchArgs),
-    /// Measure a live server and write a timing file that imitates it.
-    Calibrate(commands::calibrate::CalibrateArgs),
+    #[cfg(feature = "lab")]
+    #[command(flatten)]
+    Lab(Box<commands::lab::Command>),
     /// Check whether engines provide everything that exact cache knowledge needs.
     Doctor(commands::doctor::DoctorArgs),
     /// Generate or hash an API key.
@@ -76,7 +58,12 @@ enum Command {
 
 fn main() -> std::process::ExitCode {
     let cli = Cli::parse();
-    let quiet = matches!(cli.command, Command::Demo(_) | Command::Doctor(_) | Command::Replay(_));
+    let quiet = match &cli.command {
+        Command::Doctor(_) => true,
+        #[cfg(feature = "lab")]
+        Command::Lab(command) => command.is_quiet(),
+        _ => false,
+    };
     let said = match &cli.command {
         Command::Serve(args) => args.log(),
         _ => Log::default(),
@@ -105,16 +92,8 @@ fn main() -> std::process::ExitCode {
     }
     let done = match cli.command {
         Command::Serve(args) => commands::serve::run(&args),
-        Command::Demo(args) => commands::demo::run(&args),
-        Command::MockEngine(args) => commands::mock_engine::run(&args),
-        Command::Simulate(args) => commands::simulate::run_command(&args),
-        Command::Replay(args) => commands::replay::run(&args),
-        Command::Explain(args) => commands::explain::run(&args),
-        Command::Trace(args) => commands::trace::run(&args),
-        Command::Report(args) => commands::report::run(&args),
-        Command::Roofline(args) => commands::roofline::run(&args),
-        Command::Bench(args) => commands::bench::run_command(&args),
-        Command::Calibrate(args) => commands::calibrate::run(&args),
+        #[cfg(feature = "lab")]
+        Command::Lab(command) => command.run(),
         Command::Doctor(args) => commands::doctor::run(&args),
         Command::Key(command) => commands::key::run(&command),
         Command::Check(args) => commands::check::run(&args),

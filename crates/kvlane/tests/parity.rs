@@ -11,7 +11,6 @@
 
 use std::net::{Ipv4Addr, TcpListener};
 
-use kvlane_bench::prompt;
 use kvlane_core::decision::Receipt;
 use kvlane_core::load::LoadReport;
 use kvlane_core::policy::PolicyConfig;
@@ -21,6 +20,7 @@ use kvlane_core::timing::{Host, TimingModel};
 use kvlane_core::{index::approx, router, scheduler};
 use kvlane_gateway::config::{Config, WorkerSpec};
 use kvlane_gateway::testing::{Client, FakeEngine, TestGateway, config, eventually, soon};
+use kvlane_lab::prompt;
 use kvlane_mock::{MockConfig, MockEngine};
 use kvlane_sim::{Drive, EngineConfig, Outcome, Plan, Send, World, WorldConfig};
 use kvlane_trace::generate::{Arrivals, Workload, generate};

@@ -47,7 +47,7 @@ const MAY_REACH: [(&str, &[&str]); 14] = [
     ("kvlane-trace", &["kvlane-core"]),
     ("kvlane-sim", &["kvlane-core", "kvlane-trace"]),
     ("kvlane-mock", &["kvlane-core", "kvlane-sim", "kvlane-trace", "kvlane-wire"]),
-    ("kvlane-bench", &["kvlane-core", "kvlane-trace", "kvlane-wire"]),
+    ("kvlane-lab", &["kvlane-core", "kvlane-trace", "kvlane-sim", "kvlane-wire"]),
     (
         "kvlane",
         &[
@@ -63,7 +63,7 @@ const MAY_REACH: [(&str, &[&str]); 14] = [
             "kvlane-control",
             "kvlane-admin",
             "kvlane-gateway",
-            "kvlane-bench",
+            "kvlane-lab",
         ],
     ),
 ];
@@ -132,11 +132,12 @@ fn tests_begin(path: &Path, text: &str) -> usize {
     if is_test(path) { 0 } else { module }
 }
 
-/// The packages that `krate` is built from, itself included.
-fn reached_by(krate: &str) -> BTreeSet<String> {
+/// The packages that `krate` is built from with these flags, itself included.
+fn reached_by(krate: &str, flags: &[&str]) -> BTreeSet<String> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = Command::new(cargo)
         .args(["tree", "--offline", "--locked", "--edges", "normal", "--prefix", "none", "--package", krate])
+        .args(flags)
         .current_dir(root())
         .output()
         .expect("cargo runs");
@@ -159,7 +160,7 @@ fn dependencies_point_one_way() {
     let listed: BTreeSet<String> = MAY_REACH.iter().map(|(krate, _)| (*krate).to_owned()).collect();
     assert_eq!(names, listed, "every crate needs a row in MAY_REACH");
     for (krate, allowed) in MAY_REACH {
-        let reached = reached_by(krate);
+        let reached = reached_by(krate, &[]);
         assert!(reached.contains(krate), "cargo tree does not list {krate} itself");
         let ours = reached.iter().filter(|name| names.contains(*name) && *name != krate);
         for name in ours {
@@ -171,12 +172,23 @@ fn dependencies_point_one_way() {
 #[test]
 fn what_only_computes_reaches_nothing_that_can_wait_or_log() {
     for krate in PURE {
-        let reached = reached_by(krate);
+        let reached = reached_by(krate, &[]);
         for name in IMPURE {
             assert!(!reached.contains(name), "{krate} must not reach {name}");
         }
     }
-    assert!(reached_by("kvlane-gateway").contains("tokio"), "the search would not find tokio");
+    assert!(reached_by("kvlane-gateway", &[]).contains("tokio"), "the search would not find tokio");
+}
+
+#[test]
+fn the_gateway_alone_is_built_without_the_laboratory() {
+    let laboratory = ["kvlane-lab", "kvlane-mock", "kvlane-sim", "kvlane-trace", "indicatif"];
+    let (alone, whole) = (reached_by("kvlane", &["--no-default-features"]), reached_by("kvlane", &[]));
+    assert!(alone.contains("kvlane-gateway"), "the gateway is not in it");
+    for name in laboratory {
+        assert!(whole.contains(name), "the search would not find {name}");
+        assert!(!alone.contains(name), "kvlane --no-default-features must not reach {name}");
+    }
 }
 
 #[test]
@@ -410,7 +422,7 @@ fn every_key_of_a_scenario_is_explained() {
     assert!(shipped.len() > 5, "{}", shipped.len());
     let mut found = BTreeSet::new();
     for text in shipped.iter().map(String::as_str).chain(written.iter().copied()) {
-        let scenario: kvlane_sim::scenario::Scenario = serde_saphyr::from_str(text).expect("a scenario");
+        let scenario: kvlane_lab::scenario::Scenario = serde_saphyr::from_str(text).expect("a scenario");
         keys(&serde_json::to_value(&scenario).expect("JSON"), &mut found);
     }
     assert!(found.contains("kv_event_jitter_s") && found.contains("per_client"), "{found:?}");

@@ -134,12 +134,12 @@ fn a_model_has_blocks_of_exactly_the_traces_tokens() {
     let tiny = Path::new(env!("CARGO_MANIFEST_DIR")).join("../kvlane-tokens/tests/data/tiny");
     let tokenizer = Tokenizer::load(&Source::at(&tiny), &Config::default()).expect("a tokenizer");
     let mut ids = Vec::new();
-    let mut count = |text: &str| -> Result<usize, kvlane_bench::prompt::WordsError> {
+    let mut count = |text: &str| -> Result<usize, kvlane_lab::prompt::WordsError> {
         ids.clear();
         tokenizer.text(text, false, &mut ids).expect("it encodes");
         Ok(ids.len())
     };
-    let words = kvlane_bench::prompt::Words::pick(&mut count).expect("it has words");
+    let words = kvlane_lab::prompt::Words::pick(&mut count).expect("it has words");
     let trace = kvlane_trace::format::read(TRACE.as_bytes(), &kvlane_trace::format::Options::default());
     let trace = trace.expect("a trace");
     for (index, request) in (0..).zip(&trace.requests) {
@@ -193,7 +193,7 @@ fn every_class_of_error_and_every_field_is_explained() {
         std::fs::read_to_string(path).expect("a document")
     };
     let replay = document("replay.md");
-    use kvlane_bench::ErrorClass::{Connect, Failed, Reset, Status, Timeout, Truncated};
+    use kvlane_lab::ErrorClass::{Connect, Failed, Reset, Status, Timeout, Truncated};
     for class in [Connect, Status, Reset, Timeout, Truncated, Failed] {
         assert!(replay.contains(&format!("| `{}` |", class.name())), "{}", class.name());
     }

@@ -1,0 +1,201 @@
+//! Faults of a scenario.
+
+use kvlane_core::time::Nanos;
+use kvlane_sim::fault::Fault;
+use serde::{Deserialize, Serialize};
+
+use super::RunError;
+
+/// Slowest engine: a step has to end within the time of a run.
+const SLOWDOWN_MAX: f64 = 1e4;
+
+/// A fault of an engine. Engines are numbered from 0, those that only prefill last; times are in seconds. Overlapping
+/// faults of one engine combine.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum FaultSpec {
+    /// The engine dies: its requests break and its cache is lost.
+    Death {
+        /// Time.
+        at_s: f64,
+        /// The engine.
+        engine: usize,
+        /// Time of its return, empty; without it, it does not return.
+        #[serde(default)]
+        back_at_s: Option<f64>,
+    },
+    /// Its steps take longer.
+    Slow {
+        /// Time.
+        at_s: f64,
+        /// The engine.
+        engine: usize,
+        /// Factor.
+        factor: f64,
+        /// End; without it, permanent.
+        #[serde(default)]
+        until_s: Option<f64>,
+    },
+    /// It pauses, and then answers all its requests.
+    Pause {
+        /// Time.
+        at_s: f64,
+        /// The engine.
+        engine: usize,
+        /// End; without it, permanent.
+        #[serde(default)]
+        until_s: Option<f64>,
+    },
+    /// It resets all its connections, and accepts new ones at once.
+    Reset {
+        /// Time.
+        at_s: f64,
+        /// The engine.
+        engine: usize,
+    },
+    /// It is unreachable without an error.
+    BlackHole {
+        /// Time.
+        at_s: f64,
+        /// The engine.
+        engine: usize,
+        /// End; without it, permanent.
+        #[serde(default)]
+        until_s: Option<f64>,
+    },
+    /// It answers each new request that it is busy.
+    Busy {
+        /// Time.
+        at_s: f64,
+        /// The engine.
+        engine: usize,
+        /// Its `Retry-After` in seconds, if it sends one.
+        #[serde(default)]
+        retry_after_s: Option<f64>,
+        /// End; without it, permanent.
+        #[serde(default)]
+        until_s: Option<f64>,
+    },
+    /// Its KV events are lost.
+    CutFeed {
+        /// Time.
+        at_s: f64,
+        /// The engine.
+        engine: usize,
+        /// End; without it, permanent.
+        #[serde(default)]
+        until_s: Option<f64>,
+    },
+    /// It reports far more blocks than it holds.
+    FloodFeed {
+        /// Time.
+        at_s: f64,
+        /// The engine.
+        engine: usize,
+        /// End; without it, permanent.
+        #[serde(default)]
+        until_s: Option<f64>,
+    },
+    /// It gets no new requests.
+    Drain {
+        /// Time.
+        at_s: f64,
+        /// The engine.
+        engine: usize,
+        /// End; without it, permanent.
+        #[serde(default)]
+        until_s: Option<f64>,
+    },
+    /// It drains and leaves.
+    Replace {
+        /// Time.
+        at_s: f64,
+        /// The engine.
+        engine: usize,
+        /// Time at which an empty engine replaces it; without it, none does.
+        #[serde(default)]
+        back_at_s: Option<f64>,
+    },
+}
+
+// === impl FaultSpec ===
+
+impl FaultSpec {
+    /// The fault for the world.
+    ///
+    /// # Errors
+    /// If there is no such engine, or a time or a factor is invalid.
+    pub(super) fn fault(self, engines: u32) -> Result<Fault, RunError> {
+        let at = Nanos::from_secs_f64;
+        let fault = match self {
+            Self::Death { at_s, engine, back_at_s } => {
+                Fault::Death { at: at(at_s), endpoint: engine, back_at: back_at_s.map(at) }
+            }
+            Self::Slow { at_s, engine, factor, until_s } => {
+                Fault::Slow { at: at(at_s), endpoint: engine, factor, until: until_s.map(at) }
+            }
+            Self::Pause { at_s, engine, until_s } => {
+                Fault::Pause { at: at(at_s), endpoint: engine, until: until_s.map(at) }
+            }
+            Self::Reset { at_s, engine } => Fault::Reset { at: at(at_s), endpoint: engine },
+            Self::BlackHole { at_s, engine, until_s } => {
+                Fault::BlackHole { at: at(at_s), endpoint: engine, until: until_s.map(at) }
+            }
+            Self::Busy { at_s, engine, retry_after_s, until_s } => Fault::Busy {
+                at: at(at_s),
+                endpoint: engine,
+                retry_after: retry_after_s.map(at),
+                until: until_s.map(at),
+            },
+            Self::CutFeed { at_s, engine, until_s } => {
+                Fault::CutFeed { at: at(at_s), endpoint: engine, until: until_s.map(at) }
+            }
+            Self::FloodFeed { at_s, engine, until_s } => {
+                Fault::FloodFeed { at: at(at_s), endpoint: engine, until: until_s.map(at) }
+            }
+            Self::Drain { at_s, engine, until_s } => {
+                Fault::Drain { at: at(at_s), endpoint: engine, until: until_s.map(at) }
+            }
+            Self::Replace { at_s, engine, back_at_s } => {
+                Fault::Replace { at: at(at_s), endpoint: engine, back_at: back_at_s.map(at) }
+            }
+        };
+        self.check(engines)?;
+        Ok(fault)
+    }
+
+    fn check(self, engines: u32) -> Result<(), RunError> {
+        let (at_s, engine, end_s) = match self {
+            Self::Death { at_s, engine, back_at_s: end_s }
+            | Self::Replace { at_s, engine, back_at_s: end_s }
+            | Self::Slow { at_s, engine, until_s: end_s, .. }
+            | Self::Pause { at_s, engine, until_s: end_s }
+            | Self::BlackHole { at_s, engine, until_s: end_s }
+            | Self::Busy { at_s, engine, until_s: end_s, .. }
+            | Self::CutFeed { at_s, engine, until_s: end_s }
+            | Self::FloodFeed { at_s, engine, until_s: end_s }
+            | Self::Drain { at_s, engine, until_s: end_s } => (at_s, engine, end_s),
+            Self::Reset { at_s, engine } => (at_s, engine, None),
+        };
+        let time = |secs: f64| secs >= 0.0 && secs.is_finite();
+        if engine >= engines as usize {
+            return Err(RunError::Fleet(format!(
+                "faults: there is no engine {engine}: engines are numbered from 0"
+            )));
+        }
+        if !time(at_s) || end_s.is_some_and(|end_s| !time(end_s) || end_s <= at_s) {
+            return Err(RunError::Fleet(
+                "faults: times must be at least 0 s, and the end after the start".into(),
+            ));
+        }
+        match self {
+            Self::Slow { factor, .. } if !(factor > 0.0 && factor <= SLOWDOWN_MAX) => {
+                Err(RunError::Fleet("faults: factor must be above 0 and at most 10000".into()))
+            }
+            Self::Busy { retry_after_s: Some(secs), .. } if !time(secs) => {
+                Err(RunError::Fleet("faults: retry_after_s must be at least 0".into()))
+            }
+            _ => Ok(()),
+        }
+    }
+}

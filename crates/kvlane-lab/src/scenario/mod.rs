@@ -1,0 +1,320 @@
+//! A simulation as a file: fleet, workload, policies, and published figures of the real system.
+//!
+//! `kvlane simulate` runs a [`Scenario`], read from a file or built from flags.
+
+mod faults;
+mod fleet;
+mod points;
+mod run;
+
+use std::fmt;
+use std::path::PathBuf;
+
+use kvlane_core::policy::{PolicyConfig, name_or_config};
+use kvlane_sim::pool::Eviction;
+use kvlane_trace::generate::Workload;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{self, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
+
+pub use faults::FaultSpec;
+pub use fleet::{Fleet, Group};
+pub(crate) use points::{Source, conversations, retime};
+pub(crate) use run::Setting;
+pub use run::{Aside, Cell, Open, Row, RunError, run};
+
+use crate::figures::{Figures, Judgement};
+
+/// A simulation.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Scenario {
+    /// Its name.
+    pub scenario: String,
+    /// What it shows, and the source of its figures.
+    #[serde(default)]
+    pub about: String,
+    /// The engines.
+    pub fleet: Fleet,
+    /// The requests.
+    pub workload: WorkloadSpec,
+    /// The policies to compare, by name or as [`Arm`]s.
+    pub policies: Vec<Arm>,
+    /// Faults, at times from the start of each run.
+    #[serde(default)]
+    pub faults: Vec<FaultSpec>,
+    /// Number of runs of each, with seeds from 1.
+    #[serde(default = "one")]
+    pub seeds: u32,
+    /// Limits for goodput and classes.
+    #[serde(default)]
+    pub judgement: Judgement,
+    /// Measured figures of a real fleet.
+    #[serde(default)]
+    pub published: Vec<Published>,
+}
+
+/// Requests and their arrivals. Exactly one of `trace` and `generate`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct WorkloadSpec {
+    /// A trace file, or the name of one that comes with kvlane: `mooncake-conversation`, `weka-agentic` or
+    /// `azure-conversation`.
+    pub trace: Option<PathBuf>,
+    /// A generated workload.
+    pub generate: Option<Workload>,
+    /// Factors on the rate at which conversations begin; one run for each. The default for traces, and for generated
+    /// workloads without either of the following.
+    pub load: Vec<f64>,
+    /// Conversations begin at a rate.
+    pub open_loop: Option<OpenLoop>,
+    /// A number of clients, each of which begins its next conversation when the previous one ends.
+    pub closed_loop: Option<ClosedLoop>,
+}
+
+/// Conversations begin as a Poisson process.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OpenLoop {
+    /// Conversations per second, and seconds.
+    pub stages: Vec<Stage>,
+    /// Whether the stages are one run: a stage begins `pause_s` after the previous one is answered, with its caches.
+    /// Otherwise each is a separate run.
+    #[serde(default)]
+    pub back_to_back: bool,
+    /// Seconds between two stages.
+    #[serde(default)]
+    pub pause_s: f64,
+    /// A stage before the first that is not reported.
+    #[serde(default)]
+    pub warm_up: Option<Stage>,
+}
+
+/// A rate and its duration: `rate * seconds` conversations.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Stage {
+    /// Conversations per second.
+    pub rate: f64,
+    /// Duration.
+    pub seconds: f64,
+}
+
+/// Closed-loop clients.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ClosedLoop {
+    /// Numbers of clients; one run for each.
+    pub concurrency: Vec<u32>,
+    /// Conversations of a run.
+    pub conversations: Conversations,
+}
+
+/// Number of conversations of a closed loop.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Conversations {
+    /// Number in all.
+    Total(u32),
+    /// Number for each client.
+    PerClient(u32),
+}
+
+/// A policy and its inputs.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Arm {
+    /// Its name.
+    pub arm: String,
+    /// The policy.
+    pub policy: PolicyConfig,
+    /// Source of cache knowledge: KV events or the router's own dispatches.
+    pub cache_knowledge: CacheKnowledge,
+    /// Seconds from the client to the engine: network, HTTP, tokenization, decision.
+    pub routing_delay_s: f64,
+    /// Seconds between two load reports of an engine; `null` for no reports.
+    pub report_interval_s: Option<f64>,
+    /// Age of a report when it arrives, in seconds.
+    pub report_age_s: f64,
+    /// Seconds from caching a block until the router knows.
+    pub kv_event_delay_s: f64,
+    /// Maximum additional seconds, drawn for each batch of events.
+    pub kv_event_jitter_s: f64,
+    /// Share of the batches that are lost.
+    pub kv_events_lost: f64,
+    /// Share of the batches that arrive twice.
+    pub kv_events_duplicated: f64,
+    /// Number of engines that only prefill; 0 for none.
+    pub prefill_engines: u32,
+    /// Minimum number of tokens for an engine to fetch blocks that another has cached rather than compute them;
+    /// without it, never.
+    pub fetch_tokens_min: Option<u32>,
+    /// Eviction policy, if it differs from the fleet's.
+    pub eviction: Option<Eviction>,
+    /// Whether new conversations are queued while active ones fill the fleet's caches.
+    pub session_admission: bool,
+    /// Then: maximum requests in the router's queue.
+    pub queue_len_max: u32,
+    /// And their timeout, in seconds.
+    pub queue_timeout_s: f64,
+}
+
+/// Cache knowledge of the router.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CacheKnowledge {
+    /// Its own dispatches.
+    #[default]
+    Approximate,
+    /// The engines' KV events.
+    Exact,
+}
+
+/// Published figures of a real fleet, with the arm and the load of the measurement.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Published {
+    /// The arm.
+    pub arm: String,
+    /// The stage's rate; without this and the next two, figures of the arm as a whole.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rate: Option<f64>,
+    /// The number of clients.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub concurrency: Option<u32>,
+    /// The load factor.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub load: Option<f64>,
+    /// The figures, with the names of simulated ones.
+    #[serde(flatten)]
+    pub figures: Figures,
+}
+
+/// Minimum interval of load reports.
+const REPORT_INTERVAL_MIN_S: f64 = 1e-3;
+
+fn one() -> u32 {
+    1
+}
+
+// === impl Arm ===
+
+impl Arm {
+    /// A policy with the rest at its defaults, named by the policy's name.
+    pub fn new(policy: PolicyConfig) -> Self {
+        Self {
+            arm: policy.name().to_owned(),
+            policy,
+            cache_knowledge: CacheKnowledge::Approximate,
+            routing_delay_s: 0.001,
+            report_interval_s: Some(1.0),
+            report_age_s: 0.0,
+            kv_event_delay_s: 0.005,
+            kv_event_jitter_s: 0.0,
+            kv_events_lost: 0.0,
+            kv_events_duplicated: 0.0,
+            prefill_engines: 0,
+            fetch_tokens_min: None,
+            eviction: None,
+            session_admission: false,
+            queue_len_max: 10_000,
+            queue_timeout_s: 86_400.0,
+        }
+    }
+
+    /// # Errors
+    /// If a delay is invalid.
+    pub(crate) fn check(&self) -> Result<(), RunError> {
+        let span = |secs: f64| (0.0..1e6).contains(&secs);
+        let delays = [
+            self.routing_delay_s,
+            self.report_age_s,
+            self.kv_event_delay_s,
+            self.kv_event_jitter_s,
+            self.queue_timeout_s,
+        ];
+        let share = |share: f64| (0.0..=1.0).contains(&share);
+        if !share(self.kv_events_lost) || !share(self.kv_events_duplicated) {
+            return Err(RunError::Policies(format!(
+                "`{}`: shares of KV events must be between 0 and 1",
+                self.arm
+            )));
+        }
+        let interval = |secs| (REPORT_INTERVAL_MIN_S..1e6).contains(&secs);
+        if delays.into_iter().all(span) && self.report_interval_s.is_none_or(interval) {
+            return Ok(());
+        }
+        let why =
+            format!("`{}`: delays must be at least 0 s, and report_interval_s at least 0.001", self.arm);
+        Err(RunError::Policies(why))
+    }
+}
+
+/// An arm as a map in a file.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ArmMap {
+    arm: Option<String>,
+    #[serde(deserialize_with = "name_or_config")]
+    policy: PolicyConfig,
+    cache_knowledge: Option<CacheKnowledge>,
+    routing_delay_s: Option<f64>,
+    /// `null` is a value too: no reports.
+    #[serde(default, deserialize_with = "given")]
+    report_interval_s: Option<Option<f64>>,
+    report_age_s: Option<f64>,
+    kv_event_delay_s: Option<f64>,
+    kv_event_jitter_s: Option<f64>,
+    kv_events_lost: Option<f64>,
+    kv_events_duplicated: Option<f64>,
+    prefill_engines: Option<u32>,
+    fetch_tokens_min: Option<u32>,
+    eviction: Option<Eviction>,
+    session_admission: Option<bool>,
+    queue_len_max: Option<u32>,
+    queue_timeout_s: Option<f64>,
+}
+
+/// Reads a value that is present, including `null`.
+fn given<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Option<f64>>, D::Error> {
+    Option::deserialize(deserializer).map(Some)
+}
+
+impl<'de> Deserialize<'de> for Arm {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct NameOrMap;
+        impl<'de> Visitor<'de> for NameOrMap {
+            type Value = Arm;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a policy's name, or a map with `policy` and, if you like, `arm`")
+            }
+            fn visit_str<E: de::Error>(self, name: &str) -> Result<Arm, E> {
+                let policy = PolicyConfig::by_name(name);
+                let known =
+                    || format!("unknown policy `{name}`: known are {}", PolicyConfig::NAMES.join(", "));
+                policy.map(Arm::new).ok_or_else(|| E::custom(known()))
+            }
+            fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Arm, A::Error> {
+                let map = ArmMap::deserialize(MapAccessDeserializer::new(map))?;
+                let plain = Arm::new(map.policy);
+                Ok(Arm {
+                    arm: map.arm.unwrap_or(plain.arm),
+                    policy: plain.policy,
+                    cache_knowledge: map.cache_knowledge.unwrap_or(plain.cache_knowledge),
+                    routing_delay_s: map.routing_delay_s.unwrap_or(plain.routing_delay_s),
+                    report_interval_s: map.report_interval_s.unwrap_or(plain.report_interval_s),
+                    report_age_s: map.report_age_s.unwrap_or(plain.report_age_s),
+                    kv_event_delay_s: map.kv_event_delay_s.unwrap_or(plain.kv_event_delay_s),
+                    kv_event_jitter_s: map.kv_event_jitter_s.unwrap_or(plain.kv_event_jitter_s),
+                    kv_events_lost: map.kv_events_lost.unwrap_or(plain.kv_events_lost),
+                    kv_events_duplicated: map.kv_events_duplicated.unwrap_or(plain.kv_events_duplicated),
+                    prefill_engines: map.prefill_engines.unwrap_or(plain.prefill_engines),
+                    fetch_tokens_min: map.fetch_tokens_min.or(plain.fetch_tokens_min),
+                    eviction: map.eviction.or(plain.eviction),
+                    session_admission: map.session_admission.unwrap_or(plain.session_admission),
+                    queue_len_max: map.queue_len_max.unwrap_or(plain.queue_len_max),
+                    queue_timeout_s: map.queue_timeout_s.unwrap_or(plain.queue_timeout_s),
+                })
+            }
+        }
+        deserializer.deserialize_any(NameOrMap)
+    }
+}

@@ -1,0 +1,159 @@
+//! `kvlane mock-engine`: one mock engine until SIGINT or SIGTERM.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::Args;
+use kvlane_core::timing::TimingFile;
+use kvlane_mock::{DeathsLike, KvEventsConfig, KvEventsFaults, KvEventsHashes, MockConfig, MockEngine};
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::timing_file;
+
+/// Flags have the names of llm-d-inference-sim and vLLM where those have the same flag.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct MockEngineArgs {
+    /// Address to listen on.
+    #[arg(long, default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
+    host: IpAddr,
+    /// Port to listen on; 0 takes a free one.
+    #[arg(long, default_value_t = 8000)]
+    port: u16,
+    /// The model's name.
+    #[arg(long, default_value = "mock")]
+    model: String,
+    /// Names of the model in the API, instead of the model's.
+    #[arg(long, num_args = 1..)]
+    served_model_name: Vec<String>,
+    /// Names of adapters of the model.
+    #[arg(long, num_args = 1..)]
+    lora_modules: Vec<String>,
+    /// Model and machine to imitate, as `model@gpu` or `model@gpuxN`.
+    #[arg(long, default_value = "qwen2.5-7b@a100")]
+    preset: String,
+    /// A timing file, as `calibrate` writes it, instead of a preset; it also sets those of the sizes below that it
+    /// contains.
+    #[arg(long, value_name = "FILE", conflicts_with = "preset")]
+    timing: Option<PathBuf>,
+    /// Engine seconds per second.
+    #[arg(long, default_value_t = 1.0)]
+    speed: f64,
+    /// Tokens in a KV block [default: 16].
+    #[arg(long)]
+    block_size: Option<u32>,
+    /// KV blocks; by default what fits into the preset's memory.
+    #[arg(long)]
+    kv_cache_size: Option<u32>,
+    /// Share of the preset's memory that weights, activations and KV cache may use.
+    #[arg(long, default_value_t = 0.90)]
+    gpu_memory_utilization: f64,
+    /// Maximum sequences in a batch [default: 256].
+    #[arg(long)]
+    max_num_seqs: Option<u32>,
+    /// Maximum tokens in a step [default: 2048].
+    #[arg(long)]
+    max_num_batched_tokens: Option<u32>,
+    /// Maximum tokens of prompt and answer together.
+    #[arg(long)]
+    max_model_len: Option<u32>,
+    /// Maximum requests in the engine's queue; further ones get 429.
+    #[arg(long, default_value_t = 10_000)]
+    max_waiting_queue_length: u32,
+    /// Seed of the answers, and of the faults of the feed.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Engines behind this API, each with its own cache; the header X-data-parallel-rank selects one.
+    #[arg(long, default_value_t = 1)]
+    data_parallel_size: u32,
+    /// Publish KV events as vLLM does, configured by vLLM's JSON, such as
+    /// {"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5657"}.
+    #[arg(long, value_name = "JSON", default_value = "{}", hide_default_value = true)]
+    kv_events_config: KvEventsConfig,
+    /// vLLM version whose wire format of events is used, from 0.9.2 on.
+    #[arg(long, value_name = "VERSION", default_value = "0.32")]
+    kv_events_version: String,
+    /// Type of block hashes in events: `int` or `bytes`.
+    #[arg(long, value_name = "KIND", default_value = "int")]
+    kv_events_hashes: KvEventsHashes,
+    /// Faults of the feed, such as drop=0.01,duplicate=0.01,reorder=0.01,delay=50ms,lie=0.1,silent=100.
+    #[arg(long, value_name = "FAULTS", default_value = "", hide_default_value = true)]
+    kv_events_faults: KvEventsFaults,
+    /// Engine whose recorded failures the control port replays.
+    #[arg(long, value_name = "ENGINE", default_value_t)]
+    deaths_like: DeathsLike,
+    /// A port, on the same address, that accepts faults at run time: POST /fault with {"fault":"slow","factor":4}, or
+    /// reset, black_hole, heal, cut_feed, flood_feed, restore_feed, core_killed, core_stopped, server_killed,
+    /// server_stopped, terminated, out_of_memory.
+    #[arg(long, value_name = "PORT")]
+    control_port: Option<u16>,
+}
+
+/// Runs it.
+pub(crate) fn run(args: &MockEngineArgs) -> Result<ExitCode> {
+    let mut config = MockConfig {
+        model: args.model.clone(),
+        served_model_name: args.served_model_name.clone(),
+        lora_modules: args.lora_modules.clone(),
+        preset: args.preset.clone(),
+        speed: args.speed,
+        gpu_memory_utilization: args.gpu_memory_utilization,
+        max_model_len: args.max_model_len,
+        max_waiting_queue_length: args.max_waiting_queue_length,
+        seed: args.seed,
+        data_parallel_size: args.data_parallel_size,
+        kv_events_config: args.kv_events_config.clone(),
+        kv_events_version: args.kv_events_version.clone(),
+        kv_events_hashes: args.kv_events_hashes,
+        kv_events_faults: args.kv_events_faults.clone(),
+        deaths_like: args.deaths_like,
+        ..MockConfig::default()
+    };
+    if let Some(path) = &args.timing {
+        let file = timing_file::read(path)?;
+        // The file has the cache's size in tokens; the number of blocks follows from their size.
+        config.imitate(TimingFile { block_tokens: args.block_size.or(file.block_tokens), ..file });
+    }
+    // Flags override the file.
+    config.block_size = args.block_size.unwrap_or(config.block_size);
+    config.kv_cache_size = args.kv_cache_size.or(config.kv_cache_size);
+    config.max_num_seqs = args.max_num_seqs.unwrap_or(config.max_num_seqs);
+    config.max_num_batched_tokens = args.max_num_batched_tokens.unwrap_or(config.max_num_batched_tokens);
+    let timed_as = config.timing.as_ref().map_or_else(|| config.preset.clone(), |timing| timing.name());
+    let address = SocketAddr::new(args.host, args.port);
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let mut terminate = signal(SignalKind::terminate())?;
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let listener = TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?;
+        let mut engine = MockEngine::start(config, listener)?;
+        if let Some(port) = args.control_port {
+            let address = SocketAddr::new(args.host, port);
+            let listener =
+                TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?;
+            tracing::info!(address = %listener.local_addr()?, "accepting faults");
+            engine.take_faults(listener);
+        }
+        tracing::info!(address = %engine.addr(), model = args.model, timing = timed_as, speed = args.speed, "serving");
+        for feed in engine.feeds() {
+            let replay = feed.replay.map(|address| address.to_string());
+            tracing::info!(rank = feed.rank, publisher = %feed.publisher, replay, "publishing KV events");
+        }
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+            () = engine.died() => {
+                tracing::info!("stopped by a fault");
+                return Ok(ExitCode::SUCCESS);
+            }
+        }
+        tokio::select! {
+            () = engine.shutdown() => {}
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        Ok(ExitCode::SUCCESS)
+    })
+}

@@ -1,0 +1,233 @@
+//! Results of a replay, as text and JSON.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::Result;
+use kvlane_lab::replay::stages::{StageTimes, stages};
+use kvlane_lab::replay::{Client, ReplayConfig, ReplayReport};
+use kvlane_lab::report::{Page, Part, Report, Run, Section, Table, number, percent};
+use kvlane_lab::statistics::summary::{Percentiles, Summary};
+use kvlane_trace::record::Record;
+use serde::Serialize;
+
+/// Share of the prompt tokens beyond the trace's repetition that chat templates may explain.
+const WARM: f64 = 0.05;
+
+/// Maximum endpoints and kinds of error in tables.
+const ROWS_MAX: usize = 64;
+
+/// The figures of one replay.
+#[derive(Debug, Serialize)]
+pub(super) struct Found {
+    schema: &'static str,
+    url: String,
+    model: String,
+    /// The file or the name of the trace or prompts.
+    sent: String,
+    sessions: u64,
+    speed: f64,
+    seed: u64,
+    wall_s: f64,
+    requests_per_s: f64,
+    summary: Summary,
+    /// Requests left out because the replay was interrupted.
+    unfinished: usize,
+    /// Between two tokens of an answer.
+    itl_s: Option<Percentiles>,
+    /// Share of the prompt tokens of the answered requests that an infinite cache would have held.
+    cached_share_max: Option<f64>,
+    /// Failed requests by class and status.
+    errors: BTreeMap<String, u64>,
+    stages: Vec<StageTimes>,
+    client: Client,
+    /// Reasons why the client was the bottleneck, if it was.
+    bottleneck: Vec<String>,
+    first_errors: Vec<String>,
+}
+
+// === impl Found ===
+
+impl Found {
+    pub(super) fn new(
+        config: &ReplayConfig,
+        report: &ReplayReport,
+        sent: Option<&Path>,
+        bottleneck: Vec<String>,
+    ) -> Self {
+        let records = &report.records;
+        let mut errors = BTreeMap::new();
+        for record in records.iter().filter(|record| !record.is_ok()) {
+            let class = record.error.as_deref().unwrap_or("status");
+            let name = if class == "status" { format!("status {}", record.status) } else { class.to_owned() };
+            *errors.entry(name).or_default() += 1;
+        }
+        let (reusable, all) = records
+            .iter()
+            .filter(|record| record.is_ok())
+            .filter_map(|record| Some((record.reusable_tokens?, record.prompt_tokens)))
+            .fold((0, 0), |(reusable, all), (part, whole)| {
+                (reusable + u64::from(part), all + u64::from(whole))
+            });
+        let sessions = config.trace.requests.iter().map(|request| request.session).max();
+        Self {
+            schema: "kvlane.replay/1",
+            url: config.base_url.clone(),
+            model: config.model.clone(),
+            sent: sent.map(|path| path.display().to_string()).unwrap_or_default(),
+            sessions: sessions.map_or(0, |last| u64::from(last) + 1),
+            speed: config.speed,
+            seed: config.seed,
+            wall_s: report.wall_s,
+            requests_per_s: if report.wall_s > 0.0 { records.len() as f64 / report.wall_s } else { 0.0 },
+            summary: Summary::of(records, 1.0),
+            unfinished: report.unfinished,
+            itl_s: report.itl_s,
+            cached_share_max: (all > 0).then(|| reusable as f64 / all as f64),
+            errors,
+            stages: stages(records),
+            client: report.client.clone(),
+            bottleneck,
+            first_errors: report.first_errors.clone(),
+        }
+    }
+
+    pub(super) fn to_json(&self) -> Result<String> {
+        Ok(serde_json::to_string_pretty(self)?)
+    }
+
+    pub(super) fn to_text(&self) -> String {
+        let mut text = format!("{}\n\n", self.opening());
+        for (heading, table) in self.tables() {
+            text.push_str(&format!("{heading}\n{}\n", table.to_text()));
+        }
+        text.push_str(&self.closing());
+        text.push('\n');
+        text
+    }
+
+    pub(super) fn page(&self, records: &[Record]) -> Page {
+        let mut sections: Vec<Section> = self
+            .tables()
+            .into_iter()
+            .map(|(heading, table)| Section { heading: heading.into(), parts: vec![Part::Table(table)] })
+            .collect();
+        sections.push(Section { heading: "The client".into(), parts: vec![Part::Text(self.closing())] });
+        let report = Report {
+            title: format!("Replay of {} onto {}", self.sent, self.url),
+            intro: self.opening(),
+            runs: vec![Run { name: self.url.clone(), records, cached_share_max: self.cached_share_max }],
+            sections,
+            ..Report::default()
+        };
+        report.page()
+    }
+
+    fn opening(&self) -> String {
+        let Summary {
+            requests, errors, prompt_tokens, output_tokens, output_tokens_per_s, cached_share, ..
+        } = self.summary;
+        let mut text = format!(
+            "{} requests of {} conversations onto {} ({}) in {:.1} s, {} a second; {} failed.\n{} prompt tokens and {} output \
+             tokens, {} output tokens a second.",
+            number(requests as f64),
+            number(self.sessions as f64),
+            self.url,
+            if self.model.is_empty() { "models named by the prompts" } else { &self.model },
+            self.wall_s,
+            number(self.requests_per_s),
+            number(errors as f64),
+            number(prompt_tokens as f64),
+            number(output_tokens as f64),
+            number(output_tokens_per_s),
+        );
+        if self.unfinished > 0 {
+            text.push_str(&format!(" Interrupted: {} more had not ended.", self.unfinished));
+        }
+        if self.speed != 1.0 {
+            text.push_str(&format!(" Conversations began {} times as fast as in the trace.", self.speed));
+        }
+        match (cached_share, self.cached_share_max) {
+            (Some(share), Some(most)) if share > most + WARM => text.push_str(&format!(
+                " {} of the prompt tokens came from caches, though the trace repeats only {}: the caches held these prompts \
+                 before. Flush them, or use another --seed.",
+                percent(share),
+                percent(most)
+            )),
+            (Some(share), Some(most)) => text.push_str(&format!(
+                " {} of the prompt tokens came from caches; an infinite cache would have had {}.",
+                percent(share),
+                percent(most)
+            )),
+            (Some(share), None) => {
+                text.push_str(&format!(" {} of the prompt tokens came from caches.", percent(share)));
+            }
+            (None, _) => text.push_str(" The server reported no cached tokens."),
+        }
+        text
+    }
+
+    fn tables(&self) -> Vec<(&'static str, Table)> {
+        let head = |first: &str| [first, "mean", "p50", "p90", "p99", "max"].map(str::to_owned).to_vec();
+        let row = |name: &str, of: Option<Percentiles>| {
+            let cells = of.map(|of| [of.mean, of.p50, of.p90, of.p99, of.max].map(|s| number(s * 1e3)));
+            std::iter::once(name.to_owned())
+                .chain(cells.unwrap_or_else(|| ["-"; 5].map(str::to_owned)))
+                .collect()
+        };
+        let Summary { ttft_s, tpot_s, e2e_s, per_endpoint, .. } = &self.summary;
+        let latencies: Vec<Vec<String>> = vec![
+            row("to the first token (TTFT)", *ttft_s),
+            row("between tokens (ITL)", self.itl_s),
+            row("per token after the first (TPOT)", *tpot_s),
+            row("to the end (E2E)", *e2e_s),
+        ];
+        let mut tables =
+            vec![("Latencies in milliseconds", Table { columns: head("time"), rows: latencies })];
+        if !self.stages.is_empty() {
+            let rows = self.stages.iter().map(|stage| {
+                let mut cells: Vec<String> = row(&stage.stage, Some(stage.seconds));
+                cells.insert(1, number(stage.requests as f64));
+                cells
+            });
+            let mut columns = head("stage");
+            columns.insert(1, "requests".into());
+            tables.push(("Where the time went, in milliseconds", Table { columns, rows: rows.collect() }));
+        }
+        let counts = |first: &str, counts: &BTreeMap<String, u64>| {
+            let all: u64 = counts.values().sum();
+            let mut rows: Vec<_> = counts.iter().collect();
+            rows.sort_by_key(|&(name, count)| (std::cmp::Reverse(*count), name));
+            let rows = rows.into_iter().take(ROWS_MAX).map(|(name, &count)| {
+                vec![name.clone(), number(count as f64), percent(count as f64 / all as f64)]
+            });
+            Table { columns: [first, "requests", "share"].map(str::to_owned).to_vec(), rows: rows.collect() }
+        };
+        if !per_endpoint.is_empty() {
+            tables.push(("Answered by endpoint", counts("endpoint", per_endpoint)));
+        }
+        if !self.errors.is_empty() {
+            tables.push(("Failed", counts("error", &self.errors)));
+        }
+        tables
+    }
+
+    /// State of the client.
+    fn closing(&self) -> String {
+        let late = |of: Option<Percentiles>| {
+            of.map_or("-".into(), |of| format!("{} and {} ms", number(of.p50 * 1e3), number(of.p99 * 1e3)))
+        };
+        let Client { lag_s, stall_s, cpu_share } = &self.client;
+        let mut text = format!(
+            "The client sent requests {} late (median and 99th percentile), came to other work {} late, and used {} of its \
+             CPU time.",
+            late(*lag_s),
+            late(*stall_s),
+            cpu_share.map_or("an unknown share".into(), percent)
+        );
+        if !self.bottleneck.is_empty() {
+            text.push_str(&format!(" It was the bottleneck: {}.", self.bottleneck.join("; ")));
+        }
+        text
+    }
+}

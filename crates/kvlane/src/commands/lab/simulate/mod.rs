@@ -1,0 +1,309 @@
+//! `kvlane simulate`: compares policies, fleets and loads in virtual time, with the router that runs in production
+//! and a calibrated engine model.
+
+pub(crate) mod catalogue;
+mod page;
+mod records;
+mod tables;
+
+use std::fs::File;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::OnceLock;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use kvlane_core::policy::PolicyConfig;
+use kvlane_core::time::Nanos;
+use kvlane_lab::figures::Overload;
+use kvlane_lab::scenario::{
+    Arm, Aside, CacheKnowledge, Cell, ClosedLoop, Conversations, Group, OpenLoop, Row, Scenario, Stage,
+    WorkloadSpec, run,
+};
+use kvlane_trace::generate::Workload;
+use serde_json::{Map, Value, json};
+
+use super::page::PageArgs;
+use crate::yaml;
+
+/// Flags of the simulation.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct SimulateArgs {
+    /// Run a scenario: a built-in one by name (`--list` shows them), or a file. Fleet, workload and policies are then
+    /// the scenario's.
+    #[arg(long, value_name = "NAME|FILE", conflicts_with_all = ["trace", "workload", "policy", "engines", "preset", "model",
+        "gpu", "tp", "timing", "kv_dtype", "block_tokens", "load", "rate", "concurrency", "cache_knowledge"])]
+    scenario: Option<String>,
+    /// List the scenarios that come with kvlane.
+    #[arg(long)]
+    list: bool,
+    /// A trace file, in any format that `kvlane trace` reads, or one that comes with kvlane: `mooncake-conversation`,
+    /// `weka-agentic` or `azure-conversation`.
+    #[arg(long, value_name = "FILE", conflicts_with = "workload")]
+    trace: Option<PathBuf>,
+    /// A generated workload by its kind (see `kvlane trace generate`), with its default settings.
+    #[arg(long, value_name = "KIND")]
+    workload: Option<String>,
+    /// Policies to compare, separated by commas.
+    #[arg(long, value_delimiter = ',', default_values = ["round_robin", "cache_aware", "lmetric"])]
+    policy: Vec<String>,
+    /// Number of engines.
+    #[arg(long, default_value_t = 4)]
+    engines: u32,
+    /// Model and machine of an engine, as in `llama-3.3-70b@h100x4`. Instead: --model, --gpu and --tp, or --timing.
+    #[arg(long, conflicts_with_all = ["model", "gpu", "tp", "timing"])]
+    preset: Option<String>,
+    /// The model of an engine.
+    #[arg(long, requires = "gpu", conflicts_with = "timing")]
+    model: Option<String>,
+    /// Its GPU.
+    #[arg(long, requires = "model")]
+    gpu: Option<String>,
+    /// GPUs per engine.
+    #[arg(long, requires = "model", default_value_t = 1)]
+    tp: u32,
+    /// A timing file that `kvlane calibrate` wrote.
+    #[arg(long, value_name = "FILE")]
+    timing: Option<PathBuf>,
+    /// Type of keys and values: bf16 or fp8.
+    #[arg(long, value_name = "TYPE")]
+    kv_dtype: Option<String>,
+    /// Tokens in a KV block [default: the timing file's, or 16].
+    #[arg(long, value_name = "N")]
+    block_tokens: Option<u32>,
+    /// Factors on the rate at which the trace's conversations begin, separated by commas. The pace within a
+    /// conversation does not change [default: 1].
+    #[arg(long, value_delimiter = ',', conflicts_with_all = ["rate", "concurrency"])]
+    load: Vec<f64>,
+    /// Conversations per second x seconds, as in `5x60,10x60`, instead of the workload's own times.
+    #[arg(long, value_delimiter = ',', value_parser = stage, value_name = "RATExSECONDS", conflicts_with = "concurrency")]
+    rate: Vec<Stage>,
+    /// Numbers of closed-loop clients, separated by commas; each has ten conversations.
+    #[arg(long, value_delimiter = ',', value_name = "N")]
+    concurrency: Vec<u32>,
+    /// Cache knowledge of the router: `approximate` (its own dispatches) or `exact` (the engines' KV events).
+    #[arg(long, value_parser = knowledge, default_value = "approximate")]
+    cache_knowledge: CacheKnowledge,
+    /// Number of runs of each, with different seeds [default: 1, or the scenario's].
+    #[arg(long)]
+    seeds: Option<u32>,
+    /// Threads [default: one for each core].
+    #[arg(long)]
+    jobs: Option<usize>,
+    /// Goodput: maximum seconds to the first token [default: 2, or the scenario's].
+    #[arg(long, value_name = "SECONDS")]
+    slo_ttft_s: Option<f64>,
+    /// Goodput: maximum milliseconds between tokens [default: 50, or the scenario's].
+    #[arg(long, value_name = "MILLISECONDS")]
+    slo_tpot_ms: Option<f64>,
+    /// Write the figures as JSON (schema kvlane.simulate/1) to a file, or to stdout without one.
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
+    json: Option<PathBuf>,
+    /// Write the records of each request under the first seed, in the format of a replay's: a file for each row,
+    /// named by policy and load, into this directory, created if necessary.
+    #[arg(long, value_name = "DIR")]
+    records: Option<PathBuf>,
+    #[command(flatten)]
+    page: PageArgs,
+}
+
+/// Runs it.
+pub(crate) fn run_command(args: &SimulateArgs) -> Result<ExitCode> {
+    let mut out = std::io::stdout();
+    if args.list {
+        write!(out, "{}", catalogue::list())?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let (mut scenario, directory) = scenario(args)?;
+    if let Some(seeds) = args.seeds {
+        ensure!(seeds > 0, "--seeds 0: must be at least 1");
+        scenario.seeds = seeds;
+    }
+    scenario.judgement.slo_ttft_s = args.slo_ttft_s.unwrap_or(scenario.judgement.slo_ttft_s);
+    scenario.judgement.slo_tpot_ms = args.slo_tpot_ms.unwrap_or(scenario.judgement.slo_tpot_ms);
+    let jobs = match args.jobs {
+        Some(0) => bail!("--jobs 0: must be at least 1"),
+        Some(jobs) => jobs,
+        None => std::thread::available_parallelism().map_or(1, usize::from),
+    };
+    // Detect a file that cannot be written before the run, not after it.
+    let mut json = args.json.as_deref().filter(|path| *path != Path::new("-")).map(create).transpose()?;
+    args.page.check()?;
+    if let Some(directory) = &args.records {
+        std::fs::create_dir_all(directory).with_context(|| format!("--records {}", directory.display()))?;
+    }
+
+    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+    bar.set_style(ProgressStyle::with_template("{bar:48} {pos}/{len} requests  {elapsed}")?);
+    let progress = |over: usize, total: usize| {
+        // A redraw costs more than a request.
+        if over == total || over.is_multiple_of(1024) {
+            bar.set_length(total as u64);
+            bar.set_position(over as u64);
+        }
+    };
+    let open = |path: &Path| catalogue::open(path, &directory);
+    let aside = Aside { stopwatch: Some(wall_clock), records: args.records.is_some() };
+    let rows = run(&scenario, &directory, &open, jobs, aside, &progress)?;
+    bar.finish_and_clear();
+
+    let figures = serde_json::to_string_pretty(&to_json(&scenario, &rows))?;
+    let tables = tables::text(&scenario, &rows);
+    match &mut json {
+        Some(file) => {
+            writeln!(file, "{figures}")?;
+            write!(out, "{tables}")?;
+        }
+        None if args.json.is_some() => {
+            writeln!(out, "{figures}")?;
+            write!(std::io::stderr(), "{tables}")?;
+        }
+        None => write!(out, "{tables}")?,
+    }
+    if let Some(directory) = &args.records {
+        records::write(&rows, directory)?;
+    }
+    args.page.write(|| page::page(&scenario, &rows))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Monotonic time since the first call, to time decisions.
+fn wall_clock() -> Nanos {
+    static ORIGIN: OnceLock<Instant> = OnceLock::new();
+    Nanos(u64::try_from(ORIGIN.get_or_init(Instant::now).elapsed().as_nanos()).unwrap_or(u64::MAX))
+}
+
+fn create(path: &Path) -> Result<File> {
+    File::create(path).with_context(|| path.display().to_string())
+}
+
+/// The scenario from a file, the built-in ones, or the flags, and the directory for its relative paths.
+fn scenario(args: &SimulateArgs) -> Result<(Scenario, PathBuf)> {
+    let Some(name) = &args.scenario else { return Ok((from_flags(args)?, PathBuf::new())) };
+    if let Some(text) = catalogue::text(name) {
+        return Ok((parse(text).with_context(|| format!("scenario {name}"))?, PathBuf::new()));
+    }
+    let path = Path::new(name);
+    let text = std::fs::read_to_string(path).with_context(|| {
+        format!("--scenario {name}: neither a file nor one of {}", catalogue::names().join(", "))
+    })?;
+    let scenario = parse(&text).with_context(|| format!("scenario {name}"))?;
+    Ok((scenario, path.parent().unwrap_or(Path::new("")).to_owned()))
+}
+
+fn parse(text: &str) -> Result<Scenario> {
+    yaml::read(text)
+}
+
+fn from_flags(args: &SimulateArgs) -> Result<Scenario> {
+    let generate = match (&args.workload, &args.trace) {
+        (Some(kind), _) => Some(Workload::by_kind(kind).with_context(|| {
+            format!("--workload {kind}: unknown kind; known are {}", Workload::KINDS.join(", "))
+        })?),
+        (None, Some(_)) => None,
+        (None, None) => bail!(
+            "nothing to simulate: --trace FILE, --workload KIND or --scenario NAME is required (--list shows scenarios)"
+        ),
+    };
+    let policies = args.policy.iter().map(|name| {
+        let policy = PolicyConfig::by_name(name).with_context(|| {
+            format!("--policy {name}: unknown policy; known are {}", PolicyConfig::NAMES.join(", "))
+        })?;
+        Ok(Arm { cache_knowledge: args.cache_knowledge, ..Arm::new(policy) })
+    });
+    let named = args.model.is_some() || args.timing.is_some() || args.preset.is_some();
+    Ok(Scenario {
+        scenario: args.workload.clone().unwrap_or_else(|| "trace".to_owned()),
+        about: String::new(),
+        fleet: Group {
+            engines: args.engines,
+            preset: if named { args.preset.clone() } else { Some("llama-3.3-70b@h100x4".to_owned()) },
+            model: args.model.clone(),
+            gpu: args.gpu.clone(),
+            tp: args.tp,
+            timing: args.timing.clone(),
+            kv_dtype: args.kv_dtype.clone(),
+            block_tokens: args.block_tokens,
+            ..Group::default()
+        }
+        .into(),
+        workload: WorkloadSpec {
+            trace: args.trace.clone(),
+            generate,
+            load: args.load.clone(),
+            open_loop: (!args.rate.is_empty()).then(|| OpenLoop {
+                stages: args.rate.clone(),
+                back_to_back: false,
+                pause_s: 0.0,
+                warm_up: None,
+            }),
+            closed_loop: (!args.concurrency.is_empty()).then(|| ClosedLoop {
+                concurrency: args.concurrency.clone(),
+                conversations: Conversations::PerClient(10),
+            }),
+        },
+        policies: policies.collect::<Result<_>>()?,
+        faults: Vec::new(),
+        seeds: 1,
+        judgement: Default::default(),
+        published: Vec::new(),
+    })
+}
+
+/// `5x60`: five conversations per second for sixty seconds.
+fn stage(text: &str) -> Result<Stage, String> {
+    let parts = text.split_once('x').and_then(|(rate, secs)| Some((rate.parse().ok()?, secs.parse().ok()?)));
+    let (rate, seconds) = parts.ok_or("must be a rate and seconds, as in 5x60")?;
+    Ok(Stage { rate, seconds })
+}
+
+fn knowledge(text: &str) -> Result<CacheKnowledge, String> {
+    match text {
+        "approximate" => Ok(CacheKnowledge::Approximate),
+        "exact" => Ok(CacheKnowledge::Exact),
+        _ => Err("must be approximate or exact".to_owned()),
+    }
+}
+
+/// Name and value of a row's load; nothing for a whole arm.
+fn load_of(cell: Cell) -> Option<(&'static str, f64)> {
+    match cell {
+        Cell::Rate(rate) => Some(("rate", rate)),
+        Cell::Concurrency(clients) => Some(("concurrency", f64::from(clients))),
+        Cell::Load(load) => Some(("load", load)),
+        Cell::All => None,
+    }
+}
+
+/// The figures, schema `kvlane.simulate/1`. They do not depend on the machine.
+fn to_json(scenario: &Scenario, rows: &[Row]) -> Value {
+    let row = |row: &Row| {
+        let mut object = Map::new();
+        object.insert("arm".into(), json!(row.arm));
+        if let Some((name, value)) = load_of(row.cell) {
+            object.insert(name.into(), json!(value));
+        }
+        object.insert("published".into(), json!(row.published));
+        object.insert("simulated".into(), json!(row.simulated));
+        object.insert("error".into(), json!(errors(row)));
+        object.insert("intervals".into(), json!(row.intervals));
+        let overload = Overload::of(&row.simulated, &scenario.judgement);
+        object.insert("overload".into(), json!(overload.map(Overload::name)));
+        Value::Object(object)
+    };
+    json!({
+        "schema": "kvlane.simulate/1",
+        "scenario": scenario.scenario,
+        "seeds": scenario.seeds,
+        "rows": rows.iter().map(row).collect::<Vec<_>>(),
+    })
+}
+
+/// Simulated over published, minus one, of every published figure.
+fn errors(row: &Row) -> std::collections::BTreeMap<&str, f64> {
+    let error = |(name, published): (&'_ String, &f64)| Some((row.simulated.get(name)? / published) - 1.0);
+    row.published.iter().filter_map(|(name, value)| Some((name.as_str(), error((name, value))?))).collect()
+}
