@@ -536,7 +536,8 @@ impl Controller {
                         state.problem = Some(problem.clone());
                     }
                     let probe = if refuses { Probe::Refused } else { Probe::Failure };
-                    (healthy && !state.probes.note(&thresholds, healthy, probe), first)
+                    let stays_healthy = state.probes.note(&thresholds, healthy, probe);
+                    (healthy && !stays_healthy, first)
                 };
                 if unhealthy_now {
                     set_health(&self.fleet, worker, Some(problem));
