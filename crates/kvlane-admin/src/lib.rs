@@ -1,5 +1,7 @@
 //! What operators see and do: admin API, dashboard, metrics page, history, trace export.
 
+#![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::expect_used))]
+
 pub mod admin;
 mod api;
 mod decisions;

@@ -4,6 +4,8 @@
 //! events; [`parity_check`] compares tokenizers; [`stall`] watches for engines that make no progress;
 //! [`index_snapshot`] restores the index after a restart.
 
+#![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::expect_used))]
+
 pub mod controller;
 pub mod health;
 pub mod index_snapshot;

@@ -3,6 +3,8 @@
 //! Control changes it, the proxy reads it and reports to it, admin shows it. [`Fleet`] holds the published [`snapshot`]:
 //! pools, model names and endpoints, replaced whole.
 
+#![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::expect_used))]
+
 pub mod clock;
 pub mod feed;
 pub mod first_tokens;

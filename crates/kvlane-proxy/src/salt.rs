@@ -46,6 +46,7 @@ impl SaltKey {
     ///
     /// # Panics
     /// The system's random number generator fails.
+    #[expect(clippy::expect_used, reason = "it runs at the start, before there are requests")]
     pub fn generate() -> Self {
         let key = hmac::Key::generate(hmac::HMAC_SHA256, &SystemRandom::new());
         Self(key.expect("the system has random numbers, as there are keys of TLS"))

@@ -8,6 +8,8 @@
 //! - [`zmtp`]: a ZeroMQ peer's bytes to messages; [`sequence`] orders them, [`kv`] decodes them to cache events.
 //! - [`server_timing`], [`trace_context`]: request stages and trace ids in headers; [`otlp`]: spans for a collector.
 
+#![cfg_attr(not(test), warn(clippy::unwrap_used, clippy::expect_used))]
+
 pub mod api;
 pub mod engine;
 pub mod failure;

@@ -568,7 +568,7 @@ pub(super) fn number(number: u32, out: &mut Vec<u8>) {
 
 /// Appends a text as a JSON string.
 pub(super) fn string(text: &str, out: &mut Vec<u8>) {
-    serde_json::to_writer(&mut *out, text).expect("a string can be written to memory");
+    out.extend_from_slice(serde_json::Value::from(text).to_string().as_bytes());
 }
 
 /// Appends token ids as an array.
