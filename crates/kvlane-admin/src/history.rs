@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 use tokio::time::{MissedTickBehavior, interval};
 
 use kvlane_fleet::Fleet;
-use kvlane_fleet::latency::Counts;
+use kvlane_fleet::metrics::histogram::Counts;
 use kvlane_fleet::pool::ModelPool;
 use kvlane_proxy::Proxy;
 use kvlane_proxy::outcomes::OUTCOMES;
@@ -219,8 +219,7 @@ impl PoolPast {
             retries: metrics.retries.get(),
             shed: metrics.shed.by_reason().iter().map(|(_, count)| count).sum(),
         };
-        let lately = &pool.latencies;
-        let counts = [lately.ttft.counts(), lately.tpot.counts(), lately.duration.counts()];
+        let counts = [metrics.ttft.counts(), metrics.tpot.counts(), metrics.duration.counts()];
         if let Some(first) = self.spreads.front() {
             let span = |rows: usize| {
                 let before = self.rows.len().checked_sub(rows).and_then(|n| self.rows.get(n));

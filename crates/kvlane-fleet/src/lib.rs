@@ -9,7 +9,6 @@ pub mod clock;
 pub mod feed;
 pub mod first_tokens;
 pub mod fleet;
-pub mod latency;
 pub mod metrics;
 pub mod panics;
 pub mod parity;

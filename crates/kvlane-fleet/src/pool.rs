@@ -23,7 +23,6 @@ use tokio::time::Instant;
 use crate::clock::Clock;
 use crate::feed::EventFeed;
 use crate::first_tokens::FirstTokens;
-use crate::latency::Latencies;
 use crate::metrics::{PoolMetrics, SelectionMetrics};
 use crate::tokenize::Counting;
 use crate::vitals::Vitals;
@@ -41,8 +40,6 @@ pub struct ModelPool {
     pub metrics: PoolMetrics,
     /// Times to first token at its endpoints, recorded while hedging is on.
     pub first_tokens: FirstTokens,
-    /// Latencies of its recent requests.
-    pub latencies: Latencies,
     clock: Clock,
     /// By slot.
     endpoints: ArcSwap<Vec<Option<Arc<PoolEndpoint>>>>,
@@ -92,7 +89,6 @@ impl ModelPool {
             counting,
             metrics,
             first_tokens: FirstTokens::default(),
-            latencies: Latencies::default(),
             clock,
             endpoints: ArcSwap::default(),
             waiters: Mutex::default(),

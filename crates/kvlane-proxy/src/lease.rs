@@ -148,7 +148,6 @@ impl Lease {
             }
             if self.before.is_none() {
                 self.pool.metrics.ttft.observe((now - self.received).as_secs_f64());
-                self.pool.latencies.ttft.note((now - self.received).as_secs_f64());
                 if self.proxy.settings().hedge.enabled {
                     self.pool.first_tokens.note(now - self.placed);
                 }
@@ -172,7 +171,6 @@ impl Lease {
         let now = self.proxy.fleet.clock.now();
         let metrics = &self.pool.metrics;
         metrics.duration.observe((now - self.received).as_secs_f64());
-        self.pool.latencies.duration.note((now - self.received).as_secs_f64());
         if usage.is_some() {
             self.endpoint.vitals.hear(now);
         }
@@ -213,7 +211,6 @@ impl Lease {
         {
             let tpot_s = (now - first).as_secs_f64() / (self.tokens - 1) as f64;
             metrics.tpot.observe(tpot_s);
-            self.pool.latencies.tpot.note(tpot_s);
         }
     }
 

@@ -2,7 +2,8 @@
 
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue};
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::histogram::Histogram;
+
+use super::histogram::Histogram;
 
 /// The model a request was for.
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]

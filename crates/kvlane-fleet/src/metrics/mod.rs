@@ -6,6 +6,7 @@ mod auth;
 mod cache_accuracy;
 mod faults;
 mod feeds;
+pub mod histogram;
 mod labels;
 mod limits;
 mod panics;
@@ -23,7 +24,6 @@ use kvlane_core::policy::{PolicyConfig, Reason};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
 pub use self::auth::{AuthMetrics, OTHER_NAMES};
@@ -31,6 +31,7 @@ pub use self::cache_accuracy::CacheAccuracyMetrics;
 use self::faults::Shed;
 pub use self::faults::{Continued, FaultMetrics, Hedged};
 pub use self::feeds::FeedMetrics;
+use self::histogram::Histogram;
 use self::labels::HistogramFamily;
 pub use self::labels::{
     EstimateLabels, FailureKind, FailureLabels, ModelLabel, ReloadLabel, RequestLabels, SelectionLabels,
@@ -164,8 +165,8 @@ impl Default for Metrics {
 impl Metrics {
     /// All metrics at zero.
     pub fn new() -> Self {
-        let latency: fn() -> Histogram = || Histogram::new(LATENCY_BUCKETS);
-        let tpot: fn() -> Histogram = || Histogram::new(TPOT_BUCKETS);
+        let latency: fn() -> Histogram = || Histogram::fine(LATENCY_BUCKETS);
+        let tpot: fn() -> Histogram = || Histogram::fine(TPOT_BUCKETS);
         let metrics = Self {
             registry: Mutex::new(Registry::with_prefix(table::PREFIX)),
             requests: Family::default(),

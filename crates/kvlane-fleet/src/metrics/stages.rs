@@ -3,8 +3,8 @@
 use kvlane_wire::server_timing::{Stage, Stages};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::histogram::Histogram;
 
+use super::histogram::Histogram;
 use super::labels::HistogramFamily;
 use super::table::Registration;
 
