@@ -17,8 +17,19 @@ use tokio::time::sleep;
 pub const AGAIN: Duration = Duration::from_secs(1);
 
 /// The kinds of threads, by prefix of their names; the last stands for all others.
-const THREADS: [&str; 10] =
-    ["relay", "tokens", "ingest", "apply", "admin", "recorder", "traces", "snapshot", "dispatches", "other"];
+const THREADS: [&str; 11] = [
+    "relay",
+    "tokens",
+    "ingest",
+    "apply",
+    "control",
+    "admin",
+    "recorder",
+    "traces",
+    "snapshot",
+    "dispatches",
+    "other",
+];
 
 static COUNTS: [AtomicU64; THREADS.len()] = [const { AtomicU64::new(0) }; THREADS.len()];
 
@@ -116,7 +127,7 @@ mod tests {
         for (name, expect) in [
             ("relay-3", "relay"),
             ("tokens-0", "tokens"),
-            ("apply", "apply"),
+            ("apply-0", "apply"),
             ("main", "other"),
             ("", "other"),
         ] {

@@ -4,6 +4,7 @@
 //! configuration while they run.
 
 pub mod config;
+mod relays;
 pub mod reload;
 pub mod serve;
 #[cfg(feature = "testing")]

@@ -1,14 +1,13 @@
-//! Starts and stops a gateway: one admin thread for probes and the admin API, two for KV events, and relay threads
-//! for clients.
+//! Starts and stops a gateway: threads for the fleet, for operators, for KV events, and relay threads for clients.
 //!
-//! Each relay thread has a runtime of its own and keeps the connections it is given, with their upstream connections:
-//! a request never changes threads. That avoids the wake-ups and the work stealing of a shared runtime, which cost
-//! more than relaying a small request. The threads share the router.
+//! Each relay thread has a runtime of its own and keeps its connections, with their upstream connections: a request
+//! never changes threads. That avoids the wake-ups and the work stealing of a shared runtime, which cost more than
+//! relaying a small request. The threads share the router.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -27,7 +26,6 @@ use kvlane_control::ingest::{Ingest, write_snapshot};
 use kvlane_control::stall;
 use kvlane_fleet::Fleet;
 use kvlane_fleet::clock::Clock;
-use kvlane_fleet::metrics::{Metrics, Reached};
 use kvlane_fleet::panics::{guard, persist};
 use kvlane_fleet::pool::ModelPool;
 use kvlane_fleet::recording_writer;
@@ -40,17 +38,17 @@ use kvlane_proxy::auth::Auth;
 use kvlane_proxy::listener::Listener;
 use kvlane_proxy::own_api::{OwnApi, Port};
 use kvlane_proxy::service::Service;
-use tokio::net::{TcpListener, TcpStream};
-use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
 use crate::config::Config;
+use crate::relays::{self, Relay};
 
-/// Most connections handed to a relay thread and not yet taken by it.
-const HANDOVER_MAX: usize = 1024;
+/// Cores for which one thread applies KV events.
+const CORES_PER_APPLIER: usize = 8;
 
 /// A running gateway. Dropping it without [`Serving::shut_down`] cuts all connections.
 pub struct Serving {
@@ -91,12 +89,6 @@ pub struct Cut {
     pub requests: usize,
     /// Open connections of clients, idle or not.
     pub connections: usize,
-}
-
-/// One relay thread, from the acceptor's side.
-struct Lane {
-    handover: mpsc::Sender<std::net::TcpStream>,
-    open: Arc<AtomicUsize>,
 }
 
 /// Reads everything that a configuration names, as [`Serving::start`] does, and starts nothing.
@@ -142,13 +134,13 @@ impl Serving {
     /// # Errors
     /// As for [`Serving::start`].
     pub fn start_at_speed(config: Config, speed: f64) -> io::Result<Self> {
-        let server = bind(SocketAddr::new(config.server.host, config.server.port), "server.port")?;
-        let metrics = bind(SocketAddr::new(config.metrics.host, config.metrics.port), "metrics.port")?;
-        let (address, metrics_address) = (server.local_addr()?, metrics.local_addr()?);
         let relay_threads = match config.server.relay_threads {
-            0 => std::thread::available_parallelism().map_or(1, usize::from),
+            0 => cores(),
             threads => threads,
         };
+        let server = bind(config.server.host, config.server.port, relay_threads, "server.port")?;
+        let metrics = bind(config.metrics.host, config.metrics.port, 1, "metrics.port")?;
+        let (address, metrics_address) = (server[0].local_addr()?, metrics[0].local_addr()?);
         let (stop, kill, connections) =
             (CancellationToken::new(), CancellationToken::new(), TaskTracker::new());
         let end = kill.clone().drop_guard();
@@ -172,9 +164,12 @@ impl Serving {
             fleet.runtimes().push(runtime.handle().clone());
             Ok::<_, io::Error>(runtime)
         };
-        let admin = runtime()?;
-        let (sockets, appliers) = (runtime()?, runtime()?);
-        let ingest = Ingest::new(Arc::clone(&fleet), sockets.handle().clone(), appliers.handle().clone());
+        let control = runtime()?;
+        let sockets = runtime()?;
+        let appliers =
+            (0..cores().div_ceil(CORES_PER_APPLIER)).map(|_| runtime()).collect::<io::Result<Vec<_>>>()?;
+        let handles = appliers.iter().map(|applier| applier.handle().clone()).collect();
+        let ingest = Ingest::new(Arc::clone(&fleet), sockets.handle().clone(), handles);
         let index = Arc::new(IndexSnapshot::read(config.routing.index_snapshot.as_deref(), &fleet.clock));
         let controller = Controller::new(
             Arc::clone(&fleet),
@@ -183,7 +178,7 @@ impl Serving {
             ingest,
             Arc::clone(&index),
             drained_workers,
-            Tasks::new(admin.handle().clone(), kill.clone()),
+            Tasks::new(control.handle().clone(), kill.clone()),
         );
         let history = Arc::new(History::default());
         let own: Arc<dyn OwnApi> = Arc::new(Admin {
@@ -202,33 +197,22 @@ impl Serving {
         };
         let (of_clients, of_operators) = (address.ip().is_loopback(), metrics_address.ip().is_loopback());
         let port = Port::Clients { loopback: of_clients };
-        let mut lanes = Vec::new();
-        for n in 0..relay_threads {
-            let (handover, connections_in) = mpsc::channel(HANDOVER_MAX);
-            let open = Arc::new(AtomicUsize::new(0));
+        for (n, relay) in Relay::all(server).into_iter().enumerate() {
             // A stop token of its own: its connections look at it often, and threads should not meet there.
-            let front = listener(port, stop.child_token(), connections.clone());
-            lanes.push(Lane { handover, open: Arc::clone(&open) });
-            threads.push(thread(
-                &format!("relay-{n}"),
-                runtime()?,
-                kill.clone(),
-                relay(front, connections_in, open),
-            )?);
+            let listener = listener(port, stop.child_token(), connections.clone());
+            threads.push(thread(&format!("relay-{n}"), runtime()?, kill.clone(), relay.run(listener))?);
         }
         let operators =
             listener(Port::Operators { loopback: of_operators }, kill.child_token(), TaskTracker::new());
-        let stop_accepting = stop.clone();
-        let stop_operators = kill.clone();
+        for relay in Relay::all(metrics) {
+            let listener = Arc::clone(&operators);
+            threads.push(thread("admin", runtime()?, kill.clone(), relay.run(listener))?);
+        }
         let (counting, keys) = (Arc::clone(&fleet), Arc::clone(&proxy));
         let (history_kept, shown) = (Arc::clone(&history), Arc::clone(&proxy));
         // In front of mock engines at another speed, the time limits of stall detection would not fit.
         let watched = (speed == 1.0).then(|| fleet.new_upstreams());
         let work = async move {
-            let server = TcpListener::from_std(server);
-            let metrics = TcpListener::from_std(metrics);
-            let (Ok(server), Ok(metrics)) = (server, metrics) else { return };
-            let counted = &counting.metrics;
             tokio::join!(
                 persist("refreshing JWT keys", || {
                     let keys = Arc::clone(&keys);
@@ -236,8 +220,6 @@ impl Serving {
                 }),
                 persist("history", || keep_history(Arc::clone(&history_kept), Arc::clone(&shown))),
                 persist("stall detection", || stall::watch(Arc::clone(&counting), watched.clone())),
-                Listener::accept(counted, server, stop_accepting, |stream| spread(counted, &lanes, stream)),
-                Listener::accept(counted, metrics, stop_operators, |stream| drop(operators.spawn(stream))),
             );
         };
         let cache_file = config.kv_events.snapshot.clone().filter(|_| config.kv_events.enabled);
@@ -262,8 +244,10 @@ impl Serving {
         let telling = export(Arc::clone(&proxy), kill.clone(), told.clone());
         threads.push(thread("traces", runtime()?, told, telling)?);
         threads.push(thread("ingest", sockets, kill.clone(), std::future::ready(()))?);
-        threads.push(thread("apply", appliers, kill.clone(), std::future::ready(()))?);
-        threads.push(thread("admin", admin, kill.clone(), work)?);
+        for (n, applier) in appliers.into_iter().enumerate() {
+            threads.push(thread(&format!("apply-{n}"), applier, kill.clone(), std::future::ready(()))?);
+        }
+        threads.push(thread("control", control, kill.clone(), work)?);
         for spec in &workers {
             controller.add(spec).map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))?;
         }
@@ -352,13 +336,15 @@ impl Cut {
     }
 }
 
-fn bind(address: SocketAddr, field: &str) -> io::Result<std::net::TcpListener> {
-    let explain = |error: io::Error| {
+fn bind(host: IpAddr, port: u16, threads: usize, field: &str) -> io::Result<Vec<std::net::TcpListener>> {
+    let address = SocketAddr::new(host, port);
+    relays::bind(address, threads).map_err(|error| {
         io::Error::new(error.kind(), format!("cannot listen on {address} ({field}): {error}"))
-    };
-    let listener = std::net::TcpListener::bind(address).map_err(explain)?;
-    listener.set_nonblocking(true)?;
-    Ok(listener)
+    })
+}
+
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 fn runtime() -> io::Result<Runtime> {
@@ -419,46 +405,5 @@ impl Keep {
             }
         }
         kept.cancel();
-    }
-}
-
-/// Takes connections and serves them, all on this thread.
-async fn relay(
-    front: Arc<Listener>,
-    mut connections: mpsc::Receiver<std::net::TcpStream>,
-    open: Arc<AtomicUsize>,
-) {
-    let runtime = Handle::current();
-    while let Some(stream) = connections.recv().await {
-        match TcpStream::from_std(stream) {
-            Ok(stream) => {
-                let served = front.spawn(stream);
-                let open = Arc::clone(&open);
-                runtime.spawn(async move {
-                    let _ = served.await;
-                    open.fetch_sub(1, Ordering::Relaxed);
-                });
-            }
-            Err(error) => {
-                open.fetch_sub(1, Ordering::Relaxed);
-                tracing::warn!(%error, "relay thread cannot use a connection");
-            }
-        }
-    }
-}
-
-/// Gives a connection to the thread with the fewest connections.
-fn spread(metrics: &Metrics, lanes: &[Lane], stream: TcpStream) {
-    let Some(lane) = lanes.iter().min_by_key(|lane| lane.open.load(Ordering::Relaxed)) else { return };
-    match stream.into_std() {
-        Ok(stream) => {
-            lane.open.fetch_add(1, Ordering::Relaxed);
-            if lane.handover.try_send(stream).is_err() {
-                lane.open.fetch_sub(1, Ordering::Relaxed);
-                metrics.limits.reached(Reached::Handover);
-                tracing::warn!("client connection dropped: its relay thread is overloaded");
-            }
-        }
-        Err(error) => tracing::warn!(%error, "cannot pass a connection to a relay thread"),
     }
 }

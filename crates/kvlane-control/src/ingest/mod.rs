@@ -3,7 +3,7 @@
 //! ```text
 //! socket   reads the subscription and replays, and only queues         thread `ingest`
 //! queue    bounded in messages and bytes; marks where messages were dropped
-//! apply    sequence, decode, link, Router::apply; state and trust      thread `apply`
+//! apply    sequence, decode, link, Router::apply; state and trust      threads `apply-N`
 //! status   the status of each feed, for operators
 //! snapshot the index in a file, over a restart of the gateway         thread `snapshot`, if any
 //! ```
@@ -22,6 +22,7 @@ mod socket;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arc_swap::ArcSwap;
@@ -48,7 +49,9 @@ use self::socket::{Patience, subscribe};
 pub struct Ingest {
     fleet: Arc<Fleet>,
     sockets: Handle,
-    appliers: Handle,
+    appliers: Vec<Handle>,
+    /// Feeds opened so far: each is applied by the next of the appliers.
+    opened: AtomicUsize,
     /// Entries of the snapshot that the previous gateway process wrote.
     kept: Mutex<BTreeMap<Key, Entry>>,
 }
@@ -56,10 +59,11 @@ pub struct Ingest {
 // === impl Ingest ===
 
 impl Ingest {
-    /// Reads on the runtime `sockets` and applies on `appliers`, each of which should have a thread of its own.
-    pub fn new(fleet: Arc<Fleet>, sockets: Handle, appliers: Handle) -> Self {
+    /// Reads on the runtime `sockets` and applies on `appliers`, of which there is at least one. Each should have a
+    /// thread of its own.
+    pub fn new(fleet: Arc<Fleet>, sockets: Handle, appliers: Vec<Handle>) -> Self {
         let kept = Mutex::new(read_snapshot(&fleet));
-        Self { fleet, sockets, appliers, kept }
+        Self { fleet, sockets, appliers, opened: AtomicUsize::new(0), kept }
     }
 
     /// The feed of a rank of `worker` from `source`; it does nothing before it is opened.
@@ -93,7 +97,9 @@ impl Ingest {
         let mut kept = kept.filter(|_| feed.source.replay.is_some());
         let (fleet, sockets) = (Arc::clone(&self.fleet), self.sockets.clone());
         let (feed, pool) = (Arc::clone(feed), Arc::clone(pool));
-        self.appliers.spawn(async move {
+        // The events of one feed have to be applied in order, so they stay on one thread.
+        let applier = &self.appliers[self.opened.fetch_add(1, Ordering::Relaxed) % self.appliers.len()];
+        applier.spawn(async move {
             loop {
                 let reader = Arc::clone(&feed);
                 let subscribing = sockets.spawn(async move { subscribe(&reader, patience).await });

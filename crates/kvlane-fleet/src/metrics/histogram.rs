@@ -52,10 +52,7 @@ impl Histogram {
     }
 
     /// `steps_between` says how many steps there are from one bound to the next.
-    fn with_steps(
-        bounds: impl IntoIterator<Item = f64>,
-        steps_between: impl Fn(f64, f64) -> usize,
-    ) -> Self {
+    fn with_steps(bounds: impl IntoIterator<Item = f64>, steps_between: impl Fn(f64, f64) -> usize) -> Self {
         let (mut steps, mut exported, mut from) = (Vec::new(), Vec::new(), SHORTEST_S);
         for bound in bounds {
             let count = steps_between(from, bound).max(1);
