@@ -12,7 +12,7 @@ use hashbrown::HashMap;
 
 use crate::abort_on_panic::AbortOnPanicGuard;
 use crate::block::BlockHash;
-use crate::cache_accuracy::{self, Feed, Prediction};
+use crate::cache_accuracy::{Feed, Prediction};
 use crate::decision::Placement;
 use crate::endpoint::EndpointId;
 use crate::event::{EngineHash, KvEvent};
@@ -399,21 +399,10 @@ impl Router {
         }
     }
 
-    /// Compares the reuse that the answer reports with the prediction. To be called before [`Input::Finished`].
-    pub fn observe(
-        &self,
-        now: Nanos,
-        request: RequestId,
-        reported: cache_accuracy::ReportedReuse,
-        out: &mut Vec<Output>,
-    ) {
-        self.step(now, Input::Answered { request, reported }, out);
-    }
-
     /// The first token of a request arrived, and `tokens` more after it.
     pub fn progress(&self, now: Nanos, request: RequestId, first: bool, tokens: u32, out: &mut Vec<Output>) {
-        if first && let Some(exact) = &self.exact {
-            write(&exact.speculation).computed(now, request);
+        if first {
+            self.note_computed(now, request);
         }
         self.with_state(now, out, |state, out| {
             if first {
@@ -427,18 +416,40 @@ impl Router {
 
     /// A non-streamed answer arrived or began to arrive.
     pub fn begin(&self, now: Nanos, request: RequestId, out: &mut Vec<Output>) {
-        if let Some(exact) = &self.exact {
-            write(&exact.speculation).computed(now, request);
-        }
+        self.note_computed(now, request);
         self.with_state(now, out, |state, out| state.step(now, Input::Begun { request }, out));
+    }
+
+    /// A request's prompt is computed. Most requests hit the cache and await no event: those write nothing.
+    fn note_computed(&self, now: Nanos, request: RequestId) {
+        if let Some(Exact { speculation, .. }) = &self.exact
+            && read(speculation).is_due(now, request)
+        {
+            write(speculation).computed(now, request);
+        }
     }
 
     /// Steps the scheduler with any other input.
     pub fn step(&self, now: Nanos, input: Input, out: &mut Vec<Output>) {
-        if let (Input::Finished { request }, Some(exact)) = (&input, &self.exact) {
-            write(&exact.speculation).ended(*request);
+        self.step_all(now, [input], out);
+    }
+
+    /// Steps the scheduler with each of these inputs, under one lock.
+    pub fn step_all(&self, now: Nanos, inputs: impl IntoIterator<Item = Input>, out: &mut Vec<Output>) {
+        let mut finished = None;
+        self.with_state(now, out, |state, out| {
+            for input in inputs {
+                if let Input::Finished { request } = input {
+                    finished = Some(request);
+                }
+                state.step(now, input, out);
+            }
+        });
+        if let (Some(request), Some(exact)) = (finished, &self.exact)
+            && read(&exact.speculation).awaits(request)
+        {
+            write(&exact.speculation).ended(request);
         }
-        self.with_state(now, out, |state, out| state.step(now, input, out));
     }
 
     /// Whether an arriving request may have to wait, read without a lock: at the moment at which this changes, a
@@ -496,6 +507,8 @@ impl Router {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
+        #[cfg(test)]
+        locks::note(locks::Kind::Scheduler);
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -524,10 +537,14 @@ fn dispatched(outputs: &[Output], id: RequestId) -> Option<Placement> {
 }
 
 fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
+    #[cfg(test)]
+    locks::note(locks::Kind::Shared);
     lock.read().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn write<T>(lock: &RwLock<T>) -> AbortOnPanicGuard<RwLockWriteGuard<'_, T>> {
+    #[cfg(test)]
+    locks::note(locks::Kind::Exclusive);
     AbortOnPanicGuard::of(lock.write().unwrap_or_else(PoisonError::into_inner))
 }
 
@@ -554,27 +571,80 @@ impl State {
     }
 }
 
+/// Counts the acquisitions of a thread's locks.
+#[cfg(test)]
+mod locks {
+    use std::cell::Cell;
+
+    /// Of the scheduler's mutex, and of the locks of the indexes.
+    #[derive(Clone, Copy)]
+    pub(super) enum Kind {
+        Scheduler,
+        Shared,
+        Exclusive,
+    }
+
+    thread_local! {
+        static COUNTS: Cell<[u32; 3]> = const { Cell::new([0; 3]) };
+    }
+
+    pub(super) fn note(kind: Kind) {
+        let mut counts = COUNTS.get();
+        counts[kind as usize] += 1;
+        COUNTS.set(counts);
+    }
+
+    /// Those of `work`: scheduler, shared, exclusive.
+    pub(super) fn during(work: impl FnOnce()) -> [u32; 3] {
+        COUNTS.set([0; 3]);
+        work();
+        COUNTS.get()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::block::ChainSeed;
+    use crate::cache_accuracy::ReportedReuse;
+    use crate::event::{StoredBlock, Tier};
     use crate::policy::PolicyConfig;
+
+    /// A request of 65 output tokens takes the scheduler's lock for its arrival, first token, every sixteen tokens and
+    /// its end. It writes to the index of dispatches once, and to the prompts that await events twice, unless events have
+    /// reported its whole prompt.
+    #[test]
+    fn a_request_takes_a_lock_for_each_report_and_no_more() {
+        let (router, endpoint, chain) = one_endpoint(Feed::Live);
+        let mut scratch = Scratch::default();
+        let mut request = |n| {
+            let (request, mut out) = (RequestId(n), Vec::new());
+            let now = Nanos(10 + n);
+            locks::during(|| {
+                router.arrive(now, SchedulingRequest::new(request, 17), &chain, &mut scratch, &mut out);
+                router.progress(now, request, true, 0, &mut out);
+                (0..4).for_each(|_| router.progress(now, request, false, 16, &mut out));
+                let reported = ReportedReuse { prompt_tokens: 17, cached_tokens: 16 };
+                let whole = [
+                    Input::Wrote { request, output_tokens: 65 },
+                    Input::Answered { request, reported },
+                    Input::Succeeded { request },
+                    Input::Finished { request },
+                ];
+                router.step_all(now, whole, &mut out);
+            })
+        };
+        assert_eq!(request(1), [7, 4, 3], "the index of dispatches; events are due: sent, computed");
+        let blocks = chain.iter().map(|&hash| StoredBlock { name: EngineHash(hash.0), hash });
+        let stored = KvEvent::Stored { parent: None, blocks: blocks.collect(), tier: Tier::Gpu };
+        router.apply(endpoint, &stored);
+        assert_eq!(request(2), [7, 4, 1], "the index of dispatches");
+    }
 
     /// The exact prediction for a prompt that was just sent to an endpoint with this feed.
     fn predicted_after_dispatch(feed: Feed) -> Vec<u32> {
-        let router = Router::recorded(Config {
-            scheduler: scheduler::Config {
-                seed: 1,
-                ..scheduler::Config::new(PolicyConfig::by_name("prefix_aware").expect("a policy"))
-            },
-            index: approx::Config { memory_bytes_max: 1 << 20, ttl: Nanos::MAX },
-            exact: Some(exact::Config { memory_bytes_max: 1 << 20 }),
-            block_tokens: 4,
-        });
-        let (mut scratch, mut out, mut chain) = (Scratch::default(), Vec::new(), Vec::new());
-        let endpoint = router.join(Nanos(1), "e".into(), true, false, &mut out).expect("room");
-        router.set_feed(Nanos(1), endpoint, feed, &mut out);
-        ChainSeed::new("m", None, None).chain(&[7; 16], 4, &mut chain);
+        let (router, _, chain) = one_endpoint(feed);
+        let (mut scratch, mut out) = (Scratch::default(), Vec::new());
         for n in 0..2 {
             let request = SchedulingRequest::new(RequestId(n), 17);
             router.arrive(Nanos(2 + n), request, &chain, &mut scratch, &mut out);
@@ -586,6 +656,24 @@ mod tests {
             _ => None,
         });
         overlaps.collect()
+    }
+
+    /// A router with one endpoint, and a prompt of four blocks.
+    fn one_endpoint(feed: Feed) -> (Router, EndpointId, Vec<BlockHash>) {
+        let router = Router::recorded(Config {
+            scheduler: scheduler::Config {
+                seed: 1,
+                ..scheduler::Config::new(PolicyConfig::by_name("prefix_aware").expect("a policy"))
+            },
+            index: approx::Config { memory_bytes_max: 1 << 20, ttl: Nanos::MAX },
+            exact: Some(exact::Config { memory_bytes_max: 1 << 20 }),
+            block_tokens: 4,
+        });
+        let (mut out, mut chain) = (Vec::new(), Vec::new());
+        let endpoint = router.join(Nanos(1), "e".into(), true, false, &mut out).expect("room");
+        router.set_feed(Nanos(1), endpoint, feed, &mut out);
+        ChainSeed::new("m", None, None).chain(&[7; 16], 4, &mut chain);
+        (router, endpoint, chain)
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use kvlane_core::block::BlockHash;
-use kvlane_core::cache_accuracy::{Feed, KnowledgeChange, ReportedReuse};
+use kvlane_core::cache_accuracy::{Feed, KnowledgeChange};
 use kvlane_core::endpoint::EndpointId;
 use kvlane_core::policy::Reason;
 use kvlane_core::request::{RequestId, SchedulingRequest};
@@ -226,6 +226,11 @@ impl ModelPool {
         self.tell(|router, now, out| router.step(now, input, out));
     }
 
+    /// Passes all `inputs` to the scheduler under one lock, and delivers its outputs.
+    pub fn step_all(&self, inputs: impl IntoIterator<Item = Input>) {
+        self.tell(|router, now, out| router.step_all(now, inputs, out));
+    }
+
     /// Tokens of an answer have arrived.
     pub fn progress(&self, request: RequestId, first: bool, tokens: u32) {
         self.tell(|router, now, out| router.progress(now, request, first, tokens, out));
@@ -244,11 +249,6 @@ impl ModelPool {
     /// The state of an endpoint's KV event feed has changed.
     pub fn set_feed(&self, endpoint: EndpointId, feed: Feed) {
         self.tell(|router, now, out| router.set_feed(now, endpoint, feed, out));
-    }
-
-    /// An answer has reported how much of its prompt was cached.
-    pub fn observe(&self, request: RequestId, reported: ReportedReuse) {
-        self.tell(|router, now, out| router.observe(now, request, reported, out));
     }
 
     fn tell<T>(&self, what: impl FnOnce(&Router, Nanos, &mut Vec<Output>) -> T) -> T {

@@ -51,6 +51,8 @@ pub struct Lease {
     before: Option<u64>,
     /// The attempt in the trace.
     attempt: Option<Box<Attempt>>,
+    /// What the scheduler learns of the whole answer, under one lock together with the request's end.
+    outcome: Vec<Input>,
 }
 
 // === impl Lease ===
@@ -85,6 +87,7 @@ impl Lease {
             tokens: 0,
             untold: 0,
             before: None,
+            outcome: Vec::new(),
         }
     }
 
@@ -186,11 +189,7 @@ impl Lease {
         }
         if output_tokens > 0 {
             let output_tokens = u32::try_from(output_tokens).unwrap_or(u32::MAX);
-            let untold = std::mem::take(&mut self.untold);
-            if untold > 0 {
-                self.pool.progress(self.request, false, untold);
-            }
-            self.pool.step(Input::Wrote { request: self.request, output_tokens });
+            self.outcome.push(Input::Wrote { request: self.request, output_tokens });
         }
         metrics.predicted_tokens.inc_by(self.placement.overlap_tokens.into());
         metrics.prompt_tokens.inc_by(self.prompt_tokens.into());
@@ -203,7 +202,7 @@ impl Lease {
             }
             if let Some(cached_tokens) = usage.cached_tokens {
                 let reported = ReportedReuse { prompt_tokens: usage.prompt_tokens, cached_tokens };
-                self.pool.observe(self.request, reported);
+                self.outcome.push(Input::Answered { request: self.request, reported });
             }
         }
         if let Some(first) = self.first_token
@@ -273,18 +272,18 @@ impl Lease {
     }
 
     /// The worker has answered the request completely and without error.
-    pub fn succeeded(&self) {
+    pub fn succeeded(&mut self) {
         self.proxy.fleet.poison_prompts().answered(self.prompt);
-        self.pool.step(Input::Succeeded { request: self.request });
+        self.outcome.push(Input::Succeeded { request: self.request });
     }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        if self.untold > 0 {
-            self.pool.progress(self.request, false, self.untold);
-        }
+        let (request, count) = (self.request, self.untold);
         self.endpoint.vitals.leave();
-        self.pool.step(Input::Finished { request: self.request });
+        let untold = (count > 0).then_some(Input::Tokens { request, count });
+        let inputs = untold.into_iter().chain(self.outcome.drain(..));
+        self.pool.step_all(inputs.chain([Input::Finished { request }]));
     }
 }

@@ -177,7 +177,7 @@ fn drive(requests: u64, policy: &PolicyConfig, tape: Option<Recorder>) -> Result
             }
             router.step(now, Input::Wrote { request, output_tokens }, &mut out);
             let reported = cache_accuracy::ReportedReuse { prompt_tokens, cached_tokens: prompt_tokens / 2 };
-            router.observe(now, request, reported, &mut out);
+            router.step(now, Input::Answered { request, reported }, &mut out);
             router.step(now, Input::Succeeded { request }, &mut out);
             router.step(now, Input::Finished { request }, &mut out);
         }

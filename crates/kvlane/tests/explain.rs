@@ -58,7 +58,7 @@ fn recording(dir: &Path, policy: &str) -> PathBuf {
         let (then, request) = (now + Nanos::from_millis(if n == 40 { 90 } else { 30 }), RequestId(n));
         router.progress(then, request, true, 16, &mut out);
         router.step(then, Input::Wrote { request, output_tokens: 17 }, &mut out);
-        router.observe(then, request, reported, &mut out);
+        router.step(then, Input::Answered { request, reported }, &mut out);
         router.step(then, Input::Finished { request }, &mut out);
     }
     router.record(None);

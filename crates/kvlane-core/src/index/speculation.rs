@@ -54,6 +54,16 @@ impl Speculation {
         }
     }
 
+    /// Whether this request's prompt awaits its events and is not known to be computed.
+    pub(crate) fn awaits(&self, request: RequestId) -> bool {
+        self.sent.get(&request).is_some_and(|sent| !sent.computed)
+    }
+
+    /// Whether [`Speculation::computed`] would change anything.
+    pub(crate) fn is_due(&self, now: Nanos, request: RequestId) -> bool {
+        self.awaits(request) || self.due.front().is_some_and(|(until, _)| *until <= now)
+    }
+
     /// Whether no prompt awaits its events.
     pub(crate) fn is_empty(&self) -> bool {
         self.sent.is_empty()
@@ -86,7 +96,7 @@ impl Speculation {
 
     /// The request is over. Without a first token, it is unknown how much of its prompt was computed.
     pub(crate) fn ended(&mut self, request: RequestId) {
-        if self.sent.get(&request).is_some_and(|sent| !sent.computed) {
+        if self.awaits(request) {
             self.forget_one(request);
         }
     }

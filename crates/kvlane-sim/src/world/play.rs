@@ -472,7 +472,11 @@ impl Play<'_, '_> {
         }
         let (now, id) = (self.now(), self.id(request));
         let reported = ReportedReuse { prompt_tokens: self.request(request).input_tokens, cached_tokens };
-        self.world.routers[pool].observe(now, id, reported, &mut self.world.outputs);
+        self.world.routers[pool].step(
+            now,
+            Input::Answered { request: id, reported },
+            &mut self.world.outputs,
+        );
     }
 
     /// Reports to the router that serves a request that it has ended there.
