@@ -1,26 +1,137 @@
 //! Reads YAML files for the commands that take one.
+//!
+//! A file becomes a tree of JSON values with their places, and the tree a `T`. Only the tree is read from YAML: code
+//! that reads each type from YAML made the binary 2 MB larger.
+
+use std::fmt;
 
 use anyhow::{Result, anyhow};
-use serde::de::DeserializeOwned;
-use serde_path_to_error::{Path, Track};
+use serde::de::{Deserialize, DeserializeOwned, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde_json::{Number, Value};
+use serde_path_to_error::{Path, Segment};
+use serde_saphyr::options::NonFiniteFloatPolicy;
+use serde_saphyr::{Location, Spanned};
 
 /// Lines of a file that are shown around the place where it is wrong.
 const SHOWN_LINES: usize = 2;
 
 /// Parses a YAML text. An error states the cause once, with its key, and shows the place.
 pub(crate) fn read<T: DeserializeOwned>(text: &str) -> Result<T> {
-    let options = serde_saphyr::options! { with_snippet: false };
-    let mut track = Track::new();
-    let read = serde_saphyr::with_deserializer_from_str_with_options(text, options, |file| {
-        T::deserialize(serde_path_to_error::Deserializer::new(file, &mut track))
-    });
-    read.map_err(|error| {
-        let key = place(&track.path());
-        let shown = error
-            .location()
-            .map_or_else(String::new, |at| shown(text, at.line() as usize, at.column() as usize));
-        anyhow!("{key}{error}{shown}")
+    let options = serde_saphyr::options! {
+        with_snippet: false,
+        // JSON has no such numbers: `T` rejects the text where it expects a number.
+        non_finite_float_policy: NonFiniteFloatPolicy::AsString,
+    };
+    let tree: Spanned<Node> = serde_saphyr::from_str_with_options(text, options).map_err(|error| {
+        let at = error.location().map_or_else(String::new, |at| shown(text, &at));
+        anyhow!("{error}{at}")
+    })?;
+    // An empty file sets nothing.
+    let value = match tree.value.value() {
+        Value::Null => Value::Object(serde_json::Map::new()),
+        value => value,
+    };
+    serde_path_to_error::deserialize(value).map_err(|error| {
+        let at = find(&tree, error.path());
+        let (line, column) = (at.line(), at.column());
+        let (key, inner) = (place(error.path()), error.inner());
+        anyhow!("{key}{inner} at line {line}, column {column}{}", shown(text, &at))
     })
+}
+
+/// A value of the file; keys and values with their places.
+enum Node {
+    Scalar(Value),
+    List(Vec<Spanned<Node>>),
+    Map(Vec<(Spanned<String>, Spanned<Node>)>),
+}
+
+// === impl Node ===
+
+impl Node {
+    fn value(&self) -> Value {
+        match self {
+            Self::Scalar(value) => value.clone(),
+            Self::List(nodes) => nodes.iter().map(|node| node.value.value()).collect(),
+            Self::Map(entries) => {
+                entries.iter().map(|(key, node)| (key.value.clone(), node.value.value())).collect()
+            }
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Node {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(AnyNode)
+    }
+}
+
+struct AnyNode;
+
+impl<'de> Visitor<'de> for AnyNode {
+    type Value = Node;
+
+    fn expecting(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        to.write_str("a value")
+    }
+
+    fn visit_unit<E>(self) -> Result<Node, E> {
+        Ok(Node::Scalar(Value::Null))
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Node, E> {
+        Ok(Node::Scalar(value.into()))
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Node, E> {
+        Ok(Node::Scalar(value.into()))
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Node, E> {
+        Ok(Node::Scalar(value.into()))
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<Node, E> {
+        Ok(Node::Scalar(Number::from_f64(value).map_or(Value::Null, Value::Number)))
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Node, E> {
+        Ok(Node::Scalar(value.into()))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Node, A::Error> {
+        let mut nodes = Vec::new();
+        while let Some(node) = seq.next_element()? {
+            nodes.push(node);
+        }
+        Ok(Node::List(nodes))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Node, A::Error> {
+        let mut entries = Vec::new();
+        while let Some(entry) = map.next_entry()? {
+            entries.push(entry);
+        }
+        Ok(Node::Map(entries))
+    }
+}
+
+/// The place of the key or list item at `path`, or of the last one on the way to it.
+fn find(tree: &Spanned<Node>, path: &Path) -> Location {
+    let (mut node, mut at) = (tree, tree.referenced);
+    for segment in path {
+        (node, at) = match (&node.value, segment) {
+            (Node::List(nodes), Segment::Seq { index }) if *index < nodes.len() => {
+                (&nodes[*index], nodes[*index].referenced)
+            }
+            (Node::Map(entries), Segment::Map { key }) => {
+                let Some((key, value)) = entries.iter().find(|(name, _)| name.value == *key) else { break };
+                (value, key.referenced)
+            }
+            _ => break,
+        };
+    }
+    at
 }
 
 /// The key with the error, as `section.key: `; empty for the whole file.
@@ -32,7 +143,8 @@ fn place(path: &Path) -> String {
 }
 
 /// The line and those before it, with a mark under the column; both count from 1.
-fn shown(text: &str, line: usize, column: usize) -> String {
+fn shown(text: &str, at: &Location) -> String {
+    let (line, column) = (at.line() as usize, at.column() as usize);
     let last = line.min(text.lines().count());
     let first = last.saturating_sub(SHOWN_LINES).max(1);
     let width = last.to_string().len();
@@ -61,9 +173,9 @@ mod tests {
     fn what_is_wrong_is_said_once_and_shown() {
         for (text, what) in [
             ("port: 1\nprot: 2\n", "unknown field `prot`"),
-            ("port: many\n", "u16"),
-            ("port: [\n", "expected"),
-            ("", "unexpected end of input"),
+            ("port: many\n", "invalid type: string \"many\", expected u16"),
+            ("port: [\n", "unclosed bracket"),
+            ("", "missing field `port`"),
         ] {
             let said = read::<Port>(text).expect_err("wrong").to_string();
             assert_eq!(said.matches(what).count(), 1, "{text:?}: {said}");
