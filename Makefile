@@ -25,7 +25,7 @@ scenarios: cargo
 	cargo build --release --locked -p kvlane
 	@for scenario in scenarios/*.yaml; do \
 	  target/release/kvlane simulate --scenario "$$scenario" || exit 1; echo; done
-	cargo run --release --locked -p kvlane-core --example kernels
+	cargo run --release --locked -p kvlane-lab --example kernels
 
 # Every placement policy on every workload, fleet and load, in virtual time: writes docs/placement-results.md and plots.
 # What has been run is kept in target/placement. PLACEMENT='--only rag' and such make it less; see the example's head.

@@ -99,12 +99,6 @@ const TRUST = {
 };
 const BREAKERS = { closed: "closed", open: "open", half_open: "half-open" };
 const FEEDS = { absent: "none", refused: "refused", syncing: "catching up", live: "live" };
-const REASONS = {
-  random: "drawn at random", turn: "its turn", least_loaded: "the least in flight",
-  prefix_hit: "it holds most of this prompt", prefix_miss: "no endpoint holds enough of this prompt, so load decided",
-  imbalance: "the fleet was out of balance, so load decided", saturated: "the endpoints that hold the prefix were too busy",
-  lowest_cost: "the lowest cost", affinity: "its conversation goes there",
-};
 
 // === State ===
 
@@ -878,7 +872,7 @@ function showDecisions() {
       },
         make("span", { class: "to" }, short(decision.worker)),
         make("span", { class: "when" }, ago(page.fleet.now_s - decision.at_s)),
-        make("span", { class: "sub" }, `${REASONS[decision.reason] ?? decision.reason}${decision.attempt ? ` · attempt ${decision.attempt + 1}` : ""}`),
+        make("span", { class: "sub" }, `${decision.reason_text}${decision.attempt ? ` · attempt ${decision.attempt + 1}` : ""}`),
         make("span", { class: "when" }, `${count(decision.prompt_tokens)} tokens`),
         make("span", { class: "held", title: `holds ${share(held)} of the prompt` }, bar));
     }));
@@ -933,7 +927,7 @@ function showWhy(decision) {
   whyShown = mark;
   const order = ranked(decision);
   const [picked, second] = order;
-  const said = make("p", { class: "said" }, "Sent to ", make("b", {}, short(decision.worker)), `: ${REASONS[decision.reason] ?? decision.reason}. `,
+  const said = make("p", { class: "said" }, "Sent to ", make("b", {}, short(decision.worker)), `: ${decision.reason_text}. `,
     `It was expected to hold ${whole.format(decision.overlap_tokens)} of the prompt's ${whole.format(decision.prompt_tokens)} tokens`);
   said.append(decision.prompt_tokens ? ` (${share(decision.overlap_tokens / decision.prompt_tokens)}). ` : ". ");
   if (second) {

@@ -129,6 +129,7 @@ fn pool_decisions(pool: &ModelPool, timing: Option<&TimingFile>, asked: &Asked) 
                 "session": receipt.session.map(|key| short(key.0)), "tenant": receipt.tenant.map(|key| short(key.0)),
                 "priority": receipt.priority, "expected_output_tokens": receipt.output_tokens, "worker": name(receipt.placement.endpoint),
                 "overlap_tokens": receipt.placement.overlap_tokens, "reason": receipt.placement.reason.name(),
+                "reason_text": receipt.placement.reason.text(),
                 "knowledge": receipt.placement.knowledge.name(), "feed": receipt.placement.feed.name(),
                 "candidates": rows, "candidates_left_out": left_out,
             })

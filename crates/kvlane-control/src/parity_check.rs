@@ -18,13 +18,14 @@ use kvlane_http::client::Client;
 use kvlane_http::connections::Connections;
 use kvlane_tokens::{Prompt, Tokenizer};
 use kvlane_wire::api::Api;
-use kvlane_wire::{openai, prometheus};
+use kvlane_wire::engine::{self, Tokenize, block_tokens};
+use kvlane_wire::{models, openai};
 use serde_json::{Value, json};
 
 use kvlane_fleet::Fleet;
 use kvlane_fleet::clock::date;
 use kvlane_fleet::parity::{Compared, Listed, Parity};
-use kvlane_fleet::tokenize::{Counting, tokenized};
+use kvlane_fleet::tokenize::Counting;
 use kvlane_fleet::worker::{ServedName, Worker, WorkerId};
 
 /// Characters shown of each text where they differ.
@@ -355,7 +356,7 @@ fn bases(names: &[ServedName]) -> impl Iterator<Item = &ServedName> {
 }
 
 fn length(served: &ServedName) -> Option<u64> {
-    served.card["max_model_len"].as_u64()
+    models::max_model_len(&served.card)
 }
 
 fn tell(worker: &Worker, parity: &Parity) {
@@ -372,24 +373,25 @@ fn tell(worker: &Worker, parity: &Parity) {
 
 /// Counts every sample with the gateway and with the engine.
 async fn compare_all(engine: &Client, served: &ServedName, ours: Ours<'_>) -> Parity {
+    let form = engine::tokenize(Some(&served.card));
     let mut parity = Parity::Verified;
     for sample in samples() {
-        let Answer { outcome, max_model_len } = compare(engine, &served.name, &sample, ours).await;
+        let Answer { outcome, max_model_len } = compare(engine, form, &served.name, &sample, ours).await;
         // SGLang's `/tokenize` reports the tokenizer's own length, which may exceed the length that the engine was
         // started with.
         if let (Some(told), Some(listed)) = (max_model_len, length(served))
             && told < listed
         {
             return Parity::Mismatch(format!(
-                "GET /v1/models lists {} with max_model_len {listed}, its /tokenize reports {told}",
-                served.name
+                "GET /v1/models lists {} with max_model_len {listed}, its {} reports {told}",
+                served.name, form.path
             ));
         }
         let of_it = match outcome {
             Outcome::Same => continue,
             Outcome::Refused(_) if sample.optional => continue,
             Outcome::Refused(status) => {
-                Parity::Unverified(format!("POST /tokenize answered {status} to {}", sample.name))
+                Parity::Unverified(format!("POST {} answered {status} to {}", form.path, sample.name))
             }
             Outcome::Unknown(why) => Parity::Unverified(format!("{}: {why}", sample.name)),
             Outcome::Silent(why) => return parity.and(Parity::Unverified(why)),
@@ -400,16 +402,26 @@ async fn compare_all(engine: &Client, served: &ServedName, ours: Ours<'_>) -> Pa
     parity
 }
 
-/// Counts one sample with the gateway and with the engine.
-pub async fn compare(engine: &Client, model: &str, sample: &Sample, ours: Ours<'_>) -> Answer {
+/// Counts one sample with the gateway and with the engine, which tokenizes in this form.
+pub async fn compare(
+    engine: &Client,
+    form: &Tokenize,
+    model: &str,
+    sample: &Sample,
+    ours: Ours<'_>,
+) -> Answer {
+    let Tokenize { path, like, .. } = form;
     let body = sample.body(model);
     let nothing = |outcome| Answer { outcome, max_model_len: None };
-    let theirs = match engine.post("/tokenize", &body).await {
-        Ok((200, answer)) => match tokenized(&answer) {
+    let theirs = match engine.post(path, &body).await {
+        Ok((200, answer)) => match (form.parse)(&answer) {
             Ok(theirs) if !theirs.tokens.is_empty() => theirs,
-            _ => return nothing(Outcome::Silent("its /tokenize answers in another form than vLLM's".into())),
+            _ => {
+                let why = format!("its {path} answers in another form than {like}'s");
+                return nothing(Outcome::Silent(why));
+            }
         },
-        Ok((404 | 405, _)) => return nothing(Outcome::Silent("it has no /tokenize".into())),
+        Ok((404 | 405, _)) => return nothing(Outcome::Silent(format!("it has no {path}"))),
         Ok((status, _)) => return nothing(Outcome::Refused(status)),
         Err(problem) => return nothing(Outcome::Silent(problem)),
     };
@@ -426,7 +438,7 @@ pub async fn compare(engine: &Client, model: &str, sample: &Sample, ours: Ours<'
                 Ok(()) => match Difference::between(&prompt.tokens, &theirs.tokens) {
                     None => Outcome::Same,
                     Some(difference) => {
-                        let text = text_of(engine, model, &theirs.tokens).await;
+                        let text = text_of(engine, form, model, &theirs.tokens).await;
                         Outcome::Differs(mismatch(sample.name, &difference, &prompt.text, text.as_deref()))
                     }
                 },
@@ -436,13 +448,12 @@ pub async fn compare(engine: &Client, model: &str, sample: &Sample, ours: Ours<'
     Answer { outcome, max_model_len: theirs.max_model_len }
 }
 
-/// The text of these ids by the engine's `/detokenize`, if it has one: if the texts differ, the template differs;
+/// The text of these ids by the engine, if it has a path for that: if the texts differ, the template differs;
 /// otherwise the tokenizer.
-async fn text_of(engine: &Client, model: &str, tokens: &[u32]) -> Option<String> {
-    let body = json!({"model": model, "tokens": tokens}).to_string().into();
-    let (status, answer) = engine.post("/detokenize", &body).await.ok()?;
-    let told: Value = serde_json::from_slice(&answer).ok().filter(|_| status == 200)?;
-    Some(told["prompt"].as_str()?.to_owned())
+async fn text_of(engine: &Client, form: &Tokenize, model: &str, tokens: &[u32]) -> Option<String> {
+    let body = (form.text_body)(model, tokens).to_string().into();
+    let (status, answer) = engine.post(form.text_path, &body).await.ok()?;
+    (form.text_parse)(&answer).filter(|_| status == 200)
 }
 
 /// The difference, and what to do about it.
@@ -472,18 +483,6 @@ pub fn estimated(api: Api, body: &[u8]) -> Vec<u32> {
         u32::from_le_bytes(bytes)
     };
     rendered.chunks(BYTES_PER_TOKEN).map(id).collect()
-}
-
-/// Tokens of a KV block, if a metrics page states it: vLLM's `cache_config_info{block_size}`, SGLang's
-/// `cache_config_info{page_size}`.
-pub fn block_tokens(page: &str) -> Option<u32> {
-    let told = |sample: prometheus::Sample<'_>| {
-        sample.label("block_size").or_else(|| sample.label("page_size"))?.parse().ok()
-    };
-    prometheus::samples(page)
-        .filter(|sample| sample.name.ends_with("cache_config_info"))
-        .find_map(told)
-        .filter(|tokens| *tokens > 0)
 }
 
 #[cfg(test)]
@@ -556,17 +555,6 @@ mod tests {
         ] {
             assert_eq!(one.and(other), *expect);
         }
-    }
-
-    #[test]
-    fn the_block_size_is_read_from_vllms_and_sglangs_page() {
-        let page = "vllm:cache_config_info{block_size=\"32\",engine=\"0\",num_gpu_blocks=\"4096\"} 1.0\n";
-        assert_eq!(block_tokens(page), Some(32));
-        assert_eq!(block_tokens("sglang:cache_config_info{num_pages=\"7\",page_size=\"1\"} 1\n"), Some(1));
-        assert_eq!(
-            block_tokens("vllm:cache_config_info{block_size=\"None\"} 1\nother{block_size=\"8\"} 1\n"),
-            None
-        );
     }
 
     #[test]

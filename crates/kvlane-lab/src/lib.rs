@@ -4,6 +4,7 @@
 //!   [calibration](calibrate) of the engine timing model against one server.
 //! - Experiments: [`scenario`] is one simulated fleet, [`matrix`] compares policies in virtual time and routers on real
 //!   engines.
+//! - [`measured`]: published measurements beside the timing model's values.
 //! - `chaos` (a feature of its own): a fleet of real processes under faults.
 //! - Results: [`statistics`], [`figures`] of a simulated run, [`trace_stats`] of a trace, and the [`report`] that shows
 //!   them.
@@ -20,6 +21,7 @@ pub mod chaos;
 pub mod client;
 pub mod figures;
 pub mod matrix;
+pub mod measured;
 pub mod prompt;
 pub mod replay;
 pub mod report;

@@ -11,10 +11,11 @@ use http::{Method, StatusCode};
 use kvlane_core::block::ChainSeed;
 use kvlane_fleet::pool::ModelPool;
 use kvlane_fleet::tokenize::threads::{Job, TokenThreads};
-use kvlane_fleet::tokenize::{Counted, Counting, Local, Tokenized, tokenized};
+use kvlane_fleet::tokenize::{Counted, Counting, Local};
 use kvlane_http::client::ask;
 use kvlane_http::connections::Connections;
 use kvlane_wire::api::Api;
+use kvlane_wire::engine;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, timeout_at};
 
@@ -83,12 +84,11 @@ async fn ask_engine(
     upstreams: &Arc<Connections>,
     question: &Question<'_>,
 ) -> Result<Counted, Why> {
-    // `/tokenize` takes the bodies of these, and ignores fields it does not know (vLLM's
-    // `entrypoints/serve/tokenize/protocol.py`).
-    if !matches!(question.api, Api::ChatCompletions | Api::Completions) {
+    let pool = question.pool;
+    let tokenize = engine::tokenize(proxy.fleet.snapshot().cards.get(&pool.model));
+    if !tokenize.apis.contains(&question.api) {
         return Err("api");
     }
-    let pool = question.pool;
     let turn = proxy.fleet.tokenizers.turn.fetch_add(1, Ordering::Relaxed);
     let endpoint = pool.router.read(|scheduler| {
         let eligible = scheduler.pool().eligible().count();
@@ -105,15 +105,15 @@ async fn ask_engine(
         upstreams,
         &worker.worker.upstream,
         &Method::POST,
-        "/tokenize",
+        tokenize.path,
         question.body,
         limit,
         ANSWER_BYTES_MAX,
     );
     match asked.await {
         Ok((StatusCode::OK, answer)) => {
-            let Tokenized { tokens, .. } = tokenized(&answer).map_err(|_| "engine_garbage")?;
-            Ok(Counted::of(question.seed, &tokens, pool.router.block_tokens()))
+            let counted = (tokenize.parse)(&answer).map_err(|_| "engine_garbage")?;
+            Ok(Counted::of(question.seed, &counted.tokens, pool.router.block_tokens()))
         }
         Ok(_) => Err("engine_refused"),
         Err(problem) => {

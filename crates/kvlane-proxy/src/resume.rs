@@ -20,7 +20,9 @@ use kvlane_fleet::metrics::{Continued, FailureKind};
 use kvlane_fleet::worker::Worker;
 use kvlane_http::connections::{Answer, Connections};
 use kvlane_wire::api::Api;
+use kvlane_wire::engine;
 use kvlane_wire::failure::{Fault, first_error};
+use kvlane_wire::models::max_model_len;
 use kvlane_wire::resume::{Means, Next, Transcript, Unfit};
 use tokio::time::Instant;
 
@@ -54,9 +56,6 @@ pub(super) struct ContinuedRelay {
     relay: Relay,
     continuation: Box<Continuation>,
 }
-
-/// Owners in model lists whose engines support `continue_final_message`.
-const CONTINUING: [&str; 2] = ["vllm", "sglang"];
 
 type Rest = Pin<Box<dyn Future<Output = Option<(Answer, Lease)>> + Send>>;
 
@@ -193,8 +192,8 @@ impl Asked {
     fn means(&self) -> Means {
         let table = self.proxy.fleet.snapshot();
         let Some(card) = table.cards.get(&self.routed.served.pool.model) else { return Means::default() };
-        let context_tokens = card["max_model_len"].as_u64().and_then(|tokens| tokens.try_into().ok());
-        let continues_messages = card["owned_by"].as_str().is_some_and(|owner| CONTINUING.contains(&owner));
+        let context_tokens = max_model_len(card).and_then(|tokens| tokens.try_into().ok());
+        let continues_messages = engine::of_card(card).is_some_and(|engine| engine.continues_messages);
         Means { continues_messages, context_tokens }
     }
 }

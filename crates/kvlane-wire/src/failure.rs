@@ -1,11 +1,12 @@
 //! Classifies an engine's error by its text: caused by the client, by the engine, or unknown.
 //!
-//! vLLM, SGLang and llama.cpp report a dead engine in the same form as a bad request: status 500, or an event
+//! Engines report a dead core in the same form as a bad request: status 500, or an event
 //! `{"error": …}` in a stream whose head was 200. The `code` or `type` in it distinguishes them, and a few sentences
 //! that only a server with a dead engine sends.
 
 use memchr::memmem;
 
+use crate::engine::ENGINES;
 use crate::sse::{Edge, event_end, name_and_data};
 
 /// Bytes of an error that are examined.
@@ -22,18 +23,8 @@ pub enum Fault {
     Engine,
 }
 
-/// Texts of a server with a dead engine, in lower case. vLLM: `EngineCore encountered an issue` and `EngineDeadError`
-/// (`vllm/v1/engine/exceptions.py`), and the validation error of the same object in its `/v1/messages`; CUDA errors in
-/// any engine.
-const ENGINE_IS_GONE: [&str; 7] = [
-    "enginecore encountered an issue",
-    "enginedeaderror",
-    "engine process failed",
-    "engine is dead",
-    "cuda error",
-    "cuda out of memory",
-    "{'error': {'message': 'en",
-];
+/// Texts of any server with a dead engine, in lower case.
+const DEVICE_IS_GONE: [&str; 2] = ["cuda error", "cuda out of memory"];
 
 /// Error types caused by the client.
 const CLIENTS: [&str; 9] = [
@@ -52,7 +43,7 @@ const CLIENTS: [&str; 9] = [
 pub fn fault(error: &[u8]) -> Fault {
     let error = error[..error.len().min(ERROR_BYTES_MAX)].to_ascii_lowercase();
     let has = |words: &str| memmem::find(&error, words.as_bytes()).is_some();
-    if ENGINE_IS_GONE.into_iter().any(has) {
+    if ENGINES.iter().flat_map(|engine| engine.dead).copied().chain(DEVICE_IS_GONE).any(has) {
         return Fault::Engine;
     }
     let value = |key: &str| {

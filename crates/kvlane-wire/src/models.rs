@@ -3,6 +3,8 @@
 use serde_json::Value;
 use thiserror::Error;
 
+use crate::engine::{CardNames, ENGINES};
+
 /// Most models in one answer; more are an error instead of a silent truncation.
 pub const MODELS_MAX: usize = 4096;
 
@@ -55,13 +57,18 @@ pub fn parse(body: &[u8]) -> Result<Vec<Model>, ModelsError> {
     Ok(cards.into_iter().filter_map(model).collect())
 }
 
-// === impl Model ===
+/// The maximum of prompt and output tokens together in a model's entry, if the engine reports it.
+pub fn max_model_len(card: &Value) -> Option<u64> {
+    length(card, |names| names.max_model_len)
+}
 
-impl Model {
-    /// The maximum of prompt and output tokens together, if the engine reports it (vLLM, SGLang).
-    pub fn max_model_len(&self) -> Option<u32> {
-        self.card.get("max_model_len")?.as_u64()?.try_into().ok()
-    }
+/// [`max_model_len`], or the context length that the model was trained for, if the engine reports only that.
+pub fn context_len(card: &Value) -> Option<u64> {
+    max_model_len(card).or_else(|| length(card, |names| names.trained_len))
+}
+
+fn length(card: &Value, pointer: fn(&CardNames) -> Option<&'static str>) -> Option<u64> {
+    ENGINES.iter().find_map(|engine| card.pointer(pointer(&engine.card)?)?.as_u64())
 }
 
 #[cfg(test)]
@@ -78,7 +85,13 @@ mod tests {
             models.iter().map(|m| (m.id.as_str(), m.parent.as_deref(), m.root.as_deref())).collect();
         assert_eq!(told, [("tiny", None, Some("/m/tiny")), ("lora1", Some("tiny"), None)]);
         assert_eq!(models[0].card["owned_by"], "vllm");
-        assert_eq!((models[0].max_model_len(), models[1].max_model_len()), (Some(16_384), None));
+        assert_eq!(models.iter().map(|m| max_model_len(&m.card)).collect::<Vec<_>>(), [Some(16_384), None]);
+    }
+
+    #[test]
+    fn a_trained_length_stands_in_for_a_served_one() {
+        let told: Value = serde_json::from_str(r#"{"meta":{"n_ctx_train":8192}}"#).expect("JSON");
+        assert_eq!((max_model_len(&told), context_len(&told)), (None, Some(8192)));
     }
 
     #[test]

@@ -3,13 +3,13 @@
 //! OpenAI (vLLM, SGLang): `usage.prompt_tokens`, `completion_tokens`, `prompt_tokens_details.cached_tokens`; its
 //! responses have `input_tokens`, `output_tokens`, `input_tokens_details`. Anthropic counts cached tokens separately
 //! from `input_tokens`, as `cache_read_input_tokens` and `cache_creation_input_tokens`, so its prompt is their sum.
-//! llama.cpp adds `timings` with `cache_n`, `prompt_n` (the computed part) and `predicted_n`; SGLang's `/generate` puts
-//! OpenAI's names into `meta_info`.
+//! Engines may have another object with counts, see [`engine`](crate::engine).
 
 use std::sync::LazyLock;
 
 use memchr::memmem::Finder;
 
+use crate::engine::{ComputedNames, ENGINES, UsageObject};
 use crate::json::{JsonError, Kind, Scanner};
 
 /// Bytes of a usage object that are read; typical ones have about two hundred.
@@ -43,34 +43,34 @@ pub(crate) struct Counts {
     cached: Option<u32>,
     cache_read: Option<u32>,
     cache_creation: Option<u32>,
-    timed_prompt: Option<u32>,
-    timed_output: Option<u32>,
-    timed_cached: Option<u32>,
+    // Under the engine's own names.
+    own_computed: Option<u32>,
+    own_output: Option<u32>,
+    own_cached: Option<u32>,
 }
 
 impl Counts {
     /// Reads the counts in `bytes`, which may be the tail of an answer.
     pub(crate) fn read_answer(&mut self, bytes: &[u8]) {
-        let found = self.read_objects(bytes, &USAGE);
-        // Other reports are the last member of an answer; this check saves two searches in other chunks.
+        let found = self.read_objects(bytes, &USAGE, None);
+        // Other reports are the last member of an answer; this check saves their searches in other chunks.
         if bytes.trim_ascii_end().ends_with(b"}}") || bytes.trim_ascii_end().ends_with(b"}}]") {
-            self.read_objects(bytes, &TIMINGS);
-            if !found {
-                self.read_objects(bytes, &META_INFO);
+            for (key, object) in OBJECTS.iter().filter(|(_, object)| object.adds || !found) {
+                self.read_objects(bytes, key, object.names.as_ref());
             }
         }
     }
 
     /// The combined usage, once prompt or output tokens were counted.
     pub(crate) fn usage(&self) -> Option<Usage> {
-        let cached = self.cached.or(self.cache_read).or(self.timed_cached);
+        let cached = self.cached.or(self.cache_read).or(self.own_cached);
         let apart = |input: u32| {
             let cached = self.cache_read.unwrap_or(0).saturating_add(self.cache_creation.unwrap_or(0));
             input.saturating_add(cached)
         };
-        let timed = |computed: u32| computed.saturating_add(self.timed_cached.unwrap_or(0));
-        let prompt = self.prompt.or(self.input.map(apart)).or(self.timed_prompt.map(timed));
-        let output = self.output.or(self.timed_output);
+        let with_cached = |computed: u32| computed.saturating_add(self.own_cached.unwrap_or(0));
+        let prompt = self.prompt.or(self.input.map(apart)).or(self.own_computed.map(with_cached));
+        let output = self.output.or(self.own_output);
         (prompt.is_some() || output.is_some()).then(|| Usage {
             prompt_tokens: prompt.unwrap_or(0),
             completion_tokens: output.unwrap_or(0),
@@ -79,7 +79,7 @@ impl Counts {
     }
 
     /// Reads every object under this key; returns whether there was one.
-    fn read_objects(&mut self, bytes: &[u8], key: &Finder<'_>) -> bool {
+    fn read_objects(&mut self, bytes: &[u8], key: &Finder<'_>, names: Option<&ComputedNames>) -> bool {
         let (mut found, mut rest) = (false, bytes);
         // Usually there is none, which costs one search.
         while let Some(at) = key.find(rest) {
@@ -88,7 +88,7 @@ impl Counts {
             let value = value.trim_ascii_start();
             if value.first() == Some(&b'{') {
                 let mut counts = *self;
-                if counts.read_object(&mut Scanner::new(text(value))).is_ok() {
+                if counts.read_object(&mut Scanner::new(text(value)), names).is_ok() {
                     *self = counts;
                     found = true;
                 }
@@ -97,7 +97,11 @@ impl Counts {
         found
     }
 
-    fn read_object(&mut self, scanner: &mut Scanner<'_>) -> Result<(), JsonError> {
+    fn read_object(
+        &mut self,
+        scanner: &mut Scanner<'_>,
+        names: Option<&ComputedNames>,
+    ) -> Result<(), JsonError> {
         let mut walk = scanner.object()?;
         while let Some(key) = walk.key(scanner)? {
             let kind = scanner.peek()?;
@@ -108,17 +112,19 @@ impl Counts {
                 "cached_tokens" => &mut self.cached,
                 "cache_read_input_tokens" => &mut self.cache_read,
                 "cache_creation_input_tokens" => &mut self.cache_creation,
-                "prompt_n" => &mut self.timed_prompt,
-                "predicted_n" => &mut self.timed_output,
-                "cache_n" => &mut self.timed_cached,
                 "prompt_tokens_details" | "input_tokens_details" if kind == Kind::Object => {
                     self.read_details(scanner)?;
                     continue;
                 }
-                _ => {
-                    scanner.skip()?;
-                    continue;
-                }
+                own => match names {
+                    Some(names) if own == names.computed => &mut self.own_computed,
+                    Some(names) if own == names.cached => &mut self.own_cached,
+                    Some(names) if own == names.output => &mut self.own_output,
+                    _ => {
+                        scanner.skip()?;
+                        continue;
+                    }
+                },
             };
             if kind == Kind::Number {
                 *count = scanner.whole()?.or(*count);
@@ -150,8 +156,10 @@ fn text(bytes: &[u8]) -> &str {
 }
 
 static USAGE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"usage\""));
-static TIMINGS: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"timings\""));
-static META_INFO: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"meta_info\""));
+static OBJECTS: LazyLock<Vec<(Finder<'static>, &'static UsageObject)>> = LazyLock::new(|| {
+    let objects = ENGINES.iter().filter_map(|engine| engine.usage.as_ref());
+    objects.map(|object| (Finder::new(object.key), object)).collect()
+});
 
 #[cfg(test)]
 mod tests {

@@ -15,7 +15,7 @@ const IN_CIRCLES: [(&str, usize); 6] = [
     ("kvlane-mock", 12),
     ("kvlane-sim", 6),
     ("kvlane-tokens", 3),
-    ("kvlane-wire", 10),
+    ("kvlane-wire", 5),
 ];
 
 /// A module's path within its crate; empty for the root.

@@ -9,6 +9,7 @@ use std::process::Command;
 use kvlane_core::policy::{PolicyConfig, Reason};
 use kvlane_fleet::metrics::table;
 use kvlane_proxy::error::ApiError;
+use kvlane_wire::engine::ENGINES;
 
 /// The crates each crate may reach, whether directly or through another.
 const MAY_REACH: [(&str, &[&str]); 14] = [
@@ -206,6 +207,51 @@ fn no_file_is_longer_than_a_story() {
     }
 }
 
+/// Sources that know engines only through the table of `wire::engine`.
+const KNOW_NO_ENGINE: [&str; 10] = [
+    "crates/kvlane-http/src",
+    "crates/kvlane-fleet/src",
+    "crates/kvlane-proxy/src",
+    "crates/kvlane-control/src",
+    "crates/kvlane-admin/src",
+    "crates/kvlane-gateway/src",
+    "crates/kvlane-tokens/src",
+    "crates/kvlane-wire/src",
+    "crates/kvlane-lab/src/calibrate",
+    "crates/kvlane/src/commands/doctor",
+];
+/// Except the table itself, and the engines that tests start.
+const KNOW_ENGINES: [&str; 2] = ["crates/kvlane-wire/src/engine", "crates/kvlane-gateway/src/testing"];
+
+#[test]
+fn an_engine_is_named_in_its_own_file_only() {
+    let mut words: BTreeSet<String> = BTreeSet::new();
+    for kind in ENGINES {
+        words.extend([kind.name, kind.title, kind.owner].map(str::to_lowercase));
+        let feeds = kind.feeds.iter().map(|query| query.path);
+        let resets = kind.cache_reset.iter().map(|reset| reset.path);
+        let versions = kind.versions.iter().map(|(path, _)| *path);
+        let paths = feeds.chain(resets).chain(versions).chain(kind.settings.path);
+        words.extend(paths.map(|path| format!("\"{path}\"")));
+    }
+    assert!(words.contains("vllm") && words.contains("\"/flush_cache\""), "{words:?}");
+    let mut checked = 0;
+    for (path, text) in sources() {
+        let below = |dirs: &[&str]| dirs.iter().any(|dir| path.starts_with(root().join(dir)));
+        if !below(&KNOW_NO_ENGINE) || below(&KNOW_ENGINES) {
+            continue;
+        }
+        checked += 1;
+        for (n, line) in text.lines().take(tests_begin(&path, &text)).enumerate() {
+            let code = if line.trim_start().starts_with("//") { "" } else { line };
+            let code = code.split(" // ").next().unwrap_or_default().to_lowercase();
+            let word = words.iter().find(|word| code.contains(word.as_str()));
+            assert!(word.is_none(), "{}:{} names {word:?}", path.display(), n + 1);
+        }
+    }
+    assert!(checked > 100, "{checked} files");
+}
+
 #[test]
 fn every_crate_takes_lints_version_and_licence_from_the_workspace() {
     for path in crates() {
@@ -291,19 +337,24 @@ fn no_test_sleeps() {
 ///
 /// Also held by `every_reason_and_error_code_is_in_the_guide`, `every_flag_is_in_the_guide`.
 #[test]
-fn every_policy_is_in_the_guide_and_in_the_example() {
-    let (guide, example) = (document("docs/guide.md"), document("config/example.yaml"));
-    let mut count = 0;
-    for path in entries(&root().join("crates/kvlane-core/src/policy")) {
-        let name = name_of(&path).trim_end_matches(".rs").to_owned();
-        if name != "mod" {
-            count += 1;
-            let told = guide.contains(&format!("### `{name}`")) || guide.contains(&format!("\n| `{name}` |"));
-            assert!(told, "docs/guide.md has neither a section nor a row on {name}");
-            assert!(example.contains(&name), "config/example.yaml does not name {name}");
-        }
+fn every_policy_is_in_the_guide() {
+    let guide = document("docs/guide.md");
+    let others = between(&guide, "\n### Policies of other routers\n", "\n## ");
+    let dir = root().join("crates/kvlane-core/src/policy");
+    let names = |dir: &Path| -> Vec<String> {
+        let files = entries(dir).into_iter().filter(|path| path.is_file());
+        let names = files.map(|path| name_of(&path).trim_end_matches(".rs").to_owned());
+        names.filter(|name| name != "mod").collect()
+    };
+    let (own, published) = (names(&dir), names(&dir.join("published")));
+    for name in &own {
+        assert!(guide.contains(&format!("\n### `{name}`\n")), "docs/guide.md has no section on {name}");
     }
-    let sets = PolicyConfig::SETS;
+    for name in &published {
+        let told = others[0].contains(&format!("\n| `{name}` |"));
+        assert!(told, "docs/guide.md has no row on {name} among the policies of other routers");
+    }
+    let (count, sets) = (own.len() + published.len(), PolicyConfig::SETS);
     assert_eq!(count + sets.len(), PolicyConfig::NAMES.len(), "one file per policy");
     for set in sets {
         assert!(guide.contains(&format!("\n| `{set}` |")), "docs/guide.md has no row on the set {set}");

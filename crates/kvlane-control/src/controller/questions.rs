@@ -5,7 +5,7 @@ use http::{Method, StatusCode};
 use kvlane_core::load::LoadReport;
 use kvlane_fleet::worker::{Rank, ServedName, Worker};
 use kvlane_http::client::{AskError, ask};
-use kvlane_wire::engine::{FeedError, FeedSource, sglang_feeds, vllm_feeds};
+use kvlane_wire::engine::{ENGINES, FeedQuery};
 use kvlane_wire::models;
 
 use super::names::served_names;
@@ -25,11 +25,7 @@ impl Controller {
 
     /// The KV event feeds that a worker announces.
     async fn feeds(&self, worker: &Worker) -> Told {
-        let ask = [
-            ("/kv_event_sources", vllm_feeds as fn(&str) -> Result<Vec<FeedSource>, FeedError>),
-            ("/server_info", sglang_feeds),
-        ];
-        for (path, feeds) in ask {
+        for FeedQuery { path, parse } in ENGINES.iter().filter_map(|engine| engine.feeds.as_ref()) {
             let Ok((status, body)) = self.get(worker, path).await else { return Told::Nothing };
             if status.is_server_error() {
                 return Told::Nothing;
@@ -37,7 +33,7 @@ impl Controller {
             if status != StatusCode::OK {
                 continue;
             }
-            match std::str::from_utf8(&body).map_err(|error| error.to_string()).map(feeds) {
+            match std::str::from_utf8(&body).map_err(|error| error.to_string()).map(parse) {
                 Ok(Ok(feeds)) if !feeds.is_empty() => return Told::Feeds(feeds),
                 Ok(Ok(_)) => {}
                 // Another server's page at that path.

@@ -1,8 +1,9 @@
 //! Placement policies: each picks one row of a table of eligible endpoints.
 //!
 //! A policy sees facts (tokens, load, overlap) and nothing else: no headers, no clock, no sockets, no metrics. To add a
-//! policy, add a file with a `Config`, a struct and its `impl Policy`, and one line in `policies!` below. A published
-//! parameter set of a policy is a constant in the policy's file and one line below.
+//! policy, add a file with a `Config`, a struct and its `impl Policy`, and one line in `policies!` below. Policies of
+//! other projects are in `published/`. A published parameter set of a policy is a constant in the policy's file and one
+//! line below.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -75,59 +76,46 @@ impl Candidate {
     }
 }
 
-/// Why a policy picked its row. A closed set, so that it can label a metric.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Reason {
-    /// Drawn at random.
-    Random,
-    /// Round robin.
-    Turn,
-    /// The fewest requests or tokens in flight.
-    #[default]
-    LeastLoaded,
-    /// It holds the longest prefix of this prompt.
-    PrefixHit,
-    /// No endpoint holds enough of this prompt, so load decided.
-    PrefixMiss,
-    /// The fleet is imbalanced, so load decided.
-    Imbalance,
-    /// The endpoint with the longest prefix has too much in flight.
-    Saturated,
-    /// The lowest cost.
-    LowestCost,
-    /// The endpoint of its session, or of all prompts with the same beginning.
-    Affinity,
+macro_rules! reasons {
+    ($( $(#[$attribute:meta])* $Reason:ident = $name:literal $text:literal ),+ $(,)?) => {
+        /// Why a policy picked its row. A closed set, so that it can label a metric.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        pub enum Reason {
+            $( #[doc = $text] #[serde(rename = $name)] $(#[$attribute])* $Reason, )+
+        }
+
+        impl Reason {
+            /// All reasons.
+            pub const ALL: [Self; [$($name),+].len()] = [$(Self::$Reason),+];
+
+            /// The name in headers, metrics and receipts.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $( Self::$Reason => $name, )+
+                }
+            }
+
+            /// What it says, for explanations.
+            pub const fn text(self) -> &'static str {
+                match self {
+                    $( Self::$Reason => $text, )+
+                }
+            }
+        }
+    };
 }
 
-impl Reason {
-    /// All reasons.
-    pub const ALL: [Self; 9] = [
-        Self::Random,
-        Self::Turn,
-        Self::LeastLoaded,
-        Self::PrefixHit,
-        Self::PrefixMiss,
-        Self::Imbalance,
-        Self::Saturated,
-        Self::LowestCost,
-        Self::Affinity,
-    ];
-
-    /// The name in headers, metrics and receipts.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Random => "random",
-            Self::Turn => "turn",
-            Self::LeastLoaded => "least_loaded",
-            Self::PrefixHit => "prefix_hit",
-            Self::PrefixMiss => "prefix_miss",
-            Self::Imbalance => "imbalance",
-            Self::Saturated => "saturated",
-            Self::LowestCost => "lowest_cost",
-            Self::Affinity => "affinity",
-        }
-    }
+reasons! {
+    Random = "random" "drawn at random",
+    Turn = "turn" "its turn",
+    #[default]
+    LeastLoaded = "least_loaded" "lowest load",
+    PrefixHit = "prefix_hit" "longest cached prefix",
+    PrefixMiss = "prefix_miss" "no endpoint holds enough of the prompt, so placed by load",
+    Imbalance = "imbalance" "load was imbalanced, so placed by load",
+    Saturated = "saturated" "the endpoint with the longest cached prefix was saturated",
+    LowestCost = "lowest_cost" "lowest cost",
+    Affinity = "affinity" "affinity of its session or prefix",
 }
 
 /// Input of a policy beside the rows, and where it records its reason.
@@ -211,10 +199,30 @@ pub trait Policy: Send {
 macro_rules! policies {
     (
         $( $(#[doc = $doc:literal])* $module:ident :: $Type:ident = $name:literal $(| $alias:literal)* ),+ $(,)? ;
-        $( $set:literal $(| $set_alias:literal)* = $SetType:ident ( $config:expr ) ),+ $(,)? ;
+        published:
+        $( $(#[doc = $its_doc:literal])* $its:ident :: $ItsType:ident = $its_name:literal $(| $its_alias:literal)* ),+
+        $(,)? ;
+        $($sets:tt)+
     ) => {
         $( pub mod $module; )+
 
+        /// Policies of other projects and papers, for comparison and for migration.
+        pub mod published {
+            $( pub mod $its; )+
+        }
+
+        use published::{$($its),+};
+
+        policies! { @all
+            $( $(#[doc = $doc])* $module::$Type = $name $(| $alias)*, )+
+            $( $(#[doc = $its_doc])* $its::$ItsType = $its_name $(| $its_alias)* ),+ ;
+            $($sets)+
+        }
+    };
+    (@all
+        $( $(#[doc = $doc:literal])* $module:ident :: $Type:ident = $name:literal $(| $alias:literal)* ),+ ;
+        $( $set:literal $(| $set_alias:literal)* = $SetType:ident ( $config:expr ) ),+ $(,)? ;
+    ) => {
         /// A policy by name, with its parameters.
         #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
         #[serde(tag = "name")]
@@ -285,6 +293,8 @@ policies! {
     prefix_aware::PrefixAware = "prefix_aware" | "prefixaware",
     /// Uncached tokens to compute times batch size.
     lmetric::LMetric = "lmetric",
+    ;
+    published:
     /// A weighted sum of scores: queue, KV cache, prefix, requests, rotation of cold prompts.
     weighted::Weighted = "weighted" | "llm_d_precise",
     /// The endpoints with most of the prompt cached, unless their queue is too long; then the fewest queued tokens.

@@ -13,17 +13,14 @@
 //! - kernel launches per layer, and a fixed and a per-sequence cost of the host.
 //!
 //! Each bound is a data-sheet number times an efficiency. There is one set of efficiencies per GPU and kind of model
-//! (dense or experts, 16 or 8 bits), in `data/gpus.json` with its sources; none per model or measurement. `measured`
-//! compares published measurements with the model's values, and the tests in `validation` bound the difference.
+//! (dense or experts, 16 or 8 bits), in `data/gpus.json` with its sources; none per model or measurement. The laboratory
+//! compares published measurements with the model's values, and its tests bound the difference.
 
 mod config;
 mod cost;
 mod file;
 mod hardware;
-pub mod measured;
 mod shape;
-#[cfg(test)]
-mod validation;
 
 use serde::{Deserialize, Serialize};
 
@@ -153,7 +150,7 @@ impl TimingModel {
     }
 
     /// `model` on `gpus` GPUs of that name, without checking whether it fits; `None` if the GPU is unknown.
-    pub(crate) fn unchecked(model: ModelShape, gpu: &str, gpus: u32) -> Option<Self> {
+    fn unchecked(model: ModelShape, gpu: &str, gpus: u32) -> Option<Self> {
         let hardware = Hardware::of(gpu, &model)?;
         Some(Self { model, hardware, host: Host::default(), gpus, kv_dtype: Dtype::Bf16 })
     }

@@ -15,7 +15,6 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kvlane_tokens::{Source, Tokenizer};
-use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::routing::PoolOverride;
@@ -46,15 +45,6 @@ pub struct Local {
 
 /// A tokenizer's path, and that of its chat template if that is another.
 type Files = (PathBuf, Option<PathBuf>);
-
-/// The fields of a `/tokenize` response that are used.
-#[derive(Deserialize)]
-pub struct Tokenized {
-    /// The token ids.
-    pub tokens: Vec<u32>,
-    /// The context length, in tokens, if the engine says.
-    pub max_model_len: Option<u64>,
-}
 
 /// The tokenizers and tokenizer threads of all pools.
 pub struct Tokenizers {
@@ -201,11 +191,6 @@ impl Tokenizers {
             }
         }
     }
-}
-
-/// Parses a `/tokenize` response.
-pub fn tokenized(answer: &[u8]) -> Result<Tokenized, serde_json::Error> {
-    serde_json::from_slice(answer)
 }
 
 /// Whether an engine's `root` is a directory that this process can read and that has a tokenizer. A relative path is

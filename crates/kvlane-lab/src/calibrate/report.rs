@@ -94,7 +94,7 @@ impl Report {
             schema: Self::SCHEMA,
             url: url.into(),
             served_model: facts.model.clone(),
-            engine: facts.engine.map(|engine| format!("{engine:?}").to_lowercase()),
+            engine: facts.engine.map(|engine| engine.name.to_owned()),
             limits,
             chunk_tokens,
             seed,

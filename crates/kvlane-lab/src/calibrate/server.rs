@@ -7,8 +7,8 @@ use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
 use http::{Method, Request, StatusCode};
 use http_body_util::Full;
-use kvlane_wire::engine::{Dialect, load_report};
-use kvlane_wire::{models, prometheus};
+use kvlane_wire::engine::{ENGINES, EngineKind, Settings, block_tokens, load_report};
+use kvlane_wire::models;
 use serde_json::Value;
 
 use super::{Limits, Timeline};
@@ -89,7 +89,7 @@ pub struct Facts {
     /// The model's name, as requests use it.
     pub model: String,
     /// The engine, if its metrics show it.
-    pub engine: Option<Dialect>,
+    pub engine: Option<&'static EngineKind>,
     /// Its sizes.
     pub limits: Limits,
 }
@@ -139,7 +139,7 @@ impl Server {
         };
         let found = found.ok_or_else(names)?;
         let mut facts = Facts { model: found.id.clone(), engine: None, limits: Limits::default() };
-        facts.limits.max_model_len = number(&found.card, &["max_model_len", "n_ctx"]);
+        facts.limits.max_model_len = number(&found.card, &known_names(|settings| settings.max_model_len));
         if let Ok(page) = self.get("/metrics").await {
             let page = String::from_utf8_lossy(&page);
             if let Some((engine, reported)) = load_report(&page) {
@@ -149,12 +149,9 @@ impl Server {
                 facts.engine = Some(engine);
                 facts.limits.kv_capacity_tokens = reported.kv_capacity_tokens.filter(|tokens| *tokens > 0);
             }
-            facts.limits.block_tokens = prometheus::samples(&page)
-                .find_map(|sample| sample.label("block_size")?.parse().ok())
-                .filter(|tokens| *tokens > 0);
+            facts.limits.block_tokens = block_tokens(&page);
         }
-        // vLLM with VLLM_SERVER_DEV_MODE=1, SGLang and llama.cpp use different names.
-        for path in ["/server_info?config_format=json", "/get_server_info", "/props"] {
+        for path in known_names(|settings| settings.path) {
             let Ok(body) = self.get(path).await else { continue };
             let Ok(told) = serde_json::from_slice::<Value>(&body) else { continue };
             facts.limits.complete(&told);
@@ -237,20 +234,24 @@ const COMPLETIONS: &str = "/v1/completions";
 // === impl Limits ===
 
 impl Limits {
-    /// Reads a server's description of its configuration, under the names of vLLM, SGLang or llama.cpp.
+    /// Reads a server's description of its configuration, under the names of every engine.
     fn complete(&mut self, told: &Value) {
-        let fill = |place: &mut Option<u32>, names: &[&str]| *place = place.or_else(|| number(told, names));
-        fill(&mut self.max_model_len, &["max_model_len", "context_length", "n_ctx"]);
-        fill(&mut self.block_tokens, &["block_size", "page_size"]);
-        fill(&mut self.max_num_seqs, &["max_num_seqs", "max_running_requests", "total_slots"]);
-        fill(
-            &mut self.max_num_batched_tokens,
-            &["max_num_batched_tokens", "chunked_prefill_size", "n_batch"],
-        );
+        let fill = |place: &mut Option<u32>, name: fn(&Settings) -> Option<&'static str>| {
+            *place = place.or_else(|| number(told, &known_names(name)));
+        };
+        fill(&mut self.max_model_len, |settings| settings.max_model_len);
+        fill(&mut self.block_tokens, |settings| settings.block_tokens);
+        fill(&mut self.max_num_seqs, |settings| settings.max_num_seqs);
+        fill(&mut self.max_num_batched_tokens, |settings| settings.max_num_batched_tokens);
         let mut capacity = None;
-        fill(&mut capacity, &["kv_cache_size_tokens", "max_total_num_tokens"]);
+        fill(&mut capacity, |settings| settings.kv_capacity_tokens);
         self.kv_capacity_tokens = self.kv_capacity_tokens.or(capacity.map(u64::from));
     }
+}
+
+/// What each engine calls a setting, in the order of the table.
+fn known_names(name: fn(&Settings) -> Option<&'static str>) -> Vec<&'static str> {
+    ENGINES.iter().filter_map(|kind| name(&kind.settings)).collect()
 }
 
 /// The first positive number under one of `names`, at any depth; earlier names take precedence.

@@ -2,23 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::{RANKS_MAX, llamacpp, sglang, vllm};
+use super::{ENGINES, EngineKind, RANKS_MAX};
 use crate::prometheus::{Sample, samples};
-
-/// An engine's metric names for its prefix cache. For a renamed counter, the newest name comes first and the first one
-/// present is used.
-pub(super) struct CacheNames {
-    /// The sample and the label that hold the block size.
-    pub(super) block_tokens: Option<(&'static str, &'static str)>,
-    /// Counters of prompt tokens looked up in the cache.
-    pub(super) queried_tokens: &'static [&'static str],
-    /// Counters of prompt tokens found in the cache.
-    pub(super) hit_tokens: &'static [&'static str],
-    /// The label that distinguishes data-parallel ranks.
-    pub(super) rank_label: Option<&'static str>,
-}
-
-const ENGINES: [&CacheNames; 3] = [&vllm::CACHE, &sglang::CACHE, &llamacpp::CACHE];
 
 /// An engine's prefix cache counters since its start, in prompt tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,17 +18,18 @@ pub struct PrefixCache {
 /// labels describes rank 0.
 pub fn prefix_caches(page: &str) -> Vec<(u32, PrefixCache)> {
     let all: Vec<Sample<'_>> =
-        samples(page).filter(|sample| ENGINES.iter().any(|names| names.counts(sample))).collect();
-    for names in ENGINES {
+        samples(page).filter(|sample| ENGINES.iter().any(|kind| counts(kind, sample))).collect();
+    for kind in ENGINES {
         let newest = |list: &[&'static str]| {
             list.iter().find(|name| all.iter().any(|sample| sample.name == **name)).copied()
         };
-        let (Some(queried), Some(hit)) = (newest(names.queried_tokens), newest(names.hit_tokens)) else {
+        let (Some(queried), Some(hit)) = (newest(kind.cache.queried_tokens), newest(kind.cache.hit_tokens))
+        else {
             continue;
         };
         let mut ranks: BTreeMap<u32, PrefixCache> = BTreeMap::new();
         for sample in &all {
-            let rank = names.rank_label.and_then(|label| sample.label(label)?.parse().ok()).unwrap_or(0);
+            let rank = kind.rank(sample).unwrap_or(0);
             if ranks.len() >= RANKS_MAX && !ranks.contains_key(&rank) {
                 continue;
             }
@@ -63,20 +49,16 @@ pub fn prefix_caches(page: &str) -> Vec<(u32, PrefixCache)> {
 /// The block size in tokens, if the page has it and all ranks agree.
 pub fn block_tokens(page: &str) -> Option<u32> {
     let mut told = samples(page).filter_map(|sample| {
-        let label =
-            ENGINES.iter().find_map(|names| names.block_tokens.filter(|(name, _)| *name == sample.name))?.1;
+        let mut labels = ENGINES.iter().filter_map(|kind| kind.cache.block_tokens);
+        let (_, label) = labels.find(|(name, _)| *name == sample.name)?;
         sample.label(label)?.parse::<u32>().ok().filter(|tokens| *tokens > 0)
     });
     let first = told.next()?;
     told.all(|other| other == first).then_some(first)
 }
 
-// === impl CacheNames ===
-
-impl CacheNames {
-    fn counts(&self, sample: &Sample<'_>) -> bool {
-        self.queried_tokens.contains(&sample.name) || self.hit_tokens.contains(&sample.name)
-    }
+fn counts(kind: &EngineKind, sample: &Sample<'_>) -> bool {
+    kind.cache.queried_tokens.contains(&sample.name) || kind.cache.hit_tokens.contains(&sample.name)
 }
 
 #[cfg(test)]
@@ -125,6 +107,9 @@ mod tests {
         assert_eq!(block_tokens(&[vllm, other].concat()), None, "ranks that disagree");
         assert_eq!(block_tokens("vllm:cache_config_info{block_size=\"None\"} 1\n"), None);
         assert_eq!(block_tokens("vllm:cache_config_info{block_size=\"0\"} 1\n"), None);
+        assert_eq!(block_tokens("sglang:cache_config_info{num_pages=\"7\",page_size=\"1\"} 1\n"), Some(1));
+        let unknown = "vllm:cache_config_info{block_size=\"None\"} 1\nother{block_size=\"8\"} 1\n";
+        assert_eq!(block_tokens(unknown), None);
     }
 
     proptest! {

@@ -5,29 +5,15 @@ use std::collections::BTreeMap;
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use super::{RANKS_MAX, llamacpp, vllm};
+use super::{ENGINES, RANKS_MAX};
 use crate::prometheus::samples;
-
-/// Samples that an engine's core changes. Samples of its HTTP server are excluded: the server answers, and counts its
-/// answers, while the core hangs.
-pub(super) struct ProgressNames {
-    /// The samples' names.
-    pub(super) names: &'static [&'static str],
-    /// The label that distinguishes data-parallel ranks, where one page describes several.
-    pub(super) rank_label: Option<&'static str>,
-}
-
-/// SGLang is missing: its core updates its gauges only every 40 steps, too rarely to show progress within seconds.
-const ENGINES: [&ProgressNames; 2] = [&vllm::PROGRESS, &llamacpp::PROGRESS];
 
 /// A number per rank that changes when its core has worked; empty if the page shows no progress samples.
 pub fn progress(page: &str) -> BTreeMap<u32, u64> {
     let mut by_rank = BTreeMap::new();
     for sample in samples(page) {
-        let Some(engine) = ENGINES.iter().find(|engine| engine.names.contains(&sample.name)) else {
-            continue;
-        };
-        let rank = engine.rank_label.and_then(|label| sample.label(label)?.parse().ok()).unwrap_or(0);
+        let Some(kind) = ENGINES.iter().find(|kind| kind.progress.contains(&sample.name)) else { continue };
+        let rank = kind.rank(&sample).unwrap_or(0);
         if by_rank.len() >= RANKS_MAX && !by_rank.contains_key(&rank) {
             continue;
         }

@@ -11,6 +11,7 @@ mod workers;
 
 use std::fmt::Write as _;
 
+use kvlane_core::policy::Reason;
 use prometheus_client::registry::{Metric, Registry, Unit};
 
 pub use self::row::{Group, Kind, PREFIX, Row};
@@ -82,6 +83,13 @@ pub fn markdown() -> String {
             let _ = writeln!(page, "|{}|", cells.join("|"));
         }
     }
+    let reasons: Vec<_> =
+        Reason::ALL.iter().map(|reason| format!("`{}` ({})", reason.name(), reason.text())).collect();
+    let _ = write!(
+        page,
+        "\nValues of `reason` in `kvlane_worker_selection_total`: {}; see [policies](guide.md#policies).\n",
+        reasons.join(", ")
+    );
     page += TAIL;
     page
 }
@@ -100,9 +108,6 @@ Rules for alerts and a dashboard are in [deploy](observability.md#prometheus-and
 ";
 
 const TAIL: &str = "
-Values of `reason` in `kvlane_worker_selection_total`: `random`, `turn`, `least_loaded`, `prefix_hit`, `prefix_miss`,
-`imbalance`, `saturated`, `lowest_cost`; see [policies](guide.md#policies).
-
 To see whether the prefix guess holds: `rate(kvlane_cached_tokens_total[5m]) / rate(kvlane_predicted_cached_tokens_total[5m])`.
 The counts are not exact twins where tokens are estimated: ours takes 4 bytes for a token.
 ";

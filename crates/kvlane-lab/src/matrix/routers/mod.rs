@@ -23,6 +23,7 @@ use std::path::PathBuf;
 
 use kvlane_core::rng::Rng;
 use kvlane_trace::generate;
+use kvlane_wire::engine::{self, CacheReset, ENGINES};
 use serde::de::value::MapAccessDeserializer;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
@@ -95,16 +96,15 @@ pub struct Fleet {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Flush {
-    /// `POST /reset_prefix_cache`; vLLM has it with `VLLM_SERVER_DEV_MODE=1`.
-    Vllm,
-    /// `POST /flush_cache`.
-    Sglang,
     /// `POST` to this path.
     Post(String),
     /// A command, once for each engine that it names (`{url}`, `{address}`, `{index}`), else once.
     Command(String),
     /// Not at all: caches are as after the previous run. Only for engines without a cache.
     Nothing,
+    /// As the engine of this name does it.
+    #[serde(untagged)]
+    Engine(String),
 }
 
 /// A path, or a complete URL, that answers 200 when the program is ready.
@@ -416,6 +416,22 @@ impl Matrix {
     }
 }
 
+// === impl Flush ===
+
+impl Flush {
+    fn is_known(&self) -> bool {
+        match self {
+            Self::Engine(name) => cache_reset(name).is_some(),
+            Self::Post(_) | Self::Command(_) | Self::Nothing => true,
+        }
+    }
+}
+
+/// How the cache of the engine of this name is emptied.
+fn cache_reset(name: &str) -> Option<&'static CacheReset> {
+    engine::named(name)?.cache_reset.as_ref()
+}
+
 // === impl Fleet ===
 
 impl Fleet {
@@ -433,11 +449,12 @@ impl Fleet {
             (None, false) if self.engines != 0 => {
                 return fail("fleet.engines", "urls determine the number: remove it");
             }
-            (None, false) if self.flush.is_none() => {
-                return fail(
-                    "fleet.flush",
-                    "must be vllm, sglang, {post: PATH}, {command: WORDS}, or nothing",
-                );
+            (None, false) if !self.flush.as_ref().is_some_and(Flush::is_known) => {
+                let engines = ENGINES.iter().filter(|kind| kind.cache_reset.is_some());
+                let names: Vec<&str> = engines.map(|kind| kind.name).collect();
+                let why =
+                    format!("must be {}, {{post: PATH}}, {{command: WORDS}}, or nothing", names.join(", "));
+                return fail("fleet.flush", &why);
             }
             _ => {}
         }
@@ -645,7 +662,14 @@ mod tests {
             (refused(add("", "within", serde_json::json!({"ttft": 1}))), "ttft_mean_s"),
             (refused(set("/fleet/engines", 0.into())), "fleet.engines: 0"),
             (refused(add("/fleet", "flush", "vllm".into())), "empty caches"),
-            (refused(set("/fleet", serde_json::json!({"urls": ["http://a:1"]}))), "must be vllm, sglang"),
+            (
+                refused(set("/fleet", serde_json::json!({"urls": ["http://a:1"]}))),
+                "must be vllm, sglang, {post",
+            ),
+            (
+                refused(set("/fleet", serde_json::json!({"urls": ["http://a:1"], "flush": "vlm"}))),
+                "must be vllm, sglang, {post",
+            ),
             (
                 refused(set("/fleet", serde_json::json!({"urls": ["a:1"], "flush": "vllm"}))),
                 "http://host:port",

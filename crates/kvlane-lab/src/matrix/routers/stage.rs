@@ -17,7 +17,7 @@ use super::process::{Process, free_ports};
 use super::run::{Place, RunError};
 use super::template::{self, EnginePlace, TemplateError, Values};
 use super::workload::Source;
-use super::{Arm, Flush, Job, Matrix, Ready};
+use super::{Arm, Flush, Job, Matrix, Ready, cache_reset};
 use crate::client::Target;
 use crate::replay::{ReplayConfig, replay};
 
@@ -166,11 +166,16 @@ impl<'a> Stage<'a> {
     }
 
     async fn flush(&self, fleet: &mut Fleet, job: &Job, directory: &Path) -> Result<(), Failure> {
-        let path = match &self.matrix.fleet.flush {
+        let (path, needs) = match &self.matrix.fleet.flush {
             None | Some(Flush::Nothing) => return Ok(()),
-            Some(Flush::Vllm) => "/reset_prefix_cache",
-            Some(Flush::Sglang) => "/flush_cache",
-            Some(Flush::Post(path)) => path,
+            Some(Flush::Engine(name)) => match cache_reset(name) {
+                Some(reset) => (reset.path, reset.needs),
+                None => {
+                    let why = "no path that empties its cache is known".to_owned();
+                    return Err(Failure::Flush { url: name.clone(), why });
+                }
+            },
+            Some(Flush::Post(path)) => (path.as_str(), None),
             Some(Flush::Command(command)) => {
                 let of_engines = template::names(command)
                     .into_iter()
@@ -207,10 +212,7 @@ impl<'a> Stage<'a> {
             match answered {
                 Ok(200..300) => {}
                 Ok(404) => {
-                    let hint = match &self.matrix.fleet.flush {
-                        Some(Flush::Vllm) => "; vLLM has this path only with VLLM_SERVER_DEV_MODE=1",
-                        _ => "",
-                    };
+                    let hint = needs.map_or_else(String::new, |needs| format!("; {needs}"));
                     return Err(fail(format!("POST {path} answered 404{hint}")));
                 }
                 Ok(status) => return Err(fail(format!("POST {path} answered {status}"))),

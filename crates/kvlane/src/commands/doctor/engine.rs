@@ -1,10 +1,11 @@
 //! Checks of one engine's own reports, row by row.
 
-use kvlane_control::parity_check;
 use kvlane_http::client::Client;
-use kvlane_wire::engine::{Dialect, FeedSource, load_report, resolve, sglang_feeds, vllm_feeds};
-use kvlane_wire::models::{self, Model};
-use kvlane_wire::prometheus;
+use kvlane_wire::engine::{
+    ASSUMED, ENGINES, EngineKind, FeedQuery, FeedSource, PrefixCaching, Tokenize, advice, block_tokens,
+    load_report, resolve,
+};
+use kvlane_wire::models;
 use serde_json::Value;
 
 use super::check::Checks;
@@ -13,7 +14,7 @@ use super::{Examined, Way, events, request, tokens};
 /// Facts about an engine.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Facts {
-    pub(super) dialect: Option<Dialect>,
+    pub(super) kind: Option<&'static EngineKind>,
     pub(super) version: Option<String>,
     /// The base model's name, used in requests.
     pub(super) model: Option<String>,
@@ -34,6 +35,13 @@ pub(super) struct Feed {
     pub(super) address: String,
     pub(super) replay: Option<String>,
     pub(super) topic: String,
+}
+
+impl Facts {
+    /// How it tokenizes.
+    pub(super) fn tokenize(&self) -> &'static Tokenize {
+        &self.kind.unwrap_or(ASSUMED).tokenize
+    }
 }
 
 /// All checks of one engine.
@@ -86,12 +94,16 @@ async fn reachable(engine: &Client, checks: &mut Checks) -> bool {
 
 /// Reads the metrics page; returns it.
 async fn metrics(engine: &Client, facts: &mut Facts, checks: &mut Checks) -> Option<String> {
-    let fix = "turn metrics on (SGLang: --enable-metrics; llama.cpp: --metrics): without them the gateway does not see \
-               what else the engine is doing";
+    let flag = |kind: &&EngineKind| Some(format!("{}: {}", kind.title, kind.advice.metrics?));
+    let flags: Vec<String> = ENGINES.iter().filter_map(flag).collect();
+    let fix = format!(
+        "turn metrics on ({}): without them the gateway does not see what else the engine is doing",
+        flags.join("; ")
+    );
     let page = match engine.get("/metrics").await {
         Ok((200, page)) => String::from_utf8_lossy(&page).into_owned(),
         Ok((status, _)) => {
-            checks.warn("metrics", format!("GET /metrics answered {status}"), key_or(status, fix));
+            checks.warn("metrics", format!("GET /metrics answered {status}"), key_or(status, &fix));
             return None;
         }
         Err(problem) => {
@@ -100,48 +112,53 @@ async fn metrics(engine: &Client, facts: &mut Facts, checks: &mut Checks) -> Opt
         }
     };
     match load_report(&page) {
-        Some((dialect, load)) => {
-            facts.dialect = Some(dialect);
+        Some((kind, load)) => {
+            facts.kind = Some(kind);
             let said = format!(
                 "{} gauges: {} running, {} waiting, KV cache {:.0} % in use",
-                dialect.name(),
+                kind.name,
                 load.running,
                 load.waiting,
                 100.0 * load.kv_usage_ratio
             );
             checks.ok("metrics", said);
         }
-        None => checks.warn("metrics", "GET /metrics has no gauges of vLLM, SGLang or llama.cpp", fix),
+        None => {
+            checks.warn("metrics", format!("GET /metrics has no gauges of {}", titles(", ", " or ")), fix)
+        }
     }
-    facts.block_tokens = parity_check::block_tokens(&page);
+    facts.block_tokens = block_tokens(&page);
     Some(page)
 }
 
 /// Detects the kind of engine and its version.
 async fn version(engine: &Client, facts: &mut Facts, checks: &mut Checks) {
-    for (path, key, dialect) in [
-        ("/version", "version", Dialect::Vllm),
-        ("/server_info", "version", Dialect::Sglang),
-        ("/get_server_info", "version", Dialect::Sglang),
-        ("/props", "build_info", Dialect::LlamaCpp),
-    ] {
-        if facts.dialect.is_some_and(|known| known != dialect) {
-            continue;
-        }
+    let candidates = ENGINES.iter().copied().filter(|kind| facts.kind.is_none_or(|known| known == *kind));
+    let questions = candidates.flat_map(|kind| kind.versions.iter().map(move |question| (kind, question)));
+    for (kind, (path, key)) in questions {
         let Some(told) = json(engine, path).await else { continue };
-        if let Some(version) = told[key].as_str() {
-            (facts.dialect, facts.version) = (Some(dialect), Some(version.to_owned()));
+        if let Some(version) = told[*key].as_str() {
+            (facts.kind, facts.version) = (Some(kind), Some(version.to_owned()));
             break;
         }
     }
-    match (facts.dialect, &facts.version) {
-        (Some(dialect), Some(version)) => checks.ok("engine", format!("{} {version}", dialect.name())),
-        (Some(dialect), None) => checks.ok("engine", format!("{}, unknown version", dialect.name())),
+    match (facts.kind, &facts.version) {
+        (Some(kind), Some(version)) => checks.ok("engine", format!("{} {version}", kind.name)),
+        (Some(kind), None) => checks.ok("engine", format!("{}, unknown version", kind.name)),
         (None, _) => checks.warn(
             "engine",
-            "neither vLLM nor SGLang nor llama.cpp, by its metrics and version",
+            format!("neither {}, by its metrics and version", titles(" nor ", " nor ")),
             "kvlane serves it with approximate knowledge (its own dispatches)",
         ),
+    }
+}
+
+/// The known engines, with `between` between them and `last` before the last one.
+fn titles(between: &str, last: &str) -> String {
+    let titles: Vec<&str> = ENGINES.iter().map(|kind| kind.title).collect();
+    match &titles[..] {
+        [all @ .., end] => format!("{}{last}{end}", all.join(between)),
+        [] => String::new(),
     }
 }
 
@@ -161,50 +178,37 @@ async fn model(engine: &Client, facts: &mut Facts, checks: &mut Checks) {
     };
     facts.model = Some(base.id.clone());
     facts.root = base.root.clone();
-    facts.max_model_len = length(base);
+    facts.max_model_len = models::context_len(&base.card);
     let names: Vec<&str> = listed.iter().map(|model| model.id.as_str()).collect();
     let length = facts.max_model_len.map_or_else(String::new, |tokens| format!(", max_model_len {tokens}"));
     checks.ok("models", format!("{}{length}", names.join(", ")));
 }
 
-/// The longest context: vLLM's `max_model_len`, llama.cpp's `meta.n_ctx_train`.
-fn length(model: &Model) -> Option<u64> {
-    model.card["max_model_len"].as_u64().or_else(|| model.card["meta"]["n_ctx_train"].as_u64())
-}
-
 async fn prefix_caching(engine: &Client, page: Option<&str>, facts: &Facts, checks: &mut Checks) {
-    let on = match facts.dialect {
-        Some(Dialect::Vllm) => page.and_then(|page| {
-            let info = prometheus::samples(page).find(|sample| sample.name == "vllm:cache_config_info")?;
-            Some(!info.label("enable_prefix_caching")?.eq_ignore_ascii_case("false"))
-        }),
-        Some(Dialect::Sglang) => {
-            let told = json(engine, "/server_info").await;
-            told.and_then(|told| Some(!told["disable_radix_cache"].as_bool()?))
-        }
-        _ => None,
+    let kind = facts.kind;
+    let on = match kind.map(|kind| &kind.prefix_caching) {
+        Some(PrefixCaching::Always(form)) => return checks.ok("prefix_caching", *form),
+        Some(PrefixCaching::Page(read)) => page.and_then(read),
+        Some(PrefixCaching::Answer(path, read)) => json(engine, path).await.and_then(|told| read(&told)),
+        Some(PrefixCaching::Unreported) | None => None,
     };
-    match (on, facts.dialect) {
-        (Some(true), _) => checks.ok("prefix_caching", "on"),
-        (Some(false), Some(Dialect::Sglang)) => checks.fail(
-            "prefix_caching",
-            "off: --disable-radix-cache",
-            "start the engine without --disable-radix-cache",
-        ),
-        (Some(false), _) => {
-            checks.fail("prefix_caching", "off", "start the engine with --enable-prefix-caching");
+    match on {
+        Some(true) => checks.ok("prefix_caching", "on"),
+        Some(false) => {
+            let flag = kind.and_then(|kind| kind.advice.caching_off).map(|flag| format!(": {flag}"));
+            let said = format!("off{}", flag.unwrap_or_default());
+            checks.fail("prefix_caching", said, advice(kind, |advice| advice.caching));
         }
-        (None, Some(Dialect::LlamaCpp)) => {
-            checks.ok("prefix_caching", "one prefix per slot, as llama.cpp keeps it");
-        }
-        (None, _) => checks.skip("prefix_caching", "not reported by the engine; see `usage`"),
+        None => checks.skip("prefix_caching", "not reported by the engine; see `usage`"),
     }
 }
 
 fn block_size(facts: &Facts, checks: &mut Checks) {
-    match (facts.block_tokens, facts.dialect) {
+    match (facts.block_tokens, facts.kind) {
         (Some(tokens), _) => checks.ok("block_size", format!("{tokens} tokens, by its metrics")),
-        (None, Some(Dialect::LlamaCpp)) => checks.ok("block_size", "none: llama.cpp reuses token by token"),
+        (None, Some(kind)) if !kind.has_blocks => {
+            checks.ok("block_size", format!("none: {} reuses token by token", kind.title));
+        }
         (None, _) => checks.skip("block_size", "not in its metrics; see its events"),
     }
 }
@@ -223,7 +227,7 @@ async fn feeds(engine: &Client, way: &Way, facts: &mut Facts, checks: &mut Check
     };
     let (feeds, by) = match (&told, way.kv_events_port) {
         (Some((path, sources)), _) if !sources.is_empty() => {
-            (sources.iter().filter_map(feed).collect::<Vec<_>>(), *path)
+            (sources.iter().filter_map(feed).collect::<Vec<_>>(), path.as_str())
         }
         (_, Some(port)) => {
             let at = |port: u16| resolve(&format!("tcp://*:{port}"), engine.host());
@@ -245,38 +249,27 @@ async fn feeds(engine: &Client, way: &Way, facts: &mut Facts, checks: &mut Check
             checks.warn(
                 "kv_events_replay",
                 "no replay socket: a lost message invalidates all known blocks of this engine",
-                "set replay_endpoint in --kv-events-config, as \"tcp://*:5558\"",
+                format!("set {}, as \"tcp://*:5558\"", advice(facts.kind, |advice| advice.replay_setting)),
             );
         }
-    } else if facts.dialect == Some(Dialect::LlamaCpp) {
-        checks.ok("kv_events", "none: llama.cpp publishes no KV events, so cache knowledge is approximate");
+    } else if let Some(kind) = facts.kind.filter(|kind| kind.feeds.is_none()) {
+        let said = format!("none: {} publishes no KV events, so cache knowledge is approximate", kind.title);
+        checks.ok("kv_events", said);
     } else {
-        let fix = match facts.dialect {
-            Some(Dialect::Sglang) => {
-                "start the engine with --kv-events-config '{\"publisher\":\"zmq\",\"endpoint\":\"tcp://*:5557\",\
-                 \"replay_endpoint\":\"tcp://*:5558\"}'"
-            }
-            _ => {
-                "start the engine with --kv-events-config '{\"enable_kv_cache_events\":true,\"publisher\":\"zmq\",\
-                 \"endpoint\":\"tcp://*:5557\",\"replay_endpoint\":\"tcp://*:5558\"}'; if it does and is too old to \
-                 tell where, give --kv-events-port 5557"
-            }
-        };
+        let fix = advice(facts.kind, |advice| advice.kv_events);
         checks.warn("kv_events", "announces no KV events: cache knowledge is approximate", fix);
     }
     facts.feeds = feeds;
 }
 
-async fn told_feeds(engine: &Client) -> Option<(&'static str, Vec<FeedSource>)> {
-    if let Ok((200, body)) = engine.get("/kv_event_sources").await
-        && let Ok(sources) = vllm_feeds(&String::from_utf8_lossy(&body))
-    {
-        return Some(("GET /kv_event_sources", sources));
-    }
-    if let Ok((200, body)) = engine.get("/server_info").await
-        && let Ok(sources) = sglang_feeds(&String::from_utf8_lossy(&body))
-    {
-        return Some(("GET /server_info", sources));
+/// The feeds that it announces, and where.
+async fn told_feeds(engine: &Client) -> Option<(String, Vec<FeedSource>)> {
+    for FeedQuery { path, parse } in ENGINES.iter().filter_map(|kind| kind.feeds.as_ref()) {
+        if let Ok((200, body)) = engine.get(path).await
+            && let Ok(sources) = parse(&String::from_utf8_lossy(&body))
+        {
+            return Some((format!("GET {path}"), sources));
+        }
     }
     None
 }

@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use kvlane_core::block::{BlockHash, ChainSeed};
 use kvlane_core::event::{EngineHash, KvEvent};
 use kvlane_http::client::Client;
+use kvlane_wire::engine::{EngineKind, advice};
 use kvlane_wire::kv::{Batch, Linker, decode};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
@@ -75,7 +76,7 @@ pub(super) async fn listen(
         let engine = if feeds.len() > 1 { engine.at_rank(feeds[n].rank) } else { engine.clone() };
         for attempt in 0..ATTEMPTS {
             let prompt = prompt(facts, n as u32 * ATTEMPTS + attempt);
-            let asked = ask(&engine, model, &prompt).await;
+            let asked = ask(&engine, facts.tokenize(), model, &prompt).await;
             let failed = asked.is_err();
             let ids = asked.as_ref().ok().and_then(|asked| asked.ids.clone());
             let mut progress = Progress { model, ids: ids.as_deref(), from: n };
@@ -91,7 +92,7 @@ pub(super) async fn listen(
     if listening > 0 && last.asked.is_ok() {
         report(feeds, &heard, facts, checks);
         for (feed, heard) in feeds.iter().zip(&heard) {
-            replay(feed, heard, way.patience, checks).await;
+            replay(feed, heard, way.patience, facts.kind, checks).await;
         }
     }
     last
@@ -309,10 +310,18 @@ fn report(feeds: &[Feed], heard: &[Heard], facts: &Facts, checks: &mut Checks) {
     }
 }
 
-async fn replay(feed: &Feed, heard: &Heard, patience: Duration, checks: &mut Checks) {
+async fn replay(
+    feed: &Feed,
+    heard: &Heard,
+    patience: Duration,
+    kind: Option<&EngineKind>,
+    checks: &mut Checks,
+) {
     let (Some(address), Some(&first)) = (&feed.replay, heard.numbers.first()) else { return };
-    let fix = "check replay_endpoint in --kv-events-config and that its port is open; without it, a lost \
-               message invalidates all known blocks of the engine";
+    let fix = format!(
+        "check {} and that its port is open; without it, a lost message invalidates all known blocks of the engine",
+        advice(kind, |advice| advice.replay_setting)
+    );
     let from = first.saturating_sub(1);
     match Peer::replay(address, from, patience).await {
         Err(problem) => checks.fail("replay", format!("{address}: {problem}"), fix),
@@ -323,7 +332,7 @@ async fn replay(feed: &Feed, heard: &Heard, patience: Duration, checks: &mut Che
                 (Some(pair), _) => checks.fail(
                     "replay",
                     format!("{address}: message {} arrived after {}", pair[1], pair[0]),
-                    "vLLM up to 0.32 loses messages of long replays: lower buffer_steps, or update it",
+                    advice(kind, |advice| advice.replay_gaps),
                 ),
                 (None, false) => {
                     checks.fail("replay", format!("{address}: message {first} was not replayed"), fix);

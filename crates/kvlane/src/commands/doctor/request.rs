@@ -6,8 +6,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use bytes::Bytes;
 use kvlane_core::rng::Rng;
 use kvlane_http::client::Client;
-use kvlane_wire::engine::Dialect;
-use serde_json::{Value, json};
+use kvlane_wire::engine::{Tokenize, advice};
+use kvlane_wire::sse::usage_in_json;
+use serde::de::IgnoredAny;
+use serde_json::json;
 
 use super::check::Checks;
 use super::engine::Facts;
@@ -52,7 +54,12 @@ pub(super) fn prompt(facts: &Facts, attempt: u32) -> String {
 ///
 /// # Errors
 /// The cause, as text.
-pub(super) async fn ask(engine: &Client, model: &str, prompt: &str) -> Result<Asked, String> {
+pub(super) async fn ask(
+    engine: &Client,
+    form: &Tokenize,
+    model: &str,
+    prompt: &str,
+) -> Result<Asked, String> {
     let body: Bytes =
         json!({"model": model, "prompt": prompt, "max_tokens": 1, "temperature": 0}).to_string().into();
     let (status, answer) = engine.post("/v1/completions", &body).await?;
@@ -60,16 +67,14 @@ pub(super) async fn ask(engine: &Client, model: &str, prompt: &str) -> Result<As
         let said: String = String::from_utf8_lossy(&answer).chars().take(200).collect();
         return Err(format!("POST /v1/completions answered {status}: {said}"));
     }
-    let told: Value =
-        serde_json::from_slice(&answer).map_err(|error| format!("the answer is not JSON: {error}"))?;
-    let number = |value: &Value| value.as_u64().and_then(|number| u32::try_from(number).ok());
-    let usage = &told["usage"];
-    let cached = number(&usage["prompt_tokens_details"]["cached_tokens"]);
+    serde_json::from_slice::<IgnoredAny>(&answer)
+        .map_err(|error| format!("the answer is not JSON: {error}"))?;
+    let usage = usage_in_json(&answer);
     Ok(Asked {
         prompt: prompt.to_owned(),
-        ids: tokenized(engine, body).await,
-        prompt_tokens: number(&usage["prompt_tokens"]),
-        cached_tokens: cached.or_else(|| number(&told["timings"]["cache_n"])),
+        ids: tokenized(engine, form, body).await,
+        prompt_tokens: usage.map(|usage| usage.prompt_tokens),
+        cached_tokens: usage.and_then(|usage| usage.cached_tokens),
     })
 }
 
@@ -85,7 +90,7 @@ pub(super) async fn compare(model: &str, told: Told, facts: &mut Facts, checks: 
             return checks.fail("usage", problem, fix);
         }
     };
-    let again = match ask(&engine, model, &first.prompt).await {
+    let again = match ask(&engine, facts.tokenize(), model, &first.prompt).await {
         Ok(again) => again,
         Err(problem) => return checks.fail("usage", problem, "an engine must answer the same request twice"),
     };
@@ -94,7 +99,7 @@ pub(super) async fn compare(model: &str, told: Told, facts: &mut Facts, checks: 
     {
         checks.warn(
             "prompt_tokens",
-            format!("usage reports {tokens} tokens, /tokenize {}", ids.len()),
+            format!("usage reports {tokens} tokens, {} {}", facts.tokenize().path, ids.len()),
             "the engine counts tokens in two ways; predictions are compared with its usage",
         );
     }
@@ -119,10 +124,7 @@ pub(super) async fn compare(model: &str, told: Told, facts: &mut Facts, checks: 
 }
 
 fn usage(again: &Asked, facts: &Facts, checks: &mut Checks) {
-    let fix = match facts.dialect {
-        Some(Dialect::Sglang) => "start the engine with --enable-cache-report",
-        _ => "start the engine with --enable-prompt-tokens-details",
-    };
+    let fix = advice(facts.kind, |advice| advice.cached_tokens);
     match again.cached_tokens {
         None => {
             checks.fail("usage", "answers do not contain cached_tokens: predictions cannot be checked", fix)

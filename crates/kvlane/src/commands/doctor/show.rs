@@ -72,7 +72,7 @@ fn as_json(report: &Report) -> Value {
             })
             .collect();
         json!({
-            "url": url, "engine": facts.dialect.map(|dialect| dialect.name()), "version": facts.version,
+            "url": url, "engine": facts.kind.map(|kind| kind.name), "version": facts.version,
             "model": facts.model, "max_model_len": facts.max_model_len, "block_tokens": facts.block_tokens,
             "kv_events": feeds, "checks": checks,
         })

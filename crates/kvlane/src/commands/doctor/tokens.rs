@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use kvlane_control::parity_check::{self, Ours, Outcome, Sample};
+use kvlane_control::parity_check::{self, Ours, Outcome};
 use kvlane_http::client::Client;
 use kvlane_tokens::{Source, Tokenizer};
 use kvlane_wire::api::Api;
-use serde_json::Value;
+use kvlane_wire::engine::Tokenize;
 
 use super::Way;
 use super::check::Checks;
@@ -37,7 +37,7 @@ pub(super) async fn compare(engine: &Client, way: &Way, facts: &mut Facts, check
     for sample in parity_check::samples() {
         let tally = if sample.api == Api::Completions { &mut text } else { &mut chat };
         tally.all += 1;
-        match parity_check::compare(engine, &model, &sample, ours).await.outcome {
+        match parity_check::compare(engine, facts.tokenize(), &model, &sample, ours).await.outcome {
             Outcome::Same => tally.same += 1,
             Outcome::Refused(_) => tally.refused.push(sample.name),
             Outcome::Unknown(why) => tally.unknown = Some(why),
@@ -52,7 +52,7 @@ pub(super) async fn compare(engine: &Client, way: &Way, facts: &mut Facts, check
             }
         }
     }
-    facts.tokens_hash = hash(engine, &model).await;
+    facts.tokens_hash = hash(engine, facts.tokenize(), &model).await;
     let estimates = tokenizer.is_none();
     told(checks, "tokenizer", &text, estimates, "plain texts");
     if estimates && text.differs.is_some() {
@@ -94,7 +94,7 @@ fn told(checks: &mut Checks, name: &'static str, tally: &Tally, estimates: bool,
             checks.warn(
                 name,
                 format!("not compared{refused}"),
-                "its /tokenize does not accept such prompts; the cached tokens in answers will show whether predictions are correct",
+                "its tokenize API does not accept such prompts; the cached tokens in answers will show whether predictions are correct",
             );
         }
         (None, None) if estimates => {
@@ -108,24 +108,19 @@ fn told(checks: &mut Checks, name: &'static str, tally: &Tally, estimates: bool,
 }
 
 /// A hash of the ids that the engine's tokenizer returns for the samples.
-async fn hash(engine: &Client, model: &str) -> Option<u64> {
+async fn hash(engine: &Client, form: &Tokenize, model: &str) -> Option<u64> {
     let mut all = Vec::new();
     for sample in parity_check::samples() {
-        all.extend_from_slice(&ids(engine, model, &sample).await.unwrap_or_default());
+        all.extend_from_slice(&tokenized(engine, form, sample.body(model)).await.unwrap_or_default());
         all.push(u32::MAX);
     }
     let bytes: Vec<u8> = all.iter().flat_map(|id| id.to_le_bytes()).collect();
     (all.len() > parity_check::samples().len()).then(|| kvlane_core::block::ContentHash::of(&bytes).0)
 }
 
-async fn ids(engine: &Client, model: &str, sample: &Sample) -> Option<Vec<u32>> {
-    tokenized(engine, sample.body(model)).await
-}
-
 /// The engine's ids of a body.
-pub(super) async fn tokenized(engine: &Client, body: bytes::Bytes) -> Option<Vec<u32>> {
-    let (status, answer) = engine.post("/tokenize", &body).await.ok()?;
-    let told: Value = serde_json::from_slice(&answer).ok().filter(|_| status == 200)?;
-    let ids = told["tokens"].as_array()?.iter().map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok()));
-    ids.collect::<Option<Vec<u32>>>().filter(|ids| !ids.is_empty())
+pub(super) async fn tokenized(engine: &Client, form: &Tokenize, body: bytes::Bytes) -> Option<Vec<u32>> {
+    let (status, answer) = engine.post(form.path, &body).await.ok()?;
+    let told = (form.parse)(&answer).ok().filter(|_| status == 200)?;
+    Some(told.tokens).filter(|ids| !ids.is_empty())
 }

@@ -304,7 +304,8 @@ impl Decision {
             request.0,
             if *attempt > 0 { format!(", after {attempt} failed attempts") } else { String::new() }
         );
-        _ = writeln!(out, "  placed on {}: {}", self.name(self.endpoint), because(self.reason));
+        let (text, name) = (self.reason.text(), self.reason.name());
+        _ = writeln!(out, "  placed on {}: {text} ({name})", self.name(self.endpoint));
         _ = writeln!(
             out,
             "  {:<40} {:>8} {:<11} {:>8} {:>10} {:>10} {:>12}",
@@ -352,20 +353,5 @@ impl Decision {
                 "  the replay decided differently: the rows may differ from those of the original decision\n";
         }
         out
-    }
-}
-
-/// The reason, in words.
-fn because(reason: Reason) -> &'static str {
-    match reason {
-        Reason::Random => "drawn at random (random)",
-        Reason::Turn => "its turn (turn)",
-        Reason::LeastLoaded => "lowest load (least_loaded)",
-        Reason::PrefixHit => "longest cached prefix (prefix_hit)",
-        Reason::PrefixMiss => "no endpoint holds enough of the prompt, so placed by load (prefix_miss)",
-        Reason::Imbalance => "load was imbalanced, so placed by load (imbalance)",
-        Reason::Saturated => "the endpoint with the longest cached prefix was saturated (saturated)",
-        Reason::LowestCost => "lowest cost (lowest_cost)",
-        Reason::Affinity => "affinity of its session or prefix (affinity)",
     }
 }

@@ -8,7 +8,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Candidate, PickContext, Policy, Reason};
+use crate::policy::{Candidate, PickContext, Policy, Reason};
 use crate::table::ByEndpoint;
 use crate::time::Nanos;
 
@@ -59,9 +59,9 @@ impl Policy for VllmDp {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::Case;
     use super::*;
     use crate::load::LoadReport;
+    use crate::policy::testing::Case;
 
     fn report(waiting: u32, running: u32, at: u64) -> Option<(LoadReport, Nanos)> {
         let reported = LoadReport { running, waiting, kv_usage_ratio: 0.0, kv_capacity_tokens: None };

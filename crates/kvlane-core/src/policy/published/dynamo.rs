@@ -16,8 +16,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Candidate, PickContext, Policy, Reason};
 use crate::bounded::Amount;
+use crate::policy::{Candidate, PickContext, Policy, Reason};
 
 /// How prefill and decode blocks are combined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,13 +50,12 @@ impl Default for Config {
 }
 
 /// Dynamo's `lmetric` option.
-pub const LMETRIC: Config =
-    Config {
-        overlap_credit: Amount::of(1.0),
-        prefill_load_scale: Amount::of(1.0),
-        block_tokens: 16,
-        form: Form::Product,
-    };
+pub const LMETRIC: Config = Config {
+    overlap_credit: Amount::of(1.0),
+    prefill_load_scale: Amount::of(1.0),
+    block_tokens: 16,
+    form: Form::Product,
+};
 
 /// The policy.
 pub struct Dynamo {
@@ -92,8 +91,8 @@ impl Policy for Dynamo {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::Case;
     use super::*;
+    use crate::policy::testing::Case;
 
     // Overlap, requests, queued prefill tokens, context tokens. In blocks of 16, with a prompt of 10 blocks: 6 cached,
     // 4 queued and 20 in flight at the first endpoint, none at the second.

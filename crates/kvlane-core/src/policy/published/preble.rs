@@ -23,8 +23,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Candidate, PickContext, Policy, Reason};
 use crate::bounded::AtLeastOne;
+use crate::policy::{Candidate, PickContext, Policy, Reason};
 use crate::request::SchedulingRequest;
 use crate::table::ByEndpoint;
 use crate::time::Nanos;
@@ -141,7 +141,12 @@ fn prefill_s(request: &SchedulingRequest, row: &Candidate) -> f64 {
 }
 
 /// Endpoint time that the answer takes in a batch of the mean size, in seconds.
-fn decode_s(request: &SchedulingRequest, output_tokens: u32, row: &Candidate, candidates: &[Candidate]) -> f64 {
+fn decode_s(
+    request: &SchedulingRequest,
+    output_tokens: u32,
+    row: &Candidate,
+    candidates: &[Candidate],
+) -> f64 {
     let mean = |of: fn(&Candidate) -> u64| {
         candidates.iter().map(|row| of(row) as f64).sum::<f64>() / candidates.len() as f64
     };
@@ -195,9 +200,9 @@ impl Policy for Preble {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{Case, near};
     use super::*;
     use crate::load::LoadReport;
+    use crate::policy::testing::{Case, near};
 
     /// Prefill takes 1 ms a token; a decode step takes 10 ms for any batch.
     fn case(prompt_tokens: u32, rows: &[(u32, u32, u64, u64)]) -> Case {

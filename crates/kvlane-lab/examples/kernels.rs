@@ -2,7 +2,7 @@
 
 use std::io::{Result, Write as _};
 
-use kvlane_core::timing::measured::{Measured, MeasuredRow, MeasuredSet};
+use kvlane_lab::measured::{Measured, MeasuredRow, MeasuredSet};
 
 const HEADINGS: [&str; 6] = ["engine", "sequences", "tokens", "published", "modelled", "error"];
 

@@ -14,8 +14,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::consistent_hash::key;
-use super::{Candidate, PickContext, Policy, Reason};
 use crate::bounded::{Amount, AtLeastOne};
+use crate::policy::{Candidate, PickContext, Policy, Reason};
 use crate::ring::Ring;
 
 /// Load bounds and ring size.
@@ -69,9 +69,9 @@ impl Policy for PrefixHash {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::Case;
     use super::*;
     use crate::block::BlockHash;
+    use crate::policy::testing::Case;
 
     #[test]
     fn an_owner_is_left_when_it_is_above_both_margins() {

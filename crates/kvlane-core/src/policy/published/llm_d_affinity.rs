@@ -14,8 +14,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Candidate, PickContext, Policy, Reason};
 use crate::bounded::{Amount, AtLeastOne, Share};
+use crate::policy::{Candidate, PickContext, Policy, Reason};
 
 /// Thresholds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -38,13 +38,12 @@ impl Default for Config {
 }
 
 /// With five seconds of queue instead of eighteen.
-pub const FIVE_SECONDS: Config =
-    Config {
-        threshold: Share::of(0.8),
-        penalty_max_ms: Amount::of(5_000.0),
-        prefill_tokens_s: AtLeastOne::of(15_928.0),
-        tokens_max: 4_194_304,
-    };
+pub const FIVE_SECONDS: Config = Config {
+    threshold: Share::of(0.8),
+    penalty_max_ms: Amount::of(5_000.0),
+    prefill_tokens_s: AtLeastOne::of(15_928.0),
+    tokens_max: 4_194_304,
+};
 
 /// The policy.
 pub struct LlmDAffinity {
@@ -87,8 +86,8 @@ impl Policy for LlmDAffinity {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::Case;
     use super::*;
+    use crate::policy::testing::Case;
 
     fn check(name: &str, rows: &[(u32, u32, u64, u64)], expect: (usize, Reason)) {
         assert_eq!(Case::new(name, 100, rows).pick(), expect, "{rows:?}");

@@ -1,13 +1,12 @@
-//! Published measurements of real engines and the model's values for them: the table `data/measured.json`.
+//! Published measurements of real engines and the timing model's values for them: the table `data/measured.json`.
 //!
-//! `cargo run -p kvlane-core --example kernels` prints it, and the tests in `validation` check the model against it.
+//! `cargo run -p kvlane-lab --example kernels` prints it, and the tests in `validation` check the model against it.
 
 use std::collections::BTreeMap;
 
+use kvlane_core::timing::{Dtype, Hardware, Host, ModelShape, StepShape, TimingModel};
 use serde::Deserialize;
 use serde_json::Value;
-
-use super::{ModelShape, StepShape, TimingModel};
 
 /// Most prompt tokens per step, in all measurements.
 const CHUNK_TOKENS: u32 = 8192;
@@ -123,7 +122,8 @@ impl Measured {
             Some(config) => ModelShape::from_config_json(model, &config.to_string()).ok()?,
             None => ModelShape::of(model)?,
         };
-        TimingModel::unchecked(shape, gpu, gpus)
+        let hardware = Hardware::of(gpu, &shape)?;
+        Some(TimingModel { model: shape, hardware, host: Host::default(), gpus, kv_dtype: Dtype::Bf16 })
     }
 }
 
@@ -134,8 +134,11 @@ fn layers_ms(mut timing: TimingModel, tokens: u32) -> f64 {
     (timing.step_secs(&step) - timing.compile().parts(&step).link_s) * 1e3
 }
 
-pub(super) fn decode_ms(timing: &TimingModel, seqs: u32, context: u32) -> f64 {
+fn decode_ms(timing: &TimingModel, seqs: u32, context: u32) -> f64 {
     let mut step = StepShape::default();
     (0..seqs).for_each(|_| step.add_decode(context));
     timing.step_secs(&step) * 1e3
 }
+
+#[cfg(test)]
+mod validation;

@@ -15,8 +15,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Candidate, PickContext, Policy, Reason};
 use crate::bounded::{Amount, AtLeastOne};
+use crate::policy::{Candidate, PickContext, Policy, Reason};
 use crate::table::ByEndpoint;
 use crate::time::Nanos;
 
@@ -97,9 +97,9 @@ impl Policy for SmgLeastLoad {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{Case, near};
     use super::*;
     use crate::load::LoadReport;
+    use crate::policy::testing::{Case, near};
 
     fn report(waiting: u32, kv_usage_ratio: f32, at: u64) -> Option<(LoadReport, Nanos)> {
         let reported = LoadReport { running: 9, waiting, kv_usage_ratio, kv_capacity_tokens: None };

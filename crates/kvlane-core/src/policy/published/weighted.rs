@@ -20,8 +20,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Candidate, PickContext, Policy, Reason};
 use crate::bounded::Amount;
+use crate::policy::{Candidate, PickContext, Policy, Reason};
 use crate::table::ByEndpoint;
 
 /// The weights of the scores.
@@ -52,12 +52,10 @@ const fn weights(queue: f64, kv: f64, prefix: f64, active_request: f64, no_hit_l
 }
 
 /// llm-d's defaults.
-pub const LLM_D_DEFAULT: Config =
-    weights(2.0, 2.0, 3.0, 0.0, 0.0);
+pub const LLM_D_DEFAULT: Config = weights(2.0, 2.0, 3.0, 0.0, 0.0);
 
 /// The weights of llm-d's performance tests.
-pub const LLM_D_PERF: Config =
-    weights(0.0, 2.0, 2.0, 4.0, 2.0);
+pub const LLM_D_PERF: Config = weights(0.0, 2.0, 2.0, 4.0, 2.0);
 
 impl Default for Config {
     fn default() -> Self {
@@ -133,8 +131,8 @@ impl Policy for Weighted {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::Case;
     use crate::load::LoadReport;
+    use crate::policy::testing::Case;
     use crate::time::Nanos;
 
     /// Rows of overlap, our own requests, waiting requests by the engine's report, and KV cache usage.
@@ -202,6 +200,10 @@ mod tests {
         assert_eq!(ranked, [-6.0, -5.0, -4.0]);
         case.rows[0].overlap_tokens = 50;
         case.pick();
-        assert_eq!(case.costs, [-6.5, -5.0, -5.0], "half of no_hit_lru for all once an endpoint holds any of it");
+        assert_eq!(
+            case.costs,
+            [-6.5, -5.0, -5.0],
+            "half of no_hit_lru for all once an endpoint holds any of it"
+        );
     }
 }

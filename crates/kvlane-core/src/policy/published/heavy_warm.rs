@@ -12,7 +12,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Candidate, PickContext, Policy, Reason};
+use crate::policy::{Candidate, PickContext, Policy, Reason};
 
 /// The threshold.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -59,8 +59,8 @@ impl Policy for HeavyWarm {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::Case;
     use super::*;
+    use crate::policy::testing::Case;
 
     // Overlap, requests, queued prefill tokens, context tokens.
     const ROWS: [(u32, u32, u64, u64); 2] = [(1000, 4, 9000, 12_000), (0, 2, 0, 4000)];

@@ -8,7 +8,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Candidate, PickContext, Policy, Reason};
+use crate::policy::{Candidate, PickContext, Policy, Reason};
 
 /// No parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -40,8 +40,8 @@ impl Policy for Conductor {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::{Case, near};
     use super::*;
+    use crate::policy::testing::{Case, near};
 
     #[test]
     fn a_queue_and_an_own_miss_count_by_what_they_take() {

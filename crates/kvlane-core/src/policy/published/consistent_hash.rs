@@ -16,8 +16,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Candidate, PickContext, Policy, Reason};
 use crate::bounded::AtLeastOne;
+use crate::policy::{Candidate, PickContext, Policy, Reason};
 use crate::request::SchedulingRequest;
 use crate::ring::Ring;
 
@@ -82,9 +82,9 @@ impl Policy for ConsistentHash {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::Case;
     use super::*;
     use crate::block::BlockHash;
+    use crate::policy::testing::Case;
     use crate::request::SessionKey;
 
     fn placed(case: &mut Case, head: u64) -> (usize, Reason) {

@@ -14,8 +14,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Candidate, PickContext, Policy, Reason};
 use crate::endpoint::EndpointId;
+use crate::policy::{Candidate, PickContext, Policy, Reason};
 use crate::recent::Recent;
 use crate::request::SessionKey;
 use crate::table::ByEndpoint;
@@ -71,8 +71,8 @@ impl Policy for SessionSticky {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::Case;
     use super::*;
+    use crate::policy::testing::Case;
 
     fn turn(case: &mut Case, session: u64, prompt_tokens: u32) -> (usize, Reason) {
         case.request.session = Some(SessionKey(session));

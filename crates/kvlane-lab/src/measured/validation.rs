@@ -1,8 +1,9 @@
 //! Compares the model's values with published measurements (`data/measured.json`) and with hand calculations.
 //! docs/simulator.md lists the figures.
 
-use super::measured::{Measured, decode_ms};
-use super::*;
+use kvlane_core::timing::TimingModel;
+
+use super::{Measured, decode_ms};
 
 /// Asserts that `observed` is within `percent` of `expected`.
 #[track_caller]

@@ -9,7 +9,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Candidate, PickContext, Policy, Reason};
+use crate::policy::{Candidate, PickContext, Policy, Reason};
 
 /// No parameters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -40,8 +40,8 @@ impl Policy for KvAware {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::Case;
     use super::*;
+    use crate::policy::testing::Case;
 
     #[test]
     fn new_and_queued_tokens_times_the_batch() {

@@ -8,8 +8,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Candidate, PickContext, Policy, Reason};
 use crate::bounded::Amount;
+use crate::policy::{Candidate, PickContext, Policy, Reason};
 
 /// Thresholds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -68,8 +68,8 @@ impl Policy for Aibrix {
 
 #[cfg(test)]
 mod tests {
-    use super::super::testing::picks;
     use super::*;
+    use crate::policy::testing::picks;
 
     const AIBRIX: &str = r#"{"name":"aibrix"}"#;
 

@@ -19,8 +19,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Candidate, PickContext, Policy, Reason};
 use crate::bounded::Amount;
+use crate::policy::{Candidate, PickContext, Policy, Reason};
 use crate::recent::Recent;
 use crate::request::{SchedulingRequest, TenantKey};
 use crate::table::ByEndpoint;
@@ -118,8 +118,8 @@ impl Policy for Dlpm {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::testing::Case;
     use super::*;
+    use crate::policy::testing::Case;
 
     fn turn(case: &mut Case, tenant: u64, prompt_tokens: u32) -> (usize, Reason) {
         case.request.tenant = Some(TenantKey(tenant));
