@@ -83,7 +83,7 @@ async fn operate(
     if port == (Port::Clients { loopback: false }) {
         return Err(refused(
             StatusCode::FORBIDDEN,
-            "the admin API is open on the clients' port only while that listens on loopback: use the metrics port",
+            "without keys the clients' port serves the admin API only on loopback: use the metrics port",
         ));
     }
     if method != "GET" {

@@ -172,7 +172,7 @@ impl Controller {
         });
         if worker.spec.url.trim_end_matches('/') != &*worker.url {
             let url = &worker.spec.url;
-            tracing::warn!(url, "worker URLs have no /v1: using {}", worker.url);
+            tracing::warn!(url, "worker URL must not end in /v1: using {}", worker.url);
         }
         tracing::info!(worker = %worker.url, "worker added");
         Ok(worker)
@@ -196,7 +196,7 @@ impl Controller {
         let mut state = worker.state();
         if !state.leaving {
             self.drain(worker.id, &mut state, draining);
-            tracing::info!(worker = %worker.url, draining, "worker draining");
+            tracing::info!(worker = %worker.url, draining, "worker drain state changed");
         }
     }
 
@@ -207,7 +207,7 @@ impl Controller {
             state.leaving = true;
             self.drain(worker.id, &mut state, true);
         }
-        tracing::info!(worker = %worker.url, "worker leaving");
+        tracing::info!(worker = %worker.url, "removing worker after its requests in flight");
         self.leave_if_empty(worker);
         // Workers that were waiting for it to replace them need not wait any longer.
         self.settle_predecessors(worker, true);
@@ -256,7 +256,7 @@ impl Controller {
         for upstreams in self.fleet.upstreams().iter() {
             upstreams.forget(worker.upstream.id);
         }
-        tracing::info!(worker = %worker.url, "worker left");
+        tracing::info!(worker = %worker.url, "worker removed");
     }
 
     /// Whether a worker with this URL exists.
@@ -370,7 +370,7 @@ impl Controller {
             return Arc::clone(pool);
         }
         let pool = Arc::new(self.fleet.new_pool(base));
-        tracing::info!(model = base, policy = pool.policy(), "pool opened");
+        tracing::info!(model = base, policy = pool.policy(), "pool created");
         self.fleet.change_snapshot(|snapshot| snapshot.pools.push(Arc::clone(&pool)));
         pool
     }

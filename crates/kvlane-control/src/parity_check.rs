@@ -381,7 +381,7 @@ async fn compare_all(engine: &Client, served: &ServedName, ours: Ours<'_>) -> Pa
             && told < listed
         {
             return Parity::Mismatch(format!(
-                "GET /v1/models lists {} with max_model_len {listed}, its /tokenize reports {told}",
+                "GET /v1/models lists {} with max_model_len {listed}, but its /tokenize reports {told}",
                 served.name
             ));
         }

@@ -175,10 +175,10 @@ impl Watched {
                 worker,
                 model,
                 silent_s = silent.as_secs_f64(),
-                "worker stalled: requests are in flight and its engine makes no progress; no requests are placed there \
-                 until it does. Look at the engine's log, or restart it"
+                "worker stalled: its engine makes no progress with requests in flight; no requests are placed on it \
+                 until it does. Check the engine's log, or restart it"
             ),
-            None => tracing::info!(worker, model, "worker makes progress again"),
+            None => tracing::info!(worker, model, "worker recovered from a stall"),
         }
     }
 

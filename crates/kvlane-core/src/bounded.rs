@@ -25,7 +25,7 @@ pub type AtLeastOne = Bounded<1, 1_000_000_000>;
 
 /// The number is NaN or outside its bounds.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
-#[error("{value} is out of range: take {least} to {most}")]
+#[error("{value} is out of range: must be {least} to {most}")]
 pub struct OutOfBounds {
     /// The number; NaN if the text is not a number.
     pub value: f64,

@@ -100,7 +100,7 @@ impl Serving {
         let unchanged = reloaded == Reloaded::default() && !reads_files;
         self.note_reload(if unchanged { "unchanged" } else { "applied" });
         if !reloaded.needs_restart.is_empty() {
-            tracing::warn!(keys = ?reloaded.needs_restart, "these keys take effect after a restart");
+            tracing::warn!(keys = ?reloaded.needs_restart, "changed keys that take effect only after a restart");
         }
         let Reloaded { changed, joining, leaving, replaced, .. } = &reloaded;
         tracing::info!(?changed, ?joining, ?leaving, ?replaced, "configuration reloaded");
@@ -134,7 +134,7 @@ impl Serving {
         let most = self.controller.workers().len() + changes.come.len() + changes.differ.len();
         if most > WORKERS_MAX {
             return Err(format!(
-                "workers: there would be {most}, including those that are leaving; {WORKERS_MAX} is the maximum"
+                "workers: there would be {most}, including those that are draining; the maximum is {WORKERS_MAX}"
             ));
         }
         let changed = differences(&running, &next);

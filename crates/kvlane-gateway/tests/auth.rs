@@ -115,11 +115,11 @@ async fn an_extra_path_is_relayed_for_its_role_only() {
 #[test]
 fn a_known_or_ambiguous_path_cannot_be_an_extra_path() {
     for (path, why) in [
-        ("/v1/chat/completions", "relayed already"),
-        ("/v1/files/{}", "relayed already"),
-        ("/workers", "the gateway's own"),
-        ("/workers/{}", "the gateway's own"),
-        ("/v1/models", "the gateway's own"),
+        ("/v1/chat/completions", "relayed by default"),
+        ("/v1/files/{}", "relayed by default"),
+        ("/workers", "served by the gateway itself"),
+        ("/workers/{}", "served by the gateway itself"),
+        ("/v1/models", "served by the gateway itself"),
         ("/v1/%63", "is not a valid path"),
         ("v1/x", "is not a valid path"),
         ("/v1/../x", "is not a valid path"),

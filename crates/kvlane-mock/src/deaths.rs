@@ -192,7 +192,7 @@ impl FromStr for DeathsLike {
     fn from_str(text: &str) -> Result<Self, String> {
         ENGINES.iter().find(|(_, name)| *name == text).map(|(engine, _)| *engine).ok_or_else(|| {
             let names: Vec<&str> = ENGINES.iter().map(|(_, name)| *name).collect();
-            format!("there are captures of {}", names.join(", "))
+            format!("must be one of {}", names.join(", "))
         })
     }
 }

@@ -123,7 +123,7 @@ impl MockEngine {
     /// Returns once the engine has died of a [`Fault`] and its last connection has closed.
     pub async fn died(&mut self) {
         if let Err(error) = (&mut self.server).await {
-            tracing::error!(addr = %self.addr, %error, "mock engine's server died");
+            tracing::error!(addr = %self.addr, %error, "the mock engine's HTTP server failed");
         }
     }
 

@@ -349,7 +349,7 @@ impl<'a> Attempts<'a> {
             tracing::warn!(
                 request_id,
                 for_s = left.as_secs_f64(),
-                "engines died with this prompt in flight; it is not placed again"
+                "several engines failed with this request in flight; it is not retried"
             );
             self.said = Some(Err(ApiError::KillsEngines { left }));
             return false;

@@ -225,7 +225,7 @@ impl Relay {
             let timeline = &self.account.timeline;
             let (request_id, trace_id) = (timeline.request_id(), timeline.trace_id());
             let worker = &*lease.worker.url;
-            tracing::debug!(request_id, trace_id, worker, %error, "response broke after it had begun");
+            tracing::debug!(request_id, trace_id, worker, %error, "response stream broke");
         }
         self.last_words(broke, error)
     }

@@ -90,7 +90,7 @@ impl Continuation {
             Ok(transcript) => Some(transcript),
             Err(unfit) => {
                 let (request_id, trace_id) = (account.timeline.request_id(), account.timeline.trace_id());
-                tracing::debug!(request_id, trace_id, %unfit, "response cannot be continued if its engine fails");
+                tracing::debug!(request_id, trace_id, reason = %unfit, "response cannot be continued if its engine fails");
                 None
             }
         }
@@ -114,7 +114,7 @@ impl Continuation {
             Err(unfit) => {
                 let timeline = &asked.account.timeline;
                 let (request_id, trace_id) = (timeline.request_id(), timeline.trace_id());
-                tracing::debug!(request_id, trace_id, %unfit, "broken response cannot be continued");
+                tracing::debug!(request_id, trace_id, reason = %unfit, "broken response cannot be continued");
                 note(Continued::unfit);
                 None
             }

@@ -44,11 +44,11 @@ impl Complaints {
         let worker = &worker.url;
         match self.due(now) {
             Some(Duration::ZERO) => {
-                tracing::warn!(%worker, problem, "worker down: no requests are sent to it")
+                tracing::warn!(%worker, problem, "worker unhealthy; no requests are placed on it")
             }
             Some(down) => {
                 let down_s = down.as_secs();
-                tracing::warn!(%worker, problem, down_s, "worker still down: no requests are sent to it");
+                tracing::warn!(%worker, problem, down_s, "worker still unhealthy; no requests are placed on it");
             }
             None => {}
         }
@@ -79,7 +79,8 @@ pub(super) fn of_status(worker: &Worker, path: &str, status: StatusCode) -> Stri
         }
         StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
             format!(
-                "{what}: the worker wants a key; set --worker-api-key (upstream.api_key), or the worker's own api_key"
+                "{what}: the worker requires a key; set --worker-api-key (upstream.api_key), or the worker's own \
+                 api_key"
             )
         }
         StatusCode::NOT_FOUND if path == "/v1/models" => {
@@ -111,12 +112,12 @@ fn advice(error: &AskError) -> Option<&'static str> {
             }
             // Name resolution errors have no kind of their own.
             _ if error.raw_os_error().is_none() && error.to_string().contains("lookup address") => {
-                Some("the host name cannot be resolved; correct it, or the DNS")
+                Some("the host name cannot be resolved; correct it, or its DNS record")
             }
             _ => None,
         },
         AskError::Upstream { error: UpstreamError::ConnectTimeout(_), .. } => {
-            Some("no packet came back; correct the address, or open the firewall")
+            Some("no reply; correct the address, or open the firewall")
         }
         AskError::Upstream { error: UpstreamError::Garbage(_), .. } => {
             Some("if the port speaks TLS, write https://")

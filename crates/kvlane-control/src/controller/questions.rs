@@ -41,8 +41,14 @@ impl Controller {
                 Ok(Ok(feeds)) if !feeds.is_empty() => return Told::Feeds(feeds),
                 Ok(Ok(_)) => {}
                 // Another server's page at that path.
-                Ok(Err(error)) => tracing::debug!(worker = %worker.url, path, %error, "no KV event feeds"),
-                Err(error) => tracing::debug!(worker = %worker.url, path, error, "no KV event feeds"),
+                Ok(Err(error)) => {
+                    tracing::debug!(worker = %worker.url, path, %error, "cannot parse the engine's \
+                                                                                       list of KV event feeds")
+                }
+                Err(error) => {
+                    tracing::debug!(worker = %worker.url, path, error, "cannot parse the engine's list of \
+                                                                                  KV event feeds")
+                }
             }
         }
         Told::Feeds(Vec::new())

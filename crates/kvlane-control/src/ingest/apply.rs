@@ -295,9 +295,9 @@ impl Applier {
         let (from, to, problem) = (before.name(), state.name(), problem.unwrap_or_default());
         match state {
             cache_accuracy::Feed::Refused => {
-                tracing::error!(feed, model, from, to, problem, "KV events cannot be used");
+                tracing::error!(feed, model, from, to, problem, "KV event feed cannot be used");
             }
-            _ => tracing::info!(feed, model, from, to, problem, "KV events"),
+            _ => tracing::info!(feed, model, from, to, problem, "KV event feed changed state"),
         }
         state == cache_accuracy::Feed::Live
     }
@@ -427,7 +427,8 @@ impl Hands {
         }
         sizes.insert(self.endpoint, size);
         if self.pool.router.set_block_tokens(size) {
-            tracing::info!(model = self.pool.model, block_tokens = size, feed = %self.feed.name, "block size learned");
+            tracing::info!(model = self.pool.model, block_tokens = size, feed = %self.feed.name, "block size set \
+                                                                                                  from KV events");
         }
         drop(sizes);
         self.agreed = Some(size);
@@ -528,12 +529,12 @@ impl Hands {
             return (if guessed { Absent } else { Syncing }, self.problem.clone());
         }
         if self.silent {
-            let why = "silent: the engine answered requests whose prompts fill new blocks, but sent no event: \
+            let why = "silent: the engine answered requests whose prompts fill new blocks, but published no event; \
                        check the topic and the address of its feed";
             return (Syncing, Some(why.into()));
         }
         if !trusted {
-            return (Syncing, Some("catching up: missing messages have been requested".into()));
+            return (Syncing, Some("catching up: missing messages were requested".into()));
         }
         (Live, None)
     }
@@ -546,7 +547,7 @@ impl Hands {
         {
             return;
         }
-        tracing::warn!(feed = %self.feed.name, problem = what, "KV events");
+        tracing::warn!(feed = %self.feed.name, problem = what, "KV event feed problem");
         self.complained = Some((what.to_owned(), now));
     }
 }

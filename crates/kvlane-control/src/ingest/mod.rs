@@ -82,7 +82,8 @@ impl Ingest {
             && pool.block_sizes().is_empty()
             && pool.router.set_block_tokens(size)
         {
-            tracing::info!(model = pool.model, block_tokens = size, feed = %feed.name, "block size reported by the engine");
+            tracing::info!(model = pool.model, block_tokens = size, feed = %feed.name, "block size set from the \
+                                                                                        engine's metrics");
         }
         let patience = {
             let settings = self.fleet.settings();
@@ -153,7 +154,7 @@ fn disbelieve(feed: &EventFeed, pool: &ModelPool, endpoint: EndpointId) -> bool 
         let mut seen = feed.seen_mut();
         seen.state = cache_accuracy::Feed::Syncing;
         seen.connected = false;
-        seen.problem = Some("a task of this feed panicked; the feed is read again from the start".into());
+        seen.problem = Some("a task of this feed panicked; resyncing the feed".into());
     }
     pool.set_feed(endpoint, cache_accuracy::Feed::Syncing);
     drop(stage);

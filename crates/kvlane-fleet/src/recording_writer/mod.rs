@@ -173,7 +173,7 @@ impl Running {
             bytes: Vec::new(),
         };
         let thread = std::thread::Builder::new().name("recorder".into()).spawn(|| writing.run(receive))?;
-        tracing::info!(dir = %config.dir.display(), "recording");
+        tracing::info!(dir = %config.dir.display(), "recording started");
         Ok(Self { config: config.clone(), metrics: metrics.clone(), send, thread })
     }
 

@@ -308,17 +308,17 @@ impl Matrix {
             return fail("loads", format!("{} occurs twice", f64::from_bits(twice)));
         }
         if loads.is_empty() {
-            return fail("loads", "there is none".to_owned());
+            return fail("loads", "at least one is required".to_owned());
         }
         if let Some(twice) = twice(&self.seeds) {
             return fail("seeds", format!("{twice} occurs twice"));
         }
         if self.seeds.is_empty() {
-            return fail("seeds", "there is none".to_owned());
+            return fail("seeds", "at least one is required".to_owned());
         }
         let arms = self.arms()?;
         if arms.is_empty() {
-            return fail("routers", "there is none".to_owned());
+            return fail("routers", "at least one is required".to_owned());
         }
         let names: Vec<&str> = arms.iter().map(|arm| arm.name.as_str()).collect();
         if let Some(ours) = self.ours.as_deref().filter(|ours| !names.contains(ours)) {

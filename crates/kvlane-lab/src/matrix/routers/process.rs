@@ -94,7 +94,7 @@ impl Process {
             Ok(String::from_utf8_lossy(&bytes).trim().replace('\n', " | "))
         };
         match read() {
-            Ok(text) if text.is_empty() => "it has said nothing".to_owned(),
+            Ok(text) if text.is_empty() => "it printed nothing".to_owned(),
             Ok(text) => text,
             Err(error) => format!("{}: {error}", self.log.display()),
         }

@@ -145,7 +145,7 @@ fn window(
             let room_s = trace.span_s() - window_s * load;
             if room_s < 0.0 {
                 return Err(SourceError::Short(format!(
-                    "{window_s} s at {load} times its rate are {:.0} s of a trace of {:.0} s",
+                    "a window of {window_s} s at {load} times the trace's rate needs {:.0} s of it; it has {:.0} s",
                     window_s * load,
                     trace.span_s()
                 )));

@@ -258,8 +258,7 @@ async fn feeds(engine: &Client, way: &Way, facts: &mut Facts, checks: &mut Check
             }
             _ => {
                 "start the engine with --kv-events-config '{\"enable_kv_cache_events\":true,\"publisher\":\"zmq\",\
-                 \"endpoint\":\"tcp://*:5557\",\"replay_endpoint\":\"tcp://*:5558\"}'; if it does and is too old to \
-                 tell where, give --kv-events-port 5557"
+                 \"endpoint\":\"tcp://*:5557\",\"replay_endpoint\":\"tcp://*:5558\"}'; if it is set and the engine is too old to report its port, give --kv-events-port 5557"
             }
         };
         checks.warn("kv_events", "announces no KV events: cache knowledge is approximate", fix);
