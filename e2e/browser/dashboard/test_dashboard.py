@@ -149,7 +149,7 @@ class Shown(Case):
         page.until("document.querySelectorAll('#decision-list .item').length > 3")
         page.click("#decision-list .item:nth-child(2)")
         why = page.run("document.getElementById('why').innerText")
-        for word in ("Sent to", "runner-up", "picked", "Holds of it", "Cost"):
+        for word in ("Placed on", "Next best", "picked", "Cached", "Cost"):
             self.assertIn(word, why)
         held = page.run("document.querySelector('#why .said').innerText")
         time.sleep(2.5)
