@@ -87,7 +87,7 @@ async fn operate(
         ));
     }
     if method != "GET" {
-        let by = auth::identity(parts).map_or(auth::ANYBODY, |identity| &*identity.name);
+        let by = auth::identity(parts).map_or(auth::ANONYMOUS, |identity| &*identity.name);
         tracing::info!(method, path, by, "admin request");
     }
     let fleet = &*admin.proxy.fleet;

@@ -9,11 +9,11 @@
 //! pool with one of its endpoints. The state's lock is held until the schedulers are updated, so that two concurrent
 //! changes leave both with the same value.
 
-mod complaints;
 mod names;
-pub mod outside;
-mod questions;
+mod problem_log;
+mod queries;
 mod succession;
+pub mod worker_access;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -38,8 +38,8 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use self::complaints::Complaints;
 use self::names::list_names;
+use self::problem_log::ProblemLog;
 use crate::health::Health;
 use crate::index_snapshot::IndexSnapshot;
 use crate::ingest::Ingest;
@@ -379,7 +379,7 @@ impl Controller {
     async fn watch(self: Arc<Self>, worker: Arc<Worker>) {
         let mut reloads = self.fleet.reloads.watch();
         let (mut probed_at, mut due) = (None, Instant::now());
-        let mut complaints = Complaints::default();
+        let mut problem_log = ProblemLog::default();
         let mut probes = 0u32;
         // One check after each probe: some engines close idle connections and keep running.
         let mut asked = false;
@@ -413,7 +413,7 @@ impl Controller {
                 Err(_) => 0,
             };
             self.judge(&worker, probed, refuses);
-            complaints.look(&worker, Instant::now());
+            problem_log.look(&worker, Instant::now());
             for upstreams in self.fleet.upstreams().iter() {
                 upstreams.sweep(worker.upstream.id);
             }
@@ -425,8 +425,8 @@ impl Controller {
         let path = self.health().path.clone();
         match self.get(worker, &path).await {
             Ok((status, _)) if status.is_success() => {}
-            Ok((status, _)) => return Err(complaints::of_status(worker, &path, status)),
-            Err(error) => return Err(complaints::of_error(&error)),
+            Ok((status, _)) => return Err(problem_log::of_status(worker, &path, status)),
+            Err(error) => return Err(problem_log::of_error(&error)),
         }
         let page = match self.get(worker, "/metrics").await {
             Ok((StatusCode::OK, page)) => page,

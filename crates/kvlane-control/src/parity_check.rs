@@ -44,7 +44,7 @@ pub struct Sample {
 
 /// How the gateway counts the samples.
 #[derive(Clone, Copy)]
-pub enum Ours<'a> {
+pub enum GatewayCount<'a> {
     /// With this tokenizer.
     Tokenizer(&'a Tokenizer),
     /// Four bytes count as a token.
@@ -219,9 +219,9 @@ pub async fn check(
     for base in bases(names) {
         let counting = fleet.tokenizers.counting(&base.base);
         let ours = match &counting {
-            Counting::Local(local) => Ours::Tokenizer(&local.tokenizer),
-            Counting::Engine => Ours::Theirs,
-            Counting::Estimate => Ours::Estimate,
+            Counting::Local(local) => GatewayCount::Tokenizer(&local.tokenizer),
+            Counting::Engine => GatewayCount::Theirs,
+            Counting::Estimate => GatewayCount::Estimate,
         };
         with_us = with_us.and(compare_all(&engine, base, ours).await);
     }
@@ -371,7 +371,7 @@ fn tell(worker: &Worker, parity: &Parity) {
 }
 
 /// Counts every sample with the gateway and with the engine.
-async fn compare_all(engine: &Client, served: &ServedName, ours: Ours<'_>) -> Parity {
+async fn compare_all(engine: &Client, served: &ServedName, ours: GatewayCount<'_>) -> Parity {
     let mut parity = Parity::Verified;
     for sample in samples() {
         let Answer { outcome, max_model_len } = compare(engine, &served.name, &sample, ours).await;
@@ -401,7 +401,7 @@ async fn compare_all(engine: &Client, served: &ServedName, ours: Ours<'_>) -> Pa
 }
 
 /// Counts one sample with the gateway and with the engine.
-pub async fn compare(engine: &Client, model: &str, sample: &Sample, ours: Ours<'_>) -> Answer {
+pub async fn compare(engine: &Client, model: &str, sample: &Sample, ours: GatewayCount<'_>) -> Answer {
     let body = sample.body(model);
     let nothing = |outcome| Answer { outcome, max_model_len: None };
     let theirs = match engine.post("/tokenize", &body).await {
@@ -414,12 +414,12 @@ pub async fn compare(engine: &Client, model: &str, sample: &Sample, ours: Ours<'
         Err(problem) => return nothing(Outcome::Silent(problem)),
     };
     let outcome = match ours {
-        Ours::Theirs => Outcome::Same,
-        Ours::Estimate if estimated(sample.api, &body) == theirs.tokens => Outcome::Same,
-        Ours::Estimate => Outcome::Differs(
+        GatewayCount::Theirs => Outcome::Same,
+        GatewayCount::Estimate if estimated(sample.api, &body) == theirs.tokens => Outcome::Same,
+        GatewayCount::Estimate => Outcome::Differs(
             "tokens are estimated, four bytes each: give the model's tokenizer with --tokenizer-path".into(),
         ),
-        Ours::Tokenizer(tokenizer) => {
+        GatewayCount::Tokenizer(tokenizer) => {
             let mut prompt = Prompt::default();
             match tokenizer.prompt(sample.api, &body, date(), &mut prompt) {
                 Err(unknown) => Outcome::Unknown(unknown.to_string()),

@@ -17,7 +17,7 @@ use std::sync::PoisonError;
 use std::time::{Duration, SystemTime};
 
 use kvlane_control::controller::WORKERS_MAX;
-use kvlane_control::controller::outside::check_workers;
+use kvlane_control::controller::worker_access::check_workers;
 use kvlane_fleet::metrics::ReloadLabel;
 use kvlane_fleet::routing::PoolOverride;
 use kvlane_fleet::timings::Timings;

@@ -36,7 +36,7 @@ fn bearer(name: &str) -> String {
 /// printed.
 ///
 /// Also held by `engines_get_the_workers_own_key_and_never_the_clients`,
-/// `keys_are_kept_through_flags_and_shown_to_nobody`.
+/// `keys_are_kept_through_flags_and_never_printed`.
 #[tokio::test]
 async fn a_client_without_a_valid_key_reaches_no_engine() {
     let engine = FakeEngine::start("m").await;

@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_adds_a_cloud_as_a_worker() {
+    fn a_cloud_metadata_address_cannot_be_a_worker() {
         let anywhere = Allowed::new(&[network("0.0.0.0/0"), network("::/0")]);
         let refused = |address: IpAddr| {
             assert!(anywhere.check(address).is_err(), "{address}");

@@ -231,7 +231,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_secret_is_shown_to_nobody_but_read_where_it_is_needed() {
+    fn a_secret_is_never_printed_and_is_read_where_it_is_needed() {
         let secret = Secret::new("sk-1");
         assert_eq!(format!("{secret:?}"), REDACTED);
         assert_eq!(to_value(&secret).expect("JSON"), json!(REDACTED));

@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 
 use crate::answer::{Answer, Shape};
 use crate::config::Settled;
-use crate::deaths::{Came, Ending, Fate};
+use crate::deaths::{ArrivalTime, Ending, Fate};
 use crate::driver::{Driver, End, QueueFull, Ticket};
 use crate::error::ApiError;
 use crate::metrics;
@@ -205,7 +205,7 @@ impl Shared {
 
 // Answers of an engine that has died.
 impl Shared {
-    fn ending(&self, shape: Shape, stream: bool, came: Came) -> &'static Ending {
+    fn ending(&self, shape: Shape, stream: bool, came: ArrivalTime) -> &'static Ending {
         self.fate.get().map_or(&Ending::Silence, |dying| dying.record.ending(shape, stream, came))
     }
 
@@ -221,7 +221,7 @@ impl Shared {
     }
 
     /// The answer to a request whose answer had not begun.
-    async fn last_words(&self, shape: Shape, stream: bool, came: Came) -> Response {
+    async fn last_words(&self, shape: Shape, stream: bool, came: ArrivalTime) -> Response {
         match self.ending(shape, stream, came) {
             Ending::Reply(reply) => {
                 let kind = HeaderValue::from_str(&reply.content_type)

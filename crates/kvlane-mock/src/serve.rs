@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn resetting_the_cache_forgets_prompts_and_waits_for_nobody() {
+    async fn resetting_the_cache_drops_prompts_without_waiting_for_requests() {
         let engine = engine(MockConfig::default()).await;
         let body = chat(&"x".repeat(4000), json!({}));
         ask(&engine, "/v1/chat/completions", body.clone()).await;

@@ -654,7 +654,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_kept_through_flags_and_shown_to_nobody() {
+    fn keys_are_kept_through_flags_and_never_printed() {
         let file = tempfile::NamedTempFile::new().expect("a file");
         let hash = KeyHash::of("k-file").to_hex();
         let text = format!(

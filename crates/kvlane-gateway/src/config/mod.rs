@@ -66,7 +66,7 @@ pub struct Config {
     pub tokens: Tokens,
     /// Request attributes that clients may set: session, tenant, priority.
     pub hints: Hints,
-    /// Who may use the gateway, and who may operate it.
+    /// Authentication and authorization of clients and operators.
     pub auth: Security,
     /// What each client may use.
     pub limits: Vec<LimitSpec>,

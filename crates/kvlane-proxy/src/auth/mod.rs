@@ -287,9 +287,9 @@ fn blinded(blind: &hmac::Key, hash: KeyHash) -> [u8; 32] {
 
 /// Names that no key may have because they have other meanings: every key (in limits), keys without a row of their
 /// own (in metrics), a request without a key (in logs).
-pub const RESERVED: [&str; 3] = [ANY, OTHER_NAMES, ANYBODY];
+pub const RESERVED: [&str; 3] = [ANY, OTHER_NAMES, ANONYMOUS];
 /// The name in logs for an operator without a key.
-pub const ANYBODY: &str = "anybody";
+pub const ANONYMOUS: &str = "anonymous";
 
 /// Checks the name of a key.
 ///
@@ -457,7 +457,7 @@ mod tests {
             (format!("jwt:ann user {one}"), "reserved for signed tokens"),
             (format!("* user {one}"), "cannot be the name of a key"),
             (format!("other user {one}"), "cannot be the name of a key"),
-            (format!("anybody admin {one}"), "cannot be the name of a key"),
+            (format!("anonymous admin {one}"), "cannot be the name of a key"),
         ] {
             let problem = read(&text).err().expect(word).to_string();
             assert!(problem.contains(word) && !problem.contains("sk-plain"), "{problem}");

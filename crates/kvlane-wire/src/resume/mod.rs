@@ -65,7 +65,7 @@ pub enum Unfit {
 
 /// Capabilities of an engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Means {
+pub struct EngineCapabilities {
     /// It supports `continue_final_message` correctly.
     pub continues_messages: bool,
     /// Its maximum of prompt and output tokens together, if known.
@@ -190,7 +190,7 @@ impl Transcript {
     ///
     /// # Errors
     /// Why it cannot be continued.
-    pub fn resume(&mut self, means: Means) -> Result<Next, Unfit> {
+    pub fn resume(&mut self, means: EngineCapabilities) -> Result<Next, Unfit> {
         self.held = Vec::new();
         self.edge = Edge::Line;
         if self.finished || self.done {

@@ -178,7 +178,7 @@ fn what_makes_no_sense_is_refused_with_what_to_do() {
 }
 
 #[test]
-fn a_server_that_answers_nobody_is_a_failure() {
+fn an_unreachable_server_is_a_failure() {
     let args = ["http://127.0.0.1:1", "--trace", "azure-conversation", "--requests", "1", "--model", "m"];
     let output = replay(&[&args[..], &PATIENT].concat());
     assert_eq!(output.status.code(), Some(1));

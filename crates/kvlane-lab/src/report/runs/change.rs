@@ -10,7 +10,7 @@ use kvlane_trace::record::Record;
 
 use super::Run;
 use crate::report::{Axis, Chart, Mark, Part, Series, Table, number, percent};
-use crate::statistics::draws::{Estimate, Lots};
+use crate::statistics::draws::{Estimate, RandomStreams};
 use crate::statistics::paired::{Matched, Paired};
 
 /// Runs that are compared with the first.
@@ -54,7 +54,7 @@ pub(super) fn parts(runs: &[Run<'_>]) -> Vec<Part> {
 
 fn between(first: &Run<'_>, other: &Run<'_>) -> Vec<Part> {
     let matched = Matched::of(first.records, other.records, Record::ttft_s);
-    let Some(paired) = Paired::of(&[matched], Lots::of(1, 0)) else {
+    let Some(paired) = Paired::of(&[matched], RandomStreams::of(1, 0)) else {
         return vec![Part::Text(format!(
             "{} and {} have no answered request in common.",
             first.name, other.name

@@ -16,7 +16,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(30 * 60);
 
 /// The last warning about a worker that is down.
 #[derive(Debug, Default)]
-pub(super) struct Complaints(Option<Down>);
+pub(super) struct ProblemLog(Option<Down>);
 
 #[derive(Clone, Copy, Debug)]
 struct Down {
@@ -27,9 +27,9 @@ struct Down {
     pause: Duration,
 }
 
-// === impl Complaints ===
+// === impl ProblemLog ===
 
-impl Complaints {
+impl ProblemLog {
     /// Warns that a worker is down, if a warning is due. Called after each probe.
     pub(super) fn look(&mut self, worker: &Worker, now: Instant) {
         let (healthy, quiet, problem) = {
@@ -141,13 +141,13 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_worker_that_stays_down_is_warned_about_at_growing_intervals() {
-        let mut complaints = Complaints::default();
+        let mut problem_log = ProblemLog::default();
         let begin = Instant::now();
         let mut at_s = Vec::new();
         // A probe every two seconds for three hours.
         for probe in 0..5400u64 {
             let now = begin + Duration::from_secs(2 * probe);
-            if let Some(down) = complaints.due(now) {
+            if let Some(down) = problem_log.due(now) {
                 assert_eq!(down, now - begin);
                 at_s.push(down.as_secs());
             }
@@ -162,16 +162,16 @@ mod tests {
 
     #[test]
     fn a_worker_that_comes_up_and_goes_down_is_warned_about_again() {
-        let (worker, mut complaints) = (worker(None), Complaints::default());
-        complaints.look(&worker, Instant::now());
-        assert!(complaints.0.is_none(), "it has not been probed yet");
+        let (worker, mut problem_log) = (worker(None), ProblemLog::default());
+        problem_log.look(&worker, Instant::now());
+        assert!(problem_log.0.is_none(), "it has not been probed yet");
         worker.state().problem = Some("it is down".into());
         worker.state().probes.note(&Thresholds { failures: 3, successes: 2 }, false, Probe::Failure);
-        complaints.look(&worker, Instant::now());
-        assert!(complaints.0.is_some());
+        problem_log.look(&worker, Instant::now());
+        assert!(problem_log.0.is_some());
         worker.state().healthy = true;
-        complaints.look(&worker, Instant::now());
-        assert!(complaints.0.is_none());
+        problem_log.look(&worker, Instant::now());
+        assert!(problem_log.0.is_none());
     }
 
     #[test]
