@@ -83,7 +83,7 @@ async fn operate(
     if port == (Port::Clients { loopback: false }) {
         return Err(refused(
             StatusCode::FORBIDDEN,
-            "without keys the clients' port serves the admin API only on loopback: use the metrics port",
+            "the clients' port serves the admin API only while it listens on loopback: use the metrics port",
         ));
     }
     if method != "GET" {

@@ -273,7 +273,7 @@ impl ContinuedRelay {
         self.relay.lease = None;
         self.relay.body.close();
         let error =
-            io::Error::new(io::ErrorKind::InvalidData, format!("it could not be continued: {problem}"));
+            io::Error::new(io::ErrorKind::InvalidData, format!("the stream could not be continued: {problem}"));
         Err(self.relay.last_words(BreakCause::Cut, error))
     }
 

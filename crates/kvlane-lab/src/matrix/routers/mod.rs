@@ -538,7 +538,7 @@ impl<'de> Deserialize<'de> for Router {
             type Value = Router;
 
             fn expecting(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                out.write_str("the name of a ready-made router, or a map with the key router")
+                out.write_str("the name of a built-in router, or a map with the key `router`")
             }
 
             fn visit_str<E>(self, name: &str) -> Result<Router, E> {
