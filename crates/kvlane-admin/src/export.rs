@@ -171,7 +171,7 @@ impl Sender {
 
 /// Why a batch was not accepted.
 struct Failed {
-    /// Whether it is worth another attempt.
+    /// Whether another attempt may succeed.
     again: bool,
     why: String,
 }

@@ -90,7 +90,7 @@ impl Serving {
     /// Applies another configuration, completely or not at all.
     ///
     /// # Errors
-    /// Why it is invalid; everything stays as it was.
+    /// Why it is invalid; nothing changes.
     pub fn reload(&self, next: Config) -> Result<Reloaded, String> {
         let _turn = self.reloading.lock().unwrap_or_else(PoisonError::into_inner);
         // The content of these files may have changed.
@@ -107,7 +107,7 @@ impl Serving {
         Ok(reloaded)
     }
 
-    /// Records that a configuration could not be read: everything stays as it was.
+    /// Records that a configuration could not be read: nothing changes.
     pub fn refuse_reload(&self, why: &str) {
         tracing::error!(why, "configuration reload failed; keeping the previous configuration");
         self.fleet.reloads.failed(why);

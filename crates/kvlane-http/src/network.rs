@@ -218,9 +218,9 @@ pub fn leads_here(address: IpAddr) -> bool {
 /// were converted before.
 fn embedded(address: Ipv6Addr) -> impl Iterator<Item = Ipv4Addr> {
     let (segments, bits) = (address.segments(), address.to_bits());
-    // The 32 bits behind which so many are left.
+    // The 32 bits that are followed by `rest` bits.
     let at = |rest: u32| (bits >> rest) as u32;
-    // An address that is cut around bits 64 to 71, which are zero: so many of its bits are before them (RFC 6052).
+    // An IPv4 address around bits 64 to 71, which are zero: `before` of its bits precede them (RFC 6052).
     let around = |before: u32| {
         let high = u64::from((bits >> 64) as u32) << (32 - before);
         (high as u32) | (bits << 72 >> (96 + before)) as u32
@@ -240,7 +240,7 @@ fn embedded(address: Ipv6Addr) -> impl Iterator<Item = Ipv4Addr> {
         // any network (RFC 5214).
         (plain || translated || nat64 || isatap).then(|| at(0)),
         // NAT64 under a prefix for one's own network (RFC 8215), of 96, 64, 56 or 48 bits. Which of them it is cannot be
-        // told. What is zero in the wrong place is no address that a translator connects to.
+        // known. With zeros in the wrong place, it is no address that a translator connects to.
         own_nat64.then(|| at(0)).filter(is_somewhere),
         own_nat64.then(|| around(0)).filter(is_somewhere),
         own_nat64.then(|| around(8)).filter(is_somewhere),

@@ -468,7 +468,7 @@ mod tests {
         text(send(engine.addr(), "/metrics", "").await).await.1
     }
 
-    /// Waits until so many requests are in the engine.
+    /// Waits until this many requests are in the engine.
     async fn in_engine(engine: &MockEngine, requests: u64) {
         loop {
             let page = page(engine).await;

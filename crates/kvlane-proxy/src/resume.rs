@@ -49,7 +49,7 @@ pub(super) struct Continuation {
     joined: bool,
 }
 
-/// An answer that goes on elsewhere if its engine dies.
+/// An answer that continues on another endpoint if its engine dies.
 pub(super) struct ContinuedRelay {
     relay: Relay,
     continuation: Box<Continuation>,

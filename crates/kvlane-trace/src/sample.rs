@@ -111,7 +111,7 @@ fn wanted(count: usize, share: f64) -> usize {
     ((count as f64 * share).round() as usize).clamp(count.min(1), count)
 }
 
-/// A stretch of so many requests.
+/// A range of consecutive requests.
 fn window(count: usize, wanted: usize, seed: u64) -> Range<usize> {
     let start = (unit(seed, u64::MAX - 1) * (count - wanted + 1) as f64) as usize;
     start..start + wanted

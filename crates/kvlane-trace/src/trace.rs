@@ -442,7 +442,7 @@ mod tests {
         assert_eq!((kept.requests[1].base, kept.requests[1].shared_blocks), (Some(0), 2));
     }
 
-    /// Chained ids, as traces have them: an id tells of all before it.
+    /// Chained ids, as traces have them: an id covers all blocks before it.
     fn prompts() -> impl Strategy<Value = Vec<Vec<u64>>> {
         let chain = |ids: Vec<u64>| {
             let extend = |parent: &mut u64, id| {

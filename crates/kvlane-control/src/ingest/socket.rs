@@ -152,7 +152,7 @@ struct Peer {
     heard: Instant,
     next_ping: Instant,
     ready: bool,
-    /// The peer answers pings, so its silence is an error. Before the handshake every peer owes an answer.
+    /// The peer answers pings, so its silence is an error. Before the handshake every peer must answer.
     answers: bool,
 }
 

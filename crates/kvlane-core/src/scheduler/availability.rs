@@ -4,8 +4,8 @@
 //! - An endpoint accepts requests if it is healthy and not draining, makes progress, its breaker admits requests, it is
 //!   not in back-off, and it is not full. A recovered endpoint gets less than its share at first (slow start).
 //! - While endpoints are only busy or full, requests wait for them, if there is a queue.
-//! - Where no endpoint is worth waiting for, the least bad one is tried: an attempt may succeed where a rejection
-//!   certainly fails.
+//! - While every endpoint's breaker is open, the one that closes first is tried: an attempt may succeed where a
+//!   rejection certainly fails.
 
 use super::in_flight::InFlightRequest;
 use super::{Input, Output, Scheduler};

@@ -595,7 +595,7 @@ mod tests {
         assert!(report.records.iter().all(Record::is_ok), "{:?}", report.first_errors);
     }
 
-    /// A server that answers every request, keeps what it was sent, and closes a connection after so many answers.
+    /// A server that answers every request, keeps what it was sent, and closes a connection after a number of answers.
     async fn listening(answers_max: usize) -> (SocketAddr, Arc<std::sync::Mutex<Vec<String>>>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let addr = listener.local_addr().expect("bound");

@@ -32,7 +32,7 @@ impl Report {
                 match part {
                     Part::Text(text) => out.extend([text.as_str(), "\n"]),
                     Part::Table(table) => out.push_str(&table.to_text()),
-                    // What is to be looked at has no place in text.
+                    // Charts are left out of text output.
                     Part::Chart(_) | Part::Bars(_) | Part::Heat(_) | Part::Tiles(_) => {}
                 }
             }

@@ -331,7 +331,7 @@ fn dots(first: &Run<'_>, other: &Run<'_>, pairs: &[Pair<'_>]) -> Chart {
     }
 }
 
-/// How many got so many times slower or faster.
+/// Cumulative distribution of the ratio of latencies.
 fn ratios(first: &Run<'_>, other: &Run<'_>, pairs: &[Pair<'_>]) -> Chart {
     let ratio = |pair: &Pair<'_>| Some(pair.after.ttft_s()? / pair.before.ttft_s()?);
     let mut ratios: Vec<f64> =

@@ -1,4 +1,4 @@
-//! Cumulative distributions: which share of the requests took no longer than so long.
+//! Cumulative distributions of latencies over the requests.
 
 use kvlane_trace::record::Record;
 

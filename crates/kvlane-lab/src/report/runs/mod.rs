@@ -32,7 +32,7 @@ pub struct Report<'a> {
     pub runs: Vec<Run<'a>>,
     /// Figures at several loads, if there were several.
     pub loads: Option<Loads>,
-    /// What the command has to say besides; it stands at the end.
+    /// Additional sections of the command, at the end.
     pub sections: Vec<Section>,
 }
 

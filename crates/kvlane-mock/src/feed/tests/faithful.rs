@@ -224,7 +224,7 @@ async fn a_reset_is_told_with_the_next_step_and_not_before() {
     let kinds: Vec<&Value> =
         told[1][1].as_array().expect("events").iter().map(|event| &event["type"]).collect();
     assert_eq!(kinds, ["AllBlocksCleared", "BlockStored"]);
-    // A step that stores nothing tells of it as well.
+    // A step that stores nothing is reported as well.
     ask(&engine, "/reset_prefix_cache", json!({})).await;
     complete(&engine, "short", json!({})).await;
     let told = batches(&engine).await;
