@@ -114,7 +114,7 @@ class Case(unittest.TestCase):
         return page
 
     def clean(self, page):
-        """Nothing was asked of anybody else, and nobody complained."""
+        """The page connected to no other host, and the console has no error."""
         own = f"http://127.0.0.1:{self.stack.admin}/"
         self.assertEqual([], [r["url"] for r in page.requests if not r["url"].startswith((own, "data:", "about:"))])
         self.assertEqual([], page.complaints)
