@@ -100,9 +100,8 @@ fn field(argument: &[TokenTree]) -> Option<String> {
 /// Whether a text is a phrase of at least three words, not a format, a pattern or a piece of a protocol.
 fn is_phrase(text: &str) -> bool {
     let is_word = |word: &&str| word.len() > 1 && word.chars().all(|letter| letter.is_ascii_alphabetic());
-    !text.contains(['\n', '\\', '<'])
-        && text.split_whitespace().map(|word| word.trim_matches([',', ':', ';', '.'])).filter(is_word).count()
-            > 2
+    let words = text.split_whitespace().map(|word| word.trim_matches([',', ':', ';', '.']));
+    !text.contains(['\n', '\\', '<']) && words.filter(is_word).count() > 2
 }
 
 impl Collector {
@@ -129,12 +128,6 @@ impl<'ast> Visit<'ast> for Collector {
         match item {
             Item::Mod(module) if module.content.is_none() => self.modules.push(module.ident.to_string()),
             _ => visit::visit_item(self, item),
-        }
-    }
-
-    fn visit_impl_item_fn(&mut self, function: &'ast syn::ImplItemFn) {
-        if !is_for_tests(&function.attrs) {
-            visit::visit_impl_item_fn(self, function);
         }
     }
 
