@@ -633,11 +633,11 @@ mod tests {
         };
         for (said, word) in [
             (refused(add("", "routes", 1.into())), "routes"),
-            (refused(set("/seeds", serde_json::json!([]))), "seeds: there is none"),
+            (refused(set("/seeds", serde_json::json!([]))), "seeds: at least one is required"),
             (refused(set("/seeds", serde_json::json!([1, 1]))), "seeds: 1 occurs twice"),
             (refused(set("/loads/rate", serde_json::json!([0]))), "loads.rate: 0"),
-            (refused(set("/loads/rate", serde_json::json!([]))), "loads: there is none"),
-            (refused(set("/routers", serde_json::json!([]))), "routers: there is none"),
+            (refused(set("/loads/rate", serde_json::json!([]))), "loads: at least one is required"),
+            (refused(set("/routers", serde_json::json!([]))), "routers: at least one is required"),
             (refused(set("/routers", serde_json::json!(["kvlane", "kvlane"]))), "'kvlane' occurs twice"),
             (refused(set("/routers", serde_json::json!(["ngnix"]))), "ngnix"),
             (refused(set("/routers/1", serde_json::json!({"router": "x", "comand": ""}))), "comand"),

@@ -273,7 +273,7 @@ mod tests {
         assert_eq!(times(&drawn(1)), times(&drawn(1)));
         assert!((2..20).any(|seed| times(&drawn(seed)) != times(&drawn(1))));
         let said = at(None, 4.0).unwrap_err().to_string();
-        assert!(said.contains("32 s of a trace of 24 s"), "{said}");
+        assert!(said.contains("needs 32 s of it; it has 24 s"), "{said}");
     }
 
     #[test]
