@@ -272,8 +272,10 @@ impl ContinuedRelay {
         // That is no fault of its engine.
         self.relay.lease = None;
         self.relay.body.close();
-        let error =
-            io::Error::new(io::ErrorKind::InvalidData, format!("the stream could not be continued: {problem}"));
+        let error = io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!("the stream could not be continued: {problem}"),
+        );
         Err(self.relay.last_words(BreakCause::Cut, error))
     }
 
